@@ -1,0 +1,72 @@
+# Two commands for a newcomer, `make demo` and `make test`; the rest is for developers.
+# Everything is made inside this folder: .venv for Python, .servers for test servers.
+
+PYTHON ?= python3
+# Two at a time: more would starve the timing of the fault tests on small machines.
+WORKERS ?= 2
+PYTEST_ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+PINS := pyproject.toml constraints.txt
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test quick lint format type bench docs servers clean
+
+help: ## show this
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.core ## five instances of one job, on SQLite, without a server: one runs
+	@$(BIN)/python examples/demo.py
+
+test: $(VENV)/.test servers ## every test; brings the servers it needs
+	$(PYTEST)
+
+quick: $(VENV)/.test ## what needs no server, in at most a minute
+	$(PYTEST) -m "not slow and not server" tests/unit tests/architecture $(wildcard tests/contract)
+
+lint: $(VENV)/.lint ## style and defects
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(VENV)/.lint ## put the code into its style
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+
+type: $(VENV)/.lint $(VENV)/.bench ## mypy --strict, tests included
+	$(BIN)/mypy $(wildcard src tests examples benchmarks)
+
+bench: $(VENV)/.bench servers ## the table of the speed page
+	$(BIN)/python -m benchmarks
+
+docs: $(VENV)/.docs ## the documentation, warnings as errors
+	$(BIN)/mkdocs build --strict --quiet
+
+servers: ## servers for the tests, unpacked under .servers
+	@scripts/servers.sh
+
+clean: ## remove everything that make made
+	rm -rf $(VENV) .servers site dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+# One environment, filled as far as a target needs it; a stamp for each part.
+$(VENV)/.made:
+	@PYTHON="$(PYTHON)" scripts/venv.sh $(VENV)
+	@touch $@
+
+$(VENV)/.core: $(VENV)/.made $(PINS)
+	$(INSTALL) -e .
+	@touch $@
+
+$(VENV)/.test $(VENV)/.lint $(VENV)/.docs: $(VENV)/.%: $(VENV)/.core
+	$(INSTALL) -e '.[$*]'
+	@touch $@
+
+# redlock-ng caps redis below 6 and works with the newest all the same, so it
+# comes without its dependencies.
+$(VENV)/.bench: $(VENV)/.core
+	$(INSTALL) -e '.[bench]'
+	$(INSTALL) --no-deps redlock-ng
+	@touch $@

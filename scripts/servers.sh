@@ -1,0 +1,162 @@
+#!/usr/bin/env bash
+# Brings the servers the tests talk to into .servers/bin, without root, without
+# installing anything on the machine and without starting a daemon.
+#
+# The machine's own server is taken where it is new enough; else Debian's
+# packages are downloaded and unpacked beside the checkout.
+set -euo pipefail
+
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+readonly ROOT="$PWD"
+readonly SERVERS="$ROOT/.servers"
+readonly BIN="$SERVERS/bin"
+readonly UNPACKED="$SERVERS/root"
+# The oldest server of the support matrix.
+readonly OLDEST="6.2"
+
+say() { printf 'servers: %s\n' "$*"; }
+
+fail() {
+  printf 'servers: %s\n' "$@" >&2
+  exit 1
+}
+
+version_of() {
+  "$1" --version 2>/dev/null | sed -n 's/.*v=\([0-9][0-9.]*\).*/\1/p'
+}
+
+new_enough() {
+  local found
+  found="$(version_of "$1")" || return 1
+  [[ -n "$found" ]] && [[ "$(printf '%s\n' "$OLDEST" "$found" | sort -V | head -n 1)" == "$OLDEST" ]]
+}
+
+# What the search path offers, our own folder left out.
+on_this_machine() {
+  local candidate
+  while read -r candidate; do
+    [[ "$candidate" == "$BIN/"* ]] || { printf '%s\n' "$candidate"; return 0; }
+  done < <(type -aP "$1")
+  return 1
+}
+
+use_own() {
+  local name="$1" path
+  path="$(on_this_machine "$name")" || return 1
+  new_enough "$path" || { say "$path is older than $OLDEST, not used"; return 1; }
+  ln -sfn "$path" "$BIN/$name"
+  say "$name $(version_of "$path"), this machine's own"
+}
+
+need_apt() {
+  local tool
+  for tool in apt-get apt-cache dpkg dpkg-deb dpkg-query; do
+    type -P "$tool" >/dev/null || missing_server "this machine has no $tool, so Debian's packages cannot be used"
+  done
+}
+
+missing_server() {
+  fail "no redis-server >= $OLDEST found: $1" \
+    "install one and run this again; it needs no running service:" \
+    "  Debian, Ubuntu:  sudo apt-get install redis-server" \
+    "  Fedora:          sudo dnf install redis" \
+    "  macOS:           brew install redis" \
+    "The tests start it themselves, on a free loopback port."
+}
+
+known_to_apt() {
+  apt-cache show --no-all-versions "$1" >/dev/null 2>&1
+}
+
+# The lists belong to the machine: they are only fetched by root, and only when missing.
+need_lists() {
+  known_to_apt redis-server && return 0
+  if [[ "$(id -u)" == 0 ]]; then
+    say "no package lists yet: apt-get update"
+    apt-get -qq update
+    known_to_apt redis-server && return 0
+  fi
+  missing_server "the package lists are missing or too old (as root: apt-get update)"
+}
+
+installed() {
+  [[ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null)" == installed ]]
+}
+
+# The first choice of each dependency that is a library and not on the machine.
+missing_libraries() {
+  local name
+  dpkg-deb -f "$1" Pre-Depends Depends |
+    sed 's/^[A-Za-z-]*: //' | tr ',' '\n' | sed 's/|.*//; s/([^)]*)//; s/:any//; s/ //g' |
+    while read -r name; do
+      [[ "$name" == lib* ]] && ! installed "$name" && printf '%s\n' "$name"
+    done
+  return 0
+}
+
+download() {
+  local name="$1"
+  compgen -G "$SERVERS/debs/${name}_*.deb" >/dev/null && return 0
+  (cd "$SERVERS/debs" && apt-get -qq download "$name" 2>"$SERVERS/apt.log") ||
+    missing_server "apt-get download $name failed: $(tail -n 1 "$SERVERS/apt.log") (as root: apt-get update)"
+}
+
+unpack() {
+  local name="$1" deb library
+  download "$name"
+  deb="$(compgen -G "$SERVERS/debs/${name}_*.deb" | head -n 1)"
+  dpkg -x "$deb" "$UNPACKED"
+  for library in $(missing_libraries "$deb"); do
+    [[ -n "${seen[$library]:-}" ]] || { seen[$library]=1; unpack "$library"; }
+  done
+}
+
+library_path() {
+  find "$UNPACKED" -name '*.so*' -printf '%h\n' | sort -u | paste -sd:
+}
+
+# `exec` keeps the process id: whoever starts the wrapper can end the server.
+wrap() {
+  local name="$1" libraries
+  libraries="$(library_path)"
+  rm -f "$BIN/$name"
+  cat >"$BIN/$name" <<WRAPPER
+#!/bin/sh
+LD_LIBRARY_PATH="$libraries\${LD_LIBRARY_PATH:+:\$LD_LIBRARY_PATH}" exec "$UNPACKED/usr/bin/$name" "\$@"
+WRAPPER
+  chmod +x "$BIN/$name"
+}
+
+from_packages() {
+  local prefix="$1"
+  declare -A seen=()
+  unpack "$prefix-server"
+  unpack "$prefix-tools"
+  wrap "$prefix-server"
+  wrap "$prefix-cli"
+  new_enough "$BIN/$prefix-server" || missing_server "the unpacked $prefix-server does not start or is older than $OLDEST"
+  say "$prefix-server $(version_of "$BIN/$prefix-server"), unpacked under .servers"
+}
+
+bring_redis() {
+  new_enough "$BIN/redis-server" && { say "redis-server $(version_of "$BIN/redis-server") is there"; return 0; }
+  use_own redis-server && return 0
+  need_apt
+  need_lists
+  from_packages redis
+}
+
+# Valkey is tested where it can be had; few releases carry it yet.
+bring_valkey() {
+  new_enough "$BIN/valkey-server" && { say "valkey-server $(version_of "$BIN/valkey-server") is there"; return 0; }
+  use_own valkey-server && return 0
+  if type -P apt-cache >/dev/null && known_to_apt valkey-server; then
+    from_packages valkey
+  else
+    say "valkey-server: not in this release, tests run on redis-server alone"
+  fi
+}
+
+mkdir -p "$BIN" "$SERVERS/debs" "$UNPACKED"
+bring_redis
+bring_valkey

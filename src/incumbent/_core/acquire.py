@@ -1,0 +1,135 @@
+"""Acquiring is a transaction: one claim for all its tries, and a release is owed unless it holds.
+
+Whatever ends it (an answer, an error, a signal, a cancellation), either the lease is believed and
+returned, or nothing is believed and the store is told so.
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+from incumbent._core.held import Held, Wanted
+from incumbent._core.port import Port
+from incumbent._core.words import late_grant, not_acquired
+from incumbent.backoff import backoff_delay
+from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
+from incumbent.lease import State
+from incumbent.model import Granted, Refused
+
+__all__ = ["acquire"]
+
+_HERD = 0.002
+"""Seconds over which waiters spread when the holder's ttl runs out."""
+
+
+async def acquire(port: Port, wanted: Wanted, timeout: float | None) -> Held:
+    """Take the lease within `timeout` seconds (None: wait; 0: try once).
+
+    Raises NotAcquired or AcquireTimeout when the store says that it is not ours, StoreUnavailable
+    or OutcomeUnknown when it gives no answer in time.
+    """
+    held = Held(port, wanted)
+    try:
+        if timeout == 0:
+            await _try_once(port, held)
+        else:
+            await _try_until(port, held, inf if timeout is None else port.now() + timeout)
+        return held
+    finally:
+        if held.machine.state is not State.HELD and held.machine.abandoned():
+            port.hand_over(held.debt(port.now(), undo_slot=True, doubt=True))
+
+
+async def _try_once(port: Port, held: Held) -> None:
+    started = port.now()
+    until = started + held.wanted.policy.request_timeout
+    outcome = await _ask(port, held, until)
+    if isinstance(outcome, OutcomeUnknown) and not outcome.permanent:
+        # The same claim again is safe, and tells whether the request that got no answer was done.
+        await port.sleep_until(min(until, port.now() + backoff_delay(0, port.jitter())))
+        if port.now() < until:
+            outcome = await _ask(port, held, until)
+    if isinstance(outcome, StoreError):
+        raise outcome
+    if isinstance(outcome, Refused):
+        raise not_acquired(held.wanted, outcome, port.now() - started, timed_out=False)
+
+
+async def _try_until(port: Port, held: Held, until: float) -> None:
+    started = port.now()
+    failures = again = 0
+    seen = None
+    while True:
+        outcome = await _ask(port, held, until)
+        now = port.now()
+        if isinstance(outcome, Granted):
+            return
+        if isinstance(outcome, StoreError):
+            failures += 1
+            await _outlast(port, held, outcome, failures, until)
+            continue
+        if now >= until:
+            raise not_acquired(held.wanted, outcome, now - started, timed_out=True)
+        failures, again = 0, again + 1 if outcome.seen == seen else 0
+        seen = outcome.seen
+        await _wait_for_change(port, held, outcome, again, until)
+
+
+async def _ask(port: Port, held: Held, until: float) -> Granted | Refused | StoreError:
+    """One request; the machine learns what came of it."""
+    wanted, machine = held.wanted, held.machine
+    sent = port.now()
+    until = min(until, sent + wanted.policy.request_timeout)
+    machine.sent(sent)
+    try:
+        outcome = await port.take(wanted.key, held.claim, wanted.ask, until)
+    except OutcomeUnknown as error:
+        machine.unsure()
+        return error
+    except StoreUnavailable as error:
+        machine.unsent()
+        return error
+    if isinstance(outcome, Granted):
+        return _believe(port, held, outcome, sent)
+    machine.refused()
+    return outcome if isinstance(outcome, Refused) else Refused("held")
+
+
+def _believe(port: Port, held: Held, grant: Granted, sent: float) -> Granted | StoreError:
+    now = port.now()
+    if grant.claim != held.claim:
+        held.machine.unsure()
+        return OutcomeUnknown("the store answered for another claim", name=held.wanted.key.name)
+    if not held.machine.granted(grant, now):
+        return late_grant(held.wanted, now - sent)
+    held.began = now
+    return grant
+
+
+async def _outlast(port: Port, held: Held, error: StoreError, failures: int, until: float) -> None:
+    """Back off before the next try, or raise what there is no time left to outlast."""
+    if error.permanent:
+        raise error
+    delay = max(backoff_delay(failures, port.jitter()), error.retry_after or 0.0)
+    wake = port.now() + delay
+    if wake >= until:
+        raise error
+    port.tell_outage(held.wanted.key, error)
+    await port.sleep_until(wake)
+
+
+async def _wait_for_change(
+    port: Port, held: Held, refused: Refused, again: int, until: float
+) -> None:
+    """Sleep until the store hints at a change, the holder's ttl ran out, or one ttl is over."""
+    ttl = held.wanted.policy.ttl
+    left = ttl if refused.retry_after is None else min(ttl, refused.retry_after)
+    wake = min(until, port.now() + left + _HERD * port.jitter())
+    if again > 1:
+        # Hints may be spurious: many of them must not become a busy loop.
+        pause = backoff_delay(again, port.jitter(), base=0.001, cap=0.05)
+        await port.sleep_until(min(wake, port.now() + pause))
+    try:
+        await port.wait_change(held.wanted.key, refused.seen, wake)
+    except StoreError:
+        await port.sleep_until(wake)

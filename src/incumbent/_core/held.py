@@ -1,0 +1,109 @@
+"""One claim on a lease: what was wanted, and the machine that says what may be believed of it."""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import inf
+
+from incumbent._core.port import Debt, Port
+from incumbent.lease import LeaseMachine, State
+from incumbent.model import Ask, Key, Renewal
+from incumbent.policy import Policy
+
+__all__ = ["Held", "Wanted"]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a lock asks for; `at_most_for` and `at_least_for` are seconds from the grant."""
+
+    key: Key
+    ask: Ask
+    policy: Policy
+    at_most_for: float = inf
+    at_least_for: float = 0.0
+
+    @property
+    def slot(self) -> str | None:
+        """The slot that is claimed along with the lease."""
+        return None if self.ask.slot is None else self.ask.slot.name
+
+
+class Held:
+    """A claim of this process. Collected while it holds, it is given back with a ResourceWarning.
+
+    `ref` is what the keeper remembers, so that it never keeps alive a lease nobody can release.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "askers",
+        "began",
+        "bucket",
+        "claim",
+        "failures",
+        "machine",
+        "port",
+        "ref",
+        "wanted",
+        "watchers",
+    )
+
+    def __init__(self, port: Port, wanted: Wanted) -> None:
+        self.port = port
+        self.wanted = wanted
+        self.claim = port.draw_claim()
+        self.machine = LeaseMachine(wanted.policy, wanted.at_most_for)
+        self.began = inf
+        """The instant of the grant."""
+        self.failures = 0
+        """Renewals in a row that brought no proof."""
+        self.watchers: tuple[Callable[[], None], ...] = ()
+        """Called once when the holding ends, however it ends; they neither block nor raise."""
+        self.askers: tuple[Callable[[], None], ...] = ()
+        """Called once after the next renewal, whatever came of it; likewise."""
+        self.bucket: dict[weakref.ref[Held], None] | None = None
+        """Where the keeper remembers it."""
+        self.ref = weakref.ref(self)
+
+    def renewal(self) -> Renewal:
+        """The request that renews it."""
+        wanted, machine = self.wanted, self.machine
+        return Renewal(wanted.key, self.claim, machine.token, wanted.policy.ttl, machine.epoch)
+
+    def debt(self, now: float, *, undo_slot: bool, doubt: bool = False) -> Debt:
+        """What is owed to the store; a request may reach it as late as it may still be answered."""
+        wanted = self.wanted
+        until = now + wanted.policy.ttl + wanted.policy.request_timeout
+        return Debt(wanted.key, self.claim, wanted.slot if undo_slot else None, until, doubt)
+
+    def closing(self, now: float) -> float:
+        """Seconds for which the name stays closed after a release at `now`."""
+        at_least = self.wanted.at_least_for
+        return max(0.0, at_least - (now - self.began)) if at_least else 0.0
+
+    def take_watchers(self) -> tuple[Callable[[], None], ...]:
+        """Who has to be told that the holding ended: each only once."""
+        told = self.watchers + self.askers
+        self.watchers = self.askers = ()
+        return told
+
+    def tell_askers(self) -> None:
+        """A renewal was tried."""
+        askers, self.askers = self.askers, ()
+        for asker in askers:
+            asker()
+
+    def __del__(self) -> None:
+        if self.machine.state is State.HELD:
+            self.machine.left()
+            self.port.hand_over(self.debt(self.port.now(), undo_slot=False))
+            warnings.warn(
+                f"the lease on {self.wanted.key.name!r} was dropped without a release; it is being"
+                " given back: use `with`, or keep it and call release()",
+                ResourceWarning,
+                stacklevel=2,
+            )

@@ -1,0 +1,79 @@
+"""What the protocols need of the world; the blocking driver, asyncio and the simulator have it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from incumbent.errors import StoreError
+from incumbent.model import Ask, GiveOutcome, Key, Renewal, RenewOutcome, TakeOutcome
+
+__all__ = ["Debt", "Port"]
+
+
+@dataclass(frozen=True, slots=True)
+class Debt:
+    """A claim that may still stand in the store and must go; past `until` time has settled it.
+
+    `doubt`: a take of it may still be on its way, so that "no such claim" is not the last word.
+    """
+
+    key: Key
+    claim: str
+    slot: str | None
+    until: float
+    doubt: bool
+
+
+class Port(Protocol):
+    """Clock, chance, waits and store. Instants are seconds on `now`'s clock."""
+
+    def now(self) -> float:
+        """The present instant, on a clock that goes on during suspend."""
+        ...
+
+    def draw_claim(self) -> str:
+        """128 random bits as 32 hexadecimal digits."""
+        ...
+
+    def jitter(self) -> float:
+        """A uniform random number in [0, 1)."""
+        ...
+
+    def hand_over(self, debt: Debt) -> None:
+        """Have somebody else tell the store, for as long as it takes. Never blocks or raises."""
+        ...
+
+    def tell_outage(self, key: Key, error: StoreError) -> None:
+        """Somebody waits, and the store gives no answer: say so, but not at every try."""
+        ...
+
+    async def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
+        """See stores.base.Store.take."""
+        ...
+
+    async def renew(self, renewals: Sequence[Renewal], until: float) -> list[RenewOutcome]:
+        """See stores.base.Store.renew."""
+        ...
+
+    async def give(
+        self,
+        key: Key,
+        claim: str,
+        token: int | None,
+        until: float,
+        *,
+        closed_for: float = 0.0,
+        slot: str | None = None,
+    ) -> GiveOutcome:
+        """See stores.base.Store.give."""
+        ...
+
+    async def wait_change(self, key: Key, seen: str, until: float) -> None:
+        """See stores.base.Store.wait_change."""
+        ...
+
+    async def sleep_until(self, instant: float) -> None:
+        """Wait for an instant."""
+        ...

@@ -1,0 +1,50 @@
+"""Leaving: stop believing first, then tell the store; what it did not confirm stays owed."""
+
+from __future__ import annotations
+
+from incumbent._core.held import Held
+from incumbent._core.port import Debt, Port
+from incumbent.errors import StoreError
+from incumbent.model import Released
+
+__all__ = ["release", "settle"]
+
+
+async def release(port: Port, held: Held, *, undo_slot: bool = False) -> bool:
+    """Give the lease back; True if the store confirmed it. `undo_slot`: nothing was done with it.
+
+    Never raises for the store's sake: the belief has ended, and the ttl settles the rest.
+    """
+    machine, wanted = held.machine, held.wanted
+    machine.left()
+    now = port.now()
+    settled = False
+    try:
+        await port.give(
+            wanted.key,
+            held.claim,
+            machine.token,
+            now + wanted.policy.request_timeout,
+            closed_for=0.0 if undo_slot else held.closing(now),
+            slot=wanted.slot if undo_slot else None,
+        )
+        settled = True
+        machine.given()
+    except StoreError:
+        pass
+    finally:
+        if not settled:
+            port.hand_over(held.debt(now, undo_slot=undo_slot))
+    return settled
+
+
+async def settle(port: Port, debt: Debt, timeout: float) -> bool:
+    """Tell the store that a claim is dead; True when nothing of it is left."""
+    now = port.now()
+    if now >= debt.until:
+        return True
+    try:
+        outcome = await port.give(debt.key, debt.claim, None, now + timeout, slot=debt.slot)
+    except StoreError as error:
+        return error.permanent
+    return isinstance(outcome, Released) or not debt.doubt

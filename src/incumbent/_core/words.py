@@ -1,0 +1,68 @@
+"""The messages of outcomes: what happened, the numbers, what to do next."""
+
+from __future__ import annotations
+
+from incumbent._core.held import Wanted
+from incumbent.durations import say_seconds
+from incumbent.errors import AcquireTimeout, LeaseLost, NotAcquired, OutcomeUnknown
+from incumbent.model import Refused
+
+__all__ = ["late_grant", "lease_lost", "not_acquired"]
+
+
+def not_acquired(
+    wanted: Wanted, refused: Refused, waited: float, *, timed_out: bool
+) -> NotAcquired:
+    """The error for a refusal."""
+    held_by = refused.holders[0].holder if refused.holders else None
+    kind = AcquireTimeout if timed_out else NotAcquired
+    after = f" (waited {say_seconds(waited)})" if timed_out else ""
+    return kind(
+        f"{wanted.key.name!r} {_why(wanted, refused, held_by)}{after}",
+        name=wanted.key.name,
+        held_by=held_by,
+        reason=refused.reason,
+        retry_after=refused.retry_after,
+        waited=waited,
+    )
+
+
+def _why(wanted: Wanted, refused: Refused, held_by: str | None) -> str:
+    left = "" if refused.retry_after is None else say_seconds(max(0.0, refused.retry_after))
+    by = held_by or "another"
+    match refused.reason:
+        case "held":
+            return f"is held by {by}" + (f", whose ttl has {left} left" if left else "")
+        case "closed":
+            return f"was held by {by} and stays closed" + (f" for another {left}" if left else "")
+        case "paused":
+            return "is paused: nobody may take it until it is unpaused"
+        case "reserved":
+            return f"is reserved for {by}"
+
+
+def late_grant(wanted: Wanted, took: float) -> OutcomeUnknown:
+    """The error for a grant that came too late to act on."""
+    return OutcomeUnknown(
+        f"{wanted.key.name!r}: the store granted the lease, but took {say_seconds(took)} to answer;"
+        f" of a ttl of {say_seconds(wanted.policy.ttl)} too little is left. It is given back.",
+        name=wanted.key.name,
+    )
+
+
+_LOST = {
+    "expired": "could not be renewed in time",
+    "taken": "is gone from the store: deleted, evicted or taken",
+    "broken": "was asked for by an operator",
+    "paused": "was paused by an operator",
+    "store_restarted": "ended with a restart of the store",
+    "at_most_for": "reached its at_most_for",
+    "forked": "belongs to the parent process of this fork",
+    "need": "is proved for too short a time",
+}
+
+
+def lease_lost(name: str, reason: str, detail: str = "") -> LeaseLost:
+    """The error for a lease that ended by itself."""
+    said = _LOST.get(reason, reason)
+    return LeaseLost(f"the lease on {name!r} {said}{detail}", name=name, reason=reason)

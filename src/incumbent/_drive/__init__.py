@@ -1,0 +1,1 @@
+"""Drivers of the protocols: blocking, asyncio, and the keeper thread that renews."""

@@ -1,0 +1,87 @@
+"""The asyncio driver, and the scope that cancels a body before its proof runs out."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from incumbent import clock
+from incumbent._core.held import Held
+from incumbent._drive.sync import draw_claim, draw_jitter
+from incumbent.errors import Misuse
+from incumbent.lease import State
+from incumbent.stores.base import AsyncStore
+
+if TYPE_CHECKING:
+    from incumbent._drive.keeper import Keeper
+
+__all__ = ["AsyncPort", "LeaseScope"]
+
+
+class AsyncPort:
+    """A Port whose waits suspend the calling task."""
+
+    now = staticmethod(clock.now)
+    jitter = staticmethod(draw_jitter)
+    draw_claim = staticmethod(draw_claim)
+
+    def __init__(self, store: AsyncStore, keeper: Keeper) -> None:
+        self.hand_over = keeper.hand_over
+        self.tell_outage = keeper.tell_outage
+        self.take = store.take
+        self.renew = store.renew
+        self.give = store.give
+        self.wait_change = store.wait_change
+
+    async def sleep_until(self, instant: float) -> None:
+        """See Port.sleep_until."""
+        await asyncio.sleep(max(0.0, instant - clock.now()))
+
+
+class LeaseScope:
+    """Cancels the task that entered it at the lease's `stop_at`, or as soon as the lease is lost.
+
+    It counts cancellations as `asyncio.timeout` does (docs.python.org, Task.uncancel), so that a
+    cancellation from elsewhere is never mistaken for its own.
+    """
+
+    def __init__(self, held: Held) -> None:
+        task = asyncio.current_task()
+        if task is None:
+            raise Misuse("a lease can only be entered inside a task")
+        self._held = held
+        self._task = task
+        self._cancelling = task.cancelling()
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self.fired = False
+        self._closed = False
+        self._look()
+
+    def look_soon(self) -> None:
+        """From any thread: the lease's state has changed."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._look)
+
+    def close(self) -> bool:
+        """Leave the scope; True if a CancelledError that arrives here is the scope's own."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        return self.fired and self._task.uncancel() <= self._cancelling
+
+    def _look(self) -> None:
+        if self._closed or self.fired:
+            return
+        machine = self._held.machine
+        left = machine.stop_at - clock.now()
+        if machine.state is State.HELD and left > 0:
+            self._rearm(left)
+            return
+        self.fired = True
+        self._task.cancel()
+
+    def _rearm(self, left: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(left, self._look)

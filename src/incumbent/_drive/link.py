@@ -1,0 +1,51 @@
+"""What a process has of one engine: its keeper, a port for blocking callers, one for each loop."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING
+
+from incumbent._drive.keeper import Keeper
+from incumbent.stores.base import Engine
+
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
+
+    from incumbent._drive.aio import AsyncPort
+
+__all__ = ["Link"]
+
+
+class Link:
+    """The drivers of one engine."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.store = engine.store()
+        self.keeper = Keeper(self.store)
+        self.port = self.keeper.port
+        self._loops: weakref.WeakKeyDictionary[AbstractEventLoop, AsyncPort] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    def async_port(self) -> AsyncPort:
+        """The port of the running loop."""
+        from asyncio import get_running_loop
+
+        from incumbent._drive.aio import AsyncPort
+
+        loop = get_running_loop()
+        port = self._loops.get(loop)
+        if port is None:
+            port = self._loops[loop] = AsyncPort(self.engine.async_store(), self.keeper)
+        return port
+
+    def close(self) -> None:
+        """End the keeper and let go of the blocking connections; leases are not given back."""
+        self.keeper.close()
+        self.store.close()
+
+    async def aclose(self) -> None:
+        """`close`, and the running loop's connections too."""
+        await self.engine.async_store().aclose()
+        self.close()

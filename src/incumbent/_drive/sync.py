@@ -1,0 +1,88 @@
+"""The blocking driver: a protocol is one step of a coroutine that never suspends."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Coroutine, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from incumbent import clock
+from incumbent.model import Ask, GiveOutcome, Key, Renewal, RenewOutcome, TakeOutcome
+from incumbent.stores.base import Store
+
+if TYPE_CHECKING:
+    from incumbent._drive.keeper import Keeper
+
+__all__ = ["SyncPort", "draw_claim", "draw_jitter", "run"]
+
+T = TypeVar("T")
+
+# Chance of our own: an application that seeds `random` alike everywhere must not align a fleet.
+_chance = random.Random()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_chance.seed)
+
+draw_jitter = _chance.random
+"""A uniform random number in [0, 1), to spread what would else happen at once."""
+
+
+def draw_claim() -> str:
+    """128 random bits as 32 hexadecimal digits."""
+    return os.urandom(16).hex()
+
+
+def run(protocol: Coroutine[Any, Any, T]) -> T:
+    """Drive a protocol to its end; its port blocks instead of suspending."""
+    try:
+        protocol.send(None)
+    except StopIteration as done:
+        result: T = done.value
+        return result
+    protocol.close()
+    raise RuntimeError("a blocking protocol suspended: its port must not await anything")
+
+
+class SyncPort:
+    """A Port whose waits block the calling thread."""
+
+    now = staticmethod(clock.now)
+    jitter = staticmethod(draw_jitter)
+    draw_claim = staticmethod(draw_claim)
+
+    def __init__(self, store: Store, keeper: Keeper) -> None:
+        self._store = store
+        self.hand_over = keeper.hand_over
+        self.tell_outage = keeper.tell_outage
+
+    async def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
+        """See Port.take."""
+        return self._store.take(key, claim, ask, until)
+
+    async def renew(self, renewals: Sequence[Renewal], until: float) -> list[RenewOutcome]:
+        """See Port.renew."""
+        return self._store.renew(renewals, until)
+
+    async def give(
+        self,
+        key: Key,
+        claim: str,
+        token: int | None,
+        until: float,
+        *,
+        closed_for: float = 0.0,
+        slot: str | None = None,
+    ) -> GiveOutcome:
+        """See Port.give."""
+        return self._store.give(key, claim, token, until, closed_for=closed_for, slot=slot)
+
+    async def wait_change(self, key: Key, seen: str, until: float) -> None:
+        """See Port.wait_change."""
+        self._store.wait_change(key, seen, until)
+
+    async def sleep_until(self, instant: float) -> None:
+        """See Port.sleep_until; signal handlers run meanwhile, and may end it by raising."""
+        left = instant - clock.now()
+        if left > 0:
+            time.sleep(left)  # noqa: ASYNC251 - blocking is what this driver is for

@@ -1,0 +1,81 @@
+"""Durations: 15, 15.0, "15s", "1h30m", "250ms" or a timedelta, always as finite seconds."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from math import isfinite
+from typing import TypeAlias
+
+from incumbent.errors import ConfigError
+
+__all__ = ["DAY", "Duration", "parse_duration", "say_seconds"]
+
+Duration: TypeAlias = "float | int | str | timedelta"
+
+DAY = 86_400.0
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": DAY}
+_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)", re.ASCII)
+_WHOLE = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|s|m|h|d))+", re.ASCII)
+_PLAIN = re.compile(r"\d+(?:\.\d+)?", re.ASCII)
+
+
+def parse_duration(
+    value: Duration, what: str = "duration", *, least: float = 0.0, most: float = 366 * DAY
+) -> float:
+    """Return `value` in seconds.
+
+    Raises ConfigError naming `what` for anything that is not a finite number of seconds between
+    `least` and `most`.
+    """
+    seconds = _seconds(value, what)
+    if not isfinite(seconds) or not least <= seconds <= most:
+        raise ConfigError(
+            f"{what}={value!r} is out of range: it must lie between {say_seconds(least)}"
+            f" and {say_seconds(most)}",
+            name=what,
+        )
+    return seconds
+
+
+def _seconds(value: Duration, what: str) -> float:
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, str):
+        return _from_text(value.strip(), what)
+    # bool is an int in Python, but nobody means one second by True.
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ConfigError(f"{what}={value!r} is not a duration: {_HINT}", name=what)
+    return _from_number(value)
+
+
+def _from_number(value: float) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        return float("inf")
+
+
+def _from_text(text: str, what: str) -> float:
+    if _PLAIN.fullmatch(text):
+        return float(text)
+    if _WHOLE.fullmatch(text):
+        return sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(text))
+    raise ConfigError(f"{what}={text!r} is not a duration: {_HINT}", name=what)
+
+
+_HINT = 'write seconds (15, 2.5) or a text such as "500ms", "15s", "1h30m"'
+
+
+def say_seconds(seconds: float) -> str:
+    """A duration as people write it: 0.25 -> "250ms", 90 -> "1m30s"."""
+    if seconds < 1:
+        return f"{seconds * 1000:.4g}ms"
+    if seconds < 60:
+        return f"{seconds:.3g}s"
+    parts, rest = [], round(seconds)
+    for unit, size in (("d", 86_400), ("h", 3600), ("m", 60), ("s", 1)):
+        count, rest = divmod(rest, size)
+        if count:
+            parts.append(f"{count}{unit}")
+    return "".join(parts)

@@ -1,0 +1,211 @@
+"""What blocking and asynchronous leases and locks have in common: all that needs no waiting."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Hashable
+from functools import partial
+from types import EllipsisType
+from typing import Any, Generic, TypeVar, Unpack
+
+from incumbent import clock
+from incumbent._core.held import Held
+from incumbent._core.words import lease_lost
+from incumbent._drive.link import Link
+from incumbent._drive.notifier import notifier
+from incumbent.durations import Duration, say_seconds
+from incumbent.entered import Entered
+from incumbent.errors import AlreadyReleased, LeaseLost, StoreUnavailable
+from incumbent.lease import State
+from incumbent.links import link_for, new_link
+from incumbent.options import IfLost, LockSettings, OnLost, parse_timeout, wanted_from
+
+__all__ = ["ClientHandle", "LeaseHandle", "LockHandle"]
+
+L = TypeVar("L")
+
+_EXIT_LOST = 123
+_LET_GO = (State.LEAVING, State.RELEASED)
+
+
+class LeaseHandle:
+    """A lease. Validity is computed at every question: nothing has to notify anybody."""
+
+    __slots__ = ("_held", "_link")
+
+    def __init__(
+        self, link: Link, held: Held, on_lost: OnLost | None = None, if_lost: IfLost = "raise"
+    ) -> None:
+        self._link = link
+        self._held = held
+        if on_lost is not None:
+            link.keeper.watch(held, partial(_call_if_lost, held, on_lost))
+        if if_lost == "exit":
+            link.keeper.watch(held, partial(_exit_if_lost, held))
+
+    @property
+    def name(self) -> str:
+        """The name that is leased."""
+        return self._held.wanted.key.name
+
+    @property
+    def holder(self) -> str:
+        """Who holds it, as others see it."""
+        return self._held.wanted.ask.holder
+
+    @property
+    def fencing_token(self) -> int:
+        """A number that is larger than that of every earlier holder of this name.
+
+        Hand it to the resource, and have the resource refuse a smaller one than it has seen
+        (Kleppmann, "How to do distributed locking", 2016).
+        """
+        return self._held.machine.token
+
+    @property
+    def valid(self) -> bool:
+        """Whether the lease is proved at this instant."""
+        return self._held.machine.valid(clock.now())
+
+    @property
+    def remaining(self) -> float:
+        """Seconds for which the lease is proved without another renewal; 0.0 when it is not."""
+        return self._held.machine.remaining(clock.now())
+
+    @property
+    def lost(self) -> bool:
+        """Whether the lease ended without our letting go of it."""
+        machine = self._held.machine
+        return not machine.valid(clock.now()) and machine.state is State.LOST
+
+    def check(self, need: float = 0.0) -> None:
+        """Return only if the lease is proved for at least `need` seconds more.
+
+        Raises LeaseLost otherwise, and AlreadyReleased after a release.
+        """
+        machine = self._held.machine
+        left = machine.remaining(clock.now())
+        if left > 0 and left >= need:
+            return
+        if machine.state in _LET_GO:
+            raise AlreadyReleased(f"the lease on {self.name!r} was released")
+        if left > 0:
+            raise lease_lost(
+                self.name, "need", f": {say_seconds(left)} left, {say_seconds(need)} needed"
+            )
+        raise self._loss()
+
+    def __repr__(self) -> str:
+        state = "valid" if self.valid else self._held.machine.reason or "released"
+        return f"<{type(self).__name__} {self.name!r} token={self.fencing_token} {state}>"
+
+    def _loss(self) -> LeaseLost:
+        return _loss_of(self._held)
+
+    def _let_go(self) -> bool:
+        return self._held.machine.state in _LET_GO
+
+    def _take_leave(self) -> LeaseLost | None:
+        """Before a release: the loss that the holder must hear of; the rest is cleaned up then."""
+        held = self._held
+        now = clock.now()
+        if held.machine.valid(now):
+            return None
+        if held.machine.reason != "forked":
+            self._link.keeper.hand_over(held.debt(now, undo_slot=False))
+        return self._loss()
+
+    def _require_not_released(self) -> None:
+        if self._let_go():
+            raise AlreadyReleased(f"the lease on {self.name!r} was released before")
+
+    def _renewal_verdict(self) -> float:
+        """What an asked-for renewal brought: the seconds that are proved now."""
+        self.check()
+        if self._held.failures:
+            raise StoreUnavailable(
+                f"the lease on {self.name!r} could not be renewed; it is proved for another"
+                f" {say_seconds(self.remaining)}",
+                name=self.name,
+            )
+        return self.remaining
+
+
+class LockHandle(Generic[L]):
+    """What is decided when a lock is built: its store, what it asks for, how long it waits."""
+
+    __slots__ = ("_entered", "_if_lost", "_link", "_on_lost", "_timeout", "_wanted")
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        store: Any = None,
+        namespace: str = "default",
+        timeout: Duration | None = None,
+        **settings: Unpack[LockSettings],
+    ) -> None:
+        self._link = link_for(store)
+        self._wanted = wanted_from(namespace, name, self._link.engine.capabilities, **settings)
+        self._timeout = parse_timeout(timeout)
+        self._on_lost = settings.get("on_lost")
+        self._if_lost: IfLost = settings.get("if_lost", "raise")
+        self._entered: Entered[L] = Entered(name, self._me())
+
+    @staticmethod
+    def _me() -> Callable[[], Hashable]:
+        """How to tell one caller of a shared lock from another."""
+        raise NotImplementedError
+
+    @property
+    def name(self) -> str:
+        """The name that it leases."""
+        return self._wanted.key.name
+
+    def _seconds(self, timeout: Duration | EllipsisType | None) -> float | None:
+        return self._timeout if timeout is ... else parse_timeout(timeout)
+
+    def _armed(self, held: Held) -> tuple[Link, Held, OnLost | None, IfLost]:
+        """Have the keeper renew it; returns what the lease is made of."""
+        self._link.keeper.arm(held)
+        return self._link, held, self._on_lost, self._if_lost
+
+    def _read_until(self) -> float:
+        return clock.now() + self._wanted.policy.request_timeout
+
+
+class ClientHandle:
+    """One store, one namespace and common settings for many locks."""
+
+    def __init__(
+        self, store: Any = None, *, namespace: str = "default", **settings: Unpack[LockSettings]
+    ) -> None:
+        self._link = new_link(store) if isinstance(store, str) else link_for(store)
+        self._namespace = namespace
+        self._settings = settings
+
+    @property
+    def url(self) -> str:
+        """Where the store is, without any password."""
+        return self._link.engine.url
+
+    def _for_lock(self, settings: LockSettings) -> Any:
+        return {"store": self, "namespace": self._namespace, **self._settings, **settings}
+
+
+def _loss_of(held: Held) -> LeaseLost:
+    return lease_lost(held.wanted.key.name, held.machine.reason or "expired")
+
+
+def _call_if_lost(held: Held, on_lost: OnLost) -> None:
+    if held.machine.state is State.LOST:
+        notifier.call(partial(on_lost, _loss_of(held)))
+
+
+def _exit_if_lost(held: Held) -> None:
+    if held.machine.state is State.LOST:
+        sys.stderr.write(f"incumbent: {_loss_of(held)}; the process ends\n")
+        sys.stderr.flush()
+        # Not sys.exit: this is the keeper's thread, and no finally block may act any more.
+        os._exit(_EXIT_LOST)

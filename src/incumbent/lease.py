@@ -1,0 +1,285 @@
+"""The lease machine: what one claim's holder may believe. Pure; all instants are handed in.
+
+1. A lease is believed only in HELD and only before `deadline`, which counts from the instant before
+   the proving request was sent. Whoever asks computes; nobody waits to be told.
+2. Belief ends once: no input leads back to HELD, so a late answer never revives a lease.
+
+`TRANSITIONS` is the whole machine. An input that is not in it raises IllegalInput and changes
+nothing. Any thread may ask or feed inputs: each move is one assignment, every way out of HELD ends
+belief, and the answers of a renewal that was overtaken are legal (and ignored) in the states after.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from math import inf
+from typing import Final
+
+from incumbent.model import Granted
+from incumbent.policy import Policy
+
+__all__ = ["TRANSITIONS", "IllegalInput", "Input", "LeaseMachine", "State"]
+
+
+class _Named(Enum):
+    # Enum hashes the name in Python at every look-up; members are singletons, so identity serves.
+    __hash__ = object.__hash__
+
+
+class State(_Named):
+    """Where a claim stands."""
+
+    NEW = "nothing of this claim can be in the store"
+    ASKING = "a first take is on its way"
+    DOUBT = "a take was perhaps applied, or is on its way still"
+    ASKING_AGAIN = "a take is on its way, and an earlier one was perhaps applied"
+    HELD = "granted: believed until the deadline"
+    LEAVING = "no longer believed: the store is being told"
+    RELEASED = "ended by us, and the store knows"
+    LOST = "ended by others, by time, or by a fork"
+    DROPPED = "given up with nothing in the store"
+    OWING = "given up: the store must be told, for something may be there"
+
+
+class Input(_Named):
+    """What can happen to a claim."""
+
+    SEND = "a take is about to be sent"
+    GRANT = "granted in time"
+    LATE = "granted, but too late to be believed"
+    REFUSE = "the store said no"
+    UNSENT = "certainly not applied"
+    UNSURE = "perhaps applied"
+    ABANDON = "the caller gives up, or was interrupted"
+    RENEW = "a renewal is about to be sent"
+    RENEWED = "the renewal was proved"
+    UNRENEWED = "the renewal brought no proof"
+    GONE = "the store has no such record"
+    BREAK = "an operator asked for it"
+    EXPIRE = "somebody looked after the deadline"
+    FORK = "this is the child of a fork"
+    LEAVE = "the holder lets go"
+    GIVEN = "the store confirmed the end"
+
+
+_S, _I = State, Input
+_RENEWAL_ANSWERS = (_I.RENEWED, _I.UNRENEWED, _I.GONE, _I.BREAK, _I.EXPIRE)
+
+
+def _ignoring(state: State, *inputs: Input) -> dict[Input, State]:
+    return dict.fromkeys((*_RENEWAL_ANSWERS, *inputs), state)
+
+
+TRANSITIONS: Final[dict[State, dict[Input, State]]] = {
+    _S.NEW: {_I.SEND: _S.ASKING, _I.ABANDON: _S.DROPPED, _I.FORK: _S.LOST},
+    _S.ASKING: {
+        _I.GRANT: _S.HELD,
+        _I.LATE: _S.DOUBT,
+        _I.REFUSE: _S.NEW,
+        _I.UNSENT: _S.NEW,
+        _I.UNSURE: _S.DOUBT,
+        _I.ABANDON: _S.OWING,
+        _I.FORK: _S.LOST,
+    },
+    _S.DOUBT: {_I.SEND: _S.ASKING_AGAIN, _I.ABANDON: _S.OWING, _I.FORK: _S.LOST},
+    # A refusal answers this request alone: an earlier one may arrive at the store after it.
+    _S.ASKING_AGAIN: {
+        _I.GRANT: _S.HELD,
+        _I.LATE: _S.DOUBT,
+        _I.REFUSE: _S.DOUBT,
+        _I.UNSENT: _S.DOUBT,
+        _I.UNSURE: _S.DOUBT,
+        _I.ABANDON: _S.OWING,
+        _I.FORK: _S.LOST,
+    },
+    _S.HELD: {
+        _I.RENEW: _S.HELD,
+        _I.RENEWED: _S.HELD,
+        _I.UNRENEWED: _S.HELD,
+        _I.GONE: _S.LOST,
+        _I.BREAK: _S.LOST,
+        _I.EXPIRE: _S.LOST,
+        _I.FORK: _S.LOST,
+        _I.LEAVE: _S.LEAVING,
+    },
+    _S.LEAVING: {**_ignoring(_S.LEAVING), _I.GIVEN: _S.RELEASED, _I.FORK: _S.LOST},
+    _S.RELEASED: _ignoring(_S.RELEASED, _I.GIVEN, _I.FORK),
+    _S.LOST: _ignoring(_S.LOST, _I.GIVEN, _I.LEAVE, _I.FORK),
+    _S.DROPPED: {_I.FORK: _S.DROPPED},
+    _S.OWING: {_I.GIVEN: _S.RELEASED, _I.FORK: _S.LOST},
+}
+
+
+class IllegalInput(RuntimeError):
+    """An input that the table does not have: a defect of the caller."""
+
+
+class LeaseMachine:
+    """One claim, from the first request to its end. `at_most_for` (seconds) bounds the holding."""
+
+    __slots__ = (
+        "_at_most_for",
+        "_bound",
+        "_policy",
+        "_sent",
+        "deadline",
+        "epoch",
+        "reason",
+        "renewing",
+        "state",
+        "stop_at",
+        "token",
+    )
+
+    def __init__(self, policy: Policy, at_most_for: float = inf) -> None:
+        self._policy = policy
+        self._at_most_for = at_most_for
+        self._bound = inf
+        self._sent = -inf
+        self.state = State.NEW
+        self.reason = ""
+        self.token = 0
+        self.epoch = ""
+        self.renewing = False
+        self.deadline = -inf
+        """Until this instant the holder may believe."""
+        self.stop_at = -inf
+        """At this instant the work is stopped, so that its clean-up ends before the deadline."""
+
+    # -- questions ---------------------------------------------------------------------------
+
+    def valid(self, now: float) -> bool:
+        """Whether the lease is proved at `now`; looking after the deadline ends the belief."""
+        if self.state is not State.HELD:
+            return False
+        if now < self.deadline:
+            return True
+        self.expired()
+        return False
+
+    def remaining(self, now: float) -> float:
+        """Seconds for which the lease is proved; 0.0 when it is not."""
+        return self.deadline - now if self.valid(now) else 0.0
+
+    @property
+    def bounded(self) -> bool:
+        """Whether at_most_for, not the proof, is what ends this holding next."""
+        # Not from `_sent`: a renewal on its way, or one that failed, has proved nothing.
+        return self.stop_at >= self._bound
+
+    # -- acquiring ---------------------------------------------------------------------------
+
+    def sent(self, now: float) -> None:
+        """A take is about to be sent: the deadline will count from `now`."""
+        self._move(Input.SEND)
+        self._sent = now
+
+    def granted(self, grant: Granted, now: float) -> bool:
+        """Believe the grant unless it came too late to act on; say which."""
+        if now >= self._sent + self._usable(grant.ttl):
+            self._move(Input.LATE)
+            return False
+        self._require(Input.GRANT)
+        self._bound = now + self._at_most_for
+        self.token = grant.token
+        self.epoch = grant.epoch
+        self._prove(self._sent, grant.ttl)
+        self._move(Input.GRANT)
+        return True
+
+    def refused(self) -> None:
+        """The store answered no."""
+        self._move(Input.REFUSE)
+
+    def unsent(self) -> None:
+        """The take was certainly not applied."""
+        self._move(Input.UNSENT)
+
+    def unsure(self) -> None:
+        """The take was perhaps applied."""
+        self._move(Input.UNSURE)
+
+    def abandoned(self) -> bool:
+        """The caller gave up; True if the store has to be told."""
+        self._move(Input.ABANDON)
+        return self.state is State.OWING
+
+    # -- holding -----------------------------------------------------------------------------
+
+    def renew_sent(self, now: float) -> None:
+        """A renewal is about to be sent; only one at a time."""
+        if self.renewing:
+            raise IllegalInput("a renewal of this lease is on its way already")
+        self._move(Input.RENEW)
+        self._sent = now
+        self.renewing = True
+
+    def renewed(self, now: float) -> None:
+        """The renewal sent last was proved, unless its answer came after the deadline."""
+        # An answer to nothing proves nothing: the renewal was counted as failed already.
+        asked, self.renewing = self.renewing, False
+        if asked and self.valid(now):
+            self._prove(self._sent, self._policy.ttl)
+        self._move(Input.RENEWED)
+
+    def unrenewed(self) -> None:
+        """The renewal failed or nobody knows: the deadline stays where it was."""
+        self.renewing = False
+        self._move(Input.UNRENEWED)
+
+    def gone(self, reason: str) -> None:
+        """The store has no such record: belief ends before the deadline."""
+        self.renewing = False
+        self._end(Input.GONE, reason)
+
+    def broken(self, reason: str = "broken") -> None:
+        """An operator asked for the lease."""
+        self._end(Input.BREAK, reason)
+
+    def expired(self) -> None:
+        """The deadline passed."""
+        self._end(Input.EXPIRE, "at_most_for" if self.bounded else "expired")
+
+    def forked(self) -> None:
+        """This process is a fork's child: the parent holds, not we."""
+        self._end(Input.FORK, "forked")
+
+    # -- leaving -----------------------------------------------------------------------------
+
+    def left(self) -> None:
+        """The holder lets go: from here on nothing is believed."""
+        self._move(Input.LEAVE)
+
+    def given(self) -> None:
+        """The store confirmed that nothing of the claim is left."""
+        self._move(Input.GIVEN)
+
+    # -- moves -------------------------------------------------------------------------------
+
+    def _usable(self, ttl: float) -> float:
+        """Seconds from sending to `stop_at`, for a store that granted `ttl`."""
+        short = self._policy.ttl - ttl
+        return self._policy.renew_deadline - (short if short > 0 else 0.0)
+
+    def _prove(self, sent: float, ttl: float) -> None:
+        stop_at = sent + self._usable(ttl)
+        self.stop_at = stop_at if stop_at < self._bound else self._bound
+        self.deadline = self.stop_at + self._policy.grace
+
+    def _require(self, what: Input) -> State:
+        state = TRANSITIONS[self.state].get(what)
+        if state is None:
+            raise IllegalInput(f"{what.name} in state {self.state.name}")
+        return state
+
+    def _move(self, what: Input) -> None:
+        state = self._require(what)
+        # Written only when it changes: a renewal's answer must not undo a move made meanwhile.
+        if state is not self.state:
+            self.state = state
+
+    def _end(self, what: Input, reason: str) -> None:
+        state = self._require(what)
+        if state is not self.state:
+            self.reason = reason
+            self.state = state

@@ -1,0 +1,279 @@
+"""The values that cross the store contract: frozen, plain, and the same for every engine.
+
+Times in values are durations in seconds as the *store* counts them; instants never cross the
+contract, because no two machines agree on one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final, Literal, NamedTuple, TypeAlias
+
+__all__ = [
+    "ABSENT",
+    "Absent",
+    "Ask",
+    "ByClaim",
+    "ByVersion",
+    "Capabilities",
+    "Field",
+    "GiveOutcome",
+    "Gone",
+    "Granted",
+    "Guard",
+    "Holding",
+    "Key",
+    "Mode",
+    "Notice",
+    "Past",
+    "PutOutcome",
+    "Queue",
+    "Queued",
+    "Record",
+    "Refused",
+    "Released",
+    "RenewOutcome",
+    "Renewal",
+    "Renewed",
+    "Slot",
+    "Stale",
+    "Stored",
+    "TakeOutcome",
+]
+
+META_MAX: Final = 1024
+"""Bytes of metadata a holder may leave beside its lease."""
+
+
+class Key(NamedTuple):
+    """The thing that is leased: a name in a namespace."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+class Mode(StrEnum):
+    """Exclusive, or shared among readers."""
+
+    EXCLUSIVE = "x"
+    SHARED = "s"
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """A place in the line of waiters, kept by a heartbeat (seconds)."""
+
+    heartbeat: float
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A piece of work that may be claimed once: refused to all others for `keep` seconds."""
+
+    name: str
+    keep: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What a take asks for. `ttl` and `keep_record` are seconds, `meta` at most 1 KiB.
+
+    `keep_record`: for how long the store keeps the last token and the history after the last take.
+    """
+
+    ttl: float
+    holder: str
+    mode: Mode = Mode.EXCLUSIVE
+    limit: int = 1
+    queue: Queue | None = None
+    meta: bytes = b""
+    slot: Slot | None = None
+    keep_record: float = 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """What a store says of one present holder. For people; never the ground of a decision."""
+
+    holder: str
+    token: int = 0
+    remaining: float | None = None
+    ttl: float | None = None
+    held_for: float | None = None
+    meta: bytes = b""
+    claim: str = field(default="", repr=False)
+    foreign: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """The lease is the claim's. `epoch` names the incarnation of the store that granted it."""
+
+    claim: str
+    token: int
+    ttl: float
+    epoch: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Queued:
+    """Not yet: `place` others stand before this claim."""
+
+    place: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Not granted. `seen` is what `wait_change` needs to know what the asker has already seen."""
+
+    reason: Literal["held", "paused", "closed", "reserved"]
+    holders: tuple[Holding, ...] = ()
+    retry_after: float | None = None
+    seen: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Renewal:
+    """One lease in a batch of renewals."""
+
+    key: Key
+    claim: str
+    token: int
+    ttl: float
+    epoch: str = ""
+    meta: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """A message to the present holder, delivered with its renewal."""
+
+    kind: Literal["pause", "resign", "transfer"]
+    who: str = ""
+    reason: str = ""
+    to: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Renewed:
+    """The store's ttl is at least what was asked, counted from when it handled the request."""
+
+    notices: tuple[Notice, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """The store has no record of that claim."""
+
+    reason: Literal["taken", "store_restarted"] = "taken"
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """The claim's record is gone, or turned into a closing."""
+
+
+@dataclass(frozen=True, slots=True)
+class ByClaim:
+    """Write only if this claim holds the lease with this token."""
+
+    claim: str
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
+class ByVersion:
+    """Write only if the field still has this version."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """Write only if the field does not exist."""
+
+
+ABSENT: Final = Absent()
+Guard: TypeAlias = "ByClaim | ByVersion | Absent | None"
+"""None writes unconditionally: for an operator's switch, whose last word counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """The field now has this version (0: it was removed)."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stale:
+    """The guard did not hold; nothing was written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A small value beside the lease."""
+
+    value: bytes
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """One holding of the bounded history; instants are the store's wall clock, for people."""
+
+    holder: str
+    token: int
+    started: float
+    ended: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """All a store knows of a key. For people; never the ground of a decision."""
+
+    key: Key
+    holdings: tuple[Holding, ...] = ()
+    closed_for: float = 0.0
+    fields: Mapping[str, Field] = field(default_factory=dict)
+    slots: Mapping[str, float] = field(default_factory=dict)
+    history: tuple[Past, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a store can do. Asking for what it lacks fails when the lock is built.
+
+    `ttl_min`, `ttl_max`, `ttl_unit` are seconds; `waits` says how a waiter learns of a change;
+    `ttl_change`: a renewal may ask another ttl; `ttl_clock`: the clock that counts a ttl down;
+    `round_trips`: of an exclusive take, renew and give each.
+    """
+
+    modes: frozenset[Mode] = frozenset({Mode.EXCLUSIVE})
+    limit: bool = False
+    queue: bool = False
+    fencing: bool = True
+    fields: bool = True
+    slots: bool = True
+    notices: bool = True
+    waits: Literal["event", "pubsub", "watch", "poll"] = "poll"
+    ttl_min: float = 0.1
+    ttl_max: float = 86_400.0
+    ttl_unit: float = 0.001
+    ttl_change: bool = True
+    ttl_clock: Literal["boottime", "wall", "consensus"] = "wall"
+    survives_failover: bool = False
+    native_async: bool = True
+    round_trips: int = 1
+
+
+TakeOutcome: TypeAlias = "Granted | Queued | Refused"
+RenewOutcome: TypeAlias = "Renewed | Gone"
+GiveOutcome: TypeAlias = "Released | Gone"
+PutOutcome: TypeAlias = "Stored | Stale"

@@ -1,0 +1,142 @@
+"""The settings of a lock, checked once when it is built."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from math import inf
+from typing import Any, Literal, TypedDict, Unpack
+
+from incumbent._core.held import Wanted
+from incumbent.durations import DAY, Duration, parse_duration, say_seconds
+from incumbent.errors import ConfigError, LeaseLost
+from incumbent.model import META_MAX, Ask, Capabilities, Slot
+from incumbent.policy import TTL_DEFAULT, Policy, make_policy
+from incumbent.stores.names import make_key
+
+__all__ = ["IfLost", "LockSettings", "OnLost", "default_holder", "parse_timeout", "wanted_from"]
+
+OnLost = Callable[[LeaseLost], None]
+IfLost = Literal["raise", "exit"]
+
+_JOB_RECORD = 30 * DAY
+_LOCK_RECORD = DAY
+
+
+class LockSettings(TypedDict, total=False):
+    """Keyword settings of every lock; durations are 15.0, "15s" or timedelta.
+
+    `ttl` (15 s): the time to detect a crash, not the length of the work. `grace`: what the clean-up
+    needs at the end. `renew_every`, `request_timeout`, `margin`, `rho`: see `incumbent.policy`.
+    `holder`: who we are, for people. `meta`: up to 1 KiB beside the lease. `at_most_for`: bounds a
+    hung holder. `at_least_for`: the name stays closed until then. `once_per`: at most one start in
+    that time, by the store's clock. `slot`: the work that `once_per` counts, if not the name's
+    own. `on_lost`: called with the LeaseLost, in a thread of its own. `if_lost`: "raise" at the end
+    of the body (default), or "exit": end the process at once with code 123.
+    """
+
+    ttl: Duration
+    grace: Duration | None
+    renew_every: Duration | None
+    request_timeout: Duration | None
+    margin: Duration | None
+    rho: float
+    holder: str | None
+    meta: bytes
+    at_most_for: Duration | None
+    at_least_for: Duration | None
+    once_per: Duration | None
+    slot: str
+    on_lost: OnLost | None
+    if_lost: IfLost
+
+
+def default_holder() -> str:
+    """INCUMBENT_HOLDER, or this host and process."""
+    return os.environ.get("INCUMBENT_HOLDER") or f"{os.uname().nodename}:{os.getpid()}"
+
+
+def parse_timeout(timeout: Duration | None) -> float | None:
+    """Seconds to wait for a lease; None waits, 0 tries once."""
+    return None if timeout is None else parse_duration(timeout, "timeout")
+
+
+def wanted_from(
+    namespace: str, name: str, can: Capabilities, **settings: Unpack[LockSettings]
+) -> Wanted:
+    """Check the settings against each other and against what the store can; raises ConfigError."""
+    key = make_key(namespace, name)
+    _refuse_unknown(settings)
+    policy = make_policy(
+        settings.get("ttl", TTL_DEFAULT),
+        grace=settings.get("grace"),
+        renew_every=settings.get("renew_every"),
+        request_timeout=settings.get("request_timeout"),
+        margin=settings.get("margin"),
+        rho=settings.get("rho", 0.01),
+    )
+    _check_ttl(policy, can)
+    slot = _slot(settings, can)
+    at_least_for = _optional(settings.get("at_least_for"), "at_least_for", 0.0)
+    at_most_for = _optional(settings.get("at_most_for"), "at_most_for", inf)
+    if at_most_for < at_least_for:
+        raise ConfigError(
+            f"at_least_for={say_seconds(at_least_for)} is longer than"
+            f" at_most_for={say_seconds(at_most_for)}",
+            name="at_least_for",
+        )
+    ask = Ask(
+        ttl=policy.ttl,
+        holder=_holder(settings.get("holder")),
+        meta=_meta(settings.get("meta", b"")),
+        slot=slot,
+        keep_record=_JOB_RECORD if slot or at_least_for else _LOCK_RECORD,
+    )
+    return Wanted(key, ask, policy, at_most_for, at_least_for)
+
+
+def _refuse_unknown(settings: Any) -> None:
+    unknown = sorted(set(settings) - set(LockSettings.__annotations__))
+    if unknown:
+        known = ", ".join(sorted(LockSettings.__annotations__))
+        raise ConfigError(f"unknown setting {unknown[0]!r}; known are {known}", name=unknown[0])
+    if settings.get("if_lost", "raise") not in ("raise", "exit"):
+        raise ConfigError(f"if_lost={settings['if_lost']!r}: raise or exit", name="if_lost")
+
+
+def _optional(value: Duration | None, what: str, default: float) -> float:
+    return default if value is None else parse_duration(value, what, least=0.001)
+
+
+def _check_ttl(policy: Policy, can: Capabilities) -> None:
+    if not can.ttl_min <= policy.ttl <= can.ttl_max:
+        raise ConfigError(
+            f"ttl={say_seconds(policy.ttl)}: this store takes {say_seconds(can.ttl_min)} to"
+            f" {say_seconds(can.ttl_max)}",
+            name="ttl",
+        )
+
+
+def _slot(settings: LockSettings, can: Capabilities) -> Slot | None:
+    once_per = settings.get("once_per")
+    if once_per is None:
+        return None
+    if not can.slots:
+        raise ConfigError("once_per: this store cannot remember slots", name="once_per")
+    return Slot(settings.get("slot", "once"), parse_duration(once_per, "once_per", least=0.001))
+
+
+def _holder(holder: str | None) -> str:
+    if holder is None:
+        return default_holder()
+    if not 1 <= len(holder) <= 200 or not holder.isprintable() or " " in holder:
+        raise ConfigError(
+            f"holder={holder[:60]!r}: 1 to 200 printable characters without blanks", name="holder"
+        )
+    return holder
+
+
+def _meta(meta: bytes) -> bytes:
+    if len(meta) > META_MAX:
+        raise ConfigError(f"meta: {len(meta)} bytes, at most {META_MAX}", name="meta")
+    return meta

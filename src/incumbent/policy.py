@@ -1,0 +1,92 @@
+"""How long a lease lives, and how much of that life its holder may use.
+
+    sent                     renew_deadline        deadline          the store's expiry
+     |--- renew_every ---|---- ... ----|------ grace ------|-- margin + drift --|
+                                       stop the work       believe no longer
+
+The deadline counts from *before* the request was sent (Chubby, Burrows 2006, section 2.8, keeps the
+same conservative order); the drift bound follows Gray and Cheriton, "Leases", 1989, section 3.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from incumbent.durations import DAY, Duration, parse_duration, say_seconds
+from incumbent.errors import ConfigError
+
+__all__ = ["TTL_DEFAULT", "TTL_MAX", "TTL_MIN", "Policy", "make_policy"]
+
+TTL_DEFAULT = 15.0
+TTL_MIN = 0.1
+TTL_MAX = DAY
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """One validated set of times, all in seconds; `rho` is the bound of clock drift (a ratio)."""
+
+    ttl: float
+    renew_every: float
+    grace: float
+    margin: float
+    request_timeout: float
+    rho: float
+    span: float
+    """From the instant before sending to the deadline: `ttl * (1 - 2 rho) - margin`."""
+    renew_deadline: float
+    """From the instant before sending until the work is stopped: `span - grace`."""
+
+
+def make_policy(
+    ttl: Duration = TTL_DEFAULT,
+    *,
+    grace: Duration | None = None,
+    renew_every: Duration | None = None,
+    request_timeout: Duration | None = None,
+    margin: Duration | None = None,
+    rho: float = 0.01,
+) -> Policy:
+    """Fill in the defaults and refuse what cannot fit, with the numbers (ConfigError)."""
+    life = parse_duration(ttl, "ttl", least=TTL_MIN, most=TTL_MAX)
+    return _validated(
+        life,
+        _given(grace, "grace", min(5.0, life / 3)),
+        _given(renew_every, "renew_every", life / 5),
+        _given(request_timeout, "request_timeout", min(1.0, life / 6)),
+        _given(margin, "margin", max(0.05, life / 60)),
+        rho,
+    )
+
+
+def _given(value: Duration | None, what: str, default: float) -> float:
+    return default if value is None else parse_duration(value, what, most=TTL_MAX)
+
+
+@lru_cache(maxsize=256)
+def _validated(
+    ttl: float, grace: float, renew_every: float, request: float, margin: float, rho: float
+) -> Policy:
+    if not 0 <= rho < 0.25:
+        raise ConfigError(f"rho={rho!r} is not a bound of clock drift: 0 <= rho < 0.25", name="rho")
+    if renew_every <= 0 or request <= 0:
+        raise ConfigError("renew_every and request_timeout must be above 0", name="renew_every")
+    span = ttl * (1 - 2 * rho) - margin
+    left = span - grace
+    if renew_every + request >= left:
+        raise ConfigError(_does_not_fit(ttl, grace, renew_every, request, margin, rho), name="ttl")
+    return Policy(ttl, renew_every, grace, margin, request, rho, span, left)
+
+
+def _does_not_fit(
+    ttl: float, grace: float, renew_every: float, request: float, margin: float, rho: float
+) -> str:
+    used = 2 * rho * ttl + margin + grace
+    return (
+        f"ttl={say_seconds(ttl)} is too short: drift {say_seconds(2 * rho * ttl)}, margin"
+        f" {say_seconds(margin)} and grace {say_seconds(grace)} use {say_seconds(used)} of it,"
+        f" which leaves {say_seconds(max(0.0, ttl - used))} to act; one renewal needs"
+        f" {say_seconds(renew_every)} (renew_every) + {say_seconds(request)} (request_timeout)."
+        " Use a longer ttl or a shorter grace."
+    )

@@ -1,0 +1,1 @@
+"""The store contract and the engines that keep it."""

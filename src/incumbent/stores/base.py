@@ -1,0 +1,164 @@
+"""The contract between incumbent and a store: one record a key, decided in the store.
+
+Every operation has `until`: the instant (seconds of `incumbent.clock.now`) by which it must have
+answered. Outcomes are values; what is not an outcome is an exception: StoreUnavailable (certainly
+not applied) or OutcomeUnknown (perhaps applied). `incumbent.testing.contract` says it as tests.
+
+Rules that every engine keeps:
+
+- `take` by a claim that holds the lease already is the same grant again: same token, and the ttl
+  becomes max(remaining, ttl). If the claim's record expired in between it is a new grant with a new
+  token. A refused take changes nothing.
+- Tokens of one key only grow: over releases, expiry, breaks, restarts and wipes.
+- `renew` never creates and never shortens. `give` compares the claim (and the token unless None).
+- A granting answer echoes the claim it was read for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
+
+from incumbent.model import (
+    Ask,
+    Capabilities,
+    GiveOutcome,
+    Guard,
+    Key,
+    PutOutcome,
+    Record,
+    Renewal,
+    RenewOutcome,
+    TakeOutcome,
+)
+
+__all__ = ["AsyncStore", "Engine", "Store"]
+
+
+class Store(Protocol):
+    """A store for blocking callers; safe for use by many threads."""
+
+    def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
+        """Grant `key` to `claim`, queue it, or refuse it, in one atomic step."""
+        ...
+
+    def renew(self, renewals: Sequence[Renewal], until: float) -> list[RenewOutcome]:
+        """Set max(remaining, ttl) for each claim that still holds; answers in the same order."""
+        ...
+
+    def give(
+        self,
+        key: Key,
+        claim: str,
+        token: int | None,
+        until: float,
+        *,
+        closed_for: float = 0.0,
+        reserve_for: str | None = None,
+        slot: str | None = None,
+    ) -> GiveOutcome:
+        """Remove the claim's record; `slot` also gives back that slot if the claim took it.
+
+        `closed_for` (seconds) refuses everybody for that long after.
+        """
+        ...
+
+    def put(
+        self, key: Key, field: str, value: bytes | None, guard: Guard, until: float
+    ) -> PutOutcome:
+        """Write a small field beside the lease (None removes it) if `guard` holds.
+
+        The field "pause" refuses takes and tells holders; "resign" tells the present holder.
+        """
+        ...
+
+    def read(self, key: Key, until: float) -> Record:
+        """Everything known of `key`: for people, never for a decision."""
+        ...
+
+    def scan(self, namespace: str, prefix: str, until: float) -> tuple[Record, ...]:
+        """Every key of `namespace` whose name begins with `prefix`: for people."""
+        ...
+
+    def wait_change(self, key: Key, seen: str, until: float) -> None:
+        """Return when `key` may have changed since `Refused.seen`, or at `until`: a hint."""
+        ...
+
+    def close(self) -> None:
+        """Let go of connections; leases are not given back."""
+        ...
+
+
+class AsyncStore(Protocol):
+    """The same operations for coroutines of one event loop."""
+
+    async def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
+        """See Store.take."""
+        ...
+
+    async def renew(self, renewals: Sequence[Renewal], until: float) -> list[RenewOutcome]:
+        """See Store.renew."""
+        ...
+
+    async def give(
+        self,
+        key: Key,
+        claim: str,
+        token: int | None,
+        until: float,
+        *,
+        closed_for: float = 0.0,
+        reserve_for: str | None = None,
+        slot: str | None = None,
+    ) -> GiveOutcome:
+        """See Store.give."""
+        ...
+
+    async def put(
+        self, key: Key, field: str, value: bytes | None, guard: Guard, until: float
+    ) -> PutOutcome:
+        """See Store.put."""
+        ...
+
+    async def read(self, key: Key, until: float) -> Record:
+        """See Store.read."""
+        ...
+
+    async def scan(self, namespace: str, prefix: str, until: float) -> tuple[Record, ...]:
+        """See Store.scan."""
+        ...
+
+    async def wait_change(self, key: Key, seen: str, until: float) -> None:
+        """See Store.wait_change."""
+        ...
+
+    async def aclose(self) -> None:
+        """Let go of this loop's connections; leases are not given back."""
+        ...
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """One configured store: makes its blocking and its asynchronous side."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What this engine can do."""
+        ...
+
+    @property
+    def url(self) -> str:
+        """For people: where it is, without any password."""
+        ...
+
+    def store(self) -> Store:
+        """The blocking side; the same object at every call."""
+        ...
+
+    def async_store(self) -> AsyncStore:
+        """The side for the running event loop; the same object at every call in one loop."""
+        ...
+
+    def diagnose(self, ttl: float, until: float) -> list[tuple[str, str, str]]:
+        """Findings for `doctor`: (level "ok"|"warning"|"error", what, what to do)."""
+        ...

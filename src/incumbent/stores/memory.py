@@ -1,0 +1,184 @@
+"""`memory:` leases among the threads and loops of one process, for tests and examples."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+
+from incumbent import clock
+from incumbent.model import (
+    Ask,
+    Capabilities,
+    GiveOutcome,
+    Guard,
+    Key,
+    PutOutcome,
+    Record,
+    Renewal,
+    RenewOutcome,
+    TakeOutcome,
+)
+from incumbent.stores.inline import InlineAsyncStore
+from incumbent.stores.table import MemoryTable
+
+__all__ = ["MemoryEngine", "MemoryStore", "open_memory"]
+
+
+class MemoryStore:
+    """A `MemoryTable` behind a mutex. `now` and `wall` are handed in by tests that move clocks."""
+
+    def __init__(
+        self,
+        now: Callable[[], float] = clock.now,
+        wall: Callable[[], float] = clock.wall,
+        restart_wait: float | None = None,
+    ) -> None:
+        self._now = now
+        self._wall = wall
+        self._restart_wait = restart_wait
+        self._table = MemoryTable()
+        self._changed = threading.Condition()
+        self._listeners: set[Callable[[], None]] = set()
+
+    def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
+        """See Store.take."""
+        with self._changed:
+            return self._table.take(key, claim, ask, self._now(), self._wall(), self._restart_wait)
+
+    def renew(self, renewals: Sequence[Renewal], until: float) -> list[RenewOutcome]:
+        """See Store.renew."""
+        with self._changed:
+            now = self._now()
+            return [self._table.renew(renewal, now) for renewal in renewals]
+
+    def give(
+        self,
+        key: Key,
+        claim: str,
+        token: int | None,
+        until: float,
+        *,
+        closed_for: float = 0.0,
+        reserve_for: str | None = None,
+        slot: str | None = None,
+    ) -> GiveOutcome:
+        """See Store.give."""
+        with self._changed:
+            outcome = self._table.give(
+                key, claim, token, self._now(), self._wall(), closed_for, slot
+            )
+            self._tell()
+            return outcome
+
+    def put(
+        self, key: Key, field: str, value: bytes | None, guard: Guard, until: float
+    ) -> PutOutcome:
+        """See Store.put."""
+        with self._changed:
+            outcome = self._table.put(key, field, value, guard, self._now())
+            self._tell()
+            return outcome
+
+    def read(self, key: Key, until: float) -> Record:
+        """See Store.read."""
+        with self._changed:
+            return self._table.read(key, self._now())
+
+    def scan(self, namespace: str, prefix: str, until: float) -> tuple[Record, ...]:
+        """See Store.scan."""
+        with self._changed:
+            return self._table.scan(namespace, prefix, self._now())
+
+    def wait_change(self, key: Key, seen: str, until: float) -> None:
+        """See Store.wait_change."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._table.seen(key) != seen, max(0.0, until - self._now())
+            )
+
+    def restart(self, *, empty: bool) -> None:
+        """For tests: a new incarnation, which has forgotten everything if `empty`."""
+        with self._changed:
+            self._table.restart(self._now(), empty=empty)
+            self._tell()
+
+    def listen(self, key: Key, seen: str, tell: Callable[[], None]) -> bool:
+        """Have `tell` called at the next change, or say that `key` has changed since `seen`."""
+        with self._changed:
+            if self._table.seen(key) != seen:
+                return False
+            self._listeners.add(tell)
+            return True
+
+    def unlisten(self, tell: Callable[[], None]) -> None:
+        """Undo `listen`."""
+        with self._changed:
+            self._listeners.discard(tell)
+
+    def _tell(self) -> None:
+        self._changed.notify_all()
+        for tell in self._listeners:
+            tell()
+
+    def close(self) -> None:
+        """See Store.close: there is nothing to let go of."""
+
+
+class AsyncMemoryStore(InlineAsyncStore):
+    """The same table for coroutines; its operations never block."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        super().__init__(store)
+        self._memory = store
+
+    async def wait_change(self, key: Key, seen: str, until: float) -> None:
+        """See Store.wait_change."""
+        loop = asyncio.get_running_loop()
+        changed = asyncio.Event()
+
+        def tell() -> None:
+            loop.call_soon_threadsafe(changed.set)
+
+        if not self._memory.listen(key, seen, tell):
+            return
+        try:
+            async with asyncio.timeout(max(0.0, until - clock.now())):
+                await changed.wait()
+        except TimeoutError:
+            pass
+        finally:
+            self._memory.unlisten(tell)
+
+
+class MemoryEngine:
+    """See stores.base.Engine."""
+
+    capabilities = Capabilities(waits="event", ttl_clock="boottime", native_async=False)
+
+    def __init__(self, url: str = "memory:", store: MemoryStore | None = None) -> None:
+        self.url = url
+        self._store = store or MemoryStore()
+        self._async_store = AsyncMemoryStore(self._store)
+
+    def store(self) -> MemoryStore:
+        """See Engine.store."""
+        return self._store
+
+    def async_store(self) -> AsyncMemoryStore:
+        """See Engine.async_store."""
+        return self._async_store
+
+    def diagnose(self, ttl: float, until: float) -> list[tuple[str, str, str]]:
+        """See Engine.diagnose."""
+        return [("warning", "memory: excludes only within this process", "name a shared store")]
+
+
+_engines: dict[str, MemoryEngine] = {}
+_lock = threading.Lock()
+
+
+def open_memory(url: str) -> MemoryEngine:
+    """The engine of `memory:` or `memory:LABEL`; one a label and process."""
+    with _lock:
+        return _engines.setdefault(url, MemoryEngine(url))

@@ -1,0 +1,44 @@
+"""The switches beside a lease (fields "pause" and "resign"): as values, and as notices."""
+
+from __future__ import annotations
+
+import json
+from typing import Final
+
+from incumbent.model import Notice
+
+__all__ = ["PAUSE", "RESIGN", "encode_notice", "notices_for", "read_notice"]
+
+PAUSE: Final = "pause"
+RESIGN: Final = "resign"
+
+
+def encode_notice(*, who: str = "", reason: str = "", to: str = "", token: int = 0) -> bytes:
+    """The field's value; `token` addresses one holding, so that it never hits the next one."""
+    return json.dumps({"who": who, "reason": reason, "to": to, "token": token}).encode()
+
+
+def read_notice(value: bytes) -> dict[str, str | int]:
+    """The value's fields; a value that is not ours still counts, with nothing to say."""
+    try:
+        fields = json.loads(value)
+    except ValueError:
+        return {}
+    return fields if isinstance(fields, dict) else {}
+
+
+def notices_for(token: int, pause: bytes | None, resign: bytes | None) -> tuple[Notice, ...]:
+    """What the holder with `token` has to be told."""
+    if pause is None and resign is None:
+        return ()
+    found = []
+    if pause is not None:
+        said = read_notice(pause)
+        found.append(Notice("pause", str(said.get("who", "")), str(said.get("reason", ""))))
+    if resign is not None:
+        said = read_notice(resign)
+        if said.get("token") == token:
+            to = str(said.get("to", ""))
+            who, reason = str(said.get("who", "")), str(said.get("reason", ""))
+            found.append(Notice("transfer" if to else "resign", who, reason, to))
+    return tuple(found)

@@ -1,0 +1,78 @@
+"""From a URL, or a driver object of the user's own, to an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any, Final, cast
+
+from incumbent.errors import ConfigError
+from incumbent.stores.base import Engine
+
+__all__ = ["engine_for_object", "open_engine"]
+
+_BUILT_IN: Final = {
+    "memory": "incumbent.stores.memory:open_memory",
+    "sqlite": "incumbent.stores.sqlite:open_sqlite",
+    "redis": "incumbent.stores.redis:open_redis",
+    "rediss": "incumbent.stores.redis:open_redis",
+    "redis+unix": "incumbent.stores.redis:open_redis",
+    "valkey": "incumbent.stores.redis:open_redis",
+    "valkeys": "incumbent.stores.redis:open_redis",
+}
+_GROUP: Final = "incumbent.stores"
+
+
+def open_engine(url: str) -> Engine:
+    """The engine of `url`; third parties add schemes by the entry point group `incumbent.stores`.
+
+    Raises ConfigError for anything that is not the URL of a known store. Connects to nothing.
+    """
+    scheme, colon, _ = url.partition(":")
+    if not colon:
+        raise ConfigError(
+            f"{url!r} is not the URL of a store: write for example redis://localhost:6379",
+            name="store",
+        )
+    if scheme == "withheld":
+        raise ConfigError(
+            "the store is withheld from the command that incumbent runs, so that it cannot take"
+            " leases by mistake; start it with --share-store if it needs them",
+            name="store",
+        )
+    target = _BUILT_IN.get(scheme)
+    opener = _load(target) if target else _find_entry_point(scheme)
+    return opener(url)
+
+
+def _load(target: str) -> Callable[[str], Engine]:
+    module, _, function = target.partition(":")
+    return cast("Callable[[str], Engine]", getattr(import_module(module), function))
+
+
+def _find_entry_point(scheme: str) -> Callable[[str], Engine]:
+    from importlib.metadata import entry_points
+
+    for entry in entry_points(group=_GROUP, name=scheme):
+        return cast("Callable[[str], Engine]", entry.load())
+    raise ConfigError(
+        f"{scheme!r} is not the scheme of a known store: {', '.join(sorted(_BUILT_IN))}, or one"
+        f" that an installed package offers by the entry point group {_GROUP!r}",
+        name="store",
+    )
+
+
+def engine_for_object(driver: Any) -> Engine:
+    """The engine for a Store engine, or for a redis-py client or pool of the user's own."""
+    if isinstance(driver, Engine):
+        return driver
+    if type(driver).__module__.split(".")[0] in ("redis", "valkey", "fakeredis"):
+        from incumbent.stores.redis import engine_from_client
+
+        engine: Engine = engine_from_client(driver)
+        return engine
+    raise ConfigError(
+        f"store={type(driver).__name__} object: give a URL, a Client, a redis-py client or pool, or"
+        " an object that implements incumbent.stores.base.Engine",
+        name="store",
+    )

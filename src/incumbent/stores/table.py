@@ -1,0 +1,289 @@
+"""The executable specification of the store contract: one table, no clock, no I/O.
+
+`MemoryTable` is the whole meaning of the contract with every instant handed in: the simulator runs
+it as its server, `stores.memory` puts it behind a mutex and this process's clock.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections import deque
+from dataclasses import dataclass, field
+
+from incumbent.errors import StoreUnavailable
+from incumbent.model import (
+    Absent,
+    Ask,
+    ByClaim,
+    ByVersion,
+    Field,
+    GiveOutcome,
+    Gone,
+    Granted,
+    Guard,
+    Holding,
+    Key,
+    Past,
+    PutOutcome,
+    Record,
+    Refused,
+    Released,
+    Renewal,
+    Renewed,
+    RenewOutcome,
+    Slot,
+    Stale,
+    Stored,
+    TakeOutcome,
+)
+from incumbent.stores.notices import PAUSE, RESIGN, notices_for
+
+__all__ = ["HISTORY_KEPT", "MemoryTable"]
+
+HISTORY_KEPT = 20
+"""Past holdings that a record remembers."""
+
+_SWEEP_EVERY = 256
+
+
+@dataclass(slots=True)
+class _Held:
+    claim: str
+    token: int
+    holder: str
+    ttl: float
+    meta: bytes
+    since: float
+    expires: float
+
+
+@dataclass(slots=True)
+class _Closing:
+    holder: str
+    token: int
+    expires: float
+
+
+@dataclass(slots=True)
+class _Entry:
+    token: int = 0
+    held: _Held | None = None
+    closing: _Closing | None = None
+    fields: dict[str, Field] = field(default_factory=dict)
+    slots: dict[str, _Held] = field(default_factory=dict)
+    history: deque[Past] = field(default_factory=lambda: deque(maxlen=HISTORY_KEPT))
+    version: int = 0
+    changes: int = 0
+    forget_at: float = 0.0
+
+    def holding(self, now: float) -> _Held | None:
+        held = self.held
+        return held if held is not None and held.expires > now else None
+
+    def closed(self, now: float) -> _Closing | None:
+        closing = self.closing
+        return closing if closing is not None and closing.expires > now else None
+
+
+class MemoryTable:
+    """The contract with every instant handed in: `now` counts ttls, `wall` starts the tokens."""
+
+    def __init__(self, started: float | None = None) -> None:
+        self._entries: dict[Key, _Entry] = {}
+        self._started = started
+        self._takes = 0
+        self.epoch = uuid.uuid4().hex
+
+    def restart(self, now: float, *, empty: bool) -> None:
+        """A new incarnation; `empty` loses everything, as a store without a disk does."""
+        self.epoch = uuid.uuid4().hex
+        self._started = now
+        if empty:
+            self._entries.clear()
+
+    def take(
+        self,
+        key: Key,
+        claim: str,
+        ask: Ask,
+        now: float,
+        wall: float,
+        restart_wait: float | None = None,
+    ) -> TakeOutcome:
+        """See Store.take; `restart_wait` None means one ttl."""
+        self._admit(ask.ttl if restart_wait is None else restart_wait, now)
+        self._sweep(now)
+        entry = self._entries.setdefault(key, _Entry())
+        held = entry.holding(now)
+        if held is not None and held.claim == claim:
+            held.expires = max(held.expires, now + ask.ttl)
+            return Granted(claim, held.token, held.expires - now, self.epoch)
+        refusal = _refusal(entry, held, claim, ask.slot, now, self.seen(key))
+        return refusal or self._grant(entry, claim, ask, now, wall)
+
+    def _admit(self, wait: float, now: float) -> None:
+        if self._started is not None and now < self._started + wait:
+            left = self._started + wait - now
+            raise StoreUnavailable(
+                f"the store restarted {now - self._started:.1f} s ago and grants nothing for"
+                f" another {left:.1f} s (restart_wait): a holder from before may still believe",
+                retry_after=left,
+            )
+
+    def _grant(self, entry: _Entry, claim: str, ask: Ask, now: float, wall: float) -> Granted:
+        entry.token = max(entry.token + 1, int(wall * 1_000_000))
+        held = _Held(claim, entry.token, ask.holder, ask.ttl, ask.meta, now, now + ask.ttl)
+        entry.held, entry.closing = held, None
+        entry.fields.pop(RESIGN, None)
+        if ask.slot is not None:
+            entry.slots[ask.slot.name] = _slot_record(held, now + ask.slot.keep)
+        entry.history.append(Past(ask.holder, entry.token, wall))
+        entry.changes += 1
+        entry.forget_at = now + max(ask.ttl, ask.keep_record)
+        return Granted(claim, entry.token, ask.ttl, self.epoch)
+
+    def renew(self, renewal: Renewal, now: float) -> RenewOutcome:
+        """See Store.renew, for one lease."""
+        if renewal.epoch != self.epoch:
+            return Gone("store_restarted")
+        entry = self._entries.get(renewal.key)
+        held = entry and entry.holding(now)
+        if not entry or not held or (held.claim, held.token) != (renewal.claim, renewal.token):
+            return Gone()
+        held.expires = max(held.expires, now + renewal.ttl)
+        if renewal.meta is not None:
+            held.meta = renewal.meta
+        pause, resign = (entry.fields.get(name) for name in (PAUSE, RESIGN))
+        return Renewed(
+            notices_for(
+                held.token,
+                None if pause is None else pause.value,
+                None if resign is None else resign.value,
+            )
+        )
+
+    def give(
+        self,
+        key: Key,
+        claim: str,
+        token: int | None,
+        now: float,
+        wall: float,
+        closed_for: float,
+        slot: str | None,
+    ) -> GiveOutcome:
+        """See Store.give."""
+        entry = self._entries.get(key)
+        if entry is None:
+            return Gone()
+        if slot is not None and slot in entry.slots and entry.slots[slot].claim == claim:
+            del entry.slots[slot]
+        held = entry.holding(now)
+        if held is None or held.claim != claim or token not in (None, held.token):
+            return Gone()
+        entry.held = None
+        if closed_for > 0:
+            entry.closing = _Closing(held.holder, held.token, now + closed_for)
+        _end_history(entry.history, held.token, wall)
+        entry.changes += 1
+        return Released()
+
+    def put(self, key: Key, name: str, value: bytes | None, guard: Guard, now: float) -> PutOutcome:
+        """See Store.put."""
+        entry = self._entries.get(key, _Entry())
+        if not _guard_holds(entry, entry.fields.get(name), guard, now):
+            return Stale()
+        entry.changes += 1
+        if value is None:
+            entry.fields.pop(name, None)
+            return Stored(0)
+        self._entries[key] = entry
+        entry.version += 1
+        entry.fields[name] = Field(value, entry.version)
+        return Stored(entry.version)
+
+    def read(self, key: Key, now: float) -> Record:
+        """See Store.read."""
+        entry = self._entries.get(key)
+        if entry is None:
+            return Record(key)
+        held, closed = entry.holding(now), entry.closed(now)
+        return Record(
+            key,
+            (_holding_of(held, now),) if held else (),
+            closed.expires - now if closed else 0.0,
+            dict(entry.fields),
+            {name: it.expires - now for name, it in entry.slots.items() if it.expires > now},
+            tuple(entry.history),
+        )
+
+    def scan(self, namespace: str, prefix: str, now: float) -> tuple[Record, ...]:
+        """See Store.scan."""
+        keys = sorted(
+            key
+            for key in self._entries
+            if key.namespace == namespace and key.name.startswith(prefix)
+        )
+        return tuple(self.read(key, now) for key in keys)
+
+    def seen(self, key: Key) -> str:
+        """What `wait_change` compares."""
+        entry = self._entries.get(key)
+        return f"{self.epoch}:{entry.changes}" if entry else ""
+
+    def _sweep(self, now: float) -> None:
+        self._takes += 1
+        if self._takes % _SWEEP_EVERY:
+            return
+        for key in [key for key, entry in self._entries.items() if _forgettable(entry, now)]:
+            del self._entries[key]
+
+
+def _refusal(
+    entry: _Entry, held: _Held | None, claim: str, slot: Slot | None, now: float, seen: str
+) -> Refused | None:
+    if held is not None:
+        return Refused("held", (_holding_of(held, now),), held.expires - now, seen)
+    if PAUSE in entry.fields:
+        return Refused("paused", seen=seen)
+    used = entry.slots.get(slot.name) if slot else None
+    by = entry.closed(now) or (used if used and used.claim != claim else None)
+    if by is not None and by.expires > now:
+        return Refused("closed", (_holding_of(by, now),), by.expires - now, seen)
+    return None
+
+
+def _holding_of(held: _Held | _Closing, now: float) -> Holding:
+    left = held.expires - now
+    if isinstance(held, _Closing):
+        return Holding(held.holder, held.token, left)
+    return Holding(held.holder, held.token, left, held.ttl, now - held.since, held.meta, held.claim)
+
+
+def _slot_record(held: _Held, expires: float) -> _Held:
+    return _Held(held.claim, held.token, held.holder, held.ttl, b"", held.since, expires)
+
+
+def _end_history(history: deque[Past], token: int, wall: float) -> None:
+    for index, past in enumerate(history):
+        if past.token == token:
+            history[index] = Past(past.holder, past.token, past.started, wall)
+
+
+def _guard_holds(entry: _Entry, old: Field | None, guard: Guard, now: float) -> bool:
+    match guard:
+        case None:
+            return True
+        case Absent():
+            return old is None
+        case ByVersion(version):
+            return old is not None and old.version == version
+        case ByClaim(claim, token):
+            held = entry.holding(now)
+            return held is not None and (held.claim, held.token) == (claim, token)
+
+
+def _forgettable(entry: _Entry, now: float) -> bool:
+    if entry.fields or entry.holding(now) or entry.closed(now):
+        return False
+    return entry.forget_at <= now and all(slot.expires <= now for slot in entry.slots.values())

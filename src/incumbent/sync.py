@@ -1,0 +1,172 @@
+"""Locks for blocking code."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable
+from types import EllipsisType, TracebackType
+from typing import Self, Unpack
+
+from incumbent import clock
+from incumbent._core.acquire import acquire
+from incumbent._core.release import release
+from incumbent._drive.sync import run
+from incumbent.durations import Duration
+from incumbent.errors import NotAcquired
+from incumbent.handles import ClientHandle, LeaseHandle, LockHandle
+from incumbent.model import Record
+from incumbent.options import LockSettings, parse_timeout
+from incumbent.stores.names import make_key
+
+__all__ = ["Client", "Lease", "Lock"]
+
+
+class Lease(LeaseHandle):
+    """A held lease; renewed in the background until it is released. A context manager.
+
+    Blocking code cannot be stopped from outside: it is *told* (`check`, `lost`, `wait_lost`,
+    `on_lost`), and a body that outlived its lease ends in LeaseLost.
+    """
+
+    __slots__ = ()
+
+    def renew(self) -> float:
+        """Renew now, and return the seconds that are proved.
+
+        Raises LeaseLost, StoreUnavailable (the lease may still be valid), AlreadyReleased.
+        """
+        self.check()
+        done = threading.Event()
+        self._link.keeper.renew_now(self._held, done.set)
+        done.wait(self.remaining)
+        return self._renewal_verdict()
+
+    def wait_lost(self, timeout: Duration | None = None) -> bool:
+        """Block until the holding ends, for at most `timeout` seconds; True if it was lost."""
+        ended = threading.Event()
+        self._link.keeper.watch(self._held, ended.set)
+        ended.wait(parse_timeout(timeout))
+        return self.lost
+
+    def release(self) -> bool:
+        """Give the lease back; False if the store did not confirm it (then its ttl ends it).
+
+        Raises LeaseLost if it was lost before, AlreadyReleased if it was released before.
+        """
+        self._require_not_released()
+        if lost := self._take_leave():
+            raise lost
+        return self._release()
+
+    def _release(self, *, undo_slot: bool = False) -> bool:
+        confirmed = run(release(self._link.port, self._held, undo_slot=undo_slot))
+        self._link.keeper.disarm(self._held)
+        return confirmed
+
+    def __enter__(self) -> Self:
+        self.check()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._let_go():
+            return
+        lost = self._take_leave()
+        if lost is None:
+            self._release()
+        elif error is None:
+            raise lost
+        else:
+            error.add_note(str(lost))
+
+
+class Lock(LockHandle[Lease]):
+    """A name that one holder at a time can lease. Settings: see `incumbent.options.LockSettings`.
+
+    `store`: a URL, a Client, a redis-py client or pool, or None for INCUMBENT_STORE or this host's
+    SQLite file. `timeout`: seconds to wait (None: for ever; 0: try once). One Lock may be used by
+    many threads; it is not reentrant. Raises ConfigError when built with what cannot work.
+
+    >>> with Lock("invoice-7", store="memory:", timeout=5) as lease:
+    ...     lease.check(need=2)
+    """
+
+    __slots__ = ()
+
+    @staticmethod
+    def _me() -> Callable[[], Hashable]:
+        return threading.get_ident
+
+    def acquire(self, timeout: Duration | EllipsisType | None = ...) -> Lease:
+        """Wait for the lease, for at most `timeout` seconds if given, else as the lock says.
+
+        Raises NotAcquired (tried once), AcquireTimeout (waited), StoreUnavailable, OutcomeUnknown.
+        """
+        held = run(acquire(self._link.port, self._wanted, self._seconds(timeout)))
+        return Lease(*self._armed(held))
+
+    def try_acquire(self) -> Lease | None:
+        """Try once: the lease, or None if the store says that it is not ours.
+
+        Raises StoreUnavailable or OutcomeUnknown when the store does not say.
+        """
+        try:
+            return self.acquire(0)
+        except NotAcquired:
+            return None
+
+    def held_by(self) -> str | None:
+        """Who holds it now, for people; the answer may be old when it arrives."""
+        holdings = self._link.store.read(self._wanted.key, self._read_until()).holdings
+        return holdings[0].holder if holdings else None
+
+    def __enter__(self) -> Lease:
+        self._entered.refuse_reentry()
+        lease = self.acquire()
+        self._entered.add(lease)
+        return lease
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._entered.pop().__exit__(kind, error, trace)
+
+
+class Client(ClientHandle):
+    """One store, one namespace and common settings for many locks; owns its connections.
+
+    `close` (or leaving the `with` block) ends the renewals: leases that are still held run out.
+    """
+
+    def lock(
+        self, name: str, *, timeout: Duration | None = None, **settings: Unpack[LockSettings]
+    ) -> Lock:
+        """A lock of this client's store and namespace; `settings` overrule the client's."""
+        return Lock(name, timeout=timeout, **self._for_lock(settings))
+
+    def read(self, name: str, timeout: Duration = 1.0) -> Record:
+        """Everything that the store knows of a name; for people, never for a decision."""
+        until = clock.now() + (parse_timeout(timeout) or 0.0)
+        return self._link.store.read(make_key(self._namespace, name), until)
+
+    def scan(self, prefix: str = "", timeout: Duration = 5.0) -> tuple[Record, ...]:
+        """The records of all names that begin with `prefix`; for people."""
+        until = clock.now() + (parse_timeout(timeout) or 0.0)
+        return self._link.store.scan(self._namespace, prefix, until)
+
+    def close(self) -> None:
+        """End the renewals and let go of the connections."""
+        self._link.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

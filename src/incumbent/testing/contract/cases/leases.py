@@ -1,0 +1,212 @@
+"""Cases: exclusion, expiry, release, and the same take again."""
+# ruff: noqa: S101 - a contract's cases are assertions
+
+from __future__ import annotations
+
+from threading import Lock
+
+from incumbent import clock
+from incumbent.model import Gone, Granted, Refused, Released
+from incumbent.testing.contract.bench import Bench
+from incumbent.testing.contract.marks import needs
+
+__all__ = ["LeaseCases", "RepeatCases"]
+
+_CONTENDERS = 8
+_TURNS = 4
+
+
+class LeaseCases:
+    """One holder at a time, for as long as its ttl, and nobody else ends it."""
+
+    def test_a_free_lease_is_granted_and_echoes_its_claim(self, bench: Bench) -> None:
+        claim = bench.draw()
+        grant = bench.granted(claim=claim, ttl=bench.long)
+        assert grant.claim == claim
+        assert grant.ttl >= bench.long
+
+    def test_a_refusal_says_who_holds_the_lease_and_for_how_long(self, bench: Bench) -> None:
+        grant = bench.granted(holder="alice")
+        refusal = bench.refused()
+        (holding,) = refusal.holders
+        assert (refusal.reason, holding.holder, holding.token) == ("held", "alice", grant.token)
+        assert refusal.retry_after is not None
+        assert bench.long / 2 < refusal.retry_after <= bench.long + 1
+
+    def test_a_refused_take_changes_nothing(self, bench: Bench) -> None:
+        grant = bench.granted(holder="alice", meta=b"hers")
+        bench.refused()
+        record = bench.read()
+        (holding,) = record.holdings
+        assert (holding.holder, holding.token, holding.meta) == ("alice", grant.token, b"hers")
+        assert bench.give(grant) == Released()
+
+    def test_of_many_contenders_exactly_one_is_granted(self, bench: Bench) -> None:
+        outcomes = bench.in_threads(_CONTENDERS, lambda mine, _: mine.take())
+        assert sum(isinstance(outcome, Granted) for outcome in outcomes) == 1
+        assert sum(isinstance(outcome, Refused) for outcome in outcomes) == _CONTENDERS - 1
+
+    def test_contenders_take_turns_and_never_overlap(self, bench: Bench) -> None:
+        inside, tokens = Lock(), list[int]()
+
+        def work(mine: Bench, _: int) -> None:
+            for _turn in range(_TURNS):
+                grant = _wait_for(mine)
+                assert inside.acquire(blocking=False), "two holders at once"
+                tokens.append(grant.token)
+                inside.release()
+                assert mine.give(grant) == Released()
+
+        bench.in_threads(3, work)
+        assert len(tokens) == 3 * _TURNS
+
+    def test_a_lease_ends_with_its_ttl(self, bench: Bench) -> None:
+        old = bench.granted(ttl=bench.ttl)
+        bench.outlive(bench.ttl)
+        new = bench.granted()
+        assert bench.renew(old) == Gone()
+        assert bench.give(old) == Gone()
+        assert bench.renew(new) != Gone()
+
+    def test_a_lease_is_held_for_all_of_its_ttl(self, bench: Bench) -> None:
+        started = clock.now()
+        bench.granted(ttl=bench.ttl)
+        bench.world.pass_time(bench.ttl / 2)
+        outcome = bench.take()
+        # A machine that stood still for the other half proves nothing against the store.
+        assert isinstance(outcome, Refused) or clock.now() - started >= bench.ttl
+
+    def test_an_expired_lease_shows_no_holder(self, bench: Bench) -> None:
+        bench.granted(ttl=bench.ttl)
+        bench.outlive(bench.ttl)
+        assert bench.read().holdings == ()
+
+    def test_a_released_lease_is_free_at_once(self, bench: Bench) -> None:
+        assert bench.give(bench.granted()) == Released()
+        assert bench.read().holdings == ()
+        bench.granted()
+
+    def test_a_stranger_cannot_release(self, bench: Bench) -> None:
+        grant = bench.granted()
+        stranger = Granted(bench.draw(), grant.token, grant.ttl, grant.epoch)
+        assert bench.give(stranger) == Gone()
+        assert bench.store.give(bench.key(), stranger.claim, None, bench.until()) == Gone()
+        bench.refused()
+
+    @needs("fencing")
+    def test_a_release_with_another_token_is_refused(self, bench: Bench) -> None:
+        grant = bench.granted()
+        other = Granted(grant.claim, grant.token + 1, grant.ttl, grant.epoch)
+        assert bench.give(other) == Gone()
+        bench.refused()
+
+    def test_a_release_without_a_token_needs_the_claim_only(self, bench: Bench) -> None:
+        grant = bench.granted()
+        assert bench.store.give(bench.key(), grant.claim, None, bench.until()) == Released()
+        bench.granted()
+
+    def test_a_second_release_answers_gone(self, bench: Bench) -> None:
+        grant = bench.granted()
+        assert [bench.give(grant), bench.give(grant)] == [Released(), Gone()]
+
+    def test_a_release_of_what_never_was_answers_gone(self, bench: Bench) -> None:
+        assert bench.store.give(bench.key(), bench.draw(), None, bench.until()) == Gone()
+        assert bench.read().holdings == ()
+
+    def test_a_late_release_does_not_hit_the_next_holder(self, bench: Bench) -> None:
+        old = bench.granted(ttl=bench.ttl)
+        bench.outlive(bench.ttl)
+        bench.granted()
+        assert bench.give(old) == Gone()
+        bench.refused()
+
+    def test_a_release_can_keep_the_name_closed(self, bench: Bench) -> None:
+        grant = bench.granted(holder="alice")
+        assert bench.give(grant, closed_for=bench.long) == Released()
+        refusal = bench.refused()
+        assert refusal.reason == "closed"
+        assert refusal.holders[0].holder == "alice"
+        assert refusal.retry_after is not None
+        assert bench.long / 2 < refusal.retry_after <= bench.long + 1
+        assert bench.refused(claim=grant.claim).reason == "closed"
+
+    def test_a_closed_name_opens_by_itself(self, bench: Bench) -> None:
+        bench.give(bench.granted(), closed_for=bench.ttl)
+        assert 0 < bench.read().closed_for <= bench.ttl + 1
+        bench.outlive(bench.ttl)
+        assert bench.read().closed_for <= 0
+        bench.granted()
+
+    def test_the_shortest_and_the_longest_ttl_work(self, bench: Bench) -> None:
+        limits = bench.world.engine.capabilities
+        assert bench.granted("short", ttl=limits.ttl_min).ttl >= limits.ttl_min
+        assert bench.granted("long", ttl=limits.ttl_max).ttl >= limits.ttl_max
+        assert limits.ttl_max * 0.9 < bench.remaining("long") <= limits.ttl_max + limits.ttl_unit
+
+    def test_a_ttl_between_two_units_is_rounded_up(self, bench: Bench) -> None:
+        odd = bench.ttl + bench.world.engine.capabilities.ttl_unit / 3
+        started = clock.now()
+        bench.granted(ttl=odd)
+        left = bench.remaining()
+        assert left + (clock.now() - started) >= odd - 1e-6
+
+    def test_metadata_of_one_kibibyte_is_kept(self, bench: Bench) -> None:
+        meta = bytes(range(256)) * 4
+        bench.granted(meta=meta)
+        assert bench.read().holdings[0].meta == meta
+
+    def test_a_holder_may_have_any_name(self, bench: Bench) -> None:
+        holder = 'Zoë "the\n\\ one": {host}|7,\t\x1f'
+        bench.granted(holder=holder)
+        assert bench.refused().holders[0].holder == holder
+        assert bench.read().holdings[0].holder == holder
+
+
+class RepeatCases:
+    """The same claim again is the same grant, for its answer may have been lost."""
+
+    def test_a_repeated_take_is_the_same_grant(self, bench: Bench) -> None:
+        first = bench.granted()
+        again = bench.granted(claim=first.claim)
+        assert (again.token, again.epoch) == (first.token, first.epoch)
+
+    def test_a_repeated_take_raises_the_ttl_to_what_it_asks(self, bench: Bench) -> None:
+        first = bench.granted(ttl=bench.ttl)
+        again = bench.granted(claim=first.claim, ttl=bench.long)
+        assert again.ttl > bench.long - 1
+        assert bench.remaining() > bench.long / 2
+        bench.outlive(bench.ttl)
+        bench.refused()
+
+    def test_a_repeated_take_never_shortens_the_ttl(self, bench: Bench) -> None:
+        first = bench.granted(ttl=bench.long)
+        again = bench.granted(claim=first.claim, ttl=bench.ttl)
+        assert again.ttl >= bench.ttl
+        assert bench.remaining() > bench.long / 2
+        bench.outlive(bench.ttl)
+        bench.refused()
+
+    def test_a_repeat_after_the_end_is_a_new_grant(self, bench: Bench) -> None:
+        first = bench.granted(ttl=bench.ttl)
+        bench.outlive(bench.ttl)
+        again = bench.granted(claim=first.claim)
+        assert again.token > first.token
+        assert bench.renew(first) == Gone()
+
+    def test_a_repeat_after_somebody_else_came_is_refused(self, bench: Bench) -> None:
+        first = bench.granted(ttl=bench.ttl)
+        bench.outlive(bench.ttl)
+        bench.granted(holder="bob")
+        assert bench.refused(claim=first.claim).holders[0].holder == "bob"
+
+
+def _wait_for(bench: Bench) -> Granted:
+    """What a waiter does: take, and after a refusal wait for a hint."""
+    claim, give_up = bench.draw(), clock.now() + 20
+    while clock.now() < give_up:
+        outcome = bench.take(claim=claim)
+        if isinstance(outcome, Granted):
+            return outcome
+        assert isinstance(outcome, Refused)
+        bench.store.wait_change(bench.key(), outcome.seen, clock.now() + 0.1)
+    raise AssertionError("a waiter never got its turn")

@@ -1,0 +1,80 @@
+"""Cases: a store that restarted may have forgotten who still believes; it waits one ttl."""
+# ruff: noqa: S101 - a contract's cases are assertions
+
+from __future__ import annotations
+
+import pytest
+
+from incumbent.errors import StoreUnavailable
+from incumbent.model import Gone
+from incumbent.testing.contract.bench import Bench
+from incumbent.testing.contract.marks import needs
+
+__all__ = ["RestartCases"]
+
+
+class RestartCases:
+    """For worlds whose store waits one ttl after a restart (`restart_wait` at its default)."""
+
+    @needs("wipe")
+    def test_a_store_that_lost_its_data_grants_nothing_for_one_ttl(self, bench: Bench) -> None:
+        _grants_nothing_for_one_ttl(bench, empty=True)
+
+    @needs("restart")
+    def test_a_store_that_kept_its_data_grants_nothing_for_one_ttl(self, bench: Bench) -> None:
+        _grants_nothing_for_one_ttl(bench, empty=False)
+
+    @needs("wipe")
+    def test_a_wipe_ends_what_was_believed(self, bench: Bench) -> None:
+        _ends_what_was_believed(bench, empty=True)
+
+    @needs("restart")
+    def test_a_restart_ends_what_was_believed(self, bench: Bench) -> None:
+        _ends_what_was_believed(bench, empty=False)
+
+    @needs("wipe", "fencing")
+    def test_the_token_grows_over_a_wipe(self, bench: Bench) -> None:
+        _token_grows(bench, empty=True)
+
+    @needs("restart", "fencing")
+    def test_the_token_grows_over_a_restart(self, bench: Bench) -> None:
+        _token_grows(bench, empty=False)
+
+    @needs("restart", "fields")
+    def test_fields_survive_a_restart(self, bench: Bench) -> None:
+        bench.put("state", b"kept")
+        bench.world.restart(empty=False)
+        assert bench.read().fields["state"].value == b"kept"
+
+    @needs("restart", "fields")
+    def test_versions_do_not_come_back_after_a_restart(self, bench: Bench) -> None:
+        first = bench.put("state", b"1")
+        bench.world.restart(empty=False)
+        assert bench.put("state", b"2") != first
+
+
+def _grants_nothing_for_one_ttl(bench: Bench, *, empty: bool) -> None:
+    bench.granted("known", ttl=bench.ttl)
+    bench.world.restart(empty=empty)
+    for name in ("known", "never-seen"):
+        with pytest.raises(StoreUnavailable) as caught:
+            # Long enough that the wait is not over before a slow machine has asked.
+            bench.take(name, ttl=bench.long)
+        assert caught.value.retry_after is not None
+        assert 0 < caught.value.retry_after <= bench.long + 1
+    bench.outlive(bench.ttl)
+    bench.granted("known", ttl=bench.ttl)
+
+
+def _ends_what_was_believed(bench: Bench, *, empty: bool) -> None:
+    grant = bench.granted(ttl=bench.long)
+    bench.world.restart(empty=empty)
+    assert bench.renew(grant) == Gone("store_restarted")
+
+
+def _token_grows(bench: Bench, *, empty: bool) -> None:
+    first = bench.granted(ttl=bench.ttl)
+    bench.give(first)
+    bench.world.restart(empty=empty)
+    bench.outlive(bench.ttl)
+    assert bench.granted(ttl=bench.ttl).token > first.token

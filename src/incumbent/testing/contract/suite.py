@@ -1,0 +1,94 @@
+"""The suite: all cases in one class, which leaves out what a subclass does not declare."""
+# ruff: noqa: S101 - a contract's cases are assertions
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+import pytest
+
+from incumbent.model import Capabilities
+from incumbent.stores.base import Engine
+from incumbent.testing.contract.bench import DRIVERS, Bench, Hook, World
+from incumbent.testing.contract.cases.faults import FaultCases
+from incumbent.testing.contract.cases.fields import FieldCases, NoticeCases
+from incumbent.testing.contract.cases.leases import LeaseCases, RepeatCases
+from incumbent.testing.contract.cases.names import NameCases
+from incumbent.testing.contract.cases.records import RecordCases
+from incumbent.testing.contract.cases.renewals import RenewalCases
+from incumbent.testing.contract.cases.restarts import RestartCases
+from incumbent.testing.contract.cases.slots import SlotCases
+from incumbent.testing.contract.cases.tokens import TokenCases
+from incumbent.testing.contract.cases.waits import WaitCases
+from incumbent.testing.contract.marks import needs_of
+
+__all__ = ["StoreContract"]
+
+_FLAGS = ("fencing", "fields", "slots", "notices", "ttl_change")
+
+
+class StoreContract(
+    LeaseCases,
+    RepeatCases,
+    RenewalCases,
+    TokenCases,
+    WaitCases,
+    FieldCases,
+    NoticeCases,
+    SlotCases,
+    NameCases,
+    RecordCases,
+    FaultCases,
+    RestartCases,
+):
+    """Subclass it, declare what your store has, and give it the fixture `world`."""
+
+    capabilities: ClassVar[Capabilities] = Capabilities()
+    """What the engine declares; cases for anything else do not exist in the subclass."""
+    hooks: ClassVar[frozenset[Hook]] = frozenset()
+    """What the world can do beside passing time."""
+    only: ClassVar[frozenset[Hook]] = frozenset()
+    """Keep only the cases that need one of these hooks: for a world that is dear to make."""
+    ttl: ClassVar[float] = 0.5
+    """A ttl that is waited out by `World.pass_time`; larger is steadier where that sleeps."""
+
+    def __init_subclass__(cls, **options: object) -> None:
+        super().__init_subclass__(**options)
+        flags = {flag for flag in _FLAGS if getattr(cls.capabilities, flag)}
+        offered = flags | cls.hooks
+        for name in [name for name in dir(StoreContract) if name.startswith("test_")]:
+            needed = needs_of(getattr(StoreContract, name))
+            if not needed <= offered or (cls.only and not needed & cls.only):
+                setattr(cls, name, None)  # pytest collects what can be called
+
+    @pytest.fixture
+    def world(self) -> World:
+        """The one fixture that a subclass has to give."""
+        raise NotImplementedError("the suite needs a fixture `world` that gives a World")
+
+    @pytest.fixture(params=list(DRIVERS))
+    def bench(self, world: World, request: pytest.FixtureRequest) -> Iterator[Bench]:
+        """The world through one of its two sides."""
+        bench = Bench(world, DRIVERS[request.param], self.ttl)
+        try:
+            yield bench
+        finally:
+            bench.close()
+            world.engine.store().close()
+
+    def test_the_engine_is_as_the_class_declares(self, bench: Bench) -> None:
+        assert bench.world.engine.capabilities == self.capabilities
+        assert isinstance(bench.world.engine, Engine)
+
+    def test_an_engine_has_one_blocking_store(self, bench: Bench) -> None:
+        assert bench.world.engine.store() is bench.world.engine.store()
+
+    def test_closing_twice_is_harmless(self, bench: Bench) -> None:
+        bench.granted()
+        bench.store.close()
+        bench.store.close()
+
+    def test_a_diagnosis_has_levels_that_people_know(self, bench: Bench) -> None:
+        findings = bench.world.engine.diagnose(self.ttl, bench.until())
+        assert {level for level, _, _ in findings} <= {"ok", "warning", "error"}

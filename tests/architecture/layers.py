@@ -1,0 +1,61 @@
+"""The layers of the package as data, lowest first. Place new modules here.
+
+A module may import its own layer and the ones below, at run time and for types
+alike. A name stands for the module and everything under it; the longest match
+wins, so `stores.base` can lie lower than `stores.redis`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+# What would make a decision depend on when, where or in which thread it is taken.
+WORLD = frozenset(
+    {
+        *("time", "random", "secrets", "os", "signal", "sched"),
+        *("threading", "asyncio", "concurrent", "multiprocessing", "queue", "subprocess"),
+        *("socket", "ssl", "select", "selectors", "sqlite3", "redis", "hiredis"),
+    }
+)
+
+
+@dataclass(frozen=True)
+class Layer:
+    name: str
+    modules: tuple[str, ...]
+    banned: frozenset[str] = frozenset()
+
+
+LAYERS = (
+    Layer("values", ("errors", "durations", "model"), WORLD),
+    Layer("decisions", ("lease", "policy", "backoff", "election", "job", "quorum"), WORLD),
+    Layer("store contract", ("stores.base", "stores.names", "stores.notices", "stores.table"), WORLD),
+    Layer("protocols", ("_core",), WORLD),
+    Layer("clock", ("clock",)),
+    Layer("stores", ("stores",)),
+    Layer("drivers", ("_drive",)),
+    Layer("settings", ("links", "options", "entered")),
+    Layer("leases", ("handles",)),
+    Layer("facades", ("sync", "aio")),
+    Layer("decorators", ("decorators",)),
+    Layer("supervision", ("supervise",)),
+    Layer("outermost", ("testing", "cli", "cron", "serve")),
+)
+
+# `import incumbent` brings the facades, so importing the package itself is as high as they are.
+ROOT = "decorators"
+
+# A driver is imported by its own store and by nobody else.
+DRIVERS = {
+    "redis": "stores.redis",
+    "hiredis": "stores.redis",
+    "sqlite3": "stores.sqlite",
+}
+
+# The vocabulary has one word for each thing; these would be a second one.
+AVOIDED = frozenset({"unlock", "obtain", "refresh", "watchdog", "resource", "owner"})
+# Where users look, a token is a fencing token; the store contract says `token` for short.
+NO_BARE_TOKEN = ("sync", "aio", "handles", "errors")
+
+LONGEST_FILE = 399
+LONGEST_FUNCTION = 50

@@ -1,0 +1,40 @@
+"""Servers and networks for every test; see tests/support."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.proxy import FaultProxy
+from tests.support.servers import RedisServer
+
+SERVER_FIXTURES = {"redis_server", "own_redis", "proxy"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whatever asks for a server is marked so, that `make quick` can leave it out."""
+    for item in items:
+        if SERVER_FIXTURES & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.server)
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[RedisServer]:
+    """One server for all tests of a worker: use a namespace of your own, never FLUSHALL."""
+    with RedisServer() as server:
+        yield server
+
+
+@pytest.fixture
+def own_redis() -> Iterator[RedisServer]:
+    """A fresh server to kill, freeze or wipe."""
+    with RedisServer() as server:
+        yield server
+
+
+@pytest.fixture
+def proxy(own_redis: RedisServer) -> Iterator[FaultProxy]:
+    """A faulty network in front of `own_redis`."""
+    with FaultProxy(own_redis.port) as faulty:
+        yield faulty

@@ -1,0 +1,1 @@
+"""Every store of ours passes the suite that we publish."""

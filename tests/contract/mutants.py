@@ -1,0 +1,345 @@
+"""Memory tables with one planted bug each, as stores of the field were seen to have them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import count
+from typing import Any
+
+from incumbent.errors import StoreUnavailable
+from incumbent.model import (
+    Ask,
+    ByClaim,
+    Field,
+    GiveOutcome,
+    Gone,
+    Granted,
+    Guard,
+    Key,
+    PutOutcome,
+    Record,
+    Refused,
+    Released,
+    Renewal,
+    Renewed,
+    RenewOutcome,
+    Slot,
+    Stored,
+    TakeOutcome,
+)
+from incumbent.stores.notices import PAUSE, RESIGN
+from incumbent.stores.table import MemoryTable
+
+
+class ReleasesWithoutCompare(MemoryTable):
+    def give(
+        self, key: Key, claim: str, token: int | None, now: float, *rest: Any, **more: Any
+    ) -> GiveOutcome:
+        entry = self._entries.get(key)
+        if entry is not None and entry.held is not None:
+            claim, token = entry.held.claim, entry.held.token
+        return super().give(key, claim, token, now, *rest, **more)
+
+
+class ReleaseIgnoresToken(MemoryTable):
+    def give(
+        self, key: Key, claim: str, token: int | None, now: float, *rest: Any, **more: Any
+    ) -> GiveOutcome:
+        return super().give(key, claim, None, now, *rest, **more)
+
+
+class ReleaseForgetsToClose(MemoryTable):
+    def give(
+        self,
+        key: Key,
+        claim: str,
+        token: int | None,
+        now: float,
+        wall: float,
+        closed_for: float,
+        slot: str | None,
+    ) -> GiveOutcome:
+        return super().give(key, claim, token, now, wall, 0.0, slot)
+
+
+class ReleaseIsSilent(MemoryTable):
+    """Waiters that have not begun to wait miss it."""
+
+    def seen(self, key: Key) -> str:
+        return "always the same"
+
+
+class SlotNotCompared(MemoryTable):
+    def give(
+        self,
+        key: Key,
+        claim: str,
+        token: int | None,
+        now: float,
+        wall: float,
+        closed_for: float,
+        slot: str | None,
+    ) -> GiveOutcome:
+        if slot is not None and key in self._entries:
+            self._entries[key].slots.pop(slot, None)
+        return super().give(key, claim, token, now, wall, closed_for, slot)
+
+
+class SlotDiesWithItsLease(MemoryTable):
+    def take(
+        self, key: Key, claim: str, ask: Ask, now: float, *rest: Any, **more: Any
+    ) -> TakeOutcome:
+        if ask.slot is not None:
+            ask = replace(ask, slot=Slot(ask.slot.name, ask.ttl))
+        return super().take(key, claim, ask, now, *rest, **more)
+
+
+class RefusalClaimsTheSlot(MemoryTable):
+    def take(
+        self, key: Key, claim: str, ask: Ask, now: float, *rest: Any, **more: Any
+    ) -> TakeOutcome:
+        outcome = super().take(key, claim, ask, now, *rest, **more)
+        held = self._entries[key].held
+        if isinstance(outcome, Refused) and ask.slot is not None and held is not None:
+            self._entries[key].slots.setdefault(ask.slot.name, held)
+        return outcome
+
+
+class RenewalRecreates(MemoryTable):
+    def renew(self, renewal: Renewal, now: float) -> RenewOutcome:
+        outcome = super().renew(renewal, now)
+        if outcome == Gone() and not self.read(renewal.key, now).holdings:
+            self.take(renewal.key, renewal.claim, Ask(renewal.ttl, "back again"), now, now)
+            return Renewed()
+        return outcome
+
+
+class RenewalShortens(MemoryTable):
+    def renew(self, renewal: Renewal, now: float) -> RenewOutcome:
+        outcome = super().renew(renewal, now)
+        entry = self._entries.get(renewal.key)
+        if isinstance(outcome, Renewed) and entry is not None and entry.held is not None:
+            entry.held.expires = now + renewal.ttl
+        return outcome
+
+
+class RenewalWithoutCompare(MemoryTable):
+    def renew(self, renewal: Renewal, now: float) -> RenewOutcome:
+        holdings = self.read(renewal.key, now).holdings
+        if holdings:
+            renewal = replace(renewal, claim=holdings[0].claim, token=holdings[0].token)
+        return super().renew(renewal, now)
+
+
+class RenewalIgnoresToken(MemoryTable):
+    def renew(self, renewal: Renewal, now: float) -> RenewOutcome:
+        holdings = self.read(renewal.key, now).holdings
+        if holdings:
+            renewal = replace(renewal, token=holdings[0].token)
+        return super().renew(renewal, now)
+
+
+class RenewalOutlivesRestart(MemoryTable):
+    def renew(self, renewal: Renewal, now: float) -> RenewOutcome:
+        return super().renew(replace(renewal, epoch=self.epoch), now)
+
+
+class RepeatKeepsTheOldTtl(MemoryTable):
+    def take(
+        self, key: Key, claim: str, ask: Ask, now: float, *rest: Any, **more: Any
+    ) -> TakeOutcome:
+        held = self.read(key, now).holdings
+        if held and held[0].claim == claim:
+            return Granted(claim, held[0].token, ask.ttl, self.epoch)
+        return super().take(key, claim, ask, now, *rest, **more)
+
+
+class RepeatShortens(MemoryTable):
+    def take(
+        self, key: Key, claim: str, ask: Ask, now: float, *rest: Any, **more: Any
+    ) -> TakeOutcome:
+        outcome = super().take(key, claim, ask, now, *rest, **more)
+        held = self._entries[key].held
+        if isinstance(outcome, Granted) and held is not None:
+            held.expires = now + ask.ttl
+        return outcome
+
+
+class RepeatIsRefused(MemoryTable):
+    """SET NX and nothing else: who lost the answer waits for itself."""
+
+    def take(
+        self, key: Key, claim: str, ask: Ask, now: float, *rest: Any, **more: Any
+    ) -> TakeOutcome:
+        holdings = self.read(key, now).holdings
+        if holdings:
+            return Refused("held", holdings, holdings[0].remaining, self.seen(key))
+        return super().take(key, claim, ask, now, *rest, **more)
+
+
+class RepeatIsANewGrant(MemoryTable):
+    def take(
+        self, key: Key, claim: str, ask: Ask, now: float, *rest: Any, **more: Any
+    ) -> TakeOutcome:
+        entry = self._entries.get(key)
+        if entry is not None and entry.held is not None and entry.held.claim == claim:
+            entry.held = None
+        return super().take(key, claim, ask, now, *rest, **more)
+
+
+class TokenRestarts(MemoryTable):
+    """A bare counter in memory: the first holder after a wipe is number one again."""
+
+    def take(
+        self,
+        key: Key,
+        claim: str,
+        ask: Ask,
+        now: float,
+        wall: float,
+        restart_wait: float | None = None,
+    ) -> TakeOutcome:
+        return super().take(key, claim, ask, now, 0.0, restart_wait)
+
+
+class TokenStandsStill(MemoryTable):
+    def take(
+        self, key: Key, claim: str, ask: Ask, now: float, *rest: Any, **more: Any
+    ) -> TakeOutcome:
+        outcome = super().take(key, claim, ask, now, *rest, **more)
+        held = self._entries[key].held
+        if isinstance(outcome, Granted) and held is not None:
+            held.token = 7
+            return replace(outcome, token=7)
+        return outcome
+
+
+class EchoesNothing(MemoryTable):
+    def take(
+        self, key: Key, claim: str, ask: Ask, now: float, *rest: Any, **more: Any
+    ) -> TakeOutcome:
+        outcome = super().take(key, claim, ask, now, *rest, **more)
+        return replace(outcome, claim="") if isinstance(outcome, Granted) else outcome
+
+
+class GrantsToAll(MemoryTable):
+    def take(
+        self, key: Key, claim: str, ask: Ask, now: float, *rest: Any, **more: Any
+    ) -> TakeOutcome:
+        if key in self._entries:
+            self._entries[key].held = None
+        return super().take(key, claim, ask, now, *rest, **more)
+
+
+class NeverExpires(MemoryTable):
+    def take(
+        self, key: Key, claim: str, ask: Ask, now: float, *rest: Any, **more: Any
+    ) -> TakeOutcome:
+        return super().take(key, claim, replace(ask, ttl=1e9), now, *rest, **more)
+
+
+class RoundsTheTtlDown(MemoryTable):
+    def take(
+        self, key: Key, claim: str, ask: Ask, now: float, *rest: Any, **more: Any
+    ) -> TakeOutcome:
+        return super().take(key, claim, replace(ask, ttl=ask.ttl // 1), now, *rest, **more)
+
+
+class TakeIgnoresPause(MemoryTable):
+    def take(
+        self, key: Key, claim: str, ask: Ask, now: float, *rest: Any, **more: Any
+    ) -> TakeOutcome:
+        if key in self._entries:
+            self._entries[key].fields.pop(PAUSE, None)
+        return super().take(key, claim, ask, now, *rest, **more)
+
+
+class RestartWaitIgnored(MemoryTable):
+    def _admit(self, wait: float, now: float) -> None:
+        return
+
+
+class RestartRefusesInsteadOfSaying(MemoryTable):
+    """A no where nobody knows: the asker would believe that somebody holds."""
+
+    def take(
+        self, key: Key, claim: str, ask: Ask, now: float, *rest: Any, **more: Any
+    ) -> TakeOutcome:
+        try:
+            return super().take(key, claim, ask, now, *rest, **more)
+        except StoreUnavailable as error:
+            return Refused("held", (), error.retry_after)
+
+
+class ResignHitsTheNextHolder(MemoryTable):
+    def renew(self, renewal: Renewal, now: float) -> RenewOutcome:
+        entry = self._entries.get(renewal.key)
+        if entry is not None and RESIGN in entry.fields:
+            value = b'{"token": %d}' % renewal.token
+            entry.fields[RESIGN] = Field(value, entry.fields[RESIGN].version)
+        return super().renew(renewal, now)
+
+
+class PauseIsNoNotice(MemoryTable):
+    def renew(self, renewal: Renewal, now: float) -> RenewOutcome:
+        outcome = super().renew(renewal, now)
+        return Renewed() if isinstance(outcome, Renewed) else outcome
+
+
+class PutIgnoresItsGuard(MemoryTable):
+    def put(self, key: Key, name: str, value: bytes | None, guard: Guard, now: float) -> PutOutcome:
+        return super().put(key, name, value, None, now)
+
+
+class PutByClaimAfterTheEnd(MemoryTable):
+    """Compares the claim of whoever held last, and forgets to ask whether it still holds."""
+
+    def put(self, key: Key, name: str, value: bytes | None, guard: Guard, now: float) -> PutOutcome:
+        last = self._entries[key].held if key in self._entries else None
+        if isinstance(guard, ByClaim) and last is not None and last.claim == guard.claim:
+            guard = None
+        return super().put(key, name, value, guard, now)
+
+
+class VersionsComeBack(MemoryTable):
+    def put(self, key: Key, name: str, value: bytes | None, guard: Guard, now: float) -> PutOutcome:
+        outcome = super().put(key, name, value, guard, now)
+        if outcome == Stored(0):
+            self._entries[key].version = 0
+        return outcome
+
+
+class HistoryWithoutEnd(MemoryTable):
+    def give(
+        self, key: Key, claim: str, token: int | None, now: float, *rest: Any, **more: Any
+    ) -> GiveOutcome:
+        before = self.read(key, now).history
+        outcome = super().give(key, claim, token, now, *rest, **more)
+        if outcome == Released():
+            self._entries[key].history.clear()
+            self._entries[key].history.extend(before)
+        return outcome
+
+
+class NamesCollide(MemoryTable):
+    """An encoding that is not injective: `/` and `:` become one separator."""
+
+    def take(
+        self, key: Key, claim: str, ask: Ask, now: float, *rest: Any, **more: Any
+    ) -> TakeOutcome:
+        key = Key(key.namespace, key.name.replace("/", ":"))
+        return super().take(key, claim, ask, now, *rest, **more)
+
+
+class ScanLeavesItsNamespace(MemoryTable):
+    def scan(self, namespace: str, prefix: str, now: float) -> tuple[Record, ...]:
+        keys = [key for key in self._entries if f"{key}".startswith(f"{namespace}")]
+        return tuple(self.read(key, now) for key in keys if key.name.startswith(prefix))
+
+
+class ReadCreates(MemoryTable):
+    _reads = count()
+
+    def read(self, key: Key, now: float) -> Record:
+        super().put(key, "read", b"%d" % next(self._reads), None, now)
+        return super().read(key, now)

@@ -1,0 +1,123 @@
+"""A suite that never fails proves nothing: each planted bug is caught by the case named for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from incumbent.model import Capabilities
+from incumbent.stores.table import MemoryTable
+from incumbent.testing.contract import Bench, StoreContract
+from incumbent.testing.contract.bench import DRIVERS
+from incumbent.testing.contract.cases import waits
+from tests.contract import mutants as bugs
+from tests.contract.worlds import FaultyMemoryStore, MemoryWorld
+
+CAUGHT_BY: list[tuple[type[MemoryTable], str]] = [
+    (bugs.ReleasesWithoutCompare, "a_stranger_cannot_release"),
+    (bugs.ReleaseIgnoresToken, "a_break_that_comes_too_late_spares_the_next_holder"),
+    (bugs.ReleaseForgetsToClose, "a_release_can_keep_the_name_closed"),
+    (bugs.ReleaseIsSilent, "a_release_before_the_wait_is_not_missed"),
+    (bugs.SlotNotCompared, "nobody_else_can_give_a_slot_back"),
+    (bugs.SlotDiesWithItsLease, "a_slot_outlives_a_holder_that_died"),
+    (bugs.RefusalClaimsTheSlot, "a_refused_take_claims_no_slot"),
+    (bugs.RenewalRecreates, "a_renewal_after_the_end_brings_nothing_back"),
+    (bugs.RenewalRecreates, "a_renewal_never_creates_a_lease"),
+    (bugs.RenewalShortens, "a_renewal_never_shortens_the_ttl"),
+    (bugs.RenewalWithoutCompare, "a_stranger_cannot_renew"),
+    (bugs.RenewalIgnoresToken, "a_renewal_with_another_token_is_refused"),
+    (bugs.RenewalOutlivesRestart, "a_restart_ends_what_was_believed"),
+    (bugs.RepeatKeepsTheOldTtl, "a_repeated_take_raises_the_ttl_to_what_it_asks"),
+    (bugs.RepeatKeepsTheOldTtl, "a_repeat_after_a_lost_answer_raises_the_ttl"),
+    (bugs.RepeatShortens, "a_repeated_take_never_shortens_the_ttl"),
+    (bugs.RepeatIsRefused, "a_take_whose_answer_was_lost_is_the_same_grant_again"),
+    (bugs.RepeatIsANewGrant, "a_repeated_take_is_the_same_grant"),
+    (bugs.TokenRestarts, "the_token_grows_over_a_wipe"),
+    (bugs.TokenStandsStill, "the_token_grows_with_every_release"),
+    (bugs.EchoesNothing, "a_free_lease_is_granted_and_echoes_its_claim"),
+    (bugs.GrantsToAll, "of_many_contenders_exactly_one_is_granted"),
+    (bugs.NeverExpires, "a_lease_ends_with_its_ttl"),
+    (bugs.RoundsTheTtlDown, "a_ttl_between_two_units_is_rounded_up"),
+    (bugs.TakeIgnoresPause, "a_paused_name_is_granted_to_nobody"),
+    (bugs.RestartWaitIgnored, "a_store_that_lost_its_data_grants_nothing_for_one_ttl"),
+    (bugs.RestartWaitIgnored, "a_store_that_kept_its_data_grants_nothing_for_one_ttl"),
+    (bugs.RestartRefusesInsteadOfSaying, "a_store_that_lost_its_data_grants_nothing_for_one_ttl"),
+    (bugs.ResignHitsTheNextHolder, "a_resign_notice_that_comes_too_late_hits_nobody"),
+    (bugs.PauseIsNoNotice, "the_holder_is_told_of_a_pause"),
+    (bugs.PutIgnoresItsGuard, "a_version_guards_against_a_lost_update"),
+    (bugs.PutByClaimAfterTheEnd, "who_lost_the_lease_cannot_write_by_its_claim"),
+    (bugs.VersionsComeBack, "a_version_never_comes_back"),
+    (bugs.HistoryWithoutEnd, "the_history_names_holders_and_ends_in_order"),
+    (bugs.NamesCollide, "names_that_look_alike_are_different_leases"),
+    (bugs.ScanLeavesItsNamespace, "a_scan_stays_in_its_namespace"),
+    (bugs.ReadCreates, "reading_creates_nothing"),
+]
+
+
+@pytest.fixture(autouse=True)
+def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A waiter that is never told is what some bugs make: nobody has to sit it out here."""
+    monkeypatch.setattr(waits, "PATIENCE", 1.0)
+    monkeypatch.setattr(waits, "HINTED_WITHIN", 0.6)
+
+
+@contextmanager
+def _bench(table: MemoryTable, driver: str) -> Iterator[Bench]:
+    bench = Bench(MemoryWorld(FaultyMemoryStore(table)), DRIVERS[driver], ttl=10.5)
+    try:
+        yield bench
+    finally:
+        bench.close()
+
+
+def _run(case: str, bench: Bench) -> None:
+    getattr(StoreContract(), f"test_{case}")(bench)
+
+
+@pytest.mark.parametrize(("bug", "case"), CAUGHT_BY)
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_a_planted_bug_is_caught(bug: type[MemoryTable], case: str, driver: str) -> None:
+    with _bench(MemoryTable(), driver) as bench:
+        _run(case, bench)
+    with _bench(bug(), driver) as bench, pytest.raises((AssertionError, pytest.fail.Exception)):
+        _run(case, bench)
+
+
+def test_every_planted_bug_has_a_case() -> None:
+    planted = {
+        it for it in vars(bugs).values() if isinstance(it, type) and issubclass(it, MemoryTable)
+    }
+    assert planted - {MemoryTable} == {bug for bug, _ in CAUGHT_BY}
+
+
+class _Poor(StoreContract):
+    capabilities = Capabilities(fields=False, slots=False, notices=False, fencing=False)
+
+
+class _Dear(StoreContract):
+    hooks = frozenset({"wipe"})
+    only = frozenset({"wipe"})
+
+
+def _cases(suite: type[StoreContract]) -> set[str]:
+    return {name for name in dir(suite) if name.startswith("test_") and getattr(suite, name)}
+
+
+def test_what_a_store_does_not_declare_is_not_generated() -> None:
+    cases = _cases(_Poor)
+    assert "test_a_field_can_be_read_back" not in cases
+    assert "test_the_token_grows_over_a_wipe" not in cases
+    assert "test_of_many_contenders_exactly_one_is_granted" in cases
+
+
+def test_a_suite_can_be_narrowed_to_the_cases_of_a_hook() -> None:
+    cases = _cases(_Dear)
+    assert "test_the_token_grows_over_a_wipe" in cases
+    assert "test_of_many_contenders_exactly_one_is_granted" not in cases
+
+
+def test_an_engine_that_contradicts_the_class_fails() -> None:
+    with _bench(MemoryTable(), "blocking") as bench, pytest.raises(AssertionError):
+        _Poor().test_the_engine_is_as_the_class_declares(bench)

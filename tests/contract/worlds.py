@@ -1,0 +1,109 @@
+"""Worlds that play every fault without a server: a memory store whose clock can be moved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import TypeVar
+
+from incumbent import clock
+from incumbent.errors import OutcomeUnknown, StoreUnavailable
+from incumbent.model import (
+    Ask,
+    GiveOutcome,
+    Guard,
+    Key,
+    PutOutcome,
+    Record,
+    Renewal,
+    RenewOutcome,
+    TakeOutcome,
+)
+from incumbent.stores.memory import MemoryEngine, MemoryStore
+from incumbent.stores.table import MemoryTable
+from incumbent.testing.contract import World
+
+T = TypeVar("T")
+
+
+class FaultyMemoryStore(MemoryStore):
+    """Loses an answer, or cannot be reached, when it is told to; `shift` moves its clocks."""
+
+    def __init__(self, table: MemoryTable | None = None, restart_wait: float | None = None) -> None:
+        super().__init__(
+            lambda: clock.now() + self.shift, lambda: clock.wall() + self.shift, restart_wait
+        )
+        self.shift = 0.0
+        self.away = False
+        self.loses_next = False
+        if table is not None:
+            self._table = table
+
+    def _through(self, request: Callable[[], T]) -> T:
+        if self.away:
+            raise StoreUnavailable("the store is away")
+        answer = request()
+        if self.loses_next:
+            self.loses_next = False
+            raise OutcomeUnknown("the answer was lost")
+        return answer
+
+    def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
+        return self._through(partial(super().take, key, claim, ask, until))
+
+    def renew(self, renewals: Sequence[Renewal], until: float) -> list[RenewOutcome]:
+        return self._through(partial(super().renew, renewals, until))
+
+    def give(
+        self,
+        key: Key,
+        claim: str,
+        token: int | None,
+        until: float,
+        *,
+        closed_for: float = 0.0,
+        reserve_for: str | None = None,
+        slot: str | None = None,
+    ) -> GiveOutcome:
+        give = partial(super().give, key, claim, token, until)
+        return self._through(
+            partial(give, closed_for=closed_for, reserve_for=reserve_for, slot=slot)
+        )
+
+    def put(
+        self, key: Key, field: str, value: bytes | None, guard: Guard, until: float
+    ) -> PutOutcome:
+        return self._through(partial(super().put, key, field, value, guard, until))
+
+    def read(self, key: Key, until: float) -> Record:
+        return self._through(partial(super().read, key, until))
+
+    def scan(self, namespace: str, prefix: str, until: float) -> tuple[Record, ...]:
+        return self._through(partial(super().scan, namespace, prefix, until))
+
+
+class MemoryWorld(World):
+    """Every hook there is, and time that passes when it is told to."""
+
+    def __init__(self, memory: FaultyMemoryStore) -> None:
+        super().__init__(MemoryEngine(store=memory))
+        self.memory = memory
+
+    def pass_time(self, seconds: float) -> None:
+        self.memory.shift += seconds
+
+    def restart(self, *, empty: bool) -> None:
+        self.memory.restart(empty=empty)
+
+    @contextmanager
+    def lose_reply(self) -> Iterator[None]:
+        self.memory.loses_next = True
+        yield
+        assert not self.memory.loses_next, "no request was made"
+
+    @contextmanager
+    def cut(self) -> Iterator[None]:
+        self.memory.away = True
+        yield
+        self.memory.away = False

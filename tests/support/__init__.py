@@ -1,0 +1,1 @@
+"""What the tests stand on: real servers and a network that fails on request."""

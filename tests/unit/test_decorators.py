@@ -1,0 +1,86 @@
+"""`@exclusive` and `@once`."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+import incumbent
+from tests.support.faulty import FaultyEngine
+
+
+@pytest.fixture
+def engine() -> FaultyEngine:
+    return FaultyEngine()
+
+
+def test_exclusive_names_its_lease_by_the_arguments(engine: FaultyEngine) -> None:
+    @incumbent.exclusive("order:{order_id}", if_held="skip", store=engine)
+    def ship(order_id: int, *, fast: bool = False) -> str:
+        """Ship it."""
+        held_by = incumbent.Lock(f"order:{order_id}", store=engine).held_by()
+        return f"{order_id} {fast} {held_by is not None}"
+
+    assert ship(7, fast=True) == "7 True True"
+    assert ship(order_id=8) == "8 False True"
+    assert ship.__doc__ == "Ship it."
+
+
+def test_exclusive_skips_raises_or_waits_while_another_holds(engine: FaultyEngine) -> None:
+    def body() -> str:
+        return "ran"
+
+    with incumbent.Lock("a", store=engine):
+        assert incumbent.exclusive("a", if_held="skip", store=engine)(body)() is None
+        with pytest.raises(incumbent.NotAcquired):
+            incumbent.exclusive("a", if_held="raise", store=engine)(body)()
+        with pytest.raises(incumbent.AcquireTimeout):
+            incumbent.exclusive("a", store=engine, timeout="20ms")(body)()
+    assert incumbent.exclusive("a", store=engine)(body)() == "ran"
+
+
+def test_a_busy_lease_inside_the_body_is_not_taken_for_a_skip(engine: FaultyEngine) -> None:
+    @incumbent.exclusive("a", if_held="skip", store=engine)
+    def body() -> None:
+        incumbent.Lock("b", store=engine, timeout=0).acquire()
+
+    with incumbent.Lock("b", store=engine), pytest.raises(incumbent.NotAcquired):
+        body()
+
+
+def test_an_argument_that_makes_no_name_is_refused_before_anything_is_sent(
+    engine: FaultyEngine,
+) -> None:
+    @incumbent.exclusive("order:{order_id}", store=engine)
+    def ship(order_id: str) -> None: ...
+
+    with pytest.raises(incumbent.ConfigError, match="not a name"):
+        ship("a b")
+    assert not engine.faulty.calls
+
+
+def test_a_template_without_its_argument_is_refused(engine: FaultyEngine) -> None:
+    @incumbent.exclusive("order:{nothing}", store=engine)
+    def ship(order_id: str) -> None: ...
+
+    with pytest.raises(incumbent.ConfigError, match="nothing"):
+        ship("1")
+
+
+def test_an_unknown_policy_is_refused_when_decorating() -> None:
+    with pytest.raises(incumbent.ConfigError, match="if_held"):
+        incumbent.exclusive("a", if_held="whatever")  # type: ignore[arg-type]
+
+
+def test_once_runs_once_for_functions_and_coroutines(engine: FaultyEngine) -> None:
+    @incumbent.once("nightly", per="12h", store=engine)
+    def sync_job() -> str:
+        return "ran"
+
+    @incumbent.once("hourly", per="1h", store=engine)
+    async def async_job() -> str:
+        return "ran"
+
+    assert [sync_job(), sync_job()] == ["ran", None]
+    assert [asyncio.run(async_job()), asyncio.run(async_job())] == ["ran", None]

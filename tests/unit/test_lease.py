@@ -1,0 +1,412 @@
+"""The lease machine: what one claim's holder may believe, in every state and at every instant."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import product
+from math import inf
+
+import pytest
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
+
+from incumbent.lease import TRANSITIONS, IllegalInput, Input, LeaseMachine, State
+from incumbent.model import Granted
+from incumbent.policy import Policy, make_policy
+
+POLICY = make_policy(15)
+T0 = 1000.0
+LATE = T0 + POLICY.renew_deadline
+GRANT = Granted("claim", token=7, ttl=15.0, epoch="first")
+
+FEED: dict[Input, Callable[[LeaseMachine], object]] = {
+    Input.SEND: lambda machine: machine.sent(T0),
+    Input.GRANT: lambda machine: machine.granted(GRANT, T0 + 0.1),
+    Input.LATE: lambda machine: machine.granted(GRANT, LATE),
+    Input.REFUSE: LeaseMachine.refused,
+    Input.UNSENT: LeaseMachine.unsent,
+    Input.UNSURE: LeaseMachine.unsure,
+    Input.ABANDON: LeaseMachine.abandoned,
+    Input.RENEW: lambda machine: machine.renew_sent(T0 + 1),
+    Input.RENEWED: lambda machine: machine.renewed(T0 + 1.1),
+    Input.UNRENEWED: LeaseMachine.unrenewed,
+    Input.GONE: lambda machine: machine.gone("taken"),
+    Input.BREAK: LeaseMachine.broken,
+    Input.EXPIRE: LeaseMachine.expired,
+    Input.FORK: LeaseMachine.forked,
+    Input.LEAVE: LeaseMachine.left,
+    Input.GIVEN: LeaseMachine.given,
+}
+
+_HOLDING = (Input.SEND, Input.GRANT)
+WAY_TO: dict[State, tuple[Input, ...]] = {
+    State.NEW: (),
+    State.ASKING: (Input.SEND,),
+    State.DOUBT: (Input.SEND, Input.UNSURE),
+    State.ASKING_AGAIN: (Input.SEND, Input.UNSURE, Input.SEND),
+    State.HELD: _HOLDING,
+    State.LEAVING: (*_HOLDING, Input.LEAVE),
+    State.RELEASED: (*_HOLDING, Input.LEAVE, Input.GIVEN),
+    State.LOST: (*_HOLDING, Input.GONE),
+    State.DROPPED: (Input.ABANDON,),
+    State.OWING: (Input.SEND, Input.ABANDON),
+}
+PAIRS = list(product(State, Input))
+LEGAL = [(state, what) for state, what in PAIRS if what in TRANSITIONS[state]]
+ILLEGAL = [(state, what) for state, what in PAIRS if what not in TRANSITIONS[state]]
+
+
+def machine_in(state: State, at_most_for: float = inf) -> LeaseMachine:
+    machine = LeaseMachine(POLICY, at_most_for)
+    for what in WAY_TO[state]:
+        FEED[what](machine)
+    assert machine.state is state
+    return machine
+
+
+def everything(machine: LeaseMachine) -> dict[str, object]:
+    return {slot: getattr(machine, slot) for slot in LeaseMachine.__slots__}
+
+
+# -- the table -------------------------------------------------------------------------------
+
+
+def test_the_table_has_every_state() -> None:
+    assert set(TRANSITIONS) == set(State)
+
+
+@pytest.mark.parametrize(("state", "what"), LEGAL)
+def test_a_legal_input_leads_where_the_table_says(state: State, what: Input) -> None:
+    machine = machine_in(state)
+    FEED[what](machine)
+    assert machine.state is TRANSITIONS[state][what]
+
+
+@pytest.mark.parametrize(("state", "what"), ILLEGAL)
+def test_an_illegal_input_raises_and_changes_nothing(state: State, what: Input) -> None:
+    machine = machine_in(state)
+    before = everything(machine)
+    with pytest.raises(IllegalInput, match=state.name):
+        FEED[what](machine)
+    assert everything(machine) == before
+
+
+def test_only_a_grant_of_a_take_leads_to_held() -> None:
+    entries = {
+        (state, what)
+        for state, moves in TRANSITIONS.items()
+        for what, target in moves.items()
+        if target is State.HELD and state is not State.HELD
+    }
+    assert entries == {(State.ASKING, Input.GRANT), (State.ASKING_AGAIN, Input.GRANT)}
+
+
+def test_no_way_leads_from_the_end_of_a_holding_back_to_it() -> None:
+    reached, new = set[State](), {State.LEAVING, State.LOST, State.RELEASED}
+    while new:
+        reached |= new
+        new = {target for state in new for target in TRANSITIONS[state].values()} - reached
+    assert reached == {State.LEAVING, State.LOST, State.RELEASED}
+
+
+def test_a_fork_leaves_no_state_believed() -> None:
+    assert all(moves.get(Input.FORK) not in {State.HELD, None} for moves in TRANSITIONS.values())
+
+
+def test_every_state_can_end() -> None:
+    ends = {State.RELEASED, State.LOST, State.DROPPED}
+    assert all(state in ends or ends & set(TRANSITIONS[state].values()) for state in State)
+
+
+# -- instants --------------------------------------------------------------------------------
+
+
+def test_the_deadline_counts_from_before_the_request() -> None:
+    machine = LeaseMachine(POLICY)
+    machine.sent(T0)
+    machine.granted(GRANT, T0 + 3)
+    assert machine.deadline == pytest.approx(T0 + 15 * 0.98 - 0.25)
+    assert machine.stop_at == pytest.approx(machine.deadline - POLICY.grace)
+
+
+def test_a_repeat_counts_from_the_repeat() -> None:
+    machine = LeaseMachine(POLICY)
+    machine.sent(T0)
+    machine.unsure()
+    machine.sent(T0 + 2)
+    machine.granted(GRANT, T0 + 2.1)
+    assert machine.deadline == pytest.approx(T0 + 2 + POLICY.span)
+
+
+def test_nothing_is_believed_at_the_deadline_itself() -> None:
+    machine = machine_in(State.HELD)
+    assert machine.valid(machine.deadline - 0.001)
+    assert not machine.valid(machine.deadline)
+    assert (machine.state, machine.reason) == (State.LOST, "expired")
+
+
+def test_a_clock_that_goes_back_revives_nothing() -> None:
+    machine = machine_in(State.HELD)
+    assert not machine.valid(machine.deadline)
+    assert not machine.valid(T0)
+    assert machine.remaining(T0) == 0.0
+
+
+def test_remaining_is_the_time_to_the_deadline() -> None:
+    machine = machine_in(State.HELD)
+    assert machine.remaining(T0 + 4) == machine.deadline - (T0 + 4)
+
+
+def test_a_grant_that_comes_too_late_is_not_believed() -> None:
+    machine = machine_in(State.ASKING)
+    assert not machine.granted(GRANT, T0 + POLICY.renew_deadline)
+    assert (machine.state, machine.valid(T0)) == (State.DOUBT, False)
+
+
+def test_a_shorter_grant_is_believed_for_a_shorter_time() -> None:
+    machine = machine_in(State.ASKING)
+    machine.granted(Granted("claim", 1, ttl=12.0), T0)
+    assert machine.deadline <= T0 + 12 * 0.98 - 0.25
+
+
+def test_a_longer_grant_is_believed_no_longer_than_was_asked() -> None:
+    machine = machine_in(State.ASKING)
+    machine.granted(Granted("claim", 1, ttl=600.0), T0)
+    assert machine.deadline == pytest.approx(T0 + POLICY.span)
+
+
+def test_a_renewal_counts_from_when_it_was_sent() -> None:
+    machine = machine_in(State.HELD)
+    machine.renew_sent(T0 + 3)
+    machine.renewed(T0 + 3.5)
+    assert machine.deadline == pytest.approx(T0 + 3 + POLICY.span)
+
+
+def test_a_renewal_without_proof_leaves_the_deadline_where_it_was() -> None:
+    machine = machine_in(State.HELD)
+    before = machine.deadline
+    machine.renew_sent(T0 + 3)
+    assert machine.deadline == before
+    machine.unrenewed()
+    assert (machine.deadline, machine.renewing) == (before, False)
+
+
+def test_an_answer_to_no_renewal_proves_nothing() -> None:
+    machine = machine_in(State.HELD)
+    before = machine.deadline
+    machine.renew_sent(T0 + 3)
+    machine.unrenewed()
+    machine.renewed(T0 + 3.5)
+    assert machine.deadline == before
+
+
+def test_a_late_renewal_does_not_revive() -> None:
+    machine = machine_in(State.HELD)
+    machine.renew_sent(T0 + 3)
+    machine.renewed(machine.deadline)
+    assert (machine.state, machine.reason) == (State.LOST, "expired")
+
+
+def test_a_renewal_that_was_overtaken_by_the_end_changes_nothing() -> None:
+    machine = machine_in(State.HELD)
+    machine.renew_sent(T0 + 3)
+    machine.left()
+    machine.renewed(T0 + 3.1)
+    assert (machine.state, machine.valid(T0 + 3.1)) == (State.LEAVING, False)
+
+
+def test_a_second_renewal_waits_for_the_first() -> None:
+    machine = machine_in(State.HELD)
+    machine.renew_sent(T0 + 3)
+    before = everything(machine)
+    with pytest.raises(IllegalInput, match="on its way"):
+        machine.renew_sent(T0 + 4)
+    assert everything(machine) == before
+
+
+def test_at_most_for_counts_from_the_grant() -> None:
+    machine = LeaseMachine(POLICY, at_most_for=4)
+    machine.sent(T0)
+    machine.granted(GRANT, T0 + 1)
+    assert (machine.stop_at, machine.bounded) == (T0 + 5, True)
+    assert machine.deadline == T0 + 5 + POLICY.grace
+
+
+def test_at_most_for_is_what_ended_a_holding_that_it_bounds() -> None:
+    machine = LeaseMachine(POLICY, at_most_for=4)
+    machine.sent(T0)
+    machine.granted(GRANT, T0)
+    machine.valid(machine.deadline)
+    assert machine.reason == "at_most_for"
+
+
+def test_renewals_do_not_move_at_most_for() -> None:
+    machine = LeaseMachine(POLICY, at_most_for=12)
+    machine.sent(T0)
+    machine.granted(GRANT, T0)
+    assert not machine.bounded
+    machine.renew_sent(T0 + 9)
+    machine.renewed(T0 + 9.1)
+    assert (machine.stop_at, machine.bounded) == (T0 + 12, True)
+
+
+def test_a_renewal_that_failed_is_not_mistaken_for_at_most_for() -> None:
+    machine = LeaseMachine(POLICY, at_most_for=12)
+    machine.sent(T0)
+    machine.granted(GRANT, T0)
+    machine.renew_sent(T0 + 9)
+    machine.unrenewed()
+    assert not machine.bounded
+    machine.valid(machine.deadline)
+    assert machine.reason == "expired"
+
+
+def test_the_first_reason_stays() -> None:
+    machine = machine_in(State.HELD)
+    machine.broken("paused")
+    machine.gone("taken")
+    machine.expired()
+    assert machine.reason == "paused"
+
+
+def test_giving_up_says_whether_the_store_has_to_be_told() -> None:
+    assert not machine_in(State.NEW).abandoned()
+    assert all(
+        machine_in(state).abandoned() for state in (State.ASKING, State.DOUBT, State.ASKING_AGAIN)
+    )
+
+
+def test_the_token_and_the_incarnation_are_the_grants() -> None:
+    machine = machine_in(State.HELD)
+    assert (machine.token, machine.epoch) == (7, "first")
+
+
+# -- the two rules, under anything that can happen --------------------------------------------
+
+steps = st.floats(-5, 5) | st.floats(-2000, 2000)
+ttls = st.floats(0.05, 100)
+events = st.tuples(st.sampled_from([*Input, None]), steps, ttls)
+holding = [(Input.SEND, 0.0, 15.0), (Input.GRANT, 0.5, 15.0)]
+histories = st.builds(
+    lambda start, rest: [*start, *rest],
+    st.sampled_from([[], holding, [*holding, (Input.RENEW, 3.0, 15.0)]]),
+    st.lists(events, max_size=25),
+)
+policies = st.builds(
+    lambda ttl, grace, rho: make_policy(ttl, grace=ttl * grace, rho=rho),
+    st.floats(2, 3600),
+    st.floats(0, 0.4),
+    st.floats(0, 0.05),
+)
+
+
+class Watched:
+    """A machine beside what an observer knows: instants of sending, and whether belief ended."""
+
+    def __init__(self, policy: Policy, at_most_for: float) -> None:
+        self.policy = policy
+        self.at_most_for = at_most_for
+        self.machine = LeaseMachine(policy, at_most_for)
+        self.now = T0
+        self.sent = -inf
+        self.limit = -inf
+        self.held_since: float | None = None
+        self.over = False
+
+    def feed(self, what: Input | None, step: float, ttl: float) -> None:
+        self.now += step
+        before, was = everything(self.machine), self.machine.state
+        try:
+            self._call(what, ttl)
+        except IllegalInput:
+            assert everything(self.machine) == before
+            assert what not in TRANSITIONS[was] or before["renewing"] or _decided_by_time(what)
+        else:
+            self._learn(what, was, before, ttl)
+
+    def _call(self, what: Input | None, ttl: float) -> None:
+        machine, now = self.machine, self.now
+        match what:
+            case None:
+                machine.valid(now)
+            case Input.SEND:
+                machine.sent(now)
+            case Input.GRANT | Input.LATE:
+                machine.granted(Granted("claim", 1, ttl), now)
+            case Input.RENEW:
+                machine.renew_sent(now)
+            case Input.RENEWED:
+                machine.renewed(now)
+            case _:
+                FEED[what](machine)
+
+    def _learn(self, what: Input | None, was: State, before: dict[str, object], ttl: float) -> None:
+        held = self.machine.state is State.HELD
+        if held and was is not State.HELD:
+            assert not self.over, "a holding began again"
+            self.held_since, self.limit = self.now, self._limit(ttl)
+        elif held and what is Input.RENEWED and before["renewing"]:
+            self.limit = self._limit(self.policy.ttl)
+        elif held:
+            assert self.machine.deadline == before["deadline"]
+        if what in {Input.SEND, Input.RENEW}:
+            self.sent = self.now
+        self.over = self.over or (was is State.HELD and not held)
+
+    def _limit(self, ttl: float) -> float:
+        """The latest instant that the last request can prove."""
+        policy = self.policy
+        return self.sent + min(ttl, policy.ttl) * (1 - 2 * policy.rho) - policy.margin
+
+    def check(self) -> None:
+        machine, now = self.machine, self.now
+        if machine.state is State.HELD:
+            assert self.held_since is not None
+            assert machine.deadline <= self.limit + 1e-6
+            assert machine.stop_at <= self.held_since + self.at_most_for
+            assert machine.deadline == pytest.approx(machine.stop_at + self.policy.grace)
+        proved = machine.state is State.HELD and now < machine.deadline
+        assert machine.remaining(now) == (machine.deadline - now if proved else 0.0)
+        self.over = self.over or (self.held_since is not None and not proved)
+        assert machine.valid(now) is proved
+        if self.over:
+            assert not any(machine.valid(instant) for instant in (-inf, T0, now - 1))
+
+
+def _decided_by_time(what: Input | None) -> bool:
+    """Whether the machine chooses between two inputs by the clock."""
+    return what in {Input.GRANT, Input.LATE}
+
+
+@given(policies, st.just(inf) | st.floats(0, 100), histories)
+@example(POLICY, inf, [*holding, (Input.RENEW, 3, 1), (None, 40, 1), (Input.RENEWED, -40, 1)])
+def test_whatever_happens_the_rules_hold(
+    policy: Policy, at_most_for: float, history: list[tuple[Input | None, float, float]]
+) -> None:
+    watched = Watched(policy, at_most_for)
+    for event in history:
+        watched.feed(*event)
+        watched.check()
+
+
+@given(policies, ttls, st.floats(0, 100))
+def test_a_grant_is_believed_only_while_work_can_still_begin(
+    policy: Policy, ttl: float, took: float
+) -> None:
+    machine = LeaseMachine(policy)
+    machine.sent(T0)
+    believed = machine.granted(Granted("claim", 1, ttl), T0 + took)
+    assert believed == machine.valid(T0 + took)
+    assert not believed or T0 + took < machine.stop_at
+
+
+@given(policies, st.floats(0.1, 1000))
+def test_a_holder_that_renews_in_time_never_loses_its_lease(policy: Policy, wait: float) -> None:
+    assume(wait < policy.renew_deadline)
+    machine = LeaseMachine(policy)
+    machine.sent(T0)
+    machine.granted(Granted("claim", 1, policy.ttl), T0)
+    for turn in range(1, 6):
+        machine.renew_sent(T0 + turn * wait)
+        machine.renewed(T0 + turn * wait)
+        assert machine.valid(T0 + turn * wait)

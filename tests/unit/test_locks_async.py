@@ -1,0 +1,320 @@
+"""Asynchronous locks on a memory store with planned faults."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+import pytest
+
+import incumbent
+from incumbent import AsyncLock
+from tests.support.faulty import Fault, FaultyEngine
+from tests.support.waiting import eventually
+
+Scenario = Callable[[FaultyEngine], Coroutine[Any, Any, None]]
+
+
+@pytest.fixture
+def engine() -> FaultyEngine:
+    return FaultyEngine()
+
+
+def run(scenario: Awaitable[None]) -> None:
+    """Under debug mode, which reports what is never awaited or called from a wrong thread."""
+
+    async def main() -> None:
+        await scenario
+
+    asyncio.run(main(), debug=True)
+
+
+def test_an_async_lease_is_proved_and_excludes(engine: FaultyEngine) -> None:
+    async def scenario() -> None:
+        async with AsyncLock("a", store=engine, holder="me") as lease:
+            lease.check(need=2)
+            assert await AsyncLock("a", store=engine).try_acquire() is None
+            assert await AsyncLock("a", store=engine).held_by() == "me"
+            with pytest.raises(incumbent.AcquireTimeout):
+                await AsyncLock("a", store=engine, timeout=0.05).acquire()
+        assert await AsyncLock("a", store=engine).held_by() is None
+
+    run(scenario())
+
+
+def test_sync_and_async_locks_exclude_each_other(engine: FaultyEngine) -> None:
+    async def scenario() -> None:
+        async with AsyncLock("a", store=engine):
+            assert incumbent.Lock("a", store=engine).try_acquire() is None
+
+    run(scenario())
+
+
+def test_a_waiting_task_is_woken_by_a_release(engine: FaultyEngine) -> None:
+    async def scenario() -> None:
+        first = await AsyncLock("a", store=engine).acquire()
+        waiter = asyncio.create_task(AsyncLock("a", store=engine).acquire())
+        while engine.faulty.calls["take"] < 2:
+            await asyncio.sleep(0)
+        await first.release()
+        async with asyncio.timeout(2):
+            await (await waiter).release()
+
+    run(scenario())
+
+
+def test_the_body_is_cancelled_within_the_lease_and_the_caller_hears_of_the_loss(
+    engine: FaultyEngine,
+) -> None:
+    valid_in_cleanup = []
+
+    async def scenario() -> None:
+        lock = AsyncLock("a", store=engine, ttl=0.6)
+        with pytest.raises(incumbent.LeaseLost) as caught:
+            async with lock as lease:
+                engine.faulty.down = True
+                try:
+                    await asyncio.sleep(10)
+                finally:
+                    valid_in_cleanup.append(lease.valid)
+        assert caught.value.reason == "expired"
+
+    run(scenario())
+    assert valid_in_cleanup == [True]
+
+
+def test_the_body_is_cancelled_at_once_when_the_store_says_gone(engine: FaultyEngine) -> None:
+    async def scenario() -> None:
+        with pytest.raises(incumbent.LeaseLost) as caught:
+            async with AsyncLock("a", store=engine, ttl=1):
+                engine.faulty.restart(empty=True)
+                await asyncio.sleep(10)
+        assert caught.value.reason == "store_restarted"
+
+    started = time.monotonic()
+    run(scenario())
+    assert time.monotonic() - started < 1
+
+
+def test_a_renewed_body_is_not_cancelled(engine: FaultyEngine) -> None:
+    async def scenario() -> None:
+        async with AsyncLock("a", store=engine, ttl=0.3) as lease:
+            await asyncio.sleep(0.8)
+            lease.check()
+            assert await lease.renew() > 0
+
+    run(scenario())
+
+
+def test_a_blocked_event_loop_does_not_cost_the_lease(engine: FaultyEngine) -> None:
+    async def scenario() -> None:
+        async with AsyncLock("a", store=engine, ttl=0.3) as lease:
+            time.sleep(0.7)  # noqa: ASYNC251 - the very fault
+            lease.check()
+
+    asyncio.run(scenario())
+
+
+def test_at_most_for_cancels_a_body_that_hangs(engine: FaultyEngine) -> None:
+    async def scenario() -> None:
+        with pytest.raises(incumbent.LeaseLost) as caught:
+            async with AsyncLock("a", store=engine, at_most_for=0.05):
+                await asyncio.sleep(10)
+        assert caught.value.reason == "at_most_for"
+        assert await AsyncLock("a", store=engine).held_by() is None
+
+    run(scenario())
+
+
+def test_a_cancellation_from_outside_stays_a_cancellation(engine: FaultyEngine) -> None:
+    async def body() -> None:
+        async with AsyncLock("a", store=engine):
+            await asyncio.sleep(10)
+
+    async def scenario() -> None:
+        task = asyncio.create_task(body())
+        while not engine.faulty.calls["take"]:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.05)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert await AsyncLock("a", store=engine).held_by() is None
+
+    run(scenario())
+
+
+def test_a_cancellation_from_outside_during_our_own_is_not_swallowed(
+    engine: FaultyEngine,
+) -> None:
+    async def body() -> None:
+        async with AsyncLock("a", store=engine, at_most_for=0.05):
+            try:
+                await asyncio.sleep(10)
+            finally:
+                await asyncio.sleep(0.1)
+
+    async def scenario() -> None:
+        task = asyncio.create_task(body())
+        await asyncio.sleep(0.1)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert task.cancelling() == 1
+
+    run(scenario())
+
+
+def test_a_body_that_swallows_the_cancellation_reports_no_success(engine: FaultyEngine) -> None:
+    async def scenario() -> None:
+        with pytest.raises(incumbent.LeaseLost):
+            async with AsyncLock("a", store=engine, at_most_for=0.05):
+                try:
+                    await asyncio.sleep(10)
+                except asyncio.CancelledError:
+                    pass
+
+    run(scenario())
+
+
+def test_a_timeout_around_the_lock_stays_a_timeout(engine: FaultyEngine) -> None:
+    async def scenario() -> None:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05), AsyncLock("a", store=engine):
+                await asyncio.sleep(10)
+
+    run(scenario())
+
+
+def test_the_bodys_own_error_is_never_masked(engine: FaultyEngine) -> None:
+    async def scenario() -> None:
+        with pytest.raises(ZeroDivisionError) as caught:
+            async with AsyncLock("a", store=engine, at_most_for=0.05):
+                try:
+                    await asyncio.sleep(10)
+                except asyncio.CancelledError:
+                    raise ZeroDivisionError from None
+        assert "at_most_for" in caught.value.__notes__[0]
+
+    run(scenario())
+
+
+async def cancelled_after(steps: int, coroutine: Coroutine[Any, Any, object]) -> bool:
+    """Cancel a task after so many turns of the loop; True if that was before its end."""
+    task = asyncio.create_task(coroutine)
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    cancelled = task.cancel()
+    with_error = (await asyncio.gather(task, return_exceptions=True))[0]
+    if isinstance(with_error, incumbent.AsyncLease):
+        await with_error.release()
+    return cancelled
+
+
+@pytest.mark.parametrize("faults", [(), (Fault.LOST_REPLY,), (Fault.LOST_REQUEST,)])
+def test_cancelled_at_any_await_of_acquire_nothing_stays_in_the_store(
+    engine: FaultyEngine, faults: tuple[Fault, ...]
+) -> None:
+    async def scenario() -> None:
+        for steps in range(12):
+            engine.faulty.plan("take", *faults)
+            await cancelled_after(steps, AsyncLock("a", store=engine, timeout=1).acquire())
+            while await AsyncLock("a", store=engine).held_by() is not None:
+                await asyncio.sleep(0.001)
+
+    run(asyncio.wait_for(scenario(), 20))
+
+
+def test_cancelled_at_any_await_of_a_wait_nothing_stays_in_the_store(
+    engine: FaultyEngine,
+) -> None:
+    async def scenario() -> None:
+        for steps in range(12):
+            first = await AsyncLock("a", store=engine).acquire()
+            await cancelled_after(steps, AsyncLock("a", store=engine).acquire())
+            await first.release()
+            while await AsyncLock("a", store=engine).held_by() is not None:
+                await asyncio.sleep(0.001)
+
+    run(asyncio.wait_for(scenario(), 20))
+
+
+def test_cancelled_at_any_await_of_release_nothing_is_believed(engine: FaultyEngine) -> None:
+    async def scenario() -> None:
+        for steps in range(6):
+            lease = await AsyncLock("a", store=engine).acquire()
+            await cancelled_after(steps, lease.release())
+            if steps:
+                assert not lease.valid
+                while await AsyncLock("a", store=engine).held_by() is not None:
+                    await asyncio.sleep(0.001)
+            else:
+                await lease.release()
+
+    run(asyncio.wait_for(scenario(), 20))
+
+
+def test_a_hundred_tasks_share_one_lock_one_at_a_time(engine: FaultyEngine) -> None:
+    inside = overlaps = 0
+
+    async def work(lock: AsyncLock) -> None:
+        nonlocal inside, overlaps
+        async with lock as lease:
+            lease.check()
+            inside += 1
+            overlaps += inside > 1
+            await asyncio.sleep(0)
+            inside -= 1
+
+    async def scenario() -> None:
+        lock = AsyncLock("a", store=engine)
+        await asyncio.gather(*(work(lock) for _ in range(100)))
+
+    asyncio.run(scenario())
+    assert overlaps == 0
+
+
+def test_one_lock_serves_many_loops(engine: FaultyEngine) -> None:
+    lock = AsyncLock("a", store=engine)
+
+    async def scenario() -> None:
+        async with lock as lease:
+            lease.check()
+
+    for _ in range(3):
+        run(scenario())
+
+
+def test_wait_lost_ends_with_the_loss_and_with_a_release(engine: FaultyEngine) -> None:
+    async def scenario() -> None:
+        lease = await AsyncLock("a", store=engine).acquire()
+        waiting = asyncio.create_task(lease.wait_lost())
+        await asyncio.sleep(0.01)
+        await lease.release()
+        assert await waiting is False
+        lost = await AsyncLock("a", store=engine, ttl=0.3, at_most_for=0.1).acquire()
+        assert await lost.wait_lost(5) is True
+
+    run(scenario())
+
+
+def test_a_lease_that_outlives_its_loop_is_still_given_back(engine: FaultyEngine) -> None:
+    async def scenario() -> None:
+        await AsyncLock("a", store=engine).acquire()
+
+    with pytest.warns(ResourceWarning, match="dropped without a release"):
+        asyncio.run(scenario())
+    eventually(lambda: incumbent.Lock("a", store=engine).held_by() is None)
+
+
+def test_a_client_hands_its_settings_to_its_locks() -> None:
+    async def scenario() -> None:
+        async with incumbent.AsyncClient("memory:aclient", namespace="b", ttl="9s") as fleet:
+            async with fleet.lock("x") as lease:
+                assert 8 < lease.remaining < 9
+                assert (await fleet.read("x")).holdings
+            assert [found.key.name for found in await fleet.scan()] == ["x"]
+
+    run(scenario())

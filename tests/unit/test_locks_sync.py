@@ -1,0 +1,372 @@
+"""Blocking locks on a memory store with planned faults."""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from types import FrameType
+
+import pytest
+
+import incumbent
+from incumbent import Lock
+from tests.support.faulty import Fault, FaultyEngine
+from tests.support.waiting import eventually
+
+
+@pytest.fixture
+def engine() -> FaultyEngine:
+    return FaultyEngine()
+
+
+def test_a_lease_is_proved_and_has_a_token(engine: FaultyEngine) -> None:
+    with Lock("a", store=engine, holder="me") as lease:
+        assert lease.valid
+        assert not lease.lost
+        assert 14 < lease.remaining < 14.5
+        assert lease.fencing_token > 0
+        assert (lease.name, lease.holder) == ("a", "me")
+        lease.check(need=2)
+
+
+def test_tokens_grow_from_holder_to_holder(engine: FaultyEngine) -> None:
+    tokens = []
+    for _ in range(5):
+        with Lock("a", store=engine) as lease:
+            tokens.append(lease.fencing_token)
+    assert tokens == sorted(set(tokens))
+
+
+def test_a_second_lock_is_refused_and_told_who_holds(engine: FaultyEngine) -> None:
+    with Lock("a", store=engine, holder="first"):
+        second = Lock("a", store=engine, timeout=0)
+        assert second.try_acquire() is None
+        assert second.held_by() == "first"
+        with pytest.raises(incumbent.NotAcquired, match="held by first") as caught:
+            second.acquire()
+    assert caught.value.held_by == "first"
+    assert caught.value.reason == "held"
+    assert caught.value.retry_after == pytest.approx(15, abs=1)
+
+
+def test_waiting_ends_with_a_timeout_error_that_says_how_long(engine: FaultyEngine) -> None:
+    with Lock("a", store=engine), pytest.raises(TimeoutError, match="waited") as caught:
+        Lock("a", store=engine, timeout="50ms").acquire()
+    assert isinstance(caught.value, incumbent.AcquireTimeout)
+    assert caught.value.waited == pytest.approx(0.05, abs=0.05)
+
+
+def test_a_waiter_gets_the_lease_as_soon_as_it_is_given_back(engine: FaultyEngine) -> None:
+    first = Lock("a", store=engine).acquire()
+    got: list[incumbent.Lease] = []
+    waiter = threading.Thread(target=lambda: got.append(Lock("a", store=engine).acquire()))
+    waiter.start()
+    eventually(lambda: engine.faulty.calls["take"] >= 2)
+    first.release()
+    waiter.join(2)
+    assert got
+    got[0].release()
+
+
+def test_a_with_block_is_never_entered_without_the_lease(engine: FaultyEngine) -> None:
+    engine.faulty.down = True
+    entered = False
+    with pytest.raises(incumbent.StoreUnavailable), Lock("a", store=engine, timeout=0):
+        entered = True
+    assert not entered
+
+
+def test_a_lost_reply_is_asked_again_with_the_same_claim(engine: FaultyEngine) -> None:
+    engine.faulty.plan("take", Fault.LOST_REPLY)
+    lease = Lock("a", store=engine).try_acquire()
+    assert lease is not None
+    lease.release()
+    assert engine.faulty.calls["take"] == 2
+
+
+def test_an_outcome_that_stays_unknown_is_believed_by_nobody_and_given_back(
+    engine: FaultyEngine,
+) -> None:
+    engine.faulty.plan("take", Fault.LOST_REPLY, Fault.LOST_REPLY)
+    with pytest.raises(incumbent.OutcomeUnknown):
+        Lock("a", store=engine).try_acquire()
+    eventually(lambda: Lock("a", store=engine).held_by() is None)
+
+
+def test_an_unsent_take_is_an_error_and_not_a_refusal(engine: FaultyEngine) -> None:
+    engine.faulty.plan("take", Fault.NOT_SENT)
+    with pytest.raises(incumbent.StoreUnavailable):
+        Lock("a", store=engine).try_acquire()
+
+
+def test_a_waiter_outlasts_a_store_that_is_away(engine: FaultyEngine) -> None:
+    engine.faulty.plan("take", Fault.NOT_SENT, Fault.LOST_REQUEST, Fault.NOT_SENT)
+    with Lock("a", store=engine, timeout=5) as lease:
+        assert lease.valid
+
+
+def test_release_says_whether_the_store_confirmed_it(engine: FaultyEngine) -> None:
+    assert Lock("a", store=engine).acquire().release() is True
+    engine.faulty.plan("give", Fault.LOST_REQUEST)
+    assert Lock("a", store=engine).acquire().release() is False
+    eventually(lambda: Lock("a", store=engine).held_by() is None)
+
+
+def test_a_released_lease_can_neither_be_used_nor_released_again(engine: FaultyEngine) -> None:
+    lease = Lock("a", store=engine).acquire()
+    lease.release()
+    assert not lease.valid
+    assert not lease.lost
+    with pytest.raises(incumbent.AlreadyReleased):
+        lease.check()
+    with pytest.raises(incumbent.AlreadyReleased):
+        lease.release()
+
+
+def test_a_body_that_outlived_its_lease_reports_no_success(engine: FaultyEngine) -> None:
+    with (
+        pytest.raises(incumbent.LeaseLost) as caught,
+        Lock("a", store=engine, ttl=0.3) as lease,
+    ):
+        engine.faulty.down = True
+        assert lease.wait_lost(2)
+    assert caught.value.reason == "expired"
+
+
+def test_the_bodys_own_error_is_never_masked(engine: FaultyEngine) -> None:
+    with pytest.raises(ZeroDivisionError) as caught, Lock("a", store=engine, ttl=0.3) as lease:
+        engine.faulty.restart(empty=True)
+        lease.wait_lost(2)
+        raise ZeroDivisionError("mine")
+    assert "ended with a restart of the store" in caught.value.__notes__[0]
+
+
+def test_an_error_while_giving_back_does_not_replace_the_bodys_success(
+    engine: FaultyEngine,
+) -> None:
+    with Lock("a", store=engine):
+        engine.faulty.down = True
+    engine.faulty.down = False
+
+
+def test_check_wants_as_much_proof_as_was_asked(engine: FaultyEngine) -> None:
+    with Lock("a", store=engine) as lease, pytest.raises(incumbent.LeaseLost) as caught:
+        lease.check(need=20)
+    assert caught.value.reason == "need"
+
+
+def test_a_lease_is_renewed_for_as_long_as_the_body_runs(engine: FaultyEngine) -> None:
+    with Lock("a", store=engine, ttl=0.3) as lease:
+        assert not lease.wait_lost(0.7)
+        lease.check()
+    assert engine.faulty.calls["renew"] >= 5
+
+
+def test_renew_proves_a_fresh_ttl(engine: FaultyEngine) -> None:
+    with Lock("a", store=engine) as lease:
+        time.sleep(0.05)
+        before = lease.remaining
+        assert lease.renew() > before
+
+
+def test_a_renewal_without_an_answer_is_an_error_but_not_yet_a_loss(engine: FaultyEngine) -> None:
+    with Lock("a", store=engine) as lease:
+        engine.faulty.plan("renew", Fault.NOT_SENT)
+        with pytest.raises(incumbent.StoreUnavailable, match="could not be renewed"):
+            lease.renew()
+        assert lease.valid
+
+
+def test_a_record_that_was_removed_ends_the_lease_at_the_next_renewal(
+    engine: FaultyEngine,
+) -> None:
+    lease = Lock("a", store=engine).acquire()
+    (holding,) = engine.faulty.read(lease._held.wanted.key, 0).holdings
+    engine.faulty.give(lease._held.wanted.key, holding.claim, holding.token, 0)
+    with pytest.raises(incumbent.LeaseLost) as caught:
+        lease.renew()
+    assert caught.value.reason == "taken"
+
+
+def test_at_most_for_ends_a_holder_that_hangs(engine: FaultyEngine) -> None:
+    lease = Lock("a", store=engine, ttl=0.3, at_most_for=0.2).acquire()
+    assert lease.wait_lost(2)
+    with pytest.raises(incumbent.LeaseLost) as caught:
+        lease.release()
+    assert caught.value.reason == "at_most_for"
+
+
+def test_at_least_for_keeps_the_name_closed_after_a_short_body(engine: FaultyEngine) -> None:
+    with Lock("a", store=engine, at_least_for=0.2):
+        pass
+    with pytest.raises(incumbent.NotAcquired) as caught:
+        Lock("a", store=engine, timeout=0).acquire()
+    assert caught.value.reason == "closed"
+    assert caught.value.retry_after == pytest.approx(0.2, abs=0.1)
+
+
+def test_once_per_starts_once_however_short_the_body_is(engine: FaultyEngine) -> None:
+    lock = Lock("a", store=engine, once_per="1h", timeout=0)
+    with lock:
+        pass
+    assert lock.try_acquire() is None
+
+
+def test_once_per_counts_a_run_that_died(engine: FaultyEngine) -> None:
+    lock = Lock("a", store=engine, once_per="1h", timeout=0)
+    with pytest.raises(KeyError), lock:
+        raise KeyError
+    assert lock.try_acquire() is None
+
+
+def test_on_lost_is_called_with_the_loss_and_not_after_a_release(engine: FaultyEngine) -> None:
+    losses: list[incumbent.LeaseLost] = []
+    Lock("a", store=engine, on_lost=losses.append).acquire().release()
+    lease = Lock("a", store=engine, ttl=0.3, on_lost=losses.append).acquire()
+    engine.faulty.down = True
+    eventually(lambda: losses)
+    assert [loss.reason for loss in losses] == ["expired"]
+    assert lease.lost
+
+
+def test_a_callback_that_fails_or_hangs_costs_no_renewal(engine: FaultyEngine) -> None:
+    def fail(_: incumbent.LeaseLost) -> None:
+        time.sleep(0.4)
+        raise RuntimeError("the user's")
+
+    with Lock("healthy", store=engine, ttl=0.3) as healthy:
+        sick = Lock("sick", store=engine, ttl=0.3, at_most_for=0.1, on_lost=fail).acquire()
+        assert sick.wait_lost(2)
+        assert not healthy.wait_lost(0.5)
+
+
+def test_a_lease_that_is_dropped_is_given_back_with_a_warning(engine: FaultyEngine) -> None:
+    with pytest.warns(ResourceWarning, match="dropped without a release"):
+        Lock("a", store=engine).acquire()
+        gc.collect()
+    eventually(lambda: Lock("a", store=engine).held_by() is None)
+
+
+def test_a_lock_is_not_reentrant_and_says_so_instead_of_waiting_for_itself(
+    engine: FaultyEngine,
+) -> None:
+    lock = Lock("a", store=engine)
+    with lock, pytest.raises(incumbent.Misuse, match="not reentrant"), lock:
+        pass
+
+
+def test_one_lock_serves_many_threads_one_at_a_time(engine: FaultyEngine) -> None:
+    lock = Lock("a", store=engine)
+    inside = overlaps = 0
+
+    def work() -> None:
+        nonlocal inside, overlaps
+        for _ in range(20):
+            with lock as lease:
+                lease.check()
+                inside += 1
+                overlaps += inside > 1
+                inside -= 1
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert overlaps == 0
+
+
+def test_a_lease_may_be_released_by_another_thread(engine: FaultyEngine) -> None:
+    lease = Lock("a", store=engine).acquire()
+    thread = threading.Thread(target=lease.release)
+    thread.start()
+    thread.join(2)
+    assert Lock("a", store=engine).held_by() is None
+
+
+def test_an_exit_policy_ends_the_process_at_the_loss(engine: FaultyEngine) -> None:
+    pid = os.fork()
+    if pid == 0:
+        Lock("a", store=engine, ttl=0.3, if_lost="exit").acquire()
+        engine.faulty.down = True
+        time.sleep(5)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 123
+
+
+def test_the_child_of_a_fork_holds_nothing_and_takes_nothing_from_its_parent(
+    engine: FaultyEngine,
+) -> None:
+    with Lock("a", store=engine) as lease:
+        pid = os.fork()
+        if pid == 0:
+            forked = not lease.valid and lease.lost and lease._held.machine.reason == "forked"
+            lost_in_child = isinstance(lease._take_leave(), incumbent.LeaseLost)
+            os._exit(0 if forked and lost_in_child and not engine.faulty.calls["give"] else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        lease.check()
+
+
+def test_the_child_of_a_fork_can_take_leases_of_its_own(engine: FaultyEngine) -> None:
+    with Lock("a", store=engine):
+        pid = os.fork()
+        if pid == 0:
+            with Lock("b", store=engine, ttl=0.3) as lease:
+                renewed = not lease.wait_lost(0.5)
+            os._exit(0 if renewed else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+@pytest.fixture
+def interrupting() -> Iterator[None]:
+    def interrupt(_: int, __: FrameType | None) -> None:
+        raise InterruptedError("by a signal")
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.usefixtures("interrupting")
+def test_a_signal_in_the_middle_of_a_take_leaves_nothing_behind(engine: FaultyEngine) -> None:
+    engine.faulty.delay = 0.5
+    signal.setitimer(signal.ITIMER_REAL, 0.1)
+    with pytest.raises(InterruptedError):
+        Lock("a", store=engine).acquire()
+    engine.faulty.delay = 0
+    eventually(lambda: Lock("a", store=engine).held_by() is None)
+
+
+@pytest.mark.usefixtures("interrupting")
+def test_a_signal_ends_a_wait_at_once(engine: FaultyEngine) -> None:
+    with Lock("a", store=engine):
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        started = time.monotonic()
+        with pytest.raises(InterruptedError):
+            Lock("a", store=engine).acquire()
+        assert time.monotonic() - started < 1
+
+
+def test_errors_cross_a_process_boundary_with_their_fields(engine: FaultyEngine) -> None:
+    with Lock("a", store=engine, holder="first"):
+        try:
+            Lock("a", store=engine, timeout=0).acquire()
+        except incumbent.NotAcquired as error:
+            copy = pickle.loads(pickle.dumps(error))  # noqa: S301 - our own bytes
+            assert vars(copy) == vars(error)
+
+
+def test_a_client_hands_its_settings_to_its_locks() -> None:
+    with incumbent.Client("memory:client", namespace="billing", ttl="9s", holder="me") as fleet:
+        with fleet.lock("invoice-7", timeout=1) as lease:
+            assert 8 < lease.remaining < 9
+            record = fleet.read("invoice-7")
+            assert record.holdings[0].holder == "me"
+            assert [str(found.key) for found in fleet.scan("inv")] == ["billing/invoice-7"]
+        assert fleet.url == "memory:client"
