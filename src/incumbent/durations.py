@@ -31,7 +31,7 @@ def parse_duration(
     seconds = _seconds(value, what)
     if not isfinite(seconds) or not least <= seconds <= most:
         raise ConfigError(
-            f"{what}={value!r} is out of range: it must lie between {say_seconds(least)}"
+            f"{what}={_shown(value)} is out of range: it must lie between {say_seconds(least)}"
             f" and {say_seconds(most)}",
             name=what,
         )
@@ -45,7 +45,7 @@ def _seconds(value: Duration, what: str) -> float:
         return _from_text(value.strip(), what)
     # bool is an int in Python, but nobody means one second by True.
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ConfigError(f"{what}={value!r} is not a duration: {_HINT}", name=what)
+        raise ConfigError(f"{what}={_shown(value)} is not a duration: {_HINT}", name=what)
     return _from_number(value)
 
 
@@ -61,7 +61,15 @@ def _from_text(text: str, what: str) -> float:
         return float(text)
     if _WHOLE.fullmatch(text):
         return sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(text))
-    raise ConfigError(f"{what}={text!r} is not a duration: {_HINT}", name=what)
+    raise ConfigError(f"{what}={_shown(text)} is not a duration: {_HINT}", name=what)
+
+
+def _shown(value: object) -> str:
+    try:
+        text = repr(value)
+    except ValueError:  # Python shows no int of more than 4300 digits
+        text = f"a {type(value).__name__} of thousands of digits"
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 _HINT = 'write seconds (15, 2.5) or a text such as "500ms", "15s", "1h30m"'

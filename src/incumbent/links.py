@@ -31,6 +31,9 @@ def link_for(store: Any) -> Link:
     own = getattr(store, "_link", None)
     if isinstance(own, Link):
         return own
+    if not isinstance(store, str):
+        # Before it becomes a key: this is where what is no store at all is refused.
+        engine_for_object(store)
     with _lock:
         return _by_url_or_object(store)
 

@@ -28,7 +28,11 @@ class Layer:
 
 LAYERS = (
     Layer("values", ("errors", "durations", "model"), WORLD),
-    Layer("decisions", ("lease", "policy", "backoff", "election", "job", "quorum"), WORLD),
+    Layer(
+        "decisions",
+        ("lease", "policy", "backoff", "election", "job", "quorum", "supervise.plan"),
+        WORLD,
+    ),
     Layer("store contract", ("stores.base", "stores.names", "stores.notices", "stores.table"), WORLD),
     Layer("protocols", ("_core",), WORLD),
     Layer("clock", ("clock",)),
@@ -39,7 +43,7 @@ LAYERS = (
     Layer("facades", ("sync", "aio")),
     Layer("decorators", ("decorators",)),
     Layer("supervision", ("supervise",)),
-    Layer("outermost", ("testing", "cli", "cron", "serve")),
+    Layer("outermost", ("testing", "cli", "cron", "serve", "__main__")),
 )
 
 # `import incumbent` brings the facades, so importing the package itself is as high as they are.

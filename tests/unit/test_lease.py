@@ -7,12 +7,10 @@ from itertools import product
 from math import inf
 
 import pytest
-from hypothesis import assume, example, given
-from hypothesis import strategies as st
 
 from incumbent.lease import TRANSITIONS, IllegalInput, Input, LeaseMachine, State
 from incumbent.model import Granted
-from incumbent.policy import Policy, make_policy
+from incumbent.policy import make_policy
 
 POLICY = make_policy(15)
 T0 = 1000.0
@@ -279,134 +277,3 @@ def test_giving_up_says_whether_the_store_has_to_be_told() -> None:
 def test_the_token_and_the_incarnation_are_the_grants() -> None:
     machine = machine_in(State.HELD)
     assert (machine.token, machine.epoch) == (7, "first")
-
-
-# -- the two rules, under anything that can happen --------------------------------------------
-
-steps = st.floats(-5, 5) | st.floats(-2000, 2000)
-ttls = st.floats(0.05, 100)
-events = st.tuples(st.sampled_from([*Input, None]), steps, ttls)
-holding = [(Input.SEND, 0.0, 15.0), (Input.GRANT, 0.5, 15.0)]
-histories = st.builds(
-    lambda start, rest: [*start, *rest],
-    st.sampled_from([[], holding, [*holding, (Input.RENEW, 3.0, 15.0)]]),
-    st.lists(events, max_size=25),
-)
-policies = st.builds(
-    lambda ttl, grace, rho: make_policy(ttl, grace=ttl * grace, rho=rho),
-    st.floats(2, 3600),
-    st.floats(0, 0.4),
-    st.floats(0, 0.05),
-)
-
-
-class Watched:
-    """A machine beside what an observer knows: instants of sending, and whether belief ended."""
-
-    def __init__(self, policy: Policy, at_most_for: float) -> None:
-        self.policy = policy
-        self.at_most_for = at_most_for
-        self.machine = LeaseMachine(policy, at_most_for)
-        self.now = T0
-        self.sent = -inf
-        self.limit = -inf
-        self.held_since: float | None = None
-        self.over = False
-
-    def feed(self, what: Input | None, step: float, ttl: float) -> None:
-        self.now += step
-        before, was = everything(self.machine), self.machine.state
-        try:
-            self._call(what, ttl)
-        except IllegalInput:
-            assert everything(self.machine) == before
-            assert what not in TRANSITIONS[was] or before["renewing"] or _decided_by_time(what)
-        else:
-            self._learn(what, was, before, ttl)
-
-    def _call(self, what: Input | None, ttl: float) -> None:
-        machine, now = self.machine, self.now
-        match what:
-            case None:
-                machine.valid(now)
-            case Input.SEND:
-                machine.sent(now)
-            case Input.GRANT | Input.LATE:
-                machine.granted(Granted("claim", 1, ttl), now)
-            case Input.RENEW:
-                machine.renew_sent(now)
-            case Input.RENEWED:
-                machine.renewed(now)
-            case _:
-                FEED[what](machine)
-
-    def _learn(self, what: Input | None, was: State, before: dict[str, object], ttl: float) -> None:
-        held = self.machine.state is State.HELD
-        if held and was is not State.HELD:
-            assert not self.over, "a holding began again"
-            self.held_since, self.limit = self.now, self._limit(ttl)
-        elif held and what is Input.RENEWED and before["renewing"]:
-            self.limit = self._limit(self.policy.ttl)
-        elif held:
-            assert self.machine.deadline == before["deadline"]
-        if what in {Input.SEND, Input.RENEW}:
-            self.sent = self.now
-        self.over = self.over or (was is State.HELD and not held)
-
-    def _limit(self, ttl: float) -> float:
-        """The latest instant that the last request can prove."""
-        policy = self.policy
-        return self.sent + min(ttl, policy.ttl) * (1 - 2 * policy.rho) - policy.margin
-
-    def check(self) -> None:
-        machine, now = self.machine, self.now
-        if machine.state is State.HELD:
-            assert self.held_since is not None
-            assert machine.deadline <= self.limit + 1e-6
-            assert machine.stop_at <= self.held_since + self.at_most_for
-            assert machine.deadline == pytest.approx(machine.stop_at + self.policy.grace)
-        proved = machine.state is State.HELD and now < machine.deadline
-        assert machine.remaining(now) == (machine.deadline - now if proved else 0.0)
-        self.over = self.over or (self.held_since is not None and not proved)
-        assert machine.valid(now) is proved
-        if self.over:
-            assert not any(machine.valid(instant) for instant in (-inf, T0, now - 1))
-
-
-def _decided_by_time(what: Input | None) -> bool:
-    """Whether the machine chooses between two inputs by the clock."""
-    return what in {Input.GRANT, Input.LATE}
-
-
-@given(policies, st.just(inf) | st.floats(0, 100), histories)
-@example(POLICY, inf, [*holding, (Input.RENEW, 3, 1), (None, 40, 1), (Input.RENEWED, -40, 1)])
-def test_whatever_happens_the_rules_hold(
-    policy: Policy, at_most_for: float, history: list[tuple[Input | None, float, float]]
-) -> None:
-    watched = Watched(policy, at_most_for)
-    for event in history:
-        watched.feed(*event)
-        watched.check()
-
-
-@given(policies, ttls, st.floats(0, 100))
-def test_a_grant_is_believed_only_while_work_can_still_begin(
-    policy: Policy, ttl: float, took: float
-) -> None:
-    machine = LeaseMachine(policy)
-    machine.sent(T0)
-    believed = machine.granted(Granted("claim", 1, ttl), T0 + took)
-    assert believed == machine.valid(T0 + took)
-    assert not believed or T0 + took < machine.stop_at
-
-
-@given(policies, st.floats(0.1, 1000))
-def test_a_holder_that_renews_in_time_never_loses_its_lease(policy: Policy, wait: float) -> None:
-    assume(wait < policy.renew_deadline)
-    machine = LeaseMachine(policy)
-    machine.sent(T0)
-    machine.granted(Granted("claim", 1, policy.ttl), T0)
-    for turn in range(1, 6):
-        machine.renew_sent(T0 + turn * wait)
-        machine.renewed(T0 + turn * wait)
-        assert machine.valid(T0 + turn * wait)

@@ -355,11 +355,11 @@ def test_a_signal_ends_a_wait_at_once(engine: FaultyEngine) -> None:
 
 def test_errors_cross_a_process_boundary_with_their_fields(engine: FaultyEngine) -> None:
     with Lock("a", store=engine, holder="first"):
-        try:
+        with pytest.raises(incumbent.NotAcquired) as caught:
             Lock("a", store=engine, timeout=0).acquire()
-        except incumbent.NotAcquired as error:
-            copy = pickle.loads(pickle.dumps(error))  # noqa: S301 - our own bytes
-            assert vars(copy) == vars(error)
+    copy = pickle.loads(pickle.dumps(caught.value))
+    assert vars(copy) == vars(caught.value)
+    assert str(copy) == str(caught.value)
 
 
 def test_a_client_hands_its_settings_to_its_locks() -> None:

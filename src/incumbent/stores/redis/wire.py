@@ -18,7 +18,7 @@ class Step(NamedTuple):
     """Requests that leave together, and how many answers come back."""
 
     payload: bytes
-    count: int
+    answers: int
 
 
 Program: TypeAlias = Generator[Step, list[Any], T]

@@ -25,7 +25,6 @@ __all__ = [
     "MINOR",
     "TABLES",
     "State",
-    "is_readable",
     "settled",
 ]
 
@@ -111,6 +110,7 @@ TABLES: Final = (
     ) WITHOUT ROWID""",
 )
 
+READ_VERSION: Final = "SELECT major, minor FROM state WHERE id = 1"
 READ_STATE: Final = "SELECT major, minor, born, boot, floor, reserved FROM state WHERE id = 1"
 WRITE_STATE: Final = """
     INSERT INTO state (id, major, minor, born, boot, floor, reserved) VALUES (1, ?, ?, ?, ?, ?, ?)
@@ -136,11 +136,6 @@ class State(NamedTuple):
     boot: str
     floor: int
     reserved: int
-
-
-def is_readable(major: int) -> bool:
-    """Whether this release understands the file: minor versions only add."""
-    return major == MAJOR
 
 
 def settled(

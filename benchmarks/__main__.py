@@ -1,0 +1,83 @@
+"""Prints the tables of the speed page; `--write FILE` puts them between its markers."""
+
+from __future__ import annotations
+
+import argparse
+import platform
+from collections.abc import Iterable
+from importlib.metadata import version
+from pathlib import Path
+
+from benchmarks.harness import Row, one_core
+from benchmarks.redis_pairs import async_rows, sync_rows
+from benchmarks.sqlite_pairs import sqlite_rows
+from benchmarks.startup import StartRow, start_rows
+
+_BEGIN, _END = "<!-- measured: begin -->", "<!-- measured: end -->"
+
+
+def main() -> None:
+    """Measure and print."""
+    args = _arguments()
+    with one_core():
+        tables = [
+            ("Redis, blocking", pair_table(sync_rows(args.turns, args.pairs))),
+            ("Redis, asyncio, one task", pair_table(async_rows(args.turns, args.pairs))),
+            ("One host", pair_table(sqlite_rows(args.turns, args.pairs))),
+            ("Starting", start_table(start_rows(args.turns))),
+        ]
+    text = "\n\n".join(f"### {title}\n\n{table}" for title, table in tables)
+    text = f"{text}\n\n{_machine()}"
+    print(text)
+    if args.write:
+        _write(args.write, text)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks")
+    parser.add_argument("--turns", type=int, default=41, help="turns of each contender (41)")
+    parser.add_argument("--pairs", type=int, default=300, help="pairs a turn (300)")
+    parser.add_argument("--write", type=Path, help="a page with the two markers")
+    return parser.parse_args()
+
+
+def pair_table(rows: Iterable[Row]) -> str:
+    """Acquire and release."""
+    lines = ["| contender | us a pair | p50 ratio | CPU ratio | wanted |", "|---|---|---|---|---|"]
+    lines += [
+        f"| {row.name} | {row.microseconds:.0f} | {row.wall_ratio:.2f} | {row.cpu_ratio:.2f} |"
+        f" {_at_most(row.target, '')} |"
+        for row in rows
+    ]
+    return "\n".join(lines)
+
+
+def start_table(rows: Iterable[StartRow]) -> str:
+    """Milliseconds over a bare interpreter."""
+    lines = ["| command | ms over a bare interpreter | wanted |", "|---|---|---|"]
+    lines += [
+        f"| {row.name} | {row.extra_ms:.0f} | {_at_most(row.target_ms, ' ms')} |" for row in rows
+    ]
+    return "\n".join(lines)
+
+
+def _at_most(target: float | None, unit: str) -> str:
+    return "" if target is None else f"at most {target:g}{unit}"
+
+
+def _machine() -> str:
+    peers = ", ".join(
+        f"{name} {version(name)}"
+        for name in ("redis", "hiredis", "python-redis-lock", "redlock-ng", "filelock")
+    )
+    return f"Python {platform.python_version()}, {platform.system()}; {peers}."
+
+
+def _write(page: Path, text: str) -> None:
+    before, _, rest = page.read_text().partition(_BEGIN)
+    _, _, after = rest.partition(_END)
+    page.write_text(f"{before}{_BEGIN}\n{text}\n{_END}{after}")
+
+
+if __name__ == "__main__":
+    main()

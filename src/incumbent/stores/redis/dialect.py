@@ -1,0 +1,353 @@
+"""What each operation of the contract says to the server, and what the answers mean. Pure.
+
+The blocking and the asynchronous side send what this module packs and hand back what came; nothing
+about Redis is known anywhere else. Take and give are packed from prepared pieces, because on the
+hot path every microsecond is a percent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import count
+from math import ceil
+from typing import Any, Final
+
+import hiredis
+
+from incumbent.model import (
+    Absent,
+    Ask,
+    ByClaim,
+    ByVersion,
+    GiveOutcome,
+    Gone,
+    Granted,
+    Guard,
+    Key,
+    PutOutcome,
+    Record,
+    Refused,
+    Released,
+    Renewal,
+    Renewed,
+    RenewOutcome,
+    Slot,
+    Stale,
+    Stored,
+    TakeOutcome,
+)
+from incumbent.stores.notices import notices_for
+from incumbent.stores.redis.errors import Mismatch, answered_error
+from incumbent.stores.redis.names import Names, Naming, quoted
+from incumbent.stores.redis.records import mark_of, pairs, record_of, refused, slots_named
+from incumbent.stores.redis.wire import SCRIPTS, Part, Program, Step, pack
+
+__all__ = ["Dialect"]
+
+_BATCH: Final = 500
+"""Leases renewed by one script call: a server serves nobody else meanwhile (about 2 ms)."""
+_SCANNED: Final = 500
+_READ_AT_ONCE: Final = 100
+_CACHED: Final = 256
+
+_take, _give = SCRIPTS["take"], SCRIPTS["give"]
+_renew, _put = SCRIPTS["renew"], SCRIPTS["put"]
+_renewals = count()
+
+
+def _ms(seconds: float) -> int:
+    # Up, so that the store never forgets earlier than was asked.
+    return max(1, ceil(seconds * 1000))
+
+
+class Dialect:
+    """Packs and reads for one server, of which `where` tells people."""
+
+    def __init__(self, naming: Naming, where: str) -> None:
+        self.naming = naming
+        self.where = where
+        self._heads: dict[Key, tuple[bytes, bytes, bytes]] = {}
+        self._tails: dict[int, tuple[Ask, bytes]] = {}
+
+    # -- take and give: the hot path ----------------------------------------------------------
+
+    def take(self, key: Key, claim: str, ask: Ask) -> bytes:
+        """The request of a take."""
+        if ask.slot is not None:
+            return self._take_slot(key, claim, ask, ask.slot)
+        secret = claim.encode()
+        kept = self._tails.get(id(ask))
+        tail = kept[1] if kept is not None else self._tail(ask)
+        return b"%b$%d\r\nincumbent1 %b \r\n%b" % (
+            self._head(key)[0],
+            12 + len(secret),
+            secret,
+            tail,
+        )
+
+    def _take_slot(self, key: Key, claim: str, ask: Ask, slot: Slot) -> bytes:
+        names = self.naming.of(key)
+        keys = (names.main, names.companion, names.slot(slot.name))
+        parts = (*_ask_parts(ask, quoted(slot.name)), _ms(slot.keep))
+        return _take.call(3, *keys, _held(claim, None), *parts)
+
+    def _head(self, key: Key) -> tuple[bytes, bytes, bytes]:
+        try:
+            return self._heads[key]
+        except KeyError:
+            pass
+        if len(self._heads) >= _CACHED * 16:
+            self._heads.clear()
+        names = self.naming.of(key)
+        both = (names.main, names.companion)
+        channel = pack(names.channel).partition(b"\r\n")[2]
+        head = self._heads[key] = (_take.open_call(both, 5), _give.open_call(both, 2), channel)
+        return head
+
+    def _tail(self, ask: Ask) -> bytes:
+        if len(self._tails) >= _CACHED:
+            self._tails.clear()
+        tail = pack(*_ask_parts(ask, "-")).partition(b"\r\n")[2]
+        # By identity, and with the object itself so that the identity stays its own: an Ask is
+        # made once a lock, and hashing its fields would cost more than packing them.
+        self._tails[id(ask)] = (ask, tail)
+        return tail
+
+    def taken(self, answer: Any, key: Key, claim: str, ask: Ask, epoch: str) -> TakeOutcome:
+        """The outcome of a take. Raises Mismatch if the answer is another claim's."""
+        if type(answer) is bytes:
+            return Granted(claim, _echoed(answer, claim), ask.ttl, epoch)
+        if type(answer) is not list:
+            raise self._unusable(answer, key)
+        if len(answer) == 2:
+            return Granted(claim, _echoed(answer[0], claim), answer[1] / 1000, epoch)
+        return self._refused(answer, key, ask)
+
+    def _refused(self, answer: list[Any], key: Key, ask: Ask) -> Refused:
+        if len(answer) != 4 or not isinstance(answer[1], bytes):
+            raise self._unusable(answer, key)
+        kind, raw, left, now = answer
+        return refused(kind, raw, left, now, ask.slot.name if ask.slot else "")
+
+    def give(
+        self, key: Key, claim: str, token: int | None, closed_for: float, slot: str | None
+    ) -> bytes:
+        """The request of a give."""
+        if token is None or slot is not None or closed_for > 0:
+            return self._give_more(key, claim, token, closed_for, slot)
+        held = b"incumbent1 %b %d " % (claim.encode(), token)
+        _, head, channel = self._head(key)
+        return b"%b$%d\r\n%b\r\n%b" % (head, len(held), held, channel)
+
+    def _give_more(
+        self, key: Key, claim: str, token: int | None, closed_for: float, slot: str | None
+    ) -> bytes:
+        names = self.naming.of(key)
+        keys = [names.main, names.companion]
+        if slot is not None:
+            keys.append(names.slot(slot))
+        closed = _ms(closed_for) if closed_for > 0 else 0
+        held = _held(claim, token)
+        return _give.call(len(keys), *keys, held, names.channel, closed, _held(claim, None))
+
+    def given(self, answer: Any, key: Key) -> GiveOutcome:
+        """The outcome of a give."""
+        if type(answer) is not int:
+            raise self._unusable(answer, key)
+        return _RELEASED if answer else _GONE
+
+    # -- renew --------------------------------------------------------------------------------
+
+    def renew(self, renewals: Sequence[Renewal], epoch: str) -> Program[list[RenewOutcome]]:
+        """Renew what this incarnation of the server granted; it knows nothing of the rest."""
+        outcomes: list[RenewOutcome] = [Gone("store_restarted")] * len(renewals)
+        ours = [at for at, renewal in enumerate(renewals) if renewal.epoch == epoch]
+        for start in range(0, len(ours), _BATCH):
+            places = ours[start : start + _BATCH]
+            batch = [renewals[at] for at in places]
+            # Unique in this process, so that no other answer can be taken for this one.
+            echo = f"{batch[0].claim}:{next(_renewals)}"
+            (answer,) = yield Step(self._renew_request(batch, echo), 1)
+            for at, outcome in zip(places, self._renewed(answer, batch, echo), strict=True):
+                outcomes[at] = outcome
+        return outcomes
+
+    def _renew_request(self, batch: Sequence[Renewal], echo: str) -> bytes:
+        keys: list[Part] = []
+        parts: list[Part] = [echo]
+        for renewal in batch:
+            names = self.naming.of(renewal.key)
+            keys += (names.main, names.companion)
+            meta = b"-" if renewal.meta is None else b"=" + renewal.meta
+            parts += (_held(renewal.claim, renewal.token), _ms(renewal.ttl), meta)
+        return _renew.call(len(keys), *keys, *parts)
+
+    def _renewed(self, answer: Any, batch: Sequence[Renewal], echo: str) -> list[RenewOutcome]:
+        if type(answer) is not list:
+            raise self._unusable(answer, batch[0].key)
+        if len(answer) != len(batch) + 1 or answer[0] != echo.encode():
+            raise Mismatch(f"expected the answer to {len(batch)} renewals")
+        return [
+            _renewal_outcome(renewal, each)
+            for renewal, each in zip(batch, answer[1:], strict=True)
+        ]
+
+    # -- put, read, scan ----------------------------------------------------------------------
+
+    def put(
+        self, key: Key, field: str, value: bytes | None, guard: Guard
+    ) -> Program[PutOutcome]:
+        """Write or remove a field."""
+        names = self.naming.of(key)
+        written = b"-" if value is None else b"=" + value
+        request = _put.call(
+            2, names.main, names.companion, f"f:{field}", *_guard(guard), written, names.channel
+        )
+        (answer,) = yield Step(request, 1)
+        if type(answer) is not int:
+            raise self._unusable(answer, key)
+        return Stale() if answer < 0 else Stored(answer)
+
+    def read(self, key: Key) -> Program[Record]:
+        """All that is known of a key."""
+        (record,) = yield from self._read_all([key])
+        if isinstance(record, Record):
+            return record
+        raise self._unusable(record, key)
+
+    def scan(self, namespace: str, prefix: str) -> Program[tuple[Record, ...]]:
+        """Every key of the namespace that begins with the prefix."""
+        keys: set[Key] = set()
+        for pattern in self.naming.patterns(namespace, prefix):
+            keys |= yield from self._scan_keys(pattern, namespace, prefix)
+        found: list[Any] = []
+        ordered = sorted(keys)
+        for start in range(0, len(ordered), _READ_AT_ONCE):
+            found += yield from self._read_all(ordered[start : start + _READ_AT_ONCE])
+        # With a shared key pattern, other clients' keys of other types match too: not leases.
+        return tuple(record for record in found if isinstance(record, Record))
+
+    def _scan_keys(self, pattern: str, namespace: str, prefix: str) -> Program[set[Key]]:
+        keys: set[Key] = set()
+        cursor = b"0"
+        while True:
+            (answer,) = yield Step(pack("SCAN", cursor, "MATCH", pattern, "COUNT", _SCANNED), 1)
+            if type(answer) is not list:
+                raise self._unusable(answer, None)
+            cursor, names = answer
+            for name in names:
+                key = self.naming.key_of(name.decode("utf-8", "replace"), namespace)
+                if key is not None and key[0] == namespace and key.name.startswith(prefix):
+                    keys.add(key)
+            if cursor == b"0":
+                return keys
+
+    def _read_all(self, keys: Sequence[Key]) -> Program[list[Any]]:
+        """A Record for each key, or the error that the server answered."""
+        names = [self.naming.of(key) for key in keys]
+        answers = yield Step(
+            pack("TIME") + b"".join(map(_read_request, names)), 1 + 3 * len(keys)
+        )
+        now = int(answers[0][0]) + int(answers[0][1]) / 1e6
+        found: list[Any] = []
+        for at, each in enumerate(names):
+            raw, left, companion = answers[1 + 3 * at : 4 + 3 * at]
+            broken = [it for it in (raw, companion) if isinstance(it, Exception)]
+            if broken:
+                found.append(broken[0])
+                continue
+            kept = pairs(companion)
+            slots = yield from _read_slots(each, slots_named(kept))
+            found.append(record_of(each.key, raw, left, kept, slots, now))
+        return found
+
+    # -- waiting ------------------------------------------------------------------------------
+
+    def subscribe(self, key: Key) -> tuple[bytes, bytes]:
+        """The requests that begin and end listening to what happens to `key`."""
+        channel = self.naming.of(key).channel
+        return pack("SUBSCRIBE", channel), pack("UNSUBSCRIBE", channel)
+
+    def unchanged(self, key: Key, seen: str) -> Program[bool]:
+        """Whether what `Refused.seen` speaks of is still as it was."""
+        what, _, mark = seen.rpartition(" ")
+        names = self.naming.of(key)
+        request = pack("GET", names.main)
+        if what == "pause":
+            request = pack("HGET", names.companion, "f:pause")
+        elif what.startswith("slot:"):
+            request = pack("GET", names.slot(what.removeprefix("slot:")))
+        (answer,) = yield Step(request, 1)
+        if answer is not None and not isinstance(answer, bytes):
+            raise self._unusable(answer, key)
+        return mark_of(answer) == (mark or "-")
+
+    # -- errors -------------------------------------------------------------------------------
+
+    def _unusable(self, answer: Any, key: Key | None) -> Exception:
+        if isinstance(answer, hiredis.ReplyError):
+            at = self.naming.of(key).main if key else ""
+            return answered_error(str(answer), self.where, at)
+        return Mismatch(f"an answer of type {type(answer).__name__} was not expected")
+
+
+_RELEASED: Final = Released()
+_GONE: Final = Gone()
+
+
+def _ask_parts(ask: Ask, slot: str) -> tuple[Part, ...]:
+    holder = quoted(ask.holder)
+    value = f" {_ms(ask.ttl)} {holder} ".encode() + ask.meta
+    keep = _ms(max(ask.ttl, ask.keep_record))
+    return (value, _ms(ask.ttl), keep, f" {slot} {holder}")
+
+
+def _echoed(answer: Any, claim: str) -> int:
+    """The token of a grant, once it has proved to be this claim's."""
+    parts = answer.split(b" ")
+    if len(parts) != 3 or parts[1] != claim.encode():
+        raise Mismatch("the answer is another claim's")
+    return int(parts[2])
+
+
+def _held(claim: str, token: int | None) -> str:
+    return f"incumbent1 {claim} " if token is None else f"incumbent1 {claim} {token} "
+
+
+def _renewal_outcome(renewal: Renewal, answer: Any) -> RenewOutcome:
+    if answer == 0:
+        return Gone()
+    if answer == 1:
+        return Renewed()
+    pause, resign = (raw and raw.partition(b" ")[2] for raw in answer)
+    return Renewed(notices_for(renewal.token, pause, resign))
+
+
+def _guard(guard: Guard) -> tuple[str, str]:
+    match guard:
+        case None:
+            return ("none", "")
+        case Absent():
+            return ("absent", "")
+        case ByVersion(version):
+            return ("version", str(version))
+        case ByClaim(claim, token):
+            return ("claim", _held(claim, token))
+
+
+def _read_request(names: Names) -> bytes:
+    return (
+        pack("GET", names.main) + pack("PTTL", names.main) + pack("HGETALL", names.companion)
+    )
+
+
+def _read_slots(names: Names, slots: Sequence[str]) -> Program[dict[str, float]]:
+    if not slots:
+        return {}
+    requests = b"".join(pack("PTTL", names.slot(slot)) for slot in slots)
+    lefts = yield Step(requests, len(slots))
+    return {
+        slot: left / 1000 for slot, left in zip(slots, lefts, strict=True) if left > 0
+    }
+
+

@@ -1,0 +1,153 @@
+"""The values that leases have on the server, read back.
+
+    incumbent1 <claim> <token> <place in the history> <since, unix us> <ttl, ms> <holder> <meta>
+
+The word `closed` in place of the claim: nobody holds it, and nobody may until the key expires.
+Anything else is held by a foreign client, also what a newer release of ours may write one day.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2s
+from typing import Any, Final, Literal
+from urllib.parse import unquote
+
+from incumbent.model import Field, Holding, Key, Past, Record, Refused
+
+__all__ = [
+    "CLOSED",
+    "Value",
+    "fields_of",
+    "mark_of",
+    "read_value",
+    "record_of",
+    "refused",
+    "slots_named",
+]
+
+CLOSED: Final = b"closed"
+_OURS: Final = b"incumbent1"
+_FOREIGN: Final = "<foreign>"
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A value of ours. `since` is the server's wall clock (seconds), `ttl` in seconds."""
+
+    claim: bytes
+    token: int
+    since: float
+    ttl: float
+    holder: str
+    meta: bytes
+
+    def holding(self, remaining: float | None, now: float | None = None) -> Holding:
+        """As the contract says it."""
+        held_for = None if now is None else max(0.0, now - self.since)
+        if self.claim == CLOSED:
+            return Holding(self.holder, self.token, remaining)
+        claim = self.claim.decode("utf-8", "replace")
+        return Holding(
+            self.holder, self.token, remaining, self.ttl, held_for, self.meta, claim=claim
+        )
+
+
+def read_value(raw: bytes) -> Value | None:
+    """The value's parts, or None if a foreign client wrote it."""
+    parts = raw.split(b" ", 7)
+    if len(parts) != 8 or parts[0] != _OURS:
+        return None
+    _, claim, token, _, since, ttl, holder, meta = parts
+    try:
+        return Value(
+            claim, int(token), int(since) / 1e6, int(ttl) / 1000, unquote(holder.decode()), meta
+        )
+    except ValueError:
+        return None
+
+
+def _holding(raw: bytes, left_ms: int, now: float | None) -> Holding:
+    remaining = left_ms / 1000 if left_ms >= 0 else None
+    value = read_value(raw)
+    if value is None:
+        return Holding(_FOREIGN, remaining=remaining, foreign=True)
+    return value.holding(remaining, now)
+
+
+def refused(kind: bytes, raw: bytes, left_ms: int, now_us: bytes, slot: str) -> Refused:
+    """What the script's refusal means. `Refused.seen` names what to look at, and what was there."""
+    if kind == b"paused":
+        return Refused("paused", seen=f"pause {mark_of(raw)}")
+    holding = _holding(raw, left_ms, int(now_us) / 1e6)
+    reason: Literal["held", "closed"] = "held" if kind == b"held" else "closed"
+    looked_at = f"slot:{slot}" if kind == b"slot" else "lease"
+    return Refused(reason, (holding,), holding.remaining, f"{looked_at} {mark_of(raw)}")
+
+
+def mark_of(raw: bytes | None) -> str:
+    """A short mark of what was seen: it must not give the claim away."""
+    if raw is None:
+        return "-"
+    if raw.startswith(_OURS + b" "):
+        # A renewal may change the meta; the holding is the same.
+        raw = b" ".join(raw.split(b" ", 3)[:3])
+    return blake2s(raw, digest_size=8).hexdigest()
+
+
+def fields_of(companion: dict[bytes, bytes]) -> dict[str, Field]:
+    """The fields that `put` wrote."""
+    found = {}
+    for name, raw in companion.items():
+        version, space, value = raw.partition(b" ")
+        if name.startswith(b"f:") and space and version.isdigit():
+            found[name[2:].decode()] = Field(value, int(version))
+    return found
+
+
+def _history(companion: dict[bytes, bytes]) -> list[tuple[Past, str]]:
+    """Past holdings, oldest first, each with its slot ("" for none)."""
+    found = []
+    for place in range(20):
+        entry = companion.get(b"h%d" % place, b"").split(b" ", 3)
+        if len(entry) != 4:
+            continue
+        token, since, slot, holder = entry
+        ended = companion.get(b"e%d" % place, b"").split(b" ")
+        end = int(ended[1]) / 1e6 if len(ended) == 2 and ended[0] == token else None
+        past = Past(unquote(holder.decode()), int(token), int(since) / 1e6, end)
+        found.append((past, "" if slot == b"-" else unquote(slot.decode())))
+    return sorted(found, key=lambda pair: pair[0].token)
+
+
+def slots_named(companion: dict[bytes, bytes]) -> list[str]:
+    """The slots that the history mentions: only these can have a tombstone."""
+    return sorted({slot for _, slot in _history(companion) if slot})
+
+
+def pairs(flat: Sequence[bytes]) -> dict[bytes, bytes]:
+    """The answer to HGETALL."""
+    return dict(zip(flat[::2], flat[1::2], strict=True))
+
+
+def record_of(
+    key: Key,
+    raw: bytes | None,
+    left_ms: int,
+    companion: dict[bytes, bytes],
+    slots: dict[str, float],
+    now: float,
+) -> Record:
+    """All that was read of one key."""
+    holdings: tuple[Any, ...] = ()
+    closed_for = 0.0
+    if raw is not None:
+        holding = _holding(raw, left_ms, now)
+        value = read_value(raw)
+        if value is not None and value.claim == CLOSED:
+            closed_for = holding.remaining or 0.0
+        else:
+            holdings = (holding,)
+    history = tuple(past for past, _ in _history(companion))
+    return Record(key, holdings, closed_for, fields_of(companion), slots, history)

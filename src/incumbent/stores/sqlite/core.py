@@ -1,0 +1,276 @@
+"""The operations of the contract, each tried once and never waiting; FileBusy asks to try again.
+
+An exclusive take, a batch of renewals and a give are one transaction each.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from incumbent.errors import StoreUnavailable
+from incumbent.model import (
+    Ask,
+    Field,
+    GiveOutcome,
+    Gone,
+    Granted,
+    Guard,
+    Key,
+    Past,
+    PutOutcome,
+    Record,
+    Released,
+    Renewal,
+    Renewed,
+    RenewOutcome,
+    Slot,
+    Stale,
+    Stored,
+    TakeOutcome,
+)
+from incumbent.stores.names import flat, unflat
+from incumbent.stores.notices import PAUSE, RESIGN, notices_for
+from incumbent.stores.sqlite import dialect, rows
+from incumbent.stores.sqlite.link import Link, settle
+from incumbent.stores.sqlite.pool import Pool
+from incumbent.stores.sqlite.rows import Row, UsedSlot
+from incumbent.stores.sqlite.trouble import FileBusy, SpoiledFile, is_busy, translated
+from incumbent.stores.sqlite.upkeep import LOG_BYTES, Upkeep
+
+__all__ = ["Core"]
+
+T = TypeVar("T")
+
+
+class Core:
+    """What the blocking and the asynchronous side share. Times are the host's, not the process's."""
+
+    def __init__(self, pool: Pool, upkeep: Upkeep) -> None:
+        self.pool = pool
+        self._upkeep = upkeep
+
+    def take(self, key: Key, claim: str, ask: Ask) -> TakeOutcome:
+        """See Store.take."""
+        outcome = self._write(lambda link: _take(link, key, claim, ask))
+        while isinstance(outcome, int):
+            self._reserve(outcome)
+            outcome = self._write(lambda link: _take(link, key, claim, ask))
+        return outcome
+
+    def renew(self, renewals: Sequence[Renewal]) -> list[RenewOutcome]:
+        """See Store.renew."""
+        try:
+            return self._write(lambda link: _renew(link, renewals))
+        except SpoiledFile:
+            # Others may have gone on without our log: what stood in it is no proof any more.
+            return [Gone("store_restarted") for _ in renewals]
+
+    def give(
+        self, key: Key, claim: str, token: int | None, closed_for: float, slot: str | None
+    ) -> GiveOutcome:
+        """See Store.give."""
+        return self._write(lambda link: _give(link, flat(key), claim, token, closed_for, slot))
+
+    def put(self, key: Key, field: str, value: bytes | None, guard: Guard) -> PutOutcome:
+        """See Store.put."""
+        return self._write(lambda link: _put(link, flat(key), field, value, guard))
+
+    def read(self, key: Key) -> Record:
+        """See Store.read."""
+        return self._read(lambda link: _record(link, key))
+
+    def scan(self, namespace: str, prefix: str) -> tuple[Record, ...]:
+        """See Store.scan."""
+        span = dialect.prefix_range(namespace, prefix)
+        return self._read(lambda link: _records(link, span))
+
+    def changed(self, key: Key, seen: str) -> bool:
+        """Whether `key` is other than `seen` says; reads, and takes no lock."""
+        return self._read(lambda link: _seen(link, flat(key)) != seen)
+
+    # -- transactions ------------------------------------------------------------------------
+
+    def _write(self, work: Callable[[Link], T]) -> T:
+        link = self._borrow()
+        link.committing = False
+        try:
+            link.execute("BEGIN IMMEDIATE")
+            outcome = work(link)
+            link.committing = True
+            link.execute("COMMIT")
+        except BaseException as error:
+            self._end(link, error)
+            raise
+        self.pool.put_back(link)
+        if link.log_bytes > LOG_BYTES:
+            self._upkeep.due(link)
+        return outcome
+
+    def _read(self, work: Callable[[Link], T]) -> T:
+        link = self._borrow()
+        link.committing = False
+        try:
+            link.execute("BEGIN")
+            outcome = work(link)
+            link.execute("ROLLBACK")
+        except BaseException as error:
+            self._end(link, error)
+            raise
+        self.pool.put_back(link)
+        return outcome
+
+    def _borrow(self) -> Link:
+        try:
+            return self.pool.borrow()
+        except sqlite3.Error as error:
+            if is_busy(error):
+                raise FileBusy from error
+            raise translated(error, self.pool.path, committing=False) from error
+
+    def _end(self, link: Link, error: BaseException) -> None:
+        """Free the connection after `error`, which is raised in the contract's words."""
+        if not isinstance(error, sqlite3.Error):
+            self.pool.discard(link)
+            return
+        busy = is_busy(error)
+        if busy and not link.connection.in_transaction:
+            self.pool.put_back(link)
+        else:
+            self.pool.discard(link)
+        if busy:
+            raise FileBusy from error
+        raise translated(error, self.pool.path, committing=link.committing) from error
+
+    def _reserve(self, token: int) -> None:
+        link = self._borrow()
+        try:
+            settle(link.execute, link.host, above=token)
+        except BaseException as error:
+            self._end(link, error)
+            raise
+        self.pool.put_back(link)
+
+
+def _take(link: Link, key: Key, claim: str, ask: Ask) -> TakeOutcome | int:
+    """The outcome; or, with nothing changed, the token that has to be reserved first."""
+    now, name = link.host.now(), flat(key)
+    row = _see(link, name)
+    if row.held_by(claim, now):
+        granted = rows.repeated(row, claim, ask.ttl, now, link.epoch)
+        link.execute(dialect.REPEAT, (now + granted.ttl, name))
+        return granted
+    used = _used(link, name, ask.slot) if ask.slot else None
+    paused = bool(row.switched) and PAUSE in _fields(link, name)
+    refused = rows.refusal(row, claim, used, paused, now, link.epoch)
+    if refused is not None:
+        return refused
+    token = row.next_token()
+    if token > row.reserved:
+        return token
+    _grant(link, name, claim, token, ask, row, now)
+    return Granted(claim, token, ask.ttl, link.epoch)
+
+
+def _see(link: Link, name: str) -> Row:
+    row: Row = Row._make(link.execute(dialect.SEE, (name,)).fetchone())
+    if row.boot != link.host.boot_id:
+        raise StoreUnavailable(
+            "the file is in use on another boot of this host, or on another host: a lease in a file"
+            " excludes on one host only. Use a network store such as redis://host",
+            permanent=True,
+        )
+    return row
+
+
+def _used(link: Link, name: str, slot: Slot) -> UsedSlot | None:
+    found = link.execute(dialect.SEE_SLOT, (name, slot.name)).fetchone()
+    return UsedSlot._make(found) if found else None
+
+
+def _fields(link: Link, name: str) -> dict[str, Field]:
+    found = link.execute(dialect.SEE_FIELDS, (name,))
+    return {field: Field(value, version) for field, value, version in found}
+
+
+def _grant(
+    link: Link, name: str, claim: str, token: int, ask: Ask, row: Row, now: float
+) -> None:
+    wall = link.host.wall()
+    if row.grants:
+        link.execute(dialect.ARCHIVE, (name,))
+    if row.switched:
+        link.execute(dialect.DROP_FIELD, (name, RESIGN))
+    link.execute(dialect.GRANT, dialect.grant_values(name, claim, token, ask, now, wall))
+    if ask.slot is not None:
+        values = dialect.slot_values(name, claim, token, ask, ask.slot, now, wall)
+        link.execute(dialect.GRANT_SLOT, values)
+
+
+def _renew(link: Link, renewals: Sequence[Renewal]) -> list[RenewOutcome]:
+    (boot,) = link.execute(dialect.SEE_BOOT).fetchone()
+    if boot != link.host.boot_id:
+        return [Gone("store_restarted") for _ in renewals]
+    now = link.host.now()
+    return [_renew_one(link, renewal, now) for renewal in renewals]
+
+
+def _renew_one(link: Link, renewal: Renewal, now: float) -> RenewOutcome:
+    if renewal.epoch != link.epoch:
+        return Gone("store_restarted")
+    values = dialect.renew_values(renewal, now)
+    found = link.execute(dialect.RENEW, values).fetchall()
+    if not found:
+        return Gone()
+    if not found[0][0]:
+        return Renewed()
+    fields = _fields(link, flat(renewal.key))
+    pause, resign = fields.get(PAUSE), fields.get(RESIGN)
+    return Renewed(
+        notices_for(renewal.token, pause and pause.value, resign and resign.value)
+    )
+
+
+def _give(
+    link: Link, name: str, claim: str, token: int | None, closed_for: float, slot: str | None
+) -> GiveOutcome:
+    if slot is not None:
+        link.execute(dialect.GIVE_SLOT, (name, slot, claim))
+    now, wall = link.host.now(), link.host.wall()
+    values = dialect.give_values(name, claim, token, closed_for, now, wall)
+    return Released() if link.execute(dialect.GIVE, values).fetchall() else Gone()
+
+
+def _put(link: Link, name: str, field: str, value: bytes | None, guard: Guard) -> PutOutcome:
+    row = _see(link, name)
+    found = link.execute(dialect.SEE_FIELD, (name, field)).fetchone()
+    old = Field(*found) if found else None
+    if not rows.guard_holds(row, old, guard, link.host.now()):
+        return Stale()
+    values = dialect.touch_values(name, field, row, value, link.host.wall())
+    link.execute(dialect.TOUCH, values)
+    if value is None:
+        link.execute(dialect.DROP_FIELD, (name, field))
+        return Stored(0)
+    version = values[1]
+    link.execute(dialect.WRITE_FIELD, (name, field, value, version))
+    return Stored(version)
+
+
+def _record(link: Link, key: Key) -> Record:
+    now, name = link.host.now(), flat(key)
+    slots = dict(link.execute(dialect.SEE_SLOTS, (name, now)).fetchall())
+    past = (Past(*found) for found in link.execute(dialect.SEE_PAST, (name,)))
+    left = {slot: expires - now for slot, expires in slots.items()}
+    return rows.record_of(key, _see(link, name), _fields(link, name), left, past, now)
+
+
+def _records(link: Link, span: tuple[str, str]) -> tuple[Record, ...]:
+    names = link.execute(dialect.SEE_KEYS, span).fetchall()
+    return tuple(_record(link, unflat(name)) for (name,) in names)
+
+
+def _seen(link: Link, name: str) -> str:
+    found = link.execute(dialect.SEE_CHANGES, (name,)).fetchone()
+    return rows.seen_of(link.epoch, found[0] if found else None)

@@ -1,0 +1,192 @@
+"""One connection to the file, and whether that file is still the one the path names."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Callable
+from typing import Any, Final, TypeAlias
+
+from incumbent.errors import StoreUnavailable
+from incumbent.stores.sqlite import dialect, schema
+from incumbent.stores.sqlite.host import Host
+from incumbent.stores.sqlite.schema import State
+from incumbent.stores.sqlite.trouble import FileBusy
+
+__all__ = ["Link", "settle", "sweep"]
+
+Execute: TypeAlias = "Callable[..., sqlite3.Cursor]"
+
+_CHECK_LOG_EVERY: Final = 0.1
+_SWEPT_AT_OPENING: Final = 32
+_PAGE: Final = 1024  # a commit checks and writes whole pages: small ones halve its time here
+_LOG_KEPT: Final = 1 << 20
+
+
+class Link:
+    """A connection that has one user at a time. `epoch` names the file and the host's boot."""
+
+    __slots__ = (
+        "__weakref__",
+        "_checked",
+        "_log_identity",
+        "_path",
+        "committing",
+        "connection",
+        "epoch",
+        "execute",
+        "host",
+        "identity",
+        "log_bytes",
+    )
+
+    def __init__(self, path: str, host: Host) -> None:
+        self._path = path
+        found = os.stat(path)
+        self.identity = (found.st_dev, found.st_ino)
+        """Device and inode of the file."""
+        self._log_identity: tuple[int, ...] = ()
+        self._checked = 0.0
+        self.host = host
+        self.epoch = ""
+        self.log_bytes = 0
+        self.committing = False
+        self.connection: sqlite3.Connection
+        self.execute: Execute
+
+    def connect(self) -> None:
+        """Open the file as it is now, and set right in it what another boot left."""
+        self.connection = sqlite3.connect(
+            self._path, timeout=0, isolation_level=None, check_same_thread=False
+        )
+        self.execute = self.connection.execute
+        _prepare(self.execute, self._path)
+        state = settle(self.execute, self.host)
+        self._log_identity = self._look_at_log()
+        device, inode = self.identity
+        self.epoch = f"{self.host.boot_id}:{device:x}:{inode:x}:{state.born}"
+        if self.moved():
+            raise FileBusy
+
+    def moved(self) -> bool:
+        """Whether the path names another file by now, or none."""
+        try:
+            found = os.stat(self._path)
+        except OSError:
+            return True
+        return (found.st_dev, found.st_ino) != self.identity
+
+    def torn(self, now: float) -> bool:
+        """Whether the log or its index was removed under us, looked up ten times a second."""
+        if now < self._checked + _CHECK_LOG_EVERY:
+            return False
+        self._checked = now
+        try:
+            return self._look_at_log() != self._log_identity
+        except OSError:
+            return True
+
+    def _look_at_log(self) -> tuple[int, ...]:
+        log, index = os.stat(self._path + "-wal"), os.stat(self._path + "-shm")
+        self.log_bytes = log.st_size
+        return (log.st_dev, log.st_ino, index.st_dev, index.st_ino)
+
+    def close(self) -> None:
+        """Close the connection, which rolls back whatever is open."""
+        connection = getattr(self, "connection", None)
+        if connection is not None:
+            connection.close()
+
+
+def _prepare(execute: Execute, path: str) -> None:
+    if _is_new(execute, path):
+        execute(f"PRAGMA page_size = {_PAGE}")
+    (mode,) = execute("PRAGMA journal_mode = WAL").fetchone()
+    if mode != "wal":
+        raise StoreUnavailable(
+            f"cannot use {path}: its file system allows no write-ahead log (it stays in mode"
+            f" {mode}); name a path on a local disk",
+            permanent=True,
+        )
+    execute("PRAGMA synchronous = NORMAL")
+    execute("PRAGMA wal_autocheckpoint = 0")  # a checkpoint syncs: upkeep does it, beside the work
+    execute(f"PRAGMA journal_size_limit = {_LOG_KEPT}")
+
+
+def _is_new(execute: Execute, path: str) -> bool:
+    (application,) = execute("PRAGMA application_id").fetchone()
+    if application == schema.APPLICATION_ID:
+        return False
+    if application or execute("SELECT 1 FROM sqlite_master").fetchone():
+        raise StoreUnavailable(
+            f"{path} is a database of another program: name a file for leases alone",
+            permanent=True,
+        )
+    return True
+
+
+def settle(execute: Execute, host: Host, above: int = 0) -> State:
+    """Make the file's state fit this boot, and see that enough tokens are reserved.
+
+    Only a reservation waits for the disk, so the first try goes without.
+    """
+    state = _settle(execute, host, above, durably=False)
+    while state is None:
+        state = _settle(execute, host, above, durably=True)
+    return state
+
+
+def _settle(execute: Execute, host: Host, above: int, *, durably: bool) -> State | None:
+    execute(f"PRAGMA synchronous = {'FULL' if durably else 'NORMAL'}")
+    execute("BEGIN IMMEDIATE")
+    old = _state(execute)
+    wall = host.wall()
+    new = schema.settled(old, host.boot_id, wall, os.urandom(16).hex(), above=above)
+    if not durably and (old is None or old.reserved != new.reserved):
+        execute("ROLLBACK")
+        return None
+    _change(execute, old, new, host.now(), wall)
+    execute("COMMIT")
+    execute("PRAGMA synchronous = NORMAL")
+    return new
+
+
+def _state(execute: Execute) -> State | None:
+    if not execute("SELECT 1 FROM sqlite_master WHERE name = 'state'").fetchone():
+        return None
+    major, minor = execute(schema.READ_VERSION).fetchone()
+    if major != schema.MAJOR:
+        raise StoreUnavailable(
+            f"the file has schema {major}.{minor}, and this release of incumbent knows"
+            f" {schema.MAJOR}.x: use the release that wrote it, or name another file",
+            permanent=True,
+        )
+    return State(*execute(schema.READ_STATE).fetchone())
+
+
+def _change(execute: Execute, old: State | None, new: State, now: float, wall: float) -> None:
+    if old is None:
+        execute(f"PRAGMA application_id = {schema.APPLICATION_ID}")
+        for table in schema.TABLES:
+            execute(table)
+    elif old.boot != new.boot:
+        for statement in schema.REBOOT:
+            execute(statement, {"now": now, "wall": wall})
+    execute(schema.WRITE_STATE, new)
+    sweep(execute, now, wall, _SWEPT_AT_OPENING)
+
+
+def sweep(execute: Execute, now: float, wall: float, limit: int) -> None:
+    """Within a transaction: forget what is due among the next `limit` keys."""
+    after, upto = execute(dialect.SWEEP_WINDOW, {"limit": limit - 1}).fetchone()
+    window: dict[str, Any] = {
+        "after": after,
+        "upto": upto or dialect.SWEEP_END,
+        "now": now,
+        "wall": wall,
+    }
+    execute(dialect.SWEEP_SLOTS, window)
+    forgotten = execute(dialect.SWEEP_LEASES, window).fetchall()
+    execute(dialect.SWEEP_PAST, window)
+    highest = max((token for (token,) in forgotten), default=0)
+    execute(dialect.SWEPT, (upto or "", highest))

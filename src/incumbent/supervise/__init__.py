@@ -1,0 +1,1 @@
+"""Child processes that are stopped while their lease is still proved."""

@@ -1,0 +1,48 @@
+"""The one place where supervision looks into a lease: what it proves, and how it is left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from incumbent import clock
+from incumbent.supervise.plan import Belief
+from incumbent.sync import Lease
+
+__all__ = ["abandon", "belief_of", "give_back", "grace_of", "slot_of", "watch"]
+
+
+def belief_of(lease: Lease) -> Belief:
+    """What the lease proves now."""
+    machine = lease._held.machine
+    lost = "" if machine.valid(clock.now()) else machine.reason or "expired"
+    return Belief(machine.stop_at, machine.deadline, lost, machine.bounded)
+
+
+def grace_of(lease: Lease) -> float:
+    """Seconds between TERM and KILL."""
+    return lease._held.wanted.policy.grace
+
+
+def slot_of(lease: Lease) -> str | None:
+    """The slot that was claimed along with it."""
+    return lease._held.wanted.slot
+
+
+def watch(lease: Lease, wake: Callable[[], None]) -> None:
+    """Call `wake`, from any thread, when the holding ends."""
+    lease._link.keeper.watch(lease._held, wake)
+
+
+def give_back(lease: Lease, *, undo_slot: bool = False) -> bool:
+    """Tell the store that it is over, also after a loss; False if nobody confirmed it."""
+    if lease._take_leave() is not None:
+        return False
+    return lease._release(undo_slot=undo_slot)
+
+
+def abandon(lease: Lease) -> None:
+    """Neither renew nor release it: something of the command lives, so the ttl has to end it."""
+    held = lease._held
+    if held.machine.valid(clock.now()):
+        held.machine.left()
+    lease._link.keeper.disarm(held)

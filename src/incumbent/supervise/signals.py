@@ -1,0 +1,111 @@
+"""Signals to the supervisor: obeyed while it waits for the lease, passed on while CMD runs.
+
+The handlers only note what came; `signal.set_wakeup_fd` makes the poll return whichever thread the
+kernel picked.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType, TracebackType
+from typing import Final, Self
+
+__all__ = ["FORWARDED", "Interrupted", "Signals"]
+
+FORWARDED: Final = (
+    signal.SIGTERM,
+    signal.SIGINT,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+)
+_OF_THE_JOB: Final = (signal.SIGCHLD, signal.SIGTSTP, signal.SIGCONT)
+
+_Handler = Callable[[int, FrameType | None], object] | int | signal.Handlers | None
+
+
+class Interrupted(BaseException):
+    """A signal ended the wait for the lease. Not an Exception: nothing may go on after it."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(signal.Signals(signum).name)
+        self.signum = signum
+
+
+class Signals:
+    """The handlers of this process, as long as the context lasts. Only in the main thread.
+
+    A signal that was ignored before stays ignored, for CMD too: that is how nohup(1) works.
+    """
+
+    def __init__(self) -> None:
+        self._came: deque[int] = deque()
+        self._before: dict[int, _Handler] = {}
+        self._raising = False
+
+    def __enter__(self) -> Self:
+        self.fd, self._write_fd = os.pipe()
+        for fd in (self.fd, self._write_fd):
+            os.set_blocking(fd, False)
+        self._wakeup_before = signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
+        for signum in FORWARDED:
+            self._handle(signum)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for signum, handler in self._before.items():
+            signal.signal(signum, handler)
+        signal.set_wakeup_fd(self._wakeup_before)
+        write_fd, self._write_fd = self._write_fd, -1
+        os.close(self.fd)
+        os.close(write_fd)
+
+    @contextmanager
+    def interrupting(self) -> Iterator[None]:
+        """Within it the first signal raises Interrupted; what follows it is only noted."""
+        self._raising = True
+        try:
+            self._raise_if_any()
+            yield
+        finally:
+            self._raising = False
+
+    def follow_the_job(self) -> None:
+        """From now on also notice that CMD ended or stopped, and ^Z and `fg` to ourselves."""
+        for signum in _OF_THE_JOB:
+            self._handle(signum)
+
+    def take(self) -> list[int]:
+        """The signals since the last call, oldest first."""
+        with suppress(BlockingIOError):
+            os.read(self.fd, 4096)
+        return [self._came.popleft() for _ in range(len(self._came))]
+
+    def wake(self) -> None:
+        """From any thread: have the poll return."""
+        if self._write_fd >= 0:
+            with suppress(OSError):
+                os.write(self._write_fd, b"\0")
+
+    def _handle(self, signum: int) -> None:
+        if signal.getsignal(signum) != signal.SIG_IGN:
+            self._before[signum] = signal.signal(signum, self._note)
+
+    def _note(self, signum: int, frame: FrameType | None) -> None:
+        self._came.append(signum)
+        self._raise_if_any()
+
+    def _raise_if_any(self) -> None:
+        if self._raising and self._came:
+            self._raising = False
+            raise Interrupted(self._came.popleft())

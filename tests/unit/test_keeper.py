@@ -1,0 +1,132 @@
+"""The keeper thread: what it renews, when, and what it pays."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import threading
+import time
+from math import inf
+
+import pytest
+
+from incumbent import Lock, clock
+from incumbent._drive.alarm import _ConditionAlarm, make_alarm
+from incumbent._drive.keeper import Keeper
+from incumbent._drive.notifier import Notifier
+from incumbent.links import link_for
+from tests.support.faulty import Fault, FaultyEngine
+from tests.support.waiting import eventually
+
+
+@pytest.fixture
+def engine() -> FaultyEngine:
+    return FaultyEngine()
+
+
+def keeper_of(engine: FaultyEngine) -> Keeper:
+    return link_for(engine).keeper
+
+
+@pytest.mark.parametrize("alarm", [make_alarm(), _ConditionAlarm()])
+def test_an_alarm_sleeps_until_its_instant_or_until_it_is_woken(alarm: _ConditionAlarm) -> None:
+    started = clock.now()
+    alarm.wait_until(started + 0.05)
+    assert 0.045 <= clock.now() - started < 1
+    alarm.wait_until(started - 10)
+    alarm.wake()
+    alarm.wait_until(inf)
+    threading.Timer(0.05, alarm.wake).start()
+    alarm.wait_until(inf)
+    assert clock.now() - started < 2
+    alarm.close()
+
+
+def test_leases_taken_together_are_renewed_in_few_requests(engine: FaultyEngine) -> None:
+    leases = [Lock(f"n{i}", store=engine, ttl=0.5).acquire() for i in range(200)]
+    time.sleep(0.5)
+    assert all(lease.valid for lease in leases)
+    assert engine.faulty.calls["renew"] <= 150
+    for lease in leases:
+        lease.release()
+
+
+def test_a_released_lease_is_not_renewed(engine: FaultyEngine) -> None:
+    Lock("a", store=engine, ttl=0.3).acquire().release()
+    time.sleep(0.2)
+    assert engine.faulty.calls["renew"] == 0
+
+
+def test_a_renewal_that_failed_is_tried_again_before_the_deadline(engine: FaultyEngine) -> None:
+    engine.faulty.plan("renew", Fault.NOT_SENT, Fault.LOST_REPLY, Fault.LOST_REQUEST)
+    with Lock("a", store=engine, ttl=1) as lease:
+        eventually(lambda: engine.faulty.calls["renew"] >= 5)
+        lease.check()
+
+
+def test_one_lease_that_is_gone_does_not_cost_the_others(engine: FaultyEngine) -> None:
+    with Lock("kept", store=engine, ttl=0.3) as kept:
+        gone = Lock("gone", store=engine, ttl=0.3).acquire()
+        held = gone._held
+        engine.faulty.give(held.wanted.key, held.claim, None, 0)
+        assert gone.wait_lost(2)
+        assert not kept.wait_lost(0.4)
+
+
+def test_a_debt_is_paid_until_the_store_answers(engine: FaultyEngine) -> None:
+    engine.faulty.plan("give", Fault.NOT_SENT, Fault.LOST_REQUEST, Fault.NOT_SENT)
+    assert Lock("a", store=engine).acquire().release() is False
+    eventually(lambda: Lock("a", store=engine).held_by() is None)
+
+
+def test_a_claim_in_doubt_is_not_settled_by_a_store_that_never_saw_it(
+    engine: FaultyEngine,
+) -> None:
+    engine.faulty.plan("take", Fault.LOST_REQUEST, Fault.LOST_REQUEST)
+    with pytest.raises(Exception, match="lost"):
+        Lock("a", store=engine, ttl=0.5).try_acquire()
+    eventually(lambda: engine.faulty.calls["give"] >= 3)
+
+
+def test_what_is_owed_is_paid_when_the_keeper_is_closed(engine: FaultyEngine) -> None:
+    lease = Lock("a", store=engine).acquire()
+    keeper = keeper_of(engine)
+    keeper.hand_over(lease._held.debt(clock.now(), undo_slot=False))
+    keeper.close()
+    assert Lock("a", store=engine).held_by() is None
+    lease.release()
+
+
+def test_the_keeper_never_keeps_a_dropped_lease_alive(engine: FaultyEngine) -> None:
+    with pytest.warns(ResourceWarning):
+        Lock("a", store=engine, ttl=0.3).acquire()
+    gc.collect()
+    eventually(lambda: not any(keeper_of(engine)._state.buckets.values()))
+
+
+def test_an_outage_is_told_once_and_not_at_every_try(
+    engine: FaultyEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "incumbent"):
+        lease = Lock("a", store=engine, ttl=0.4).acquire()
+        engine.faulty.down = True
+        assert lease.wait_lost(2)
+    assert [record.getMessage() for record in caplog.records] == [
+        "a: the store gives no answer, trying on: planned: not sent"
+    ]
+
+
+def test_a_callback_that_fails_is_logged_and_the_next_one_runs(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    done = threading.Event()
+    notifier = Notifier()
+
+    def fail() -> None:
+        raise RuntimeError("the user's")
+
+    with caplog.at_level(logging.ERROR, "incumbent"):
+        notifier.call(fail)
+        notifier.call(done.set)
+        assert done.wait(2)
+    assert "a callback failed" in caplog.text

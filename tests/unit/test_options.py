@@ -1,0 +1,101 @@
+"""The settings of a lock: what cannot work is refused before anything is sent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from incumbent import ConfigError, Lock
+from incumbent.links import default_url, link_for
+from incumbent.model import Capabilities
+from incumbent.options import wanted_from
+
+CAN = Capabilities()
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"ttl": 0}, "ttl=0 is out of range"),
+        ({"ttl": -1}, "out of range"),
+        ({"ttl": float("nan")}, "out of range"),
+        ({"ttl": float("inf")}, "out of range"),
+        ({"ttl": 1e30}, "out of range"),
+        ({"ttl": 10**400}, "out of range"),
+        ({"ttl": True}, "not a duration"),
+        ({"ttl": None}, "not a duration"),
+        ({"ttl": "soon"}, "not a duration"),
+        ({"ttl": 0.12}, "too short"),
+        ({"ttl": 15, "grace": 14}, "leaves"),
+        ({"ttl": 15, "request_timeout": 9}, "too short"),
+        ({"holder": "a b"}, "holder"),
+        ({"holder": ""}, "holder"),
+        ({"holder": "x" * 201}, "holder"),
+        ({"meta": b"x" * 1025}, "1025 bytes"),
+        ({"at_least_for": 10, "at_most_for": 5}, "longer than"),
+        ({"at_most_for": 0}, "at_most_for"),
+        ({"once_per": "0s"}, "once_per"),
+        ({"if_lost": "shrug"}, "if_lost"),
+        ({"time_to_live": 5}, "unknown setting 'time_to_live'"),
+    ],
+)
+def test_a_setting_that_cannot_work_is_refused_and_named(
+    settings: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        wanted_from("default", "a", CAN, **settings)
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a..b", "a\n", "a\0", "ä", "x" * 201, "{a}", None, 5])
+def test_a_name_outside_the_alphabet_is_refused(name: Any) -> None:
+    with pytest.raises(ConfigError, match="not a name"):
+        Lock(name, store="memory:")
+
+
+def test_a_namespace_has_no_slash() -> None:
+    with pytest.raises(ConfigError, match="not a namespace"):
+        Lock("a", store="memory:", namespace="a/b")
+
+
+def test_what_the_store_cannot_do_is_refused_when_the_lock_is_built() -> None:
+    coarse = Capabilities(ttl_min=2, ttl_max=60, slots=False)
+    for settings, said in (({"ttl": 1}, "this store takes 2s to"), ({"once_per": 5}, "slots")):
+        with pytest.raises(ConfigError, match=said):
+            wanted_from("default", "a", coarse, **settings)  # type: ignore[arg-type]
+
+
+def test_a_job_is_remembered_longer_than_a_lock() -> None:
+    lock = wanted_from("default", "a", CAN)
+    job = wanted_from("default", "a", CAN, once_per="12h")
+    assert job.ask.keep_record > lock.ask.keep_record
+
+
+@pytest.mark.parametrize(
+    ("store", "said"),
+    [
+        ("localhost", "not the URL of a store"),
+        ("nosuch://x", "not the scheme of a known store"),
+        ("withheld:", "withheld"),
+        (object(), "give a URL"),
+    ],
+)
+def test_what_is_no_store_is_refused(store: object, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        link_for(store)
+
+
+def test_the_environment_names_the_store(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    monkeypatch.setenv("INCUMBENT_STORE", "memory:env")
+    assert default_url() == "memory:env"
+    monkeypatch.delenv("INCUMBENT_STORE")
+    (tmp_path / "url").write_text("memory:file\n")
+    monkeypatch.setenv("INCUMBENT_STORE_FILE", str(tmp_path / "url"))
+    assert default_url() == "memory:file"
+    monkeypatch.setenv("INCUMBENT_STORE_FILE", str(tmp_path / "missing"))
+    with pytest.raises(ConfigError, match="cannot be read"):
+        default_url()
+
+
+def test_one_url_has_one_link_in_a_process() -> None:
+    assert link_for("memory:same") is link_for("memory:same")
