@@ -70,8 +70,9 @@ def _validated(
 ) -> Policy:
     if not 0 <= rho < 0.25:
         raise ConfigError(f"rho={rho!r} is not a bound of clock drift: 0 <= rho < 0.25", name="rho")
-    if renew_every <= 0 or request <= 0:
-        raise ConfigError("renew_every and request_timeout must be above 0", name="renew_every")
+    for what, seconds in (("renew_every", renew_every), ("request_timeout", request)):
+        if seconds <= 0:
+            raise ConfigError(f"{what} must be above 0", name=what)
     span = ttl * (1 - 2 * rho) - margin
     left = span - grace
     if renew_every + request >= left:

@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class FaultyMemoryStore(MemoryStore):
-    """Loses an answer, or cannot be reached, when it is told to; `shift` moves its clocks."""
+    """Loses answers, or cannot be reached, when it is told to; `shift` moves its clocks."""
 
     def __init__(self, table: MemoryTable | None = None, restart_wait: float | None = None) -> None:
         super().__init__(
@@ -36,7 +36,7 @@ class FaultyMemoryStore(MemoryStore):
         )
         self.shift = 0.0
         self.away = False
-        self.loses_next = False
+        self.loses_answers = False
         if table is not None:
             self._table = table
 
@@ -44,8 +44,7 @@ class FaultyMemoryStore(MemoryStore):
         if self.away:
             raise StoreUnavailable("the store is away")
         answer = request()
-        if self.loses_next:
-            self.loses_next = False
+        if self.loses_answers:
             raise OutcomeUnknown("the answer was lost")
         return answer
 
@@ -98,9 +97,9 @@ class MemoryWorld(World):
 
     @contextmanager
     def lose_reply(self) -> Iterator[None]:
-        self.memory.loses_next = True
+        self.memory.loses_answers = True
         yield
-        assert not self.memory.loses_next, "no request was made"
+        self.memory.loses_answers = False
 
     @contextmanager
     def cut(self) -> Iterator[None]:

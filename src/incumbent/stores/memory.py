@@ -94,7 +94,7 @@ class MemoryStore:
         """See Store.wait_change."""
         with self._changed:
             self._changed.wait_for(
-                lambda: self._table.seen(key) != seen, max(0.0, until - self._now())
+                lambda: self._table.seen(key) != seen, max(0.0, until - clock.now())
             )
 
     def restart(self, *, empty: bool) -> None:

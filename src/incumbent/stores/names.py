@@ -48,5 +48,7 @@ def unflat(text: str) -> Key:
 
 
 def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}... ({len(str(value))} characters)"
+    if not isinstance(value, str):
+        return f"a value of type {type(value).__name__}"
+    text = repr(value[:60])
+    return text if len(value) <= 60 else f"{text}... ({len(value)} characters)"

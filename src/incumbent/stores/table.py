@@ -178,6 +178,7 @@ class MemoryTable:
             return Gone()
         if slot is not None and slot in entry.slots and entry.slots[slot].claim == claim:
             del entry.slots[slot]
+            entry.changes += 1
         held = entry.holding(now)
         if held is None or held.claim != claim or token not in (None, held.token):
             return Gone()

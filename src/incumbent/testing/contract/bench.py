@@ -7,11 +7,12 @@ import secrets
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from threading import Barrier
 from typing import Any, Literal, Protocol, Self, TypeAlias, TypeVar
 
 from incumbent import clock
+from incumbent.errors import StoreError
 from incumbent.model import (
     Ask,
     GiveOutcome,
@@ -40,7 +41,9 @@ __all__ = [
     "World",
 ]
 
-Hook: TypeAlias = Literal["restart", "wipe", "lose_reply", "cut"]
+Hook: TypeAlias = Literal["restart", "wipe", "restart_wait", "lose_reply", "cut"]
+"""What a World can do. "restart_wait" is no deed but a promise about the other two: the store then
+grants nothing for one ttl. A store that no holder outlives (a file of one host) need not wait."""
 
 ANSWER_WITHIN = 5.0
 """Seconds that a request may take: generous, for machines that do other things as well."""
@@ -62,11 +65,17 @@ class World:
         time.sleep(seconds)
 
     def restart(self, *, empty: bool) -> None:
-        """Hooks "restart" and (empty) "wipe": a new incarnation, with its data or without."""
+        """Hooks "restart" and (empty) "wipe": a new incarnation, with its data or without.
+
+        `self.engine` may be another one afterwards, if the old one cannot live through it.
+        """
         raise NotImplementedError
 
     def lose_reply(self) -> AbstractContextManager[None]:
-        """Hook "lose_reply": the next request is applied, and its answer is lost."""
+        """Hook "lose_reply": meanwhile requests are applied and their answers are lost.
+
+        All of them: a store may repeat a request by itself, and must still say what it never heard.
+        """
         raise NotImplementedError
 
     def cut(self) -> AbstractContextManager[None]:
@@ -106,8 +115,8 @@ class AsyncDriver:
 
     def close(self) -> None:
         """Let go of the loop's connections, then of the loop."""
-        self.store.close()
-        self._runner.close()
+        with self._runner:
+            self.store.close()
 
 
 class _LoopStore:
@@ -190,6 +199,19 @@ class Bench:
     def close(self) -> None:
         """Let go of this bench's own connections."""
         self._driver.close()
+
+    def restart(self, *, empty: bool) -> None:
+        """Restart the store, and come back to it as its clients do."""
+        before = self.world.engine
+        self.world.restart(empty=empty)
+        if self.world.engine is not before:
+            self._driver.close()
+            self._driver = self._open_driver(self.world.engine)
+            self.store = self._driver.store
+        # Connections from before end with an error; only the requests after that one count.
+        for _ in range(3):
+            with suppress(StoreError):
+                self.read()
 
     @contextmanager
     def another(self) -> Iterator[Self]:

@@ -115,11 +115,6 @@ class FieldCases:
         assert bench.scan() == []
 
     @needs("fields")
-    def test_removing_what_never_was_leaves_no_trace(self, bench: Bench) -> None:
-        assert bench.put("state", None) == Stored(0)
-        assert bench.scan() == []
-
-    @needs("fields")
     def test_fields_outlive_the_lease(self, bench: Bench) -> None:
         grant = bench.granted(ttl=bench.ttl, keep_record=bench.ttl)
         bench.put("state", b"kept")

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from incumbent.errors import StoreUnavailable
-from incumbent.model import Gone
+from incumbent.model import Gone, Granted
 from incumbent.testing.contract.bench import Bench
 from incumbent.testing.contract.marks import needs
 
@@ -14,13 +14,13 @@ __all__ = ["RestartCases"]
 
 
 class RestartCases:
-    """For worlds whose store waits one ttl after a restart (`restart_wait` at its default)."""
+    """What was believed of a store ends with its restart, and tokens still grow."""
 
-    @needs("wipe")
+    @needs("wipe", "restart_wait")
     def test_a_store_that_lost_its_data_grants_nothing_for_one_ttl(self, bench: Bench) -> None:
         _grants_nothing_for_one_ttl(bench, empty=True)
 
-    @needs("restart")
+    @needs("restart", "restart_wait")
     def test_a_store_that_kept_its_data_grants_nothing_for_one_ttl(self, bench: Bench) -> None:
         _grants_nothing_for_one_ttl(bench, empty=False)
 
@@ -43,38 +43,50 @@ class RestartCases:
     @needs("restart", "fields")
     def test_fields_survive_a_restart(self, bench: Bench) -> None:
         bench.put("state", b"kept")
-        bench.world.restart(empty=False)
+        bench.restart(empty=False)
         assert bench.read().fields["state"].value == b"kept"
 
     @needs("restart", "fields")
     def test_versions_do_not_come_back_after_a_restart(self, bench: Bench) -> None:
         first = bench.put("state", b"1")
-        bench.world.restart(empty=False)
+        bench.restart(empty=False)
         assert bench.put("state", b"2") != first
 
 
 def _grants_nothing_for_one_ttl(bench: Bench, *, empty: bool) -> None:
-    bench.granted("known", ttl=bench.ttl)
-    bench.world.restart(empty=empty)
-    for name in ("known", "never-seen"):
+    _admitted(bench)
+    bench.restart(empty=empty)
+    for name in ("job", "never-seen"):
         with pytest.raises(StoreUnavailable) as caught:
             # Long enough that the wait is not over before a slow machine has asked.
             bench.take(name, ttl=bench.long)
         assert caught.value.retry_after is not None
-        assert 0 < caught.value.retry_after <= bench.long + 1
-    bench.outlive(bench.ttl)
-    bench.granted("known", ttl=bench.ttl)
+        assert 0 < caught.value.retry_after <= bench.long + 2
+    _admitted(bench)
 
 
 def _ends_what_was_believed(bench: Bench, *, empty: bool) -> None:
-    grant = bench.granted(ttl=bench.long)
-    bench.world.restart(empty=empty)
+    grant = _admitted(bench)
+    bench.restart(empty=empty)
     assert bench.renew(grant) == Gone("store_restarted")
 
 
 def _token_grows(bench: Bench, *, empty: bool) -> None:
-    first = bench.granted(ttl=bench.ttl)
+    first = _admitted(bench)
     bench.give(first)
-    bench.world.restart(empty=empty)
-    bench.outlive(bench.ttl)
-    assert bench.granted(ttl=bench.ttl).token > first.token
+    bench.restart(empty=empty)
+    assert _admitted(bench).token > first.token
+
+
+def _admitted(bench: Bench) -> Granted:
+    """A grant as soon as the wait is over; a server of this test's own may be young as well."""
+    for _ in range(5):
+        try:
+            outcome = bench.take(ttl=bench.ttl)
+        except StoreUnavailable as error:
+            bench.outlive(error.retry_after or bench.ttl)
+        else:
+            if isinstance(outcome, Granted):
+                return outcome
+            bench.outlive(bench.ttl)
+    raise AssertionError("the store never granted again")

@@ -1,0 +1,68 @@
+"""`redis://` keeps the contract on a real server, behind a network that fails on request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from incumbent.stores.redis import open_redis
+from incumbent.stores.redis.engine import RedisEngine
+from incumbent.testing.contract import StoreContract, World
+from tests.support.proxy import FaultProxy
+from tests.support.servers import RedisServer
+
+pytestmark = pytest.mark.server
+
+
+class RedisWorld(World):
+    """One server; the proxy before it can be cut, and loses answers."""
+
+    def __init__(self, server: RedisServer, proxy: FaultProxy, options: str = "") -> None:
+        super().__init__(open_redis(f"{proxy.url}/0{options}"))
+        self._server = server
+        self._proxy = proxy
+
+    def restart(self, *, empty: bool) -> None:
+        self._server.restart(empty=empty)
+
+    @contextmanager
+    def lose_reply(self) -> Iterator[None]:
+        # Not just any request: a new connection first says who it is and loads the scripts.
+        self._proxy.close_after_request(b"EVALSHA", times=10)
+        yield
+        self._proxy.heal()
+
+    @contextmanager
+    def cut(self) -> Iterator[None]:
+        self._proxy.refuse()
+        yield
+        self._proxy.heal()
+
+
+class TestRedis(StoreContract):
+    capabilities = RedisEngine.capabilities
+    hooks = frozenset({"lose_reply", "cut"})
+    ttl = 0.4
+
+    @pytest.fixture
+    def world(self, redis_server: RedisServer) -> Iterator[RedisWorld]:
+        with FaultProxy(redis_server.port) as proxy:
+            # The server is younger than the leases of this suite are long.
+            yield RedisWorld(redis_server, proxy, "?restart_wait=0")
+
+
+class TestRedisRestarts(StoreContract):
+    """On servers of their own, which keep their data in an append-only file, or lose it."""
+
+    capabilities = RedisEngine.capabilities
+    hooks = frozenset({"restart", "wipe", "restart_wait"})
+    only = frozenset({"restart", "wipe"})
+    ttl = 0.4
+
+    @pytest.fixture
+    def world(self) -> Iterator[RedisWorld]:
+        kept = ["--appendonly", "yes", "--appendfsync", "always"]
+        with RedisServer(kept) as server, FaultProxy(server.port) as proxy:
+            yield RedisWorld(server, proxy)

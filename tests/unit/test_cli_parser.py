@@ -1,0 +1,112 @@
+"""The words of a command line, and the line that would have been right."""
+
+from __future__ import annotations
+
+import pytest
+
+from incumbent.cli.opening import with_password
+from incumbent.cli.parser import Request, UsageError, parse
+from incumbent.errors import ConfigError
+
+
+def parsed(line: str, **environ: str) -> Request:
+    return parse(line.split(), {f"INCUMBENT_{name}": value for name, value in environ.items()})
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "-s memory: run nightly --ttl 5s -- date -u",
+        "run -s memory: --ttl 5s nightly -- date -u",
+        "run nightly --ttl=5s --store=memory: -- date -u",
+    ],
+)
+def test_options_stand_before_and_after_the_name(line: str) -> None:
+    request = parsed(line)
+    assert (request.name, request.words) == ("nightly", ("date", "-u"))
+    assert (request.text("ttl"), request.text("store")) == ("5s", "memory:")
+
+
+def test_the_command_keeps_its_own_options_and_separators() -> None:
+    assert parsed("run n -- npm run x -- --ttl 9").words == ("npm", "run", "x", "--", "--ttl", "9")
+
+
+def test_flags_win_over_variables() -> None:
+    request = parsed("run n --ttl 5s -- x", TTL="9s", GRACE="1s")
+    assert (request.text("ttl"), request.text("grace")) == ("5s", "1s")
+
+
+@pytest.mark.parametrize(
+    ("line", "wait"),
+    [("run --wait n -- x", ""), ("run --wait=5s n -- x", "5s"), ("run n -- x", None)],
+)
+def test_wait_takes_its_duration_only_with_an_equals_sign(line: str, wait: str | None) -> None:
+    request = parsed(line)
+    assert (request.name, request.text("wait")) == ("n", wait)
+
+
+def test_a_flag_undoes_the_opposite_variable() -> None:
+    assert parsed("run -n n -- x", WAIT="5s").text("wait") is None
+    assert not parsed("run --wait n -- x", NO_WAIT="1").on("no_wait")
+
+
+@pytest.mark.parametrize(
+    ("line", "right"),
+    [
+        ("run nightly date -u", "incumbent run nightly -- date -u"),
+        ("run --ttl 5s nightly -n date", "incumbent run --ttl 5s nightly -n -- date"),
+        ("-s memory: run --wait nightly date", "incumbent -s memory: run --wait nightly -- date"),
+        ("run n npm x -- -f", "incumbent run n -- npm x -- -f"),
+        ("run nightly", "incumbent run nightly -- CMD"),
+        ("run nightly --", "incumbent run nightly -- CMD"),
+    ],
+)
+def test_a_missing_separator_is_shown_in_its_place(line: str, right: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        parsed(line)
+    assert right in str(refused.value)
+
+
+def test_the_corrected_line_can_be_pasted_into_a_shell() -> None:
+    with pytest.raises(UsageError, match=r"-- sh -c 'echo \$HOME; date'"):
+        parse(["run", "nightly", "sh", "-c", "echo $HOME; date"], {})
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "nonsense",
+        "run -- x",
+        "run n --no-such -- x",
+        "run n --tt 5 -- x",
+        "run n --ttl -- x",
+        "run n --wait -n -- x",
+        "status -- x",
+        "wait",
+        "wait a b",
+    ],
+)
+def test_what_cannot_be_understood_is_refused(line: str) -> None:
+    with pytest.raises(UsageError):
+        parsed(line)
+
+
+@pytest.mark.parametrize(
+    ("url", "whole"),
+    [
+        ("redis://host:1/0", "redis://:p%40%2Fw@host:1/0"),
+        ("rediss://me@host", "rediss://me:p%40%2Fw@host"),
+        ("redis+unix:///run/redis.sock", "redis+unix://:p%40%2Fw@/run/redis.sock"),
+    ],
+)
+def test_a_password_is_put_where_the_url_has_it(url: str, whole: str) -> None:
+    assert with_password(url, "p@/w") == whole
+
+
+@pytest.mark.parametrize("url", ["sqlite:", "sqlite:///x", "memory:", "redis://:other@host"])
+def test_a_password_without_a_place_is_refused_and_not_shown(url: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        with_password(url, "hunter2")
+    assert "hunter2" not in str(refused.value)
+    assert "other@" not in str(refused.value)

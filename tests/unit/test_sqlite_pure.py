@@ -1,0 +1,304 @@
+"""`sqlite:` apart from its file: URLs, places, clocks, and the state that an opening leaves."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from incumbent.errors import ConfigError, OutcomeUnknown, StoreUnavailable
+from incumbent.stores.sqlite import SqliteEngine, dialect, open_sqlite, schema
+from incumbent.stores.sqlite.filesystem import check_file_system, is_doubtful, type_in, verdict
+from incumbent.stores.sqlite.host import boottime_offset, this_host
+from incumbent.stores.sqlite.location import default_path, make_file, path_of
+from incumbent.stores.sqlite.patience import looks, pauses
+from incumbent.stores.sqlite.placement import detect_orchestrator
+from incumbent.stores.sqlite.schema import BLOCK, State, settled
+
+WALL = 1_800_000_000.0
+MICROS = 1_800_000_000_000_000
+
+
+# -- URLs ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("url", "path"),
+    [
+        ("sqlite:///var/lib/leases.db", "/var/lib/leases.db"),
+        ("sqlite:///a%20b/c%25d.db", "/a b/c%d.db"),
+        ("sqlite:", "/state/incumbent/incumbent.db"),
+    ],
+)
+def test_a_url_names_a_file(url: str, path: str) -> None:
+    assert path_of(url, {"XDG_STATE_HOME": "/state"}) == Path(path)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "sqlite",
+        "sqlite:leases.db",
+        "sqlite:/one/slash.db",
+        "sqlite://relative.db",
+        "sqlite://host/leases.db",
+        "sqlite:///",
+        "sqlite:///a/folder/",
+        "sqlite:///nul%00.db",
+        "sqlite:///a#b.db",
+        "sqlite:///a.db?restart_wait=0",
+        "sqlite:?mode=ro",
+        "sqlite::memory:",
+        "sqlite3:///a.db",
+    ],
+)
+def test_any_other_url_is_refused_with_the_right_form(url: str) -> None:
+    with pytest.raises(ConfigError, match="sqlite:///absolute/path") as caught:
+        open_sqlite(url)
+    assert caught.value.name == "store"
+
+
+def test_an_unknown_option_is_named() -> None:
+    with pytest.raises(ConfigError, match="'timeout'"):
+        open_sqlite("sqlite:///a.db?timeout=5")
+
+
+@pytest.mark.parametrize(
+    ("environ", "path"),
+    [
+        ({"XDG_STATE_HOME": "/x", "HOME": "/home/u"}, "/x/incumbent/incumbent.db"),
+        ({"HOME": "/home/u"}, "/home/u/.local/state/incumbent/incumbent.db"),
+        ({"XDG_STATE_HOME": "rel", "HOME": "/h"}, "/h/.local/state/incumbent/incumbent.db"),
+    ],
+)
+def test_the_default_file_follows_the_xdg_rules(environ: Mapping[str, str], path: str) -> None:
+    assert default_path(environ) == Path(path)
+
+
+def test_the_default_file_and_its_folder_are_the_users_alone(tmp_path: Path) -> None:
+    path = tmp_path / "incumbent" / "incumbent.db"
+    make_file(path, default=True)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_missing_folder_of_a_named_file_is_not_invented(tmp_path: Path) -> None:
+    with pytest.raises(StoreUnavailable, match="mkdir -p") as caught:
+        make_file(tmp_path / "missing" / "leases.db", default=False)
+    assert caught.value.permanent
+
+
+@pytest.mark.parametrize("path", ["", "file/leases.db"], ids=["a folder", "below a file"])
+def test_a_path_that_cannot_be_a_file_is_refused_for_good(tmp_path: Path, path: str) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreUnavailable, match="folder") as caught:
+        make_file(tmp_path / path, default=False)
+    assert caught.value.permanent
+
+
+# -- file systems ----------------------------------------------------------------------------
+
+MOUNTS = """\
+22 1 0:21 / / rw,relatime shared:1 - ext4 /dev/vda rw
+30 22 0:40 / /mnt/share rw,relatime - nfs4 server:/export rw
+31 22 0:41 / /mnt/with\\040space rw - cifs //server/x rw
+32 30 0:42 / /mnt/share/local rw - xfs /dev/vdb rw
+33 22 0:43 / /over rw - ext4 /dev/vdc rw
+34 22 0:44 / /over rw - fuse.sshfs host: rw
+35 22 0:45 / /mnt/sharex rw - tmpfs tmpfs rw
+a line that is none
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/var/x.db", "ext4"),
+        ("/mnt/share/x.db", "nfs4"),
+        ("/mnt/share/local/x.db", "xfs"),
+        ("/mnt/with space/x.db", "cifs"),
+        ("/over/x.db", "fuse.sshfs"),
+        ("/mnt/sharex/x.db", "tmpfs"),
+        ("/mnt/sharey/x.db", "ext4"),
+    ],
+)
+def test_the_innermost_and_latest_mount_says_the_type(path: str, kind: str) -> None:
+    assert type_in(MOUNTS, path) == kind
+
+
+@pytest.mark.parametrize("kind", ["nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "virtiofs", "afs"])
+def test_a_file_system_that_machines_share_is_refused(kind: str) -> None:
+    with pytest.raises(ConfigError, match=kind):
+        check_file_system(Path("/x"), lambda path: kind)
+
+
+@pytest.mark.parametrize("kind", ["fuse.sshfs", "fuse.glusterfs", "fuse.s3fs"])
+def test_a_remote_fuse_is_refused(kind: str) -> None:
+    assert verdict(kind) is not None
+
+
+def test_another_fuse_is_doubtful_but_not_refused() -> None:
+    assert verdict("fuse.mergerfs") is None
+    assert is_doubtful("fuse.mergerfs")
+    assert not is_doubtful("ext4")
+
+
+def test_an_engine_is_not_even_made_on_a_network_file_system(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="redis://"):
+        SqliteEngine(tmp_path / "x", check_place=lambda p: check_file_system(p, lambda _: "nfs4"))
+
+
+# -- containers ------------------------------------------------------------------------------
+
+
+def nothing_exists(path: str) -> bool:
+    return False
+
+
+def nothing_to_read(path: str) -> str:
+    raise FileNotFoundError(path)
+
+
+@pytest.mark.parametrize(
+    ("environ", "phrase"),
+    [
+        ({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, "a Kubernetes pod"),
+        ({"NOMAD_ALLOC_ID": "1"}, "a Nomad allocation"),
+        ({"container": "podman"}, "a podman container"),
+        ({"DYNO": "web.1"}, "a Heroku dyno"),
+    ],
+)
+def test_an_orchestrator_is_known_by_its_variables(environ: dict[str, str], phrase: str) -> None:
+    found = detect_orchestrator(environ, nothing_exists, nothing_to_read)
+    assert found is not None
+    assert phrase in found
+
+
+@pytest.mark.parametrize("marker", ["/.dockerenv", "/run/.containerenv"])
+def test_a_container_is_known_by_its_marker(marker: str) -> None:
+    found = detect_orchestrator({}, lambda path: path == marker, nothing_to_read)
+    assert found is not None
+    assert marker in found
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["12:cpu:/docker/3f2a", "0::/kubepods.slice/pod1", "0::/system.slice/containerd/x"],
+)
+def test_a_container_is_known_by_its_cgroup(line: str) -> None:
+    assert detect_orchestrator({}, nothing_exists, lambda path: f"1:x:/\n{line}\n")
+
+
+@pytest.mark.parametrize("text", ["0::/init.scope", "0::/system.slice/docker.service", "", "x"])
+def test_a_plain_host_is_no_container(text: str) -> None:
+    assert detect_orchestrator({"container": ""}, nothing_exists, lambda path: text) is None
+    assert detect_orchestrator({}, nothing_exists, nothing_to_read) is None
+
+
+# -- the host --------------------------------------------------------------------------------
+
+
+def test_the_offset_of_a_time_namespace_is_read() -> None:
+    text = "monotonic           5         0\nboottime         1000 500000000\n"
+    assert boottime_offset(text) == 1000.5
+    assert boottime_offset("1 0 0\n7 -30 0\n") == -30.0
+
+
+@pytest.mark.parametrize("text", ["", "monotonic 0 0\n", "boottime 1\n", "boottime x y\n"])
+def test_offsets_that_cannot_be_read_are_not_taken_for_none(text: str) -> None:
+    with pytest.raises(ValueError, match=r".*"):
+        boottime_offset(text)
+
+
+def test_the_boot_id_is_the_same_at_every_call() -> None:
+    assert this_host().boot_id == this_host().boot_id != ""
+
+
+# -- the state -------------------------------------------------------------------------------
+
+
+def test_a_new_file_starts_its_tokens_at_the_wall_clock() -> None:
+    state = settled(None, "boot", WALL, "born")
+    assert (state.floor, state.reserved) == (MICROS, MICROS + BLOCK)
+
+
+def test_another_boot_starts_above_everything_that_was_reserved() -> None:
+    old = State(1, 0, "born", "boot", MICROS, MICROS + BLOCK)
+    new = settled(old, "next boot", WALL, "")
+    assert new.floor == old.reserved
+    assert new.reserved > new.floor
+    assert new.born == "born"
+
+
+def test_the_same_boot_reserves_nothing_while_half_of_the_block_is_left() -> None:
+    old = State(1, 0, "born", "boot", MICROS, MICROS + BLOCK)
+    assert settled(old, "boot", WALL + 1, "").reserved == old.reserved
+    assert settled(old, "boot", WALL + 1, "").floor == MICROS + 1_000_000
+    assert settled(old, "boot", WALL + 11 * 60, "").reserved > old.reserved
+
+
+def test_the_floor_never_falls_when_the_wall_clock_does() -> None:
+    old = State(1, 0, "born", "boot", MICROS, MICROS + BLOCK)
+    for boot_id in ("boot", "next boot"):
+        assert settled(old, boot_id, WALL - 1e6, "").floor >= old.floor
+
+
+def test_a_token_at_the_end_of_the_block_reserves_more() -> None:
+    old = State(1, 0, "born", "boot", MICROS, MICROS + 10)
+    new = settled(old, "boot", WALL, "", above=MICROS + 11)
+    assert new.reserved > MICROS + 11
+    assert new.floor == MICROS
+
+
+def test_a_newer_minor_version_is_left_as_it_is() -> None:
+    old = State(1, 7, "born", "boot", MICROS, MICROS + BLOCK)
+    assert settled(old, "boot", WALL, "").minor == 7
+
+
+def test_the_numbers_written_out_in_the_statements_are_the_constants() -> None:
+    assert schema.FORMAT == 1
+    assert "format <= 1" in dialect.RENEW
+    assert f"grants % {dialect.HISTORY_KEPT - 1}," in dialect.ARCHIVE
+
+
+# -- waiting and loading ---------------------------------------------------------------------
+
+
+def test_pauses_end_at_the_deadline_and_never_pass_it() -> None:
+    now = [0.0]
+    for pause in pauses(1.0, lambda: now[0]):
+        assert 0 < pause <= 0.015
+        now[0] += pause
+    assert now[0] == pytest.approx(1.0)
+
+
+def test_looks_grow_slowly_from_two_to_twenty_five_milliseconds() -> None:
+    now, seen = [0.0], []
+    for pause in looks(1.0, lambda: now[0]):
+        seen.append(pause)
+        now[0] += pause
+    assert seen[0] == 0.002
+    assert max(seen) == 0.025
+    assert now[0] == pytest.approx(1.0)
+
+
+def test_naming_a_store_loads_no_driver_and_the_blocking_side_no_asyncio() -> None:
+    code = (
+        "import sys; from incumbent.stores.sqlite import open_sqlite;"
+        "e = open_sqlite('sqlite:///x.db'); assert 'sqlite3' not in sys.modules;"
+        "e.store(); assert 'sqlite3' in sys.modules; assert 'asyncio' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_errors_of_the_store_survive_pickling() -> None:
+    import pickle
+
+    from incumbent.stores.sqlite.trouble import SpoiledFile
+
+    again = pickle.loads(pickle.dumps(SpoiledFile("gone", permanent=True)))
+    assert (str(again), again.permanent) == ("gone", True)
+    assert not isinstance(again, OutcomeUnknown)
