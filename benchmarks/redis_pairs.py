@@ -9,7 +9,7 @@ import redis
 import redis.asyncio
 import redis_lock
 from redis.asyncio.lock import Lock as RedisAsyncLock
-from redlock import RedLock
+from redlock import Redlock
 from tests.support.servers import RedisServer
 
 from benchmarks.harness import Contender, Row, compare
@@ -30,7 +30,7 @@ def sync_rows(turns: int, pairs: int) -> list[Row]:
         client = redis.Redis(port=server.port)
         sha = str(client.script_load(_RELEASE))
         ours = Lock("pair", store=f"{server.url}?restart_wait=0", ttl=15)
-        redlock = RedLock("redlock", [{"host": "127.0.0.1", "port": server.port}], ttl=_TTL_MS)
+        redlock = Redlock([server.url])
 
         def bare() -> None:
             value = os.urandom(16)
@@ -51,8 +51,10 @@ def sync_rows(turns: int, pairs: int) -> list[Row]:
             lock.release()
 
         def redlock_ng() -> None:
-            redlock.acquire()
-            redlock.release()
+            lock = redlock.acquire("redlock-ng", _TTL_MS)
+            if lock is None:
+                raise RuntimeError("redlock-ng did not get its own lock")
+            redlock.release(lock)
 
         return compare(
             [

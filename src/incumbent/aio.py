@@ -61,9 +61,8 @@ class AsyncLease(LeaseHandle):
 
     async def release(self) -> bool:
         """Give the lease back; see Lease.release. A cancellation leaves nothing believed."""
-        self._require_not_released()
-        if lost := self._take_leave():
-            raise lost
+        if not self.valid:
+            self._refuse_release()
         return await self._release()
 
     async def _release(self) -> bool:

@@ -7,17 +7,19 @@ Elsewhere `time.monotonic`.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from functools import partial
 
 __all__ = ["now", "wall"]
 
-if hasattr(time, "CLOCK_BOOTTIME"):
-
-    def now() -> float:
-        """Seconds since boot, suspend included."""
-        return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-else:  # pragma: no cover - not Linux
-    now = time.monotonic
+# Bound here once: it is asked several times an operation, and a function of ours would cost as much
+# again as the clock.
+now: Callable[[], float] = (
+    partial(time.clock_gettime, time.CLOCK_BOOTTIME)
+    if hasattr(time, "CLOCK_BOOTTIME")
+    else time.monotonic
+)
+"""Seconds since boot, suspend included."""
 
 wall = time.time
 """Seconds since 1970, for people only: no deadline is ever counted on it."""

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Hashable
 from functools import partial
 from types import EllipsisType
-from typing import Any, Generic, TypeVar, Unpack
+from typing import Any, Generic, NoReturn, TypeVar, Unpack
 
 from incumbent import clock
 from incumbent._core.held import Held
@@ -116,9 +116,10 @@ class LeaseHandle:
             self._link.keeper.hand_over(held.debt(now, undo_slot=False))
         return self._loss()
 
-    def _require_not_released(self) -> None:
+    def _refuse_release(self) -> NoReturn:
         if self._let_go():
             raise AlreadyReleased(f"the lease on {self.name!r} was released before")
+        raise self._take_leave() or self._loss()
 
     def _renewal_verdict(self) -> float:
         """What an asked-for renewal brought: the seconds that are proved now."""

@@ -176,15 +176,17 @@ class LeaseMachine:
 
     def granted(self, grant: Granted, now: float) -> bool:
         """Believe the grant unless it came too late to act on; say which."""
-        if now >= self._sent + self._usable(grant.ttl):
+        stop_at = self._sent + self._usable(grant.ttl)
+        if now >= stop_at:
             self._move(Input.LATE)
             return False
-        self._require(Input.GRANT)
+        held = self._require(Input.GRANT)
         self._bound = now + self._at_most_for
         self.token = grant.token
         self.epoch = grant.epoch
-        self._prove(self._sent, grant.ttl)
-        self._move(Input.GRANT)
+        self._prove(stop_at)
+        # Last, for from here on every thread may believe.
+        self.state = held
         return True
 
     def refused(self) -> None:
@@ -219,7 +221,7 @@ class LeaseMachine:
         # An answer to nothing proves nothing: the renewal was counted as failed already.
         asked, self.renewing = self.renewing, False
         if asked and self.valid(now):
-            self._prove(self._sent, self._policy.ttl)
+            self._prove(self._sent + self._policy.renew_deadline)
         self._move(Input.RENEWED)
 
     def unrenewed(self) -> None:
@@ -261,8 +263,7 @@ class LeaseMachine:
         short = self._policy.ttl - ttl
         return self._policy.renew_deadline - (short if short > 0 else 0.0)
 
-    def _prove(self, sent: float, ttl: float) -> None:
-        stop_at = sent + self._usable(ttl)
+    def _prove(self, stop_at: float) -> None:
         self.stop_at = stop_at if stop_at < self._bound else self._bound
         self.deadline = self.stop_at + self._policy.grace
 
@@ -273,7 +274,7 @@ class LeaseMachine:
         return state
 
     def _move(self, what: Input) -> None:
-        state = self._require(what)
+        state = TRANSITIONS[self.state].get(what) or self._require(what)
         # Written only when it changes: a renewal's answer must not undo a move made meanwhile.
         if state is not self.state:
             self.state = state

@@ -53,9 +53,8 @@ class Lease(LeaseHandle):
 
         Raises LeaseLost if it was lost before, AlreadyReleased if it was released before.
         """
-        self._require_not_released()
-        if lost := self._take_leave():
-            raise lost
+        if not self.valid:
+            self._refuse_release()
         return self._release()
 
     def _release(self, *, undo_slot: bool = False) -> bool:

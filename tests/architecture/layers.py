@@ -33,7 +33,9 @@ LAYERS = (
         ("lease", "policy", "backoff", "election", "job", "quorum", "supervise.plan"),
         WORLD,
     ),
-    Layer("store contract", ("stores.base", "stores.names", "stores.notices", "stores.table"), WORLD),
+    Layer(
+        "store contract", ("stores.base", "stores.names", "stores.notices", "stores.table"), WORLD
+    ),
     Layer("protocols", ("_core",), WORLD),
     Layer("clock", ("clock",)),
     Layer("stores", ("stores",)),

@@ -134,6 +134,13 @@ def test_what_is_left_of_a_slot_is_counted_by_the_wall_over_a_reboot(machine: Ma
     assert machine.store.read(KEY, soon()).slots["monday"] == pytest.approx(3000.0, abs=0.1)
 
 
+def test_a_slot_is_open_to_the_claim_that_took_it(machine: Machine) -> None:
+    ask = Ask(10.0, "me", slot=Slot("monday", 3600.0))
+    machine.give(machine.grant(claim="a", ask=ask))
+    assert isinstance(machine.take(claim="b", ask=ask), Refused)
+    machine.grant(claim="a", ask=ask)
+
+
 def test_a_wall_clock_set_back_over_a_reboot_prolongs_no_closing(machine: Machine) -> None:
     machine.give(machine.grant(), closed_for=60.0)
     machine.reboot(wall_moves=-1e6)
@@ -180,18 +187,18 @@ def test_tokens_grow_when_the_wall_clock_is_set_back(machine: Machine) -> None:
 
 
 def test_tokens_grow_after_the_record_was_forgotten(machine: Machine) -> None:
+    machine.store.read(KEY, soon())
     machine.store.close()
     machine.wall_time -= 1e6  # so that the wall clock cannot help
-    first = machine.grant(ask=Ask(10.0, "me", keep_record=1.0))
+    last = 0
     for _ in range(5):
-        machine.give(first)
-        first = machine.grant(ask=Ask(10.0, "me", keep_record=1.0))
-    machine.give(first)
+        granted = machine.grant(ask=Ask(10.0, "me", keep_record=10.0))
+        machine.give(granted)
+        last = granted.token
     machine.sleep(20.0)
     machine.store.close()
-    machine.wall_time -= 10.0
     assert machine.store.read(KEY, soon()).history == ()
-    assert machine.grant().token > first.token
+    assert machine.grant().token > last
 
 
 def test_no_token_is_given_above_what_is_reserved(machine: Machine) -> None:
@@ -359,7 +366,7 @@ def test_an_event_loop_goes_on_while_a_peer_locks_the_file(tmp_path: Path) -> No
     asyncio.run(main())
     other.close()
     engine.store().close()
-    assert max(gaps) < 0.1
+    assert max(gaps) < 0.25
 
 
 def test_a_full_disk_is_certainly_not_applied(machine: Machine) -> None:

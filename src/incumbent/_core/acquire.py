@@ -18,6 +18,7 @@ from incumbent.model import Granted, Refused
 
 __all__ = ["acquire"]
 
+_ON_ITS_WAY = (State.ASKING, State.ASKING_AGAIN)
 _HERD = 0.002
 """Seconds over which waiters spread when the holder's ttl runs out."""
 
@@ -29,62 +30,83 @@ async def acquire(port: Port, wanted: Wanted, timeout: float | None) -> Held:
     or OutcomeUnknown when it gives no answer in time.
     """
     held = Held(port, wanted)
+    started = port.now()
+    until = started + _budget(wanted, timeout)
     try:
-        if timeout == 0:
-            await _try_once(port, held)
-        else:
-            await _try_until(port, held, inf if timeout is None else port.now() + timeout)
+        outcome = await _ask(port, held, until)
+        if not isinstance(outcome, Granted):
+            try_on = _ask_once_more if timeout == 0 else _try_until
+            await try_on(port, held, outcome, started, until)
         return held
     finally:
-        if held.machine.state is not State.HELD and held.machine.abandoned():
-            port.hand_over(held.debt(port.now(), undo_slot=True, doubt=True))
+        if held.machine.state is not State.HELD:
+            _compensate(port, held)
 
 
-async def _try_once(port: Port, held: Held) -> None:
-    started = port.now()
-    until = started + held.wanted.policy.request_timeout
-    outcome = await _ask(port, held, until)
+def _compensate(port: Port, held: Held) -> None:
+    now = port.now()
+    if held.machine.state in _ON_ITS_WAY:
+        held.doubted(now)
+    if held.machine.abandoned():
+        port.hand_over(held.debt(now, undo_slot=True))
+
+
+def _budget(wanted: Wanted, timeout: float | None) -> float:
+    if timeout is None:
+        return inf
+    return timeout or wanted.policy.request_timeout
+
+
+async def _ask_once_more(
+    port: Port, held: Held, outcome: Refused | StoreError, started: float, until: float
+) -> None:
+    """Only where the first try left a doubt: the same claim again is safe, and tells."""
     if isinstance(outcome, OutcomeUnknown) and not outcome.permanent:
-        # The same claim again is safe, and tells whether the request that got no answer was done.
         await port.sleep_until(min(until, port.now() + backoff_delay(0, port.jitter())))
         if port.now() < until:
-            outcome = await _ask(port, held, until)
+            again = await _ask(port, held, until)
+            if isinstance(again, Granted):
+                return
+            outcome = again
     if isinstance(outcome, StoreError):
         raise outcome
-    if isinstance(outcome, Refused):
-        raise not_acquired(held.wanted, outcome, port.now() - started, timed_out=False)
+    raise not_acquired(held.wanted, outcome, port.now() - started, timed_out=False)
 
 
-async def _try_until(port: Port, held: Held, until: float) -> None:
-    started = port.now()
+async def _try_until(
+    port: Port, held: Held, outcome: Refused | StoreError, started: float, until: float
+) -> None:
     failures = again = 0
     seen = None
     while True:
-        outcome = await _ask(port, held, until)
-        now = port.now()
-        if isinstance(outcome, Granted):
-            return
         if isinstance(outcome, StoreError):
             failures += 1
             await _outlast(port, held, outcome, failures, until)
-            continue
-        if now >= until:
+        elif (now := port.now()) >= until:
             raise not_acquired(held.wanted, outcome, now - started, timed_out=True)
-        failures, again = 0, again + 1 if outcome.seen == seen else 0
-        seen = outcome.seen
-        await _wait_for_change(port, held, outcome, again, until)
+        else:
+            failures, again = 0, again + 1 if outcome.seen == seen else 0
+            seen = outcome.seen
+            await _wait_for_change(port, held, outcome, again, until)
+        answer = await _ask(port, held, until)
+        if isinstance(answer, Granted):
+            return
+        outcome = answer
 
 
 async def _ask(port: Port, held: Held, until: float) -> Granted | Refused | StoreError:
     """One request; the machine learns what came of it."""
     wanted, machine = held.wanted, held.machine
     sent = port.now()
-    until = min(until, sent + wanted.policy.request_timeout)
+    patience = sent + wanted.policy.request_timeout
     machine.sent(sent)
     try:
-        outcome = await port.take(wanted.key, held.claim, wanted.ask, until)
+        outcome = await port.take(
+            wanted.key, held.claim, wanted.ask, until if until < patience else patience
+        )
     except OutcomeUnknown as error:
         machine.unsure()
+        held.doubted(port.now())
         return error
     except StoreUnavailable as error:
         machine.unsent()
@@ -99,6 +121,7 @@ def _believe(port: Port, held: Held, grant: Granted, sent: float) -> Granted | S
     now = port.now()
     if grant.claim != held.claim:
         held.machine.unsure()
+        held.doubted(now)
         return OutcomeUnknown("the store answered for another claim", name=held.wanted.key.name)
     if not held.machine.granted(grant, now):
         return late_grant(held.wanted, now - sent)

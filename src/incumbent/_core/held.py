@@ -44,10 +44,12 @@ class Held:
         "began",
         "bucket",
         "claim",
+        "doubt_until",
         "failures",
         "machine",
         "port",
         "ref",
+        "unsure",
         "wanted",
         "watchers",
     )
@@ -59,6 +61,10 @@ class Held:
         self.machine = LeaseMachine(wanted.policy, wanted.at_most_for)
         self.began = inf
         """The instant of the grant."""
+        self.unsure = 0
+        """Takes that got no answer."""
+        self.doubt_until = -inf
+        """Until then one of them may still leave a record of this claim."""
         self.failures = 0
         """Renewals in a row that brought no proof."""
         self.watchers: tuple[Callable[[], None], ...] = ()
@@ -74,11 +80,24 @@ class Held:
         wanted, machine = self.wanted, self.machine
         return Renewal(wanted.key, self.claim, machine.token, wanted.policy.ttl, machine.epoch)
 
-    def debt(self, now: float, *, undo_slot: bool, doubt: bool = False) -> Debt:
-        """What is owed to the store; a request may reach it as late as it may still be answered."""
+    def debt(self, now: float, *, undo_slot: bool) -> Debt:
+        """What is owed to the store, until time has settled it."""
         wanted = self.wanted
-        until = now + wanted.policy.ttl + wanted.policy.request_timeout
-        return Debt(wanted.key, self.claim, wanted.slot if undo_slot else None, until, doubt)
+        slot = wanted.slot if undo_slot else None
+        closed_until = -inf if undo_slot else self.began + wanted.at_least_for
+        # A grant answers for one of its takes, and nobody knows for which.
+        doubt = self.unsure + bool(self.machine.token) if now < self.doubt_until else 0
+        return Debt(wanted.key, self.claim, slot, self.settled_at(now), doubt, closed_until)
+
+    def doubted(self, now: float) -> None:
+        """A take got no answer."""
+        self.unsure += 1
+        self.doubt_until = self.settled_at(now)
+
+    def settled_at(self, now: float) -> float:
+        """When a request sent by `now` has no effect any more, however late it arrives."""
+        policy = self.wanted.policy
+        return now + policy.ttl + policy.request_timeout
 
     def closing(self, now: float) -> float:
         """Seconds for which the name stays closed after a release at `now`."""

@@ -16,14 +16,17 @@ __all__ = ["Debt", "Port"]
 class Debt:
     """A claim that may still stand in the store and must go; past `until` time has settled it.
 
-    `doubt`: a take of it may still be on its way, so that "no such claim" is not the last word.
+    `doubt`: how many takes of it may still be on their way. With one, "no such claim" is not the
+    last word; with more, "released" is not either, and only time is.
+    `closed_until`: what at_least_for still asks of the name, by this process's clock.
     """
 
     key: Key
     claim: str
     slot: str | None
     until: float
-    doubt: bool
+    doubt: int
+    closed_until: float
 
 
 class Port(Protocol):

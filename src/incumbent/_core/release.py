@@ -33,7 +33,7 @@ async def release(port: Port, held: Held, *, undo_slot: bool = False) -> bool:
     except StoreError:
         pass
     finally:
-        if not settled:
+        if not settled or now < held.doubt_until:
             port.hand_over(held.debt(now, undo_slot=undo_slot))
     return settled
 
@@ -44,7 +44,14 @@ async def settle(port: Port, debt: Debt, timeout: float) -> bool:
     if now >= debt.until:
         return True
     try:
-        outcome = await port.give(debt.key, debt.claim, None, now + timeout, slot=debt.slot)
+        outcome = await port.give(
+            debt.key,
+            debt.claim,
+            None,
+            now + timeout,
+            closed_for=max(0.0, debt.closed_until - now),
+            slot=debt.slot,
+        )
     except StoreError as error:
         return error.permanent
-    return isinstance(outcome, Released) or not debt.doubt
+    return debt.doubt == 0 or (debt.doubt == 1 and isinstance(outcome, Released))

@@ -62,6 +62,7 @@ class _State:
     buckets: dict[float, _Bucket] = field(default_factory=dict)
     in_hand: list[weakref.ref[Held]] = field(default_factory=list)
     owed: deque[_Owed] = field(default_factory=deque)
+    paying: threading.Lock = field(default_factory=threading.Lock)
     alarm: Alarm | None = None
     planned: float = inf
     stopped: bool = False
@@ -126,9 +127,15 @@ class Keeper:
     def drain(self, timeout: float) -> None:
         """Pay what is owed, for at most `timeout` seconds."""
         until = clock.now() + timeout
-        owed = self._state.owed
-        while owed and clock.now() < until:
-            self._settle(owed.popleft().debt, until - clock.now())
+        owed, paying = self._state.owed, self._state.paying
+        # What the thread is paying is not in the list: an exit now would cut it short.
+        if not paying.acquire(timeout=timeout):
+            return
+        try:
+            while owed and clock.now() < until:
+                self._settle(owed.popleft().debt, until - clock.now())
+        finally:
+            paying.release()
 
     def forked(self) -> None:
         """In the child of a fork: nothing is held, nothing is owed, and there is no thread."""
@@ -231,14 +238,19 @@ class Keeper:
             watcher()
 
     def _pay(self, state: _State) -> None:
-        for _ in range(len(state.owed)):
-            owed = state.owed.popleft()
-            if owed.due > clock.now():
-                state.owed.append(owed)
-            elif not self._settle(owed.debt, _SETTLE_TIMEOUT):
-                owed.tries += 1
-                owed.due = clock.now() + backoff_delay(owed.tries, draw_jitter(), cap=2.0)
-                state.owed.append(owed)
+        if not state.owed:
+            return
+        with state.paying:
+            for _ in range(len(state.owed)):
+                self._pay_one(state, state.owed.popleft())
+
+    def _pay_one(self, state: _State, owed: _Owed) -> None:
+        if owed.due > clock.now():
+            state.owed.append(owed)
+        elif not self._settle(owed.debt, _SETTLE_TIMEOUT):
+            owed.tries += 1
+            owed.due = clock.now() + backoff_delay(owed.tries, draw_jitter(), cap=2.0)
+            state.owed.append(owed)
 
     def _settle(self, debt: Debt, timeout: float) -> bool:
         try:

@@ -50,5 +50,5 @@ def unflat(text: str) -> Key:
 def _shown(value: object) -> str:
     if not isinstance(value, str):
         return f"a value of type {type(value).__name__}"
-    text = repr(value[:60])
-    return text if len(value) <= 60 else f"{text}... ({len(value)} characters)"
+    text = repr(value[:60])[:60]
+    return text if len(value) <= 50 else f"{text}... ({len(value)} characters)"

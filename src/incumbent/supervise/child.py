@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
@@ -12,6 +13,8 @@ from incumbent.supervise.kernel import die_with_parent, group_members
 from incumbent.supervise.terminal import Terminal
 
 __all__ = ["CannotStart", "Child"]
+
+_log = logging.getLogger("incumbent")
 
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
 
@@ -63,6 +66,7 @@ class Child:
         if self._terminal is not None:
             # Who would answer at the keyboard otherwise? The shell does not see CMD stop.
             self._terminal.take_back()
+            _log.warning("stopped, and the lease is kept: ^Z again resumes it, ^C ends it")
 
     def group_lives(self) -> bool:
         """Whether anything of its group is left, CMD included."""

@@ -18,6 +18,7 @@ from incumbent import clock
 
 if TYPE_CHECKING:
     import ctypes
+    from pathlib import Path
 
 __all__ = ["Waiter", "die_with_parent", "group_members", "pidfds"]
 
@@ -62,7 +63,6 @@ class Waiter:
     def __init__(self) -> None:
         libc = _libc()
         flags = os.O_NONBLOCK | getattr(os, "O_CLOEXEC", 0)
-        self._libc = libc
         self._timer_fd = -1 if libc is None else libc.timerfd_create(_CLOCK_BOOTTIME, flags)
 
     def wait(self, fds: Iterable[int], until: float) -> None:
@@ -83,8 +83,9 @@ class Waiter:
         # All zero disarms, which is what "never" wants; an instant in the past still fires.
         ns = 0 if until == float("inf") else max(1, int(until * _NANO) + 1)
         spec = (ctypes.c_long * 4)(0, 0, *divmod(ns, _NANO))
-        assert self._libc is not None
-        self._libc.timerfd_settime(self._timer_fd, _ABSOLUTE, ctypes.byref(spec), None)
+        libc = _libc()
+        if libc is not None:
+            libc.timerfd_settime(self._timer_fd, _ABSOLUTE, ctypes.byref(spec), None)
 
     def close(self) -> None:
         """Let go of the timer."""
@@ -95,19 +96,17 @@ class Waiter:
 
 def group_members(group: int) -> list[int] | None:
     """The living processes of a process group; None where the system does not list them."""
-    try:
-        entries = os.listdir("/proc")
-    except OSError:
-        return None
-    pids = [int(entry) for entry in entries if entry.isdigit()]
-    return [pid for pid in pids if _lives_in(pid, group)] if pids else None
+    # Not at the top: only a command that leaves something behind needs it.
+    from pathlib import Path
+
+    stats = list(Path("/proc").glob("[0-9]*/stat"))
+    return [int(stat.parent.name) for stat in stats if _lives_in(stat, group)] if stats else None
 
 
-def _lives_in(pid: int, group: int) -> bool:
+def _lives_in(stat: Path, group: int) -> bool:
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            # The name may hold blanks and brackets; what follows its last bracket is regular.
-            state, _parent, pgrp = file.read().rpartition(b")")[2].split()[:3]
+        # The name may hold blanks and brackets; what follows its last bracket is regular.
+        state, _parent, pgrp = stat.read_bytes().rpartition(b")")[2].split()[:3]
     except (OSError, ValueError):
         return False
     return int(pgrp) == group and state not in (b"Z", b"X")

@@ -87,7 +87,10 @@ def decide(
     course: Course, now: float, belief: Belief, grace: float, *, child: bool, group: bool
 ) -> Step:
     """The next step; `child`: CMD itself lives, `group`: it or another of its group does."""
-    course = _noted(course, now, belief)
+    # What ended by itself before it had to stop was in time.
+    verdict = belief.verdict(now) if group else belief.lost
+    if verdict and not course.cause:
+        course = replace(course, cause=verdict)
     if not group:
         return Step(course, Action.LEAVE)
     if course.phase is Phase.KILLED:
@@ -95,12 +98,6 @@ def decide(
     if course.phase is Phase.RUNNING:
         return _running(course, now, belief, grace, child=child)
     return _leaving(course, now, belief)
-
-
-def _noted(course: Course, now: float, belief: Belief) -> Course:
-    """A lease that ended while something lived is a loss, even when CMD had ended by itself."""
-    verdict = belief.verdict(now)
-    return replace(course, cause=verdict) if verdict and not course.cause else course
 
 
 def _running(course: Course, now: float, belief: Belief, grace: float, *, child: bool) -> Step:

@@ -24,7 +24,7 @@ FORWARDED: Final = (
     signal.SIGUSR1,
     signal.SIGUSR2,
 )
-_OF_THE_JOB: Final = (signal.SIGCHLD, signal.SIGTSTP, signal.SIGCONT)
+_OF_THE_TERMINAL: Final = (signal.SIGTSTP, signal.SIGCONT)
 
 _Handler = Callable[[int, FrameType | None], object] | int | signal.Handlers | None
 
@@ -64,7 +64,7 @@ class Signals:
         trace: TracebackType | None,
     ) -> None:
         for signum, handler in self._before.items():
-            signal.signal(signum, handler)
+            signal.signal(signum, signal.SIG_DFL if handler is None else handler)
         signal.set_wakeup_fd(self._wakeup_before)
         write_fd, self._write_fd = self._write_fd, -1
         os.close(self.fd)
@@ -82,8 +82,10 @@ class Signals:
 
     def follow_the_job(self) -> None:
         """From now on also notice that CMD ended or stopped, and ^Z and `fg` to ourselves."""
-        for signum in _OF_THE_JOB:
+        for signum in _OF_THE_TERMINAL:
             self._handle(signum)
+        # Also where it was ignored: then the kernel would keep no exit code for us.
+        self._before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, self._note)
 
     def take(self) -> list[int]:
         """The signals since the last call, oldest first."""

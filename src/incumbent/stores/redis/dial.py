@@ -16,6 +16,8 @@ from incumbent.stores.redis.driver import Site, Target, blocking_connection, con
 
 __all__ = ["dial"]
 
+_LONGEST = 3600.0
+
 
 class _Attempt:
     def __init__(self, target: Target, timeout: float) -> None:
@@ -67,12 +69,12 @@ def dial(site: Site, until: float) -> socket.socket:
 
     Raises StoreUnavailable, at `until` (an instant of clock.now) at the latest.
     """
-    left = until - clock.now()
+    left = min(_LONGEST, until - clock.now())
     if left <= 0:
         raise StoreUnavailable(f"{site.where}: no time is left to connect")
     attempt = _Attempt(site.target, left)
     try:
-        threading.Thread(target=attempt.run, name="incumbent-dial", daemon=True).start()
+        _start(attempt)
         # Waiting in slices: a thread that was frozen with the machine must see the real clock.
         while not attempt.done.wait(min(1.0, max(0.0, until - clock.now()))):
             if clock.now() >= until:
@@ -84,6 +86,14 @@ def dial(site: Site, until: float) -> socket.socket:
         attempt.abandon()
         raise
     if attempt.sock is None:
-        assert attempt.error is not None
-        raise connect_error(attempt.error, site) from attempt.error
+        error = attempt.error or OSError("no connection")
+        raise connect_error(error, site) from error
     return attempt.sock
+
+
+def _start(attempt: _Attempt) -> None:
+    try:
+        threading.Thread(target=attempt.run, name="incumbent-dial", daemon=True).start()
+    except RuntimeError:
+        # The interpreter is ending and starts no threads any more: better late than leaving keys.
+        attempt.run()

@@ -8,6 +8,7 @@ hot path every microsecond is a percent.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import count
 from math import ceil
 from typing import Any, Final
@@ -40,9 +41,9 @@ from incumbent.stores.notices import notices_for
 from incumbent.stores.redis.errors import Mismatch, answered_error
 from incumbent.stores.redis.names import Names, Naming, quoted
 from incumbent.stores.redis.records import mark_of, pairs, record_of, refused, slots_named
-from incumbent.stores.redis.wire import SCRIPTS, Part, Program, Step, pack
+from incumbent.stores.redis.resp import SCRIPTS, Part, Program, Step, pack
 
-__all__ = ["Dialect"]
+__all__ = ["Dialect", "is_repeatable"]
 
 _BATCH: Final = 500
 """Leases renewed by one script call: a server serves nobody else meanwhile (about 2 ms)."""
@@ -116,11 +117,15 @@ class Dialect:
     def taken(self, answer: Any, key: Key, claim: str, ask: Ask, epoch: str) -> TakeOutcome:
         """The outcome of a take. Raises Mismatch if the answer is another claim's."""
         if type(answer) is bytes:
-            return Granted(claim, _echoed(answer, claim), ask.ttl, epoch)
+            head, _, token = answer.rpartition(b" ")
+            if head != b"incumbent1 " + claim.encode():
+                raise Mismatch("the answer is another claim's")
+            return Granted(claim, int(token), ask.ttl, epoch)
         if type(answer) is not list:
             raise self._unusable(answer, key)
         if len(answer) == 2:
-            return Granted(claim, _echoed(answer[0], claim), answer[1] / 1000, epoch)
+            again = self.taken(answer[0], key, claim, ask, epoch)
+            return replace(again, ttl=answer[1] / 1000)
         return self._refused(answer, key, ask)
 
     def _refused(self, answer: list[Any], key: Key, ask: Ask) -> Refused:
@@ -150,7 +155,7 @@ class Dialect:
         held = _held(claim, token)
         return _give.call(len(keys), *keys, held, names.channel, closed, _held(claim, None))
 
-    def given(self, answer: Any, key: Key) -> GiveOutcome:
+    def given(self, answer: Any, key: Key, claim: str, ask: Ask | None, epoch: str) -> GiveOutcome:
         """The outcome of a give."""
         if type(answer) is not int:
             raise self._unusable(answer, key)
@@ -188,15 +193,12 @@ class Dialect:
         if len(answer) != len(batch) + 1 or answer[0] != echo.encode():
             raise Mismatch(f"expected the answer to {len(batch)} renewals")
         return [
-            _renewal_outcome(renewal, each)
-            for renewal, each in zip(batch, answer[1:], strict=True)
+            _renewal_outcome(renewal, each) for renewal, each in zip(batch, answer[1:], strict=True)
         ]
 
     # -- put, read, scan ----------------------------------------------------------------------
 
-    def put(
-        self, key: Key, field: str, value: bytes | None, guard: Guard
-    ) -> Program[PutOutcome]:
+    def put(self, key: Key, field: str, value: bytes | None, guard: Guard) -> Program[PutOutcome]:
         """Write or remove a field."""
         names = self.naming.of(key)
         written = b"-" if value is None else b"=" + value
@@ -245,9 +247,9 @@ class Dialect:
     def _read_all(self, keys: Sequence[Key]) -> Program[list[Any]]:
         """A Record for each key, or the error that the server answered."""
         names = [self.naming.of(key) for key in keys]
-        answers = yield Step(
-            pack("TIME") + b"".join(map(_read_request, names)), 1 + 3 * len(keys)
-        )
+        answers = yield Step(pack("TIME") + b"".join(map(_read_request, names)), 1 + 3 * len(keys))
+        if type(answers[0]) is not list:
+            raise self._unusable(answers[0], None)
         now = int(answers[0][0]) + int(answers[0][1]) / 1e6
         found: list[Any] = []
         for at, each in enumerate(names):
@@ -263,10 +265,20 @@ class Dialect:
 
     # -- waiting ------------------------------------------------------------------------------
 
-    def subscribe(self, key: Key) -> tuple[bytes, bytes]:
-        """The requests that begin and end listening to what happens to `key`."""
-        channel = self.naming.of(key).channel
-        return pack("SUBSCRIBE", channel), pack("UNSUBSCRIBE", channel)
+    def subscribe(self, key: Key) -> bytes:
+        """The request that begins listening to what happens to `key`."""
+        return pack("SUBSCRIBE", self.naming.of(key).channel)
+
+    def unsubscribe(self, key: Key) -> bytes:
+        """The request that ends it."""
+        return pack("UNSUBSCRIBE", self.naming.of(key).channel)
+
+    def listens(self, answer: Any, key: Key) -> bool:
+        """Whether `answer` confirms it; before that, what an earlier listener left may come."""
+        if isinstance(answer, hiredis.ReplyError):
+            raise self._unusable(answer, key)
+        channel = self.naming.of(key).channel.encode()
+        return bool(answer[:2] == [b"subscribe", channel])
 
     def unchanged(self, key: Key, seen: str) -> Program[bool]:
         """Whether what `Refused.seen` speaks of is still as it was."""
@@ -291,6 +303,11 @@ class Dialect:
         return Mismatch(f"an answer of type {type(answer).__name__} was not expected")
 
 
+def is_repeatable(guard: Guard) -> bool:
+    """Whether a second, equal write would give the same answer as the first."""
+    return guard is None or isinstance(guard, ByClaim)
+
+
 _RELEASED: Final = Released()
 _GONE: Final = Gone()
 
@@ -300,14 +317,6 @@ def _ask_parts(ask: Ask, slot: str) -> tuple[Part, ...]:
     value = f" {_ms(ask.ttl)} {holder} ".encode() + ask.meta
     keep = _ms(max(ask.ttl, ask.keep_record))
     return (value, _ms(ask.ttl), keep, f" {slot} {holder}")
-
-
-def _echoed(answer: Any, claim: str) -> int:
-    """The token of a grant, once it has proved to be this claim's."""
-    parts = answer.split(b" ")
-    if len(parts) != 3 or parts[1] != claim.encode():
-        raise Mismatch("the answer is another claim's")
-    return int(parts[2])
 
 
 def _held(claim: str, token: int | None) -> str:
@@ -336,9 +345,7 @@ def _guard(guard: Guard) -> tuple[str, str]:
 
 
 def _read_request(names: Names) -> bytes:
-    return (
-        pack("GET", names.main) + pack("PTTL", names.main) + pack("HGETALL", names.companion)
-    )
+    return pack("GET", names.main) + pack("PTTL", names.main) + pack("HGETALL", names.companion)
 
 
 def _read_slots(names: Names, slots: Sequence[str]) -> Program[dict[str, float]]:
@@ -346,8 +353,4 @@ def _read_slots(names: Names, slots: Sequence[str]) -> Program[dict[str, float]]
         return {}
     requests = b"".join(pack("PTTL", names.slot(slot)) for slot in slots)
     lefts = yield Step(requests, len(slots))
-    return {
-        slot: left / 1000 for slot, left in zip(slots, lefts, strict=True) if left > 0
-    }
-
-
+    return {slot: left / 1000 for slot, left in zip(slots, lefts, strict=True) if left > 0}

@@ -11,7 +11,14 @@ from typing import Final
 from incumbent.durations import say_seconds
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 
-__all__ = ["Broken", "Mismatch", "NoScript", "answered_error", "broken_error", "restart_error"]
+__all__ = [
+    "Broken",
+    "Mismatch",
+    "answered_error",
+    "exchange_error",
+    "restart_error",
+    "still_in_doubt",
+]
 
 
 class Broken(Exception):
@@ -21,10 +28,6 @@ class Broken(Exception):
         super().__init__(why)
         self.sent = sent
         self.late = late
-
-
-class NoScript(Exception):
-    """The server does not know the script (any more): nothing was done."""
 
 
 class Mismatch(Exception):
@@ -84,13 +87,20 @@ def _code(text: str) -> str:
     return code
 
 
-def broken_error(broken: Broken, where: str, *, doubt: bool = False) -> StoreError:
-    """The exception for a connection that failed; `doubt`: an earlier try may have been done."""
-    if broken.sent or doubt:
-        return OutcomeUnknown(
-            f"{where} gave no answer ({broken}); perhaps the request was carried out"
-        )
-    return StoreUnavailable(f"{where} cannot be reached ({broken})")
+def exchange_error(error: Exception, where: str) -> StoreError:
+    """The exception for an exchange that brought no answer, or another's."""
+    if isinstance(error, Broken) and not error.sent:
+        return StoreUnavailable(f"{where} cannot be reached: {error}")
+    return OutcomeUnknown(f"{where} gave no usable answer ({error}); perhaps it did what was asked")
+
+
+def still_in_doubt(error: StoreUnavailable, where: str) -> OutcomeUnknown:
+    """The exception for a repeat that was not done, after a first try that perhaps was."""
+    return OutcomeUnknown(
+        f"{where} gave no answer to the first try, and the second failed: {error}",
+        permanent=error.permanent,
+        retry_after=error.retry_after,
+    )
 
 
 def restart_error(where: str, uptime: float, left: float) -> StoreUnavailable:

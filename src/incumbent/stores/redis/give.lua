@@ -20,13 +20,13 @@ if ARGV[3] and ARGV[3] ~= '0' then
 else
   call('DEL', KEYS[1])
 end
-local token, place = string.match(value, '^(%d+) (%d+)', string.find(value, ' ', 12, true) + 1)
+-- Without the token, the place in the history comes after one more word.
+local place = string.match(value, ARGV[3] and '^%S+ %S+ %d+ (%d+)' or '^%d+', ARGV[3] and 1 or #head + 1)
 local time = call('TIME')
-local now = time[1] .. string.sub('00000' .. time[2], -6)
-if redis.pcall('HSET', KEYS[2], 'e' .. place, token .. ' ' .. now) == 1
+if redis.pcall('HSET', KEYS[2], 'e' .. place, time[1] .. ' ' .. time[2]) == 1
     and call('HLEN', KEYS[2]) == 1 then
   -- The companion had expired during a long holding: it must not come back without an end.
-  redis.pcall('HSET', KEYS[2], 't', token, 'n', place)
+  redis.pcall('HSET', KEYS[2], 't', string.match(value, '^%S+ %S+ (%d+)'), 'n', place)
   call('PEXPIRE', KEYS[2], 86400000)
 end
 call('PUBLISH', ARGV[2], '')

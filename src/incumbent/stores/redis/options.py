@@ -7,13 +7,10 @@ from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
-from incumbent.durations import DAY, parse_duration
+from incumbent.durations import DAY, Duration, parse_duration
 from incumbent.errors import ConfigError
 
-__all__ = ["KEY_DEFAULT", "RedisOptions", "parse_redis_url"]
-
-KEY_DEFAULT: Final = "incumbent:{{{namespace}/{name}}}"
-"""The main key of a lease; its braces make a cluster keep the companions in the same slot."""
+__all__ = ["RedisOptions", "check_key", "check_restart_wait", "parse_redis_url"]
 
 _SCHEMES: Final = {
     "redis": "tcp",
@@ -76,8 +73,8 @@ def parse_redis_url(url: str, password: str | None = None) -> RedisOptions:
         username=unquote(parts.username) if parts.username else None,
         password=password or (unquote(parts.password) if parts.password else None),
         files=tuple((name, query[name]) for name in _FILES if name in query),
-        key=_key(query.get("key")),
-        restart_wait=_restart_wait(query.get("restart_wait")),
+        key=check_key(query.get("key")),
+        restart_wait=check_restart_wait(query.get("restart_wait")),
         allow_eviction=_yes_or_no(query.get("allow_eviction", "no")),
     )
 
@@ -149,7 +146,8 @@ def _database(parts: SplitResult, query: dict[str, str], transport: str) -> int:
     return int(text)
 
 
-def _key(template: str | None) -> str | None:
+def check_key(template: str | None) -> str | None:
+    """The option `key`: a pattern that names the key of a lease."""
     if template is None:
         return None
     rest = template.replace("{name}", "", 1).replace("{namespace}", "", 1)
@@ -162,8 +160,9 @@ def _key(template: str | None) -> str | None:
     return template
 
 
-def _restart_wait(text: str | None) -> float | None:
-    return None if text is None else parse_duration(text, "restart_wait", most=DAY)
+def check_restart_wait(wait: Duration | None) -> float | None:
+    """The option `restart_wait` in seconds; None means one ttl."""
+    return None if wait is None else parse_duration(wait, "restart_wait", most=DAY)
 
 
 def _yes_or_no(text: str) -> bool:

@@ -21,6 +21,7 @@ __all__ = [
     "Value",
     "fields_of",
     "mark_of",
+    "pairs",
     "read_value",
     "record_of",
     "refused",
@@ -110,15 +111,22 @@ def _history(companion: dict[bytes, bytes]) -> list[tuple[Past, str]]:
     """Past holdings, oldest first, each with its slot ("" for none)."""
     found = []
     for place in range(20):
-        entry = companion.get(b"h%d" % place, b"").split(b" ", 3)
-        if len(entry) != 4:
+        try:
+            found.append(_past(companion[b"h%d" % place], companion.get(b"e%d" % place, b"0 0")))
+        except (KeyError, ValueError):
+            # Not there yet, or not ours: this is for people, who are better off with the rest.
             continue
-        token, since, slot, holder = entry
-        ended = companion.get(b"e%d" % place, b"").split(b" ")
-        end = int(ended[1]) / 1e6 if len(ended) == 2 and ended[0] == token else None
-        past = Past(unquote(holder.decode()), int(token), int(since) / 1e6, end)
-        found.append((past, "" if slot == b"-" else unquote(slot.decode())))
     return sorted(found, key=lambda pair: pair[0].token)
+
+
+def _past(begun: bytes, ended: bytes) -> tuple[Past, str]:
+    token, since, slot, holder = begun.split(b" ", 3)
+    seconds, micros = ended.split(b" ")
+    end = int(seconds) * 1_000_000 + int(micros)
+    # An end before the start is that of the holding which had this place before.
+    end_wall = end / 1e6 if end >= int(since) else None
+    past = Past(unquote(holder.decode()), int(token), int(since) / 1e6, end_wall)
+    return past, "" if slot == b"-" else unquote(slot.decode())
 
 
 def slots_named(companion: dict[bytes, bytes]) -> list[str]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
 from incumbent.durations import say_seconds
 from incumbent.errors import StoreUnavailable
 from incumbent.stores.redis.errors import answered_error
-from incumbent.stores.redis.wire import SCRIPTS, Program, Step, pack
+from incumbent.stores.redis.resp import SCRIPTS, Program, Step, pack
 
 __all__ = ["Facts", "diagnosis", "greeting", "read_facts"]
 
@@ -105,19 +106,22 @@ def _admit(facts: Facts, where: str, allow_eviction: bool) -> None:
 
 
 def diagnosis(
-    ttl: float, restart_wait: float | None, clock: Any, wall: Any
+    ttl: float, wait: float | None, clock: Callable[[], float], wall: Callable[[], float]
 ) -> Program[list[Finding]]:
-    """Findings for `doctor`; `clock` and `wall` are called for the present instant (seconds)."""
+    """Findings for `doctor`; `wait` is the restart wait, `clock` and `wall` tell the time."""
     began = clock()
     yield Step(_PING, 1)
     trip = clock() - began
     info, time, save = yield Step(_INFO + pack("TIME") + pack("CONFIG", "GET", "save"), 3)
+    for answer in (info, time):
+        if isinstance(answer, Exception):
+            raise answered_error(str(answer), "the server")
     facts = read_facts(info)
     return [
         *_about(facts),
         _about_memory(facts),
         _about_disk(facts, save),
-        _about_start(facts, ttl if restart_wait is None else restart_wait),
+        _about_start(facts, ttl if wait is None else wait),
         _about_clock(time, wall()),
         _about_trip(trip, ttl),
     ]

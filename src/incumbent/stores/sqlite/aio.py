@@ -88,7 +88,8 @@ class AsyncSqliteStore:
             await asyncio.sleep(pause)
 
     async def aclose(self) -> None:
-        """The blocking side owns the connections, which all loops share."""
+        """See AsyncStore.aclose; all loops share the connections, and open them again."""
+        self._core.pool.close()
 
     async def _try(
         self, until: float, operation: Callable[P, T], *args: P.args, **kwargs: P.kwargs

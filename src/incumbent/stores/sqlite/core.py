@@ -9,7 +9,6 @@ import sqlite3
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from incumbent.errors import StoreUnavailable
 from incumbent.model import (
     Ask,
     Field,
@@ -33,7 +32,7 @@ from incumbent.model import (
 from incumbent.stores.names import flat, unflat
 from incumbent.stores.notices import PAUSE, RESIGN, notices_for
 from incumbent.stores.sqlite import dialect, rows
-from incumbent.stores.sqlite.link import Link, settle
+from incumbent.stores.sqlite.link import Link, in_use_elsewhere, settle
 from incumbent.stores.sqlite.pool import Pool
 from incumbent.stores.sqlite.rows import Row, UsedSlot
 from incumbent.stores.sqlite.trouble import FileBusy, SpoiledFile, is_busy, translated
@@ -45,7 +44,7 @@ T = TypeVar("T")
 
 
 class Core:
-    """What the blocking and the asynchronous side share. Times are the host's, not the process's."""
+    """What the blocking and the asynchronous side share; its instants are the host's."""
 
     def __init__(self, pool: Pool, upkeep: Upkeep) -> None:
         self.pool = pool
@@ -71,7 +70,11 @@ class Core:
         self, key: Key, claim: str, token: int | None, closed_for: float, slot: str | None
     ) -> GiveOutcome:
         """See Store.give."""
-        return self._write(lambda link: _give(link, flat(key), claim, token, closed_for, slot))
+
+        def work(link: Link) -> GiveOutcome:
+            return _give(link, flat(key), claim, token, closed_for, slot)
+
+        return self._write_once(work) if slot is None else self._write(work)
 
     def put(self, key: Key, field: str, value: bytes | None, guard: Guard) -> PutOutcome:
         """See Store.put."""
@@ -90,6 +93,10 @@ class Core:
         """Whether `key` is other than `seen` says; reads, and takes no lock."""
         return self._read(lambda link: _seen(link, flat(key)) != seen)
 
+    def journal_mode(self) -> str:
+        """How the file is written, for `doctor`; any trouble with the file is raised."""
+        return self._read(lambda link: str(link.execute("PRAGMA journal_mode").fetchone()[0]))
+
     # -- transactions ------------------------------------------------------------------------
 
     def _write(self, work: Callable[[Link], T]) -> T:
@@ -103,10 +110,29 @@ class Core:
         except BaseException as error:
             self._end(link, error)
             raise
+        self._put_back(link)
+        return outcome
+
+    def _write_once(self, work: Callable[[Link], T]) -> T:
+        """For a give, whose one statement is a transaction of its own.
+
+        The file is not compared first: a closing that goes into a file which was just removed is
+        lost no more than one that is in it already.
+        """
+        link = self._borrow(compare=False)
+        link.committing = True
+        try:
+            outcome = work(link)
+        except BaseException as error:
+            self._end(link, error)
+            raise
+        self._put_back(link)
+        return outcome
+
+    def _put_back(self, link: Link) -> None:
         self.pool.put_back(link)
         if link.log_bytes > LOG_BYTES:
             self._upkeep.due(link)
-        return outcome
 
     def _read(self, work: Callable[[Link], T]) -> T:
         link = self._borrow()
@@ -121,9 +147,9 @@ class Core:
         self.pool.put_back(link)
         return outcome
 
-    def _borrow(self) -> Link:
+    def _borrow(self, *, compare: bool = True) -> Link:
         try:
-            return self.pool.borrow()
+            return self.pool.borrow(compare=compare)
         except sqlite3.Error as error:
             if is_busy(error):
                 raise FileBusy from error
@@ -176,11 +202,7 @@ def _take(link: Link, key: Key, claim: str, ask: Ask) -> TakeOutcome | int:
 def _see(link: Link, name: str) -> Row:
     row: Row = Row._make(link.execute(dialect.SEE, (name,)).fetchone())
     if row.boot != link.host.boot_id:
-        raise StoreUnavailable(
-            "the file is in use on another boot of this host, or on another host: a lease in a file"
-            " excludes on one host only. Use a network store such as redis://host",
-            permanent=True,
-        )
+        raise in_use_elsewhere()
     return row
 
 
@@ -190,13 +212,11 @@ def _used(link: Link, name: str, slot: Slot) -> UsedSlot | None:
 
 
 def _fields(link: Link, name: str) -> dict[str, Field]:
-    found = link.execute(dialect.SEE_FIELDS, (name,))
+    found = link.execute(dialect.SEE_FIELDS, (name,)).fetchall()
     return {field: Field(value, version) for field, value, version in found}
 
 
-def _grant(
-    link: Link, name: str, claim: str, token: int, ask: Ask, row: Row, now: float
-) -> None:
+def _grant(link: Link, name: str, claim: str, token: int, ask: Ask, row: Row, now: float) -> None:
     wall = link.host.wall()
     if row.grants:
         link.execute(dialect.ARCHIVE, (name,))
@@ -226,10 +246,13 @@ def _renew_one(link: Link, renewal: Renewal, now: float) -> RenewOutcome:
     if not found[0][0]:
         return Renewed()
     fields = _fields(link, flat(renewal.key))
-    pause, resign = fields.get(PAUSE), fields.get(RESIGN)
     return Renewed(
-        notices_for(renewal.token, pause and pause.value, resign and resign.value)
+        notices_for(renewal.token, _value(fields.get(PAUSE)), _value(fields.get(RESIGN)))
     )
+
+
+def _value(field: Field | None) -> bytes | None:
+    return field.value if field else None
 
 
 def _give(
@@ -239,7 +262,7 @@ def _give(
         link.execute(dialect.GIVE_SLOT, (name, slot, claim))
     now, wall = link.host.now(), link.host.wall()
     values = dialect.give_values(name, claim, token, closed_for, now, wall)
-    return Released() if link.execute(dialect.GIVE, values).fetchall() else Gone()
+    return Released() if link.execute(dialect.GIVE, values).rowcount else Gone()
 
 
 def _put(link: Link, name: str, field: str, value: bytes | None, guard: Guard) -> PutOutcome:
@@ -261,7 +284,7 @@ def _put(link: Link, name: str, field: str, value: bytes | None, guard: Guard) -
 def _record(link: Link, key: Key) -> Record:
     now, name = link.host.now(), flat(key)
     slots = dict(link.execute(dialect.SEE_SLOTS, (name, now)).fetchall())
-    past = (Past(*found) for found in link.execute(dialect.SEE_PAST, (name,)))
+    past = [Past(*found) for found in link.execute(dialect.SEE_PAST, (name,)).fetchall()]
     left = {slot: expires - now for slot, expires in slots.items()}
     return rows.record_of(key, _see(link, name), _fields(link, name), left, past, now)
 

@@ -21,23 +21,21 @@ Finding: TypeAlias = "tuple[str, str, str]"
 _LITTLE: Final = 64 << 20
 
 
-def findings(path: Path, core: Core, until: float) -> list[Finding]:
-    """Look at the file, its disk and what this process runs in; `until` bounds nothing but BUSY."""
+def findings(path: Path, core: Core) -> list[Finding]:
+    """Look at the file, its disk and what this process runs in; nothing here waits."""
     found = [_usable(path, core), _file_system(path), _space(path), _container()]
     return [finding for finding in found if finding is not None]
 
 
 def _usable(path: Path, core: Core) -> Finding:
     try:
-        link = core.pool.borrow()
+        mode = core.journal_mode()
     except FileBusy:
-        return ("warning", f"{path} is locked just now", "try again; who: fuser " + str(path))
-    except (StoreError, ConfigError, sqlite3.Error) as error:
+        return ("warning", f"{path} is locked just now", f"try again; who: fuser {path}")
+    except (StoreError, ConfigError) as error:
         return ("error", f"{path} cannot be used", str(error))
-    (mode,) = link.execute("PRAGMA journal_mode").fetchone()
-    core.pool.put_back(link)
     version = sqlite3.sqlite_version
-    return ("ok", f"{path} is in use with SQLite {version}, journal mode {mode}", "")
+    return ("ok", f"{path} can be used: SQLite {version}, journal mode {mode}", "")
 
 
 def _file_system(path: Path) -> Finding:
@@ -54,7 +52,11 @@ def _space(path: Path) -> Finding | None:
     except OSError:
         return None
     level = "ok" if free > _LITTLE else "warning"
-    return (level, f"{free >> 20} MiB are free beside {path.name}", "" if level == "ok" else "free some")
+    return (
+        level,
+        f"{free >> 20} MiB are free beside {path.name}",
+        "" if level == "ok" else "free some",
+    )
 
 
 def _container() -> Finding | None:

@@ -6,13 +6,12 @@ compare within their one statement. Sweeping looks at a bounded window of keys a
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from incumbent.model import Ask, Renewal, Slot
 from incumbent.stores.names import flat
 from incumbent.stores.notices import PAUSE, RESIGN
 from incumbent.stores.sqlite.rows import Row
-from incumbent.stores.sqlite.schema import FORMAT
 
 __all__ = [
     "HISTORY_KEPT",
@@ -25,12 +24,14 @@ __all__ = [
 ]
 
 HISTORY_KEPT: Final = 20
-"""Past holdings that a record remembers: the last one in its own row, the others in a ring."""
+"""Past holdings that a record remembers: the last one in its own row, 19 in a ring (ARCHIVE)."""
 
 PUT_KEEPS: Final = 86_400.0
 """Seconds for which a record that has no field any more is remembered after the last `put`."""
 
-Values = tuple[Any, ...]
+Values: TypeAlias = "tuple[Any, ...]"
+
+# "format <= 1": schema.FORMAT, what this release can read.
 
 SEE: Final = """
     SELECT s.boot, s.floor, s.reserved, l.format, l.claim, l.holder, l.token, l.ttl, l.meta,
@@ -48,9 +49,9 @@ SEE_SLOT: Final = """
     SELECT claim, holder, token, ttl, since, expires FROM slot WHERE key = ? AND name = ?"""
 
 REPEAT: Final = "UPDATE lease SET expires = ? WHERE key = ?"
-ARCHIVE: Final = f"""
+ARCHIVE: Final = """
     INSERT OR REPLACE INTO past (key, place, holder, token, started, ended)
-    SELECT key, grants % {HISTORY_KEPT - 1}, holder, token, started, ended
+    SELECT key, grants % 19, holder, token, started, ended
     FROM lease WHERE key = ?"""
 GRANT: Final = """
     INSERT INTO lease (key, claim, holder, token, ttl, meta, since, expires, started, forget_at,
@@ -66,17 +67,16 @@ GRANT_SLOT: Final = """
         (key, name, claim, holder, token, ttl, since, expires, expires_wall, keep)
     VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
 
-RENEW: Final = f"""
+RENEW: Final = """
     UPDATE lease SET expires = max(expires, ?), meta = coalesce(?, meta)
-    WHERE key = ? AND claim = ? AND token = ? AND expires > ? AND format <= {FORMAT}
+    WHERE key = ? AND claim = ? AND token = ? AND expires > ? AND format <= 1
     RETURNING switched"""
 
-GIVE: Final = f"""
+GIVE: Final = """
     UPDATE lease SET claim = NULL, expires = 0, ended = ?, closed_until = ?, closed_wall = ?,
         closed_for = ?, changes = changes + 1
     WHERE key = ? AND claim = ? AND token = coalesce(?, token) AND expires > ?
-        AND format <= {FORMAT}
-    RETURNING token"""
+        AND format <= 1"""
 GIVE_SLOT: Final = "DELETE FROM slot WHERE key = ? AND name = ? AND claim = ?"
 
 # `switched` says that a look for switches is due; it may say so in vain, never keep silent.
@@ -94,12 +94,10 @@ SWEEP_WINDOW: Final = """
     SELECT swept, (SELECT key FROM lease WHERE key > swept ORDER BY key LIMIT 1 OFFSET :limit)
     FROM state WHERE id = 1"""
 SWEEP_END: Final = "\U0010ffff"
-SWEEP_SLOTS: Final = (
-    "DELETE FROM slot WHERE key > :after AND key <= :upto AND expires <= :now"
-)
-SWEEP_LEASES: Final = f"""
+SWEEP_SLOTS: Final = "DELETE FROM slot WHERE key > :after AND key <= :upto AND expires <= :now"
+SWEEP_LEASES: Final = """
     DELETE FROM lease WHERE key > :after AND key <= :upto AND forget_at <= :wall
-        AND (claim IS NULL OR expires <= :now) AND closed_until <= :now AND format <= {FORMAT}
+        AND (claim IS NULL OR expires <= :now) AND closed_until <= :now AND format <= 1
         AND NOT EXISTS (SELECT 1 FROM field WHERE field.key = lease.key)
         AND NOT EXISTS (SELECT 1 FROM slot WHERE slot.key = lease.key)
     RETURNING token"""
@@ -110,9 +108,7 @@ SWEEP_PAST: Final = """
 SWEPT: Final = "UPDATE state SET swept = ?, floor = max(floor, ?) WHERE id = 1"
 
 
-def grant_values(
-    key: str, claim: str, token: int, ask: Ask, now: float, wall: float
-) -> Values:
+def grant_values(key: str, claim: str, token: int, ask: Ask, now: float, wall: float) -> Values:
     """For GRANT."""
     keep = max(ask.ttl, ask.keep_record)
     return (

@@ -64,7 +64,7 @@ class SqliteEngine:
         """See Engine.diagnose."""
         from incumbent.stores.sqlite.diagnosis import findings
 
-        return findings(self.path, self._make()[0], until)
+        return findings(self.path, self._make()[0])
 
     def _make(self) -> tuple[Core, SqliteStore]:
         # sqlite3 is loaded here, not by whoever only names a store. Two threads that come at once

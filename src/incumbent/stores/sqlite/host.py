@@ -34,12 +34,12 @@ class Host:
     boot_id: str
 
 
-def this_host() -> Host:
+def this_host(platform: str = sys.platform) -> Host:
     """The host this process runs on.
 
     Raises StoreUnavailable (permanent) where its boot id or its boot time cannot be known.
     """
-    if sys.platform == "linux":
+    if platform == "linux":
         return Host(_host_clock(), clock.wall, _linux_boot_id())
     return Host(_other_clock, clock.wall, _other_boot_id())  # pragma: no cover - not Linux
 

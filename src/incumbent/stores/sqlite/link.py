@@ -4,31 +4,35 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any, Final, TypeAlias
 
 from incumbent.errors import StoreUnavailable
 from incumbent.stores.sqlite import dialect, schema
 from incumbent.stores.sqlite.host import Host
 from incumbent.stores.sqlite.schema import State
-from incumbent.stores.sqlite.trouble import FileBusy
+from incumbent.stores.sqlite.trouble import FileBusy, SpoiledFile
 
-__all__ = ["Link", "settle", "sweep"]
+__all__ = ["Link", "in_use_elsewhere", "read_state", "settle", "sweep"]
 
 Execute: TypeAlias = "Callable[..., sqlite3.Cursor]"
 
 _CHECK_LOG_EVERY: Final = 0.1
 _SWEPT_AT_OPENING: Final = 32
 _PAGE: Final = 1024  # a commit checks and writes whole pages: small ones halve its time here
-_LOG_KEPT: Final = 1 << 20
+_LOG_KEPT: Final = 2 << 20
 
 
 class Link:
-    """A connection that has one user at a time. `epoch` names the file and the host's boot."""
+    """A connection that has one user at a time. `epoch` names the file and the host's boot.
+
+    `os.stat` rather than `Path.stat`: it is called for every operation.
+    """
 
     __slots__ = (
         "__weakref__",
         "_checked",
+        "_cursor",
         "_log_identity",
         "_path",
         "committing",
@@ -42,7 +46,7 @@ class Link:
 
     def __init__(self, path: str, host: Host) -> None:
         self._path = path
-        found = os.stat(path)
+        found = os.stat(path)  # noqa: PTH116
         self.identity = (found.st_dev, found.st_ino)
         """Device and inode of the file."""
         self._log_identity: tuple[int, ...] = ()
@@ -52,26 +56,41 @@ class Link:
         self.log_bytes = 0
         self.committing = False
         self.connection: sqlite3.Connection
+        self._cursor: sqlite3.Cursor
         self.execute: Execute
 
-    def connect(self) -> None:
-        """Open the file as it is now, and set right in it what another boot left."""
+    def connect(self, known: Container[str], *, alone: bool) -> None:
+        """Open the file as it is now, and set right in it what another boot left.
+
+        `known`: the epochs in which this process has used it; none of them can come back.
+        `alone`: this process has no other connection, which would have set things right before.
+        """
         self.connection = sqlite3.connect(
             self._path, timeout=0, isolation_level=None, check_same_thread=False
         )
-        self.execute = self.connection.execute
+        # One cursor, so that none is made for each statement: whoever executes reads all rows
+        # it wants before it executes again.
+        self._cursor = self.connection.cursor()
+        self.execute = self._cursor.execute
         _prepare(self.execute, self._path)
-        state = settle(self.execute, self.host)
+        # Without the write lock if it can be: a signal handler may be here in the middle of a
+        # transaction of its own thread.
+        state = None if alone else read_state(self.execute)
+        if state is None or state.boot != self.host.boot_id:
+            state = settle(self.execute, self.host, taken_over=lambda s: self._epoch_in(s) in known)
         self._log_identity = self._look_at_log()
-        device, inode = self.identity
-        self.epoch = f"{self.host.boot_id}:{device:x}:{inode:x}:{state.born}"
+        self.epoch = self._epoch_in(state)
         if self.moved():
             raise FileBusy
+
+    def _epoch_in(self, state: State) -> str:
+        device, inode = self.identity
+        return f"{self.host.boot_id}:{device:x}:{inode:x}:{state.born}"
 
     def moved(self) -> bool:
         """Whether the path names another file by now, or none."""
         try:
-            found = os.stat(self._path)
+            found = os.stat(self._path)  # noqa: PTH116
         except OSError:
             return True
         return (found.st_dev, found.st_ino) != self.identity
@@ -87,15 +106,22 @@ class Link:
             return True
 
     def _look_at_log(self) -> tuple[int, ...]:
-        log, index = os.stat(self._path + "-wal"), os.stat(self._path + "-shm")
+        log = os.stat(self._path + "-wal")  # noqa: PTH116
+        index = os.stat(self._path + "-shm")  # noqa: PTH116
         self.log_bytes = log.st_size
         return (log.st_dev, log.st_ino, index.st_dev, index.st_ino)
 
     def close(self) -> None:
-        """Close the connection, which rolls back whatever is open."""
+        """Close the connection, and roll back what is open."""
         connection = getattr(self, "connection", None)
-        if connection is not None:
-            connection.close()
+        if connection is None:
+            return
+        # A statement that was not read to its end would keep a closed connection, its transaction
+        # and its lock alive (https://sqlite.org/c3ref/close.html, "zombie").
+        cursor = getattr(self, "_cursor", None)
+        if cursor is not None:
+            cursor.close()
+        connection.close()
 
 
 def _prepare(execute: Execute, path: str) -> None:
@@ -114,10 +140,13 @@ def _prepare(execute: Execute, path: str) -> None:
 
 
 def _is_new(execute: Execute, path: str) -> bool:
+    execute("BEGIN")  # one snapshot: somebody may be making the file just now
     (application,) = execute("PRAGMA application_id").fetchone()
+    filled = execute("SELECT 1 FROM sqlite_master").fetchone()
+    execute("ROLLBACK")
     if application == schema.APPLICATION_ID:
         return False
-    if application or execute("SELECT 1 FROM sqlite_master").fetchone():
+    if application or filled:
         raise StoreUnavailable(
             f"{path} is a database of another program: name a file for leases alone",
             permanent=True,
@@ -125,21 +154,43 @@ def _is_new(execute: Execute, path: str) -> bool:
     return True
 
 
-def settle(execute: Execute, host: Host, above: int = 0) -> State:
+def settle(
+    execute: Execute,
+    host: Host,
+    *,
+    above: int = 0,
+    taken_over: Callable[[State], bool] = lambda state: False,
+) -> State:
     """Make the file's state fit this boot, and see that enough tokens are reserved.
 
-    Only a reservation waits for the disk, so the first try goes without.
+    Only a reservation waits for the disk, so the first try goes without. `taken_over` says
+    whether the other boot that a state shows came while this process was using the file.
     """
-    state = _settle(execute, host, above, durably=False)
+    state, durably = None, False
     while state is None:
-        state = _settle(execute, host, above, durably=True)
+        execute(f"PRAGMA synchronous = {'FULL' if durably else 'NORMAL'}")
+        execute("BEGIN IMMEDIATE")
+        old = read_state(execute)
+        if old is not None and old.boot != host.boot_id and taken_over(old):
+            raise in_use_elsewhere()
+        state = _settle(execute, host, old, above, durably=durably)
+        durably = True
+    execute("PRAGMA synchronous = NORMAL")
     return state
 
 
-def _settle(execute: Execute, host: Host, above: int, *, durably: bool) -> State | None:
-    execute(f"PRAGMA synchronous = {'FULL' if durably else 'NORMAL'}")
-    execute("BEGIN IMMEDIATE")
-    old = _state(execute)
+def in_use_elsewhere() -> SpoiledFile:
+    """The file's boot id is not ours any more: two kernels use it, and neither sees the other."""
+    return SpoiledFile(
+        "the file is in use on another boot of this host, or on another host: a lease in a file"
+        " excludes on one host only. Use a network store such as redis://host",
+        permanent=True,
+    )
+
+
+def _settle(
+    execute: Execute, host: Host, old: State | None, above: int, *, durably: bool
+) -> State | None:
     wall = host.wall()
     new = schema.settled(old, host.boot_id, wall, os.urandom(16).hex(), above=above)
     if not durably and (old is None or old.reserved != new.reserved):
@@ -147,11 +198,11 @@ def _settle(execute: Execute, host: Host, above: int, *, durably: bool) -> State
         return None
     _change(execute, old, new, host.now(), wall)
     execute("COMMIT")
-    execute("PRAGMA synchronous = NORMAL")
     return new
 
 
-def _state(execute: Execute) -> State | None:
+def read_state(execute: Execute) -> State | None:
+    """What the file says of itself, or None if it is new."""
     if not execute("SELECT 1 FROM sqlite_master WHERE name = 'state'").fetchone():
         return None
     major, minor = execute(schema.READ_VERSION).fetchone()

@@ -67,7 +67,7 @@ def make_file(path: Path, *, default: bool) -> None:
         todo = f"user {os.geteuid()} may not write to {path.parent}"
         raise _unusable(path, todo) from error
     except OSError as error:
-        raise _unusable(path, error.strerror, permanent=error.errno == errno.EROFS) from error
+        raise _unusable(path, str(error.strerror), permanent=error.errno == errno.EROFS) from error
 
 
 def _unusable(path: Path, why: str, *, permanent: bool = True) -> StoreUnavailable:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
@@ -21,9 +20,11 @@ _LOOK_GROWTH: Final = 1.25
 
 def pauses(until: float, now: Callable[[], float]) -> Iterator[float]:
     """Seconds to sleep before each further try, with jitter; ends where `until` would pass."""
+    from random import random  # only where there is contention: start-up time counts
+
     pause = _FIRST
     while (left := until - now()) > 0:
-        yield min(pause * (0.5 + random.random()), left)
+        yield min(pause * (0.5 + random()), left)
         pause = min(pause * 1.5, _LONGEST)
 
 

@@ -6,10 +6,11 @@ back to the embedded default would all lead. Whoever picks that default asks her
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from typing import Final
 
-__all__ = ["detect_orchestrator"]
+__all__ = ["detect_here", "detect_orchestrator"]
 
 _VARIABLES: Final = {
     "KUBERNETES_SERVICE_HOST": "a Kubernetes pod",
@@ -39,6 +40,16 @@ def detect_orchestrator(
     `read` returns a file's text and may raise OSError, which counts as no sign.
     """
     return _by_variable(environ) or _by_marker(exists) or _by_cgroup(read)
+
+
+def detect_here() -> str | None:
+    """`detect_orchestrator` of this very process."""
+    return detect_orchestrator(os.environ, os.path.exists, _read_text)
+
+
+def _read_text(path: str) -> str:
+    with open(path, encoding="utf-8") as file:  # noqa: PTH123 - pathlib costs start-up time
+        return file.read()
 
 
 def _by_variable(environ: Mapping[str, str]) -> str | None:
@@ -73,6 +84,4 @@ def _by_cgroup(read: Callable[[str], str]) -> str | None:
 def _names(path: str, word: str) -> bool:
     # A part of the path must begin with the word: "/docker/3f2a" and "/kubepods.slice" do, a
     # host's "/system.slice/docker.service" says only that Docker is installed.
-    return any(
-        part.startswith(word) and not part.endswith(".service") for part in path.split("/")
-    )
+    return any(part.startswith(word) and not part.endswith(".service") for part in path.split("/"))

@@ -56,14 +56,15 @@ class Pool:
         self._open: weakref.WeakSet[Link] = weakref.WeakSet()
         # Reentrant: a signal handler may open a connection while its thread is opening one.
         self._opening = threading.RLock()
+        self._known: set[str] = set()
         self._process = os.getpid()
         _pools.add(self)
 
-    def borrow(self) -> Link:
-        """A connection to the file that the path names now; its user alone may touch it.
+    def borrow(self, *, compare: bool = True) -> Link:
+        """A connection to the file that the path names; its user alone may touch it.
 
-        Raises StoreUnavailable or ConfigError if the file cannot be used, sqlite3.Error or
-        FileBusy if it could not be opened.
+        With `compare` it is the file that the path names now. Raises StoreUnavailable or
+        ConfigError if the file cannot be used, sqlite3.Error or FileBusy if opening it failed.
         """
         if os.getpid() != self._process:
             self.forked()  # by code that runs no hooks
@@ -73,10 +74,8 @@ class Pool:
                 link = idle.pop()
             except IndexError:  # another thread was faster
                 break
-            if not link.moved():
-                self._require_whole(link)
+            if not compare or self._is_current(link):
                 return link
-            self._abandon(link)
         return self._another()
 
     def put_back(self, link: Link) -> None:
@@ -108,12 +107,15 @@ class Pool:
             make_file(self.path, default=self._default)
             link = self._link()
             _require_unspoiled(link.identity, self.path)
+            # By identity: a connection to the file that stood here before is no company.
+            alone = all(other.identity != link.identity for other in list(self._open))
             self._open.add(link)
             try:
-                link.connect()
+                link.connect(self._known, alone=alone)
             except BaseException:
                 self.discard(link)
                 raise
+            self._known.add(link.epoch)
             return link
 
     def _link(self) -> Link:
@@ -122,7 +124,10 @@ class Pool:
         except FileNotFoundError:  # somebody is replacing it
             raise FileBusy from None
 
-    def _require_whole(self, link: Link) -> None:
+    def _is_current(self, link: Link) -> bool:
+        if link.moved():
+            self._abandon(link)
+            return False
         if link.torn(link.host.now()):
             _spoiled[link.identity] = (
                 "its -wal or -shm file was removed while it was in use. Leave these files alone,"
@@ -130,6 +135,7 @@ class Pool:
             )
             self._abandon(link)
             _require_unspoiled(link.identity, self.path)
+        return True
 
     def _abandon(self, link: Link) -> None:
         self._open.discard(link)

@@ -97,16 +97,13 @@ def refusal(
     row: Row, claim: str, used: UsedSlot | None, paused: bool, now: float, epoch: str
 ) -> Refused | None:
     """Why `claim` may not have the lease now, or None."""
-    if not row.known:
-        return None
-    seen = seen_of(epoch, row.changes)
     if row.held(now):
         holding = holding_of(row, now)
-        return Refused("held", (holding,), holding.remaining, seen)
+        return Refused("held", (holding,), holding.remaining, seen_of(epoch, row.changes))
     if paused:
-        return Refused("paused", seen=seen)
+        return Refused("paused", seen=seen_of(epoch, row.changes))
     by = _closing(row, now) or _closing_slot(used, claim, now)
-    return Refused("closed", (by,), by.remaining, seen) if by else None
+    return Refused("closed", (by,), by.remaining, seen_of(epoch, row.changes)) if by else None
 
 
 def holding_of(row: Row, now: float) -> Holding:
@@ -118,7 +115,7 @@ def holding_of(row: Row, now: float) -> Holding:
 
 
 def _closing(row: Row, now: float) -> Holding | None:
-    if row.closed_until <= now:
+    if not row.known or row.closed_until <= now:
         return None
     return Holding(row.holder, row.token, row.closed_until - now)
 

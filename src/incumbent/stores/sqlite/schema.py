@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 APPLICATION_ID: Final = 0x1EA5E001
-"""In the file's header (`file` shows it), so that another program's database is never written to."""
+"""In the file's header, so that another program's database is never written to."""
 
 MAJOR: Final = 1
 MINOR: Final = 0
@@ -128,7 +128,7 @@ REBOOT: Final = (
 
 
 class State(NamedTuple):
-    """The one row about the file. `born` names this file, `boot` the host's boot that wrote last."""
+    """The one row about the file: `born` names it, `boot` is the boot that wrote last."""
 
     major: int
     minor: int
@@ -139,7 +139,13 @@ class State(NamedTuple):
 
 
 def settled(
-    state: State | None, boot_id: str, wall: float, fresh: str, *, above: int = 0, block: int = BLOCK
+    state: State | None,
+    boot_id: str,
+    wall: float,
+    fresh: str,
+    *,
+    above: int = 0,
+    block: int = BLOCK,
 ) -> State:
     """The state as an opening must leave it; `fresh` names the file if it is new.
 

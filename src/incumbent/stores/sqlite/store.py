@@ -87,9 +87,7 @@ class SqliteStore:
         """See Store.close."""
         self._core.pool.close()
 
-    def _try(
-        self, until: float, operation: Callable[P, T], *args: P.args, **kwargs: P.kwargs
-    ) -> T:
+    def _try(self, until: float, operation: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         try:
             return operation(*args, **kwargs)
         except FileBusy:

@@ -26,8 +26,7 @@ _CERTAIN: Final = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, *_BUS
 _ADVICE: Final = {
     sqlite3.SQLITE_FULL: ("its disk or quota is full: free some space", False),
     sqlite3.SQLITE_READONLY: (
-        "it may not be written to: give this user write permission on the file, its -wal and -shm"
-        " and its folder, and mount the file system read-write",
+        "it may not be written to: this user needs write permission on it, its -wal and its folder",
         True,
     ),
     sqlite3.SQLITE_PERM: ("this user may not open it", True),

@@ -1,14 +1,16 @@
 """What waits for the disk or looks at many rows, done beside the operations.
 
-A checkpoint syncs twice, and the first commit after it syncs the log's new header. So the log is
-never checkpointed by the operation that fills it: a thread that lives as long as the work does it,
-and commits the sweep right after, which takes that last sync upon itself.
+A checkpoint syncs the log and the file. So the log is never checkpointed by the operation that
+fills it: a thread that lives as long as the work does it. The first commit after a checkpoint syncs
+the log's new header (https://sqlite.org/src/info/ff5be73dee); the sweep that follows at once takes
+that upon itself, unless an operation comes in between: at most one for each `LOG_BYTES`.
 """
 
 from __future__ import annotations
 
 import sqlite3
 import threading
+import time
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
@@ -19,10 +21,11 @@ from incumbent.stores.sqlite.trouble import FileBusy
 
 __all__ = ["LOG_BYTES", "Spawn", "Upkeep"]
 
-LOG_BYTES: Final = 1 << 20
+LOG_BYTES: Final = 2 << 20
 """Bytes of the write-ahead log from which on it is copied into the file."""
 
-_FORCED_FROM: Final = 16 * LOG_BYTES
+_FORCED_FROM: Final = 4 * LOG_BYTES
+_FORCED_TRIES: Final = 20
 _SWEPT_AT_ONCE: Final = 1024
 
 Spawn: TypeAlias = "Callable[[Callable[[], None]], object]"
@@ -61,7 +64,7 @@ class Upkeep:
     def _work(self, log_bytes: int) -> None:
         link = self._pool.borrow()
         try:
-            link.execute(f"PRAGMA wal_checkpoint({_how(log_bytes)})").fetchall()
+            _copy_log(link, log_bytes)
             link.execute("BEGIN IMMEDIATE")
             sweep(link.execute, link.host.now(), link.host.wall(), _SWEPT_AT_ONCE)
             link.execute("COMMIT")
@@ -71,7 +74,13 @@ class Upkeep:
         self._pool.put_back(link)
 
 
-def _how(log_bytes: int) -> str:
-    # PASSIVE never holds up a writer, and never ends under steady writing; far beyond the limit
-    # holding them up for one copy is better than a log without bound.
-    return "TRUNCATE" if log_bytes > _FORCED_FROM else "PASSIVE"
+def _copy_log(link: Link, log_bytes: int) -> None:
+    # PASSIVE holds nobody up, but under steady writing it never reaches the end of the log, which
+    # then grows. Far beyond the limit the rest, which is little by now, is copied with the writers
+    # held up; that needs an instant in which none of them writes.
+    link.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+    for _ in range(_FORCED_TRIES if log_bytes > _FORCED_FROM else 0):
+        (busy, _, _) = link.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        if not busy:
+            return
+        time.sleep(0.0005)

@@ -46,10 +46,10 @@ class Network:
     def carry(self, process: Process, task: Task, exchange: Exchange) -> None:
         """Take a request from a task; it is resumed with the answer or an error."""
         world = self._world
-        fate = self._fate(exchange)
+        fate = process.cut or self._fate(exchange)
         if world.history is not None and fate is not Fate.FINE:
             world.say(process.name, f"  {exchange.apply.__name__} meets {fate.name}")
-        overdue = max(world.now, process.clock.when(exchange.until))
+        overdue = max(world.now, process.when(exchange.until))
         if fate is Fate.REFUSED:
             refused = StoreUnavailable("connection refused")
             world.at(world.now + world.quick(), task.resume, task.serial, None, refused)
@@ -114,7 +114,9 @@ class Network:
         if fate is Fate.RESET:
             return None, OutcomeUnknown("connection reset")
         if fate is Fate.CROSSED_REPLY and isinstance(self._server.last_grant, Granted):
-            return (self._server.last_grant if exchange.apply == self._server.take else answer), None
+            return (
+                self._server.last_grant if exchange.apply == self._server.take else answer
+            ), None
         return answer, None
 
     def _way_back(self, fate: Fate, overdue: float) -> float:

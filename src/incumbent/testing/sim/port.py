@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 from incumbent._core.port import Debt
 from incumbent.errors import StoreError
-from incumbent.model import Ask, GiveOutcome, Key, Renewal, RenewOutcome, TakeOutcome
+from incumbent.model import Ask, GiveOutcome, Key, Renewal, Renewed, RenewOutcome, TakeOutcome
 from incumbent.testing.sim.tasks import Exchange, Nap, wish
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ __all__ = ["SimPort"]
 class SimPort:
     """See incumbent._core.port.Port."""
 
-    __slots__ = ("_process", "_server", "asked", "draw_claim", "jitter", "now")
+    __slots__ = ("_process", "_server", "asked", "draw_claim", "jitter", "now", "told_to_go")
 
     def __init__(self, process: Process) -> None:
         self._process = process
@@ -30,6 +30,8 @@ class SimPort:
         self.draw_claim = process.world.draw_claim
         self.asked: list[str] = []
         """The claims that were sent, since somebody emptied the list."""
+        self.told_to_go: set[str] = set()
+        """The claims with a notice in the last answer to a renewal."""
 
     def hand_over(self, debt: Debt) -> None:
         """See Port.hand_over."""
@@ -48,7 +50,13 @@ class SimPort:
     async def renew(self, renewals: Sequence[Renewal], until: float) -> list[RenewOutcome]:
         """See Port.renew."""
         wished = Exchange(self._server.renew, (renewals,), until)
-        return cast("list[RenewOutcome]", await wish(wished))
+        outcomes = cast("list[RenewOutcome]", await wish(wished))
+        self.told_to_go = {
+            renewal.claim
+            for renewal, outcome in zip(renewals, outcomes, strict=True)
+            if isinstance(outcome, Renewed) and outcome.notices
+        }
+        return outcomes
 
     async def give(
         self,

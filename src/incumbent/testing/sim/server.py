@@ -59,6 +59,8 @@ class Server:
         if isinstance(outcome, Granted):
             self.last_grant = outcome
             self._judge.granted(key, claim, ask, outcome, now)
+        else:
+            self._judge.denied(key, claim, now)
         return outcome
 
     def renew(self, renewals: Sequence[Renewal]) -> list[RenewOutcome]:

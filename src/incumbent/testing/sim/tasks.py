@@ -26,12 +26,15 @@ class Schedule:
         self._serial += 1
         heappush(self._events, (max(instant, self.now), self._serial, call, args))
 
-    def run(self) -> None:
-        """Let everything happen until nothing is left to happen."""
+    def run(self, most: int) -> bool:
+        """Let everything happen until nothing is left; False if `most` events were not enough."""
         events = self._events
-        while events:
+        for _ in range(most):
+            if not events:
+                return True
             self.now, _, call, args = heappop(events)
             call(*args)
+        return not events
 
 
 class Clock:

@@ -1,0 +1,1 @@
+"""The command line: parsing, rendering and exit codes; decisions are made elsewhere."""

@@ -1,0 +1,1 @@
+"""One module a command, each imported only when it is called."""

@@ -1,0 +1,76 @@
+"""`doctor`: what the store promises, and whether the times fit."""
+
+from __future__ import annotations
+
+import sys
+
+from incumbent import clock
+from incumbent.cli.exits import OK, UNPROVED, say
+from incumbent.cli.opening import store_url
+from incumbent.cli.parser import Request
+from incumbent.cli.show import print_json
+from incumbent.durations import say_seconds
+from incumbent.errors import StoreError
+from incumbent.links import link_for
+from incumbent.policy import TTL_DEFAULT, Policy, make_policy
+from incumbent.stores.base import Engine
+from incumbent.stores.names import make_key
+
+__all__ = ["command"]
+
+_WITHIN = 2.0
+_Finding = tuple[str, str, str]
+
+
+def command(request: Request) -> int:
+    """See the module."""
+    policy = make_policy(request.text("ttl") or TTL_DEFAULT, grace=request.text("grace"))
+    engine = link_for(store_url(request)).engine
+    findings = [
+        *_of_the_store(request, engine, policy),
+        _of_the_times(policy),
+        _of_the_isolation(),
+    ]
+    _show(request, findings)
+    errors = [what for level, what, _ in findings if level == "error"]
+    if errors:
+        say(f"{len(errors)} of {len(findings)} findings must be settled: {errors[0]}")
+    return UNPROVED if errors else OK
+
+
+def _of_the_store(request: Request, engine: Engine, policy: Policy) -> list[_Finding]:
+    until = clock.now() + _WITHIN
+    try:
+        engine.store().read(make_key(request.namespace, "doctor"), until)
+        found = engine.diagnose(policy.ttl, until)
+    except StoreError as error:
+        return [("error", f"{engine.url} gives no usable answer: {error}", "")]
+    return [("ok", f"{engine.url} answers", ""), *found]
+
+
+def _of_the_times(policy: Policy) -> _Finding:
+    said = (
+        f"ttl {say_seconds(policy.ttl)}: renewed every {say_seconds(policy.renew_every)}, a request"
+        f" may take {say_seconds(policy.request_timeout)}; without a proof the work is stopped"
+        f" after {say_seconds(policy.renew_deadline)} and killed {say_seconds(policy.grace)} later,"
+        f" {say_seconds(policy.ttl - policy.span)} before the store lets others in"
+    )
+    return ("ok", said, "")
+
+
+def _of_the_isolation() -> _Finding:
+    if sys.platform == "linux":
+        said = "commands are stopped as a process group, and by a parent-death signal"
+    else:
+        said = "commands are stopped as a process group"
+    advice = "a descendant in a session of its own escapes it: do not daemonise inside CMD"
+    return ("ok", said, advice)
+
+
+def _show(request: Request, findings: list[_Finding]) -> None:
+    if request.on("json"):
+        keys = ("level", "what", "advice")
+        print_json([dict(zip(keys, finding, strict=True)) for finding in findings])
+        return
+    for level, what, advice in findings:
+        print(f"{level:8}{what}" + (f"\n{'':8}-> {advice}" if advice else ""))

@@ -1,0 +1,177 @@
+"""`run`: take the lease, run CMD once, give it back."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from signal import Signals as SignalName
+
+from incumbent import clock
+from incumbent._core.words import lease_lost
+from incumbent.cli import exits, show
+from incumbent.cli.exits import say
+from incumbent.cli.opening import store_url
+from incumbent.cli.parser import Request
+from incumbent.cli.verdict import Verdict, check_result_file, write_result
+from incumbent.durations import parse_duration, say_seconds
+from incumbent.errors import ConfigError, Misuse, NotAcquired, StoreError
+from incumbent.options import LockSettings, default_holder
+from incumbent.supervise.child import CannotStart
+from incumbent.supervise.environment import child_environment
+from incumbent.supervise.holding import slot_of
+from incumbent.supervise.run import Ending, supervise
+from incumbent.supervise.signals import Interrupted, Signals
+from incumbent.sync import Lease, Lock
+
+__all__ = ["command"]
+
+_HINT_BELOW = 1.0
+"""Seconds; instances of a fleet that start further apart than that would each run the job."""
+
+
+def command(request: Request) -> int:
+    """See the module."""
+    result_file = request.text("result_file")
+    if result_file:
+        check_result_file(result_file)
+    verdict = _guarded(lambda: _run(request))
+    if verdict.line:
+        # A refused setting may be the name itself, of any length.
+        say(verdict.line if verdict.outcome == "refused" else f"{request.name}: {verdict.line}")
+    if result_file:
+        holder = request.text("holder") or default_holder()
+        write_result(result_file, verdict, request.name, holder)
+    return verdict.code
+
+
+def _guarded(work: Callable[[], Verdict]) -> Verdict:
+    try:
+        return work()
+    except (ConfigError, Misuse) as error:
+        return Verdict("refused", exits.USAGE, str(error), reason=str(error))
+    except StoreError as error:
+        line = f"the store could not be proved, nothing ran: {error}"
+        return Verdict("unproved", exits.UNPROVED, line, reason=str(error))
+    except Exception as error:  # noqa: BLE001 - a defect of ours has an exit code too
+        line = f"a defect of incumbent: {type(error).__name__}: {error}"
+        return Verdict("fault", exits.FAULT, line, reason=line)
+
+
+def _run(request: Request) -> Verdict:
+    busy_code = _busy_code(request)
+    timeout = _timeout(request)
+    url = store_url(request)
+    with Signals() as signals:
+        try:
+            with signals.interrupting():
+                lease = _lock(request, url).acquire(timeout)
+        except NotAcquired as error:
+            return _busy(error, busy_code)
+        except Interrupted as signal:
+            return _interrupted(signal)
+        return _hold(request, url, lease, signals)
+
+
+# -- settings ------------------------------------------------------------------------------------
+
+
+def _lock(request: Request, url: str) -> Lock:
+    settings = _settings(request)
+    return Lock(request.name, store=url, namespace=request.namespace, **settings)
+
+
+def _settings(request: Request) -> LockSettings:
+    settings: LockSettings = {
+        "grace": request.text("grace"),
+        "holder": request.text("holder"),
+        "once_per": request.text("once_per"),
+        "at_most_for": request.text("at_most_for"),
+        "at_least_for": request.text("at_least_for"),
+    }
+    if (ttl := request.text("ttl")) is not None:
+        settings["ttl"] = ttl
+    return settings
+
+
+def _timeout(request: Request) -> float | None:
+    wait = request.text("wait")
+    if wait is None:
+        return 0.0
+    return parse_duration(wait, "wait") if wait else None
+
+
+def _busy_code(request: Request) -> int:
+    text = request.text("busy_exit_code")
+    if text is None:
+        return exits.BUSY
+    if not text.isascii() or not text.isdigit() or int(text) > 255:
+        raise ConfigError(f"busy_exit_code={text!r}: a number from 0 to 255", name="busy_exit_code")
+    return int(text)
+
+
+# -- what came of it -----------------------------------------------------------------------------
+
+
+def _busy(error: NotAcquired, code: int) -> Verdict:
+    line = f"skipped: {show.busy(error)}"
+    return Verdict("skipped", code, line, held_by=error.held_by, reason=error.reason)
+
+
+def _interrupted(signal: Interrupted) -> Verdict:
+    name = SignalName(signal.signum).name
+    line = f"{name} while waiting for the lease; nothing ran"
+    return Verdict("interrupted", 128 + signal.signum, line, reason=name)
+
+
+def _hold(request: Request, url: str, lease: Lease, signals: Signals) -> Verdict:
+    term, started = lease.fencing_token, clock.wall()
+    if request.on("verbose"):
+        say(f"{request.name}: acquired, term {term}")
+    environment = child_environment(
+        os.environ,
+        name=lease.name,
+        holder=lease.holder,
+        term=term,
+        slot=slot_of(lease),
+        share_store=url if request.on("share_store") else None,
+    )
+    try:
+        ending = supervise(lease, request.words, environment, signals)
+    except CannotStart as error:
+        verdict = Verdict("not_started", error.code, str(error), reason=str(error))
+    else:
+        verdict = _ended(request, ending)
+    return verdict.during(term, started, clock.wall())
+
+
+def _ended(request: Request, ending: Ending) -> Verdict:
+    if ending.survivors:
+        pids = ", ".join(map(str, ending.survivors))
+        line = f"not even KILL ended {pids}; the lease is not given back, its ttl ends it"
+        return Verdict("fault", exits.FAULT, line, reason=ending.cause or "survivors")
+    if ending.cause:
+        return _stopped(request, ending)
+    if request.on("verbose"):
+        said = "released" if ending.confirmed else "let go, the store did not confirm it,"
+        say(f"{request.name}: {said} after {say_seconds(ending.seconds)}")
+    status = ending.status or 0
+    return Verdict("ended", status, _hint(request, ending) if status == 0 else "")
+
+
+def _stopped(request: Request, ending: Ending) -> Verdict:
+    after = f"stopped after {say_seconds(ending.seconds)}"
+    if ending.cause == "at_most_for":
+        line = f"reached --at-most-for, {after}"
+        return Verdict("at_most_for", exits.TOO_LONG, line, reason=ending.cause)
+    line = f"{lease_lost(request.name, ending.cause)}; {after}"
+    return Verdict("lost", exits.LOST, line, reason=ending.cause)
+
+
+def _hint(request: Request, ending: Ending) -> str:
+    said = request.text("once_per") or request.text("at_least_for")
+    if said or request.on("quiet") or ending.seconds >= _HINT_BELOW:
+        return ""
+    return (
+        f"held for only {say_seconds(ending.seconds)}: an instance that starts later runs it again;"
+        " see --once-per and --at-least-for"
+    )

@@ -1,0 +1,99 @@
+"""`status`: who holds what."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from incumbent import clock
+from incumbent.cli.exits import OK, say
+from incumbent.cli.opening import store_url
+from incumbent.cli.parser import Request
+from incumbent.cli.show import print_json, record_as_json, state_of, table
+from incumbent.durations import say_seconds
+from incumbent.errors import StoreError
+from incumbent.model import Record
+from incumbent.stores.notices import PAUSE, RESIGN, read_notice
+from incumbent.sync import Client
+
+__all__ = ["command"]
+
+_WITHIN = 2.0
+_EVERY = 1.0
+_CLEAR = "\x1b[H\x1b[2J"
+_HEAD = ("NAME", "STATE", "HOLDER", "TOKEN", "HELD FOR", "TTL LEFT", "NOTES")
+
+
+def command(request: Request) -> int:
+    """See the module."""
+    with Client(store_url(request), namespace=request.namespace) as client:
+        if not request.on("watch"):
+            _show(request, client)
+            return OK
+        try:
+            _watch(request, client)
+        except KeyboardInterrupt:
+            # That is how one leaves it.
+            pass
+    return OK
+
+
+def _watch(request: Request, client: Client) -> None:
+    while True:
+        began = clock.now()
+        try:
+            _show(request, client, clear=sys.stdout.isatty())
+        except StoreError as error:
+            if error.permanent:
+                raise
+            say(str(error))
+        time.sleep(max(0.0, began + _EVERY - clock.now()))
+
+
+def _show(request: Request, client: Client, *, clear: bool = False) -> None:
+    one = request.text("name")
+    records = (client.read(one, _WITHIN),) if one else client.scan("", _WITHIN)
+    if clear:
+        print(_CLEAR, end="")
+    if request.on("json"):
+        shown = [record_as_json(record) for record in records]
+        print_json(shown[0] if one else shown)
+    elif one:
+        table(_details(records[0]))
+    else:
+        table([_HEAD, *(_row(record) for record in records)])
+
+
+def _row(record: Record) -> tuple[str, ...]:
+    name, state = record.key.name, state_of(record)
+    if not record.holdings:
+        return (name, state, "-", "-", "-", "-", _notes(record))
+    it = record.holdings[0]
+    times = (_seconds(it.held_for), _seconds(it.remaining))
+    return (name, state, it.holder, str(it.token or "-"), *times, _notes(record))
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else say_seconds(value)
+
+
+def _notes(record: Record) -> str:
+    notes = ["not ours"] if any(it.foreign for it in record.holdings) else []
+    notes += [_told(record, PAUSE, "paused"), _told(record, RESIGN, "asked to resign")]
+    if record.closed_for > 0:
+        notes.append(f"closed for another {say_seconds(record.closed_for)}")
+    notes += [f"slot {name}: {say_seconds(left)} left" for name, left in record.slots.items()]
+    return "; ".join(note for note in notes if note)
+
+
+def _told(record: Record, field: str, what: str) -> str:
+    if field not in record.fields:
+        return ""
+    said = read_notice(record.fields[field].value)
+    who, reason = said.get("who"), said.get("reason")
+    return what + (f" by {who}" if who else "") + (f" ({reason})" if reason else "")
+
+
+def _details(record: Record) -> list[tuple[str, str]]:
+    rows = zip(_HEAD, _row(record), strict=True)
+    return [(head.lower(), cell) for head, cell in rows if cell not in ("", "-")]

@@ -1,0 +1,198 @@
+"""From the words of the command line, and the environment, to a Request."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, NoReturn
+
+from incumbent.cli.environment import settings_from
+from incumbent.cli.table import COMMANDS, GLOBAL, Command, Option
+
+__all__ = ["Request", "UsageError", "parse"]
+
+
+class UsageError(Exception):
+    """The command line cannot be understood."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is asked for: flags first, then variables."""
+
+    command: str
+    values: Mapping[str, str | bool]
+    words: tuple[str, ...] = ()
+    """CMD and its arguments."""
+
+    def text(self, dest: str) -> str | None:
+        """The value of an option, or None if it was not given."""
+        value = self.values.get(dest)
+        return value if isinstance(value, str) else None
+
+    def on(self, dest: str) -> bool:
+        """Whether a switch is on."""
+        return self.values.get(dest) is True
+
+    @property
+    def name(self) -> str:
+        """NAME."""
+        return self.text("name") or ""
+
+    @property
+    def namespace(self) -> str:
+        """The namespace, by default "default"."""
+        return self.text("namespace") or "default"
+
+
+def parse(arguments: Sequence[str], environ: Mapping[str, str]) -> Request:
+    """Raises UsageError, or ConfigError for a variable; `--help` and `--version` exit."""
+    ours, command_line, separated = _split(arguments)
+    if separated or "run" in ours:
+        _check_separator(ours, command_line, separated=separated)
+    # A duration of --wait needs its "=": without one the next word is the name.
+    ours = ["--wait=" if word == "--wait" else word for word in ours]
+    flags = vars(_parser(ours).parse_args(ours))
+    command = flags.pop("command")
+    options = (*GLOBAL, *COMMANDS[command].options)
+    return Request(command, _merged(flags, settings_from(environ, options)), tuple(command_line))
+
+
+def _merged(
+    flags: dict[str, str | bool], variables: dict[str, str | bool]
+) -> dict[str, str | bool]:
+    for one, other in (("wait", "no_wait"), ("no_wait", "wait")):
+        if one in flags:
+            variables.pop(other, None)
+    merged = {**variables, **flags}
+    if "wait" in merged and merged.get("no_wait") is True:
+        raise UsageError("--wait and --no-wait exclude each other")
+    return merged
+
+
+def _split(arguments: Sequence[str]) -> tuple[list[str], list[str], bool]:
+    words = list(arguments)
+    if "--" not in words:
+        return words, [], False
+    at = words.index("--")
+    return words[:at], words[at + 1 :], True
+
+
+# -- the separator -------------------------------------------------------------------------------
+
+
+def _check_separator(ours: list[str], command_line: list[str], *, separated: bool) -> None:
+    """Exactly `run ... -- CMD` has one; show how the line should have been."""
+    plain = list(_plain_words(ours))
+    command = ours[plain[0]] if plain else ""
+    if command in COMMANDS and not COMMANDS[command].runs:
+        if separated:
+            raise UsageError(f"{command} runs nothing: there is no `--` in it")
+        return
+    if command != "run" or {"-h", "--help", "--version"} & set(ours):
+        return
+    if len(plain) > 2:
+        at = plain[2]
+        rest = ["--", *command_line] if separated else []
+        raise UsageError(f"a `--` goes before the command: {_line(ours[:at], ours[at:] + rest)}")
+    if not command_line and len(plain) == 2:
+        raise UsageError(f"what is it to run? {_line(ours, [])} CMD...")
+
+
+def _line(ours: list[str], command_line: list[str]) -> str:
+    from shlex import join
+
+    return join(["incumbent", *ours, "--", *command_line])
+
+
+def _plain_words(words: list[str]) -> Iterator[int]:
+    """Positions of what is neither an option nor its value."""
+    takes_value = {flag for option in _all_options() if option.metavar for flag in option.flags}
+    is_value = False
+    for position, word in enumerate(words):
+        if not is_value and not word.startswith("-"):
+            yield position
+        is_value = not is_value and word in takes_value - {"--wait"}
+
+
+def _all_options() -> Iterator[Option]:
+    yield from GLOBAL
+    yield from COMMANDS["run"].options
+
+
+# -- argparse ------------------------------------------------------------------------------------
+
+_EPILOG: Final = """\
+Every option is also a variable: --once-per is INCUMBENT_ONCE_PER; flags win. The store also comes
+from INCUMBENT_STORE_FILE, its password from INCUMBENT_STORE_PASSWORD_FILE.
+exit codes: CMD's own; 64 usage; 69 the store could not be proved, nothing ran; 75 held by another;
+123 lease lost, CMD stopped; 124 --at-most-for; 125 own fault; 126, 127 CMD cannot be started."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message} (see {self.prog} --help)")
+
+
+def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="incumbent",
+        description="Of many instances exactly one runs the command, or none does.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
+    )
+    parser.add_argument("--version", action=_Version, nargs=0, help="say the version and exit")
+    _add(parser, GLOBAL)
+    # With `prog` given argparse need not format a usage line, which would cost start-up time.
+    commands = parser.add_subparsers(
+        dest="command", metavar="COMMAND", required=True, prog="incumbent"
+    )
+    for name, command in COMMANDS.items():
+        _add_command(commands, name, command, whole=name in words)
+    return parser
+
+
+def _add_command(
+    commands: argparse._SubParsersAction[_Parser], name: str, command: Command, *, whole: bool
+) -> None:
+    parser = commands.add_parser(
+        name,
+        help=command.help,
+        description=command.help,
+        usage=_usage(name, command),
+        allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
+    )
+    if not whole:
+        # It is not called: its options would only cost start-up time.
+        return
+    if command.name:
+        optional = command.name.startswith("[")
+        parser.add_argument("name", metavar="NAME", nargs="?" if optional else None)
+    _add(parser, command.options)
+    _add(parser, GLOBAL)
+
+
+def _usage(name: str, command: Command) -> str:
+    words = ["incumbent", name, command.name, "[options]", "-- CMD..." if command.runs else ""]
+    return " ".join(word for word in words if word)
+
+
+def _add(parser: argparse.ArgumentParser, options: Sequence[Option]) -> None:
+    for option in options:
+        if option.metavar:
+            parser.add_argument(*option.flags, metavar=option.metavar, help=option.help)
+        else:
+            parser.add_argument(*option.flags, action="store_true", help=option.help)
+
+
+class _Version(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        # Only here: finding the version reads the package's metadata from disk.
+        from importlib.metadata import version
+
+        print(f"incumbent {version('incumbent')}")
+        parser.exit()

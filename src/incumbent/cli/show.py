@@ -1,0 +1,105 @@
+"""How durations, instants and records are shown; nothing here asks or decides."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from incumbent.durations import say_seconds
+from incumbent.errors import AcquireTimeout, NotAcquired
+from incumbent.model import Past, Record
+from incumbent.stores.notices import PAUSE, RESIGN, read_notice
+
+__all__ = ["busy", "iso", "past_as_json", "print_json", "record_as_json", "state_of", "table"]
+
+
+def busy(error: NotAcquired) -> str:
+    """Who has it, and for how much longer."""
+    left = None if error.retry_after is None else say_seconds(max(0.0, error.retry_after))
+    by = error.held_by or "another"
+    gave_up = f"gave up after {say_seconds(error.waited)}: "
+    return (gave_up if isinstance(error, AcquireTimeout) else "") + _why(error.reason, by, left)
+
+
+def _why(reason: str, by: str, left: str | None) -> str:
+    match reason:
+        case "closed":
+            return f"already ran by {by}" + (f"; closed for another {left}" if left else "")
+        case "paused":
+            return "paused: nobody may take it until it is unpaused"
+        case "reserved":
+            return f"reserved for {by}"
+        case _:
+            return f"held by {by}" + (f", ttl {left} left" if left else "")
+
+
+def state_of(record: Record) -> str:
+    """One word for what a record says."""
+    if record.holdings:
+        return "held"
+    if PAUSE in record.fields:
+        return "paused"
+    return "closed" if record.closed_for > 0 else "free"
+
+
+def record_as_json(record: Record) -> dict[str, Any]:
+    """A record as `status --json` shows it."""
+    holding = record.holdings[0] if record.holdings else None
+    return {
+        "namespace": record.key.namespace,
+        "name": record.key.name,
+        "state": state_of(record),
+        "holder": holding and holding.holder,
+        "token": holding.token if holding else None,
+        "held_for": holding.held_for if holding else None,
+        "ttl": holding.ttl if holding else None,
+        "ttl_left": holding.remaining if holding else None,
+        "foreign": bool(holding and holding.foreign),
+        "closed_for": record.closed_for,
+        "paused": _notice(record, PAUSE),
+        "asked_to_resign": _notice(record, RESIGN),
+        "slots": dict(record.slots),
+    }
+
+
+def _notice(record: Record, field: str) -> dict[str, str] | None:
+    if field not in record.fields:
+        return None
+    said = read_notice(record.fields[field].value)
+    return {"who": str(said.get("who", "")), "reason": str(said.get("reason", ""))}
+
+
+def past_as_json(past: Past) -> dict[str, Any]:
+    """One holding as `history --json` shows it."""
+    return {
+        "holder": past.holder,
+        "token": past.token,
+        "started": iso(past.started),
+        "ended": None if past.ended is None else iso(past.ended),
+        "seconds": None if past.ended is None else past.ended - past.started,
+    }
+
+
+def iso(instant: float) -> str:
+    """An instant of the wall clock, in local time, with the offset that makes it exact."""
+    from datetime import UTC, datetime
+
+    local = datetime.fromtimestamp(instant, UTC).astimezone()
+    return local.isoformat(sep=" ", timespec="seconds")
+
+
+def print_json(value: object) -> None:
+    """Print `value` for programs."""
+    from json import dumps
+
+    print(dumps(value, indent=2))
+
+
+def table(rows: Sequence[Sequence[str]]) -> None:
+    """Print rows in columns; the last column is as wide as it is."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        padded = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        print("  ".join(padded).rstrip())
+    sys.stdout.flush()

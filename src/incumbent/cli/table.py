@@ -1,0 +1,94 @@
+"""Commands and options as data: the parser, the environment and the messages come from here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+__all__ = ["COMMANDS", "GLOBAL", "PREFIX", "VARIABLES", "Command", "Option"]
+
+PREFIX: Final = "INCUMBENT_"
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option. Without a `metavar` it is a switch."""
+
+    flags: tuple[str, ...]
+    help: str
+    metavar: str = ""
+
+    @property
+    def dest(self) -> str:
+        """Its name in the program: that of its long flag."""
+        return self.flags[-1].removeprefix("--").replace("-", "_")
+
+    @property
+    def variable(self) -> str:
+        """The environment variable that stands for it."""
+        return PREFIX + self.dest.upper()
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One command; `name` is "NAME", "[NAME]" or nothing. `module` lies in `cli.commands`."""
+
+    help: str
+    module: str
+    name: str = ""
+    options: tuple[Option, ...] = ()
+    runs: bool = False
+    """Whether `-- CMD...` follows."""
+
+
+_STORE = Option(("-s", "--store"), "where leases are: sqlite: (default), redis://host", "URL")
+_NAMESPACE = Option(("-N", "--namespace"), "keeps the names of one fleet apart (default)", "NS")
+_JSON = Option(("--json",), "answer in JSON, for programs")
+_QUIET = Option(("-q", "--quiet"), "no hints and no warnings")
+_VERBOSE = Option(("-v", "--verbose"), "say what happens")
+
+GLOBAL: Final = (_STORE, _NAMESPACE, _JSON, _QUIET, _VERBOSE)
+
+_TTL = Option(("--ttl",), "the time to detect a crash (15s); it renews itself", "DUR")
+_GRACE = Option(("--grace",), "between TERM and KILL (min(5s, ttl/3))", "DUR")
+_REASON = Option(("--reason",), "why, for those who look later", "TEXT")
+
+_RUN = (
+    Option(("-n", "--no-wait"), "skip with exit 75 if another holds it (default)"),
+    Option(("--wait",), "wait for the lease, for at most DUR if given", "DUR"),
+    _TTL,
+    _GRACE,
+    Option(("--once-per",), "at most one start in this time, by the store's clock", "DUR"),
+    Option(("--at-most-for",), "stop CMD after this time, exit 124", "DUR"),
+    Option(("--at-least-for",), "keep the name closed until this time after the start", "DUR"),
+    Option(("--holder",), "who we are, for people (host:pid)", "ID"),
+    Option(("-E", "--busy-exit-code"), "instead of 75", "N"),
+    Option(("--share-store",), "let CMD use the store; it is withheld otherwise"),
+    Option(("--result-file",), "write how it ended to this file, as JSON", "F"),
+)
+_WATCH = Option(("--watch",), "again every second, until ^C")
+_TIMEOUT = Option(("--timeout",), "give up with exit 75 after this time", "DUR")
+_FORCE = Option(("--force",), "remove the record at once: the holder may go on for its ttl")
+
+COMMANDS: Final = {
+    "run": Command("take the lease, run CMD once, give it back", "run", "NAME", _RUN, runs=True),
+    "status": Command("who holds what", "status", "[NAME]", (_WATCH,)),
+    "wait": Command("wait until NAME is free", "wait", "NAME", (_TIMEOUT,)),
+    "break": Command("ask the holder to stop", "breaking", "NAME", (_FORCE, _REASON)),
+    "history": Command("who held NAME when", "history", "NAME"),
+    "doctor": Command("what the store promises, and whether it fits", "doctor", "", (_TTL, _GRACE)),
+}
+
+_OTHER: Final = ("STORE_FILE", "STORE_PASSWORD_FILE")
+# What an incumbent gives to its child, which may be one too.
+_OF_A_PARENT: Final = tuple(
+    f"LEASE_{what}" for what in ("NAME", "HOLDER", "TERM", "SLOT", "SOCKET")
+)
+
+VARIABLES: Final = frozenset(
+    [
+        *(option.variable for command in COMMANDS.values() for option in command.options),
+        *(option.variable for option in GLOBAL),
+        *(PREFIX + name for name in (*_OTHER, *_OF_A_PARENT)),
+    ]
+)

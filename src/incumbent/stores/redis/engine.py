@@ -1,0 +1,67 @@
+"""From a URL or a client to an engine, which makes its blocking and its asynchronous side."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from incumbent import clock
+from incumbent.errors import StoreError
+from incumbent.model import Capabilities
+from incumbent.stores.redis.dial import dial
+from incumbent.stores.redis.dialect import Dialect
+from incumbent.stores.redis.driver import Site
+from incumbent.stores.redis.names import Naming
+from incumbent.stores.redis.server import diagnosis
+from incumbent.stores.redis.sync import RedisStore
+from incumbent.stores.redis.wire import Wire
+
+if TYPE_CHECKING:
+    from incumbent.stores.redis.aio import AsyncRedisStore, Loops
+
+__all__ = ["RedisEngine"]
+
+
+class RedisEngine:
+    """See stores.base.Engine. Connects to nothing before its first operation."""
+
+    capabilities = Capabilities(waits="pubsub", ttl_clock="wall")
+
+    def __init__(self, site: Site, template: str | None = None) -> None:
+        self.url = site.where
+        self._site = site
+        self._dialect = Dialect(Naming(template), site.where)
+        self._store = RedisStore(site, self._dialect)
+        self._loops: dict[str, Loops] = {}
+
+    def __repr__(self) -> str:
+        return f"RedisEngine({self.url!r})"
+
+    def store(self) -> RedisStore:
+        """See Engine.store."""
+        return self._store
+
+    def async_store(self) -> AsyncRedisStore:
+        """See Engine.async_store. Raises RuntimeError where no event loop runs."""
+        loops = self._loops.get("all")
+        return (loops or self._make_loops()).store()
+
+    def _make_loops(self) -> Loops:
+        # Imported only now: the blocking side has no use for asyncio.
+        from incumbent.stores.redis.aio import Loops
+
+        # One atomic step instead of a lock, which a fork could copy while somebody holds it.
+        return self._loops.setdefault("all", Loops(self._site, self._dialect))
+
+    def diagnose(self, ttl: float, until: float) -> list[tuple[str, str, str]]:
+        """See Engine.diagnose. Looks also at a server that would be refused."""
+        try:
+            wire = Wire(dial(self._site, until))
+        except StoreError as error:
+            return [("error", str(error), "check the address, the password and the network")]
+        try:
+            program = diagnosis(ttl, self._site.restart_wait, clock.now, clock.wall)
+            return wire.run(program, until)
+        except Exception as error:  # noqa: BLE001 - whatever it is, a diagnosis reports it
+            return [("error", f"{self.url} answered nothing usable: {error}", "look at its log")]
+        finally:
+            wire.close()

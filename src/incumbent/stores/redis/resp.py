@@ -1,0 +1,66 @@
+"""Requests and scripts as the bytes that go over the wire (RESP 2)."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from hashlib import sha1
+from pathlib import Path
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
+
+__all__ = ["SCRIPTS", "Program", "Script", "Step", "as_eval", "pack"]
+
+T = TypeVar("T")
+
+Part: TypeAlias = "bytes | str | int"
+
+
+class Step(NamedTuple):
+    """Requests that leave together, and how many answers come back."""
+
+    payload: bytes
+    answers: int
+
+
+Program: TypeAlias = Generator[Step, list[Any], T]
+"""An operation of several steps on one connection; the transport sends, the program decides."""
+
+
+def pack(*parts: Part) -> bytes:
+    """One request."""
+    out = [b"*%d\r\n" % len(parts)]
+    for part in parts:
+        data = part if isinstance(part, bytes) else str(part).encode()
+        out.append(b"$%d\r\n%b\r\n" % (len(data), data))
+    return b"".join(out)
+
+
+class Script:
+    """A Lua script beside this file."""
+
+    def __init__(self, name: str) -> None:
+        self.text = (Path(__file__).parent / f"{name}.lua").read_bytes()
+        # The server's name for a script, not a matter of security.
+        self.sha = sha1(self.text, usedforsecurity=False).hexdigest().encode()
+
+    def call(self, keys: int, *parts: Part) -> bytes:
+        """One request that runs it; the first `keys` of `parts` are keys."""
+        return pack(b"EVALSHA", self.sha, keys, *parts)
+
+    def open_call(self, keys: tuple[Part, ...], more: int) -> bytes:
+        """The beginning of a request to which `more` arguments will be added."""
+        whole = pack(b"EVALSHA", self.sha, len(keys), *keys)
+        return b"*%d\r\n" % (3 + len(keys) + more) + whole.partition(b"\r\n")[2]
+
+
+SCRIPTS: Final = {name: Script(name) for name in ("take", "renew", "give", "put")}
+
+_EVALSHA: Final = b"$7\r\nEVALSHA\r\n$40\r\n"
+_TEXTS: Final = {script.sha: script.text for script in SCRIPTS.values()}
+
+
+def as_eval(request: bytes) -> bytes:
+    """The same request with the script itself in place of its name."""
+    start = request.index(_EVALSHA)
+    end = start + len(_EVALSHA) + 40
+    text = _TEXTS[request[end - 40 : end]]
+    return b"%b$4\r\nEVAL\r\n$%d\r\n%b%b" % (request[:start], len(text), text, request[end:])

@@ -1,0 +1,298 @@
+"""The judge sees true time, every belief and every answer, and says what must never be."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from incumbent._core.held import Held, Wanted
+from incumbent.lease import State
+from incumbent.model import (
+    Ask,
+    GiveOutcome,
+    Granted,
+    Key,
+    Released,
+    Renewal,
+    Renewed,
+    RenewOutcome,
+)
+
+if TYPE_CHECKING:
+    from incumbent.testing.sim.process import Process
+    from incumbent.testing.sim.world import World
+
+__all__ = ["Judge", "Violation"]
+
+_ROUNDING = 1e-6
+
+
+class Violation(AssertionError):
+    """A history that must never be. `rule` names what it breaks."""
+
+    def __init__(self, rule: str, text: str) -> None:
+        super().__init__(f"{rule}: {text}")
+        self.rule = rule
+
+
+class _Live:
+    """What the store has to know of one lease, reckoned apart from it."""
+
+    __slots__ = ("claim", "epoch", "expires", "token")
+
+    def __init__(self, claim: str, token: int, epoch: str, expires: float) -> None:
+        self.claim = claim
+        self.token = token
+        self.epoch = epoch
+        self.expires = expires
+
+
+class Judge:
+    """One history's checks. Belief needs no sampling: it can only begin at a proof, and each proof
+    is compared with every other belief at that very instant.
+    """
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._strict = not world.profile.overlaps
+        self.overlaps = 0
+        self.acquired = 0
+        self.losses = 0
+        self._live: dict[Key, _Live] = {}
+        self._tokens: dict[Key, int] = {}
+        self._believing: dict[Key, list[tuple[Process, Held]]] = {}
+        self._all: list[tuple[Process, Held]] = []
+        self._closed: dict[Key, float] = {}
+        self._at_least: dict[str, float] = {}
+        self._floor: dict[Key, float] = {}
+        self._paused: set[Key] = set()
+        self._granted_at: dict[str, float] = {}
+        self._runs: dict[tuple[Key, str], tuple[str, float]] = {}
+        self._undone: set[str] = set()
+
+    def fail(self, rule: str, text: str) -> None:
+        """This history must not be."""
+        self._world.say("judge", f"{rule}: {text}")
+        raise Violation(rule, text)
+
+    # -- what the store answers --------------------------------------------------------------
+
+    def granted(self, key: Key, claim: str, ask: Ask, grant: Granted, now: float) -> None:
+        """The store granted a take."""
+        live = self._live.get(key)
+        standing = live is not None and live.expires > now
+        if live is not None and standing and live.claim == claim:
+            if grant.token != live.token:
+                self.fail("repeat", f"the same claim got tokens {live.token} and {grant.token}")
+            live.expires = max(live.expires, now + ask.ttl)
+            return
+        if live is not None and standing and self._strict:
+            self.fail("two records", f"{key} was granted to {claim} while {live.claim} had it")
+        self._check_new(key, claim, grant, now)
+        self._tokens[key] = grant.token
+        self._granted_at[claim] = now
+        self._live[key] = _Live(claim, grant.token, grant.epoch, now + ask.ttl)
+
+    def _check_new(self, key: Key, claim: str, grant: Granted, now: float) -> None:
+        if self._world.history is not None:
+            self._world.say("server", f"grants {key.name} to {claim[-4:]}, token {grant.token}")
+        if grant.token <= self._tokens.get(key, 0):
+            self.fail("tokens", f"{grant.token} after {self._tokens[key]}")
+        if now < self._closed.get(key, now):
+            self.fail("closed", f"{key} was granted {self._closed[key] - now:.3f} s too early")
+        if self._world.now < self._floor.get(key, 0.0):
+            early = self._floor[key] - self._world.now
+            self.fail("at least", f"{key} was granted {early:.3f} s before its at_least_for")
+        if key in self._paused:
+            self.fail("paused", f"{key} was granted to {claim} while it is paused")
+
+    def denied(self, key: Key, claim: str, now: float) -> None:
+        """The store refused a take."""
+        live = self._live.get(key)
+        if live is not None and live.claim == claim and live.expires > now and self._strict:
+            self.fail("refused", f"{claim} holds {key}, and was refused its repeated take")
+
+    def renewed(self, renewal: Renewal, outcome: RenewOutcome, now: float, epoch: str) -> None:
+        """The store answered a renewal."""
+        live = self._live.get(renewal.key)
+        if live is not None and (live.expires <= now or live.claim != renewal.claim):
+            live = None
+        if isinstance(outcome, Renewed):
+            if live is None:
+                self.fail("revived", f"{renewal.claim} was renewed, though its record was gone")
+            else:
+                live.expires = max(live.expires, now + renewal.ttl)
+        elif live is not None and live.epoch == epoch and self._strict:
+            self.fail("refused", f"{renewal.claim} holds {renewal.key}, and was told {outcome}")
+
+    def given(
+        self, key: Key, claim: str, outcome: GiveOutcome, now: float, closed_for: float
+    ) -> None:
+        """The store answered a release."""
+        if not isinstance(outcome, Released):
+            return
+        if self._world.history is not None:
+            self._world.say("server", f"{key.name} is given back by {claim[-4:]}")
+        live = self._live.pop(key, None)
+        if self._strict and (live is None or live.claim != claim or live.expires <= now):
+            self.fail("stranger", f"{claim} released what it did not hold")
+        if closed_for > 0:
+            self._closed[key] = now + closed_for
+        if claim in self._at_least and claim not in self._undone:
+            self._floor[key] = self._at_least[claim]
+
+    def restarted(self, *, empty: bool) -> None:
+        """The store came back."""
+        if empty:
+            for known in (self._live, self._closed, self._floor, self._runs):
+                known.clear()
+            self._paused.clear()
+
+    def paused(self, key: Key, *, on: bool) -> None:
+        """The switch was thrown."""
+        (self._paused.add if on else self._paused.discard)(key)
+
+    def forced(self, key: Key) -> None:
+        """An operator removed the record."""
+        self._live.pop(key, None)
+
+    # -- what the processes believe ----------------------------------------------------------
+
+    def began(self, process: Process, held: Held, asked: list[str]) -> None:
+        """An acquire returned a lease."""
+        machine, wanted, world = held.machine, held.wanted, self._world
+        self._all.append((process, held))
+        if world.history is not None:
+            text = f"holds {wanted.key.name} as {held.claim[-4:]}, token {machine.token}"
+            world.say(process.name, f"{text}, for {machine.deadline - process.now():.3f} s")
+        self.acquired += 1
+        if not machine.valid(process.now()) or process.now() >= machine.stop_at:
+            self.fail("unproved", f"{process.name} was given a lease that proves nothing")
+        if machine.deadline > process.now() + wanted.at_most_for + wanted.policy.grace:
+            self.fail("at most", f"{process.name} believes for longer than at_most_for")
+        self._expect_gone(process, wanted, [claim for claim in asked if claim != held.claim])
+        if wanted.at_least_for:
+            least = wanted.at_least_for * (1 - 3 * wanted.policy.rho)
+            self._at_least[held.claim] = world.now + least
+        if wanted.slot is not None:
+            self._check_run(held, wanted.slot)
+        self._believing.setdefault(wanted.key, []).append((process, held))
+        self._check_proof(process, held)
+
+    def _check_run(self, held: Held, slot: str) -> None:
+        wanted = held.wanted
+        granted = self._granted_at.get(held.claim, 0.0)
+        before = self._runs.get((wanted.key, slot))
+        if before is not None and granted < before[1] and before[0] not in self._undone:
+            self.fail("slot", f"{slot} ran as {before[0]} and as {held.claim}")
+        assert wanted.ask.slot is not None
+        self._runs[wanted.key, slot] = (held.claim, granted + wanted.ask.slot.keep)
+
+    def renewal_ended(self, process: Process, held: Held, *, answered: bool) -> None:
+        """The keeper has tried; whatever came of it, this is where a belief may have grown."""
+        if held.machine.state is not State.HELD:
+            return
+        if answered and held.claim in process.port.told_to_go:
+            self.fail("notice", f"{process.name} was asked for {held.claim}, and goes on")
+        self._check_proof(process, held)
+
+    def acts(self, process: Process, held: Held) -> None:
+        """A check said: still yours."""
+        if not _believes(process, held):
+            self.fail("told", f"{process.name} was told that it holds what it cannot prove")
+        self._check_alone(process, held)
+
+    def _check_proof(self, process: Process, held: Held) -> None:
+        self._check_alone(process, held)
+        if not self._strict or not _believes(process, held):
+            return
+        live = self._live.get(held.wanted.key)
+        if live is None or live.claim != held.claim or live.epoch != held.machine.epoch:
+            # After a restart, restart_wait protects the holder in place of the record.
+            return
+        server = self._world.server
+        end = process.clock.when(held.machine.deadline)
+        if self._world.profile.strict_proofs and server.clock.at(end) > live.expires + _ROUNDING:
+            over = server.clock.at(end) - live.expires
+            self.fail("outlives", f"{process.name} believes {over:.4f} s beyond its record")
+
+    def _check_alone(self, process: Process, held: Held) -> None:
+        for other, theirs in self._believing.get(held.wanted.key, ()):
+            if theirs is held or not _believes(other, theirs) or not _believes(process, held):
+                continue
+            self.overlaps += 1
+            if self._strict:
+                left = theirs.machine.deadline - other.now()
+                self.fail(
+                    "overlap", f"{process.name} and {other.name}, which believes {left:.4f} s more"
+                )
+
+    def succeeded(self, process: Process, held: Held) -> None:
+        """A body ended, and nothing tells its caller that the lease was lost."""
+        if not _believes(process, held):
+            self.fail("success", f"{process.name} reports success for a lease that it lost")
+
+    def leaves(self, process: Process, held: Held, *, undone: bool) -> None:
+        """A release begins."""
+        if self._world.history is not None:
+            self._world.say(process.name, f"releases {held.wanted.key.name} as {held.claim[-4:]}")
+        if undone:
+            self._undone.add(held.claim)
+
+    def left(self, process: Process, held: Held) -> None:
+        """A release ended, by an answer or by an interruption."""
+        if held.machine.state is State.HELD:
+            self.fail("left", f"{process.name} still believes what it has released")
+        self._forget(held)
+        self._expect_gone(process, held.wanted, [held.claim])
+
+    def lost(self, process: Process, held: Held) -> None:
+        """A body ended in LeaseLost."""
+        self.losses += 1
+        if self._world.history is not None:
+            self._world.say(process.name, f"has lost {held.claim[-4:]}: {held.machine.reason}")
+        if self._world.profile.calm and held.machine.reason != "at_most_for":
+            self.fail("lost", f"{process.name} lost a lease for no reason: {held.machine.reason}")
+        self._forget(held)
+
+    def ended_without(
+        self, process: Process, wanted: Wanted, asked: list[str], error: BaseException
+    ) -> None:
+        """An acquire ended without a lease."""
+        if self._world.history is not None:
+            self._world.say(process.name, f"acquired nothing: {error!r}")
+        self._expect_gone(process, wanted, asked)
+
+    def died(self, process: Process) -> None:
+        """SIGKILL: it believes nothing any more."""
+        if self._world.history is not None:
+            self._world.say(process.name, "dies")
+        for key, believing in self._believing.items():
+            self._believing[key] = [one for one in believing if one[0] is not process]
+        for owner, held in self._all:
+            if owner is process:
+                # Or it would be given back when Python collects it.
+                held.machine.forked()
+
+    def _forget(self, held: Held) -> None:
+        key = held.wanted.key
+        self._believing[key] = [one for one in self._believing[key] if one[1] is not held]
+
+    # -- nothing leaks -----------------------------------------------------------------------
+
+    def _expect_gone(self, process: Process, wanted: Wanted, claims: list[str]) -> None:
+        world = self._world
+        if world.profile.prompt and claims:
+            by = world.now + world.ttl * world.profile.prompt
+            world.at(by, self._check_gone, process, wanted.key, tuple(claims))
+
+    def _check_gone(self, process: Process, key: Key, claims: tuple[str, ...]) -> None:
+        live = self._live.get(key)
+        if live is None or process.dead or live.claim not in claims:
+            return
+        if live.expires > self._world.server.now():
+            self.fail("leak", f"{live.claim} of {process.name} still stands in the store")
+
+
+def _believes(process: Process, held: Held) -> bool:
+    # Not `valid`: looking must change nothing.
+    return held.machine.state is State.HELD and process.now() < held.machine.deadline

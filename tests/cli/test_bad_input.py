@@ -1,0 +1,261 @@
+"""What cannot work is refused with 64 and one clear line; nothing is acquired, nothing runs."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cli.tool import environment, incumbent
+from tests.support.proxy import FaultProxy
+from tests.support.servers import RedisServer
+
+NOISE = 2.5
+"""Seconds that starting Python may take on a busy machine, beside the deadline; what has no
+deadline takes many times as long."""
+
+
+@pytest.fixture
+def touched(tmp_path: Path) -> Iterator[Path]:
+    """Exists if the command ran, which it must not."""
+    path = tmp_path / "touched"
+    yield path
+    assert not path.exists()
+
+
+def run(store: str, touched: Path, *options: str, **env: str) -> subprocess.CompletedProcess[str]:
+    words = ("-s", store, "run", *(options or ("job",)), "--", "touch", str(touched))
+    return incumbent(*words, env=env)
+
+
+def refused(done: subprocess.CompletedProcess[str], said: str, code: int = 64) -> None:
+    assert done.returncode == code, done.stderr
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("incumbent: ")
+    assert said in line
+    assert len(line) < 500
+
+
+@pytest.mark.parametrize(
+    "name", ["", "a b", "a\nb", "ü", "../x", "a..b", "x" * 201, "x" * 100_000, "*", "a\\b"]
+)
+def test_a_name_outside_the_alphabet(store: str, touched: Path, name: str) -> None:
+    refused(run(store, touched, name), "is not a name")
+
+
+@pytest.mark.parametrize(
+    "ttl", ["0", "-1", "nan", "inf", "1e30", "99d", "0.05", "soon", "", "1s1", "15 s"]
+)
+def test_a_ttl_that_is_none(store: str, touched: Path, ttl: str) -> None:
+    refused(run(store, touched, "job", f"--ttl={ttl}"), "ttl=")
+
+
+def test_a_ttl_that_does_not_fit_the_grace(store: str, touched: Path) -> None:
+    refused(run(store, touched, "job", "--ttl", "5s", "--grace", "4s"), "is too short: drift 100ms")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--grace=-1",), "grace="),
+        (("--wait=forever",), "wait="),
+        (("--once-per", "0"), "once_per="),
+        (("--at-most-for", "1s", "--at-least-for", "2s"), "at_least_for=2s"),
+        (("--holder", "a b"), "holder="),
+        (("-E", "256"), "busy_exit_code='256'"),
+        (("-E", "-1"), "busy_exit_code='-1'"),
+        (("--result-file", "/nowhere/result"), "result_file='/nowhere/result'"),
+        (("-N", "a/b"), "is not a namespace"),
+        (("--nonsense",), "--nonsense"),
+    ],
+)
+def test_an_option_that_cannot_work(
+    store: str, touched: Path, options: tuple[str, ...], said: str
+) -> None:
+    refused(run(store, touched, "job", *options), said)
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("nonsense", "is not the URL of a store"),
+        ("mongodb://host", "'mongodb' is not the scheme of a known store"),
+        ("redis://host:port", "port"),
+        ("redis://host?colour=blue", "colour"),
+        ("rediss://host?ssl_cert_reqs=none", "ssl_cert_reqs"),
+        ("sqlite:///tmp/x.db?colour=blue", "colour"),
+        ("withheld:", "--share-store"),
+    ],
+)
+def test_a_store_that_cannot_be_meant(touched: Path, url: str, said: str) -> None:
+    refused(run(url, touched), said)
+
+
+def test_a_missing_extra_says_what_to_install(tmp_path: Path, touched: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\nfor name in ('redis', 'hiredis'):\n    sys.modules[name] = None\n"
+    )
+    done = run("redis://host", touched, PYTHONPATH=str(tmp_path))
+    refused(done, "incumbent[redis]")
+
+
+def test_a_misspelt_variable_is_refused(store: str, touched: Path) -> None:
+    refused(run(store, touched, INCUMBENT_TLL="5"), "INCUMBENT_TLL is not a setting: did you mean")
+
+
+def test_an_unknown_variable_is_told_once_and_ignored(store: str) -> None:
+    env = {"INCUMBENT_COLOUR_SCHEME": "x", "INCUMBENT_PORT": "tcp://10.0.0.1:6379"}
+    done = incumbent("-s", store, "run", "job", "--once-per", "1h", "--", "true", env=env)
+    assert (done.returncode, done.stderr.count("\n")) == (0, 1)
+    assert "INCUMBENT_COLOUR_SCHEME" in done.stderr
+    assert "INCUMBENT_PORT" not in done.stderr
+
+
+def test_variables_are_options(store: str, touched: Path) -> None:
+    env = {"INCUMBENT_STORE": store, "INCUMBENT_TTL": "0"}
+    refused(incumbent("run", "job", "--", "touch", touched, env=env), "ttl='0'")
+
+
+def test_a_missing_separator_shows_the_line_with_it(store: str, touched: Path) -> None:
+    refused(incumbent("-s", store, "run", "job", "touch", touched), f"run job -- touch {touched}")
+
+
+def test_no_store_named_in_a_container_is_refused(touched: Path) -> None:
+    env = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "KUBERNETES_SERVICE_PORT": "443"}
+    refused(incumbent("run", "job", "--", "touch", touched, env=env), "INCUMBENT_STORE=redis://")
+
+
+def test_nested_use_in_the_child_fails_closed(store: str, touched: Path) -> None:
+    nested = [sys.executable, "-m", "incumbent", "run", "other", "--", "touch", str(touched)]
+    env = {"INCUMBENT_STORE": store}
+    refused(incumbent("run", "-q", "job", "--", *nested, env=env), "--share-store")
+
+
+def test_a_shared_store_serves_the_child(store: str) -> None:
+    nested = [sys.executable, "-m", "incumbent", "run", "-q", "other", "--", "echo", "nested"]
+    done = incumbent("-s", store, "run", "-q", "--share-store", "job", "--", *nested)
+    assert (done.returncode, done.stdout) == (0, "nested\n")
+
+
+# -- servers -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def locked() -> Iterator[RedisServer]:
+    with RedisServer(password="right/@:word") as server:
+        yield server
+
+
+def url_of(server: RedisServer) -> str:
+    return f"redis://127.0.0.1:{server.port}?restart_wait=0"
+
+
+@pytest.mark.server
+def test_a_wrong_password_is_never_printed(locked: RedisServer, touched: Path) -> None:
+    url = f"redis://:hunter2@127.0.0.1:{locked.port}"
+    for command in (
+        ("run", "-v", "job", "--", "touch", str(touched)),
+        ("status", "-v"),
+        ("doctor",),
+    ):
+        done = incumbent("-s", url, *command)
+        assert done.returncode == 69
+        assert "hunter2" not in done.stderr + done.stdout
+
+
+@pytest.mark.server
+def test_a_password_comes_from_its_file(locked: RedisServer, tmp_path: Path) -> None:
+    file = tmp_path / "password"
+    file.write_text("right/@:word\n")
+    env = {"INCUMBENT_STORE": url_of(locked), "INCUMBENT_STORE_PASSWORD_FILE": str(file)}
+    done = incumbent("run", "-q", "job", "--", "env", env=env)
+    assert done.returncode == 0, done.stderr
+    assert "PASSWORD_FILE" not in done.stdout
+    assert "right/@:word" not in done.stdout
+
+
+def test_a_password_file_that_cannot_be_read(touched: Path) -> None:
+    env = {"INCUMBENT_STORE_PASSWORD_FILE": "/nowhere/password"}
+    refused(run("redis://host", touched, **env), "/nowhere/password cannot be read")
+
+
+@pytest.mark.parametrize("write", [("SET", "foreign"), ("RPUSH", "foreign")])
+def test_a_foreign_value_counts_as_held_and_stays(
+    redis_server: RedisServer, touched: Path, write: tuple[str, str]
+) -> None:
+    key = f"theirs-{write[0]}"
+    redis_server.cli(write[0], key, write[1])
+    store = f"{redis_server.url}?restart_wait=0&key={{name}}"
+    done = run(store, touched, key)
+    assert done.returncode in (69, 75), done.stderr
+    assert key in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    for force in ((), ("--force",)):
+        assert incumbent("-s", store, "break", key, *force).returncode in (69, 75)
+    assert redis_server.cli("EXISTS", key) == "1"
+
+
+# -- deadlines -----------------------------------------------------------------------------------
+
+BOUNDED = [
+    (("run", "job", "--ttl", "1.2", "--", "true"), 0.2),
+    (("run", "job", "--wait=0.5", "--", "true"), 0.5),
+    (("wait", "job", "--timeout", "0.5"), 0.5),
+    (("status",), 2.0),
+    (("break", "job"), 2.0),
+    (("history", "job"), 2.0),
+    (("doctor",), 2.0),
+]
+
+
+@pytest.mark.parametrize(("command", "deadline"), BOUNDED)
+def test_a_black_hole_gets_69_within_the_deadline(
+    proxy: FaultProxy, command: tuple[str, ...], deadline: float
+) -> None:
+    proxy.blackhole()
+    in_time(proxy.url, command, deadline)
+
+
+@pytest.fixture(scope="module")
+def silent_port() -> Iterator[int]:
+    """A port whose queue of connections is full: the kernel drops every further SYN."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        port = listener.getsockname()[1]
+        waiting = [socket.socket() for _ in range(4)]
+        for sock in waiting:
+            sock.setblocking(False)
+            sock.connect_ex(("127.0.0.1", port))
+        yield port
+        for sock in waiting:
+            sock.close()
+
+
+@pytest.mark.parametrize(("command", "deadline"), BOUNDED[:3])
+def test_an_address_that_never_answers_gets_69_within_the_deadline(
+    silent_port: int, command: tuple[str, ...], deadline: float
+) -> None:
+    in_time(f"redis://127.0.0.1:{silent_port}", command, deadline)
+
+
+def in_time(store: str, command: tuple[str, ...], deadline: float) -> None:
+    began = time.monotonic()
+    done = incumbent("-s", store, *command)
+    took = time.monotonic() - began
+    assert done.returncode == 69, done.stderr
+    assert took < deadline + 0.1 + NOISE
+
+
+def test_help_and_version_need_no_store() -> None:
+    for words in (("--help",), ("--version",), ("run", "--help")):
+        done = incumbent(*words)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout
+    assert environment({"X": "1"})["X"] == "1"

@@ -1,0 +1,210 @@
+"""Each exit code of `run`, with its one line on stderr and its result file."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.tool import command_line, environment, incumbent, python, start
+from tests.support.servers import free_port
+from tests.support.waiting import eventually
+
+SHORT = ("--ttl", "0.6", "--grace", "0.1")
+
+
+@contextmanager
+def holder(store: str, *options: str) -> Iterator[subprocess.Popen[str]]:
+    """Somebody holds "job" until the block ends."""
+    with start("-s", store, "run", "job", "--holder", "them", *options, "--", "sleep", "30") as it:
+        try:
+            eventually(lambda: '"held"' in incumbent("-s", store, "status", "--json").stdout)
+            yield it
+        finally:
+            it.terminate()
+            it.communicate()
+
+
+def lines(result: subprocess.CompletedProcess[str]) -> list[str]:
+    return result.stderr.splitlines()
+
+
+def result_of(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
+
+
+@pytest.mark.parametrize("code", [0, 1, 7, 75, 255])
+def test_the_commands_own_code_is_untouched(store: str, code: int) -> None:
+    done = incumbent("-s", store, "run", "-q", "job", "--", *python(f"raise SystemExit({code})"))
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
+
+
+def test_a_command_that_dies_by_a_signal_gives_its_number(store: str) -> None:
+    done = incumbent("-s", store, "run", "job", "--", "sh", "-c", "kill -KILL $$")
+    assert (done.returncode, done.stderr) == (128 + signal.SIGKILL, "")
+
+
+def test_success_is_quiet_but_for_the_hint_on_short_jobs(store: str) -> None:
+    hinted = incumbent("-s", store, "run", "job", "--", "true")
+    assert len(lines(hinted)) == 1
+    assert "--once-per" in hinted.stderr
+    assert incumbent("-s", store, "run", "-q", "job", "--", "true").stderr == ""
+    assert incumbent("-s", store, "run", "job", "--once-per", "1h", "--", "true").stderr == ""
+
+
+def test_a_skip_says_who_holds_it_and_for_how_long(store: str, tmp_path: Path) -> None:
+    file = tmp_path / "result"
+    with holder(store):
+        done = incumbent("-s", store, "run", "job", "--result-file", file, "--", "true")
+    assert done.returncode == 75
+    (line,) = lines(done)
+    assert line.startswith("incumbent: job: skipped: held by them, ttl 1")
+    result = result_of(file)
+    assert (result["outcome"], result["exit_code"], result["held_by"]) == ("skipped", 75, "them")
+
+
+def test_a_skip_exits_as_asked(store: str) -> None:
+    with holder(store):
+        assert incumbent("-s", store, "run", "-E", "0", "job", "--", "true").returncode == 0
+
+
+def test_a_job_that_ran_is_skipped_until_its_slot_is_over(store: str) -> None:
+    run = ("-s", store, "run", "job", "--once-per", "12h", "--holder")
+    assert incumbent(*run, "me", "--", "true").returncode == 0
+    again = incumbent(*run, "you", "--", "true")
+    assert again.returncode == 75
+    assert "skipped: already ran by me; closed for another 1" in again.stderr
+
+
+def test_waiting_in_vain_ends_in_time_with_75(store: str) -> None:
+    with holder(store):
+        done = incumbent("-s", store, "run", "--wait=0.3", "job", "--", "true")
+    assert done.returncode == 75
+    assert "gave up after 30" in done.stderr
+    assert "held by them" in done.stderr
+
+
+def test_waiting_ends_when_the_holder_does(store: str) -> None:
+    with holder(store) as them:
+        with start("-s", store, "run", "-q", "--wait=10", "job", "--", "echo", "mine") as us:
+            them.terminate()
+            assert us.communicate()[0] == "mine\n"
+        assert us.returncode == 0
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1])
+def test_a_signal_ends_the_wait_and_leaves_nothing_behind(store: str, signum: int) -> None:
+    with holder(store) as them:
+        with start("-s", store, "run", "-v", "--wait", "job", "--", "true") as us:
+            eventually(lambda: waits(us.pid))
+            us.send_signal(signum)
+            _, said = us.communicate()
+        assert us.returncode == 128 + signum
+        assert said.count("incumbent:") == 1
+        assert "nothing ran" in said
+        assert them.poll() is None
+
+
+def waits(pid: int) -> bool:
+    """Whether it has its handlers and its store: before that a signal ends it as any other."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    (mask,) = [line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")]
+    handled = int(mask, 16) >> (signal.SIGTERM - 1) & 1
+    return bool(handled) and "leases.db" in Path(f"/proc/{pid}/maps").read_text()
+
+
+def test_a_store_that_gives_no_answer_is_69_and_nothing_ran(tmp_path: Path) -> None:
+    file, touched = tmp_path / "result", tmp_path / "touched"
+    url = f"redis://127.0.0.1:{free_port()}"
+    done = incumbent("-s", url, "run", "job", "--result-file", file, "--", "touch", touched)
+    assert done.returncode == 69
+    assert len(lines(done)) == 1
+    assert "nothing ran" in done.stderr
+    assert not touched.exists()
+    assert result_of(file)["outcome"] == "unproved"
+
+
+def test_a_bounded_run_is_stopped_in_time(store: str, tmp_path: Path) -> None:
+    file = tmp_path / "result"
+    bound = ("--at-most-for", "0.3", *SHORT, "--result-file", file)
+    done = incumbent("-s", store, "run", "job", *bound, "--", "sleep", "30")
+    assert done.returncode == 124
+    assert "--at-most-for" in done.stderr
+    result = result_of(file)
+    assert (result["outcome"], result["reason"]) == ("at_most_for", "at_most_for")
+    assert result["term"] > 0
+    assert result["started"] <= result["ended"]
+
+
+@pytest.mark.parametrize(("command", "code"), [("no-such-command", 127), ("/etc/passwd", 126)])
+def test_what_cannot_be_started_gives_lease_and_slot_back(
+    store: str, command: str, code: int
+) -> None:
+    run = ("-s", store, "run", "job", "--once-per", "12h", "--at-least-for", "1h", "--")
+    done = incumbent(*run, command)
+    assert done.returncode == code
+    assert command in done.stderr
+    assert len(lines(done)) == 1
+    assert incumbent(*run, "true").returncode == 0
+
+
+def test_a_broken_lease_is_123(store: str, tmp_path: Path) -> None:
+    file = tmp_path / "result"
+    line = ("run", "job", *SHORT, "--result-file", str(file), "--", "sleep", "30")
+    with start("-s", store, *line) as us:
+        eventually(lambda: '"held"' in incumbent("-s", store, "status", "--json").stdout)
+        assert incumbent("-s", store, "break", "job").returncode == 0
+        _, said = us.communicate()
+    assert us.returncode == 123
+    assert "an operator" in said
+    assert result_of(file)["reason"] == "broken"
+
+
+def test_signals_reach_the_command_and_its_answer_comes_back(store: str, tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
+    script = f"trap 'exit 42' USR2; touch {ready}; while :; do sleep 0.01; done"
+    with start("-s", store, "run", "-q", "job", "--", "sh", "-c", script) as us:
+        eventually(ready.exists)
+        us.send_signal(signal.SIGUSR2)
+        us.communicate()
+    assert us.returncode == 42
+
+
+def test_the_command_inherits_what_its_caller_left_open(store: str) -> None:
+    reader, writer = os.pipe()
+    script = f"import os; os.write({writer}, b'through')"
+    line = ("-s", store, "run", "-q", "job", "--", *python(script))
+    subprocess.run(command_line(*line), env=environment(), pass_fds=(writer,), check=True)
+    os.close(writer)
+    with os.fdopen(reader) as pipe:
+        assert pipe.read() == "through"
+
+
+def test_the_result_of_a_run_is_complete(store: str, tmp_path: Path) -> None:
+    file = tmp_path / "result"
+    line = (
+        "run",
+        "job",
+        "--holder",
+        "me",
+        "--result-file",
+        str(file),
+        "--",
+        *python("raise SystemExit(3)"),
+    )
+    assert incumbent("-s", store, *line).returncode == 3
+    result = result_of(file)
+    assert set(result) == {
+        *("outcome", "exit_code", "name", "holder", "held_by", "term"),
+        *("started", "ended", "reason"),
+    }
+    assert (result["outcome"], result["exit_code"], result["holder"]) == ("ended", 3, "me")
+    assert [path.name for path in tmp_path.iterdir() if "result" in path.name] == ["result"]

@@ -1,0 +1,148 @@
+"""Whatever befalls the store or the command, no two workers live at once; flock judges.
+
+A worker has to be dead one ttl after the fault at the latest: the store counts the ttl from a
+request that was sent before it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.cli.tool import incumbent
+from tests.e2e.fleet import TTL, Fleet, Place, died_within
+from tests.support.proxy import FaultProxy
+from tests.support.servers import RedisServer
+from tests.support.waiting import eventually
+
+FAULTS = [
+    ("sqlite", "silent"),
+    ("redis", "silent"),
+    ("redis", "killed"),
+    ("redis", "black hole"),
+    ("redis", "one-way loss"),
+]
+
+
+@pytest.mark.parametrize(("place", "fault"), FAULTS, indirect=["place"])
+@pytest.mark.parametrize("worker", [(), ("--stubborn",)], ids=["obedient", "stubborn"])
+def test_the_worker_dies_inside_the_lease_when_the_store_is_away(
+    place: Place, fleet: Fleet, fault: str, worker: tuple[str, ...]
+) -> None:
+    begin, end = place.faults[fault]
+    first = fleet.begin(worker=worker)
+    second = fleet.start("--wait=20")
+    time.sleep(0.3)
+    since = time.monotonic()
+    begin()
+    died_within(fleet, since, TTL)
+    _, said = first.communicate()
+    assert first.returncode == 123, said
+    assert "could not be renewed in time; stopped after" in said
+    end()
+    eventually(lambda: len(fleet.begun) == 2, within=10)
+    second.terminate()
+    assert second.wait(5) == 128 + signal.SIGTERM
+    fleet.judge()
+
+
+def test_a_short_outage_stops_nobody(place: Place, fleet: Fleet) -> None:
+    begin, end = place.faults["silent"]
+    only = fleet.begin(worker=("--for", "1.5"))
+    begin()
+    time.sleep(0.25)
+    end()
+    assert only.wait(5) == 0
+    fleet.judge()
+
+
+def test_a_signal_during_a_slow_take_leaves_nothing_in_the_store(
+    proxy: FaultProxy, own_redis: RedisServer, tmp_path: Path
+) -> None:
+    fleet = Fleet(f"{proxy.url}?restart_wait=0", tmp_path)
+    proxy.delay(0.0, reply=0.4)
+    only = fleet.start("--ttl", "10s")
+    eventually(lambda: "cmdstat_evalsha" in own_redis.cli("INFO", "commandstats"))
+    # Faster again, but slow enough that an exit has to wait for the clean-up.
+    proxy.delay(0.0, reply=0.1)
+    only.terminate()
+    assert only.wait(5) == 128 + signal.SIGTERM
+    state = incumbent("-s", f"{own_redis.url}?restart_wait=0", "status", "job", "--json").stdout
+    assert '"free"' in state
+    assert not fleet.begun
+    fleet.close()
+
+
+def test_the_worker_is_stopped_when_the_record_is_gone(
+    own_redis: RedisServer, tmp_path: Path
+) -> None:
+    fleet = Fleet(f"{own_redis.url}?restart_wait=0", tmp_path)
+    first = fleet.begin()
+    own_redis.cli("FLUSHALL")
+    died_within(fleet, time.monotonic(), TTL)
+    assert first.wait(5) == 123
+    fleet.close()
+
+
+def test_an_instance_that_is_killed_takes_its_worker_along(place: Place, fleet: Fleet) -> None:
+    first = fleet.begin()
+    second = fleet.start("--wait=10")
+    first.kill()
+    died_within(fleet, time.monotonic(), TTL)
+    eventually(lambda: len(fleet.begun) == 2)
+    second.terminate()
+    fleet.judge()
+
+
+def test_an_instance_that_was_frozen_past_its_lease_kills_at_once(fleet: Fleet) -> None:
+    # While it is frozen its worker outlives the lease: that is what the guard will be for.
+    first = fleet.begin(worker=("--stubborn",))
+    first.send_signal(signal.SIGSTOP)
+    time.sleep(1.3 * TTL)
+    first.send_signal(signal.SIGCONT)
+    died_within(fleet, time.monotonic(), 0.5)
+    assert first.wait(5) == 123
+
+
+def test_what_the_command_leaves_behind_is_stopped_before_the_release(
+    place: Place, fleet: Fleet
+) -> None:
+    first = fleet.begin(worker=("--stubborn", "--orphan"))
+    second = fleet.start("--wait=10", worker=("--for", "0.1"))
+    assert second.wait(10) == 0
+    assert first.wait(5) == 0
+    fleet.judge()
+    record = incumbent("-s", place.url, "status", "job", "--json").stdout
+    assert '"state": "free"' in record
+
+
+def test_a_stopped_worker_keeps_its_lease_and_dies_when_the_store_is_away(
+    place: Place, fleet: Fleet
+) -> None:
+    first = fleet.begin(worker=("--stubborn",))
+    second = fleet.start("--wait=20")
+    (worker,) = children_of(first.pid)
+    send(worker, signal.SIGSTOP)
+    time.sleep(1.3 * TTL)
+    assert len(fleet.begun) == 1
+    assert fleet.worker_lives()
+    place.faults["silent"][0]()
+    died_within(fleet, time.monotonic(), TTL)
+    place.faults["silent"][1]()
+    assert first.wait(5) == 123
+    eventually(lambda: len(fleet.begun) == 2, within=10)
+    second.terminate()
+    fleet.judge()
+
+
+def children_of(pid: int) -> list[int]:
+    text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    return [int(child) for child in text.split()]
+
+
+def send(pid: int, signum: int) -> None:
+    os.kill(pid, signum)

@@ -1,0 +1,466 @@
+"""What a Redis server can say or be instead of granting: never taken for "free"."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import redis
+from redis.lock import Lock as RedisPyLock
+
+from incumbent.errors import StoreError, StoreUnavailable
+from incumbent.model import Ask, Gone, Granted, Key, Refused, Released, Renewal, Renewed, Slot
+from incumbent.stores.redis.engine import RedisEngine
+from tests.faults.redis_world import ASK, Party, new_claim, party, soon
+from tests.support.servers import RedisServer
+from tests.support.waiting import eventually
+
+
+@pytest.fixture
+def here(redis_server: RedisServer) -> Iterator[Party]:
+    with party(redis_server.url) as one:
+        yield one
+
+
+@pytest.fixture
+def raw(redis_server: RedisServer) -> Iterator[redis.Redis]:
+    with redis.Redis(port=redis_server.port) as client:
+        yield client
+
+
+# -- restarts
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_restart_ends_what_was_believed_and_grants_nothing_for_one_ttl(kept: bool) -> None:
+    options = ["--appendonly", "yes", "--appendfsync", "always"] if kept else []
+    with RedisServer(options) as server, party(server.url) as one:
+        granted = one.take()
+        server.restart(empty=not kept)
+        (gone,) = one.store.renew([renewal(one, granted)], soon())
+        assert gone == Gone("store_restarted")
+        with party(server.url, "") as careful:
+            careful.key = one.key
+            with pytest.raises(StoreUnavailable, match="restart_wait") as caught:
+                careful.take(new_claim(), ask=Ask(3.0, "h"))
+        left = caught.value.retry_after
+        assert left is not None
+        assert 2.0 < left <= 3.0
+
+
+def renewal(one: Party, granted: Granted) -> Renewal:
+    return Renewal(one.key, one.claim, granted.token, 10.0, granted.epoch)
+
+
+def test_the_wait_after_a_restart_ends_and_tokens_have_grown(own_redis: RedisServer) -> None:
+    with party(own_redis.url, "restart_wait=1.2s") as one:
+        with pytest.raises(StoreUnavailable) as caught:
+            one.take()
+        assert caught.value.retry_after is not None
+        with pytest.raises(StoreUnavailable):
+            one.take()
+        time.sleep(caught.value.retry_after)
+        token = one.take().token
+        own_redis.restart(empty=True)
+        with party(own_redis.url) as hasty:
+            hasty.key = one.key
+            assert hasty.take().token > token
+
+
+def test_a_restart_seen_on_asyncio_ends_what_was_believed(own_redis: RedisServer) -> None:
+    async def main(one: Party) -> None:
+        granted = await one.take_async()
+        own_redis.restart(empty=True)
+        (gone,) = await one.engine.async_store().renew([renewal(one, granted)], soon())
+        assert gone == Gone("store_restarted")
+
+    with party(own_redis.url) as one:
+        asyncio.run(main(one))
+
+
+# -- logging in
+
+
+def test_a_wrong_password_is_final_and_does_not_show() -> None:
+    with RedisServer(password="sesame") as server:
+        url = server.url.replace("sesame", "open-wrong")
+        with party(url) as one:
+            began = time.monotonic()
+            with pytest.raises(StoreUnavailable) as caught:
+                one.take()
+            assert time.monotonic() - began < 0.5
+            assert caught.value.permanent
+            assert "open-wrong" not in f"{caught.value}{caught.value.__cause__}"
+            with pytest.raises(StoreUnavailable) as caught:
+                asyncio.run(one.take_async())
+            assert caught.value.permanent
+
+
+def test_a_missing_password_is_final() -> None:
+    with RedisServer(password="sesame") as server, party(f"redis://127.0.0.1:{server.port}") as one:
+        with pytest.raises(StoreUnavailable) as caught:
+            one.take()
+        assert caught.value.permanent
+
+
+def test_a_password_changed_later_is_an_outage_that_may_pass() -> None:
+    with RedisServer(password="sesame") as server, party(server.url) as one:
+        one.take()
+        server.cli("CONFIG", "SET", "requirepass", "changed")
+        one.store.close()
+        with pytest.raises(StoreUnavailable) as caught:
+            one.take()
+        assert not caught.value.permanent
+
+
+LOCKER = (
+    "reset on >secret ~incumbent:* &incumbent:* +auth +ping +info +client|setname +evalsha +eval"
+    " +get +set +del +pexpire +pttl +persist +time +publish +subscribe +unsubscribe"
+    " +hmget +hset +hget +hdel +hlen +hincrby +hgetall +scan"
+)
+
+
+def test_a_user_with_the_least_rights_can_do_everything(redis_server: RedisServer) -> None:
+    redis_server.cli("ACL", "SETUSER", "locker", *LOCKER.split())
+    redis_server.cli("SCRIPT", "FLUSH")
+    with party(f"redis://locker:secret@127.0.0.1:{redis_server.port}") as one:
+        granted = one.take(ask=Ask(10.0, "h", slot=Slot("s", 5)))
+        assert one.store.renew([renewal(one, granted)], soon()) == [Renewed()]
+        one.store.put(one.key, "pause", b"{}", None, soon())
+        one.store.put(one.key, "pause", None, None, soon())
+        assert one.store.scan("faults", one.key.name, soon())
+        one.store.wait_change(one.key, one.refused().seen, soon(0.05))
+        assert one.store.give(one.key, one.claim, None, soon(), slot="s") == Released()
+
+
+def test_what_a_user_may_not_do_is_final_before_it_ever_worked(redis_server: RedisServer) -> None:
+    rights = LOCKER.replace("+info", "-info").split()
+    redis_server.cli("ACL", "SETUSER", "blind", *rights)
+    with party(f"redis://blind:secret@127.0.0.1:{redis_server.port}") as one:
+        with pytest.raises(StoreUnavailable, match="NOPERM") as caught:
+            one.take()
+        assert caught.value.permanent
+
+
+# -- servers that must not grant
+
+
+def test_a_server_that_may_evict_leases_is_refused(own_redis: RedisServer) -> None:
+    own_redis.cli("CONFIG", "SET", "maxmemory", "100mb")
+    own_redis.cli("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+    with party(own_redis.url) as one:
+        with pytest.raises(StoreUnavailable, match="noeviction") as caught:
+            one.take()
+        assert caught.value.permanent
+    with party(own_redis.url, "restart_wait=0&allow_eviction=yes") as one:
+        assert isinstance(one.take(), Granted)
+
+
+def test_a_replica_is_refused_and_so_is_a_master_that_became_one(
+    own_redis: RedisServer, redis_server: RedisServer
+) -> None:
+    with party(own_redis.url) as one:
+        one.take()
+        own_redis.cli("REPLICAOF", "127.0.0.1", str(redis_server.port))
+        with pytest.raises(StoreUnavailable, match=r"READONLY|replica"):
+            one.take(new_claim())
+        one.store.close()
+        with pytest.raises(StoreUnavailable, match="replica"):
+            one.take(new_claim())
+        own_redis.cli("REPLICAOF", "NO", "ONE")
+
+
+def test_a_replica_without_its_master_is_unavailable(own_redis: RedisServer) -> None:
+    with party(own_redis.url) as one:
+        one.take()
+        own_redis.cli("CONFIG", "SET", "replica-serve-stale-data", "no")
+        own_redis.cli("REPLICAOF", "127.0.0.1", "1")
+        with pytest.raises(StoreUnavailable, match="MASTERDOWN"):
+            one.take(new_claim())
+
+
+def test_a_master_without_enough_replicas_is_unavailable(own_redis: RedisServer) -> None:
+    with party(own_redis.url) as one:
+        one.take()
+        own_redis.cli("CONFIG", "SET", "min-replicas-to-write", "1")
+        with pytest.raises(StoreUnavailable, match="NOREPLICAS"):
+            one.take(new_claim())
+
+
+def test_a_server_that_loads_its_data_is_unavailable_not_free() -> None:
+    with RedisServer(["--loading-process-events-interval-bytes", "1024"]) as server:
+        server.cli("DEBUG", "POPULATE", "30000")
+        server.cli("SAVE")
+        server.options += ["--key-load-delay", "50"]
+        server.restart()
+        with party(server.url) as one, pytest.raises(StoreUnavailable, match=r"LOADING|loading"):
+            one.take()
+
+
+def test_a_server_that_is_busy_with_a_script_is_unavailable(own_redis: RedisServer) -> None:
+    own_redis.cli("CONFIG", "SET", "busy-reply-threshold", "50")
+    with party(own_redis.url) as one:
+        one.take()
+        spin = ("EVAL", "while true do end", "0")
+        spinning = threading.Thread(target=own_redis.cli, args=spin, daemon=True)
+        spinning.start()
+        time.sleep(0.2)
+        with pytest.raises(StoreUnavailable, match="BUSY"):
+            one.take()
+        own_redis.cli("SCRIPT", "KILL")
+        spinning.join(5)
+        assert isinstance(one.take(), Granted)
+
+
+def test_a_server_out_of_memory_grants_nothing_and_still_lets_go(own_redis: RedisServer) -> None:
+    with party(own_redis.url) as one:
+        granted = one.take()
+        own_redis.cli("CONFIG", "SET", "maxmemory", "1")
+        try:
+            meta = Renewal(one.key, one.claim, granted.token, 10.0, granted.epoch, b"new")
+            assert one.store.renew([meta], soon()) == [Renewed()]
+            assert one.store.give(one.key, one.claim, granted.token, soon()) == Released()
+            with pytest.raises(StoreUnavailable, match="OOM"):
+                one.take(new_claim())
+        finally:
+            own_redis.cli("CONFIG", "SET", "maxmemory", "0")
+
+
+@pytest.mark.parametrize("how", ["sync", "async"])
+def test_scripts_that_the_server_forgot_are_sent_again(
+    here: Party, raw: redis.Redis, how: str
+) -> None:
+    def both() -> None:
+        granted = here.take()
+        raw.script_flush()
+        assert here.store.renew([renewal(here, granted)], soon()) == [Renewed()]
+        raw.script_flush()
+        assert here.store.give(here.key, here.claim, granted.token, soon()) == Released()
+
+    async def both_async() -> None:
+        granted = await here.take_async()
+        store = here.engine.async_store()
+        raw.script_flush()
+        assert await store.renew([renewal(here, granted)], soon()) == [Renewed()]
+        raw.script_flush()
+        given = await store.give(here.key, here.claim, granted.token, soon())
+        assert given == Released()
+
+    both() if how == "sync" else asyncio.run(both_async())
+
+
+# -- values of others
+
+
+@pytest.mark.parametrize("which", ["main", "companion"])
+def test_another_type_at_the_key_is_final_named_and_left_alone(
+    here: Party, raw: redis.Redis, which: str
+) -> None:
+    key = here.main if which == "main" else here.companion
+    raw.lpush(key, "x") if which == "main" else raw.set(key, "x")
+    with pytest.raises(StoreUnavailable, match="WRONGTYPE") as caught:
+        here.take()
+    assert caught.value.permanent
+    assert here.main in str(caught.value)
+    assert raw.exists(key) == 1
+    assert raw.exists(here.main) == (which == "main")
+    raw.delete(key)
+    here.take()
+
+
+def test_another_type_beside_a_held_lease_does_not_stop_renewal_and_release(
+    here: Party, raw: redis.Redis
+) -> None:
+    granted = here.take()
+    raw.set(here.companion, "x")
+    assert here.store.renew([renewal(here, granted)], soon()) == [Renewed()]
+    assert here.store.give(here.key, here.claim, granted.token, soon()) == Released()
+    assert raw.get(here.companion) == b"x"
+
+
+def test_one_broken_key_does_not_fail_the_renewal_of_others(here: Party, raw: redis.Redis) -> None:
+    granted = here.take()
+    other = Key("faults", "broken-" + here.key.name)
+    raw.lpush(f"incumbent:{{{other}}}", "x")
+    batch = [Renewal(other, "c", 1, 10.0, granted.epoch), renewal(here, granted)]
+    assert here.store.renew(batch, soon()) == [Gone(), Renewed()]
+
+
+@pytest.mark.parametrize("value", ["something", "incumbent2 c 1 0 1 1 h ", ""])
+def test_a_foreign_value_is_held_and_left_alone(here: Party, raw: redis.Redis, value: str) -> None:
+    raw.set(here.main, value, px=60_000)
+    refused = here.refused()
+    assert refused.holders[0].foreign
+    assert refused.retry_after is not None
+    assert 50 < refused.retry_after <= 60
+    assert here.store.give(here.key, here.claim, None, soon()) == Gone()
+    assert raw.get(here.main) == value.encode()
+
+
+def test_a_foreign_value_without_an_end_has_none_to_wait_for(here: Party, raw: redis.Redis) -> None:
+    raw.set(here.main, "something")
+    assert here.refused().retry_after is None
+
+
+@contextmanager
+def sharing(server: RedisServer) -> Iterator[Party]:
+    with party(server.url, "restart_wait=0&key=lock:{name}") as one:
+        yield one
+
+
+def test_a_lease_and_a_lock_of_redis_py_exclude_each_other(
+    redis_server: RedisServer, raw: redis.Redis
+) -> None:
+    with sharing(redis_server) as one:
+        name = f"lock:{one.key.name}"
+        theirs = RedisPyLock(raw, name, timeout=5, blocking=False)
+        granted = one.take()
+        assert not theirs.acquire()
+        assert one.store.give(one.key, one.claim, granted.token, soon()) == Released()
+        assert theirs.acquire()
+        refused = one.refused()
+        assert refused.holders[0].foreign
+        assert refused.reason == "held"
+        assert one.store.read(one.key, soon()).holdings[0].foreign
+        theirs.release()
+        assert one.take().token > granted.token
+        assert [record.key for record in one.store.scan("faults", one.key.name, soon())] == [
+            one.key
+        ]
+
+
+# -- ways to connect
+
+
+def test_a_unix_socket_serves_both_sides() -> None:
+    with RedisServer(unix_socket=True) as server, party(server.socket_url) as one:
+        token = one.take().token
+        assert asyncio.run(one.take_async()).token == token
+
+
+@pytest.mark.parametrize("kind", ["client", "pool"])
+@pytest.mark.parametrize("made", ["sync", "async"])
+def test_a_users_own_client_serves_both_sides(
+    redis_server: RedisServer, kind: str, made: str
+) -> None:
+    import redis.asyncio
+
+    from incumbent.stores.redis import engine_from_client
+
+    module = redis if made == "sync" else redis.asyncio
+    client = module.Redis(port=redis_server.port, decode_responses=True, protocol=3)
+    driver = client if kind == "client" else client.connection_pool
+    engine: RedisEngine = engine_from_client(driver, restart_wait=0)
+    one = Party(engine)
+    token = one.take().token
+    assert asyncio.run(one.take_async()).token == token
+    assert client.connection_pool.connection_kwargs["protocol"] == 3
+    one.store.close()
+
+
+def test_databases_are_apart(redis_server: RedisServer) -> None:
+    with party(f"{redis_server.url}/1") as one, party(f"{redis_server.url}/2") as two:
+        two.key = one.key
+        one.take()
+        two.take()
+
+
+# -- doctor
+
+
+def test_the_doctor_finds_nothing_wrong_with_a_good_server(redis_server: RedisServer) -> None:
+    with party(redis_server.url) as one:
+        found = one.engine.diagnose(15.0, soon())
+    assert not [finding for finding in found if finding[0] == "error"]
+    assert "Redis 7" in str(found)
+
+
+def test_the_doctor_names_what_is_wrong(own_redis: RedisServer, redis_server: RedisServer) -> None:
+    own_redis.cli("CONFIG", "SET", "maxmemory", "100mb")
+    own_redis.cli("CONFIG", "SET", "maxmemory-policy", "volatile-lru")
+    own_redis.cli("REPLICAOF", "127.0.0.1", str(redis_server.port))
+    with party(own_redis.url, "") as one:
+        found = str(one.engine.diagnose(15.0, soon()))
+    for word in ("evicted", "role slave", "appendonly is off", "grants nothing yet"):
+        assert word in found
+
+
+def test_the_doctor_survives_a_server_that_is_not_there() -> None:
+    with party("redis://127.0.0.1:1") as one:
+        ((level, what, _),) = one.engine.diagnose(15.0, soon())
+    assert (level, "cannot be reached" in what) == ("error", True)
+
+
+def test_nothing_stays_for_ever(here: Party, raw: redis.Redis) -> None:
+    ask = Ask(0.2, "h", keep_record=0.4, slot=Slot("s", 0.3))
+    token = here.take(ask=ask).token
+    here.store.put(here.key, "pause", b"{}", None, soon())
+    assert raw.ttl(here.companion) == -1
+    here.store.put(here.key, "pause", None, None, soon())
+    assert 0 < raw.pttl(here.companion) <= 86_400_000
+    here.store.give(here.key, here.claim, token, soon())
+    here.take(ask=ask)
+    assert raw.pttl(here.companion) <= 400
+    eventually(lambda: not list(raw.scan_iter(f"{here.main}*")))
+
+
+def test_a_record_that_expired_during_a_long_holding_comes_back_bounded(
+    here: Party, raw: redis.Redis
+) -> None:
+    granted = here.take()
+    raw.delete(here.companion)
+    here.store.renew([renewal(here, granted)], soon())
+    assert raw.hget(here.companion, "t") == str(granted.token).encode()
+    assert raw.pttl(here.companion) > 0
+    raw.delete(here.companion)
+    here.store.give(here.key, here.claim, granted.token, soon())
+    assert raw.pttl(here.companion) > 0
+    assert here.take().token > granted.token
+
+
+def test_tokens_grow_even_when_the_clock_of_the_server_does_not(
+    here: Party, raw: redis.Redis
+) -> None:
+    ahead = 1_000_000 * (int(time.time()) + 3600)
+    raw.hset(here.companion, "t", str(ahead))
+    assert here.take().token == ahead + 1
+
+
+def test_the_history_keeps_the_last_twenty(here: Party) -> None:
+    for turn in range(25):
+        granted = here.take(ask=Ask(10.0, f"host {turn}"))
+        here.store.give(here.key, here.claim, granted.token, soon())
+    held = here.take(ask=Ask(10.0, "host last"))
+    past = here.store.read(here.key, soon()).history
+    assert [each.holder for each in past] == [
+        *[f"host {turn}" for turn in range(6, 25)],
+        "host last",
+    ]
+    assert all(each.ended is not None and each.ended >= each.started for each in past[:-1])
+    assert (past[-1].token, past[-1].ended) == (held.token, None)
+
+
+def test_errors_of_the_store_are_all_there_is(tmp_path: Path) -> None:
+    with party(f"redis+unix://{tmp_path}/no.sock") as one:
+        with pytest.raises(StoreError):
+            one.take()
+        with pytest.raises(StoreError):
+            asyncio.run(one.take_async())
+
+
+def test_a_refusal_says_who_holds_and_for_how_long(here: Party) -> None:
+    here.take(ask=Ask(10.0, "host 1", meta=b"m m"))
+    refused = here.refused()
+    (holding,) = refused.holders
+    assert (holding.holder, holding.meta, holding.ttl) == ("host 1", b"m m", 10.0)
+    assert holding.held_for is not None
+    assert 0 <= holding.held_for < 2
+    assert refused.retry_after is not None
+    assert 9 < refused.retry_after <= 10
+    assert isinstance(refused, Refused)
+    assert ASK.ttl == 10.0

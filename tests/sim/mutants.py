@@ -1,0 +1,275 @@
+"""Bugs to plant in the real code, each with the profile that has to catch it.
+
+Each is a small patch: of a method, of one number, or of the table behind the simulated server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from incumbent import policy
+from incumbent._core import acquire, release
+from incumbent._core.held import Held
+from incumbent._core.port import Debt, Port
+from incumbent._core.words import late_grant
+from incumbent.errors import OutcomeUnknown
+from incumbent.lease import TRANSITIONS, Input, LeaseMachine, State
+from incumbent.model import Granted
+from incumbent.stores.table import MemoryTable
+from incumbent.testing.sim import server
+from incumbent.testing.sim.process import Process
+from tests.contract import mutants as tables
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+WITHIN = 10_000
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """`rules`: what the judge must say of it; any other verdict would be luck.
+
+    `overlaps_only`: the judge compares beliefs alone, not each proof with the store's record.
+    """
+
+    name: str
+    profile: str
+    rules: frozenset[str]
+    plant: Plant
+    overlaps_only: bool = False
+
+
+MUTANTS: list[Mutant] = []
+
+
+def mutant(profile: str, *rules: str, overlaps_only: bool = False) -> Callable[[Plant], Plant]:
+    def add(plant: Plant) -> Plant:
+        name = plant.__name__.replace("_", " ")
+        MUTANTS.append(Mutant(name, profile, frozenset(rules), plant, overlaps_only))
+        return plant
+
+    return add
+
+
+def table(name: str, kind: type[MemoryTable], profile: str, *rules: str) -> None:
+    """A bug of the store, from those that the contract suite is tried on."""
+
+    def plant(patch: pytest.MonkeyPatch) -> None:
+        patch.setattr(server, "MemoryTable", kind)
+
+    MUTANTS.append(Mutant(name, profile, frozenset(rules), plant))
+
+
+# -- time ------------------------------------------------------------------------------------
+
+
+@mutant("pauses", "overlap", overlaps_only=True)
+def deadline_from_the_reply(patch: pytest.MonkeyPatch) -> None:
+    granted, renewed = LeaseMachine.granted, LeaseMachine.renewed
+
+    def late_granted(self: LeaseMachine, grant: Granted, now: float) -> bool:
+        self._sent = now
+        return granted(self, grant, now)
+
+    def late_renewed(self: LeaseMachine, now: float) -> None:
+        self._sent = now
+        renewed(self, now)
+
+    patch.setattr(LeaseMachine, "granted", late_granted)
+    patch.setattr(LeaseMachine, "renewed", late_renewed)
+
+
+@mutant("drift", "overlap", overlaps_only=True)
+def no_drift_margin(patch: pytest.MonkeyPatch) -> None:
+    validated = policy._validated
+
+    def generous(*numbers: float) -> policy.Policy:
+        made = validated(*numbers)
+        extra = 2 * made.rho * made.ttl
+        return replace(made, span=made.span + extra, renew_deadline=made.renew_deadline + extra)
+
+    patch.setattr(policy, "_validated", generous)
+
+
+@mutant("pauses", "overlap", "told", overlaps_only=True)
+def a_clock_that_misses_suspend(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Process, "now", Process.awake)
+    patch.setattr(Process, "when", Process.awake_when)
+
+
+@mutant("pauses", "told", "success", "unproved")
+def the_deadline_is_not_looked_at(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(LeaseMachine, "valid", lambda self, now: self.state is State.HELD)
+
+
+@mutant("pauses", "overlap", overlaps_only=True)
+def a_late_renewal_revives(patch: pytest.MonkeyPatch) -> None:
+    def renewed(self: LeaseMachine, now: float) -> None:
+        self.renewing = False
+        if self.state in (State.HELD, State.LOST):
+            self.state = State.HELD
+            self._prove(now, self._policy.ttl)
+
+    patch.setattr(LeaseMachine, "renewed", renewed)
+
+
+@mutant("pauses", "unproved")
+def a_late_grant_is_believed(patch: pytest.MonkeyPatch) -> None:
+    granted = LeaseMachine.granted
+    patch.setattr(LeaseMachine, "granted", lambda self, grant, now: granted(self, grant, self._sent))
+
+
+@mutant("slots", "at most")
+def at_most_for_is_ignored(patch: pytest.MonkeyPatch) -> None:
+    def prove(self: LeaseMachine, sent: float, ttl: float) -> None:
+        self.stop_at = sent + self._usable(ttl)
+        self.deadline = self.stop_at + self._policy.grace
+
+    patch.setattr(LeaseMachine, "_prove", prove)
+
+
+# -- doubt -----------------------------------------------------------------------------------
+
+
+@mutant("network", "overlap", overlaps_only=True)
+def an_unsure_take_is_believed(patch: pytest.MonkeyPatch) -> None:
+    ask = acquire._ask
+
+    async def believing(port: Port, held: Held, until: float) -> Any:
+        sent = port.now()
+        outcome = await ask(port, held, until)
+        if not isinstance(outcome, OutcomeUnknown):
+            return outcome
+        held.machine.sent(sent)
+        hoped = Granted(held.claim, 1, held.wanted.policy.ttl)
+        if not held.machine.granted(hoped, port.now()):
+            return late_grant(held.wanted, 0.0)
+        held.began = port.now()
+        return hoped
+
+    patch.setattr(acquire, "_ask", believing)
+
+
+@mutant("signals", "leak")
+def a_retry_with_a_new_claim(patch: pytest.MonkeyPatch) -> None:
+    ask = acquire._ask
+
+    async def anew(port: Port, held: Held, until: float) -> Any:
+        if held.machine.state is State.DOUBT:
+            held.claim = port.draw_claim()
+        return await ask(port, held, until)
+
+    patch.setattr(acquire, "_ask", anew)
+
+
+@mutant("signals", "leak")
+def no_compensation_after_a_cancel(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(LeaseMachine, "abandoned", lambda self: False)
+
+
+@mutant("signals", "leak")
+def a_refusal_after_doubt_is_clean(patch: pytest.MonkeyPatch) -> None:
+    patch.setitem(TRANSITIONS[State.ASKING_AGAIN], Input.REFUSE, State.NEW)
+
+
+@mutant("signals", "leak")
+def a_debt_in_doubt_is_settled_by_the_first_gone(patch: pytest.MonkeyPatch) -> None:
+    _with_debts(patch, doubt=0)
+
+
+@mutant("signals", "leak")
+def a_debt_of_two_takes_is_settled_by_one_release(patch: pytest.MonkeyPatch) -> None:
+    _with_debts(patch, doubt=1)
+
+
+@mutant("signals", "leak")
+def a_release_forgets_the_take_that_got_no_answer(patch: pytest.MonkeyPatch) -> None:
+    ends = Held.doubted
+
+    def forgets(self: Held, now: float) -> None:
+        ends(self, now)
+        self.doubt_until = float("-inf")
+
+    patch.setattr(Held, "doubted", forgets)
+
+
+@mutant("slots", "at least")
+def a_debt_forgets_at_least_for(patch: pytest.MonkeyPatch) -> None:
+    _with_debts(patch, closed_until=float("-inf"))
+
+
+def _with_debts(patch: pytest.MonkeyPatch, **changed: Any) -> None:
+    settle = release.settle
+
+    async def changed_settle(port: Port, debt: Debt, timeout: float) -> bool:
+        if "doubt" in changed:
+            return await settle(port, replace(debt, doubt=min(debt.doubt, changed["doubt"])), timeout)
+        return await settle(port, replace(debt, **changed), timeout)
+
+    patch.setattr("incumbent.testing.sim.keeper.settle", changed_settle)
+
+
+@mutant("network", "overlap", "two records", "leak", "outlives", "revived")
+def the_echo_of_the_claim_is_not_compared(patch: pytest.MonkeyPatch) -> None:
+    believe = acquire._believe
+
+    def trusting(port: Port, held: Held, grant: Granted, sent: float) -> Any:
+        return believe(port, held, replace(grant, claim=held.claim), sent)
+
+    patch.setattr(acquire, "_believe", trusting)
+
+
+# -- leaving ---------------------------------------------------------------------------------
+
+
+@mutant("calm", "overlap", overlaps_only=True)
+def belief_goes_on_until_the_release_is_confirmed(patch: pytest.MonkeyPatch) -> None:
+    def given(self: LeaseMachine) -> None:
+        self.state = State.RELEASED
+
+    patch.setattr(LeaseMachine, "left", lambda self: None)
+    patch.setattr(LeaseMachine, "given", given)
+
+
+@mutant("operators", "notice")
+def a_notice_is_ignored(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(LeaseMachine, "broken", lambda self, reason: None)
+
+
+@mutant("restarts", "overlap", overlaps_only=True)
+def gone_is_taken_for_an_outage(patch: pytest.MonkeyPatch) -> None:
+    # Believes on until the deadline, and the operator's or the store's word counts for nothing.
+    patch.setattr(server.MemoryTable, "_admit", lambda self, wait, now: None)
+    patch.setattr(LeaseMachine, "gone", lambda self, reason: self.unrenewed())
+
+
+@mutant("calm", "lost", "overlap")
+def renewals_are_not_sent(patch: pytest.MonkeyPatch) -> None:
+    async def nothing(port: Port, leases: Any) -> None:
+        return None
+
+    patch.setattr("incumbent.testing.sim.keeper.renew", nothing)
+
+
+_TOO_LONG = ("outlives", "two records", "overlap")
+_OPEN = ("closed", "at least")
+
+# -- the store -------------------------------------------------------------------------------
+
+table("release without compare", tables.ReleasesWithoutCompare, "network", "stranger")
+table("renewal without compare", tables.RenewalWithoutCompare, "network", "revived")
+table("renewal that re-creates", tables.RenewalRecreates, "network", "revived")
+table("token that restarts", tables.TokenRestarts, "restarts", "tokens")
+table("restart wait ignored", tables.RestartWaitIgnored, "restarts", "overlap")
+table("repeat that keeps the old ttl", tables.RepeatKeepsTheOldTtl, "network", *_TOO_LONG)
+table("repeat that is refused", tables.RepeatIsRefused, "network", "refused")
+table("repeat that is a new grant", tables.RepeatIsANewGrant, "network", "repeat")
+table("grants to all", tables.GrantsToAll, "calm", "two records")
+table("slot given back by a stranger", tables.SlotNotCompared, "slots", "slot")
+table("slot that dies with its lease", tables.SlotDiesWithItsLease, "slots", "slot")
+table("release that forgets to close", tables.ReleaseForgetsToClose, "slots", *_OPEN)
+table("take that ignores a pause", tables.TakeIgnoresPause, "operators", "paused")
+

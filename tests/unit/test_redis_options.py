@@ -1,0 +1,173 @@
+"""URLs of Redis servers: what they say, what is refused, and that passwords never show."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from incumbent.errors import ConfigError
+from incumbent.stores.redis import engine_from_client, open_redis
+from incumbent.stores.redis.options import parse_redis_url
+
+SECRET = "pa55-never-shown"
+
+
+def test_a_bare_url_is_the_local_server() -> None:
+    options = parse_redis_url("redis://")
+    assert (options.transport, options.host, options.port, options.db) == (
+        "tcp",
+        "localhost",
+        6379,
+        0,
+    )
+
+
+def test_everything_a_url_can_say_is_read() -> None:
+    options = parse_redis_url(
+        "rediss://me:s%40me@cache.example:7000/3?ssl_ca_certs=/ca&restart_wait=2m"
+        "&allow_eviction=yes&key=lock:{name}"
+    )
+    assert (options.host, options.port, options.db) == ("cache.example", 7000, 3)
+    assert (options.username, options.password) == ("me", "s@me")
+    assert options.files == (("ssl_ca_certs", "/ca"),)
+    assert (options.restart_wait, options.allow_eviction) == (120.0, True)
+    assert options.key == "lock:{name}"
+
+
+def test_a_socket_is_named_by_its_path() -> None:
+    options = parse_redis_url("redis+unix://:pw@/run/redis.sock?db=2")
+    assert (options.path, options.db, options.password) == ("/run/redis.sock", 2, "pw")
+
+
+@pytest.mark.parametrize("scheme", ["valkey", "valkeys"])
+def test_valkey_is_spoken_to_like_redis(scheme: str) -> None:
+    assert parse_redis_url(f"{scheme}://host").shown == f"{scheme}://host:6379/0"
+
+
+def test_an_ipv6_address_is_shown_in_brackets() -> None:
+    assert parse_redis_url("redis://[::1]:7/0").shown == "redis://[::1]:7/0"
+
+
+def test_the_password_can_come_from_elsewhere_and_wins() -> None:
+    assert parse_redis_url("redis://me:old@host", "new").password == "new"
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("redis://host?timeout=5", "timeout is not an option.*known: key, restart_wait"),
+        ("redis://host?restart_wiat=5", "restart_wiat is not an option"),
+        ("redis://host?db=1&db=2", "db is given twice"),
+        ("redis://host/1?db=2", "differs from the database in the path"),
+        ("redis://host/one", "not a number of a database"),
+        ("redis://host?restart_wait=-1", "restart_wait"),
+        ("redis://host?allow_eviction=perhaps", "yes or no"),
+        ("redis://host?key=lock", r"\{name\} once"),
+        ("redis://host?key={name}{name}", "without other braces"),
+        ("redis://host?key={{name}}", "without other braces"),
+        ("redis://h1,h2,h3", "names one server"),
+        ("redis://host:port", "malformed"),
+        ("redis:host", "malformed"),
+        ("redis://host#fragment", "malformed"),
+        ("redis+unix://", "path/to/the.sock"),
+        ("redis+unix://host/path", "path/to/the.sock"),
+        ("rediss://host?ssl_cert_reqs=none", "would accept any server's certificate"),
+        ("rediss://host?ssl_cert_reqs=optional", "would accept any"),
+        ("rediss://host?check_hostname=false", "would accept any"),
+        ("rediss://host?ssl_check_hostname=no", "would accept any"),
+        ("redis://host?ssl_ca_certs=/ca", "needs the scheme rediss://"),
+        ("redis://host?ssl_cert_reqs=none", "would accept any"),
+    ],
+)
+def test_a_url_that_cannot_work_is_refused_with_the_reason(url: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        open_redis(url)
+
+
+def test_insisting_on_certificates_is_no_mistake() -> None:
+    assert parse_redis_url("rediss://host?ssl_cert_reqs=required&check_hostname=true").files == ()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"redis://:{SECRET}@host:x1",
+        f"redis://:a/{SECRET}@host",
+        f"redis://:a?{SECRET}@host",
+        f"redis://:a#{SECRET}@host",
+        f"redis://:[{SECRET}@host",
+        f"redis://:{SECRET}@host?no_such=1",
+        f"redis://:{SECRET}@h1,h2",
+        f"redis+unix://:{SECRET}@",
+    ],
+)
+def test_a_password_shows_in_no_complaint(url: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        open_redis(url)
+    assert SECRET not in str(caught.value)
+    assert caught.value.__context__ is None or caught.value.__suppress_context__
+
+
+def test_a_password_shows_in_no_url_and_no_repr() -> None:
+    engine = open_redis(f"redis://me:{SECRET}@host:7/1")
+    assert engine.url == "redis://me:***@host:7/1"
+    seen = (engine, engine._site, engine._site.target, parse_redis_url(f"redis://:{SECRET}@h"))
+    assert SECRET not in repr(seen)
+
+
+def test_opening_connects_to_nothing() -> None:
+    assert open_redis("redis://192.0.2.1").store() is not None
+
+
+def test_a_missing_driver_says_what_to_install() -> None:
+    code = (
+        "import sys; sys.modules['hiredis'] = None\n"
+        "from incumbent.stores.redis import open_redis\n"
+        "try: open_redis('redis://host')\n"
+        "except ValueError as error: print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "pip install 'incumbent[redis]'" in done.stdout
+
+
+def test_reading_a_url_imports_no_driver() -> None:
+    code = (
+        "import sys\n"
+        "from incumbent.stores.redis.options import parse_redis_url\n"
+        "parse_redis_url('redis://host')\n"
+        "print(sorted({'redis', 'hiredis', 'asyncio'} & set(sys.modules)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "redis" not in done.stdout
+
+
+@pytest.mark.parametrize("client", [None, 5, "redis://host", object()])
+def test_what_is_no_client_is_refused(client: object) -> None:
+    with pytest.raises(ConfigError, match="single server"):
+        engine_from_client(client)
+
+
+def test_a_client_of_many_servers_is_refused() -> None:
+    import redis.sentinel
+
+    sentinel: Any = redis.sentinel
+    with pytest.raises(ConfigError, match="single server"):
+        engine_from_client(sentinel.Sentinel([("host", 1)]).master_for("service"))
+
+
+def test_a_client_becomes_an_engine_without_showing_its_password() -> None:
+    import redis
+
+    engine = engine_from_client(redis.Redis(host="h", port=7, db=2, password=SECRET))
+    assert engine.url == "redis://:***@h:7/2"
+    assert SECRET not in repr(engine._site)
+
+
+def test_a_clients_wrong_options_are_refused() -> None:
+    import redis
+
+    with pytest.raises(ConfigError, match="name"):
+        engine_from_client(redis.Redis(), key="lock")

@@ -1,0 +1,195 @@
+"""`sqlite:` answers as the executable specification does, whatever is done in whatever order.
+
+Tokens may differ in value (each key's only grow), and so do epochs; everything else is compared.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from incumbent import clock
+from incumbent.model import (
+    ABSENT,
+    Ask,
+    ByClaim,
+    ByVersion,
+    Granted,
+    Guard,
+    Key,
+    Record,
+    Refused,
+    Renewal,
+    Slot,
+)
+from incumbent.stores.notices import encode_notice
+from incumbent.stores.sqlite import SqliteEngine
+from incumbent.stores.sqlite.host import Host
+from incumbent.stores.table import MemoryTable
+
+KEYS = [Key("default", "a"), Key("default", "a/b"), Key("other", "a")]
+CLAIMS = ["c1", "c2", "c3"]
+FIELDS = ["pause", "resign", "state"]
+LONG = 1e6
+
+keys = st.sampled_from(KEYS)
+claims = st.sampled_from(CLAIMS)
+seconds = st.sampled_from([0.5, 1.0, 3.0, 10.0])
+slots = st.sampled_from([None, Slot("s1", 4.0), Slot("s2", 20.0)])
+
+
+class SameAsTable(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 1_000.0
+        self.folder = tempfile.TemporaryDirectory()
+        host = Host(lambda: self.now, lambda: self.now + 1.8e9, "boot")
+        self.engine = SqliteEngine(Path(self.folder.name, "leases.db"), host=lambda: host)
+        self.store = self.engine.store()
+        self.table = MemoryTable()
+        # For a claim on a key: its last grant from the store, and the table's.
+        self.granted: dict[tuple[Key, str], tuple[Granted, Granted]] = {}
+        self.token_of: dict[tuple[Key, int], int] = {}
+
+    def teardown(self) -> None:
+        self.store.close()
+        self.folder.cleanup()
+
+    @property
+    def wall(self) -> float:
+        return self.now + 1.8e9
+
+    def until(self) -> float:
+        return clock.now() + 5.0
+
+    @rule(by=st.sampled_from([0.3, 1.0, 5.0, 30.0]))
+    def time_passes(self, by: float) -> None:
+        self.now += by
+
+    @rule(key=keys, claim=claims, ttl=seconds, slot=slots)
+    def take(self, key: Key, claim: str, ttl: float, slot: Slot | None) -> None:
+        ask = Ask(ttl, f"holder of {claim}", meta=claim.encode(), slot=slot, keep_record=LONG)
+        ours = self.store.take(key, claim, ask, self.until())
+        theirs = self.table.take(key, claim, ask, self.now, self.wall)
+        assert type(ours) is type(theirs)
+        if isinstance(ours, Granted) and isinstance(theirs, Granted):
+            self.token_of[key, theirs.token] = ours.token
+            self.granted[key, claim] = (ours, theirs)
+            assert (ours.claim, close(ours.ttl)) == (claim, close(theirs.ttl))
+        elif isinstance(ours, Refused) and isinstance(theirs, Refused):
+            assert ours.reason == theirs.reason
+            assert close(ours.retry_after) == close(theirs.retry_after)
+            assert self.holdings(key, ours.holders) == self.holdings(
+                key, theirs.holders, theirs=True
+            )
+
+    @rule(key=keys, claim=claims, ttl=seconds, meta=st.sampled_from([None, b"new"]))
+    def renew(self, key: Key, claim: str, ttl: float, meta: bytes | None) -> None:
+        if (key, claim) not in self.granted:
+            return
+        ours, theirs = self.granted[key, claim]
+        asked = Renewal(key, claim, ours.token, ttl, ours.epoch, meta)
+        table = replace(asked, token=theirs.token, epoch=theirs.epoch)
+        assert self.store.renew([asked], self.until()) == [self.table.renew(table, self.now)]
+
+    @rule(
+        key=keys, claim=claims, closed=st.sampled_from([0.0, 2.0]), slot=slots, any_=st.booleans()
+    )
+    def give(self, key: Key, claim: str, closed: float, slot: Slot | None, any_: bool) -> None:
+        ours, theirs = self.granted.get((key, claim), (None, None))
+        name = slot.name if slot else None
+        token = ours.token if ours and not any_ else None
+        assert self.store.give(
+            key, claim, token, self.until(), closed_for=closed, slot=name
+        ) == self.table.give(
+            key,
+            claim,
+            theirs.token if theirs and not any_ else None,
+            self.now,
+            self.wall,
+            closed,
+            name,
+        )
+
+    @rule(key=keys, field=st.sampled_from(FIELDS), remove=st.booleans(), data=st.data())
+    def put(self, key: Key, field: str, remove: bool, data: Any) -> None:
+        claim = data.draw(claims)
+        ours, theirs = self.granted.get((key, claim), (None, None))
+        guards: list[tuple[Guard, Guard]] = [(None, None), (ABSENT, ABSENT)]
+        guards += [(ByVersion(version), ByVersion(version)) for version in (1, 2)]
+        if ours and theirs:
+            guards.append((ByClaim(claim, ours.token), ByClaim(claim, theirs.token)))
+        guard, table_guard = data.draw(st.sampled_from(guards))
+        value = None if remove else encode_notice(who="op", token=ours.token if ours else 0)
+        table_value = (
+            None if remove else encode_notice(who="op", token=theirs.token if theirs else 0)
+        )
+        assert self.store.put(key, field, value, guard, self.until()) == self.table.put(
+            key, field, table_value, table_guard, self.now
+        )
+
+    @invariant()
+    def all_records_are_the_same(self) -> None:
+        for key in KEYS:
+            ours = self.store.read(key, self.until())
+            theirs = self.table.read(key, self.now)
+            assert self.plain(ours) == self.plain(theirs, theirs=True)
+        both = self.store.scan("default", "a", self.until())
+        assert [record.key for record in both if record.history or record.fields] == [
+            record.key
+            for record in self.table.scan("default", "a", self.now)
+            if record.history or record.fields
+        ]
+
+    def plain(self, record: Record, *, theirs: bool = False) -> list[object]:
+        return [
+            self.holdings(record.key, record.holdings, theirs=theirs),
+            close(record.closed_for),
+            {name: field.version for name, field in record.fields.items()},
+            {name: close(left) for name, left in record.slots.items()},
+            [
+                (
+                    past.holder,
+                    self.token(record.key, past.token, theirs),
+                    close(past.started),
+                    close(past.ended),
+                )
+                for past in record.history
+            ],
+        ]
+
+    def holdings(self, key: Key, found: Any, *, theirs: bool = False) -> list[object]:
+        return [
+            (
+                held.holder,
+                self.token(key, held.token, theirs),
+                close(held.remaining),
+                close(held.ttl),
+                close(held.held_for),
+                held.meta,
+                held.claim,
+            )
+            for held in found
+        ]
+
+    def token(self, key: Key, token: int, theirs: bool) -> int:
+        return self.token_of[key, token] if theirs else token
+
+
+def close(value: float | None) -> float | None:
+    return None if value is None else round(value, 3)
+
+
+SameAsTable.TestCase.settings = settings(
+    max_examples=50,
+    stateful_step_count=30,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+TestSameAsTable = SameAsTable.TestCase
