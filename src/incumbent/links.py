@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import weakref
-from pathlib import Path
 from typing import Any, Final
 
 from incumbent._drive.link import Link
-from incumbent.errors import ConfigError
+from incumbent.store_url import store_url
 from incumbent.stores.registry import engine_for_object, open_engine
 
-__all__ = ["default_url", "link_for", "new_link"]
+__all__ = ["link_for", "new_link"]
 
 _by_url: Final[dict[str, Link]] = {}
 _by_object: Final[weakref.WeakKeyDictionary[Any, Link]] = weakref.WeakKeyDictionary()
@@ -25,7 +23,7 @@ def link_for(store: Any) -> Link:
     Raises ConfigError for what cannot be a store, and where the default would be unsafe.
     """
     if store is None:
-        store = default_url()
+        store = store_url()
     if isinstance(store, Link):
         return store
     own = getattr(store, "_link", None)
@@ -49,34 +47,3 @@ def _by_url_or_object(store: Any) -> Link:
 def new_link(store: Any) -> Link:
     """A link that is shared with nobody; the caller closes it."""
     return Link(open_engine(store) if isinstance(store, str) else engine_for_object(store))
-
-
-def default_url() -> str:
-    """INCUMBENT_STORE, the content of INCUMBENT_STORE_FILE, or this host's own SQLite file.
-
-    Raises ConfigError inside a container: each replica would have a file, and lead, of its own.
-    """
-    if url := os.environ.get("INCUMBENT_STORE"):
-        return url
-    if path := os.environ.get("INCUMBENT_STORE_FILE"):
-        return _read_url(path)
-    from incumbent.stores.sqlite.placement import detect_here
-
-    where = detect_here()
-    if where is not None:
-        raise ConfigError(
-            f"no store was named, and this is {where}: every replica would have a SQLite file of"
-            " its own, and each would lead. Set INCUMBENT_STORE=redis://..., or --store sqlite: if"
-            " this is the only one",
-            name="store",
-        )
-    return "sqlite:"
-
-
-def _read_url(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8").strip()
-    except OSError as error:
-        raise ConfigError(
-            f"INCUMBENT_STORE_FILE={path} cannot be read: {error.strerror}", name="store"
-        ) from error

@@ -40,7 +40,7 @@ LAYERS = (
     Layer("clock", ("clock",)),
     Layer("stores", ("stores",)),
     Layer("drivers", ("_drive",)),
-    Layer("settings", ("links", "options", "entered")),
+    Layer("settings", ("store_url", "links", "options", "entered")),
     Layer("leases", ("handles",)),
     Layer("facades", ("sync", "aio")),
     Layer("decorators", ("decorators",)),

@@ -69,7 +69,9 @@ def collects(node: ast.stmt) -> bool:
     if isinstance(node, ast.FunctionDef):
         return node.name in {"__getattr__", "__dir__"}
     if isinstance(node, ast.Expr):
-        return isinstance(node.value, ast.Constant)
+        # pytest must be told of a suite before it is imported, or its asserts explain nothing.
+        tells_pytest = "register_assert_rewrite" in ast.unparse(node)
+        return isinstance(node.value, ast.Constant) or tells_pytest
     kinds = ast.Import | ast.ImportFrom | ast.Assign | ast.AnnAssign
     return isinstance(node, kinds) or source.is_for_types(node)
 

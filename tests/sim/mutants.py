@@ -111,7 +111,8 @@ def a_late_renewal_revives(patch: pytest.MonkeyPatch) -> None:
         self.renewing = False
         if self.state in (State.HELD, State.LOST):
             self.state = State.HELD
-            self._prove(now, self._policy.ttl)
+            self.stop_at = now + self._policy.renew_deadline
+            self.deadline = now + self._policy.span
 
     patch.setattr(LeaseMachine, "renewed", renewed)
 
@@ -119,16 +120,15 @@ def a_late_renewal_revives(patch: pytest.MonkeyPatch) -> None:
 @mutant("pauses", "unproved")
 def a_late_grant_is_believed(patch: pytest.MonkeyPatch) -> None:
     granted = LeaseMachine.granted
-    patch.setattr(LeaseMachine, "granted", lambda self, grant, now: granted(self, grant, self._sent))
+    patch.setattr(
+        LeaseMachine, "granted", lambda self, grant, now: granted(self, grant, self._sent)
+    )
 
 
 @mutant("slots", "at most")
 def at_most_for_is_ignored(patch: pytest.MonkeyPatch) -> None:
-    def prove(self: LeaseMachine, sent: float, ttl: float) -> None:
-        self.stop_at = sent + self._usable(ttl)
-        self.deadline = self.stop_at + self._policy.grace
-
-    patch.setattr(LeaseMachine, "_prove", prove)
+    init = LeaseMachine.__init__
+    patch.setattr(LeaseMachine, "__init__", lambda self, policy, at_most_for: init(self, policy))
 
 
 # -- doubt -----------------------------------------------------------------------------------
@@ -206,7 +206,9 @@ def _with_debts(patch: pytest.MonkeyPatch, **changed: Any) -> None:
 
     async def changed_settle(port: Port, debt: Debt, timeout: float) -> bool:
         if "doubt" in changed:
-            return await settle(port, replace(debt, doubt=min(debt.doubt, changed["doubt"])), timeout)
+            return await settle(
+                port, replace(debt, doubt=min(debt.doubt, changed["doubt"])), timeout
+            )
         return await settle(port, replace(debt, **changed), timeout)
 
     patch.setattr("incumbent.testing.sim.keeper.settle", changed_settle)
@@ -239,13 +241,6 @@ def a_notice_is_ignored(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(LeaseMachine, "broken", lambda self, reason: None)
 
 
-@mutant("restarts", "overlap", overlaps_only=True)
-def gone_is_taken_for_an_outage(patch: pytest.MonkeyPatch) -> None:
-    # Believes on until the deadline, and the operator's or the store's word counts for nothing.
-    patch.setattr(server.MemoryTable, "_admit", lambda self, wait, now: None)
-    patch.setattr(LeaseMachine, "gone", lambda self, reason: self.unrenewed())
-
-
 @mutant("calm", "lost", "overlap")
 def renewals_are_not_sent(patch: pytest.MonkeyPatch) -> None:
     async def nothing(port: Port, leases: Any) -> None:
@@ -273,3 +268,5 @@ table("slot that dies with its lease", tables.SlotDiesWithItsLease, "slots", "sl
 table("release that forgets to close", tables.ReleaseForgetsToClose, "slots", *_OPEN)
 table("take that ignores a pause", tables.TakeIgnoresPause, "operators", "paused")
 
+
+BY_NAME = {mutant.name: mutant for mutant in MUTANTS}

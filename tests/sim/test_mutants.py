@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 
 import pytest
@@ -21,5 +22,6 @@ def test_a_planted_bug_is_caught(mutant: Mutant, monkeypatch: pytest.MonkeyPatch
         run(profile, range(WITHIN))
 
     found = caught.value
-    print(f"{mutant.name}: {found.rule}, after {found.histories} histories of {profile.name}")
+    took = f"{found.rule}, after {found.histories} histories of {profile.name}"
+    sys.stdout.write(f"{mutant.name}: {took}\n")
     assert found.rule in mutant.rules, str(found)

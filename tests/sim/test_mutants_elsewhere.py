@@ -15,6 +15,7 @@ from typing import Any, Literal
 import pytest
 
 from incumbent import clock
+from incumbent.errors import StoreError
 from incumbent.model import Ask, Granted, Key, Refused, Renewal, TakeOutcome
 from incumbent.stores.base import Store
 from incumbent.stores.registry import open_engine
@@ -111,14 +112,14 @@ def tell_main_after(seconds: float) -> threading.Timer:
 
 def answers_with_a_handler_in_between(
     store: Store, proxy: FaultProxy
-) -> tuple[TakeOutcome | Exception, TakeOutcome | Exception]:
+) -> tuple[TakeOutcome | StoreError, TakeOutcome | StoreError]:
     """What the main line and a signal handler were told, when one asked during the other's wait."""
-    told: list[TakeOutcome | Exception] = []
+    told: list[TakeOutcome | StoreError] = []
 
     def ask(key: Key, claim: str) -> None:
         try:
             told.append(store.take(key, claim, Ask(30.0, claim[:4]), clock.now() + 3.0))
-        except Exception as error:
+        except StoreError as error:
             told.append(error)
 
     store.take(TAKEN, OTHER, Ask(30.0, "other"), clock.now() + 3.0)

@@ -9,11 +9,12 @@ import os
 
 import pytest
 
-from incumbent.testing.sim import PROFILES, Profile, replay, run
+from incumbent.testing.sim import PROFILES, Profile, SimulationFailure, replay, run
 from incumbent.testing.sim.__main__ import main
 from incumbent.testing.sim.judge import Judge, Violation
 from incumbent.testing.sim.world import World
-from tests.sim.regressions import REGRESSIONS
+from tests.sim.mutants import BY_NAME
+from tests.sim.regressions import REGRESSIONS, Regression
 
 FIRST = int(os.environ.get("INCUMBENT_SIM_SEED", "0"))
 # Split for the workers of a parallel run.
@@ -29,9 +30,7 @@ def part(number: int) -> range:
 @pytest.mark.parametrize("number", range(PARTS))
 @pytest.mark.parametrize("profile", KEEPING, ids=lambda profile: profile.name)
 def test_no_history_breaks_a_rule(profile: Profile, number: int) -> None:
-    seeds = part(number)
-    print(f"profile {profile.name}, seeds {seeds.start}:{seeds.stop}")
-    tally = run(profile, seeds)
+    tally = run(profile, part(number))
     # Worlds in which hardly anybody gets a lease would prove nothing.
     assert tally.acquired > tally.histories
     assert tally.overlaps == 0
@@ -40,15 +39,22 @@ def test_no_history_breaks_a_rule(profile: Profile, number: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(PARTS))
 def test_a_store_that_forgets_lets_beliefs_overlap_and_tokens_grow(number: int) -> None:
-    seeds = part(number)
-    print(f"profile forgetful, seeds {seeds.start}:{seeds.stop}")
     # The documented limit: were there none, the judge would be blind.
-    assert run("forgetful", seeds).overlaps > 0
+    assert run("forgetful", part(number)).overlaps > 0
 
 
-@pytest.mark.parametrize(("profile", "seed", "why"), REGRESSIONS)
-def test_a_history_that_once_failed_does_not(profile: str, seed: int, why: str) -> None:
-    run(profile, [seed])
+@pytest.mark.parametrize("known", REGRESSIONS, ids=lambda known: known.mutant)
+def test_a_history_that_once_broke_a_rule_keeps_it(known: Regression) -> None:
+    run(known.profile, [known.seed])
+
+
+@pytest.mark.parametrize("known", REGRESSIONS, ids=lambda known: known.mutant)
+def test_the_seed_of_a_regression_still_shows_the_defect(
+    known: Regression, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    BY_NAME[known.mutant].plant(monkeypatch)
+    with pytest.raises(SimulationFailure):
+        run(known.profile, [known.seed])
 
 
 @pytest.mark.parametrize("profile", PROFILES)

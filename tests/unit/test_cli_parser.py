@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from incumbent.cli.opening import with_password
 from incumbent.cli.parser import Request, UsageError, parse
 from incumbent.errors import ConfigError
+from incumbent.store_url import with_password
 
 
 def parsed(line: str, **environ: str) -> Request:

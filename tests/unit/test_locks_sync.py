@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import pickle
@@ -354,9 +355,11 @@ def test_a_signal_ends_a_wait_at_once(engine: FaultyEngine) -> None:
 
 
 def test_errors_cross_a_process_boundary_with_their_fields(engine: FaultyEngine) -> None:
-    with Lock("a", store=engine, holder="first"):
-        with pytest.raises(incumbent.NotAcquired) as caught:
-            Lock("a", store=engine, timeout=0).acquire()
+    with (
+        Lock("a", store=engine, holder="first"),
+        pytest.raises(incumbent.NotAcquired) as caught,
+    ):
+        Lock("a", store=engine, timeout=0).acquire()
     copy = pickle.loads(pickle.dumps(caught.value))
     assert vars(copy) == vars(caught.value)
     assert str(copy) == str(caught.value)
@@ -370,3 +373,13 @@ def test_a_client_hands_its_settings_to_its_locks() -> None:
             assert record.holdings[0].holder == "me"
             assert [str(found.key) for found in fleet.scan("inv")] == ["billing/invoice-7"]
         assert fleet.url == "memory:client"
+
+
+def test_code_that_keeps_the_interpreter_loses_the_lease_and_hears_of_it(
+    engine: FaultyEngine,
+) -> None:
+    lease = Lock("a", store=engine, ttl=0.4).acquire()
+    # PyDLL keeps the interpreter's lock during the call: no other thread can run, ours included.
+    ctypes.PyDLL(None).usleep(600_000)
+    with pytest.raises(incumbent.LeaseLost, match="could not be renewed in time"):
+        lease.check()

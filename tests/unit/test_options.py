@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from incumbent import ConfigError, Lock
-from incumbent.links import default_url, link_for
+from incumbent.links import link_for
 from incumbent.model import Capabilities
 from incumbent.options import wanted_from
+from incumbent.store_url import store_url
 
 CAN = Capabilities()
 
@@ -87,14 +88,14 @@ def test_what_is_no_store_is_refused(store: object, said: str) -> None:
 
 def test_the_environment_names_the_store(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     monkeypatch.setenv("INCUMBENT_STORE", "memory:env")
-    assert default_url() == "memory:env"
+    assert store_url() == "memory:env"
     monkeypatch.delenv("INCUMBENT_STORE")
     (tmp_path / "url").write_text("memory:file\n")
     monkeypatch.setenv("INCUMBENT_STORE_FILE", str(tmp_path / "url"))
-    assert default_url() == "memory:file"
+    assert store_url() == "memory:file"
     monkeypatch.setenv("INCUMBENT_STORE_FILE", str(tmp_path / "missing"))
     with pytest.raises(ConfigError, match="cannot be read"):
-        default_url()
+        store_url()
 
 
 def test_one_url_has_one_link_in_a_process() -> None:

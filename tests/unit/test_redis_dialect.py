@@ -120,7 +120,7 @@ def test_an_answer_to_another_renewal_is_never_a_renewal() -> None:
     program = dialect().renew([Renewal(KEY, "c", 1, 1.0, "now")], "now")
     next(program)
     with pytest.raises(Mismatch):
-        program.send([[b"c:0", 1]])
+        program.send([[b"d:0", 1]])
 
 
 @pytest.mark.parametrize(

@@ -171,3 +171,10 @@ def test_a_clients_wrong_options_are_refused() -> None:
 
     with pytest.raises(ConfigError, match="name"):
         engine_from_client(redis.Redis(), key="lock")
+
+
+def test_a_password_in_the_words_of_a_driver_is_masked() -> None:
+    from incumbent.stores.redis.driver import connect_error
+
+    site = open_redis(f"redis://:{SECRET}@host")._site
+    assert SECRET not in str(connect_error(OSError(f"cannot send AUTH {SECRET}"), site))

@@ -273,6 +273,13 @@ def test_a_removed_log_ends_what_was_believed_and_this_process_s_use(
     assert caught.value.permanent
 
 
+def test_a_renewal_that_comes_late_revives_nothing(machine: Machine) -> None:
+    granted = machine.grant()
+    machine.sleep(10.0)
+    assert machine.store.renew([renewal(granted)], soon()) == [Gone()]
+    assert machine.store.read(KEY, soon()).holdings == ()
+
+
 def test_an_unreadable_newer_row_counts_as_held(machine: Machine) -> None:
     machine.give(machine.grant())
     machine.sql("UPDATE lease SET format = 2, claim = NULL")

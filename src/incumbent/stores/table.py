@@ -44,6 +44,7 @@ HISTORY_KEPT = 20
 """Past holdings that a record remembers."""
 
 _SWEEP_EVERY = 256
+_PUT_KEEPS = 86_400.0
 
 
 @dataclass(slots=True)
@@ -135,6 +136,7 @@ class MemoryTable:
         held = _Held(claim, entry.token, ask.holder, ask.ttl, ask.meta, now, now + ask.ttl)
         entry.held, entry.closing = held, None
         entry.fields.pop(RESIGN, None)
+        entry.slots = {name: used for name, used in entry.slots.items() if used.expires > now}
         if ask.slot is not None:
             entry.slots[ask.slot.name] = _slot_record(held, now + ask.slot.keep)
         entry.history.append(Past(ask.holder, entry.token, wall))
@@ -195,6 +197,8 @@ class MemoryTable:
         if not _guard_holds(entry, entry.fields.get(name), guard, now):
             return Stale()
         entry.changes += 1
+        # Versions must outlive the last field for a while, or an old guard would match again.
+        entry.forget_at = max(entry.forget_at, now + _PUT_KEEPS)
         if value is None:
             entry.fields.pop(name, None)
             return Stored(0)

@@ -7,13 +7,13 @@ import os
 from incumbent import clock
 from incumbent.cli.exits import BUSY, OK, say
 from incumbent.cli.looking import look_until
-from incumbent.cli.opening import store_url
 from incumbent.cli.parser import Request
 from incumbent.durations import say_seconds
 from incumbent.errors import ConfigError
 from incumbent.links import link_for
 from incumbent.model import Holding, Key, Record, Released
 from incumbent.policy import TTL_DEFAULT
+from incumbent.store_url import store_url
 from incumbent.stores.base import Store
 from incumbent.stores.names import make_key
 from incumbent.stores.notices import RESIGN, encode_notice
@@ -29,7 +29,7 @@ def command(request: Request) -> int:
     """See the module."""
     key = make_key(request.namespace, request.name)
     notice_reason = _reason(request)
-    with Client(store_url(request), namespace=request.namespace) as client:
+    with Client(store_url(request.text("store")), namespace=request.namespace) as client:
         record = client.read(key.name, _WITHIN)
         if not record.holdings:
             say(f"{key.name}: nobody holds it")

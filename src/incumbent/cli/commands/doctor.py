@@ -6,13 +6,13 @@ import sys
 
 from incumbent import clock
 from incumbent.cli.exits import OK, UNPROVED, say
-from incumbent.cli.opening import store_url
 from incumbent.cli.parser import Request
 from incumbent.cli.show import print_json
 from incumbent.durations import say_seconds
 from incumbent.errors import StoreError
 from incumbent.links import link_for
 from incumbent.policy import TTL_DEFAULT, Policy, make_policy
+from incumbent.store_url import store_url
 from incumbent.stores.base import Engine
 from incumbent.stores.names import make_key
 
@@ -25,7 +25,7 @@ _Finding = tuple[str, str, str]
 def command(request: Request) -> int:
     """See the module."""
     policy = make_policy(request.text("ttl") or TTL_DEFAULT, grace=request.text("grace"))
-    engine = link_for(store_url(request)).engine
+    engine = link_for(store_url(request.text("store"))).engine
     findings = [
         *_of_the_store(request, engine, policy),
         _of_the_times(policy),

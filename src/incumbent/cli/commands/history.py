@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from incumbent.cli.exits import OK
-from incumbent.cli.opening import store_url
 from incumbent.cli.parser import Request
 from incumbent.cli.show import iso, past_as_json, print_json, table
 from incumbent.durations import say_seconds
 from incumbent.model import Past, Record
+from incumbent.store_url import store_url
 from incumbent.sync import Client
 
 __all__ = ["command"]
@@ -18,7 +18,7 @@ _HEAD = ("STARTED", "DURATION", "HOLDER", "TOKEN")
 
 def command(request: Request) -> int:
     """See the module."""
-    with Client(store_url(request), namespace=request.namespace) as client:
+    with Client(store_url(request.text("store")), namespace=request.namespace) as client:
         record = client.read(request.name, _WITHIN)
     if request.on("json"):
         print_json([past_as_json(past) for past in record.history])

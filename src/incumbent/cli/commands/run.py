@@ -10,12 +10,12 @@ from incumbent import clock
 from incumbent._core.words import lease_lost
 from incumbent.cli import exits, show
 from incumbent.cli.exits import say
-from incumbent.cli.opening import store_url
 from incumbent.cli.parser import Request
 from incumbent.cli.verdict import Verdict, check_result_file, write_result
 from incumbent.durations import parse_duration, say_seconds
 from incumbent.errors import ConfigError, Misuse, NotAcquired, StoreError
 from incumbent.options import LockSettings, default_holder
+from incumbent.store_url import store_url
 from incumbent.supervise.child import CannotStart
 from incumbent.supervise.environment import child_environment
 from incumbent.supervise.holding import slot_of
@@ -60,7 +60,7 @@ def _guarded(work: Callable[[], Verdict]) -> Verdict:
 def _run(request: Request) -> Verdict:
     busy_code = _busy_code(request)
     timeout = _timeout(request)
-    url = store_url(request)
+    url = store_url(request.text("store"))
     with Signals() as signals:
         try:
             with signals.interrupting():

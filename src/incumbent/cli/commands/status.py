@@ -7,12 +7,12 @@ import time
 
 from incumbent import clock
 from incumbent.cli.exits import OK, say
-from incumbent.cli.opening import store_url
 from incumbent.cli.parser import Request
 from incumbent.cli.show import print_json, record_as_json, state_of, table
 from incumbent.durations import say_seconds
 from incumbent.errors import StoreError
 from incumbent.model import Record
+from incumbent.store_url import store_url
 from incumbent.stores.notices import PAUSE, RESIGN, read_notice
 from incumbent.sync import Client
 
@@ -26,7 +26,7 @@ _HEAD = ("NAME", "STATE", "HOLDER", "TOKEN", "HELD FOR", "TTL LEFT", "NOTES")
 
 def command(request: Request) -> int:
     """See the module."""
-    with Client(store_url(request), namespace=request.namespace) as client:
+    with Client(store_url(request.text("store")), namespace=request.namespace) as client:
         if not request.on("watch"):
             _show(request, client)
             return OK

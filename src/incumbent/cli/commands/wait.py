@@ -5,11 +5,11 @@ from __future__ import annotations
 from incumbent import clock
 from incumbent.cli.exits import BUSY, OK, say
 from incumbent.cli.looking import look_until
-from incumbent.cli.opening import store_url
 from incumbent.cli.parser import Request
 from incumbent.cli.show import state_of
 from incumbent.durations import parse_duration, say_seconds
 from incumbent.model import Record
+from incumbent.store_url import store_url
 from incumbent.stores.names import make_key
 from incumbent.sync import Client
 
@@ -21,7 +21,7 @@ def command(request: Request) -> int:
     text = request.text("timeout")
     timeout = float("inf") if text is None else parse_duration(text, "timeout")
     make_key(request.namespace, request.name)
-    with Client(store_url(request), namespace=request.namespace) as client:
+    with Client(store_url(request.text("store")), namespace=request.namespace) as client:
         record = look_until(client, request.name, clock.now() + timeout, _is_free)
     if _is_free(record):
         return OK

@@ -56,6 +56,14 @@ class Naming:
             names = self._cache[key] = self._make(key)
         return names
 
+    def keys_of(self, key: Key) -> tuple[bytes, bytes]:
+        """The main key and the companion, without keeping them."""
+        if self._template is None:
+            main = b"incumbent:{%b}" % flat(key).encode()
+            return main, main + b":r"
+        shared = self._fill(key.namespace, key.name).encode()
+        return shared, b"incumbent:{%b}:r" % shared
+
     def _make(self, key: Key) -> Names:
         if self._template is None:
             return Names(key, f"incumbent:{{{flat(key)}}}", flat(key))

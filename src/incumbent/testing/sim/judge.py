@@ -15,6 +15,7 @@ from incumbent.model import (
     Renewal,
     Renewed,
     RenewOutcome,
+    Slot,
 )
 
 if TYPE_CHECKING:
@@ -173,19 +174,18 @@ class Judge:
         if wanted.at_least_for:
             least = wanted.at_least_for * (1 - 3 * wanted.policy.rho)
             self._at_least[held.claim] = world.now + least
-        if wanted.slot is not None:
-            self._check_run(held, wanted.slot)
+        if wanted.ask.slot is not None:
+            self._check_run(held, wanted.ask.slot)
         self._believing.setdefault(wanted.key, []).append((process, held))
         self._check_proof(process, held)
 
-    def _check_run(self, held: Held, slot: str) -> None:
-        wanted = held.wanted
+    def _check_run(self, held: Held, slot: Slot) -> None:
         granted = self._granted_at.get(held.claim, 0.0)
-        before = self._runs.get((wanted.key, slot))
+        run = (held.wanted.key, slot.name)
+        before = self._runs.get(run)
         if before is not None and granted < before[1] and before[0] not in self._undone:
-            self.fail("slot", f"{slot} ran as {before[0]} and as {held.claim}")
-        assert wanted.ask.slot is not None
-        self._runs[wanted.key, slot] = (held.claim, granted + wanted.ask.slot.keep)
+            self.fail("slot", f"{slot.name} ran as {before[0]} and as {held.claim}")
+        self._runs[run] = (held.claim, granted + slot.keep)
 
     def renewal_ended(self, process: Process, held: Held, *, answered: bool) -> None:
         """The keeper has tried; whatever came of it, this is where a belief may have grown."""

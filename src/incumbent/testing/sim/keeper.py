@@ -11,7 +11,7 @@ from incumbent._core.release import settle
 from incumbent._core.renew import first_due, next_due, renew
 from incumbent.backoff import backoff_delay
 from incumbent.lease import State
-from incumbent.testing.sim.tasks import Task
+from incumbent.testing.sim.tasks import SIGNALS, Task
 
 if TYPE_CHECKING:
     from incumbent.testing.sim.process import Process
@@ -79,8 +79,6 @@ class SimKeeper:
             world.at(world.now, self._task.resume, self._task.serial)
 
     async def _run(self) -> None:
-        from incumbent.testing.sim.process import SIGNALS
-
         while True:
             until = self._next()
             if until > self._process.now():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from asyncio import CancelledError
 from math import inf
 from typing import TYPE_CHECKING, Any
 
@@ -13,15 +12,14 @@ from incumbent.errors import LockError
 from incumbent.testing.sim.keeper import SimKeeper
 from incumbent.testing.sim.network import Fate
 from incumbent.testing.sim.port import SimPort
-from incumbent.testing.sim.tasks import Clock, Exchange, Nap, Task
+from incumbent.testing.sim.tasks import SIGNALS, Clock, Exchange, Nap, Task
 
 if TYPE_CHECKING:
     from incumbent.testing.sim.world import World
 
-__all__ = ["SIGNALS", "Process"]
+__all__ = ["Process"]
 
 _TICK = 1e-9
-SIGNALS = (CancelledError, KeyboardInterrupt)
 
 
 class Process:

@@ -93,7 +93,7 @@ _ALL = (
     Profile(
         "drift",
         "all clocks run at the bounds of rho, the margin is thin, requests are stalled",
-        ttls=(30.0, 60.0),
+        ttls=(15.0, 30.0),
         margin=0.05,
         clocks_at_bounds=True,
         faults=((Fate.LOST_REQUEST, 0.1), (Fate.STALL_BEFORE_SENDING, 0.05)),

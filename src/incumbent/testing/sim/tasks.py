@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from asyncio import CancelledError
 from collections.abc import Callable, Coroutine, Generator
 from heapq import heappop, heappush
 from math import inf
 from types import coroutine
 from typing import Any, Protocol
 
-__all__ = ["Clock", "Exchange", "Host", "Nap", "Schedule", "Task", "wish"]
+__all__ = ["SIGNALS", "Clock", "Exchange", "Host", "Nap", "Schedule", "Task", "wish"]
+
+SIGNALS = (CancelledError, KeyboardInterrupt)
+"""What interrupts a task from outside, under asyncio and in blocking code."""
 
 
 class Schedule:

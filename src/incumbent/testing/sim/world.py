@@ -129,7 +129,7 @@ class World(Schedule):
         self.at(down, self.server.crash)
         self.at(up, self._come_back, empty)
 
-    def _come_back(self, empty: bool) -> None:  # noqa: FBT001 - an event's argument
+    def _come_back(self, empty: bool) -> None:
         self.say("server", "comes back " + ("empty" if empty else "with its data"))
         self.server.come_back(empty=empty)
         if not empty:

@@ -1,0 +1,70 @@
+"""The URL of the store that a caller, the environment or this host names."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from incumbent.errors import ConfigError
+
+__all__ = ["read_secret", "store_url", "with_password"]
+
+_URL_FILE = "INCUMBENT_STORE_FILE"
+_PASSWORD_FILE = "INCUMBENT_STORE_PASSWORD_FILE"  # noqa: S105 - the name of a variable
+
+
+def store_url(named: str | None = None, environ: Mapping[str, str] = os.environ) -> str:
+    """`named`, or INCUMBENT_STORE, or the content of INCUMBENT_STORE_FILE, or this host's file.
+
+    The password is put in from INCUMBENT_STORE_PASSWORD_FILE. Raises ConfigError for files that
+    cannot be read, and where nothing was named inside a container.
+    """
+    url = named or environ.get("INCUMBENT_STORE") or _from_file(environ) or _this_host()
+    path = environ.get(_PASSWORD_FILE)
+    # A withheld store is refused with its own words, whatever else is set.
+    if not path or url.startswith("withheld:"):
+        return url
+    return with_password(url, read_secret(path, _PASSWORD_FILE))
+
+
+def _from_file(environ: Mapping[str, str]) -> str:
+    path = environ.get(_URL_FILE)
+    return read_secret(path, _URL_FILE).strip() if path else ""
+
+
+def _this_host() -> str:
+    from incumbent.stores.sqlite.placement import detect_here
+
+    where = detect_here()
+    if where is not None:
+        raise ConfigError(
+            f"no store was named, and this is {where}: every replica would have a SQLite file of"
+            " its own, and each would lead. Set INCUMBENT_STORE=redis://..., or --store sqlite: if"
+            " this is the only one",
+            name="store",
+        )
+    return "sqlite:"
+
+
+def read_secret(path: str, variable: str) -> str:
+    """The content of the file that `variable` names, without the newline at its end."""
+    try:
+        with open(path, encoding="utf-8") as file:  # noqa: PTH123 - pathlib costs start-up time
+            return file.read().rstrip("\r\n")
+    except (OSError, UnicodeDecodeError) as error:
+        said = error.strerror if isinstance(error, OSError) else "not a text"
+        raise ConfigError(f"{variable}={path} cannot be read: {said}", name="store") from None
+
+
+def with_password(url: str, password: str) -> str:
+    """`url` with the password in it. Raises ConfigError where there is no place for one."""
+    from urllib.parse import quote
+
+    scheme, separator, rest = url.partition("://")
+    if not separator or scheme == "sqlite":
+        raise ConfigError(f"{_PASSWORD_FILE}: a {scheme.partition(':')[0]} store has no password")
+    authority, slash, path = rest.partition("/")
+    user, _, host = authority.rpartition("@")
+    if ":" in user:
+        raise ConfigError(f"{_PASSWORD_FILE} is set, and the URL has a password too: leave one out")
+    return f"{scheme}://{user}:{quote(password, safe='')}@{host}{slash}{path}"

@@ -1,0 +1,310 @@
+"""A pytest plugin for applications: a store in memory and a clock that tests can move.
+
+    # conftest.py
+    pytest_plugins = ["incumbent.testing.plugin"]
+
+    # test_report.py
+    def test_the_report_stops_when_its_lease_is_lost(incumbent_world):
+        with incumbent.Lock("report", store=incumbent_world.store) as lease:
+            with incumbent_world.cut_store():
+                incumbent_world.advance(60)
+            assert lease.lost
+
+Nothing is waited for: hours pass in milliseconds, and what would have been renewed meanwhile is.
+While a test uses the fixture, the clock of the whole process is the moved one, and a lock without
+`store=` uses the world's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import count
+from math import inf
+from typing import Any
+
+import pytest
+
+from incumbent import clock, links
+from incumbent._core.held import Held
+from incumbent._drive import keeper as keepers
+from incumbent._drive.aio import AsyncPort, LeaseScope
+from incumbent._drive.link import Link
+from incumbent._drive.notifier import notifier
+from incumbent._drive.sync import SyncPort
+from incumbent.errors import StoreUnavailable
+from incumbent.handles import LeaseHandle
+from incumbent.lease import State
+from incumbent.model import (
+    Ask,
+    GiveOutcome,
+    Guard,
+    Key,
+    PutOutcome,
+    Record,
+    Renewal,
+    RenewOutcome,
+    TakeOutcome,
+)
+from incumbent.stores.memory import MemoryEngine, MemoryStore
+
+__all__ = ["World", "incumbent_world"]
+
+_PATIENCE = 5.0
+"""Seconds of real time that another thread may take for what takes it microseconds."""
+_STEP = 0.001
+"""Seconds between two looks of a keeper that has everything behind it."""
+
+_real_now = clock.now
+_numbers = count(1)
+
+
+@pytest.fixture
+def incumbent_world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    """A store of this test's own, and a clock that it can move; see World."""
+    world = World()
+    monkeypatch.setattr(clock, "now", world.now)
+    monkeypatch.setattr(clock, "wall", world.wall)
+    for port in (SyncPort, AsyncPort):
+        monkeypatch.setattr(port, "now", staticmethod(world.now))
+    monkeypatch.setattr(keepers, "make_alarm", lambda: _Alarm(world))
+    monkeypatch.setenv("INCUMBENT_STORE", world.url)
+    monkeypatch.setitem(links._by_url, world.url, world._link)
+    monkeypatch.setitem(links._by_object, world.store, world._link)
+    yield world
+    world._link.close()
+
+
+class World:
+    """`store` is for `store=`; `url` names the same store for this process."""
+
+    def __init__(self) -> None:
+        self._moved = 0.0
+        self._memory = _Store(self)
+        self.url = f"memory:incumbent-world-{next(_numbers)}"
+        self.store = MemoryEngine(self.url, self._memory)
+        self._link = Link(self.store)
+
+    # -- time --------------------------------------------------------------------------------
+
+    def now(self) -> float:
+        """The clock that deadlines are counted on."""
+        return _real_now() + self._moved
+
+    def wall(self) -> float:
+        """The clock of people."""
+        return time.time() + self._moved
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass: leases are renewed meanwhile, or run out if the store is cut.
+
+        In a coroutine use `advance_async`, or its task cannot react before all of it has passed.
+        """
+        for _ in self._steps(seconds):
+            pass
+
+    async def advance_async(self, seconds: float) -> None:
+        """`advance`, while the tasks of the running loop react at every instant that matters."""
+        for _ in self._steps(seconds):
+            for _ in range(10):
+                await asyncio.sleep(0)
+
+    def _steps(self, seconds: float) -> Iterator[None]:
+        target = self.now() + seconds
+        self._look()
+        while (left := target - self.now()) > 0:
+            step = max(_STEP, self._next_instant() - self.now())
+            self._moved += min(left, step)
+            self._look()
+            yield
+
+    def _next_instant(self) -> float:
+        instants = [held.machine.stop_at for held in self._held()]
+        return min(
+            (instant for instant in (*instants, *self._due()) if instant > self.now()), default=inf
+        )
+
+    def _due(self) -> Iterator[float]:
+        for keeper in self._keepers():
+            yield keeper._next(keeper._state)
+
+    def _look(self) -> None:
+        """Have everybody notice what the time is."""
+        self._memory.tell_all()
+        for keeper in list(keepers._keepers):
+            alarm = keeper._state.alarm
+            if isinstance(alarm, _Alarm) and not keeper._state.stopped:
+                alarm.look()
+        for held in self._held():
+            _look_at_scopes(held, self.now())
+        _await_callbacks()
+
+    # -- misfortunes -------------------------------------------------------------------------
+
+    def expire(self, lease: LeaseHandle | str) -> None:
+        """The time of a lease (or of whatever holds that name) is over, as if it was never renewed.
+
+        No time passes for anything else.
+        """
+        now = self.now()
+        for held in self._which(lease):
+            held.machine.stop_at = held.machine.deadline = now
+            self._renew(held)
+        self._memory.forget(lease if isinstance(lease, str) else lease.name)
+        self._look()
+
+    def lose(self, lease: LeaseHandle | str) -> None:
+        """The store has lost the record, and the renewal that finds out happens now."""
+        self._memory.forget(lease if isinstance(lease, str) else lease.name)
+        for held in self._which(lease):
+            self._renew(held)
+        self._look()
+
+    @contextmanager
+    def cut_store(self) -> Iterator[None]:
+        """Meanwhile the store cannot be reached: every operation raises StoreUnavailable."""
+        self._memory.cut = True
+        try:
+            yield
+        finally:
+            self._memory.cut = False
+
+    # -- who holds what ----------------------------------------------------------------------
+
+    def _keepers(self) -> list[keepers.Keeper]:
+        return [one for one in list(keepers._keepers) if one.port._store is self._memory]
+
+    def _held(self) -> list[Held]:
+        found = []
+        for keeper in self._keepers():
+            with keeper._state.mutex:
+                refs = [ref for bucket in keeper._state.buckets.values() for ref in bucket]
+            found += [held for ref in refs if (held := ref()) is not None]
+        return [held for held in found if held.machine.state is State.HELD]
+
+    def _which(self, lease: LeaseHandle | str) -> list[Held]:
+        if isinstance(lease, LeaseHandle):
+            return [lease._held]
+        return [held for held in self._held() if held.wanted.key.name == lease]
+
+    def _renew(self, held: Held) -> None:
+        for keeper in self._keepers():
+            with keeper._state.mutex:
+                keeps = any(held.ref in bucket for bucket in keeper._state.buckets.values())
+            if keeps:
+                keeper.renew_now(held, lambda: None)
+
+
+def _look_at_scopes(held: Held, now: float) -> None:
+    if now < held.machine.stop_at:
+        return
+    for watcher in held.watchers:
+        scope = getattr(watcher, "__self__", None)
+        if isinstance(scope, LeaseScope):
+            scope.look_soon()
+
+
+def _await_callbacks() -> None:
+    # Callbacks run one after the other in a thread of their own: after ours, all of them did.
+    if notifier._running:
+        done = threading.Event()
+        notifier.call(done.set)
+        done.wait(_PATIENCE)
+
+
+class _Alarm:
+    """The keeper's sleep on the moved clock; see incumbent._drive.alarm.Alarm."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._changed = threading.Condition()
+        self._woken = False
+        self._asleep = False
+
+    def wait_until(self, instant: float) -> None:
+        with self._changed:
+            self._asleep = not self._woken
+            self._changed.notify_all()
+            while not self._woken and (left := instant - self._world.now()) > 0:
+                self._changed.wait(min(left, _PATIENCE))
+            self._woken = self._asleep = False
+
+    def wake(self) -> None:
+        with self._changed:
+            self._woken = True
+            self._changed.notify_all()
+
+    def look(self) -> None:
+        """Wake the keeper, and return when it sleeps again."""
+        with self._changed:
+            self._woken, self._asleep = True, False
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._asleep, _PATIENCE)
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+
+class _Store(MemoryStore):
+    """A memory store that can be cut off, and that forgets on request."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world.now, world.wall)
+        self.cut = False
+        self._told = 0
+
+    def tell_all(self) -> None:
+        """A hint for everybody who waits: the time has changed."""
+        with self._changed:
+            self._told += 1
+            self._tell()
+
+    def forget(self, name: str) -> None:
+        """Whatever is held under that name has run out."""
+        with self._changed:
+            for key, entry in self._table._entries.items():
+                if key.name == name and entry.held is not None:
+                    entry.held.expires = min(entry.held.expires, self._now())
+
+    def _reach(self) -> None:
+        if self.cut:
+            raise StoreUnavailable("the test has cut the store off")
+
+    def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
+        self._reach()
+        return super().take(key, claim, ask, until)
+
+    def renew(self, renewals: Sequence[Renewal], until: float) -> list[RenewOutcome]:
+        self._reach()
+        return super().renew(renewals, until)
+
+    def give(
+        self, key: Key, claim: str, token: int | None, until: float, **how: Any
+    ) -> GiveOutcome:
+        self._reach()
+        return super().give(key, claim, token, until, **how)
+
+    def put(
+        self, key: Key, field: str, value: bytes | None, guard: Guard, until: float
+    ) -> PutOutcome:
+        self._reach()
+        return super().put(key, field, value, guard, until)
+
+    def read(self, key: Key, until: float) -> Record:
+        self._reach()
+        return super().read(key, until)
+
+    def scan(self, namespace: str, prefix: str, until: float) -> tuple[Record, ...]:
+        self._reach()
+        return super().scan(namespace, prefix, until)
+
+    def wait_change(self, key: Key, seen: str, until: float) -> None:
+        with self._changed:
+            told = self._told
+            self._changed.wait_for(
+                lambda: self._told != told or self._table.seen(key) != seen,
+                max(0.0, until - self._now()),
+            )
