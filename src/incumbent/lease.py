@@ -150,11 +150,10 @@ class LeaseMachine:
 
     def valid(self, now: float) -> bool:
         """Whether the lease is proved at `now`; looking after the deadline ends the belief."""
-        if self.state is not State.HELD:
-            return False
-        if now < self.deadline:
-            return True
-        self.expired()
+        if self.state is State.HELD:
+            if now < self.deadline:
+                return True
+            self.expired()
         return False
 
     def remaining(self, now: float) -> float:

@@ -111,8 +111,7 @@ class Holding:
     foreign: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Granted:
+class Granted(NamedTuple):
     """The lease is the claim's. `epoch` names the incarnation of the store that granted it."""
 
     claim: str

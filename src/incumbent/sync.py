@@ -53,7 +53,7 @@ class Lease(LeaseHandle):
 
         Raises LeaseLost if it was lost before, AlreadyReleased if it was released before.
         """
-        if not self.valid:
+        if not self._held.machine.valid(clock.now()):
             self._refuse_release()
         return self._release()
 

@@ -210,7 +210,7 @@ class TokenStandsStill(MemoryTable):
         held = self._entries[key].held
         if isinstance(outcome, Granted) and held is not None:
             held.token = 7
-            return replace(outcome, token=7)
+            return outcome._replace(token=7)
         return outcome
 
 
@@ -219,7 +219,7 @@ class EchoesNothing(MemoryTable):
         self, key: Key, claim: str, ask: Ask, now: float, *rest: Any, **more: Any
     ) -> TakeOutcome:
         outcome = super().take(key, claim, ask, now, *rest, **more)
-        return replace(outcome, claim="") if isinstance(outcome, Granted) else outcome
+        return outcome._replace(claim="") if isinstance(outcome, Granted) else outcome
 
 
 class GrantsToAll(MemoryTable):

@@ -219,7 +219,7 @@ def the_echo_of_the_claim_is_not_compared(patch: pytest.MonkeyPatch) -> None:
     believe = acquire._believe
 
     def trusting(port: Port, held: Held, grant: Granted, sent: float) -> Any:
-        return believe(port, held, replace(grant, claim=held.claim), sent)
+        return believe(port, held, grant._replace(claim=held.claim), sent)
 
     patch.setattr(acquire, "_believe", trusting)
 

@@ -31,7 +31,7 @@ async def acquire(port: Port, wanted: Wanted, timeout: float | None) -> Held:
     """
     held = Held(port, wanted)
     started = port.now()
-    until = started + _budget(wanted, timeout)
+    until = inf if timeout is None else started + (timeout or wanted.policy.request_timeout)
     try:
         outcome = await _ask(port, held, until)
         if not isinstance(outcome, Granted):
@@ -49,12 +49,6 @@ def _compensate(port: Port, held: Held) -> None:
         held.doubted(now)
     if held.machine.abandoned():
         port.hand_over(held.debt(now, undo_slot=True))
-
-
-def _budget(wanted: Wanted, timeout: float | None) -> float:
-    if timeout is None:
-        return inf
-    return timeout or wanted.policy.request_timeout
 
 
 async def _ask_once_more(

@@ -101,8 +101,7 @@ class Held:
 
     def closing(self, now: float) -> float:
         """Seconds for which the name stays closed after a release at `now`."""
-        at_least = self.wanted.at_least_for
-        return max(0.0, at_least - (now - self.began)) if at_least else 0.0
+        return max(0.0, self.wanted.at_least_for - (now - self.began))
 
     def take_watchers(self) -> tuple[Callable[[], None], ...]:
         """Who has to be told that the holding ended: each only once."""

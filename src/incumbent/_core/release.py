@@ -25,7 +25,7 @@ async def release(port: Port, held: Held, *, undo_slot: bool = False) -> bool:
             held.claim,
             machine.token,
             now + wanted.policy.request_timeout,
-            closed_for=0.0 if undo_slot else held.closing(now),
+            closed_for=held.closing(now) if wanted.at_least_for and not undo_slot else 0.0,
             slot=wanted.slot if undo_slot else None,
         )
         settled = True

@@ -242,12 +242,14 @@ class Keeper:
             return
         with state.paying:
             for _ in range(len(state.owed)):
-                self._pay_one(state, state.owed.popleft())
+                self._pay_one(state, state.owed.popleft(), min(state.buckets, default=inf))
 
-    def _pay_one(self, state: _State, owed: _Owed) -> None:
-        if owed.due > clock.now():
+    def _pay_one(self, state: _State, owed: _Owed, renewals_due: float) -> None:
+        """Pay, unless it is too early or the next renewals are due: they matter more."""
+        now = clock.now()
+        if owed.due > now or now >= renewals_due:
             state.owed.append(owed)
-        elif not self._settle(owed.debt, _SETTLE_TIMEOUT):
+        elif not self._settle(owed.debt, min(_SETTLE_TIMEOUT, renewals_due - now)):
             owed.tries += 1
             owed.due = clock.now() + backoff_delay(owed.tries, draw_jitter(), cap=2.0)
             state.owed.append(owed)

@@ -8,7 +8,6 @@ hot path every microsecond is a percent.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import count
 from math import ceil
 from typing import Any, Final
@@ -126,8 +125,8 @@ class Dialect:
         if type(answer) is not list:
             raise self._unusable(answer, key)
         if len(answer) == 2:
-            again = self.taken(answer[0], key, claim, ask, epoch)
-            return replace(again, ttl=answer[1] / 1000)
+            first = self.taken(answer[0], key, claim, ask, epoch)
+            return first._replace(ttl=answer[1] / 1000) if isinstance(first, Granted) else first
         return self._refused(answer, key, ask)
 
     def _refused(self, answer: list[Any], key: Key, ask: Ask) -> Refused:

@@ -21,7 +21,9 @@ else
   call('DEL', KEYS[1])
 end
 -- Without the token, the place in the history comes after one more word.
-local place = string.match(value, ARGV[3] and '^%S+ %S+ %d+ (%d+)' or '^%d+', ARGV[3] and 1 or #head + 1)
+local place
+if ARGV[3] then place = string.match(value, '^%S+ %S+ %d+ (%d+)')
+else place = string.match(value, '^%d+', #head + 1) end
 local time = call('TIME')
 if redis.pcall('HSET', KEYS[2], 'e' .. place, time[1] .. ' ' .. time[2]) == 1
     and call('HLEN', KEYS[2]) == 1 then

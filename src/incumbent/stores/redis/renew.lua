@@ -10,7 +10,7 @@ for at = 1, #KEYS, 2 do
   local arg = (at - 1) / 2 * 3 + 2
   local head, ttl, meta = ARGV[arg], tonumber(ARGV[arg + 1]), ARGV[arg + 2]
   local value, answer = redis.pcall('GET', key), 0
-  -- A key that somebody made a list or a hash is gone for its holder, and no reason to fail the rest.
+  -- A key that somebody made a list or a hash is gone for its holder; the rest must not fail.
   if type(value) == 'string' and string.sub(value, 1, #head) == head then
     answer = 1
     if meta ~= '-' then

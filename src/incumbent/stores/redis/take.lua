@@ -5,7 +5,7 @@
 local call, head = redis.call, ARGV[1]
 local kept, time = call('HMGET', KEYS[2], 't', 'n', 'k'), call('TIME')
 
--- Numbers stay texts: Lua would write 14 of their 16 digits. Texts of one length compare as numbers.
+-- Numbers stay texts: Lua writes 14 of their 16 digits. Texts of one length compare as numbers.
 local now = time[1] .. string.sub('00000' .. time[2], -6)
 local token, last = now, kept[1]
 if last and (last >= now or #last ~= #now) then
