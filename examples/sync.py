@@ -1,6 +1,8 @@
 """Calls a list of HTTP endpoints and reports each: the job that must run once in a fleet.
 
-    incumbent run nightly --once-per 12h -- python examples/sync.py --file urls.txt
+    incumbent run nightly --once-per 12h -- python examples/sync.py
+
+calls what endpoints.txt beside this file lists; --file and --url name others.
 
 One endpoint that fails does not stop the others. Exit 0 if all answered well,
 1 if some did not, 2 if there is nothing sensible to call.
@@ -20,6 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+ENDPOINTS = Path(__file__).with_name("endpoints.txt")
+
 
 @dataclass(frozen=True)
 class Report:
@@ -37,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     options = parser.parse_args(arguments)
     try:
-        urls = [*options.url, *_from_file(options.file)]
+        urls = [*options.url, *_from_file(options.file or (None if options.url else ENDPOINTS))]
         _check(urls)
     except (OSError, ValueError) as error:
         parser.error(str(error))

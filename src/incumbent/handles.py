@@ -101,7 +101,7 @@ class LeaseHandle:
         return f"<{type(self).__name__} {self.name!r} token={self.fencing_token} {state}>"
 
     def _loss(self) -> LeaseLost:
-        return _loss_of(self._held)
+        return _loss_of(self._held, self._link.keeper.lateness())
 
     def _let_go(self) -> bool:
         return self._held.machine.state in _LET_GO
@@ -195,8 +195,13 @@ class ClientHandle:
         return {"store": self, "namespace": self._namespace, **self._settings, **settings}
 
 
-def _loss_of(held: Held) -> LeaseLost:
-    return lease_lost(held.wanted.key.name, held.machine.reason or "expired")
+def _loss_of(held: Held, late: float = 0.0) -> LeaseLost:
+    reason = held.machine.reason or "expired"
+    detail = (
+        f": this process did not schedule its renewal thread for {say_seconds(late)} (code that"
+        " keeps the interpreter, a frozen process, or uWSGI without --enable-threads)"
+    )
+    return lease_lost(held.wanted.key.name, reason, detail if late and reason == "expired" else "")
 
 
 def _call_if_lost(held: Held, on_lost: OnLost) -> None:

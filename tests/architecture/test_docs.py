@@ -17,8 +17,10 @@ def test_the_table_of_transitions_is_the_machines_own() -> None:
         [
             sys.executable,
             "-c",
-            ("import sys; sys.path.insert(0, 'scripts'); import lease_table as it;"
-            "sys.stdout.write(it.page_with_table(it.PAGE.read_text()))"),
+            (
+                "import sys; sys.path.insert(0, 'scripts'); import lease_table as it;"
+                "sys.stdout.write(it.page_with_table(it.PAGE.read_text()))"
+            ),
         ],
         cwd=ROOT,
         capture_output=True,

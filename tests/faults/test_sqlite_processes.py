@@ -20,6 +20,7 @@ from incumbent.errors import StoreUnavailable
 from incumbent.model import Ask, Granted, Key
 from incumbent.stores.sqlite import SqliteEngine
 from incumbent.stores.sqlite.host import this_host
+from tests.support.needs import needs
 
 KEY = Key("default", "report")
 
@@ -273,9 +274,7 @@ print(*store.renew([Renewal(key, "parent", got.token, 10.0, got.epoch)], soon())
 UNSHARE_TIME = ("unshare", "-T", "--boottime", "100000")
 
 
-@pytest.mark.skipif(
-    not works(*UNSHARE_TIME, "true"), reason="this user or kernel makes no time namespaces"
-)
+@needs(works(*UNSHARE_TIME, "true"), "this user or kernel makes no time namespaces")
 def test_a_time_namespace_does_not_move_the_clock_of_the_leases(tmp_path: Path) -> None:
     code = """
 from incumbent.stores.sqlite.host import this_host
@@ -294,7 +293,7 @@ print(type(take("inside")).__name__)
     assert outcome == "Refused"
 
 
-@pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not here to count the syncs")
+@needs(bool(shutil.which("strace")), "strace is not here to count the syncs")
 def test_a_pair_waits_for_no_disk_and_a_reservation_does(tmp_path: Path) -> None:
     code = """
 def mark(name):
@@ -350,9 +349,7 @@ def count_syncs(log: str) -> Counter[str]:
 SMALL_DISK = ("unshare", "-m", "sh", "-c", 'mount -t tmpfs -o size=256k none "$0" && exec "$@"')
 
 
-@pytest.mark.skipif(
-    not works("unshare", "-m", "true"), reason="this user cannot mount a small disk to fill"
-)
+@needs(works("unshare", "-m", "true"), "this user cannot mount a small disk to fill")
 def test_a_full_disk_refuses_and_recovers(tmp_path: Path) -> None:
     code = """
 got = take("holder", "held")

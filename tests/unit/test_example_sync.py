@@ -120,7 +120,7 @@ def test_the_term_is_said_and_sent_along(endpoint: Endpoint) -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        [],
+        ["--file", os.devnull],
         ["--file", "/does/not/exist"],
         ["--url", "file:///etc/passwd"],
         ["--url", "http://"],
@@ -134,3 +134,11 @@ def test_nothing_sensible_to_call_is_a_usage_error(arguments: list[str]) -> None
     assert done.returncode == 2
     assert done.stdout == ""
     assert "sync: error:" in done.stderr
+
+
+def test_without_a_list_it_calls_the_endpoints_beside_it() -> None:
+    done = sync("--timeout", "5")
+    assert [line.split()[1] for line in done.stdout.splitlines()] == [
+        "http://127.0.0.1:8000/",
+        "http://127.0.0.1:8000/README.md",
+    ]

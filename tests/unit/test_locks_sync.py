@@ -381,5 +381,13 @@ def test_code_that_keeps_the_interpreter_loses_the_lease_and_hears_of_it(
     lease = Lock("a", store=engine, ttl=0.4).acquire()
     # PyDLL keeps the interpreter's lock during the call: no other thread can run, ours included.
     ctypes.PyDLL(None).usleep(600_000)
-    with pytest.raises(incumbent.LeaseLost, match="could not be renewed in time"):
+    with pytest.raises(incumbent.LeaseLost, match="did not schedule its renewal thread"):
         lease.check()
+
+
+def test_a_refusal_names_a_ttl_that_differs(engine: FaultyEngine) -> None:
+    with (
+        Lock("a", store=engine, ttl=9),
+        pytest.raises(incumbent.NotAcquired, match="a ttl of 9s and we 15s"),
+    ):
+        Lock("a", store=engine, timeout=0).acquire()

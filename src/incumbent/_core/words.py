@@ -32,13 +32,22 @@ def _why(wanted: Wanted, refused: Refused, held_by: str | None) -> str:
     by = held_by or "another"
     match refused.reason:
         case "held":
-            return f"is held by {by}" + (f", whose ttl has {left} left" if left else "")
+            left = f", whose ttl has {left} left" if left else ""
+            return f"is held by {by}{left}{_mismatch(wanted, refused)}"
         case "closed":
             return f"was held by {by} and stays closed" + (f" for another {left}" if left else "")
         case "paused":
             return "is paused: nobody may take it until it is unpaused"
         case "reserved":
             return f"is reserved for {by}"
+
+
+def _mismatch(wanted: Wanted, refused: Refused) -> str:
+    """Candidates of one name have to agree on the ttl, or they judge a crash differently."""
+    theirs, ours = refused.holders[0].ttl if refused.holders else None, wanted.policy.ttl
+    if theirs is None or abs(theirs - ours) < 0.001:
+        return ""
+    return f"; it uses a ttl of {say_seconds(theirs)} and we {say_seconds(ours)}: use one for all"
 
 
 def late_grant(wanted: Wanted, took: float) -> OutcomeUnknown:

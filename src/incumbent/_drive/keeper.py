@@ -43,6 +43,9 @@ _SETTLE_TIMEOUT = 1.0
 _DRAIN = 0.5
 """Seconds that a process gives at its exit to what it still owes."""
 _OUTAGE_EVERY = 60.0
+_LATE = 0.1
+"""Seconds by which a thread is late on any busy machine."""
+_LATE_AND_SAID = 1.0
 
 _Bucket = dict["weakref.ref[Held]", None]
 
@@ -103,6 +106,11 @@ class Keeper:
         with self._state.mutex:
             held.askers += (asker,)
         self._plan(held, clock.now())
+
+    def lateness(self) -> float:
+        """Seconds by which the thread has missed what it has to do; 0.0 if it is in time."""
+        late = clock.now() - self._state.planned
+        return late if self._state.planned > 0 and late > _LATE else 0.0
 
     def hand_over(self, debt: Debt) -> None:
         """See Port.hand_over."""
@@ -196,17 +204,13 @@ class Keeper:
 
     def _tick(self, state: _State) -> None:
         now = clock.now()
-        self._tell_late(state, now)
+        if (late := self.lateness()) > _LATE_AND_SAID:
+            _log.warning("the renewals of this process were not scheduled for %.1f s", late)
         due = self._collect(state, now)
         for start in range(0, len(due), _BATCH):
             self._renew(due[start : start + _BATCH])
         state.in_hand = []
         self._pay(state)
-
-    def _tell_late(self, state: _State, now: float) -> None:
-        late = now - state.planned
-        if state.planned > 0 and late > 1.0:
-            _log.warning("the renewals of this process were not scheduled for %.1f s", late)
 
     def _collect(self, state: _State, now: float) -> list[Held]:
         with state.mutex:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from typing import Final, TypeVar, cast
+from typing import Final, TypeVar
 from weakref import WeakKeyDictionary, WeakSet
 
 import hiredis
@@ -15,12 +15,10 @@ from incumbent.errors import StoreUnavailable
 from incumbent.model import (
     Ask,
     GiveOutcome,
-    Gone,
     Guard,
     Key,
     PutOutcome,
     Record,
-    Released,
     Renewal,
     RenewOutcome,
     TakeOutcome,
@@ -72,7 +70,9 @@ class AsyncRedisStore:
             answer = await wire.ask(request, until)
             return dialect.taken(answer, key, claim, ask, wire.epoch)
 
-        return await self._do(operate, until, ask.ttl if wait is None else wait)
+        # A take in doubt is the caller's to repeat, who remembers that there were two.
+        wait = ask.ttl if wait is None else wait
+        return await self._do(operate, until, wait, repeatable=False)
 
     async def renew(self, renewals: Sequence[Renewal], until: float) -> list[RenewOutcome]:
         """See Store.renew."""
@@ -215,13 +215,11 @@ class AsyncRedisStore:
         # What killed one (a restart, a cut network) killed its neighbours.
         _close_all(self._idle)
         try:
-            outcome = await self._afresh(operate, until, wait)
+            return await self._afresh(operate, until, wait)
         except StoreUnavailable as second:
             if doubt:
                 raise still_in_doubt(second, self._site.where) from second
             raise
-        # A give that finds nothing left, after a first try that was perhaps done, has been done.
-        return cast("T", Released()) if doubt and isinstance(outcome, Gone) else outcome
 
     async def _connect(self, until: float) -> AsyncWire:
         site = self._site

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, Final, TypeAlias, TypeVar, cast
+from typing import Any, Final, TypeAlias, TypeVar
 from weakref import WeakSet
 
 import hiredis
@@ -19,12 +19,10 @@ from incumbent.errors import StoreUnavailable
 from incumbent.model import (
     Ask,
     GiveOutcome,
-    Gone,
     Guard,
     Key,
     PutOutcome,
     Record,
-    Released,
     Renewal,
     RenewOutcome,
     TakeOutcome,
@@ -159,17 +157,20 @@ class RedisStore:
         try:
             wire = idle.pop()
         except IndexError:
-            return self._do(_one(request, until, read, key, claim, ask), until, wait)
+            again = _one(request, until, read, key, claim, ask)
+            return self._do(again, until, wait, repeatable=ask is None)
         if now - wire.used > _STALE_AFTER or now < wire.born + wait:
             idle.append(wire)
-            return self._do(_one(request, until, read, key, claim, ask), until, wait)
+            again = _one(request, until, read, key, claim, ask)
+            return self._do(again, until, wait, repeatable=ask is None)
         wire.used = now
         try:
             outcome = read(wire.ask(request, until), key, claim, ask, wire.epoch)
         except _UNUSABLE as error:
             wire.close()
             again = _one(request, until, read, key, claim, ask)
-            return self._again(error, again, until, wait, repeatable=True)
+            # A take in doubt is the caller's to repeat, who remembers that there were two.
+            return self._again(error, again, until, wait, repeatable=ask is None)
         except BaseException:
             wire.close()
             raise
@@ -255,13 +256,11 @@ class RedisStore:
         while self._idle:
             _close_all([self._idle.pop()])
         try:
-            outcome = self._afresh(operate, until, wait)
+            return self._afresh(operate, until, wait)
         except StoreUnavailable as second:
             if doubt:
                 raise still_in_doubt(second, self._site.where) from second
             raise
-        # A give that finds nothing left, after a first try that was perhaps done, has been done.
-        return cast("T", Released()) if doubt and isinstance(outcome, Gone) else outcome
 
     def _connect(self, until: float) -> Wire:
         site = self._site
