@@ -101,7 +101,7 @@ class LeaseHandle:
         return f"<{type(self).__name__} {self.name!r} token={self.fencing_token} {state}>"
 
     def _loss(self) -> LeaseLost:
-        return _loss_of(self._held, self._link.keeper.lateness())
+        return _loss_of(self._held, self._link.keeper.missed(self._held.machine.deadline))
 
     def _let_go(self) -> bool:
         return self._held.machine.state in _LET_GO

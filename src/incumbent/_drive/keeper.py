@@ -68,6 +68,7 @@ class _State:
     paying: threading.Lock = field(default_factory=threading.Lock)
     alarm: Alarm | None = None
     planned: float = inf
+    missed: tuple[float, float] = (0.0, 0.0)
     stopped: bool = False
     outage_told: float = -inf
 
@@ -107,10 +108,13 @@ class Keeper:
             held.askers += (asker,)
         self._plan(held, clock.now())
 
-    def lateness(self) -> float:
-        """Seconds by which the thread has missed what it has to do; 0.0 if it is in time."""
-        late = clock.now() - self._state.planned
-        return late if self._state.planned > 0 and late > _LATE else 0.0
+    def missed(self, deadline: float) -> float:
+        """Seconds around `deadline` for which the thread was due and did not run; else 0.0."""
+        since, until = self._state.missed
+        if not since <= deadline <= until:
+            since, until = self._state.planned, clock.now()
+        late = until - since
+        return late if 0 < since <= deadline and late > _LATE else 0.0
 
     def hand_over(self, debt: Debt) -> None:
         """See Port.hand_over."""
@@ -204,13 +208,20 @@ class Keeper:
 
     def _tick(self, state: _State) -> None:
         now = clock.now()
-        if (late := self.lateness()) > _LATE_AND_SAID:
-            _log.warning("the renewals of this process were not scheduled for %.1f s", late)
+        self._notice_lateness(state, now)
         due = self._collect(state, now)
         for start in range(0, len(due), _BATCH):
             self._renew(due[start : start + _BATCH])
         state.in_hand = []
         self._pay(state)
+
+    @staticmethod
+    def _notice_lateness(state: _State, now: float) -> None:
+        late = now - state.planned
+        if state.planned > 0 and late > _LATE:
+            state.missed = (state.planned, now)
+            if late > _LATE_AND_SAID:
+                _log.warning("the renewals of this process were not scheduled for %.1f s", late)
 
     def _collect(self, state: _State, now: float) -> list[Held]:
         with state.mutex:
