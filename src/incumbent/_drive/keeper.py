@@ -167,6 +167,7 @@ class Keeper:
             held.bucket = state.buckets.setdefault(due, {})
             held.bucket[held.ref] = None
         if due < state.planned:
+            state.planned = due
             self._wake(state)
 
     def _wake(self, state: _State) -> None:
