@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 
 import pytest
 
 from tests.support.proxy import FaultProxy
 from tests.support.servers import RedisServer
+
+# A shell ignores these two for what it starts in the background, and children inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
 SERVER_FIXTURES = {"redis_server", "own_redis", "proxy"}
 

@@ -9,8 +9,8 @@ from typing import Self, Unpack
 
 from incumbent import clock
 from incumbent._core.acquire import acquire
+from incumbent._core.onestep import run
 from incumbent._core.release import release
-from incumbent._drive.sync import run
 from incumbent.durations import Duration
 from incumbent.errors import NotAcquired
 from incumbent.handles import ClientHandle, LeaseHandle, LockHandle

@@ -37,7 +37,7 @@ LAYERS = (
         "store contract", ("stores.base", "stores.names", "stores.notices", "stores.table"), WORLD
     ),
     Layer("protocols", ("_core",), WORLD),
-    Layer("clock", ("clock",)),
+    Layer("system", ("clock", "unpatched")),
     Layer("stores", ("stores",)),
     Layer("drivers", ("_drive",)),
     Layer("settings", ("store_url", "links", "options", "entered")),

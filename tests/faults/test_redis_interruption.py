@@ -14,8 +14,6 @@ from tests.support.proxy import FaultProxy
 from tests.support.servers import RedisServer
 from tests.support.waiting import eventually
 
-LATE_AT_MOST = 0.05
-
 
 @pytest.fixture
 def proxy(redis_server: RedisServer) -> Iterator[FaultProxy]:
@@ -79,7 +77,7 @@ def test_an_interrupted_exchange_closes_its_connection(here: Party, proxy: Fault
     finally:
         signal.signal(signal.SIGALRM, before)
     proxy.heal()
-    assert here.store._idle == []
+    assert here.store._exchange.idle == []
     eventually(lambda: proxy.live == 0)
     assert here.refused().holders[0].claim == here.claim
 

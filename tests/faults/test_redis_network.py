@@ -21,7 +21,7 @@ from tests.faults.redis_world import ASK, Party, new_claim, party, soon
 from tests.support.proxy import FaultProxy
 from tests.support.servers import RedisServer
 
-LATE_AT_MOST = 0.05
+LATE_AT_MOST = 0.1
 
 
 @pytest.fixture

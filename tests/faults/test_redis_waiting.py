@@ -125,7 +125,7 @@ def test_one_connection_listens_for_one_wait_after_another(here: Party) -> None:
         timer.start()
         here.store.wait_change(here.key, seen, soon(5))
         timer.join()
-        assert len(here.store._listeners) == 1
+        assert len(here.store._exchange.listeners) == 1
     # What was said on the earlier channel is not taken for news of this one.
     here.store.put(here.key, "note", None, None, soon())
     began = clock.now()
@@ -178,7 +178,7 @@ def test_a_cancelled_waiter_keeps_nothing(here: Party) -> None:
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
-        assert here.engine.async_store()._listeners == []
+        assert here.engine.async_store().listeners == []
 
     asyncio.run(main())
 
@@ -203,4 +203,4 @@ def test_a_signal_ends_a_wait_at_once_and_keeps_nothing(here: Party) -> None:
     finally:
         signal.signal(signal.SIGALRM, before)
     assert clock.now() - began < 1.0
-    assert here.store._listeners == []
+    assert here.store._exchange.listeners == []

@@ -532,13 +532,13 @@ def test_the_log_is_bounded_under_steady_use(tmp_path: Path) -> None:
     engine = SqliteEngine(tmp_path / "leases.db")
     store = engine.store()
     largest = 0
-    for _ in range(6000):
+    for _ in range(12_000):
         granted = store.take(KEY, "a", ASK, soon())
         assert isinstance(granted, Granted)
         store.give(KEY, "a", granted.token, soon())
         largest = max(largest, (tmp_path / "leases.db-wal").stat().st_size)
     store.close()
-    assert largest < 16 << 20  # it would be 24 MiB
+    assert largest < 32 << 20  # it would be 48 MiB
 
 
 def test_a_batch_of_renewals_is_one_transaction(machine: Machine) -> None:

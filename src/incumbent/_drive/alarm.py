@@ -12,6 +12,7 @@ import threading
 from typing import Protocol
 
 from incumbent import clock
+from incumbent.unpatched import original
 
 __all__ = ["Alarm", "make_alarm"]
 
@@ -69,7 +70,7 @@ class _BoottimeAlarm:
         if self._timer_fd < 0:
             os.close(self._wake_fd)
             raise OSError(ctypes.get_errno(), "timerfd_create failed")
-        self._poll = select.poll()
+        self._poll = original("select", "poll")()
         for fd in (self._wake_fd, self._timer_fd):
             self._poll.register(fd, select.POLLIN)
 

@@ -18,18 +18,19 @@ from math import inf
 
 from incumbent import clock
 from incumbent._core.held import Held
+from incumbent._core.onestep import run
 from incumbent._core.port import Debt
 from incumbent._core.release import settle
 from incumbent._core.renew import first_due, next_due, renew
 from incumbent._drive.alarm import Alarm, make_alarm
 from incumbent._drive.notifier import notifier
-from incumbent._drive.sync import SyncPort, draw_jitter, run
-from incumbent._drive.threads import start_thread
+from incumbent._drive.sync import SyncPort, draw_jitter
 from incumbent.backoff import backoff_delay
 from incumbent.errors import StoreError
 from incumbent.lease import State
 from incumbent.model import Key
 from incumbent.stores.base import Store
+from incumbent.unpatched import original, start_thread
 
 __all__ = ["Keeper"]
 
@@ -61,11 +62,11 @@ class _Owed:
 class _State:
     """What one keeper thread owns; a fork's child starts with a new one."""
 
-    mutex: threading.RLock = field(default_factory=threading.RLock)
+    mutex: threading.RLock = field(default_factory=original("_thread", "RLock"))
     buckets: dict[float, _Bucket] = field(default_factory=dict)
     in_hand: list[weakref.ref[Held]] = field(default_factory=list)
     owed: deque[_Owed] = field(default_factory=deque)
-    paying: threading.Lock = field(default_factory=threading.Lock)
+    paying: threading.Lock = field(default_factory=original("_thread", "allocate_lock"))
     alarm: Alarm | None = None
     planned: float = inf
     missed: tuple[float, float] = (0.0, 0.0)

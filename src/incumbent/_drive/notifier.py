@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import logging
 import queue
-import threading
 from collections.abc import Callable
 
 from incumbent import clock
-from incumbent._drive.threads import start_thread
+from incumbent.unpatched import original, start_thread
 
 __all__ = ["Notifier", "notifier"]
 
@@ -25,8 +24,8 @@ class Notifier:
 
     def reset(self) -> None:
         """Forget what waits; after a fork there is no thread either."""
-        self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._start = threading.Lock()
+        self._calls: queue.SimpleQueue[Callable[[], None]] = original("queue", "SimpleQueue")()
+        self._start = original("_thread", "allocate_lock")()
         self._running = False
 
     def call(self, callback: Callable[[], None]) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Coroutine, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from incumbent import clock
 from incumbent.model import Ask, GiveOutcome, Key, Renewal, RenewOutcome, TakeOutcome
@@ -15,9 +15,7 @@ from incumbent.stores.base import Store
 if TYPE_CHECKING:
     from incumbent._drive.keeper import Keeper
 
-__all__ = ["SyncPort", "draw_claim", "draw_jitter", "run"]
-
-T = TypeVar("T")
+__all__ = ["SyncPort", "draw_claim", "draw_jitter"]
 
 # Chance of our own: an application that seeds `random` alike everywhere must not align a fleet.
 _chance = random.Random()
@@ -31,17 +29,6 @@ draw_jitter = _chance.random
 def draw_claim() -> str:
     """128 random bits as 32 hexadecimal digits."""
     return os.urandom(16).hex()
-
-
-def run(protocol: Coroutine[Any, Any, T]) -> T:
-    """Drive a protocol to its end; its port blocks instead of suspending."""
-    try:
-        protocol.send(None)
-    except StopIteration as done:
-        result: T = done.value
-        return result
-    protocol.close()
-    raise RuntimeError("a blocking protocol suspended: its port must not await anything")
 
 
 class SyncPort:

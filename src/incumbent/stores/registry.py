@@ -31,7 +31,8 @@ def open_engine(url: str) -> Engine:
     scheme, colon, _ = url.partition(":")
     if not colon:
         raise ConfigError(
-            f"{url!r} is not the URL of a store: write for example redis://localhost:6379",
+            # Not shown: what looks like no URL may hold a password all the same.
+            "what was given is not the URL of a store: write for example redis://localhost:6379",
             name="store",
         )
     if scheme == "withheld":

@@ -23,10 +23,18 @@ class CannotStart(Exception):
     """CMD was not started; `code` is what a shell would exit with."""
 
     def __init__(self, command: str, error: OSError) -> None:
-        missing = isinstance(error, FileNotFoundError)
+        missing = isinstance(error, FileNotFoundError) or _only_out_of_reach(command, error)
         said = "not found" if missing else (error.strerror or "cannot be executed").lower()
         super().__init__(f"{command}: {said}")
         self.code = _NOT_FOUND if missing else _NOT_EXECUTABLE
+
+
+def _only_out_of_reach(command: str, error: OSError) -> bool:
+    """Whether "permission denied" is about a folder of PATH and not about CMD, as shells see it."""
+    if not isinstance(error, PermissionError) or os.sep in command:
+        return False
+    # Not Path.exists, which raises for a folder that may not be searched.
+    return not any(os.path.exists(f"{folder}/{command}") for folder in os.get_exec_path())  # noqa: PTH110
 
 
 class Child:

@@ -6,23 +6,20 @@ import asyncio
 import os
 from collections import deque
 from math import inf
-from typing import Any, TypeVar
+from typing import Any
 
 import hiredis
 
 from incumbent import clock
 from incumbent.stores.redis.errors import Broken
-from incumbent.stores.redis.resp import Program, as_eval
 
 __all__ = ["AsyncWire"]
-
-T = TypeVar("T")
 
 _now = clock.now
 
 
 class AsyncWire(asyncio.Protocol):
-    """See wire.Wire. One timer a connection serves all its exchanges: it is moved, not remade."""
+    """See exchange.AnyWire. One timer serves all its exchanges: it is moved, not remade."""
 
     def __init__(self, writer: asyncio.StreamWriter) -> None:
         reader = hiredis.Reader()
@@ -41,10 +38,15 @@ class AsyncWire(asyncio.Protocol):
             self._failure = Broken("the server closed the connection", sent=False)
         self.epoch = ""
         self.born = 0.0
+        self.used = 0.0
 
     @property
     def closed(self) -> bool:
         """Whether it can no longer be used."""
+        return self._failure is not None
+
+    def is_stale(self, *, trust: bool) -> bool:
+        """As `closed`: the event loop notices itself when a server closes one."""
         return self._failure is not None
 
     def close(self) -> None:
@@ -65,31 +67,6 @@ class AsyncWire(asyncio.Protocol):
             nothing = os.open(os.devnull, os.O_RDWR)
             os.dup2(nothing, sock.fileno())
             os.close(nothing)
-
-    async def ask(self, request: bytes, until: float) -> Any:
-        """One request, one answer. Raises Broken."""
-        self.send(request, until)
-        answer = await self.next(until)
-        if type(answer) is hiredis.ReplyError and str(answer).startswith("NOSCRIPT"):
-            return await self.ask(as_eval(request), until)
-        return answer
-
-    async def run(self, program: Program[T], until: float) -> T:
-        """Carry a program out."""
-        answers: Any = None
-        try:
-            while True:
-                step = program.send(answers)
-                answers = await self._ask_all(step.payload, step.answers, until)
-        except StopIteration as end:
-            result: T = end.value
-            return result
-
-    async def _ask_all(self, payload: bytes, count: int, until: float) -> list[Any]:
-        if count == 1:
-            return [await self.ask(payload, until)]
-        self.send(payload, until)
-        return [await self.next(until) for _ in range(count)]
 
     def send(self, request: bytes, until: float) -> None:
         """A request whose answer is read by `next`. Raises Broken."""

@@ -13,6 +13,7 @@ from typing import Any
 from incumbent import clock
 from incumbent.errors import StoreUnavailable
 from incumbent.stores.redis.driver import Site, Target, blocking_connection, connect_error
+from incumbent.unpatched import original
 
 __all__ = ["dial"]
 
@@ -61,7 +62,15 @@ def _taken_from(connection: Any) -> socket.socket:
     sock: socket.socket = connection._sock
     connection._sock = None
     connection._parser.on_disconnect()
-    return sock
+    return _of_any_thread(sock)
+
+
+def _of_any_thread(sock: socket.socket) -> socket.socket:
+    """gevent's sockets belong to the hub of one thread; this one is also used by the keeper's."""
+    if not type(sock).__module__.startswith("gevent._socket"):
+        return sock
+    plain: socket.socket = original("socket", "socket")(fileno=sock.detach())
+    return plain
 
 
 def dial(site: Site, until: float) -> socket.socket:

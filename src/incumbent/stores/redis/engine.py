@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from incumbent import clock
+from incumbent._core.onestep import run
 from incumbent.errors import StoreError
 from incumbent.model import Capabilities
 from incumbent.stores.redis.dial import dial
 from incumbent.stores.redis.dialect import Dialect
 from incumbent.stores.redis.driver import Site
+from incumbent.stores.redis.exchange import carry_out
 from incumbent.stores.redis.names import Naming
 from incumbent.stores.redis.server import diagnosis
 from incumbent.stores.redis.sync import RedisStore
@@ -60,7 +62,7 @@ class RedisEngine:
             return [("error", str(error), "check the address, the password and the network")]
         try:
             program = diagnosis(ttl, self._site.restart_wait, clock.now, clock.wall)
-            return wire.run(program, until)
+            return run(carry_out(wire, program, until))
         except Exception as error:  # noqa: BLE001 - whatever it is, a diagnosis reports it
             return [("error", f"{self.url} answered nothing usable: {error}", "look at its log")]
         finally:

@@ -11,18 +11,19 @@ import select
 import socket
 from math import ceil
 from struct import Struct
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import hiredis
 
 from incumbent import clock
 from incumbent.stores.redis.errors import Broken
-from incumbent.stores.redis.resp import Program, as_eval
+from incumbent.stores.redis.resp import as_eval
+from incumbent.unpatched import original
 
-__all__ = ["Wire"]
+__all__ = ["STALE_AFTER", "Wire"]
 
-T = TypeVar("T")
-
+STALE_AFTER: Final = 0.1
+"""A connection unused for longer is looked at before it is trusted: one system call."""
 _CHUNK: Final = 16_384
 _GLANCE: Final = 0.01
 """Seconds that a plain system call waits. What takes longer is waited for with poll, whose timeout
@@ -37,7 +38,7 @@ _now = clock.now
 
 
 class Wire:
-    """One connection. `used`: when the present (or last) exchange began; `born`: see server.Facts.
+    """See exchange.AnyWire. `next` blocks where others suspend; `ask` and `read` are no coroutines.
 
     The kernel's timeouts (SO_RCVTIMEO), set once, spare the poll that Python's would cost each
     time. TLS, and sockets that are not the standard library's (gevent), keep Python's.
@@ -54,6 +55,9 @@ class Wire:
         "epoch",
         "used",
     )
+
+    closed = False
+    """It is not told when a server closes it: see `is_stale`."""
 
     def __init__(self, sock: socket.socket) -> None:
         reader = hiredis.Reader()
@@ -77,13 +81,15 @@ class Wire:
         """Give the descriptor back. Writes nothing, so that a fork's child may do it too."""
         self._sock.close()
 
-    def is_stale(self) -> bool:
+    def is_stale(self, *, trust: bool) -> bool:
         """Whether the server closed it, or sent something that nobody asked for."""
+        if trust and _now() - self.used < STALE_AFTER:
+            return False
         return _poll(self._sock, writing=False, seconds=0)
 
     def ask(self, request: bytes, until: float) -> Any:
         """One request, one answer. Raises Broken."""
-        # `send` and `next` written out: each call saved here is half a percent of an exchange.
+        # `send` and `read` written out: each call saved here is half a percent of an exchange.
         if until <= self.used:
             raise Broken("no time is left", sent=False, late=True)
         try:
@@ -101,27 +107,10 @@ class Wire:
         self._feed(data)
         answer = self._gets()
         if answer is False:
-            answer = self.next(until)
+            answer = self.read(until)
         if type(answer) is hiredis.ReplyError and str(answer).startswith("NOSCRIPT"):
             return self.ask(as_eval(request), until)
         return answer
-
-    def run(self, program: Program[T], until: float) -> T:
-        """Carry a program out."""
-        answers = None
-        try:
-            while True:
-                step = program.send(answers)  # type: ignore[arg-type]  # None begins
-                answers = self._ask_all(step.payload, step.answers, until)
-        except StopIteration as end:
-            result: T = end.value
-            return result
-
-    def _ask_all(self, payload: bytes, count: int, until: float) -> list[Any]:
-        if count == 1:
-            return [self.ask(payload, until)]
-        self.send(payload, until)
-        return [self.next(until) for _ in range(count)]
 
     def send(self, request: bytes, until: float) -> None:
         """A request whose answer is read by `next`. Raises Broken."""
@@ -134,8 +123,12 @@ class Wire:
         if sent != len(request):
             self._send_rest(request, sent, until)
 
-    def next(self, until: float) -> Any:
+    async def next(self, until: float) -> Any:
         """The next answer or message. Raises Broken."""
+        return self.read(until)
+
+    def read(self, until: float) -> Any:
+        """The same at once."""
         # hiredis says False where an answer is not complete; no answer in RESP 2 is a bool.
         while (answer := self._gets()) is False:
             try:
@@ -178,9 +171,8 @@ class Wire:
 
 
 def _is_plain(sock: socket.socket) -> bool:
-    stdlib = type(sock) is socket.socket and type(sock).__module__ == "socket"
     # Windows has these options too, and counts them in another unit.
-    return stdlib and os.name == "posix"
+    return type(sock) is original("socket", "socket") and os.name == "posix"
 
 
 def _poll(sock: socket.socket, *, writing: bool, seconds: float) -> bool:

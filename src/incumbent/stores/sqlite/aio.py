@@ -10,8 +10,6 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import ParamSpec, TypeVar
 
-from incumbent import clock
-from incumbent.errors import StoreError
 from incumbent.model import (
     Ask,
     GiveOutcome,
@@ -24,7 +22,7 @@ from incumbent.model import (
     TakeOutcome,
 )
 from incumbent.stores.sqlite.core import Core
-from incumbent.stores.sqlite.patience import looks, pauses, still_locked
+from incumbent.stores.sqlite.insist import insist, watch
 from incumbent.stores.sqlite.trouble import FileBusy
 
 __all__ = ["AsyncSqliteStore"]
@@ -76,16 +74,8 @@ class AsyncSqliteStore:
         return await self._try(until, self._core.scan, namespace, prefix)
 
     async def wait_change(self, key: Key, seen: str, until: float) -> None:
-        """See Store.wait_change; looks every 2 to 25 ms. Trouble ends it early, as a hint may."""
-        for pause in looks(until, clock.now):
-            try:
-                if self._core.changed(key, seen):
-                    return
-            except FileBusy:
-                pass
-            except StoreError:
-                return
-            await asyncio.sleep(pause)
+        """See Store.wait_change."""
+        await watch(asyncio.sleep, self._core, key, seen, until)
 
     async def aclose(self) -> None:
         """See AsyncStore.aclose; all loops share the connections, and open them again."""
@@ -98,10 +88,4 @@ class AsyncSqliteStore:
             return operation(*args, **kwargs)
         except FileBusy:
             pass
-        for pause in pauses(until, clock.now):
-            await asyncio.sleep(pause)
-            try:
-                return operation(*args, **kwargs)
-            except FileBusy:
-                continue
-        raise still_locked(self._core.pool.path)
+        return await insist(asyncio.sleep, self._core, until, operation, *args, **kwargs)

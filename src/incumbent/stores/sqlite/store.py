@@ -6,8 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import ParamSpec, TypeVar
 
-from incumbent import clock
-from incumbent.errors import StoreError
+from incumbent._core.onestep import run
 from incumbent.model import (
     Ask,
     GiveOutcome,
@@ -20,7 +19,7 @@ from incumbent.model import (
     TakeOutcome,
 )
 from incumbent.stores.sqlite.core import Core
-from incumbent.stores.sqlite.patience import looks, pauses, still_locked
+from incumbent.stores.sqlite.insist import insist, watch
 from incumbent.stores.sqlite.trouble import FileBusy
 
 __all__ = ["SqliteStore"]
@@ -72,16 +71,8 @@ class SqliteStore:
         return self._try(until, self._core.scan, namespace, prefix)
 
     def wait_change(self, key: Key, seen: str, until: float) -> None:
-        """See Store.wait_change; looks every 2 to 25 ms. Trouble ends it early, as a hint may."""
-        for pause in looks(until, clock.now):
-            try:
-                if self._core.changed(key, seen):
-                    return
-            except FileBusy:
-                pass
-            except StoreError:
-                return
-            time.sleep(pause)
+        """See Store.wait_change."""
+        run(watch(_nap, self._core, key, seen, until))
 
     def close(self) -> None:
         """See Store.close."""
@@ -92,10 +83,8 @@ class SqliteStore:
             return operation(*args, **kwargs)
         except FileBusy:
             pass
-        for pause in pauses(until, clock.now):
-            time.sleep(pause)
-            try:
-                return operation(*args, **kwargs)
-            except FileBusy:
-                continue
-        raise still_locked(self._core.pool.path)
+        return run(insist(_nap, self._core, until, operation, *args, **kwargs))
+
+
+async def _nap(seconds: float) -> None:
+    time.sleep(seconds)  # noqa: ASYNC251 - blocking is what this side is for

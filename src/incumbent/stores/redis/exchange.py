@@ -1,0 +1,349 @@
+"""What both sides do with connections, written once, as coroutines.
+
+The asynchronous side awaits them. The blocking side runs each in one step (`_core.onestep`), with
+connections that block instead of suspending.
+
+Connections are taken off a list and put back: `list.pop` and `list.append` are atomic, so there is
+no lock that a signal handler or `__del__` could meet; re-entry takes or opens another connection.
+Whatever interrupts an exchange (any BaseException) closes its connection.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
+from weakref import WeakSet
+
+import hiredis
+
+from incumbent import clock
+from incumbent.errors import StoreUnavailable
+from incumbent.model import (
+    Ask,
+    GiveOutcome,
+    Guard,
+    Key,
+    PutOutcome,
+    Record,
+    Renewal,
+    RenewOutcome,
+    TakeOutcome,
+)
+from incumbent.stores.redis.dialect import Dialect, is_repeatable
+from incumbent.stores.redis.driver import Site
+from incumbent.stores.redis.errors import (
+    Broken,
+    Mismatch,
+    exchange_error,
+    restart_error,
+    still_in_doubt,
+)
+from incumbent.stores.redis.resp import Program, as_eval
+from incumbent.stores.redis.server import greeting
+
+__all__ = ["UNUSABLE", "Exchange", "Operate", "Read", "carry_out", "close_all", "one"]
+
+
+class AnyWire(Protocol):
+    """One connection, of either side.
+
+    `used`: when the present (or last) exchange began; `born`: see server.Facts.
+    """
+
+    epoch: str
+    born: float
+    used: float
+
+    @property
+    def closed(self) -> bool:
+        """Whether it is known, without a look, that it can no longer be used."""
+
+    def is_stale(self, *, trust: bool) -> bool:
+        """Whether the server closed it. `trust`: need not look at one that was just used."""
+
+    def send(self, request: bytes, until: float) -> None:
+        """A request whose answer is read by `next`. Raises Broken."""
+
+    async def next(self, until: float) -> Any:
+        """The next answer or message. Raises Broken."""
+
+    def close(self) -> None:
+        """Let go at once; nothing is written."""
+
+
+T = TypeVar("T")
+W = TypeVar("W", bound=AnyWire)
+Operate: TypeAlias = Callable[[W], Awaitable[T]]
+Read: TypeAlias = Callable[[Any, Key, str, Any, str], T]
+"""How an answer is read: with the key, the claim, the ask, and the epoch of the connection."""
+
+UNUSABLE: Final = (Broken, Mismatch, hiredis.ProtocolError)
+_IDLE_MAX: Final = 64
+_LEAVE_WITHIN: Final = 0.05
+
+_now = clock.now
+
+
+class Exchange(ABC, Generic[W]):
+    """The operations of a store (see stores.base.AsyncStore), by the connections it keeps."""
+
+    def __init__(self, site: Site, dialect: Dialect) -> None:
+        self.site = site
+        self.dialect = dialect
+        self.idle: list[W] = []
+        self.listeners: list[W] = []
+        self.all: WeakSet[W] = WeakSet()
+
+    @abstractmethod
+    async def dial(self, until: float) -> W:
+        """A connection that is logged in. Raises StoreUnavailable, at `until` at the latest."""
+
+    # -- operations ---------------------------------------------------------------------------
+
+    async def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
+        """See Store.take."""
+        dialect, wait = self.dialect, self.site.restart_wait
+        request = dialect.take(key, claim, ask)
+        wait = ask.ttl if wait is None else wait
+        operate: Operate[W, TakeOutcome] = one(request, until, dialect.taken, key, claim, ask)
+        # A take in doubt is the caller's to repeat, who remembers that there were two.
+        return await self.do(operate, until, wait, repeatable=False)
+
+    async def renew(self, renewals: Sequence[Renewal], until: float) -> list[RenewOutcome]:
+        """See Store.renew."""
+        return await self._run(lambda epoch: self.dialect.renew(renewals, epoch), until)
+
+    async def give(
+        self,
+        key: Key,
+        claim: str,
+        token: int | None,
+        until: float,
+        *,
+        closed_for: float = 0.0,
+        reserve_for: str | None = None,
+        slot: str | None = None,
+    ) -> GiveOutcome:
+        """See Store.give."""
+        dialect = self.dialect
+        request = dialect.give(key, claim, token, closed_for, slot)
+        operate: Operate[W, GiveOutcome] = one(request, until, dialect.given, key, claim, None)
+        return await self.do(operate, until)
+
+    async def put(
+        self, key: Key, field: str, value: bytes | None, guard: Guard, until: float
+    ) -> PutOutcome:
+        """See Store.put."""
+        return await self._run(
+            lambda _: self.dialect.put(key, field, value, guard),
+            until,
+            repeatable=is_repeatable(guard),
+        )
+
+    async def read(self, key: Key, until: float) -> Record:
+        """See Store.read."""
+        return await self._run(lambda _: self.dialect.read(key), until)
+
+    async def scan(self, namespace: str, prefix: str, until: float) -> tuple[Record, ...]:
+        """See Store.scan."""
+        return await self._run(lambda _: self.dialect.scan(namespace, prefix), until)
+
+    async def wait_change(self, key: Key, seen: str, until: float) -> None:
+        """See Store.wait_change. Raises StoreUnavailable if nobody can listen."""
+        listeners = self.listeners
+        wire = await self._listen(key, until)
+        try:
+            if await self._run(lambda _: self.dialect.unchanged(key, seen), until):
+                await wire.next(until)
+            wire.used = _now()
+            wire.send(self.dialect.unsubscribe(key), wire.used + _LEAVE_WITHIN)
+        except Broken:
+            # The time is over, or nothing will be heard any more: both are hints enough.
+            wire.close()
+        except BaseException:
+            wire.close()
+            raise
+        else:
+            _put_back(wire, listeners, self.listeners)
+
+    def let_go(self) -> None:
+        """Close what is not in use; what is in use is closed when it comes back."""
+        idle, self.idle = self.idle, []
+        listeners, self.listeners = self.listeners, []
+        close_all(idle)
+        close_all(listeners)
+
+    # -- exchanges ----------------------------------------------------------------------------
+
+    async def _run(
+        self, start: Callable[[str], Program[T]], until: float, *, repeatable: bool = True
+    ) -> T:
+        async def operate(wire: W) -> T:
+            return await carry_out(wire, start(wire.epoch), until)
+
+        return await self.do(operate, until, repeatable=repeatable)
+
+    async def do(
+        self, operate: Operate[W, T], until: float, wait: float = 0.0, *, repeatable: bool = True
+    ) -> T:
+        """`operate` on one connection, and once more on a fresh one if that was dead already."""
+        wire = self._trusted(trust=repeatable)
+        if wire is None:
+            return await self._afresh(operate, until, wait)
+        try:
+            return await self._use(wire, operate, wait)
+        except UNUSABLE as error:
+            return await self.again(error, operate, until, wait, repeatable=repeatable)
+
+    def _trusted(self, *, trust: bool) -> W | None:
+        """A connection at hand that the server has not closed."""
+        while self.idle:
+            try:
+                wire = self.idle.pop()
+            except IndexError:
+                break
+            if not wire.is_stale(trust=trust):
+                return wire
+            wire.close()
+        return None
+
+    async def _use(self, wire: W, operate: Operate[W, T], wait: float) -> T:
+        idle = self.idle
+        wire.used = now = _now()
+        early = wire.born + wait - now
+        if early > 0:
+            _put_back(wire, idle, self.idle)
+            raise restart_error(self.site.where, now - wire.born, early)
+        try:
+            outcome = await operate(wire)
+        except BaseException:
+            wire.close()
+            raise
+        _put_back(wire, idle, self.idle)
+        return outcome
+
+    async def _afresh(self, operate: Operate[W, T], until: float, wait: float) -> T:
+        wire = await self._connect(until)
+        try:
+            return await self._use(wire, operate, wait)
+        except UNUSABLE as error:
+            raise exchange_error(error, self.site.where) from error.__cause__ or error
+
+    async def again(
+        self,
+        error: Exception,
+        operate: Operate[W, T],
+        until: float,
+        wait: float,
+        *,
+        repeatable: bool,
+    ) -> T:
+        """`operate` on a fresh connection, if it may be repeated after `error`."""
+        doubt = not isinstance(error, Broken) or error.sent
+        if not isinstance(error, Broken) or error.late or (doubt and not repeatable):
+            raise exchange_error(error, self.site.where) from error.__cause__ or error
+        # What killed one (a restart, a cut network) killed its neighbours.
+        close_all(self.idle)
+        try:
+            return await self._afresh(operate, until, wait)
+        except StoreUnavailable as second:
+            if doubt:
+                raise still_in_doubt(second, self.site.where) from second
+            raise
+
+    async def _connect(self, until: float) -> W:
+        site = self.site
+        wire = await self.dial(until)
+        self.all.add(wire)
+        program = greeting(site.where, allow_eviction=site.allow_eviction, proved=site.proved)
+        try:
+            facts = await carry_out(wire, program, until)
+        except UNUSABLE as error:
+            wire.close()
+            raise StoreUnavailable(f"{site.where} cannot be reached: {error}") from error
+        except BaseException:
+            wire.close()
+            raise
+        wire.epoch, wire.born = facts.epoch, facts.born(_now())
+        site.proved = True
+        return wire
+
+    async def _listen(self, key: Key, until: float) -> W:
+        """A connection that listens for `key`: one that listened before, or a fresh one."""
+        try:
+            return await self._subscribed(self.listeners.pop(), key, until)
+        except (IndexError, *UNUSABLE):
+            pass
+        try:
+            return await self._subscribed(await self._connect(until), key, until)
+        except UNUSABLE as error:
+            raise StoreUnavailable(f"{self.site.where} cannot be reached: {error}") from error
+
+    async def _subscribed(self, wire: W, key: Key, until: float) -> W:
+        try:
+            wire.used = _now()
+            wire.send(self.dialect.subscribe(key), until)
+            while not self.dialect.listens(await wire.next(until), key):
+                pass
+        except BaseException:
+            wire.close()
+            raise
+        return wire
+
+
+def one(
+    request: bytes, until: float, read: Read[T], key: Key, claim: str, ask: Ask | None
+) -> Operate[W, T]:
+    """What sends one request and reads its answer."""
+
+    async def operate(wire: W) -> T:
+        return read(await _ask(wire, request, until), key, claim, ask, wire.epoch)
+
+    return operate
+
+
+async def carry_out(wire: AnyWire, program: Program[T], until: float) -> T:
+    """The outcome of a program. Raises Broken."""
+    answers: Any = None
+    try:
+        while True:
+            step = program.send(answers)
+            answers = await _ask_all(wire, step.payload, step.answers, until)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+
+
+async def _ask_all(wire: AnyWire, payload: bytes, count: int, until: float) -> list[Any]:
+    if count == 1:
+        return [await _ask(wire, payload, until)]
+    wire.send(payload, until)
+    return [await wire.next(until) for _ in range(count)]
+
+
+async def _ask(wire: AnyWire, request: bytes, until: float) -> Any:
+    """One request, one answer. Raises Broken."""
+    wire.send(request, until)
+    answer = await wire.next(until)
+    if type(answer) is hiredis.ReplyError and str(answer).startswith("NOSCRIPT"):
+        return await _ask(wire, as_eval(request), until)
+    return answer
+
+
+def _put_back(wire: W, whence: list[W], where: list[W]) -> None:
+    # Another list by now: the store was closed, or this is a fork's child.
+    if whence is where and len(where) < _IDLE_MAX and not wire.closed:
+        where.append(wire)
+    else:
+        wire.close()
+
+
+def close_all(wires: list[W]) -> None:
+    """Take all of them off the list and close them."""
+    while wires:
+        try:
+            wire = wires.pop()
+        except IndexError:
+            break
+        wire.close()

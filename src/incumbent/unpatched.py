@@ -1,0 +1,29 @@
+"""Threads and locks of the operating system, also where gevent has replaced those of Python.
+
+A greenlet would wait for the very body whose lease it is to renew.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+__all__ = ["original", "start_thread"]
+
+
+def original(module: str, name: str) -> Any:
+    """`module.name` as it was before gevent patched it."""
+    monkey = sys.modules.get("gevent.monkey")
+    if monkey is None:
+        return getattr(import_module(module), name)
+    return monkey.get_original(module, name)
+
+
+def start_thread(work: Callable[[], None], name: str) -> None:
+    """Start a daemon thread that no event loop of the application can starve."""
+    if "gevent.monkey" in sys.modules:
+        original("_thread", "start_new_thread")(work, ())
+        return
+    import_module("threading").Thread(target=work, name=name, daemon=True).start()

@@ -1,0 +1,51 @@
+"""Under gevent, whose greenlets cannot renew while another keeps the hub."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.servers import RedisServer
+
+SCRIPT = """
+from gevent import monkey; monkey.patch_all()
+import gevent, sys, time
+from incumbent import Lock
+
+def keep_the_hub(seconds):
+    until = time.perf_counter() + seconds
+    while time.perf_counter() < until: pass
+
+store = sys.argv[1]
+with Lock("a", store=store, ttl=0.6) as lease:
+    keep_the_hub(1.0)
+    lease.check()
+    waiter = gevent.spawn(lambda: Lock("a", store=store, ttl=0.6).acquire(5))
+    gevent.sleep(1.0)
+    lease.check()
+waiter.get(timeout=5).release()
+print("renewed, and handed over")
+"""
+
+
+def run(store: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, store],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    return done.stdout.strip() or done.stderr
+
+
+@pytest.mark.parametrize("store", ["memory:", "sqlite://{}/leases.db"])
+def test_a_hub_that_is_kept_does_not_cost_the_lease(store: str, tmp_path: Path) -> None:
+    assert run(store.format(tmp_path)) == "renewed, and handed over"
+
+
+def test_a_hub_that_is_kept_does_not_cost_a_lease_on_redis(redis_server: RedisServer) -> None:
+    assert run(f"{redis_server.url}?restart_wait=0") == "renewed, and handed over"
