@@ -13,7 +13,6 @@ import pytest
 import redis
 
 from incumbent import clock
-from incumbent.errors import StoreUnavailable
 from incumbent.model import Ask, Slot
 from tests.faults.redis_world import Party, new_claim, party, soon
 from tests.support.proxy import FaultProxy
@@ -31,6 +30,8 @@ def listening(one: Party, server: RedisServer) -> None:
     channel = f"{one.main}:c"
     with redis.Redis(port=server.port) as raw:
         eventually(lambda: raw.pubsub_numsub(channel)[0][1] >= 1)
+        # The look at the record comes after the listener knows that it listens.
+        eventually(lambda: any(client["cmd"] in {"get", "hget"} for client in raw.client_list()))
 
 
 def seconds_waited(one: Party, seen: str, within: float, *, on_asyncio: bool) -> float:
@@ -163,9 +164,8 @@ def test_a_waiter_in_a_black_hole_returns_in_time(redis_server: RedisServer) -> 
         seen = one.refused().seen
         proxy.blackhole()
         began = clock.now()
-        with pytest.raises(StoreUnavailable):
-            one.store.wait_change(one.key, seen, soon(0.3))
-        assert clock.now() - began < 0.35
+        one.store.wait_change(one.key, seen, soon(0.3))
+        assert 0.25 < clock.now() - began < 0.4
 
 
 def test_a_cancelled_waiter_keeps_nothing(here: Party) -> None:

@@ -18,7 +18,7 @@ from weakref import WeakSet
 import hiredis
 
 from incumbent import clock
-from incumbent.errors import StoreUnavailable
+from incumbent.errors import StoreError, StoreUnavailable
 from incumbent.model import (
     Ask,
     GiveOutcome,
@@ -150,7 +150,15 @@ class Exchange(ABC, Generic[W]):
         return await self._run(lambda _: self.dialect.scan(namespace, prefix), until)
 
     async def wait_change(self, key: Key, seen: str, until: float) -> None:
-        """See Store.wait_change. Raises StoreUnavailable if nobody can listen."""
+        """See Store.wait_change. Raises StoreError if nobody can listen."""
+        try:
+            await self._wait_change(key, seen, until)
+        except StoreError:
+            # Once the time is over the caller looks for itself, whatever went wrong meanwhile.
+            if _now() < until:
+                raise
+
+    async def _wait_change(self, key: Key, seen: str, until: float) -> None:
         listeners = self.listeners
         wire = await self._listen(key, until)
         try:
