@@ -116,17 +116,20 @@ def test_a_waiter_for_a_used_slot_is_woken_when_it_is_given_back(
         assert waiting.result() < 1.0
 
 
-def test_one_connection_listens_for_one_wait_after_another(here: Party) -> None:
+def test_one_connection_listens_for_one_wait_after_another(
+    here: Party, redis_server: RedisServer
+) -> None:
     other = Party(here.engine)
     here.take()
     other.take()
     seen = here.refused().seen
-    for _ in range(3):
-        timer = threading.Timer(0.05, here.store.put, (here.key, "note", b"", None, soon()))
-        timer.start()
-        here.store.wait_change(here.key, seen, soon(5))
-        timer.join()
-        assert len(here.store._exchange.listeners) == 1
+    with ThreadPoolExecutor(1) as pool:
+        for _ in range(3):
+            waiting = pool.submit(here.store.wait_change, here.key, seen, soon(5))
+            listening(here, redis_server)
+            here.store.put(here.key, "note", b"", None, soon())
+            waiting.result()
+            assert len(here.store._exchange.listeners) == 1
     # What was said on the earlier channel is not taken for news of this one.
     here.store.put(here.key, "note", None, None, soon())
     began = clock.now()
