@@ -7,6 +7,7 @@ did not run anything is worse than one that fails.
 from __future__ import annotations
 
 import os
+import random
 import re
 import shutil
 import signal
@@ -58,10 +59,15 @@ def server_version(program: Path) -> tuple[int, ...]:
 
 
 def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
+    """A free port below those that the system hands out by itself.
+
+    One of those could go to a client, or to another test, while a server is being restarted.
+    """
+    while True:
+        port = random.SystemRandom().randrange(10_000, 32_000)
+        with socket.socket() as sock, suppress(OSError):
+            sock.bind(("127.0.0.1", port))
+            return port
 
 
 class RedisServer:

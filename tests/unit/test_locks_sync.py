@@ -177,10 +177,11 @@ def test_renew_proves_a_fresh_ttl(engine: FaultyEngine) -> None:
 
 def test_a_renewal_without_an_answer_is_an_error_but_not_yet_a_loss(engine: FaultyEngine) -> None:
     with Lock("a", store=engine) as lease:
-        engine.faulty.plan("renew", Fault.NOT_SENT)
+        engine.faulty.down = True
         with pytest.raises(incumbent.StoreUnavailable, match="could not be renewed"):
             lease.renew()
         assert lease.valid
+        engine.faulty.down = False
 
 
 def test_a_record_that_was_removed_ends_the_lease_at_the_next_renewal(
