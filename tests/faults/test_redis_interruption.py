@@ -4,34 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Iterator
 
 import pytest
 
 from incumbent.model import Refused
-from tests.faults.redis_world import ASK, Party, new_claim, party, soon
+from tests.faults.redis_world import ASK, Party, new_claim, soon
 from tests.support.proxy import FaultProxy
-from tests.support.servers import RedisServer
 from tests.support.waiting import eventually
-
-
-@pytest.fixture
-def proxy(redis_server: RedisServer) -> Iterator[FaultProxy]:
-    with FaultProxy(redis_server.port) as faulty:
-        yield faulty
-
-
-@pytest.fixture
-def here(proxy: FaultProxy) -> Iterator[Party]:
-    with party(proxy.url) as one:
-        yield one
-
-
-@pytest.fixture
-def direct(redis_server: RedisServer) -> Iterator[Party]:
-    with party(redis_server.url) as one:
-        yield one
-
 
 # -- interruptions
 

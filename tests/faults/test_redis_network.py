@@ -24,24 +24,6 @@ from tests.support.servers import RedisServer
 LATE_AT_MOST = 0.1
 
 
-@pytest.fixture
-def proxy(redis_server: RedisServer) -> Iterator[FaultProxy]:
-    with FaultProxy(redis_server.port) as faulty:
-        yield faulty
-
-
-@pytest.fixture
-def here(proxy: FaultProxy) -> Iterator[Party]:
-    with party(proxy.url) as one:
-        yield one
-
-
-@pytest.fixture
-def direct(redis_server: RedisServer) -> Iterator[Party]:
-    with party(redis_server.url) as one:
-        yield one
-
-
 @contextmanager
 def answers_within(seconds: float) -> Iterator[None]:
     began = clock.now()
