@@ -56,6 +56,10 @@ class Process:
         """The instant of true time at which `now` shows that."""
         return self.clock.when(shown)
 
+    def awake_when(self, shown: float) -> float:
+        """The same for `awake`, if nothing freezes it before."""
+        return self.clock.when(shown + self.slept)
+
     # -- misfortunes -------------------------------------------------------------------------
 
     def stall(self) -> float:
