@@ -5,6 +5,7 @@ PYTHON ?= python3
 # Two at a time: more would starve the timing of the fault tests on small machines.
 WORKERS ?= 2
 PYTEST_ARGS ?=
+CHAOS_ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -14,13 +15,13 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test quick lint format type bench docs servers clean
+.PHONY: help demo test quick chaos lint format type bench docs servers clean
 
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(VENV)/.core ## five instances of one job, on SQLite, without a server: one runs
-	@$(BIN)/python examples/demo.py
+demo: $(VENV)/.core ## leaders killed, frozen and cut off, on SQLite, beside a plain loop
+	@$(BIN)/incumbent demo
 
 test: $(VENV)/.test servers ## every test; brings the servers it needs
 	$(PYTEST)
@@ -39,6 +40,9 @@ format: $(VENV)/.lint ## put the code into its style
 type: $(VENV)/.lint $(VENV)/.bench ## mypy --strict, tests included
 	$(BIN)/mypy $(wildcard src tests examples benchmarks)
 
+chaos: $(VENV)/.test servers ## thousands of random faults on fleets; goes on where it ended
+	$(BIN)/python -m tests.chaos --write docs/chaos.md $(CHAOS_ARGS)
+
 bench: $(VENV)/.bench servers ## the table of the speed page
 	$(BIN)/python -m benchmarks
 
@@ -49,7 +53,7 @@ servers: ## servers for the tests, unpacked under .servers
 	@scripts/servers.sh
 
 clean: ## remove everything that make made
-	rm -rf $(VENV) .servers site dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .servers .chaos.jsonl site dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 # One environment, filled as far as a target needs it; a stamp for each part.
 $(VENV)/.made:

@@ -9,6 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from benchmarks.harness import Row, one_core
+from benchmarks.leaders import LeaderRow, leader_rows
 from benchmarks.redis_pairs import async_rows, sync_rows
 from benchmarks.sqlite_pairs import sqlite_rows
 from benchmarks.startup import StartRow, start_rows
@@ -26,6 +27,8 @@ def main() -> None:
             ("One host", pair_table(sqlite_rows(args.turns, args.pairs))),
             ("Starting", start_table(start_rows(args.turns))),
         ]
+    # Not on one core: two leaders and a server take turns there as nowhere else.
+    tables.append(("Leaders, Redis", leader_table(leader_rows(args.turns, args.idle))))
     text = "\n\n".join(f"### {title}\n\n{table}" for title, table in tables)
     text = f"{text}\n\n{_machine()}"
     print(text)
@@ -37,6 +40,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks")
     parser.add_argument("--turns", type=int, default=41, help="turns of each contender (41)")
     parser.add_argument("--pairs", type=int, default=300, help="pairs a turn (300)")
+    parser.add_argument("--idle", type=float, default=60, help="seconds of watching CPU (60)")
     parser.add_argument("--write", type=Path, help="a page with the two markers")
     return parser.parse_args()
 
@@ -57,6 +61,16 @@ def start_table(rows: Iterable[StartRow]) -> str:
     lines = ["| command | ms over a bare interpreter | wanted |", "|---|---|---|"]
     lines += [
         f"| {row.name} | {row.extra_ms:.0f} | {_at_most(row.target_ms, ' ms')} |" for row in rows
+    ]
+    return "\n".join(lines)
+
+
+def leader_table(rows: Iterable[LeaderRow]) -> str:
+    """Whole processes."""
+    lines = ["| what | measured | wanted |", "|---|---|---|"]
+    lines += [
+        f"| {row.name} | {row.figure:.3g} {row.unit} | {_at_most(row.target, f' {row.unit}')} |"
+        for row in rows
     ]
     return "\n".join(lines)
 

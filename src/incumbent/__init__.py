@@ -10,6 +10,7 @@ from incumbent.errors import (
     LockError,
     Misuse,
     NotAcquired,
+    NotCandidate,
     NotHeld,
     OutcomeUnknown,
     StoreError,
@@ -18,27 +19,39 @@ from incumbent.errors import (
 
 if TYPE_CHECKING:
     from incumbent.aio import AsyncClient, AsyncLease, AsyncLock
+    from incumbent.aio_elections import AsyncElection, AsyncTerm
     from incumbent.decorators import exclusive, once
+    from incumbent.election import Leader
+    from incumbent.elections import Election, Term
+    from incumbent.inside import CurrentLease, current
     from incumbent.sync import Client, Lease, Lock
 
 __all__ = [
     "AcquireTimeout",
     "AlreadyReleased",
     "AsyncClient",
+    "AsyncElection",
     "AsyncLease",
     "AsyncLock",
+    "AsyncTerm",
     "Client",
     "ConfigError",
+    "CurrentLease",
+    "Election",
+    "Leader",
     "Lease",
     "LeaseLost",
     "Lock",
     "LockError",
     "Misuse",
     "NotAcquired",
+    "NotCandidate",
     "NotHeld",
     "OutcomeUnknown",
     "StoreError",
     "StoreUnavailable",
+    "Term",
+    "current",
     "exclusive",
     "once",
 ]
@@ -46,11 +59,18 @@ __all__ = [
 # Loaded at first use: who only blocks need not pay for asyncio at every start of a command.
 _HOMES = {
     "AsyncClient": "incumbent.aio",
+    "AsyncElection": "incumbent.aio_elections",
     "AsyncLease": "incumbent.aio",
     "AsyncLock": "incumbent.aio",
+    "AsyncTerm": "incumbent.aio_elections",
     "Client": "incumbent.sync",
+    "Election": "incumbent.elections",
+    "Leader": "incumbent.election",
     "Lease": "incumbent.sync",
     "Lock": "incumbent.sync",
+    "CurrentLease": "incumbent.inside",
+    "Term": "incumbent.elections",
+    "current": "incumbent.inside",
     "exclusive": "incumbent.decorators",
     "once": "incumbent.decorators",
 }

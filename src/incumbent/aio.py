@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Hashable
+from importlib import import_module
 from types import EllipsisType, TracebackType
-from typing import Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from incumbent import clock
 from incumbent._core.acquire import acquire
 from incumbent._core.release import release
 from incumbent._core.words import lease_lost
 from incumbent._drive.aio import LeaseScope
+from incumbent.candidacy import Metadata, OnElected, OnLeaderChange, OnRevoked
 from incumbent.durations import Duration
 from incumbent.errors import LeaseLost, NotAcquired
 from incumbent.handles import ClientHandle, LeaseHandle, LockHandle
 from incumbent.model import Record
 from incumbent.options import LockSettings, parse_timeout
 from incumbent.stores.names import make_key
+
+if TYPE_CHECKING:
+    from incumbent.aio_elections import AsyncElection
 
 __all__ = ["AsyncClient", "AsyncLease", "AsyncLock"]
 
@@ -66,8 +71,10 @@ class AsyncLease(LeaseHandle):
         return await self._release()
 
     async def _release(self) -> bool:
-        self._link.keeper.disarm(self._held)
-        return await release(self._link.async_port(), self._held)
+        try:
+            return await release(self._link.async_port(), self._held)
+        finally:
+            self._link.keeper.disarm(self._held)
 
     async def __aenter__(self) -> Self:
         self.check()
@@ -158,6 +165,30 @@ class AsyncClient(ClientHandle):
     ) -> AsyncLock:
         """A lock of this client's store and namespace; `settings` overrule the client's."""
         return AsyncLock(name, timeout=timeout, **self._for_lock(settings))
+
+    def election(
+        self,
+        name: str,
+        *,
+        metadata: Metadata = None,
+        timeout: Duration | None = None,
+        on_elected: OnElected | None = None,
+        on_revoked: OnRevoked | None = None,
+        on_leader_change: OnLeaderChange | None = None,
+        **settings: Unpack[LockSettings],
+    ) -> AsyncElection:
+        """A candidate in this client's store and namespace; `settings` overrule the client's."""
+        # Elections are made of locks, so they are loaded when the first of them is wanted.
+        made: type[AsyncElection] = import_module("incumbent.aio_elections").AsyncElection
+        return made(
+            name,
+            metadata=metadata,
+            timeout=timeout,
+            on_elected=on_elected,
+            on_revoked=on_revoked,
+            on_leader_change=on_leader_change,
+            **self._for_lock(settings),
+        )
 
     async def read(self, name: str, timeout: Duration = 1.0) -> Record:
         """Everything that the store knows of a name; for people, never for a decision."""

@@ -15,6 +15,7 @@ __all__ = [
     "LockError",
     "Misuse",
     "NotAcquired",
+    "NotCandidate",
     "NotHeld",
     "OutcomeUnknown",
     "StoreError",
@@ -59,12 +60,26 @@ class AcquireTimeout(NotAcquired, TimeoutError):
     """Waited for as long as was asked, and somebody else still held it."""
 
 
+class NotCandidate(LockError):
+    """The leadership cannot be handed to somebody who does not stand for it.
+
+    `candidates`: those who do, as the store listed them.
+    """
+
+    def __init__(
+        self, message: str = "", *, name: str = "", candidates: tuple[str, ...] = ()
+    ) -> None:
+        super().__init__(message, name=name)
+        self.candidates = candidates
+
+
 class LeaseLost(LockError):
     """The holder can no longer prove that it holds the lease.
 
     `reason`: "expired" (the proof ran out), "taken" (the store has another record or none),
-    "broken" (an operator asked for it), "paused", "store_restarted", "at_most_for" (its own bound),
-    "need" (still held, but not for as long as `check(need=)` asked), "forked".
+    "broken" (an operator asked for it), "resigned" (our own doing), "paused", "store_restarted",
+    "at_most_for" (its own bound), "need" (still held, but not for as long as `check(need=)`
+    asked), "forked".
     """
 
     def __init__(self, message: str = "", *, name: str = "", reason: str = "expired") -> None:

@@ -11,7 +11,7 @@ from typing import Any, Generic, NoReturn, TypeVar, Unpack
 
 from incumbent import clock
 from incumbent._core.held import Held
-from incumbent._core.words import lease_lost
+from incumbent._core.words import asked_by, lease_lost
 from incumbent._drive.link import Link
 from incumbent._drive.notifier import notifier
 from incumbent.durations import Duration, say_seconds
@@ -21,7 +21,7 @@ from incumbent.lease import State
 from incumbent.links import link_for, new_link
 from incumbent.options import IfLost, LockSettings, OnLost, parse_timeout, wanted_from
 
-__all__ = ["ClientHandle", "LeaseHandle", "LockHandle"]
+__all__ = ["ClientHandle", "LeaseHandle", "LockHandle", "loss_of"]
 
 L = TypeVar("L")
 
@@ -101,7 +101,7 @@ class LeaseHandle:
         return f"<{type(self).__name__} {self.name!r} token={self.fencing_token} {state}>"
 
     def _loss(self) -> LeaseLost:
-        return _loss_of(self._held, self._link.keeper.missed(self._held.machine.deadline))
+        return loss_of(self._held, self._link.keeper.missed(self._held.machine.deadline))
 
     def _let_go(self) -> bool:
         return self._held.machine.state in _LET_GO
@@ -195,23 +195,29 @@ class ClientHandle:
         return {"store": self, "namespace": self._namespace, **self._settings, **settings}
 
 
-def _loss_of(held: Held, late: float = 0.0) -> LeaseLost:
+def loss_of(held: Held, late: float = 0.0) -> LeaseLost:
+    """The loss of what this process held; `late`: seconds for which it was not scheduled."""
     reason = held.machine.reason or "expired"
-    detail = (
+    starved = late and reason == "expired"
+    detail = _starved_for(late) if starved else asked_by(held.notice)
+    return lease_lost(held.wanted.key.name, reason, detail)
+
+
+def _starved_for(late: float) -> str:
+    return (
         f": this process did not schedule its renewal thread for {say_seconds(late)} (code that"
         " keeps the interpreter, a frozen process, or uWSGI without --enable-threads)"
     )
-    return lease_lost(held.wanted.key.name, reason, detail if late and reason == "expired" else "")
 
 
 def _call_if_lost(held: Held, on_lost: OnLost) -> None:
     if held.machine.state is State.LOST:
-        notifier.call(partial(on_lost, _loss_of(held)))
+        notifier.call(partial(on_lost, loss_of(held)))
 
 
 def _exit_if_lost(held: Held) -> None:
     if held.machine.state is State.LOST:
-        sys.stderr.write(f"incumbent: {_loss_of(held)}; the process ends\n")
+        sys.stderr.write(f"incumbent: {loss_of(held)}; the process ends\n")
         sys.stderr.flush()
         # Not sys.exit: this is the keeper's thread, and no finally block may act any more.
         os._exit(_EXIT_LOST)

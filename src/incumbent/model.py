@@ -17,6 +17,7 @@ __all__ = [
     "Ask",
     "ByClaim",
     "ByVersion",
+    "Candidate",
     "Capabilities",
     "Field",
     "GiveOutcome",
@@ -82,9 +83,10 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What a take asks for. `ttl` and `keep_record` are seconds, `meta` at most 1 KiB.
+    """What a take asks for. `ttl`, `keep_record`, `candidacy` are seconds, `meta` at most 1 KiB.
 
     `keep_record`: for how long the store keeps the last token and the history after the last take.
+    `candidacy`: for how long a refused take leaves its holder among the record's candidates.
     """
 
     ttl: float
@@ -95,6 +97,7 @@ class Ask:
     meta: bytes = b""
     slot: Slot | None = None
     keep_record: float = 86_400.0
+    candidacy: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,8 +237,20 @@ class Past:
 
 
 @dataclass(frozen=True, slots=True)
+class Candidate:
+    """One that was refused and has said it stands by: for another `remaining` seconds."""
+
+    holder: str
+    remaining: float
+
+
+@dataclass(frozen=True, slots=True)
 class Record:
-    """All a store knows of a key. For people; never the ground of a decision."""
+    """All a store knows of a key. For people; never the ground of a decision.
+
+    `candidates` in the order of their names; `seen` is what `wait_change` compares, as in Refused;
+    `reserved_for` is the only holder that `closed_for` admits (empty: it admits nobody).
+    """
 
     key: Key
     holdings: tuple[Holding, ...] = ()
@@ -243,6 +258,9 @@ class Record:
     fields: Mapping[str, Field] = field(default_factory=dict)
     slots: Mapping[str, float] = field(default_factory=dict)
     history: tuple[Past, ...] = ()
+    candidates: tuple[Candidate, ...] = ()
+    seen: str = ""
+    reserved_for: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +269,8 @@ class Capabilities:
 
     `ttl_min`, `ttl_max`, `ttl_unit` are seconds; `waits` says how a waiter learns of a change;
     `ttl_change`: a renewal may ask another ttl; `ttl_clock`: the clock that counts a ttl down;
-    `round_trips`: of an exclusive take, renew and give each.
+    `round_trips`: of an exclusive take, renew and give each; `candidates`: it lists who stands by
+    (`Ask.candidacy`); `reservations`: a give may reserve the lease for one holder.
     """
 
     modes: frozenset[Mode] = frozenset({Mode.EXCLUSIVE})
@@ -270,6 +289,8 @@ class Capabilities:
     survives_failover: bool = False
     native_async: bool = True
     round_trips: int = 1
+    candidates: bool = False
+    reservations: bool = False
 
 
 TakeOutcome: TypeAlias = "Granted | Queued | Refused"

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable
+from importlib import import_module
 from types import EllipsisType, TracebackType
-from typing import Self, Unpack
+from typing import TYPE_CHECKING, Self, Unpack
 
 from incumbent import clock
 from incumbent._core.acquire import acquire
 from incumbent._core.onestep import run
 from incumbent._core.release import release
+from incumbent.candidacy import Metadata, OnElected, OnLeaderChange, OnRevoked
 from incumbent.durations import Duration
 from incumbent.errors import NotAcquired
 from incumbent.handles import ClientHandle, LeaseHandle, LockHandle
 from incumbent.model import Record
 from incumbent.options import LockSettings, parse_timeout
 from incumbent.stores.names import make_key
+
+if TYPE_CHECKING:
+    from incumbent.elections import Election
 
 __all__ = ["Client", "Lease", "Lock"]
 
@@ -149,6 +154,30 @@ class Client(ClientHandle):
     ) -> Lock:
         """A lock of this client's store and namespace; `settings` overrule the client's."""
         return Lock(name, timeout=timeout, **self._for_lock(settings))
+
+    def election(
+        self,
+        name: str,
+        *,
+        metadata: Metadata = None,
+        timeout: Duration | None = None,
+        on_elected: OnElected | None = None,
+        on_revoked: OnRevoked | None = None,
+        on_leader_change: OnLeaderChange | None = None,
+        **settings: Unpack[LockSettings],
+    ) -> Election:
+        """A candidate in this client's store and namespace; `settings` overrule the client's."""
+        # Elections are made of locks, so they are loaded when the first of them is wanted.
+        made: type[Election] = import_module("incumbent.elections").Election
+        return made(
+            name,
+            metadata=metadata,
+            timeout=timeout,
+            on_elected=on_elected,
+            on_revoked=on_revoked,
+            on_leader_change=on_leader_change,
+            **self._for_lock(settings),
+        )
 
     def read(self, name: str, timeout: Duration = 1.0) -> Record:
         """Everything that the store knows of a name; for people, never for a decision."""

@@ -30,7 +30,16 @@ LAYERS = (
     Layer("values", ("errors", "durations", "model"), WORLD),
     Layer(
         "decisions",
-        ("lease", "policy", "backoff", "election", "job", "quorum", "supervise.plan"),
+        (
+            "lease",
+            "policy",
+            "backoff",
+            "election",
+            "job",
+            "quorum",
+            "supervise.plan",
+            "supervise.deadline",
+        ),
         WORLD,
     ),
     Layer(
@@ -41,21 +50,21 @@ LAYERS = (
     Layer("stores", ("stores",)),
     Layer("drivers", ("_drive",)),
     Layer("settings", ("store_url", "links", "options", "entered")),
-    Layer("leases", ("handles",)),
-    Layer("facades", ("sync", "aio")),
+    Layer("leases", ("handles", "inside", "candidacy")),
+    Layer("facades", ("sync", "aio", "elections", "aio_elections")),
     Layer("decorators", ("decorators",)),
     Layer("supervision", ("supervise",)),
-    Layer("outermost", ("testing", "cli", "cron", "serve", "__main__")),
+    Layer("outermost", ("testing", "cli", "demo", "cron", "serve", "__main__")),
 )
 
 # `import incumbent` brings the facades, so importing the package itself is as high as they are.
 ROOT = "decorators"
 
-# A driver is imported by its own store and by nobody else.
+# A driver is imported by its own store and by nobody else; the demo plays a foreign store.
 DRIVERS = {
-    "redis": "stores.redis",
-    "hiredis": "stores.redis",
-    "sqlite3": "stores.sqlite",
+    "redis": ("stores.redis",),
+    "hiredis": ("stores.redis",),
+    "sqlite3": ("stores.sqlite", "demo"),
 }
 
 # The vocabulary has one word for each thing; these would be a second one.

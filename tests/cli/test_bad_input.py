@@ -259,3 +259,27 @@ def test_help_and_version_need_no_store() -> None:
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout
     assert environment({"X": "1"})["X"] == "1"
+
+
+# -- lead and work -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("lead", "job", "--ttl", "5s", "--grace", "4s"), "is too short: drift 100ms"),
+        (("lead", "job", "--restart", "sometimes"), "restart='sometimes'"),
+        (("lead", "job", "--isolate", "jail"), "isolate='jail'"),
+        (("work", "job"), "workers is missing"),
+        (("work", "job", "--workers", "0"), "workers='0'"),
+        (("work", "job", "--workers", "2", "--holders", "3"), "holders=3 is more than workers=2"),
+    ],
+)
+def test_a_campaign_that_cannot_work(
+    store: str, touched: Path, words: tuple[str, ...], said: str
+) -> None:
+    refused(incumbent("-s", store, *words, "--", "touch", str(touched)), said)
+
+
+def test_a_successor_that_does_not_stand_is_refused(store: str) -> None:
+    refused(incumbent("-s", store, "resign", "job", "--to", "x"), "nobody stands by")

@@ -58,8 +58,9 @@ class ReleaseForgetsToClose(MemoryTable):
         wall: float,
         closed_for: float,
         slot: str | None,
+        reserve_for: str | None = None,
     ) -> GiveOutcome:
-        return super().give(key, claim, token, now, wall, 0.0, slot)
+        return super().give(key, claim, token, now, wall, 0.0, slot, reserve_for)
 
 
 class ReleaseIsSilent(MemoryTable):
@@ -79,10 +80,11 @@ class SlotNotCompared(MemoryTable):
         wall: float,
         closed_for: float,
         slot: str | None,
+        reserve_for: str | None = None,
     ) -> GiveOutcome:
         if slot is not None and key in self._entries:
             self._entries[key].slots.pop(slot, None)
-        return super().give(key, claim, token, now, wall, closed_for, slot)
+        return super().give(key, claim, token, now, wall, closed_for, slot, reserve_for)
 
 
 class SlotDiesWithItsLease(MemoryTable):

@@ -13,6 +13,7 @@ from incumbent.testing.contract import Bench, StoreContract
 from incumbent.testing.contract.bench import DRIVERS
 from incumbent.testing.contract.cases import waits
 from tests.contract import mutants as bugs
+from tests.contract import mutants_of_elections as more
 from tests.contract.worlds import FaultyMemoryStore, MemoryWorld
 
 CAUGHT_BY: list[tuple[type[MemoryTable], str]] = [
@@ -53,6 +54,17 @@ CAUGHT_BY: list[tuple[type[MemoryTable], str]] = [
     (bugs.NamesCollide, "names_that_look_alike_are_different_leases"),
     (bugs.ScanLeavesItsNamespace, "a_scan_stays_in_its_namespace"),
     (bugs.ReadCreates, "reading_creates_nothing"),
+    (more.CandidateNeverExpires, "a_candidacy_ends_when_its_time_is_over"),
+    (more.CandidateStaysWhenGranted, "a_grant_ends_the_own_candidacy_only"),
+    (more.CandidateIsAChange, "a_candidate_is_no_change"),
+    (more.ReservationAdmitsEverybody, "a_reservation_refuses_everybody_else"),
+    (more.ReservationAdmitsNobody, "a_grant_ends_the_reservation"),
+    (more.ReservationNeverEnds, "a_reservation_ends_when_its_time_is_over"),
+    (more.ReservationOutlivesItsGrant, "a_grant_ends_the_reservation"),
+    (more.MetaChangeUnseen, "another_meta_before_the_wait_is_not_missed"),
+    (more.EveryRenewalIsAChange, "a_renewal_that_changes_nothing_is_no_change"),
+    (more.PauseEndsByItself, "a_pause_does_not_end_with_the_record"),
+    (more.PauseDiesWithTheStore, "a_pause_survives_a_restart"),
 ]
 
 
@@ -87,7 +99,10 @@ def test_a_planted_bug_is_caught(bug: type[MemoryTable], case: str, driver: str)
 
 def test_every_planted_bug_has_a_case() -> None:
     planted = {
-        it for it in vars(bugs).values() if isinstance(it, type) and issubclass(it, MemoryTable)
+        it
+        for module in (bugs, more)
+        for it in vars(module).values()
+        if isinstance(it, type) and issubclass(it, MemoryTable)
     }
     assert planted - {MemoryTable} == {bug for bug, _ in CAUGHT_BY}
 

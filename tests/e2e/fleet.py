@@ -80,7 +80,7 @@ class Fleet:
     @property
     def begun(self) -> list[int]:
         """The terms of all workers, in the order in which they began."""
-        return [int(term) for what, term in self.log if what == "begin"]
+        return [int(line[1]) for line in self.log if line[0] == "begin"]
 
     def worker_lives(self) -> bool:
         fd = os.open(self.folder / "judge", os.O_RDWR | os.O_CREAT)
@@ -94,7 +94,7 @@ class Fleet:
 
     def judge(self) -> None:
         """No two workers at once, and terms that only grow."""
-        assert "overlap" not in [what for what, _ in self.log]
+        assert "overlap" not in [line[0] for line in self.log]
         assert self.begun == sorted(set(self.begun))
 
     def close(self) -> None:

@@ -1,7 +1,8 @@
 """The command under a lease: it holds the judge's file lock for as long as it, or a child, lives.
 
-    worker.py FOLDER [--stubborn] [--orphan] [--for SECONDS]
+    worker.py FOLDER [--stubborn] [--orphan] [--daemon] [--stranger] [--for SECONDS]
 
+--stranger leaves a daemon with an environment of its own, for six seconds.
 Appends a line to FOLDER/log when it begins and when it ends by itself, and one more if another
 worker lives at the same time. `flock` has no blind spot: the kernel drops it with the last process.
 """
@@ -25,16 +26,29 @@ def main(folder: str, *options: str) -> None:
         fcntl.flock(judge, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.write(log, f"overlap {term}\n".encode())
-    os.write(log, f"begin {term}\n".encode())
+    os.write(log, f"begin {term} {os.environ['INCUMBENT_LEASE_HOLDER']}\n".encode())
     if "--orphan" in options and os.fork() > 0:
         # The child lives on in the process group, and holds the judge's lock with us.
         return
+    if "--daemon" in options and os.fork() == 0:
+        become_daemon()
+    if "--stranger" in options and os.fork() == 0:
+        become_daemon()
+        os.set_inheritable(judge, True)
+        os.execve("/bin/sleep", ["sleep", "6"], {})
     seconds = float(options[options.index("--for") + 1]) if "--for" in options else 60.0
     until = time.monotonic() + seconds
     # The test's end leaves nobody behind, whatever it was about.
     while time.monotonic() < until and not os.path.exists(f"{folder}/stop"):  # noqa: PTH110
         time.sleep(0.02)
     os.write(log, f"end {term}\n".encode())
+
+
+def become_daemon() -> None:
+    """Out of the process group and away from its parent, with the judge's lock in its hands."""
+    os.setsid()
+    if os.fork() > 0:
+        os._exit(0)
 
 
 if __name__ == "__main__":

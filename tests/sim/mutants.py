@@ -136,11 +136,11 @@ def at_most_for_is_ignored(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("network", "overlap", overlaps_only=True)
 def an_unsure_take_is_believed(patch: pytest.MonkeyPatch) -> None:
-    ask = acquire._ask
+    take = acquire._take
 
     async def believing(port: Port, held: Held, until: float) -> Any:
         sent = port.now()
-        outcome = await ask(port, held, until)
+        outcome = await take(port, held, until)
         if not isinstance(outcome, OutcomeUnknown):
             return outcome
         held.machine.sent(sent)
@@ -150,19 +150,19 @@ def an_unsure_take_is_believed(patch: pytest.MonkeyPatch) -> None:
         held.began = port.now()
         return hoped
 
-    patch.setattr(acquire, "_ask", believing)
+    patch.setattr(acquire, "_take", believing)
 
 
 @mutant("signals", "leak")
 def a_retry_with_a_new_claim(patch: pytest.MonkeyPatch) -> None:
-    ask = acquire._ask
+    take = acquire._take
 
     async def anew(port: Port, held: Held, until: float) -> Any:
         if held.machine.state is State.DOUBT:
             held.claim = port.draw_claim()
-        return await ask(port, held, until)
+        return await take(port, held, until)
 
-    patch.setattr(acquire, "_ask", anew)
+    patch.setattr(acquire, "_take", anew)
 
 
 @mutant("signals", "leak")

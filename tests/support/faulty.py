@@ -13,7 +13,6 @@ from typing import TypeVar
 from incumbent.errors import OutcomeUnknown, StoreUnavailable
 from incumbent.model import (
     Ask,
-    Capabilities,
     GiveOutcome,
     Guard,
     Key,
@@ -91,7 +90,9 @@ class FaultyStore(MemoryStore):
         slot: str | None = None,
     ) -> GiveOutcome:
         fault = self.before("give")
-        outcome = super().give(key, claim, token, until, closed_for=closed_for, slot=slot)
+        outcome = super().give(
+            key, claim, token, until, closed_for=closed_for, reserve_for=reserve_for, slot=slot
+        )
         return self.after(fault, outcome)
 
     def put(
@@ -133,15 +134,15 @@ class AsyncFaultyStore(AsyncMemoryStore):
         slot: str | None = None,
     ) -> GiveOutcome:
         await self._pause()
-        outcome = await super().give(key, claim, token, until, closed_for=closed_for, slot=slot)
+        outcome = await super().give(
+            key, claim, token, until, closed_for=closed_for, reserve_for=reserve_for, slot=slot
+        )
         await self._pause()
         return outcome
 
 
 class FaultyEngine(MemoryEngine):
     """Pass it as `store=`; its `faulty` is where faults are planned."""
-
-    capabilities = Capabilities(waits="event", ttl_clock="boottime", native_async=False)
 
     def __init__(self) -> None:
         self.faulty = FaultyStore()

@@ -16,6 +16,7 @@ from incumbent.errors import (
     LockError,
     Misuse,
     NotAcquired,
+    NotCandidate,
     NotHeld,
     OutcomeUnknown,
     StoreError,
@@ -27,6 +28,10 @@ OUTAGE = {"name": "job", "permanent": True, "retry_after": 3.0}
 
 EVERY: list[tuple[Exception, dict[str, object]]] = [
     (LockError("it went wrong", name="job"), {"name": "job"}),
+    (
+        NotCandidate("no such candidate", name="job", candidates=("a", "b")),
+        {"name": "job", "candidates": ("a", "b")},
+    ),
     (
         NotAcquired(
             "held", name="job", held_by="alice", reason="closed", retry_after=2.5, waited=1.5
@@ -114,6 +119,7 @@ def test_only_the_message_comes_without_its_word(kind: type[LockError]) -> None:
         (AcquireTimeout, NotAcquired),
         (AcquireTimeout, TimeoutError),
         (LeaseLost, LockError),
+        (NotCandidate, LockError),
         (StoreError, LockError),
         (StoreUnavailable, StoreError),
         (OutcomeUnknown, StoreError),

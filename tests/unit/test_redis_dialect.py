@@ -198,9 +198,10 @@ def test_any_other_value_is_a_foreign_clients(raw: bytes) -> None:
     assert read_value(raw) is None
 
 
-def test_a_mark_does_not_give_the_claim_away_and_outlasts_a_renewal() -> None:
+def test_a_mark_does_not_give_the_claim_away_and_tells_another_meta() -> None:
     before = b"incumbent1 c1aim 5 0 1 1 h meta"
-    assert mark_of(before) == mark_of(before + b" more")
+    assert mark_of(before) == mark_of(bytes(before))
+    assert mark_of(before) != mark_of(before + b" more")
     assert "c1aim" not in mark_of(before)
     assert mark_of(before) != mark_of(before.replace(b" 5 ", b" 6 "))
 

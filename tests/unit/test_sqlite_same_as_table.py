@@ -72,9 +72,12 @@ class SameAsTable(RuleBasedStateMachine):
     def time_passes(self, by: float) -> None:
         self.now += by
 
-    @rule(key=keys, claim=claims, ttl=seconds, slot=slots)
-    def take(self, key: Key, claim: str, ttl: float, slot: Slot | None) -> None:
-        ask = Ask(ttl, f"holder of {claim}", meta=claim.encode(), slot=slot, keep_record=LONG)
+    @rule(key=keys, claim=claims, ttl=seconds, slot=slots, stands=st.sampled_from([0.0, 2.0, 9.0]))
+    def take(self, key: Key, claim: str, ttl: float, slot: Slot | None, stands: float) -> None:
+        ask = Ask(
+            ttl, f"holder of {claim}", meta=claim.encode(), slot=slot, keep_record=LONG,
+            candidacy=stands,
+        )  # fmt: skip
         ours = self.store.take(key, claim, ask, self.until())
         theirs = self.table.take(key, claim, ask, self.now, self.wall)
         assert type(ours) is type(theirs)
@@ -96,17 +99,33 @@ class SameAsTable(RuleBasedStateMachine):
         ours, theirs = self.granted[key, claim]
         asked = Renewal(key, claim, ours.token, ttl, ours.epoch, meta)
         table = replace(asked, token=theirs.token, epoch=theirs.epoch)
+        seen = (self.store.read(key, self.until()).seen, self.table.seen(key))
         assert self.store.renew([asked], self.until()) == [self.table.renew(table, self.now)]
+        after = (self.store.read(key, self.until()).seen, self.table.seen(key))
+        assert (after[0] == seen[0]) == (after[1] == seen[1])
 
     @rule(
-        key=keys, claim=claims, closed=st.sampled_from([0.0, 2.0]), slot=slots, any_=st.booleans()
+        key=keys,
+        claim=claims,
+        closed=st.sampled_from([0.0, 2.0]),
+        successor=st.sampled_from([None, "holder of c1", "holder of c2"]),
+        slot=slots,
+        any_=st.booleans(),
     )
-    def give(self, key: Key, claim: str, closed: float, slot: Slot | None, any_: bool) -> None:
+    def give(
+        self,
+        key: Key,
+        claim: str,
+        closed: float,
+        successor: str | None,
+        slot: Slot | None,
+        any_: bool,
+    ) -> None:
         ours, theirs = self.granted.get((key, claim), (None, None))
         name = slot.name if slot else None
         token = ours.token if ours and not any_ else None
         assert self.store.give(
-            key, claim, token, self.until(), closed_for=closed, slot=name
+            key, claim, token, self.until(), closed_for=closed, reserve_for=successor, slot=name
         ) == self.table.give(
             key,
             claim,
@@ -115,6 +134,7 @@ class SameAsTable(RuleBasedStateMachine):
             self.wall,
             closed,
             name,
+            successor,
         )
 
     @rule(key=keys, field=st.sampled_from(FIELDS), remove=st.booleans(), data=st.data())
@@ -151,6 +171,8 @@ class SameAsTable(RuleBasedStateMachine):
         return [
             self.holdings(record.key, record.holdings, theirs=theirs),
             close(record.closed_for),
+            record.reserved_for,
+            [(it.holder, close(it.remaining)) for it in record.candidates],
             {name: field.version for name, field in record.fields.items()},
             {name: close(left) for name, left in record.slots.items()},
             [
@@ -179,7 +201,7 @@ class SameAsTable(RuleBasedStateMachine):
         ]
 
     def token(self, key: Key, token: int, theirs: bool) -> int:
-        return self.token_of[key, token] if theirs else token
+        return self.token_of[key, token] if theirs and token else token
 
 
 def close(value: float | None) -> float | None:

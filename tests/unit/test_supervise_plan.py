@@ -7,16 +7,25 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from incumbent.supervise.plan import KILL_LEAD, Action, Belief, Course, Phase, Step, decide
+from incumbent.supervise.plan import (
+    KILL_LEAD,
+    Action,
+    Belief,
+    Course,
+    Phase,
+    Step,
+    asked_to_stop,
+    decide,
+)
 
 GRACE = 1.0
 ORDER = list(Phase)
 
 
 def step(
-    course: Course, now: float, belief: Belief, *, child: bool = True, group: bool = True
+    course: Course, now: float, belief: Belief, *, child: bool = True, tree: bool = True
 ) -> Step:
-    return decide(course, now, belief, GRACE, child=child, group=group)
+    return decide(course, now, belief, GRACE, child=child, tree=tree)
 
 
 def held(stop_at: float = 10.0, *, lost: str = "", bounded: bool = False) -> Belief:
@@ -53,15 +62,15 @@ def test_after_the_deadline_there_is_no_time_for_term() -> None:
 
 
 def test_what_ended_by_itself_in_time_has_no_cause() -> None:
-    assert step(Course(), 10.5, held(), child=False, group=False).course.cause == ""
+    assert step(Course(), 10.5, held(), child=False, tree=False).course.cause == ""
 
 
 def test_what_ended_after_a_loss_has_outlived_its_lease() -> None:
-    ended = step(Course(), 10.5, held(lost="taken"), child=False, group=False)
+    ended = step(Course(), 10.5, held(lost="taken"), child=False, tree=False)
     assert (ended.action, ended.course.cause) == (Action.LEAVE, "taken")
 
 
-def test_the_rest_of_the_group_is_asked_to_end_while_the_lease_is_renewed() -> None:
+def test_the_descendants_are_asked_to_end_while_the_lease_is_renewed() -> None:
     asked = step(Course(), 5, held(), child=False)
     assert (asked.action, asked.course.phase) == (Action.TERM, Phase.ENDING)
     renewed = step(asked.course, 5.9, held(16), child=False)
@@ -69,7 +78,7 @@ def test_the_rest_of_the_group_is_asked_to_end_while_the_lease_is_renewed() -> N
     assert step(renewed.course, 6.0, held(16), child=False).action is Action.KILL
 
 
-def test_the_rest_of_the_group_does_not_outlive_the_lease_either() -> None:
+def test_the_descendants_do_not_outlive_the_lease_either() -> None:
     asked = step(Course(), 9.9, held(), child=False)
     stopped = step(asked.course, 10.89, held(), child=False)
     assert stopped.wake == 9.9 + GRACE
@@ -79,9 +88,46 @@ def test_the_rest_of_the_group_does_not_outlive_the_lease_either() -> None:
 
 def test_what_outlives_kill_is_given_up_and_never_left() -> None:
     killed = step(Course(), 20, held(lost="expired"))
-    waiting = step(killed.course, 21, held(lost="expired"))
-    assert waiting.action is Action.WAIT
-    assert step(killed.course, waiting.wake, held(lost="expired")).action is Action.GIVE_UP
+    assert step(killed.course, 20.01, held(lost="expired")).action is Action.WAIT
+    assert step(killed.course, 24.9, held(lost="expired")).action is Action.KILL
+    assert step(killed.course, 25, held(lost="expired")).action is Action.GIVE_UP
+
+
+def test_kill_is_repeated_because_a_fork_may_have_escaped_it() -> None:
+    killed = step(Course(), 20, held(lost="expired"))
+    waiting = step(killed.course, 20.01, held(lost="expired"))
+    again = step(waiting.course, waiting.wake, held(lost="expired"))
+    assert again.action is Action.KILL
+    assert again.course.kill_at == 20, "the time until it is given up counts from the first"
+    later = step(again.course, waiting.wake + 0.01, held(lost="expired"))
+    assert later.wake > waiting.wake
+
+
+def test_without_a_guard_everything_is_killed_at_once() -> None:
+    found = decide(Course(), 5, held(), GRACE, child=True, tree=True, guarded=False)
+    assert (found.action, found.course.cause) == (Action.KILL, "guard")
+    asked = step(Course(), 10, held())
+    found = decide(asked.course, 10.1, held(), GRACE, child=True, tree=True, guarded=False)
+    assert (found.action, found.course.cause) == (Action.KILL, "expired")
+
+
+def test_what_the_guard_took_along_did_not_end_by_itself() -> None:
+    found = decide(Course(), 5, held(), GRACE, child=False, tree=False, guarded=False)
+    assert (found.action, found.course.cause) == (Action.LEAVE, "guard")
+
+
+def test_a_signal_begins_an_orderly_stop_within_the_grace() -> None:
+    course = asked_to_stop(Course(), "signal:SIGTERM")
+    asked = step(course, 3, held())
+    assert (asked.action, asked.course.phase) == (Action.TERM, Phase.STOPPING)
+    assert step(asked.course, 3.5, held()).wake == 4.0
+    killed = step(asked.course, 4.0, held())
+    assert (killed.action, killed.course.cause) == (Action.KILL, "signal:SIGTERM")
+
+
+def test_what_began_the_stop_stays_its_cause() -> None:
+    asked = step(Course(), 3, held(lost="taken"))
+    assert asked_to_stop(asked.course, "signal:SIGTERM").cause == "taken"
 
 
 @dataclass
@@ -92,7 +138,7 @@ class World:
     now: float = 0.0
     belief: Belief = field(default_factory=held)
     child: bool = True
-    group: bool = True
+    tree: bool = True
     said: list[Action] = field(default_factory=list)
 
     def renew(self) -> None:
@@ -102,17 +148,17 @@ class World:
     def look(self) -> Step:
         if self.now >= self.belief.deadline and not self.belief.lost:
             self.belief = Belief(self.belief.stop_at, self.belief.deadline, "expired")
-        found = step(self.course, self.now, self.belief, child=self.child, group=self.group)
+        found = step(self.course, self.now, self.belief, child=self.child, tree=self.tree)
         self.course = found.course
         self.said.append(found.action)
         return found
 
 
-EVENTS = st.sampled_from(["renew", "lose", "child ends", "group ends", "nothing"])
+EVENTS = st.sampled_from(["renew", "lose", "child ends", "tree ends", "nothing"])
 
 
 @given(st.lists(st.tuples(EVENTS, st.floats(0, 15)), max_size=12))
-def test_in_every_history_kill_is_in_time_and_only_the_empty_group_is_left(
+def test_in_every_history_kill_is_in_time_and_only_the_empty_tree_is_left(
     history: list[tuple[str, float]],
 ) -> None:
     world = World()
@@ -135,13 +181,13 @@ def happen(world: World, event: str) -> None:
             world.belief = Belief(world.belief.stop_at, world.belief.deadline, "taken")
         case "child ends":
             world.child = False
-        case "group ends":
-            world.child = world.group = False
+        case "tree ends":
+            world.child = world.tree = False
 
 
 def judge(world: World, found: Step) -> None:
-    assert (found.action is Action.LEAVE) == (not world.group)
-    if not world.group:
+    assert (found.action is Action.LEAVE) == (not world.tree)
+    if not world.tree:
         return
     if found.course.phase is not Phase.KILLED:
         assert world.now < world.belief.kill_at, "alive beyond the last instant for KILL"

@@ -6,7 +6,9 @@ returned, or nothing is believed and the store is told so.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import inf
+from typing import TypeAlias
 
 from incumbent._core.held import Held, Wanted
 from incumbent._core.port import Port
@@ -16,14 +18,17 @@ from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.lease import State
 from incumbent.model import Granted, Refused
 
-__all__ = ["acquire"]
+__all__ = ["Told", "acquire"]
+
+Told: TypeAlias = "Callable[[Refused | StoreError], None] | None"
+"""Hears every answer that is no grant; must neither block nor raise."""
 
 _ON_ITS_WAY = (State.ASKING, State.ASKING_AGAIN)
 _HERD = 0.002
 """Seconds over which waiters spread when the holder's ttl runs out."""
 
 
-async def acquire(port: Port, wanted: Wanted, timeout: float | None) -> Held:
+async def acquire(port: Port, wanted: Wanted, timeout: float | None, told: Told = None) -> Held:
     """Take the lease within `timeout` seconds (None: wait; 0: try once).
 
     Raises NotAcquired or AcquireTimeout when the store says that it is not ours, StoreUnavailable
@@ -33,10 +38,10 @@ async def acquire(port: Port, wanted: Wanted, timeout: float | None) -> Held:
     started = port.now()
     until = inf if timeout is None else started + (timeout or wanted.policy.request_timeout)
     try:
-        outcome = await _ask(port, held, until)
+        outcome = await _ask(port, held, until, told)
         if not isinstance(outcome, Granted):
             try_on = _ask_once_more if timeout == 0 else _try_until
-            await try_on(port, held, outcome, started, until)
+            await try_on(port, held, outcome, started, until, told)
         return held
     finally:
         if held.machine.state is not State.HELD:
@@ -52,13 +57,13 @@ def _compensate(port: Port, held: Held) -> None:
 
 
 async def _ask_once_more(
-    port: Port, held: Held, outcome: Refused | StoreError, started: float, until: float
+    port: Port, held: Held, outcome: Refused | StoreError, started: float, until: float, told: Told
 ) -> None:
     """Only where the first try left a doubt: the same claim again is safe, and tells."""
     if isinstance(outcome, OutcomeUnknown) and not outcome.permanent:
         await port.sleep_until(min(until, port.now() + backoff_delay(0, port.jitter())))
         if port.now() < until:
-            again = await _ask(port, held, until)
+            again = await _ask(port, held, until, told)
             if isinstance(again, Granted):
                 return
             outcome = again
@@ -68,7 +73,7 @@ async def _ask_once_more(
 
 
 async def _try_until(
-    port: Port, held: Held, outcome: Refused | StoreError, started: float, until: float
+    port: Port, held: Held, outcome: Refused | StoreError, started: float, until: float, told: Told
 ) -> None:
     failures = again = 0
     seen = None
@@ -82,13 +87,23 @@ async def _try_until(
             failures, again = 0, again + 1 if outcome.seen == seen else 0
             seen = outcome.seen
             await _wait_for_change(port, held, outcome, again, until)
-        answer = await _ask(port, held, until)
+            if port.now() >= until:
+                # No request fits any more, and one that is not sent would hide the store's "no".
+                continue
+        answer = await _ask(port, held, until, told)
         if isinstance(answer, Granted):
             return
         outcome = answer
 
 
-async def _ask(port: Port, held: Held, until: float) -> Granted | Refused | StoreError:
+async def _ask(port: Port, held: Held, until: float, told: Told) -> Granted | Refused | StoreError:
+    outcome = await _take(port, held, until)
+    if told is not None and not isinstance(outcome, Granted):
+        told(outcome)
+    return outcome
+
+
+async def _take(port: Port, held: Held, until: float) -> Granted | Refused | StoreError:
     """One request; the machine learns what came of it."""
     wanted, machine = held.wanted, held.machine
     sent = port.now()

@@ -10,10 +10,13 @@ from math import inf
 
 from incumbent._core.port import Debt, Port
 from incumbent.lease import LeaseMachine, State
-from incumbent.model import Ask, Key, Renewal
+from incumbent.model import Ask, Key, Notice, Renewal
 from incumbent.policy import Policy
 
-__all__ = ["Held", "Wanted"]
+__all__ = ["RESERVED", "Held", "Wanted"]
+
+RESERVED = 5.0
+"""Seconds, at most one ttl, for which a name waits for the successor that was named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +49,14 @@ class Held:
         "claim",
         "doubt_until",
         "failures",
+        "followers",
         "machine",
+        "meta",
+        "notice",
         "port",
+        "proclaimed",
         "ref",
+        "reserve_for",
         "unsure",
         "wanted",
         "watchers",
@@ -71,6 +79,16 @@ class Held:
         """Called once when the holding ends, however it ends; they neither block nor raise."""
         self.askers: tuple[Callable[[], None], ...] = ()
         """Called once after the next renewal, whatever came of it; likewise."""
+        self.followers: tuple[Callable[[], None], ...] = ()
+        """Called after every proved renewal, until the holding ends; likewise."""
+        self.meta: bytes | None = None
+        """New metadata: sent with every renewal from now on, so that the last word stays."""
+        self.proclaimed: bytes | None = None
+        """The metadata of the last renewal that was proved."""
+        self.notice: Notice | None = None
+        """The operator's word that ended the holding."""
+        self.reserve_for: str | None = None
+        """The successor that the holder itself chose."""
         self.bucket: dict[weakref.ref[Held], None] | None = None
         """Where the keeper remembers it."""
         self.ref = weakref.ref(self)
@@ -78,7 +96,19 @@ class Held:
     def renewal(self) -> Renewal:
         """The request that renews it."""
         wanted, machine = self.wanted, self.machine
-        return Renewal(wanted.key, self.claim, machine.token, wanted.policy.ttl, machine.epoch)
+        return Renewal(
+            wanted.key, self.claim, machine.token, wanted.policy.ttl, machine.epoch, self.meta
+        )
+
+    @property
+    def worth_renewing(self) -> bool:
+        """Whether a renewal can bring anything: more time, or new metadata to the store."""
+        return not self.machine.bounded or self.meta is not self.proclaimed
+
+    @property
+    def successor(self) -> str | None:
+        """For whom the name is kept free after a release."""
+        return self.reserve_for or (self.notice.to if self.notice else "") or None
 
     def debt(self, now: float, *, undo_slot: bool) -> Debt:
         """What is owed to the store, until time has settled it."""
@@ -87,7 +117,16 @@ class Held:
         closed_until = -inf if undo_slot else self.began + wanted.at_least_for
         # A grant answers for one of its takes, and nobody knows for which.
         doubt = self.unsure + bool(self.machine.token) if now < self.doubt_until else 0
-        return Debt(wanted.key, self.claim, slot, self.settled_at(now), doubt, closed_until)
+        return Debt(
+            wanted.key,
+            self.claim,
+            slot,
+            self.settled_at(now),
+            doubt,
+            closed_until,
+            self.successor,
+            now + min(wanted.policy.ttl, RESERVED),
+        )
 
     def doubted(self, now: float) -> None:
         """A take got no answer."""
@@ -99,14 +138,10 @@ class Held:
         policy = self.wanted.policy
         return now + policy.ttl + policy.request_timeout
 
-    def closing(self, now: float) -> float:
-        """Seconds for which the name stays closed after a release at `now`."""
-        return max(0.0, self.wanted.at_least_for - (now - self.began))
-
     def take_watchers(self) -> tuple[Callable[[], None], ...]:
         """Who has to be told that the holding ended: each only once."""
         told = self.watchers + self.askers
-        self.watchers = self.askers = ()
+        self.watchers = self.askers = self.followers = ()
         return told
 
     def tell_askers(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Protocol
 
 from incumbent.errors import StoreError
@@ -19,6 +20,7 @@ class Debt:
     `doubt`: how many takes of it may still be on their way. With one, "no such claim" is not the
     last word; with more, "released" is not either, and only time is.
     `closed_until`: what at_least_for still asks of the name, by this process's clock.
+    `reserve_for`: the successor for whom the name is kept free until `reserved_until`, likewise.
     """
 
     key: Key
@@ -27,6 +29,16 @@ class Debt:
     until: float
     doubt: int
     closed_until: float
+    reserve_for: str | None = None
+    reserved_until: float = -inf
+
+    def parting(self, now: float) -> tuple[float, str | None]:
+        """`closed_for` and `reserve_for` of a give at `now`; closing goes before a reservation."""
+        closed = self.closed_until - now
+        if closed > 0 or self.reserve_for is None:
+            return max(0.0, closed), None
+        reserved = self.reserved_until - now
+        return (reserved, self.reserve_for) if reserved > 0 else (0.0, None)
 
 
 class Port(Protocol):
@@ -68,6 +80,7 @@ class Port(Protocol):
         until: float,
         *,
         closed_for: float = 0.0,
+        reserve_for: str | None = None,
         slot: str | None = None,
     ) -> GiveOutcome:
         """See stores.base.Store.give."""

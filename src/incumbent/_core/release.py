@@ -18,6 +18,8 @@ async def release(port: Port, held: Held, *, undo_slot: bool = False) -> bool:
     machine, wanted = held.machine, held.wanted
     machine.left()
     now = port.now()
+    debt = held.debt(now, undo_slot=undo_slot)
+    closed_for, reserve_for = debt.parting(now)
     settled = False
     try:
         await port.give(
@@ -25,8 +27,9 @@ async def release(port: Port, held: Held, *, undo_slot: bool = False) -> bool:
             held.claim,
             machine.token,
             now + wanted.policy.request_timeout,
-            closed_for=held.closing(now) if wanted.at_least_for and not undo_slot else 0.0,
-            slot=wanted.slot if undo_slot else None,
+            closed_for=closed_for,
+            reserve_for=reserve_for,
+            slot=debt.slot,
         )
         settled = True
         machine.given()
@@ -34,7 +37,7 @@ async def release(port: Port, held: Held, *, undo_slot: bool = False) -> bool:
         pass
     finally:
         if not settled or now < held.doubt_until:
-            port.hand_over(held.debt(now, undo_slot=undo_slot))
+            port.hand_over(debt)
     return settled
 
 
@@ -43,13 +46,15 @@ async def settle(port: Port, debt: Debt, timeout: float) -> bool:
     now = port.now()
     if now >= debt.until:
         return True
+    closed_for, reserve_for = debt.parting(now)
     try:
         outcome = await port.give(
             debt.key,
             debt.claim,
             None,
             now + timeout,
-            closed_for=max(0.0, debt.closed_until - now),
+            closed_for=closed_for,
+            reserve_for=reserve_for,
             slot=debt.slot,
         )
     except StoreError as error:

@@ -9,7 +9,7 @@ from incumbent._core.port import Port
 from incumbent.backoff import backoff_delay
 from incumbent.errors import StoreError
 from incumbent.lease import State
-from incumbent.model import Gone, Renewed, RenewOutcome
+from incumbent.model import Gone, Renewal, Renewed, RenewOutcome
 
 __all__ = ["first_due", "next_due", "renew"]
 
@@ -28,11 +28,12 @@ async def renew(port: Port, leases: Iterable[Held]) -> StoreError | None:
     for held in batch:
         held.machine.renew_sent(sent)
     until = sent + min(held.wanted.policy.request_timeout for held in batch)
+    renewals = [held.renewal() for held in batch]
     try:
-        outcomes = await port.renew([held.renewal() for held in batch], until)
+        outcomes = await port.renew(renewals, until)
         now = port.now()
-        for held, outcome in zip(batch, outcomes, strict=True):
-            _learn(held, outcome, now)
+        for held, renewal, outcome in zip(batch, renewals, outcomes, strict=True):
+            _learn(held, renewal, outcome, now)
     except StoreError as error:
         return error
     finally:
@@ -40,13 +41,15 @@ async def renew(port: Port, leases: Iterable[Held]) -> StoreError | None:
     return None
 
 
-def _learn(held: Held, outcome: RenewOutcome, now: float) -> None:
+def _learn(held: Held, renewal: Renewal, outcome: RenewOutcome, now: float) -> None:
     machine = held.machine
     match outcome:
         case Renewed(notices):
             held.failures = 0
+            held.proclaimed = renewal.meta
             machine.renewed(now)
             if notices:
+                held.notice = notices[0]
                 machine.broken(_NOTICED[notices[0].kind])
         case Gone(reason):
             machine.gone(reason)

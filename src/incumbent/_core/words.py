@@ -5,9 +5,9 @@ from __future__ import annotations
 from incumbent._core.held import Wanted
 from incumbent.durations import say_seconds
 from incumbent.errors import AcquireTimeout, LeaseLost, NotAcquired, OutcomeUnknown
-from incumbent.model import Refused
+from incumbent.model import Notice, Refused
 
-__all__ = ["late_grant", "lease_lost", "not_acquired"]
+__all__ = ["asked_by", "late_grant", "lease_lost", "not_acquired"]
 
 
 def not_acquired(
@@ -63,12 +63,23 @@ _LOST = {
     "expired": "could not be renewed in time",
     "taken": "is gone from the store: deleted, evicted or taken",
     "broken": "was asked for by an operator",
+    "resigned": "was given back, for this instance stepped down",
     "paused": "was paused by an operator",
     "store_restarted": "ended with a restart of the store",
     "at_most_for": "reached its at_most_for",
     "forked": "belongs to the parent process of this fork",
     "need": "is proved for too short a time",
 }
+
+
+def asked_by(notice: Notice | None) -> str:
+    """Who ended a lease, for whom, and why, as they said it."""
+    if notice is None:
+        return ""
+    who = f" by {notice.who}" if notice.who else ""
+    to = f", for {notice.to}" if notice.to else ""
+    why = f": {notice.reason}" if notice.reason else ""
+    return f" ({notice.kind}{who}{to}{why})"
 
 
 def lease_lost(name: str, reason: str, detail: str = "") -> LeaseLost:

@@ -31,6 +31,7 @@ class AsyncPort:
         self.take = store.take
         self.renew = store.renew
         self.give = store.give
+        self.read = store.read
         self.wait_change = store.wait_change
 
     async def sleep_until(self, instant: float) -> None:
@@ -55,13 +56,24 @@ class LeaseScope:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self.fired = False
+        self._asked = False
         self._closed = False
         self._look()
+
+    @property
+    def encloses_this(self) -> bool:
+        """Whether the calling task is the one that it cancels."""
+        return asyncio.current_task() is self._task
 
     def look_soon(self) -> None:
         """From any thread: the lease's state has changed."""
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._look)
+
+    def stop(self) -> None:
+        """From any thread: cancel the body although its lease is proved."""
+        self._asked = True
+        self.look_soon()
 
     def close(self) -> bool:
         """Leave the scope; True if a CancelledError that arrives here is the scope's own."""
@@ -75,7 +87,7 @@ class LeaseScope:
             return
         machine = self._held.machine
         left = machine.stop_at - clock.now()
-        if machine.state is State.HELD and left > 0:
+        if machine.state is State.HELD and left > 0 and not self._asked:
             self._rearm(left)
             return
         self.fired = True

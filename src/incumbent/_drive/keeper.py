@@ -32,7 +32,7 @@ from incumbent.model import Key
 from incumbent.stores.base import Store
 from incumbent.unpatched import original, start_thread
 
-__all__ = ["Keeper"]
+__all__ = ["Keeper", "Stats"]
 
 _log = logging.getLogger("incumbent")
 
@@ -47,6 +47,22 @@ _OUTAGE_EVERY = 60.0
 _LATE = 0.1
 """Seconds by which a thread is late on any busy machine."""
 _LATE_AND_SAID = 1.0
+
+
+@dataclass(slots=True)
+class Stats:
+    """Counters of one keeper, for people and metrics.
+
+    `renewals`: leases renewed and proved; `failures`: renewals that got no answer;
+    `last_answer`: the instant of the last answer to a request for renewals (-inf: none yet);
+    `last_took`: seconds that it took.
+    """
+
+    renewals: int = 0
+    failures: int = 0
+    last_answer: float = -inf
+    last_took: float = 0.0
+
 
 _Bucket = dict["weakref.ref[Held]", None]
 
@@ -80,6 +96,7 @@ class Keeper:
     def __init__(self, store: Store) -> None:
         self.port = SyncPort(store, self)
         self._state = _State()
+        self.stats = Stats()
         _keepers.add(self)
 
     # -- for leases --------------------------------------------------------------------------
@@ -102,6 +119,11 @@ class Keeper:
             if held.machine.valid(clock.now()):
                 return
         self._tell_ended(held)
+
+    def follow(self, held: Held, follower: Callable[[], None]) -> None:
+        """Call `follower` in the keeper's thread after every proved renewal, until `held` ends."""
+        with self._state.mutex:
+            held.followers += (follower,)
 
     def renew_now(self, held: Held, asker: Callable[[], None]) -> None:
         """Renew `held` now instead of when it is due, then call `asker`."""
@@ -153,6 +175,7 @@ class Keeper:
     def forked(self) -> None:
         """In the child of a fork: nothing is held, nothing is owed, and there is no thread."""
         before, self._state = self._state, _State()
+        self.stats = Stats()
         for refs in (*before.buckets.values(), before.in_hand):
             for ref in refs:
                 if (held := ref()) is not None:
@@ -237,16 +260,38 @@ class Keeper:
     def _renew(self, batch: list[Held]) -> None:
         sent = clock.now()
         held_now = [held for held in batch if held.machine.state is State.HELD]
-        error = run(renew(self.port, [held for held in held_now if not held.machine.bounded]))
+        asked = [held for held in held_now if held.worth_renewing]
+        error = run(renew(self.port, asked))
+        now = clock.now()
         if error is not None:
             self.tell_outage(held_now[0].wanted.key, error)
-        now = clock.now()
+        self._count(asked, error, sent, now)
         for held in held_now:
             if held.machine.valid(now):
                 self._plan(held, next_due(held, sent, now, draw_jitter()))
                 held.tell_askers()
             else:
                 self._tell_ended(held)
+        if error is None:
+            self._tell_followers(asked)
+
+    def _count(self, asked: list[Held], error: StoreError | None, sent: float, now: float) -> None:
+        if not asked:
+            return
+        stats = self.stats
+        if error is not None:
+            stats.failures += len(asked)
+            return
+        stats.renewals += sum(held.machine.state is State.HELD for held in asked)
+        stats.last_answer, stats.last_took = now, now - sent
+
+    @staticmethod
+    def _tell_followers(renewed: list[Held]) -> None:
+        """After all that is planned: what they do cannot delay another lease's next renewal."""
+        for held in renewed:
+            if held.machine.state is State.HELD:
+                for follower in held.followers:
+                    follower()
 
     def _tell_ended(self, held: Held) -> None:
         with self._state.mutex:

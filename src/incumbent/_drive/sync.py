@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from incumbent import clock
-from incumbent.model import Ask, GiveOutcome, Key, Renewal, RenewOutcome, TakeOutcome
+from incumbent.model import Ask, GiveOutcome, Key, Record, Renewal, RenewOutcome, TakeOutcome
 from incumbent.stores.base import Store
 
 if TYPE_CHECKING:
@@ -59,10 +59,17 @@ class SyncPort:
         until: float,
         *,
         closed_for: float = 0.0,
+        reserve_for: str | None = None,
         slot: str | None = None,
     ) -> GiveOutcome:
         """See Port.give."""
-        return self._store.give(key, claim, token, until, closed_for=closed_for, slot=slot)
+        return self._store.give(
+            key, claim, token, until, closed_for=closed_for, reserve_for=reserve_for, slot=slot
+        )
+
+    async def read(self, key: Key, until: float) -> Record:
+        """See stores.base.Store.read."""
+        return self._store.read(key, until)
 
     async def wait_change(self, key: Key, seen: str, until: float) -> None:
         """See Port.wait_change."""

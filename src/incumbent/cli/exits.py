@@ -7,7 +7,18 @@ from typing import Final
 
 from incumbent.errors import ConfigError, LockError, Misuse, NotAcquired, StoreError
 
-__all__ = ["BUSY", "FAULT", "LOST", "OK", "TOO_LONG", "UNPROVED", "USAGE", "code_of", "say"]
+__all__ = [
+    "BUSY",
+    "CANNOT_START",
+    "FAULT",
+    "LOST",
+    "OK",
+    "TOO_LONG",
+    "UNPROVED",
+    "USAGE",
+    "code_of",
+    "say",
+]
 
 OK: Final = 0
 USAGE: Final = 64
@@ -16,6 +27,7 @@ BUSY: Final = 75
 LOST: Final = 123
 TOO_LONG: Final = 124
 FAULT: Final = 125
+CANNOT_START: Final = (126, 127)
 
 
 def say(line: str) -> None:

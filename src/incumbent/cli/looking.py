@@ -8,13 +8,16 @@ from collections.abc import Callable
 from incumbent import clock
 from incumbent.cli.exits import say
 from incumbent.errors import StoreError
+from incumbent.links import link_for
 from incumbent.model import Record
 from incumbent.sync import Client
 
-__all__ = ["look_until"]
+__all__ = ["look_until", "wait_for_change"]
 
 _FIRST, _LONGEST = 0.02, 0.25
 _WITHIN = 1.0
+_HINT_WITHIN = 5.0
+"""Seconds after which one looks again without a hint: hints may be lost."""
 
 
 def look_until(client: Client, name: str, until: float, done: Callable[[Record], bool]) -> Record:
@@ -22,7 +25,7 @@ def look_until(client: Client, name: str, until: float, done: Callable[[Record],
 
     An outage is waited out, and told once. Raises StoreError if it lasts until the end.
     """
-    pause, told = _FIRST, False
+    pause, told, seen = _FIRST, False, None
     while True:
         left = until - clock.now()
         record, error = _read(client, name, min(_WITHIN, max(left, _FIRST)))
@@ -34,8 +37,31 @@ def look_until(client: Client, name: str, until: float, done: Callable[[Record],
         if error is not None and not told:
             told = True
             say(f"{name}: trying on: {error}")
-        time.sleep(min(pause, left))
-        pause = min(2 * pause, _LONGEST)
+        if record is not None and record.seen and record.seen != seen:
+            pause, seen = _FIRST, record.seen
+            wait_for_change(client, record, until)
+        else:
+            # Nothing to compare, or a hint without a change: many must not become a busy loop.
+            seen = None
+            time.sleep(min(pause, left))
+            pause = min(2 * pause, _LONGEST)
+
+
+def wait_for_change(client: Client, record: Record, until: float) -> None:
+    """Return when the record may have changed, something of it ran out, or at `until`."""
+    now = clock.now()
+    ends = [it.remaining for it in record.holdings if it.remaining is not None]
+    if record.closed_for > 0:
+        ends.append(record.closed_for)
+    until = min(until, now + _HINT_WITHIN, *(now + end for end in ends))
+    try:
+        if record.seen:
+            link_for(client).store.wait_change(record.key, record.seen, until)
+            return
+    except StoreError:
+        # It gives no hints now; the next look says more.
+        until = min(until, now + _LONGEST)
+    time.sleep(max(0.0, until - clock.now()))
 
 
 def _read(client: Client, name: str, within: float) -> tuple[Record | None, StoreError | None]:

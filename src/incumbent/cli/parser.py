@@ -49,7 +49,7 @@ class Request:
 def parse(arguments: Sequence[str], environ: Mapping[str, str]) -> Request:
     """Raises UsageError, or ConfigError for a variable; `--help` and `--version` exit."""
     ours, command_line, separated = _split(arguments)
-    if separated or "run" in ours:
+    if separated or _RUNNING & set(ours):
         _check_separator(ours, command_line, separated=separated)
     # A duration of --wait needs its "=": without one the next word is the name.
     ours = ["--wait=" if word == "--wait" else word for word in ours]
@@ -79,18 +79,21 @@ def _split(arguments: Sequence[str]) -> tuple[list[str], list[str], bool]:
     return words[:at], words[at + 1 :], True
 
 
+_RUNNING: Final = frozenset(name for name, command in COMMANDS.items() if command.runs)
+
+
 # -- the separator -------------------------------------------------------------------------------
 
 
 def _check_separator(ours: list[str], command_line: list[str], *, separated: bool) -> None:
-    """Exactly `run ... -- CMD` has one; show how the line should have been."""
+    """Exactly the commands that run CMD have one; show how the line should have been."""
     plain = list(_plain_words(ours))
     command = ours[plain[0]] if plain else ""
     if command in COMMANDS and not COMMANDS[command].runs:
         if separated:
             raise UsageError(f"{command} runs nothing: there is no `--` in it")
         return
-    if command != "run" or {"-h", "--help", "--version"} & set(ours):
+    if command not in COMMANDS or {"-h", "--help", "--version"} & set(ours):
         return
     if len(plain) > 2:
         at = plain[2]
@@ -118,7 +121,8 @@ def _plain_words(words: list[str]) -> Iterator[int]:
 
 def _all_options() -> Iterator[Option]:
     yield from GLOBAL
-    yield from COMMANDS["run"].options
+    for command in COMMANDS.values():
+        yield from command.options
 
 
 # -- argparse ------------------------------------------------------------------------------------
@@ -127,7 +131,8 @@ _EPILOG: Final = """\
 Every option is also a variable: --once-per is INCUMBENT_ONCE_PER; flags win. The store also comes
 from INCUMBENT_STORE_FILE, its password from INCUMBENT_STORE_PASSWORD_FILE.
 exit codes: CMD's own; 64 usage; 69 the store could not be proved, nothing ran; 75 held by another;
-123 lease lost, CMD stopped; 124 --at-most-for; 125 own fault; 126, 127 CMD cannot be started."""
+123 lease lost, CMD stopped; 124 --at-most-for; 125 own fault; 126, 127 CMD cannot be started.
+lead and work exit 0 on TERM, and go on after every other end of a term."""
 
 
 class _Parser(argparse.ArgumentParser):

@@ -8,10 +8,20 @@ from typing import Any
 
 from incumbent.durations import say_seconds
 from incumbent.errors import AcquireTimeout, NotAcquired
-from incumbent.model import Past, Record
+from incumbent.model import Holding, Past, Record
 from incumbent.stores.notices import PAUSE, RESIGN, read_notice
 
-__all__ = ["busy", "iso", "past_as_json", "print_json", "record_as_json", "state_of", "table"]
+__all__ = [
+    "busy",
+    "facts_of",
+    "iso",
+    "past_as_json",
+    "print_json",
+    "record_as_json",
+    "said_by",
+    "state_of",
+    "table",
+]
 
 
 def busy(error: NotAcquired) -> str:
@@ -40,12 +50,35 @@ def state_of(record: Record) -> str:
         return "held"
     if PAUSE in record.fields:
         return "paused"
-    return "closed" if record.closed_for > 0 else "free"
+    if record.closed_for > 0:
+        return "reserved" if record.reserved_for else "closed"
+    return "free"
+
+
+def facts_of(holding: Holding) -> dict[str, str]:
+    """What the holder says of itself: isolation, host, pid, state; not to be trusted."""
+    from json import loads
+
+    try:
+        found = loads(holding.meta) if holding.meta else {}
+    except ValueError:
+        return {}
+    if not isinstance(found, dict):
+        return {}
+    return {str(key): str(value) for key, value in found.items()}
+
+
+def said_by(record: Record, field: str) -> str:
+    """Who wrote a switch, and why: " by X (reason)", or nothing."""
+    said = read_notice(record.fields[field].value)
+    who, reason = said.get("who"), said.get("reason")
+    return (f" by {who}" if who else "") + (f" ({reason})" if reason else "")
 
 
 def record_as_json(record: Record) -> dict[str, Any]:
     """A record as `status --json` shows it."""
     holding = record.holdings[0] if record.holdings else None
+    facts = facts_of(holding) if holding else {}
     return {
         "namespace": record.key.namespace,
         "name": record.key.name,
@@ -56,7 +89,11 @@ def record_as_json(record: Record) -> dict[str, Any]:
         "ttl": holding.ttl if holding else None,
         "ttl_left": holding.remaining if holding else None,
         "foreign": bool(holding and holding.foreign),
+        "isolation": facts.get("isolation"),
+        "stopping": facts.get("state") == "stopping",
+        "candidates": [it.holder for it in record.candidates],
         "closed_for": record.closed_for,
+        "reserved_for": record.reserved_for or None,
         "paused": _notice(record, PAUSE),
         "asked_to_resign": _notice(record, RESIGN),
         "slots": dict(record.slots),

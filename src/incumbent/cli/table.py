@@ -52,6 +52,14 @@ GLOBAL: Final = (_STORE, _NAMESPACE, _JSON, _QUIET, _VERBOSE)
 _TTL = Option(("--ttl",), "the time to detect a crash (15s); it renews itself", "DUR")
 _GRACE = Option(("--grace",), "between TERM and KILL (min(5s, ttl/3))", "DUR")
 _REASON = Option(("--reason",), "why, for those who look later", "TEXT")
+_AT_MOST_FOR = Option(("--at-most-for",), "stop CMD after this time (run: exit 124)", "DUR")
+_AT_LEAST_FOR = Option(
+    ("--at-least-for",), "keep the name closed until this time after the start", "DUR"
+)
+_HOLDER = Option(("--holder",), "who we are, for people (host:pid)", "ID")
+_SHARE_STORE = Option(("--share-store",), "let CMD use the store; it is withheld otherwise")
+_ISOLATE = Option(("--isolate",), "auto (default), pidns, container or pgroup", "HOW")
+_LEAVE = Option(("--leave-descendants",), "unsafe: what CMD leaves behind lives on, unleased")
 
 _RUN = (
     Option(("-n", "--no-wait"), "skip with exit 75 if another holds it (default)"),
@@ -59,30 +67,73 @@ _RUN = (
     _TTL,
     _GRACE,
     Option(("--once-per",), "at most one start in this time, by the store's clock", "DUR"),
-    Option(("--at-most-for",), "stop CMD after this time, exit 124", "DUR"),
-    Option(("--at-least-for",), "keep the name closed until this time after the start", "DUR"),
-    Option(("--holder",), "who we are, for people (host:pid)", "ID"),
+    _AT_MOST_FOR,
+    _AT_LEAST_FOR,
+    _HOLDER,
     Option(("-E", "--busy-exit-code"), "instead of 75", "N"),
-    Option(("--share-store",), "let CMD use the store; it is withheld otherwise"),
+    _SHARE_STORE,
+    _ISOLATE,
+    _LEAVE,
     Option(("--result-file",), "write how it ended to this file, as JSON", "F"),
 )
+_CAMPAIGN = (
+    Option(("--restart",), "stand again after a term: always (default), on-failure, never", "WHEN"),
+    _TTL,
+    _GRACE,
+    _AT_MOST_FOR,
+    _AT_LEAST_FOR,
+    _HOLDER,
+    _SHARE_STORE,
+    _ISOLATE,
+    _LEAVE,
+)
+_HEALTH = (
+    Option(("--listen",), "serve /healthz, /readyz, /leader, /leaderz, /metrics", "HOST:PORT"),
+    Option(("--listen-public",), "allow another address than loopback; needs --token-file"),
+    Option(("--token-file",), "the file with the secret that the pages ask for", "F"),
+    Option(("--status-file",), "keep a file with how this instance is, as JSON", "F"),
+)
+_WORK = (
+    Option(("--workers",), "processes of this service", "N"),
+    Option(("--holders",), "how many of them may hold at a time, in the whole fleet (1)", "M"),
+)
+_TO = Option(("--to",), "the candidate that is to follow", "HOLDER")
 _WATCH = Option(("--watch",), "again every second, until ^C")
 _TIMEOUT = Option(("--timeout",), "give up with exit 75 after this time", "DUR")
 _FORCE = Option(("--force",), "remove the record at once: the holder may go on for its ttl")
 
 COMMANDS: Final = {
     "run": Command("take the lease, run CMD once, give it back", "run", "NAME", _RUN, runs=True),
+    "lead": Command(
+        "campaign for ever; CMD runs during each term",
+        "lead",
+        "NAME",
+        (*_CAMPAIGN, *_HEALTH),
+        runs=True,
+    ),
+    "work": Command(
+        "N processes of a service, M of them hold at a time",
+        "work",
+        "NAME",
+        (*_WORK, *_CAMPAIGN),
+        runs=True,
+    ),
     "status": Command("who holds what", "status", "[NAME]", (_WATCH,)),
     "wait": Command("wait until NAME is free", "wait", "NAME", (_TIMEOUT,)),
     "break": Command("ask the holder to stop", "breaking", "NAME", (_FORCE, _REASON)),
+    "resign": Command("ask the holder to hand over", "resign", "NAME", (_TO, _REASON)),
+    "pause": Command("end the term, and let nobody hold NAME", "pausing", "NAME", (_REASON,)),
+    "unpause": Command("let NAME be held again", "pausing", "NAME"),
+    "why": Command("why NAME is held, or is not, in words", "why", "NAME"),
     "history": Command("who held NAME when", "history", "NAME"),
     "doctor": Command("what the store promises, and whether it fits", "doctor", "", (_TTL, _GRACE)),
+    "demo": Command("faults on real processes, judged from outside, in 20 s", "demo"),
 }
 
 _OTHER: Final = ("STORE_FILE", "STORE_PASSWORD_FILE")
 # What an incumbent gives to its child, which may be one too.
 _OF_A_PARENT: Final = tuple(
-    f"LEASE_{what}" for what in ("NAME", "HOLDER", "TERM", "SLOT", "SOCKET")
+    f"LEASE_{what}" for what in ("NAME", "HOLDER", "TERM", "SLOT", "SOCKET", "MARK")
 )
 
 VARIABLES: Final = frozenset(

@@ -8,9 +8,13 @@ Rules that every engine keeps:
 
 - `take` by a claim that holds the lease already is the same grant again: same token, and the ttl
   becomes max(remaining, ttl). If the claim's record expired in between it is a new grant with a new
-  token. A refused take changes nothing.
+  token. A refused take changes nothing but the list of candidates (`Ask.candidacy`): it never
+  changes `seen` and wakes nobody. A grant to an ask with a candidacy ends that candidacy and wakes
+  those who wait, so that they learn who leads.
 - Tokens of one key only grow: over releases, expiry, breaks, restarts and wipes.
 - `renew` never creates and never shortens. `give` compares the claim (and the token unless None).
+- A renewal that changes the holding's meta is a change: it changes `seen` and wakes who waits.
+- The field "pause" never ends by itself, and it outlives a restart wherever the store keeps data.
 - A granting answer echoes the claim it was read for.
 """
 
@@ -59,7 +63,8 @@ class Store(Protocol):
     ) -> GiveOutcome:
         """Remove the claim's record; `slot` also gives back that slot if the claim took it.
 
-        `closed_for` (seconds) refuses everybody for that long after.
+        `closed_for` (seconds) refuses everybody for that long after, or with `reserve_for`
+        everybody but the holder of that name, whose grant ends it.
         """
         ...
 

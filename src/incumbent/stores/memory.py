@@ -11,6 +11,7 @@ from incumbent.model import (
     Ask,
     Capabilities,
     GiveOutcome,
+    Granted,
     Guard,
     Key,
     PutOutcome,
@@ -44,13 +45,25 @@ class MemoryStore:
     def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
         """See Store.take."""
         with self._changed:
-            return self._table.take(key, claim, ask, self._now(), self._wall(), self._restart_wait)
+            outcome = self._table.take(
+                key, claim, ask, self._now(), self._wall(), self._restart_wait
+            )
+            if ask.candidacy > 0 and isinstance(outcome, Granted):
+                self._tell()
+            return outcome
 
     def renew(self, renewals: Sequence[Renewal], until: float) -> list[RenewOutcome]:
         """See Store.renew."""
         with self._changed:
             now = self._now()
-            return [self._table.renew(renewal, now) for renewal in renewals]
+            return [self._renew_one(renewal, now) for renewal in renewals]
+
+    def _renew_one(self, renewal: Renewal, now: float) -> RenewOutcome:
+        before = self._table.seen(renewal.key)
+        outcome = self._table.renew(renewal, now)
+        if self._table.seen(renewal.key) != before:
+            self._tell()
+        return outcome
 
     def give(
         self,
@@ -66,7 +79,7 @@ class MemoryStore:
         """See Store.give."""
         with self._changed:
             outcome = self._table.give(
-                key, claim, token, self._now(), self._wall(), closed_for, slot
+                key, claim, token, self._now(), self._wall(), closed_for, slot, reserve_for
             )
             self._tell()
             return outcome
@@ -154,7 +167,9 @@ class AsyncMemoryStore(InlineAsyncStore):
 class MemoryEngine:
     """See stores.base.Engine."""
 
-    capabilities = Capabilities(waits="event", ttl_clock="boottime", native_async=False)
+    capabilities = Capabilities(
+        waits="event", ttl_clock="boottime", native_async=False, candidates=True, reservations=True
+    )
 
     def __init__(self, url: str = "memory:", store: MemoryStore | None = None) -> None:
         self.url = url

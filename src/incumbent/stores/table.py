@@ -16,6 +16,7 @@ from incumbent.model import (
     Ask,
     ByClaim,
     ByVersion,
+    Candidate,
     Field,
     GiveOutcome,
     Gone,
@@ -38,10 +39,13 @@ from incumbent.model import (
 )
 from incumbent.stores.notices import PAUSE, RESIGN, notices_for
 
-__all__ = ["HISTORY_KEPT", "MemoryTable"]
+__all__ = ["CANDIDATES_KEPT", "HISTORY_KEPT", "MemoryTable"]
 
 HISTORY_KEPT = 20
 """Past holdings that a record remembers."""
+
+CANDIDATES_KEPT = 100
+"""Candidates that a record lists: beyond these, whose time is over first is left out."""
 
 _SWEEP_EVERY = 256
 _PUT_KEEPS = 86_400.0
@@ -63,6 +67,7 @@ class _Closing:
     holder: str
     token: int
     expires: float
+    reserved_for: str = ""
 
 
 @dataclass(slots=True)
@@ -73,6 +78,7 @@ class _Entry:
     fields: dict[str, Field] = field(default_factory=dict)
     slots: dict[str, _Held] = field(default_factory=dict)
     history: deque[Past] = field(default_factory=lambda: deque(maxlen=HISTORY_KEPT))
+    candidates: dict[str, float] = field(default_factory=dict)
     version: int = 0
     changes: int = 0
     forget_at: float = 0.0
@@ -119,8 +125,12 @@ class MemoryTable:
         if held is not None and held.claim == claim:
             held.expires = max(held.expires, now + ask.ttl)
             return Granted(claim, held.token, held.expires - now, self.epoch)
-        refusal = _refusal(entry, held, claim, ask.slot, now, self.seen(key))
-        return refusal or self._grant(entry, claim, ask, now, wall)
+        refusal = _refusal(entry, held, claim, ask, now, self.seen(key))
+        if refusal is None:
+            return self._grant(entry, claim, ask, now, wall)
+        if ask.candidacy > 0:
+            entry.candidates = _standing(entry.candidates, ask, now)
+        return refusal
 
     def _admit(self, wait: float, now: float) -> None:
         if self._started is not None and now < self._started + wait:
@@ -136,6 +146,8 @@ class MemoryTable:
         held = _Held(claim, entry.token, ask.holder, ask.ttl, ask.meta, now, now + ask.ttl)
         entry.held, entry.closing = held, None
         entry.fields.pop(RESIGN, None)
+        if ask.candidacy > 0:
+            entry.candidates.pop(ask.holder, None)
         entry.slots = {name: used for name, used in entry.slots.items() if used.expires > now}
         if ask.slot is not None:
             entry.slots[ask.slot.name] = _slot_record(held, now + ask.slot.keep)
@@ -153,8 +165,9 @@ class MemoryTable:
         if not entry or not held or (held.claim, held.token) != (renewal.claim, renewal.token):
             return Gone()
         held.expires = max(held.expires, now + renewal.ttl)
-        if renewal.meta is not None:
-            held.meta = renewal.meta
+        if renewal.meta not in (None, held.meta):
+            held.meta = renewal.meta or b""
+            entry.changes += 1
         pause, resign = (entry.fields.get(name) for name in (PAUSE, RESIGN))
         return Renewed(
             notices_for(
@@ -173,6 +186,7 @@ class MemoryTable:
         wall: float,
         closed_for: float,
         slot: str | None,
+        reserve_for: str | None = None,
     ) -> GiveOutcome:
         """See Store.give."""
         entry = self._entries.get(key)
@@ -186,7 +200,8 @@ class MemoryTable:
             return Gone()
         entry.held = None
         if closed_for > 0:
-            entry.closing = _Closing(held.holder, held.token, now + closed_for)
+            until = now + closed_for
+            entry.closing = _Closing(held.holder, held.token, until, reserve_for or "")
         _end_history(entry.history, held.token, wall)
         entry.changes += 1
         return Released()
@@ -220,6 +235,9 @@ class MemoryTable:
             dict(entry.fields),
             {name: it.expires - now for name, it in entry.slots.items() if it.expires > now},
             tuple(entry.history),
+            _candidates(entry, now),
+            self.seen(key),
+            closed.reserved_for if closed else "",
         )
 
     def scan(self, namespace: str, prefix: str, now: float) -> tuple[Record, ...]:
@@ -245,17 +263,40 @@ class MemoryTable:
 
 
 def _refusal(
-    entry: _Entry, held: _Held | None, claim: str, slot: Slot | None, now: float, seen: str
+    entry: _Entry, held: _Held | None, claim: str, ask: Ask, now: float, seen: str
 ) -> Refused | None:
     if held is not None:
         return Refused("held", (_holding_of(held, now),), held.expires - now, seen)
     if PAUSE in entry.fields:
         return Refused("paused", seen=seen)
-    used = entry.slots.get(slot.name) if slot else None
-    by = entry.closed(now) or (used if used and used.claim != claim else None)
+    closing = entry.closed(now)
+    if closing is not None and closing.reserved_for:
+        if closing.reserved_for != ask.holder:
+            left = closing.expires - now
+            return Refused("reserved", (Holding(closing.reserved_for, 0, left),), left, seen)
+        closing = None
+    by = closing or _used(entry, claim, ask.slot)
     if by is not None and by.expires > now:
         return Refused("closed", (_holding_of(by, now),), by.expires - now, seen)
     return None
+
+
+def _used(entry: _Entry, claim: str, slot: Slot | None) -> _Held | None:
+    used = entry.slots.get(slot.name) if slot else None
+    return used if used is not None and used.claim != claim else None
+
+
+def _standing(candidates: dict[str, float], ask: Ask, now: float) -> dict[str, float]:
+    """Those who stand by, now that the asker does too."""
+    standing = {holder: expires for holder, expires in candidates.items() if expires > now}
+    standing[ask.holder] = now + ask.candidacy
+    ordered = sorted(standing.items(), key=lambda it: (it[1], it[0]))
+    return dict(ordered[-CANDIDATES_KEPT:])
+
+
+def _candidates(entry: _Entry, now: float) -> tuple[Candidate, ...]:
+    standing = sorted(entry.candidates.items())
+    return tuple(Candidate(name, expires - now) for name, expires in standing if expires > now)
 
 
 def _holding_of(held: _Held | _Closing, now: float) -> Holding:

@@ -1,16 +1,18 @@
-"""CMD in a process group of its own."""
+"""CMD: in a process group of its own, born under the guard."""
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 
-from incumbent.supervise.kernel import die_with_parent, group_members
+from incumbent.supervise.guarding import Cover, GuardFault
+from incumbent.supervise.kernel import die_with_parent
 from incumbent.supervise.terminal import Terminal
+from incumbent.supervise.tree import Tree
 
 __all__ = ["CannotStart", "Child"]
 
@@ -38,14 +40,25 @@ def _only_out_of_reach(command: str, error: OSError) -> bool:
 
 
 class Child:
-    """The process, its group, and the terminal that they have meanwhile."""
+    """The process, the tree below it, and the terminal that they have meanwhile.
+
+    Raises CannotStart, or GuardFault if it would have run unguarded; then nothing ran.
+    `leave`: what CMD leaves behind is no concern of ours.
+    """
 
     def __init__(
-        self, command: Sequence[str], environment: Mapping[str, str], terminal: Terminal | None
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        terminal: Terminal | None,
+        cover: Cover,
+        *,
+        leave: bool = False,
     ) -> None:
         self._terminal = terminal
-        self._process = _start(command, environment, terminal)
+        self._process = _start(command, {**environment, **cover.mark()}, terminal, cover)
         self.pid = self._process.pid
+        self.tree = Tree(self.pid, cover, leave=leave)
         self.status: int | None = None
         """Its exit code, or 128 + n for signal n, once it ended."""
         self.stopped = False
@@ -76,66 +89,61 @@ class Child:
             self._terminal.take_back()
             _log.warning("stopped, and the lease is kept: ^Z again resumes it, ^C ends it")
 
-    def group_lives(self) -> bool:
-        """Whether anything of its group is left, CMD included."""
-        return self.status is None or (self._group_exists() and self.members() != [])
-
-    def _group_exists(self) -> bool:
-        try:
-            os.killpg(self.pid, 0)
-        except ProcessLookupError:
-            return False
-        except PermissionError:
-            return True
-        return True
-
-    def members(self) -> list[int] | None:
-        """The living of its group, where the system lists them."""
-        return group_members(self.pid)
-
-    def signal(self, signum: int) -> None:
-        """Send a signal to the group; who is gone, or another user's, does not get it."""
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signum)
+    def tree_lives(self) -> bool:
+        """Whether anything of its tree is left, CMD included."""
+        return self.tree.lives(child=self.status is None)
 
     def resume(self) -> None:
         """Have a stopped group go on, with its terminal."""
         if self._terminal is not None:
             self._terminal.give(self.pid)
-        self.signal(signal.SIGCONT)
+        self.tree.signal_group(signal.SIGCONT)
 
     def close(self) -> None:
         """Nothing of it is left, or it is left alone: the terminal is ours again."""
         if self._terminal is not None:
             self._terminal.take_back()
+        self.tree.close()
         # So that Popen does not warn of a process that outlives even KILL.
         if self._process.returncode is None:
             self._process.returncode = 0
 
 
 def _start(
-    command: Sequence[str], environment: Mapping[str, str], terminal: Terminal | None
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    terminal: Terminal | None,
+    cover: Cover,
 ) -> subprocess.Popen[bytes]:
+    before_exec = _before_exec(terminal, cover)
     try:
-        return subprocess.Popen(
-            command,
-            env=environment,
-            process_group=0,
-            # Descriptors that our caller left open are meant for CMD; ours close at exec.
-            close_fds=False,
-            # Between fork and exec in a process with threads: it only makes system calls.
-            preexec_fn=_before_exec(terminal),  # noqa: PLW1509
-        )
+        with cover.entering():
+            return subprocess.Popen(
+                command,
+                env=environment,
+                process_group=0,
+                # Descriptors that our caller left open are meant for CMD; ours close at exec.
+                close_fds=False,
+                # Between fork and exec in a process with threads: it only makes system calls.
+                preexec_fn=before_exec,  # noqa: PLW1509
+            )
+    except subprocess.SubprocessError as error:
+        raise GuardFault("the command could not be put under the guard") from error
     except OSError as error:
+        # That is how a fork into a namespace fails whose init is dead.
+        if error.errno == errno.ENOMEM:
+            raise GuardFault(f"the command could not be forked: {error}") from error
         raise CannotStart(command[0], error) from error
 
 
-def _before_exec(terminal: Terminal | None) -> Callable[[], None]:
-    die = die_with_parent()
+def _before_exec(terminal: Terminal | None, cover: Cover) -> Callable[[], None]:
+    die, guarded = die_with_parent(), cover.before_exec()
 
     def call() -> None:
         if die is not None:
             die()
+        # Before the terminal changes hands: a command that may not run must not take it along.
+        guarded()
         if terminal is not None:
             # Here, not in the parent: CMD must not read before the terminal is its own.
             terminal.give(os.getpid())

@@ -12,6 +12,8 @@ WITHHELD: Final = "withheld:"
 
 _CREDENTIALS: Final = ("INCUMBENT_STORE_FILE", "INCUMBENT_STORE_PASSWORD_FILE")
 _LEASE: Final = "INCUMBENT_LEASE_"
+_OF_THE_SERVICE: Final = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
+"""CMD must not tell the service manager that its supervisor is well."""
 
 
 def child_environment(
@@ -22,15 +24,19 @@ def child_environment(
     term: int,
     slot: str | None,
     share_store: str | None,
+    socket: str | None = None,
 ) -> dict[str, str]:
-    """`environ` with the lease in it; the store (`share_store`, a URL) only if it is shared."""
+    """`environ` with the lease in it; the store (`share_store`, a URL) only if it is shared.
+
+    `socket`: where CMD asks whether it still holds the lease.
+    """
     kept = {
         key: value
         for key, value in environ.items()
         # A lease of our own parent is not CMD's.
-        if not key.startswith(_LEASE) and key not in _CREDENTIALS
+        if not key.startswith(_LEASE) and key not in (*_CREDENTIALS, *_OF_THE_SERVICE)
     }
     kept["INCUMBENT_STORE"] = WITHHELD if share_store is None else share_store
-    lease = {"NAME": name, "HOLDER": holder, "TERM": str(term), "SLOT": slot}
+    lease = {"NAME": name, "HOLDER": holder, "TERM": str(term), "SLOT": slot, "SOCKET": socket}
     kept.update({_LEASE + key: value for key, value in lease.items() if value is not None})
     return kept

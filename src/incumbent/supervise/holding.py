@@ -8,7 +8,7 @@ from incumbent import clock
 from incumbent.supervise.plan import Belief
 from incumbent.sync import Lease
 
-__all__ = ["abandon", "belief_of", "give_back", "grace_of", "slot_of", "watch"]
+__all__ = ["abandon", "belief_of", "follow", "give_back", "grace_of", "slot_of", "ttl_of", "watch"]
 
 
 def belief_of(lease: Lease) -> Belief:
@@ -23,6 +23,11 @@ def grace_of(lease: Lease) -> float:
     return lease._held.wanted.policy.grace
 
 
+def ttl_of(lease: Lease) -> float:
+    """Seconds for which one proof lasts at most."""
+    return lease._held.wanted.policy.ttl
+
+
 def slot_of(lease: Lease) -> str | None:
     """The slot that was claimed along with it."""
     return lease._held.wanted.slot
@@ -31,6 +36,11 @@ def slot_of(lease: Lease) -> str | None:
 def watch(lease: Lease, wake: Callable[[], None]) -> None:
     """Call `wake`, from any thread, when the holding ends."""
     lease._link.keeper.watch(lease._held, wake)
+
+
+def follow(lease: Lease, told: Callable[[], None]) -> None:
+    """Call `told` in the keeper's thread after each proved renewal; it must not block."""
+    lease._link.keeper.follow(lease._held, told)
 
 
 def give_back(lease: Lease, *, undo_slot: bool = False) -> bool:

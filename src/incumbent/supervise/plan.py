@@ -1,12 +1,15 @@
 """What to do with a command, and when to look again. Pure: all instants are handed in.
 
-    RUNNING --- CMD ended, members of its group are left -------> ENDING --+
+    RUNNING --- CMD ended, descendants of it are left ----------> ENDING --+
        |                                                                   |
-       +------- the proof ends, the lease was lost, at_most_for -> STOPPING +--> KILLED
+       +-- the proof ends, a loss, at_most_for, a signal to us -> STOPPING +--> KILLED
+       |                                                                         |
+       +-------- the guard is dead ----------------------------------------------+
 
 1. Whatever happened, KILL falls before the lease's deadline, and TERM a grace before it where the
-   time suffices.
-2. Only an empty process group lets the lease go; KILL that does not help gives up instead.
+   time suffices. Without a guard it falls at once.
+2. Only an empty tree lets the lease go; KILL that does not help gives up instead.
+3. KILL is repeated for as long as something lives: who forks may have escaped the first one.
 """
 
 from __future__ import annotations
@@ -15,11 +18,13 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from math import inf
 
-__all__ = ["KILL_LEAD", "Action", "Belief", "Course", "Phase", "Step", "decide"]
+__all__ = ["KILL_LEAD", "Action", "Belief", "Course", "Phase", "Step", "asked_to_stop", "decide"]
 
 KILL_LEAD = 0.02
 """Seconds before the deadline at which KILL is sent: a process needs some to be gone."""
 
+_KILL_EVERY = 0.05
+"""Seconds between KILL and KILL."""
 _GIVE_UP_AFTER = 5.0
 """Seconds after KILL; who still lives then sleeps in the kernel or belongs to another user."""
 
@@ -50,7 +55,7 @@ class Phase(Enum):
     """How far the end of a command has come."""
 
     RUNNING = "CMD runs"
-    ENDING = "CMD ended; the rest of its group was asked to end"
+    ENDING = "CMD ended; its descendants were asked to end"
     STOPPING = "CMD was asked to end"
     KILLED = "everything was killed"
 
@@ -59,19 +64,23 @@ class Action(Enum):
     """What to do at once."""
 
     WAIT = "wait until the step's instant, or until something happens"
-    TERM = "send TERM, then CONT, to the group"
-    KILL = "send KILL to the group"
+    TERM = "send TERM, then CONT, to the tree"
+    KILL = "send KILL to the tree"
     LEAVE = "nothing of the command is left"
     GIVE_UP = "something outlives KILL: the lease is not given back, it runs out"
 
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """Where a command is on its way out. `cause`: why it was stopped; empty if it ended itself."""
+    """Where a command is on its way out. `cause`: why it was stopped; empty if it ended itself.
+
+    `kill_at`: when KILL is due, or was; `again_at`: when it is repeated.
+    """
 
     phase: Phase = Phase.RUNNING
     cause: str = ""
     kill_at: float = inf
+    again_at: float = inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,21 +92,38 @@ class Step:
     wake: float = inf
 
 
+def asked_to_stop(course: Course, cause: str) -> Course:
+    """An orderly stop begins with the next step, unless something else began one before."""
+    return course if course.cause else replace(course, cause=cause)
+
+
 def decide(
-    course: Course, now: float, belief: Belief, grace: float, *, child: bool, group: bool
+    course: Course,
+    now: float,
+    belief: Belief,
+    grace: float,
+    *,
+    child: bool,
+    tree: bool,
+    guarded: bool = True,
 ) -> Step:
-    """The next step; `child`: CMD itself lives, `group`: it or another of its group does."""
-    # What ended by itself before it had to stop was in time.
-    verdict = belief.verdict(now) if group else belief.lost
-    if verdict and not course.cause:
-        course = replace(course, cause=verdict)
-    if not group:
+    """The next step; `child`: CMD lives, `tree`: it or a descendant does, `guarded`: the guard."""
+    course = _with_cause(course, now, belief, tree=tree, guarded=guarded)
+    if not tree:
         return Step(course, Action.LEAVE)
     if course.phase is Phase.KILLED:
         return _after_kill(course, now)
+    if not guarded:
+        return _kill(course, now, first=True)
     if course.phase is Phase.RUNNING:
         return _running(course, now, belief, grace, child=child)
     return _leaving(course, now, belief)
+
+
+def _with_cause(course: Course, now: float, belief: Belief, *, tree: bool, guarded: bool) -> Course:
+    # What ended by itself before it had to stop was in time.
+    verdict = belief.verdict(now) if tree else belief.lost
+    return asked_to_stop(course, verdict or ("" if guarded else "guard"))
 
 
 def _running(course: Course, now: float, belief: Belief, grace: float, *, child: bool) -> Step:
@@ -106,19 +132,27 @@ def _running(course: Course, now: float, belief: Belief, grace: float, *, child:
     phase = Phase.STOPPING if course.cause else Phase.ENDING
     course = replace(course, phase=phase, kill_at=now + grace)
     if now >= min(course.kill_at, belief.kill_at):
-        return _kill(course, now)
+        return _kill(course, now, first=True)
     return Step(course, Action.TERM)
 
 
 def _leaving(course: Course, now: float, belief: Belief) -> Step:
     limit = min(course.kill_at, belief.kill_at)
-    return _kill(course, now) if now >= limit else Step(course, Action.WAIT, limit)
+    if now >= limit:
+        return _kill(course, now, first=True)
+    return Step(course, Action.WAIT, limit)
 
 
-def _kill(course: Course, now: float) -> Step:
-    return Step(replace(course, phase=Phase.KILLED, kill_at=now), Action.KILL)
+def _kill(course: Course, now: float, *, first: bool) -> Step:
+    since = now if first else course.kill_at
+    killed = replace(course, phase=Phase.KILLED, kill_at=since, again_at=now + _KILL_EVERY)
+    return Step(killed, Action.KILL)
 
 
 def _after_kill(course: Course, now: float) -> Step:
     limit = course.kill_at + _GIVE_UP_AFTER
-    return Step(course, Action.GIVE_UP if now >= limit else Action.WAIT, limit)
+    if now >= limit:
+        return Step(course, Action.GIVE_UP, limit)
+    if now >= course.again_at:
+        return _kill(course, now, first=False)
+    return Step(course, Action.WAIT, min(limit, course.again_at))

@@ -1,38 +1,73 @@
 """Runs a command under a lease: it is stopped by TERM, then KILL, while the lease is still proved.
 
-What this does not promise: a descendant that left CMD's process group (a daemon, another session)
-is not stopped, and when the supervisor itself is killed or frozen only CMD (killed: Linux's
-parent-death signal) is dealt with, not its children. The keeper thread renews for as long as
-anything of the group lives.
+    supervisor --- CMD --- its children ...
+        |           :
+      guard ------ init of CMD's PID namespace
+
+The supervisor follows the lease and ends CMD's tree in order; the guard (`guarding`) ends it when
+the supervisor is dead or frozen, by the latest deadline it was told. docs/supervision.md says what
+that promises under each isolation; with supervisor *and* guard frozen nobody is left to kill.
+Renewal goes on for as long as anything of the tree lives.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 from incumbent import clock
 from incumbent.supervise.child import CannotStart, Child
-from incumbent.supervise.holding import abandon, belief_of, give_back, grace_of, watch
+from incumbent.supervise.guarding import Guard, GuardFault
+from incumbent.supervise.holding import (
+    abandon,
+    belief_of,
+    follow,
+    give_back,
+    grace_of,
+    ttl_of,
+    watch,
+)
 from incumbent.supervise.kernel import Waiter, pidfds
-from incumbent.supervise.plan import Action, Course, Phase, decide
+from incumbent.supervise.plan import Action, Course, Phase, asked_to_stop, decide
 from incumbent.supervise.signals import Signals
 from incumbent.supervise.terminal import find_terminal
 from incumbent.sync import Lease
 
-__all__ = ["Ending", "supervise"]
+__all__ = ["Ending", "Listener", "supervise"]
 
 _TERMINATING: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
 _LOOK_EVERY: Final = 0.02
-"""Seconds between looks at a group whose processes the system does not list."""
+"""Seconds between looks at processes that the system does not list."""
+_WATCHED_MOST: Final = 64
+_DEATH_WITHIN: Final = 0.02
+"""Seconds by which the guard's own death may be seen after that of the tree it takes along."""
+
+
+class Listener(Protocol):
+    """What also wants to be served while CMD runs: `ready` is called when `fd` is readable.
+
+    It must neither block nor raise.
+    """
+
+    @property
+    def fd(self) -> int:
+        """A descriptor that stays the same."""
+        ...
+
+    def ready(self) -> None:
+        """Serve what came."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
     """How it ended. `cause`: why we stopped it (empty: by itself); `status`: CMD's, if it ended.
+
+    A cause is a reason of the lease ("expired", "taken", ...), "at_most_for", "signal:SIGTERM" for
+    one of `stop_on`, or "guard": the guard was dead.
 
     `survivors`: processes that even KILL did not end; then the lease was not given back.
     `confirmed`: whether the store confirmed the release.
@@ -46,11 +81,23 @@ class Ending:
 
 
 def supervise(
-    lease: Lease, command: Sequence[str], environment: Mapping[str, str], signals: Signals
+    lease: Lease,
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    signals: Signals,
+    guard: Guard,
+    *,
+    leave_descendants: bool = False,
+    stop_on: Collection[int] = frozenset(),
+    told: Callable[[Phase], None] | None = None,
+    listeners: Sequence[Listener] = (),
 ) -> Ending:
     """Run `command` to its end, or to the end of the lease, and give the lease back.
 
-    Raises CannotStart; then the lease and its slot were given back at once.
+    `stop_on`: signals that end the term in order: CMD gets them, and KILL after the grace. `told`
+    hears every phase, the first one included. `leave_descendants`: what outlives CMD is left alone,
+    which is unsafe. Raises CannotStart or GuardFault; then nothing ran, and the lease and its slot
+    were given back at once.
     """
     began = clock.now()
     if cause := belief_of(lease).verdict(began):
@@ -58,43 +105,84 @@ def supervise(
         return Ending(cause, None, 0.0)
     signals.follow_the_job()
     try:
-        child = Child(command, environment, find_terminal())
-    except CannotStart:
+        child = _begin(lease, command, environment, guard, leave=leave_descendants)
+    except (CannotStart, GuardFault):
         give_back(lease, undo_slot=True)
         raise
-    return _Watch(lease, child, signals).end(began)
+    watcher = _Watch(lease, child, signals, guard, frozenset(stop_on), told, listeners)
+    return watcher.end(began)
+
+
+def _begin(
+    lease: Lease,
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    guard: Guard,
+    *,
+    leave: bool,
+) -> Child:
+    # A namespace ends with its init: what is to outlive the term cannot be in one.
+    weaker = "pgroup" if leave and guard.isolation == "pidns" else ""
+    cover = guard.cover(ttl_of(lease), isolation=weaker)
+
+    def prove() -> None:
+        cover.prove(belief_of(lease).kill_at)
+
+    try:
+        prove()
+        follow(lease, prove)
+        return Child(command, environment, find_terminal(), cover, leave=leave)
+    except BaseException:
+        cover.end()
+        raise
 
 
 class _Watch:
     """Decides, does, waits: until nothing of the command is left."""
 
-    def __init__(self, lease: Lease, child: Child, signals: Signals) -> None:
+    def __init__(
+        self,
+        lease: Lease,
+        child: Child,
+        signals: Signals,
+        guard: Guard,
+        stop_on: frozenset[int],
+        told: Callable[[Phase], None] | None,
+        listeners: Sequence[Listener],
+    ) -> None:
         self._lease = lease
         self._child = child
         self._signals = signals
+        self._guard = guard
+        self._stop_on = stop_on
+        self._told = told
+        self._listeners = {listener.fd: listener for listener in listeners}
         self._grace = grace_of(lease)
         self._course = Course()
+        self._stop_signal: int = signal.SIGTERM
         self._waiter = Waiter()
         watch(lease, signals.wake)
 
     def end(self, began: float) -> Ending:
         try:
             left_over = self._follow()
+            survivors = self._survivors() if left_over else ()
         finally:
             # A defect of ours must not leave CMD behind: the lease would not cover it.
-            if self._course.phase is not Phase.KILLED and self._child.group_lives():
-                self._child.signal(signal.SIGKILL)
+            if self._course.phase is not Phase.KILLED and self._child.tree_lives():
+                self._child.tree.signal(signal.SIGKILL)
             self._waiter.close()
             self._child.close()
         seconds = clock.now() - began
         status, cause = self._child.status, self._course.cause
         if left_over:
             abandon(self._lease)
-            return Ending(cause, status, seconds, False, self._survivors())
+            return Ending(cause, status, seconds, False, survivors)
         return Ending(cause, status, seconds, give_back(self._lease))
 
     def _follow(self) -> bool:
         """True if something outlives even KILL."""
+        self._tell()
         while True:
             self._child.look()
             step = decide(
@@ -103,48 +191,73 @@ class _Watch:
                 belief_of(self._lease),
                 self._grace,
                 child=self._child.status is None,
-                group=self._child.group_lives(),
+                tree=self._child.tree_lives(),
+                guarded=self._guarded(),
             )
-            self._course = step.course
+            before, self._course = self._course, step.course
+            if step.course.phase is not before.phase:
+                self._tell()
             if step.action in (Action.LEAVE, Action.GIVE_UP):
                 return step.action is Action.GIVE_UP
             self._do(step.action, step.wake)
 
+    def _tell(self) -> None:
+        if self._told is not None:
+            self._told(self._course.phase)
+
+    def _guarded(self) -> bool:
+        # The guard takes the tree along, whose end may be seen first.
+        killed = self._child.status == 128 + signal.SIGKILL and not self._course.cause
+        return self._guard.alive(_DEATH_WITHIN if killed else 0.0)
+
     def _do(self, action: Action, wake: float) -> None:
         match action:
             case Action.TERM:
-                self._child.signal(signal.SIGTERM)
+                self._child.tree.signal(self._stop_signal)
                 # A stopped process takes TERM only once it goes on.
-                self._child.signal(signal.SIGCONT)
+                self._child.tree.signal(signal.SIGCONT)
             case Action.KILL:
-                self._child.signal(signal.SIGKILL)
+                self._child.tree.signal(signal.SIGKILL)
             case _:
                 self._wait(wake)
-                for signum in self._signals.take():
-                    self._pass_on(signum)
+                self._heed(self._signals.take())
 
     def _wait(self, until: float) -> None:
-        if self._child.status is None:
-            # Its end, or a stop, comes as SIGCHLD.
-            self._waiter.wait((self._signals.fd,), until)
-            return
-        members = self._child.members()
-        if members is None:
-            until = min(until, clock.now() + _LOOK_EVERY)
-        watched = pidfds(members or ())
+        watched: list[int] = []
+        if self._child.status is not None:
+            # CMD's own end, or a stop, comes as SIGCHLD.
+            members = self._child.tree.members()
+            watched = pidfds((members or ())[:_WATCHED_MOST])
+            if not watched:
+                until = min(until, clock.now() + _LOOK_EVERY)
+        guard = (self._guard.fd,) if self._guard.alive() and self._guard.fd >= 0 else ()
         try:
-            self._waiter.wait((self._signals.fd, *watched), until)
+            fds = (self._signals.fd, *guard, *self._listeners, *watched)
+            ready = self._waiter.wait(fds, until)
         finally:
             for fd in watched:
                 os.close(fd)
+        for fd in ready & self._listeners.keys():
+            self._listeners[fd].ready()
+
+    def _heed(self, signums: list[int]) -> None:
+        for signum in signums:
+            if signum in self._stop_on and not self._course.cause:
+                self._stop_signal = signum
+                cause = f"signal:{signal.Signals(signum).name}"
+                self._course = asked_to_stop(self._course, cause)
+            else:
+                self._pass_on(signum)
 
     def _pass_on(self, signum: int) -> None:
         if signum == signal.SIGCONT or (signum == signal.SIGTSTP and self._child.stopped):
             self._child.resume()
-        elif signum != signal.SIGCHLD:
-            self._child.signal(signum)
+        elif signum == signal.SIGCHLD:
+            self._child.tree.reap()
+        else:
+            self._child.tree.signal_group(signum)
             if self._child.stopped and signum in _TERMINATING:
-                self._child.signal(signal.SIGCONT)
+                self._child.tree.signal_group(signal.SIGCONT)
 
     def _survivors(self) -> tuple[int, ...]:
-        return tuple(self._child.members() or (self._child.pid,))
+        return tuple(self._child.tree.members() or (self._child.pid,))

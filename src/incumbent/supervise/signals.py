@@ -82,6 +82,8 @@ class Signals:
 
     def follow_the_job(self) -> None:
         """From now on also notice that CMD ended or stopped, and ^Z and `fg` to ourselves."""
+        if signal.SIGCHLD in self._before:
+            return
         for signum in _OF_THE_TERMINAL:
             self._handle(signum)
         # Also where it was ignored: then the kernel would keep no exit code for us.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from signal import Signals as SignalName
 
@@ -11,15 +10,16 @@ from incumbent._core.words import lease_lost
 from incumbent.cli import exits, show
 from incumbent.cli.exits import say
 from incumbent.cli.parser import Request
+from incumbent.cli.settings import lock_settings
+from incumbent.cli.supervised import supervise_command
 from incumbent.cli.verdict import Verdict, check_result_file, write_result
 from incumbent.durations import parse_duration, say_seconds
 from incumbent.errors import ConfigError, Misuse, NotAcquired, StoreError
-from incumbent.options import LockSettings, default_holder
+from incumbent.options import default_holder
 from incumbent.store_url import store_url
 from incumbent.supervise.child import CannotStart
-from incumbent.supervise.environment import child_environment
-from incumbent.supervise.holding import slot_of
-from incumbent.supervise.run import Ending, supervise
+from incumbent.supervise.guarding import Guard, GuardFault, start_guard
+from incumbent.supervise.run import Ending
 from incumbent.supervise.signals import Interrupted, Signals
 from incumbent.sync import Lease, Lock
 
@@ -61,7 +61,8 @@ def _run(request: Request) -> Verdict:
     busy_code = _busy_code(request)
     timeout = _timeout(request)
     url = store_url(request.text("store"))
-    with Signals() as signals:
+    # The guard is a fork: before any thread, and before a connection that it would keep open.
+    with start_guard(request.text("isolate") or "auto") as guard, Signals() as signals:
         try:
             with signals.interrupting():
                 lease = _lock(request, url).acquire(timeout)
@@ -69,28 +70,15 @@ def _run(request: Request) -> Verdict:
             return _busy(error, busy_code)
         except Interrupted as signal:
             return _interrupted(signal)
-        return _hold(request, url, lease, signals)
+        return _hold(request, url, lease, signals, guard)
 
 
 # -- settings ------------------------------------------------------------------------------------
 
 
 def _lock(request: Request, url: str) -> Lock:
-    settings = _settings(request)
+    settings = lock_settings(request)
     return Lock(request.name, store=url, namespace=request.namespace, **settings)
-
-
-def _settings(request: Request) -> LockSettings:
-    settings: LockSettings = {
-        "grace": request.text("grace"),
-        "holder": request.text("holder"),
-        "once_per": request.text("once_per"),
-        "at_most_for": request.text("at_most_for"),
-        "at_least_for": request.text("at_least_for"),
-    }
-    if (ttl := request.text("ttl")) is not None:
-        settings["ttl"] = ttl
-    return settings
 
 
 def _timeout(request: Request) -> float | None:
@@ -123,22 +111,16 @@ def _interrupted(signal: Interrupted) -> Verdict:
     return Verdict("interrupted", 128 + signal.signum, line, reason=name)
 
 
-def _hold(request: Request, url: str, lease: Lease, signals: Signals) -> Verdict:
+def _hold(request: Request, url: str, lease: Lease, signals: Signals, guard: Guard) -> Verdict:
     term, started = lease.fencing_token, clock.wall()
     if request.on("verbose"):
         say(f"{request.name}: acquired, term {term}")
-    environment = child_environment(
-        os.environ,
-        name=lease.name,
-        holder=lease.holder,
-        term=term,
-        slot=slot_of(lease),
-        share_store=url if request.on("share_store") else None,
-    )
     try:
-        ending = supervise(lease, request.words, environment, signals)
+        ending = supervise_command(request, url, lease, signals, guard)
     except CannotStart as error:
         verdict = Verdict("not_started", error.code, str(error), reason=str(error))
+    except GuardFault as error:
+        verdict = Verdict("fault", exits.FAULT, f"{error}; nothing ran", reason="guard")
     else:
         verdict = _ended(request, ending)
     return verdict.during(term, started, clock.wall())
@@ -163,6 +145,8 @@ def _stopped(request: Request, ending: Ending) -> Verdict:
     if ending.cause == "at_most_for":
         line = f"reached --at-most-for, {after}"
         return Verdict("at_most_for", exits.TOO_LONG, line, reason=ending.cause)
+    if ending.cause == "guard":
+        return Verdict("fault", exits.FAULT, f"the guard is dead; {after}", reason=ending.cause)
     line = f"{lease_lost(request.name, ending.cause)}; {after}"
     return Verdict("lost", exits.LOST, line, reason=ending.cause)
 

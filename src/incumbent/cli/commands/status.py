@@ -7,19 +7,21 @@ import time
 
 from incumbent import clock
 from incumbent.cli.exits import OK, say
+from incumbent.cli.looking import wait_for_change
 from incumbent.cli.parser import Request
-from incumbent.cli.show import print_json, record_as_json, state_of, table
+from incumbent.cli.show import facts_of, print_json, record_as_json, said_by, state_of, table
 from incumbent.durations import say_seconds
 from incumbent.errors import StoreError
 from incumbent.model import Record
 from incumbent.store_url import store_url
-from incumbent.stores.notices import PAUSE, RESIGN, read_notice
+from incumbent.stores.notices import PAUSE, RESIGN
 from incumbent.sync import Client
 
 __all__ = ["command"]
 
 _WITHIN = 2.0
 _EVERY = 1.0
+_AT_MOST_EVERY = 0.1
 _CLEAR = "\x1b[H\x1b[2J"
 _HEAD = ("NAME", "STATE", "HOLDER", "TOKEN", "HELD FOR", "TTL LEFT", "NOTES")
 
@@ -40,17 +42,24 @@ def command(request: Request) -> int:
 
 def _watch(request: Request, client: Client) -> None:
     while True:
-        began = clock.now()
+        began, shown = clock.now(), None
         try:
-            _show(request, client, clear=sys.stdout.isatty())
+            shown = _show(request, client, clear=sys.stdout.isatty())
         except StoreError as error:
             if error.permanent:
                 raise
             say(str(error))
-        time.sleep(max(0.0, began + _EVERY - clock.now()))
+        until = began + _EVERY
+        if shown is not None and shown.seen:
+            # Many changes at once are one to look at.
+            time.sleep(_AT_MOST_EVERY)
+            wait_for_change(client, shown, until)
+        else:
+            time.sleep(max(0.0, until - clock.now()))
 
 
-def _show(request: Request, client: Client, *, clear: bool = False) -> None:
+def _show(request: Request, client: Client, *, clear: bool = False) -> Record | None:
+    """Returns the record if it is of one name."""
     one = request.text("name")
     records = (client.read(one, _WITHIN),) if one else client.scan("", _WITHIN)
     if clear:
@@ -62,6 +71,7 @@ def _show(request: Request, client: Client, *, clear: bool = False) -> None:
         table(_details(records[0]))
     else:
         table([_HEAD, *(_row(record) for record in records)])
+    return records[0] if one else None
 
 
 def _row(record: Record) -> tuple[str, ...]:
@@ -79,9 +89,13 @@ def _seconds(value: float | None) -> str:
 
 def _notes(record: Record) -> str:
     notes = ["not ours"] if any(it.foreign for it in record.holdings) else []
+    notes += [_of_holder(record)]
     notes += [_told(record, PAUSE, "paused"), _told(record, RESIGN, "asked to resign")]
     if record.closed_for > 0:
-        notes.append(f"closed for another {say_seconds(record.closed_for)}")
+        what = f"reserved for {record.reserved_for}" if record.reserved_for else "closed"
+        notes.append(f"{what} for another {say_seconds(record.closed_for)}")
+    if record.candidates:
+        notes.append(f"{len(record.candidates)} standing by")
     notes += [f"slot {name}: {say_seconds(left)} left" for name, left in record.slots.items()]
     return "; ".join(note for note in notes if note)
 
@@ -89,9 +103,14 @@ def _notes(record: Record) -> str:
 def _told(record: Record, field: str, what: str) -> str:
     if field not in record.fields:
         return ""
-    said = read_notice(record.fields[field].value)
-    who, reason = said.get("who"), said.get("reason")
-    return what + (f" by {who}" if who else "") + (f" ({reason})" if reason else "")
+    return what + said_by(record, field)
+
+
+def _of_holder(record: Record) -> str:
+    facts = facts_of(record.holdings[0]) if record.holdings else {}
+    notes = ["stopping"] if facts.get("state") == "stopping" else []
+    notes += [facts["isolation"]] if "isolation" in facts else []
+    return "; ".join(notes)
 
 
 def _details(record: Record) -> list[tuple[str, str]]:

@@ -6,7 +6,7 @@ from incumbent import clock
 from incumbent.cli.exits import BUSY, OK, say
 from incumbent.cli.looking import look_until
 from incumbent.cli.parser import Request
-from incumbent.cli.show import state_of
+from incumbent.cli.show import print_json, record_as_json, state_of
 from incumbent.durations import parse_duration, say_seconds
 from incumbent.model import Record
 from incumbent.store_url import store_url
@@ -23,6 +23,8 @@ def command(request: Request) -> int:
     make_key(request.namespace, request.name)
     with Client(store_url(request.text("store")), namespace=request.namespace) as client:
         record = look_until(client, request.name, clock.now() + timeout, _is_free)
+    if request.on("json"):
+        print_json(record_as_json(record))
     if _is_free(record):
         return OK
     say(f"{request.name}: gave up after {say_seconds(timeout)}: {_what(record)}")

@@ -31,7 +31,6 @@ from incumbent.model import (
     Renewal,
     Renewed,
     RenewOutcome,
-    Slot,
     Stale,
     Stored,
     TakeOutcome,
@@ -75,10 +74,10 @@ class Dialect:
 
     def take(self, key: Key, claim: str, ask: Ask) -> bytes:
         """The request of a take."""
-        if ask.slot is not None:
-            return self._take_slot(key, claim, ask, ask.slot)
-        secret = claim.encode()
         kept = self._tails.get(id(ask))
+        if kept is None and (ask.slot is not None or ask.candidacy > 0):
+            return self._take_more(key, claim, ask)
+        secret = claim.encode()
         tail = kept[1] if kept is not None else self._tail(ask)
         return b"%b$%d\r\nincumbent1 %b \r\n%b" % (
             self._head(key)[0],
@@ -87,11 +86,19 @@ class Dialect:
             tail,
         )
 
-    def _take_slot(self, key: Key, claim: str, ask: Ask, slot: Slot) -> bytes:
-        names = self.naming.of(key)
-        keys = (names.main, names.companion, names.slot(slot.name))
-        parts = (*_ask_parts(ask, quoted(slot.name)), _ms(slot.keep))
-        return _take.call(3, *keys, _held(claim, None), *parts)
+    def _take_more(self, key: Key, claim: str, ask: Ask) -> bytes:
+        names, slot = self.naming.of(key), ask.slot
+        keys = [names.main, names.companion]
+        parts = [
+            *_ask_parts(ask, quoted(slot.name) if slot else "-"),
+            _ms(slot.keep) if slot else "-",
+        ]
+        if slot is not None:
+            keys.append(names.slot(slot.name))
+        if ask.candidacy > 0:
+            keys.append(names.candidates)
+            parts += (_ms(ask.candidacy), names.channel)
+        return _take.call(len(keys), *keys, _held(claim, None), *parts)
 
     def _head(self, key: Key) -> tuple[bytes, bytes, bytes]:
         try:
@@ -136,25 +143,45 @@ class Dialect:
         return refused(kind, raw, left, now, ask.slot.name if ask.slot else "")
 
     def give(
-        self, key: Key, claim: str, token: int | None, closed_for: float, slot: str | None
+        self,
+        key: Key,
+        claim: str,
+        token: int | None,
+        closed_for: float,
+        slot: str | None,
+        reserve_for: str | None = None,
     ) -> bytes:
         """The request of a give."""
         if token is None or slot is not None or closed_for > 0:
-            return self._give_more(key, claim, token, closed_for, slot)
+            return self._give_more(key, claim, token, closed_for, slot, reserve_for)
         held = b"incumbent1 %b %d " % (claim.encode(), token)
         _, head, channel = self._head(key)
         return b"%b$%d\r\n%b\r\n%b" % (head, len(held), held, channel)
 
     def _give_more(
-        self, key: Key, claim: str, token: int | None, closed_for: float, slot: str | None
+        self,
+        key: Key,
+        claim: str,
+        token: int | None,
+        closed_for: float,
+        slot: str | None,
+        reserve_for: str | None,
     ) -> bytes:
         names = self.naming.of(key)
         keys = [names.main, names.companion]
         if slot is not None:
             keys.append(names.slot(slot))
         closed = _ms(closed_for) if closed_for > 0 else 0
-        held = _held(claim, token)
-        return _give.call(len(keys), *keys, held, names.channel, closed, _held(claim, None))
+        successor = (quoted(reserve_for),) if reserve_for else ()
+        return _give.call(
+            len(keys),
+            *keys,
+            _held(claim, token),
+            names.channel,
+            closed,
+            _held(claim, None),
+            *successor,
+        )
 
     def given(self, answer: Any, key: Key, claim: str, ask: Ask | None, epoch: str) -> GiveOutcome:
         """The outcome of a give."""
@@ -254,20 +281,20 @@ class Dialect:
     def _read_all(self, keys: Sequence[Key]) -> Program[list[Any]]:
         """A Record for each key, or the error that the server answered."""
         names = [self.naming.of(key) for key in keys]
-        answers = yield Step(pack("TIME") + b"".join(map(_read_request, names)), 1 + 3 * len(keys))
+        answers = yield Step(pack("TIME") + b"".join(map(_read_request, names)), 1 + 4 * len(keys))
         if type(answers[0]) is not list:
             raise self._unusable(answers[0], None)
         now = int(answers[0][0]) + int(answers[0][1]) / 1e6
         found: list[Any] = []
         for at, each in enumerate(names):
-            raw, left, companion = answers[1 + 3 * at : 4 + 3 * at]
+            raw, left, companion, standing = answers[1 + 4 * at : 5 + 4 * at]
             broken = [it for it in (raw, companion) if isinstance(it, Exception)]
             if broken:
                 found.append(broken[0])
                 continue
             kept = pairs(companion)
             slots = yield from _read_slots(each, slots_named(kept))
-            found.append(record_of(each.key, raw, left, kept, slots, now))
+            found.append(record_of(each.key, raw, left, kept, slots, standing, now))
         return found
 
     # -- waiting ------------------------------------------------------------------------------
@@ -352,7 +379,9 @@ def _guard(guard: Guard) -> tuple[str, str]:
 
 
 def _read_request(names: Names) -> bytes:
-    return pack("GET", names.main) + pack("PTTL", names.main) + pack("HGETALL", names.companion)
+    lease = pack("GET", names.main) + pack("PTTL", names.main)
+    standing = pack("ZRANGE", names.candidates, "0", "-1", "WITHSCORES")
+    return lease + pack("HGETALL", names.companion) + standing
 
 
 def _read_slots(names: Names, slots: Sequence[str]) -> Program[dict[str, float]]:

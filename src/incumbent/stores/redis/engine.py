@@ -26,7 +26,9 @@ __all__ = ["RedisEngine"]
 class RedisEngine:
     """See stores.base.Engine. Connects to nothing before its first operation."""
 
-    capabilities = Capabilities(waits="pubsub", ttl_clock="wall")
+    capabilities = Capabilities(
+        waits="pubsub", ttl_clock="wall", candidates=True, reservations=True
+    )
 
     def __init__(self, site: Site, template: str | None = None) -> None:
         self.url = site.where

@@ -127,7 +127,7 @@ class Exchange(ABC, Generic[W]):
     ) -> GiveOutcome:
         """See Store.give."""
         dialect = self.dialect
-        request = dialect.give(key, claim, token, closed_for, slot)
+        request = dialect.give(key, claim, token, closed_for, slot, reserve_for)
         operate: Operate[W, GiveOutcome] = one(request, until, dialect.given, key, claim, None)
         return await self.do(operate, until)
 

@@ -2,7 +2,7 @@
 -- that a server out of memory still lets go.
 -- KEYS: the lease, its companion, and the tombstone of the slot if that is given back too
 -- ARGV: 1 "incumbent1 <claim> <token> ", or without the token if any will do   2 channel
---       3 ms to stay closed, or 0    4 "incumbent1 <claim> "
+--       3 ms to stay closed, or 0    4 "incumbent1 <claim> "   5 whom it is reserved for, if anybody
 local call, head = redis.call, ARGV[1]
 local value, freed = call('GET', KEYS[1]), false
 if KEYS[3] then
@@ -15,8 +15,12 @@ if not value or string.sub(value, 1, #head) ~= head then
 end
 
 if ARGV[3] and ARGV[3] ~= '0' then
-  local rest = string.sub(value, #ARGV[4] + 1)
-  call('SET', KEYS[1], 'incumbent1 closed ' .. rest, 'PX', ARGV[3])
+  local word, rest = 'closed ', string.sub(value, #ARGV[4] + 1)
+  if ARGV[5] then
+    -- The name stands where the meta was.
+    word, rest = 'reserved ', string.match(rest, '^%S+ %S+ %S+ %S+ %S* ') .. ARGV[5]
+  end
+  call('SET', KEYS[1], 'incumbent1 ' .. word .. rest, 'PX', ARGV[3])
 else
   call('DEL', KEYS[1])
 end

@@ -26,7 +26,7 @@ def quoted(text: str) -> str:
 class Names:
     """The keys and the channel of one lease, as texts."""
 
-    __slots__ = ("channel", "companion", "key", "main", "slots")
+    __slots__ = ("candidates", "channel", "companion", "key", "main", "slots")
 
     def __init__(self, key: Key, main: str, tag: str) -> None:
         self.key = key
@@ -34,6 +34,7 @@ class Names:
         self.companion = f"incumbent:{{{tag}}}:r"
         self.channel = f"incumbent:{{{tag}}}:c"
         self.slots = f"incumbent:{{{tag}}}:s:"
+        self.candidates = f"incumbent:{{{tag}}}:w"
 
     def slot(self, name: str) -> str:
         """The key of a slot's tombstone."""
@@ -86,7 +87,7 @@ class Naming:
 
     def key_of(self, found: str, namespace: str) -> Key | None:
         """The lease that a key on the server belongs to."""
-        inner = re.fullmatch(r"incumbent:\{(.*)\}(?::r|:s:.*)?", found)
+        inner = re.fullmatch(r"incumbent:\{(.*)\}(?::r|:w|:s:.*)?", found)
         if self._template is None:
             return unflat(inner[1]) if inner else None
         pattern = re.escape(self._fill(namespace, "\0")).replace(re.escape("\0"), "(.+)")

@@ -3,6 +3,7 @@
     incumbent1 <claim> <token> <place in the history> <since, unix us> <ttl, ms> <holder> <meta>
 
 The word `closed` in place of the claim: nobody holds it, and nobody may until the key expires.
+The word `reserved`: the same for all but the holder whose name then stands in place of the meta.
 Anything else is held by a foreign client, also what a newer release of ours may write one day.
 """
 
@@ -11,14 +12,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2s
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeAlias
 from urllib.parse import unquote
 
-from incumbent.model import Field, Holding, Key, Past, Record, Refused
+from incumbent.model import Candidate, Field, Holding, Key, Past, Record, Refused
 
 __all__ = [
     "CLOSED",
     "Value",
+    "candidates_of",
     "fields_of",
     "mark_of",
     "pairs",
@@ -29,6 +31,7 @@ __all__ = [
 ]
 
 CLOSED: Final = b"closed"
+RESERVED: Final = b"reserved"
 _OURS: Final = b"incumbent1"
 _FOREIGN: Final = "<foreign>"
 
@@ -44,11 +47,18 @@ class Value:
     holder: str
     meta: bytes
 
+    @property
+    def reserved_for(self) -> str:
+        """The only holder who may take it; "" in anything but a reservation."""
+        return unquote(self.meta.decode("utf-8", "replace")) if self.claim == RESERVED else ""
+
     def holding(self, remaining: float | None, now: float | None = None) -> Holding:
         """As the contract says it."""
         held_for = None if now is None else max(0.0, now - self.since)
         if self.claim == CLOSED:
             return Holding(self.holder, self.token, remaining)
+        if self.claim == RESERVED:
+            return Holding(self.reserved_for, remaining=remaining)
         claim = self.claim.decode("utf-8", "replace")
         return Holding(
             self.holder, self.token, remaining, self.ttl, held_for, self.meta, claim=claim
@@ -77,12 +87,16 @@ def _holding(raw: bytes, left_ms: int, now: float | None) -> Holding:
     return value.holding(remaining, now)
 
 
+_Reason: TypeAlias = Literal["held", "reserved", "closed"]
+_REASONS: Final[dict[bytes, _Reason]] = {b"held": "held", b"reserved": "reserved"}
+
+
 def refused(kind: bytes, raw: bytes, left_ms: int, now_us: bytes, slot: str) -> Refused:
     """What the script's refusal means. `Refused.seen` names what to look at, and what was there."""
     if kind == b"paused":
         return Refused("paused", seen=f"pause {mark_of(raw)}")
     holding = _holding(raw, left_ms, int(now_us) / 1e6)
-    reason: Literal["held", "closed"] = "held" if kind == b"held" else "closed"
+    reason: _Reason = _REASONS.get(kind, "closed")
     looked_at = f"slot:{slot}" if kind == b"slot" else "lease"
     return Refused(reason, (holding,), holding.remaining, f"{looked_at} {mark_of(raw)}")
 
@@ -91,9 +105,6 @@ def mark_of(raw: bytes | None) -> str:
     """A short mark of what was seen: it must not give the claim away."""
     if raw is None:
         return "-"
-    if raw.startswith(_OURS + b" "):
-        # A renewal may change the meta; the holding is the same.
-        raw = b" ".join(raw.split(b" ", 3)[:3])
     return blake2s(raw, digest_size=8).hexdigest()
 
 
@@ -145,17 +156,31 @@ def record_of(
     left_ms: int,
     companion: dict[bytes, bytes],
     slots: dict[str, float],
+    standing: object,
     now: float,
 ) -> Record:
     """All that was read of one key."""
     holdings: tuple[Any, ...] = ()
-    closed_for = 0.0
+    closed_for, reserved_for, seen = 0.0, "", ""
     if raw is not None:
+        seen = f"lease {mark_of(raw)}"
         holding = _holding(raw, left_ms, now)
         value = read_value(raw)
-        if value is not None and value.claim == CLOSED:
-            closed_for = holding.remaining or 0.0
+        if value is not None and value.claim in {CLOSED, RESERVED}:
+            closed_for, reserved_for = holding.remaining or 0.0, value.reserved_for
         else:
             holdings = (holding,)
     history = tuple(past for past, _ in _history(companion))
-    return Record(key, holdings, closed_for, fields_of(companion), slots, history)
+    fields, candidates = fields_of(companion), candidates_of(standing, now)
+    return Record(key, holdings, closed_for, fields, slots, history, candidates, seen, reserved_for)
+
+
+def candidates_of(standing: object, now: float) -> tuple[Candidate, ...]:
+    """Those who stand by at `now`; an answer that is no list of ours names nobody."""
+    if not isinstance(standing, list):
+        return ()
+    found = [
+        Candidate(unquote(holder.decode("utf-8", "replace")), float(until) / 1000 - now)
+        for holder, until in pairs(standing).items()
+    ]
+    return tuple(sorted((it for it in found if it.remaining > 0), key=lambda it: it.holder))

@@ -14,8 +14,11 @@ for at = 1, #KEYS, 2 do
   if type(value) == 'string' and string.sub(value, 1, #head) == head then
     answer = 1
     if meta ~= '-' then
-      local kept = string.match(value, '^%S+ %S+ %S+ %S+ %S+ %S+ %S* ')
-      redis.pcall('SET', key, kept .. string.sub(meta, 2), 'KEEPTTL')
+      local new = string.match(value, '^%S+ %S+ %S+ %S+ %S+ %S+ %S* ') .. string.sub(meta, 2)
+      if new ~= value and redis.pcall('SET', key, new, 'KEEPTTL').ok then
+        -- The channel is named as the companion is, but for the last letter.
+        call('PUBLISH', string.sub(companion, 1, -2) .. 'c', '')
+      end
     end
     if call('PTTL', key) < ttl then call('PEXPIRE', key, ttl) end
     local beside = redis.pcall('HMGET', companion, 't', 'k')

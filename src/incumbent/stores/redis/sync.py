@@ -73,7 +73,7 @@ class RedisStore:
     ) -> GiveOutcome:
         """See Store.give."""
         dialect = self._dialect
-        request = dialect.give(key, claim, token, closed_for, slot)
+        request = dialect.give(key, claim, token, closed_for, slot, reserve_for)
         return self._ask(request, until, 0.0, dialect.given, key, claim, None)
 
     def put(

@@ -57,7 +57,9 @@ class AsyncSqliteStore:
         slot: str | None = None,
     ) -> GiveOutcome:
         """See Store.give."""
-        return await self._try(until, self._core.give, key, claim, token, closed_for, slot)
+        return await self._try(
+            until, self._core.give, key, claim, token, closed_for, slot, reserve_for
+        )
 
     async def put(
         self, key: Key, field: str, value: bytes | None, guard: Guard, until: float

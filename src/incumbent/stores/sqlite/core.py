@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from incumbent.model import (
     Ask,
+    Candidate,
     Field,
     GiveOutcome,
     Gone,
@@ -67,14 +68,21 @@ class Core:
             return [Gone("store_restarted") for _ in renewals]
 
     def give(
-        self, key: Key, claim: str, token: int | None, closed_for: float, slot: str | None
+        self,
+        key: Key,
+        claim: str,
+        token: int | None,
+        closed_for: float,
+        slot: str | None,
+        reserve_for: str | None,
     ) -> GiveOutcome:
         """See Store.give."""
+        successor = reserve_for if closed_for > 0 else None
 
         def work(link: Link) -> GiveOutcome:
-            return _give(link, flat(key), claim, token, closed_for, slot)
+            return _give(link, flat(key), claim, token, closed_for, slot, successor)
 
-        return self._write_once(work) if slot is None else self._write(work)
+        return self._write(work) if slot is not None or successor else self._write_once(work)
 
     def put(self, key: Key, field: str, value: bytes | None, guard: Guard) -> PutOutcome:
         """See Store.put."""
@@ -189,8 +197,11 @@ def _take(link: Link, key: Key, claim: str, ask: Ask) -> TakeOutcome | int:
         return granted
     used = _used(link, name, ask.slot) if ask.slot else None
     paused = bool(row.switched) and PAUSE in _fields(link, name)
-    refused = rows.refusal(row, claim, used, paused, now, link.epoch)
+    reserved = _reserved_for(link, name, row, now)
+    refused = rows.refusal(row, claim, ask.holder, used, reserved, paused, now, link.epoch)
     if refused is not None:
+        if ask.candidacy > 0:
+            _stand(link, name, ask, now)
         return refused
     token = row.next_token()
     if token > row.reserved:
@@ -211,6 +222,25 @@ def _used(link: Link, name: str, slot: Slot) -> UsedSlot | None:
     return UsedSlot._make(found) if found else None
 
 
+def _reserved_for(link: Link, name: str, row: Row, now: float) -> str:
+    if not row.closed(now):
+        return ""
+    found = link.execute(dialect.SEE_RESERVATION, (name, row.token)).fetchone()
+    return str(found[0]) if found else ""
+
+
+def _stand(link: Link, name: str, ask: Ask, now: float) -> None:
+    boot = link.host.boot_id
+    link.execute(dialect.STAND, (name, ask.holder, boot, now + ask.candidacy))
+    link.execute(dialect.CROWD_OUT, (name, boot, now, dialect.CANDIDATES_KEPT))
+
+
+def _candidates(link: Link, name: str, now: float) -> tuple[Candidate, ...]:
+    values = (name, link.host.boot_id, now)
+    found = link.execute(dialect.SEE_CANDIDATES, values).fetchall()
+    return tuple(Candidate(holder, expires - now) for holder, expires in found)
+
+
 def _fields(link: Link, name: str) -> dict[str, Field]:
     found = link.execute(dialect.SEE_FIELDS, (name,)).fetchall()
     return {field: Field(value, version) for field, value, version in found}
@@ -223,6 +253,8 @@ def _grant(link: Link, name: str, claim: str, token: int, ask: Ask, row: Row, no
     if row.switched:
         link.execute(dialect.DROP_FIELD, (name, RESIGN))
     link.execute(dialect.GRANT, dialect.grant_values(name, claim, token, ask, now, wall))
+    if ask.candidacy > 0:
+        link.execute(dialect.STAND_DOWN, (name, ask.holder))
     if ask.slot is not None:
         values = dialect.slot_values(name, claim, token, ask, ask.slot, now, wall)
         link.execute(dialect.GRANT_SLOT, values)
@@ -256,13 +288,23 @@ def _value(field: Field | None) -> bytes | None:
 
 
 def _give(
-    link: Link, name: str, claim: str, token: int | None, closed_for: float, slot: str | None
+    link: Link,
+    name: str,
+    claim: str,
+    token: int | None,
+    closed_for: float,
+    slot: str | None,
+    successor: str | None,
 ) -> GiveOutcome:
     if slot is not None:
         link.execute(dialect.GIVE_SLOT, (name, slot, claim))
     now, wall = link.host.now(), link.host.wall()
     values = dialect.give_values(name, claim, token, closed_for, now, wall)
-    return Released() if link.execute(dialect.GIVE, values).rowcount else Gone()
+    if not link.execute(dialect.GIVE, values).rowcount:
+        return Gone()
+    if successor:
+        link.execute(dialect.RESERVE, (successor, name))
+    return Released()
 
 
 def _put(link: Link, name: str, field: str, value: bytes | None, guard: Guard) -> PutOutcome:
@@ -286,7 +328,9 @@ def _record(link: Link, key: Key) -> Record:
     slots = dict(link.execute(dialect.SEE_SLOTS, (name, now)).fetchall())
     past = [Past(*found) for found in link.execute(dialect.SEE_PAST, (name,)).fetchall()]
     left = {slot: expires - now for slot, expires in slots.items()}
-    return rows.record_of(key, _see(link, name), _fields(link, name), left, past, now)
+    row, fields, standing = _see(link, name), _fields(link, name), _candidates(link, name, now)
+    reserved = _reserved_for(link, name, row, now)
+    return rows.record_of(key, row, fields, left, past, standing, reserved, now, link.epoch)
 
 
 def _records(link: Link, span: tuple[str, str]) -> tuple[Record, ...]:

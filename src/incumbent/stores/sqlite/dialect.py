@@ -14,6 +14,7 @@ from incumbent.stores.notices import PAUSE, RESIGN
 from incumbent.stores.sqlite.rows import Row
 
 __all__ = [
+    "CANDIDATES_KEPT",
     "HISTORY_KEPT",
     "give_values",
     "grant_values",
@@ -25,6 +26,9 @@ __all__ = [
 
 HISTORY_KEPT: Final = 20
 """Past holdings that a record remembers: the last one in its own row, 19 in a ring (ARCHIVE)."""
+
+CANDIDATES_KEPT: Final = 100
+"""Candidates that a record lists: beyond these, whose time is over first is left out."""
 
 PUT_KEEPS: Final = 86_400.0
 """Seconds for which a record that has no field any more is remembered after the last `put`."""
@@ -68,8 +72,9 @@ GRANT_SLOT: Final = """
     VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
 
 RENEW: Final = """
-    UPDATE lease SET expires = max(expires, ?), meta = coalesce(?, meta)
-    WHERE key = ? AND claim = ? AND token = ? AND expires > ? AND format <= 1
+    UPDATE lease SET expires = max(expires, ?1), meta = coalesce(?2, meta),
+        changes = changes + (?2 IS NOT NULL AND ?2 IS NOT meta)
+    WHERE key = ?3 AND claim = ?4 AND token = ?5 AND expires > ?6 AND format <= 1
     RETURNING switched"""
 
 GIVE: Final = """
@@ -78,6 +83,22 @@ GIVE: Final = """
     WHERE key = ? AND claim = ? AND token = coalesce(?, token) AND expires > ?
         AND format <= 1"""
 GIVE_SLOT: Final = "DELETE FROM slot WHERE key = ? AND name = ? AND claim = ?"
+
+RESERVE: Final = """
+    INSERT OR REPLACE INTO reservation (key, holder, token)
+    SELECT key, ?, token FROM lease WHERE key = ?"""
+SEE_RESERVATION: Final = "SELECT holder FROM reservation WHERE key = ? AND token = ?"
+
+STAND: Final = """
+    INSERT OR REPLACE INTO candidate (key, holder, boot, expires) VALUES (?, ?, ?, ?)"""
+CROWD_OUT: Final = """
+    DELETE FROM candidate WHERE key = ?1 AND (boot != ?2 OR expires <= ?3 OR holder NOT IN (
+        SELECT holder FROM candidate WHERE key = ?1 AND boot = ?2
+        ORDER BY expires DESC, holder DESC LIMIT ?4))"""
+STAND_DOWN: Final = "DELETE FROM candidate WHERE key = ? AND holder = ?"
+SEE_CANDIDATES: Final = """
+    SELECT holder, expires FROM candidate WHERE key = ? AND boot = ? AND expires > ?
+    ORDER BY holder"""
 
 # `switched` says that a look for switches is due; it may say so in vain, never keep silent.
 TOUCH: Final = """
@@ -104,6 +125,13 @@ SWEEP_LEASES: Final = """
 SWEEP_PAST: Final = """
     DELETE FROM past WHERE key > :after AND key <= :upto
         AND NOT EXISTS (SELECT 1 FROM lease WHERE lease.key = past.key)"""
+SWEEP_RESERVATIONS: Final = """
+    DELETE FROM reservation WHERE key > :after AND key <= :upto AND NOT EXISTS (
+        SELECT 1 FROM lease AS l WHERE l.key = reservation.key AND l.token = reservation.token
+            AND l.closed_until > :now)"""
+SWEEP_CANDIDATES: Final = """
+    DELETE FROM candidate WHERE key > :after AND key <= :upto
+        AND (expires <= :now OR boot != (SELECT boot FROM state WHERE id = 1))"""
 # A forgotten key starts again from the floor, which therefore rises above its last token.
 SWEPT: Final = "UPDATE state SET swept = ?, floor = max(floor, ?) WHERE id = 1"
 

@@ -28,7 +28,9 @@ class SqliteEngine:
     early or late by as much as that clock was wrong, but never lasts longer than it was asked for.
     """
 
-    capabilities = Capabilities(waits="poll", ttl_clock="boottime", native_async=False)
+    capabilities = Capabilities(
+        waits="poll", ttl_clock="boottime", native_async=False, candidates=True, reservations=True
+    )
 
     def __init__(
         self,

@@ -76,7 +76,7 @@ class Link:
         # Without the write lock if it can be: a signal handler may be here in the middle of a
         # transaction of its own thread.
         state = None if alone else read_state(self.execute)
-        if state is None or state.boot != self.host.boot_id:
+        if state is None or state.boot != self.host.boot_id or state.minor < schema.MINOR:
             state = settle(self.execute, self.host, taken_over=lambda s: self._epoch_in(s) in known)
         self._log_identity = self._look_at_log()
         self.epoch = self._epoch_in(state)
@@ -218,9 +218,10 @@ def read_state(execute: Execute) -> State | None:
 def _change(execute: Execute, old: State | None, new: State, now: float, wall: float) -> None:
     if old is None:
         execute(f"PRAGMA application_id = {schema.APPLICATION_ID}")
+    if old is None or old.minor < new.minor:
         for table in schema.TABLES:
             execute(table)
-    elif old.boot != new.boot:
+    if old is not None and old.boot != new.boot:
         for statement in schema.REBOOT:
             execute(statement, {"now": now, "wall": wall})
     execute(schema.WRITE_STATE, new)
@@ -238,6 +239,7 @@ def sweep(execute: Execute, now: float, wall: float, limit: int) -> None:
     }
     execute(dialect.SWEEP_SLOTS, window)
     forgotten = execute(dialect.SWEEP_LEASES, window).fetchall()
-    execute(dialect.SWEEP_PAST, window)
+    for beside in (dialect.SWEEP_PAST, dialect.SWEEP_RESERVATIONS, dialect.SWEEP_CANDIDATES):
+        execute(beside, window)
     highest = max((token for (token,) in forgotten), default=0)
     execute(dialect.SWEPT, (upto or "", highest))

@@ -9,6 +9,7 @@ from incumbent.model import (
     Absent,
     ByClaim,
     ByVersion,
+    Candidate,
     Field,
     Granted,
     Guard,
@@ -72,6 +73,10 @@ class Row(NamedTuple):
         """Whether this claim holds the lease."""
         return self.claim == claim and self.expires > now and not self.newer
 
+    def closed(self, now: float) -> bool:
+        """Whether a release keeps the lease closed."""
+        return self.known and self.closed_until > now
+
     def next_token(self) -> int:
         """The token of the next grant."""
         return max(self.token or 0, self.floor) + 1
@@ -94,16 +99,30 @@ def repeated(row: Row, claim: str, ttl: float, now: float, epoch: str) -> Grante
 
 
 def refusal(
-    row: Row, claim: str, used: UsedSlot | None, paused: bool, now: float, epoch: str
+    row: Row,
+    claim: str,
+    holder: str,
+    used: UsedSlot | None,
+    reserved_for: str,
+    paused: bool,
+    now: float,
+    epoch: str,
 ) -> Refused | None:
-    """Why `claim` may not have the lease now, or None."""
+    """Why `claim` of `holder` may not have the lease now, or None."""
+    seen = seen_of(epoch, row.changes)
     if row.held(now):
         holding = holding_of(row, now)
-        return Refused("held", (holding,), holding.remaining, seen_of(epoch, row.changes))
+        return Refused("held", (holding,), holding.remaining, seen)
     if paused:
-        return Refused("paused", seen=seen_of(epoch, row.changes))
-    by = _closing(row, now) or _closing_slot(used, claim, now)
-    return Refused("closed", (by,), by.remaining, seen_of(epoch, row.changes)) if by else None
+        return Refused("paused", seen=seen)
+    closing = _closing(row, now)
+    if closing is not None and reserved_for:
+        if reserved_for != holder:
+            left = closing.remaining
+            return Refused("reserved", (Holding(reserved_for, remaining=left),), left, seen)
+        closing = None
+    by = closing or _closing_slot(used, claim, now)
+    return Refused("closed", (by,), by.remaining, seen) if by else None
 
 
 def holding_of(row: Row, now: float) -> Holding:
@@ -115,7 +134,7 @@ def holding_of(row: Row, now: float) -> Holding:
 
 
 def _closing(row: Row, now: float) -> Holding | None:
-    if not row.known or row.closed_until <= now:
+    if not row.closed(now):
         return None
     return Holding(row.holder, row.token, row.closed_until - now)
 
@@ -151,7 +170,10 @@ def record_of(
     fields: Mapping[str, Field],
     slots: Mapping[str, float],
     past: Iterable[Past],
+    candidates: tuple[Candidate, ...],
+    reserved_for: str,
     now: float,
+    epoch: str,
 ) -> Record:
     """All that is known of `key`; the last holding of the history stands in the row itself."""
     if not row.known:
@@ -159,4 +181,5 @@ def record_of(
     holdings = (holding_of(row, now),) if row.held(now) else ()
     last = (Past(row.holder, row.token, row.started, row.ended),) if row.grants else ()
     closed_for = max(0.0, row.closed_until - now)
-    return Record(key, holdings, closed_for, fields, slots, (*past, *last))
+    seen, history = seen_of(epoch, row.changes), (*past, *last)
+    return Record(key, holdings, closed_for, fields, slots, history, candidates, seen, reserved_for)

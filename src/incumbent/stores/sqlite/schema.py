@@ -11,6 +11,9 @@ Tokens: each key counts its own, from a `floor` that all keys share. No token ab
 given, and `reserved` is on the disk (one synced commit) before a token up to it is. The commits of
 single leases are not synced, so a power loss may take the last of them back; the next boot starts
 above `reserved`, hence above every token that was ever given.
+
+A row of `reservation` belongs to the closing that the same token left: a neighbouring release that
+knows no reservations leaves it standing when it grants or closes, and refuses everybody meanwhile.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ APPLICATION_ID: Final = 0x1EA5E001
 """In the file's header, so that another program's database is never written to."""
 
 MAJOR: Final = 1
-MINOR: Final = 0
+MINOR: Final = 1
 FORMAT: Final = 1
 
 BLOCK: Final = 20 * 60 * 1_000_000
@@ -107,6 +110,20 @@ TABLES: Final = (
         expires_wall REAL NOT NULL,
         keep REAL NOT NULL,
         PRIMARY KEY (key, name)
+    ) WITHOUT ROWID""",
+    """
+    CREATE TABLE IF NOT EXISTS reservation (
+        key TEXT PRIMARY KEY,
+        holder TEXT NOT NULL,
+        token INTEGER NOT NULL
+    ) WITHOUT ROWID""",
+    """
+    CREATE TABLE IF NOT EXISTS candidate (
+        key TEXT NOT NULL,
+        holder TEXT NOT NULL,
+        boot TEXT NOT NULL,
+        expires REAL NOT NULL,
+        PRIMARY KEY (key, holder)
     ) WITHOUT ROWID""",
 )
 

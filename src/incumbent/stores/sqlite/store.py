@@ -54,7 +54,7 @@ class SqliteStore:
         slot: str | None = None,
     ) -> GiveOutcome:
         """See Store.give."""
-        return self._try(until, self._core.give, key, claim, token, closed_for, slot)
+        return self._try(until, self._core.give, key, claim, token, closed_for, slot, reserve_for)
 
     def put(
         self, key: Key, field: str, value: bytes | None, guard: Guard, until: float

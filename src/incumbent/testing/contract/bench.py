@@ -267,6 +267,7 @@ class Bench:
         meta: bytes = b"",
         slot: Slot | None = None,
         keep_record: float = 86_400.0,
+        candidacy: float = 0.0,
     ) -> TakeOutcome:
         """Take `name` for `claim` (a fresh one by default) and `ttl` (a long one by default)."""
         ask = Ask(
@@ -275,6 +276,7 @@ class Bench:
             meta=meta,
             slot=slot,
             keep_record=keep_record,
+            candidacy=candidacy,
         )
         return self.store.take(self.key(name), claim or self.draw(), ask, self.until())
 
@@ -288,11 +290,19 @@ class Bench:
         meta: bytes = b"",
         slot: Slot | None = None,
         keep_record: float = 86_400.0,
+        candidacy: float = 0.0,
     ) -> Granted:
         """Take, and insist on a grant for this very claim."""
         claim = claim or self.draw()
         outcome = self.take(
-            name, claim, ttl=ttl, holder=holder, meta=meta, slot=slot, keep_record=keep_record
+            name,
+            claim,
+            ttl=ttl,
+            holder=holder,
+            meta=meta,
+            slot=slot,
+            keep_record=keep_record,
+            candidacy=candidacy,
         )
         if not isinstance(outcome, Granted):
             raise AssertionError(f"{name!r} should have been granted: {outcome!r}")
@@ -301,10 +311,16 @@ class Bench:
         return outcome
 
     def refused(
-        self, name: str = "job", claim: str | None = None, *, slot: Slot | None = None
+        self,
+        name: str = "job",
+        claim: str | None = None,
+        *,
+        slot: Slot | None = None,
+        holder: str = "the-refused",
+        candidacy: float = 0.0,
     ) -> Refused:
         """Take, and insist on a refusal."""
-        outcome = self.take(name, claim, slot=slot, holder="the refused")
+        outcome = self.take(name, claim, slot=slot, holder=holder, candidacy=candidacy)
         if not isinstance(outcome, Refused):
             raise AssertionError(f"{name!r} should have been refused: {outcome!r}")
         return outcome
@@ -345,12 +361,18 @@ class Bench:
         name: str = "job",
         *,
         closed_for: float = 0.0,
+        reserve_for: str | None = None,
         slot: str | None = None,
     ) -> GiveOutcome:
         """Give a grant back."""
-        key, until = self.key(name), self.until()
         return self.store.give(
-            key, grant.claim, grant.token, until, closed_for=closed_for, slot=slot
+            self.key(name),
+            grant.claim,
+            grant.token,
+            self.until(),
+            closed_for=closed_for,
+            reserve_for=reserve_for,
+            slot=slot,
         )
 
     def put(

@@ -11,6 +11,7 @@ import pytest
 from incumbent.model import Capabilities
 from incumbent.stores.base import Engine
 from incumbent.testing.contract.bench import DRIVERS, Bench, Hook, World
+from incumbent.testing.contract.cases.candidates import CandidateCases, ReservationCases
 from incumbent.testing.contract.cases.faults import FaultCases
 from incumbent.testing.contract.cases.fields import FieldCases, NoticeCases
 from incumbent.testing.contract.cases.leases import LeaseCases, RepeatCases
@@ -25,7 +26,7 @@ from incumbent.testing.contract.marks import needs_of
 
 __all__ = ["StoreContract"]
 
-_FLAGS = ("fencing", "fields", "slots", "notices", "ttl_change")
+_FLAGS = ("fencing", "fields", "slots", "notices", "ttl_change", "candidates", "reservations")
 
 
 class StoreContract(
@@ -36,6 +37,8 @@ class StoreContract(
     WaitCases,
     FieldCases,
     NoticeCases,
+    CandidateCases,
+    ReservationCases,
     SlotCases,
     NameCases,
     RecordCases,

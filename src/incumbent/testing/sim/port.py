@@ -66,6 +66,7 @@ class SimPort:
         until: float,
         *,
         closed_for: float = 0.0,
+        reserve_for: str | None = None,
         slot: str | None = None,
     ) -> GiveOutcome:
         """See Port.give."""

@@ -171,6 +171,17 @@ class NoticeCases:
         assert bench.granted(claim=first.claim).token == first.token
 
     @needs("notices")
+    def test_a_pause_does_not_end_with_the_record(self, bench: Bench) -> None:
+        grant = bench.granted(ttl=bench.ttl, keep_record=bench.ttl)
+        bench.put(PAUSE, encode_notice(who="operator"))
+        bench.put(RESIGN, encode_notice(token=grant.token))
+        bench.put(RESIGN, None)
+        bench.renew(grant, ttl=bench.ttl)
+        bench.give(grant)
+        bench.outlive(2 * bench.ttl)
+        assert bench.refused().reason == "paused"
+
+    @needs("notices")
     def test_a_pause_stops_one_name_only(self, bench: Bench) -> None:
         bench.put(PAUSE, encode_notice(), name="a")
         bench.granted("b")

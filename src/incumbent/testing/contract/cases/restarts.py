@@ -6,7 +6,8 @@ from __future__ import annotations
 import pytest
 
 from incumbent.errors import StoreUnavailable
-from incumbent.model import Gone, Granted
+from incumbent.model import Gone, Granted, Refused
+from incumbent.stores.notices import PAUSE, encode_notice
 from incumbent.testing.contract.bench import Bench
 from incumbent.testing.contract.marks import needs
 
@@ -46,6 +47,16 @@ class RestartCases:
         bench.restart(empty=False)
         assert bench.read().fields["state"].value == b"kept"
 
+    @needs("restart", "notices")
+    def test_a_pause_survives_a_restart(self, bench: Bench) -> None:
+        _admitted(bench, "other")
+        bench.put(PAUSE, encode_notice(who="operator"))
+        bench.restart(empty=False)
+        _admitted(bench, "other")
+        outcome = bench.take(ttl=bench.ttl)
+        assert isinstance(outcome, Refused)
+        assert outcome.reason == "paused"
+
     @needs("restart", "fields")
     def test_versions_do_not_come_back_after_a_restart(self, bench: Bench) -> None:
         first = bench.put("state", b"1")
@@ -78,11 +89,11 @@ def _token_grows(bench: Bench, *, empty: bool) -> None:
     assert _admitted(bench).token > first.token
 
 
-def _admitted(bench: Bench) -> Granted:
+def _admitted(bench: Bench, name: str = "job") -> Granted:
     """A grant as soon as the wait is over; a server of this test's own may be young as well."""
     for _ in range(5):
         try:
-            outcome = bench.take(ttl=bench.ttl)
+            outcome = bench.take(name, ttl=bench.ttl)
         except StoreUnavailable as error:
             bench.outlive(error.retry_after or bench.ttl)
         else:

@@ -12,6 +12,7 @@ from incumbent import clock
 from incumbent.errors import StoreError
 from incumbent.model import Granted, Refused
 from incumbent.testing.contract.bench import Bench
+from incumbent.testing.contract.marks import needs
 
 __all__ = ["WaitCases"]
 
@@ -56,6 +57,45 @@ class WaitCases:
         started = clock.now()
         bench.store.wait_change(bench.key(), seen, started + PATIENCE)
         assert clock.now() - started < HINTED_WITHIN
+
+    def test_a_record_is_seen_as_a_refusal_is(self, bench: Bench) -> None:
+        assert bench.read().seen == ""
+        bench.granted()
+        assert bench.read().seen == bench.refused().seen != ""
+
+    def test_a_reader_is_told_of_a_release(self, bench: Bench) -> None:
+        grant = bench.granted()
+        with _waiting(bench, bench.read().seen) as waiter:
+            bench.give(grant)
+            assert waiter.result(HINTED_WITHIN) < HINTED_WITHIN
+
+    def test_a_waiter_is_told_of_another_meta(self, bench: Bench) -> None:
+        grant = bench.granted(meta=b"old")
+        with _waiting(bench, bench.read().seen) as waiter:
+            bench.renew(grant, meta=b"new")
+            assert waiter.result(HINTED_WITHIN) < HINTED_WITHIN
+
+    def test_another_meta_before_the_wait_is_not_missed(self, bench: Bench) -> None:
+        grant = bench.granted(meta=b"old")
+        seen = bench.refused().seen
+        bench.renew(grant, meta=b"new")
+        started = clock.now()
+        bench.store.wait_change(bench.key(), seen, started + PATIENCE)
+        assert clock.now() - started < HINTED_WITHIN
+
+    def test_a_renewal_that_changes_nothing_is_no_change(self, bench: Bench) -> None:
+        grant = bench.granted(meta=b"same")
+        seen = bench.refused().seen
+        bench.renew(grant)
+        bench.renew(grant, meta=b"same")
+        assert bench.refused().seen == seen == bench.read().seen
+
+    @needs("candidates")
+    def test_who_waits_is_told_of_a_candidates_grant(self, bench: Bench) -> None:
+        bench.give(bench.granted())
+        with _waiting(bench, bench.read().seen) as waiter:
+            bench.granted(candidacy=bench.long)
+            assert waiter.result(HINTED_WITHIN) < HINTED_WITHIN
 
     def test_a_waiter_that_is_told_of_nothing_knows_when_to_try_again(self, bench: Bench) -> None:
         bench.granted(ttl=bench.ttl)

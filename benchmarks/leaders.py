@@ -1,0 +1,260 @@
+"""Leaders as whole processes on Redis: hand-over, take-over after a crash, memory and idle CPU.
+
+All instants are CLOCK_BOOTTIME of one machine. What a bare start of the same child takes is
+measured in the same turn, so that ours can be told from that of the operating system.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+from tests.support.servers import RedisServer
+
+__all__ = ["LeaderRow", "leader_rows"]
+
+_TTL = 1.0
+_CHILD = """
+import os, signal, sys, time
+def note(what):
+    stamp = time.clock_gettime(time.CLOCK_BOOTTIME)
+    os.write(log, b"%s %f\\n" % (what, stamp))
+log = os.open(sys.argv[1], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+def end(*_):
+    note(b"end")
+    os._exit(0)
+signal.signal(signal.SIGTERM, end)
+note(b"begin")
+signal.pause()
+"""
+
+
+@dataclass(frozen=True)
+class LeaderRow:
+    """One figure, with its unit and its bound."""
+
+    name: str
+    figure: float
+    unit: str
+    target: float | None = None
+
+
+@dataclass
+class Team:
+    """Two instances of `incumbent lead` of which one runs the child."""
+
+    url: str
+    log: Path
+    started: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def start(self, ttl: float = _TTL) -> subprocess.Popen[bytes]:
+        tool = str(Path(sys.executable).with_name("incumbent"))
+        line = [tool, "-q", "-s", self.url, "lead", "bench", "--ttl", str(ttl), "--"]
+        it = subprocess.Popen([*line, *_child(self.log)], stderr=subprocess.DEVNULL)
+        self.started.append(it)
+        return it
+
+    def notes(self, what: str) -> list[float]:
+        text = self.log.read_text() if self.log.exists() else ""
+        words = [line.split() for line in text.splitlines()]
+        return [float(stamp) for kind, stamp in words if kind == what]
+
+    def await_begin(self, count: int) -> float:
+        """When the `count`-th child began."""
+        _until(lambda: len(self.notes("begin")) >= count)
+        return self.notes("begin")[count - 1]
+
+    def close(self) -> None:
+        for it in self.started:
+            it.terminate()
+        for it in self.started:
+            it.wait(20)
+
+
+def leader_rows(turns: int, idle: float) -> list[LeaderRow]:
+    """Everything; `idle` is for how many seconds CPU is watched."""
+    with RedisServer() as server, tempfile.TemporaryDirectory() as folder:
+        url = f"{server.url}?restart_wait=0"
+        place = Path(folder)
+        return [
+            *_hand_over(url, place, turns),
+            *_after_a_crash(server, url, place, turns),
+            *_at_rest(url, place, idle),
+        ]
+
+
+def _hand_over(url: str, folder: Path, turns: int) -> list[LeaderRow]:
+    gaps, bare = [], []
+    with _team(url, folder / "hand-over") as team:
+        leader, standby = team.start(), team.start()
+        for turn in range(turns):
+            team.await_begin(turn + 1)
+            time.sleep(0.4)
+            # Who leads is the one that has a child.
+            if not _workers(leader.pid):
+                leader, standby = standby, leader
+            leader.terminate()
+            gaps.append(team.await_begin(turn + 2) - team.notes("end")[turn])
+            leader.wait(10)
+            bare.append(_bare_start(folder / "bare"))
+            leader, standby = standby, team.start()
+    ours = [gap - start for gap, start in zip(gaps, bare, strict=True)]
+    return [
+        LeaderRow("graceful hand-over, last instant to first, median", _ms(gaps), "ms", 60),
+        LeaderRow("... beyond the bare start of the child", _ms(ours), "ms", 10),
+        LeaderRow("(bare start of the child)", _ms(bare), "ms"),
+    ]
+
+
+def _after_a_crash(server: RedisServer, url: str, folder: Path, turns: int) -> list[LeaderRow]:
+    return [
+        LeaderRow(
+            "SIGKILL of the tree: next leader after the ttl ran out, API, median",
+            _ms([_api_gap(server, url, folder / f"api-{turn}") for turn in range(turns)]),
+            "ms",
+            5,
+        ),
+        LeaderRow(
+            "SIGKILL of the tree: next child after the ttl ran out, median",
+            _ms([_child_gap(server, url, folder / f"child-{turn}") for turn in range(turns)]),
+            "ms",
+            100,
+        ),
+    ]
+
+
+def _api_gap(server: RedisServer, url: str, log: Path) -> float:
+    from incumbent.elections import Election
+
+    led: list[float] = []
+
+    def campaign() -> None:
+        with Election("bench", store=url, ttl=_TTL).lead():
+            led.append(_now())
+
+    with _team(url, log) as team:
+        leader = team.start()
+        team.await_begin(1)
+        waiter = threading.Thread(target=campaign)
+        waiter.start()
+        free_at = _kill_tree(server, leader)
+        waiter.join(10)
+    return led[0] - free_at
+
+
+def _child_gap(server: RedisServer, url: str, log: Path) -> float:
+    with _team(url, log) as team:
+        leader = team.start()
+        team.await_begin(1)
+        team.start()
+        free_at = _kill_tree(server, leader)
+        return team.await_begin(2) - free_at
+
+
+def _kill_tree(server: RedisServer, leader: subprocess.Popen[bytes]) -> float:
+    """Kill all of it at a random instant of the renewal interval; when the record expires."""
+    time.sleep(0.5 + random.random() * _TTL / 5)
+    for pid in (*_below(leader.pid), leader.pid):
+        os.kill(pid, signal.SIGKILL)
+    leader.wait(10)
+    key = next(key for key in server.cli("KEYS", "incumbent:*").split() if key.endswith("bench}"))
+    asked = _now()
+    left = int(server.cli("PTTL", key)) / 1000
+    # The client process that asked takes longer to start than to be answered.
+    return (asked + _now()) / 2 + left
+
+
+def _at_rest(url: str, folder: Path, seconds: float) -> list[LeaderRow]:
+    with _team(url, folder / "rest") as team:
+        leader = team.start(ttl=15)
+        team.await_begin(1)
+        time.sleep(1)
+        ours = [leader.pid, *(pid for pid in _below(leader.pid) if pid not in _workers(leader.pid))]
+        before = sum(map(_ticks, ours))
+        time.sleep(seconds)
+        used = (sum(map(_ticks, ours)) - before) / os.sysconf("SC_CLK_TCK")
+        pss = sum(map(_pss, ours)) / 1024
+    return [
+        LeaderRow(f"memory of one leader, PSS of {len(ours)} processes", pss, "MiB", 45),
+        LeaderRow("idle at ttl 15 s, of a core", 100 * used / seconds, "%", 0.2),
+    ]
+
+
+# -- processes -----------------------------------------------------------------------------------
+
+
+@contextmanager
+def _team(url: str, log: Path) -> Iterator[Team]:
+    team = Team(url, log)
+    try:
+        yield team
+    finally:
+        team.close()
+
+
+def _child(log: Path) -> list[str]:
+    return [sys.executable, "-I", "-S", "-c", _CHILD, str(log)]
+
+
+def _bare_start(log: Path) -> float:
+    before = _now()
+    alone = Team("", log)
+    it = subprocess.Popen(_child(log))
+    _until(lambda: bool(alone.notes("begin")))
+    it.terminate()
+    it.wait(5)
+    began = alone.notes("begin")[-1]
+    log.unlink()
+    return began - before
+
+
+def _below(pid: int) -> list[int]:
+    """All descendants."""
+    found = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in map(int, task.read_text().split()):
+            found += [child, *_below(child)]
+    return found
+
+
+def _workers(pid: int) -> list[int]:
+    """Those of its descendants that are the child of the benchmark."""
+    marker = _CHILD.encode()
+    return [it for it in _below(pid) if marker in Path(f"/proc/{it}/cmdline").read_bytes()]
+
+
+def _ticks(pid: int) -> int:
+    words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(words[11]) + int(words[12])
+
+
+def _pss(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+
+
+def _until(done: Callable[[], bool], within: float = 20.0) -> None:
+    until = _now() + within
+    while not done():
+        if _now() > until:
+            raise TimeoutError("the benchmark waited in vain")
+        time.sleep(0.001)
+
+
+def _now() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def _ms(seconds: list[float]) -> float:
+    return median(seconds) * 1000

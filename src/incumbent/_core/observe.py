@@ -1,0 +1,90 @@
+"""Observing a leadership: woken by the store or by the leader's ttl, on through any outage."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from incumbent._core.port import Port
+from incumbent.backoff import backoff_delay
+from incumbent.election import Leader, leader_of, watch_for
+from incumbent.errors import StoreError
+from incumbent.model import Key, Record
+
+__all__ = ["Observation", "ReadingPort", "observe", "read_leader"]
+
+
+class ReadingPort(Port, Protocol):
+    """A Port that can also look, for people."""
+
+    async def read(self, key: Key, until: float) -> Record:
+        """See stores.base.Store.read."""
+        ...
+
+
+class Observation:
+    """What one observer has seen so far. `ttl`, `request_timeout`: seconds."""
+
+    __slots__ = ("again", "failures", "key", "leader", "request_timeout", "started", "ttl")
+
+    def __init__(self, key: Key, ttl: float, request_timeout: float) -> None:
+        self.key = key
+        self.ttl = ttl
+        self.request_timeout = request_timeout
+        self.leader: Leader | None = None
+        self.started = False
+        self.failures = 0
+        """Requests in a row without an answer."""
+        self.again = 0
+        """Looks in a row that showed nothing new."""
+
+    def learn(self, leader: Leader | None) -> bool:
+        """Whether that is something new."""
+        self.failures = 0
+        if self.started and leader == self.leader:
+            self.again += 1
+            return False
+        self.leader, self.started, self.again = leader, True, 0
+        return True
+
+
+async def read_leader(port: ReadingPort, key: Key, timeout: float) -> Leader | None:
+    """Who leads now, by one request of at most `timeout` seconds; raises StoreError."""
+    return leader_of(await port.read(key, port.now() + timeout))
+
+
+async def observe(port: ReadingPort, seen: Observation, until: float) -> bool:
+    """Wait until `seen.leader` is news; False if there was none by `until`.
+
+    The first answer is always news. Raises only a StoreError that trying again cannot help.
+    """
+    while True:
+        try:
+            record = await port.read(seen.key, port.now() + seen.request_timeout)
+            if seen.learn(leader_of(record)):
+                return True
+            if port.now() >= until:
+                return False
+            await _await_hint(port, seen, record, until)
+        except StoreError as error:
+            if not await _outlast(port, seen, error, until):
+                return False
+
+
+async def _await_hint(port: ReadingPort, seen: Observation, record: Record, until: float) -> None:
+    left = watch_for(record, seen.again, port.jitter(), seen.ttl)
+    wake = min(until, port.now() + left)
+    if seen.again > 1 and record.holdings:
+        # Hints may be spurious: many of them must not become a busy loop.
+        pause = backoff_delay(seen.again, port.jitter(), base=0.001, cap=0.05)
+        await port.sleep_until(min(wake, port.now() + pause))
+    await port.wait_change(seen.key, record.seen, wake)
+
+
+async def _outlast(port: ReadingPort, seen: Observation, error: StoreError, until: float) -> bool:
+    if error.permanent:
+        raise error
+    seen.failures += 1
+    port.tell_outage(seen.key, error)
+    delay = max(backoff_delay(seen.failures, port.jitter()), error.retry_after or 0.0)
+    await port.sleep_until(min(until, port.now() + delay))
+    return port.now() < until

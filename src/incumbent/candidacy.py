@@ -1,0 +1,254 @@
+"""What blocking and asynchronous elections have in common: all that needs no waiting."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any, Generic, TypeVar, Unpack
+
+from incumbent import clock
+from incumbent._core.observe import Observation
+from incumbent._drive.notifier import notifier
+from incumbent._drive.sync import draw_jitter
+from incumbent.durations import Duration
+from incumbent.election import Leader, Standing, encode_metadata, leader_by_refusal, read_metadata
+from incumbent.errors import ConfigError, LeaseLost, Misuse, NotCandidate, NotHeld, StoreError
+from incumbent.handles import LeaseHandle, LockHandle, loss_of
+from incumbent.lease import State
+from incumbent.model import Record, Refused
+from incumbent.options import LockSettings
+
+__all__ = [
+    "ElectionHandle",
+    "Metadata",
+    "OnElected",
+    "OnLeaderChange",
+    "OnRevoked",
+    "Steering",
+    "TermHandle",
+]
+
+Metadata = Mapping[str, str] | bytes | None
+OnElected = Callable[[Any], None]
+OnRevoked = Callable[[LeaseLost | None], None]
+OnLeaderChange = Callable[[Leader | None], None]
+
+
+class Steering:
+    """What a term was told: that it was `asked` to end, and that its work has `seen` that."""
+
+    __slots__ = ("asked", "seen")
+
+    def __init__(self) -> None:
+        self.asked = False
+        self.seen = False
+
+
+class TermHandle(LeaseHandle):
+    """A lease that is the leadership."""
+
+    __slots__ = ()
+
+    _steering: Steering
+
+    @property
+    def number(self) -> int:
+        """The term: the fencing token, which is larger than that of every earlier leader."""
+        return self.fencing_token
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the work of this term has to end now, clean-up included in what is left.
+
+        Computed at each question; once it was seen True it stays so, whatever is proved later.
+        """
+        if not self._steering.seen:
+            now = clock.now()
+            machine = self._held.machine
+            self._steering.seen = (
+                self._steering.asked or now >= machine.stop_at or not machine.valid(now)
+            )
+        return self._steering.seen
+
+    def _why_ended(self) -> LeaseLost | None:
+        """The loss that ended the term; None after an orderly end."""
+        if self._held.machine.state is State.LOST:
+            return loss_of(self._held)
+        return None if self._steering.asked else self._stopped_short()
+
+    def _stopped_short(self) -> LeaseLost | None:
+        """The loss of a term that was released, but whose work had to stop for lack of proof."""
+        raise NotImplementedError
+
+    def _asked_to_go(self) -> bool:
+        """Whether somebody, ourselves included, wanted another leader."""
+        return self._steering.asked or self._held.notice is not None
+
+
+T = TypeVar("T", bound=TermHandle)
+
+
+class ElectionHandle(LockHandle[T], Generic[T]):
+    """One candidate: its settings, its present term, and whom it tells."""
+
+    __slots__ = (
+        "_campaigning",
+        "_leader",
+        "_on_elected",
+        "_on_leader_change",
+        "_on_revoked",
+        "_standing",
+        "_term",
+    )
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        store: Any = None,
+        namespace: str = "default",
+        metadata: Metadata = None,
+        timeout: Duration | None = None,
+        on_elected: OnElected | None = None,
+        on_revoked: OnRevoked | None = None,
+        on_leader_change: OnLeaderChange | None = None,
+        **settings: Unpack[LockSettings],
+    ) -> None:
+        if metadata is not None:
+            if "meta" in settings:
+                raise ConfigError("metadata and meta: name one of them", name="metadata")
+            settings["meta"] = encode_metadata(metadata)
+        super().__init__(name, store=store, namespace=namespace, timeout=timeout, **settings)
+        policy = self._wanted.policy
+        if self._link.engine.capabilities.candidates:
+            # A waiter asks again at least once a ttl, so this outlasts one lost request.
+            candidacy = 2 * policy.ttl + policy.request_timeout
+            self._wanted = replace(self._wanted, ask=replace(self._wanted.ask, candidacy=candidacy))
+        self._on_elected = on_elected
+        self._on_revoked = on_revoked
+        self._on_leader_change = on_leader_change
+        self._campaigning = threading.Lock()
+        self._standing = Standing(policy.ttl, head_start=policy.renew_every)
+        self._leader: Leader | None = None
+        # Weakly: a term that the caller dropped has to be given back, not kept alive by us.
+        self._term: Callable[[], T | None] = lambda: None
+
+    @property
+    def holder(self) -> str:
+        """Who this candidate is, as others see it."""
+        return self._wanted.ask.holder
+
+    @property
+    def term(self) -> T | None:
+        """The present term of this very candidate, if it leads."""
+        term = self._term()
+        return term if term is not None and term.valid else None
+
+    # -- a term begins and ends --------------------------------------------------------------
+
+    @contextmanager
+    def _one_campaign(self) -> Iterator[None]:
+        if self.term is not None:
+            raise Misuse(f"this candidate leads {self.name!r} already")
+        if not self._campaigning.acquire(blocking=False):
+            raise Misuse(f"this candidate campaigns for {self.name!r} already: make another one")
+        try:
+            yield
+        finally:
+            self._campaigning.release()
+
+    def _told(self, answer: Refused | StoreError) -> None:
+        """A campaign was not granted; a store that does not answer has said nothing of leaders."""
+        if isinstance(answer, Refused):
+            self._leader_seen(leader_by_refusal(answer))
+
+    def _elected(self, term: T) -> T:
+        ref = self._term = weakref.ref(term)
+        self._leader_seen(_leader_by_term(term))
+        if self._on_elected is not None:
+            notifier.call(partial(self._on_elected, term))
+        self._link.keeper.watch(term._held, partial(self._ended, ref, term.number))
+        return term
+
+    def _ended(self, ref: Callable[[], T | None], number: int) -> None:
+        """In the keeper's thread, or in the one that released: only tell, and do not wait."""
+        term = ref()
+        if self._leader is not None and self._leader.term == number:
+            self._leader_seen(None)
+        if self._on_revoked is not None:
+            notifier.call(partial(self._on_revoked, term._why_ended() if term else None))
+
+    def _leader_seen(self, leader: Leader | None) -> None:
+        if leader == self._leader:
+            return
+        self._leader = leader
+        if self._on_leader_change is not None:
+            notifier.call(partial(self._on_leader_change, leader))
+
+    def _next_campaign(self, term: T) -> float:
+        """The instant at which to stand again after this term."""
+        now = clock.now()
+        lasted = now - term._held.began
+        pause = self._standing.pause(lasted, draw_jitter(), asked=term._asked_to_go())
+        return now + pause
+
+    def _is_ours(self, lost: LeaseLost) -> bool:
+        return lost.name == self.name
+
+    # -- what the leader says and does -------------------------------------------------------
+
+    def _leading(self, what: str) -> T:
+        term = self.term
+        if term is None:
+            raise NotHeld(f"{what}: this candidate does not lead {self.name!r}")
+        return term
+
+    def _say(self, metadata: Metadata) -> tuple[T, bytes]:
+        """Have the next renewals, and later terms, carry new metadata."""
+        term = self._leading("proclaim")
+        encoded = encode_metadata(metadata)
+        term._held.meta = encoded
+        self._wanted = replace(self._wanted, ask=replace(self._wanted.ask, meta=encoded))
+        return term, encoded
+
+    def _proclaimed(self, term: T, encoded: bytes) -> bool:
+        """Whether the store has it, or a later word of ours took its place."""
+        held = term._held
+        if held.proclaimed is not encoded and held.meta is encoded:
+            return False
+        self._leader_seen(_leader_by_term(term))
+        return True
+
+    def _refuse_transfer(self, to: str) -> T:
+        can = self._link.engine.capabilities
+        if not (can.candidates and can.reservations):
+            raise ConfigError("transfer: this store does not know who stands by", name="to")
+        if to == self.holder:
+            raise ConfigError(f"transfer(to={to!r}): that is this candidate", name="to")
+        return self._leading("transfer")
+
+    def _choose(self, term: T, to: str, record: Record) -> None:
+        """Reserve the leadership for a candidate; raises NotCandidate."""
+        names = tuple(candidate.holder for candidate in record.candidates)
+        if to not in names:
+            raise NotCandidate(
+                f"{to!r} does not stand for {self.name!r}; candidates are:"
+                f" {', '.join(names) or 'none'}",
+                name=self.name,
+                candidates=names,
+            )
+        term._held.reserve_for = to
+
+    def _observation(self) -> Observation:
+        policy = self._wanted.policy
+        return Observation(self._wanted.key, policy.ttl, policy.request_timeout)
+
+
+def _leader_by_term(term: TermHandle) -> Leader:
+    held = term._held
+    meta = held.wanted.ask.meta if held.proclaimed is None else held.proclaimed
+    return Leader(term.holder, term.number, read_metadata(meta), meta)

@@ -1,0 +1,74 @@
+"""`lead`: campaign for ever; CMD runs during each term."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+from incumbent.cli.exits import UNPROVED, say
+from incumbent.cli.leading import Leading, Say
+from incumbent.cli.parser import Request
+from incumbent.cli.restarting import restart_from
+from incumbent.cli.settings import lock_settings, lock_times
+from incumbent.cli.standing import candidate, holder_of, ttl_of
+from incumbent.errors import StoreError
+from incumbent.serve.situation import Situation
+from incumbent.store_url import store_url
+from incumbent.stores.names import make_key
+from incumbent.supervise.guarding import Guard, start_guard
+from incumbent.supervise.signals import Signals
+from incumbent.sync import Client, Lock
+
+__all__ = ["command", "lead"]
+
+
+def command(request: Request) -> int:
+    """See the module."""
+    return lead(request, request.name)
+
+
+def lead(request: Request, label: str) -> int:
+    """One instance, from its start to its exit code; `label` stands before its lines."""
+    url = store_url(request.text("store"))
+    # What can be refused is refused before a process is forked or a file is made.
+    make_key(request.namespace, request.name)
+    lock_times(request)
+    restart_from(request.text("restart"))
+
+    def tell(line: str) -> None:
+        if not request.on("quiet"):
+            say(f"{label}: {line}")
+
+    # The guard is forked while there is neither a thread nor a connection.
+    with start_guard(request.text("isolate") or "auto") as guard, Signals() as signals:
+        try:
+            return _lead(request, url, signals, guard, tell)
+        except StoreError as error:
+            say(f"{label}: the store could not be proved, nothing ran: {error}")
+            return UNPROVED
+
+
+def _lead(request: Request, url: str, signals: Signals, guard: Guard, tell: Say) -> int:
+    # Left last, for leaving it pays what is still owed to the store.
+    with Client(url, namespace=request.namespace) as client:
+        lock = Lock(
+            request.name, store=client, namespace=request.namespace, **lock_settings(request)
+        )
+        candidate(lock, guard.isolation)
+        situation = Situation(request.name, holder_of(lock), guard.isolation, ttl=ttl_of(lock))
+        with _health(request, situation):
+            return Leading(request, url, lock, signals, guard, situation, tell).run()
+
+
+def _health(request: Request, situation: Situation) -> AbstractContextManager[object]:
+    if request.command != "lead":
+        # The workers of one service would all answer at one address, and for one unit.
+        return nullcontext()
+    from incumbent.serve.health import start_health
+
+    return start_health(
+        situation,
+        listen=request.text("listen"),
+        public=request.on("listen_public"),
+        token_file=request.text("token_file"),
+        status_file=request.text("status_file"),
+    )

@@ -1,0 +1,287 @@
+"""The life of one `lead`: stand, lead, give back, pause, stand again; one line at each turn."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Protocol, Self
+
+from incumbent import clock
+from incumbent._core.words import lease_lost
+from incumbent.cli.exits import FAULT
+from incumbent.cli.parser import Request
+from incumbent.cli.restarting import (
+    ENDING_SIGNALS,
+    Backoff,
+    code_of_signal,
+    exit_after,
+    restart_from,
+)
+from incumbent.cli.standing import (
+    draw_jitter,
+    follow,
+    meta_of,
+    notice_of,
+    proclaim,
+    stand,
+    tell_outage,
+    ttl_of,
+)
+from incumbent.cli.supervised import supervise_command
+from incumbent.durations import say_seconds
+from incumbent.errors import StoreError
+from incumbent.model import Refused
+from incumbent.serve.situation import Situation
+from incumbent.supervise.child import CannotStart
+from incumbent.supervise.guarding import Guard, GuardFault
+from incumbent.supervise.kernel import Waiter
+from incumbent.supervise.plan import Phase
+from incumbent.supervise.run import Ending
+from incumbent.supervise.signals import Interrupted, Signals
+from incumbent.supervise.terminal import find_terminal
+from incumbent.sync import Lease, Lock
+
+__all__ = ["Leading", "Say"]
+
+_SLACK = 10.0
+"""Seconds beyond one ttl for which the loop may be silent: a request and its backoff."""
+
+
+class Say(Protocol):
+    """One line about this instance."""
+
+    def __call__(self, line: str, /) -> None: ...
+
+
+class Leading:
+    """One instance. Runs in the main thread."""
+
+    def __init__(
+        self,
+        request: Request,
+        url: str,
+        lock: Lock,
+        signals: Signals,
+        guard: Guard,
+        situation: Situation,
+        say: Say,
+    ) -> None:
+        self._request = request
+        self._url = url
+        self._lock = lock
+        self._signals = signals
+        self._guard = guard
+        self._situation = situation
+        self._tell = say
+        self._restart = restart_from(request.text("restart"))
+        self._ttl = ttl_of(lock)
+        self._backoff = Backoff(self._ttl)
+        self._said = ""
+        self._answered = False
+
+    def run(self) -> int:
+        """Until a signal or `--restart` ends it; the exit code.
+
+        Raises StoreError if the store refuses us for good before its first answer.
+        """
+        # From the start: it is how the guard's death is seen while standing by.
+        self._signals.follow_the_job()
+        while self._guard.alive():
+            try:
+                lease = self._stand()
+                code = self._term(lease)
+            except Interrupted as interrupt:
+                code = self._obey(interrupt.signum)
+            except CannotStart as error:
+                self._tell(str(error))
+                return error.code
+            except GuardFault as error:
+                self._tell(f"{error}: no command may run any more")
+                return FAULT
+            except StoreError as error:
+                code = self._outlast(error)
+            if code is not None:
+                return code
+        self._tell("the guard is dead: no command may run any more")
+        return FAULT
+
+    # -- standing by -------------------------------------------------------------------------
+
+    def _stand(self) -> Lease:
+        self._promise()
+        for signum in self._signals.take():
+            if signum in ENDING_SIGNALS:
+                raise Interrupted(signum)
+        with self._signals.interrupting():
+            return stand(self._lock, self._hear)
+
+    def _hear(self, answer: Refused | StoreError) -> None:
+        """In the midst of standing by, at every answer."""
+        self._promise()
+        if isinstance(answer, StoreError):
+            self._situation.unanswered(answer)
+            return
+        self._answered = True
+        leader = answer.holders[0].holder if answer.holders else None
+        self._situation.answered()
+        self._situation.standby(leader if answer.reason == "held" else None)
+        self._say_once(f"standing by: {_why(answer.reason, leader)}")
+
+    def _say_once(self, line: str) -> None:
+        if line != self._said:
+            self._said = line
+            self._tell(line)
+
+    def _obey(self, signum: int) -> int | None:
+        if signum in ENDING_SIGNALS:
+            self._tell(f"{signal.Signals(signum).name}: ends")
+            return code_of_signal(signum)
+        if signum == signal.SIGTSTP:
+            # Our handler is for ^Z while CMD runs; now there is only ourselves to stop.
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return None
+
+    def _outlast(self, error: StoreError) -> int | None:
+        """What was answered before may be answered again: a store is being set up anew."""
+        if not self._answered:
+            raise error
+        self._situation.unanswered(error)
+        tell_outage(self._lock, error)
+        return self._pause(self._backoff.after(0.0, draw_jitter()))
+
+    # -- leading -----------------------------------------------------------------------------
+
+    def _term(self, lease: Lease) -> int | None:
+        self._answered = True
+        self._said = ""
+        self._tell(f"leading, term {lease.fencing_token}")
+        self._situation.leading(lease)
+        had_terminal = find_terminal() is not None
+        ending = self._supervise(lease)
+        self._situation.ended(ending.cause)
+        self._tell(f"term {lease.fencing_token} ended: {_how(lease, ending)}")
+        code = exit_after(self._restart, ending, at_keyboard=had_terminal)
+        if code is not None:
+            return code
+        delay = self._backoff.after(ending.seconds, draw_jitter(), cause=ending.cause)
+        code = self._pause(delay)
+        self._situation.restarted()
+        return code
+
+    def _supervise(self, lease: Lease) -> Ending:
+        with _Pulse(self._promise) as pulse:
+            follow(lease, pulse.beat)
+            return supervise_command(
+                self._request,
+                self._url,
+                lease,
+                self._signals,
+                self._guard,
+                stop_on=ENDING_SIGNALS,
+                told=lambda phase: self._phase(lease, phase),
+                listeners=(pulse,),
+            )
+
+    def _phase(self, lease: Lease, phase: Phase) -> None:
+        self._promise()
+        if phase in (Phase.ENDING, Phase.STOPPING):
+            proclaim(lease, meta_of(self._guard.isolation, state="stopping"))
+
+    # -- between terms -----------------------------------------------------------------------
+
+    def _pause(self, seconds: float) -> int | None:
+        """Wait; a signal ends it at once, with the exit code."""
+        until = clock.now() + seconds
+        self._situation.backing_off()
+        self._promise(seconds)
+        waiter = Waiter()
+        try:
+            while clock.now() < until:
+                waiter.wait((self._signals.fd,), until)
+                for signum in self._signals.take():
+                    if (code := self._obey(signum)) is not None:
+                        return code
+        finally:
+            waiter.close()
+        return None
+
+    def _promise(self, more: float = 0.0) -> None:
+        self._situation.pulse(clock.now() + self._ttl + _SLACK + more)
+
+
+class _Pulse:
+    """Has the supervising loop turn once after each renewal: only a loop that turns is healthy."""
+
+    def __init__(self, turned: Callable[[], None]) -> None:
+        self._turned = turned
+        self._mutex = threading.Lock()
+        self.fd, self._write_fd = os.pipe()
+        for fd in (self.fd, self._write_fd):
+            os.set_blocking(fd, False)
+
+    def beat(self) -> None:
+        """In the keeper's thread."""
+        # Under the mutex, lest the number is another file's by the time of the write.
+        with self._mutex, suppress(OSError):
+            if self._write_fd >= 0:
+                os.write(self._write_fd, b"\0")
+
+    def ready(self) -> None:
+        """In the loop."""
+        with suppress(BlockingIOError):
+            os.read(self.fd, 4096)
+        self._turned()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._mutex:
+            os.close(self._write_fd)
+            self._write_fd = -1
+        os.close(self.fd)
+
+
+def _why(reason: str, leader: str | None) -> str:
+    match reason:
+        case "paused":
+            return "paused, until it is unpaused"
+        case "closed":
+            return "closed for a while by --at-least-for"
+        case "reserved":
+            return f"reserved for {leader or 'another'}"
+        case _:
+            return f"held by {leader or 'another'}"
+
+
+def _how(lease: Lease, ending: Ending) -> str:
+    after = f"after {say_seconds(ending.seconds)}"
+    if ending.survivors:
+        pids = ", ".join(map(str, ending.survivors))
+        return f"not even KILL ended {pids}; the lease is not given back, its ttl ends it"
+    if ending.cause == "guard":
+        return f"the guard is dead; CMD was stopped {after}"
+    if not ending.cause:
+        unsure = "" if ending.confirmed else "; the store did not confirm the release"
+        return f"CMD ended with {ending.status} {after}{unsure}"
+    kind, _, signal_name = ending.cause.partition(":")
+    if kind == "signal":
+        return f"{signal_name} {after}"
+    return f"{_lost(lease, kind)} {after}"
+
+
+def _lost(lease: Lease, reason: str) -> str:
+    notice = notice_of(lease)
+    if notice is None:
+        return "reached --at-most-for" if reason == "at_most_for" else _short(lease, reason)
+    what = {"pause": "paused", "resign": "asked to resign"}.get(notice.kind, "asked to hand over")
+    to = f" to {notice.to}" if notice.to else ""
+    by = f" by {notice.who}" if notice.who else ""
+    return f"{what}{to}{by}" + (f" ({notice.reason})" if notice.reason else "")
+
+
+def _short(lease: Lease, reason: str) -> str:
+    return str(lease_lost(lease.name, reason)).removeprefix(f"the lease on {lease.name!r} ")

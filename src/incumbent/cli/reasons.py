@@ -1,0 +1,101 @@
+"""Why a name is held, or is not, in words. Pure: from the record, and what time it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from incumbent.cli.show import facts_of, iso, said_by
+from incumbent.durations import say_seconds
+from incumbent.model import Holding, Record
+from incumbent.stores.notices import PAUSE, RESIGN, read_notice
+
+__all__ = ["explain"]
+
+_LAST = 3
+"""Past holdings that are told."""
+_NEARLY_OUT = 0.4
+"""Of the ttl: who renews every fifth of it is that far behind only if renewals fail."""
+
+
+def explain(record: Record, now: float) -> list[str]:
+    """One sentence a line, the answer first; `now` is the wall clock."""
+    lines = [line for holding in record.holdings for line in _of_holding(holding, now)]
+    lines += _of_switches(record, now)
+    if not record.holdings and not lines:
+        lines.append("free: whoever asks gets it")
+    lines += [
+        f"slot {name}: claimed for another {say_seconds(left)}"
+        for name, left in record.slots.items()
+    ]
+    lines += _of_candidates(record)
+    lines += _of_history(record)
+    return lines
+
+
+def _of_holding(holding: Holding, now: float) -> Iterator[str]:
+    if holding.foreign:
+        yield (
+            f"held: the value at its key is not ours ({holding.holder}); it counts as held until"
+            " somebody removes it"
+        )
+        return
+    since = ""
+    if holding.held_for is not None:
+        since = f" for {say_seconds(holding.held_for)}, since {iso(now - holding.held_for)}"
+    yield f"held by {holding.holder}{since}, term {holding.token}"
+    facts = facts_of(holding)
+    if facts.get("state") == "stopping":
+        yield f"{holding.holder} is stopping: its command was asked to end"
+    if holding.remaining is not None:
+        yield _of_time(holding, holding.remaining)
+    if "isolation" in facts:
+        where = f"its process is {facts.get('pid', '?')} on {facts.get('host', '?')}"
+        yield f"{where}, isolation {facts['isolation']}"
+
+
+def _of_time(holding: Holding, left: float) -> str:
+    of = "" if holding.ttl is None else f" of {say_seconds(holding.ttl)}"
+    if holding.ttl is not None and left < _NEARLY_OUT * holding.ttl:
+        return (
+            f"ttl: only {say_seconds(left)}{of} left: it has not renewed for a while; is the holder"
+            " gone, frozen or cut off? Nobody else can have it before the ttl is out"
+        )
+    return f"ttl: {say_seconds(left)}{of} left; the holder renews it"
+
+
+def _of_switches(record: Record, now: float) -> Iterator[str]:
+    if PAUSE in record.fields:
+        when = read_notice(record.fields[PAUSE].value).get("when")
+        since = f" since {iso(float(when))}" if isinstance(when, int | float) else ""
+        yield f"paused{said_by(record, PAUSE)}{since}: nobody may hold it until `unpause`"
+    if RESIGN in record.fields and record.holdings:
+        said = read_notice(record.fields[RESIGN].value)
+        if said.get("token") == record.holdings[0].token:
+            to = f" to {said['to']}" if said.get("to") else ""
+            yield f"its holder was asked to hand over{to}{said_by(record, RESIGN)}"
+    if record.closed_for > 0:
+        left = say_seconds(record.closed_for)
+        if record.reserved_for:
+            yield f"reserved for {record.reserved_for} for another {left}"
+        else:
+            yield f"closed for another {left}: its last holder asked for that (--at-least-for)"
+
+
+def _of_candidates(record: Record) -> Iterator[str]:
+    if record.candidates:
+        names = ", ".join(it.holder for it in record.candidates)
+        yield f"standing by: {names}"
+    elif record.holdings:
+        yield "nobody is known to stand by"
+
+
+def _of_history(record: Record) -> Iterator[str]:
+    present = {holding.token for holding in record.holdings}
+    past = [it for it in record.history if it.token not in present]
+    newest = sorted(past, key=lambda it: it.token, reverse=True)[:_LAST]
+    for it in newest:
+        if it.ended is None:
+            yield f"before: {it.holder} from {iso(it.started)}; its ttl ran out"
+        else:
+            lasted = say_seconds(max(0.0, it.ended - it.started))
+            yield f"before: {it.holder} from {iso(it.started)}, released after {lasted}"

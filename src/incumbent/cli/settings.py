@@ -1,0 +1,29 @@
+"""From the options of a request to the settings of its lock."""
+
+from __future__ import annotations
+
+from incumbent.cli.parser import Request
+from incumbent.options import LockSettings
+from incumbent.policy import TTL_DEFAULT, Policy, make_policy
+
+__all__ = ["lock_settings", "lock_times"]
+
+
+def lock_settings(request: Request) -> LockSettings:
+    """The settings that were given; the lock checks them."""
+    settings: LockSettings = {
+        "grace": request.text("grace"),
+        "holder": request.text("holder"),
+        "once_per": request.text("once_per"),
+        "at_most_for": request.text("at_most_for"),
+        "at_least_for": request.text("at_least_for"),
+    }
+    if (ttl := request.text("ttl")) is not None:
+        settings["ttl"] = ttl
+    return settings
+
+
+def lock_times(request: Request) -> Policy:
+    """The times that the settings amount to; raises ConfigError, with the numbers."""
+    ttl = request.text("ttl")
+    return make_policy(TTL_DEFAULT if ttl is None else ttl, grace=request.text("grace"))

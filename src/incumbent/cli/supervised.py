@@ -1,0 +1,65 @@
+"""CMD under a lease, as `run`, `lead` and `work` have it: its environment, its socket, its end."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Sequence
+
+from incumbent.cli.parser import Request
+from incumbent.supervise.answers import LeaseSocket
+from incumbent.supervise.environment import child_environment
+from incumbent.supervise.guarding import Guard
+from incumbent.supervise.holding import give_back, slot_of
+from incumbent.supervise.plan import Phase
+from incumbent.supervise.run import Ending, Listener, supervise
+from incumbent.supervise.signals import Signals
+from incumbent.sync import Lease
+
+__all__ = ["supervise_command"]
+
+
+def supervise_command(
+    request: Request,
+    url: str,
+    lease: Lease,
+    signals: Signals,
+    guard: Guard,
+    *,
+    stop_on: Collection[int] = frozenset(),
+    told: Callable[[Phase], None] | None = None,
+    listeners: Sequence[Listener] = (),
+) -> Ending:
+    """Run the request's CMD to its end or to that of the lease, which is given back.
+
+    Raises CannotStart or GuardFault, and ConfigError if no socket can be made; the lease was given
+    back then.
+    """
+    try:
+        socket = LeaseSocket(lease)
+    except BaseException:
+        give_back(lease, undo_slot=True)
+        raise
+    with socket:
+        return supervise(
+            lease,
+            request.words,
+            _environment(request, url, lease, socket),
+            signals,
+            guard,
+            leave_descendants=request.on("leave_descendants"),
+            stop_on=stop_on,
+            told=told,
+            listeners=(socket, *listeners),
+        )
+
+
+def _environment(request: Request, url: str, lease: Lease, socket: LeaseSocket) -> dict[str, str]:
+    return child_environment(
+        os.environ,
+        name=lease.name,
+        holder=lease.holder,
+        term=lease.fencing_token,
+        slot=slot_of(lease),
+        share_store=url if request.on("share_store") else None,
+        socket=socket.path,
+    )

@@ -1,0 +1,1 @@
+"""`incumbent demo`: faults on real processes, judged from outside, beside a plain loop."""

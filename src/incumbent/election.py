@@ -1,0 +1,136 @@
+"""Elections as decisions: who leads by a record, what a leader says of itself, when to stand again.
+
+Pure: no clock, no chance, no I/O. A leader is read for people and followers; only the elected one
+may act on it, and only while its term is proved.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, cast
+
+from incumbent.backoff import backoff_delay
+from incumbent.errors import ConfigError
+from incumbent.model import META_MAX, Holding, Record, Refused
+
+__all__ = [
+    "Leader",
+    "Standing",
+    "encode_metadata",
+    "leader_by_refusal",
+    "leader_of",
+    "read_metadata",
+    "watch_for",
+]
+
+_PAUSE_BASE: Final = 0.1
+_PAUSE_CAP: Final = 5.0
+"""Seconds: bounds of the pause between two terms of one candidate."""
+_VACANT_BASE: Final = 0.02
+_VACANT_CAP: Final = 1.0
+"""Seconds: how long an observer waits for a hint while nobody leads; it doubles from the first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leader:
+    """Who leads, as the store said it at some instant: it may be over when you read it.
+
+    `term` is the fencing token of the leadership. `metadata` is what the leader proclaimed; empty
+    if that is not a mapping of texts, which `raw` still shows as it is.
+    """
+
+    holder: str
+    term: int
+    metadata: Mapping[str, str] = field(default_factory=dict, hash=False)
+    raw: bytes = field(default=b"", repr=False, hash=False)
+
+
+def encode_metadata(metadata: Mapping[str, str] | bytes | None) -> bytes:
+    """The bytes that stand beside the lease, at most 1 KiB; raises ConfigError.
+
+    A mapping of texts becomes JSON; bytes are left as they are.
+    """
+    if metadata is None:
+        return b""
+    if not isinstance(metadata, (bytes, Mapping)):
+        raise ConfigError(f"metadata: a mapping of texts, not {metadata!r:.60}", name="metadata")
+    encoded = metadata if isinstance(metadata, bytes) else _as_json(metadata)
+    if len(encoded) > META_MAX:
+        raise ConfigError(f"metadata: {len(encoded)} bytes, at most {META_MAX}", name="metadata")
+    return encoded
+
+
+def _as_json(metadata: Mapping[str, str]) -> bytes:
+    fields = dict(cast("Mapping[object, object]", metadata))
+    if not all(isinstance(text, str) for field in fields.items() for text in field):
+        raise ConfigError(
+            f"metadata: keys and values are texts, not {fields!r:.60}", name="metadata"
+        )
+    try:
+        return json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"metadata: {error}", name="metadata") from error
+
+
+def read_metadata(raw: bytes) -> dict[str, str]:
+    """The mapping in `raw`; empty if somebody else wrote it in a way of its own."""
+    try:
+        found = json.loads(raw) if raw else {}
+    except (ValueError, RecursionError):
+        return {}
+    if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
+        return {}
+    return found
+
+
+def leader_of(record: Record) -> Leader | None:
+    """Who leads by a record that was read."""
+    return _leader(record.holdings)
+
+
+def leader_by_refusal(refused: Refused) -> Leader | None:
+    """Who leads by a refusal; it may lack the metadata, for a store may leave them out there."""
+    return _leader(refused.holders) if refused.reason == "held" else None
+
+
+def _leader(holdings: tuple[Holding, ...]) -> Leader | None:
+    if not holdings:
+        return None
+    first = holdings[0]
+    return Leader(first.holder, first.token, read_metadata(first.meta), first.meta)
+
+
+def watch_for(record: Record, vacant: int, jitter: float, ttl: float) -> float:
+    """Seconds to wait for a hint of the store before it is asked again.
+
+    While somebody leads: that leader's remaining ttl, for only then can it vanish without a hint.
+    While nobody leads, stores need not hint at an election: soon, then at growing intervals
+    (`vacant`: reads in a row that found nobody).
+    """
+    if record.holdings:
+        left = record.holdings[0].remaining
+        return ttl if left is None else min(left, ttl) + 0.002 * jitter
+    cap = min(_VACANT_CAP, ttl)
+    return min(cap, _VACANT_BASE * 2.0 ** min(vacant, 30)) * (0.5 + 0.5 * jitter)
+
+
+@dataclass(slots=True)
+class Standing:
+    """When a candidate whose term ended stands again. `ttl` and `head_start` are seconds.
+
+    Full-jitter exponential backoff, which a term longer than the ttl resets, so that a broken
+    leader does not come back at once for ever. One that was asked to go also gives the others a
+    head start, or it might follow itself.
+    """
+
+    ttl: float
+    head_start: float
+    short: int = 0
+
+    def pause(self, lasted: float, jitter: float, *, asked: bool = False) -> float:
+        """Seconds until the next campaign, after a term of `lasted` seconds."""
+        self.short = 0 if lasted > self.ttl else self.short + 1
+        delay = backoff_delay(self.short, jitter, base=_PAUSE_BASE, cap=_PAUSE_CAP)
+        return max(delay, self.head_start) if asked else delay

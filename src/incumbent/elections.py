@@ -1,0 +1,212 @@
+"""Leader election for blocking code: the work is asked to stop before its proof runs out."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from math import inf
+from types import EllipsisType, TracebackType
+from typing import Any, Self, TypeVar
+
+from incumbent import clock
+from incumbent._core.acquire import acquire
+from incumbent._core.observe import Observation, observe, read_leader
+from incumbent._core.onestep import run
+from incumbent._core.words import lease_lost
+from incumbent.candidacy import ElectionHandle, Metadata, Steering, TermHandle
+from incumbent.durations import Duration
+from incumbent.election import Leader
+from incumbent.errors import LeaseLost, StoreUnavailable
+from incumbent.lease import State
+from incumbent.options import parse_timeout
+from incumbent.sync import Lease
+
+__all__ = ["Election", "Term"]
+
+V = TypeVar("V")
+
+
+class Term(TermHandle, Lease):
+    """A leadership: a Lease whose work is asked to stop in time (`stopping`, `wait_stop`).
+
+    Blocking code cannot be stopped from outside. Work that asks often enough ends within the lease;
+    work that does not ask is not safe by itself: let what it writes to check `number`.
+    """
+
+    __slots__ = ("__weakref__", "_body", "_steering", "_told")
+
+    def __init__(self, *made: Any) -> None:
+        super().__init__(*made)
+        self._steering = Steering()
+        self._body: int | None = None
+        self._told = threading.Event()
+        self._link.keeper.watch(self._held, self._told.set)
+
+    def wait_stop(self, timeout: Duration | None = None) -> bool:
+        """Block until the work has to stop, for at most `timeout` seconds; True if it has to.
+
+        That is at the lease's renew_deadline, so that `grace` is left for the clean-up; at once
+        when the lease is lost, or when this instance steps down.
+        """
+        seconds = parse_timeout(timeout)
+        until = inf if seconds is None else clock.now() + seconds
+        while not self.stopping and (now := clock.now()) < until:
+            # Renewals move stop_at while this waits, so it is looked at again.
+            left = min(until, self._held.machine.stop_at) - now
+            self._told.wait(min(max(0.0, left), threading.TIMEOUT_MAX))
+        return self.stopping
+
+    def _stopped_short(self) -> LeaseLost | None:
+        if not self._steering.seen:
+            return None
+        reason = "at_most_for" if self._held.machine.bounded else "expired"
+        return lease_lost(self.name, reason, "; the work was asked to stop within the lease")
+
+    def _step_down(self, timeout: Duration | None) -> bool:
+        self._steering.asked = True
+        self._told.set()
+        if self._body is None:
+            return self.release()
+        if self._body != threading.get_ident():
+            self.wait_lost(timeout)
+        return self._held.machine.state is State.RELEASED
+
+    def __enter__(self) -> Self:
+        super().__enter__()
+        self._body = threading.get_ident()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            super().__exit__(kind, error, trace)
+        finally:
+            self._body = None
+
+
+class Election(ElectionHandle[Term]):
+    """One candidate for the leadership of `name`; see docs/elections.md for what is promised.
+
+    `metadata`: texts (an address, a version) that are there for followers from the first instant of
+    each term. `timeout`: seconds that a campaign waits (None: for ever). `on_elected(term)`,
+    `on_revoked(LeaseLost | None)` (None: it ended in order) and `on_leader_change(Leader | None)`
+    run in a thread of their own and never delay a renewal; the last one hears what this candidate
+    meets while it campaigns and leads, at no request of its own: `observe` sees every change.
+    `store`, `namespace` and the settings are those of `Lock`. Raises ConfigError.
+
+    >>> with Election("switch-7", store="memory:", metadata={"at": "10.0.0.7:80"}).lead() as term:
+    ...     term.check(need=2)
+    """
+
+    __slots__ = ()
+
+    @staticmethod
+    def _me() -> Callable[[], Hashable]:
+        return threading.get_ident
+
+    def campaign(self, timeout: Duration | EllipsisType | None = ...) -> Term:
+        """Stand until elected, for at most `timeout` seconds if given, else as the election says.
+
+        The term is renewed until it is released: use `with`. Raises as `Lock.acquire`, and Misuse
+        when this very candidate leads or campaigns already.
+        """
+        with self._one_campaign():
+            wait = self._seconds(timeout)
+            held = run(acquire(self._link.port, self._wanted, wait, self._told))
+            return self._elected(Term(*self._armed(held)))
+
+    @contextmanager
+    def lead(self, timeout: Duration | EllipsisType | None = ...) -> Iterator[Term]:
+        """Campaign, and hold the term for the body; a body that outlived it ends in LeaseLost."""
+        with self.campaign(timeout) as term:
+            yield term
+
+    def run(self, work: Callable[[Term], V]) -> V:
+        """Campaign, call `work(term)` in each term, and return what it returns by itself.
+
+        When `term.stopping` the work has to return, and its value is not the end: the lease is
+        given back, and after a pause (full jitter, longer after short terms) this stands again. An
+        exception of the work propagates after the release.
+        """
+        while True:
+            term = self.campaign()
+            try:
+                with term:
+                    value = work(term)
+                    ended_by_itself = not term.stopping
+                if ended_by_itself:
+                    return value
+            except LeaseLost as lost:
+                if not self._is_ours(lost):
+                    raise
+            run(self._link.port.sleep_until(self._next_campaign(term)))
+
+    def leader(self) -> Leader | None:
+        """Who leads now, by one request; old when it arrives. Raises StoreError."""
+        policy = self._wanted.policy
+        return run(read_leader(self._link.port, self._wanted.key, policy.request_timeout))
+
+    def observe(self, timeout: Duration | None = None) -> Iterator[Leader | None]:
+        """The present leader, then each change of holder, term or metadata; None: nobody leads.
+
+        Goes on through outages and raises only a permanent StoreError. With `timeout` it ends once
+        that many seconds brought no news. A change that is over before it is seen is left out.
+        """
+        return _News(self, self._observation(), parse_timeout(timeout))
+
+    def proclaim(self, metadata: Metadata) -> None:
+        """Replace the metadata of this term, now, and of the later terms of this candidate.
+
+        Raises NotHeld when it does not lead, ConfigError, and as `Lease.renew`; after
+        StoreUnavailable the next renewals still carry it.
+        """
+        term, encoded = self._say(metadata)
+        # A renewal that was on its way before brings an answer, but not to this.
+        for _ in range(3):
+            term.renew()
+            if self._proclaimed(term, encoded):
+                return
+        raise StoreUnavailable(f"{self.name!r}: the metadata was not confirmed", name=self.name)
+
+    def resign(self, timeout: Duration | None = None) -> bool:
+        """End the present term in order: ask the work to stop, await its end, release.
+
+        True if the store confirmed the release within `timeout` seconds. Called by the work itself
+        it only asks: return then. A term that nobody entered with `with` is released at once.
+        Raises NotHeld when this candidate does not lead.
+        """
+        return self._leading("resign")._step_down(timeout)
+
+    def transfer(self, to: str, timeout: Duration | None = None) -> bool:
+        """`resign`, and keep the leadership for the candidate `to`: min(ttl, 5 s) from the release.
+
+        With `at_least_for` the name stays closed instead, for as long as that asks. Raises NotHeld,
+        NotCandidate when `to` does not stand for it, ConfigError, StoreError.
+        """
+        term = self._refuse_transfer(to)
+        record = self._link.store.read(self._wanted.key, self._read_until())
+        self._choose(term, to, record)
+        return term._step_down(timeout)
+
+
+class _News:
+    """The iterator of `Election.observe`."""
+
+    def __init__(self, election: Election, seen: Observation, timeout: float | None) -> None:
+        self._port = election._link.port
+        self._seen = seen
+        self._timeout = timeout
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Leader | None:
+        until = inf if self._timeout is None else clock.now() + self._timeout
+        if not run(observe(self._port, self._seen, until)):
+            raise StopIteration
+        return self._seen.leader

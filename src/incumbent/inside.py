@@ -1,0 +1,151 @@
+"""The lease that this process runs under, asked of its supervisor.
+
+Nothing is remembered: each question goes to the supervisor's socket, and the proof counts from the
+instant before asking. No answer is a no.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from typing import Final, NamedTuple
+
+from incumbent import clock
+from incumbent._core.words import lease_lost
+from incumbent.durations import say_seconds
+from incumbent.errors import LeaseLost, Misuse
+
+__all__ = ["CurrentLease", "current"]
+
+_PATIENCE: Final = 0.25
+"""Seconds for an answer; a supervisor that is slower than that is not well."""
+_LONGEST: Final = 65_536
+
+
+class _Answer(NamedTuple):
+    until: float
+    lost: str
+    silence: str = ""
+    """What kept the answer from us."""
+
+
+class CurrentLease:
+    """The lease of a supervised command. It is the supervisor's: it cannot be released here.
+
+    Each question takes a round trip to the supervisor, at most 0.25 s. Any process below the
+    command may ask, also after a fork and as another user.
+    """
+
+    __slots__ = ("_path", "fencing_token", "holder", "name", "slot")
+
+    def __init__(self, name: str, holder: str, term: int, slot: str | None, path: str) -> None:
+        self.name = name
+        """The name that is leased."""
+        self.holder = holder
+        """Who holds it, as others see it."""
+        self.fencing_token = term
+        """A number that is larger than that of every earlier holder of this name."""
+        self.slot = slot
+        """The slot that was claimed along with it, if any."""
+        self._path = path
+
+    @property
+    def term(self) -> int:
+        """The fencing token, as elections call it."""
+        return self.fencing_token
+
+    @property
+    def valid(self) -> bool:
+        """Whether the lease is proved at this instant."""
+        return self.remaining > 0
+
+    @property
+    def remaining(self) -> float:
+        """Seconds for which the lease is proved; 0.0 when it is not, or when nobody answers."""
+        return max(0.0, self._ask().until - clock.now())
+
+    @property
+    def lost(self) -> bool:
+        """Whether the lease is no longer proved."""
+        return not self.valid
+
+    def check(self, need: float = 0.0) -> None:
+        """Return only if the lease is proved for at least `need` seconds more; else LeaseLost."""
+        answer = self._ask()
+        left = answer.until - clock.now()
+        if left > 0 and left >= need:
+            return
+        if left > 0:
+            raise lease_lost(
+                self.name, "need", f": {say_seconds(left)} left, {say_seconds(need)} needed"
+            )
+        if answer.silence:
+            raise LeaseLost(
+                f"the lease on {self.name!r} cannot be proved: {answer.silence}", name=self.name
+            )
+        raise lease_lost(self.name, answer.lost or "expired")
+
+    def __repr__(self) -> str:
+        return f"<CurrentLease {self.name!r} token={self.fencing_token}>"
+
+    def _ask(self) -> _Answer:
+        asked = clock.now()
+        try:
+            facts = json.loads(_question(self._path, asked + _PATIENCE))
+            if facts["term"] != self.fencing_token or facts["name"] != self.name:
+                return _Answer(asked, "taken")
+            return _Answer(asked + float(facts["remaining"]), str(facts["lost"]))
+        except TimeoutError:
+            return _Answer(asked, "", f"its supervisor did not answer within {_PATIENCE} s")
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            return _Answer(asked, "", f"its supervisor did not answer ({error})")
+
+
+def _question(path: str, until: float) -> bytes:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
+        _connect(link, path, until)
+        said = b""
+        while not said.endswith(b"\n") and len(said) < _LONGEST:
+            link.settimeout(_left(until))
+            more = link.recv(4096)
+            if not more:
+                raise ConnectionError("it hung up")
+            said += more
+        return said
+
+
+def _connect(link: socket.socket, path: str, until: float) -> None:
+    while True:
+        link.settimeout(_left(until))
+        try:
+            return link.connect(path)
+        except BlockingIOError:
+            # Its backlog is full (unix(7): EAGAIN); others are being answered.
+            time.sleep(0.005)
+
+
+def _left(until: float) -> float:
+    left = until - clock.now()
+    if left <= 0:
+        raise TimeoutError
+    return left
+
+
+def current() -> CurrentLease:
+    """The lease that this process runs under (`incumbent run`, `lead` or `work`).
+
+    Raises Misuse outside of them.
+    """
+    environ = os.environ
+    try:
+        name, term = environ["INCUMBENT_LEASE_NAME"], int(environ["INCUMBENT_LEASE_TERM"])
+        holder, path = environ["INCUMBENT_LEASE_HOLDER"], environ["INCUMBENT_LEASE_SOCKET"]
+    except (KeyError, ValueError) as error:
+        raise Misuse(
+            "incumbent.current() is for a command that `incumbent run`, `lead` or `work` started"
+            f" (INCUMBENT_LEASE_* is incomplete: {error}); elsewhere take a lease with"
+            " incumbent.Lock"
+        ) from None
+    return CurrentLease(name, holder, term, environ.get("INCUMBENT_LEASE_SLOT"), path)

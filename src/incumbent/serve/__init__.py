@@ -1,0 +1,1 @@
+"""What an instance says of itself: HTTP pages, a status file, systemd."""

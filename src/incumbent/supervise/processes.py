@@ -1,0 +1,112 @@
+"""Which processes there are, read from /proc: groups, descendants, namespaces, marked ones.
+
+Zombies do not count: they hold nothing and do nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+
+__all__ = [
+    "children",
+    "descendants",
+    "group_members",
+    "marked",
+    "namespace_members",
+    "send",
+]
+
+
+def send(pids: Iterable[int], signum: int) -> None:
+    """Send a signal; who is gone, or another user's, does not get it."""
+    for pid in pids:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signum)
+
+
+def _pids() -> list[int]:
+    try:
+        return [int(entry) for entry in os.listdir("/proc") if entry.isdecimal()]  # noqa: PTH208
+    except OSError:
+        return []
+
+
+def _read(path: str) -> bytes:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        parts = []
+        while part := os.read(fd, 65536):
+            parts.append(part)
+        return b"".join(parts)
+    finally:
+        os.close(fd)
+
+
+def _living() -> Iterator[tuple[int, int, int]]:
+    """Process, parent, group."""
+    for pid in _pids():
+        with suppress(OSError, ValueError):
+            # The name may hold blanks and brackets; what follows its last bracket is regular.
+            state, parent, group = _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()[:3]
+            if state not in (b"Z", b"X"):
+                yield pid, int(parent), int(group)
+
+
+def group_members(group: int) -> list[int] | None:
+    """The living processes of a process group; None where the system does not list them."""
+    if not _pids():
+        return None
+    return [pid for pid, _, its_group in _living() if its_group == group]
+
+
+def descendants(ancestor: int, but: Iterable[int] = ()) -> list[int]:
+    """The living below `ancestor`, without `but` and what is below those."""
+    below: dict[int, list[int]] = {}
+    for pid, parent, _ in _living():
+        below.setdefault(parent, []).append(pid)
+    found: list[int] = []
+    spared, open_ = set(but), [ancestor]
+    while open_:
+        new = [pid for pid in below.get(open_.pop(), ()) if pid not in spared]
+        found += new
+        open_ += new
+    return found
+
+
+def children(parent: int = 0) -> list[int] | None:
+    """The direct children of a main thread (0: ours), zombies included; None if nobody lists them.
+
+    Orphans that go to a process are children of its main thread. The list may miss one while others
+    end, but it is never empty while there are any (proc(5)).
+    """
+    pid = parent or os.getpid()
+    try:
+        return [int(child) for child in _read(f"/proc/{pid}/task/{pid}/children").split()]
+    except OSError:
+        return None
+
+
+def namespace_members(inode: int) -> list[int]:
+    """The living whose PID namespace has this inode number."""
+    return [pid for pid, _, _ in _living() if _namespace(pid) == inode]
+
+
+def _namespace(pid: int) -> int:
+    try:
+        return os.stat(f"/proc/{pid}/ns/pid").st_ino  # noqa: PTH116
+    except OSError:
+        return 0
+
+
+def marked(mark: bytes) -> list[int]:
+    """The living with `mark` in the environment that they were started with."""
+    return [pid for pid, _, _ in _living() if pid != os.getpid() and _has(pid, mark)]
+
+
+def _has(pid: int, mark: bytes) -> bool:
+    try:
+        return mark in _read(f"/proc/{pid}/environ").split(b"\0")
+    except OSError:
+        return False

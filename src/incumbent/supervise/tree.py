@@ -1,0 +1,133 @@
+"""Everything that a command started, as far as its isolation lets the supervisor see and end it.
+
+- A PID namespace: all of its processes but its init. Orphans become init's children, so that none
+  is left once CMD is gone and init has no children, or is dead.
+- PID 1 of a container, or a subreaper: our descendants. An orphan becomes our child, so that none
+  is left once we have no children.
+- Where the system tells nothing (not Linux): the process group.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import suppress
+from typing import Final
+
+from incumbent.supervise.guarding import Cover
+from incumbent.supervise.kernel import readable
+from incumbent.supervise.processes import (
+    children,
+    descendants,
+    group_members,
+    namespace_members,
+    send,
+)
+
+__all__ = ["Tree"]
+
+_KERNEL_WITHIN: Final = 0.25
+"""Seconds for the kernel to end an empty namespace."""
+
+
+class Tree:
+    """The processes of one term; `pid` is CMD's, and its group's. `leave`: others are nobody's."""
+
+    def __init__(self, pid: int, cover: Cover, *, leave: bool) -> None:
+        self._pid = pid
+        self._cover = cover
+        self._leave = leave
+        self._inode = cover.inode
+        self._empty = False
+
+    def members(self) -> list[int] | None:
+        """The living, CMD included; None where the system does not list them."""
+        if self._inode:
+            found = namespace_members(self._inode)
+            return [pid for pid in found if pid != self._cover.init_pid]
+        if self._cover.guard.channel is None:
+            return group_members(self._pid)
+        return descendants(os.getpid(), but=self._cover.guard.spared)
+
+    def lives(self, *, child: bool) -> bool:
+        """Whether anything is left; `child`: CMD is."""
+        if child:
+            return True
+        if not self._empty:
+            self._empty = self._leave or self._nothing_left()
+        return not self._empty
+
+    def _nothing_left(self) -> bool:
+        if self._cover.init >= 0:
+            return self._namespace_ended()
+        if self._cover.guard.channel is None:
+            return self._group_ended()
+        self._reap()
+        left = self._our_children()
+        return not left if left is not None else not (self.members() or self.members())
+
+    def _namespace_ended(self) -> bool:
+        if readable(self._cover.init):
+            return True
+        orphans = children(self._cover.init_pid)
+        if orphans is not None:
+            return not orphans
+        if self.members():
+            return False
+        # A scan may be out of date; the end of init is the kernel's word that nobody is left.
+        self._kill_init()
+        return readable(self._cover.init, _KERNEL_WITHIN)
+
+    def _group_ended(self) -> bool:
+        try:
+            os.killpg(self._pid, 0)
+        except ProcessLookupError:
+            return True
+        except PermissionError:
+            return False
+        return self.members() == []
+
+    def _our_children(self) -> set[int] | None:
+        found = children()
+        return None if found is None else set(found) - self._cover.guard.spared - {self._pid}
+
+    def _reap(self) -> None:
+        """Orphans that came to us; never a child of somebody else in this process."""
+        for pid in self._our_children() or ():
+            with suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+
+    def reap(self) -> None:
+        """Leave no zombie of the command's daemons."""
+        if self._cover.init < 0 and self._cover.guard.channel is not None:
+            self._reap()
+
+    def signal_group(self, signum: int) -> None:
+        """As a terminal does: CMD and what stayed in its group."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._pid, signum)
+
+    def signal(self, signum: int) -> None:
+        """To everything; KILL for a namespace is the death of its init."""
+        if signum == signal.SIGKILL and self._cover.init >= 0:
+            self._kill_init()
+            return
+        self.signal_group(signum)
+        rest = (pid for pid in self.members() or () if not self._in_group(pid))
+        send(rest, signum)
+
+    def _in_group(self, pid: int) -> bool:
+        try:
+            return os.getpgid(pid) == self._pid
+        except ProcessLookupError:
+            return True
+
+    def _kill_init(self) -> None:
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._cover.init, signal.SIGKILL)
+
+    def close(self) -> None:
+        """What is left from now on belongs to nobody."""
+        if self._cover.init < 0 and self._cover.guard.channel is not None:
+            self._cover.guard.spared |= self._our_children() or set()
+        self._cover.end()

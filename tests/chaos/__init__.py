@@ -1,0 +1,1 @@
+"""Random faults on real fleets, and a judge outside of them."""

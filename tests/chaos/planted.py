@@ -1,0 +1,66 @@
+"""`python -m tests.chaos.planted BUG ...`: the command line with a bug, for the judge to see."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from incumbent import clock
+from incumbent.cli.main import main
+from incumbent.supervise import guard, run, tree
+from incumbent.supervise.deadline import Verdict, Watch, judge
+from incumbent.supervise.plan import Belief
+from incumbent.sync import Lease
+
+_LATE = 3.0
+
+
+def no_deadline_in_the_guard() -> None:
+    """It kills when the supervisor is gone, and never because time is up."""
+
+    def supervised_is_enough(watch: Watch, now: float, *, supervised: bool) -> Verdict:
+        return Verdict.WAIT if supervised else judge(watch, now, supervised=False)
+
+    guard.judge = supervised_is_enough  # type: ignore[attr-defined]
+
+
+def killing_after_the_deadline() -> None:
+    """Supervisor and guard are late by the same."""
+    belief_of: Callable[[Lease], Belief] = run.belief_of  # type: ignore[attr-defined]
+
+    def late(lease: Lease) -> Belief:
+        belief = belief_of(lease)
+        return replace(
+            belief, stop_at=belief.stop_at + _LATE, deadline=belief.deadline + _LATE, lost=""
+        )
+
+    run.belief_of = late  # type: ignore[attr-defined]
+    no_deadline_in_the_guard()
+
+
+def giving_back_before_all_is_gone() -> None:
+    """The lease goes when CMD ends; what it left behind lives on."""
+    tree.Tree._nothing_left = lambda self: True  # type: ignore[method-assign]
+    tree.Tree.close = lambda self: None  # type: ignore[method-assign]
+
+
+def a_clock_that_misses_suspend() -> None:
+    """Deadlines on CLOCK_MONOTONIC, which stands still while the machine sleeps."""
+    clock.now = time.monotonic
+
+
+PLANTED: dict[str, Callable[[], None]] = {
+    plant.__name__: plant
+    for plant in (
+        no_deadline_in_the_guard,
+        killing_after_the_deadline,
+        giving_back_before_all_is_gone,
+        a_clock_that_misses_suspend,
+    )
+}
+
+if __name__ == "__main__":
+    PLANTED[sys.argv[1]]()
+    sys.exit(main(sys.argv[2:]))

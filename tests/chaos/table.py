@@ -1,0 +1,152 @@
+"""Results on disk, one line of JSON a seed, and the tables of the page that are made from them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from itertools import combinations_with_replacement
+from pathlib import Path
+
+from tests.chaos.runner import Outcome
+from tests.chaos.schedule import ISOLATIONS, KINDS, draw, may_overlap
+
+BEGIN, END = "<!-- made by make chaos -->", "<!-- end -->"
+
+
+@dataclass(frozen=True)
+class Result:
+    """What is kept of a schedule; the rest of it follows from its seed.
+
+    `impossible`: why two may have lived at once; empty, and `wrong` is a defect.
+    """
+
+    seed: int
+    isolation: str
+    kinds: tuple[str, ...]
+    leaders: int
+    wrong: str
+    impossible: str
+
+
+def result_of(outcome: Outcome) -> Result:
+    schedule, sight = outcome.schedule, outcome.sight
+    return Result(
+        schedule.seed,
+        schedule.isolation,
+        schedule.kinds,
+        len(sight.terms),
+        sight.wrong,
+        may_overlap(schedule, schedule.isolation),
+    )
+
+
+def add(path: Path, result: Result) -> None:
+    """One write a line: a run that was ended leaves no half of one behind."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        os.write(fd, (json.dumps(asdict(result)) + "\n").encode())
+    finally:
+        os.close(fd)
+
+
+def read(path: Path) -> list[Result]:
+    """The results of all seeds; those of another drawing of the schedules do not count."""
+    if not path.exists():
+        return []
+    known = [json.loads(line) for line in path.read_text().splitlines()]
+    results = [Result(**{**line, "kinds": tuple(line["kinds"])}) for line in known]
+    return [one for one in results if _is_drawn_so(one)]
+
+
+def _is_drawn_so(result: Result) -> bool:
+    schedule = draw(result.seed)
+    return (schedule.isolation, schedule.kinds) == (result.isolation, result.kinds)
+
+
+# -- the page --------------------------------------------------------------------------------------
+
+
+def write(page: Path, results: Sequence[Result]) -> None:
+    """Replace what is between the marks of the page."""
+    head, _, rest = page.read_text().partition(BEGIN)
+    _, _, tail = rest.partition(END)
+    page.write_text(f"{head}{BEGIN}\n{tables(results)}\n{END}{tail}")
+
+
+def tables(results: Sequence[Result]) -> str:
+    judged = [one for one in results if not one.impossible]
+    wrong = sum(bool(one.wrong) for one in judged)
+    followed = sum(one.leaders > 1 for one in judged)
+    said = (
+        f"{len(results)} schedules (seeds {_span(results)}), {len(judged)} judged:"
+        f" **{wrong} with an overlap or a term that did not grow**."
+        f" In {followed} of them somebody followed while the schedule ran, which is when two could"
+        f" have lived; {sum(len(one.kinds) == 1 for one in judged)} had one fault, the others"
+        " two or three."
+    )
+    return "\n\n".join([said, _by_fault(judged), _by_pair(judged), _impossible(results)])
+
+
+def _span(results: Sequence[Result]) -> str:
+    seeds = [one.seed for one in results]
+    return f"{min(seeds)} to {max(seeds)}" if seeds else "none"
+
+
+def _by_fault(judged: Sequence[Result]) -> str:
+    rows = [(kind, [one for one in judged if kind in one.kinds]) for kind in KINDS]
+    return "### Fault by fault\n\n" + _grid("fault, alone or with others", rows)
+
+
+def _by_pair(judged: Sequence[Result]) -> str:
+    kinds = sorted({_victim(kind) for kind in KINDS})
+    rows = [
+        (" + ".join(pair), [one for one in judged if _has_pair(one, pair)])
+        for pair in combinations_with_replacement(kinds, 2)
+    ]
+    return "### Pairs, by whom they befell\n\n" + _grid("both in one schedule", rows)
+
+
+def _victim(kind: str) -> str:
+    last = kind.rpartition(" ")[2]
+    if last in ("supervisor", "guard", "child"):
+        return last
+    return "store" if last in ("server", "empty", "locked", "flush") else "network"
+
+
+def _has_pair(result: Result, pair: tuple[str, str]) -> bool:
+    victims = [_victim(kind) for kind in result.kinds]
+    if pair[0] in victims:
+        victims.remove(pair[0])
+    else:
+        return False
+    return pair[1] in victims
+
+
+def _grid(first: str, rows: Iterable[tuple[str, list[Result]]]) -> str:
+    head = "".join(f" {isolation} |" for isolation in ISOLATIONS)
+    lines = [f"| {first} |{head}", "|---|" + "---|" * len(ISOLATIONS)]
+    for name, of_row in rows:
+        if of_row:
+            cells = "".join(f" {_cell(of_row, isolation)} |" for isolation in ISOLATIONS)
+            lines.append(f"| {name} |{cells}")
+    return "\n".join(lines)
+
+
+def _cell(results: Iterable[Result], isolation: str) -> str:
+    """Overlaps of trials, and how many of the trials saw a successor."""
+    here = [one for one in results if one.isolation == isolation]
+    wrong = sum(bool(one.wrong) for one in here)
+    followed = sum(one.leaders > 1 for one in here)
+    return f"{wrong} of {len(here)} ({followed})" if here else "none drawn"
+
+
+def _impossible(results: Sequence[Result]) -> str:
+    by_reason: dict[str, list[Result]] = {}
+    for one in results:
+        if one.impossible:
+            by_reason.setdefault(one.impossible, []).append(one)
+    rows = sorted(by_reason.items())
+    title = "### What nobody can prevent (counted apart, never as passed)\n\n"
+    return title + _grid("reason", rows) if rows else title + "None was drawn."

@@ -1,0 +1,132 @@
+"""`incumbent demo` shows what it promises in time, and leaves nothing behind however it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cli.tool import command_line, environment
+from tests.support.servers import ROOT
+from tests.support.waiting import eventually
+
+AT_MOST = 20.0
+ESCAPE = "\033["
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    # Not tmp_path, whose name may be too long for a unix socket in it.
+    with tempfile.TemporaryDirectory(prefix="t") as made:
+        yield Path(made)
+
+
+def processes_in(folder: Path) -> list[int]:
+    """All whose command line names the folder."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            if str(folder).encode() in (entry / "cmdline").read_bytes():
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
+def start_demo(folder: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        command_line("demo"),
+        env=environment({"TMPDIR": str(folder), "INCUMBENT_STORE": "redis://nowhere.invalid"}),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def test_it_shows_every_scene_in_time_and_leaves_nothing(folder: Path) -> None:
+    began = time.monotonic()
+    demo = start_demo(folder)
+    said, _ = demo.communicate(timeout=50)
+    took = time.monotonic() - began
+    assert demo.returncode == 0, said
+    for words in (
+        "is killed, its whole tree",
+        "is frozen\n",
+        "refused by the device",
+        "nobody leads until it is back",
+        "the store is back",
+        "is asked to leave (TERM)",
+        "0 s of two at once, terms grew, the late write was refused",
+        "plain loop: who wrote when",
+        "What next:",
+    ):
+        assert words in said, said
+    assert ESCAPE not in said
+    assert took < AT_MOST
+    assert processes_in(folder) == []
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_ended_demo_ends_its_processes_and_removes_its_folder(
+    folder: Path, signum: int, code: int
+) -> None:
+    demo = start_demo(folder)
+    eventually(lambda: len(processes_in(folder)) >= 8, within=15)
+    demo.send_signal(signum)
+    said, _ = demo.communicate(timeout=20)
+    assert demo.returncode == code, said
+    assert processes_in(folder) == []
+    assert list(folder.iterdir()) == []
+
+
+def test_a_killed_demo_leaves_no_process(folder: Path) -> None:
+    demo = start_demo(folder)
+    eventually(lambda: len(processes_in(folder)) >= 8, within=15)
+    demo.kill()
+    demo.communicate(timeout=20)
+    eventually(lambda: not processes_in(folder), within=10)
+
+
+def test_it_is_coloured_on_a_terminal_and_ends_with_its_interrupt_key(folder: Path) -> None:
+    ours, theirs = os.openpty()
+    in_terminal = [sys.executable, str(ROOT / "tests" / "e2e" / "in_terminal.py")]
+    demo = subprocess.Popen(
+        [*in_terminal, os.ttyname(theirs), *command_line("demo")],
+        env=environment({"TMPDIR": str(folder), "TERM": "xterm"}),
+        start_new_session=True,
+    )
+    try:
+        said = os.read(ours, 4096).decode()
+        eventually(lambda: len(processes_in(folder)) >= 8, within=15)
+        os.write(ours, b"\x03")
+        assert demo.wait(timeout=20) == 130
+    finally:
+        demo.kill()
+        demo.wait()
+        os.close(ours)
+        os.close(theirs)
+    assert ESCAPE in said
+    assert processes_in(folder) == []
+
+
+def test_five_instances_of_one_job_run_it_once() -> None:
+    """The smaller example of the same name."""
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / "five_instances.py")],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    assert "Exactly one did the job." in done.stdout

@@ -1,0 +1,171 @@
+"""`lead`: of three instances one works at a time, and after whatever befell it one works again."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.cli.tool import incumbent, start
+from tests.e2e.fleet import TIMES, TTL, WORKER, Fleet, Place, died_within
+from tests.support.waiting import eventually
+
+
+def lead(
+    fleet: Fleet, holder: str, *options: str, worker: tuple[str, ...] = ()
+) -> subprocess.Popen[str]:
+    command = [sys.executable, "-S", str(WORKER), str(fleet.folder), *worker]
+    words = ("lead", "job", *TIMES, "--holder", holder, *options)
+    fleet.started.append(start("-s", fleet.store, *words, "--", *command))
+    return fleet.started[-1]
+
+
+def three(fleet: Fleet) -> dict[str, subprocess.Popen[str]]:
+    leads = {name: lead(fleet, name) for name in "abc"}
+    eventually(lambda: len(candidates(fleet)) == 2 and len(fleet.begun) >= 1, within=15)
+    return leads
+
+
+def record(fleet: Fleet) -> dict[str, object]:
+    found = json.loads(incumbent("-s", fleet.store, "status", "job", "--json").stdout)
+    assert isinstance(found, dict)
+    return found
+
+
+def candidates(fleet: Fleet) -> list[str]:
+    found = record(fleet)["candidates"]
+    assert isinstance(found, list)
+    return found
+
+
+def holder(fleet: Fleet) -> str:
+    return str(record(fleet)["holder"])
+
+
+def more_began(fleet: Fleet, before: int) -> bool:
+    return len(fleet.begun) > before
+
+
+def ask(fleet: Fleet, *words: str) -> subprocess.CompletedProcess[str]:
+    return incumbent("-s", fleet.store, *words)
+
+
+def test_on_term_the_next_one_leads(fleet: Fleet) -> None:
+    leads = three(fleet)
+    while leads:
+        before = len(fleet.begun)
+        first = leads.pop(holder(fleet))
+        first.terminate()
+        assert first.wait(5) == 0
+        if leads:
+            eventually(partial(more_began, fleet, before))
+            eventually(fleet.worker_lives)
+    assert len(fleet.begun) == 3
+    fleet.judge()
+
+
+def test_a_candidate_obeys_signals(fleet: Fleet) -> None:
+    leads = three(fleet)
+    codes = iter([(signal.SIGINT, 130), (signal.SIGTERM, 0)])
+    for name in candidates(fleet):
+        signum, code = next(codes)
+        leads[name].send_signal(signum)
+        assert leads[name].wait(5) == code
+    assert fleet.worker_lives()
+    fleet.judge()
+
+
+def test_a_command_that_ends_gives_the_others_their_turn(fleet: Fleet) -> None:
+    leads = {name: lead(fleet, name, worker=("--for", "0.1")) for name in "abc"}
+    eventually(lambda: len(fleet.begun) >= 8, within=30)
+    for instance in leads.values():
+        instance.terminate()
+    said = [instance.communicate(timeout=5)[1] for instance in leads.values()]
+    assert sum("leading, term" in each for each in said) >= 2
+    fleet.judge()
+
+
+def test_a_holder_that_is_asked_to_resign_hands_over(fleet: Fleet) -> None:
+    three(fleet)
+    first = holder(fleet)
+    done = ask(fleet, "resign", "job", "--reason", "maintenance")
+    assert done.returncode == 0, done.stderr
+    assert f"{first} has let go of it" in done.stderr
+    eventually(lambda: len(fleet.begun) == 2)
+    assert holder(fleet) != first
+    fleet.judge()
+
+
+def test_a_lease_is_handed_to_the_candidate_that_was_named(fleet: Fleet) -> None:
+    three(fleet)
+    first, last = holder(fleet), candidates(fleet)[-1]
+    done = ask(fleet, "resign", "job", "--to", last)
+    assert done.returncode == 0, done.stderr
+    assert f"{first} has let go of it; {last} holds it now" in done.stderr
+    refused = ask(fleet, "resign", "job", "--to", "nobody")
+    assert refused.returncode == 64
+    assert "candidates are " in refused.stderr
+    fleet.judge()
+
+
+def test_nobody_works_while_it_is_paused(fleet: Fleet) -> None:
+    three(fleet)
+    began = time.monotonic()
+    done = ask(fleet, "pause", "job", "--reason", "incident 7")
+    assert done.returncode == 0, done.stderr
+    assert not fleet.worker_lives()
+    assert time.monotonic() - began < 2 * TTL + 2
+    assert ask(fleet, "pause", "job").returncode == 0
+    assert "(incident 7)" in ask(fleet, "why", "job").stdout
+    time.sleep(TTL)
+    assert not fleet.worker_lives()
+    assert ask(fleet, "unpause", "job").returncode == 0
+    eventually(lambda: len(fleet.begun) == 2)
+    fleet.judge()
+
+
+def test_a_silent_store_ends_the_term_inside_the_lease_and_one_leads_again(
+    place: Place, fleet: Fleet
+) -> None:
+    begin, end = place.faults["silent"]
+    three(fleet)
+    since = time.monotonic()
+    begin()
+    died_within(fleet, since, TTL)
+    time.sleep(TTL)
+    assert not fleet.worker_lives()
+    end()
+    eventually(lambda: len(fleet.begun) >= 2, within=15)
+    fleet.judge()
+
+
+@pytest.mark.parametrize(("command", "code"), [("no-such-command", 127), ("/etc/passwd", 126)])
+def test_what_cannot_be_started_releases_at_once_and_ends_it(
+    tmp_path: Path, command: str, code: int
+) -> None:
+    store = f"sqlite:///{tmp_path}/leases.db"
+    done = incumbent("-s", store, "lead", "job", "--", command)
+    assert done.returncode == code
+    assert json.loads(incumbent("-s", store, "status", "job", "--json").stdout)["state"] == "free"
+
+
+@pytest.mark.parametrize(
+    ("options", "script", "code"),
+    [
+        (("--restart", "never"), "exit 7", 7),
+        (("--restart", "on-failure"), "exit 0", 0),
+        (("--restart", "never", "--at-most-for", "0.3"), "sleep 30", 124),
+    ],
+)
+def test_restart_says_when_it_ends(
+    tmp_path: Path, options: tuple[str, ...], script: str, code: int
+) -> None:
+    store = f"sqlite:///{tmp_path}/leases.db"
+    done = incumbent("-s", store, "lead", "job", *TIMES, *options, "--", "sh", "-c", script)
+    assert done.returncode == code, done.stderr

@@ -1,0 +1,79 @@
+"""`work`: many processes of one service, as many of them at work as there are seats."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.cli.tool import incumbent, start
+from tests.e2e.fleet import TIMES, WORKER, Fleet
+from tests.support.waiting import eventually
+
+
+def work(fleet: Fleet, holders: int, *command: str) -> subprocess.Popen[str]:
+    words = ("work", "job", *TIMES, "--workers", "4", "--holders", str(holders))
+    fleet.started.append(start("-s", fleet.store, *words, "--", *command))
+    return fleet.started[-1]
+
+
+def worker(fleet: Fleet, *options: str) -> list[str]:
+    return [sys.executable, "-S", str(WORKER), str(fleet.folder), *options]
+
+
+def records(fleet: Fleet) -> list[dict[str, object]]:
+    found = json.loads(incumbent("-s", fleet.store, "status", "--json").stdout)
+    assert isinstance(found, list)
+    return found
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_one_of_four_works_and_term_drains(fleet: Fleet) -> None:
+    service = work(fleet, 1, *worker(fleet, "--for", "0.5"))
+    eventually(lambda: len(fleet.begun) >= 4, within=20)
+    service.terminate()
+    _, said = service.communicate(timeout=10)
+    assert service.returncode == 0, said
+    assert not fleet.worker_lives()
+    fleet.judge()
+
+
+def test_two_seats_are_held_by_two(fleet: Fleet) -> None:
+    service = work(fleet, 2, "sleep", "60")
+    eventually(lambda: [it["state"] for it in records(fleet)] == ["held", "held"], within=15)
+    assert [it["name"] for it in records(fleet)] == ["job/1", "job/2"]
+    service.terminate()
+    assert service.wait(10) == 0
+    eventually(lambda: [it["state"] for it in records(fleet)] == ["free", "free"])
+
+
+def test_a_worker_that_is_killed_is_replaced(fleet: Fleet) -> None:
+    service = work(fleet, 1, *worker(fleet))
+    eventually(lambda: len(fleet.begun) == 1 and len(children(service.pid)) == 4, within=15)
+    held = records(fleet)[0]["holder"]
+    index = int(str(held).rpartition(":w")[2]) - 1
+    os.kill(sorted(children(service.pid))[index], signal.SIGKILL)
+    eventually(lambda: len(fleet.begun) == 2, within=15)
+    eventually(lambda: len(children(service.pid)) == 4)
+    service.terminate()
+    assert service.wait(10) == 0
+    fleet.judge()
+
+
+def test_workers_drain_when_their_parent_is_killed(fleet: Fleet) -> None:
+    service = work(fleet, 1, *worker(fleet))
+    eventually(lambda: len(fleet.begun) == 1, within=15)
+    service.kill()
+    eventually(lambda: not fleet.worker_lives())
+    eventually(lambda: records(fleet)[0]["state"] == "free")
+    fleet.judge()
+
+
+def test_a_command_that_does_not_exist_ends_the_service(fleet: Fleet) -> None:
+    assert work(fleet, 1, "no-such-command").wait(15) == 127

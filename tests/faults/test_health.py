@@ -1,0 +1,434 @@
+"""The pages, the status file and systemd's datagrams, on real sockets, when things go wrong."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from http.client import HTTPConnection, HTTPResponse
+from pathlib import Path
+from urllib.error import HTTPError
+from urllib.parse import urlsplit
+
+import pytest
+
+from incumbent import clock
+from incumbent.errors import ConfigError
+from incumbent.serve.health import start_health
+from incumbent.serve.situation import Situation
+from incumbent.sync import Lease, Lock
+from tests.support.faulty import FaultyEngine
+from tests.support.needs import needs
+from tests.support.waiting import eventually
+
+SECRET = "s3cret-s3cret-s3cret"
+
+
+@pytest.fixture
+def situation() -> Situation:
+    return Situation("job", "node-1", "pgroup", ttl=15)
+
+
+@pytest.fixture
+def lease() -> Iterator[Lease]:
+    held = Lock("job", store=FaultyEngine(), holder="node-1").acquire()
+    yield held
+    if held.valid:
+        held.release()
+
+
+@pytest.fixture
+def url(situation: Situation) -> Iterator[str]:
+    with start_health(situation, listen="127.0.0.1:0", tell=lambda _: None) as health:
+        assert health.url is not None
+        yield health.url
+
+
+def get(url: str, token: str | None = None, method: str = "GET") -> tuple[int, str]:
+    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+    request = urllib.request.Request(url, headers=headers, method=method)
+    try:
+        with urllib.request.urlopen(request, timeout=5) as response:
+            return response.status, response.read().decode()
+    except HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def connect(url: str) -> socket.socket:
+    where = urlsplit(url)
+    assert where.hostname is not None
+    return socket.create_connection((where.hostname, where.port or 80), timeout=5)
+
+
+# -- pages ------------------------------------------------------------------------------------
+
+
+def test_the_pages_follow_the_situation_at_every_question(
+    url: str, situation: Situation, lease: Lease
+) -> None:
+    assert get(f"{url}/healthz") == (200, "ok\n")
+    assert get(f"{url}/readyz")[0] == 503
+    situation.answered()
+    situation.standby("node-2")
+    assert get(f"{url}/readyz")[0] == 200
+    assert get(f"{url}/leaderz")[0] == 503
+    situation.leading(lease)
+    assert get(f"{url}/leaderz")[0] == 200
+    assert get(f"{url}/readyz")[0] == 200
+    assert json.loads(get(f"{url}/leader")[1])["term"] == lease.fencing_token
+    # Nobody tells the situation of this one.
+    lease._held.machine.gone("taken")
+    assert get(f"{url}/leaderz")[0] == 503
+    assert json.loads(get(f"{url}/leader?x=1")[1])["leading"] is False
+    assert "incumbent_leading" in get(f"{url}/metrics")[1]
+    assert get(f"{url}/")[0] == 404
+    situation.stopping()
+    assert get(f"{url}/readyz")[0] == 503
+
+
+def test_healthz_fails_while_the_loop_hangs(url: str, situation: Situation) -> None:
+    situation.pulse(clock.now() - 6)
+    status, body = get(f"{url}/healthz")
+    assert status == 503
+    assert "overdue" in body
+    situation.pulse(clock.now() + 10)
+    assert get(f"{url}/healthz")[0] == 200
+
+
+def test_head_has_the_same_headers_and_no_body(url: str) -> None:
+    where = urlsplit(url)
+    link = HTTPConnection(where.hostname or "", where.port, timeout=5)
+    link.request("HEAD", "/healthz")
+    response: HTTPResponse = link.getresponse()
+    assert (response.status, response.read()) == (200, b"")
+    assert response.headers["Content-Length"] == "3"
+    assert response.headers["Connection"] == "close"
+    assert response.headers["Server"] == "incumbent"
+    link.close()
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
+def test_nothing_can_be_changed_over_http(url: str, method: str) -> None:
+    assert get(f"{url}/healthz", method=method)[0] == 405
+
+
+def raw(url: str, request: bytes) -> bytes:
+    with connect(url) as link:
+        link.sendall(request)
+        said = b""
+        try:
+            while more := link.recv(4096):
+                said += more
+        except ConnectionError:
+            pass
+        return said
+
+
+def test_nonsense_and_endless_heads_end_the_connection(
+    url: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert b" 400 " in raw(url, b"\x00\xff nonsense nonsense nonsense\r\n\r\n").split(b"\r\n")[0]
+    assert raw(url, b"GET /healthz HTTP/1.1\r\nX: " + b"x" * 20_000) == b""
+    assert (
+        raw(url, b"GET /healthz HTTP/1.1\r\n\r\nGET /leader HTTP/1.1\r\n\r\n").count(b"HTTP/1.1")
+        == 1
+    )
+    assert get(f"{url}/healthz")[0] == 200
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_peer_that_drips_is_cut_off_after_two_seconds(url: str) -> None:
+    began = time.monotonic()
+    with connect(url) as link:
+        link.settimeout(0.1)
+        while time.monotonic() - began < 8:
+            try:
+                link.sendall(b"x")
+                if link.recv(1) == b"":
+                    break
+            except TimeoutError:
+                continue
+            except ConnectionError:
+                break
+    assert 1.5 < time.monotonic() - began < 4
+
+
+def test_silent_peers_take_no_more_than_their_places_and_give_them_back(url: str) -> None:
+    before = threading.active_count()
+    links = [connect(url) for _ in range(60)]
+    eventually(lambda: threading.active_count() > before)
+    assert threading.active_count() <= before + 16
+    eventually(lambda: _answers(url), within=5)
+    for link in links:
+        link.close()
+
+
+def _answers(url: str) -> bool:
+    try:
+        return get(f"{url}/healthz")[0] == 200
+    except OSError:
+        return False
+
+
+# -- where it listens -------------------------------------------------------------------------
+
+
+def test_a_free_port_is_said_in_one_line(situation: Situation) -> None:
+    said: list[str] = []
+    with start_health(situation, listen=":0", tell=said.append):
+        assert len(said) == 1
+        assert re.fullmatch(r"listening on http://127\.0\.0\.1:[1-9]\d*", said[0])
+        assert get(said[0].split()[-1] + "/healthz")[0] == 200
+
+
+def test_it_listens_on_ipv6_too(situation: Situation) -> None:
+    with start_health(situation, listen="[::1]:0", tell=lambda _: None) as health:
+        assert health.url is not None
+        assert health.url.startswith("http://[::1]:")
+        assert get(f"{health.url}/healthz")[0] == 200
+
+
+def test_a_used_port_is_named(situation: Situation) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with (
+            pytest.raises(ConfigError, match=f"port {port} is in use"),
+            start_health(situation, listen=f"127.0.0.1:{port}"),
+        ):
+            pass
+    assert situation.look().role == "starting"
+
+
+def test_the_port_is_free_again_at_once_after_the_end(situation: Situation) -> None:
+    with start_health(situation, listen=":0", tell=lambda _: None) as health:
+        assert health.url is not None
+        get(f"{health.url}/healthz")
+        port = urlsplit(health.url).port
+    began = time.monotonic()
+    with start_health(Situation("job", "h"), listen=f":{port}"):
+        pass
+    assert time.monotonic() - began < 1
+
+
+def test_other_hosts_are_refused_without_the_two_options(
+    situation: Situation, tmp_path: Path
+) -> None:
+    for settings in ({}, {"public": True}, {"token_file": str(tmp_path / "t")}):
+        with (
+            pytest.raises(ConfigError, match="from other hosts"),
+            start_health(situation, listen="0.0.0.0:0", **settings),
+        ):
+            pass
+    with pytest.raises(ConfigError, match="need --listen"), start_health(situation, public=True):
+        pass
+
+
+def test_a_public_page_asks_for_the_token_except_from_probes(
+    situation: Situation, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    token = tmp_path / "token"
+    token.write_text(SECRET + "\n")
+    token.chmod(0o400)
+    said: list[str] = []
+    situation.answered()
+    with start_health(
+        situation, listen="0.0.0.0:0", public=True, token_file=str(token), tell=said.append
+    ) as health:
+        url = f"http://127.0.0.1:{urlsplit(health.url or '').port}"
+        assert get(f"{url}/healthz")[0] == 200
+        assert get(f"{url}/readyz")[0] == 200
+        for path in ("/leader", "/leaderz", "/metrics", "/", "/healthz/"):
+            for wrong in (None, "wrong", SECRET[:-1]):
+                status, body = get(url + path, wrong)
+                assert status == 401
+                assert SECRET not in body
+        assert get(f"{url}/leader", SECRET)[0] == 200
+        assert get(f"{url}/metrics", SECRET)[0] == 200
+    assert SECRET not in caplog.text + "".join(said)
+
+
+# -- the status file --------------------------------------------------------------------------
+
+
+def test_the_status_file_is_whole_at_every_instant_and_gone_at_the_end(
+    situation: Situation, lease: Lease, tmp_path: Path
+) -> None:
+    path = tmp_path / "status.json"
+    with start_health(situation, status_file=str(path)):
+        assert json.loads(path.read_text())["role"] == "starting"
+        situation.leading(lease)
+        eventually(lambda: json.loads(path.read_text())["term"] == lease.fencing_token)
+        situation.ended("")
+        for number in range(200):
+            situation.standby(f"node-{number}")
+            facts = json.loads(path.read_text())
+            assert facts["pid"] == os.getpid()
+        eventually(lambda: json.loads(path.read_text())["leader"] == "node-199")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_status_file_tells_that_we_are_alive_without_any_change(
+    situation: Situation, tmp_path: Path
+) -> None:
+    path = tmp_path / "status.json"
+    with start_health(situation, status_file=str(path)):
+        first = json.loads(path.read_text())["at"]
+        eventually(lambda: json.loads(path.read_text())["at"] > first, within=5)
+
+
+def test_a_status_file_that_cannot_be_written_is_refused_at_the_start(
+    situation: Situation, tmp_path: Path
+) -> None:
+    path = str(tmp_path / "none" / "status.json")
+    with (
+        pytest.raises(ConfigError, match=r"status\.json"),
+        start_health(situation, status_file=path),
+    ):
+        pass
+
+
+def test_a_status_file_that_fails_later_is_warned_of_once(
+    situation: Situation, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    path = folder / "status.json"
+    with start_health(situation, status_file=str(path)):
+        folder.rename(tmp_path / "moved")
+        for number in range(5):
+            situation.standby(f"node-{number}")
+            eventually(lambda: caplog.records)
+        warned = [record for record in caplog.records if "status file" in record.message]
+        assert len(warned) == 1
+        (tmp_path / "moved").rename(folder)
+        situation.standby("node-9")
+        eventually(lambda: json.loads(path.read_text())["leader"] == "node-9")
+
+
+# -- systemd ----------------------------------------------------------------------------------
+
+
+class Manager:
+    """The service manager's end of NOTIFY_SOCKET."""
+
+    def __init__(self, address: str) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind(address)
+        self._socket.settimeout(0.01)
+        self.heard: list[str] = []
+
+    def hears(self, line: str) -> bool:
+        self.listen()
+        return line in self.heard
+
+    def listen(self) -> None:
+        try:
+            while True:
+                self.heard += self._socket.recv(4096).decode().splitlines()
+        except TimeoutError:
+            pass
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+@pytest.fixture
+def manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Manager]:
+    address = str(tmp_path / "notify")
+    monkeypatch.setenv("NOTIFY_SOCKET", address)
+    monkeypatch.delenv("WATCHDOG_USEC", raising=False)
+    monkeypatch.delenv("WATCHDOG_PID", raising=False)
+    found = Manager(address)
+    yield found
+    found.close()
+
+
+def test_systemd_hears_ready_the_transitions_and_the_end(
+    manager: Manager, situation: Situation, lease: Lease
+) -> None:
+    with start_health(situation):
+        eventually(lambda: manager.hears("STATUS=starting"))
+        assert "READY=1" not in manager.heard
+        situation.answered()
+        situation.standby("node-2")
+        eventually(lambda: manager.hears("STATUS=standing by, led by node-2"))
+        assert manager.heard.count("READY=1") == 1
+        situation.leading(lease)
+        eventually(lambda: manager.hears(f"STATUS=leading job, term {lease.fencing_token}"))
+    assert manager.hears("STOPPING=1")
+    assert manager.heard.count("READY=1") == 1
+    assert "WATCHDOG=1" not in manager.heard
+
+
+def test_systemd_hears_signs_of_life_only_while_the_loop_turns(
+    manager: Manager, situation: Situation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WATCHDOG_USEC", "100000")
+    monkeypatch.setenv("WATCHDOG_PID", str(os.getpid()))
+    with start_health(situation):
+        eventually(lambda: manager.hears("WATCHDOG=1"))
+        situation.pulse(clock.now() - 60)
+        time.sleep(0.1)
+        manager.listen()
+        manager.heard.clear()
+        # Two of its intervals, in which a sign would be due four times.
+        time.sleep(0.2)
+        assert not manager.hears("WATCHDOG=1")
+        situation.pulse(clock.now() + 60)
+        eventually(lambda: manager.hears("WATCHDOG=1"))
+
+
+def test_another_processs_signs_of_life_are_not_ours(
+    manager: Manager, situation: Situation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WATCHDOG_USEC", "20000")
+    monkeypatch.setenv("WATCHDOG_PID", "1")
+    with start_health(situation):
+        situation.standby(None)
+        eventually(lambda: manager.hears("READY=1"))
+    manager.listen()
+    assert "WATCHDOG=1" not in manager.heard
+
+
+@needs(sys.platform == "linux", "abstract sockets are Linux's")
+def test_systemds_abstract_sockets_are_understood(
+    situation: Situation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"incumbent-test-{os.getpid()}-{time.monotonic_ns()}"
+    manager = Manager(f"\0{name}")
+    monkeypatch.setenv("NOTIFY_SOCKET", f"@{name}")
+    with start_health(situation):
+        situation.standby(None)
+        eventually(lambda: manager.hears("READY=1"))
+    manager.close()
+
+
+def test_a_service_manager_that_is_gone_stops_nobody(
+    situation: Situation, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "gone"))
+    with start_health(situation):
+        situation.standby(None)
+
+
+def test_without_listening_no_http_server_is_loaded() -> None:
+    script = (
+        "import sys, incumbent.serve.health as it\n"
+        "from incumbent.serve.situation import Situation\n"
+        "with it.start_health(Situation('a', 'b')): print(*sys.modules)"
+    )
+    environ = {key: value for key, value in os.environ.items() if key != "NOTIFY_SOCKET"}
+    loaded = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environ
+    ).stdout.split()
+    assert not {"http.server", "incumbent.serve.http", "asyncio"} & set(loaded)

@@ -1,0 +1,76 @@
+"""What follows a term: an exit code, or a pause that grows and is spread."""
+
+from __future__ import annotations
+
+import pytest
+
+from incumbent.cli.commands.work import seat_of
+from incumbent.cli.parser import UsageError, parse
+from incumbent.cli.restarting import Backoff, Restart, exit_after, restart_from
+from incumbent.errors import ConfigError
+from incumbent.supervise.run import Ending
+
+ALWAYS, ON_FAILURE, NEVER = Restart.ALWAYS, Restart.ON_FAILURE, Restart.NEVER
+
+
+@pytest.mark.parametrize(
+    ("restart", "cause", "status", "code"),
+    [
+        (ALWAYS, "", 0, None),
+        (ALWAYS, "", 1, None),
+        (ALWAYS, "expired", None, None),
+        (ALWAYS, "guard", None, 125),
+        (ALWAYS, "signal:SIGTERM", 0, 0),
+        (ALWAYS, "signal:SIGINT", 130, 130),
+        (ALWAYS, "signal:SIGHUP", None, 129),
+        (ON_FAILURE, "", 0, 0),
+        (ON_FAILURE, "", 3, None),
+        (ON_FAILURE, "taken", 0, None),
+        (NEVER, "", 3, 3),
+        (NEVER, "taken", 0, 123),
+        (NEVER, "at_most_for", None, 124),
+    ],
+)
+def test_a_term_is_followed_by_an_exit_or_another(
+    restart: Restart, cause: str, status: int | None, code: int | None
+) -> None:
+    assert exit_after(restart, Ending(cause, status, 1.0)) == code
+
+
+def test_what_outlives_kill_is_not_followed_by_another_term() -> None:
+    assert exit_after(ALWAYS, Ending("expired", None, 1.0, survivors=(7,))) == 125
+
+
+def test_an_interrupt_at_the_keyboard_reaches_us_through_the_command() -> None:
+    assert exit_after(ALWAYS, Ending("", 130, 1.0), at_keyboard=True) == 130
+    assert exit_after(ALWAYS, Ending("", 130, 1.0)) is None
+
+
+def test_pauses_double_up_to_a_bound_and_begin_anew_after_a_long_term() -> None:
+    backoff = Backoff(healthy=15.0)
+    longest = [backoff.after(1.0, 1.0) for _ in range(8)]
+    assert longest == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
+    assert backoff.after(15.1, 1.0) == 0.5
+    assert backoff.after(1.0, 0.0) == 0.0
+
+
+def test_who_resigned_lets_others_go_first() -> None:
+    assert 0.5 <= Backoff(15.0).after(1.0, 0.0, cause="broken") <= 1.0
+    assert Backoff(15.0).after(1.0, 0.9, cause="paused") == 0.0
+
+
+def test_a_restart_that_is_none_is_refused() -> None:
+    assert restart_from(None) is ALWAYS
+    with pytest.raises(ConfigError, match="restart='sometimes'"):
+        restart_from("sometimes")
+
+
+def test_seats_go_round_and_one_seat_is_the_name_itself() -> None:
+    assert [seat_of("a", index, 2) for index in range(4)] == ["a/1", "a/2", "a/1", "a/2"]
+    assert seat_of("a", 3, 1) == "a"
+
+
+@pytest.mark.parametrize("command", ["lead n --restart never", "work n --workers 4"])
+def test_a_missing_separator_is_shown_in_its_place(command: str) -> None:
+    with pytest.raises(UsageError, match=f"incumbent {command} -- date"):
+        parse([*command.split(), "date"], {})

@@ -1,0 +1,117 @@
+"""What elections need of real stores: the same stories on each engine that keeps data."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import incumbent
+from incumbent import AsyncElection, AsyncTerm, Election, clock
+from tests.support.servers import RedisServer
+from tests.support.waiting import eventually
+
+STORES = (
+    "memory",
+    "sqlite",
+    pytest.param("redis", marks=pytest.mark.server),
+)
+
+
+@pytest.fixture(params=STORES)
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "redis":
+        server: RedisServer = request.getfixturevalue("own_redis")
+        return f"{server.url}?restart_wait=0"
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/leases.db"
+    return f"memory:{tmp_path}"
+
+
+def stands(client: incumbent.Client, name: str) -> Callable[[], bool]:
+    return lambda: name in [found.holder for found in client.read("a").candidates]
+
+
+def test_metadata_a_proclamation_and_the_end_reach_an_observer_in_time(url: str) -> None:
+    news = Election("a", store=url).observe(timeout=5)
+    assert next(news) is None
+    candidate = Election("a", store=url, holder="me", metadata={"v": "1"})
+    with candidate.lead() as term:
+        first = next(news)
+        assert first is not None
+        assert (first.holder, first.term, first.metadata) == ("me", term.number, {"v": "1"})
+        candidate.proclaim({"v": "2"})
+        started = clock.now()
+        second = next(news)
+        assert second is not None
+        assert second.metadata == {"v": "2"}
+        assert clock.now() - started < 1
+    started = clock.now()
+    assert next(news) is None
+    assert clock.now() - started < 1
+
+
+def test_a_transfer_goes_to_the_named_one_of_three_candidates(url: str) -> None:
+    numbers: dict[str, int] = {}
+
+    def stand(name: str) -> None:
+        with Election("a", store=url, holder=name).lead() as term:
+            numbers[name] = term.number
+
+    names = ("c0", "c1", "c2")
+    threads = [threading.Thread(target=stand, args=(name,), daemon=True) for name in names]
+    candidate = Election("a", store=url, holder="me")
+    with incumbent.Client(url) as client, candidate.lead():
+        for name, thread in zip(names, threads, strict=True):
+            thread.start()
+            eventually(stands(client, name))
+        with pytest.raises(incumbent.NotCandidate):
+            candidate.transfer(to="nobody")
+        candidate.transfer(to="c2")
+    for thread in threads:
+        thread.join(10)
+    assert min(numbers, key=numbers.__getitem__) == "c2"
+    assert len(numbers) == 3
+
+
+def test_a_reservation_for_a_candidate_that_is_gone_ends_by_itself(url: str) -> None:
+    candidate = Election("a", store=url, holder="me", ttl=1)
+    with candidate.lead():
+        with pytest.raises(incumbent.AcquireTimeout):
+            Election("a", store=url, holder="gone", ttl=1).campaign(0.5)
+        candidate.transfer(to="gone")
+    with pytest.raises(incumbent.NotAcquired) as caught:
+        Election("a", store=url, holder="other").campaign(0)
+    assert (caught.value.reason, caught.value.held_by) == ("reserved", "gone")
+    with Election("a", store=url, holder="other").lead(timeout=5) as term:
+        term.check()
+
+
+def test_a_resignation_wakes_the_next_candidate(url: str) -> None:
+    async def forever(_: AsyncTerm) -> None:
+        await asyncio.sleep(60)
+
+    async def scenario() -> float:
+        first = AsyncElection("a", store=url, holder="first")
+        leading: asyncio.Task[Any] = asyncio.create_task(first.run(forever))
+        while first.term is None:
+            await asyncio.sleep(0.001)
+        following = asyncio.create_task(AsyncElection("a", store=url, holder="next").campaign())
+        async with incumbent.AsyncClient(url) as client:
+            while not (await client.read("a")).candidates:
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(0.2)
+        assert await first.resign() is True
+        released = clock.now()
+        term = await following
+        took = clock.now() - released
+        await term.release()
+        leading.cancel()
+        await asyncio.gather(leading, return_exceptions=True)
+        return took
+
+    assert asyncio.run(scenario()) < 1

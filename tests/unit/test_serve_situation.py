@@ -1,0 +1,153 @@
+"""A view is computed when it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import inf
+
+import pytest
+
+from incumbent import clock
+from incumbent._drive.keeper import Stats
+from incumbent.serve.situation import Situation
+from incumbent.sync import Lease, Lock
+from tests.support.faulty import FaultyEngine
+
+
+@pytest.fixture
+def lease() -> Iterator[Lease]:
+    with Lock("job", store=FaultyEngine(), holder="node-1").acquire() as held:
+        yield held
+
+
+@pytest.fixture
+def situation() -> Situation:
+    return Situation("job", "node-1", "pgroup", ttl=15)
+
+
+class Clock:
+    """The real one, moved."""
+
+    def __init__(self) -> None:
+        self.ahead = 0.0
+        self._real = clock.now
+
+    def now(self) -> float:
+        return self._real() + self.ahead
+
+
+@pytest.fixture
+def moved(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    mine = Clock()
+    monkeypatch.setattr(clock, "now", mine.now)
+    return mine
+
+
+def test_it_starts_neither_leading_nor_ready(situation: Situation) -> None:
+    view = situation.look()
+    assert (view.role, view.leading, view.term) == ("starting", False, 0)
+    assert view.healthy
+    assert not view.ready
+    assert view.unheard_for == inf
+
+
+def test_a_lead_is_proved_by_the_lease_at_the_instant_of_the_question(
+    situation: Situation, moved: Clock
+) -> None:
+    lease = Lock("job", store=FaultyEngine(), holder="node-1").acquire()
+    situation.leading(lease)
+    view = situation.look()
+    assert view.leading
+    assert view.ready
+    assert (view.leader, view.term, view.terms) == ("node-1", lease.fencing_token, 1)
+    assert 0 < view.proven_for <= 15
+    # Nobody tells the situation; the keeper's own clock does not matter to the question.
+    lease._link.keeper.disarm(lease._held)
+    moved.ahead = 20
+    later = situation.look()
+    assert not later.leading
+    assert later.proven_for == 0
+    assert later.leader is None
+
+
+def test_the_store_has_to_have_answered_within_two_ttls(situation: Situation, moved: Clock) -> None:
+    situation.standby("node-2")
+    situation.answered()
+    situation.pulse(inf)
+    moved.ahead = 29
+    assert situation.look().ready
+    moved.ahead = 31
+    assert not situation.look().ready
+
+
+def test_a_loop_that_breaks_its_promise_is_unhealthy(situation: Situation, moved: Clock) -> None:
+    situation.pulse(clock.now() + 1)
+    moved.ahead = 5
+    assert situation.look().healthy
+    moved.ahead = 7
+    assert not situation.look().healthy
+    situation.pulse(clock.now() + 1)
+    assert situation.look().healthy
+
+
+def test_losses_are_counted_and_what_was_wanted_is_not(situation: Situation) -> None:
+    for cause in ("expired", "taken", "expired", "signal:SIGTERM", "", "resigned", "guard: died"):
+        situation.ended(cause)
+    assert situation.look().losses == {"expired": 2, "taken": 1, "guard": 1}
+
+
+def test_one_lease_told_twice_is_one_term(situation: Situation, lease: Lease) -> None:
+    situation.leading(lease)
+    situation.leading(lease)
+    assert situation.look().terms == 1
+
+
+def test_there_is_no_way_back_from_stopping_but_the_lease_still_shows(
+    situation: Situation, lease: Lease
+) -> None:
+    situation.leading(lease)
+    situation.stopping()
+    situation.standby("node-2")
+    view = situation.look()
+    assert (view.role, view.ready, view.leading) == ("stopping", False, True)
+
+
+def test_listeners_hear_of_changes_only(situation: Situation) -> None:
+    heard: list[str] = []
+    situation.on_change(lambda: heard.append("change"))
+    situation.standby("node-2")
+    situation.standby("node-2")
+    situation.unanswered(OSError())
+    assert len(heard) == 1
+    situation.answered()
+    situation.answered()
+    assert len(heard) == 2
+    situation.unanswered()
+    situation.restarted()
+    assert len(heard) == 3
+    assert situation.look().restarts == 1
+
+
+def test_the_keepers_numbers_are_read_at_the_question(situation: Situation, moved: Clock) -> None:
+    lease = Lock("job", store=FaultyEngine(), holder="node-1").acquire()
+    lease._link.keeper.disarm(lease._held)
+    situation.leading(lease)
+    moved.ahead = 40
+    situation.pulse(inf)
+    assert not situation.look().ready
+    lease._link.keeper.stats = Stats(5, 2, clock.now() - 3, 0.004)
+    view = situation.look()
+    assert (view.renewals, view.renewal_failures, view.renewal_took) == (5, 2, 0.004)
+    assert 3 <= view.unheard_for < 4
+    assert view.ready
+    assert view.store_up
+    lease._held.failures = 1
+    assert not situation.look().store_up
+
+
+def test_a_real_renewal_is_counted(situation: Situation, lease: Lease) -> None:
+    situation.leading(lease)
+    lease.renew()
+    view = situation.look()
+    assert view.renewals == 1
+    assert view.unheard_for < 5
