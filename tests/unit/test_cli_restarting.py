@@ -41,6 +41,12 @@ def test_what_outlives_kill_is_not_followed_by_another_term() -> None:
     assert exit_after(ALWAYS, Ending("expired", None, 1.0, survivors=(7,))) == 125
 
 
+def test_a_signal_that_came_while_the_term_was_ending_is_obeyed() -> None:
+    assert exit_after(ALWAYS, Ending("taken", 0, 1.0, leaving="SIGTERM")) == 0
+    assert exit_after(ALWAYS, Ending("", 7, 1.0, leaving="SIGINT")) == 130
+    assert exit_after(ALWAYS, Ending("guard", 137, 1.0, leaving="SIGTERM")) == 125
+
+
 def test_an_interrupt_at_the_keyboard_reaches_us_through_the_command() -> None:
     assert exit_after(ALWAYS, Ending("", 130, 1.0), at_keyboard=True) == 130
     assert exit_after(ALWAYS, Ending("", 130, 1.0)) is None

@@ -14,6 +14,7 @@ from incumbent.supervise.plan import (
     Course,
     Phase,
     Step,
+    asked_to_leave,
     asked_to_stop,
     decide,
 )
@@ -128,6 +129,14 @@ def test_a_signal_begins_an_orderly_stop_within_the_grace() -> None:
 def test_what_began_the_stop_stays_its_cause() -> None:
     asked = step(Course(), 3, held(lost="taken"))
     assert asked_to_stop(asked.course, "signal:SIGTERM").cause == "taken"
+
+
+def test_a_signal_to_leave_is_remembered_whatever_the_cause() -> None:
+    alone = asked_to_leave(Course(), "SIGTERM")
+    assert (alone.cause, alone.leaving) == ("signal:SIGTERM", "SIGTERM")
+    late = asked_to_leave(step(Course(), 3, held(lost="taken")).course, "SIGINT")
+    assert (late.cause, late.leaving) == ("taken", "SIGINT")
+    assert asked_to_leave(late, "SIGTERM").leaving == "SIGINT"
 
 
 @dataclass

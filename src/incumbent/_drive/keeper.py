@@ -125,11 +125,11 @@ class Keeper:
         with self._state.mutex:
             held.followers += (follower,)
 
-    def renew_now(self, held: Held, asker: Callable[[], None]) -> None:
-        """Renew `held` now instead of when it is due, then call `asker`."""
+    def renew_now(self, held: Held, asker: Callable[[], None], *, after: float = 0.0) -> None:
+        """Renew `held` now (`after` seconds) instead of when it is due, then call `asker`."""
         with self._state.mutex:
             held.askers += (asker,)
-        self._plan(held, clock.now())
+        self._plan(held, clock.now() + after)
 
     def missed(self, deadline: float) -> float:
         """Seconds around `deadline` for which the thread was due and did not run; else 0.0."""

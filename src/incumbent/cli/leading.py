@@ -38,7 +38,8 @@ from incumbent.serve.situation import Situation
 from incumbent.supervise.child import CannotStart
 from incumbent.supervise.guarding import Guard, GuardFault
 from incumbent.supervise.kernel import Waiter
-from incumbent.supervise.plan import Phase
+from incumbent.supervise.plan import Course, Phase
+from incumbent.supervise.ready import Ready
 from incumbent.supervise.run import Ending
 from incumbent.supervise.signals import Interrupted, Signals
 from incumbent.supervise.terminal import find_terminal
@@ -48,6 +49,8 @@ __all__ = ["Leading", "Say"]
 
 _SLACK = 10.0
 """Seconds beyond one ttl for which the loop may be silent: a request and its backoff."""
+_SHOWN_AFTER = 0.1
+"""Seconds of an end that others need not hear of: they are told of the release itself."""
 
 
 class Say(Protocol):
@@ -81,12 +84,20 @@ class Leading:
         self._backoff = Backoff(self._ttl)
         self._said = ""
         self._answered = False
+        self._ready: Ready | None = None
 
     def run(self) -> int:
         """Until a signal or `--restart` ends it; the exit code.
 
-        Raises StoreError if the store refuses us for good before its first answer.
+        Raises StoreError if the store refuses us for good before its first answer, ConfigError if
+        there is no folder for a term's socket.
         """
+        try:
+            return self._campaign()
+        finally:
+            self._discard()
+
+    def _campaign(self) -> int:
         # From the start: it is how the guard's death is seen while standing by.
         self._signals.follow_the_job()
         while self._guard.alive():
@@ -115,8 +126,21 @@ class Leading:
         for signum in self._signals.take():
             if signum in ENDING_SIGNALS:
                 raise Interrupted(signum)
+        self._prepare()
         with self._signals.interrupting():
             return stand(self._lock, self._hear)
+
+    def _prepare(self) -> None:
+        """Have ready what does not depend on the lease: the hand-over is shorter by that much."""
+        if self._ready is None or self._ready.launch.broken:
+            self._discard()
+            leave = self._request.on("leave_descendants")
+            self._ready = Ready(self._guard, self._ttl, leave=leave)
+
+    def _discard(self) -> None:
+        if self._ready is not None:
+            self._ready.close()
+            self._ready = None
 
     def _hear(self, answer: Refused | StoreError) -> None:
         """In the midst of standing by, at every answer."""
@@ -137,6 +161,7 @@ class Leading:
 
     def _obey(self, signum: int) -> int | None:
         if signum in ENDING_SIGNALS:
+            self._situation.stopping()
             self._tell(f"{signal.Signals(signum).name}: ends")
             return code_of_signal(signum)
         if signum == signal.SIGTSTP:
@@ -172,6 +197,7 @@ class Leading:
         return code
 
     def _supervise(self, lease: Lease) -> Ending:
+        ready, self._ready = self._ready, None
         with _Pulse(self._promise) as pulse:
             follow(lease, pulse.beat)
             return supervise_command(
@@ -181,14 +207,18 @@ class Leading:
                 self._signals,
                 self._guard,
                 stop_on=ENDING_SIGNALS,
-                told=lambda phase: self._phase(lease, phase),
+                told=lambda course: self._turn(lease, course),
                 listeners=(pulse,),
+                ready=ready,
             )
 
-    def _phase(self, lease: Lease, phase: Phase) -> None:
+    def _turn(self, lease: Lease, course: Course) -> None:
         self._promise()
-        if phase in (Phase.ENDING, Phase.STOPPING):
-            proclaim(lease, meta_of(self._guard.isolation, state="stopping"))
+        if course.leaving:
+            self._situation.stopping()
+        if course.phase in (Phase.ENDING, Phase.STOPPING):
+            meta = meta_of(self._guard.isolation, state="stopping")
+            proclaim(lease, meta, after=_SHOWN_AFTER)
 
     # -- between terms -----------------------------------------------------------------------
 

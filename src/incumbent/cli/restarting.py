@@ -53,6 +53,9 @@ def exit_after(restart: Restart, ending: Ending, *, at_keyboard: bool = False) -
         return code_of_signal(signal.Signals[name])
     if ending.survivors or kind == "guard":
         return FAULT
+    if ending.leaving:
+        # It came while the term was ending for another reason.
+        return code_of_signal(signal.Signals[ending.leaving])
     if not ending.cause and at_keyboard and ending.status == 128 + signal.SIGINT:
         return ending.status
     if restart is Restart.NEVER:

@@ -55,11 +55,11 @@ def stand(lock: Lock, told: Told) -> Lease:
     return Lease(*lock._armed(run(acquire(lock._link.port, lock._wanted, None, told))))
 
 
-def proclaim(lease: Lease, meta: bytes) -> None:
-    """Change the record's metadata, with a renewal of its own: as soon as the store answers."""
+def proclaim(lease: Lease, meta: bytes, *, after: float = 0.0) -> None:
+    """Change the record's metadata, with a renewal of its own `after` seconds at the latest."""
     lease._held.meta = meta
     if lease._held.machine.valid(clock.now()):
-        lease._link.keeper.renew_now(lease._held, _nothing)
+        lease._link.keeper.renew_now(lease._held, _nothing, after=after)
 
 
 def _nothing() -> None:

@@ -6,11 +6,11 @@ import os
 from collections.abc import Callable, Collection, Sequence
 
 from incumbent.cli.parser import Request
-from incumbent.supervise.answers import LeaseSocket
 from incumbent.supervise.environment import child_environment
 from incumbent.supervise.guarding import Guard
-from incumbent.supervise.holding import give_back, slot_of
-from incumbent.supervise.plan import Phase
+from incumbent.supervise.holding import give_back, slot_of, ttl_of
+from incumbent.supervise.plan import Course
+from incumbent.supervise.ready import Ready
 from incumbent.supervise.run import Ending, Listener, supervise
 from incumbent.supervise.signals import Signals
 from incumbent.sync import Lease
@@ -26,34 +26,39 @@ def supervise_command(
     guard: Guard,
     *,
     stop_on: Collection[int] = frozenset(),
-    told: Callable[[Phase], None] | None = None,
+    told: Callable[[Course], None] | None = None,
     listeners: Sequence[Listener] = (),
+    ready: Ready | None = None,
 ) -> Ending:
     """Run the request's CMD to its end or to that of the lease, which is given back.
 
-    Raises CannotStart or GuardFault, and ConfigError if no socket can be made; the lease was given
-    back then.
+    `ready`: what was prepared for this term, else it is made now; closed at the end. Raises
+    CannotStart or GuardFault, and ConfigError if no socket can be made; the lease was given back
+    then.
     """
+    leave = request.on("leave_descendants")
     try:
-        socket = LeaseSocket(lease)
+        mine = ready or Ready(guard, ttl_of(lease), leave=leave)
     except BaseException:
         give_back(lease, undo_slot=True)
         raise
-    with socket:
+    with mine:
+        mine.socket.lease = lease
         return supervise(
             lease,
             request.words,
-            _environment(request, url, lease, socket),
+            _environment(request, url, lease, mine.socket.path),
             signals,
             guard,
-            leave_descendants=request.on("leave_descendants"),
+            leave_descendants=leave,
             stop_on=stop_on,
             told=told,
-            listeners=(socket, *listeners),
+            listeners=(mine.socket, *listeners),
+            launch=mine.launch,
         )
 
 
-def _environment(request: Request, url: str, lease: Lease, socket: LeaseSocket) -> dict[str, str]:
+def _environment(request: Request, url: str, lease: Lease, socket: str) -> dict[str, str]:
     return child_environment(
         os.environ,
         name=lease.name,
@@ -61,5 +66,5 @@ def _environment(request: Request, url: str, lease: Lease, socket: LeaseSocket) 
         term=lease.fencing_token,
         slot=slot_of(lease),
         share_store=url if request.on("share_store") else None,
-        socket=socket.path,
+        socket=socket,
     )

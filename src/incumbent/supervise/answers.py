@@ -30,11 +30,12 @@ _LONGEST_PATH: Final = 100
 class LeaseSocket:
     """A context manager; `path` is for INCUMBENT_LEASE_SOCKET, `fd` and `ready` for the loop.
 
-    Raises ConfigError if there is no folder for the socket.
+    Whoever asks while it has no `lease` gets no answer. Raises ConfigError if there is no folder
+    for the socket.
     """
 
-    def __init__(self, lease: Lease) -> None:
-        self._lease = lease
+    def __init__(self, lease: Lease | None = None) -> None:
+        self.lease = lease
         self._folder = _private_folder()
         self.path = str(self._folder / "lease")
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -61,7 +62,8 @@ class LeaseSocket:
             with peer, suppress(OSError):
                 peer.setblocking(False)
                 # Only now: whoever connected earlier must not hear of a later proof.
-                peer.send(self._answer())
+                if self.lease is not None:
+                    peer.send(_answer(self.lease))
 
     def close(self) -> None:
         """Remove it: from here on there is no answer, which counts as no."""
@@ -71,23 +73,23 @@ class LeaseSocket:
         with suppress(OSError):
             self._folder.rmdir()
 
-    def _answer(self) -> bytes:
-        lease = self._lease
-        facts = {
-            "name": lease.name,
-            "holder": lease.holder,
-            "term": lease.fencing_token,
-            "slot": slot_of(lease),
-            "remaining": lease.remaining,
-            "lost": belief_of(lease).lost,
-        }
-        return json.dumps(facts).encode() + b"\n"
-
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _answer(lease: Lease) -> bytes:
+    facts = {
+        "name": lease.name,
+        "holder": lease.holder,
+        "term": lease.fencing_token,
+        "slot": slot_of(lease),
+        "remaining": lease.remaining,
+        "lost": belief_of(lease).lost,
+    }
+    return json.dumps(facts).encode() + b"\n"
 
 
 def _private_folder() -> Path:
@@ -99,7 +101,8 @@ def _private_folder() -> Path:
             continue
         tried.append(base)
         with suppress(OSError):
-            return Path(tempfile.mkdtemp(prefix="incumbent-", dir=base))
+            # Absolute, for CMD and the guard may be elsewhere.
+            return Path(tempfile.mkdtemp(prefix="incumbent-", dir=base)).absolute()
     raise ConfigError(
         f"no folder for the lease's socket can be made in {', '.join(tried)}: set TMPDIR to a"
         " folder that can be written",

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import signal
-import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-from incumbent.supervise.guarding import Cover, GuardFault
-from incumbent.supervise.kernel import die_with_parent
+from incumbent.supervise.launch import Launch
 from incumbent.supervise.terminal import Terminal
 from incumbent.supervise.tree import Tree
 
@@ -42,7 +39,8 @@ def _only_out_of_reach(command: str, error: OSError) -> bool:
 class Child:
     """The process, the tree below it, and the terminal that they have meanwhile.
 
-    Raises CannotStart, or GuardFault if it would have run unguarded; then nothing ran.
+    `launch` becomes it. Raises CannotStart, or GuardFault if it would have run unguarded; then
+    nothing ran.
     `leave`: what CMD leaves behind is no concern of ours.
     """
 
@@ -51,14 +49,17 @@ class Child:
         command: Sequence[str],
         environment: Mapping[str, str],
         terminal: Terminal | None,
-        cover: Cover,
+        launch: Launch,
         *,
         leave: bool = False,
     ) -> None:
         self._terminal = terminal
-        self._process = _start(command, {**environment, **cover.mark()}, terminal, cover)
-        self.pid = self._process.pid
-        self.tree = Tree(self.pid, cover, leave=leave)
+        try:
+            launch.become(command, {**environment, **launch.cover.mark()}, terminal)
+        except OSError as error:
+            raise CannotStart(command[0], error) from error
+        self.pid = launch.pid
+        self.tree = Tree(self.pid, launch.cover, leave=leave)
         self.status: int | None = None
         """Its exit code, or 128 + n for signal n, once it ended."""
         self.stopped = False
@@ -79,8 +80,6 @@ class Child:
         else:
             code = os.waitstatus_to_exitcode(status)
             self.status = code if code >= 0 else 128 - code
-            # Popen must not wait for it a second time.
-            self._process.returncode = code
 
     def _has_stopped(self) -> None:
         self.stopped = True
@@ -93,6 +92,10 @@ class Child:
         """Whether anything of its tree is left, CMD included."""
         return self.tree.lives(child=self.status is None)
 
+    def signal_tree(self, *signums: int) -> None:
+        """To CMD and everything that it started, in this order."""
+        self.tree.signal(*signums, child=self.status is None)
+
     def resume(self) -> None:
         """Have a stopped group go on, with its terminal."""
         if self._terminal is not None:
@@ -104,48 +107,3 @@ class Child:
         if self._terminal is not None:
             self._terminal.take_back()
         self.tree.close()
-        # So that Popen does not warn of a process that outlives even KILL.
-        if self._process.returncode is None:
-            self._process.returncode = 0
-
-
-def _start(
-    command: Sequence[str],
-    environment: Mapping[str, str],
-    terminal: Terminal | None,
-    cover: Cover,
-) -> subprocess.Popen[bytes]:
-    before_exec = _before_exec(terminal, cover)
-    try:
-        with cover.entering():
-            return subprocess.Popen(
-                command,
-                env=environment,
-                process_group=0,
-                # Descriptors that our caller left open are meant for CMD; ours close at exec.
-                close_fds=False,
-                # Between fork and exec in a process with threads: it only makes system calls.
-                preexec_fn=before_exec,  # noqa: PLW1509
-            )
-    except subprocess.SubprocessError as error:
-        raise GuardFault("the command could not be put under the guard") from error
-    except OSError as error:
-        # That is how a fork into a namespace fails whose init is dead.
-        if error.errno == errno.ENOMEM:
-            raise GuardFault(f"the command could not be forked: {error}") from error
-        raise CannotStart(command[0], error) from error
-
-
-def _before_exec(terminal: Terminal | None, cover: Cover) -> Callable[[], None]:
-    die, guarded = die_with_parent(), cover.before_exec()
-
-    def call() -> None:
-        if die is not None:
-            die()
-        # Before the terminal changes hands: a command that may not run must not take it along.
-        guarded()
-        if terminal is not None:
-            # Here, not in the parent: CMD must not read before the terminal is its own.
-            terminal.give(os.getpid())
-
-    return call

@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 import time
+from contextlib import suppress
 from typing import NoReturn
 
 from incumbent import clock
@@ -88,6 +89,7 @@ class _Guard:
         self._group = 0
         self._inits: Inits | None = None
         self._init: Init | None = None
+        self._litter = ""
 
     def run(self, *, namespaces: bool) -> None:
         self._hello(namespaces=namespaces)
@@ -110,6 +112,11 @@ class _Guard:
         # Not every PID 1 reaps: what is ours to reap is not left to it.
         if self._inits is not None:
             self._inits.close(_SEE_OFF)
+        if self._litter:
+            with suppress(OSError):
+                os.unlink(self._litter)  # noqa: PTH108
+            with suppress(OSError):
+                os.rmdir(os.path.dirname(self._litter))  # noqa: PTH106, PTH120
 
     def _hello(self, *, namespaces: bool) -> None:
         if not namespaces:
@@ -155,6 +162,8 @@ class _Guard:
             case Kind.BORN if covers(self._watch, message.term, clock.now()):
                 self._group = message.pid
                 self._say(Message(Kind.ARMED, message.term))
+            case Kind.FOLDER:
+                self._litter = message.text
             case _:
                 pass
 

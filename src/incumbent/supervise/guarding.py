@@ -63,10 +63,21 @@ class Guard:
         """Whether it can still kill; `within`: seconds to look for its death."""
         return self.fd < 0 or not readable(self.fd, within)
 
-    def cover(self, ttl: float, *, isolation: str = "") -> Cover:
-        """Begin a term of at most `ttl` seconds from proof to proof; GuardFault if it cannot."""
+    def cover(self, ttl: float, *, leave: bool = False) -> Cover:
+        """Begin a term of at most `ttl` seconds from proof to proof; GuardFault if it cannot.
+
+        Nothing may run before the first proof, so that it can be begun before the lease is held.
+        `leave`: what is to outlive the term cannot be in a namespace, which ends with its init.
+        """
         self._terms += 1
-        return Cover(self, self._terms, ttl, isolation or self.isolation)
+        isolation = "pgroup" if leave and self.isolation == "pidns" else self.isolation
+        return Cover(self, self._terms, ttl, isolation)
+
+    def litter(self, path: str) -> None:
+        """A socket, alone in its folder, that is removed if we are killed; one at a time."""
+        if self.channel is not None:
+            with suppress(OSError):
+                os.write(self.channel.fileno(), Message(Kind.FOLDER, text=path).packed())
 
     def close(self) -> None:
         """The guard leaves; what it still watches it kills first."""
@@ -123,6 +134,11 @@ class Cover:
             self._tell(Message(Kind.PROOF, self.term, 0, kill_at))
 
     @property
+    def broken(self) -> bool:
+        """Whether its namespace ended meanwhile: nothing can be started in it."""
+        return self.init >= 0 and readable(self.init)
+
+    @property
     def inode(self) -> int:
         """What names the PID namespace; 0 without one."""
         return os.fstat(self.namespace).st_ino if self.namespace >= 0 else 0
@@ -135,18 +151,27 @@ class Cover:
 
         return entering(self.namespace, self.guard.home)
 
-    def before_exec(self) -> Callable[[], None]:
-        """What the command calls before its exec: it goes on only once the guard is armed."""
-        channel = self.guard.channel
-        if channel is None:
+    def settle(self) -> Callable[[], None]:
+        """What the process calls that will be the command: it sees what its isolation shows."""
+        if self.namespace < 0:
             return lambda: None
         from incumbent.supervise.namespaces import own_proc
 
-        fd, mount = channel.fileno(), own_proc() if self.namespace >= 0 else None
+        return own_proc()
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        """What that process needs until its exec."""
+        return () if self.guard.channel is None else (self.guard.channel.fileno(),)
+
+    def before_exec(self) -> Callable[[], None]:
+        """What it calls before its exec: it goes on only once the guard is armed."""
+        channel = self.guard.channel
+        if channel is None:
+            return lambda: None
+        fd = channel.fileno()
 
         def call() -> None:
-            if mount is not None:
-                mount()
             os.write(fd, Message(Kind.BORN, self.term, os.getpid()).packed())
             _await_armed(fd, self.term)
 

@@ -19,7 +19,7 @@ from incumbent import clock
 if TYPE_CHECKING:
     import ctypes
 
-__all__ = ["Waiter", "die_with_parent", "libc", "pidfds", "readable"]
+__all__ = ["Waiter", "die_with_parent", "libc", "pidfds", "readable", "writable"]
 
 _PR_SET_PDEATHSIG = 1
 _CLOCK_BOOTTIME = 7
@@ -108,4 +108,11 @@ def readable(fd: int, within: float = 0.0) -> bool:
     """Whether `fd` becomes readable (a pidfd: its process ended) `within` seconds."""
     poll = select.poll()
     poll.register(fd, select.POLLIN)
+    return bool(poll.poll(within * 1000))
+
+
+def writable(fd: int, within: float) -> bool:
+    """Whether `fd` takes something `within` seconds, or says at once that it never will."""
+    poll = select.poll()
+    poll.register(fd, select.POLLOUT)
     return bool(poll.poll(within * 1000))

@@ -18,7 +18,17 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from math import inf
 
-__all__ = ["KILL_LEAD", "Action", "Belief", "Course", "Phase", "Step", "asked_to_stop", "decide"]
+__all__ = [
+    "KILL_LEAD",
+    "Action",
+    "Belief",
+    "Course",
+    "Phase",
+    "Step",
+    "asked_to_leave",
+    "asked_to_stop",
+    "decide",
+]
 
 KILL_LEAD = 0.02
 """Seconds before the deadline at which KILL is sent: a process needs some to be gone."""
@@ -74,13 +84,15 @@ class Action(Enum):
 class Course:
     """Where a command is on its way out. `cause`: why it was stopped; empty if it ended itself.
 
-    `kill_at`: when KILL is due, or was; `again_at`: when it is repeated.
+    `kill_at`: when KILL is due, or was; `again_at`: when it is repeated. `leaving`: the signal by
+    which the supervisor was asked to end as well, whatever the cause; empty for none.
     """
 
     phase: Phase = Phase.RUNNING
     cause: str = ""
     kill_at: float = inf
     again_at: float = inf
+    leaving: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +107,11 @@ class Step:
 def asked_to_stop(course: Course, cause: str) -> Course:
     """An orderly stop begins with the next step, unless something else began one before."""
     return course if course.cause else replace(course, cause=cause)
+
+
+def asked_to_leave(course: Course, signal: str) -> Course:
+    """A signal for the supervisor: an orderly stop, unless there is one, and no other term."""
+    return replace(asked_to_stop(course, f"signal:{signal}"), leaving=course.leaving or signal)
 
 
 def decide(

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
 __all__ = [
+    "below",
     "children",
     "descendants",
     "group_members",
@@ -86,6 +87,29 @@ def children(parent: int = 0) -> list[int] | None:
         return [int(child) for child in _read(f"/proc/{pid}/task/{pid}/children").split()]
     except OSError:
         return None
+
+
+def below(ancestor: int) -> list[int]:
+    """Its descendants, zombies included, by asking only them; OSError if nobody lists them."""
+    found: list[int] = []
+    open_ = [ancestor]
+    while open_:
+        new = _children_of_all_threads(open_.pop())
+        found += new
+        open_ += new
+    return found
+
+
+def _children_of_all_threads(pid: int) -> list[int]:
+    found: list[int] = []
+    try:
+        for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208
+            found += map(int, _read(f"/proc/{pid}/task/{thread}/children").split())
+    except OSError:
+        # Who is gone has no children any more; who is there does not list them on this system.
+        if os.path.exists(f"/proc/{pid}/stat"):  # noqa: PTH110
+            raise
+    return found
 
 
 def namespace_members(inode: int) -> list[int]:

@@ -31,7 +31,8 @@ from incumbent.supervise.holding import (
     watch,
 )
 from incumbent.supervise.kernel import Waiter, pidfds
-from incumbent.supervise.plan import Action, Course, Phase, asked_to_stop, decide
+from incumbent.supervise.launch import Launch, new_launch
+from incumbent.supervise.plan import Action, Course, Phase, asked_to_leave, decide
 from incumbent.supervise.signals import Signals
 from incumbent.supervise.terminal import find_terminal
 from incumbent.sync import Lease
@@ -70,7 +71,8 @@ class Ending:
     one of `stop_on`, or "guard": the guard was dead.
 
     `survivors`: processes that even KILL did not end; then the lease was not given back.
-    `confirmed`: whether the store confirmed the release.
+    `confirmed`: whether the store confirmed the release. `leaving`: the first of `stop_on` that
+    came, also after another cause; empty for none.
     """
 
     cause: str
@@ -78,6 +80,7 @@ class Ending:
     seconds: float
     confirmed: bool = False
     survivors: tuple[int, ...] = ()
+    leaving: str = ""
 
 
 def supervise(
@@ -89,15 +92,16 @@ def supervise(
     *,
     leave_descendants: bool = False,
     stop_on: Collection[int] = frozenset(),
-    told: Callable[[Phase], None] | None = None,
+    told: Callable[[Course], None] | None = None,
     listeners: Sequence[Listener] = (),
+    launch: Launch | None = None,
 ) -> Ending:
     """Run `command` to its end, or to the end of the lease, and give the lease back.
 
     `stop_on`: signals that end the term in order: CMD gets them, and KILL after the grace. `told`
-    hears every phase, the first one included. `leave_descendants`: what outlives CMD is left alone,
-    which is unsafe. Raises CannotStart or GuardFault; then nothing ran, and the lease and its slot
-    were given back at once.
+    hears every phase, the first one included, and of the signal to leave. `leave_descendants`: what
+    outlives CMD is left alone, which is unsafe. `launch`: what was forked for this term. Raises
+    CannotStart or GuardFault; then nothing ran, and lease and slot were given back at once.
     """
     began = clock.now()
     if cause := belief_of(lease).verdict(began):
@@ -105,7 +109,9 @@ def supervise(
         return Ending(cause, None, 0.0)
     signals.follow_the_job()
     try:
-        child = _begin(lease, command, environment, guard, leave=leave_descendants)
+        if launch is None or launch.broken:
+            launch = new_launch(guard, ttl_of(lease), leave=leave_descendants)
+        child = _begin(lease, command, environment, launch, leave=leave_descendants)
     except (CannotStart, GuardFault):
         give_back(lease, undo_slot=True)
         raise
@@ -117,13 +123,11 @@ def _begin(
     lease: Lease,
     command: Sequence[str],
     environment: Mapping[str, str],
-    guard: Guard,
+    launch: Launch,
     *,
     leave: bool,
 ) -> Child:
-    # A namespace ends with its init: what is to outlive the term cannot be in one.
-    weaker = "pgroup" if leave and guard.isolation == "pidns" else ""
-    cover = guard.cover(ttl_of(lease), isolation=weaker)
+    cover = launch.cover
 
     def prove() -> None:
         cover.prove(belief_of(lease).kill_at)
@@ -131,8 +135,9 @@ def _begin(
     try:
         prove()
         follow(lease, prove)
-        return Child(command, environment, find_terminal(), cover, leave=leave)
+        return Child(command, environment, find_terminal(), launch, leave=leave)
     except BaseException:
+        launch.end()
         cover.end()
         raise
 
@@ -147,7 +152,7 @@ class _Watch:
         signals: Signals,
         guard: Guard,
         stop_on: frozenset[int],
-        told: Callable[[Phase], None] | None,
+        told: Callable[[Course], None] | None,
         listeners: Sequence[Listener],
     ) -> None:
         self._lease = lease
@@ -170,15 +175,15 @@ class _Watch:
         finally:
             # A defect of ours must not leave CMD behind: the lease would not cover it.
             if self._course.phase is not Phase.KILLED and self._child.tree_lives():
-                self._child.tree.signal(signal.SIGKILL)
+                self._child.tree.kill()
             self._waiter.close()
             self._child.close()
         seconds = clock.now() - began
-        status, cause = self._child.status, self._course.cause
+        status, cause, leaving = self._child.status, self._course.cause, self._course.leaving
         if left_over:
             abandon(self._lease)
-            return Ending(cause, status, seconds, False, survivors)
-        return Ending(cause, status, seconds, give_back(self._lease))
+            return Ending(cause, status, seconds, False, survivors, leaving)
+        return Ending(cause, status, seconds, give_back(self._lease), leaving=leaving)
 
     def _follow(self) -> bool:
         """True if something outlives even KILL."""
@@ -203,7 +208,7 @@ class _Watch:
 
     def _tell(self) -> None:
         if self._told is not None:
-            self._told(self._course.phase)
+            self._told(self._course)
 
     def _guarded(self) -> bool:
         # The guard takes the tree along, whose end may be seen first.
@@ -213,11 +218,10 @@ class _Watch:
     def _do(self, action: Action, wake: float) -> None:
         match action:
             case Action.TERM:
-                self._child.tree.signal(self._stop_signal)
                 # A stopped process takes TERM only once it goes on.
-                self._child.tree.signal(signal.SIGCONT)
+                self._child.signal_tree(self._stop_signal, signal.SIGCONT)
             case Action.KILL:
-                self._child.tree.signal(signal.SIGKILL)
+                self._child.tree.kill()
             case _:
                 self._wait(wake)
                 self._heed(self._signals.take())
@@ -242,12 +246,21 @@ class _Watch:
 
     def _heed(self, signums: list[int]) -> None:
         for signum in signums:
-            if signum in self._stop_on and not self._course.cause:
-                self._stop_signal = signum
-                cause = f"signal:{signal.Signals(signum).name}"
-                self._course = asked_to_stop(self._course, cause)
+            if signum in self._stop_on:
+                self._leave(signum)
             else:
                 self._pass_on(signum)
+
+    def _leave(self, signum: int) -> None:
+        stopping = bool(self._course.cause)
+        self._course = asked_to_leave(self._course, signal.Signals(signum).name)
+        if self._course.phase is not Phase.RUNNING:
+            # Else the next step tells, with the phase that it begins.
+            self._tell()
+        if stopping:
+            self._pass_on(signum)
+        else:
+            self._stop_signal = signum
 
     def _pass_on(self, signum: int) -> None:
         if signum == signal.SIGCONT or (signum == signal.SIGTSTP and self._child.stopped):

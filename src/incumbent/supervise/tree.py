@@ -17,6 +17,7 @@ from typing import Final
 from incumbent.supervise.guarding import Cover
 from incumbent.supervise.kernel import readable
 from incumbent.supervise.processes import (
+    below,
     children,
     descendants,
     group_members,
@@ -107,14 +108,39 @@ class Tree:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._pid, signum)
 
-    def signal(self, signum: int) -> None:
-        """To everything; KILL for a namespace is the death of its init."""
-        if signum == signal.SIGKILL and self._cover.init >= 0:
+    def kill(self) -> None:
+        """Everything; a namespace dies with its init."""
+        if self._cover.init >= 0:
             self._kill_init()
             return
-        self.signal_group(signum)
-        rest = (pid for pid in self.members() or () if not self._in_group(pid))
-        send(rest, signum)
+        self.signal_group(signal.SIGKILL)
+        send(self._outside_the_group(self.members()), signal.SIGKILL)
+
+    def signal(self, *signums: int, child: bool) -> None:
+        """To everything that CMD started, in this order; `child`: CMD itself was not waited for."""
+        rest = self._outside_the_group(self._started(child=child))
+        for signum in signums:
+            self.signal_group(signum)
+            send(rest, signum)
+
+    def _started(self, *, child: bool) -> list[int] | None:
+        """`members` but CMD, without a look at every process of the machine where that can be."""
+        if self._cover.guard.channel is None:
+            return self.members()
+        try:
+            # The number of a CMD that was waited for may be somebody else's.
+            found = below(self._pid) if child else []
+            # Who inherits orphans comes last: what moves there meanwhile is still found.
+            if self._cover.init >= 0:
+                return found + below(self._cover.init_pid)
+            for orphan in self._our_children() or ():
+                found += [orphan, *below(orphan)]
+        except OSError:
+            return self.members()
+        return found
+
+    def _outside_the_group(self, pids: list[int] | None) -> list[int]:
+        return [pid for pid in pids or () if not self._in_group(pid)]
 
     def _in_group(self, pid: int) -> bool:
         try:

@@ -18,7 +18,7 @@ _LONGEST: Final = 512
 
 
 class Kind(IntEnum):
-    """The first three go to the guard, BORN too; the others come from it."""
+    """The first three go to the guard, BORN and FOLDER too; the others come from it."""
 
     NEW = 1
     """A term begins; `seconds` is its ttl."""
@@ -33,6 +33,8 @@ class Kind(IntEnum):
     """The answer to NEW; for pidns with the descriptors of the namespace's init and of itself."""
     ARMED = 7
     """The answer to BORN: a deadline is set."""
+    FOLDER = 8
+    """The text is a socket of the supervisor's, to remove with its folder; empty for none."""
 
 
 @dataclass(frozen=True, slots=True)

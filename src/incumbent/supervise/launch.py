@@ -1,0 +1,210 @@
+"""A process that waits to become CMD: forked ahead, for a fork takes longer than all that is left.
+
+It is born under the guard, in its namespace and a process group of its own, and it becomes CMD only
+when it was told to *and* the guard has said that a deadline is set. It ends with its supervisor.
+"""
+
+from __future__ import annotations
+
+import errno
+import gc
+import json
+import os
+import signal
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Final, NoReturn
+
+from incumbent import clock
+from incumbent.supervise.guarding import Cover, Guard, GuardFault
+from incumbent.supervise.kernel import die_with_parent, readable, writable
+from incumbent.supervise.terminal import Terminal
+
+__all__ = ["Launch", "new_launch"]
+
+_WITHIN: Final = 3.0
+"""Seconds from the word to the exec; the guard's answer has one of them."""
+_UNGUARDED: Final = 255
+"""In place of an errno: the guard did not answer."""
+_RESTORED: Final = (signal.SIGPIPE, signal.SIGXFSZ)
+"""Python ignores them; CMD gets them as every other program does."""
+
+
+class Launch:
+    """One such process, under `cover`. Raises GuardFault if it cannot be forked."""
+
+    def __init__(self, cover: Cover) -> None:
+        self.cover = cover
+        self._ended = False
+        go, self._go = os.pipe()
+        self._report, report = os.pipe()
+        os.set_blocking(self._go, False)
+        try:
+            self.pid = _fork(cover, go, report)
+        except OSError as error:
+            self._close()
+            # That is how a fork into a namespace fails whose init is dead.
+            raise GuardFault(f"the command could not be forked: {error}") from error
+        finally:
+            os.close(go)
+            os.close(report)
+
+    @property
+    def broken(self) -> bool:
+        """Whether nothing can be started with it any more."""
+        return self.cover.broken or self._ended or readable(self._report)
+
+    def become(
+        self, command: Sequence[str], environment: Mapping[str, str], terminal: Terminal | None
+    ) -> None:
+        """Return once it is CMD. Raises OSError as exec does, or GuardFault; then nothing ran."""
+        until = clock.now() + _WITHIN
+        word = json.dumps([list(command), dict(environment), terminal is not None])
+        try:
+            self._send(word.encode(), until)
+            if not readable(self._report, max(0.0, until - clock.now())):
+                raise GuardFault("the command does not come up")
+            said = os.read(self._report, 1)
+        except BaseException:
+            self.end()
+            raise
+        if not said:
+            self._close()
+            return
+        self.end()
+        if said[0] == _UNGUARDED:
+            raise GuardFault("the command could not be put under the guard")
+        raise OSError(said[0], os.strerror(said[0]))
+
+    def _send(self, word: bytes, until: float) -> None:
+        while word:
+            if not writable(self._go, max(0.0, until - clock.now())):
+                raise GuardFault("the command does not come up")
+            try:
+                word = word[os.write(self._go, word) :]
+            except BrokenPipeError:
+                # It is gone, and has said why if it could.
+                return
+        os.close(self._go)
+        self._go = -1
+
+    def end(self) -> None:
+        """It is not needed: nothing of CMD has begun."""
+        if self._ended:
+            return
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+        with suppress(ChildProcessError):
+            os.waitpid(self.pid, 0)
+        self._close()
+
+    def _close(self) -> None:
+        self._ended = True
+        for fd in (self._go, self._report):
+            if fd >= 0:
+                os.close(fd)
+        self._go = self._report = -1
+
+
+def new_launch(guard: Guard, ttl: float, *, leave: bool = False) -> Launch:
+    """One for a term of at most `ttl` seconds from proof to proof; `leave`: see `Guard.cover`.
+
+    Raises GuardFault.
+    """
+    cover = guard.cover(ttl, leave=leave)
+    try:
+        return Launch(cover)
+    except BaseException:
+        cover.end()
+        raise
+
+
+def _fork(cover: Cover, go: int, report: int) -> int:
+    # All that the child needs is looked up here: it only makes system calls until its exec.
+    die, settle, guarded = die_with_parent(), cover.settle(), cover.before_exec()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        with warnings.catch_warnings(), cover.entering():
+            # Of threads, which the child does not have and does not wait for.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            pid = os.fork()
+            if pid == 0:
+                _child(die, settle, guarded, cover.fds, go, report, before)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    # Here as well: whoever signals the group must find it.
+    with suppress(OSError):
+        os.setpgid(pid, pid)
+    return pid
+
+
+def _child(
+    die: Callable[[], object] | None,
+    settle: Callable[[], None],
+    guarded: Callable[[], None],
+    kept: tuple[int, ...],
+    go: int,
+    report: int,
+    mask: set[int],
+) -> NoReturn:
+    code = _UNGUARDED
+    try:
+        gc.disable()
+        if die is not None:
+            die()
+        os.setpgid(0, 0)
+        _as_others_start(mask)
+        # Connections of ours must end when we close them.
+        _close_ours({go, report, *kept})
+        settle()
+        command, environment, at_terminal = _word(go)
+        # Before the terminal changes hands: a command that may not run must not take it along.
+        guarded()
+        if at_terminal:
+            # Here, not in the parent: CMD must not read before the terminal is its own.
+            Terminal().give(os.getpid())
+        code = errno.ENOEXEC
+        os.execvpe(command[0], command, environment)  # noqa: S606
+    except OSError as error:
+        if code != _UNGUARDED:
+            code = error.errno or code
+    finally:
+        with suppress(OSError):
+            os.write(report, bytes([code]))
+        os._exit(1)
+
+
+def _word(go: int) -> tuple[list[str], dict[str, str], bool]:
+    parts = []
+    while part := os.read(go, 65536):
+        parts.append(part)
+    if not parts:
+        # The supervisor is gone, or does not need us.
+        os._exit(0)
+    command, environment, at_terminal = json.loads(b"".join(parts))
+    return command, environment, at_terminal
+
+
+def _as_others_start(mask: set[int]) -> None:
+    signal.set_wakeup_fd(-1)
+    for signum in signal.valid_signals():
+        if signum in _RESTORED or callable(signal.getsignal(signum)):
+            signal.signal(signum, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def _close_ours(kept: set[int]) -> None:
+    """What exec would close anyway; what our caller left open is meant for CMD."""
+    for fd in _open_fds():
+        if fd not in kept:
+            with suppress(OSError):
+                if not os.get_inheritable(fd):
+                    os.close(fd)
+
+
+def _open_fds() -> list[int]:
+    for folder in ("/proc/self/fd", "/dev/fd"):
+        with suppress(OSError):
+            return [int(fd) for fd in os.listdir(folder)]  # noqa: PTH208
+    return []
