@@ -7,7 +7,6 @@ import secrets
 import signal
 import sqlite3
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
@@ -355,14 +354,13 @@ def test_an_event_loop_goes_on_while_a_peer_locks_the_file(tmp_path: Path) -> No
     engine.store().read(KEY, soon())
     other = sqlite3.connect(tmp_path / "leases.db", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
-    gaps = []
+    turns = 0
 
     async def tick() -> None:
-        last = time.monotonic()
+        nonlocal turns
         while True:
             await asyncio.sleep(0)
-            gaps.append(time.monotonic() - last)
-            last = time.monotonic()
+            turns += 1
 
     async def main() -> None:
         ticking = asyncio.create_task(tick())
@@ -373,7 +371,8 @@ def test_an_event_loop_goes_on_while_a_peer_locks_the_file(tmp_path: Path) -> No
     asyncio.run(main())
     other.close()
     engine.store().close()
-    assert max(gaps) < 0.25
+    # Of a blocked loop there would be a handful, and no stopwatch tells on a busy machine.
+    assert turns > 100
 
 
 def test_a_full_disk_is_certainly_not_applied(machine: Machine) -> None:
