@@ -8,12 +8,18 @@ from collections.abc import Iterable
 from importlib.metadata import version
 from pathlib import Path
 
+from benchmarks.etcd_leaders import etcd_leader_rows
+from benchmarks.etcd_pairs import etcd_async_rows, etcd_rows
 from benchmarks.harness import Row, one_core
 from benchmarks.leaders import LeaderRow, leader_rows
 from benchmarks.redis_pairs import async_rows, sync_rows
 from benchmarks.sqlite_pairs import sqlite_rows
 from benchmarks.startup import StartRow, start_rows
 
+_PEERS = (
+    *("redis", "hiredis", "python-redis-lock", "redlock-ng", "filelock"),
+    *("httpx2", "tooz", "etcd3gw"),
+)
 _BEGIN, _END = "<!-- measured: begin -->", "<!-- measured: end -->"
 
 
@@ -24,11 +30,14 @@ def main() -> None:
         tables = [
             ("Redis, blocking", pair_table(sync_rows(args.turns, args.pairs))),
             ("Redis, asyncio, one task", pair_table(async_rows(args.turns, args.pairs))),
+            ("etcd, blocking", pair_table(etcd_rows(args.turns, args.pairs))),
+            ("etcd, asyncio, one task", pair_table(etcd_async_rows(args.turns, args.pairs))),
             ("One host", pair_table(sqlite_rows(args.turns, args.pairs))),
             ("Starting", start_table(start_rows(args.turns))),
         ]
     # Not on one core: two leaders and a server take turns there as nowhere else.
     tables.append(("Leaders, Redis", leader_table(leader_rows(args.turns, args.idle))))
+    tables.append(("Many, etcd", leader_table(etcd_leader_rows(args.turns, args.idle))))
     text = "\n\n".join(f"### {title}\n\n{table}" for title, table in tables)
     text = f"{text}\n\n{_machine()}"
     print(text)
@@ -80,10 +89,7 @@ def _at_most(target: float | None, unit: str) -> str:
 
 
 def _machine() -> str:
-    peers = ", ".join(
-        f"{name} {version(name)}"
-        for name in ("redis", "hiredis", "python-redis-lock", "redlock-ng", "filelock")
-    )
+    peers = ", ".join(f"{name} {version(name)}" for name in _PEERS)
     return f"Python {platform.python_version()}, {platform.system()}; {peers}."
 
 

@@ -11,8 +11,9 @@ readonly ROOT="$PWD"
 readonly SERVERS="$ROOT/.servers"
 readonly BIN="$SERVERS/bin"
 readonly UNPACKED="$SERVERS/root"
-# The oldest server of the support matrix.
-readonly OLDEST="6.2"
+# The oldest of each in the support matrix.
+readonly OLDEST_REDIS="6.2"
+readonly OLDEST_ETCD="3.4"
 
 say() { printf 'servers: %s\n' "$*"; }
 
@@ -21,14 +22,22 @@ fail() {
   exit 1
 }
 
+# Redis says `v=7.0.15`, etcd `Version: 3.4.23`; etcdctl has a command for it instead of an option.
 version_of() {
-  "$1" --version 2>/dev/null | sed -n 's/.*v=\([0-9][0-9.]*\).*/\1/p'
+  { "$1" --version || "$1" version; } 2>/dev/null |
+    sed -n 's/.*\(v=\|ersion: \)\([0-9][0-9.]*\).*/\2/p' | head -n 1
 }
 
+# new_enough PROGRAM OLDEST
 new_enough() {
   local found
   found="$(version_of "$1")" || return 1
-  [[ -n "$found" ]] && [[ "$(printf '%s\n' "$OLDEST" "$found" | sort -V | head -n 1)" == "$OLDEST" ]]
+  [[ -n "$found" ]] && [[ "$(printf '%s\n' "$2" "$found" | sort -V | head -n 1)" == "$2" ]]
+}
+
+# there NAME OLDEST: what an earlier run brought still serves.
+there() {
+  new_enough "$BIN/$1" "$2" && say "$1 $(version_of "$BIN/$1") is there"
 }
 
 # What the search path offers, our own folder left out.
@@ -41,9 +50,9 @@ on_this_machine() {
 }
 
 use_own() {
-  local name="$1" path
+  local name="$1" oldest="$2" path
   path="$(on_this_machine "$name")" || return 1
-  new_enough "$path" || { say "$path is older than $OLDEST, not used"; return 1; }
+  new_enough "$path" "$oldest" || { say "$path is older than $oldest, not used"; return 1; }
   ln -sfn "$path" "$BIN/$name"
   say "$name $(version_of "$path"), this machine's own"
 }
@@ -55,12 +64,15 @@ need_apt() {
   done
 }
 
+# What is being brought, and how people install it themselves: set by each bring_*.
+WANTED="" DEBIAN="" FEDORA="" BREW=""
+
 missing_server() {
-  fail "no redis-server >= $OLDEST found: $1" \
+  fail "no $WANTED found: $1" \
     "install one and run this again; it needs no running service:" \
-    "  Debian, Ubuntu:  sudo apt-get install redis-server" \
-    "  Fedora:          sudo dnf install redis" \
-    "  macOS:           brew install redis" \
+    "  Debian, Ubuntu:  sudo apt-get install $DEBIAN" \
+    "  Fedora:          sudo dnf install $FEDORA" \
+    "  macOS:           brew install $BREW" \
     "The tests start it themselves, on a free loopback port."
 }
 
@@ -70,11 +82,11 @@ known_to_apt() {
 
 # The lists belong to the machine: they are only fetched by root, and only when missing.
 need_lists() {
-  known_to_apt redis-server && return 0
+  known_to_apt "$1" && return 0
   if [[ "$(id -u)" == 0 ]]; then
     say "no package lists yet: apt-get update"
     apt-get -qq update
-    known_to_apt redis-server && return 0
+    known_to_apt "$1" && return 0
   fi
   missing_server "the package lists are missing or too old (as root: apt-get update)"
 }
@@ -127,36 +139,51 @@ WRAPPER
   chmod +x "$BIN/$name"
 }
 
+# from_packages OLDEST "PACKAGES" "PROGRAMS": the first program is the server.
 from_packages() {
-  local prefix="$1"
+  local oldest="$1" name
+  local -a packages programs
+  read -ra packages <<<"$2"
+  read -ra programs <<<"$3"
   declare -A seen=()
-  unpack "$prefix-server"
-  unpack "$prefix-tools"
-  wrap "$prefix-server"
-  wrap "$prefix-cli"
-  new_enough "$BIN/$prefix-server" || missing_server "the unpacked $prefix-server does not start or is older than $OLDEST"
-  say "$prefix-server $(version_of "$BIN/$prefix-server"), unpacked under .servers"
+  for name in "${packages[@]}"; do unpack "$name"; done
+  for name in "${programs[@]}"; do wrap "$name"; done
+  name="${programs[0]}"
+  new_enough "$BIN/$name" "$oldest" || missing_server "the unpacked $name does not start or is older than $oldest"
+  say "$name $(version_of "$BIN/$name"), unpacked under .servers"
 }
 
 bring_redis() {
-  new_enough "$BIN/redis-server" && { say "redis-server $(version_of "$BIN/redis-server") is there"; return 0; }
-  use_own redis-server && return 0
+  WANTED="redis-server >= $OLDEST_REDIS" DEBIAN="redis-server" FEDORA="redis" BREW="redis"
+  there redis-server "$OLDEST_REDIS" && return 0
+  use_own redis-server "$OLDEST_REDIS" && return 0
   need_apt
-  need_lists
-  from_packages redis
+  need_lists redis-server
+  from_packages "$OLDEST_REDIS" "redis-server redis-tools" "redis-server redis-cli"
 }
 
 # Valkey is tested where it can be had; few releases carry it yet.
 bring_valkey() {
-  new_enough "$BIN/valkey-server" && { say "valkey-server $(version_of "$BIN/valkey-server") is there"; return 0; }
-  use_own valkey-server && return 0
+  there valkey-server "$OLDEST_REDIS" && return 0
+  use_own valkey-server "$OLDEST_REDIS" && return 0
   if type -P apt-cache >/dev/null && known_to_apt valkey-server; then
-    from_packages valkey
+    from_packages "$OLDEST_REDIS" "valkey-server valkey-tools" "valkey-server valkey-cli"
   else
     say "valkey-server: not in this release, tests run on redis-server alone"
   fi
 }
 
+# The tests need both: etcdctl is the other party at a shared key.
+bring_etcd() {
+  WANTED="etcd and etcdctl >= $OLDEST_ETCD" DEBIAN="etcd-server etcd-client" FEDORA="etcd" BREW="etcd"
+  there etcd "$OLDEST_ETCD" && there etcdctl "$OLDEST_ETCD" && return 0
+  use_own etcd "$OLDEST_ETCD" && use_own etcdctl "$OLDEST_ETCD" && return 0
+  need_apt
+  need_lists etcd-server
+  from_packages "$OLDEST_ETCD" "etcd-server etcd-client" "etcd etcdctl"
+}
+
 mkdir -p "$BIN" "$SERVERS/debs" "$UNPACKED"
 bring_redis
 bring_valkey
+bring_etcd

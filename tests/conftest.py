@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.support.etcd import EtcdServer
 from tests.support.proxy import FaultProxy
 from tests.support.servers import RedisServer
 
@@ -14,7 +15,7 @@ from tests.support.servers import RedisServer
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
-SERVER_FIXTURES = {"redis_server", "own_redis", "proxy"}
+SERVER_FIXTURES = {"redis_server", "own_redis", "proxy", "etcd_server", "own_etcd"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -43,3 +44,17 @@ def proxy(own_redis: RedisServer) -> Iterator[FaultProxy]:
     """A faulty network in front of `own_redis`."""
     with FaultProxy(own_redis.port) as faulty:
         yield faulty
+
+
+@pytest.fixture(scope="session")
+def etcd_server() -> Iterator[EtcdServer]:
+    """One server for all tests of a worker: use a prefix or namespace of your own."""
+    with EtcdServer() as server:
+        yield server
+
+
+@pytest.fixture
+def own_etcd() -> Iterator[EtcdServer]:
+    """A fresh server to kill, freeze or wipe."""
+    with EtcdServer() as server:
+        yield server

@@ -115,7 +115,11 @@ class Holding:
 
 
 class Granted(NamedTuple):
-    """The lease is the claim's. `epoch` names the incarnation of the store that granted it."""
+    """The lease is the claim's. `epoch` names the incarnation of the store that granted it.
+
+    `ttl`: seconds, from when the take was sent, for which the store surely keeps it. That may be
+    less than was asked, where a store keeps leases in one session: renewals bring the rest.
+    """
 
     claim: str
     token: int

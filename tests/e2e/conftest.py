@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.fleet import Fleet, Place, locked_file
+from tests.support.etcd import EtcdServer
 from tests.support.proxy import FaultProxy
 from tests.support.servers import RedisServer
 
@@ -19,16 +20,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow)
 
 
-@pytest.fixture(params=["sqlite", "redis"])
+@pytest.fixture(params=["sqlite", "redis", "etcd"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
-    """A store; the faults of Redis are those of the process and of the network before it."""
+    """A store; the faults of servers are those of the process and of the network before it."""
     if request.param == "sqlite":
         with locked_file(tmp_path / "leases.db") as file:
             yield file
         return
-    with RedisServer() as server, FaultProxy(server.port) as proxy:
+    server: RedisServer | EtcdServer = RedisServer() if request.param == "redis" else EtcdServer()
+    port = server.client_port if isinstance(server, EtcdServer) else server.port
+    with server, FaultProxy(port) as proxy:
+        etcd = f"etcd://127.0.0.1:{proxy.port}?restart_wait=0"
         yield Place(
-            f"{proxy.url}?restart_wait=0",
+            etcd if request.param == "etcd" else f"{proxy.url}?restart_wait=0",
             {
                 "silent": (server.freeze, server.thaw),
                 "killed": (server.kill, server.start),

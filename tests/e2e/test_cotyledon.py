@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.tool import environment
+from tests.support.etcd import EtcdServer
 from tests.support.servers import RedisServer
 from tests.support.waiting import eventually
 
@@ -77,12 +78,15 @@ def judge(lines: list[Line]) -> None:
         assert printers.setdefault(line.term, line.pid) == line.pid
 
 
-@pytest.fixture(params=["sqlite", "redis"])
+@pytest.fixture(params=["sqlite", "redis", "etcd"])
 def service(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Service]:
     store = f"sqlite:///{tmp_path / 'leases.db'}"
     if request.param == "redis":
         server: RedisServer = request.getfixturevalue("redis_server")
         store = f"{server.url}?restart_wait=0&key={{name}}:{os.getpid()}"
+    if request.param == "etcd":
+        etcd: EtcdServer = request.getfixturevalue("own_etcd")
+        store = etcd.store_url()
     running = Service(store, tmp_path / "printed")
     yield running
     if running.process.poll() is None:

@@ -25,6 +25,10 @@ FAULTS = [
     ("redis", "killed"),
     ("redis", "black hole"),
     ("redis", "one-way loss"),
+    ("etcd", "silent"),
+    ("etcd", "killed"),
+    ("etcd", "black hole"),
+    ("etcd", "one-way loss"),
 ]
 
 

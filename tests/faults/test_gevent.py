@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.etcd import EtcdServer
+from tests.support.etcd_tls import EtcdTls
 from tests.support.servers import RedisServer
 
 SCRIPT = """
@@ -19,21 +21,21 @@ def keep_the_hub(seconds):
     until = time.perf_counter() + seconds
     while time.perf_counter() < until: pass
 
-store = sys.argv[1]
-with Lock("a", store=store, ttl=0.6) as lease:
-    keep_the_hub(1.0)
+store, ttl = sys.argv[1], float(sys.argv[2])
+with Lock("a", store=store, ttl=ttl) as lease:
+    keep_the_hub(1.7 * ttl)
     lease.check()
-    waiter = gevent.spawn(lambda: Lock("a", store=store, ttl=0.6).acquire(5))
-    gevent.sleep(1.0)
+    waiter = gevent.spawn(lambda: Lock("a", store=store, ttl=ttl).acquire(5))
+    gevent.sleep(1.7 * ttl)
     lease.check()
 waiter.get(timeout=5).release()
 print("renewed, and handed over")
 """
 
 
-def run(store: str) -> str:
+def run(store: str, ttl: float = 0.6) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, store],
+        [sys.executable, "-c", SCRIPT, store, str(ttl)],
         capture_output=True,
         text=True,
         timeout=30,
@@ -49,3 +51,11 @@ def test_a_hub_that_is_kept_does_not_cost_the_lease(store: str, tmp_path: Path) 
 
 def test_a_hub_that_is_kept_does_not_cost_a_lease_on_redis(redis_server: RedisServer) -> None:
     assert run(f"{redis_server.url}?restart_wait=0") == "renewed, and handed over"
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("scheme", ["etcd", "etcds"])
+def test_a_hub_that_is_kept_does_not_cost_a_lease_on_etcd(scheme: str, tmp_path: Path) -> None:
+    tls = EtcdTls(tmp_path) if scheme == "etcds" else None
+    with EtcdServer(tls=tls) as server:
+        assert run(server.store_url(), ttl=1.2) == "renewed, and handed over"

@@ -18,6 +18,7 @@ import pytest
 
 from tests.cli.tool import command_line, incumbent, start
 from tests.e2e.fleet import TTL, Fleet, died_within
+from tests.support.etcd import EtcdServer
 from tests.support.needs import needs
 from tests.support.waiting import eventually
 
@@ -82,9 +83,13 @@ def gone(pid: int) -> bool:
     return not Path(f"/proc/{pid}").exists()
 
 
-@pytest.fixture
-def fleet(tmp_path: Path) -> Iterator[Fleet]:
-    fleet = Fleet(f"sqlite:///{tmp_path}/leases.db", tmp_path)
+@pytest.fixture(params=["sqlite"])
+def fleet(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Fleet]:
+    store = f"sqlite:///{tmp_path}/leases.db"
+    if request.param == "etcd":
+        etcd: EtcdServer = request.getfixturevalue("own_etcd")
+        store = etcd.store_url()
+    fleet = Fleet(store, tmp_path)
     yield fleet
     fleet.close()
 
@@ -130,6 +135,7 @@ ESCAPES = [
 ]
 
 
+@pytest.mark.parametrize("fleet", ["sqlite", "etcd"], indirect=True)
 @pytest.mark.parametrize(("isolation", "fault", "worker"), list(cases()))
 def test_the_tree_is_dead_before_another_can_lead(
     fleet: Fleet, isolation: str, fault: str, worker: tuple[str, ...]

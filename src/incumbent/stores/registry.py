@@ -19,6 +19,8 @@ _BUILT_IN: Final = {
     "redis+unix": "incumbent.stores.redis:open_redis",
     "valkey": "incumbent.stores.redis:open_redis",
     "valkeys": "incumbent.stores.redis:open_redis",
+    "etcd": "incumbent.stores.etcd:open_etcd",
+    "etcds": "incumbent.stores.etcd:open_etcd",
 }
 _GROUP: Final = "incumbent.stores"
 

@@ -59,6 +59,8 @@ class StoreContract(
     def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)
         flags = {flag for flag in _FLAGS if getattr(cls.capabilities, flag)}
+        # What a restart leaves alone has a case of its own.
+        flags.add("survives_restart" if cls.capabilities.survives_failover else "ends_by_restart")
         offered = flags | cls.hooks
         for name in [name for name in dir(StoreContract) if name.startswith("test_")]:
             needed = needs_of(getattr(StoreContract, name))

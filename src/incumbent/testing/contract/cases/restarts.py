@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from incumbent.errors import StoreUnavailable
-from incumbent.model import Gone, Granted, Refused
+from incumbent.model import Gone, Granted, Refused, Renewed
 from incumbent.stores.notices import PAUSE, encode_notice
 from incumbent.testing.contract.bench import Bench
 from incumbent.testing.contract.marks import needs
@@ -29,9 +29,16 @@ class RestartCases:
     def test_a_wipe_ends_what_was_believed(self, bench: Bench) -> None:
         _ends_what_was_believed(bench, empty=True)
 
-    @needs("restart")
+    @needs("restart", "ends_by_restart")
     def test_a_restart_ends_what_was_believed(self, bench: Bench) -> None:
         _ends_what_was_believed(bench, empty=False)
+
+    @needs("restart", "survives_restart")
+    def test_a_restart_ends_nothing_where_leases_survive_a_failover(self, bench: Bench) -> None:
+        grant = bench.granted()
+        bench.restart(empty=False)
+        assert bench.renew(grant) == Renewed()
+        bench.refused()
 
     @needs("wipe", "fencing")
     def test_the_token_grows_over_a_wipe(self, bench: Bench) -> None:

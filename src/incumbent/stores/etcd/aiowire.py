@@ -1,0 +1,213 @@
+"""One asynchronous connection: a protocol of ours, and how it is made within a deadline.
+
+Names are resolved on a daemon thread: the event loop's own resolver runs on its executor, which
+asyncio.run joins at the end, so that a hanging resolver would hang the whole program's exit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Sequence
+from math import inf
+from typing import Any
+
+from incumbent import clock
+from incumbent.errors import StoreUnavailable
+from incumbent.stores.etcd.dial import as_address, tune
+from incumbent.stores.etcd.errors import Broken, connect_error, is_refusal_of_certificate
+from incumbent.stores.etcd.exchange import Site
+from incumbent.stores.etcd.options import Endpoint
+from incumbent.unpatched import start_thread
+
+__all__ = ["AsyncWire", "dial"]
+
+_LONGEST = 3600.0
+
+_now = clock.now
+
+
+class AsyncWire(asyncio.Protocol):
+    """See exchange.AnyWire. One timer serves all its exchanges: it is moved, not remade."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._inbox = bytearray()
+        self._waiter: asyncio.Future[None] | None = None
+        self._failure: Exception | None = None
+        self._ended = False
+        self._until = self._timer_at = inf
+        self._timer: asyncio.TimerHandle | None = None
+        self._transport: asyncio.Transport | None = None
+        self.used = 0.0
+
+    @property
+    def closed(self) -> bool:
+        """Whether it can no longer be used."""
+        return self._failure is not None or self._ended
+
+    def is_stale(self) -> bool:
+        """As `closed`: the event loop notices itself when a server closes one."""
+        return self.closed
+
+    def close(self) -> None:
+        """Let go at once; nothing is written."""
+        self._fail(Broken("closed", sent=True))
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._transport is not None:
+            self._transport.abort()
+
+    def detach(self) -> None:
+        """In a fork's child: give the descriptor back without touching the parent's event loop.
+
+        The loop's epoll object is shared with the parent, so the transport must not be closed.
+        """
+        sock = self._transport.get_extra_info("socket") if self._transport else None
+        if sock is not None and sock.fileno() >= 0:
+            nothing = os.open(os.devnull, os.O_RDWR)
+            os.dup2(nothing, sock.fileno())
+            os.close(nothing)
+
+    def send(self, request: bytes, until: float) -> None:
+        """All of a request. Raises Broken."""
+        if self.closed or self._transport is None:
+            raise Broken(str(self._failure or "closed"), sent=False)
+        if _now() >= until:
+            raise Broken("no time is left", sent=False, late=True)
+        self._transport.write(request)
+
+    async def receive(self, until: float) -> bytes:
+        """Some bytes; none at the end of the connection. Raises Broken."""
+        if not self._inbox and not self._ended and self._failure is None:
+            self._until = until
+            if until < self._timer_at:
+                self._set_timer(until)
+            waiter = self._waiter = self._loop.create_future()
+            try:
+                await waiter
+            finally:
+                self._waiter = None
+        if self._inbox:
+            data = bytes(self._inbox)
+            self._inbox.clear()
+            return data
+        if self._failure is not None:
+            raise self._failure
+        return b""
+
+    def _set_timer(self, until: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = until
+        self._timer = self._loop.call_later(max(0.0, min(_LONGEST, until - _now())), self._tick)
+
+    def _tick(self) -> None:
+        self._timer, self._timer_at = None, inf
+        if self._waiter is None or self._waiter.done():
+            return
+        if self._until > _now():
+            # It was set for an exchange that is over; or the loop's clock is ahead of ours.
+            if self._until < inf:
+                self._set_timer(self._until)
+        else:
+            self._fail(Broken("no answer in time", sent=True, late=True))
+
+    def _fail(self, error: Exception) -> None:
+        if self._failure is None:
+            self._failure = error
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    # -- called by the event loop -------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See asyncio.Protocol."""
+        assert isinstance(transport, asyncio.Transport)  # noqa: S101 - for the types
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        """See asyncio.Protocol."""
+        self._inbox += data
+        self._wake()
+
+    def eof_received(self) -> None:
+        """See asyncio.Protocol."""
+        self._ended = True
+        self._wake()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See asyncio.Protocol."""
+        if exc is not None:
+            broken = Broken(str(exc), sent=not is_refusal_of_certificate(str(exc)))
+            broken.__cause__ = exc
+            self._fail(broken)
+        self._ended = True
+        self._wake()
+
+
+async def dial(site: Site, endpoint: Endpoint, until: float) -> AsyncWire:
+    """A connection. Raises StoreUnavailable, at `until` (of clock.now) at the latest."""
+    left = min(_LONGEST, until - clock.now())
+    try:
+        async with asyncio.timeout(left):
+            return await _connect(site, endpoint)
+    except TimeoutError as error:
+        raise StoreUnavailable(f"{endpoint} cannot be reached: no connection in time") from error
+    except OSError as error:
+        raise connect_error(error, str(endpoint), proved=site.proved) from error
+
+
+async def _connect(site: Site, endpoint: Endpoint) -> AsyncWire:
+    loop = asyncio.get_running_loop()
+    failure: OSError = OSError("the name has no address")
+    for address in await _addresses(endpoint):
+        secured: dict[str, Any] = (
+            {} if site.tls is None else {"ssl": site.tls, "server_hostname": endpoint.host}
+        )
+        try:
+            transport, wire = await loop.create_connection(
+                AsyncWire, address, endpoint.port, **secured
+            )
+        except OSError as error:
+            failure = error
+            continue
+        tune(transport.get_extra_info("socket"))
+        return wire
+    raise failure
+
+
+async def _addresses(endpoint: Endpoint) -> Sequence[str]:
+    known = as_address(endpoint.host)
+    if known is not None:
+        return [known]
+    loop = asyncio.get_running_loop()
+    found: asyncio.Future[list[str]] = loop.create_future()
+
+    def resolve() -> None:
+        try:
+            entries = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
+            answer: Any = list(dict.fromkeys(str(entry[4][0]) for entry in entries))
+        except OSError as error:
+            answer = error
+        try:
+            loop.call_soon_threadsafe(_tell, found, answer)
+        except RuntimeError:
+            pass  # the loop is gone, and with it whoever asked
+
+    start_thread(resolve, "incumbent-resolve")
+    return await found
+
+
+def _tell(found: asyncio.Future[list[str]], answer: Any) -> None:
+    if found.done():
+        return
+    if isinstance(answer, OSError):
+        found.set_exception(answer)
+    else:
+        found.set_result(answer)

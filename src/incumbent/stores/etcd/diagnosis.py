@@ -1,0 +1,128 @@
+"""What `doctor` finds out about a cluster."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Coroutine
+from typing import Any, Final, TypeAlias
+
+from incumbent import clock
+from incumbent.durations import say_seconds
+from incumbent.errors import StoreError
+from incumbent.stores.etcd.cluster import Cluster
+from incumbent.stores.etcd.errors import Answered, Broken
+from incumbent.stores.etcd.http import Garbled, parse
+from incumbent.stores.etcd.options import Endpoint
+
+__all__ = ["diagnose"]
+
+Finding: TypeAlias = tuple[str, str, str]
+
+_OLDEST: Final = (3, 4)
+_QUOTA: Final = 2 * 1024**3
+_FAILURES: Final = (StoreError, Broken, Garbled, Answered, ValueError, KeyError)
+
+
+async def diagnose(cluster: Cluster[Any], ttl: float, until: float) -> list[Finding]:
+    """All findings; whatever fails is one of them."""
+    found: list[Finding] = []
+    well, seen = [], dict[str, str]()
+    for endpoint in cluster.site.endpoints.all:
+        here = await _caught(_member(cluster, endpoint, until, seen), f"{endpoint}")
+        found += here
+        if all(level != "error" for level, _, _ in here):
+            well.append(endpoint)
+    if not well:
+        return found
+    for look in (_alarms, _members, _trip):
+        found += await _caught(look(cluster, well[0], ttl, until), "the cluster")
+    wait = cluster.site.restart_wait
+    if wait == 0:
+        found.append((
+            "warning",
+            "restart_wait=0: a cluster that lost its data grants at once",
+            "a holder from before may still believe: use it for tests only",
+        ))  # fmt: skip
+    found.append(("ok", "ttls are counted by the cluster itself, by no clock of a host", ""))
+    return found
+
+
+async def _caught(look: Coroutine[Any, Any, list[Finding]], who: str) -> list[Finding]:
+    try:
+        return await look
+    except _FAILURES as error:
+        text = str(error)
+        shown = text if who in text else f"{who}: {text}"
+        return [("error", shown, "check the address, the login and the network, or its log")]
+
+
+async def _member(
+    cluster: Cluster[Any], endpoint: Endpoint, until: float, seen: dict[str, str]
+) -> list[Finding]:
+    limit = clock.now() + (until - clock.now()) / 4
+    reading = await cluster.get(endpoint, "/version", limit)
+    version = str(parse(reading.body).get("etcdserver", "?"))
+    numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+    if numbers < _OLDEST:
+        return [("error", f"{endpoint} runs etcd {version}", "3.4 is the oldest that is served")]
+    status = await cluster.post(endpoint, "/v3/maintenance/status", {}, limit)
+    cluster_id = str(status.get("header", {}).get("cluster_id", ""))
+    if seen.setdefault("id", cluster_id) != cluster_id:
+        what = f"{endpoint} belongs to another cluster than the endpoint before it"
+        return [("error", what, "name members of one cluster only: two would grant twice")]
+    leader = str(status.get("leader", "0"))
+    if leader == "0":
+        return [("error", f"{endpoint} (etcd {version}) has no leader", "too few members are up")]
+    found: list[Finding] = [("ok", f"{endpoint} runs etcd {version} and has a leader", "")]
+    size = int(status.get("dbSize", 0))
+    if size > _QUOTA * 0.8:
+        found.append((
+            "warning",
+            f"its database has {size / 1024**2:.0f} MiB; the default quota is 2048",
+            "compact and defragment it before it refuses writes",
+        ))  # fmt: skip
+    return found
+
+
+async def _alarms(
+    cluster: Cluster[Any], endpoint: Endpoint, _ttl: float, until: float
+) -> list[Finding]:
+    reply = await cluster.post(endpoint, "/v3/maintenance/alarm", {}, until)
+    raised = [str(it.get("alarm")) for it in reply.get("alarms", ())]
+    if not raised:
+        return [("ok", "no alarm is raised", "")]
+    what = f"alarm {', '.join(sorted(set(raised)))}: it takes no writes"
+    return [("error", what, "compact and defragment, then `etcdctl alarm disarm`")]
+
+
+async def _members(
+    cluster: Cluster[Any], endpoint: Endpoint, _ttl: float, until: float
+) -> list[Finding]:
+    reply = await cluster.post(endpoint, "/v3/cluster/member/list", {}, until)
+    count = len(reply.get("members", ()))
+    named = len(cluster.site.endpoints.all)
+    found: list[Finding] = []
+    if count < 3:
+        what = f"the cluster has {count} member{'s' if count > 1 else ''}"
+        found.append(("warning", f"{what}: none may fail", "three members survive one"))
+    elif count % 2 == 0:
+        found.append(("warning", f"the cluster has {count} members", "an odd number is better"))
+    else:
+        found.append(("ok", f"the cluster has {count} members", ""))
+    if named < count:
+        what = f"the URL names {named} of {count} members"
+        found.append(("warning", what, "name them all: etcd://h1,h2,h3"))
+    return found
+
+
+async def _trip(
+    cluster: Cluster[Any], _endpoint: Endpoint, ttl: float, until: float
+) -> list[Finding]:
+    await cluster.base(until)
+    started = clock.now()
+    await cluster.base_afresh(until)
+    trip = clock.now() - started
+    what = f"a linearizable read takes {say_seconds(trip)}"
+    if trip > ttl / 30:
+        return [("warning", f"{what}, much for a ttl of {say_seconds(ttl)}", "use a longer ttl")]
+    return [("ok", what, "")]

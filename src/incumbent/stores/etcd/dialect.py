@@ -1,0 +1,381 @@
+"""From an operation to a transaction of etcd, and from its answer to what it decided. Pure."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Sequence
+from math import ceil
+from typing import Any, Final, NamedTuple
+
+from incumbent.model import Absent, Ask, ByClaim, ByVersion, Guard, Key, Renewal
+from incumbent.stores.etcd.keys import Names, Naming, after, b64, part
+from incumbent.stores.etcd.memory import Mine
+from incumbent.stores.etcd.phrases import (
+    absent,
+    created,
+    delete,
+    modified,
+    nested,
+    newest,
+    put,
+    read,
+    transaction,
+)
+from incumbent.stores.etcd.records import Entry, entries_in, packed, seen_in
+from incumbent.stores.notices import PAUSE, RESIGN
+from incumbent.stores.table import HISTORY_KEPT
+
+__all__ = ["BATCH", "Dialect", "Present", "revision_of", "seconds", "term_of"]
+
+BATCH: Final = 120
+"""Comparisons in one transaction; etcd takes 128 (--max-txn-ops)."""
+_FIRST: Final = ',"sort_order":"ASCEND","sort_target":"CREATE"'
+_OLDEST: Final = ',"sort_order":"ASCEND","sort_target":"CREATE","limit":"24","keys_only":true'
+_COUNT: Final = ',"count_only":true'
+
+
+class Present(NamedTuple):
+    """Why a take was refused: what stands there now."""
+
+    lease: Entry | None
+    pause: Entry | None
+    closing: Entry | None
+    resign: Entry | None
+    slots: list[Entry]
+    seen: str
+    candidates: int
+
+    def slots_of_others(self, claim: str) -> list[Entry]:
+        """By whom the slot was taken."""
+        return [entry for entry in self.slots if not entry.key.endswith(f"/{part(claim)}")]
+
+    @property
+    def stands(self) -> bool:
+        """Whether anything is in the way."""
+        return any((self.lease, self.pause, self.closing, self.slots))
+
+    def own_slot(self, claim: str) -> bool:
+        """Whether this very claim has taken the slot before."""
+        return bool(self.slots) and not self.slots_of_others(claim)
+
+
+def seconds(ttl: float) -> int:
+    """The etcd lease for a ttl: whole seconds, never fewer."""
+    return max(1, ceil(ttl))
+
+
+def revision_of(reply: dict[str, Any]) -> int:
+    """At which revision the cluster answered."""
+    return int(reply["header"].get("revision", 0))
+
+
+def term_of(reply: dict[str, Any]) -> str:
+    """In which term the cluster answered."""
+    return str(reply["header"].get("raft_term", ""))
+
+
+class Dialect:
+    """See the module."""
+
+    def __init__(self, naming: Naming) -> None:
+        self.naming = naming
+        # Without a read that has to be linearizable, etcd answers comparisons from what the member
+        # itself has: one that lost its cluster would go on saying that all is well.
+        self._current = (read(naming.born64, "", _COUNT),)
+
+    def lease64(self, mine: Mine) -> str:
+        """The key of a claim, made once."""
+        if not mine.lease64:
+            names = self.naming.of(mine.key)
+            mine.lease64, mine.past64 = names.lease64(mine.claim), names.past64(mine.claim)
+        return mine.lease64
+
+    # -- taking -------------------------------------------------------------------------------
+
+    def take(
+        self,
+        mine: Mine,
+        ask: Ask,
+        *,
+        admitted_by: int | None = None,
+        own_slot: bool = False,
+        slot_lease: str = "",
+        standing: str = "",
+    ) -> bytes:
+        """`admitted_by`: the revision of the closing that reserves it for the asker, 0 for none.
+
+        None asks for less: nothing must be there, not even a notice for the holder before.
+        `slot_lease`, `standing`: etcd leases of the slot and of the candidacy.
+        """
+        names = self.naming.of(mine.key)
+        compare = [absent(names.leases64, names.leases_end64)]
+        past = packed(holder=mine.holder, since=mine.since)
+        success = [
+            put(self.lease64(mine), value_of(mine), mine.session.id),
+            put(mine.past64, past, mine.history),
+        ]
+        if _looks_after_history(mine.claim):
+            success.append(read(*_range(f"{names.record}h/"), _OLDEST))
+        if admitted_by is None:
+            compare.append(absent(names.switches64, names.switches_end64))
+        else:
+            compare += [absent(names.pause64), modified(names.closing64, admitted_by)]
+            success += [delete(names.closing64), delete(names.resign64)]
+        if ask.slot is not None and not own_slot:
+            compare.append(absent(*_range(names.slot(ask.slot.name))))
+            kept = packed(holder=mine.holder, kept=ask.slot.keep, until=mine.since + ask.slot.keep)
+            success.append(put(names.slot64(ask.slot.name, mine.claim), kept, slot_lease))
+        # Who holds it is all that most of those who lose want to know; `look` tells the rest.
+        failure = [read(names.leases64, names.leases_end64, _FIRST)]
+        if ask.candidacy > 0:
+            success.append(delete(names.candidate64(mine.holder)))
+            entry = _candidate(names, ask, mine.since, standing)
+            failure.append(nested([absent(names.lease64(mine.claim))], [entry]))
+            failure.append(read(names.others64, names.record_end64, _COUNT))
+        return transaction(compare, success, failure)
+
+    def held(self, ask: Ask, responses: list[dict[str, Any]]) -> Present | None:
+        """Of a take that was not granted: who holds it, if anybody does."""
+        leases = entries_in(responses[0])
+        if not leases:
+            return None
+        count = responses[-1]["response_range"].get("count", 0) if ask.candidacy > 0 else 0
+        return Present(leases[0], None, None, None, [], seen_in(leases), int(count))
+
+    def stand_by(self, key: Key, ask: Ask, wall: float, lease: str) -> bytes:
+        """Note a candidate."""
+        return transaction([], [_candidate(self.naming.of(key), ask, wall, lease)])
+
+    def look(self, key: Key, ask: Ask) -> bytes:
+        """The same reads without the take."""
+        return transaction([], self._present(self.naming.of(key), ask))
+
+    def _present(self, names: Names, ask: Ask) -> list[str]:
+        reads = [
+            read(names.leases64, names.leases_end64, _FIRST),
+            read(names.switches64, names.switches_end64),
+            newest(names.record64, names.others64),
+        ]
+        if ask.slot is not None:
+            reads.append(read(*_range(names.slot(ask.slot.name))))
+        return reads
+
+    def present(self, key: Key, ask: Ask, responses: list[dict[str, Any]]) -> Present:
+        """What those reads found."""
+        leases, switches, others = map(entries_in, responses[:3])
+        by_key = {entry.key: entry for entry in switches}
+        start = self.naming.of(key).switches
+        return Present(
+            leases[0] if leases else None,
+            by_key.get(f"{start}{PAUSE}"),
+            by_key.get(f"{start}closing"),
+            by_key.get(f"{start}{RESIGN}"),
+            entries_in(responses[3]) if ask.slot is not None else [],
+            seen_in(leases or [*switches, *others]),
+            0,
+        )
+
+    def surplus(self, claim: str, responses: list[dict[str, Any]]) -> tuple[str, ...]:
+        """Of a grant: the oldest of the history, where it is longer than it should be."""
+        if not _looks_after_history(claim):
+            return ()
+        found = responses[2]["response_range"]
+        too_many = int(found.get("count", 0)) - HISTORY_KEPT
+        return tuple(kv["key"] for kv in found.get("kvs", ())[: max(0, too_many)])
+
+    def candidates(self, key: Key) -> bytes:
+        """All who stand by."""
+        names = self.naming.of(key)
+        return transaction([], [read(names.others64, names.record_end64)])
+
+    def remove(self, found: Sequence[str]) -> bytes:
+        """Remove keys of people's records."""
+        return transaction([], [delete(b64(key)) for key in found[:BATCH]])
+
+    # -- holding ------------------------------------------------------------------------------
+
+    def move(self, mine: Mine) -> bytes:
+        """Write the lease once more, with its present value and etcd lease, if it is there."""
+        key = self.lease64(mine)
+        write = put(key, value_of(mine), mine.session.id)
+        return transaction([created(key, mine.revision)], [write], [])
+
+    def confirm(self, mine: Mine) -> bytes:
+        """Whether the lease is there."""
+        key = self.lease64(mine)
+        return transaction([created(key, mine.revision)], self._current, self._current)
+
+    def check(self, mine: Mine) -> str:
+        """The comparison that says that the lease is there. Made once for all its renewals."""
+        if not mine.check:
+            key = self.lease64(mine)
+            mine.check = created(key, mine.revision)
+        return mine.check
+
+    def all_quiet(self, batch: Sequence[Mine]) -> bytes:
+        """Whether all of them are there and no switch is set: of few of theirs, of many of any."""
+        compare = [mine.check or self.check(mine) for mine in batch]
+        if len(batch) <= BATCH // 2:
+            of = self.naming.of
+            names = [of(mine.key) for mine in batch]
+            compare += [absent(it.switches64, it.switches_end64) for it in names]
+        else:
+            for namespace in {mine.key.namespace for mine in batch}:
+                area = f"{self.naming.prefix}/{namespace}!s/"
+                compare.append(absent(b64(area), b64(after(area))))
+        return transaction(compare, self._current, self._current)
+
+    def each(self, batch: Sequence[tuple[Mine, bool]]) -> bytes:
+        """For each whether it is there, and its switches; `True` writes its value anew."""
+        asked = []
+        for mine, write in batch:
+            names = self.naming.of(mine.key)
+            success = [read(names.pause64), read(names.resign64)]
+            if write:
+                success.append(put(self.lease64(mine), value_of(mine), mine.session.id))
+            asked.append(nested([self.check(mine)], success))
+        return transaction([], asked)
+
+    def remove_leases(self, batch: Sequence[Mine]) -> bytes:
+        """Remove leases whose time ran out; not those that were granted anew."""
+        asked = []
+        for mine in batch:
+            key = self.lease64(mine)
+            asked.append(nested([created(key, mine.revision)], [delete(key)]))
+        return transaction([], asked)
+
+    def lookup(self, renewals: Sequence[Renewal | Mine]) -> bytes:
+        """Leases of which this process knows nothing."""
+        return transaction([], [read(self.naming.of(it.key).lease64(it.claim)) for it in renewals])
+
+    def lookup_one(self, key: Key, claim: str) -> bytes:
+        """The same for one claim."""
+        return transaction([], [read(self.naming.of(key).lease64(claim))])
+
+    # -- leaving ------------------------------------------------------------------------------
+
+    def give(
+        self,
+        mine: Mine,
+        revision: int,
+        history: str,
+        wall: float,
+        *,
+        base: int,
+        closing: tuple[float, str, str] | None,
+        slot: str | None,
+    ) -> bytes:
+        """`closing`: seconds, its etcd lease, and for whom the name is reserved."""
+        names = self.naming.of(mine.key)
+        lease = self.lease64(mine)
+        past = packed(holder=mine.holder, since=mine.since, ended=wall, revision=revision)
+        success = [delete(lease), put(mine.past64, past, history)]
+        success += [delete(key) for key in mine.surplus if key != mine.past64]
+        if closing is not None:
+            kept, etcd_lease, reserved_for = closing
+            value = packed(
+                holder=mine.holder,
+                token=base + revision,
+                reserved_for=reserved_for,
+                kept=kept,
+                until=wall + kept,
+            )
+            success.append(put(names.closing64, value, etcd_lease))
+        failure = []
+        if slot is not None:
+            undo = delete(names.slot64(slot, mine.claim))
+            success.append(undo)
+            failure.append(undo)
+        return transaction([created(lease, revision)], success, failure)
+
+    def undo_slot(self, key: Key, claim: str, slot: str) -> bytes:
+        """Give a slot back, of a claim that holds nothing."""
+        return transaction([], [delete(self.naming.of(key).slot64(slot, claim))])
+
+    # -- fields -------------------------------------------------------------------------------
+
+    def put(self, key: Key, field: str, value: bytes | None, guard: Guard, base: int) -> bytes:
+        """Write or remove a field."""
+        names = self.naming.of(key)
+        field64 = names.field64(field)
+        write = delete(field64) if value is None else put(field64, b64encode(value).decode())
+        return transaction(_guarded(names, field64, guard, base), [write], [])
+
+    # -- reading ------------------------------------------------------------------------------
+
+    def read(self, key: Key) -> bytes:
+        """Everything of one key."""
+        names = self.naming.of(key)
+        return transaction(
+            [],
+            [
+                read(names.leases64, names.leases_end64),
+                read(names.switches64, names.switches_end64),
+                read(names.record64, names.record_end64),
+            ],
+        )
+
+    def scan(self, namespace: str, prefix: str) -> bytes:
+        """Everything of the names that begin with `prefix`."""
+        ranges = self.naming.ranges(namespace, prefix)
+        return transaction([], [read(b64(start), b64(end)) for start, end in ranges])
+
+    def newest(self, key: Key) -> bytes:
+        """When any of it changed last."""
+        return transaction([], _newest(self.naming.of(key)))
+
+    def watch(self, key: Key, revision: int) -> bytes:
+        """One stream for all that makes a change, from `revision` on."""
+        names = self.naming.of(key)
+        ranges = (
+            (names.leases64, names.leases_end64),
+            (names.switches64, names.switches_end64),
+            (names.record64, names.others64),
+        )
+        return "".join(
+            f'{{"create_request":{{"key":"{start}","range_end":"{end}",'
+            f'"start_revision":"{revision}","watch_id":"{index}"}}}}'
+            for index, (start, end) in enumerate(ranges, 1)
+        ).encode()
+
+
+def _looks_after_history(claim: str) -> bool:
+    """One take of eight does: claims are random."""
+    return claim[-1:] in "07"
+
+
+def _range(prefix: str) -> tuple[str, str]:
+    return b64(prefix), b64(after(prefix))
+
+
+def _newest(names: Names) -> list[str]:
+    return [
+        newest(names.leases64, names.leases_end64),
+        newest(names.record64, names.others64),
+        newest(names.switches64, names.switches_end64),
+    ]
+
+
+def _candidate(names: Names, ask: Ask, wall: float, lease: str) -> str:
+    value = packed(kept=ask.candidacy, until=wall + ask.candidacy)
+    return put(names.candidate64(ask.holder), value, lease)
+
+
+def value_of(mine: Mine) -> str:
+    """What stands under a lease's key."""
+    meta = b64encode(mine.meta).decode()
+    return packed(claim=mine.claim, holder=mine.holder, ttl=mine.ttl, since=mine.since, meta=meta)
+
+
+def _guarded(names: Names, field64: str, guard: Guard, base: int) -> list[str]:
+    match guard:
+        case Absent():
+            return [absent(field64)]
+        case ByVersion(version):
+            # A key that is not there compares as version 0.
+            return [modified(field64, version if version > 0 else -1)]
+        case ByClaim(claim, token):
+            revision = token - base
+            return [created(names.lease64(claim), revision if revision > 0 else -1)]
+        case _:
+            return []

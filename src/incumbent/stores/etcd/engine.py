@@ -1,0 +1,97 @@
+"""From a URL to an engine, which makes its blocking and its asynchronous side."""
+
+from __future__ import annotations
+
+import ssl
+from typing import TYPE_CHECKING
+
+from incumbent._core.onestep import run
+from incumbent.errors import ConfigError
+from incumbent.model import Capabilities
+from incumbent.stores.etcd.diagnosis import diagnose
+from incumbent.stores.etcd.dialect import Dialect
+from incumbent.stores.etcd.endpoints import Endpoints
+from incumbent.stores.etcd.exchange import Site
+from incumbent.stores.etcd.keys import Naming
+from incumbent.stores.etcd.memory import Memory
+from incumbent.stores.etcd.options import EtcdOptions, parse_etcd_url
+from incumbent.stores.etcd.sync import EtcdStore
+
+if TYPE_CHECKING:
+    from incumbent.stores.etcd.aio import AsyncEtcdStore, Loops
+
+__all__ = ["EtcdEngine", "open_etcd"]
+
+
+def open_etcd(url: str) -> EtcdEngine:
+    """The engine of a URL. Connects to nothing.
+
+    Raises ConfigError for a malformed URL, an unknown option, or a certificate that is no such.
+    """
+    return EtcdEngine(parse_etcd_url(url))
+
+
+class EtcdEngine:
+    """See stores.base.Engine. Connects to nothing before its first operation."""
+
+    capabilities = Capabilities(
+        waits="watch",
+        ttl_min=1.0,
+        ttl_unit=1.0,
+        ttl_clock="consensus",
+        survives_failover=True,
+        candidates=True,
+        reservations=True,
+    )
+
+    def __init__(self, options: EtcdOptions) -> None:
+        self.url = options.shown
+        self._site = Site(
+            options,
+            options.shown,
+            Endpoints(options.endpoints),
+            _context(options) if options.tls else None,
+            restart_wait=options.restart_wait,
+        )
+        self._dialect = Dialect(Naming(options.prefix))
+        self._memory = Memory()
+        self._store = EtcdStore(self._site, self._dialect, self._memory)
+        self._loops: dict[str, Loops] = {}
+
+    def __repr__(self) -> str:
+        return f"EtcdEngine({self.url!r})"
+
+    def store(self) -> EtcdStore:
+        """See Engine.store."""
+        return self._store
+
+    def async_store(self) -> AsyncEtcdStore:
+        """See Engine.async_store. Raises RuntimeError where no event loop runs."""
+        loops = self._loops.get("all")
+        return (loops or self._make_loops()).store()
+
+    def _make_loops(self) -> Loops:
+        # Imported only now: the blocking side has no use for asyncio.
+        from incumbent.stores.etcd.aio import Loops
+
+        # One atomic step instead of a lock, which a fork could copy while somebody holds it.
+        return self._loops.setdefault("all", Loops(self._site, self._dialect, self._memory))
+
+    def diagnose(self, ttl: float, until: float) -> list[tuple[str, str, str]]:
+        """See Engine.diagnose. Looks also at a cluster that would be refused."""
+        return run(diagnose(self._store.operations, ttl, until))
+
+
+def _context(options: EtcdOptions) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cafile=options.ca)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"ca={options.ca} cannot be used: {error}", name="ca") from error
+    if options.cert is not None:
+        try:
+            context.load_cert_chain(options.cert, options.key)
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigError(
+                f"cert={options.cert}, key={options.key} cannot be used: {error}", name="cert"
+            ) from error
+    return context

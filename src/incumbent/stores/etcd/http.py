@@ -1,0 +1,126 @@
+"""As much of HTTP/1.1 as etcd's gateway speaks: one request, one answer or one stream. Pure."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+__all__ = ["Garbled", "Reading", "encode", "parse"]
+
+_HEAD_MAX: Final = 65_536
+_HEX: Final = 16
+_loads: Final = json.JSONDecoder().decode
+
+
+class Garbled(Exception):
+    """What came is no answer of an etcd server."""
+
+
+def encode(method: str, path: str, host: str, token: str, body: bytes) -> bytes:
+    """The bytes of a request."""
+    auth = f"Authorization: {token}\r\n" if token else ""
+    head = f"{method} {path} HTTP/1.1\r\nHost: {host}\r\n{auth}Content-Length: {len(body)}\r\n\r\n"
+    return head.encode() + body
+
+
+class Reading:
+    """An answer that is being read. `done`: it is complete; `last`: the connection ends with it."""
+
+    __slots__ = ("_chunked", "_left", "_raw", "body", "done", "head", "last", "status")
+
+    def __init__(self) -> None:
+        self.status = 0
+        self.head = b""
+        self.body = b""
+        self.done = False
+        self.last = False
+        self._raw = b""
+        self._left = 0
+        self._chunked = False
+
+    def feed(self, data: bytes) -> None:
+        """More bytes, or none at the end of the connection. Raises Garbled."""
+        if not data:
+            self._end()
+            return
+        if not self.status and not self._raw and self._whole(data):
+            return
+        self._raw += data
+        if not self.status and not self._begin():
+            return
+        if self._chunked:
+            self._read_chunks()
+        else:
+            self.body += self._raw
+            self._raw = b""
+            self.done = len(self.body) >= self._left >= 0
+            if self.done and len(self.body) > self._left:
+                raise Garbled("more came than was announced")
+
+    def _whole(self, data: bytes) -> bool:
+        """Whether this is all of a plain answer, as nearly always."""
+        head, _, body = data.partition(b"\r\n\r\n")
+        _, found, rest = head.partition(b"\r\nContent-Length: ")
+        length = rest.partition(b"\r\n")[0]
+        if not (found and head.startswith(b"HTTP/1.1 200 ") and length.isdigit()):
+            return False
+        if int(length) != len(body) or b"onnection: " in head:
+            return False
+        self.status, self.head, self.body, self.done = 200, head, body, True
+        return True
+
+    def _end(self) -> None:
+        if not self.status or self._chunked or self._left >= 0:
+            raise EOFError
+        self.done = True
+
+    def _begin(self) -> bool:
+        head, found, rest = self._raw.partition(b"\r\n\r\n")
+        if not found:
+            if len(head) > _HEAD_MAX:
+                raise Garbled("its header never ends")
+            return False
+        if not head.startswith(b"HTTP/1.") or not head[9:12].isdigit():
+            raise Garbled("it does not speak HTTP")
+        self.status, self.head, self._raw = int(head[9:12]), head, rest
+        length = self.header(b"content-length")
+        self._chunked = b"chunked" in self.header(b"transfer-encoding")
+        self._left = int(length) if length.isdigit() else -1
+        self.last = self.header(b"connection") == b"close" or head.startswith(b"HTTP/1.0")
+        return True
+
+    def header(self, name: bytes) -> bytes:
+        """The value of a header in small letters, or nothing."""
+        _, found, rest = self.head.lower().partition(b"\r\n" + name + b":")
+        return rest.partition(b"\r\n")[0].strip() if found else b""
+
+    def _read_chunks(self) -> None:
+        while not self.done:
+            size, found, rest = self._raw.partition(b"\r\n")
+            if not found:
+                return
+            try:
+                count = int(size.partition(b";")[0], _HEX)
+            except ValueError:
+                raise Garbled("its chunks cannot be read") from None
+            if len(rest) < count + 2:
+                return
+            self.body += rest[:count]
+            self._raw = rest[count + 2 :]
+            self.done = count == 0
+
+    def lines(self) -> list[dict[str, Any]]:
+        """Of a stream: the complete messages since the last look."""
+        *whole, self.body = self.body.split(b"\n")
+        return [parse(line) for line in whole if line.strip()]
+
+
+def parse(body: bytes) -> dict[str, Any]:
+    """A message. Raises Garbled."""
+    try:
+        found = _loads(body.decode())
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise Garbled("it does not answer in JSON")
+    return found

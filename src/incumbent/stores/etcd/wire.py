@@ -1,0 +1,123 @@
+"""One blocking connection: a socket driven directly, with one deadline for all of an exchange."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import ssl
+from math import ceil
+from struct import Struct
+from typing import Final
+
+from incumbent import clock
+from incumbent.stores.etcd.errors import Broken, is_refusal_of_certificate
+from incumbent.unpatched import original
+
+__all__ = ["Wire", "wait_ready"]
+
+_STALE_AFTER: Final = 0.1
+"""A connection unused for longer is looked at before it is trusted: one system call."""
+_CHUNK: Final = 65_536
+_SLICE: Final = 1.0
+"""Seconds of one poll; then our clock is asked again, which also counts suspend."""
+_GLANCE: Final = 0.01
+"""Seconds that a plain system call waits. What takes longer is waited for with poll, whose timeout
+goes on counting while signals interrupt it; the kernel's own would begin again each time."""
+_TIMEVAL: Final = Struct("@ll").pack(0, int(_GLANCE * 1_000_000))
+_READ_LATER: Final = (BlockingIOError, ssl.SSLWantReadError)
+
+_now = clock.now
+
+
+class Wire:
+    """See exchange.AnyWire. `receive` blocks where others suspend."""
+
+    __slots__ = ("__weakref__", "_plain", "_sock", "used")
+
+    closed = False
+    """It is not told when a server closes it: see `is_stale`."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._plain = type(sock) is original("socket", "socket") and os.name == "posix"
+        if self._plain:
+            # The kernel's timeouts, set once, spare the poll that each look would cost.
+            sock.setblocking(True)
+            for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+                sock.setsockopt(socket.SOL_SOCKET, option, _TIMEVAL)
+        self.used = _now()
+
+    def __del__(self) -> None:
+        self._sock.close()
+
+    def close(self) -> None:
+        """Let go, and wake a thread that waits on it. Writes nothing, also with TLS."""
+        try:
+            # Of a socket, and not of TLS: that would say good-bye.
+            original("socket", "socket").shutdown(self._sock, socket.SHUT_RDWR)
+        except (OSError, TypeError):
+            # TypeError: gevent's TLS sockets are no sockets of the system; closing has to do.
+            pass
+        self._sock.close()
+
+    def drop(self) -> None:
+        """In a fork's child: give the descriptor back; the parent's connection goes on."""
+        self._sock.close()
+
+    def is_stale(self) -> bool:
+        """Whether the server closed it, or sent something that nobody asked for."""
+        if _now() - self.used < _STALE_AFTER:
+            return False
+        return _poll(self._sock, writing=False, seconds=0)
+
+    def send(self, request: bytes, until: float) -> None:
+        """All of a request. Raises Broken."""
+        if _now() >= until:
+            raise Broken("no time is left", sent=False, late=True)
+        sent = 0
+        while sent < len(request):
+            try:
+                sent += self._sock.send(request[sent:] if sent else request)
+            except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError) as error:
+                reading = isinstance(error, ssl.SSLWantReadError)
+                if not wait_ready(self._sock, until, writing=not reading):
+                    raise Broken("it takes nothing more", sent=sent > 0, late=True) from error
+            except (OSError, ValueError) as error:
+                raise Broken(str(error), sent=sent > 0) from error
+
+    async def receive(self, until: float) -> bytes:
+        """Some bytes; none at the end of the connection. Raises Broken."""
+        sock = self._sock
+        while True:
+            try:
+                return sock.recv(_CHUNK)
+            except (*_READ_LATER, ssl.SSLWantWriteError) as error:
+                writing = isinstance(error, ssl.SSLWantWriteError)
+                if not wait_ready(sock, until, writing=writing):
+                    raise Broken("no answer in time", sent=True, late=True) from error
+            except (OSError, ValueError) as error:
+                sent = not is_refusal_of_certificate(str(error))
+                raise Broken(str(error), sent=sent) from error
+
+
+def wait_ready(sock: socket.socket, until: float, *, writing: bool) -> bool:
+    """Whether the socket became ready before `until`, or was closed by another thread."""
+    while (left := until - _now()) > 0:
+        if sock.fileno() < 0:
+            return True
+        if _poll(sock, writing=writing, seconds=min(left, _SLICE)):
+            return True
+    return False
+
+
+def _poll(sock: socket.socket, *, writing: bool, seconds: float) -> bool:
+    if sock.fileno() < 0:
+        return True
+    if not hasattr(select, "poll"):
+        reads, writes = ([], [sock]) if writing else ([sock], [])
+        return any(select.select(reads, writes, [], seconds))
+    poll = select.poll()
+    poll.register(sock, select.POLLOUT if writing else select.POLLIN)
+    # Up to the next millisecond: down would spin.
+    return bool(poll.poll(ceil(seconds * 1000)))

@@ -1,0 +1,261 @@
+"""Locks of others, hands of operators, and what is left behind, on a real server."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from incumbent import Client, LeaseLost, NotAcquired
+from incumbent.model import Ask, Gone, Granted, Refused, Released, Renewal, Renewed
+from tests.cli.tool import incumbent
+from tests.faults.etcd_world import (
+    ASK,
+    Party,
+    acquired_by,
+    etcdctl_lock,
+    new_claim,
+    party,
+    soon,
+    watchers,
+)
+from tests.support.etcd import EtcdServer
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.server
+
+PREFIX = "/locks"
+
+
+@pytest.fixture
+def here(own_etcd: EtcdServer) -> Iterator[Party]:
+    with party(own_etcd.store_url(PREFIX)) as one:
+        yield one
+
+
+def shared_name(one: Party) -> str:
+    return f"{PREFIX}/{one.key}"
+
+
+def key_of_lease(server: EtcdServer, one: Party) -> str:
+    (key,) = server.keys(f"{shared_name(one)}/")
+    return key
+
+
+# -- etcdctl lock
+
+
+def test_what_etcdctl_holds_is_refused_to_us_and_granted_when_it_lets_go(
+    here: Party, own_etcd: EtcdServer
+) -> None:
+    with etcdctl_lock(own_etcd, shared_name(here)) as theirs:
+        assert acquired_by(theirs).startswith(shared_name(here))
+        refused = here.refused()
+        assert refused.reason == "held"
+        assert refused.holders[0].foreign
+        # Their keepalive holds on to it for longer than any ttl.
+        time.sleep(1.5)
+        here.refused()
+    here.take()
+
+
+def test_what_we_hold_etcdctl_waits_for_and_gets_when_we_let_go(
+    here: Party, own_etcd: EtcdServer
+) -> None:
+    granted = here.take()
+    with etcdctl_lock(own_etcd, shared_name(here)) as theirs, ThreadPoolExecutor(1) as pool:
+        got = pool.submit(acquired_by, theirs)
+        eventually(lambda: len(own_etcd.keys(f"{shared_name(here)}/")) == 2)
+        time.sleep(0.3)
+        assert not got.done()
+        # It stands in line already: who comes after it goes after it, we as well.
+        assert here.store.give(here.key, here.claim, granted.token, soon()) == Released()
+        assert got.result(5).startswith(shared_name(here))
+        here.refused()
+
+
+def test_a_waiter_of_ours_is_woken_when_etcdctl_lets_go(own_etcd: EtcdServer) -> None:
+    with Client(own_etcd.store_url(PREFIX), namespace="shared") as client:
+        with etcdctl_lock(own_etcd, f"{PREFIX}/shared/job", ttl=60) as theirs:
+            acquired_by(theirs)
+            with ThreadPoolExecutor(1) as pool:
+                waiting = pool.submit(client.lock("job", timeout=10).acquire)
+                eventually(lambda: watchers(own_etcd) >= 1)
+                assert not waiting.done()
+                since = time.monotonic()
+                theirs.terminate()
+                lease = waiting.result(5)
+                assert time.monotonic() - since < 1.0
+        lease.release()
+
+
+def test_both_ways_at_random_no_two_hold_it(here: Party, own_etcd: EtcdServer) -> None:
+    for _ in range(5):
+        granted = here.take(new_claim(), within=5)
+        with etcdctl_lock(own_etcd, shared_name(here)) as theirs, ThreadPoolExecutor(1) as pool:
+            got = pool.submit(acquired_by, theirs)
+            assert not got.done()
+            given = here.store.give(here.key, granted.claim, granted.token, soon())
+            assert given == Released()
+            got.result(5)
+            here.refused()
+
+
+# -- operators
+
+
+def test_a_key_that_an_operator_deletes_is_gone_at_the_next_renewal(
+    here: Party, own_etcd: EtcdServer
+) -> None:
+    granted = here.take()
+    own_etcd.etcdctl("del", key_of_lease(own_etcd, here))
+    assert here.store.renew([here.renewal(granted)], soon()) == [Gone()]
+    assert here.store.give(here.key, here.claim, granted.token, soon()) == Gone()
+
+
+def test_a_lease_that_an_operator_revokes_is_gone_at_the_next_renewal(
+    here: Party, own_etcd: EtcdServer
+) -> None:
+    granted = here.take()
+    for lease in own_etcd.leases():
+        own_etcd.etcdctl("lease", "revoke", f"{lease:x}")
+    # A keepalive of what is no more is answered well, and without a TTL.
+    assert here.store.renew([here.renewal(granted)], soon()) == [Gone()]
+    # The next one is not tied to what was revoked.
+    again = here.take(new_claim())
+    assert again.token > granted.token
+
+
+def test_a_holder_is_told_that_its_key_was_deleted(own_etcd: EtcdServer) -> None:
+    with Client(own_etcd.store_url(PREFIX)) as client:
+        lease = client.lock("job", ttl=3).acquire()
+        own_etcd.etcdctl("del", "--prefix", PREFIX)
+        assert lease.wait_lost(timeout=3)
+        with pytest.raises(LeaseLost):
+            lease.check()
+
+
+def test_a_server_that_lost_its_data_ends_what_was_believed(own_etcd: EtcdServer) -> None:
+    with Client(own_etcd.store_url()) as client:
+        lease = client.lock("job", ttl=3).acquire()
+        own_etcd.restart(empty=True)
+        assert lease.wait_lost(timeout=3)
+
+
+# -- what is left behind
+
+
+def test_tries_that_lose_leave_no_lease_behind(here: Party, own_etcd: EtcdServer) -> None:
+    here.take()
+    before = own_etcd.leases()
+    with party(own_etcd.store_url(PREFIX)) as other:
+        other.key = here.key
+        for _ in range(20):
+            other.refused()
+    assert own_etcd.leases() == before
+
+
+def test_waiters_that_give_up_leave_no_lease_behind(own_etcd: EtcdServer) -> None:
+    with (
+        Client(own_etcd.store_url()) as client,
+        Client(own_etcd.store_url()) as other,
+        client.lock("job").acquire(),
+    ):
+        before = own_etcd.leases()
+        for _ in range(3):
+            with pytest.raises(NotAcquired):
+                other.lock("job", timeout=0.2).acquire()
+        assert own_etcd.leases() == before
+
+
+def test_a_process_that_loses_leaves_no_lease_behind(own_etcd: EtcdServer) -> None:
+    with Client(own_etcd.store_url()) as client, client.lock("job").acquire():
+        before = own_etcd.leases()
+        done = incumbent("-s", own_etcd.store_url(), "run", "job", "-n", "--", "true")
+        assert done.returncode == 75
+        assert own_etcd.leases() == before
+
+
+def test_a_closed_client_leaves_its_history_and_nothing_else(own_etcd: EtcdServer) -> None:
+    with Client(own_etcd.store_url(PREFIX)) as client:
+        client.lock("job", ttl=2).acquire().release()
+    eventually(lambda: len(own_etcd.leases()) <= 1, within=20)
+    assert not own_etcd.keys(f"{PREFIX}/default/")
+
+
+def test_a_release_takes_the_key_away(here: Party, own_etcd: EtcdServer) -> None:
+    granted = here.take()
+    assert own_etcd.keys(f"{shared_name(here)}/")
+    here.store.give(here.key, here.claim, granted.token, soon())
+    assert not own_etcd.keys(f"{shared_name(here)}/")
+
+
+def test_a_release_of_an_old_claim_leaves_the_next_holder_alone(here: Party) -> None:
+    first = here.take()
+    here.store.give(here.key, here.claim, first.token, soon())
+    second = here.take(new_claim())
+    assert here.store.give(here.key, here.claim, first.token, soon()) == Gone()
+    assert here.store.give(here.key, second.claim, first.token, soon()) == Gone()
+    assert here.refused().holders[0].claim == second.claim
+
+
+# -- requests
+
+
+def test_a_thousand_leases_of_a_process_cost_few_keepalives(own_etcd: EtcdServer) -> None:
+    with party(own_etcd.store_url()) as one:
+        keys = [one.key._replace(name=f"many-{number}") for number in range(1000)]
+        renewals = []
+        for key in keys:
+            outcome = one.store.take(key, one.claim, ASK, soon(5))
+            assert isinstance(outcome, Granted)
+            renewals.append(Renewal(key, one.claim, outcome.token, ASK.ttl, outcome.epoch))
+        before = own_etcd.requests()
+        assert one.store.renew(renewals, soon(5)) == [Renewed()] * 1000
+        after = own_etcd.requests()
+        assert after["LeaseKeepAlive"] - before["LeaseKeepAlive"] <= 2
+        assert sum(after.values()) - sum(before.values()) <= 20
+
+
+def test_a_waiter_asks_nothing_while_it_waits(own_etcd: EtcdServer) -> None:
+    with Client(own_etcd.store_url()) as client, Client(own_etcd.store_url()) as other:
+        lease = client.lock("job", ttl=60).acquire()
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(other.lock("job", ttl=60, timeout=10).acquire)
+            eventually(lambda: watchers(own_etcd) >= 1)
+            time.sleep(0.3)
+            before = own_etcd.requests()
+            time.sleep(2)
+            after = own_etcd.requests()
+            changed = {call: n - before[call] for call, n in after.items() if n != before[call]}
+            assert sum(changed.values()) <= 1, changed
+            lease.release()
+            waiting.result(5).release()
+
+
+# -- many at once
+
+
+def test_many_threads_share_an_engine_and_one_lease_has_one_holder(here: Party) -> None:
+    held: list[str] = []
+
+    def compete(_: int) -> int:
+        grants = 0
+        for _ in range(15):
+            claim = new_claim()
+            outcome = here.store.take(here.key, claim, Ask(10.0, "h"), soon(5))
+            if isinstance(outcome, Refused):
+                continue
+            assert isinstance(outcome, Granted)
+            assert outcome.claim == claim
+            held.append(claim)
+            grants += 1
+            assert held == [claim]
+            held.remove(claim)
+            assert here.store.give(here.key, claim, outcome.token, soon(5)) == Released()
+        return grants
+
+    with ThreadPoolExecutor(8) as pool:
+        assert sum(pool.map(compete, range(8))) > 0

@@ -1,0 +1,108 @@
+"""When an etcd lease is proved: from before the keep-alive was sent, and in one raft term."""
+
+from __future__ import annotations
+
+from incumbent.model import Key
+from incumbent.stores.etcd.endpoints import Endpoints, share
+from incumbent.stores.etcd.memory import Memory, Mine, Session
+from incumbent.stores.etcd.options import Endpoint
+
+KEY = Key("default", "job")
+
+
+def session(memory: Memory | None = None, ttl: int = 10, proved: float = 100.0) -> Session:
+    return (memory or Memory()).new_session(Session("7", ttl, proved))
+
+
+def mine(of: Session, due: float, claim: str = "c") -> Mine:
+    return Mine(KEY, claim, of, due, "me", 0.0, 10.0, revision=5)
+
+
+def test_a_keep_alive_alone_proves_nothing() -> None:
+    one = session()
+    one.answered(95.0, 10, "2")
+    assert one.proved == 100.0
+
+
+def test_a_keep_alive_is_proved_by_a_later_answer_of_the_same_term() -> None:
+    one = session()
+    one.answered(95.0, 10, "2")
+    assert one.confirm(one.pending, "2")
+    assert one.proved == 105.0
+
+
+def test_another_leader_in_between_proves_nothing() -> None:
+    one = session()
+    one.answered(95.0, 10, "2")
+    assert not one.confirm(one.pending, "3")
+    assert one.proved == 100.0
+
+
+def test_a_request_that_was_sent_before_the_keep_alive_was_answered_proves_nothing() -> None:
+    one = session()
+    noted = one.pending
+    one.answered(95.0, 10, "2")
+    assert not one.confirm(noted, "2")
+    assert one.proved == 100.0
+
+
+def test_two_keep_alives_in_flight_prove_no_more_than_the_later_one() -> None:
+    one = session()
+    one.answered(97.0, 10, "2")
+    one.answered(95.0, 10, "2")
+    one.confirm(one.pending, "2")
+    assert one.proved == 107.0
+
+
+def test_no_ttl_means_gone_and_a_late_answer_does_not_revive_it() -> None:
+    memory = Memory()
+    one = session(memory)
+    memory.note(mine(one, 110.0))
+    one.answered(95.0, 0, "2")
+    memory.lose(one)
+    one.answered(94.0, 10, "2")
+    assert one.gone
+    assert not one.is_fresh(95.0)
+    assert (memory.mine, memory.sessions, memory.by_id) == ({}, {}, {})
+
+
+def test_a_lease_that_has_used_up_a_fifth_is_not_fresh() -> None:
+    assert session(proved=110.0).is_fresh(102.0)
+    assert not session(proved=110.0).is_fresh(102.1)
+
+
+def test_claims_that_were_not_renewed_are_overdue_though_their_session_lives() -> None:
+    memory = Memory()
+    one = session(memory, proved=1000.0)
+    old, young = mine(one, 104.0, "old"), mine(one, 120.0, "young")
+    memory.note(old)
+    memory.note(young)
+    assert memory.overdue(one, 110.0) == [old]
+    # It is not looked for at every renewal.
+    assert memory.overdue(one, 110.5) == []
+
+
+def test_a_claim_that_moved_belongs_to_one_session() -> None:
+    memory = Memory()
+    short, long = session(memory), memory.new_session(Session("8", 60, 160.0))
+    memory.note(mine(short, 104.0))
+    memory.note(mine(long, 160.0))
+    memory.lose(short)
+    assert memory.mine[KEY, "c"].session is long
+
+
+def test_who_failed_is_asked_last_and_who_answered_is_kept() -> None:
+    a, b, c = (Endpoint(name) for name in "abc")
+    endpoints = Endpoints((a, b, c))
+    endpoints.failed(a, 10.0)
+    assert endpoints.best(10.0) is b
+    endpoints.answered(b)
+    assert endpoints.best(100.0) is b
+    for index, endpoint in enumerate((b, c)):
+        endpoints.failed(endpoint, 100.0 + index)
+    assert endpoints.best(101.0) is a
+
+
+def test_a_frozen_member_leaves_time_for_the_others() -> None:
+    assert share(0.0, 0.9, 2) == 0.3
+    assert share(0.0, 0.9, 0) == 0.9

@@ -1,0 +1,124 @@
+"""Leases that share one etcd lease, on a real server: each ends by itself, and all cost little."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from incumbent import clock
+from incumbent.errors import OutcomeUnknown
+from incumbent.model import Ask, Gone, Granted, Key, Renewal, Renewed, TakeOutcome
+from incumbent.stores.base import Store
+from incumbent.stores.etcd import open_etcd
+from incumbent.stores.etcd.dialect import Dialect
+from incumbent.stores.etcd.keys import Naming
+from incumbent.stores.etcd.memory import Mine, Session
+from incumbent.stores.etcd.options import parse_etcd_url
+from tests.support.etcd import EtcdServer
+from tests.support.proxy import FaultProxy
+
+TTL = 2.0
+SPACE = f"unit-{secrets.token_hex(4)}"
+
+
+@pytest.fixture
+def mine(etcd_server: EtcdServer) -> Iterator[Store]:
+    engine = open_etcd(etcd_server.store_url())
+    yield engine.store()
+    engine.store().close()
+
+
+@pytest.fixture
+def other(etcd_server: EtcdServer) -> Iterator[Store]:
+    engine = open_etcd(etcd_server.store_url())
+    yield engine.store()
+    engine.store().close()
+
+
+def soon() -> float:
+    return clock.now() + 5
+
+
+def key() -> Key:
+    return Key(SPACE, secrets.token_hex(6))
+
+
+def take(store: Store, name: Key, claim: str = "", ttl: float = TTL) -> TakeOutcome:
+    return store.take(name, claim or secrets.token_hex(16), Ask(ttl, "somebody"), soon())
+
+
+def granted(store: Store, name: Key, claim: str = "", ttl: float = TTL) -> Granted:
+    outcome = take(store, name, claim, ttl)
+    assert isinstance(outcome, Granted), outcome
+    return outcome
+
+
+def renewal(name: Key, grant: Granted, ttl: float = TTL) -> Renewal:
+    return Renewal(name, grant.claim, grant.token, ttl, grant.epoch)
+
+
+def keep_alive(store: Store, name: Key, grant: Granted, seconds: float) -> None:
+    until = clock.now() + seconds
+    while clock.now() < until:
+        assert store.renew([renewal(name, grant)], soon()) == [Renewed()]
+        time.sleep(0.2)
+
+
+@pytest.mark.server
+def test_a_claim_that_is_not_renewed_ends_though_its_session_lives(
+    mine: Store, other: Store
+) -> None:
+    kept, left = key(), key()
+    keeper, forgotten = granted(mine, kept), granted(mine, left)
+    assert not isinstance(take(other, left), Granted)
+    keep_alive(mine, kept, keeper, TTL + 1.0)
+    assert granted(other, left).token > forgotten.token
+    assert mine.renew([renewal(left, forgotten), renewal(kept, keeper)], soon()) == [
+        Gone(),
+        Renewed(),
+    ]
+
+
+@pytest.mark.server
+def test_a_take_of_which_nobody_heard_ends_though_its_session_lives(
+    etcd_server: EtcdServer, other: Store
+) -> None:
+    with FaultProxy(etcd_server.client_port) as proxy:
+        store = open_etcd(f"etcd://127.0.0.1:{proxy.port}?restart_wait=0").store()
+        kept, lost = key(), key()
+        keeper = granted(store, kept)
+        proxy.close_after_request(b"/v3/kv/txn")
+        with pytest.raises(OutcomeUnknown):
+            take(store, lost)
+        assert not isinstance(take(other, lost), Granted)
+        keep_alive(store, kept, keeper, TTL + 1.0)
+        granted(other, lost)
+        store.close()
+
+
+@pytest.mark.server
+def test_hundreds_of_leases_cost_one_keep_alive(etcd_server: EtcdServer, mine: Store) -> None:
+    names = [key() for _ in range(300)]
+    before = etcd_server.requests()
+    batch = [renewal(name, granted(mine, name, ttl=30.0), 30.0) for name in names]
+    taken = etcd_server.requests()
+    assert mine.renew(batch, soon()) == [Renewed()] * len(batch)
+    after = etcd_server.requests()
+    # One for the leases, one for what is kept of them.
+    assert taken["LeaseGrant"] - before.get("LeaseGrant", 0) <= 2
+    assert taken["Txn"] - before.get("Txn", 0) <= len(names) + 2
+    assert after.get("LeaseKeepAlive", 0) - taken.get("LeaseKeepAlive", 0) == 1
+    assert after["Txn"] - taken["Txn"] <= 3
+
+
+def test_every_proof_reads_something_that_must_be_linearizable() -> None:
+    """Comparisons alone are answered by a member that lost its cluster."""
+    options = parse_etcd_url("etcd://e1")
+    dialect = Dialect(Naming(options.prefix))
+    held = Mine(key(), "c", Session("7", 2, 0.0), 0.0, "me", 0.0, 2.0, revision=5)
+    for proof in (dialect.all_quiet([held]), dialect.confirm(held)):
+        assert proof.count(b"request_range") == 2
+        assert b"serializable" not in proof
