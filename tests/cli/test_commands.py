@@ -23,7 +23,7 @@ def status(store: str, *options: str) -> Any:
 @pytest.fixture
 def held(store: str) -> Iterator[subprocess.Popen[str]]:
     """A renewing holder, "them", of "job"."""
-    times = ("--ttl", "0.8", "--grace", "0.1", "--once-per", "2h")
+    times = ("--ttl", "3", "--grace", "0.1", "--once-per", "2h")
     with start("-s", store, "run", "job", *times, "--holder", "them", "--", "sleep", "30") as it:
         eventually(lambda: status(store, "job")["state"] == "held")
         yield it
@@ -36,7 +36,7 @@ def test_status_shows_who_holds_what(store: str) -> None:
     (record,) = status(store)
     assert record.keys() == status(store, "job").keys()
     assert (record["name"], record["holder"], record["foreign"]) == ("job", "them", False)
-    assert 0 < record["ttl_left"] <= record["ttl"] == 0.8
+    assert 0 < record["ttl_left"] <= record["ttl"] == 3
     assert 7100 < record["slots"]["once"] <= 7200
     shown = incumbent("-s", store, "status").stdout.splitlines()
     assert shown[0].split()[:3] == ["NAME", "STATE", "HOLDER"]
