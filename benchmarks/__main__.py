@@ -12,13 +12,15 @@ from benchmarks.etcd_leaders import etcd_leader_rows
 from benchmarks.etcd_pairs import etcd_async_rows, etcd_rows
 from benchmarks.harness import Row, one_core
 from benchmarks.leaders import LeaderRow, leader_rows
+from benchmarks.postgresql_pairs import postgresql_async_rows, postgresql_rows
+from benchmarks.postgresql_waiters import postgresql_leader_rows
 from benchmarks.redis_pairs import async_rows, sync_rows
 from benchmarks.sqlite_pairs import sqlite_rows
 from benchmarks.startup import StartRow, start_rows
 
 _PEERS = (
     *("redis", "hiredis", "python-redis-lock", "redlock-ng", "filelock"),
-    *("httpx2", "tooz", "etcd3gw"),
+    *("httpx2", "tooz", "etcd3gw", "psycopg", "PALs", "sqlalchemy-dlock"),
 )
 _BEGIN, _END = "<!-- measured: begin -->", "<!-- measured: end -->"
 
@@ -27,17 +29,25 @@ def main() -> None:
     """Measure and print."""
     args = _arguments()
     with one_core():
+        on_postgresql, beyond_statements = postgresql_rows(args.turns, args.pairs)
         tables = [
             ("Redis, blocking", pair_table(sync_rows(args.turns, args.pairs))),
             ("Redis, asyncio, one task", pair_table(async_rows(args.turns, args.pairs))),
             ("etcd, blocking", pair_table(etcd_rows(args.turns, args.pairs))),
             ("etcd, asyncio, one task", pair_table(etcd_async_rows(args.turns, args.pairs))),
+            ("PostgreSQL, blocking", pair_table(on_postgresql)),
+            ("PostgreSQL, beyond its own statements", pair_table(beyond_statements)),
+            (
+                "PostgreSQL, asyncio, one task",
+                pair_table(postgresql_async_rows(args.turns, args.pairs)),
+            ),
             ("One host", pair_table(sqlite_rows(args.turns, args.pairs))),
             ("Starting", start_table(start_rows(args.turns))),
         ]
     # Not on one core: two leaders and a server take turns there as nowhere else.
     tables.append(("Leaders, Redis", leader_table(leader_rows(args.turns, args.idle))))
     tables.append(("Many, etcd", leader_table(etcd_leader_rows(args.turns, args.idle))))
+    tables.append(("Leaders, PostgreSQL", leader_table(postgresql_leader_rows(args.turns))))
     text = "\n\n".join(f"### {title}\n\n{table}" for title, table in tables)
     text = f"{text}\n\n{_machine()}"
     print(text)

@@ -106,7 +106,7 @@ def _ours(server: EtcdServer, turn: int, close: ExitStack) -> _Acquire:
 
 
 def _service(server: EtcdServer, turn: int, close: ExitStack) -> _Acquire:
-    bare = close.enter_context(Gateway(server.client_port))
+    bare = close.enter_context(Gateway(server.port))
     lease = bare.ask("lease/grant", {"TTL": 15})["ID"]
 
     def acquire() -> Callable[[], object]:
@@ -118,7 +118,7 @@ def _service(server: EtcdServer, turn: int, close: ExitStack) -> _Acquire:
 
 def _tooz(server: EtcdServer, turn: int, close: ExitStack) -> _Acquire:
     coordinator = tooz.coordination.get_coordinator(
-        f"etcd3+http://127.0.0.1:{server.client_port}?api_version=v3", b"bench"
+        f"etcd3+http://127.0.0.1:{server.port}?api_version=v3", b"bench"
     )
     coordinator.start()
     close.callback(coordinator.stop)
@@ -156,7 +156,7 @@ def _crash(server: EtcdServer) -> float:
     )
     assert holder.stdout is not None
     holder.stdout.readline()
-    with Client(server.store_url()) as client, Gateway(server.client_port) as watch:
+    with Client(server.store_url()) as client, Gateway(server.port) as watch:
         taken: list[float] = []
 
         def take() -> None:

@@ -30,14 +30,14 @@ _COUNTED = 20
 
 def etcd_rows(turns: int, pairs: int) -> list[Row]:
     """Blocking clients, client and server on one core."""
-    with EtcdServer() as server, Gateway(server.client_port) as bare:
+    with EtcdServer() as server, Gateway(server.port) as bare:
         ours = Lock("pair", store=server.store_url(), ttl=_TTL)
         coordinator = tooz.coordination.get_coordinator(
-            f"etcd3+http://127.0.0.1:{server.client_port}?api_version=v3", b"bench"
+            f"etcd3+http://127.0.0.1:{server.port}?api_version=v3", b"bench"
         )
         coordinator.start()
         theirs = coordinator.get_lock(b"tooz")
-        gw = etcd3gw.client(host="127.0.0.1", port=server.client_port, api_path="/v3/")
+        gw = etcd3gw.client(host="127.0.0.1", port=server.port, api_path="/v3/")
 
         def incumbent_lock() -> None:
             ours.acquire().release()
@@ -70,7 +70,7 @@ def etcd_async_rows(turns: int, pairs: int) -> list[Row]:
     """One task, client and server on one core."""
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
-    with EtcdServer() as server, Gateway(server.client_port) as bare:
+    with EtcdServer() as server, Gateway(server.port) as bare:
         ours = AsyncLock("pair", store=server.store_url(), ttl=_TTL)
 
         async def incumbent_lock() -> None:
@@ -109,7 +109,7 @@ def _barest(bare: Gateway, key: str) -> list[dict[str, object]]:
 
 
 def _by_http_client(server: EtcdServer, bare: Gateway) -> Callable[[], None]:
-    connection = http.client.HTTPConnection("127.0.0.1", server.client_port)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port)
     bodies = _barest(bare, "http.client")
 
     def pair() -> None:

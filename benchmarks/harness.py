@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from time import perf_counter, process_time
 
-__all__ = ["Contender", "Row", "compare", "one_core"]
+__all__ = ["Contender", "Row", "against", "compare", "one_core"]
 
 Body = Callable[[], object]
 
@@ -58,7 +58,18 @@ def compare(contenders: list[Contender], turns: int, pairs: int) -> list[Row]:
     for _ in range(turns):
         for contender in random.sample(contenders, len(contenders)):
             _measure(contender, pairs)
-    return [_row(contender, contenders[0]) for contender in contenders]
+    return [against(contender, contenders[0], contender.target) for contender in contenders]
+
+
+def against(contender: Contender, unit: Contender, target: float | None = None) -> Row:
+    """What `compare` has measured, as ratios to another of the same run."""
+    return Row(
+        contender.name,
+        median(contender.walls) * 1e6,
+        median(a / b for a, b in zip(contender.walls, unit.walls, strict=True)),
+        median(a / b for a, b in zip(contender.cpus, unit.cpus, strict=True)),
+        target,
+    )
 
 
 def _measure(contender: Contender, pairs: int) -> None:
@@ -85,13 +96,3 @@ async def _async_times(work: Callable[[], Awaitable[object]], pairs: int) -> lis
         await work()
         times.append(perf_counter() - started)
     return times
-
-
-def _row(contender: Contender, unit: Contender) -> Row:
-    return Row(
-        contender.name,
-        median(contender.walls) * 1e6,
-        median(a / b for a, b in zip(contender.walls, unit.walls, strict=True)),
-        median(a / b for a, b in zip(contender.cpus, unit.cpus, strict=True)),
-        contender.target,
-    )

@@ -1,4 +1,4 @@
-"""Leaders as whole processes on Redis: hand-over, take-over after a crash, memory and idle CPU.
+"""Leaders as whole processes: hand-over, take-over after a crash, memory and idle CPU.
 
 All instants are CLOCK_BOOTTIME of one machine. What a bare start of the same child takes is
 measured in the same turn, so that ours can be told from that of the operating system.
@@ -22,7 +22,10 @@ from statistics import median
 
 from tests.support.servers import RedisServer
 
-__all__ = ["LeaderRow", "leader_rows"]
+__all__ = ["LeaderRow", "gaps_after_a_crash", "leader_rows"]
+
+Left = Callable[[], float]
+"""Asks the store for how many seconds the lease is still held."""
 
 _TTL = 1.0
 _CHILD = """
@@ -89,7 +92,7 @@ def leader_rows(turns: int, idle: float) -> list[LeaderRow]:
         place = Path(folder)
         return [
             *_hand_over(url, place, turns),
-            *_after_a_crash(server, url, place, turns),
+            *gaps_after_a_crash(_left_on(server), url, place, turns),
             *_at_rest(url, place, idle),
         ]
 
@@ -117,24 +120,29 @@ def _hand_over(url: str, folder: Path, turns: int) -> list[LeaderRow]:
     ]
 
 
-def _after_a_crash(server: RedisServer, url: str, folder: Path, turns: int) -> list[LeaderRow]:
+def _left_on(server: RedisServer) -> Left:
+    return lambda: int(server.cli("PTTL", "incumbent:{default/bench}")) / 1000
+
+
+def gaps_after_a_crash(left: Left, url: str, folder: Path, turns: int) -> list[LeaderRow]:
+    """From the instant at which the record of a killed leader expires to the next leader."""
     return [
         LeaderRow(
             "SIGKILL of the tree: next leader after the ttl ran out, API, median",
-            _ms([_api_gap(server, url, folder / f"api-{turn}") for turn in range(turns)]),
+            _ms([_api_gap(left, url, folder / f"api-{turn}") for turn in range(turns)]),
             "ms",
             5,
         ),
         LeaderRow(
             "SIGKILL of the tree: next child after the ttl ran out, median",
-            _ms([_child_gap(server, url, folder / f"child-{turn}") for turn in range(turns)]),
+            _ms([_child_gap(left, url, folder / f"child-{turn}") for turn in range(turns)]),
             "ms",
             100,
         ),
     ]
 
 
-def _api_gap(server: RedisServer, url: str, log: Path) -> float:
+def _api_gap(left: Left, url: str, log: Path) -> float:
     from incumbent.elections import Election
 
     led: list[float] = []
@@ -148,21 +156,21 @@ def _api_gap(server: RedisServer, url: str, log: Path) -> float:
         team.await_begin(1)
         waiter = threading.Thread(target=campaign)
         waiter.start()
-        free_at = _kill_tree(server, leader)
+        free_at = _kill_tree(left, leader)
         waiter.join(10)
     return led[0] - free_at
 
 
-def _child_gap(server: RedisServer, url: str, log: Path) -> float:
+def _child_gap(left: Left, url: str, log: Path) -> float:
     with _team(url, log) as team:
         leader = team.start()
         team.await_begin(1)
         team.start()
-        free_at = _kill_tree(server, leader)
+        free_at = _kill_tree(left, leader)
         return team.await_begin(2) - free_at
 
 
-def _kill_tree(server: RedisServer, leader: subprocess.Popen[bytes]) -> float:
+def _kill_tree(left: Left, leader: subprocess.Popen[bytes]) -> float:
     """Kill all of it at a random instant of the renewal interval; when the record expires."""
     time.sleep(0.5 + random.random() * _TTL / 5)
     # The supervisor first: it would give the lease back when it sees the others die.
@@ -171,9 +179,9 @@ def _kill_tree(server: RedisServer, leader: subprocess.Popen[bytes]) -> float:
             os.kill(pid, signal.SIGKILL)
     leader.wait(10)
     asked = _now()
-    left = int(server.cli("PTTL", "incumbent:{default/bench}")) / 1000
+    seconds = left()
     # The client process that asked takes longer to start than to be answered.
-    return (asked + _now()) / 2 + left
+    return (asked + _now()) / 2 + seconds
 
 
 def _at_rest(url: str, folder: Path, seconds: float) -> list[LeaderRow]:

@@ -183,7 +183,100 @@ bring_etcd() {
   from_packages "$OLDEST_ETCD" "etcd-server etcd-client" "etcd etcdctl"
 }
 
+# -- PostgreSQL and its pooler, for tests that start both as an unprivileged user
+
+# The oldest PostgreSQL of the support matrix.
+readonly OLDEST_POSTGRESQL=13
+readonly POSTGRESQL_PROGRAMS="postgres initdb pg_basebackup psql"
+
+postgresql_version_of() {
+  "$1" --version 2>/dev/null | sed -n 's/^[a-z_]* (PostgreSQL) \([0-9]*\).*/\1/p'
+}
+
+# Whether a folder holds every program, of a version that will do.
+postgresql_folder() {
+  local name found
+  for name in $POSTGRESQL_PROGRAMS; do [[ -x "$1/$name" ]] || return 1; done
+  found="$(postgresql_version_of "$1/postgres")"
+  [[ -n "$found" ]] && ((found >= OLDEST_POSTGRESQL))
+}
+
+# Debian keeps the server's programs off the search path, one folder a version.
+own_postgresql() {
+  local folder
+  while read -r folder; do
+    postgresql_folder "$folder" && { printf '%s\n' "$folder"; return 0; }
+  done < <(compgen -G '/usr/lib/postgresql/*/bin' | sort -rV; dirname "$(on_this_machine postgres)" 2>/dev/null)
+  return 1
+}
+
+# Paths from the wrapper's own place: tests copy the folder where their unprivileged user may read.
+wrap_relative() {
+  local program="$1" name libraries
+  name="${program##*/}"
+  libraries="$(find "$UNPACKED" -name '*.so.[0-9]*' -printf '$here/root/%P\n' | sed 's|/[^/]*$||' | sort -u | paste -sd:)"
+  rm -f "$BIN/$name"
+  cat >"$BIN/$name" <<WRAPPER
+#!/bin/sh
+here="\$(cd "\$(dirname "\$0")/.." && pwd)"
+LD_LIBRARY_PATH="$libraries\${LD_LIBRARY_PATH:+:\$LD_LIBRARY_PATH}" exec "\$here/root/${program#"$UNPACKED/"}" "\$@"
+WRAPPER
+  chmod +x "$BIN/$name"
+}
+
+unpack_postgresql() {
+  declare -A seen=()
+  local name
+  # Only for compiling queries at run time, and larger than all the rest.
+  for name in libllvm{11..25}; do seen[$name]=1; done
+  for name in "$@"; do unpack "$name"; done
+}
+
+postgresql_package() {
+  apt-cache depends postgresql 2>/dev/null | sed -n 's/.*Depends: \(postgresql-[0-9]*\)$/\1/p' | head -n 1
+}
+
+bring_postgresql() {
+  local folder name package
+  WANTED="PostgreSQL >= $OLDEST_POSTGRESQL" DEBIAN="postgresql" FEDORA="postgresql-server" BREW="postgresql"
+  postgresql_folder "$BIN" && { say "postgresql $(postgresql_version_of "$BIN/postgres") is there"; return 0; }
+  if folder="$(own_postgresql)"; then
+    for name in $POSTGRESQL_PROGRAMS; do ln -sfn "$folder/$name" "$BIN/$name"; done
+    say "postgresql $(postgresql_version_of "$BIN/postgres"), this machine's own"
+    return 0
+  fi
+  need_apt
+  need_lists postgresql
+  package="$(postgresql_package)"
+  [[ -n "$package" ]] || missing_server "no package of it is known to apt"
+  unpack_postgresql "$package" "${package/-/-client-}" libpq5
+  for name in $POSTGRESQL_PROGRAMS; do
+    wrap_relative "$UNPACKED/usr/lib/postgresql/${package##*-}/bin/$name"
+  done
+  postgresql_folder "$BIN" || missing_server "the unpacked server does not start or is older than $OLDEST_POSTGRESQL"
+  say "postgresql $(postgresql_version_of "$BIN/postgres"), unpacked under .servers"
+}
+
+bring_pgbouncer() {
+  local path
+  WANTED="pgbouncer" DEBIAN="pgbouncer" FEDORA="pgbouncer" BREW="pgbouncer"
+  "$BIN/pgbouncer" --version >/dev/null 2>&1 && { say "pgbouncer is there"; return 0; }
+  if path="$(PATH="$PATH:/usr/sbin" on_this_machine pgbouncer)"; then
+    ln -sfn "$path" "$BIN/pgbouncer"
+    say "pgbouncer, this machine's own"
+    return 0
+  fi
+  need_apt
+  need_lists pgbouncer
+  unpack_postgresql pgbouncer
+  wrap_relative "$UNPACKED/usr/sbin/pgbouncer"
+  "$BIN/pgbouncer" --version >/dev/null 2>&1 || missing_server "the unpacked pgbouncer does not start"
+  say "$("$BIN/pgbouncer" --version | head -n 1), unpacked under .servers"
+}
+
 mkdir -p "$BIN" "$SERVERS/debs" "$UNPACKED"
 bring_redis
 bring_valkey
 bring_etcd
+bring_postgresql
+bring_pgbouncer

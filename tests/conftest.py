@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.etcd import EtcdServer
+from tests.support.postgresql import PostgresServer
 from tests.support.proxy import FaultProxy
 from tests.support.servers import RedisServer
 
@@ -15,7 +16,10 @@ from tests.support.servers import RedisServer
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
-SERVER_FIXTURES = {"redis_server", "own_redis", "proxy", "etcd_server", "own_etcd"}
+SERVER_FIXTURES = {
+    *("redis_server", "own_redis", "proxy", "etcd_server", "own_etcd"),
+    *("postgres_server", "own_postgres"),
+}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -57,4 +61,18 @@ def etcd_server() -> Iterator[EtcdServer]:
 def own_etcd() -> Iterator[EtcdServer]:
     """A fresh server to kill, freeze or wipe."""
     with EtcdServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[PostgresServer]:
+    """One server for all tests of a worker: use a database or a namespace of your own."""
+    with PostgresServer() as server:
+        yield server
+
+
+@pytest.fixture
+def own_postgres() -> Iterator[PostgresServer]:
+    """A fresh server to kill, freeze or wipe."""
+    with PostgresServer() as server:
         yield server

@@ -15,6 +15,7 @@ WORLD = frozenset(
         *("time", "random", "secrets", "os", "signal", "sched"),
         *("threading", "asyncio", "concurrent", "multiprocessing", "queue", "subprocess"),
         *("socket", "ssl", "select", "selectors", "sqlite3", "redis", "hiredis"),
+        *("psycopg", "sqlalchemy"),
     }
 )
 
@@ -65,6 +66,8 @@ DRIVERS = {
     "redis": ("stores.redis",),
     "hiredis": ("stores.redis",),
     "sqlite3": ("stores.sqlite", "demo"),
+    "psycopg": ("stores.postgresql",),
+    "sqlalchemy": ("stores.postgresql",),
 }
 
 # The vocabulary has one word for each thing; these would be a second one.

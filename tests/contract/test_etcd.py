@@ -60,7 +60,7 @@ class TestEtcd(StoreContract):
 
     @pytest.fixture
     def world(self, etcd_server: EtcdServer) -> Iterator[EtcdWorld]:
-        with FaultProxy(etcd_server.client_port) as proxy:
+        with FaultProxy(etcd_server.port) as proxy:
             # The server is younger than the leases of this suite are long.
             world = EtcdWorld(etcd_server, proxy, "?restart_wait=0")
             world.begin()
@@ -77,7 +77,7 @@ class TestEtcdWipes(StoreContract):
 
     @pytest.fixture
     def world(self) -> Iterator[EtcdWorld]:
-        with EtcdServer() as server, FaultProxy(server.client_port) as proxy:
+        with EtcdServer() as server, FaultProxy(server.port) as proxy:
             yield EtcdWorld(server, proxy)
 
 
@@ -91,5 +91,5 @@ class TestEtcdRestarts(StoreContract):
 
     @pytest.fixture
     def world(self) -> Iterator[EtcdWorld]:
-        with EtcdServer() as server, FaultProxy(server.client_port) as proxy:
+        with EtcdServer() as server, FaultProxy(server.port) as proxy:
             yield EtcdWorld(server, proxy, "?restart_wait=0")

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeAlias
 
 import pytest
 
 from tests.e2e.fleet import Fleet, Place, locked_file
+from tests.faults.postgresql_world import new_database
 from tests.support.etcd import EtcdServer
+from tests.support.postgresql import PostgresServer
 from tests.support.proxy import FaultProxy
 from tests.support.servers import RedisServer
 
@@ -20,19 +23,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow)
 
 
-@pytest.fixture(params=["sqlite", "redis", "etcd"])
+@pytest.fixture(params=["sqlite", "redis", "etcd", "postgresql"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
-    """A store; the faults of servers are those of the process and of the network before it."""
+    """A store; those behind a network have the faults of the process and of the network."""
     if request.param == "sqlite":
         with locked_file(tmp_path / "leases.db") as file:
             yield file
         return
-    server: RedisServer | EtcdServer = RedisServer() if request.param == "redis" else EtcdServer()
-    port = server.client_port if isinstance(server, EtcdServer) else server.port
-    with server, FaultProxy(port) as proxy:
-        etcd = f"etcd://127.0.0.1:{proxy.port}?restart_wait=0"
+    with _running(request.param) as server, FaultProxy(server.port) as proxy:
         yield Place(
-            etcd if request.param == "etcd" else f"{proxy.url}?restart_wait=0",
+            f"{_url(server, proxy)}?restart_wait=0",
             {
                 "silent": (server.freeze, server.thaw),
                 "killed": (server.kill, server.start),
@@ -41,6 +41,23 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
             },
         )
         server.thaw()
+
+
+_SERVERS = {"redis": RedisServer, "etcd": EtcdServer, "postgresql": PostgresServer}
+_Server: TypeAlias = "RedisServer | EtcdServer | PostgresServer"
+
+
+def _running(store: str) -> _Server:
+    server: _Server = _SERVERS[store]()
+    return server
+
+
+def _url(server: _Server, proxy: FaultProxy) -> str:
+    if isinstance(server, RedisServer):
+        return proxy.url
+    if isinstance(server, EtcdServer):
+        return f"etcd://127.0.0.1:{proxy.port}"
+    return server.url_of(new_database(server), port=proxy.port)
 
 
 @pytest.fixture

@@ -29,6 +29,9 @@ FAULTS = [
     ("etcd", "killed"),
     ("etcd", "black hole"),
     ("etcd", "one-way loss"),
+    ("postgresql", "silent"),
+    ("postgresql", "killed"),
+    ("postgresql", "black hole"),
 ]
 
 

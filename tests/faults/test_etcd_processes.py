@@ -26,7 +26,7 @@ pytestmark = pytest.mark.server
 
 @pytest.fixture
 def proxy(etcd_server: EtcdServer) -> Iterator[FaultProxy]:
-    with FaultProxy(etcd_server.client_port) as faulty:
+    with FaultProxy(etcd_server.port) as faulty:
         yield faulty
 
 

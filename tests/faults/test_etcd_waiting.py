@@ -129,7 +129,7 @@ def test_a_watch_whose_server_restarts_is_taken_up_again(own_etcd: EtcdServer) -
 
 def test_a_watch_in_a_black_hole_ends_in_time(own_etcd: EtcdServer) -> None:
     with (
-        FaultProxy(own_etcd.client_port) as proxy,
+        FaultProxy(own_etcd.port) as proxy,
         party(f"etcd://127.0.0.1:{proxy.port}?restart_wait=0") as one,
     ):
         one.take()

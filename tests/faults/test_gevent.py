@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.faults.postgresql_world import new_database
 from tests.support.etcd import EtcdServer
 from tests.support.etcd_tls import EtcdTls
+from tests.support.postgresql import PostgresServer
 from tests.support.servers import RedisServer
 
 SCRIPT = """
@@ -59,3 +61,10 @@ def test_a_hub_that_is_kept_does_not_cost_a_lease_on_etcd(scheme: str, tmp_path:
     tls = EtcdTls(tmp_path) if scheme == "etcds" else None
     with EtcdServer(tls=tls) as server:
         assert run(server.store_url(), ttl=1.2) == "renewed, and handed over"
+
+
+def test_a_hub_that_is_kept_does_not_cost_a_lease_on_postgresql(
+    postgres_server: PostgresServer,
+) -> None:
+    url = postgres_server.url_of(new_database(postgres_server))
+    assert run(f"{url}?restart_wait=0") == "renewed, and handed over"

@@ -95,7 +95,7 @@ class EtcdServer:
         return (self.endpoint,)
 
     @property
-    def client_port(self) -> int:
+    def port(self) -> int:
         return self.place.client_port
 
     @property

@@ -86,7 +86,7 @@ def test_a_claim_that_is_not_renewed_ends_though_its_session_lives(
 def test_a_take_of_which_nobody_heard_ends_though_its_session_lives(
     etcd_server: EtcdServer, other: Store
 ) -> None:
-    with FaultProxy(etcd_server.client_port) as proxy:
+    with FaultProxy(etcd_server.port) as proxy:
         store = open_etcd(f"etcd://127.0.0.1:{proxy.port}?restart_wait=0").store()
         kept, lost = key(), key()
         keeper = granted(store, kept)

@@ -100,6 +100,7 @@ _WORK = (
 _TO = Option(("--to",), "the candidate that is to follow", "HOLDER")
 _WATCH = Option(("--watch",), "again every second, until ^C")
 _TIMEOUT = Option(("--timeout",), "give up with exit 75 after this time", "DUR")
+_FIX = Option(("--fix",), "first make the store's schema, or bring it up to this release")
 _FORCE = Option(("--force",), "remove the record at once: the holder may go on for its ttl")
 
 COMMANDS: Final = {
@@ -126,7 +127,9 @@ COMMANDS: Final = {
     "unpause": Command("let NAME be held again", "pausing", "NAME"),
     "why": Command("why NAME is held, or is not, in words", "why", "NAME"),
     "history": Command("who held NAME when", "history", "NAME"),
-    "doctor": Command("what the store promises, and whether it fits", "doctor", "", (_TTL, _GRACE)),
+    "doctor": Command(
+        "what the store promises, and whether it fits", "doctor", "", (_TTL, _GRACE, _FIX)
+    ),
     "demo": Command("faults on real processes, judged from outside, in 20 s", "demo"),
 }
 

@@ -21,8 +21,11 @@ _BUILT_IN: Final = {
     "valkeys": "incumbent.stores.redis:open_redis",
     "etcd": "incumbent.stores.etcd:open_etcd",
     "etcds": "incumbent.stores.etcd:open_etcd",
+    "postgresql": "incumbent.stores.postgresql:open_postgresql",
+    "postgres": "incumbent.stores.postgresql:open_postgresql",
 }
 _GROUP: Final = "incumbent.stores"
+_POSTGRESQL: Final = ("psycopg_pool", "sqlalchemy")
 
 
 def open_engine(url: str) -> Engine:
@@ -74,8 +77,13 @@ def engine_for_object(driver: Any) -> Engine:
 
         engine: Engine = engine_from_client(driver)
         return engine
+    if any(base.__module__.split(".")[0] in _POSTGRESQL for base in type(driver).__mro__):
+        from incumbent.stores.postgresql import engine_from_object
+
+        return engine_from_object(driver)
     raise ConfigError(
-        f"store={type(driver).__name__} object: give a URL, a Client, a redis-py client or pool, or"
-        " an object that implements incumbent.stores.base.Engine",
+        f"store={type(driver).__name__} object: give a URL, a Client, a redis-py client or pool, a"
+        " psycopg pool or SQLAlchemy engine, or an object that implements"
+        " incumbent.stores.base.Engine",
         name="store",
     )

@@ -1,8 +1,9 @@
-"""`doctor`: what the store promises, and whether the times fit."""
+"""`doctor`: what the store promises, and whether the times fit; `--fix` makes its schema."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 
 from incumbent import clock
 from incumbent.cli.exits import OK, UNPROVED, say
@@ -19,6 +20,7 @@ from incumbent.stores.names import make_key
 __all__ = ["command"]
 
 _WITHIN = 2.0
+_FIX_WITHIN = 10.0
 _Finding = tuple[str, str, str]
 
 
@@ -27,6 +29,7 @@ def command(request: Request) -> int:
     policy = make_policy(request.text("ttl") or TTL_DEFAULT, grace=request.text("grace"))
     engine = link_for(store_url(request.text("store"))).engine
     findings = [
+        *(_fixed(engine) if request.on("fix") else ()),
         *_of_the_store(request, engine, policy),
         _of_the_times(policy),
         _of_the_isolation(),
@@ -36,6 +39,13 @@ def command(request: Request) -> int:
     if errors:
         say(f"{len(errors)} of {len(findings)} findings must be settled: {errors[0]}")
     return UNPROVED if errors else OK
+
+
+def _fixed(engine: Engine) -> list[_Finding]:
+    fix: Callable[[float], list[_Finding]] | None = getattr(engine, "fix", None)
+    if fix is None:
+        return [("ok", f"{engine.url} has no schema: there is nothing to make", "")]
+    return fix(clock.now() + _FIX_WITHIN)
 
 
 def _of_the_store(request: Request, engine: Engine, policy: Policy) -> list[_Finding]:

@@ -1,0 +1,43 @@
+"""`directory:` keeps the contract: this fixture is all that a store has to write."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from incumbent.testing.contract import StoreContract, World
+from incumbent_directory import DirectoryEngine
+from incumbent_directory.rules import Moment
+
+
+class DirectoryWorld(World):
+    """A host whose clock can be moved and which can be rebooted: no case has to wait."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._shift, self._boot, self._booted = folder, 0.0, 1, time.time() - 100
+        super().__init__(DirectoryEngine(folder, self._moment))
+
+    def _moment(self) -> Moment:
+        wall = time.time() + self._shift
+        return Moment(wall - self._booted, wall, f"boot-{self._boot}")
+
+    def pass_time(self, seconds: float) -> None:
+        self._shift += seconds
+
+    def restart(self, *, empty: bool) -> None:
+        # No holder outlives a reboot of its own host, so nothing has to wait for one ttl.
+        assert not empty
+        self._boot += 1
+        self._booted = time.time() + self._shift
+
+
+class TestDirectory(StoreContract):
+    capabilities = DirectoryEngine.capabilities
+    hooks = frozenset({"restart"})
+    ttl = 10.0
+
+    @pytest.fixture
+    def world(self, tmp_path: Path) -> DirectoryWorld:
+        return DirectoryWorld(tmp_path / "leases")

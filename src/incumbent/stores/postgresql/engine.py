@@ -1,0 +1,122 @@
+"""The engine of one database: it makes the blocking and the asynchronous side."""
+
+from __future__ import annotations
+
+import json
+from importlib.resources import files
+from typing import TYPE_CHECKING
+
+from incumbent import clock
+from incumbent._core.onestep import run
+from incumbent.errors import StoreError
+from incumbent.model import Capabilities
+from incumbent.stores.postgresql.dialect import HELLO, Dialect
+from incumbent.stores.postgresql.driver import Site
+from incumbent.stores.postgresql.errors import Answered, Broken, answered_error
+from incumbent.stores.postgresql.server import DIAGNOSE, check_schema, findings
+from incumbent.stores.postgresql.sync import PostgresStore, Wire
+
+if TYPE_CHECKING:
+    from incumbent.stores.postgresql.aio import AsyncPostgresStore, Loops
+
+__all__ = ["PostgresEngine", "schema"]
+
+_Finding = tuple[str, str, str]
+
+
+def schema() -> str:
+    """The SQL that makes the schema, or brings it up to this release."""
+    return files("incumbent.stores.postgresql").joinpath("schema.sql").read_text("utf-8")
+
+
+class PostgresEngine:
+    """See stores.base.Engine. Connects to nothing before its first operation."""
+
+    capabilities = Capabilities(
+        waits="pubsub",
+        ttl_unit=0.000_001,
+        ttl_clock="wall",
+        # Of exclusion: a promoted standby grants nothing for one ttl. Leases end with the primary.
+        survives_failover=True,
+        candidates=True,
+        reservations=True,
+    )
+
+    def __init__(self, site: Site) -> None:
+        self.url = site.where
+        self._site = site
+        self._dialect = Dialect(site.where, site.restart_wait)
+        self._store = PostgresStore(site, self._dialect)
+        self._loops: dict[str, Loops] = {}
+
+    def __repr__(self) -> str:
+        return f"PostgresEngine({self.url!r})"
+
+    def store(self) -> PostgresStore:
+        """See Engine.store."""
+        return self._store
+
+    def async_store(self) -> AsyncPostgresStore:
+        """See Engine.async_store. Raises RuntimeError where no event loop runs."""
+        loops = self._loops.get("all")
+        return (loops or self._make_loops()).store()
+
+    def _make_loops(self) -> Loops:
+        # Imported only now: the blocking side has no use for asyncio.
+        from incumbent.stores.postgresql.aio import Loops
+
+        # One atomic step instead of a lock, which a fork could copy while somebody holds it.
+        return self._loops.setdefault("all", Loops(self._site, self._dialect))
+
+    def fix(self, until: float) -> list[_Finding]:
+        """Make the schema, or bring it up to this release; findings as of `diagnose`.
+
+        May be repeated, and changes nothing that is there. Needs a role that may create it.
+        """
+        try:
+            wire = run(self._store.exchange.dial(until))
+        except StoreError as error:
+            return [("error", str(error), "check the address, the password and the network")]
+        try:
+            run(wire.script(schema(), until))
+        except Answered as error:
+            advice = "run it as a role that may CREATE in this database, or who owns the schema"
+            return [("error", f"{self.url}: {error} ({error.code})", advice)]
+        except Broken as error:
+            return [("error", f"{self.url} gave no usable answer: {error}", "try it again")]
+        finally:
+            wire.close()
+        return [("ok", "the schema incumbent is made and up to date", "")]
+
+    def diagnose(self, ttl: float, until: float) -> list[_Finding]:
+        """See Engine.diagnose."""
+        try:
+            wire = run(self._store.exchange.dial(until))
+        except StoreError as error:
+            return [("error", str(error), "check the address, the password and the network")]
+        try:
+            return self._examine(wire, ttl, until)
+        except Answered as error:
+            return [("error", str(answered_error(error, self.url)), "")]
+        except Exception as error:  # noqa: BLE001 - whatever it is, a diagnosis reports it
+            return [("error", f"{self.url} answered nothing usable: {error}", "look at its log")]
+        finally:
+            wire.close()
+
+    def _examine(self, wire: Wire, ttl: float, until: float) -> list[_Finding]:
+        hello = json.loads(run(wire.query(HELLO, until)) or b"{}")
+        check_schema(hello, self.url, proved=True)
+        began = clock.now()
+        answer = run(wire.query(DIAGNOSE, until))
+        wait = self._site.restart_wait
+        return findings(
+            answer,
+            hello,
+            ttl=ttl,
+            wait=ttl if wait is None else wait,
+            trip=clock.now() - began,
+            wall=clock.wall,
+            number=wire.server_version,
+            backend=wire.backend,
+            encrypted=wire.encrypted,
+        )

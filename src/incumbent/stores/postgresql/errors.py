@@ -1,0 +1,167 @@
+"""What can go wrong with a server, as the contract's three answers. Pure.
+
+The rule of the table: every request is one statement in a transaction of its own, so that an answer
+of severity ERROR says that it was rolled back (https://www.postgresql.org/docs/15/protocol-flow.html).
+A FATAL answer ends the session, perhaps after the commit: it leaves the outcome open.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from incumbent.durations import say_seconds
+from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
+
+__all__ = [
+    "Answered",
+    "Broken",
+    "Mismatch",
+    "answered_error",
+    "connect_error",
+    "exchange_error",
+    "restart_error",
+    "still_in_doubt",
+]
+
+
+class Broken(Exception):
+    """A connection failed. `sent`: the request may have left. `late`: there is no time left."""
+
+    def __init__(self, why: str, *, sent: bool, late: bool = False) -> None:
+        super().__init__(why)
+        self.sent = sent
+        self.late = late
+
+
+class Mismatch(Exception):
+    """The answer belongs to another request: the connection is out of step."""
+
+
+class Answered(Exception):
+    """The server answered with an error, and rolled back."""
+
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class _Meaning(NamedTuple):
+    why: str
+    final: bool = False
+    retry_after: float | None = None
+
+
+_FIX: Final = "run `incumbent doctor --fix` as a role that may create it, or apply schema.sql"
+_MISSING: Final = _Meaning(f"its schema incumbent is missing or too old: {_FIX}", final=True)
+_READ_ONLY: Final = _Meaning(
+    "it is read-only (a standby, or default_transaction_read_only): use the address of the"
+    " primary, or name all hosts",
+    retry_after=1.0,
+)
+_FULL: Final = _Meaning("it has no connection left for us (max_connections)", retry_after=0.5)
+
+_ANSWERS: Final[dict[str, _Meaning]] = {
+    "25006": _READ_ONLY,
+    "3F000": _MISSING,
+    "42883": _MISSING,
+    "42P01": _MISSING,
+    "42703": _MISSING,
+    "42501": _Meaning(
+        "this role lacks rights: GRANT USAGE ON SCHEMA incumbent TO it, and GRANT EXECUTE ON ALL"
+        " FUNCTIONS IN SCHEMA incumbent TO it",
+        final=True,
+    ),
+    "40001": _Meaning("it could not order the transactions of two clients", retry_after=0.05),
+    "40P01": _Meaning("it broke a deadlock of two clients", retry_after=0.05),
+    "55P03": _Meaning("somebody else keeps the lease's row locked", retry_after=0.5),
+    "57014": _Meaning(
+        "it cancelled the statement and rolled it back: statement_timeout, or an operator",
+        retry_after=0.5,
+    ),
+    "53300": _FULL,
+    "53100": _Meaning("its disk is full: free some space", retry_after=1.0),
+    "53200": _Meaning("it is out of memory", retry_after=1.0),
+    "22021": _Meaning("its encoding has no such characters: use a database in UTF8", final=True),
+    "22P05": _Meaning("its encoding has no such characters: use a database in UTF8", final=True),
+}
+
+# libpq gives no code for a connection that was refused, only the server's words.
+_REFUSALS: Final[tuple[tuple[str, _Meaning], ...]] = (
+    ("password authentication failed", _Meaning("check the user name and the password", True)),
+    ("no password supplied", _Meaning("give a password", True)),
+    ("authentication failed", _Meaning("check the user name and the password", True)),
+    ("no pg_hba.conf entry", _Meaning("its pg_hba.conf must admit this user from here", True)),
+    ("no such user", _Meaning("name another user, or make this one known to the pooler", True)),
+    ("no such database", _Meaning("name another database, or make it known to the pooler", True)),
+    ("role ", _Meaning("create that role, or name another", True)),
+    ("database ", _Meaning("create that database, or name another", True)),
+    ("certificate verify failed", _Meaning("name the authority: sslrootcert=/path/ca.pem", True)),
+    ("server certificate for", _Meaning("the certificate names another host", True)),
+    ("root certificate file", _Meaning("name the authority: sslrootcert=/path/ca.pem", True)),
+    ("does not support SSL", _Meaning("its TLS is off (ssl = on in postgresql.conf)", True)),
+    ("session is read-only", _READ_ONLY),
+    ("server is in hot standby", _READ_ONLY),
+    ("too many clients", _FULL),
+    ("remaining connection slots", _FULL),
+    ("the database system is", _Meaning("wait until it has started", retry_after=0.5)),
+)
+_NEEDS_DOES_NOT_EXIST: Final = ("role ", "database ")
+
+
+def answered_error(error: Answered, where: str, *, proved: bool = True) -> StoreError:
+    """The exception for an error that the server answered.
+
+    `proved`: this server has served us before, so that even missing rights may be a passing state.
+    """
+    if error.code.startswith("XX"):
+        return OutcomeUnknown(f"{where} failed inside: {error} ({error.code})")
+    why, final, after = _ANSWERS.get(error.code, _Meaning("look at its log"))
+    return StoreUnavailable(
+        f"{where} refused the request: {error} ({error.code}); {why}",
+        permanent=final and not proved,
+        retry_after=after,
+    )
+
+
+def connect_error(said: str, where: str, *, proved: bool, late: bool = False) -> StoreUnavailable:
+    """The exception for a connection that could not be made, to any of the hosts."""
+    meaning = _meaning_of(said)
+    more = f"; {meaning.why}" if meaning else ""
+    return StoreUnavailable(
+        f"{where} cannot be reached: {said or 'no connection in time'}{more}",
+        permanent=bool(meaning and meaning.final and not proved and not late),
+        retry_after=meaning.retry_after if meaning else None,
+    )
+
+
+def _meaning_of(said: str) -> _Meaning | None:
+    for words, meaning in _REFUSALS:
+        if words in said and (words not in _NEEDS_DOES_NOT_EXIST or "does not exist" in said):
+            return meaning
+    return None
+
+
+def exchange_error(error: Exception, where: str) -> StoreError:
+    """The exception for an exchange that brought no answer, or another's."""
+    if isinstance(error, Broken) and not error.sent:
+        return StoreUnavailable(f"{where} cannot be reached: {error}")
+    return OutcomeUnknown(f"{where} gave no usable answer ({error}); perhaps it did what was asked")
+
+
+def still_in_doubt(error: StoreUnavailable, where: str) -> OutcomeUnknown:
+    """The exception for a repeat that was not done, after a first try that perhaps was."""
+    return OutcomeUnknown(
+        f"{where} gave no answer to the first try, and the second failed: {error}",
+        permanent=error.permanent,
+        retry_after=error.retry_after,
+    )
+
+
+def restart_error(where: str, age: float, left: float) -> StoreUnavailable:
+    """The exception for a store that may have lost what a holder still believes."""
+    return StoreUnavailable(
+        f"{where} crashed, was promoted, restored or made {say_seconds(max(0.0, age))} ago and"
+        f" grants nothing for another {say_seconds(left)} (restart_wait): a holder from before may"
+        " still believe",
+        retry_after=left,
+    )

@@ -1,0 +1,94 @@
+"""The fencing check in the user's own transaction: a stale term writes nothing there."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from incumbent.errors import LeaseLost, Misuse
+from incumbent.stores.names import flat
+
+__all__ = ["async_with_token", "with_token"]
+
+_PSYCOPG: Final = "SELECT incumbent.fence(%s, %s)"
+_SQLALCHEMY: Final = "SELECT incumbent.fence(:key, :token)"
+
+
+def with_token(lease: Any, connection: Any) -> None:
+    """Let the transaction that is open on `connection` go on only if `lease` may write.
+
+    `connection` is a psycopg Connection, or a Connection or Session of SQLAlchemy, to the database
+    that has the lease's store; its role needs the rights of schema.sql. Call it in the transaction,
+    before or after its other statements. It returns once every transaction of an earlier holder
+    that got so far is over, and from then on those of earlier holders are refused. Raises LeaseLost
+    (also if the lease is not proved any more): roll back then. Raises Misuse outside of a
+    transaction, where it would protect nothing.
+    """
+    lease.check()
+    if _is_psycopg(connection):
+        _check_psycopg(connection)
+        row = connection.execute(_PSYCOPG, _arguments(lease)).fetchone()
+        _conclude(lease, row[0])
+        return
+    _check_sqlalchemy(connection)
+    _conclude(lease, connection.execute(*_statement(lease)).scalar())
+
+
+async def async_with_token(lease: Any, connection: Any) -> None:
+    """See `with_token`; for psycopg's AsyncConnection, SQLAlchemy's AsyncConnection and Session."""
+    lease.check()
+    if _is_psycopg(connection):
+        _check_psycopg(connection)
+        cursor = await connection.execute(_PSYCOPG, _arguments(lease))
+        _conclude(lease, (await cursor.fetchone())[0])
+        return
+    await connection.run_sync(_check_sqlalchemy)
+    _conclude(lease, (await connection.execute(*_statement(lease))).scalar())
+
+
+def _is_psycopg(connection: Any) -> bool:
+    return any(base.__module__.split(".")[0] == "psycopg" for base in type(connection).__mro__)
+
+
+def _arguments(lease: Any) -> tuple[str, int]:
+    # A lease shows its name only; its key has the namespace too.
+    return flat(lease._held.wanted.key), lease.fencing_token
+
+
+def _statement(lease: Any) -> tuple[Any, dict[str, Any]]:
+    from sqlalchemy import text
+
+    key, number = _arguments(lease)
+    return text(_SQLALCHEMY), {"key": key, "token": number}
+
+
+def _check_psycopg(connection: Any) -> None:
+    from psycopg.pq import TransactionStatus
+
+    idle = connection.info.transaction_status == TransactionStatus.IDLE
+    if idle and connection.autocommit:
+        raise _no_transaction()
+
+
+def _check_sqlalchemy(connection: Any) -> None:
+    pooled = connection.connection
+    if callable(pooled):  # a Session's method, where a Connection has its pool's connection
+        pooled = pooled().connection
+    if getattr(pooled.dbapi_connection, "autocommit", False):
+        raise _no_transaction()
+
+
+def _no_transaction() -> Misuse:
+    return Misuse(
+        "with_token() on a connection in autocommit, outside of a transaction: its check would end"
+        " before the next statement; begin a transaction first"
+    )
+
+
+def _conclude(lease: Any, may: Any) -> None:
+    if may is not True:
+        raise LeaseLost(
+            f"the lease on {lease.name!r} is stale: a later holder than token {lease.fencing_token}"
+            " was granted it; roll back",
+            name=lease.name,
+            reason="taken",
+        )

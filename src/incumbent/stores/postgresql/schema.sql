@@ -1,0 +1,565 @@
+-- The schema of incumbent's leases. Apply it with `incumbent doctor --fix`, or:
+--     psql --set ON_ERROR_STOP=1 --file schema.sql "postgresql://..."
+-- It may be applied again at any time; later versions only add to it. Whoever applies it owns it.
+-- Every other role needs no more than:
+--     GRANT USAGE ON SCHEMA incumbent TO app;
+--     GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA incumbent TO app;
+--
+-- Rules:
+-- * Each operation is one function, one statement, one transaction, and keeps nothing in its session.
+-- * Instants are the server's clock_timestamp(), and never those of a transaction's start.
+-- * What would only be lost in a crash does not wait for the disk (synchronous_commit off): a crash
+--   empties `epoch`, which is unlogged, and then nothing is granted for one ttl.
+
+BEGIN;
+SET LOCAL client_min_messages = warning;
+SET LOCAL search_path = pg_catalog, pg_temp;
+SET LOCAL check_function_bodies = off;
+SELECT pg_advisory_xact_lock(7596558240718152301);
+
+CREATE SCHEMA IF NOT EXISTS incumbent;
+
+CREATE TABLE IF NOT EXISTS incumbent.version (
+    one boolean PRIMARY KEY DEFAULT true CHECK (one),
+    major integer NOT NULL,
+    minor integer NOT NULL
+);
+DO $$ BEGIN
+    IF EXISTS (SELECT FROM incumbent.version WHERE (major, minor) > (1, 0)) THEN
+        RAISE EXCEPTION 'the schema incumbent is newer than this file: nothing was changed';
+    END IF;
+END $$;
+
+-- The incarnation of this store. Crash recovery, a promotion and a restored backup leave no row, or
+-- one of another table: either means that the newest commits may be missing.
+CREATE UNLOGGED TABLE IF NOT EXISTS incumbent.epoch (
+    one boolean PRIMARY KEY DEFAULT true CHECK (one),
+    id text NOT NULL,
+    born timestamptz NOT NULL,
+    place text NOT NULL
+);
+
+-- claim = '': nobody holds it; until `expires` it is closed, but for `reserved_for`.
+CREATE TABLE IF NOT EXISTS incumbent.record (
+    key text COLLATE "C" PRIMARY KEY,
+    token bigint NOT NULL DEFAULT 0,
+    claim text NOT NULL DEFAULT '',
+    holder text NOT NULL DEFAULT '',
+    meta bytea NOT NULL DEFAULT '',
+    ttl bigint NOT NULL DEFAULT 0,
+    since timestamptz,
+    expires timestamptz NOT NULL DEFAULT '-infinity',
+    ended timestamptz,
+    reserved_for text NOT NULL DEFAULT '',
+    grants bigint NOT NULL DEFAULT 0,
+    changes bigint NOT NULL DEFAULT 0,
+    switched boolean NOT NULL DEFAULT false,
+    field_version bigint NOT NULL DEFAULT 0,
+    waited timestamptz NOT NULL DEFAULT '-infinity',
+    forget_on date NOT NULL DEFAULT current_date + 2
+) WITH (fillfactor = 40, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000);
+-- By the day, so that an operation hardly ever changes what is indexed (a HOT update).
+CREATE INDEX IF NOT EXISTS record_forget_on ON incumbent.record (forget_on);
+
+CREATE TABLE IF NOT EXISTS incumbent.slot (
+    key text COLLATE "C",
+    name text COLLATE "C",
+    claim text NOT NULL,
+    token bigint NOT NULL,
+    holder text NOT NULL,
+    ttl bigint NOT NULL,
+    since timestamptz NOT NULL,
+    expires timestamptz NOT NULL,
+    PRIMARY KEY (key, name)
+);
+
+CREATE TABLE IF NOT EXISTS incumbent.field (
+    key text COLLATE "C",
+    name text COLLATE "C",
+    value bytea NOT NULL,
+    version bigint NOT NULL,
+    PRIMARY KEY (key, name)
+);
+
+-- The 19 holdings before the one that `record` has.
+CREATE TABLE IF NOT EXISTS incumbent.history (
+    key text COLLATE "C",
+    place smallint,
+    holder text NOT NULL,
+    token bigint NOT NULL,
+    started timestamptz NOT NULL,
+    ended timestamptz,
+    PRIMARY KEY (key, place)
+) WITH (fillfactor = 40, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000);
+
+CREATE TABLE IF NOT EXISTS incumbent.candidate (
+    key text COLLATE "C",
+    holder text COLLATE "C",
+    expires timestamptz NOT NULL,
+    PRIMARY KEY (key, holder)
+) WITH (fillfactor = 40);
+
+-- The highest token that wrote under with_token().
+CREATE TABLE IF NOT EXISTS incumbent.fence (
+    key text COLLATE "C" PRIMARY KEY,
+    highest bigint NOT NULL
+) WITH (fillfactor = 40);
+
+-- Where this data lives: a copy of it, restored elsewhere or beside it, is another place.
+CREATE OR REPLACE FUNCTION incumbent.here() RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    cluster text := '';
+BEGIN
+    BEGIN
+        SELECT system_identifier INTO cluster FROM pg_control_system();
+    EXCEPTION WHEN insufficient_privilege THEN
+        NULL;  -- a provider may keep it to itself
+    END;
+    RETURN concat_ws('.', cluster, (SELECT oid FROM pg_database WHERE datname = current_database()),
+        'incumbent.epoch'::regclass::oid);
+END $$;
+
+CREATE OR REPLACE FUNCTION incumbent.begin_epoch() RETURNS incumbent.epoch
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET lock_timeout = '1s' AS $$
+DECLARE
+    e incumbent.epoch;
+    found_here text := incumbent.here();
+BEGIN
+    DELETE FROM incumbent.epoch WHERE place <> found_here;
+    INSERT INTO incumbent.epoch (id, born, place)
+        VALUES (replace(gen_random_uuid()::text, '-', ''), clock_timestamp(), found_here)
+        ON CONFLICT DO NOTHING;
+    SELECT * INTO e FROM incumbent.epoch;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'another client began the epoch' USING ERRCODE = 'serialization_failure';
+    END IF;
+    RETURN e;
+END $$;
+
+-- What a client asks on a new connection.
+CREATE OR REPLACE FUNCTION incumbent.hello() RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET lock_timeout = '1s' AS $$
+DECLARE
+    v incumbent.version;
+    e incumbent.epoch;
+BEGIN
+    SELECT * INTO v FROM incumbent.version;
+    SELECT * INTO e FROM incumbent.epoch;
+    IF NOT FOUND OR e.place <> incumbent.here() THEN
+        e := incumbent.begin_epoch();
+    END IF;
+    RETURN json_build_object('major', v.major, 'minor', v.minor, 'pid', pg_backend_pid(),
+        'up', date_part('epoch', clock_timestamp() - e.born));
+END $$;
+
+-- Answers 'wait <us left> <us since the epoch began>', 'granted <claim> <token> <us> <epoch>', or
+-- what a refusal shows, as json. Durations are microseconds; no p_wait means one ttl.
+-- It locks nothing before it has decided, and then changes only what is as it was: whoever is
+-- refused writes nothing, and does not wait for those who do.
+CREATE OR REPLACE FUNCTION incumbent.take(
+    p_key text, p_claim text, p_ttl bigint, p_holder text, p_meta bytea, p_keep bigint,
+    p_wait bigint, p_slot text, p_slot_keep bigint, p_candidacy bigint
+) RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET lock_timeout = '1s' AS $$
+DECLARE
+    us CONSTANT interval := interval '1 microsecond';
+    e incumbent.epoch;
+    r incumbent.record;
+    now timestamptz;
+    new_token bigint;
+    left_us bigint;
+    reason text;
+    fresh boolean := false;
+BEGIN
+    IF p_slot IS NULL THEN
+        PERFORM set_config('synchronous_commit', 'off', true);
+    END IF;
+    SELECT * INTO e FROM incumbent.epoch;
+    IF NOT FOUND THEN
+        e := incumbent.begin_epoch();
+    END IF;
+    now := clock_timestamp();
+    IF now < e.born + coalesce(p_wait, p_ttl) * us THEN
+        left_us := coalesce(p_wait, p_ttl) - date_part('epoch', now - e.born) * 1000000;
+        RETURN 'wait ' || left_us || ' ' || (coalesce(p_wait, p_ttl) - left_us);
+    END IF;
+
+    LOOP
+        SELECT * INTO r FROM incumbent.record WHERE key = p_key;
+        IF NOT FOUND THEN
+            INSERT INTO incumbent.record (key) VALUES (p_key) ON CONFLICT DO NOTHING;
+            fresh := true;
+            CONTINUE;
+        END IF;
+        now := clock_timestamp();
+
+        IF r.expires > now AND r.claim = p_claim THEN
+            UPDATE incumbent.record SET expires = greatest(expires, now + p_ttl * us)
+                WHERE key = p_key AND claim = p_claim AND token = r.token
+                    AND expires > clock_timestamp()
+                RETURNING ceil(date_part('epoch', expires - now) * 1000000) INTO left_us;
+            CONTINUE WHEN NOT FOUND;
+            RETURN concat_ws(' ', 'granted', p_claim, r.token, greatest(p_ttl, left_us), e.id);
+        END IF;
+
+        IF r.expires > now OR r.switched OR p_slot IS NOT NULL THEN
+            reason := incumbent.why_not(r, now, p_claim, p_holder, p_slot);
+            IF reason IS NOT NULL THEN
+                IF p_candidacy > 0 THEN
+                    PERFORM incumbent.stand(p_key, p_holder, now, p_candidacy);
+                END IF;
+                RETURN reason;
+            END IF;
+        END IF;
+
+        new_token := greatest(r.token + 1, (date_part('epoch', now) * 1000000)::bigint);
+        UPDATE incumbent.record SET
+            token = new_token, claim = p_claim, holder = p_holder, meta = p_meta, ttl = p_ttl,
+            since = now, expires = now + p_ttl * us, ended = NULL, reserved_for = '',
+            grants = r.grants + 1, changes = r.changes + 1,
+            forget_on = ((now + greatest(p_ttl, p_keep) * us) AT TIME ZONE 'UTC')::date + 2
+        WHERE key = p_key AND changes = r.changes AND token = r.token AND expires = r.expires;
+        EXIT WHEN FOUND;
+    END LOOP;
+
+    IF r.grants > 0 THEN
+        INSERT INTO incumbent.history AS h (key, place, holder, token, started, ended)
+            VALUES (p_key, r.grants % 19, r.holder, r.token, r.since, r.ended)
+            ON CONFLICT (key, place) DO UPDATE SET holder = excluded.holder,
+                token = excluded.token, started = excluded.started, ended = excluded.ended;
+    END IF;
+    IF r.switched THEN
+        DELETE FROM incumbent.field WHERE key = p_key AND name = 'resign';
+        UPDATE incumbent.record SET switched = false WHERE key = p_key;
+    END IF;
+    IF p_slot IS NOT NULL THEN
+        INSERT INTO incumbent.slot (key, name, claim, token, holder, ttl, since, expires)
+            VALUES (p_key, p_slot, p_claim, new_token, p_holder, p_ttl, now,
+                now + p_slot_keep * us)
+            ON CONFLICT (key, name) DO UPDATE SET claim = excluded.claim, token = excluded.token,
+                holder = excluded.holder, ttl = excluded.ttl, since = excluded.since,
+                expires = excluded.expires;
+        DELETE FROM incumbent.slot WHERE key = p_key AND expires <= now;
+    END IF;
+    IF p_candidacy > 0 THEN
+        DELETE FROM incumbent.candidate WHERE key = p_key AND holder = p_holder;
+        PERFORM pg_notify('incumbent', p_key) FROM incumbent.record
+            WHERE key = p_key AND (fresh OR waited > now);
+    END IF;
+    IF new_token % 256 = 0 THEN
+        PERFORM incumbent.sweep();
+    END IF;
+    RETURN concat_ws(' ', 'granted', p_claim, new_token, p_ttl, e.id);
+END $$;
+
+-- Why a record is not granted, as json, or null. A switched record that is granted has no pause.
+CREATE OR REPLACE FUNCTION incumbent.why_not(
+    r incumbent.record, p_now timestamptz, p_claim text, p_holder text, p_slot text
+) RETURNS text
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    s incumbent.slot;
+    seen CONSTANT text := r.token || '.' || r.changes;
+    reason text;
+BEGIN
+    IF r.expires > p_now AND r.claim <> '' THEN
+        reason := 'held';
+    ELSIF r.switched AND EXISTS (
+        SELECT FROM incumbent.field WHERE key = r.key AND name = 'pause'
+    ) THEN
+        reason := 'paused';
+    ELSIF r.expires > p_now AND r.reserved_for = '' THEN
+        reason := 'closed';
+    ELSIF r.expires > p_now AND r.reserved_for <> p_holder THEN
+        reason := 'reserved';
+    ELSIF p_slot IS NOT NULL THEN
+        SELECT * INTO s FROM incumbent.slot
+            WHERE key = r.key AND name = p_slot AND expires > p_now AND claim <> p_claim;
+        IF FOUND THEN
+            reason := 'slot';
+            r.claim := s.claim; r.token := s.token; r.holder := s.holder; r.ttl := s.ttl;
+            r.since := s.since; r.expires := s.expires; r.meta := '';
+        END IF;
+    END IF;
+    IF reason IS NULL THEN
+        RETURN NULL;
+    END IF;
+    RETURN json_build_object('reason', reason, 'seen', seen,
+        'holding', incumbent.holding(r, p_now), 'reserved_for', r.reserved_for);
+END $$;
+
+CREATE OR REPLACE FUNCTION incumbent.stand(
+    p_key text, p_holder text, p_now timestamptz, p_candidacy bigint
+) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    INSERT INTO incumbent.candidate (key, holder, expires)
+        VALUES (p_key, p_holder, p_now + p_candidacy * interval '1 microsecond')
+        ON CONFLICT (key, holder) DO UPDATE SET expires = excluded.expires;
+    -- Whoever stands by at the same time may do it too: nobody waits for another here.
+    DELETE FROM incumbent.candidate d WHERE d.key = p_key AND d.holder IN (
+        SELECT c.holder FROM incumbent.candidate c
+        WHERE c.key = p_key AND (c.expires <= p_now OR c.holder IN (
+            SELECT o.holder FROM incumbent.candidate o WHERE o.key = p_key AND o.expires > p_now
+            ORDER BY o.expires DESC, o.holder DESC OFFSET 100))
+        FOR UPDATE SKIP LOCKED);
+END $$;
+
+-- Looks at some records whose time is over, as many as it meets unlocked, and forgets those of which
+-- nothing is left to tell. Answers how many these were.
+CREATE OR REPLACE FUNCTION incumbent.sweep() RETURNS integer
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    now CONSTANT timestamptz := clock_timestamp();
+    today CONSTANT date := (now AT TIME ZONE 'UTC')::date;
+    old text[];
+BEGIN
+    SELECT array_agg(o.key) INTO old FROM (
+        SELECT key FROM incumbent.record WHERE forget_on < today
+        ORDER BY forget_on LIMIT 64 FOR UPDATE SKIP LOCKED
+    ) o;
+    IF old IS NULL THEN
+        RETURN 0;
+    END IF;
+    -- What still says something is looked at again later, or it would be in the way of the rest.
+    UPDATE incumbent.record r SET forget_on = today + 7
+    WHERE r.key = ANY (old) AND (r.expires > now
+        OR EXISTS (SELECT FROM incumbent.field f WHERE f.key = r.key)
+        OR EXISTS (SELECT FROM incumbent.slot s WHERE s.key = r.key AND s.expires > now));
+    SELECT array_agg(key) INTO old FROM incumbent.record
+        WHERE key = ANY (old) AND forget_on < today;
+    DELETE FROM incumbent.slot WHERE key = ANY (old);
+    DELETE FROM incumbent.history WHERE key = ANY (old);
+    DELETE FROM incumbent.candidate WHERE key IN (
+        SELECT c.key FROM incumbent.candidate c WHERE c.key = ANY (old) FOR UPDATE SKIP LOCKED);
+    DELETE FROM incumbent.fence WHERE key IN (
+        SELECT f.key FROM incumbent.fence f WHERE f.key = ANY (old) FOR UPDATE SKIP LOCKED);
+    DELETE FROM incumbent.record WHERE key = ANY (old);
+    RETURN coalesce(cardinality(old), 0);
+END $$;
+
+-- Answers the first claim and which of the renewals were done, with what their holders must be told,
+-- as json [[1, pause, resign], ...]; null if they are of an earlier epoch.
+CREATE OR REPLACE FUNCTION incumbent.renew(
+    p_epoch text, p_keys text[], p_claims text[], p_tokens bigint[], p_ttls bigint[], p_metas bytea[]
+) RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET lock_timeout = '1s' AS $$
+DECLARE
+    now timestamptz;
+    answer json;
+BEGIN
+    PERFORM set_config('synchronous_commit', 'off', true);
+    PERFORM FROM incumbent.epoch WHERE id = p_epoch;
+    IF NOT FOUND THEN
+        RETURN p_claims[1] || ' null';
+    END IF;
+    -- In the order of the keys, so that two batches never wait for each other.
+    PERFORM FROM incumbent.record WHERE key = ANY (p_keys) ORDER BY key FOR UPDATE;
+    now := clock_timestamp();
+    WITH asked AS (
+        SELECT * FROM unnest(p_keys, p_claims, p_tokens, p_ttls, p_metas)
+            WITH ORDINALITY AS a (key, claim, token, ttl, meta, which)
+    ), done AS (
+        UPDATE incumbent.record r SET
+            expires = greatest(r.expires, now + a.ttl * interval '1 microsecond'),
+            meta = coalesce(a.meta, r.meta),
+            changes = r.changes + (a.meta IS DISTINCT FROM r.meta AND a.meta IS NOT NULL)::int
+        FROM asked a
+        WHERE r.key = a.key AND r.claim = a.claim AND r.token = a.token AND r.expires > now
+        RETURNING r.key, r.claim, r.token, r.switched
+    ), told AS (
+        SELECT pg_notify('incumbent', r.key) FROM incumbent.record r JOIN asked a USING (key)
+        WHERE r.claim = a.claim AND r.token = a.token AND r.expires > now
+            AND r.waited > now AND a.meta IS NOT NULL AND a.meta <> r.meta
+    )
+    SELECT json_agg(CASE WHEN d.switched THEN json_build_array(a.which,
+            (SELECT encode(f.value, 'hex') FROM incumbent.field f
+                WHERE f.key = d.key AND f.name = 'pause'),
+            (SELECT encode(f.value, 'hex') FROM incumbent.field f
+                WHERE f.key = d.key AND f.name = 'resign'))
+        ELSE json_build_array(a.which, NULL, NULL) END) INTO answer
+    FROM asked a JOIN done d USING (key, claim, token)
+    WHERE (SELECT count(*) FROM told) IS NOT NULL;
+    RETURN p_claims[1] || ' ' || coalesce(answer::text, '[]');
+END $$;
+
+CREATE OR REPLACE FUNCTION incumbent.give(
+    p_key text, p_claim text, p_token bigint, p_closed_for bigint, p_reserve_for text, p_slot text
+) RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET lock_timeout = '1s' AS $$
+DECLARE
+    freed boolean := false;
+    told boolean;
+    given boolean;
+BEGIN
+    IF p_closed_for = 0 AND p_slot IS NULL THEN
+        PERFORM set_config('synchronous_commit', 'off', true);
+    END IF;
+    IF p_slot IS NOT NULL THEN
+        -- The record's lock first, as everywhere.
+        PERFORM FROM incumbent.record WHERE key = p_key FOR UPDATE;
+        DELETE FROM incumbent.slot WHERE key = p_key AND name = p_slot AND claim = p_claim;
+        IF FOUND THEN
+            UPDATE incumbent.record SET changes = changes + 1 WHERE key = p_key
+                RETURNING waited > clock_timestamp() INTO freed;
+        END IF;
+    END IF;
+    UPDATE incumbent.record SET
+        claim = '', ended = clock_timestamp(), changes = changes + 1,
+        reserved_for = CASE WHEN p_closed_for > 0 THEN coalesce(p_reserve_for, '') ELSE '' END,
+        expires = CASE WHEN p_closed_for > 0
+            THEN clock_timestamp() + p_closed_for * interval '1 microsecond'
+            ELSE '-infinity' END
+    WHERE key = p_key AND claim = p_claim AND (p_token IS NULL OR token = p_token)
+        AND expires > clock_timestamp()
+    RETURNING waited > clock_timestamp() INTO told;
+    given := FOUND;
+    IF told OR freed THEN
+        PERFORM pg_notify('incumbent', p_key);
+    END IF;
+    RETURN CASE WHEN given THEN 'released ' ELSE 'gone ' END || p_claim;
+END $$;
+
+-- p_guard is 'none', 'absent', 'version' or 'claim'. Answers the version (0: removed; -1: the guard
+-- did not hold). It waits for the disk as the database is set to.
+CREATE OR REPLACE FUNCTION incumbent.put(
+    p_key text, p_name text, p_value bytea, p_guard text, p_number bigint, p_claim text
+) RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET lock_timeout = '1s' AS $$
+DECLARE
+    r incumbent.record;
+    old bigint;
+    now timestamptz;
+    next_version bigint := 0;
+    fresh boolean := false;
+BEGIN
+    SELECT * INTO r FROM incumbent.record WHERE key = p_key FOR UPDATE;
+    IF NOT FOUND THEN
+        IF p_guard IN ('version', 'claim') THEN
+            RETURN '-1';
+        ELSIF p_value IS NULL THEN
+            RETURN '0';
+        END IF;
+        LOOP
+            INSERT INTO incumbent.record (key) VALUES (p_key) ON CONFLICT DO NOTHING;
+            SELECT * INTO r FROM incumbent.record WHERE key = p_key FOR UPDATE;
+            EXIT WHEN FOUND;
+        END LOOP;
+        fresh := true;
+    END IF;
+    now := clock_timestamp();
+    SELECT version INTO old FROM incumbent.field WHERE key = p_key AND name = p_name;
+    IF (p_guard = 'absent' AND old IS NOT NULL)
+        OR (p_guard = 'version' AND old IS DISTINCT FROM p_number)
+        OR (p_guard = 'claim' AND NOT (
+            r.claim = p_claim AND r.token = p_number AND r.expires > now))
+    THEN
+        RETURN '-1';
+    END IF;
+    IF p_value IS NULL THEN
+        DELETE FROM incumbent.field WHERE key = p_key AND name = p_name;
+    ELSE
+        -- Not below the clock, so that none comes back after the record was forgotten or lost.
+        next_version := greatest(r.field_version + 1, (date_part('epoch', now) * 1000000)::bigint);
+        INSERT INTO incumbent.field (key, name, value, version)
+            VALUES (p_key, p_name, p_value, next_version)
+            ON CONFLICT (key, name) DO UPDATE SET value = excluded.value, version = excluded.version;
+    END IF;
+    UPDATE incumbent.record SET
+        changes = changes + 1,
+        field_version = greatest(field_version, next_version),
+        forget_on = greatest(forget_on, (now AT TIME ZONE 'UTC')::date + 2),
+        switched = EXISTS (SELECT FROM incumbent.field
+            WHERE key = p_key AND name IN ('pause', 'resign'))
+    WHERE key = p_key;
+    IF fresh OR r.waited > now THEN
+        PERFORM pg_notify('incumbent', p_key);
+    END IF;
+    RETURN next_version::text;
+END $$;
+
+-- Whether the record is other than p_seen says; and whoever changes it in the next p_wait us tells.
+CREATE OR REPLACE FUNCTION incumbent.changed(p_key text, p_seen text, p_wait bigint) RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET lock_timeout = '1s' AS $$
+DECLARE
+    now timestamptz := clock_timestamp();
+    seen text;
+BEGIN
+    IF p_wait > 0 THEN
+        PERFORM set_config('synchronous_commit', 'off', true);
+        -- For longer than asked, so that many who wait write it once.
+        UPDATE incumbent.record SET waited = now + 2 * p_wait * interval '1 microsecond'
+            WHERE key = p_key AND waited < now + p_wait * interval '1 microsecond';
+    END IF;
+    SELECT token || '.' || changes INTO seen FROM incumbent.record WHERE key = p_key;
+    RETURN CASE WHEN coalesce(seen, '') = p_seen THEN 'same' ELSE 'changed' END;
+END $$;
+
+CREATE OR REPLACE FUNCTION incumbent.holding(r incumbent.record, p_now timestamptz) RETURNS json
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT json_build_object('holder', r.holder, 'token', r.token, 'claim', r.claim,
+        'ttl', r.ttl, 'meta', encode(r.meta, 'hex'), 'for', date_part('epoch', p_now - r.since),
+        'left', CASE WHEN r.expires > p_now THEN date_part('epoch', r.expires - p_now) ELSE 0 END)
+$$;
+
+CREATE OR REPLACE FUNCTION incumbent.shown(r incumbent.record, p_now timestamptz) RETURNS json
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT json_build_object('key', r.key, 'seen', r.token || '.' || r.changes,
+        'reserved_for', r.reserved_for, 'holding', incumbent.holding(r, p_now),
+        'fields', (SELECT json_agg(json_build_array(f.name, encode(f.value, 'hex'), f.version))
+            FROM incumbent.field f WHERE f.key = r.key),
+        'slots', (SELECT json_agg(json_build_array(s.name, date_part('epoch', s.expires - p_now)))
+            FROM incumbent.slot s WHERE s.key = r.key AND s.expires > p_now),
+        'candidates', (SELECT json_agg(json_build_array(c.holder,
+                date_part('epoch', c.expires - p_now)) ORDER BY c.holder)
+            FROM incumbent.candidate c WHERE c.key = r.key AND c.expires > p_now),
+        'history', (SELECT json_agg(json_build_array(h.holder, h.token,
+                date_part('epoch', h.started), date_part('epoch', h.ended)) ORDER BY h.token)
+            FROM (SELECT holder, token, started, ended FROM incumbent.history WHERE key = r.key
+                UNION ALL SELECT r.holder, r.token, r.since, r.ended WHERE r.grants > 0) h))
+$$;
+
+-- For people: one record, or nothing.
+CREATE OR REPLACE FUNCTION incumbent.read(p_key text) RETURNS text
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+    SELECT incumbent.shown(r, clock_timestamp())::text FROM incumbent.record r WHERE r.key = p_key
+$$;
+
+-- For people: at most p_count records whose key begins so, after p_after.
+CREATE OR REPLACE FUNCTION incumbent.scan(p_prefix text, p_after text, p_count integer) RETURNS text
+LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+    SELECT coalesce(json_agg(incumbent.shown(s.r, clock_timestamp()))::text, '[]') FROM (
+        SELECT r FROM incumbent.record r
+        WHERE r.key > p_after AND r.key >= p_prefix AND starts_with(r.key, p_prefix)
+            AND r.key < p_prefix || chr(127)
+        ORDER BY r.key LIMIT p_count) s
+$$;
+
+-- Within the transaction of who writes: whether p_token may. The row stays locked until that ends,
+-- so that the transactions of an earlier and a later holder follow each other.
+CREATE OR REPLACE FUNCTION incumbent.fence(p_key text, p_token bigint) RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    INSERT INTO incumbent.fence AS f (key, highest) VALUES (p_key, p_token)
+        ON CONFLICT (key) DO UPDATE SET highest = excluded.highest
+        WHERE f.highest <= excluded.highest;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    RETURN NOT EXISTS (SELECT FROM incumbent.record WHERE key = p_key AND token > p_token);
+END $$;
+
+REVOKE ALL ON ALL TABLES IN SCHEMA incumbent FROM PUBLIC;
+REVOKE ALL ON ALL FUNCTIONS IN SCHEMA incumbent FROM PUBLIC;
+SELECT incumbent.begin_epoch();
+INSERT INTO incumbent.version (major, minor) VALUES (1, 0)
+    ON CONFLICT (one) DO UPDATE SET minor = greatest(incumbent.version.minor, excluded.minor);
+COMMIT;

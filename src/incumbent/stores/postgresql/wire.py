@@ -1,0 +1,242 @@
+"""One connection, of either side: libpq's protocol; how to wait for its socket is the side's."""
+
+from __future__ import annotations
+
+import os
+import select
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from math import ceil
+from typing import Any, Final
+from zlib import crc32
+
+from incumbent import clock
+from incumbent.stores.postgresql.dialect import Request
+from incumbent.stores.postgresql.driver import DriverError, pq
+from incumbent.stores.postgresql.errors import Answered, Broken
+
+__all__ = ["STALE_AFTER", "AnyWire", "broken", "value_of", "wait_for"]
+
+_FATAL_ERROR: Final = pq.ExecStatus.FATAL_ERROR
+_SEVERITY: Final = pq.DiagnosticField.SEVERITY_NONLOCALIZED
+_SQLSTATE: Final = pq.DiagnosticField.SQLSTATE
+_MESSAGE: Final = pq.DiagnosticField.MESSAGE_PRIMARY
+STALE_AFTER: Final = 0.05
+"""A connection unused for longer is looked at before it is trusted: one system call."""
+
+_NOT_PREPARED: Final = ("26000", "42P05")
+"""No such prepared statement; there is one already."""
+_SLICE: Final = 1.0
+"""Seconds of one system call; then our clock is asked again, which also counts suspend."""
+
+_now = clock.now
+
+
+class AnyWire(ABC):
+    """`used`: when the present (or last) exchange began; `direct`: no pooler stands between."""
+
+    def __init__(self, connection: Any) -> None:
+        connection.nonblocking = 1
+        self._connection = connection
+        self._fd: int = connection.socket
+        self.closed = False
+        self.direct = False
+        self.used = _now()
+        self._known: dict[bytes, bytes] = {}
+        self._coming: tuple[bytes, bytes] | None = None
+
+    @abstractmethod
+    async def ready(self, until: float, *, writing: bool = False) -> bool:
+        """Wait for the socket; whether it became ready before `until`."""
+
+    @property
+    def backend(self) -> int:
+        """The server process that the login spoke of."""
+        return int(self._connection.backend_pid)
+
+    @property
+    def encrypted(self) -> bool:
+        """Whether TLS is used."""
+        return bool(self._connection.ssl_in_use)
+
+    @property
+    def server_version(self) -> int:
+        """As libpq says it: 150004 for 15.4."""
+        return int(self._connection.server_version)
+
+    def is_stale(self) -> bool:
+        """Whether the server closed it; one that was just used is not looked at."""
+        if self.closed or _now() - self.used < STALE_AFTER:
+            return self.closed
+        if self._coming is not None:
+            # What is there to read may be the answer that comes: whoever uses it will see.
+            return False
+        # Something that nobody asked for: an end, in most cases.
+        return wait_for(self._fd, 0.0, writing=False)
+
+    def close(self) -> None:
+        """Let go at once."""
+        if not self.closed:
+            self.closed = True
+            self._connection.finish()
+
+    def detach(self) -> None:
+        """In a fork's child: nothing is written, and nothing of ours is at the descriptor."""
+        if not self.closed:
+            self.closed = True
+            nothing = os.open(os.devnull, os.O_RDWR)
+            os.dup2(nothing, self._fd)
+            os.close(nothing)
+
+    async def query(self, request: Request, until: float) -> bytes | None:
+        """The one value that the statement answers. Raises Broken, Answered."""
+        if until <= _now():
+            raise Broken("no time is left", sent=False, late=True)
+        if self._coming is not None:
+            await self._prepared(until)
+        name = self._known.get(request.sql)
+        if name is None:
+            answer = await self._unprepared(request, until)
+            if self.direct and request.parameters:
+                self._prepare(request.sql)
+            return answer
+        send = self._connection.send_query_prepared
+        try:
+            return await self._ask(send, until, name, request.parameters)
+        except Answered as error:
+            return await self.without_prepared(error, request, until)
+
+    async def without_prepared(
+        self, error: Answered, request: Request, until: float
+    ) -> bytes | None:
+        """The same again, if `error` says only that the prepared statement is not there."""
+        if error.code not in _NOT_PREPARED:
+            raise error
+        # Somebody tidied up our session, or a pooler hides well: nothing was executed.
+        self._forget()
+        return await self._unprepared(request, until)
+
+    async def script(self, text: str, until: float) -> None:
+        """Several statements, in one transaction. Raises Broken, Answered."""
+        await self._ask(self._connection.send_query, until, text.encode())
+
+    async def _unprepared(self, request: Request, until: float) -> bytes | None:
+        send = self._connection.send_query_params
+        return await self._ask(send, until, request.sql, request.parameters)
+
+    def _prepare(self, sql: bytes) -> None:
+        """Have it prepared for the next time; nobody waits for that."""
+        # Such as "incumbent.give($1) 8c736521". Told apart by content: another release may share
+        # the session through a pooler.
+        call = sql.removeprefix(b"SELECT ").partition(b",")[0].rstrip(b")")
+        name = b"%b) %08x" % (call, crc32(sql))
+        try:
+            self._connection.send_prepare(name, sql)
+            self._connection.flush()
+        except DriverError:
+            return  # whoever uses it next will see
+        self._coming = (sql, name)
+
+    async def _prepared(self, until: float) -> None:
+        """Read what became of that."""
+        coming, self._coming = self._coming, None
+        try:
+            await self.rest(until, [])
+        except Answered:
+            self._forget()
+        except Broken as error:
+            # Of the request itself nothing has left.
+            raise Broken(str(error), sent=False, late=error.late) from error
+        else:
+            self._known.update([coming] if coming else [])
+        if wait_for(self._fd, 0.0, writing=False):
+            raise Broken("the server closed the connection", sent=False)
+
+    def _forget(self) -> None:
+        self.direct = False
+        self._known.clear()
+
+    async def _ask(self, send: Callable[..., None], until: float, *what: Any) -> bytes | None:
+        try:
+            send(*what)
+        except DriverError as error:
+            raise broken(error) from error
+        return await self.rest(until, [])
+
+    async def rest(self, until: float, results: list[Any]) -> bytes | None:
+        """The value of what was sent, of which `results` have come."""
+        connection = self._connection
+        try:
+            while connection.flush():
+                await self._wait(until, writing=True)
+                connection.consume_input()
+            while True:
+                while connection.is_busy():
+                    await self._wait(until)
+                    connection.consume_input()
+                result = connection.get_result()
+                if result is None:
+                    break
+                results.append(result)
+        except DriverError as error:
+            # The server's own last words say more, if it had some.
+            for result in results:
+                value_of(result)
+            raise broken(error) from error
+        values = [value_of(result) for result in results]
+        return values[-1] if values else None
+
+    async def notified(self, until: float) -> list[str]:
+        """What was notified; nothing at `until`. Raises Broken."""
+        connection = self._connection
+        try:
+            while not (found := _drained(connection)):
+                if not await self.ready(until):
+                    return []
+                connection.consume_input()
+        except DriverError as error:
+            raise broken(error) from error
+        return found
+
+    async def _wait(self, until: float, *, writing: bool = False) -> None:
+        if not await self.ready(until, writing=writing):
+            raise Broken("no answer in time", sent=True, late=True)
+
+
+def wait_for(fd: int, until: float, *, writing: bool) -> bool:
+    """Block until the descriptor is ready; whether it was before `until`."""
+    poll = select.poll()
+    poll.register(fd, select.POLLOUT if writing else select.POLLIN)
+    while True:
+        left = min(_SLICE, until - _now())
+        # Up to the next millisecond: down would spin.
+        if poll.poll(max(0, ceil(left * 1000))):
+            return True
+        if _now() >= until:
+            return False
+
+
+def _drained(connection: Any) -> list[str]:
+    found = []
+    while (each := connection.notifies()) is not None:
+        found.append(each.extra.decode("utf-8", "replace"))
+    return found
+
+
+def value_of(result: Any) -> bytes | None:
+    """The one value that was answered. Raises Answered, or Broken for a session's last words."""
+    if result.status == _FATAL_ERROR:
+        said = [result.error_field(it) or b"" for it in (_SEVERITY, _SQLSTATE, _MESSAGE)]
+        severity, code, text = (it.decode("utf-8", "replace") for it in said)
+        if severity != "ERROR":
+            raise Broken(text or "the connection ended", sent=True)
+        raise Answered(code, text)
+    if result.ntuples == 0:
+        return None
+    value: bytes | None = result.get_value(0, 0)
+    return value
+
+
+def broken(error: Exception) -> Broken:
+    """What libpq's error means: once something was sent, all is open."""
+    return Broken(" ".join(str(error).split()) or "the server closed the connection", sent=True)

@@ -1,0 +1,87 @@
+"""The template of a store of one's own: installed beside incumbent, it is found and it is whole."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+TEMPLATE = Path(__file__).resolve().parents[2] / "examples" / "store_template"
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> Path:
+    """A folder on the path with what pip leaves there; building a wheel would need the network."""
+    project = tomllib.loads((TEMPLATE / "pyproject.toml").read_text())["project"]
+    site = tmp_path / "site"
+    shutil.copytree(TEMPLATE / "src", site)
+    info = site / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
+    info.mkdir()
+    name, version = project["name"], project["version"]
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    entries = project["entry-points"]["incumbent.stores"]
+    lines = [f"{scheme} = {target}\n" for scheme, target in entries.items()]
+    (info / "entry_points.txt").write_text("".join(["[incumbent.stores]\n", *lines]))
+    return site
+
+
+def run(site: Path | None, *command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    known = {name: value for name, value in os.environ.items() if not name.startswith("INCUMBENT_")}
+    path = {} if site is None else {"PYTHONPATH": str(site)}
+    return subprocess.run(
+        [sys.executable, *command],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=50,
+        cwd=cwd,
+        env={**known, **path},
+    )
+
+
+def incumbent(site: Path | None, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    store = f"directory://{folder}/leases"
+    return run(site, "-m", "incumbent", "-s", store, *words, cwd=folder)
+
+
+def test_an_installed_store_is_found_by_its_scheme(installed: Path, tmp_path: Path) -> None:
+    done = incumbent(
+        installed, tmp_path, "run", "job", "--", "sh", "-c", "echo $INCUMBENT_LEASE_NAME"
+    )
+    assert (done.returncode, done.stdout) == (0, "job\n"), done.stderr
+    assert len(list((tmp_path / "leases").glob("*.json"))) == 1
+
+
+def test_an_installed_store_excludes(installed: Path, tmp_path: Path) -> None:
+    inner = f"{sys.executable} -m incumbent -s directory://{tmp_path}/leases run job -n -- true"
+    done = incumbent(installed, tmp_path, "run", "job", "--", *inner.split())
+    assert done.returncode == 75, done.stderr
+
+
+def test_what_an_installed_store_lacks_is_refused(installed: Path, tmp_path: Path) -> None:
+    done = incumbent(installed, tmp_path, "run", "job", "--once-per", "1h", "--", "touch", "ran")
+    assert done.returncode == 64, done.stderr
+    assert "slots" in done.stderr
+    assert not (tmp_path / "ran").exists()
+
+
+def test_without_the_package_the_scheme_is_unknown(tmp_path: Path) -> None:
+    done = incumbent(None, tmp_path, "run", "job", "--", "true")
+    assert done.returncode == 64
+    assert "incumbent.stores" in done.stderr
+
+
+def test_the_template_keeps_the_contract_by_its_one_fixture(
+    installed: Path, tmp_path: Path
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(TEMPLATE / "tests", copy)
+    done = run(installed, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(copy), cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    passed = int(done.stdout.rstrip().splitlines()[-1].split()[0])
+    assert passed > 150, done.stdout

@@ -1,0 +1,77 @@
+"""`postgresql://` keeps the contract on a real server, behind a network that fails on request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from incumbent import clock
+from incumbent.stores.postgresql import open_postgresql
+from incumbent.stores.postgresql.engine import PostgresEngine
+from incumbent.testing.contract import StoreContract, World
+from tests.support.postgresql import PostgresServer
+from tests.support.proxy import FaultProxy
+
+pytestmark = pytest.mark.server
+
+
+class PostgresWorld(World):
+    """One server; the proxy before it can be cut, and loses answers."""
+
+    def __init__(self, server: PostgresServer, proxy: FaultProxy, options: str = "") -> None:
+        url = server.url_of("postgres", port=proxy.port)
+        super().__init__(open_postgresql(f"{url}{options}"))
+        self._server = server
+        self._proxy = proxy
+        self._make_schema()
+
+    def _make_schema(self) -> None:
+        assert isinstance(self.engine, PostgresEngine)
+        ((level, what, _),) = self.engine.fix(clock.now() + 20)
+        assert level == "ok", what
+
+    def restart(self, *, empty: bool) -> None:
+        self._server.restart(empty=empty)
+        if empty:
+            self._make_schema()
+
+    @contextmanager
+    def lose_reply(self) -> Iterator[None]:
+        # Not just any request: a new connection first asks about the schema, without parameters.
+        self._proxy.close_after_request(b"($1", times=10)
+        yield
+        self._proxy.heal()
+
+    @contextmanager
+    def cut(self) -> Iterator[None]:
+        self._proxy.refuse()
+        yield
+        self._proxy.heal()
+
+
+class TestPostgresql(StoreContract):
+    capabilities = PostgresEngine.capabilities
+    hooks = frozenset({"lose_reply", "cut"})
+    ttl = 0.4
+
+    @pytest.fixture
+    def world(self, postgres_server: PostgresServer) -> Iterator[PostgresWorld]:
+        with FaultProxy(postgres_server.port) as proxy:
+            # The schema is younger than the leases of this suite are long.
+            yield PostgresWorld(postgres_server, proxy, "?restart_wait=0")
+
+
+class TestPostgresqlRestarts(StoreContract):
+    """On servers of their own, which crash and keep their data, or lose it."""
+
+    capabilities = PostgresEngine.capabilities
+    hooks = frozenset({"restart", "wipe", "restart_wait"})
+    only = frozenset({"restart", "wipe"})
+    ttl = 0.4
+
+    @pytest.fixture
+    def world(self, own_postgres: PostgresServer) -> Iterator[PostgresWorld]:
+        with FaultProxy(own_postgres.port) as proxy:
+            yield PostgresWorld(own_postgres, proxy)

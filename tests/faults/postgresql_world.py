@@ -1,0 +1,120 @@
+"""What the fault tests of the PostgreSQL store share."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
+from typing import TypeVar
+
+from incumbent import clock
+from incumbent.errors import StoreError
+from incumbent.model import Ask, Granted, Key, Refused, Renewal
+from incumbent.stores.base import Engine, Store
+from incumbent.stores.registry import open_engine
+from tests.support.postgresql import PostgresServer
+
+ASK = Ask(10.0, "host-1")
+LATE_AT_MOST = 0.15
+TEMPLATE = "with_schema"
+
+_T = TypeVar("_T")
+
+
+def soon(seconds: float = 2.0) -> float:
+    return clock.now() + seconds
+
+
+def new_claim() -> str:
+    return secrets.token_hex(16)
+
+
+@cache
+def schema() -> str:
+    """The file that is shipped, as an administrator would apply it."""
+    return (files("incumbent.stores") / "postgresql" / "schema.sql").read_text()
+
+
+def new_database(server: PostgresServer) -> str:
+    """A database of its own with the schema; the first one of a server is copied for the others."""
+    if not server.psql(f"select 1 from pg_database where datname = '{TEMPLATE}'"):
+        server.psql(f"create database {TEMPLATE}")
+        server.psql(schema(), TEMPLATE)
+    return server.new_database(TEMPLATE)
+
+
+@dataclass
+class Party:
+    """One engine and a lease of its own."""
+
+    engine: Engine
+    key: Key = field(default_factory=lambda: Key("faults", secrets.token_hex(6)))
+    claim: str = field(default_factory=new_claim)
+
+    @property
+    def store(self) -> Store:
+        return self.engine.store()
+
+    def take(self, claim: str = "", within: float = 2.0, ask: Ask = ASK) -> Granted:
+        outcome = self.store.take(self.key, claim or self.claim, ask, soon(within))
+        assert isinstance(outcome, Granted), outcome
+        return outcome
+
+    def take_and_use(self) -> Granted:
+        """A lease, on a connection whose statements are prepared: a renewal leaves at once."""
+        granted = self.take()
+        for _ in range(3):
+            self.store.renew([self.renewal(granted)], soon())
+        return granted
+
+    def refused(self, claim: str = "", ask: Ask = ASK) -> Refused:
+        outcome = self.store.take(self.key, claim or new_claim(), ask, soon())
+        assert isinstance(outcome, Refused), outcome
+        return outcome
+
+    async def take_async(self, claim: str = "", within: float = 2.0, ask: Ask = ASK) -> Granted:
+        store = self.engine.async_store()
+        try:
+            outcome = await store.take(self.key, claim or self.claim, ask, soon(within))
+        finally:
+            await store.aclose()
+        assert isinstance(outcome, Granted), outcome
+        return outcome
+
+    def renewal(self, granted: Granted, ttl: float = 10.0) -> Renewal:
+        return Renewal(self.key, granted.claim, granted.token, ttl, granted.epoch)
+
+
+@contextmanager
+def party(url: str, options: str = "restart_wait=0") -> Iterator[Party]:
+    """An engine at `url`, closed at the end; by default young databases grant at once."""
+    separator = "&" if "?" in url else "?"
+    engine = open_engine(f"{url}{separator}{options}" if options else url)
+    try:
+        yield Party(engine)
+    finally:
+        engine.store().close()
+
+
+def patiently(ask: Callable[[], _T], within: float = 8.0) -> _T:
+    """The first answer that is no error: a server that restarts has old connections to end."""
+    give_up = clock.now() + within
+    while True:
+        try:
+            return ask()
+        except StoreError as error:
+            if clock.now() > give_up:
+                raise
+            time.sleep(min(error.retry_after or 0.02, 1.5))
+
+
+@contextmanager
+def answers_within(seconds: float) -> Iterator[None]:
+    began = clock.now()
+    yield
+    late = clock.now() - began - seconds
+    assert late <= LATE_AT_MOST, f"{late:.3f} s after the deadline"

@@ -1,0 +1,268 @@
+"""What is decided about PostgreSQL without one: requests, answers, errors, findings."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from incumbent.errors import ConfigError, OutcomeUnknown, StoreUnavailable
+from incumbent.model import (
+    ABSENT,
+    Ask,
+    ByClaim,
+    ByVersion,
+    Gone,
+    Granted,
+    Key,
+    Notice,
+    Refused,
+    Renewal,
+    Renewed,
+    Slot,
+    Stale,
+    Stored,
+)
+from incumbent.stores.postgresql.dialect import Dialect, batches
+from incumbent.stores.postgresql.errors import (
+    Answered,
+    Broken,
+    Mismatch,
+    answered_error,
+    connect_error,
+    exchange_error,
+    still_in_doubt,
+)
+from incumbent.stores.postgresql.server import check_schema, check_server, findings
+
+KEY = Key("space", "job")
+CLAIM = "c" * 32
+DIALECT = Dialect("here", None)
+
+
+# -- requests and answers
+
+
+def test_a_take_rounds_its_times_up_and_names_its_slot() -> None:
+    ask = Ask(1.0000001, "me", meta=b"\x00\xff", slot=Slot("today", 60.0), candidacy=2.0)
+    assert DIALECT.take(KEY, CLAIM, ask).parameters == (
+        b"space/job", CLAIM.encode(), b"1000001", b"me", b"\\x00ff", b"86400000000", None,
+        b"today", b"60000000", b"2000000",
+    )  # fmt: skip
+
+
+def test_a_restart_wait_of_nothing_is_said_and_none_is_left_to_the_ttl() -> None:
+    waits = [Dialect("here", wait).take(KEY, CLAIM, Ask(1, "me")).parameters[6] for wait in (0, 2)]
+    assert waits == [b"0", b"2000000"]
+
+
+def test_a_grant_must_echo_its_claim() -> None:
+    said = f"granted {CLAIM} 7 1500000 epoch".encode()
+    assert DIALECT.taken(said, CLAIM) == Granted(CLAIM, 7, 1.5, "epoch")
+    with pytest.raises(Mismatch):
+        DIALECT.taken(said, "d" * 32)
+    for strange in (None, b"", b"granted", b"[]", b'{"reason": "new"}', b"7"):
+        with pytest.raises(Mismatch):
+            DIALECT.taken(strange, CLAIM)
+
+
+def test_a_young_store_is_unavailable_for_as_long_as_it_says() -> None:
+    with pytest.raises(StoreUnavailable, match="restart_wait") as caught:
+        DIALECT.taken(b"wait 2500000 500000", CLAIM)
+    assert caught.value.retry_after == 2.5
+
+
+def test_a_refusal_says_who_holds() -> None:
+    holding = {
+        "holder": "b", "token": 5, "claim": "x", "ttl": 2_000_000, "meta": "00ff", "for": 1.5,
+        "left": 0.5,
+    }  # fmt: skip
+    said = {"reason": "held", "seen": "5.1", "holding": holding, "reserved_for": ""}
+    refused = DIALECT.taken(json.dumps(said).encode(), CLAIM)
+    assert isinstance(refused, Refused)
+    (shown,) = refused.holders
+    assert (shown.holder, shown.ttl, shown.held_for, shown.meta) == ("b", 2.0, 1.5, b"\x00\xff")
+    assert (refused.reason, refused.retry_after, refused.seen) == ("held", 0.5, "5.1")
+
+
+def test_renewals_go_by_epoch_and_in_batches() -> None:
+    asked = [Renewal(KEY, CLAIM, 1, 1.0, epoch) for epoch in ("a", "b", "a")]
+    assert batches(asked) == [[0, 2], [1]]
+    assert [len(it) for it in batches([asked[0]] * 1001)] == [500, 500, 1]
+    assert batches([]) == []
+
+
+def test_a_batch_of_renewals_is_quoted_as_arrays() -> None:
+    asked = [
+        Renewal(KEY, 'a"\\', 1, 1.0, "e", b"\x00"),
+        Renewal(KEY, CLAIM, 2, 1.5, "e"),
+    ]
+    assert DIALECT.renew(asked).parameters == (
+        b"e", b'{"space/job","space/job"}', b'{"a\\"\\\\","%b"}' % CLAIM.encode(), b"{1,2}",
+        b"{1000000,1500000}", b'{"\\\\x00",NULL}',
+    )  # fmt: skip
+
+
+def test_the_answer_to_renewals_says_which_were_done_and_what_is_asked() -> None:
+    asked = [Renewal(KEY, CLAIM, token, 1.0, "e") for token in (1, 2, 3)]
+    resign = json.dumps({"token": 3, "who": "op"}).encode().hex()
+    said = f'{CLAIM} [[3, null, "{resign}"], [1, null, null]]'.encode()
+    assert DIALECT.renewed(said, asked) == [Renewed(), Gone(), Renewed((Notice("resign", "op"),))]
+    assert DIALECT.renewed(f"{CLAIM} null".encode(), asked) == [Gone("store_restarted")] * 3
+    with pytest.raises(Mismatch):
+        DIALECT.renewed(b"other []", asked)
+
+
+def test_a_give_must_echo_its_claim() -> None:
+    with pytest.raises(Mismatch):
+        DIALECT.given(b"released other", CLAIM)
+
+
+def test_the_guards_of_a_write() -> None:
+    said = [
+        DIALECT.put(KEY, "f", None, guard).parameters[3:]
+        for guard in (None, ABSENT, ByVersion(3), ByClaim("c", 4))
+    ]
+    assert said == [
+        (b"none", None, None),
+        (b"absent", None, None),
+        (b"version", b"3", None),
+        (b"claim", b"4", b"c"),
+    ]
+    assert [DIALECT.stored(it) for it in (b"-1", b"0", b"9")] == [Stale(), Stored(0), Stored(9)]
+
+
+def test_a_text_that_libpq_would_cut_is_refused() -> None:
+    with pytest.raises(ConfigError, match="NUL"):
+        DIALECT.take(KEY, CLAIM, Ask(1.0, "me\0you"))
+
+
+# -- errors
+
+
+@pytest.mark.parametrize(
+    ("code", "final", "said"),
+    [
+        ("42501", True, "GRANT"),
+        ("3F000", True, "doctor --fix"),
+        ("42883", True, "doctor --fix"),
+        ("42P01", True, "doctor --fix"),
+        ("25006", False, "primary"),
+        ("57014", False, "statement_timeout"),
+        ("55P03", False, "locked"),
+        ("40001", False, "order"),
+        ("40P01", False, "deadlock"),
+        ("53100", False, "disk"),
+        ("99999", False, "log"),
+    ],
+)
+def test_an_answered_error_was_rolled_back(code: str, final: bool, said: str) -> None:
+    error = answered_error(Answered(code, "words"), "here", proved=False)
+    assert isinstance(error, StoreUnavailable)
+    assert (error.permanent, said in str(error), code in str(error)) == (final, True, True)
+    assert not answered_error(Answered(code, "words"), "here", proved=True).permanent
+
+
+def test_an_error_inside_the_server_leaves_it_open() -> None:
+    assert isinstance(answered_error(Answered("XX000", "words"), "here"), OutcomeUnknown)
+
+
+@pytest.mark.parametrize(
+    ("said", "final"),
+    [
+        ('FATAL: password authentication failed for user "me"', True),
+        ('FATAL: database "x" does not exist', True),
+        ('FATAL: role "x" does not exist', True),
+        ('FATAL: no pg_hba.conf entry for host "1.2.3.4"', True),
+        ("SSL error: certificate verify failed", True),
+        ('server certificate for "a" does not match host name "b"', True),
+        ("server does not support SSL, but SSL was required", True),
+        ("FATAL: sorry, too many clients already", False),
+        ("FATAL: the database system is starting up", False),
+        ("session is read-only", False),
+        ("server is in hot standby mode", False),
+        ("Connection refused", False),
+    ],
+)
+def test_a_refused_connection_is_final_only_where_somebody_must_change_something(
+    said: str, final: bool
+) -> None:
+    assert connect_error(said, "here", proved=False).permanent == final
+    assert not connect_error(said, "here", proved=True).permanent
+
+
+def test_what_was_not_sent_is_unavailable_and_the_rest_is_open() -> None:
+    assert isinstance(exchange_error(Broken("x", sent=False), "here"), StoreUnavailable)
+    assert isinstance(exchange_error(Broken("x", sent=True), "here"), OutcomeUnknown)
+    assert isinstance(exchange_error(Mismatch("x"), "here"), OutcomeUnknown)
+    assert isinstance(still_in_doubt(StoreUnavailable("x"), "here"), OutcomeUnknown)
+
+
+# -- what a server says of itself
+
+
+@pytest.mark.parametrize(
+    ("major", "minor", "said"),
+    [(None, None, "older"), (0, 9, "older"), (1, 0, ""), (1, 9, ""), (2, 0, "newer")],
+)
+def test_only_a_schema_of_our_kind_is_used(major: Any, minor: Any, said: str) -> None:
+    hello = {"major": major, "minor": minor}
+    if not said:
+        check_schema(hello, "here", proved=False)
+        return
+    with pytest.raises(StoreUnavailable, match=said) as caught:
+        check_schema(hello, "here", proved=False)
+    assert caught.value.permanent
+
+
+GOOD = {
+    "version": "15.4", "user": "app", "standby": False, "read_only": "off", "fsync": "on",
+    "commit": "on", "standbys": "", "timeout": 0, "most": 100, "used": 7, "encoding": "UTF8",
+    "pid": 42, "wall": 1000.0,
+}  # fmt: skip
+
+
+def levels(change: dict[str, Any], trip: float = 0.001, up: float = 100.0) -> list[str]:
+    found = findings(
+        json.dumps(GOOD | change).encode(),
+        {"major": 1, "minor": 0, "up": up},
+        ttl=15.0, wait=15.0, trip=trip, wall=lambda: 1000.2, number=150004, backend=42,
+        encrypted=True,
+    )  # fmt: skip
+    return [f"{level}: {what}" for level, what, _ in found if level != "ok"]
+
+
+def test_a_good_server_has_nothing_to_settle() -> None:
+    assert levels({}) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"standby": True}, "error: it is read-only"),
+        ({"read_only": "on"}, "error: it is read-only"),
+        ({"pid": 43}, "warning: a pooler"),
+        ({"fsync": "off"}, "warning: fsync off"),
+        ({"commit": "off"}, "warning: fsync on, synchronous_commit off"),
+        ({"timeout": 100}, "warning: statement_timeout"),
+        ({"used": 99}, "warning: 99 of 100"),
+        ({"encoding": "LATIN1"}, "warning: encoding LATIN1"),
+        ({"wall": 990.0}, "warning: its clock"),
+    ],
+)
+def test_a_diagnosis_names_what_is_wrong(change: dict[str, Any], said: str) -> None:
+    (found,) = levels(change)
+    assert found.startswith(said)
+
+
+def test_a_diagnosis_knows_slow_networks_and_young_stores() -> None:
+    assert "round trip" in levels({}, trip=1.0)[0]
+    assert "grants nothing yet" in levels({}, up=3.0)[0]
+
+
+def test_a_server_that_is_too_old_is_said_for_good() -> None:
+    check_server(130_000, "here", proved=False)
+    with pytest.raises(StoreUnavailable, match="PostgreSQL 12") as caught:
+        check_server(120_022, "here", proved=False)
+    assert caught.value.permanent
