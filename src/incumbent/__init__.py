@@ -20,6 +20,8 @@ from incumbent.errors import (
 if TYPE_CHECKING:
     from incumbent.aio import AsyncClient, AsyncLease, AsyncLock
     from incumbent.aio_elections import AsyncElection, AsyncTerm
+    from incumbent.cron.calls import JobRun
+    from incumbent.cron.jobs import Jobs
     from incumbent.decorators import exclusive, once
     from incumbent.election import Leader
     from incumbent.elections import Election, Term
@@ -38,6 +40,8 @@ __all__ = [
     "ConfigError",
     "CurrentLease",
     "Election",
+    "JobRun",
+    "Jobs",
     "Leader",
     "Lease",
     "LeaseLost",
@@ -65,6 +69,8 @@ _HOMES = {
     "AsyncTerm": "incumbent.aio_elections",
     "Client": "incumbent.sync",
     "Election": "incumbent.elections",
+    "JobRun": "incumbent.cron.calls",
+    "Jobs": "incumbent.cron.jobs",
     "Leader": "incumbent.election",
     "Lease": "incumbent.sync",
     "Lock": "incumbent.sync",

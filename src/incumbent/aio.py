@@ -70,9 +70,9 @@ class AsyncLease(LeaseHandle):
             self._refuse_release()
         return await self._release()
 
-    async def _release(self) -> bool:
+    async def _release(self, *, undo_slot: bool = False) -> bool:
         try:
-            return await release(self._link.async_port(), self._held)
+            return await release(self._link.async_port(), self._held, undo_slot=undo_slot)
         finally:
             self._link.keeper.disarm(self._held)
 

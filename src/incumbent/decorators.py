@@ -5,11 +5,20 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, Literal, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, cast
 
+from incumbent import clock
+from incumbent._core.onestep import run as drive
+from incumbent.cron.ledger import State
+from incumbent.cron.once import begin_once
 from incumbent.durations import Duration
-from incumbent.errors import ConfigError, NotAcquired
+from incumbent.errors import ConfigError, NotAcquired, StoreError
 from incumbent.options import LockSettings
+
+if TYPE_CHECKING:
+    from incumbent.aio import AsyncLease
+    from incumbent.handles import LeaseHandle
+    from incumbent.sync import Lease
 
 __all__ = ["exclusive", "once"]
 
@@ -67,6 +76,20 @@ def once(
     return exclusive(name, if_held="skip", store=store, namespace=namespace, **settings)
 
 
+def _stamp(wall: float) -> str:
+    from datetime import UTC, datetime
+
+    return f"once/{datetime.fromtimestamp(wall, UTC).isoformat(timespec='milliseconds')[:23]}Z"
+
+
+def _how(error: BaseException, lease: LeaseHandle) -> tuple[State, str]:
+    """What to put on record of a call that raised."""
+    if lease.valid:
+        return State.FAILED, f"{type(error).__name__}: {error}"
+    bounded = lease._held.machine.reason == "at_most_for"
+    return (State.TIMED_OUT if bounded else State.LOST), str(error) or type(error).__name__
+
+
 def _namer(template: str, function: Callable[..., Any]) -> Callable[..., str]:
     if "{" not in template:
         return lambda *args, **kwargs: template
@@ -95,9 +118,33 @@ def _wrap_sync(function: Any, namer: Callable[..., str], common: Any, *, skip: b
                 return None
             raise
         with lease:
-            return function(*args, **kwargs)
+            if "once_per" not in common:
+                return function(*args, **kwargs)
+            return _recorded(lease, function, lambda: function(*args, **kwargs))
 
     return wrapper
+
+
+def _recorded(lease: Lease, function: Any, call: Callable[[], Any]) -> Any:
+    """The call, with its beginning and its end in the ledger."""
+    port, wall = lease._link.port, clock.wall()
+    try:
+        once = drive(begin_once(port, lease._held, wall, _stamp(wall), function.__qualname__))
+    except StoreError:
+        # Nothing ran: the slot is anybody's again.
+        lease._release(undo_slot=True)
+        raise
+    if once is None:
+        return None
+    try:
+        result = call()
+    except BaseException as error:
+        state, why = _how(error, lease)
+        drive(once.end(state, clock.wall(), why=why))
+        raise
+    drive(once.end(State.OK if lease.valid else State.LOST, clock.wall()))
+    drive(once.prune(clock.wall()))
+    return result
 
 
 def _wrap_async(function: Any, namer: Callable[..., str], common: Any, *, skip: bool) -> Any:
@@ -112,6 +159,29 @@ def _wrap_async(function: Any, namer: Callable[..., str], common: Any, *, skip: 
                 return None
             raise
         async with lease:
-            return await function(*args, **kwargs)
+            if "once_per" not in common:
+                return await function(*args, **kwargs)
+            return await _recorded_async(lease, function, lambda: function(*args, **kwargs))
 
     return wrapper
+
+
+async def _recorded_async(lease: AsyncLease, function: Any, call: Callable[[], Any]) -> Any:
+    port, wall = lease._link.async_port(), clock.wall()
+    try:
+        once = await begin_once(port, lease._held, wall, _stamp(wall), function.__qualname__)
+    except StoreError:
+        await lease._release(undo_slot=True)
+        raise
+    if once is None:
+        return None
+    try:
+        result = await call()
+    except BaseException as error:
+        state, why = _how(error, lease)
+        # Cancelled at the renew deadline there is a grace left, and it is for this.
+        await once.end(state, clock.wall(), why=why)
+        raise
+    await once.end(State.OK if lease.valid else State.LOST, clock.wall())
+    await once.prune(clock.wall())
+    return result

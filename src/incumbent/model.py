@@ -13,6 +13,7 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 
 __all__ = [
     "ABSENT",
+    "ONCE",
     "Absent",
     "Ask",
     "ByClaim",
@@ -46,6 +47,10 @@ __all__ = [
 
 META_MAX: Final = 1024
 """Bytes of metadata a holder may leave beside its lease."""
+
+
+ONCE: Final = "once"
+"""The slot that `once_per` counts where no other is named."""
 
 
 class Key(NamedTuple):

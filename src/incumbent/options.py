@@ -10,7 +10,7 @@ from typing import Any, Literal, TypedDict, Unpack
 from incumbent._core.held import Wanted
 from incumbent.durations import DAY, Duration, parse_duration, say_seconds
 from incumbent.errors import ConfigError, LeaseLost
-from incumbent.model import META_MAX, Ask, Capabilities, Slot
+from incumbent.model import META_MAX, ONCE, Ask, Capabilities, Slot
 from incumbent.policy import TTL_DEFAULT, Policy, make_policy
 from incumbent.stores.names import make_key
 
@@ -123,7 +123,7 @@ def _slot(settings: LockSettings, can: Capabilities) -> Slot | None:
         return None
     if not can.slots:
         raise ConfigError("once_per: this store cannot remember slots", name="once_per")
-    return Slot(settings.get("slot", "once"), parse_duration(once_per, "once_per", least=0.001))
+    return Slot(settings.get("slot", ONCE), parse_duration(once_per, "once_per", least=0.001))
 
 
 def _holder(holder: str | None) -> str:

@@ -40,13 +40,23 @@ LAYERS = (
             "quorum",
             "supervise.plan",
             "supervise.deadline",
+            "cron.zones",
+            "cron.schedule",
+            "cron.spec",
+            "cron.agenda",
+            "cron.ledger",
         ),
         WORLD,
     ),
     Layer(
         "store contract", ("stores.base", "stores.names", "stores.notices", "stores.table"), WORLD
     ),
-    Layer("protocols", ("_core",), WORLD),
+    Layer("job files", ("cron.places", "cron.crontab", "cron.settings", "cron.jobfile"), WORLD),
+    Layer(
+        "protocols",
+        ("_core", "cron.book", "cron.control", "cron.dispatch", "cron.judge", "cron.once"),
+        WORLD,
+    ),
     Layer("system", ("clock", "unpatched")),
     Layer("stores", ("stores",)),
     Layer("drivers", ("_drive",)),
@@ -55,7 +65,8 @@ LAYERS = (
     Layer("facades", ("sync", "aio", "elections", "aio_elections")),
     Layer("decorators", ("decorators",)),
     Layer("supervision", ("supervise",)),
-    Layer("outermost", ("testing", "cli", "demo", "cron", "serve", "__main__")),
+    Layer("jobs", ("cron",)),
+    Layer("outermost", ("testing", "cli", "demo", "serve", "__main__")),
 )
 
 # `import incumbent` brings the facades, so importing the package itself is as high as they are.

@@ -31,6 +31,7 @@ class AsyncPort:
         self.take = store.take
         self.renew = store.renew
         self.give = store.give
+        self.put = store.put
         self.read = store.read
         self.wait_change = store.wait_change
 

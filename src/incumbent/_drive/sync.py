@@ -9,7 +9,17 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from incumbent import clock
-from incumbent.model import Ask, GiveOutcome, Key, Record, Renewal, RenewOutcome, TakeOutcome
+from incumbent.model import (
+    Ask,
+    GiveOutcome,
+    Guard,
+    Key,
+    PutOutcome,
+    Record,
+    Renewal,
+    RenewOutcome,
+    TakeOutcome,
+)
 from incumbent.stores.base import Store
 
 if TYPE_CHECKING:
@@ -66,6 +76,12 @@ class SyncPort:
         return self._store.give(
             key, claim, token, until, closed_for=closed_for, reserve_for=reserve_for, slot=slot
         )
+
+    async def put(
+        self, key: Key, field: str, value: bytes | None, guard: Guard, until: float
+    ) -> PutOutcome:
+        """See stores.base.Store.put."""
+        return self._store.put(key, field, value, guard, until)
 
     async def read(self, key: Key, until: float) -> Record:
         """See stores.base.Store.read."""

@@ -26,7 +26,7 @@ def settings_from(environ: Mapping[str, str], options: Iterable[Option]) -> dict
     """What the environment says of `options`; an empty variable says nothing."""
     found: dict[str, str | bool] = {}
     for option in options:
-        text = environ.get(option.variable, "")
+        text = "" if option.flag_only else environ.get(option.variable, "")
         if not text:
             continue
         value = _value(option, text)

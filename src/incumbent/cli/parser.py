@@ -37,7 +37,7 @@ class Request:
 
     @property
     def name(self) -> str:
-        """NAME."""
+        """NAME, or FILE."""
         return self.text("name") or ""
 
     @property
@@ -176,7 +176,8 @@ def _add_command(
         return
     if command.name:
         optional = command.name.startswith("[")
-        parser.add_argument("name", metavar="NAME", nargs="?" if optional else None)
+        metavar = command.name.strip("[]")
+        parser.add_argument("name", metavar=metavar, nargs="?" if optional else None)
     _add(parser, command.options)
     _add(parser, GLOBAL)
 

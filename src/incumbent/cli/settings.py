@@ -5,6 +5,9 @@ from __future__ import annotations
 from incumbent.cli.parser import Request
 from incumbent.options import LockSettings
 from incumbent.policy import TTL_DEFAULT, Policy, make_policy
+from incumbent.stores.names import check_name
+
+_SLOT_KEPT = "30d"
 
 __all__ = ["lock_settings", "lock_times"]
 
@@ -20,6 +23,10 @@ def lock_settings(request: Request) -> LockSettings:
     }
     if (ttl := request.text("ttl")) is not None:
         settings["ttl"] = ttl
+    if (slot := request.text("slot")) is not None:
+        settings["slot"] = check_name(slot)
+        # What names its own starts wants each of them once, for as long as anybody remembers.
+        settings["once_per"] = settings["once_per"] or _SLOT_KEPT
     return settings
 
 

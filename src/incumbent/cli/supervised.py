@@ -29,18 +29,20 @@ def supervise_command(
     told: Callable[[Course], None] | None = None,
     listeners: Sequence[Listener] = (),
     ready: Ready | None = None,
+    keep: bool = False,
 ) -> Ending:
     """Run the request's CMD to its end or to that of the lease, which is given back.
 
-    `ready`: what was prepared for this term, else it is made now; closed at the end. Raises
-    CannotStart or GuardFault, and ConfigError if no socket can be made; the lease was given back
-    then.
+    `ready`: what was prepared for this term, else it is made now; closed at the end. `keep`: giving
+    it back is always the caller's business. Raises CannotStart or GuardFault, and ConfigError if
+    no socket can be made; the lease was given back then.
     """
     leave = request.on("leave_descendants")
     try:
         mine = ready or Ready(guard, ttl_of(lease), leave=leave)
     except BaseException:
-        give_back(lease, undo_slot=True)
+        if not keep:
+            give_back(lease, undo_slot=True)
         raise
     with mine:
         mine.socket.lease = lease
@@ -55,6 +57,7 @@ def supervise_command(
             told=told,
             listeners=(mine.socket, *listeners),
             launch=mine.launch,
+            keep=keep,
         )
 
 

@@ -17,6 +17,8 @@ class Option:
     flags: tuple[str, ...]
     help: str
     metavar: str = ""
+    flag_only: bool = False
+    """No variable stands for it: left in an environment it would change what others mean."""
 
     @property
     def dest(self) -> str:
@@ -31,7 +33,7 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One command; `name` is "NAME", "[NAME]" or nothing. `module` lies in `cli.commands`."""
+    """One command; `name` is "NAME", "[NAME]", "FILE" or nothing; `module` is in `cli.commands`."""
 
     help: str
     module: str
@@ -67,6 +69,7 @@ _RUN = (
     _TTL,
     _GRACE,
     Option(("--once-per",), "at most one start in this time, by the store's clock", "DUR"),
+    Option(("--slot",), "at most one start with this ID, such as a scheduled instant", "ID"),
     _AT_MOST_FOR,
     _AT_LEAST_FOR,
     _HOLDER,
@@ -97,10 +100,30 @@ _WORK = (
     Option(("--workers",), "processes of this service", "N"),
     Option(("--holders",), "how many of them may hold at a time, in the whole fleet (1)", "M"),
 )
+_CRON = (
+    Option(("--check",), "tell every problem of FILE, or the next runs; run nothing"),
+    Option(("--next",), "how many runs of each job --check tells (3)", "N"),
+    _TTL,
+    _GRACE,
+    _HOLDER,
+    _SHARE_STORE,
+    _ISOLATE,
+    Option(
+        ("--drain",), "after TERM, how long runs may go on before they are stopped (25s)", "DUR"
+    ),
+    Option(("--no-output",), "keep what commands write out of our own output"),
+)
+_SINCE = Option(
+    ("--since",), "only what began after: 2h, 2026-11-21T05:30Z", "WHEN", flag_only=True
+)
+_ALL = Option(("--all",), "every job of the namespace", flag_only=True)
 _TO = Option(("--to",), "the candidate that is to follow", "HOLDER")
 _WATCH = Option(("--watch",), "again every second, until ^C")
 _TIMEOUT = Option(("--timeout",), "give up with exit 75 after this time", "DUR")
 _FIX = Option(("--fix",), "first make the store's schema, or bring it up to this release")
+_AT = Option(
+    ("--at",), "about the slot of this instant: 05:30, 2026-11-21T05:30Z", "WHEN", flag_only=True
+)
 _FORCE = Option(("--force",), "remove the record at once: the holder may go on for its ttl")
 
 COMMANDS: Final = {
@@ -119,14 +142,23 @@ COMMANDS: Final = {
         (*_WORK, *_CAMPAIGN),
         runs=True,
     ),
+    "cron": Command(
+        "jobs by the clock, from a crontab or a job file (TOML)", "cron", "FILE", _CRON
+    ),
     "status": Command("who holds what", "status", "[NAME]", (_WATCH,)),
     "wait": Command("wait until NAME is free", "wait", "NAME", (_TIMEOUT,)),
     "break": Command("ask the holder to stop", "breaking", "NAME", (_FORCE, _REASON)),
     "resign": Command("ask the holder to hand over", "resign", "NAME", (_TO, _REASON)),
-    "pause": Command("end the term, and let nobody hold NAME", "pausing", "NAME", (_REASON,)),
-    "unpause": Command("let NAME be held again", "pausing", "NAME"),
-    "why": Command("why NAME is held, or is not, in words", "why", "NAME"),
-    "history": Command("who held NAME when", "history", "NAME"),
+    "pause": Command(
+        "end the term, and let nobody hold NAME", "pausing", "[NAME]", (_REASON, _ALL)
+    ),
+    "unpause": Command("let NAME be held again", "pausing", "[NAME]", (_ALL,)),
+    "why": Command("why NAME is held, or is not; why a job did not run", "why", "NAME", (_AT,)),
+    "history": Command(
+        "who held NAME when; what became of a job's slots", "history", "NAME", (_SINCE,)
+    ),
+    "jobs": Command("the jobs of the fleet: when next, how last, who", "jobs"),
+    "trigger": Command("run a job once now, somewhere", "trigger", "NAME", (_REASON, _TIMEOUT)),
     "doctor": Command(
         "what the store promises, and whether it fits", "doctor", "", (_TTL, _GRACE, _FIX)
     ),
@@ -135,13 +167,19 @@ COMMANDS: Final = {
 
 _OTHER: Final = ("STORE_FILE", "STORE_PASSWORD_FILE")
 # What an incumbent gives to its child, which may be one too.
-_OF_A_PARENT: Final = tuple(
-    f"LEASE_{what}" for what in ("NAME", "HOLDER", "TERM", "SLOT", "SOCKET", "MARK")
+_OF_A_PARENT: Final = (
+    *(f"LEASE_{what}" for what in ("NAME", "HOLDER", "TERM", "SLOT", "SOCKET", "MARK")),
+    *(f"RUN_{what}" for what in ("JOB", "SLOT", "STATE", "CODE", "WHY")),
 )
 
 VARIABLES: Final = frozenset(
     [
-        *(option.variable for command in COMMANDS.values() for option in command.options),
+        *(
+            option.variable
+            for command in COMMANDS.values()
+            for option in command.options
+            if not option.flag_only
+        ),
         *(option.variable for option in GLOBAL),
         *(PREFIX + name for name in (*_OTHER, *_OF_A_PARENT)),
     ]

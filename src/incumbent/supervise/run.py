@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 from incumbent import clock
@@ -95,17 +95,21 @@ def supervise(
     told: Callable[[Course], None] | None = None,
     listeners: Sequence[Listener] = (),
     launch: Launch | None = None,
+    keep: bool = False,
 ) -> Ending:
     """Run `command` to its end, or to the end of the lease, and give the lease back.
 
     `stop_on`: signals that end the term in order: CMD gets them, and KILL after the grace. `told`
     hears every phase, the first one included, and of the signal to leave. `leave_descendants`: what
-    outlives CMD is left alone, which is unsafe. `launch`: what was forked for this term. Raises
-    CannotStart or GuardFault; then nothing ran, and lease and slot were given back at once.
+    outlives CMD is left alone, which is unsafe. `launch`: what was forked for this term. `keep`:
+    giving the lease back is the caller's business, who has more to do under it; only what outlives
+    KILL still ends its renewal. Raises CannotStart or GuardFault; then nothing ran, and lease and
+    slot were given back at once (not with `keep`).
     """
     began = clock.now()
     if cause := belief_of(lease).verdict(began):
-        give_back(lease, undo_slot=True)
+        if not keep:
+            give_back(lease, undo_slot=True)
         return Ending(cause, None, 0.0)
     signals.follow_the_job()
     try:
@@ -113,10 +117,14 @@ def supervise(
             launch = new_launch(guard, ttl_of(lease), leave=leave_descendants)
         child = _begin(lease, command, environment, launch, leave=leave_descendants)
     except (CannotStart, GuardFault):
-        give_back(lease, undo_slot=True)
+        if not keep:
+            give_back(lease, undo_slot=True)
         raise
     watcher = _Watch(lease, child, signals, guard, frozenset(stop_on), told, listeners)
-    return watcher.end(began)
+    ending = watcher.end(began)
+    if keep or ending.survivors:
+        return ending
+    return replace(ending, confirmed=give_back(lease))
 
 
 def _begin(
@@ -182,8 +190,7 @@ class _Watch:
         status, cause, leaving = self._child.status, self._course.cause, self._course.leaving
         if left_over:
             abandon(self._lease)
-            return Ending(cause, status, seconds, False, survivors, leaving)
-        return Ending(cause, status, seconds, give_back(self._lease), leaving=leaving)
+        return Ending(cause, status, seconds, False, survivors, leaving)
 
     def _follow(self) -> bool:
         """True if something outlives even KILL."""

@@ -1,25 +1,39 @@
-"""`pause` and `unpause`: the fleet-wide off switch of a name."""
+"""`pause` and `unpause`: the fleet-wide off switch of a name, or of every job."""
 
 from __future__ import annotations
 
+import json
+
 from incumbent import clock
 from incumbent.cli.asking import WITHIN, Asking
+from incumbent.cli.exits import OK, say
+from incumbent.cli.ledger_show import jobs_of
 from incumbent.cli.parser import Request
-from incumbent.cli.show import said_by
-from incumbent.model import ABSENT, Stale
+from incumbent.cli.show import print_json, said_by
+from incumbent.cron.control import CONTROL
+from incumbent.errors import ConfigError
+from incumbent.model import ABSENT, ByVersion, Key, Record, Stale
 from incumbent.store_url import store_url
 from incumbent.stores.names import make_key
-from incumbent.stores.notices import PAUSE
+from incumbent.stores.notices import PAUSE, read_notice
 from incumbent.sync import Client
 
 __all__ = ["command"]
 
+_SCAN_WITHIN = 5.0
+
 
 def command(request: Request) -> int:
     """See the module."""
-    make_key(request.namespace, request.name)
+    if request.on("all") == bool(request.name):
+        raise ConfigError(f"{request.command}: NAME, or --all for every job", name="name")
+    name = request.name or CONTROL
+    make_key(request.namespace, name)
     with Client(store_url(request.text("store")), namespace=request.namespace) as client:
-        asking = Asking(request, client)
+        named = {**request.values, "name": name}
+        asking = Asking(Request(request.command, named, request.words), client)
+        if request.on("all"):
+            return _all(request, asking)
         return _pause(asking) if request.command == "pause" else _unpause(asking)
 
 
@@ -47,3 +61,43 @@ def _unpause(asking: Asking) -> int:
         return asking.say("unpaused", "was not paused")
     asking.store.put(asking.key, PAUSE, None, None, clock.now() + WITHIN)
     return asking.say("unpaused", "may be held again")
+
+
+# -- every job -----------------------------------------------------------------------------------
+
+
+def _all(request: Request, asking: Asking) -> int:
+    """The switch for everything comes first: jobs that are made meanwhile find it."""
+    pausing = request.command == "pause"
+    value = json.dumps({**json.loads(asking.pause_value()), "all": True}).encode()
+    until = clock.now() + WITHIN
+    if pausing:
+        asking.store.put(asking.key, PAUSE, value, ABSENT, until)
+    else:
+        asking.store.put(asking.key, PAUSE, None, None, until)
+    jobs = jobs_of(asking.client.scan("", _SCAN_WITHIN))
+    changed = [it.key.name for it in jobs if _switch(asking, it, value if pausing else None)]
+    return _answer(request, changed, [it.key.name for it in jobs])
+
+
+def _switch(asking: Asking, record: Record, value: bytes | None) -> bool:
+    """True if it was changed. What was paused by its name stays paused."""
+    key, until = Key(record.key.namespace, record.key.name), clock.now() + WITHIN
+    if value is not None:
+        return not isinstance(asking.store.put(key, PAUSE, value, ABSENT, until), Stale)
+    field = record.fields.get(PAUSE)
+    if field is None or read_notice(field.value).get("all") is not True:
+        return False
+    guard = ByVersion(field.version)
+    return not isinstance(asking.store.put(key, PAUSE, None, guard, until), Stale)
+
+
+def _answer(request: Request, changed: list[str], jobs: list[str]) -> int:
+    done = "paused" if request.command == "pause" else "unpaused"
+    if request.on("json"):
+        print_json({"outcome": done, "exit_code": OK, "changed": changed, "jobs": jobs})
+        return OK
+    kept = len(jobs) - len(changed)
+    more = f"; {kept} left as they were" if kept else ""
+    say(f"{len(changed)} of {len(jobs)} jobs {done}{more}")
+    return OK

@@ -115,15 +115,46 @@ def _hold(request: Request, url: str, lease: Lease, signals: Signals, guard: Gua
     term, started = lease.fencing_token, clock.wall()
     if request.on("verbose"):
         say(f"{request.name}: acquired, term {term}")
-    try:
-        ending = supervise_command(request, url, lease, signals, guard)
-    except CannotStart as error:
-        verdict = Verdict("not_started", error.code, str(error), reason=str(error))
-    except GuardFault as error:
-        verdict = Verdict("fault", exits.FAULT, f"{error}; nothing ran", reason="guard")
+    if _on_record(request):
+        verdict = _hold_on_record(request, url, lease, signals, guard)
     else:
-        verdict = _ended(request, ending)
+        verdict = _supervised(
+            request, lambda: supervise_command(request, url, lease, signals, guard)
+        )
     return verdict.during(term, started, clock.wall())
+
+
+def _on_record(request: Request) -> bool:
+    return request.text("once_per") is not None or request.text("slot") is not None
+
+
+def _supervised(request: Request, work: Callable[[], Ending]) -> Verdict:
+    try:
+        return _ended(request, work())
+    except CannotStart as error:
+        return Verdict("not_started", error.code, str(error), reason=str(error))
+    except GuardFault as error:
+        return Verdict("fault", exits.FAULT, f"{error}; nothing ran", reason="guard")
+
+
+def _hold_on_record(
+    request: Request, url: str, lease: Lease, signals: Signals, guard: Guard
+) -> Verdict:
+    """The same for a slot: the ledger has its beginning before CMD starts, and then its end."""
+    from incumbent.cli.recording import begin, end, on_record_already
+
+    once = begin(request, lease)
+    if once is None:
+        return on_record_already(lease, _busy_code(request))
+    endings: list[Ending] = []
+
+    def work() -> Ending:
+        endings.append(supervise_command(request, url, lease, signals, guard, keep=True))
+        return endings[0]
+
+    verdict = _supervised(request, work)
+    end(once, lease, endings[0] if endings else None, verdict)
+    return verdict
 
 
 def _ended(request: Request, ending: Ending) -> Verdict:
@@ -135,6 +166,7 @@ def _ended(request: Request, ending: Ending) -> Verdict:
         return _stopped(request, ending)
     if request.on("verbose"):
         said = "released" if ending.confirmed else "let go, the store did not confirm it,"
+        said = "ended" if _on_record(request) else said
         say(f"{request.name}: {said} after {say_seconds(ending.seconds)}")
     status = ending.status or 0
     return Verdict("ended", status, _hint(request, ending) if status == 0 else "")
@@ -152,7 +184,7 @@ def _stopped(request: Request, ending: Ending) -> Verdict:
 
 
 def _hint(request: Request, ending: Ending) -> str:
-    said = request.text("once_per") or request.text("at_least_for")
+    said = _on_record(request) or request.text("at_least_for")
     if said or request.on("quiet") or ending.seconds >= _HINT_BELOW:
         return ""
     return (

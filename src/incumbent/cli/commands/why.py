@@ -1,12 +1,17 @@
-"""`why`: why NAME is held, or is not, in words."""
+"""`why`: why NAME is held, or is not, and why a job ran or did not, in words."""
 
 from __future__ import annotations
 
 from incumbent import clock
 from incumbent.cli.exits import OK
+from incumbent.cli.job_reasons import explain_job
+from incumbent.cli.ledger_show import up_now
 from incumbent.cli.parser import Request
 from incumbent.cli.reasons import explain
 from incumbent.cli.show import print_json, record_as_json
+from incumbent.cli.when import instant_of
+from incumbent.cron.control import PRESENCE, presences
+from incumbent.cron.ledger import JOB
 from incumbent.store_url import store_url
 from incumbent.sync import Client
 
@@ -17,9 +22,15 @@ _WITHIN = 2.0
 
 def command(request: Request) -> int:
     """See the module."""
+    now, at = clock.wall(), request.text("at")
+    instant = None if at is None else instant_of(at, "at", now)
     with Client(store_url(request.text("store")), namespace=request.namespace) as client:
         record = client.read(request.name, _WITHIN)
-    lines = explain(record, clock.wall())
+        present = client.read(PRESENCE, _WITHIN) if JOB in record.fields else None
+    # Of a job that nobody runs, who held its name says nothing that its ledger does not say better.
+    lines = explain(record, now) if present is None or record.holdings else []
+    if present is not None:
+        lines += explain_job(record, up_now(presences(present), now), now, instant)
     if request.on("json"):
         print_json({**record_as_json(record), "why": lines})
     else:

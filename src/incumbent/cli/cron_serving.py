@@ -1,0 +1,85 @@
+"""`cron FILE` without `--check`: this instance's part in the fleet, until TERM."""
+
+from __future__ import annotations
+
+import os
+
+from incumbent import clock
+from incumbent.cli.exits import UNPROVED, USAGE, say
+from incumbent.cli.parser import Request
+from incumbent.cli.settings import lock_times
+from incumbent.cron.commands_launcher import Settings
+from incumbent.cron.events import Events
+from incumbent.cron.load import load_jobs
+from incumbent.cron.serving import Fleet, serve_jobs
+from incumbent.cron.spec import JobSpec
+from incumbent.durations import parse_duration
+from incumbent.errors import ConfigError, StoreError
+from incumbent.options import LockSettings, default_holder
+from incumbent.store_url import store_url
+from incumbent.stores.names import make_key
+
+__all__ = ["serve"]
+
+_DRAIN = "25s"
+
+
+def serve(request: Request) -> int:
+    """Every instance of the fleet runs this; each slot of each job runs once."""
+    if is_module(request.name):
+        from incumbent.cli.cron_module import serve_module
+
+        return serve_module(request)
+    loaded = load_jobs(request.name, os.environ, clock.wall())
+    for problem in loaded.problems:
+        if not (request.on("quiet") and problem.warning):
+            say(str(problem))
+    if loaded.errors:
+        return USAGE
+    fleet = fleet_from(request)
+    events = Events(instance=fleet.settings.holder)
+    try:
+        return serve_jobs(loaded.specs, fleet, lambda: _reread(request), events)
+    except StoreError as error:
+        say(f"the store could not be proved, nothing ran: {error}")
+        return UNPROVED
+
+
+def is_module(name: str) -> bool:
+    """Whether it is module:jobs and not a file."""
+    module, colon, attribute = name.partition(":")
+    looks = colon and attribute.isidentifier() and all(map(str.isidentifier, module.split(".")))
+    return bool(looks) and not os.path.exists(name)  # noqa: PTH110 - any text is a name here
+
+
+def fleet_from(request: Request) -> Fleet:
+    """What the options say; raises ConfigError."""
+    make_key(request.namespace, "x")
+    lock_times(request)
+    drain = parse_duration(request.text("drain") or _DRAIN, "drain")
+    holder = request.text("holder") or default_holder()
+    lock: LockSettings = {"holder": holder, "grace": request.text("grace")}
+    if (ttl := request.text("ttl")) is not None:
+        lock["ttl"] = ttl
+    settings = Settings(
+        store_url(request.text("store")),
+        holder,
+        request.text("isolate") or "auto",
+        request.on("share_store"),
+        not request.on("no_output"),
+    )
+    _check_holder(holder)
+    return Fleet(request.namespace, settings, lock, drain)
+
+
+def _check_holder(holder: str) -> None:
+    # It is part of a field's name too.
+    if len(holder) > 200 or not holder.isprintable() or " " in holder:
+        raise ConfigError("holder: 1 to 200 printable characters without blanks", name="holder")
+
+
+def _reread(request: Request) -> tuple[JobSpec, ...]:
+    loaded = load_jobs(request.name, os.environ, clock.wall())
+    if loaded.errors:
+        raise ConfigError("; ".join(map(str, loaded.errors)), name="file")
+    return loaded.specs

@@ -1,0 +1,68 @@
+"""What `run --once-per` and `--slot` say in the ledger."""
+
+from __future__ import annotations
+
+from incumbent import clock
+from incumbent._core.onestep import run as drive
+from incumbent.cli.parser import Request
+from incumbent.cli.verdict import Verdict
+from incumbent.cron.execute import without_secrets
+from incumbent.cron.ledger import State, runs_of
+from incumbent.cron.once import OnceRun, begin_once
+from incumbent.cron.schedule import slot_id
+from incumbent.errors import StoreError
+from incumbent.supervise.holding import give_back, slot_of
+from incumbent.supervise.run import Ending
+from incumbent.sync import Lease
+
+__all__ = ["begin", "end", "on_record_already"]
+
+_STATES = {"ended": State.OK, "at_most_for": State.TIMED_OUT, "lost": State.LOST}
+_COMMAND_SHOWN = 200
+
+
+def begin(request: Request, lease: Lease) -> OnceRun | None:
+    """Put the start on record; None if the slot is there already.
+
+    Raises StoreError; then nothing may run, and the lease and its slot were given back.
+    """
+    wall = clock.wall()
+    what = without_secrets(" ".join(request.words))[:_COMMAND_SHOWN]
+    try:
+        stamp = f"once/{slot_id(wall)}"
+        return drive(begin_once(lease._link.port, lease._held, wall, stamp, what))
+    except StoreError:
+        give_back(lease, undo_slot=True)
+        raise
+
+
+def on_record_already(lease: Lease, code: int) -> Verdict:
+    """The verdict on a slot whose tombstone is gone, and whose record is not."""
+    slot = slot_of(lease) or ""
+    try:
+        record = lease._link.store.read(lease._held.wanted.key, clock.now() + 1.0)
+        found = runs_of(record.fields).get(slot)
+    except StoreError:
+        found = None
+    give_back(lease)
+    by = f": {found[0].state} by {found[0].instance}" if found else ""
+    line = f"skipped: slot {slot} is on record already{by}"
+    return Verdict("skipped", code, line, reason="closed")
+
+
+def end(once: OnceRun, lease: Lease, ending: Ending | None, verdict: Verdict) -> None:
+    """Put the end on record, and give the lease back unless something of CMD lives on."""
+    if ending is None:
+        drive(once.undo())
+        give_back(lease, undo_slot=True)
+        return
+    code = ending.status
+    state = _STATES.get(verdict.outcome, State.FAILED)
+    why = verdict.line if state is not State.OK else ""
+    if state is State.OK and code:
+        state, why = State.FAILED, f"exit {code}"
+    drive(once.end(state, clock.wall(), code=code, why=why))
+    if ending.survivors:
+        return
+    give_back(lease)
+    drive(once.prune(clock.wall()))

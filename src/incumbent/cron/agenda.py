@@ -1,0 +1,232 @@
+"""Which slots are due: a heap over the next slot of every job. Pure: the caller brings the time.
+
+The agenda says what this instance should *ask for*; the ledger alone says who runs it. It never
+names a slot twice unless the clock was put back far enough to be a correction (see `moved`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+from typing import Final
+from zlib import crc32
+
+from incumbent.cron.schedule import Schedule, slot_id
+from incumbent.cron.spec import JobSpec
+
+__all__ = ["CORRECTION", "Agenda", "Changes", "Due", "missed_slots", "start_of"]
+
+CORRECTION: Final = 3 * 3600.0
+"""A clock put back by more than this was wrong before, as in Debian's cron(8); seconds."""
+
+_PUNCTUAL_LEAST, _PUNCTUAL_MOST = 2.0, 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """A slot to ask the ledger for: to run it, or, if `missed`, to record that nobody did."""
+
+    spec: JobSpec
+    slot: float
+    missed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What a reload changed, by name, in the order of the file."""
+
+    added: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    rescheduled: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class _Entry:
+    spec: JobSpec
+    order: int
+    placed: float
+    """Everything up to here is decided."""
+    slot: float | None = None
+    starts: float = 0.0
+
+    def place(self, after: float) -> None:
+        self.placed = after
+        self.slot = self.spec.schedule.next_after(after)
+        if self.slot is not None:
+            self.starts = start_of(self.spec, self.slot)
+
+
+@dataclass(slots=True)
+class Agenda:
+    """The next slots of all jobs.
+
+    `known`: by name, the last slot that the ledger has of a job; what came later and is past is
+    handed out at once, by the job's rule for catching up. A job it does not name begins now.
+    """
+
+    specs: Iterable[JobSpec]
+    now: float
+    known: Mapping[str, float] = field(default_factory=dict)
+    _entries: dict[str, _Entry] = field(init=False, default_factory=dict)
+    _heap: list[tuple[float, int, _Entry]] = field(init=False, default_factory=list)
+
+    def __post_init__(self) -> None:
+        known = self.known
+        entries = (
+            _Entry(spec, order, min(known.get(spec.name, self.now), self.now))
+            for order, spec in enumerate(self.specs)
+        )
+        self._entries = {entry.spec.name: entry for entry in entries}
+        self.specs = ()
+        for entry in self._entries.values():
+            entry.place(entry.placed)
+        self._pile_up()
+
+    @property
+    def next_at(self) -> float | None:
+        """When `due` has something to say again."""
+        return self._heap[0][0] if self._heap else None
+
+    def due(self, now: float) -> list[Due]:
+        """What has become due, in the order of the slots, then of the file.
+
+        Late slots (the process or the machine stood still, the clock was set forward) come by the
+        job's rule for catching up. A clock set back a little repeats nothing: see `moved`.
+        """
+        self.moved(now)
+        found: list[tuple[float, int, Due]] = []
+        while self._heap and self._heap[0][0] <= now:
+            entry = heappop(self._heap)[2]
+            found += [(it.slot, entry.order, it) for it in _decided(entry, now)]
+            if entry.slot is not None:
+                heappush(self._heap, (entry.starts, entry.order, entry))
+        found.sort(key=lambda it: it[:2])
+        return [due for _, _, due in found]
+
+    def moved(self, now: float) -> bool:
+        """Tell that it is `now`; True if the clock was put back by more than CORRECTION.
+
+        Then every job begins anew from `now`. After less, jobs wait until the clock is where it
+        was. `due` calls this itself.
+        """
+        if now >= self.now - CORRECTION:
+            self.now = max(self.now, now)
+            return False
+        self.now = now
+        for entry in self._entries.values():
+            entry.place(now)
+        self._pile_up()
+        return True
+
+    def replace(self, specs: Iterable[JobSpec], now: float) -> Changes:
+        """Reload: a job with the same name and schedule keeps its place, others begin now."""
+        before, self._entries = self._entries, {}
+        added: list[str] = []
+        rescheduled: list[str] = []
+        for order, spec in enumerate(specs):
+            old = before.pop(spec.name, None)
+            same = old is not None and old.spec.schedule == spec.schedule
+            entry = _Entry(spec, order, old.placed if old and same else now)
+            entry.place(entry.placed)
+            self._entries[spec.name] = entry
+            if not same:
+                (added if old is None else rescheduled).append(spec.name)
+        self._pile_up()
+        return Changes(tuple(added), tuple(before), tuple(rescheduled))
+
+    def next_of(self, name: str) -> float | None:
+        """The next slot of a job; None if there is none, or no such job."""
+        entry = self._entries.get(name)
+        return entry.slot if entry else None
+
+    def _pile_up(self) -> None:
+        entries = self._entries.values()
+        self._heap = [(it.starts, it.order, it) for it in entries if it.slot is not None]
+        heapify(self._heap)
+
+
+def _decided(entry: _Entry, now: float) -> list[Due]:
+    """The entry's slots that are ready, and the entry moved on behind them."""
+    spec, first = entry.spec, entry.slot
+    if first is not None and _is_alone(spec, first, now):
+        entry.place(first)
+        return [Due(spec, first)]
+    to_run, missed = missed_slots(spec, entry.placed, now)
+    entry.place(max((*to_run, *missed)))
+    return [*(Due(spec, it, missed=True) for it in missed), *(Due(spec, it) for it in to_run)]
+
+
+def _is_alone(spec: JobSpec, slot: float, now: float) -> bool:
+    """The usual case: the slot is punctual and the next one has not come."""
+    following = spec.schedule.next_after(slot)
+    if following is not None and following <= now:
+        return False
+    return now - start_of(spec, slot) < _patience(slot, following)
+
+
+# -- catching up ----------------------------------------------------------------------------------
+
+
+def start_of(spec: JobSpec, slot: float) -> float:
+    """When a slot starts: jitter later, but before the next slot; the same in all instances."""
+    if not spec.jitter:
+        return slot
+    following = spec.schedule.next_after(slot)
+    room = spec.jitter if following is None else min(spec.jitter, following - slot)
+    return slot + room * crc32(f"{spec.name} {slot_id(slot)}".encode()) / 2**32
+
+
+def missed_slots(
+    spec: JobSpec, last_known: float, now: float
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """(slots to run, slots to record as missed), both ascending, after `last_known` until `now`.
+
+    A slot is punctual until the next one comes, for at least 2 and at most 60 s: it is run
+    whatever the rule for catching up says. Of very many slots only the last ones are named, as
+    many as the history keeps.
+    """
+    rule = spec.catch_up
+    slots = _latest(spec, last_known, now, most=max(rule.limit, spec.keep_runs))
+    punctual = tuple(it for it in slots[-70:] if _is_punctual(spec, it, now))
+    late = slots[: len(slots) - len(punctual)]
+    wanted = {"no": 0, "last": 0 if punctual else 1, "all": rule.limit}[rule.mode]
+    young = [it for it in late if it >= now - rule.window]
+    caught = tuple(young[max(0, len(young) - wanted) :])
+    missed = late[: len(late) - len(caught)]
+    return caught + punctual, missed
+
+
+def _is_punctual(spec: JobSpec, slot: float, now: float) -> bool:
+    return now - start_of(spec, slot) < _patience(slot, spec.schedule.next_after(slot))
+
+
+def _patience(slot: float, following: float | None) -> float:
+    gap = _PUNCTUAL_MOST if following is None else following - slot
+    return min(max(gap, _PUNCTUAL_LEAST), _PUNCTUAL_MOST)
+
+
+def _latest(spec: JobSpec, after: float, now: float, *, most: int) -> tuple[float, ...]:
+    """The last `most` ready slots: looks back twice as far each time, until there are enough."""
+    back = _PUNCTUAL_MOST
+    while True:
+        start = max(after, now - back)
+        found = deque(_ready(spec, start, now), maxlen=most)
+        if start == after or len(found) == most:
+            return tuple(found)
+        back *= 2
+
+
+def _ready(spec: JobSpec, after: float, now: float) -> Iterator[float]:
+    for slot in _slots(spec.schedule, after):
+        if slot > now or start_of(spec, slot) > now:
+            return
+        yield slot
+
+
+def _slots(schedule: Schedule, after: float) -> Iterator[float]:
+    found = schedule.next_after(after)
+    while found is not None:
+        yield found
+        found = schedule.next_after(found)

@@ -1,0 +1,169 @@
+"""Writing in the ledger: one small request each, by whoever may say it (see `ledger`).
+
+Coroutines against a port, as the protocols of a lease are: blocking code drives them in one step.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from incumbent._core.port import Port
+from incumbent.backoff import backoff_delay
+from incumbent.cron.ledger import (
+    JOB,
+    PRUNED,
+    Run,
+    State,
+    encode,
+    field_of,
+    pruned_until,
+    read_job,
+    runs_of,
+    step,
+    surplus,
+)
+from incumbent.errors import OutcomeUnknown, StoreError
+from incumbent.model import (
+    ABSENT,
+    ByClaim,
+    ByVersion,
+    Field,
+    Guard,
+    Key,
+    PutOutcome,
+    Record,
+    Stored,
+)
+
+__all__ = ["Book", "BookPort", "Pen"]
+
+_WITHIN = 2.0
+"""Seconds for one request."""
+
+
+class BookPort(Port, Protocol):
+    """A port that also reads and writes fields."""
+
+    async def put(
+        self, key: Key, field: str, value: bytes | None, guard: Guard, until: float
+    ) -> PutOutcome:
+        """See stores.base.Store.put."""
+        ...
+
+    async def read(self, key: Key, until: float) -> Record:
+        """See stores.base.Store.read."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Pen:
+    """What lets a holder write: its claim and token."""
+
+    claim: str
+    token: int
+
+
+class Book:
+    """The ledger of one job. Every method raises StoreError where the store does not say."""
+
+    def __init__(self, port: BookPort, key: Key, within: float = _WITHIN) -> None:
+        self._port = port
+        self._key = key
+        self._within = within
+
+    async def sleep_until(self, instant: float) -> None:
+        """Wait for an instant of the port's clock."""
+        await self._port.sleep_until(instant)
+
+    async def read(self) -> Record:
+        """All that is on record, for looking; nothing is granted on it."""
+        return await self._port.read(self._key, self._port.now() + self._within)
+
+    # -- by the holder -----------------------------------------------------------------------
+
+    async def begin(self, run: Run) -> bool:
+        """Put a new run on record as running; False if the slot is on record already.
+
+        Then it was skipped, missed or lost for somebody else, and must not run.
+        """
+        try:
+            outcome = await self._put(run, ABSENT)
+        except OutcomeUnknown:
+            return await self._is_ours(run)
+        return isinstance(outcome, Stored) or await self._is_ours(run)
+
+    async def _is_ours(self, run: Run) -> bool:
+        # Our own request may have been applied although its answer was lost.
+        found = runs_of((await self.read()).fields).get(run.slot)
+        if found is None:
+            return isinstance(await self._put(run, ABSENT), Stored)
+        return found[0].token == run.token and not found[0].state.ended
+
+    async def move(self, run: Run, state: State, pen: Pen, **changes: Any) -> Run | None:
+        """The run in its next state, on record; None if its token no longer holds the lease."""
+        moved = step(run, state, **changes)
+        outcome = await self._put(moved, ByClaim(pen.claim, pen.token))
+        return moved if isinstance(outcome, Stored) else None
+
+    async def insist(
+        self, run: Run, state: State, pen: Pen, until: float, **changes: Any
+    ) -> Run | None:
+        """`move`, tried on through an outage until an instant of the port's clock."""
+        tries = 0
+        while True:
+            try:
+                return await self.move(run, state, pen, **changes)
+            except StoreError as error:
+                tries += 1
+                wake = self._port.now() + backoff_delay(tries, self._port.jitter(), cap=1.0)
+                if error.permanent or wake >= until:
+                    return None
+                await self._port.sleep_until(wake)
+
+    async def undo(self, run: Run, pen: Pen) -> None:
+        """Nothing came of it: the slot is as if nobody had begun."""
+        await self._field(field_of(run.slot), None, ByClaim(pen.claim, pen.token))
+
+    async def prune(self, keep: int, keep_for: float, now: float) -> int:
+        """Remove what is beyond the bounds; `now` is the wall clock. Returns how many."""
+        fields = (await self.read()).fields
+        beyond = surplus(runs_of(fields), keep, keep_for, now)
+        if not beyond:
+            return 0
+        # First, so that no slot is ever neither remembered nor known to be forgotten.
+        until = max(pruned_until(fields), *(run.due for run, _ in beyond))
+        await self._field(PRUNED, repr(until).encode(), None)
+        for run, version in beyond:
+            await self._field(field_of(run.slot), None, ByVersion(version))
+        return len(beyond)
+
+    # -- by anybody --------------------------------------------------------------------------
+
+    async def note(self, run: Run) -> bool:
+        """Put a slot on record that did not run; False if something is on record already."""
+        return isinstance(await self._put(run, ABSENT), Stored)
+
+    async def lose(self, run: Run, version: int, why: str, now: float) -> bool:
+        """Say that a run's holder vanished; False if somebody wrote meanwhile."""
+        lost = step(run, State.LOST, ended=now, why=why)
+        return isinstance(await self._put(lost, ByVersion(version)), Stored)
+
+    async def register(self, fields: Mapping[str, Field], facts: Mapping[str, Any]) -> bool:
+        """Have the job's field say `facts`; `fields` are those it was seen with."""
+        if read_job(fields) == dict(facts):
+            return False
+        value = json.dumps(dict(facts), separators=(",", ":")).encode()
+        await self._field(JOB, value, None)
+        return True
+
+    # -- one request -------------------------------------------------------------------------
+
+    async def _put(self, run: Run, guard: Guard) -> PutOutcome:
+        return await self._field(field_of(run.slot), encode(run), guard)
+
+    async def _field(self, name: str, value: bytes | None, guard: Guard) -> PutOutcome:
+        until = self._port.now() + self._within
+        return await self._port.put(self._key, name, value, guard, until)

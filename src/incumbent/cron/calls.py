@@ -1,0 +1,228 @@
+"""Runs Python functions and coroutines that were granted to this instance, each in a thread.
+
+A coroutine runs on the application's loop, and is cancelled before its proof runs out. A function
+cannot be stopped from outside: it asks its run (`run.check()`), and a function that outlived its
+lease is never recorded as ok.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import random
+import threading
+import traceback
+from collections.abc import Callable, Coroutine
+from concurrent.futures import CancelledError
+from functools import partial
+from typing import Any, Final
+
+from incumbent import clock
+from incumbent._core.held import Held
+from incumbent._drive.aio import LeaseScope
+from incumbent.cron.attempts import Attempts, End, stopped
+from incumbent.cron.book import Book
+from incumbent.cron.claims import Claimer
+from incumbent.cron.events import Said
+from incumbent.cron.judge import Slot
+from incumbent.cron.ledger import OUTPUT_MOST, Run, State
+from incumbent.cron.spec import JobSpec
+from incumbent.errors import LeaseLost, StoreError
+from incumbent.model import Refused
+from incumbent.supervise.holding import belief_of, give_back
+from incumbent.sync import Lease
+
+__all__ = ["CallLauncher", "JobRun", "wants_run"]
+
+_LOOK_EVERY: Final = 0.2
+"""Seconds between looks of a pause at whether its lease still holds."""
+
+
+class JobRun:
+    """What a job's function gets if it has a parameter `run`: which slot it is, and its lease."""
+
+    __slots__ = ("_lease", "attempt", "due", "name", "slot")
+
+    def __init__(self, name: str, slot: Slot, attempt: int, lease: Lease) -> None:
+        self._lease = lease
+        self.name = name
+        """The job's name."""
+        self.slot = slot.name
+        """What is run: the scheduled instant in UTC, or `manual/...`."""
+        self.due = slot.due
+        """The scheduled instant, in seconds since 1970."""
+        self.attempt = attempt
+        """Counts from 1."""
+
+    @property
+    def fencing_token(self) -> int:
+        """A number that is larger than that of every earlier run of this job."""
+        return self._lease.fencing_token
+
+    @property
+    def remaining(self) -> float:
+        """Seconds for which the lease is proved; 0.0 when it is not."""
+        return self._lease.remaining
+
+    def check(self, need: float = 0.0) -> None:
+        """Return only if the lease is proved for at least `need` seconds more; else LeaseLost."""
+        self._lease.check(need)
+
+
+class CallLauncher:
+    """A Launcher. `loop`: where coroutines run. `over` is called, from any thread, after a run."""
+
+    def __init__(self, claimer: Claimer, said: Said, over: Callable[[], None]) -> None:
+        self._claimer = claimer
+        self._said = said
+        self._over = over
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self.running: dict[tuple[str, str], Callable[[], None]] = {}
+        self.given_back: list[tuple[str, Slot]] = []
+        self.over: list[str] = []
+        self.stopping = threading.Event()
+
+    def claim(self, spec: JobSpec, slot: Slot) -> tuple[Held, float] | Refused:
+        """See Launcher."""
+        return self._claimer.claim(spec, slot)
+
+    def launch(self, spec: JobSpec, slot: Slot, grant: tuple[Held, float]) -> None:
+        """See Launcher."""
+        held, _ = grant
+        link = self._claimer.link
+        link.keeper.arm(held)
+        one = _OneRun(self, spec, slot, Lease(link, held), self._said)
+        self.running[spec.name, slot.name] = one.stop
+        name = f"incumbent-job {spec.name}"
+        threading.Thread(target=self._life, args=(spec, slot, one), name=name, daemon=True).start()
+
+    def _life(self, spec: JobSpec, slot: Slot, one: _OneRun) -> None:
+        try:
+            if not one.run():
+                self.given_back.append((spec.name, slot))
+        except Exception as error:  # noqa: BLE001 - a defect of ours; the lease runs out
+            self._said("fault", job=spec.name, slot=slot.name, why=repr(error))
+        finally:
+            self.running.pop((spec.name, slot.name), None)
+            self.over.append(slot.name)
+            self._over()
+
+    def failed(self, spec: JobSpec, run: Run) -> None:
+        """See Launcher: there is no on_failure command here."""
+
+    def stop_all(self) -> None:
+        """Cancel the coroutines; functions are not begun again."""
+        self.stopping.set()
+        for stop in list(self.running.values()):
+            stop()
+
+
+class _OneRun:
+    def __init__(
+        self, launcher: CallLauncher, spec: JobSpec, slot: Slot, lease: Lease, said: Said
+    ) -> None:
+        self._launcher = launcher
+        self._spec = spec
+        self._slot = slot
+        self._lease = lease
+        self._said = partial(said, job=spec.name, term=lease.fencing_token)
+        self._scope: LeaseScope | None = None
+        run = Run(
+            slot.name,
+            State.RUNNING,
+            slot.due,
+            lease.holder,
+            lease.fencing_token,
+            clock.wall(),
+            attempt=slot.attempt,
+        )
+        self._attempts = Attempts(
+            lease,
+            Book(lease._link.port, lease._held.wanted.key),
+            run,
+            self._said,
+            spec.retries,
+            spec.retry_backoff,
+            spec.keep_runs,
+            spec.keep_for,
+        )
+
+    def run(self) -> bool:
+        """False if it could not begin, and the slot was given back."""
+        slot = self._slot.name
+        try:
+            if not self._attempts.begin():
+                give_back(self._lease)
+                return True
+        except StoreError as error:
+            give_back(self._lease, undo_slot=True)
+            self._said("given_back", slot=slot, why=str(error))
+            return False
+        late = round(clock.wall() - self._slot.due, 3)
+        self._said("started", slot=slot, attempt=self._slot.attempt, late=late)
+        self._attempts.go_through(self._attempt, self._pause)
+        give_back(self._lease)
+        self._attempts.prune(random.SystemRandom().random())
+        return True
+
+    def stop(self) -> None:
+        """From any thread."""
+        if self._scope is not None:
+            self._scope.stop()
+
+    def _attempt(self) -> End:
+        began = clock.now()
+        try:
+            self._call()
+        except LeaseLost as error:
+            return self._stopped(began) or End(State.LOST, why=str(error), final=True)
+        except (asyncio.CancelledError, CancelledError):
+            signal = "signal:stop" if self._launcher.stopping.is_set() else "expired"
+            return self._stopped(began) or stopped(signal, clock.now() - began)
+        except Exception as error:  # noqa: BLE001 - whatever the user's code raises is its failure
+            trace = traceback.format_exc()[-min(self._spec.output_bytes, OUTPUT_MOST) :]
+            why = f"{type(error).__name__}: {error}"
+            return self._stopped(began) or End(State.FAILED, why=why[:500], output=trace)
+        return self._stopped(began) or End(State.OK)
+
+    def _stopped(self, began: float) -> End | None:
+        """Work that outlived its lease has no success to report."""
+        cause = belief_of(self._lease).verdict(clock.now())
+        return stopped(cause, clock.now() - began) if cause else None
+
+    def _call(self) -> None:
+        spec = self._spec
+        call = spec.call
+        assert call is not None  # noqa: S101 - see JobSpec
+        run = JobRun(spec.name, self._slot, self._attempts.run.attempt, self._lease)
+        given = {"run": run} if wants_run(call) else {}
+        if not inspect.iscoroutinefunction(call):
+            call(**given)
+            return
+        loop = self._launcher.loop
+        assert loop is not None, "a coroutine needs a loop"  # noqa: S101
+        asyncio.run_coroutine_threadsafe(self._within(call(**given)), loop).result()
+
+    async def _within(self, work: Coroutine[Any, Any, Any]) -> None:
+        scope = self._scope = LeaseScope(self._lease._held)
+        self._lease._link.keeper.watch(self._lease._held, scope.look_soon)
+        try:
+            await work
+        finally:
+            scope.close()
+            self._scope = None
+
+    def _pause(self, seconds: float) -> bool:
+        until = clock.now() + seconds
+        while (left := until - clock.now()) > 0:
+            if self._launcher.stopping.wait(min(left, _LOOK_EVERY)) or not self._lease.valid:
+                return False
+        return True
+
+
+def wants_run(call: Callable[..., Any]) -> bool:
+    """Whether it has a parameter `run`."""
+    try:
+        return "run" in inspect.signature(call).parameters
+    except (TypeError, ValueError):
+        return False

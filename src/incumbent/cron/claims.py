@@ -1,0 +1,97 @@
+"""Claiming a slot: one request; and handing what was granted to the process that does the work."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+from incumbent import clock
+from incumbent._core.acquire import acquire
+from incumbent._core.adopt import adopt
+from incumbent._core.held import Held, Wanted
+from incumbent._core.onestep import run
+from incumbent._core.release import release
+from incumbent._drive.link import Link
+from incumbent.cron.judge import Slot
+from incumbent.cron.ledger import SLOT_KEEP
+from incumbent.cron.spec import JobSpec
+from incumbent.errors import NotAcquired, StoreError
+from incumbent.model import Granted, Refused
+from incumbent.model import Slot as StoreSlot
+from incumbent.options import LockSettings, wanted_from
+from incumbent.sync import Lease
+
+__all__ = ["Claimer", "Grant", "adopted"]
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """A slot that was granted. `sent`: the instant before the request, on this host's clock."""
+
+    wanted: Wanted
+    claim: str
+    token: int
+    ttl: float
+    epoch: str
+    sent: float
+
+
+class Claimer:
+    """Asks for slots of jobs in one namespace, for one instance."""
+
+    def __init__(self, link: Link, namespace: str, settings: LockSettings) -> None:
+        self.link = link
+        self.namespace = namespace
+        self._settings = settings
+        self._wanted = lru_cache(maxsize=20_000)(self._make_wanted)
+
+    def wanted(self, spec: JobSpec) -> Wanted:
+        """What a claim of this job asks for, but for the slot; raises ConfigError."""
+        return self._wanted(spec.name, spec.at_most_for, spec.at_least_for)
+
+    def _make_wanted(self, name: str, at_most_for: float | None, at_least_for: float) -> Wanted:
+        settings: Any = {**self._settings, "at_most_for": at_most_for}
+        if at_least_for > 0:
+            settings["at_least_for"] = at_least_for
+        caps = self.link.engine.capabilities
+        wanted = wanted_from(self.namespace, name, caps, **settings)
+        # A ledger's record is kept for as long as its fields are.
+        return replace(wanted, ask=replace(wanted.ask, keep_record=max(SLOT_KEEP, 86_400.0 * 30)))
+
+    def claim(self, spec: JobSpec, slot: Slot) -> tuple[Held, float] | Refused:
+        """Ask once: what is held now, with the instant before asking, or the store's no.
+
+        Raises StoreError; then nothing is believed, and what may be in the store is given back.
+        """
+        wanted = self.wanted(spec)
+        name = slot.name
+        ask = replace(wanted.ask, slot=StoreSlot(name, SLOT_KEEP), meta=name.encode())
+        said: list[Refused | StoreError] = []
+        sent = clock.now()
+        try:
+            held = run(acquire(self.link.port, replace(wanted, ask=ask), 0, said.append))
+        except NotAcquired:
+            return next(it for it in reversed(said) if isinstance(it, Refused))
+        return held, sent
+
+    def give_back(self, held: Held) -> None:
+        """Nothing was done with it: the slot is anybody's again."""
+        run(release(self.link.port, held, undo_slot=True))
+
+    def part_with(self, held: Held, sent: float) -> Grant:
+        """Another process holds it from now on: here nothing is believed of it any more."""
+        machine, policy = held.machine, held.wanted.policy
+        grant = Grant(held.wanted, held.claim, machine.token, policy.ttl, machine.epoch, sent)
+        machine.left()
+        return grant
+
+
+def adopted(link: Link, grant: Grant) -> Lease | None:
+    """The lease that another process of this host was granted; None if it is too late for it."""
+    given = Granted(grant.claim, grant.token, grant.ttl, grant.epoch)
+    held = adopt(link.port, grant.wanted, given, grant.sent)
+    if held is None:
+        return None
+    link.keeper.arm(held)
+    return Lease(link, held)

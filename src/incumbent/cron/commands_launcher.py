@@ -1,0 +1,118 @@
+"""Starts what was granted to this instance: each command in a runner of its own, by the zygote."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from incumbent._core.held import Held
+from incumbent.cron.claims import Claimer
+from incumbent.cron.events import Said
+from incumbent.cron.execute import CannotLaunch
+from incumbent.cron.judge import Slot
+from incumbent.cron.ledger import Run
+from incumbent.cron.running import ENDED_WELL, GAVE_BACK, Task
+from incumbent.cron.spec import JobSpec
+from incumbent.cron.zygote import Notify, Stop, Zygote, ZygoteGone
+from incumbent.model import Refused
+
+__all__ = ["CommandLauncher", "Settings"]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What all runs of an instance have in common."""
+
+    url: str
+    holder: str
+    isolate: str = "auto"
+    share_store: bool = False
+    show_output: bool = True
+
+
+class CommandLauncher:
+    """A Launcher, and a Source for the loop: `told` hears how each run's process ended."""
+
+    def __init__(self, claimer: Claimer, zygote: Zygote, settings: Settings, said: Said) -> None:
+        self._claimer = claimer
+        self._zygote = zygote
+        self._settings = settings
+        self._said = said
+        self.fd = zygote.fd
+        self.gone = False
+        self.running: dict[tuple[str, str], Slot] = {}
+        self.given_back: list[tuple[str, Slot]] = []
+        self.vanished: list[tuple[str, Slot]] = []
+        self.over: list[str] = []
+
+    def claim(self, spec: JobSpec, slot: Slot) -> tuple[Held, float] | Refused:
+        """See Launcher."""
+        return self._claimer.claim(spec, slot)
+
+    def launch(self, spec: JobSpec, slot: Slot, grant: tuple[Held, float]) -> None:
+        """See Launcher."""
+        held, sent = grant
+        if self.gone:
+            self._claimer.give_back(held)
+            raise CannotLaunch("the process that starts commands is gone")
+        task = self._task(spec, slot, held, sent)
+        try:
+            self._zygote.send(task)
+        except ZygoteGone as error:
+            # Nobody believes in it any more: it runs out, and its witnesses say so.
+            self.gone = True
+            raise CannotLaunch(str(error)) from error
+        self.running[spec.name, slot.name] = slot
+
+    def _task(self, spec: JobSpec, slot: Slot, held: Held, sent: float) -> Task:
+        settings = self._settings
+        return Task(
+            job=spec.name,
+            slot=slot.name,
+            due=slot.due,
+            attempt=slot.attempt,
+            instance=settings.holder,
+            command=spec.argv or (),
+            grant=self._claimer.part_with(held, sent),
+            url=settings.url,
+            env=dict(spec.env),
+            isolate=settings.isolate,
+            share_store=settings.share_store,
+            stdin=spec.stdin,
+            cwd=spec.cwd,
+            retries=spec.retries,
+            retry_backoff=spec.retry_backoff,
+            success_codes=spec.success_codes,
+            output_bytes=spec.output_bytes,
+            on_failure=spec.on_failure,
+            keep_runs=spec.keep_runs,
+            keep_for=spec.keep_for,
+            show_output=settings.show_output,
+        )
+
+    def failed(self, spec: JobSpec, run: Run) -> None:
+        """See Launcher."""
+        if spec.on_failure is not None and not self.gone:
+            self._zygote.send(Notify(spec.name, run, spec.on_failure, dict(spec.env)))
+
+    def stop_all(self) -> None:
+        """TERM to every run."""
+        if not self.gone:
+            self._zygote.send(Stop())
+
+    def ready(self) -> None:
+        """Runs that ended; see Source."""
+        try:
+            ended = self._zygote.ended()
+        except ZygoteGone:
+            self.gone = True
+            return
+        for job, name, code in ended:
+            self.over.append(name)
+            slot = self.running.pop((job, name), None)
+            if slot is None or code == ENDED_WELL:
+                continue
+            if code == GAVE_BACK:
+                self.given_back.append((job, slot))
+            else:
+                self._said("fault", job=job, slot=name, why=f"its runner ended with {code}")
+                self.vanished.append((job, slot))

@@ -1,0 +1,205 @@
+"""A plain crontab: its lines as jobs, or as problems with their places. Pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from hashlib import sha256
+from types import MappingProxyType
+from typing import Final
+
+from incumbent.cron.schedule import CronSchedule, ScheduleError, cron_schedule
+from incumbent.cron.spec import JobSpec, Problem
+from incumbent.cron.zones import find_zone
+from incumbent.errors import ConfigError
+from incumbent.stores.names import check_name
+
+__all__ = ["derived_name", "parse_crontab", "split_percent"]
+
+_SETTING: Final = re.compile(r"""("[^"]*"|'[^']*'|[A-Za-z_][A-Za-z0-9_]*)[ \t]*=[ \t]*(.*)""")
+_NAME_LINE: Final = re.compile(r"#[ \t]*name:[ \t]*(.*)")
+_EXPRESSION: Final = re.compile(r"(@\S+|\S+(?:[ \t]+\S+){0,4})(?:[ \t]+|$)(.*)", re.DOTALL)
+_LIKE_A_FIELD: Final = re.compile(r"[\d*?][\d*/,?#L-]*|(?:MON|TUE|WED|THU|FRI|SAT|SUN)\b.*", re.I)
+_MAIL: Final = ("MAILTO", "MAILFROM")
+
+
+def parse_crontab(text: str, path: str) -> tuple[tuple[JobSpec, ...], tuple[Problem, ...]]:
+    """All jobs that can be read, and all problems."""
+    reader = _Reader(path)
+    for number, line in enumerate(text.split("\n"), 1):
+        reader.read(number, line.removesuffix("\r"))
+    reader.forget_name()
+    return tuple(reader.specs), tuple(reader.problems)
+
+
+def split_percent(command: str) -> tuple[str, str | None]:
+    r"""(command, standard input): the first bare `%` ends the command, others are newlines.
+
+    `\%` is a percent sign; every other backslash stays as it is. As cron does, the input gets a
+    newline at its end if it has none.
+    """
+    parts = [""]
+    for piece in re.findall(r"\\.|%|[^\\%]+|\\$", command, re.DOTALL):
+        if piece == "%":
+            parts.append("")
+        else:
+            parts[-1] += "%" if piece == "\\%" else piece
+    line, *rest = parts
+    if not rest:
+        return line, None
+    given = "\n".join(rest)
+    return line, given if given.endswith("\n") else f"{given}\n"
+
+
+def derived_name(command: str) -> str:
+    """`program-1a2b3c4d`: the first word without its folder, and a digest of the whole command.
+
+    The command is all that counts, so the job keeps its name, and its history, when it is
+    scheduled otherwise or moves to another line.
+    """
+    words = [word for word in command.split() if not re.match(r"\w+=", word)]
+    program = words[0].rsplit("/", 1)[-1] if words else ""
+    slug = re.sub(r"[^A-Za-z0-9_]+", "-", program, flags=re.ASCII).strip("-")[:40]
+    return f"{slug or 'job'}-{sha256(command.encode()).hexdigest()[:8]}"
+
+
+@dataclass(slots=True)
+class _Reader:
+    """Goes down the lines: settings count for the jobs below them."""
+
+    path: str
+    specs: list[JobSpec] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+    _env: dict[str, str] = field(default_factory=dict)
+    _lines: dict[str, int] = field(default_factory=dict)
+    _name: tuple[int, int, str] | None = None
+
+    def read(self, number: int, line: str) -> None:
+        start = len(line) - len(line.lstrip(" \t"))
+        text = line[start:]
+        if text.startswith("#"):
+            self._comment(number, start, text)
+        elif text and (setting := _SETTING.fullmatch(text)):
+            self._setting(number, start, setting)
+        elif text:
+            self._job(number, start, text.rstrip())
+
+    def forget_name(self) -> None:
+        """A name that no job took is a job that went missing."""
+        if self._name:
+            line, column, name = self._name
+            self._complain(line, column, f"the name {name!r} has no job below it")
+        self._name = None
+
+    def _complain(self, line: int, column: int, text: str, *, warning: bool = False) -> None:
+        self.problems.append(Problem(self.path, line, column, text, warning))
+
+    def _comment(self, number: int, start: int, text: str) -> None:
+        if named := _NAME_LINE.fullmatch(text):
+            self.forget_name()
+            self._name = (number, start + named.start(1) + 1, named[1].strip())
+
+    # -- settings --------------------------------------------------------------------------------
+
+    def _setting(self, number: int, start: int, found: re.Match[str]) -> None:
+        name, column = _unquoted(found[1]), start + found.start(2) + 1
+        value = _value(found[2])
+        if name is None or value is None:
+            self._complain(number, column, "the quotes do not match: nothing may follow them")
+            return
+        if name in ("TZ", "CRON_TZ"):
+            self._check_zone(number, column, value)
+        self._warn(number, start, name, value)
+        self._env[name] = value
+
+    def _check_zone(self, number: int, column: int, value: str) -> None:
+        try:
+            find_zone(value)
+        except ConfigError as error:
+            self._complain(number, column, str(error))
+
+    def _warn(self, number: int, start: int, name: str, value: str) -> None:
+        if name in _MAIL and value:
+            text = f"{name} is not used: what a job says is kept in its history"
+            self._complain(number, start + 1, text, warning=True)
+        if name == "PATH" and "$" in value:
+            text = "cron puts no variables into PATH: `$` stays as it is"
+            self._complain(number, start + 1, text, warning=True)
+
+    # -- jobs ------------------------------------------------------------------------------------
+
+    def _job(self, number: int, start: int, text: str) -> None:
+        named, self._name = self._name, None
+        found = _EXPRESSION.fullmatch(text)
+        expression, command = (found[1], found[2]) if found else (text, "")
+        column = start + (found.start(2) if found else len(text)) + 1
+        if not command:
+            self._complain(number, column, "a line is five fields (or @daily) and a command")
+            return
+        if not expression.startswith("@") and _LIKE_A_FIELD.fullmatch(command.split()[0]):
+            text = "six fields: a crontab has five; seconds are for a job file (TOML)"
+            self._complain(number, column, text)
+            return
+        schedule = self._schedule(number, start, expression)
+        name = self._checked_name(number, start, command, named)
+        if schedule and name:
+            self.specs.append(self._spec(name, schedule, command, (number, column)))
+
+    def _schedule(self, number: int, start: int, expression: str) -> CronSchedule | None:
+        zone = self._env.get("CRON_TZ") or self._env.get("TZ") or "UTC"
+        try:
+            return cron_schedule(expression, zone)
+        except ScheduleError as error:
+            self._complain(number, start + error.at + 1, str(error))
+        except ConfigError:
+            # The zone: its own line has been complained of.
+            pass
+        return None
+
+    def _checked_name(
+        self, number: int, start: int, command: str, named: tuple[int, int, str] | None
+    ) -> str | None:
+        line, column, name = named or (number, start + 1, derived_name(command))
+        try:
+            check_name(name)
+        except ConfigError as error:
+            self._complain(line, column, str(error))
+            return None
+        if name in self._lines:
+            hint = "" if named else ": the same command; write `# name: ...` above one of them"
+            text = f"the name {name!r} is that of line {self._lines[name]} too{hint}"
+            self._complain(line, column, text)
+            return None
+        self._lines[name] = number
+        return name
+
+    def _spec(
+        self, name: str, schedule: CronSchedule, command: str, place: tuple[int, int]
+    ) -> JobSpec:
+        line, stdin = split_percent(command)
+        return JobSpec(
+            name=name,
+            schedule=schedule,
+            shell_line=line,
+            stdin=stdin,
+            shell=self._env.get("SHELL") or "/bin/sh",
+            timezone=schedule.timezone,
+            env=MappingProxyType(dict(self._env)),
+            cwd=self._env.get("HOME") or None,
+            source=f"{self.path}:{place[0]}",
+            command_at=place,
+        )
+
+
+def _value(text: str) -> str | None:
+    text = text.strip(" \t")
+    return _unquoted(text) if text[:1] in ('"', "'") else text
+
+
+def _unquoted(text: str) -> str | None:
+    """Without its quotes; None if they do not match."""
+    if text[:1] not in ('"', "'"):
+        return text
+    inner = text[1:-1]
+    whole = len(text) > 1 and text[-1] == text[0] and text[0] not in inner
+    return inner if whole else None

@@ -1,0 +1,248 @@
+"""What one instance asks the store for, and when. Pure: clocks, chance and answers are handed in.
+
+    the agenda says a slot is due --> Claim --granted--> the run is somebody else's business
+                                        |
+                                     refused --> Look: who has it, is it on record, was it skipped
+                                        |            |
+                                 no answer: again    +--> again when the holder's lease runs out
+
+`now` counts seconds on a clock that goes on during suspend, `wall` is this instance's wall clock:
+only slots are counted on it. While the store gives no answer one order at a time probes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from heapq import heappop, heappush
+from math import inf
+from typing import Final, TypeAlias
+
+from incumbent.backoff import backoff_delay
+from incumbent.cron.agenda import Agenda, Changes, Due
+from incumbent.cron.judge import GRACE, Findings, Slot
+from incumbent.cron.ledger import SLOT_KEEP
+from incumbent.cron.spec import JobSpec
+from incumbent.model import Refused
+
+__all__ = ["Claim", "Dispatcher", "Look", "Order"]
+
+_LOOK_FIRST: Final = SLOT_KEEP / 3
+"""A slot older than this is looked up before it is claimed: the store may have forgotten it."""
+_HELD_SPREAD: Final = 0.5
+_CLOSED_AFTER: Final = 2.0
+"""Seconds: what is closed is most likely done, and one look serves all slots of a while."""
+_MERGED: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Ask for a slot."""
+
+    spec: JobSpec
+    slot: Slot
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """See what became of slots, and write what nobody else could."""
+
+    spec: JobSpec
+    slots: tuple[Slot, ...]
+
+
+Order: TypeAlias = Claim | Look
+
+
+@dataclass(slots=True)
+class _Pending:
+    """Slots of one job that wait for something: when, whether to claim or to look."""
+
+    claims: dict[str, tuple[float, Slot]] = field(default_factory=dict)
+    looks: dict[str, tuple[float, Slot]] = field(default_factory=dict)
+    planned: float = inf
+    """The instant of its entry in the heap; older entries are void."""
+
+    @property
+    def at(self) -> float:
+        both = (*self.claims.values(), *self.looks.values())
+        return min((when for when, _ in both), default=inf)
+
+
+class Dispatcher:
+    """See the module. `jitter` draws from [0, 1)."""
+
+    def __init__(
+        self, specs: Iterable[JobSpec], agenda: Agenda, jitter: Callable[[], float]
+    ) -> None:
+        self.specs = {spec.name: spec for spec in specs}
+        self.agenda = agenda
+        self._jitter = jitter
+        self._pending: dict[str, _Pending] = {}
+        self._heap: list[tuple[float, str]] = []
+        self._failures = 0
+        self._silent_until = -inf
+
+    # -- what to do --------------------------------------------------------------------------
+
+    def next_in(self, now: float, wall: float) -> float:
+        """Seconds until there may be an order; inf for never."""
+        due = self.agenda.next_at
+        waits = [inf if due is None else due - wall]
+        if self._heap:
+            waits.append(max(self._heap[0][0], self._silent_until) - now)
+        return max(0.0, min(waits))
+
+    def orders(self, now: float, wall: float) -> list[Order]:
+        """What to ask the store now; claims in an order of our own, so that instances mix."""
+        for due in self.agenda.due(wall):
+            self._take_up(due, now, wall)
+        if now < self._silent_until:
+            return []
+        found: list[Order] = []
+        while self._heap and self._heap[0][0] <= now:
+            at, name = heappop(self._heap)
+            if (pending := self._pending.get(name)) is None or pending.planned != at:
+                continue
+            pending.planned = inf
+            found += self._ready(name, pending, now, wall)
+            if self._failures and found:
+                found, rest = found[:1], found[1:]
+                self._put_back(rest, now)
+                break
+        claims = [it for it in found if isinstance(it, Claim)]
+        # Slots of one job oldest first, jobs as chance has it.
+        place = {it.spec.name: self._jitter() for it in claims}
+        claims.sort(key=lambda it: (place[it.spec.name], it.slot.due))
+        return [*claims, *(it for it in found if isinstance(it, Look))]
+
+    def _take_up(self, due: Due, now: float, wall: float) -> None:
+        slot = Slot.at(due.slot, missed=due.missed)
+        slot = replace(slot, caught=self._too_late(due.spec, slot, wall))
+        if due.missed or wall - due.slot > _LOOK_FIRST:
+            self._look_at(due.spec.name, slot, now)
+        else:
+            self._claim_at(due.spec.name, slot, now)
+
+    def _ready(self, name: str, pending: _Pending, now: float, wall: float) -> list[Order]:
+        spec = self.specs[name]
+        claims = _take(pending.claims, now)
+        looks = _take(pending.looks, now, merge=_MERGED)
+        self._plan(name, pending)
+        late = [it for it in claims if self._too_late(spec, it, wall)]
+        looks += self._by_the_rule(spec, late, wall)
+        found: list[Order] = [Claim(spec, it) for it in claims if it not in late]
+        return [*found, Look(spec, tuple(looks))] if looks else found
+
+    @staticmethod
+    def _too_late(spec: JobSpec, slot: Slot, wall: float) -> bool:
+        age = wall - slot.due
+        if age <= 2.0 or not slot.scheduled or slot.attempt > 1:
+            return False
+        if slot.caught:
+            return age > spec.catch_up.window
+        following = spec.schedule.next_after(slot.due)
+        gap = GRACE if following is None else max(2.0, following - slot.due)
+        return age > min(gap, GRACE)
+
+    @staticmethod
+    def _by_the_rule(spec: JobSpec, late: list[Slot], wall: float) -> list[Slot]:
+        """Slots that came too late, for an outage: the job's rule for catching up decides."""
+        rule = spec.catch_up
+        most = {"no": 0, "last": 1, "all": rule.limit}[rule.mode]
+        late = sorted(late, key=lambda it: it.due)
+        wanted = [it for it in late if wall - it.due <= rule.window][-most:] if most else []
+        return [replace(it, caught=it in wanted, missed=it not in wanted) for it in late]
+
+    # -- what came of it -----------------------------------------------------------------------
+
+    def granted(self, claim: Claim) -> None:
+        """The slot is ours."""
+        self._answered()
+
+    def refused(self, claim: Claim, refused: Refused, now: float) -> None:
+        """Somebody has the job's lease or the slot, or it is paused."""
+        self._answered()
+        holder = refused.holders[0] if refused.holders else None
+        delay = self._jitter() * _HELD_SPREAD
+        if refused.reason == "closed":
+            delay += _CLOSED_AFTER
+        elif holder is not None and holder.meta == claim.slot.name.encode():
+            delay += refused.retry_after or 0.0
+        self._look_at(claim.spec.name, claim.slot, now + delay)
+
+    def found(self, look: Look, findings: Findings, now: float) -> None:
+        """A look was taken, and what it had to write is written."""
+        self._answered()
+        name = look.spec.name
+        for slot in findings.claims:
+            self._claim_at(name, slot, now)
+        for delay, slot in findings.again:
+            self._look_at(name, slot, now + delay + self._jitter() * _HELD_SPREAD)
+
+    def failed(self, order: Order, now: float, retry_after: float | None = None) -> None:
+        """The store gave no answer: the order stands."""
+        self._failures += 1
+        delay = max(backoff_delay(self._failures, self._jitter(), base=0.2), retry_after or 0.0)
+        self._silent_until = now + delay
+        self._put_back([order], now)
+
+    def not_launched(self, claim: Claim, now: float) -> None:
+        """The slot was given back, since this instance could not run it: somebody will."""
+        self._claim_at(claim.spec.name, claim.slot, now + 0.5 + self._jitter())
+
+    def witness(self, name: str, slot: Slot, at: float) -> None:
+        """Look at this slot then."""
+        self._look_at(name, slot, at)
+
+    def ask(self, name: str, slot: Slot, now: float) -> None:
+        """Claim a slot that no schedule names."""
+        self._claim_at(name, slot, now)
+
+    def reload(self, specs: Iterable[JobSpec], wall: float) -> Changes:
+        """Other jobs from now on; what is pending of those that are gone is dropped."""
+        specs = tuple(specs)
+        self.specs = {spec.name: spec for spec in specs}
+        for name in self._pending.keys() - self.specs.keys():
+            del self._pending[name]
+        return self.agenda.replace(specs, wall)
+
+    def _answered(self) -> None:
+        self._failures, self._silent_until = 0, -inf
+
+    # -- what waits ----------------------------------------------------------------------------
+
+    def _claim_at(self, name: str, slot: Slot, at: float) -> None:
+        pending = self._pending.setdefault(name, _Pending())
+        pending.claims[slot.name] = (at, slot)
+        self._plan(name, pending)
+
+    def _look_at(self, name: str, slot: Slot, at: float) -> None:
+        pending = self._pending.setdefault(name, _Pending())
+        known = pending.looks.get(slot.name)
+        pending.looks[slot.name] = (at if known is None else min(at, known[0]), slot)
+        self._plan(name, pending)
+
+    def _plan(self, name: str, pending: _Pending) -> None:
+        at = pending.at
+        if at == inf:
+            self._pending.pop(name, None)
+        elif at < pending.planned:
+            pending.planned = at
+            heappush(self._heap, (at, name))
+
+    def _put_back(self, orders: Iterable[Order], now: float) -> None:
+        for order in orders:
+            if isinstance(order, Claim):
+                self._claim_at(order.spec.name, order.slot, now)
+            else:
+                for slot in order.slots:
+                    self._look_at(order.spec.name, slot, now)
+
+
+def _take(waiting: dict[str, tuple[float, Slot]], now: float, merge: float = 0.0) -> list[Slot]:
+    """What is due, and with it what is due `merge` seconds later, if anything is."""
+    if not any(when <= now for when, _ in waiting.values()):
+        return []
+    ready = [name for name, (when, _) in waiting.items() if when <= now + merge]
+    return [waiting.pop(name)[1] for name in ready]

@@ -1,0 +1,253 @@
+"""Does what the dispatcher orders: asks the store, launches what was granted, writes the ledger.
+
+Clocks, claims and launches are handed in, so that the simulator runs this very code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from math import inf
+from typing import Any, Final, Protocol, TypeVar
+
+from incumbent._core.onestep import run as drive
+from incumbent.cron.agenda import Agenda
+from incumbent.cron.book import Book, BookPort
+from incumbent.cron.control import PRESENCE, PRESENT_EVERY, Peers, presences
+from incumbent.cron.dispatch import Claim, Dispatcher, Look
+from incumbent.cron.events import Said
+from incumbent.cron.judge import Findings, Slot, holes, judge, known_until
+from incumbent.cron.ledger import JOB, Run, State, orphans, read_job
+from incumbent.cron.spec import JobSpec
+from incumbent.errors import StoreError
+from incumbent.model import ABSENT, Field, Key, Record, Refused
+from incumbent.stores.notices import PAUSE
+
+__all__ = ["CannotLaunch", "Executor", "Launcher", "facts_of_job", "without_secrets"]
+
+T = TypeVar("T")
+_TELL_EVERY: Final = 60.0
+_WITHIN: Final = 2.0
+_COMMAND_SHOWN: Final = 200
+
+
+class CannotLaunch(Exception):
+    """This instance cannot start anything; the slot is given back."""
+
+
+class Launcher(Protocol[T]):
+    """Runs what was granted, apart from the caller."""
+
+    def claim(self, spec: JobSpec, slot: Slot) -> T | Refused:
+        """Ask for the slot, in one request. Raises StoreError."""
+        ...
+
+    def launch(self, spec: JobSpec, slot: Slot, grant: T) -> None:
+        """Run it. Raises CannotLaunch; then the slot was given back."""
+        ...
+
+    def failed(self, spec: JobSpec, run: Run) -> None:
+        """A run is lost for good: do what the job says about failures."""
+        ...
+
+
+class Executor:
+    """One instance's dealings with the store. `wall`: its wall clock; `port.now` counts waits."""
+
+    def __init__(
+        self,
+        specs: Iterable[JobSpec],
+        namespace: str,
+        port: BookPort,
+        launcher: Launcher[Any],
+        said: Said,
+        wall: Callable[[], float],
+    ) -> None:
+        self._specs = tuple(specs)
+        self._namespace = namespace
+        self._port = port
+        self._launcher = launcher
+        self._said = said
+        self._wall = wall
+        self._began = wall()
+        self._told = -inf
+        self._outage = False
+        self._peers = Peers()
+        self.dispatcher: Dispatcher | None = None
+
+    def book(self, name: str) -> Book:
+        """The ledger of a job."""
+        return Book(self._port, Key(self._namespace, name))
+
+    # -- the start -----------------------------------------------------------------------------
+
+    def begin(self, records: Iterable[Record]) -> None:
+        """Know the ledger: `records` are those of the namespace. From now on there are orders."""
+        wall, now = self._wall(), self._port.now()
+        known = {record.key.name: record for record in records}
+        since: dict[str, float] = {}
+        for spec in self._specs:
+            record = known.get(spec.name)
+            last = None if record is None else known_until(spec, record)
+            # Not before our own start: what the store's silence has cost us since is not lost.
+            since[spec.name] = min(self._began, wall) if last is None else last
+        self.dispatcher = Dispatcher(
+            self._specs, Agenda(self._specs, wall, since), self._port.jitter
+        )
+        self.sweep(known, now)
+
+    def sweep(self, records: Mapping[str, Record], now: float) -> None:
+        """Look at every job that something may have happened to."""
+        dispatcher = self._ready()
+        for spec in dispatcher.specs.values():
+            record = records.get(spec.name)
+            if record is None:
+                continue
+            for slot in holes(spec, record):
+                dispatcher.witness(spec.name, slot, now)
+            for run, _ in orphans(record):
+                slot = Slot(run.slot, run.due, run.attempt, missed=True)
+                dispatcher.witness(spec.name, slot, now)
+            for holding in record.holdings:
+                name = holding.meta.decode("utf-8", "replace")
+                if name[:1].isdigit() or name.startswith("manual/"):
+                    at = now + (holding.remaining or 0.0) + self._port.jitter()
+                    dispatcher.witness(spec.name, Slot(name, self._wall(), missed=True), at)
+
+    def register(
+        self, spec: JobSpec, fields: Mapping[str, Field], pause: bytes | None = None
+    ) -> bool:
+        """Have the ledger know the job; `pause`: everything is paused. Raises StoreError."""
+        before = read_job(fields)
+        facts = facts_of_job(spec)
+        same = before.get("schedule") == facts["schedule"]
+        facts["since"] = before.get("since") if same and before else self._wall()
+        book = self.book(spec.name)
+        if pause is not None and JOB not in fields:
+            until = self._port.now() + 2.0
+            key = Key(self._namespace, spec.name)
+            drive(self._port.put(key, PAUSE, pause, ABSENT, until))
+        return drive(book.register(fields, facts))
+
+    def reload(self, specs: Iterable[JobSpec]) -> Any:
+        """Other jobs from now on."""
+        self._specs = tuple(specs)
+        return self._ready().reload(self._specs, self._wall())
+
+    def _ready(self) -> Dispatcher:
+        assert self.dispatcher is not None, "begin() comes first"  # noqa: S101
+        return self.dispatcher
+
+    # -- orders --------------------------------------------------------------------------------
+
+    def next_in(self) -> float:
+        """Seconds until there may be something to do."""
+        return self._ready().next_in(self._port.now(), self._wall())
+
+    def step(self, pace: Callable[[int], None] = lambda _: None) -> int:
+        """Do what is due; `pace` is called before each claim with how many there are."""
+        orders = self._ready().orders(self._port.now(), self._wall())
+        claims = sum(isinstance(order, Claim) for order in orders)
+        for place, order in enumerate(orders):
+            if isinstance(order, Claim):
+                pace(claims)
+            try:
+                if isinstance(order, Claim):
+                    self._claim(order)
+                else:
+                    self._look(order)
+            except StoreError as error:
+                self._failed(error)
+                for rest in orders[place:]:
+                    self._ready().failed(rest, self._port.now(), error.retry_after)
+                break
+        return len(orders)
+
+    def _claim(self, order: Claim) -> None:
+        dispatcher = self._ready()
+        grant = self._launcher.claim(order.spec, order.slot)
+        self._answered()
+        if isinstance(grant, Refused):
+            dispatcher.refused(order, grant, self._port.now())
+            return
+        dispatcher.granted(order)
+        try:
+            self._launcher.launch(order.spec, order.slot, grant)
+        except CannotLaunch as error:
+            self._said("given_back", job=order.spec.name, slot=order.slot.name, why=str(error))
+            dispatcher.not_launched(order, self._port.now())
+
+    def _look(self, order: Look) -> None:
+        spec, book = order.spec, self.book(order.spec.name)
+        record = drive(book.read())
+        self._answered()
+        findings = judge(spec, record, order.slots, self._wall())
+        self._spare_what_is_to_come(order, findings)
+        self._write(spec, book, findings)
+        self._ready().found(order, findings, self._port.now())
+
+    def _spare_what_is_to_come(self, order: Look, findings: Findings) -> None:
+        """Our clock may be the wrong one: no slot is missed to which others have yet to come."""
+        missed = [run for run in findings.notes if run.state is State.MISSED]
+        if not missed:
+            return
+        until = self._port.now() + _WITHIN
+        record = drive(self._port.read(Key(self._namespace, PRESENCE), until))
+        if self._peers.any_before(presences(record), missed[-1].due, self._port.now()):
+            findings.notes = [run for run in findings.notes if run.state is not State.MISSED]
+            findings.again += [(PRESENT_EVERY, slot) for slot in order.slots if slot.missed]
+
+    def _write(self, spec: JobSpec, book: Book, findings: Findings) -> None:
+        for run, version, why in findings.lost:
+            if drive(book.lose(run, version, why, self._wall())):
+                self._say(spec, replace(run, state=State.LOST, why=why))
+                if run.attempt > spec.retries:
+                    self._launcher.failed(spec, run)
+        for run in findings.notes:
+            if drive(book.note(run)):
+                self._say(spec, run)
+
+    def _say(self, spec: JobSpec, run: Run) -> None:
+        count = run.count if run.count > 1 else None
+        who = run.instance or None
+        self._said(str(run.state), job=spec.name, slot=run.slot, why=run.why, count=count, by=who)
+
+    # -- outages -------------------------------------------------------------------------------
+
+    def _failed(self, error: StoreError) -> None:
+        now = self._port.now()
+        if not self._outage or now - self._told >= _TELL_EVERY:
+            self._told = now
+            self._said("store", ok=False, why=str(error))
+        self._outage = True
+
+    def _answered(self) -> None:
+        if self._outage:
+            self._outage = False
+            self._said("store", ok=True)
+
+
+def facts_of_job(spec: JobSpec) -> dict[str, Any]:
+    """What the ledger knows of a job, so that nobody needs the file to look at it."""
+    name = getattr(spec.call, "__qualname__", None) or type(spec.call).__name__
+    shown = spec.shell_line or (" ".join(spec.command) if spec.command else f"{name}()")
+    facts = {
+        "schedule": spec.schedule.describe(),
+        "timezone": spec.timezone,
+        "command": without_secrets(shown)[:_COMMAND_SHOWN],
+        "at_most_for": spec.at_most_for,
+        "retries": spec.retries or None,
+        "catch_up": spec.catch_up.mode if spec.catch_up.mode != "no" else None,
+        "overlap": spec.overlap if spec.overlap != "skip" else None,
+        "source": spec.source or None,
+    }
+    return {key: value for key, value in facts.items() if value is not None}
+
+
+def without_secrets(command: str) -> str:
+    """Values of options and variables that sound secret, and passwords in URLs, are left out."""
+    import re
+
+    command = re.sub(r"(://[^\s/@:]*:)[^\s/@]+@", r"\1***@", command)
+    named = r"pass(?:word|wd)?|secret|token|api[_-]?key|authorization"
+    return re.sub(rf"(?i)([\w-]*(?:{named})[\w-]*[=: ]\s*)(\S+)", r"\1***", command)

@@ -1,0 +1,364 @@
+"""One instance of a fleet: it wakes when something is due, asks, and sleeps again.
+
+Its own thread only waits on the fleet's control key; what it hears there is done in the loop.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from math import inf
+from typing import Any, Final, Protocol
+
+from incumbent import clock
+from incumbent._core.onestep import run as drive
+from incumbent._drive.link import Link
+from incumbent._drive.sync import draw_jitter
+from incumbent.backoff import backoff_delay
+from incumbent.cron.control import (
+    CONTROL,
+    PRESENCE,
+    PRESENT_EVERY,
+    STALE,
+    SWEEP,
+    TRIGGER,
+    UP,
+    encode,
+    is_job_name,
+    pause_of,
+    presences,
+    triggers,
+)
+from incumbent.cron.events import Said
+from incumbent.cron.execute import Executor, Launcher
+from incumbent.cron.judge import Slot
+from incumbent.cron.spec import JobSpec
+from incumbent.errors import ConfigError, NotAcquired, StoreError
+from incumbent.model import Key, Record
+from incumbent.supervise.kernel import Waiter
+from incumbent.sync import Lock
+from incumbent.unpatched import start_thread
+
+__all__ = ["Instance", "Source", "check_names"]
+
+_LOOK_AT_CONTROL: Final = 5.0
+"""Seconds after which the control key is read without a hint."""
+_LONGEST_SLEEP: Final = 5.0
+"""Seconds: a clock that is set is noticed within."""
+_DRAINING_SLEEP: Final = 0.5
+_CLOCK_SET: Final = 1.0
+"""Seconds between two turns that no drift explains."""
+_SCAN_WITHIN: Final = 30.0
+_REGISTER_AT_ONCE: Final = 20
+_SWEEP_EVERY: Final = 600.0
+_FORGOTTEN: Final = 86_400.0
+"""Seconds after which an instance that vanished is named no more."""
+_SPREAD, _SPREAD_MOST = 0.004, 0.3
+"""Seconds between two claims of one instant, so that the instances of a fleet mix."""
+_FIRST_SPREAD, _A_RUN = 0.02, 0.005
+"""Seconds: chance, and a handicap for each run that is on here."""
+
+
+class Source(Protocol):
+    """What also wakes the loop."""
+
+    @property
+    def fd(self) -> int:
+        """Readable when there is something."""
+        ...
+
+    def ready(self) -> None:
+        """Serve it; must not block."""
+        ...
+
+
+class Instance:
+    """See the module. `load()`: runs that are on here."""
+
+    def __init__(
+        self,
+        specs: Iterable[JobSpec],
+        link: Link,
+        namespace: str,
+        holder: str,
+        launcher: Launcher[Any],
+        said: Said,
+        load: Callable[[], int] = lambda: 0,
+    ) -> None:
+        self.specs = tuple(specs)
+        check_names(self.specs)
+        self._link = link
+        self._namespace = namespace
+        self._holder = holder
+        self._said = said
+        self._load = load
+        self._executor = Executor(self.specs, namespace, link.port, launcher, said, clock.wall)
+        self._waiter = Waiter()
+        self._wake_fd, self._write_fd = os.pipe()
+        for fd in (self._wake_fd, self._write_fd):
+            os.set_blocking(fd, False)
+        self._heard: list[Record] = []
+        self._asked: set[str] = set()
+        self._answered = False
+        self._next_try = -inf
+        self._tries = 0
+        self._unregistered: list[tuple[JobSpec, Any]] = []
+        self._pause: bytes | None = None
+        self._present_at = -inf
+        self._housekeeping_at = -inf
+        self._sweep_at = clock.now() + _SWEEP_EVERY * (0.5 + draw_jitter())
+        self._since = clock.wall()
+        self._stopped = False
+        self._offset = clock.wall() - clock.now()
+
+    # -- the loop ------------------------------------------------------------------------------
+
+    def turn(self, sources: Sequence[Source] = ()) -> None:
+        """Wait until something is due or came, and see to it.
+
+        Raises a StoreError that trying again cannot help, before the store's first answer.
+        """
+        fds = {source.fd: source for source in sources}
+        ready = self._waiter.wait((self._wake_fd, *fds), clock.now() + self._next_in())
+        with suppress(BlockingIOError):
+            os.read(self._wake_fd, 4096)
+        for fd in ready & fds.keys():
+            fds[fd].ready()
+        if self._stopped:
+            return
+        self._look_at_clock()
+        if self._executor.dispatcher is None:
+            self._try_to_begin()
+            return
+        self._hear()
+        self._executor.step(self._pace)
+        self._housekeeping()
+
+    def _next_in(self) -> float:
+        now = clock.now()
+        if self._stopped:
+            return _DRAINING_SLEEP
+        if self._executor.dispatcher is None:
+            return max(0.0, self._next_try - now)
+        sleep = min(_LONGEST_SLEEP, self._executor.next_in())
+        if self._unregistered:
+            return min(sleep, max(0.0, self._housekeeping_at - now))
+        return sleep
+
+    def _look_at_clock(self) -> None:
+        """Tell of a wall clock that was set; the agenda sees for itself what is due now."""
+        offset = clock.wall() - clock.now()
+        moved, self._offset = offset - self._offset, offset
+        if abs(moved) > _CLOCK_SET:
+            self._said("clock", moved=round(moved, 3), why="the wall clock of this host was set")
+
+    @property
+    def ready(self) -> bool:
+        """Whether the ledger is known."""
+        return self._executor.dispatcher is not None
+
+    def wake(self) -> None:
+        """From any thread: have the loop turn."""
+        with suppress(OSError):
+            os.write(self._write_fd, b"\0")
+
+    def stop(self) -> None:
+        """Claim nothing from now on."""
+        self._stopped = True
+        self.wake()
+
+    def close(self) -> None:
+        """Say goodbye, briefly."""
+        self._stopped = True
+        if self._answered:
+            with suppress(StoreError):
+                self._put(PRESENCE, UP + self._holder, None, 0.5)
+        self._waiter.close()
+        fds = (self._wake_fd, self._write_fd)
+        # First: the listening thread may want to wake us, and numbers are given anew.
+        self._write_fd = self._wake_fd = -1
+        for fd in fds:
+            os.close(fd)
+
+    def _pace(self, claims: int) -> None:
+        if claims > 1:
+            time.sleep(draw_jitter() * 2 * min(_SPREAD, _SPREAD_MOST / claims))
+        else:
+            time.sleep(draw_jitter() * _FIRST_SPREAD + min(self._load(), 10) * _A_RUN)
+
+    # -- the start -----------------------------------------------------------------------------
+
+    def _try_to_begin(self) -> None:
+        if clock.now() < self._next_try:
+            return
+        try:
+            records = self._link.store.scan(self._namespace, "", clock.now() + _SCAN_WITHIN)
+        except StoreError as error:
+            if error.permanent and not self._answered:
+                raise
+            self._tries += 1
+            self._next_try = clock.now() + backoff_delay(self._tries, draw_jitter(), base=0.2)
+            if self._tries == 1:
+                self._said("store", ok=False, why=str(error))
+            return
+        if self._tries:
+            self._said("store", ok=True)
+        self._begin(records)
+
+    def _begin(self, records: Sequence[Record]) -> None:
+        self._answered = True
+        fields = {record.key.name: record.fields for record in records}
+        for record in records:
+            if record.key.name == CONTROL:
+                self._pause = pause_of(record)
+        self._unregistered = [(spec, fields.get(spec.name, {})) for spec in self.specs]
+        self._executor.begin(records)
+        self._said("ready", jobs=len(self.specs), store=self._link.engine.url)
+        start_thread(self._listen, "incumbent-cron")
+
+    def reload(self, specs: Iterable[JobSpec]) -> None:
+        """Other jobs from now on; what runs goes on as it began."""
+        specs = tuple(specs)
+        check_names(specs)
+        before = {spec.name: spec for spec in self.specs}
+        self.specs = specs
+        if self._executor.dispatcher is None:
+            self._said("reloaded", jobs=len(specs))
+            return
+        changes = self._executor.reload(specs)
+        self._said(
+            "reloaded",
+            jobs=len(specs),
+            added=changes.added or None,
+            removed=changes.removed or None,
+            rescheduled=changes.rescheduled or None,
+        )
+        self._unregistered = [(spec, None) for spec in specs if before.get(spec.name) != spec]
+
+    # -- the control key -----------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        """The thread: reads the key, tells the loop, waits for a change."""
+        key, store = Key(self._namespace, CONTROL), self._link.store
+        seen = ""
+        while not self._stopped:
+            try:
+                record = store.read(key, clock.now() + 2.0)
+                if record.fields:
+                    self._heard.append(record)
+                    self.wake()
+                until = clock.now() + _LOOK_AT_CONTROL * (0.8 + 0.4 * draw_jitter())
+                again = record.seen == seen
+                seen = record.seen
+                if again:
+                    # Hints may be spurious: many must not become a busy loop.
+                    time.sleep(0.05)
+                store.wait_change(key, record.seen, until)
+            except StoreError:
+                time.sleep(1.0 + draw_jitter())
+            except Exception as error:  # noqa: BLE001 - triggers must not end with one defect
+                if not self._stopped:
+                    self._said("fault", why=f"{type(error).__name__}: {error}")
+                    time.sleep(1.0)
+
+    def _hear(self) -> None:
+        while self._heard:
+            record = self._heard.pop(0)
+            self._pause = pause_of(record)
+            for trigger in triggers(record):
+                if clock.wall() - trigger.when > STALE:
+                    self.over(trigger.slot)
+                elif trigger.id not in self._asked:
+                    self._asked.add(trigger.id)
+                    self._take_trigger(trigger.job, Slot(trigger.slot, trigger.when))
+
+    def _take_trigger(self, job: str, slot: Slot) -> None:
+        dispatcher = self._executor.dispatcher
+        if dispatcher is not None and job in dispatcher.specs:
+            dispatcher.ask(job, slot, clock.now())
+
+    def over(self, slot: str) -> None:
+        """A run here has ended. The trigger stands until then, so that all instances witness it."""
+        if slot.startswith("manual/"):
+            with suppress(StoreError):
+                field = f"{TRIGGER}{slot.removeprefix('manual/').partition('#')[0]}"
+                self._put(CONTROL, field, None, 1.0)
+
+    # -- between the orders --------------------------------------------------------------------
+
+    def _housekeeping(self) -> None:
+        if clock.now() < self._housekeeping_at:
+            return
+        try:
+            self._register_some()
+            now = clock.now()
+            if now >= self._present_at:
+                self._present_at = now + PRESENT_EVERY * (0.9 + 0.2 * draw_jitter())
+                value = encode(since=self._since, seen=clock.wall(), jobs=len(self.specs))
+                self._put(PRESENCE, UP + self._holder, value, 1.0)
+            if now >= self._sweep_at:
+                self._sweep()
+        except StoreError as error:
+            # Nothing of it is urgent, and orders tell of outages.
+            self._housekeeping_at = clock.now() + 1.0 + draw_jitter()
+            if error.permanent:
+                self._said("store", ok=False, why=str(error))
+
+    def _register_some(self) -> None:
+        for _ in range(min(_REGISTER_AT_ONCE, len(self._unregistered))):
+            spec, fields = self._unregistered[-1]
+            if fields is None:
+                fields = drive(self._executor.book(spec.name).read()).fields
+            self._executor.register(spec, fields, self._pause)
+            self._unregistered.pop()
+
+    def _sweep(self) -> None:
+        """One instance of the fleet looks at everything now and then, whatever was overlooked."""
+        began = clock.now()
+        self._sweep_at = began + _SWEEP_EVERY
+        number = int(clock.wall() // _SWEEP_EVERY)
+        lock = Lock(
+            SWEEP,
+            store=self._link,
+            namespace=self._namespace,
+            once_per=2 * _SWEEP_EVERY,
+            slot=str(number),
+        )
+        try:
+            lock.acquire(0).release()
+        except NotAcquired:
+            return
+        records = self._link.store.scan(self._namespace, "", began + _SCAN_WITHIN)
+        jobs = {it.key.name: it for it in records if is_job_name(it.key.name)}
+        self._executor.sweep(jobs, clock.now())
+        for peer in (it for record in records for it in presences(record)):
+            if clock.wall() - peer.seen > _FORGOTTEN:
+                self._put(PRESENCE, UP + peer.instance, None, 1.0)
+        # What takes long is done less often.
+        self._sweep_at += 200 * (clock.now() - began)
+
+    def _put(self, key: str, field: str, value: bytes | None, within: float) -> None:
+        until = clock.now() + within
+        self._link.store.put(Key(self._namespace, key), field, value, None, until)
+
+    def came_back(self, job: str, slot: Slot) -> None:
+        """A run that could not begin: its slot was given back."""
+        if self._executor.dispatcher is not None and job in self._executor.dispatcher.specs:
+            self._executor.dispatcher.ask(job, slot, clock.now() + 0.5 + draw_jitter())
+
+    def vanished(self, job: str, slot: Slot, ttl: float) -> None:
+        """A run of ours that ended without a word: its lease runs out within a ttl."""
+        if self._executor.dispatcher is not None and job in self._executor.dispatcher.specs:
+            self._executor.dispatcher.witness(job, slot, clock.now() + ttl)
+
+
+def check_names(specs: Iterable[JobSpec]) -> None:
+    """Names that begin with an @ are ours. Raises ConfigError."""
+    for spec in specs:
+        if not is_job_name(spec.name):
+            raise ConfigError(
+                f"{spec.source or 'job'}: {spec.name!r}: names that begin with @ are incumbent's",
+                name="name",
+            )

@@ -1,0 +1,271 @@
+"""What a job's record says of a slot, and what follows from it. Pure: instants are handed in.
+
+Who was refused a slot becomes its witness: it looks again when the holder's lease runs out, so that
+a run whose holder vanished is `lost` within a ttl, and retried as the job says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from math import inf
+from typing import Final
+
+from incumbent.cron.agenda import missed_slots
+from incumbent.cron.ledger import (
+    SLOT_KEEP,
+    Run,
+    State,
+    alive,
+    claimed_slots,
+    field_of,
+    holds_slot,
+    orphans,
+    pruned_until,
+    read_job,
+    run_at,
+    runs_of,
+    step,
+)
+from incumbent.cron.schedule import slot_id
+from incumbent.cron.spec import JobSpec
+from incumbent.model import Holding, Record
+from incumbent.stores.notices import PAUSE, read_notice
+
+__all__ = [
+    "CLOCK_SPREAD",
+    "GRACE",
+    "Findings",
+    "Slot",
+    "holes",
+    "judge",
+    "known_until",
+    "paused_by",
+]
+
+CLOCK_SPREAD: Final = 300.0
+"""Seconds by which clocks of one fleet may be apart."""
+GRACE: Final = CLOCK_SPREAD + 60.0
+"""Seconds after which a slot of which nothing is on record counts as missed."""
+LOOK_BACK: Final = 32
+"""Records whose gaps are looked at: an outage may have hidden a slot between two others."""
+_REPORTS_WITHIN: Final = 5.0
+"""Seconds in which who claimed a slot says so in the ledger."""
+_SOON: Final = 1.0
+_COUNTED: Final = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One piece of work of a job. `missed`: not to be run, only to be accounted for.
+
+    `caught`: late, and to be run all the same by the job's rule for catching up.
+    """
+
+    name: str
+    due: float
+    attempt: int = 1
+    missed: bool = False
+    caught: bool = False
+
+    @property
+    def scheduled(self) -> bool:
+        """Whether a schedule named it, and not an operator."""
+        return self.name[:1].isdigit()
+
+    @classmethod
+    def at(cls, due: float, *, missed: bool = False) -> Slot:
+        """The slot of a scheduled instant."""
+        return cls(slot_id(due), due, missed=missed)
+
+    def again(self) -> Slot:
+        """The next attempt, after a holder vanished."""
+        attempt = self.attempt + 1
+        return Slot(f"{self.name.partition('#')[0]}#{attempt}", self.due, attempt)
+
+
+@dataclass(slots=True)
+class Findings:
+    """What to write, what to claim, and what to look at again after so many seconds."""
+
+    lost: list[tuple[Run, int, str]] = field(default_factory=list)
+    notes: list[Run] = field(default_factory=list)
+    claims: list[Slot] = field(default_factory=list)
+    again: list[tuple[float, Slot]] = field(default_factory=list)
+
+
+def judge(spec: JobSpec, record: Record, slots: Iterable[Slot], now: float) -> Findings:
+    """What follows for these slots, and for every run whose holder vanished; `now`: wall clock."""
+    found = Findings()
+    for run, version in orphans(record):
+        found.lost.append((run, version, f"{run.instance} vanished"))
+        _retry(spec, record, step(run, State.LOST), now, found)
+    for slot in slots:
+        _judge_slot(spec, record, slot, now, found)
+    found.notes = _collapsed(spec, record, found.notes, now)
+    return found
+
+
+def _judge_slot(spec: JobSpec, record: Record, slot: Slot, now: float, found: Findings) -> None:
+    run = run_at(record.fields, slot.name)
+    if run is not None:
+        if run.state is State.LOST:
+            _retry(spec, record, run, now, found)
+        elif not run.state.ended and alive(record, run):
+            found.again.append((_lease_ends(record), slot))
+    elif slot.scheduled and slot.due <= pruned_until(record.fields):
+        return
+    elif holds_slot(record, slot.name):
+        found.again.append((_lease_ends(record), slot))
+    elif slot.name in record.slots:
+        _claimed_unreported(record, slot, found)
+    else:
+        _unclaimed(spec, record, slot, now, found)
+
+
+def _retry(spec: JobSpec, record: Record, run: Run, now: float, found: Findings) -> None:
+    """A lost run is claimed once more, if the job says so and nobody has."""
+    following = Slot(run.slot, run.due, run.attempt).again()
+    young = run.due >= now - max(spec.catch_up.window, GRACE)
+    known = field_of(following.name) in record.fields
+    if run.attempt <= spec.retries and young and not known and following not in found.claims:
+        found.claims.append(following)
+
+
+def _claimed_unreported(record: Record, slot: Slot, found: Findings) -> None:
+    age = SLOT_KEEP - record.slots[slot.name]
+    if age < _REPORTS_WITHIN:
+        found.again.append((_REPORTS_WITHIN - age + _SOON, slot))
+        return
+    why = "claimed, and its holder vanished before it began"
+    found.notes.append(Run(slot.name, State.LOST, slot.due, attempt=slot.attempt, why=why))
+    # Once it is on record, it may be retried.
+    found.again.append((_SOON, slot))
+
+
+def _unclaimed(spec: JobSpec, record: Record, slot: Slot, now: float, found: Findings) -> None:
+    holder = record.holdings[0] if record.holdings else None
+    if PAUSE in record.fields:
+        _skip(found, slot, f"paused{paused_by(record)}")
+    elif slot.missed:
+        _wait_or_miss(slot, now, found)
+    elif holder is not None and (spec.overlap == "queue" or slot.caught):
+        # From now on it is not late any more: it was in time, and waits its turn.
+        waiting = replace(slot, caught=True)
+        found.again.append((min(_SOON, holder.remaining or _SOON), waiting))
+    elif holder is not None:
+        _skip(found, slot, f"held by {holder.holder}{_what_it_runs(holder)}")
+    elif record.closed_for > 0:
+        _skip(found, slot, "closed: the run before asked for at_least_for")
+    else:
+        found.claims.append(slot)
+
+
+def _wait_or_miss(slot: Slot, now: float, found: Findings) -> None:
+    left = slot.due + GRACE - now
+    if left > 0:
+        found.again.append((left + _SOON, slot))
+    else:
+        found.notes.append(Run(slot.name, State.MISSED, slot.due, why="nobody was up to run it"))
+
+
+def _skip(found: Findings, slot: Slot, why: str) -> None:
+    found.notes.append(Run(slot.name, State.SKIPPED, slot.due, attempt=slot.attempt, why=why))
+
+
+def _lease_ends(record: Record) -> float:
+    left = min((it.remaining for it in record.holdings if it.remaining is not None), default=_SOON)
+    return max(0.0, left) + 0.05
+
+
+def _what_it_runs(holding: Holding) -> str:
+    text = holding.meta.decode("utf-8", "replace")
+    return f", which runs {text}" if text and text.isprintable() and len(text) < 60 else ""
+
+
+def paused_by(record: Record) -> str:
+    """Who paused it, and why: " by X (reason)", or nothing."""
+    said = read_notice(record.fields[PAUSE].value)
+    who, reason = said.get("who"), said.get("reason")
+    return (f" by {who}" if who else "") + (f" ({reason})" if reason else "")
+
+
+def _collapsed(spec: JobSpec, record: Record, notes: list[Run], now: float) -> list[Run]:
+    """Many missed slots are one record: the last one, with how many and the first.
+
+    It reaches back to what is accounted for, since of very many only the last are asked about.
+    """
+    missed = sorted((it for it in notes if it.state is State.MISSED), key=lambda it: it.due)
+    if not missed:
+        return notes
+    first = missed[0].due
+    before = _accounted_before(record, first)
+    if before is not None:
+        following = spec.schedule.next_after(before)
+        if following is not None and following < min(first, now - GRACE):
+            first = following
+    count = len(missed) + _between(spec, first, missed[0].due)
+    if count > 1:
+        missed = [replace(missed[-1], count=count, first=first)]
+    return [*(it for it in notes if it.state is not State.MISSED), *missed]
+
+
+def _accounted_before(record: Record, due: float) -> float | None:
+    known = [run.due for run, _ in runs_of(record.fields).values() if run.due < due]
+    since = read_job(record.fields).get("since")
+    if isinstance(since, int | float) and since < due:
+        known.append(float(since))
+    pruned = pruned_until(record.fields)
+    if -inf < pruned < due:
+        known.append(pruned)
+    return max(known, default=None)
+
+
+def _between(spec: JobSpec, first: float, end: float) -> int:
+    """Slots from `first` until before `end`, as far as one counts."""
+    count, due = 0, first if first < end else None
+    while due is not None and due < end and count < _COUNTED:
+        count += 1
+        due = spec.schedule.next_after(due)
+    return count
+
+
+# -- at the start ----------------------------------------------------------------------------------
+
+
+def known_until(spec: JobSpec, record: Record) -> float | None:
+    """The last instant that the ledger accounts for; None for a job that begins now."""
+    facts = read_job(record.fields)
+    if facts.get("schedule") != spec.schedule.describe():
+        return None
+    since = facts.get("since")
+    last = max(
+        (run.due for run, _ in runs_of(record.fields).values() if _is_scheduled(run)),
+        default=-inf,
+    )
+    return max(last, float(since) if isinstance(since, int | float) else -inf, -1e12)
+
+
+def _is_scheduled(run: Run) -> bool:
+    return run.slot[:1].isdigit()
+
+
+def holes(spec: JobSpec, record: Record) -> list[Slot]:
+    """Slots between those on record of which nothing is known."""
+    runs = [run for run, _ in runs_of(record.fields).values() if _is_scheduled(run)]
+    until = known_until(spec, record)
+    if until is None or not runs:
+        return []
+    since = float(read_job(record.fields).get("since", 0.0))
+    oldest = runs[-LOOK_BACK].due if len(runs) >= LOOK_BACK else since
+    start = max(oldest, since, pruned_until(record.fields))
+    taken = claimed_slots(record)
+    covered = [(run.since, run.due) for run in runs if run.count > 1]
+    to_run, missed = missed_slots(spec, start, until)
+    return [
+        Slot.at(due, missed=True)
+        for due in sorted((*to_run, *missed))
+        if due < until
+        and slot_id(due) not in taken
+        and not any(first <= due <= last for first, last in covered)
+    ]

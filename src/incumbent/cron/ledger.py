@@ -1,0 +1,264 @@
+"""The ledger: what became of each slot of a job. Pure: records and instants are handed in.
+
+A slot is a job's scheduled instant. Two things keep it from running twice: the store grants a slot
+once (`Ask.slot`), and its record, a field `run/<slot>` of the job's key, is made once (ABSENT).
+
+1. Only the run's own token moves a record that is running; everybody else may only say `lost`, and
+   only of a run whose token no longer holds the lease.
+2. A record that has ended never changes again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from enum import StrEnum
+from math import inf
+from typing import Any, Final
+
+from incumbent.model import Field, Record
+
+__all__ = [
+    "JOB",
+    "OUTPUT_MOST",
+    "PRUNED",
+    "RUN",
+    "SLOT_KEEP",
+    "TRANSITIONS",
+    "IllegalStep",
+    "Run",
+    "State",
+    "alive",
+    "claimed_slots",
+    "decode",
+    "encode",
+    "field_of",
+    "holds_slot",
+    "open_runs",
+    "orphans",
+    "pruned_until",
+    "read_job",
+    "run_at",
+    "running",
+    "runs_of",
+    "step",
+    "surplus",
+]
+
+RUN: Final = "run/"
+JOB: Final = "job"
+"""The field with what an instance knows of the job: its schedule, its command, since when."""
+SLOT_KEEP: Final = 900.0
+"""Seconds for which the store refuses a claimed slot: clocks may be 5 minutes apart both ways.
+
+After that its record does, for as long as it is kept.
+"""
+OUTPUT_MOST: Final = 65_536
+PRUNED: Final = "pruned"
+"""The field with the newest instant whose record was removed: nothing up to it runs any more."""
+_FORMAT: Final = 1
+
+
+class State(StrEnum):
+    """What became of a slot."""
+
+    RUNNING = "running"
+    WAITING = "waiting"
+    OK = "ok"
+    FAILED = "failed"
+    TIMED_OUT = "timed_out"
+    LOST = "lost"
+    SKIPPED = "skipped"
+    MISSED = "missed"
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing follows."""
+        return self not in (State.RUNNING, State.WAITING)
+
+
+_S = State
+_ENDS = frozenset({_S.OK, _S.FAILED, _S.TIMED_OUT, _S.LOST})
+TRANSITIONS: Final[dict[State | None, frozenset[State]]] = {
+    # Nothing is on record: nobody ran it, or who claimed it vanished before saying so.
+    None: frozenset({_S.RUNNING, _S.SKIPPED, _S.MISSED, _S.LOST}),
+    # To itself: the next attempt.
+    _S.RUNNING: frozenset({_S.RUNNING, _S.WAITING}) | _ENDS,
+    # Between two attempts, with the lease held.
+    _S.WAITING: frozenset({_S.RUNNING, _S.FAILED, _S.TIMED_OUT, _S.LOST}),
+    **{state: frozenset() for state in State if state.ended},
+}
+
+
+class IllegalStep(ValueError):
+    """A step that the table does not have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One slot's record. Instants are epoch seconds by the writing instance's clock.
+
+    `due`: the scheduled instant. `attempt` counts from 1. `code`: the exit code. `why`: in words.
+    `count`: slots that this record stands for, `first` the first of them (missed ones collapse).
+    """
+
+    slot: str
+    state: State
+    due: float
+    instance: str = ""
+    token: int = 0
+    started: float | None = None
+    ended: float | None = None
+    code: int | None = None
+    attempt: int = 1
+    why: str = ""
+    output: str = ""
+    count: int = 1
+    first: float | None = None
+
+    @property
+    def seconds(self) -> float | None:
+        """How long it ran."""
+        if self.started is None or self.ended is None:
+            return None
+        return max(0.0, self.ended - self.started)
+
+    @property
+    def since(self) -> float:
+        """The first instant that it accounts for."""
+        return self.due if self.first is None else self.first
+
+
+def step(run: Run, state: State, **changes: Any) -> Run:
+    """`run` in its next state; IllegalStep, and nothing changed, if there is no such step."""
+    if state not in TRANSITIONS[run.state]:
+        raise IllegalStep(f"{run.slot}: {run.state} cannot become {state}")
+    return replace(run, state=state, **changes)
+
+
+# -- as bytes ------------------------------------------------------------------------------------
+
+_DEFAULTS: Final = {it.name: it.default for it in fields(Run)}
+
+
+def encode(run: Run) -> bytes:
+    """The field's value; the slot is in the field's name."""
+    said = {k: v for k, v in asdict(run).items() if k != "slot" and v != _DEFAULTS[k]}
+    return json.dumps({"v": _FORMAT, **said}, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def decode(slot: str, value: bytes) -> Run | None:
+    """The record, or None for one that a newer release wrote: the slot is taken all the same."""
+    try:
+        said = json.loads(value)
+        if said.pop("v") != _FORMAT:
+            return None
+        known = {key: it for key, it in said.items() if key in _DEFAULTS}
+        return Run(slot=slot, **{**known, "state": State(known["state"])})
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+_RUNNING: Final = b'"state":"running"'
+_WAITING: Final = b'"state":"waiting"'
+
+
+def field_of(slot: str) -> str:
+    """The name of a slot's field."""
+    return RUN + slot
+
+
+def runs_of(fields: Mapping[str, Field]) -> dict[str, tuple[Run, int]]:
+    """What is on record, by slot, each with its field's version; oldest first."""
+    found = []
+    for name, field in fields.items():
+        if name.startswith(RUN):
+            run = run_at(fields, name.removeprefix(RUN))
+            assert run is not None  # noqa: S101 - it is there
+            found.append((run, field.version))
+    found.sort(key=lambda pair: (pair[0].due, pair[0].slot))
+    return {run.slot: (run, version) for run, version in found}
+
+
+def read_job(fields: Mapping[str, Field]) -> dict[str, Any]:
+    """What is registered of the job; empty if nothing readable is."""
+    try:
+        said = json.loads(fields[JOB].value)
+    except (KeyError, ValueError):
+        return {}
+    return said if isinstance(said, dict) else {}
+
+
+def pruned_until(fields: Mapping[str, Field]) -> float:
+    """Up to where the ledger has forgotten; -inf if it remembers all."""
+    try:
+        return float(fields[PRUNED].value)
+    except (KeyError, ValueError):
+        return -inf
+
+
+# -- what a record says of its runs ----------------------------------------------------------------
+
+
+def alive(record: Record, run: Run) -> bool:
+    """Whether the run's own token still holds the lease."""
+    return any(holding.token == run.token for holding in record.holdings)
+
+
+def holds_slot(record: Record, slot: str) -> bool:
+    """Whether the present holder runs this slot."""
+    return any(holding.meta == slot.encode() for holding in record.holdings)
+
+
+def run_at(fields: Mapping[str, Field], slot: str) -> Run | None:
+    """What is on record of one slot."""
+    field = fields.get(field_of(slot))
+    if field is None:
+        return None
+    # What cannot be read ended somehow, somewhere.
+    return decode(slot, field.value) or Run(slot, State.OK, 0.0, why="not readable")
+
+
+def open_runs(fields: Mapping[str, Field]) -> list[tuple[Run, int]]:
+    """Runs on record as going on, each with its field's version. Most records need no parsing."""
+    found = []
+    for name, field in fields.items():
+        if name.startswith(RUN) and (_RUNNING in field.value or _WAITING in field.value):
+            run = decode(name.removeprefix(RUN), field.value)
+            if run is not None and not run.state.ended:
+                found.append((run, field.version))
+    return found
+
+
+def running(record: Record) -> list[Run]:
+    """Runs that go on, as far as the store knows."""
+    return [run for run, _ in open_runs(record.fields) if alive(record, run)]
+
+
+def orphans(record: Record) -> list[tuple[Run, int]]:
+    """Runs on record as running whose holder vanished, each with its field's version."""
+    return [pair for pair in open_runs(record.fields) if not alive(record, pair[0])]
+
+
+def claimed_slots(record: Record) -> frozenset[str]:
+    """Slots that somebody has, or had: on record, claimed, or of the present holder."""
+    on_record = {name.removeprefix(RUN) for name in record.fields if name.startswith(RUN)}
+    held = {holding.meta.decode("utf-8", "replace") for holding in record.holdings}
+    return frozenset(on_record | set(record.slots) | held)
+
+
+def surplus(
+    runs: Mapping[str, tuple[Run, int]], keep: int, keep_for: float, now: float
+) -> list[tuple[Run, int]]:
+    """Ended records to remove, each with its version: beyond `keep`, or older than `keep_for`.
+
+    The newest is always kept, for it says up to where the schedule has been accounted for.
+    """
+    ended = [(run, version) for run, version in runs.values() if run.state.ended]
+    newest_first = ended[::-1]
+    return [
+        (run, version)
+        for place, (run, version) in enumerate(newest_first)
+        if place > 0 and (place >= keep or run.due < now - keep_for)
+    ]

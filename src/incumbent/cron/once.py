@@ -1,0 +1,79 @@
+"""The ledger's word on what an outside scheduler starts: `run --once-per`, `--slot`, `@once`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from incumbent._core.held import Held
+from incumbent.cron.book import Book, BookPort, Pen
+from incumbent.cron.ledger import JOB, Run, State
+from incumbent.durations import say_seconds
+from incumbent.errors import StoreError
+from incumbent.model import ABSENT, ONCE
+
+__all__ = ["OnceRun", "begin_once"]
+
+_KEEP_RUNS = 100
+_KEEP_FOR = 30 * 86_400.0
+_SHORT = 1.0
+"""Seconds beyond the proof for which an end is still told to a store that does not answer."""
+
+
+@dataclass(slots=True)
+class OnceRun:
+    """A run that is on record as running; `wall` instants are the caller's clock."""
+
+    port: BookPort
+    held: Held
+    book: Book
+    run: Run
+
+    async def end(
+        self, state: State, wall: float, *, code: int | None = None, why: str = ""
+    ) -> bool:
+        """Put its end on record, before the lease is given back; False if it could not be."""
+        pen = Pen(self.held.claim, self.held.machine.token)
+        until = max(self.held.machine.deadline, self.port.now() + _SHORT)
+        ended = await self.book.insist(
+            self.run, state, pen, until, ended=wall, code=code, why=why[:500]
+        )
+        return ended is not None
+
+    async def undo(self) -> None:
+        """It never started: the slot is anybody's again."""
+        try:
+            await self.book.undo(self.run, Pen(self.held.claim, self.held.machine.token))
+        except StoreError:
+            # Then it is found as lost, which is the safe side.
+            return
+
+    async def prune(self, wall: float) -> None:
+        """Keep the ledger within its bounds, now and then."""
+        if self.port.jitter() < 1 / 8:
+            try:
+                await self.book.prune(_KEEP_RUNS, _KEEP_FOR, wall)
+            except StoreError:
+                # The next run prunes.
+                return
+
+
+async def begin_once(
+    port: BookPort, held: Held, wall: float, stamp: str, what: str
+) -> OnceRun | None:
+    """Put what was just claimed on record; None if its slot is on record already.
+
+    `stamp` names this start in UTC, `what` is run, for people. Raises StoreError; then nothing may
+    run.
+    """
+    wanted = held.wanted
+    slot = wanted.ask.slot
+    name = stamp if slot is None or slot.name == ONCE else slot.name
+    book = Book(port, wanted.key)
+    run = Run(name, State.RUNNING, wall, wanted.ask.holder, held.machine.token, wall)
+    if not await book.begin(run):
+        return None
+    by = "by slot" if slot is None or slot.name != ONCE else f"once per {say_seconds(slot.keep)}"
+    facts = {"schedule": by, "command": what, "since": wall}
+    await port.put(wanted.key, JOB, json.dumps(facts).encode(), ABSENT, port.now() + 2.0)
+    return OnceRun(port, held, book, run)

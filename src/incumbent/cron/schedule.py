@@ -1,0 +1,312 @@
+"""When a job is due. Instants are seconds since the epoch, UTC.
+
+All instances of a fleet must name the same slots, so a schedule is a function of the instant
+alone: nothing here knows when it was started, what it said before, or the zone of this machine.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta, tzinfo
+from functools import lru_cache
+from math import floor, inf
+from typing import Final, Protocol
+
+from incumbent.cron.zones import change_between, find_zone, local_time, offset_at, seconds_of
+from incumbent.durations import say_seconds
+from incumbent.errors import ConfigError
+
+__all__ = [
+    "CronSchedule",
+    "Every",
+    "FixedTimes",
+    "Schedule",
+    "ScheduleError",
+    "cron_schedule",
+    "parse_instant",
+    "slot_id",
+]
+
+MACROS: Final = {
+    "@yearly": "0 0 1 1 *",
+    "@annually": "0 0 1 1 *",
+    "@monthly": "0 0 1 * *",
+    "@weekly": "0 0 * * 0",
+    "@daily": "0 0 * * *",
+    "@midnight": "0 0 * * *",
+    "@hourly": "0 * * * *",
+}
+FIELDS: Final = ("second", "minute", "hour", "day-of-month", "month", "day-of-week")
+_RANGES: Final = ("0-59", "0-59", "0-23", "1-31", "1-12", "0-7")
+_WORD: Final = re.compile(r"\S+")
+# No clock has ever been put back by more than a day.
+_LONGEST_CHANGE: Final = 90_000.0
+
+
+class ScheduleError(ConfigError):
+    """An expression that cannot work; `at` is where in it, counted from 0."""
+
+    def __init__(self, message: str = "", *, at: int = 0) -> None:
+        super().__init__(message, name="schedule")
+        self.at = at
+
+
+class Schedule(Protocol):
+    """What the agenda needs to know of a schedule."""
+
+    def next_after(self, instant: float) -> float | None:
+        """The first slot later than `instant`; None if there is none any more."""
+
+    def describe(self) -> str:
+        """For people, on one line."""
+
+
+def slot_id(instant: float) -> str:
+    """`2026-11-21T05:30:00Z`; a fraction is shown only where there is one."""
+    whole, thousandths = divmod(round(instant * 1000), 1000)
+    text = datetime.fromtimestamp(whole, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+    return f"{text}.{thousandths:03}Z" if thousandths else f"{text}Z"
+
+
+def parse_instant(value: object) -> float:
+    """A date and time with its zone, as ISO 8601 or TOML has it; raises ConfigError."""
+    try:
+        moment = datetime.fromisoformat(value) if isinstance(value, str) else value
+    except ValueError:
+        moment = None
+    if not isinstance(moment, datetime):
+        text = f"{str(value)[:60]!r} is not a date and time: write 2026-12-24T18:00:00+01:00"
+        raise ConfigError(text, name="at")
+    if moment.utcoffset() is None:
+        raise ConfigError(f"{moment.isoformat()} has no zone: add Z or such as +01:00", name="at")
+    # Whole milliseconds, so that a slot has one name everywhere.
+    return round(moment.timestamp() * 1000) / 1000
+
+
+# -- intervals and fixed times --------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Every:
+    """Multiples of `interval` seconds since the epoch, the same ones for everybody."""
+
+    interval: float
+
+    def __post_init__(self) -> None:
+        thousandths = self.interval * 1000
+        if self.interval < 1 or abs(thousandths - round(thousandths)) > 1e-4:
+            raise ConfigError(
+                f"every={say_seconds(self.interval)}: at least 1s, in whole milliseconds",
+                name="every",
+            )
+
+    def next_after(self, instant: float) -> float | None:
+        """See Schedule."""
+        step = round(self.interval * 1000)
+        # Whole milliseconds: sums of fractions would drift apart.
+        count = floor(instant * 1000) // step
+        while count * step / 1000 <= instant:
+            count += 1
+        return count * step / 1000
+
+    def describe(self) -> str:
+        """See Schedule."""
+        return f"every {say_seconds(self.interval)}"
+
+
+@dataclass(frozen=True, slots=True)
+class FixedTimes:
+    """Listed instants, in order."""
+
+    times: tuple[float, ...]
+
+    def next_after(self, instant: float) -> float | None:
+        """See Schedule."""
+        place = bisect_right(self.times, instant)
+        return self.times[place] if place < len(self.times) else None
+
+    def describe(self) -> str:
+        """See Schedule."""
+        shown = ", ".join(slot_id(it) for it in self.times[:3])
+        more = len(self.times) - 3
+        return f"at {shown}" + (f" and {more} more" if more > 0 else "")
+
+
+# -- cron expressions -----------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Known:
+    """The last question and its answer, which holds for every instant from there until it comes."""
+
+    answer: tuple[float, float | None] = (inf, None)
+
+
+@dataclass(frozen=True, slots=True)
+class CronSchedule:
+    """A cron expression in a zone; made by `cron_schedule`.
+
+    cronsim evaluates the expression on plain local time. What becomes of that where the clock of
+    the zone is changed follows Debian's cron(8): a job at a fixed time runs once, right after a
+    gap and in the first of two equal hours; one with a `*` in its times keeps its rhythm.
+    """
+
+    expression: str
+    timezone: str = "UTC"
+    seconds: bool = False
+    _plain: str = field(default="", repr=False, compare=False)
+    _zone: tzinfo = field(default=UTC, repr=False, compare=False)
+    _known: _Known = field(default_factory=_Known, repr=False, compare=False)
+
+    def describe(self) -> str:
+        """See Schedule."""
+        return f"{self.expression} ({self.timezone})"
+
+    def next_after(self, instant: float) -> float | None:
+        """See Schedule."""
+        since, found = self._known.answer
+        if since <= instant and (found is None or instant < found):
+            return found
+        try:
+            found = self._search(instant)
+        except (OverflowError, ValueError, OSError):
+            # Python's calendar ends with the year 9999.
+            found = None
+        self._known.answer = (instant, found)
+        return found
+
+    def _search(self, instant: float) -> float | None:
+        here = local_time(instant, self._zone)
+        start = here.replace(tzinfo=None, fold=0)
+        if self._zone is UTC:
+            found = self._after(start)
+            return None if found is None else found.replace(tzinfo=UTC).timestamp()
+        if self._has_fixed_time():
+            return self._once_a_day(instant, start)
+        return self._in_rhythm(instant, start)
+
+    def _after(self, naive: datetime) -> datetime | None:
+        from cronsim import CronSim
+
+        return next(CronSim(self._plain, naive), None)
+
+    def _has_fixed_time(self) -> bool:
+        fields = self._plain.split()
+        return not any(it.startswith("*") for it in fields[: len(fields) - 3])
+
+    def _once_a_day(self, instant: float, naive: datetime) -> float | None:
+        """A time in a gap comes at its end, one that comes twice only the first time."""
+        found = self._after(naive)
+        while found is not None:
+            when = seconds_of(found, self._zone, 0)
+            if when is None:
+                when = self._end_of_gap(found)
+            if when > instant:
+                return when
+            found = self._after(found)
+        return None
+
+    def _end_of_gap(self, naive: datetime) -> float:
+        # PEP 495: in a gap, fold 0 is read with the offset before it and fold 1 with the later.
+        before = naive.replace(tzinfo=self._zone, fold=1).timestamp()
+        after = naive.replace(tzinfo=self._zone, fold=0).timestamp()
+        return change_between(before, after, self._zone)
+
+    def _in_rhythm(self, instant: float, naive: datetime) -> float | None:
+        """Whatever the clock shows counts: nothing in a gap, and a repeated hour twice."""
+        found = self._shown_after(instant, naive)
+        until = min(inf if found is None else found, instant + _LONGEST_CHANGE)
+        if offset_at(until, self._zone) >= offset_at(instant, self._zone):
+            return found
+        # The clock is put back before that: what it showed already may match once more.
+        change = change_between(instant, until, self._zone)
+        shown = local_time(change, self._zone).replace(tzinfo=None, fold=0)
+        again = self._shown_after(change - 1, shown - timedelta(seconds=1))
+        return min((it for it in (found, again) if it is not None), default=None)
+
+    def _shown_after(self, instant: float, naive: datetime) -> float | None:
+        found = self._after(naive)
+        while found is not None:
+            for fold in (0, 1):
+                when = seconds_of(found, self._zone, fold)
+                if when is not None and when > instant:
+                    return when
+            found = self._after(found)
+        return None
+
+
+# Equal schedules are one object, so that one answer serves all jobs that have it.
+@lru_cache(maxsize=16_384)
+def cron_schedule(expression: str, timezone: str = "UTC", *, seconds: bool = False) -> CronSchedule:
+    """The schedule; raises ScheduleError, or ConfigError for the zone.
+
+    `seconds`: six fields, the seconds first.
+    """
+    zone = find_zone(timezone)
+    text = " ".join(expression.split())
+    plain = _expanded(text) if text.startswith("@") else text
+    if not text.startswith("@"):
+        _check_fields(expression, seconds=seconds)
+    made = CronSchedule(text, timezone, seconds, plain, zone)
+    if _may_never_come(plain) and made.next_after(0.0) is None:
+        raise ScheduleError(f"{text!r} never comes: no day is all that it asks for")
+    return made
+
+
+def _may_never_come(plain: str) -> bool:
+    """Days of the month that must be certain days of the week; cronsim has seen to all else."""
+    *_, day, _, weekday = plain.split()
+    return day != "*" and weekday != "*"
+
+
+def _expanded(macro: str) -> str:
+    known = MACROS.get(macro.lower())
+    if known is not None:
+        return known
+    if macro.lower() == "@reboot":
+        raise ScheduleError(
+            "@reboot has no slot in a fleet: whose start would it be? Run it when the container"
+            " starts, under `incumbent run` if it is to be alone"
+        )
+    if macro.lower().startswith("@every"):
+        raise ScheduleError('@every is not cron: write `every = "15s"` in a job file (TOML)')
+    raise ScheduleError(f"{macro[:40]!r} is none of {', '.join(MACROS)}")
+
+
+def _check_fields(expression: str, *, seconds: bool) -> None:
+    words = list(_WORD.finditer(expression))
+    wanted = 6 if seconds else 5
+    if len(words) != wanted:
+        hint = " (for one with seconds set `seconds = true`)" if len(words) == 6 else ""
+        raise ScheduleError(f"a schedule has {wanted} fields, not {len(words)}{hint}")
+    _check_with_cronsim(expression, words)
+
+
+def _check_with_cronsim(expression: str, words: list[re.Match[str]]) -> None:
+    from cronsim import CronSim, CronSimError
+
+    try:
+        CronSim(expression, datetime(2024, 1, 1))  # noqa: DTZ001 - plain local time, see above
+    except (CronSimError, AssertionError) as error:
+        which = str(error).removeprefix("Bad ")
+        place = FIELDS.index(which) if which in FIELDS else 0
+        word = words[place - (6 - len(words))]
+        if which == "day-of-month" and _is_of_another_month(words):
+            text = f"{word.group()!r}: no such day in the months asked for, it would never run"
+        else:
+            text = f"{word.group()[:40]!r} is not a {which}: {_RANGES[place]}, *, a-b, */n, lists"
+        raise ScheduleError(text, at=word.start()) from error
+
+
+def _is_of_another_month(words: list[re.Match[str]]) -> bool:
+    from cronsim import CronSim, CronSimError
+
+    fields = [word.group() for word in words]
+    fields[-2] = "1"
+    try:
+        CronSim(" ".join(fields), datetime(2024, 1, 1))  # noqa: DTZ001 - plain local time
+    except CronSimError:
+        return False
+    return True

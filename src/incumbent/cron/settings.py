@@ -1,0 +1,156 @@
+"""The settings of a job in a job file, each with the one way to read it. Pure.
+
+A reader takes what TOML gave and returns what JobSpec wants, or raises ConfigError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from incumbent.cron.schedule import parse_instant
+from incumbent.cron.zones import find_zone
+from incumbent.durations import parse_duration
+from incumbent.errors import ConfigError
+from incumbent.stores.names import check_name
+
+__all__ = ["DEFAULTS", "SETTINGS", "Line"]
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A command for the shell."""
+
+    text: str
+
+
+def _text(value: object, key: str) -> str:
+    if not isinstance(value, str) or not value or "\0" in value:
+        raise ConfigError(f"{key}: a text in quotes, not {_kind(value)}", name=key)
+    return value
+
+
+def _whole(least: int, most: int) -> Callable[[object, str], int]:
+    def read(value: object, key: str) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            raise ConfigError(f"{key}: a whole number from {least} to {most}", name=key)
+        return value
+
+    return read
+
+
+def _duration(least: float, most: float) -> Callable[[object, str], float]:
+    def read(value: Any, key: str) -> float:
+        return parse_duration(value, key, least=least, most=most)
+
+    return read
+
+
+def _word(*words: str) -> Callable[[object, str], str]:
+    def read(value: object, key: str) -> str:
+        if value not in words or not isinstance(value, str):
+            raise ConfigError(f"{key}={value!r}: one of {', '.join(words)}", name=key)
+        return value
+
+    return read
+
+
+def _switch(value: object, key: str) -> bool:
+    if not isinstance(value, bool):
+        raise ConfigError(f"{key}: true or false, not {_kind(value)}", name=key)
+    return value
+
+
+def _command(value: object, key: str) -> tuple[str, ...] | Line:
+    """A list is executed as it is; a text goes to /bin/sh."""
+    if isinstance(value, str) and value.strip():
+        return Line(_text(value, key))
+    if isinstance(value, list) and value and all(isinstance(it, str) for it in value) and value[0]:
+        return tuple(_argument(it, key) for it in value)
+    raise ConfigError(f'{key}: a list such as ["curl", "-fsS", URL], or a shell line', name=key)
+
+
+def _argument(text: str, key: str) -> str:
+    if "\0" in text:
+        raise ConfigError(f"{key}: no argument can hold a NUL character", name=key)
+    return text
+
+
+def _at_failure(value: object, key: str) -> tuple[str, ...]:
+    command = _command(value, key)
+    return ("/bin/sh", "-c", command.text) if isinstance(command, Line) else command
+
+
+def _env(value: object, key: str) -> dict[str, str]:
+    if not isinstance(value, Mapping):
+        raise ConfigError(f'{key}: a table such as {{ LANG = "C" }}', name=key)
+    for name, text in value.items():
+        if not isinstance(text, str) or "\0" in text:
+            raise ConfigError(f"{key}.{name}: a text in quotes, not {_kind(text)}", name=key)
+        if not name or "=" in name or "\0" in name:
+            raise ConfigError(f"{key}: {name!r} cannot be the name of a variable", name=key)
+    return dict(value)
+
+
+def _timezone(value: object, key: str) -> str:
+    find_zone(name := _text(value, key))
+    return name
+
+
+def _codes(value: object, key: str) -> frozenset[int]:
+    read = _whole(0, 255)
+    if not isinstance(value, list) or not value:
+        raise ConfigError(f"{key}: a list of exit codes such as [0, 3]", name=key)
+    return frozenset(read(it, key) for it in value)
+
+
+def _times(value: object, key: str) -> tuple[float, ...]:
+    if not isinstance(value, list) or not value:
+        raise ConfigError(f"{key}: a list such as [2026-12-24T18:00:00+01:00]", name=key)
+    times = sorted(parse_instant(it) for it in value)
+    if len(set(times)) < len(times):
+        raise ConfigError(f"{key}: the same instant twice", name=key)
+    return tuple(times)
+
+
+def _name(value: object, key: str) -> str:
+    del key
+    return check_name(value)
+
+
+def _kind(value: object) -> str:
+    return f"{str(value)[:40]!r} ({type(value).__name__})"
+
+
+DEFAULTS: Final[dict[str, Callable[[object, str], object]]] = {
+    "timezone": _timezone,
+    "env": _env,
+    "cwd": _text,
+    "at_most_for": _duration(0.1, 366 * 86_400),
+    "at_least_for": _duration(0, 366 * 86_400),
+    "retries": _whole(0, 100),
+    "retry_backoff": _duration(0, 86_400),
+    "catch_up": _word("no", "last", "all"),
+    "catch_up_limit": _whole(1, 1000),
+    "catch_up_window": _duration(1, 366 * 86_400),
+    "overlap": _word("skip", "queue"),
+    "jitter": _duration(0, 86_400),
+    "success_codes": _codes,
+    "keep_output": _whole(0, 65_536),
+    "on_failure": _at_failure,
+    "keep_runs": _whole(1, 10_000),
+    "keep_for": _duration(60, 366 * 86_400),
+}
+"""What `[defaults]` may set for every job."""
+
+SETTINGS: Final = {
+    **DEFAULTS,
+    "name": _name,
+    "command": _command,
+    "schedule": _text,
+    "seconds": _switch,
+    "every": _duration(1, 366 * 86_400),
+    "at": _times,
+}
+"""What a `[[job]]` may set."""

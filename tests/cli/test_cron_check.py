@@ -1,0 +1,89 @@
+"""`incumbent cron --check`: every problem, or the next runs; nothing is run."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from tests.cli.tool import incumbent
+
+
+@pytest.fixture
+def crontab(tmp_path: Path) -> Path:
+    path = tmp_path / "crontab"
+    path.write_text(
+        "# name: hourly\n0 * * * * date\n"
+        "CRON_TZ=Europe/Berlin\n# name: daily\n30 5 * * * touch touched\n"
+    )
+    return path
+
+
+def test_the_next_runs_are_told_in_order(crontab: Path) -> None:
+    done = incumbent("cron", crontab, "--check", "--next", "2")
+    assert (done.returncode, done.stderr) == (0, "")
+    head, *rows = done.stdout.splitlines()
+    assert head.split() == ["NEXT", "RUN", "UTC", "JOB", "SCHEDULE"]
+    assert len(rows) == 4
+    cells = [row.split("  ") for row in rows]
+    slots = [next(cell for cell in row if cell.endswith("Z")) for row in cells]
+    assert slots == sorted(slots)
+    (daily, _) = [row for row in rows if "daily" in row]
+    assert " 05:30:00+0" in daily
+    assert "Europe/Berlin" in daily
+
+
+def test_every_problem_has_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "crontab"
+    path.write_text("0 0 30 2 * date\nMAILTO=joe\n@reboot date -u\n0 5 * * * nosuch\n")
+    done = incumbent("cron", "--check", path)
+    assert (done.returncode, done.stdout) == (64, "")
+    starts = [
+        f"incumbent: {path}:{place}" for place in ("1:5: ", "2:1: warning", "3:1: ", "4:11: ")
+    ]
+    lines = done.stderr.splitlines()
+    assert len(lines) == len(starts)
+    assert all(line.startswith(start) for line, start in zip(lines, starts, strict=True))
+
+
+def test_a_warning_keeps_nothing_from_starting_and_can_be_silenced(tmp_path: Path) -> None:
+    path = tmp_path / "crontab"
+    path.write_text("MAILTO=joe\n0 5 * * * date\n")
+    loud, quiet = incumbent("cron", path, "--check"), incumbent("-q", "cron", path, "--check")
+    assert (loud.returncode, quiet.returncode) == (0, 0)
+    assert "MAILTO is not used" in loud.stderr
+    assert quiet.stderr == ""
+
+
+def test_programs_get_json(crontab: Path, tmp_path: Path) -> None:
+    found = json.loads(incumbent("cron", crontab, "--check", "--json").stdout)
+    assert [job["name"] for job in found["jobs"]] == ["hourly", "daily"]
+    assert found["problems"] == []
+    for run in found["jobs"][1]["next"]:
+        assert datetime.fromisoformat(run["slot"]) == datetime.fromisoformat(run["local"])
+    broken = tmp_path / "broken"
+    broken.write_text("0 25 * * * date\n")
+    done = incumbent("cron", broken, "--check", "--json")
+    assert done.returncode == 64
+    (problem,) = json.loads(done.stdout)["problems"]
+    assert (problem["line"], problem["column"], problem["warning"]) == (1, 3, False)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("cron",), "FILE"),
+        (("cron", "/nowhere/jobs", "--check"), "/nowhere/jobs: No such file or directory"),
+        (("cron", "/", "--check"), "Is a directory"),
+        (("cron", "x", "--check", "--next", "0"), "--next='0'"),
+        (("cron", "x", "--check", "--next", "many"), "--next='many'"),
+        (("cron", "x", "--check", "--", "date"), "runs nothing"),
+    ],
+)
+def test_a_call_that_cannot_work_is_one_line(words: tuple[str, ...], said: str) -> None:
+    done = incumbent(*words)
+    assert (done.returncode, done.stdout) == (64, "")
+    (line,) = done.stderr.splitlines()
+    assert said in line

@@ -1,0 +1,137 @@
+"""`cron`, `jobs`, `history`, `trigger`, `pause --all` and `why` on one instance."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cli.tool import incumbent
+from tests.cron.fleet import CronFleet
+from tests.support.waiting import eventually
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
+
+JOBS = """
+[[job]]
+name = "hourly"
+schedule = "0 * * * *"
+command = "echo done; test ! -e fail"
+[[job]]
+name = "secret"
+every = "1h"
+command = ["true", "--password=hunter2", "redis://u:hunter2@host"]
+"""
+
+
+@pytest.fixture
+def fleet(store: str, tmp_path: Path) -> Iterator[CronFleet]:
+    made = CronFleet(store, tmp_path, JOBS)
+    made.start()
+    eventually(lambda: made.events("ready"), within=15)
+    eventually(lambda: len(_jobs(made)) == 2, within=5)
+    yield made
+    made.stop()
+
+
+def _jobs(fleet: CronFleet) -> dict[str, object]:
+    shown = json.loads(incumbent("-s", fleet.store, "--json", "jobs").stdout)
+    return {job["name"]: job for job in shown["jobs"]}
+
+
+def ask(fleet: CronFleet, *words: str) -> subprocess.CompletedProcess[str]:
+    return incumbent("-s", fleet.store, *words)
+
+
+def test_a_triggered_job_runs_once_and_its_history_says_so(fleet: CronFleet) -> None:
+    done = ask(fleet, "trigger", "hourly", "--reason", "wanted")
+    assert (done.returncode, "on i1 as manual/" in done.stderr) == (0, True)
+    eventually(lambda: fleet.events("ok"), within=5)
+    (run,) = json.loads(ask(fleet, "history", "hourly", "--json", "--since", "1h").stdout)
+    assert (run["state"], run["instance"], run["output"]) == ("ok", "i1", "done")
+    assert json.loads(ask(fleet, "history", "hourly", "--json", "--since", "0s").stdout) == []
+    table = ask(fleet, "jobs").stdout
+    assert "hourly" in table
+    assert "1 up: i1" in table
+    assert "hunter2" not in table + json.dumps(_jobs(fleet))
+
+
+def test_a_paused_fleet_runs_nothing_until_it_is_unpaused(fleet: CronFleet) -> None:
+    assert ask(fleet, "pause", "secret").returncode == 0
+    assert "1 of 2 jobs paused" in ask(fleet, "pause", "--all", "--reason", "freeze").stderr
+    refused = ask(fleet, "trigger", "hourly")
+    assert (refused.returncode, "paused" in refused.stderr) == (75, True)
+    assert "paused by" in ask(fleet, "why", "hourly").stdout
+    assert "1 of 2 jobs unpaused" in ask(fleet, "unpause", "--all").stderr
+    assert ask(fleet, "trigger", "hourly").returncode == 0
+    # What was paused by its name stays so.
+    assert ask(fleet, "trigger", "secret").returncode == 75
+
+
+def test_why_tells_of_a_slot_that_the_schedule_does_not_have(fleet: CronFleet) -> None:
+    said = ask(fleet, "why", "hourly", "--at", "2020-01-01T00:30:00Z").stdout
+    assert "known only since" in said
+    said = ask(fleet, "why", "hourly", "--at", "2099-01-01T00:30:00Z").stdout
+    assert "has no slot at" in said
+    said = ask(fleet, "why", "hourly", "--at", "2099-01-01T00:00:00Z").stdout
+    assert "not due before" in said
+    assert ask(fleet, "why", "hourly", "--at", "teatime").returncode == 64
+
+
+def test_why_tells_how_a_run_failed(fleet: CronFleet) -> None:
+    (fleet.folder / "fail").touch()
+    assert ask(fleet, "trigger", "hourly").returncode == 0
+    eventually(lambda: fleet.events("failed"), within=5)
+    assert "failed (1) on i1: exit 1" in ask(fleet, "why", "hourly").stdout
+
+
+def test_a_trigger_that_nobody_takes_says_so(fleet: CronFleet) -> None:
+    fleet.stop()
+    done = ask(fleet, "trigger", "hourly", "--timeout", "0.3s")
+    assert (done.returncode, "no instance took it" in done.stderr) == (75, True)
+    unknown = ask(fleet, "trigger", "houry")
+    assert (unknown.returncode, "see `jobs`" in unknown.stderr) == (64, True)
+
+
+def test_a_file_with_a_broken_line_starts_nothing(store: str, tmp_path: Path) -> None:
+    (tmp_path / "crontab").write_text("*/5 * * * * true\n61 * * * * true\n")
+    done = incumbent("-s", store, "cron", tmp_path / "crontab")
+    assert (done.returncode, "crontab:2:1" in done.stderr) == (64, True)
+
+
+def test_a_store_that_refuses_for_good_gets_69(tmp_path: Path) -> None:
+    (tmp_path / "crontab").write_text("*/5 * * * * true\n")
+    (tmp_path / "no.db").write_text("this is no database, and long enough to be looked at" * 40)
+    done = incumbent("-s", f"sqlite:///{tmp_path}/no.db", "cron", tmp_path / "crontab")
+    assert done.returncode == 69, done.stderr
+
+
+def test_a_module_of_jobs_runs_them(store: str, tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(
+        "import incumbent\njobs = incumbent.Jobs()\n@jobs.every('1s')\ndef tick(): pass\n"
+    )
+    fleet = CronFleet(store, tmp_path, "")
+    process = fleet.start(file="app:jobs")
+    eventually(lambda: fleet.events("ok"), within=15)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(10) == 0
+    assert incumbent("-s", store, "cron", "app:nothing").returncode == 64
+
+
+def test_a_slot_of_run_is_claimed_once_and_is_on_record(store: str) -> None:
+    first = incumbent("-s", store, "run", "job", "--slot", "2026-01-01", "--", "sh", "-c", "exit 3")
+    again = incumbent("-s", store, "run", "job", "--slot", "2026-01-01", "--", "true")
+    other = incumbent("-s", store, "run", "job", "--once-per", "1h", "--", "true")
+    assert (first.returncode, again.returncode, other.returncode) == (3, 75, 0)
+    runs = json.loads(incumbent("-s", store, "history", "job", "--json").stdout)
+    assert [(run["state"], run["exit_code"]) for run in runs] == [("failed", 3), ("ok", 0)]
+
+
+def test_a_slot_whose_command_cannot_start_is_anybodys_again(store: str) -> None:
+    line = ("-s", store, "run", "job", "--slot", "s1", "--")
+    assert incumbent(*line, "no-such-command").returncode == 127
+    assert incumbent(*line, "true").returncode == 0

@@ -1,0 +1,153 @@
+"""Instances of `incumbent cron` as real processes, and what their jobs left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from incumbent.cron.ledger import Run, read_job, runs_of
+from incumbent.sync import Client
+from tests.cli.tool import command_line, environment
+
+TIMES = ("--ttl", "1.5", "--grace", "0.3")
+
+
+@dataclass
+class CronFleet:
+    """A folder, a store and a job file; instances write their events to files of their own."""
+
+    store: str
+    folder: Path
+    jobs: str
+    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.file = self.folder / "jobs.toml"
+        self.file.write_text(self.jobs)
+
+    def start(self, *options: str, file: str = "") -> subprocess.Popen[bytes]:
+        number = len(self.processes) + 1
+        holder = ("--holder", f"i{number}")
+        line = ("-s", self.store, "cron", file or str(self.file), *TIMES, *holder, *options)
+        errors_to = self.folder / f"errors{number}"
+        with (self.folder / f"events{number}").open("wb") as out, errors_to.open("wb") as errors:
+            process = subprocess.Popen(
+                command_line(*line),
+                env=environment({"FOLDER": str(self.folder)}),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=errors,
+                cwd=self.folder,
+                start_new_session=True,
+            )
+        self.processes.append(process)
+        return process
+
+    def events(self, *kinds: str) -> list[dict[str, Any]]:
+        found = []
+        for path in sorted(self.folder.glob("events*")):
+            for line in path.read_text().splitlines():
+                with suppress(ValueError):
+                    event = json.loads(line)
+                    if not kinds or event["event"] in kinds:
+                        found.append(event)
+        return found
+
+    @property
+    def errors(self) -> str:
+        return "".join(path.read_text() for path in sorted(self.folder.glob("errors*")))
+
+    def ran(self) -> Counter[str]:
+        """How often each slot was run, as the jobs themselves noted it."""
+        path = self.folder / "ran"
+        return Counter(path.read_text().split()) if path.exists() else Counter()
+
+    def runs(self, job: str) -> dict[str, Run]:
+        with Client(self.store) as client:
+            fields = client.read(job, 5).fields
+        return {slot: run for slot, (run, _) in runs_of(fields).items()}
+
+    def since(self, job: str) -> float:
+        with Client(self.store) as client:
+            return float(read_job(client.read(job, 5).fields)["since"])
+
+    # -- faults --------------------------------------------------------------------------------
+
+    def kill(self, process: subprocess.Popen[bytes]) -> None:
+        """With all that it started, as the end of a container does."""
+        for pid in (*descendants(process.pid), process.pid):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        process.wait()
+
+    @staticmethod
+    def freeze(process: subprocess.Popen[bytes]) -> list[int]:
+        pids = [process.pid, *descendants(process.pid)]
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
+        return pids
+
+    @staticmethod
+    def thaw(pids: Sequence[int]) -> None:
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+    def stop(self) -> list[int]:
+        """TERM to all, and their exit codes."""
+        for process in self.processes:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+        until = time.monotonic() + 20
+        for process in self.processes:
+            try:
+                process.wait(max(0.1, until - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                self.kill(process)
+        return [process.returncode for process in self.processes]
+
+
+def children(pid: int) -> list[int]:
+    found: list[int] = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with suppress(OSError):
+                stat = (entry / "stat").read_text()
+                if int(stat.rpartition(")")[2].split()[1]) == pid:
+                    found.append(int(entry.name))
+    return found
+
+
+def descendants(pid: int) -> list[int]:
+    return [each for child in children(pid) for each in (child, *descendants(child))]
+
+
+def identity(pid: int) -> str:
+    """What tells it from a later process of the same number; empty for a zombie, or nobody."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if fields[0] == "Z" else f"{pid}@{fields[19]}"
+
+
+def note(then: str = "") -> str:
+    """A command for a job file: notes its slot in one write, then does something else."""
+    script = (
+        "import os,time;"
+        "f=os.open(os.environ['FOLDER']+'/ran',os.O_WRONLY|os.O_CREAT|os.O_APPEND);"
+        "os.write(f,(os.environ['INCUMBENT_LEASE_NAME']+'@'+os.environ['INCUMBENT_LEASE_SLOT']"
+        "+chr(10)).encode());" + then
+    )
+    return json.dumps([sys.executable, "-S", "-c", script])

@@ -1,0 +1,559 @@
+"""A fleet of cron instances in simulated time: clocks apart, crashes, outages, a year in minutes.
+
+It runs the code of the real instances (`Executor`, `Dispatcher`, `judge`, `Book`) against the
+executable specification of a store. What is made up: processes, their runs, time and chance.
+
+    python -m tests.cron.simulation --instances 50 --jobs 1000 --days 365 --seed 1
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from heapq import heappop, heappush
+from math import inf
+
+from incumbent._core.acquire import acquire
+from incumbent._core.held import Held, Wanted
+from incumbent._core.onestep import run as drive
+from incumbent._core.port import Debt
+from incumbent._core.release import release, settle
+from incumbent.cron.book import Pen
+from incumbent.cron.events import Quiet
+from incumbent.cron.execute import Executor
+from incumbent.cron.judge import CLOCK_SPREAD, GRACE, Slot
+from incumbent.cron.ledger import RUN, SLOT_KEEP, Run, State, decode
+from incumbent.cron.schedule import Every, slot_id
+from incumbent.cron.spec import CatchUp, JobSpec
+from incumbent.errors import NotAcquired, OutcomeUnknown, StoreUnavailable
+from incumbent.lease import State as LeaseState
+from incumbent.model import (
+    Ask,
+    GiveOutcome,
+    Guard,
+    Key,
+    PutOutcome,
+    Record,
+    Refused,
+    Renewal,
+    Renewed,
+    RenewOutcome,
+    Stored,
+    TakeOutcome,
+)
+from incumbent.model import Slot as StoreSlot
+from incumbent.policy import make_policy
+from incumbent.stores.table import MemoryTable
+
+EPOCH = 1_767_225_600.0
+NAMESPACE = "sim"
+POLICY = make_policy(15)
+SETTLE = 3 * GRACE
+"""Seconds of peace at the end, after which everything has to be on record."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much, and how bad. Rates are mean times between, in seconds."""
+
+    instances: int = 5
+    jobs: int = 10
+    days: float = 3.0
+    seed: int = 1
+    crash_every: float = 6 * 3600.0
+    outage_every: float = 12 * 3600.0
+    dark_every: float = 2 * 86_400.0
+    """The whole fleet is down."""
+    intervals: tuple[float, ...] = (60.0, 900.0, 3600.0, 21_600.0, 86_400.0)
+    jump_every: float = 4 * 3600.0
+    """A clock is set, forward or back, within what clocks may be apart."""
+    lost_answers: float = 0.002
+    stop_at_fault: bool = False
+
+
+@dataclass
+class World:
+    """Time, events, and the store with all that was ever put on record there."""
+
+    plan: Plan
+    t: float = EPOCH
+    chance: random.Random = field(init=False)
+    table: MemoryTable = field(default_factory=MemoryTable)
+    heap: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
+    events: int = 0
+    outage_until: float = -inf
+    recorded: dict[tuple[str, str], State] = field(default_factory=dict)
+    covered: list[tuple[str, float, float]] = field(default_factory=list)
+    executed: Counter[tuple[str, str]] = field(default_factory=Counter)
+    executing: dict[str, tuple[str, float]] = field(default_factory=dict)
+    faults: list[str] = field(default_factory=list)
+    claims: int = 0
+    requests: int = 0
+    held: dict[int, Held] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.chance = random.Random(self.plan.seed)
+
+    def at(self, when: float, act: Callable[[], None]) -> None:
+        self.events += 1
+        heappush(self.heap, (max(when, self.t), self.events, act))
+
+    def run_until(self, end: float) -> None:
+        hasty = self.plan.stop_at_fault
+        while self.heap and self.heap[0][0] <= end and not (hasty and self.faults):
+            self.t, _, act = heappop(self.heap)
+            act()
+        self.t = end
+
+    # -- the judge, who sees everything ---------------------------------------------------------
+
+    def was_put(self, key: Key, name: str, value: bytes | None) -> None:
+        if not name.startswith(RUN) or value is None:
+            return
+        run = decode(name.removeprefix(RUN), value)
+        assert run is not None
+        before = self.recorded.get((key.name, run.slot))
+        # The same end again is a request that was repeated, for its answer was lost.
+        if before is not None and before.ended and before is not run.state:
+            self.faults.append(f"{key.name} {run.slot}: {before} became {run.state}")
+        self.recorded[key.name, run.slot] = run.state
+        if run.count > 1:
+            self.covered.append((key.name, run.since, run.due))
+
+    def begins(self, job: str, slot: str, until: float) -> None:
+        self.executed[job, slot] += 1
+        if self.executed[job, slot] > 1:
+            self.faults.append(f"{job} {slot} ran twice")
+        other = self.executing.get(job)
+        if other is not None and other[1] > self.t:
+            self.faults.append(f"{job} {slot} ran beside {other[0]}")
+        self.executing[job] = (slot, until)
+
+
+class SimPort:
+    """One process's line to the store: it may be cut, and answers may get lost."""
+
+    def __init__(self, world: World, cut: Callable[[], bool]) -> None:
+        self._world = world
+        self._cut = cut
+        self.debts: list[Debt] = []
+
+    def now(self) -> float:
+        return self._world.t
+
+    def draw_claim(self) -> str:
+        return f"{self._world.chance.getrandbits(128):032x}"
+
+    def jitter(self) -> float:
+        return self._world.chance.random()
+
+    def hand_over(self, debt: Debt) -> None:
+        self.debts.append(debt)
+
+    def tell_outage(self, key: Key, error: object) -> None:
+        pass
+
+    async def sleep_until(self, instant: float) -> None:
+        pass
+
+    def _ask(self) -> bool:
+        """True if the request is applied and its answer lost."""
+        world = self._world
+        world.requests += 1
+        if self._cut() or world.t < world.outage_until:
+            raise StoreUnavailable("cut off")
+        if world.chance.random() >= world.plan.lost_answers:
+            return False
+        if world.chance.random() < 0.5:
+            raise OutcomeUnknown("the request was lost")
+        return True
+
+    async def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
+        lost, world = self._ask(), self._world
+        world.claims += 1
+        outcome = world.table.take(key, claim, ask, world.t, world.t)
+        if lost:
+            raise OutcomeUnknown("the answer was lost")
+        return outcome
+
+    async def renew(self, renewals: Sequence[Renewal], until: float) -> list[RenewOutcome]:
+        self._ask()
+        return [self._world.table.renew(it, self._world.t) for it in renewals]
+
+    async def give(
+        self,
+        key: Key,
+        claim: str,
+        token: int | None,
+        until: float,
+        *,
+        closed_for: float = 0.0,
+        reserve_for: str | None = None,
+        slot: str | None = None,
+    ) -> GiveOutcome:
+        lost, t = self._ask(), self._world.t
+        outcome = self._world.table.give(key, claim, token, t, t, closed_for, slot, reserve_for)
+        if lost:
+            raise OutcomeUnknown("the answer was lost")
+        return outcome
+
+    async def put(
+        self, key: Key, field: str, value: bytes | None, guard: Guard, until: float
+    ) -> PutOutcome:
+        lost = self._ask()
+        outcome = self._world.table.put(key, field, value, guard, self._world.t)
+        if isinstance(outcome, Stored):
+            self._world.was_put(key, field, value)
+        if lost:
+            raise OutcomeUnknown("the answer was lost")
+        return outcome
+
+    async def read(self, key: Key, until: float) -> Record:
+        self._ask()
+        return self._world.table.read(key, self._world.t)
+
+    async def wait_change(self, key: Key, seen: str, until: float) -> None:
+        raise AssertionError("nobody waits here")
+
+
+@dataclass
+class SimRun:
+    """A run in the making: renewed every few seconds for as long as its process lives."""
+
+    instance: SimInstance
+    spec: JobSpec
+    held: Held
+    run: Run
+    ends: float
+
+    @property
+    def pen(self) -> Pen:
+        return Pen(self.held.claim, self.held.machine.token)
+
+    def turn(self) -> None:
+        world, life = self.instance.world, self.instance.life
+        if life != self.born or self.over:
+            self._forget()
+            return
+        machine = self.held.machine
+        if world.t >= self.ends:
+            self._end()
+        elif not machine.valid(world.t) or world.t >= machine.stop_at:
+            # It is stopped inside its lease, and cannot say so.
+            self._forget()
+        else:
+            self._renew()
+            world.at(min(self.ends, world.t + POLICY.ttl / 5), self.turn)
+
+    def __post_init__(self) -> None:
+        self.born = self.instance.life
+        self.over = False
+        self.instance.world.held[id(self)] = self.held
+
+    def _forget(self) -> None:
+        """As a process that is gone: it neither believes nor gives back."""
+        self.over = True
+        self.held.machine.forked()
+        self.instance.world.held.pop(id(self), None)
+
+    def _renew(self) -> None:
+        machine, port = self.held.machine, self.instance.port
+        machine.renew_sent(self.instance.world.t)
+        try:
+            (outcome,) = drive(port.renew([self.held.renewal()], inf))
+        except (StoreUnavailable, OutcomeUnknown):
+            machine.unrenewed()
+            return
+        if isinstance(outcome, Renewed):
+            machine.renewed(self.instance.world.t)
+        else:
+            machine.gone("taken")
+
+    def _end(self) -> None:
+        world, instance = self.instance.world, self.instance
+        book = instance.executor.book(self.spec.name)
+        state = State.FAILED if int(self.ends * 1000) % 10 == 0 else State.OK
+        try:
+            drive(book.move(self.run, state, self.pen, ended=instance.wall()))
+        except OutcomeUnknown:
+            self._again()
+            return
+        except StoreUnavailable:
+            self._again()
+            return
+        self.over = True
+        if self.held.machine.state is LeaseState.HELD:
+            drive(release(instance.port, self.held))
+        self._forget()
+        if world.chance.random() < 0.3:
+            instance.try_(lambda: drive(book.prune(self.spec.keep_runs, inf, instance.wall())))
+
+    def _again(self) -> None:
+        world = self.instance.world
+        if self.held.machine.valid(world.t):
+            world.at(world.t + 1.0, self.turn)
+        else:
+            self._forget()
+
+
+class SimInstance:
+    """One instance: up or down, with a clock of its own. Also its Launcher."""
+
+    def __init__(self, world: World, index: int, specs: Sequence[JobSpec]) -> None:
+        self.world = world
+        self.index = index
+        self.specs = specs
+        self.offset = world.chance.uniform(-CLOCK_SPREAD / 2, CLOCK_SPREAD / 2)
+        self.life = self.turns = 0
+        self.up = False
+        self.cut_until = -inf
+        self.port = SimPort(world, lambda: world.t < self.cut_until)
+        self.executor = self._executor()
+
+    def wall(self) -> float:
+        return self.world.t + self.offset
+
+    def _executor(self) -> Executor:
+        return Executor(self.specs, NAMESPACE, self.port, self, Quiet(), self.wall)
+
+    def start(self) -> None:
+        self.life += 1
+        self.up = True
+        self.port = SimPort(self.world, lambda: self.world.t < self.cut_until)
+        self.executor = self._executor()
+        self._begin(self.life)
+
+    def _begin(self, life: int) -> None:
+        if life != self.life or not self.up:
+            return
+        world = self.world
+        if world.t < max(world.outage_until, self.cut_until):
+            world.at(world.t + 2.0, lambda: self._begin(life))
+            return
+        records = world.table.scan(NAMESPACE, "", world.t)
+        self.executor.begin(records)
+        known = {it.key.name: it.fields for it in records}
+        for spec in self.specs:
+            self.try_(partial(self.executor.register, spec, known.get(spec.name, {})))
+        self._turn(life)
+
+    def stop(self) -> None:
+        self.life += 1
+        self.up = False
+
+    def set_clock(self) -> None:
+        self.offset = self.world.chance.uniform(-CLOCK_SPREAD / 2, CLOCK_SPREAD / 2)
+        if self.up and self.executor.dispatcher is not None:
+            # An instance looks at its clock every few seconds.
+            self._turn(self.life)
+
+    def _turn(self, life: int, turn: int = -1) -> None:
+        if life != self.life or not self.up or turn not in (-1, self.turns):
+            return
+        self.turns += 1
+        self.executor.step()
+        debts, self.port.debts = self.port.debts, []
+        for debt in debts:
+            if self.world.t < debt.until and not self.try_(partial(self._settle, debt)):
+                self.port.debts.append(debt)
+        wait = min(self.executor.next_in(), 1.0 if self.port.debts else inf)
+        turn = self.turns
+        self.world.at(self.world.t + max(wait, 0.001), lambda: self._turn(life, turn))
+
+    def _settle(self, debt: Debt) -> None:
+        drive(settle(self.port, debt, 1.0))
+
+    def start_if_down(self) -> None:
+        if not self.up:
+            self.start()
+
+    def try_(self, act: Callable[[], object]) -> bool:
+        try:
+            act()
+        except (StoreUnavailable, OutcomeUnknown):
+            return False
+        return True
+
+    # -- Launcher ------------------------------------------------------------------------------
+
+    def claim(self, spec: JobSpec, slot: Slot) -> Held | Refused:
+        name = slot.name
+        store_slot = StoreSlot(name, SLOT_KEEP)
+        ask = Ask(POLICY.ttl, f"i{self.index}", meta=name.encode(), slot=store_slot)
+        said: list[object] = []
+        wanted = Wanted(Key(NAMESPACE, spec.name), ask, POLICY)
+        try:
+            return drive(acquire(self.port, wanted, 0, said.append))
+        except NotAcquired:
+            return next(it for it in reversed(said) if isinstance(it, Refused))
+
+    def launch(self, spec: JobSpec, slot: Slot, grant: Held) -> None:
+        world = self.world
+        token, wall = grant.machine.token, self.wall()
+        run = Run(
+            slot.name, State.RUNNING, slot.due, f"i{self.index}", token, wall, attempt=slot.attempt
+        )
+        try:
+            begun = drive(self.executor.book(spec.name).begin(run))
+        except (StoreUnavailable, OutcomeUnknown):
+            drive(release(self.port, grant, undo_slot=True))
+            assert self.executor.dispatcher is not None
+            self.executor.dispatcher.ask(spec.name, slot, world.t + 0.5)
+            return
+        if not begun or not grant.machine.valid(world.t):
+            drive(release(self.port, grant))
+            return
+        # Most are quick, some last for many renewals.
+        took = world.chance.choice((0.1, 1.0, 5.0, 20.0, 90.0))
+        ends = world.t + took
+        sim = SimRun(self, spec, grant, run, ends)
+        world.begins(spec.name, slot.name, world.t)
+        world.at(world.t + min(took, POLICY.ttl / 5), sim.turn)
+
+    def failed(self, spec: JobSpec, run: Run) -> None:
+        pass
+
+
+# -- a campaign ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a simulation showed."""
+
+    faults: tuple[str, ...]
+    slots: int
+    states: Counter[str]
+    claims: int
+    requests: int
+    seconds: float
+
+
+def make_specs(plan: Plan) -> list[JobSpec]:
+    rules = (CatchUp("no"), CatchUp("last"), CatchUp("all", 5, 6 * 3600.0))
+    return [
+        JobSpec(
+            name=f"job{number}",
+            schedule=Every(plan.intervals[number % len(plan.intervals)]),
+            command=("true",),
+            catch_up=rules[number % len(rules)],
+            overlap="queue" if number % 4 == 3 else "skip",
+            retries=number % 2,
+            keep_runs=(20, 100)[number % 2],
+        )
+        for number in range(plan.jobs)
+    ]
+
+
+def simulate(plan: Plan) -> Outcome:
+    """Run it, and judge what happened."""
+    began = time.monotonic()
+    world = World(plan)
+    specs = make_specs(plan)
+    fleet = [SimInstance(world, index, specs) for index in range(plan.instances)]
+    end = EPOCH + plan.days * 86_400.0
+    for instance in fleet:
+        world.at(EPOCH + world.chance.uniform(0, 30), instance.start)
+        _plan_crashes(world, instance, end)
+        _plan_jumps(world, instance, end)
+    _plan_outages(world, fleet, end)
+    world.run_until(end)
+    world.outage_until = -inf
+    for instance in fleet:
+        instance.cut_until = -inf
+        if not instance.up:
+            instance.start()
+    world.run_until(end + SETTLE)
+    slots = _check_all_on_record(world, specs, end)
+    for held in world.held.values():
+        held.machine.forked()
+    states = Counter(str(state) for state in world.recorded.values())
+    return Outcome(
+        tuple(world.faults), slots, states, world.claims, world.requests, time.monotonic() - began
+    )
+
+
+def _plan_crashes(world: World, instance: SimInstance, end: float) -> None:
+    when = world.t + world.chance.expovariate(1 / world.plan.crash_every)
+    while when < end:
+        down = world.chance.choice((1.0, 30.0, 600.0, 7200.0))
+        world.at(when, instance.stop)
+        world.at(when + down, instance.start_if_down)
+        when += down + 1 + world.chance.expovariate(1 / world.plan.crash_every)
+
+
+def _plan_jumps(world: World, instance: SimInstance, end: float) -> None:
+    when = world.t + world.chance.expovariate(1 / world.plan.jump_every)
+    while when < end:
+        world.at(when, instance.set_clock)
+        when += world.chance.expovariate(1 / world.plan.jump_every)
+
+
+def _plan_outages(world: World, fleet: Sequence[SimInstance], end: float) -> None:
+    chance, plan = world.chance, world.plan
+    when = world.t + chance.expovariate(1 / plan.outage_every)
+    while when < end:
+        lasts = chance.choice((2.0, 20.0, 200.0, 1500.0))
+        if chance.random() < 0.5:
+            world.at(when, partial(setattr, world, "outage_until", when + lasts))
+        else:
+            one = chance.choice(fleet)
+            world.at(when, partial(setattr, one, "cut_until", when + lasts))
+        when += chance.expovariate(1 / plan.outage_every)
+    when = world.t + chance.expovariate(1 / plan.dark_every)
+    while when < end:
+        lasts = chance.choice((60.0, 1200.0, 10_000.0))
+        for it in fleet:
+            world.at(when, it.stop)
+            later = when + lasts + chance.uniform(0, 60)
+            world.at(later, it.start_if_down)
+        when += lasts + chance.expovariate(1 / plan.dark_every)
+
+
+def _check_all_on_record(world: World, specs: Sequence[JobSpec], end: float) -> int:
+    """Every slot was recorded once, as whatever; none is left as running."""
+    slots = 0
+    for spec in specs:
+        ranges = [(first, last) for job, first, last in world.covered if job == spec.name]
+        # Before the first instance registered it a job had no slots.
+        due = spec.schedule.next_after(EPOCH + CLOCK_SPREAD)
+        while due is not None and due < end - CLOCK_SPREAD:
+            slots += 1
+            state = world.recorded.get((spec.name, slot_id(due)))
+            if state is None and not any(first <= due <= last for first, last in ranges):
+                world.faults.append(f"{spec.name} {slot_id(due)}: nothing on record")
+            elif state is not None and not state.ended:
+                world.faults.append(f"{spec.name} {slot_id(due)}: {state} for ever")
+            due = spec.schedule.next_after(due)
+    return slots
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    for name, default in (("instances", 50), ("jobs", 1000), ("days", 365), ("seed", 1)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--rounds", type=int, default=1)
+    given = parser.parse_args()
+    bad = 0
+    for seed in range(given.seed, given.seed + given.rounds):
+        # Long intervals: what is rare is what a year is about.
+        hours = tuple(it * 3600.0 for it in (6, 24, 24, 168, 168, 720, 2160, 8760))
+        plan = Plan(given.instances, given.jobs, given.days, seed, intervals=hours)
+        week = 7 * 86_400.0
+        outcome = simulate(replace(plan, crash_every=week, outage_every=week / 2, jump_every=week))
+        bad += bool(outcome.faults)
+        told = f"{outcome.slots} slots, {outcome.claims} claims, {dict(outcome.states)}"
+        faults = "".join(f"  {fault}\n" for fault in outcome.faults[:20])
+        sys.stdout.write(f"seed {seed}: {told}, {outcome.seconds:.0f} s\n{faults}")
+        sys.stdout.write(f"{len(outcome.faults)} faults\n")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

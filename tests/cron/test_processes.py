@@ -1,0 +1,213 @@
+"""Real instances: jobs each second, killed and frozen; each slot runs once and is on record."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from incumbent.cron.ledger import State
+from incumbent.cron.schedule import slot_id
+from tests.cli.tool import incumbent
+from tests.cron.fleet import CronFleet, children, descendants, identity, note
+from tests.faults.postgresql_world import new_database
+from tests.support.etcd import EtcdServer
+from tests.support.postgresql import PostgresServer
+from tests.support.servers import RedisServer
+from tests.support.waiting import eventually
+
+pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.timeout(200)]
+
+SECONDS = float(os.environ.get("CRON_SECONDS", "8"))
+"""How long the long test takes; `CRON_SECONDS=60` is the campaign."""
+
+STORES = ("sqlite", "redis", "etcd", "postgresql")
+
+
+@pytest.fixture(params=STORES)
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path}/leases.db"
+        return
+    with {"redis": RedisServer, "etcd": EtcdServer, "postgresql": PostgresServer}[
+        request.param
+    ]() as server:
+        if isinstance(server, PostgresServer):
+            yield server.url_of(new_database(server))
+        else:
+            yield server.url
+
+
+@pytest.fixture
+def fleet(store: str, tmp_path: Path) -> Iterator[CronFleet]:
+    made = CronFleet(store, tmp_path, f'[[job]]\nname = "tick"\nevery = "1s"\ncommand = {note()}\n')
+    yield made
+    made.stop()
+
+
+def test_each_slot_runs_once_through_kills_and_freezes(fleet: CronFleet) -> None:
+    seed = random.SystemRandom().randrange(10**6)
+    chance = random.Random(seed)
+    slow = f'[[job]]\nname = "slow"\nevery = "2s"\ncommand = {note("time.sleep(1.2)")}\n'
+    fleet.file.write_text(f"{fleet.jobs}keep_runs = 1000\n{slow}retries = 1\nkeep_runs = 1000\n")
+    for _ in range(5):
+        fleet.start()
+    eventually(lambda: len(fleet.events("ready")) == 5, within=15)
+    end, frozen = time.monotonic() + SECONDS, list[int]()
+    while time.monotonic() < end:
+        time.sleep(chance.uniform(0.8, 1.6))
+        fleet.thaw(frozen)
+        frozen = []
+        living = [it for it in fleet.processes if it.poll() is None]
+        victim = chance.choice(living)
+        if chance.random() < 0.5:
+            fleet.kill(victim)
+            fleet.start()
+        else:
+            frozen = fleet.freeze(victim)
+    fleet.thaw(frozen)
+    fleet.start()
+    # A ttl, a look, and a retry.
+    time.sleep(5.0)
+    fleet.stop()
+    try:
+        _check(fleet)
+    except AssertionError as error:
+        error.add_note(f"seed {seed}")
+        raise
+
+
+def _check(fleet: CronFleet) -> None:
+    ran = fleet.ran()
+    assert len(ran) > SECONDS / 2, fleet.errors
+    assert [slot for slot, times in ran.items() if times > 1] == []
+    for job, every in (("tick", 1.0), ("slow", 2.0)):
+        runs = fleet.runs(job)
+        last = max(run.due for run in runs.values())
+        due = (fleet.since(job) // every + 1) * every
+        while due < last - 5.0:
+            run = runs.get(slot_id(due))
+            assert run is not None, f"{job} {slot_id(due)}: nothing on record"
+            assert run.state.ended, f"{job} {slot_id(due)}: {run.state}"
+            due += every
+        said = {f"{job}@{slot}" for slot, run in runs.items() if run.state is State.OK}
+        assert said <= set(ran)
+
+
+def test_a_run_whose_instance_is_killed_is_lost_and_retried(fleet: CronFleet) -> None:
+    fleet.file.write_text(
+        f'[[job]]\nname = "long"\nevery = "1h"\ncommand = {note("time.sleep(2)")}\nretries = 1\n'
+    )
+    first, second = fleet.start(), fleet.start()
+    eventually(lambda: len(fleet.events("ready")) == 2, within=15)
+    assert incumbent("-s", fleet.store, "trigger", "long").returncode == 0
+    began = fleet.events("started")[0]
+    slot = began["slot"]
+    fleet.kill(first if began["instance"] == "i1" else second)
+    eventually(lambda: fleet.runs("long")[slot].state is State.LOST)
+    eventually(lambda: fleet.runs("long").get(f"{slot}#2") is not None)
+    eventually(lambda: fleet.runs("long")[f"{slot}#2"].state is State.OK)
+
+
+def test_a_term_lets_runs_end_and_starts_no_other(fleet: CronFleet) -> None:
+    fleet.file.write_text(
+        f'[[job]]\nname = "long"\nevery = "1h"\ncommand = {note("time.sleep(1.5)")}\n'
+    )
+    process = fleet.start()
+    eventually(lambda: fleet.events("ready"), within=15)
+    assert incumbent("-s", fleet.store, "trigger", "long").returncode == 0
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(10) == 0
+    (run,) = fleet.runs("long").values()
+    assert run.state is State.OK
+
+
+def test_a_drain_that_takes_too_long_stops_the_runs(fleet: CronFleet) -> None:
+    fleet.file.write_text(
+        f'[[job]]\nname = "long"\nevery = "1h"\ncommand = {note("time.sleep(30)")}\n'
+    )
+    process = fleet.start("--drain", "0.3")
+    eventually(lambda: fleet.events("ready"), within=15)
+    assert incumbent("-s", fleet.store, "trigger", "long").returncode == 0
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(10) == 0
+    (run,) = fleet.runs("long").values()
+    assert (run.state, "SIGTERM" in run.why) == (State.LOST, True)
+
+
+def test_a_hup_reads_the_jobs_anew_and_keeps_them_if_they_are_broken(fleet: CronFleet) -> None:
+    process = fleet.start()
+    eventually(fleet.ran, within=15)
+    fleet.file.write_text(fleet.jobs + f'[[job]]\nname = "new"\nevery = "1s"\ncommand = {note()}\n')
+    process.send_signal(signal.SIGHUP)
+    eventually(lambda: any(it.startswith("new@") for it in fleet.ran()), within=10)
+    fleet.file.write_text('[[job]]\nname = "x"\n')
+    process.send_signal(signal.SIGHUP)
+    eventually(lambda: fleet.events("reload_failed"), within=10)
+    before = len(fleet.ran())
+    eventually(lambda: len(fleet.ran()) > before + 2, within=10)
+
+
+def test_what_a_command_writes_and_how_it_ended_is_kept(fleet: CronFleet) -> None:
+    fleet.file.write_text(
+        '[[job]]\nname = "bad"\nevery = "1h"\ncommand = "echo one; echo two >&2; exit 3"\n'
+        "keep_output = 5\nretries = 1\nretry_backoff = 0.1\n"
+        'on_failure = "echo $INCUMBENT_RUN_STATE $INCUMBENT_RUN_CODE > on_failure"\n'
+        '[[job]]\nname = "late"\nevery = "1h"\ncommand = "sleep 30"\nat_most_for = 0.5\n'
+        '[[job]]\nname = "reads"\nevery = "1h"\ncommand = ["cat"]\nsuccess_codes = [0, 1]\n'
+    )
+    fleet.start()
+    eventually(lambda: fleet.events("ready"), within=15)
+    for job in ("bad", "late", "reads"):
+        assert incumbent("-s", fleet.store, "trigger", job).returncode == 0
+
+    def states() -> list[State]:
+        return [run.state for job in ("bad", "late", "reads") for run in fleet.runs(job).values()]
+
+    eventually(lambda: states() == [State.FAILED, State.TIMED_OUT, State.OK], within=15)
+    (bad,) = fleet.runs("bad").values()
+    assert (bad.code, bad.attempt, bad.output) == (3, 2, "two")
+    eventually((fleet.folder / "on_failure").exists, within=5)
+    assert (fleet.folder / "on_failure").read_text() == "failed 3\n"
+
+
+def test_a_schedule_that_changes_lets_the_run_that_is_on_end(fleet: CronFleet) -> None:
+    job = f'[[job]]\nname = "long"\ncommand = {note("time.sleep(1.5)")}\nevery = '
+    fleet.file.write_text(f'{job}"1h"\n')
+    process = fleet.start()
+    eventually(lambda: fleet.events("ready"), within=15)
+    assert incumbent("-s", fleet.store, "trigger", "long").returncode == 0
+    fleet.file.write_text(f'{job}"2h"\n')
+    process.send_signal(signal.SIGHUP)
+    eventually(lambda: fleet.events("reloaded"), within=5)
+    (reloaded,) = fleet.events("reloaded")
+    assert reloaded["rescheduled"] == ["long"]
+    eventually(lambda: [it.state for it in fleet.runs("long").values()] == [State.OK], within=10)
+
+
+def test_a_runner_that_is_killed_leaves_nothing_behind_and_its_run_is_lost(
+    fleet: CronFleet,
+) -> None:
+    fleet.file.write_text(
+        f'[[job]]\nname = "long"\nevery = "1h"\ncommand = {note("time.sleep(30)")}\n'
+        'on_failure = "echo $INCUMBENT_RUN_STATE > on_failure"\n'
+    )
+    process = fleet.start()
+    eventually(lambda: fleet.events("ready"), within=15)
+    assert incumbent("-s", fleet.store, "trigger", "long").returncode == 0
+    eventually(fleet.ran, within=10)
+    (zygote,) = children(process.pid)
+    (runner,) = children(zygote)
+    below = {pid: identity(pid) for pid in descendants(runner)}
+    assert len(below) >= 2
+    os.kill(runner, signal.SIGKILL)
+    eventually(lambda: [it.state for it in fleet.runs("long").values()] == [State.LOST], within=10)
+    # A namespace's init stays until the machine's own PID 1 has reaped its last process.
+    eventually(lambda: not any(it and identity(pid) == it for pid, it in below.items()), within=5)
+    eventually((fleet.folder / "on_failure").exists, within=5)
+    assert process.poll() is None

@@ -1,0 +1,184 @@
+"""A fleet in simulated time: no slot twice, none without a record, and planted bugs are seen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from incumbent.cron import book, dispatch, execute, judge, ledger
+from incumbent.cron.ledger import State
+from incumbent.cron.schedule import Every, slot_id
+from incumbent.cron.spec import CatchUp, JobSpec
+from incumbent.model import Ask
+from tests.cron import simulation
+from tests.cron.simulation import EPOCH, Plan, SimInstance, SimPort, World, simulate
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+HARSH = Plan(days=0.6, crash_every=3 * 3600.0, outage_every=2 * 3600.0, dark_every=21_600.0)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_each_slot_runs_at_most_once_and_is_on_record(seed: int) -> None:
+    outcome = simulate(replace(HARSH, seed=seed))
+    assert outcome.faults == (), f"seed {seed}: {outcome}"
+    assert outcome.slots > 1000
+    # The plan is harsh enough to show something.
+    assert outcome.states["lost"] > 0
+    assert outcome.states["missed"] > 0
+
+
+def test_fifty_instances_with_their_clocks_five_minutes_apart_agree() -> None:
+    hours = (3600.0, 21_600.0, 86_400.0)
+    outcome = simulate(replace(HARSH, instances=50, jobs=3, intervals=hours, days=2.0, seed=7))
+    assert outcome.faults == (), outcome
+    assert outcome.slots > 50
+
+
+HOUR = 3600.0
+DARK = (3, 4, 5, 6, 7)
+"""Hours at which nobody was up."""
+
+
+@pytest.mark.parametrize(
+    ("rule", "run"),
+    [
+        (CatchUp("no"), ()),
+        (CatchUp("last"), (7,)),
+        (CatchUp("all", limit=2), (6, 7)),
+        (CatchUp("all", limit=10), DARK),
+        (CatchUp("all", limit=10, window=3.2 * HOUR), (5, 6, 7)),
+    ],
+)
+def test_what_nobody_was_up_for_is_caught_up_as_asked_and_the_rest_is_on_record(
+    rule: CatchUp, run: tuple[int, ...]
+) -> None:
+    world = World(Plan())
+    spec = JobSpec(name="job", schedule=Every(HOUR), command=("true",), catch_up=rule)
+    fleet = [SimInstance(world, index, [spec]) for index in range(3)]
+    for instance in fleet:
+        instance.start()
+    world.run_until(EPOCH + 2.5 * HOUR)
+    for instance in fleet:
+        instance.stop()
+    world.run_until(EPOCH + 7.8 * HOUR)
+    for instance in fleet:
+        instance.start()
+    world.run_until(EPOCH + 8.5 * HOUR)
+    names = {hour: slot_id(EPOCH + hour * HOUR) for hour in (*DARK, 8)}
+    executed = tuple(hour for hour in DARK if world.executed["job", names[hour]])
+    assert executed == run
+    assert world.executed["job", names[8]] == 1
+    ranges = [(first, last) for _, first, last in world.covered]
+    for hour in set(DARK) - set(run):
+        due = EPOCH + hour * HOUR
+        covered = any(first <= due <= last for first, last in ranges)
+        assert covered or world.recorded["job", names[hour]] is State.MISSED
+    for held in world.held.values():
+        held.machine.forked()
+
+
+# -- planted bugs ----------------------------------------------------------------------------------
+
+MILD = Plan(
+    jobs=6,
+    days=0.2,
+    crash_every=1800.0,
+    outage_every=1800.0,
+    dark_every=7200.0,
+    lost_answers=0.01,
+    stop_at_fault=True,
+)
+
+
+def claims_no_slot(patch: pytest.MonkeyPatch) -> None:
+    """The plain lock: a fast job ends before the slowest clock reaches the minute."""
+    take = SimPort.take
+
+    async def without(self: SimPort, key: Any, claim: str, ask: Ask, until: float) -> Any:
+        return await take(self, key, claim, replace(ask, slot=None), until)
+
+    patch.setattr(SimPort, "take", without)
+    patch.setattr(book.Book, "begin", _begins_blindly)
+
+
+async def _begins_blindly(self: book.Book, run: Any) -> bool:
+    await self._field(f"run/{run.slot}", ledger.encode(run), None)
+    return True
+
+
+def nobody_looks_again(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(dispatch.Dispatcher, "_look_at", lambda *_: None)
+
+
+def missed_slots_are_not_written(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(judge, "_wait_or_miss", lambda *_: None)
+
+
+def the_dead_are_not_declared_lost(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(judge, "orphans", lambda _: [])
+
+
+def an_end_is_written_without_the_token(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(book, "ByClaim", lambda *_: None)
+    # Who was cut off for long tells of its end all the same.
+    patch.setattr(simulation, "POLICY", simulation.POLICY)
+    patch.setattr(simulation.SimRun, "turn", _ends_however_late)
+
+
+def _ends_however_late(self: simulation.SimRun) -> None:
+    world = self.instance.world
+    if world.t >= self.ends + 40:
+        self._end()
+    else:
+        world.at(self.ends + 40, self.turn)
+
+
+def an_unanswered_claim_is_forgotten(patch: pytest.MonkeyPatch) -> None:
+    def forgets(self: dispatch.Dispatcher, *_: object) -> None:
+        self._failures = 0
+
+    patch.setattr(dispatch.Dispatcher, "failed", forgets)
+    patch.setattr(judge, "holes", lambda *_: [])
+    patch.setattr(execute, "holes", lambda *_: [])
+
+
+def a_lost_run_is_overwritten(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(book, "ByVersion", lambda _: None)
+    patch.setattr(judge, "orphans", _all_that_run)
+
+
+def _all_that_run(record: Any) -> Any:
+    from incumbent.cron.ledger import open_runs
+
+    return open_runs(record.fields)
+
+
+BUGS: list[Callable[[pytest.MonkeyPatch], None]] = [
+    claims_no_slot,
+    nobody_looks_again,
+    missed_slots_are_not_written,
+    the_dead_are_not_declared_lost,
+    an_end_is_written_without_the_token,
+    an_unanswered_claim_is_forgotten,
+    a_lost_run_is_overwritten,
+]
+
+
+@pytest.mark.parametrize("plant", BUGS, ids=lambda it: it.__name__)
+def test_a_planted_bug_is_seen(
+    plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
+    for seed in range(4):
+        if simulate(replace(MILD, seed=seed)).faults:
+            return
+    pytest.fail("nobody saw it")
+
+
+def test_without_a_bug_the_same_plans_show_no_fault() -> None:
+    for seed in range(2):
+        assert simulate(replace(MILD, seed=seed)).faults == ()

@@ -1,0 +1,165 @@
+"""What an instance asks for, and when: claims, looks, outages, catching up."""
+
+from __future__ import annotations
+
+from math import inf
+
+from incumbent.cron.agenda import Agenda
+from incumbent.cron.dispatch import Claim, Dispatcher, Look
+from incumbent.cron.judge import Findings, Slot, judge
+from incumbent.cron.schedule import Every
+from incumbent.cron.spec import CatchUp, JobSpec, Overlap
+from incumbent.model import Holding, Key, Record, Refused
+
+WALL = 1_000_000_000.0
+"""Not a multiple of a minute: 40 s after one."""
+
+
+def spec(
+    every: float = 60, catch_up: CatchUp | None = None, overlap: Overlap = "skip", name: str = "job"
+) -> JobSpec:
+    return JobSpec(
+        name=name,
+        schedule=Every(every),
+        command=("true",),
+        catch_up=catch_up or CatchUp(),
+        overlap=overlap,
+    )
+
+
+def dispatcher(*specs: JobSpec, known: dict[str, float] | None = None) -> Dispatcher:
+    return Dispatcher(specs, Agenda(specs, WALL, known or {}), lambda: 0.5)
+
+
+def test_a_slot_is_claimed_when_it_is_due_and_not_before() -> None:
+    it = dispatcher(spec())
+    assert it.next_in(0, WALL) == 20
+    assert it.orders(0, WALL + 19.9) == []
+    (order,) = it.orders(20, WALL + 20)
+    assert isinstance(order, Claim)
+    assert order.slot == Slot.at(WALL + 20)
+
+
+def test_who_is_refused_by_the_slots_own_holder_looks_when_its_lease_ends() -> None:
+    it = dispatcher(spec())
+    (order,) = it.orders(20, WALL + 20)
+    assert isinstance(order, Claim)
+    held = Holding("other", 1, 9.0, meta=order.slot.name.encode())
+    it.refused(order, Refused("held", (held,), 9.0), 20)
+    assert it.orders(28, WALL + 28) == []
+    (look,) = it.orders(30, WALL + 30)
+    assert look == Look(order.spec, (order.slot,))
+
+
+def test_many_closed_slots_of_a_job_are_one_look() -> None:
+    it = dispatcher(spec(every=1))
+    for second in range(1, 4):
+        for order in it.orders(second, WALL + second):
+            if isinstance(order, Claim):
+                it.refused(order, Refused("closed", retry_after=900.0), second)
+    looks = [order for order in it.orders(4, WALL + 3.9) if isinstance(order, Look)]
+    assert len(looks) == 1
+    assert len(looks[0].slots) >= 2
+
+
+def test_an_order_without_an_answer_stands_and_the_others_wait_for_it() -> None:
+    it = dispatcher(spec(name="a"), spec(name="b"))
+    orders = it.orders(20, WALL + 20)
+    assert len(orders) == 2
+    for order in orders:
+        it.failed(order, 20)
+    assert it.orders(20.01, WALL + 20.01) == []
+    (probe,) = it.orders(25, WALL + 25)
+    assert isinstance(probe, Claim)
+    it.granted(probe)
+    (other,) = it.orders(25, WALL + 25)
+    assert {probe.spec.name, other.spec.name} == {"a", "b"}
+
+
+def test_a_store_that_says_for_how_long_it_grants_nothing_is_left_alone_for_that_long() -> None:
+    it = dispatcher(spec())
+    (order,) = it.orders(20, WALL + 20)
+    it.failed(order, 20, retry_after=15.0)
+    assert it.next_in(20, WALL + 20) >= 15
+
+
+def _late(rule: CatchUp) -> Look:
+    it = dispatcher(spec(catch_up=rule))
+    (order,) = it.orders(20, WALL + 20)
+    it.failed(order, 20, retry_after=100.0)
+    # The first request after an outage is a probe; the others follow its answer.
+    while True:
+        (order, *_) = it.orders(120, WALL + 120)
+        if isinstance(order, Look):
+            return order
+        it.granted(order)
+
+
+def test_a_slot_that_an_outage_made_late_is_missed_or_caught_up_as_the_job_says() -> None:
+    missed = _late(CatchUp("no"))
+    assert missed.slots[0].missed
+    caught = _late(CatchUp("last"))
+    assert (caught.slots[0].missed, caught.slots[0].caught) == (False, True)
+
+
+def test_what_is_caught_up_is_looked_up_before_it_is_claimed_and_then_claimed() -> None:
+    rule = CatchUp("last")
+    it = dispatcher(spec(every=3600, catch_up=rule), known={"job": WALL - 10_000})
+    looks = [order for order in it.orders(0, WALL) if isinstance(order, Look)]
+    (look,) = looks
+    wanted = [slot for slot in look.slots if not slot.missed]
+    assert len(wanted) == 1
+    it.found(look, Findings(claims=wanted), 0)
+    claims = [order for order in it.orders(1, WALL + 1) if isinstance(order, Claim)]
+    assert [claim.slot for claim in claims] == wanted
+
+
+def test_a_job_that_is_gone_is_asked_for_no_more() -> None:
+    it = dispatcher(spec(name="a"), spec(name="b"))
+    for order in it.orders(20, WALL + 20):
+        it.failed(order, 20)
+    it.reload([spec(name="b")], WALL + 21)
+    for now in (30, 31):
+        for order in it.orders(now, WALL + now):
+            assert order.spec.name == "b"
+            if isinstance(order, Claim):
+                it.granted(order)
+
+
+def test_with_nothing_to_do_it_sleeps_for_ever() -> None:
+    assert dispatcher().next_in(0, WALL) == inf
+
+
+def test_what_waits_does_not_pile_up() -> None:
+    it = dispatcher(spec())
+    slot = Slot.at(WALL)
+    for number in range(1000):
+        it.witness("job", slot, 50 + number)
+        it.orders(10, WALL)
+    assert len(it._heap) < 10
+
+
+def test_a_slot_that_waited_in_the_queue_is_run_however_long_that_took() -> None:
+    it = dispatcher(spec(overlap="queue"))
+    (order,) = it.orders(20, WALL + 20)
+    assert isinstance(order, Claim)
+    held = Record(Key("n", "job"), (Holding("other", 1, 9.0, meta=b"earlier"),))
+    look = Look(order.spec, (order.slot,))
+    findings = judge(order.spec, held, look.slots, WALL + 20)
+    it.found(look, findings, 20)
+    for now in range(21, 500, 10):
+        for order in it.orders(now, WALL + now):
+            if isinstance(order, Look):
+                it.found(order, judge(order.spec, held, order.slots, WALL + now), now)
+            elif order.slot.due > WALL + 20:
+                it.granted(order)
+    free = Record(Key("n", "job"))
+    first = Slot.at(WALL + 20)
+    claimed = []
+    for now in range(500, 510):
+        for order in it.orders(now, WALL + now):
+            if isinstance(order, Look):
+                it.found(order, judge(order.spec, free, order.slots, WALL + now), now)
+            else:
+                claimed.append(order.slot.name)
+    assert first.name in claimed

@@ -1,0 +1,129 @@
+"""What an instance tells and writes: one line an outage, secrets left out, events that fit."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+
+from incumbent.cron.control import PRESENCE, Peers, Present, encode
+from incumbent.cron.events import Events
+from incumbent.cron.execute import Executor, facts_of_job, without_secrets
+from incumbent.cron.judge import Slot
+from incumbent.cron.ledger import Run
+from incumbent.cron.output import Output
+from incumbent.cron.schedule import Every
+from incumbent.cron.spec import JobSpec
+from incumbent.links import link_for
+from incumbent.model import Key, Refused
+
+
+def test_a_peer_lives_for_as_long_as_its_sign_of_life_changes() -> None:
+    peers = Peers()
+
+    def before(seen: float, now: float) -> bool:
+        return peers.any_before([Present("other", 0.0, seen)], 1000.0, now)
+
+    assert before(seen=500.0, now=0.0)
+    assert before(seen=500.0, now=80.0)
+    assert not before(seen=500.0, now=95.0)
+    assert before(seen=530.0, now=100.0)
+    assert not before(seen=1001.0, now=130.0)
+
+
+def test_a_clock_that_is_an_hour_ahead_cancels_no_slot_that_is_yet_to_come() -> None:
+    link = link_for("memory:wrong-clock")
+    spec = JobSpec(name="job", schedule=Every(600), command=("true",))
+    right = 1_000_000_000.0
+    said: list[str] = []
+
+    def tell(event: str, /, **_: object) -> None:
+        said.append(event)
+
+    wrong = Executor([spec], "n", link.port, Idle(), tell, lambda: right + 3600)
+    slots = tuple(Slot.at(due, missed=True) for due in (1_000_000_200.0, 1_000_000_800.0))
+    link.store.put(Key("n", PRESENCE), "up/other", encode(since=1, seen=right), None, 1e12)
+    wrong.begin([])
+    assert wrong.dispatcher is not None
+    wrong.dispatcher.witness("job", slots[0], 0.0)
+    wrong.dispatcher.witness("job", slots[1], 0.0)
+    wrong.step()
+    assert said == []
+    # Once the others have passed it, it was missed indeed.
+    link.store.put(Key("n", PRESENCE), "up/other", encode(since=1, seen=right + 900), None, 1e12)
+    wrong.dispatcher.witness("job", slots[0], 0.0)
+    wrong.dispatcher.witness("job", slots[1], 0.0)
+    wrong.step()
+    assert said == ["missed"]
+
+
+class Idle:
+    """A Launcher that is never asked."""
+
+    def claim(self, spec: JobSpec, slot: Slot) -> Refused:
+        return Refused("held")
+
+    def launch(self, spec: JobSpec, slot: Slot, grant: object) -> None:
+        raise AssertionError
+
+    def failed(self, spec: JobSpec, run: Run) -> None:
+        raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [
+        ("curl -fsS https://u:hunter2@host/x", "curl -fsS https://u:***@host/x"),
+        ("x --password=hunter2 y", "x --password=*** y"),
+        ("x --api-key hunter2", "x --api-key ***"),
+        ("PGPASSWORD=hunter2 psql", "PGPASSWORD=*** psql"),
+        ("backup /srv/passengers", "backup /srv/passengers"),
+    ],
+)
+def test_a_command_is_shown_without_its_secrets(command: str, shown: str) -> None:
+    assert without_secrets(command) == shown
+
+
+def test_what_is_registered_of_a_job_is_all_that_a_reader_needs() -> None:
+    facts = facts_of_job(JobSpec(name="a", schedule=Every(60), command=("true", "x"), retries=2))
+    assert facts == {
+        "schedule": "every 1m",
+        "timezone": "UTC",
+        "command": "true x",
+        "retries": 2,
+    }
+
+
+def test_an_event_is_one_line_however_long_its_facts_are() -> None:
+    reading, writing = os.pipe()
+    Events(writing, instance="i")("output", line="ä" * 10_000, job=None)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        text = pipe.read()
+    assert (text.count(b"\n"), len(text) <= 4096) == (1, True)
+    event = json.loads(text)
+    assert (event["event"], event["instance"], event["line"][:2]) == ("output", "i", "ää")
+    assert "job" not in event
+
+
+def test_a_reader_that_is_too_slow_loses_lines_and_delays_nobody() -> None:
+    reading, writing = os.pipe()
+    events = Events(writing)
+    for _ in range(100):
+        events("output", line="x" * 3000)
+    assert events.dropped > 0
+    os.close(reading)
+    events("output", line="nobody reads")
+    os.close(writing)
+
+
+def test_the_end_of_an_output_is_kept_and_every_line_is_told() -> None:
+    told: list[str] = []
+    output = Output(6, told.append)
+    os.write(output._writing, b"one\ntwo\n\xffthree")
+    output.drain()
+    assert (told[:2], told[2][1:]) == (["one", "two"], "three")
+    assert output.tail() == "three"
+    os.close(output.fd)
+    os.close(output._writing)

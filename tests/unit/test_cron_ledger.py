@@ -1,0 +1,222 @@
+"""The ledger: what may follow what, what is kept, and what a record says of a slot."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from incumbent.cron.judge import GRACE, Slot, holes, judge, known_until
+from incumbent.cron.ledger import (
+    SLOT_KEEP,
+    TRANSITIONS,
+    IllegalStep,
+    Run,
+    State,
+    claimed_slots,
+    decode,
+    encode,
+    field_of,
+    orphans,
+    runs_of,
+    step,
+    surplus,
+)
+from incumbent.cron.schedule import Every, slot_id
+from incumbent.cron.spec import CatchUp, JobSpec
+from incumbent.model import Field, Holding, Key, Record
+
+NOW = 1_000_000_020.0
+SPEC = JobSpec(name="job", schedule=Every(60), command=("true",))
+DUE = 999_999_960.0
+SLOT = Slot.at(DUE)
+
+
+def record(
+    runs: tuple[Run, ...] = (),
+    holdings: tuple[Holding, ...] = (),
+    slots: Mapping[str, float] | None = None,
+    closed_for: float = 0.0,
+    **fields: bytes,
+) -> Record:
+    written = {field_of(run.slot): Field(encode(run), at) for at, run in enumerate(runs)}
+    others = {name: Field(value, 1) for name, value in fields.items()}
+    return Record(Key("n", "job"), holdings, closed_for, {**written, **others}, slots or {})
+
+
+def run(state: State = State.RUNNING, due: float = DUE, token: int = 7, **more: object) -> Run:
+    return replace(Run(slot_id(due), state, due, "i1", token, due), **more)  # type: ignore[arg-type]
+
+
+# -- steps -----------------------------------------------------------------------------------------
+
+
+def test_what_has_ended_stays_as_it_is() -> None:
+    for state in State:
+        if state.ended:
+            assert TRANSITIONS[state] == frozenset()
+            with pytest.raises(IllegalStep):
+                step(run(state), State.OK)
+
+
+def test_only_a_run_that_began_can_end_well() -> None:
+    assert [state for state, then in TRANSITIONS.items() if State.OK in then] == [State.RUNNING]
+
+
+def test_every_state_can_be_reached() -> None:
+    reached = {state for then in TRANSITIONS.values() for state in then}
+    assert reached == set(State)
+
+
+TEXTS = st.text(max_size=30)
+
+
+@given(
+    state=st.sampled_from(State),
+    why=TEXTS,
+    output=TEXTS,
+    code=st.none() | st.integers(0, 255),
+    count=st.integers(1, 9),
+)
+def test_a_record_is_read_back_as_it_was_written(
+    state: State, why: str, output: str, code: int | None, count: int
+) -> None:
+    it = run(state, why=why, output=output, code=code, count=count)
+    assert decode(it.slot, encode(it)) == it
+
+
+@pytest.mark.parametrize("value", [b"", b"{}", b"[]", b"\xff", b'{"v":2,"state":"ok","due":1}'])
+def test_a_record_of_a_newer_release_still_takes_its_slot(value: bytes) -> None:
+    found = replace(record(), fields={field_of(SLOT.name): Field(value, 1)})
+    assert decode(SLOT.name, value) is None
+    assert SLOT.name in claimed_slots(found)
+    assert judge(SPEC, found, [SLOT], NOW).claims == []
+
+
+# -- what is kept ----------------------------------------------------------------------------------
+
+
+def test_the_oldest_records_beyond_the_bounds_go_first() -> None:
+    runs = [run(State.OK, DUE + 60 * number) for number in range(5)]
+    known = runs_of(record(tuple(runs)).fields)
+    gone = [it.slot for it, _ in surplus(known, 3, 1e9, NOW)]
+    assert sorted(gone) == [runs[0].slot, runs[1].slot]
+
+
+def test_what_is_too_old_goes_and_the_newest_stays_however_old() -> None:
+    runs = [run(State.OK, DUE - 1e6), run(State.OK, DUE - 2e6)]
+    known = runs_of(record(tuple(runs)).fields)
+    assert [it.due for it, _ in surplus(known, 100, 1000, NOW)] == [DUE - 2e6]
+
+
+def test_a_run_that_goes_on_is_never_removed() -> None:
+    runs = [run(State.RUNNING, DUE - 1e6), run(State.OK)]
+    assert surplus(runs_of(record(tuple(runs)).fields), 1, 1000, NOW) == []
+
+
+# -- what a record says ----------------------------------------------------------------------------
+
+
+def holding(token: int = 7, meta: str = "", left: float = 9.0) -> Holding:
+    return Holding("i1", token, left, meta=meta.encode())
+
+
+def test_a_run_is_lost_once_its_token_no_longer_holds_the_lease() -> None:
+    assert orphans(record((run(),), (holding(),))) == []
+    assert [it.slot for it, _ in orphans(record((run(),), (holding(token=8),)))] == [SLOT.name]
+    ((lost, version, why),) = judge(SPEC, record((run(),)), [SLOT], NOW).lost
+    assert (lost.slot, version, why) == (SLOT.name, 0, "i1 vanished")
+
+
+def test_who_sees_a_run_go_on_looks_again_when_its_lease_ends() -> None:
+    found = judge(SPEC, record((run(),), (holding(left=4.0),)), [SLOT], NOW)
+    assert [(round(delay), slot) for delay, slot in found.again] == [(4, SLOT)]
+
+
+def test_a_lost_run_is_retried_as_often_as_the_job_says() -> None:
+    spec = replace(SPEC, retries=1)
+    assert [it.name for it in judge(spec, record((run(),)), [], NOW).claims] == [SLOT.name + "#2"]
+    assert judge(SPEC, record((run(),)), [], NOW).claims == []
+    second = run(State.LOST, attempt=2, slot=f"{SLOT.name}#2")
+    assert judge(spec, record((second,)), [Slot(second.slot, DUE, 2)], NOW).claims == []
+
+
+def test_a_retry_that_somebody_has_is_left_to_it() -> None:
+    spec = replace(SPEC, retries=1)
+    second = run(slot=f"{SLOT.name}#2", attempt=2, token=9)
+    found = judge(spec, record((run(State.LOST), second), (holding(9),)), [SLOT], NOW)
+    assert found.claims == []
+
+
+def test_a_slot_that_was_claimed_and_never_begun_is_lost() -> None:
+    early = record(slots={SLOT.name: SLOT_KEEP - 1})
+    assert judge(SPEC, early, [SLOT], NOW).notes == []
+    late = record(slots={SLOT.name: SLOT_KEEP - 10})
+    (note,) = judge(SPEC, late, [SLOT], NOW).notes
+    assert note.state is State.LOST
+
+
+def test_a_slot_of_a_paused_job_is_skipped_with_who_paused_it() -> None:
+    paused = record(pause=b'{"who": "ann", "reason": "month end"}')
+    (note,) = judge(SPEC, paused, [SLOT], NOW).notes
+    assert (note.state, note.why) == (State.SKIPPED, "paused by ann (month end)")
+
+
+def test_a_slot_that_meets_another_run_is_skipped_or_queued_as_the_job_says() -> None:
+    held = record((), (holding(meta="2001-01-01T00:00:00Z"),))
+    (note,) = judge(SPEC, held, [SLOT], NOW).notes
+    assert (note.state, note.why) == (
+        State.SKIPPED,
+        "held by i1, which runs 2001-01-01T00:00:00Z",
+    )
+    queued = judge(replace(SPEC, overlap="queue"), held, [SLOT], NOW)
+    assert (queued.notes, [slot.name for _, slot in queued.again]) == ([], [SLOT.name])
+
+
+def test_nothing_is_missed_before_the_slowest_clock_has_had_its_turn() -> None:
+    missed = replace(SLOT, missed=True)
+    early = judge(SPEC, record(), [missed], DUE + GRACE - 10)
+    assert (early.notes, [round(delay) for delay, _ in early.again]) == ([], [11])
+    (note,) = judge(SPEC, record(), [missed], DUE + GRACE).notes
+    assert note.state is State.MISSED
+
+
+def test_many_missed_slots_are_one_record_that_counts_them() -> None:
+    slots = [Slot.at(DUE + 60 * number, missed=True) for number in range(5)]
+    (note,) = judge(SPEC, record(), slots, NOW + 10_000).notes
+    assert (note.count, note.first, note.due) == (5, DUE, DUE + 240)
+
+
+def test_a_record_of_missed_slots_reaches_back_to_the_last_run() -> None:
+    before = run(State.OK, DUE - 600)
+    (note,) = judge(SPEC, record((before,)), [Slot.at(DUE, missed=True)], NOW + 1000).notes
+    assert (note.count, note.first) == (10, DUE - 540)
+
+
+def test_what_the_ledger_has_forgotten_does_not_run_again() -> None:
+    forgotten = record(pruned=repr(DUE).encode())
+    assert judge(SPEC, forgotten, [SLOT], NOW).claims == []
+    assert judge(SPEC, record(), [SLOT], NOW).claims == [SLOT]
+
+
+def test_a_gap_between_two_records_is_found() -> None:
+    facts = b'{"schedule":"every 1m","since":999999700}'
+    spec = replace(SPEC, schedule=Every(60))
+    runs = (run(State.OK, DUE - 120), run(State.OK, DUE))
+    found = holes(spec, record(runs, job=facts.replace(b"every 1m", b"every 1m")))
+    assert [slot.due for slot in found] == [DUE - 240, DUE - 180, DUE - 60]
+    assert all(slot.missed for slot in found)
+
+
+def test_a_job_whose_schedule_changed_begins_now() -> None:
+    facts = b'{"schedule":"every 2m","since":1}'
+    assert known_until(SPEC, record((run(State.OK),), job=facts)) is None
+
+
+def test_catching_up_comes_after_what_is_on_record() -> None:
+    facts = b'{"schedule":"every 1m","since":1}'
+    spec = replace(SPEC, catch_up=CatchUp("last"))
+    assert known_until(spec, record((run(State.OK),), job=facts)) == DUE

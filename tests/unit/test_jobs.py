@@ -1,0 +1,277 @@
+"""`incumbent.Jobs`: functions and coroutines of one application, on a store in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import incumbent
+from incumbent.cron.ledger import Run, State, read_job, runs_of
+from incumbent.errors import ConfigError, LeaseLost, Misuse
+from incumbent.links import link_for
+from incumbent.model import Key
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.timeout(60)
+
+STORES = iter(range(1_000_000))
+
+
+@pytest.fixture
+def store() -> str:
+    return f"memory:jobs{next(STORES)}"
+
+
+@pytest.fixture
+def jobs(store: str) -> Iterator[incumbent.Jobs]:
+    made = incumbent.Jobs(store, ttl=1.5, grace=0.3)
+    yield made
+    made.stop(drain=2)
+
+
+def on_record(store: str, job: str) -> list[Run]:
+    fields = link_for(store).store.read(Key("default", job), time.monotonic() + 1e9).fields
+    return [run for run, _ in runs_of(fields).values()]
+
+
+def test_a_function_runs_in_each_slot_and_is_on_record(store: str, jobs: incumbent.Jobs) -> None:
+    seen: list[incumbent.JobRun] = []
+
+    @jobs.every("1s")
+    def tick(run: incumbent.JobRun) -> None:
+        run.check(need=0.1)
+        seen.append(run)
+
+    jobs.start()
+    eventually(lambda: len(seen) >= 2, within=5)
+    jobs.stop()
+    assert len({run.slot for run in seen}) == len(seen)
+    assert [run.fencing_token for run in seen] == sorted({run.fencing_token for run in seen})
+    eventually(lambda: {run.state for run in on_record(store, "tick")} == {State.OK})
+
+
+def test_two_instances_share_the_slots(store: str) -> None:
+    slots: list[str] = []
+
+    def make(holder: str) -> incumbent.Jobs:
+        jobs = incumbent.Jobs(store, holder=holder)
+
+        @jobs.every("1s")
+        def tick(run: incumbent.JobRun) -> None:
+            slots.append(run.slot)
+
+        return jobs
+
+    with make("one"), make("two"):
+        eventually(lambda: len(slots) >= 3, within=8)
+    assert len(set(slots)) == len(slots)
+
+
+def test_a_coroutine_runs_on_the_applications_loop(store: str) -> None:
+    async def main() -> tuple[Any, Any]:
+        jobs = incumbent.Jobs(store)
+        ran = asyncio.Event()
+        loops = []
+
+        @jobs.every("1s")
+        async def tick() -> None:
+            loops.append(asyncio.get_running_loop())
+            ran.set()
+
+        async with jobs:
+            await asyncio.wait_for(ran.wait(), 5)
+        return loops[0], asyncio.get_running_loop()
+
+    its, ours = asyncio.run(main())
+    assert its is ours
+
+
+def test_a_coroutine_without_a_loop_gets_one_and_is_cancelled_in_time(
+    store: str, jobs: incumbent.Jobs
+) -> None:
+    cancelled = threading.Event()
+
+    @jobs.every("1s", at_most_for=0.2)
+    async def hangs() -> None:
+        try:
+            await asyncio.sleep(30)
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+
+    jobs.start()
+    assert cancelled.wait(5)
+    jobs.stop()
+    states = {run.state for run in on_record(store, "hangs")}
+    assert State.TIMED_OUT in states
+    assert State.OK not in states
+
+
+def test_an_exception_is_a_failure_and_is_retried(store: str, jobs: incumbent.Jobs) -> None:
+    tries = []
+
+    @jobs.every("1h", retries=2, retry_backoff=0.01)
+    def bad() -> None:
+        tries.append(1)
+        raise ValueError("no")
+
+    trigger(jobs, store, "bad")
+    eventually(lambda: [it.state for it in on_record(store, "bad")] == [State.FAILED], within=5)
+    (run,) = on_record(store, "bad")
+    assert (len(tries), run.attempt, run.why) == (3, 3, "ValueError: no")
+    assert "raise ValueError" in run.output
+
+
+def trigger(jobs: incumbent.Jobs, store: str, job: str) -> None:
+    from incumbent.cron.control import CONTROL, encode
+
+    jobs.start()
+    eventually(lambda: "job" in field_names(store, job), within=5)
+    value = encode(job=job, when=time.time(), who="test", reason="")
+    link_for(store).store.put(Key("default", CONTROL), "trigger/t1", value, None, 1e9)
+
+
+def field_names(store: str, job: str) -> set[str]:
+    return set(link_for(store).store.read(Key("default", job), 1e9).fields)
+
+
+def test_work_that_outlived_its_lease_is_not_recorded_as_ok(
+    store: str, jobs: incumbent.Jobs
+) -> None:
+    heard = threading.Event()
+
+    @jobs.every("1h", at_most_for=0.2)
+    def hangs(run: incumbent.JobRun) -> None:
+        try:
+            while True:
+                time.sleep(0.02)
+                run.check()
+        except LeaseLost:
+            heard.set()
+
+    trigger(jobs, store, "hangs")
+    assert heard.wait(5)
+    eventually(lambda: [it.state for it in on_record(store, "hangs")] == [State.TIMED_OUT])
+
+
+def test_the_ledger_knows_what_the_jobs_are(store: str, jobs: incumbent.Jobs) -> None:
+    @jobs.cron("30 5 * * *", tz="Europe/Berlin", at_most_for=300, catch_up="last")
+    def nightly() -> None:
+        pass
+
+    jobs.start()
+    eventually(lambda: "job" in field_names(store, "nightly"), within=5)
+    facts = read_job(link_for(store).store.read(Key("default", "nightly"), 1e9).fields)
+    assert facts["schedule"] == "30 5 * * * (Europe/Berlin)"
+    assert (facts["at_most_for"], facts["catch_up"]) == (300, "last")
+
+
+def test_names_default_to_the_functions_and_a_second_one_is_refused(store: str) -> None:
+    jobs = incumbent.Jobs(store)
+
+    @jobs.every(5)
+    def one() -> None:
+        pass
+
+    with pytest.raises(ConfigError, match=r"there is a job 'one' already, from .*test_jobs\.py"):
+        jobs.every(5, name="one")(print)
+    assert [spec.name for spec in jobs.specs] == ["one"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"at_most_fro": 5}, "unknown setting 'at_most_fro'"),
+        ({"at_least_for": 9, "at_most_for": 5}, "at_least_for=9s is above at_most_for=5s"),
+        ({"catch_up": "some"}, "catch_up='some': one of no, last, all"),
+        ({"retries": -1}, "retries: a whole number"),
+        ({"name": "@x"}, "names that begin with @"),
+        ({"name": "a b"}, "is not a name"),
+    ],
+)
+def test_a_setting_that_cannot_work_is_refused(
+    store: str, settings: dict[str, Any], said: str
+) -> None:
+    jobs = incumbent.Jobs(store)
+    with pytest.raises(ConfigError, match=said):
+        jobs.every(5, **settings)(test_a_setting_that_cannot_work_is_refused)
+        jobs.start()
+
+
+def test_a_schedule_that_cannot_work_is_refused(store: str) -> None:
+    jobs = incumbent.Jobs(store)
+    with pytest.raises(ConfigError):
+        jobs.cron("0 0 30 2 *")
+    with pytest.raises(ConfigError):
+        jobs.cron("0 0 * * *", tz="Europe/Berlln")
+    with pytest.raises(ConfigError, match="there are no jobs"):
+        jobs.start()
+
+
+def test_jobs_that_run_take_no_more(store: str, jobs: incumbent.Jobs) -> None:
+    jobs.every("1h", name="one")(print)
+    jobs.start()
+    with pytest.raises(Misuse):
+        jobs.every("1h", name="two")
+    with pytest.raises(Misuse):
+        jobs.start()
+
+
+# -- @once -----------------------------------------------------------------------------------------
+
+
+def test_once_is_on_record(store: str) -> None:
+    @incumbent.once("nightly", per="1h", store=store)
+    def build() -> int:
+        return 1
+
+    assert [build(), build()] == [1, None]
+    (run,) = on_record(store, "nightly")
+    assert (run.state, run.slot[:5]) == (State.OK, "once/")
+
+
+def test_a_failure_of_once_is_on_record_and_still_raised(store: str) -> None:
+    @incumbent.once("nightly", per="1h", store=store)
+    async def build() -> None:
+        raise KeyError("gone")
+
+    with pytest.raises(KeyError):
+        asyncio.run(build())
+    (run,) = on_record(store, "nightly")
+    assert (run.state, run.why) == (State.FAILED, "KeyError: 'gone'")
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_start_that_cannot_be_put_on_record_gives_the_slot_back(
+    store: str, monkeypatch: pytest.MonkeyPatch, is_async: bool
+) -> None:
+    ran = []
+
+    @incumbent.once("nightly", per="1h", store=store)
+    def build() -> None:
+        ran.append(1)
+
+    @incumbent.once("nightly", per="1h", store=store)
+    async def build_async() -> None:
+        ran.append(1)
+
+    def call() -> None:
+        if is_async:
+            asyncio.run(build_async())
+        else:
+            build()
+
+    async def fails(*_: object) -> bool:
+        raise incumbent.StoreUnavailable("away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("incumbent.cron.book.Book.begin", fails)
+        with pytest.raises(incumbent.StoreUnavailable):
+            call()
+    call()
+    assert ran == [1]
