@@ -56,9 +56,9 @@ class _Race:
     def run(self, server: EtcdServer, turn: int) -> None:
         """Everybody has the lock once; who was first had nobody to take it over from."""
         events: list[tuple[float, str]] = []
-        before = sum(server.requests().values())
         with ExitStack() as close:
             each = [self.make(server, turn, close) for _ in range(_WAITERS + 1)]
+            before = sum(server.requests().values())
             threads = [threading.Thread(target=_one, args=(it, events)) for it in each]
             for thread in threads:
                 thread.start()
@@ -101,6 +101,8 @@ def _hand_overs(server: EtcdServer, turns: int) -> list[LeaderRow]:
 
 def _ours(server: EtcdServer, turn: int, close: ExitStack) -> _Acquire:
     client = close.enter_context(Client(server.store_url()))
+    # Its etcd lease is made beforehand, as that of the lock service is.
+    client.lock(f"warm-{id(client)}", ttl=15).acquire().release()
     lock = client.lock(f"turn-{turn}", ttl=15)
     return lambda: lock.acquire().release
 

@@ -68,8 +68,11 @@ class Fleet:
     def begin(self, *options: str, worker: tuple[str, ...] = ()) -> subprocess.Popen[str]:
         """Start one, and return when its worker works."""
         before = len(self.begun)
-        instance = self.start(*options, worker=worker)
-        eventually(lambda: len(self.begun) > before)
+        # One try has a fifth of a second of the store's time: a busy machine may take longer.
+        patience = () if any(it.startswith("--wait") for it in options) else ("--wait=20",)
+        instance = self.start(*patience, *options, worker=worker)
+        eventually(lambda: len(self.begun) > before or instance.poll() is not None)
+        assert len(self.begun) > before, instance.communicate()
         return instance
 
     @property
