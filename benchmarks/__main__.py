@@ -8,10 +8,12 @@ from collections.abc import Iterable
 from importlib.metadata import version
 from pathlib import Path
 
+from benchmarks.cron_agenda import agenda_rows
+from benchmarks.cron_claims import cron_rows
 from benchmarks.etcd_leaders import etcd_leader_rows
 from benchmarks.etcd_pairs import etcd_async_rows, etcd_rows
-from benchmarks.harness import Row, one_core
-from benchmarks.leaders import LeaderRow, leader_rows
+from benchmarks.harness import Figure, Row, one_core
+from benchmarks.leaders import leader_rows
 from benchmarks.postgresql_pairs import postgresql_async_rows, postgresql_rows
 from benchmarks.postgresql_waiters import postgresql_leader_rows
 from benchmarks.redis_pairs import async_rows, sync_rows
@@ -45,9 +47,11 @@ def main() -> None:
             ("Starting", start_table(start_rows(args.turns))),
         ]
     # Not on one core: two leaders and a server take turns there as nowhere else.
-    tables.append(("Leaders, Redis", leader_table(leader_rows(args.turns, args.idle))))
-    tables.append(("Many, etcd", leader_table(etcd_leader_rows(args.turns, args.idle))))
-    tables.append(("Leaders, PostgreSQL", leader_table(postgresql_leader_rows(args.turns))))
+    tables.append(("Leaders, Redis", figure_table(leader_rows(args.turns, args.idle))))
+    tables.append(("Many, etcd", figure_table(etcd_leader_rows(args.turns, args.idle))))
+    tables.append(("Leaders, PostgreSQL", figure_table(postgresql_leader_rows(args.turns))))
+    tables.append(("Jobs, Redis", figure_table(cron_rows(args.idle))))
+    tables.append(("Schedules", figure_table(agenda_rows(min(args.turns, 5)))))
     text = "\n\n".join(f"### {title}\n\n{table}" for title, table in tables)
     text = f"{text}\n\n{_machine()}"
     print(text)
@@ -84,7 +88,7 @@ def start_table(rows: Iterable[StartRow]) -> str:
     return "\n".join(lines)
 
 
-def leader_table(rows: Iterable[LeaderRow]) -> str:
+def figure_table(rows: Iterable[Figure]) -> str:
     """Whole processes."""
     lines = ["| what | measured | wanted |", "|---|---|---|"]
     lines += [

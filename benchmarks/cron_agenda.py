@@ -9,34 +9,24 @@ import argparse
 import os
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from time import process_time
 
+from benchmarks.harness import Figure
 from incumbent.cron.agenda import Agenda
 from incumbent.cron.load import load_jobs
 from incumbent.cron.schedule import cron_schedule
 from incumbent.cron.spec import JobSpec
 
-__all__ = ["AgendaRow", "agenda_rows"]
+__all__ = ["Figure", "agenda_rows"]
 
 _JOBS = 10_000
 _NOW = 1_795_000_000.0
 _HOUR = 3600.0
 
 
-@dataclass(frozen=True)
-class AgendaRow:
-    """A median, its unit, and what is wanted at most."""
-
-    name: str
-    figure: float
-    unit: str
-    target: float | None = None
-
-
-def agenda_rows(turns: int) -> list[AgendaRow]:
+def agenda_rows(turns: int) -> list[Figure]:
     """All rows; every turn measures each of them once."""
     with tempfile.TemporaryDirectory() as folder:
         crontab, toml = Path(folder, "crontab"), Path(folder, "jobs.toml")
@@ -51,17 +41,17 @@ def agenda_rows(turns: int) -> list[AgendaRow]:
         ]
 
 
-def _loading(name: str, path: Path, turns: int) -> AgendaRow:
+def _loading(name: str, path: Path, turns: int) -> Figure:
     def load() -> None:
         cron_schedule.cache_clear()
         loaded = load_jobs(str(path), os.environ, _NOW)
         Agenda(loaded.specs, _NOW)
         assert len(loaded.specs) == _JOBS, loaded.problems[:3]
 
-    return AgendaRow(name, _cpu(load, turns), "s", 2)
+    return Figure(name, _cpu(load, turns), "s", 2)
 
 
-def _waiting(name: str, specs: list[JobSpec], turns: int) -> list[AgendaRow]:
+def _waiting(name: str, specs: list[JobSpec], turns: int) -> list[Figure]:
     handed_out = 0
 
     def wait() -> None:
@@ -72,17 +62,17 @@ def _waiting(name: str, specs: list[JobSpec], turns: int) -> list[AgendaRow]:
             handed_out += len(agenda.due(following))
 
     share = _cpu(wait, turns) / _HOUR * 100
-    return [AgendaRow(f"{name}: {handed_out:,} slots an hour", share, "% of a core", 1)]
+    return [Figure(f"{name}: {handed_out:,} slots an hour", share, "% of a core", 1)]
 
 
-def _looking(turns: int) -> AgendaRow:
+def _looking(turns: int) -> Figure:
     agenda, rounds = Agenda(_mixed(), _NOW), 100_000
 
     def look() -> None:
         for _ in range(rounds):
             _ = agenda.next_at
 
-    return AgendaRow("look up the next run", _cpu(look, turns) / rounds * 1e6, "us")
+    return Figure("look up the next run", _cpu(look, turns) / rounds * 1e6, "us")
 
 
 def _cpu(work: Callable[[], None], turns: int) -> float:

@@ -16,13 +16,13 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from tests.support.servers import RedisServer
 
+from benchmarks.harness import Figure
 from incumbent.cron.claims import Claimer
 from incumbent.cron.judge import Slot
 from incumbent.cron.schedule import Every
@@ -30,7 +30,7 @@ from incumbent.cron.spec import JobSpec
 from incumbent.links import new_link
 from incumbent.model import Refused
 
-__all__ = ["CronRow", "cron_rows"]
+__all__ = ["Figure", "cron_rows"]
 
 _CLAIMS = 500
 _INSTANCES, _SLOTS = 5, 100
@@ -38,17 +38,7 @@ _MANY = 10_000
 _TURNS = 5
 
 
-@dataclass(frozen=True)
-class CronRow:
-    """One figure, with its unit and its bound."""
-
-    name: str
-    figure: float
-    unit: str
-    target: float | None = None
-
-
-def cron_rows(idle: float = 30.0) -> list[CronRow]:
+def cron_rows(idle: float = 30.0) -> list[Figure]:
     """All figures, on a Redis of our own."""
     with RedisServer() as server:
         return [
@@ -66,7 +56,7 @@ def _trusted(server: RedisServer) -> str:
 # -- a claim ---------------------------------------------------------------------------------------
 
 
-def claim_rows(server: RedisServer) -> list[CronRow]:
+def claim_rows(server: RedisServer) -> list[Figure]:
     """Requests and microseconds of a claim; the peer's skip is an acquire that is refused."""
     import redis
 
@@ -83,11 +73,10 @@ def claim_rows(server: RedisServer) -> list[CronRow]:
             got = claimer.claim(spec, slot)
             granted.append(time.perf_counter() - began)
             assert not isinstance(got, Refused)
-            held, _ = got
             began = time.perf_counter()
             assert isinstance(other.claim(spec, slot), Refused)
             refused.append(time.perf_counter() - began)
-            claimer.give_back(held)
+            claimer.give_back(got)
         # The release is one request too; what asks for the count is not counted.
         trips.append((_requests(server) - before) / _CLAIMS - 1)
         with redis.Redis.from_url(server.url) as client:
@@ -101,10 +90,10 @@ def claim_rows(server: RedisServer) -> list[CronRow]:
             taken.release()
     link.close()
     return [
-        CronRow("requests of a claim, granted or refused", median(trips) / 2, "", 1.0),
-        CronRow("claim of a slot, granted", median(granted) * 1e6, "us"),
-        CronRow("claim of a slot, refused", median(refused) * 1e6, "us"),
-        CronRow("redis-py Lock, refused (knows no slots)", median(peer_skip) * 1e6, "us"),
+        Figure("requests of a claim, granted or refused", median(trips) / 2, "", 1.0),
+        Figure("claim of a slot, granted", median(granted) * 1e6, "us"),
+        Figure("claim of a slot, refused", median(refused) * 1e6, "us"),
+        Figure("redis-py Lock, refused (knows no slots)", median(peer_skip) * 1e6, "us"),
     ]
 
 
@@ -119,7 +108,7 @@ def _requests(server: RedisServer) -> int:
 # -- many at once ----------------------------------------------------------------------------------
 
 
-def burst_rows(url: str) -> list[CronRow]:
+def burst_rows(url: str) -> list[Figure]:
     """A hundred jobs of one instant: how late the last one starts, and who runs how many."""
     with tempfile.TemporaryDirectory(prefix="incumbent-bench-") as name:
         folder = Path(name)
@@ -140,17 +129,17 @@ def burst_rows(url: str) -> list[CronRow]:
     shares = Counter(event["instance"] for event in started)
     runs = [shares.get(f"i{number}", 0) for number in range(_INSTANCES)]
     return [
-        CronRow(f"{_SLOTS} slots at once: half of them run after", late[len(late) // 2], "s"),
-        CronRow(f"{_SLOTS} slots at once: all of them run after", late[-1], "s", 1.0),
-        CronRow("... the instance with the most runs", max(runs), "runs", 35),
-        CronRow("... the instance with the fewest", min(runs), "runs"),
+        Figure(f"{_SLOTS} slots at once: half of them run after", late[len(late) // 2], "s"),
+        Figure(f"{_SLOTS} slots at once: all of them run after", late[-1], "s", 1.0),
+        Figure("... the instance with the most runs", max(runs), "runs", 35),
+        Figure("... the instance with the fewest", min(runs), "runs"),
     ]
 
 
 # -- at rest ---------------------------------------------------------------------------------------
 
 
-def rest_rows(url: str, seconds: float) -> list[CronRow]:
+def rest_rows(url: str, seconds: float) -> list[Figure]:
     """Ten thousand jobs of which none is due: how long it takes to be ready, and CPU at rest."""
     with tempfile.TemporaryDirectory(prefix="incumbent-bench-") as name:
         folder = Path(name)
@@ -174,8 +163,8 @@ def rest_rows(url: str, seconds: float) -> list[CronRow]:
         finally:
             _end([process])
     return [
-        CronRow(f"{_MANY} jobs: from the start until ready", ready, "s"),
-        CronRow(f"{_MANY} jobs at rest", used * 100, "% of a core", 1.0),
+        Figure(f"{_MANY} jobs: from the start until ready", ready, "s"),
+        Figure(f"{_MANY} jobs at rest", used * 100, "% of a core", 1.0),
     ]
 
 

@@ -18,7 +18,7 @@ import tooz.coordination
 from tests.support.etcd import EtcdServer
 
 from benchmarks.etcd_gateway import Gateway, coded
-from benchmarks.leaders import LeaderRow
+from benchmarks.harness import Figure
 from incumbent import Client
 
 __all__ = ["etcd_leader_rows"]
@@ -32,7 +32,7 @@ _Acquire = Callable[[], Callable[[], object]]
 """Blocks until the lock is held; what it returns lets go."""
 
 
-def etcd_leader_rows(turns: int, idle: float) -> list[LeaderRow]:
+def etcd_leader_rows(turns: int, idle: float) -> list[Figure]:
     """Everything; `idle` is for how many seconds CPU is watched."""
     with EtcdServer() as server:
         rows = [*_hand_overs(server, turns), _after_a_crash(server, max(3, turns // 8))]
@@ -80,7 +80,7 @@ def _one(acquire: _Acquire, events: list[tuple[float, str]]) -> None:
     release()
 
 
-def _hand_overs(server: EtcdServer, turns: int) -> list[LeaderRow]:
+def _hand_overs(server: EtcdServer, turns: int) -> list[Figure]:
     races = [
         _Race("incumbent Lock", _ours, 1.9),
         _Race("etcd's lock service, bare", _service),
@@ -93,8 +93,8 @@ def _hand_overs(server: EtcdServer, turns: int) -> list[LeaderRow]:
     for race in races:
         ms, asked = median(race.gaps) * 1000, median(race.requests)
         rows += [
-            LeaderRow(f"hand-over, {_WAITERS} waiters, {race.name}", ms, "ms", race.target),
-            LeaderRow("... requests of each for its turn", asked, "requests"),
+            Figure(f"hand-over, {_WAITERS} waiters, {race.name}", ms, "ms", race.target),
+            Figure("... requests of each for its turn", asked, "requests"),
         ]
     return rows
 
@@ -143,10 +143,10 @@ time.sleep(60)
 """
 
 
-def _after_a_crash(server: EtcdServer, turns: int) -> LeaderRow:
+def _after_a_crash(server: EtcdServer, turns: int) -> Figure:
     gaps = [_crash(server) for _ in range(turns)]
     what = "SIGKILL of the holder: next one after etcd deleted the key, median"
-    return LeaderRow(what, median(gaps) * 1000, "ms", 5)
+    return Figure(what, median(gaps) * 1000, "ms", 5)
 
 
 def _crash(server: EtcdServer) -> float:
@@ -199,7 +199,7 @@ class _Deletion:
 # -- at rest
 
 
-def _at_rest(server: EtcdServer, seconds: float) -> list[LeaderRow]:
+def _at_rest(server: EtcdServer, seconds: float) -> list[Figure]:
     with Client(server.store_url()) as client:
         leases = [client.lock(f"lease-{number}", ttl=15).acquire() for number in range(_MANY)]
         time.sleep(2)
@@ -214,6 +214,6 @@ def _at_rest(server: EtcdServer, seconds: float) -> list[LeaderRow]:
         for lease in leases:
             lease.release()
     return [
-        LeaderRow(f"{_MANY:,} leases at ttl 15 s, of a core", 100 * used / seconds, "%", 0.1),
-        LeaderRow("... requests a second", asked / seconds, "requests"),
+        Figure(f"{_MANY:,} leases at ttl 15 s, of a core", 100 * used / seconds, "%", 0.1),
+        Figure("... requests a second", asked / seconds, "requests"),
     ]

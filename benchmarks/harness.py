@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from time import perf_counter, process_time
 
-__all__ = ["Contender", "Row", "against", "compare", "one_core"]
+__all__ = ["Contender", "Figure", "Row", "against", "compare", "one_core"]
 
 Body = Callable[[], object]
 
@@ -36,6 +36,16 @@ class Row:
     wall_ratio: float
     cpu_ratio: float
     target: float | None
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure, with its unit and what is wanted at most."""
+
+    name: str
+    figure: float
+    unit: str
+    target: float | None = None
 
 
 @contextmanager

@@ -22,7 +22,9 @@ from statistics import median
 
 from tests.support.servers import RedisServer
 
-__all__ = ["LeaderRow", "gaps_after_a_crash", "leader_rows"]
+from benchmarks.harness import Figure
+
+__all__ = ["Figure", "gaps_after_a_crash", "leader_rows"]
 
 Left = Callable[[], float]
 """Asks the store for how many seconds the lease is still held."""
@@ -41,16 +43,6 @@ signal.signal(signal.SIGTERM, end)
 note(b"begin")
 signal.pause()
 """
-
-
-@dataclass(frozen=True)
-class LeaderRow:
-    """One figure, with its unit and its bound."""
-
-    name: str
-    figure: float
-    unit: str
-    target: float | None = None
 
 
 @dataclass
@@ -85,7 +77,7 @@ class Team:
             it.wait(20)
 
 
-def leader_rows(turns: int, idle: float) -> list[LeaderRow]:
+def leader_rows(turns: int, idle: float) -> list[Figure]:
     """Everything; `idle` is for how many seconds CPU is watched."""
     with RedisServer() as server, tempfile.TemporaryDirectory() as folder:
         url = f"{server.url}?restart_wait=0"
@@ -97,7 +89,7 @@ def leader_rows(turns: int, idle: float) -> list[LeaderRow]:
         ]
 
 
-def _hand_over(url: str, folder: Path, turns: int) -> list[LeaderRow]:
+def _hand_over(url: str, folder: Path, turns: int) -> list[Figure]:
     gaps, bare = [], []
     with _team(url, folder / "hand-over") as team:
         leader, standby = team.start(), team.start()
@@ -114,9 +106,9 @@ def _hand_over(url: str, folder: Path, turns: int) -> list[LeaderRow]:
             leader, standby = standby, team.start()
     ours = [gap - start for gap, start in zip(gaps, bare, strict=True)]
     return [
-        LeaderRow("graceful hand-over, last instant to first, median", _ms(gaps), "ms", 60),
-        LeaderRow("... beyond the bare start of the child", _ms(ours), "ms", 10),
-        LeaderRow("(bare start of the child)", _ms(bare), "ms"),
+        Figure("graceful hand-over, last instant to first, median", _ms(gaps), "ms", 60),
+        Figure("... beyond the bare start of the child", _ms(ours), "ms", 10),
+        Figure("(bare start of the child)", _ms(bare), "ms"),
     ]
 
 
@@ -124,16 +116,16 @@ def _left_on(server: RedisServer) -> Left:
     return lambda: int(server.cli("PTTL", "incumbent:{default/bench}")) / 1000
 
 
-def gaps_after_a_crash(left: Left, url: str, folder: Path, turns: int) -> list[LeaderRow]:
+def gaps_after_a_crash(left: Left, url: str, folder: Path, turns: int) -> list[Figure]:
     """From the instant at which the record of a killed leader expires to the next leader."""
     return [
-        LeaderRow(
+        Figure(
             "SIGKILL of the tree: next leader after the ttl ran out, API, median",
             _ms([_api_gap(left, url, folder / f"api-{turn}") for turn in range(turns)]),
             "ms",
             5,
         ),
-        LeaderRow(
+        Figure(
             "SIGKILL of the tree: next child after the ttl ran out, median",
             _ms([_child_gap(left, url, folder / f"child-{turn}") for turn in range(turns)]),
             "ms",
@@ -184,7 +176,7 @@ def _kill_tree(left: Left, leader: subprocess.Popen[bytes]) -> float:
     return (asked + _now()) / 2 + seconds
 
 
-def _at_rest(url: str, folder: Path, seconds: float) -> list[LeaderRow]:
+def _at_rest(url: str, folder: Path, seconds: float) -> list[Figure]:
     with _team(url, folder / "rest") as team:
         leader = team.start(ttl=15)
         team.await_begin(1)
@@ -195,8 +187,8 @@ def _at_rest(url: str, folder: Path, seconds: float) -> list[LeaderRow]:
         used = (sum(map(_ticks, ours)) - before) / os.sysconf("SC_CLK_TCK")
         pss = sum(map(_pss, ours)) / 1024
     return [
-        LeaderRow(f"memory of one leader, PSS of {len(ours)} processes", pss, "MiB", 45),
-        LeaderRow("idle at ttl 15 s, of a core", 100 * used / seconds, "%", 0.2),
+        Figure(f"memory of one leader, PSS of {len(ours)} processes", pss, "MiB", 45),
+        Figure("idle at ttl 15 s, of a core", 100 * used / seconds, "%", 0.2),
     ]
 
 

@@ -21,7 +21,8 @@ from statistics import median
 import psycopg
 from tests.support.postgresql import PostgresServer
 
-from benchmarks.leaders import LeaderRow, gaps_after_a_crash
+from benchmarks.harness import Figure
+from benchmarks.leaders import gaps_after_a_crash
 from benchmarks.postgresql_pairs import bench_server
 
 __all__ = ["postgresql_leader_rows"]
@@ -35,15 +36,15 @@ _QUIET = 5.0
 Maker = Callable[[str], Callable[[], AbstractContextManager[object]]]
 
 
-def postgresql_leader_rows(turns: int) -> list[LeaderRow]:
+def postgresql_leader_rows(turns: int) -> list[Figure]:
     """Everything."""
     with bench_server() as (server, url, ours_url):
         gaps = _in_turns({"PALs": (_pals, url), "ours": (_incumbent, ours_url)}, turns)
         peers, ours = gaps["PALs"], gaps["ours"]
         return [
-            LeaderRow("hand-over with 10 waiters, median", ours, "ms", round(peers, 2)),
-            LeaderRow("... PALs", peers, "ms"),
-            LeaderRow(
+            Figure("hand-over with 10 waiters, median", ours, "ms", round(peers, 2)),
+            Figure("... PALs", peers, "ms"),
+            Figure(
                 "statements a second of 10 waiters",
                 _asked(server, ours_url),
                 "/s",
@@ -142,7 +143,7 @@ def _wait_for_quiet(url: str) -> None:
         pass
 
 
-def _after_a_crash(url: str, ours_url: str, turns: int) -> list[LeaderRow]:
+def _after_a_crash(url: str, ours_url: str, turns: int) -> list[Figure]:
     question = (
         b"select date_part('epoch', expires - clock_timestamp()) from incumbent.record"
         b" where key = 'default/bench'"

@@ -114,6 +114,19 @@ def test_a_run_whose_instance_is_killed_is_lost_and_retried(fleet: CronFleet) ->
     eventually(lambda: fleet.runs("long")[f"{slot}#2"].state is State.OK)
 
 
+def test_a_run_longer_than_the_ttl_ends_well_while_its_instance_claims_other_slots(
+    fleet: CronFleet,
+) -> None:
+    long = f'[[job]]\nname = "long"\nevery = "1h"\ncommand = {note("time.sleep(4)")}\n'
+    fleet.file.write_text(fleet.jobs + long)
+    fleet.start()
+    eventually(lambda: fleet.events("ready"))
+    assert incumbent("-s", fleet.store, "trigger", "long").returncode == 0
+    (run,) = fleet.runs("long").values()
+    eventually(lambda: fleet.runs("long")[run.slot].state.ended)
+    assert fleet.runs("long")[run.slot].state is State.OK
+
+
 def test_a_term_lets_runs_end_and_starts_no_other(fleet: CronFleet) -> None:
     fleet.file.write_text(
         f'[[job]]\nname = "long"\nevery = "1h"\ncommand = {note("time.sleep(1.5)")}\n'

@@ -83,6 +83,21 @@ def test_a_claim_that_is_not_renewed_ends_though_its_session_lives(
 
 
 @pytest.mark.server
+def test_a_claim_that_another_process_adopted_outlives_what_its_first_one_remembers(
+    mine: Store, other: Store
+) -> None:
+    kept, parted = key(), key()
+    keeper, given = granted(mine, kept), granted(mine, parted)
+    adopted = granted(other, parted, given.claim)
+    assert adopted.token == given.token
+    until = clock.now() + TTL + 1.0
+    while clock.now() < until:
+        assert mine.renew([renewal(kept, keeper)], soon()) == [Renewed()]
+        assert other.renew([renewal(parted, adopted)], soon()) == [Renewed()]
+        time.sleep(0.2)
+
+
+@pytest.mark.server
 def test_a_take_of_which_nobody_heard_ends_though_its_session_lives(
     etcd_server: EtcdServer, other: Store
 ) -> None:

@@ -28,14 +28,29 @@ _HERD = 0.002
 """Seconds over which waiters spread when the holder's ttl runs out."""
 
 
-async def acquire(port: Port, wanted: Wanted, timeout: float | None, told: Told = None) -> Held:
+async def acquire(
+    port: Port,
+    wanted: Wanted,
+    timeout: float | None,
+    told: Told = None,
+    *,
+    claim: str | None = None,
+) -> Held:
     """Take the lease within `timeout` seconds (None: wait; 0: try once).
+
+    `claim`: one that another process of ours was granted and has parted with; asked for again it
+    is the same grant, counted from now.
 
     Raises NotAcquired or AcquireTimeout when the store says that it is not ours, StoreUnavailable
     or OutcomeUnknown when it gives no answer in time.
     """
     held = Held(port, wanted)
     started = port.now()
+    if claim is not None:
+        # The store knows of it already: whatever comes of this, it will have to be told.
+        held.claim = claim
+        held.machine.sent(started)
+        held.machine.unsure()
     until = inf if timeout is None else started + (timeout or wanted.policy.request_timeout)
     try:
         outcome = await _ask(port, held, until, told)

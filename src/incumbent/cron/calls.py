@@ -82,16 +82,15 @@ class CallLauncher:
         self.over: list[str] = []
         self.stopping = threading.Event()
 
-    def claim(self, spec: JobSpec, slot: Slot) -> tuple[Held, float] | Refused:
+    def claim(self, spec: JobSpec, slot: Slot) -> Held | Refused:
         """See Launcher."""
         return self._claimer.claim(spec, slot)
 
-    def launch(self, spec: JobSpec, slot: Slot, grant: tuple[Held, float]) -> None:
+    def launch(self, spec: JobSpec, slot: Slot, grant: Held) -> None:
         """See Launcher."""
-        held, _ = grant
         link = self._claimer.link
-        link.keeper.arm(held)
-        one = _OneRun(self, spec, slot, Lease(link, held), self._said)
+        link.keeper.arm(grant)
+        one = _OneRun(self, spec, slot, Lease(link, grant), self._said)
         self.running[spec.name, slot.name] = one.stop
         name = f"incumbent-job {spec.name}"
         threading.Thread(target=self._life, args=(spec, slot, one), name=name, daemon=True).start()

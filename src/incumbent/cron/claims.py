@@ -6,9 +6,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from incumbent import clock
 from incumbent._core.acquire import acquire
-from incumbent._core.adopt import adopt
 from incumbent._core.held import Held, Wanted
 from incumbent._core.onestep import run
 from incumbent._core.release import release
@@ -17,7 +15,7 @@ from incumbent.cron.judge import Slot
 from incumbent.cron.ledger import SLOT_KEEP
 from incumbent.cron.spec import JobSpec
 from incumbent.errors import NotAcquired, StoreError
-from incumbent.model import Granted, Refused
+from incumbent.model import Refused
 from incumbent.model import Slot as StoreSlot
 from incumbent.options import LockSettings, wanted_from
 from incumbent.sync import Lease
@@ -27,14 +25,10 @@ __all__ = ["Claimer", "Grant", "adopted"]
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """A slot that was granted. `sent`: the instant before the request, on this host's clock."""
+    """A slot that was granted, for another process to adopt. `wanted` names the slot too."""
 
     wanted: Wanted
     claim: str
-    token: int
-    ttl: float
-    epoch: str
-    sent: float
 
 
 class Claimer:
@@ -59,8 +53,8 @@ class Claimer:
         # A ledger's record is kept for as long as its fields are.
         return replace(wanted, ask=replace(wanted.ask, keep_record=max(SLOT_KEEP, 86_400.0 * 30)))
 
-    def claim(self, spec: JobSpec, slot: Slot) -> tuple[Held, float] | Refused:
-        """Ask once: what is held now, with the instant before asking, or the store's no.
+    def claim(self, spec: JobSpec, slot: Slot) -> Held | Refused:
+        """Ask once: what is held now, or the store's no.
 
         Raises StoreError; then nothing is believed, and what may be in the store is given back.
         """
@@ -68,30 +62,30 @@ class Claimer:
         name = slot.name
         ask = replace(wanted.ask, slot=StoreSlot(name, SLOT_KEEP), meta=name.encode())
         said: list[Refused | StoreError] = []
-        sent = clock.now()
         try:
-            held = run(acquire(self.link.port, replace(wanted, ask=ask), 0, said.append))
+            return run(acquire(self.link.port, replace(wanted, ask=ask), 0, said.append))
         except NotAcquired:
             return next(it for it in reversed(said) if isinstance(it, Refused))
-        return held, sent
 
     def give_back(self, held: Held) -> None:
         """Nothing was done with it: the slot is anybody's again."""
         run(release(self.link.port, held, undo_slot=True))
 
-    def part_with(self, held: Held, sent: float) -> Grant:
+    def part_with(self, held: Held) -> Grant:
         """Another process holds it from now on: here nothing is believed of it any more."""
-        machine, policy = held.machine, held.wanted.policy
-        grant = Grant(held.wanted, held.claim, machine.token, policy.ttl, machine.epoch, sent)
-        machine.left()
-        return grant
+        held.machine.left()
+        return Grant(held.wanted, held.claim)
 
 
-def adopted(link: Link, grant: Grant) -> Lease | None:
-    """The lease that another process of this host was granted; None if it is too late for it."""
-    given = Granted(grant.claim, grant.token, grant.ttl, grant.epoch)
-    held = adopt(link.port, grant.wanted, given, grant.sent)
-    if held is None:
-        return None
+def adopted(link: Link, grant: Grant) -> Lease:
+    """The lease that another process was granted: asked for again with its claim.
+
+    Not taken over by the numbers: a store may count on the process that it granted it to (etcd
+    ends what that one does not renew), and the deadline counts from a request of our own. Raises
+    NotAcquired if it was too late for that, else StoreError; then the slot is given back.
+    """
+    # A store that was just started may want a moment more of a new connection than of the old one.
+    patience = grant.wanted.policy.ttl / 2
+    held = run(acquire(link.port, grant.wanted, patience, claim=grant.claim))
     link.keeper.arm(held)
     return Lease(link, held)

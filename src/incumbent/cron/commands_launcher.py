@@ -44,17 +44,16 @@ class CommandLauncher:
         self.vanished: list[tuple[str, Slot]] = []
         self.over: list[str] = []
 
-    def claim(self, spec: JobSpec, slot: Slot) -> tuple[Held, float] | Refused:
+    def claim(self, spec: JobSpec, slot: Slot) -> Held | Refused:
         """See Launcher."""
         return self._claimer.claim(spec, slot)
 
-    def launch(self, spec: JobSpec, slot: Slot, grant: tuple[Held, float]) -> None:
+    def launch(self, spec: JobSpec, slot: Slot, grant: Held) -> None:
         """See Launcher."""
-        held, sent = grant
         if self.gone:
-            self._claimer.give_back(held)
+            self._claimer.give_back(grant)
             raise CannotLaunch("the process that starts commands is gone")
-        task = self._task(spec, slot, held, sent)
+        task = self._task(spec, slot, grant)
         try:
             self._zygote.send(task)
         except ZygoteGone as error:
@@ -63,7 +62,7 @@ class CommandLauncher:
             raise CannotLaunch(str(error)) from error
         self.running[spec.name, slot.name] = slot
 
-    def _task(self, spec: JobSpec, slot: Slot, held: Held, sent: float) -> Task:
+    def _task(self, spec: JobSpec, slot: Slot, held: Held) -> Task:
         settings = self._settings
         return Task(
             job=spec.name,
@@ -72,7 +71,7 @@ class CommandLauncher:
             attempt=slot.attempt,
             instance=settings.holder,
             command=spec.argv or (),
-            grant=self._claimer.part_with(held, sent),
+            grant=self._claimer.part_with(held),
             url=settings.url,
             env=dict(spec.env),
             isolate=settings.isolate,

@@ -23,7 +23,7 @@ from incumbent.cron.claims import Grant, adopted
 from incumbent.cron.events import Events
 from incumbent.cron.ledger import OUTPUT_MOST, Run, State
 from incumbent.cron.output import Output
-from incumbent.errors import ConfigError, StoreError
+from incumbent.errors import ConfigError, NotAcquired, StoreError
 from incumbent.links import new_link
 from incumbent.supervise.child import CannotStart
 from incumbent.supervise.environment import WITHHELD, child_environment
@@ -75,15 +75,17 @@ class Task:
 def be_runner(task: Task, events: Events) -> int:
     """Run it to its end; the exit code says whether the slot was given back."""
     # Standard output is a pipe of ours from here on; events go where they went before.
-    events = events.knowing(os.dup(1), job=task.job, term=task.grant.token)
+    events = events.knowing(os.dup(1), job=task.job)
     _give_stdin(task.stdin)
     with start_guard(task.isolate) as guard, Signals() as signals:
         link = new_link(task.url)
         try:
-            lease = adopted(link, task.grant)
-            if lease is None:
-                events("given_back", slot=task.slot, why="the lease was granted too long ago")
+            try:
+                lease = adopted(link, task.grant)
+            except (NotAcquired, StoreError) as error:
+                events("given_back", slot=task.slot, why=str(error))
                 return GAVE_BACK
+            events = events.knowing(term=lease.fencing_token)
             return _Runner(task, lease, guard, signals, events).run()
         finally:
             link.close()
@@ -119,7 +121,7 @@ class _Runner:
             State.RUNNING,
             task.due,
             task.instance,
-            task.grant.token,
+            lease.fencing_token,
             clock.wall(),
             attempt=task.attempt,
         )

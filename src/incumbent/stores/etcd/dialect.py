@@ -12,6 +12,7 @@ from incumbent.stores.etcd.keys import Names, Naming, after, b64, part
 from incumbent.stores.etcd.memory import Mine
 from incumbent.stores.etcd.phrases import (
     absent,
+    attached,
     created,
     delete,
     modified,
@@ -237,11 +238,12 @@ class Dialect:
         return transaction([], asked)
 
     def remove_leases(self, batch: Sequence[Mine]) -> bytes:
-        """Remove leases whose time ran out; not those that were granted anew."""
+        """Remove leases whose time ran out; not those that were granted anew, or moved away."""
         asked = []
         for mine in batch:
             key = self.lease64(mine)
-            asked.append(nested([created(key, mine.revision)], [delete(key)]))
+            still_ours = [created(key, mine.revision), attached(key, mine.session.id)]
+            asked.append(nested(still_ours, [delete(key)]))
         return transaction([], asked)
 
     def lookup(self, renewals: Sequence[Renewal | Mine]) -> bytes:

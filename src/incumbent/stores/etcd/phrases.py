@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 __all__ = [
     "absent",
+    "attached",
     "created",
     "delete",
     "modified",
@@ -31,6 +32,11 @@ def created(key: str, revision: int) -> str:
 def modified(key: str, revision: int | str) -> str:
     """A comparison: the key was last written at that revision."""
     return f'{{"key":"{key}","target":"MOD","mod_revision":"{revision}"}}'
+
+
+def attached(key: str, lease: str) -> str:
+    """A comparison: the key ends with this etcd lease."""
+    return f'{{"key":"{key}","target":"LEASE","lease":"{lease}"}}'
 
 
 def same(key: str, value: str) -> str:
