@@ -2,8 +2,8 @@
 # Everything is made inside this folder: .venv for Python, .servers for test servers.
 
 PYTHON ?= python3
-# Two at a time: more would starve the timing of the fault tests on small machines.
-WORKERS ?= 2
+# For two cores: most tests wait, and many more would starve the timing of the fault tests.
+WORKERS ?= 3
 PYTEST_ARGS ?=
 CHAOS_ARGS ?=
 

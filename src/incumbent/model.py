@@ -278,7 +278,8 @@ class Capabilities:
 
     `ttl_min`, `ttl_max`, `ttl_unit` are seconds; `waits` says how a waiter learns of a change;
     `ttl_change`: a renewal may ask another ttl; `ttl_clock`: the clock that counts a ttl down;
-    `round_trips`: of an exclusive take, renew and give each; `candidates`: it lists who stands by
+    `round_trips`: of an exclusive take, renew and give each; `survives_failover`: leases outlive
+    a restart and a failover; `candidates`: it lists who stands by
     (`Ask.candidacy`); `reservations`: a give may reserve the lease for one holder.
     """
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from typing import Final
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, unquote
 
 from incumbent.durations import DAY, parse_duration
 from incumbent.errors import ConfigError
@@ -80,16 +80,14 @@ def parse_etcd_url(url: str) -> EtcdOptions:
 
 
 def _split(url: str) -> tuple[str, str, str, str, dict[str, str]]:
-    # `from None`: urlsplit quotes what it could not read, which may be a piece of the password.
-    scheme = url.partition(":")[0]
-    try:
-        parts = urlsplit(url)
-    except ValueError:
-        raise _malformed(scheme) from None
-    if parts.scheme not in _SCHEMES or parts.fragment or not url[len(scheme) :].startswith("://"):
+    # Not by urlsplit: newer ones refuse an IPv6 address that is not the first host.
+    scheme, mark, rest = url.partition("://")
+    if scheme not in _SCHEMES or not mark or "#" in rest:
         raise _malformed(scheme)
-    login, _, hosts = parts.netloc.rpartition("@")
-    return scheme, login, hosts, parts.path, _query(parts.query)
+    place, _, query = rest.partition("?")
+    netloc, slash, path = place.partition("/")
+    login, _, hosts = netloc.rpartition("@")
+    return scheme, login, hosts, slash + path, _query(query)
 
 
 def _malformed(scheme: str) -> ConfigError:

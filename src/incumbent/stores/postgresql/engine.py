@@ -36,8 +36,6 @@ class PostgresEngine:
         waits="pubsub",
         ttl_unit=0.000_001,
         ttl_clock="wall",
-        # Of exclusion: a promoted standby grants nothing for one ttl. Leases end with the primary.
-        survives_failover=True,
         candidates=True,
         reservations=True,
     )
