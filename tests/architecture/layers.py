@@ -49,7 +49,9 @@ LAYERS = (
         WORLD,
     ),
     Layer(
-        "store contract", ("stores.base", "stores.names", "stores.notices", "stores.table"), WORLD
+        "store contract",
+        ("stores.base", "stores.collected", "stores.names", "stores.notices", "stores.table"),
+        WORLD,
     ),
     Layer("job files", ("cron.places", "cron.crontab", "cron.settings", "cron.jobfile"), WORLD),
     Layer(

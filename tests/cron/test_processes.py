@@ -101,11 +101,12 @@ def _check(fleet: CronFleet) -> None:
 
 def test_a_run_whose_instance_is_killed_is_lost_and_retried(fleet: CronFleet) -> None:
     fleet.file.write_text(
-        f'[[job]]\nname = "long"\nevery = "1h"\ncommand = {note("time.sleep(2)")}\nretries = 1\n'
+        f'[[job]]\nname = "long"\nevery = "1h"\ncommand = {note("time.sleep(6)")}\nretries = 1\n'
     )
     first, second = fleet.start(), fleet.start()
     eventually(lambda: len(fleet.events("ready")) == 2, within=15)
     assert incumbent("-s", fleet.store, "trigger", "long").returncode == 0
+    eventually(lambda: fleet.events("started"))
     began = fleet.events("started")[0]
     slot = began["slot"]
     fleet.kill(first if began["instance"] == "i1" else second)

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -127,6 +128,21 @@ def test_a_program_that_never_closes_ends_without_a_word(etcd_server: EtcdServer
 def test_an_engine_that_is_dropped_closes_its_connections(proxy: FaultProxy) -> None:
     Party(open_engine(url_of(proxy))).take()
     gc.collect()
+    eventually(lambda: proxy.live == 0)
+
+
+def test_an_engine_that_is_dropped_within_a_cycle_closes_its_connections_unseen(
+    proxy: FaultProxy,
+) -> None:
+    one = Party(open_engine(url_of(proxy)))
+    one.take()
+    cycle: list[object] = [one]
+    cycle.append(cycle)
+    del one, cycle
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        gc.collect()
+    assert heard == []
     eventually(lambda: proxy.live == 0)
 
 

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import Timer
 
 import psycopg
 import pytest
@@ -22,6 +23,7 @@ from tests.faults.postgresql_world import (
     soon,
 )
 from tests.support.postgresql import PostgresServer
+from tests.support.proxy import FaultProxy
 from tests.support.waiting import eventually
 
 
@@ -107,6 +109,45 @@ def test_a_waiter_that_idles_too_long_for_the_server_still_hears(
         with answers_within(0.5):
             one.store.wait_change(one.key, seen, soon(0.5))
         assert one.refused().seen == seen
+
+
+def test_a_request_on_its_way_while_its_session_ends_for_idling_was_not_carried_out(
+    postgres_server: PostgresServer, database: str
+) -> None:
+    alter(postgres_server, database, "idle_session_timeout = '300ms'")
+    with (
+        FaultProxy(postgres_server.port) as proxy,
+        party(postgres_server.url_of(database, port=proxy.port)) as one,
+    ):
+        one.take()
+        alter(postgres_server, database, "idle_session_timeout = 0")
+        one.refused()
+        one.refused()
+        proxy.delay(0.6, reply=0.0)
+        healing = Timer(0.1, proxy.heal)
+        healing.start()
+        # Sent at once, and told of the end before it arrives.
+        assert one.refused().holders[0].claim == one.claim
+        healing.join()
+
+
+def test_an_end_for_idling_that_comes_with_the_answer_before_is_no_doubt(
+    postgres_server: PostgresServer, database: str
+) -> None:
+    alter(postgres_server, database, "idle_session_timeout = '1s'")
+    with (
+        FaultProxy(postgres_server.port) as proxy,
+        party(postgres_server.url_of(database, port=proxy.port)) as one,
+    ):
+        one.store.read(one.key, soon())
+        one.store.read(one.key, soon())
+        proxy.delay(0.0, reply=0.4)
+        one.take()
+        # After 0.4 s comes that its statement is prepared, after 1.4 s the session's end, and
+        # after 1.8 s the connection's.
+        time.sleep(1.6)
+        proxy.heal()
+        assert one.refused().holders[0].claim == one.claim
 
 
 def test_no_operation_leaves_a_transaction_open(

@@ -20,9 +20,17 @@ _HINT_WITHIN = 5.0
 """Seconds after which one looks again without a hint: hints may be lost."""
 
 
-def look_until(client: Client, name: str, until: float, done: Callable[[Record], bool]) -> Record:
+def look_until(
+    client: Client,
+    name: str,
+    until: float,
+    done: Callable[[Record], bool],
+    hint_within: float = _HINT_WITHIN,
+) -> Record:
     """The first record for which `done` holds, or the last one before `until`.
 
+    `hint_within`: what looks for a field looks often, for `Record.seen` of a name that is held does
+    not tell of fields: one that is written before the listener listens gives no hint.
     An outage is waited out, and told once. Raises StoreError if it lasts until the end.
     """
     pause, told, seen = _FIRST, False, None
@@ -39,7 +47,7 @@ def look_until(client: Client, name: str, until: float, done: Callable[[Record],
             say(f"{name}: trying on: {error}")
         if record is not None and record.seen and record.seen != seen:
             pause, seen = _FIRST, record.seen
-            wait_for_change(client, record, until)
+            wait_for_change(client, record, min(until, clock.now() + hint_within))
         else:
             # Nothing to compare, or a hint without a change: many must not become a busy loop.
             seen = None

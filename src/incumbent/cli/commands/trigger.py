@@ -23,6 +23,7 @@ from incumbent.sync import Client
 __all__ = ["command"]
 
 _PATIENCE: Final = "15s"
+_LOOK_AGAIN: Final = 0.25
 _REFUSED: Final = (State.SKIPPED, State.MISSED, State.LOST)
 
 
@@ -57,7 +58,8 @@ def _trigger(asking: Asking, patience: float) -> int:
     def taken(record: Record) -> bool:
         return trigger.slot in runs_of(record.fields)
 
-    record = look_until(asking.client, trigger.job, clock.now() + patience, taken)
+    until = clock.now() + patience
+    record = look_until(asking.client, trigger.job, until, taken, _LOOK_AGAIN)
     if not taken(record):
         asking.store.put(control, trigger.field, None, None, clock.now() + WITHIN)
         line = "no instance took it: is one up that has this job? See `jobs`"

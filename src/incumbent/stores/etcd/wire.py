@@ -11,6 +11,7 @@ from struct import Struct
 from typing import Final
 
 from incumbent import clock
+from incumbent.stores.collected import close_with
 from incumbent.stores.etcd.errors import Broken, is_refusal_of_certificate
 from incumbent.unpatched import original
 
@@ -40,6 +41,7 @@ class Wire:
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
+        close_with(self, sock.close)
         self._plain = type(sock) is original("socket", "socket") and os.name == "posix"
         if self._plain:
             # The kernel's timeouts, set once, spare the poll that each look would cost.

@@ -31,7 +31,7 @@ from incumbent.stores.postgresql.driver import DriverError, Site
 from incumbent.stores.postgresql.errors import Answered
 from incumbent.stores.postgresql.exchange import UNUSABLE, Exchange
 from incumbent.stores.postgresql.listening import Bell, Listening
-from incumbent.stores.postgresql.wire import STALE_AFTER, AnyWire, broken, value_of, wait_for
+from incumbent.stores.postgresql.wire import STALE_AFTER, AnyWire, value_of, wait_for
 
 __all__ = ["BlockingExchange", "PostgresStore", "Wire"]
 
@@ -74,7 +74,7 @@ class Wire(AnyWire):
         except Answered as error:
             return run(self.without_prepared(error, request, until))
         except DriverError as error:
-            raise broken(error) from error
+            raise self.lost(error, []) from error
         return run(self.rest(until, []))
 
 

@@ -6,6 +6,7 @@ import os
 import select
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import partial
 from math import ceil
 from typing import Any, Final
 from zlib import crc32
@@ -17,13 +18,18 @@ from incumbent.stores.postgresql.errors import Answered, Broken
 
 __all__ = ["STALE_AFTER", "AnyWire", "broken", "value_of", "wait_for"]
 
+_BAD: Final = pq.ConnStatus.BAD
 _FATAL_ERROR: Final = pq.ExecStatus.FATAL_ERROR
 _SEVERITY: Final = pq.DiagnosticField.SEVERITY_NONLOCALIZED
+_ENDS: Final = (b"FATAL", b"PANIC")
 _SQLSTATE: Final = pq.DiagnosticField.SQLSTATE
 _MESSAGE: Final = pq.DiagnosticField.MESSAGE_PRIMARY
 STALE_AFTER: Final = 0.05
 """A connection unused for longer is looked at before it is trusted: one system call."""
 
+_IDLED: Final = "57P05"
+"""The server ended a session that idled too long (idle_session_timeout). It says so only between
+requests, before it begins another: one that this answers was not carried out."""
 _NOT_PREPARED: Final = ("26000", "42P05")
 """No such prepared statement; there is one already."""
 _SLICE: Final = 1.0
@@ -44,6 +50,9 @@ class AnyWire(ABC):
         self.used = _now()
         self._known: dict[bytes, bytes] = {}
         self._coming: tuple[bytes, bytes] | None = None
+        self._last_words: list[str] = []
+        # It must not refer to this object: nobody but its holder keeps a connection open.
+        connection.notice_handler = partial(_note, self._last_words)
 
     @abstractmethod
     async def ready(self, until: float, *, writing: bool = False) -> bool:
@@ -66,8 +75,10 @@ class AnyWire(ABC):
 
     def is_stale(self) -> bool:
         """Whether the server closed it; one that was just used is not looked at."""
-        if self.closed or _now() - self.used < STALE_AFTER:
-            return self.closed
+        if self.closed or self._last_words:
+            return True
+        if _now() - self.used < STALE_AFTER:
+            return False
         if self._coming is not None:
             # What is there to read may be the answer that comes: whoever uses it will see.
             return False
@@ -94,6 +105,8 @@ class AnyWire(ABC):
             raise Broken("no time is left", sent=False, late=True)
         if self._coming is not None:
             await self._prepared(until)
+        if self._last_words:
+            raise Broken(self._last_words[-1], sent=False)
         name = self._known.get(request.sql)
         if name is None:
             answer = await self._unprepared(request, until)
@@ -179,12 +192,25 @@ class AnyWire(ABC):
                     break
                 results.append(result)
         except DriverError as error:
-            # The server's own last words say more, if it had some.
-            for result in results:
-                value_of(result)
-            raise broken(error) from error
+            raise self.lost(error, results) from error
         values = [value_of(result) for result in results]
         return values[-1] if values else None
+
+    def lost(self, error: Exception, results: list[Any]) -> Broken:
+        """What it means that a request failed by `error` after `results`.
+
+        Raises Broken, Answered: the server's own words, if it had some.
+        """
+        connection = self._connection
+        # What was read before the end of the connection was noticed may not have been looked at.
+        # Without a connection this does not block.
+        if not results and connection.status == _BAD:
+            results = [connection.get_result()]
+        for result in results:
+            # Libpq's own words have no severity.
+            if result is not None and result.error_field(_SEVERITY):
+                value_of(result)
+        return broken(error)
 
     async def notified(self, until: float) -> list[str]:
         """What was notified; nothing at `until`. Raises Broken."""
@@ -223,13 +249,24 @@ def _drained(connection: Any) -> list[str]:
     return found
 
 
+def _note(last_words: list[str], result: Any) -> None:
+    """Keep the end of a session, if it is one.
+
+    libpq takes what comes between requests, as together with the answer before, for a notice; the
+    next request would hear only that nobody is there.
+    """
+    if (result.error_field(_SEVERITY) or b"") in _ENDS:
+        text = result.error_field(_MESSAGE) or b""
+        last_words.append(text.decode("utf-8", "replace") or "the connection ended")
+
+
 def value_of(result: Any) -> bytes | None:
     """The one value that was answered. Raises Answered, or Broken for a session's last words."""
     if result.status == _FATAL_ERROR:
         said = [result.error_field(it) or b"" for it in (_SEVERITY, _SQLSTATE, _MESSAGE)]
         severity, code, text = (it.decode("utf-8", "replace") for it in said)
         if severity != "ERROR":
-            raise Broken(text or "the connection ended", sent=True)
+            raise Broken(text or "the connection ended", sent=code != _IDLED)
         raise Answered(code, text)
     if result.ntuples == 0:
         return None

@@ -16,6 +16,7 @@ from typing import Any, Final
 import hiredis
 
 from incumbent import clock
+from incumbent.stores.collected import close_with
 from incumbent.stores.redis.errors import Broken
 from incumbent.stores.redis.resp import as_eval
 from incumbent.unpatched import original
@@ -62,6 +63,7 @@ class Wire:
     def __init__(self, sock: socket.socket) -> None:
         reader = hiredis.Reader()
         self._sock = sock
+        close_with(self, sock.close)
         self._send, self._recv = sock.send, sock.recv
         self._feed, self._gets = reader.feed, reader.gets
         if _is_plain(sock):
