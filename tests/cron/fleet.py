@@ -17,7 +17,8 @@ from typing import Any
 
 from incumbent.cron.ledger import Run, read_job, runs_of
 from incumbent.sync import Client
-from tests.cli.tool import command_line, environment
+from tests.cli.tool import command_line, environment, incumbent
+from tests.support.waiting import eventually
 
 TIMES = ("--ttl", "1.5", "--grace", "0.3")
 
@@ -80,6 +81,16 @@ class CronFleet:
     def since(self, job: str) -> float:
         with Client(self.store) as client:
             return float(read_job(client.read(job, 5).fields)["since"])
+
+    def trigger(self, job: str) -> None:
+        """Once now; the fleet may only just have begun to say which jobs it has."""
+        eventually(lambda: self._registered(job))
+        done = incumbent("-s", self.store, "trigger", job)
+        assert done.returncode == 0, done.stderr
+
+    def _registered(self, job: str) -> bool:
+        with Client(self.store) as client:
+            return bool(read_job(client.read(job, 5).fields))
 
     # -- faults --------------------------------------------------------------------------------
 

@@ -13,7 +13,6 @@ import pytest
 
 from incumbent.cron.ledger import State
 from incumbent.cron.schedule import slot_id
-from tests.cli.tool import incumbent
 from tests.cron.fleet import CronFleet, children, descendants, identity, note
 from tests.faults.postgresql_world import new_database
 from tests.support.etcd import EtcdServer
@@ -105,7 +104,7 @@ def test_a_run_whose_instance_is_killed_is_lost_and_retried(fleet: CronFleet) ->
     )
     first, second = fleet.start(), fleet.start()
     eventually(lambda: len(fleet.events("ready")) == 2, within=15)
-    assert incumbent("-s", fleet.store, "trigger", "long").returncode == 0
+    fleet.trigger("long")
     eventually(lambda: fleet.events("started"))
     began = fleet.events("started")[0]
     slot = began["slot"]
@@ -122,7 +121,7 @@ def test_a_run_longer_than_the_ttl_ends_well_while_its_instance_claims_other_slo
     fleet.file.write_text(fleet.jobs + long)
     fleet.start()
     eventually(lambda: fleet.events("ready"))
-    assert incumbent("-s", fleet.store, "trigger", "long").returncode == 0
+    fleet.trigger("long")
     (run,) = fleet.runs("long").values()
     eventually(lambda: fleet.runs("long")[run.slot].state.ended)
     assert fleet.runs("long")[run.slot].state is State.OK
@@ -134,7 +133,7 @@ def test_a_term_lets_runs_end_and_starts_no_other(fleet: CronFleet) -> None:
     )
     process = fleet.start()
     eventually(lambda: fleet.events("ready"), within=15)
-    assert incumbent("-s", fleet.store, "trigger", "long").returncode == 0
+    fleet.trigger("long")
     process.send_signal(signal.SIGTERM)
     assert process.wait(10) == 0
     (run,) = fleet.runs("long").values()
@@ -147,7 +146,7 @@ def test_a_drain_that_takes_too_long_stops_the_runs(fleet: CronFleet) -> None:
     )
     process = fleet.start("--drain", "0.3")
     eventually(lambda: fleet.events("ready"), within=15)
-    assert incumbent("-s", fleet.store, "trigger", "long").returncode == 0
+    fleet.trigger("long")
     process.send_signal(signal.SIGTERM)
     assert process.wait(10) == 0
     (run,) = fleet.runs("long").values()
@@ -178,7 +177,7 @@ def test_what_a_command_writes_and_how_it_ended_is_kept(fleet: CronFleet) -> Non
     fleet.start()
     eventually(lambda: fleet.events("ready"), within=15)
     for job in ("bad", "late", "reads"):
-        assert incumbent("-s", fleet.store, "trigger", job).returncode == 0
+        fleet.trigger(job)
 
     def states() -> list[State]:
         return [run.state for job in ("bad", "late", "reads") for run in fleet.runs(job).values()]
@@ -195,7 +194,7 @@ def test_a_schedule_that_changes_lets_the_run_that_is_on_end(fleet: CronFleet) -
     fleet.file.write_text(f'{job}"1h"\n')
     process = fleet.start()
     eventually(lambda: fleet.events("ready"), within=15)
-    assert incumbent("-s", fleet.store, "trigger", "long").returncode == 0
+    fleet.trigger("long")
     fleet.file.write_text(f'{job}"2h"\n')
     process.send_signal(signal.SIGHUP)
     eventually(lambda: fleet.events("reloaded"), within=5)
@@ -213,7 +212,7 @@ def test_a_runner_that_is_killed_leaves_nothing_behind_and_its_run_is_lost(
     )
     process = fleet.start()
     eventually(lambda: fleet.events("ready"), within=15)
-    assert incumbent("-s", fleet.store, "trigger", "long").returncode == 0
+    fleet.trigger("long")
     eventually(fleet.ran, within=10)
     (zygote,) = children(process.pid)
     (runner,) = children(zygote)

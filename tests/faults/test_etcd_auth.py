@@ -219,5 +219,5 @@ def test_plain_http_to_a_tls_server_and_the_reverse_are_clear_errors(
 ) -> None:
     for url in (f"etcd://{demanding.endpoint}", f"etcds://{etcd_server.endpoint}?ca={tls.ca}"):
         # The one may have understood what was sent, for all that we know.
-        with party(url) as one, pytest.raises(StoreError, match=r"(?i)tls|closed"):
+        with party(url) as one, pytest.raises(StoreError, match=r"(?i)tls|closed|reset"):
             one.take()
