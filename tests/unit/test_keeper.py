@@ -7,15 +7,17 @@ import logging
 import threading
 import time
 from math import inf
+from pathlib import Path
 
 import pytest
 
-from incumbent import Lock, clock
+from incumbent import Client, Lock, clock
 from incumbent._drive.alarm import _ConditionAlarm, make_alarm
 from incumbent._drive.keeper import Keeper
 from incumbent._drive.notifier import Notifier
 from incumbent.links import link_for
 from tests.support.faulty import Fault, FaultyEngine
+from tests.support.needs import needs
 from tests.support.waiting import eventually
 
 
@@ -40,6 +42,19 @@ def test_an_alarm_sleeps_until_its_instant_or_until_it_is_woken(alarm: _Conditio
     alarm.wait_until(inf)
     assert clock.now() - started < 2
     alarm.close()
+
+
+@needs(Path("/proc/self/fd").is_dir(), "counts the descriptors that Linux lists")
+def test_a_client_that_was_closed_leaves_no_descriptor(tmp_path: Path) -> None:
+    def use_one() -> int:
+        with Client(f"sqlite:///{tmp_path}/leases.db") as client, client.lock("a").acquire():
+            pass
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    before = use_one()
+    for _ in range(20):
+        use_one()
+    eventually(lambda: use_one() <= before + 2)
 
 
 def test_leases_taken_together_are_renewed_in_few_requests(engine: FaultyEngine) -> None:

@@ -195,12 +195,14 @@ class Keeper:
             self._wake(state)
 
     def _wake(self, state: _State) -> None:
-        if state.alarm is None:
-            with state.mutex:
-                if state.alarm is None:
-                    state.alarm = make_alarm()
-                    self._start_unless_exiting(self._run)
-        state.alarm.wake()
+        # Under the mutex: a thread that ends closes the alarm, whose numbers may then be others'.
+        with state.mutex:
+            if state.alarm is None:
+                if state.stopped:
+                    return
+                state.alarm = make_alarm()
+                self._start_unless_exiting(self._run)
+            state.alarm.wake()
 
     @staticmethod
     def _start_unless_exiting(work: Callable[[], None]) -> None:
@@ -219,6 +221,10 @@ class Keeper:
             except Exception:  # noqa: BLE001
                 # Whatever it was, the other leases still need their renewals.
                 _log.exception("the keeper met an error; leases it could not renew will expire")
+        with state.mutex:
+            alarm, state.alarm = state.alarm, None
+            if alarm is not None:
+                alarm.close()
 
     def _sleep(self, state: _State) -> None:
         alarm = state.alarm
