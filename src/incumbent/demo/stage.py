@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import IO, Final, Self
 
 from incumbent.demo.accounts import Account
+from incumbent.demo.leaving import Leaving
 from incumbent.supervise.kernel import die_with_parent, pidfds
 
 __all__ = ["Missed", "Stage"]
@@ -38,7 +39,8 @@ class Missed(Exception):
 class Stage:
     """A context manager: the folder, the judge, the device, and all that is started on it."""
 
-    def __init__(self) -> None:
+    def __init__(self, leaving: Leaving) -> None:
+        self._leaving = leaving
         self._started: list[subprocess.Popen[str]] = []
         self._accounts: dict[int, Account] = {}
         self._changed = threading.Condition()
@@ -131,7 +133,7 @@ class Stage:
         stdout: int | IO[str],
         stderr: int | IO[str] | None,
     ) -> subprocess.Popen[str]:
-        with self._starting:
+        with self._leaving.later(), self._starting:
             if self._over:
                 raise Missed("the demo is over")
             process = self._popen(words, stdin, stdout, stderr)

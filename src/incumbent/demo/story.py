@@ -12,6 +12,7 @@ from typing import Final, TypeAlias
 from incumbent.demo import ours, plain
 from incumbent.demo.accounts import Account, faults_in, seconds_shared, spans_shared
 from incumbent.demo.acts import ALL, FOR_LONG, Acts
+from incumbent.demo.leaving import Leaving
 from incumbent.demo.stage import Missed, Stage
 from incumbent.demo.timeline import Row, draw, spell
 
@@ -31,14 +32,14 @@ What next:
   INCUMBENT_STORE=redis://...                    instances on several hosts share a server"""
 
 
-def tell(say: Print, paint: Paint) -> int:
+def tell(say: Print, paint: Paint, leaving: Leaving) -> int:
     """Run it. Returns 0 if we never had two at once, terms grew and the late write was refused.
 
     `paint(text, colour)` colours a text where colours can be seen. Raises OSError if the processes
     cannot be started.
     """
     began = time.monotonic()
-    with Stage() as stage:
+    with Stage(leaving) as stage:
         said = _Said(say, paint)
         left, right = Acts(said.scene), Acts(said.scene)
         mine, theirs = ours.Ours(stage, left), plain.Plain(stage, right)

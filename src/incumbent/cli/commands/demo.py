@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
-from typing import NoReturn
 
 from incumbent.cli.parser import Request
+from incumbent.demo.leaving import Leaving
 from incumbent.demo.story import tell
 
 __all__ = ["command"]
@@ -18,13 +17,10 @@ _COLOURS = {"bold": 1, "red": 31, "green": 32}
 def command(request: Request) -> int:
     """See the module. The store is one of its own, whatever the settings say."""
     del request
-    # As ^C: what was started is ended on the way out.
-    signal.signal(signal.SIGTERM, _leave)
-    return tell(_say, _paint)
-
-
-def _leave(signum: int, _frame: object) -> NoReturn:
-    raise SystemExit(128 + signum)
+    # What was started is ended on the way out.
+    leaving = Leaving()
+    leaving.listen()
+    return tell(_say, _paint, leaving)
 
 
 def _say(line: str) -> None:
