@@ -115,9 +115,9 @@ def compact(server: EtcdServer) -> None:
 
 def test_a_watch_whose_server_restarts_is_taken_up_again(own_etcd: EtcdServer) -> None:
     with Client(own_etcd.store_url()) as holder, Client(own_etcd.store_url()) as other:
-        lease = holder.lock("job", ttl=10).acquire()
+        lease = holder.lock("job", ttl=3).acquire()
         with ThreadPoolExecutor(1) as pool:
-            waiting = pool.submit(other.lock("job", ttl=10, timeout=20).acquire)
+            waiting = pool.submit(other.lock("job", ttl=3, timeout=20).acquire)
             eventually(lambda: watchers(own_etcd) >= 1)
             own_etcd.restart()
             eventually(lambda: watchers(own_etcd) >= 1, within=10)
