@@ -9,7 +9,9 @@ from importlib.metadata import version
 from pathlib import Path
 
 from benchmarks.cron_agenda import agenda_rows
+from benchmarks.cron_burst import burst_rows
 from benchmarks.cron_claims import cron_rows
+from benchmarks.cron_peers import cron_peer_rows
 from benchmarks.etcd_leaders import etcd_leader_rows
 from benchmarks.etcd_pairs import etcd_async_rows, etcd_rows
 from benchmarks.harness import Figure, Row, one_core
@@ -22,7 +24,7 @@ from benchmarks.startup import StartRow, start_rows
 
 _PEERS = (
     *("redis", "hiredis", "python-redis-lock", "redlock-ng", "filelock"),
-    *("httpx2", "tooz", "etcd3gw", "psycopg", "PALs", "sqlalchemy-dlock"),
+    *("httpx2", "tooz", "etcd3gw", "psycopg", "PALs", "sqlalchemy-dlock", "APScheduler"),
 )
 _BEGIN, _END = "<!-- measured: begin -->", "<!-- measured: end -->"
 
@@ -51,6 +53,8 @@ def main() -> None:
     tables.append(("Many, etcd", figure_table(etcd_leader_rows(args.turns, args.idle))))
     tables.append(("Leaders, PostgreSQL", figure_table(postgresql_leader_rows(args.turns))))
     tables.append(("Jobs, Redis", figure_table(cron_rows(args.idle))))
+    tables.append(("Jobs, PostgreSQL", figure_table(cron_peer_rows())))
+    tables.append(("Jobs at once, Redis", figure_table(burst_rows(min(args.turns, 5)))))
     tables.append(("Schedules", figure_table(agenda_rows(min(args.turns, 5)))))
     text = "\n\n".join(f"### {title}\n\n{table}" for title, table in tables)
     text = f"{text}\n\n{_machine()}"

@@ -1,27 +1,20 @@
-"""Slots: what a claim costs, a hundred due at once over five instances, and many jobs at rest.
+"""Slots: what a claim costs, and many jobs at rest.
 
 python -m benchmarks.cron_claims
 """
 
 from __future__ import annotations
 
-import json
 import os
 import resource
-import signal
-import subprocess
-import sys
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from tests.support.servers import RedisServer
 
+from benchmarks.cron_fleet import cpu_of_trees, end, events, start, until
 from benchmarks.harness import Figure
 from incumbent.cron.claims import Claimer
 from incumbent.cron.judge import Slot
@@ -33,7 +26,6 @@ from incumbent.model import Refused
 __all__ = ["Figure", "cron_rows"]
 
 _CLAIMS = 500
-_INSTANCES, _SLOTS = 5, 100
 _MANY = 10_000
 _TURNS = 5
 
@@ -43,7 +35,6 @@ def cron_rows(idle: float = 30.0) -> list[Figure]:
     with RedisServer() as server:
         return [
             *claim_rows(server),
-            *burst_rows(_trusted(server)),
             *rest_rows(_trusted(server), idle),
         ]
 
@@ -105,37 +96,6 @@ def _requests(server: RedisServer) -> int:
     return 0
 
 
-# -- many at once ----------------------------------------------------------------------------------
-
-
-def burst_rows(url: str) -> list[Figure]:
-    """A hundred jobs of one instant: how late the last one starts, and who runs how many."""
-    with tempfile.TemporaryDirectory(prefix="incumbent-bench-") as name:
-        folder = Path(name)
-        at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 12))
-        jobs = [
-            f'[[job]]\nname = "j{number}"\nat = [{at}]\ncommand = ["true"]\n'
-            for number in range(_SLOTS)
-        ]
-        (folder / "jobs.toml").write_text("\n".join(jobs))
-        fleet = [_start(url, folder, f"i{number}", "burst") for number in range(_INSTANCES)]
-        try:
-            _until(lambda: len(_events(folder, "ready")) == _INSTANCES, 30)
-            _until(lambda: len(_events(folder, "started")) >= _SLOTS, 60)
-        finally:
-            _end(fleet)
-        started = _events(folder, "started")
-    late = sorted(event["late"] for event in started)
-    shares = Counter(event["instance"] for event in started)
-    runs = [shares.get(f"i{number}", 0) for number in range(_INSTANCES)]
-    return [
-        Figure(f"{_SLOTS} slots at once: half of them run after", late[len(late) // 2], "s"),
-        Figure(f"{_SLOTS} slots at once: all of them run after", late[-1], "s", 1.0),
-        Figure("... the instance with the most runs", max(runs), "runs", 35),
-        Figure("... the instance with the fewest", min(runs), "runs"),
-    ]
-
-
 # -- at rest ---------------------------------------------------------------------------------------
 
 
@@ -150,18 +110,18 @@ def rest_rows(url: str, seconds: float) -> list[Figure]:
         ]
         (folder / "jobs.toml").write_text("\n".join(jobs))
         began = time.monotonic()
-        process = _start(url, folder, "many", "rest")
+        process = start(url, folder, "many", "rest")
         try:
-            _until(lambda: _events(folder, "ready"), 60)
+            until(lambda: events(folder, "ready"), 60)
             ready = time.monotonic() - began
             # All are registered once in the life of a fleet.
-            _until(lambda: _registered(url) >= _MANY, 120)
+            until(lambda: _registered(url) >= _MANY, 120)
             time.sleep(2)
-            before = _cpu(process.pid)
+            before = cpu_of_trees([process.pid])
             time.sleep(seconds)
-            used = (_cpu(process.pid) - before) / seconds
+            used = (cpu_of_trees([process.pid]) - before) / seconds
         finally:
-            _end([process])
+            end([process])
     return [
         Figure(f"{_MANY} jobs: from the start until ready", ready, "s"),
         Figure(f"{_MANY} jobs at rest", used * 100, "% of a core", 1.0),
@@ -173,47 +133,6 @@ def _registered(url: str) -> int:
 
     with Client(url, namespace="rest") as client:
         return sum(it.key.name.startswith("j") for it in client.scan("j", 20))
-
-
-def _cpu(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-# -- processes -------------------------------------------------------------------------------------
-
-
-def _start(url: str, folder: Path, holder: str, namespace: str) -> subprocess.Popen[bytes]:
-    tool = str(Path(sys.executable).with_name("incumbent"))
-    line = [tool, "-s", url, "-N", namespace, "cron", str(folder / "jobs.toml"), "--holder", holder]
-    with (folder / f"{holder}.log").open("wb") as log:
-        return subprocess.Popen(line, stdout=log, start_new_session=True)
-
-
-def _events(folder: Path, kind: str) -> list[dict[str, Any]]:
-    found = []
-    for path in folder.glob("*.log"):
-        for line in path.read_text().splitlines():
-            with suppress(ValueError):
-                event = json.loads(line)
-                if event["event"] == kind:
-                    found.append(event)
-    return found
-
-
-def _until(condition: Callable[[], object], within: float) -> None:
-    until = time.monotonic() + within
-    while not condition():
-        if time.monotonic() > until:
-            raise TimeoutError(f"did not come true within {within} s")
-        time.sleep(0.1)
-
-
-def _end(fleet: list[subprocess.Popen[bytes]]) -> None:
-    for process in fleet:
-        process.send_signal(signal.SIGTERM)
-    for process in fleet:
-        process.wait(40)
 
 
 def main() -> None:

@@ -87,3 +87,15 @@ def test_a_call_that_cannot_work_is_one_line(words: tuple[str, ...], said: str) 
     assert (done.returncode, done.stdout) == (64, "")
     (line,) = done.stderr.splitlines()
     assert said in line
+
+
+def test_the_next_runs_of_a_module_are_told_too(tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(
+        "import incumbent\njobs = incumbent.Jobs()\n"
+        "@jobs.cron('30 5 * * *', tz='Europe/Berlin')\ndef nightly(): pass\n"
+    )
+    done = incumbent("cron", "app:jobs", "--check", env={"PYTHONPATH": str(tmp_path)})
+    assert (done.returncode, done.stdout.count("nightly")) == (0, 3)
+    assert "30 5 * * * (Europe/Berlin)" in done.stdout
+    bad = incumbent("cron", "app:nothing", "--check", env={"PYTHONPATH": str(tmp_path)})
+    assert (bad.returncode, "nothing" in bad.stderr) == (64, True)

@@ -10,16 +10,26 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from incumbent import clock
+from incumbent.cron.control import PRESENCE
+from incumbent.cron.events import Quiet
+from incumbent.cron.execute import Executor
+from incumbent.cron.judge import Slot
 from incumbent.cron.ledger import Run, read_job, runs_of
+from incumbent.cron.load import load_jobs
+from incumbent.cron.spec import JobSpec
+from incumbent.links import new_link
+from incumbent.model import Key, Refused
 from incumbent.sync import Client
 from tests.cli.tool import command_line, environment, incumbent
 from tests.support.waiting import eventually
 
+PRESENCE_KEY = Key("default", PRESENCE)
 TIMES = ("--ttl", "1.5", "--grace", "0.3")
 
 
@@ -92,6 +102,21 @@ class CronFleet:
         with Client(self.store) as client:
             return bool(read_job(client.read(job, 5).fields))
 
+    def account(self) -> None:
+        """What a look in ten minutes writes: by then a slot that nobody came to is missed."""
+        with closing(new_link(self.store)) as link:
+            for name in link.store.read(PRESENCE_KEY, clock.now() + 5).fields:
+                link.store.put(PRESENCE_KEY, name, None, None, clock.now() + 5)
+            specs = load_jobs(str(self.file), environment(), 0.0).specs
+            later = Executor(
+                specs, "default", link.port, Bystander(), Quiet(), lambda: clock.wall() + 600
+            )
+            later.begin(link.store.scan("default", "", clock.now() + 10))
+            until = clock.now() + 1.5
+            while clock.now() < until:
+                later.step()
+                time.sleep(0.05)
+
     # -- faults --------------------------------------------------------------------------------
 
     def kill(self, process: subprocess.Popen[bytes]) -> None:
@@ -127,6 +152,19 @@ class CronFleet:
             except subprocess.TimeoutExpired:
                 self.kill(process)
         return [process.returncode for process in self.processes]
+
+
+class Bystander:
+    """A Launcher that gets nothing."""
+
+    def claim(self, spec: JobSpec, slot: Slot) -> Refused:
+        return Refused("closed", retry_after=60.0)
+
+    def launch(self, spec: JobSpec, slot: Slot, grant: object) -> None:
+        raise AssertionError
+
+    def failed(self, spec: JobSpec, run: Run) -> None:
+        pass
 
 
 def children(pid: int) -> list[int]:

@@ -9,6 +9,7 @@ executable specification of a store. What is made up: processes, their runs, tim
 from __future__ import annotations
 
 import argparse
+import gc
 import random
 import sys
 import time
@@ -50,6 +51,7 @@ from incumbent.model import (
 from incumbent.model import Slot as StoreSlot
 from incumbent.policy import make_policy
 from incumbent.stores.table import MemoryTable
+from tests.cron.quick import QuickTable, remembering
 
 EPOCH = 1_767_225_600.0
 NAMESPACE = "sim"
@@ -71,10 +73,14 @@ class Plan:
     dark_every: float = 2 * 86_400.0
     """The whole fleet is down."""
     intervals: tuple[float, ...] = (60.0, 900.0, 3600.0, 21_600.0, 86_400.0)
+    spread: float = 0.0
+    """Seconds by which the intervals of any two jobs differ, so that they are not due together."""
     jump_every: float = 4 * 3600.0
     """A clock is set, forward or back, within what clocks may be apart."""
     lost_answers: float = 0.002
     stop_at_fault: bool = False
+    tell_every: float = inf
+    """Seconds of simulated time between lines that tell how far it has come."""
 
 
 @dataclass
@@ -84,7 +90,7 @@ class World:
     plan: Plan
     t: float = EPOCH
     chance: random.Random = field(init=False)
-    table: MemoryTable = field(default_factory=MemoryTable)
+    table: MemoryTable = field(default_factory=QuickTable)
     heap: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
     events: int = 0
     outage_until: float = -inf
@@ -310,7 +316,7 @@ class SimInstance:
         self.index = index
         self.specs = specs
         self.offset = world.chance.uniform(-CLOCK_SPREAD / 2, CLOCK_SPREAD / 2)
-        self.life = self.turns = 0
+        self.life = self.turns = self.crashes = 0
         self.up = False
         self.cut_until = -inf
         self.port = SimPort(world, lambda: world.t < self.cut_until)
@@ -344,6 +350,7 @@ class SimInstance:
         self._turn(life)
 
     def stop(self) -> None:
+        self.crashes += self.up
         self.life += 1
         self.up = False
 
@@ -432,6 +439,7 @@ class Outcome:
     states: Counter[str]
     claims: int
     requests: int
+    crashes: int
     seconds: float
 
 
@@ -440,7 +448,7 @@ def make_specs(plan: Plan) -> list[JobSpec]:
     return [
         JobSpec(
             name=f"job{number}",
-            schedule=Every(plan.intervals[number % len(plan.intervals)]),
+            schedule=Every(plan.intervals[number % len(plan.intervals)] + number * plan.spread),
             command=("true",),
             catch_up=rules[number % len(rules)],
             overlap="queue" if number % 4 == 3 else "skip",
@@ -463,6 +471,7 @@ def simulate(plan: Plan) -> Outcome:
         _plan_crashes(world, instance, end)
         _plan_jumps(world, instance, end)
     _plan_outages(world, fleet, end)
+    _tell_now_and_then(world, began)
     world.run_until(end)
     world.outage_until = -inf
     for instance in fleet:
@@ -474,9 +483,23 @@ def simulate(plan: Plan) -> Outcome:
     for held in world.held.values():
         held.machine.forked()
     states = Counter(str(state) for state in world.recorded.values())
-    return Outcome(
-        tuple(world.faults), slots, states, world.claims, world.requests, time.monotonic() - began
-    )
+    crashes = sum(instance.crashes for instance in fleet)
+    spent = time.monotonic() - began
+    faults = tuple(world.faults)
+    return Outcome(faults, slots, states, world.claims, world.requests, crashes, spent)
+
+
+def _tell_now_and_then(world: World, began: float) -> None:
+    every = world.plan.tell_every
+    if every == inf:
+        return
+
+    def tell() -> None:
+        day, spent = (world.t - EPOCH) / 86_400, time.monotonic() - began
+        sys.stderr.write(f"day {day:.0f}: {world.claims} claims, {spent:.0f} s\n")
+        world.at(world.t + every, tell)
+
+    world.at(world.t + every, tell)
 
 
 def _plan_crashes(world: World, instance: SimInstance, end: float) -> None:
@@ -540,15 +563,23 @@ def main() -> int:
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--rounds", type=int, default=1)
     given = parser.parse_args()
+    # Most of what there is stays to the end: looking through it for garbage takes a third.
+    gc.set_threshold(200_000, 50, 100)
     bad = 0
     for seed in range(given.seed, given.seed + given.rounds):
         # Long intervals: what is rare is what a year is about.
-        hours = tuple(it * 3600.0 for it in (6, 24, 24, 168, 168, 720, 2160, 8760))
+        hours = tuple(it * 3600.0 for it in (24, 48, 168, 168, 168, 720, 2160, 8000))
         plan = Plan(given.instances, given.jobs, given.days, seed, intervals=hours)
         week = 7 * 86_400.0
-        outcome = simulate(replace(plan, crash_every=week, outage_every=week / 2, jump_every=week))
+        plan = replace(plan, crash_every=week, outage_every=week / 2, jump_every=week)
+        plan = replace(plan, dark_every=4 * week, spread=61.0)
+        with remembering():
+            outcome = simulate(replace(plan, tell_every=30 * 86_400.0))
         bad += bool(outcome.faults)
-        told = f"{outcome.slots} slots, {outcome.claims} claims, {dict(outcome.states)}"
+        told = (
+            f"{outcome.slots} slots, {outcome.claims} claims, {outcome.crashes} crashes, "
+            f"{dict(outcome.states)}"
+        )
         faults = "".join(f"  {fault}\n" for fault in outcome.faults[:20])
         sys.stdout.write(f"seed {seed}: {told}, {outcome.seconds:.0f} s\n{faults}")
         sys.stdout.write(f"{len(outcome.faults)} faults\n")

@@ -14,6 +14,7 @@ from incumbent.cron.schedule import Every, slot_id
 from incumbent.cron.spec import CatchUp, JobSpec
 from incumbent.model import Ask
 from tests.cron import simulation
+from tests.cron.quick import remembering
 from tests.cron.simulation import EPOCH, Plan, SimInstance, SimPort, World, simulate
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -29,6 +30,13 @@ def test_each_slot_runs_at_most_once_and_is_on_record(seed: int) -> None:
     # The plan is harsh enough to show something.
     assert outcome.states["lost"] > 0
     assert outcome.states["missed"] > 0
+
+
+def test_a_simulation_that_remembers_answers_shows_what_one_without_shows() -> None:
+    plan = replace(HARSH, days=0.2, seed=3)
+    with remembering():
+        quick = simulate(plan)
+    assert replace(quick, seconds=0.0) == replace(simulate(plan), seconds=0.0)
 
 
 def test_fifty_instances_with_their_clocks_five_minutes_apart_agree() -> None:

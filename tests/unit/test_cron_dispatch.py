@@ -114,6 +114,20 @@ def test_what_is_caught_up_is_looked_up_before_it_is_claimed_and_then_claimed() 
     assert [claim.slot for claim in claims] == wanted
 
 
+def test_a_slot_in_time_waits_for_those_that_are_caught_up_before_it() -> None:
+    rule = CatchUp("all", limit=2)
+    it = dispatcher(spec(every=60, catch_up=rule), known={"job": WALL - 200})
+    orders = it.orders(0, WALL)
+    taken = {slot for it in orders for slot in (it.slots if isinstance(it, Look) else (it.slot,))}
+    # WALL is 40 s after a slot, which is punctual for a minute.
+    wanted = {slot.due: slot.caught for slot in taken if not slot.missed}
+    assert wanted == {WALL - 160: True, WALL - 100: True, WALL - 40: True}
+    punctual = dispatcher(spec(every=60, catch_up=rule), known={"job": WALL - 41})
+    (claim,) = punctual.orders(0, WALL)
+    assert isinstance(claim, Claim)
+    assert not claim.slot.caught
+
+
 def test_a_job_that_is_gone_is_asked_for_no_more() -> None:
     it = dispatcher(spec(name="a"), spec(name="b"))
     for order in it.orders(20, WALL + 20):

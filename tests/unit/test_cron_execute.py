@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+from dataclasses import replace
 
 import pytest
 
@@ -11,12 +13,16 @@ from incumbent.cron.control import PRESENCE, Peers, Present, encode
 from incumbent.cron.events import Events
 from incumbent.cron.execute import Executor, facts_of_job, without_secrets
 from incumbent.cron.judge import Slot
-from incumbent.cron.ledger import Run
+from incumbent.cron.ledger import SLOT_KEEP, Run, State, field_of
+from incumbent.cron.ledger import encode as encode_run
 from incumbent.cron.output import Output
 from incumbent.cron.schedule import Every
 from incumbent.cron.spec import JobSpec
 from incumbent.links import link_for
-from incumbent.model import Key, Refused
+from incumbent.model import Ask, Key, Refused
+from incumbent.model import Slot as StoreSlot
+
+NUMBERS = itertools.count()
 
 
 def test_a_peer_lives_for_as_long_as_its_sign_of_life_changes() -> None:
@@ -69,6 +75,70 @@ class Idle:
 
     def failed(self, spec: JobSpec, run: Run) -> None:
         raise AssertionError
+
+
+LATE = Slot.at(1_000_000_000.0)
+GONE = Run(LATE.name, State.RUNNING, LATE.due, "gone", 3, LATE.due)
+
+
+@pytest.mark.parametrize(
+    ("retries", "run", "slot", "held", "told"),
+    [
+        pytest.param(0, GONE, LATE, False, [("lost", 1)], id="no retries"),
+        pytest.param(1, GONE, LATE, False, [], id="a retry to come"),
+        pytest.param(
+            1, replace(GONE, state=State.LOST), LATE.again(), True, [("skipped", 2)], id="skipped"
+        ),
+        pytest.param(0, None, LATE, None, [("lost", 1)], id="never begun"),
+        pytest.param(1, None, LATE, None, [], id="never begun, a retry to come"),
+    ],
+)
+def test_the_failure_of_a_lost_run_is_told_once_no_attempt_is_to_come(
+    retries: int, run: Run | None, slot: Slot, held: bool | None, told: list[tuple[str, int]]
+) -> None:
+    link = link_for(f"memory:on-failure-{next(NUMBERS)}")
+    spec = JobSpec(name="job", schedule=Every(600), command=("true",), retries=retries)
+    heard: list[tuple[str, int]] = []
+
+    class Told(Idle):
+        def failed(self, spec: JobSpec, run: Run) -> None:
+            heard.append((str(run.state), run.attempt))
+
+    key = Key("n", "job")
+    if run is not None:
+        link.store.put(key, field_of(run.slot), encode_run(run), None, 1e12)
+    if held is not False:
+        # Held by a newer run; or claimed by somebody who vanished before saying so.
+        keep = SLOT_KEEP if held else SLOT_KEEP - 10
+        ask = Ask(15.0, "other", slot=StoreSlot("newer" if held else slot.name, keep))
+        link.store.take(key, "c", ask, 1e12)
+        if not held:
+            link.store.give(key, "c", None, 1e12)
+    it = Executor([spec], "n", link.port, Told(), lambda *_, **__: None, lambda: LATE.due + 60)
+    it.begin([])
+    assert it.dispatcher is not None
+    it.dispatcher.witness("job", slot, 0.0)
+    it.step()
+    assert heard == told
+
+
+def test_a_run_that_was_stopped_with_its_only_instance_is_retried_when_it_is_back() -> None:
+    link = link_for("memory:back-again")
+    spec = JobSpec(name="job", schedule=Every(86_400), command=("true",), retries=1)
+    lost = replace(GONE, state=State.LOST)
+    link.store.put(Key("n", "job"), field_of(lost.slot), encode_run(lost), None, 1e12)
+    claimed: list[str] = []
+
+    class Claims(Idle):
+        def claim(self, spec: JobSpec, slot: Slot) -> Refused:
+            claimed.append(slot.name)
+            return Refused("held", retry_after=60.0)
+
+    it = Executor([spec], "n", link.port, Claims(), lambda *_, **__: None, lambda: LATE.due + 60)
+    it.begin(link.store.scan("n", "", 1e12))
+    it.step()
+    it.step()
+    assert claimed == [f"{LATE.name}#2"]
 
 
 @pytest.mark.parametrize(

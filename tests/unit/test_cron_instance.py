@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from incumbent import clock
 from incumbent._drive.link import Link
+from incumbent.cli.main import main
 from incumbent.cron.control import CONTROL, PRESENCE, UP, encode, presences
 from incumbent.cron.instance import Instance
 from incumbent.cron.judge import Slot
-from incumbent.cron.ledger import Run, State, field_of, read_job, run_at
+from incumbent.cron.ledger import JOB, Run, State, field_of, read_job, run_at
 from incumbent.cron.ledger import encode as encode_run
 from incumbent.cron.schedule import Every
 from incumbent.cron.spec import JobSpec
@@ -23,6 +26,7 @@ from incumbent.model import Key, Record, Refused
 from incumbent.stores.notices import PAUSE
 
 SPEC = JobSpec(name="job", schedule=Every(86_400), command=("true",))
+DAY = 86_400.0
 NAMES = (f"memory:instance{number}" for number in itertools.count())
 
 
@@ -61,6 +65,18 @@ def instance(link: Link) -> Iterator[Instance]:
     made.close()
 
 
+@pytest.fixture
+def moved(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Sets the wall clock forward, for everybody."""
+    wall, by = clock.wall, [0.0]
+    monkeypatch.setattr(clock, "wall", lambda: wall() + by[0])
+
+    def move(seconds: float) -> None:
+        by[0] += seconds
+
+    return move
+
+
 def read(link: Link, name: str) -> Record:
     return link.store.read(Key("n", name), clock.now() + 1)
 
@@ -91,8 +107,7 @@ def test_the_sweep_finds_a_run_that_nobody_witnessed_and_forgets_who_is_long_gon
     orphan = Run("manual/x", State.RUNNING, clock.wall(), "gone", 7, clock.wall())
     put(link, "job", field_of(orphan.slot), encode_run(orphan))
     put(link, PRESENCE, f"{UP}gone", encode(since=1.0, seen=clock.wall() - 100_000))
-    instance._sweep_at = 0.0
-    instance.turn()
+    sweep(instance)
     instance.wake()
     instance.turn()
     found = run_at(read(link, "job").fields, orphan.slot)
@@ -134,3 +149,110 @@ def test_a_name_that_is_incumbents_own_is_refused(link: Link) -> None:
     spec = JobSpec(name="@cron", schedule=Every(60), command=("true",), source="f:3")
     with pytest.raises(ConfigError, match="f:3"):
         Instance([spec], link, "n", "me", Launches(), quiet)
+
+
+def jobs_shown(capsys: pytest.CaptureFixture[str], link: Link) -> dict[str, tuple[bool, bool]]:
+    """By name: whether the table shows it, and whether it is said to be gone."""
+    words = ("-s", link.engine.url, "--namespace", "n", "jobs")
+    assert main([*words]) == 0
+    table = {line.split()[0] for line in capsys.readouterr().out.splitlines()}
+    assert main([*words[:-1], "--json", "jobs"]) == 0
+    said = json.loads(capsys.readouterr().out)["jobs"]
+    return {job["name"]: (job["name"] in table, job["gone"]) for job in said}
+
+
+def test_a_job_that_was_removed_is_gone_and_those_of_other_files_are_not(
+    link: Link, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept, removed, others = (replace(SPEC, name=name) for name in ("kept", "removed", "others"))
+    instance = Instance([kept, removed], link, "n", "me", Launches(), quiet)
+    other = Instance([others], link, "n", "other", Launches(), quiet)
+    for each in (instance, other):
+        each.turn()
+        each.turn()
+    assert set(jobs_shown(capsys, link).values()) == {(True, False)}
+    instance.reload([kept])
+    instance.wake()
+    instance.turn()
+    shown = jobs_shown(capsys, link)
+    assert shown == {"kept": (True, False), "removed": (True, True), "others": (True, False)}
+    assert main(["-s", link.engine.url, "--namespace", "n", "why", "removed"]) == 0
+    assert "no instance that is up has this job" in capsys.readouterr().out
+    other.close()
+    instance.close()
+
+
+def sweep(instance: Instance) -> None:
+    instance._present_at = instance._sweep_at = 0.0
+    instance.wake()
+    instance.turn()
+
+
+def test_what_nobody_has_is_hidden_after_a_day_and_forgotten_after_a_month(
+    link: Link,
+    instance: Instance,
+    capsys: pytest.CaptureFixture[str],
+    moved: Callable[[float], None],
+) -> None:
+    facts = {"schedule": "every 1d", "timezone": "UTC", "since": 1.0}
+    for name, said in (("removed", facts), ("by-slot", {"schedule": "by slot"})):
+        put(link, name, JOB, json.dumps(said).encode())
+        put(link, name, field_of("s"), encode_run(Run("s", State.OK, 1.0)))
+    sweep(instance)
+    assert jobs_shown(capsys, link)["removed"] == (True, True)
+    moved(2 * DAY)
+    sweep(instance)
+    assert jobs_shown(capsys, link) == {
+        "job": (True, False), "removed": (False, True), "by-slot": (True, False)
+    }  # fmt: skip
+    moved(30 * DAY)
+    sweep(instance)
+    assert read(link, "removed").fields == {}
+    assert field_of("s") in read(link, "by-slot").fields
+
+
+def test_a_job_that_came_back_is_gone_no_more_and_keeps_its_history(
+    link: Link, instance: Instance, capsys: pytest.CaptureFixture[str]
+) -> None:
+    back = replace(SPEC, name="back")
+    facts = {"schedule": "every 1d", "timezone": "UTC", "since": 1.0, "gone": 5.0}
+    put(link, "back", JOB, json.dumps(facts).encode())
+    made = Instance([back], link, "n", "other", Launches(), quiet)
+    made.turn()
+    made.turn()
+    assert jobs_shown(capsys, link)["back"] == (True, False)
+    facts = read_job(read(link, "back").fields)
+    assert (facts["since"], "gone" in facts) == (1.0, False)
+    made.close()
+
+
+def test_while_one_instance_does_not_say_what_it_has_nothing_is_gone(
+    link: Link, instance: Instance, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put(link, "its", JOB, b'{"schedule": "every 1d", "timezone": "UTC", "since": 1.0}')
+    put(link, PRESENCE, f"{UP}older", encode(since=1.0, seen=clock.wall(), jobs=1))
+    assert jobs_shown(capsys, link)["its"] == (True, False)
+    sweep(instance)
+    assert "gone" not in read_job(read(link, "its").fields)
+
+
+def test_a_clock_that_is_set_is_told_and_no_slot_is_asked_for_twice(
+    link: Link, moved: Callable[[float], None]
+) -> None:
+    heard: list[tuple[str, object]] = []
+
+    def said(event: str, /, **facts: object) -> None:
+        heard.append((event, facts.get("moved")))
+
+    launches = Launches()
+    made = Instance([replace(SPEC, schedule=Every(3600))], link, "n", "me", launches, said)
+    # Half an hour after a slot, so that a turn that is late changes nothing.
+    moved(1800 - clock.wall() % 3600)
+    for by in (0, 7200, -3600, 3600, 600, -2400, 3600):
+        moved(by)
+        made.wake()
+        made.turn()
+    made.close()
+    told = [round(float(str(by))) for event, by in heard if event == "clock"]
+    assert told[-6:] == [7200, -3600, 3600, 600, -2400, 3600]
+    assert len(launches.asked) == len(set(launches.asked))

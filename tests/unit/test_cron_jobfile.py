@@ -249,3 +249,42 @@ def test_any_value_of_any_setting_is_read_or_refused(table: dict[str, str]) -> N
     text = "\n".join(["[[job]]", *(f"{key} = {value}" for key, value in table.items())])
     specs, problems = parse_jobfile(text, "jobs.toml")
     assert specs or problems
+
+
+def told(text: str) -> list[str]:
+    return [f"{it.line}:{it.column} {it.text}" for it in parse_jobfile(text, "f.toml")[1]]
+
+
+def test_a_table_that_is_not_toml_hides_nothing_of_the_others() -> None:
+    said = told(
+        '[[job]]\nname = "a"\ncommand = "x"\nevery = "1x"\n'
+        '[[job]]\nname = "b\ncommand = "y"\nevery = "5s"\n'
+        '[[job]]\nname = "c"\ncomand = "y"\nevery = "5s"\n'
+        '[[job]]\nname = "d"\ncommand = ["y",\nevery = "5s"\n'
+        '[[job]]\nname = "a"\ncommand = "x"\nevery = "1s"\n'
+    )
+    assert [line.split()[0] for line in said] == ["4:1", "6:10", "9:1", "11:1", "16:1", "18:1"]
+    assert [("not TOML" in line) for line in said] == [False, True, False, False, True, False]
+
+
+def test_without_readable_defaults_nothing_is_said_that_they_might_change() -> None:
+    job = '[[job]]\nname = "a"\ncommand = "x"\nevery = "1s"\ncatch_up_limit = 3\nnme = 1\n'
+    said = told(f'[defaults\ncatch_up = "all"\n{job}')
+    assert len(said) == 2
+    assert said[0].startswith("1:10 this is not TOML")
+    assert "unknown key 'nme'" in said[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "first"),
+    [
+        ('[[job]]\nname = "a"\nevery = 0\n[[job]]\nname = """b\n[[job]]\nevery = 0\n', "1:1"),
+        ("x = [1,\n", "2:1"),
+        ("[[job]]\nname = 1\nname = 2\n", "3:9"),
+        ("[[job]]\n" + "a = " + "[" * 10_000 + "\n", "3:1"),
+    ],
+)
+def test_what_is_not_closed_is_told_wherever_it_is_found(text: str, first: str) -> None:
+    said = told(text)
+    assert any("not TOML" in line for line in said)
+    assert said[0].split()[0] == first

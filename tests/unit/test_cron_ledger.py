@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from incumbent.cron.judge import GRACE, Slot, holes, judge, known_until
+from incumbent.cron.judge import GRACE, Slot, holes, judge, known_until, retry_due
 from incumbent.cron.ledger import (
     SLOT_KEEP,
     TRANSITIONS,
@@ -151,6 +151,26 @@ def test_a_retry_that_somebody_has_is_left_to_it() -> None:
     assert found.claims == []
 
 
+def test_a_retry_that_meets_a_newer_run_is_skipped_with_why_or_waits_as_the_job_says() -> None:
+    held = record((run(State.LOST),), (holding(9, meta="2001-01-01T00:00:00Z"),))
+    retry = Slot(SLOT.name, DUE).again()
+    (note,) = judge(SPEC, held, [retry], NOW).notes
+    assert (note.slot, note.state, note.attempt) == (f"{SLOT.name}#2", State.SKIPPED, 2)
+    assert note.why == "held by i1, which runs 2001-01-01T00:00:00Z"
+    queued = judge(replace(SPEC, overlap="queue"), held, [retry], NOW)
+    assert (queued.notes, [slot.name for _, slot in queued.again]) == ([], [retry.name])
+
+
+def test_the_last_run_on_record_is_retried_if_nobody_saw_to_that() -> None:
+    spec = replace(SPEC, retries=1)
+    lost = record((run(State.LOST),))
+    assert retry_due(spec, lost, NOW) == SLOT
+    assert retry_due(SPEC, lost, NOW) is None
+    assert retry_due(spec, lost, NOW + 2 * spec.catch_up.window) is None
+    newer = record((run(State.LOST), run(State.OK, due=DUE + 60)))
+    assert retry_due(spec, newer, NOW) is None
+
+
 def test_a_slot_that_was_claimed_and_never_begun_is_lost() -> None:
     early = record(slots={SLOT.name: SLOT_KEEP - 1})
     assert judge(SPEC, early, [SLOT], NOW).notes == []
@@ -209,6 +229,15 @@ def test_a_gap_between_two_records_is_found() -> None:
     found = holes(spec, record(runs, job=facts.replace(b"every 1m", b"every 1m")))
     assert [slot.due for slot in found] == [DUE - 240, DUE - 180, DUE - 60]
     assert all(slot.missed for slot in found)
+
+
+def test_a_gap_of_a_job_that_runs_each_second_is_found_half_an_hour_later() -> None:
+    spec = replace(SPEC, schedule=Every(1), keep_runs=5000)
+    began = DUE - 1000
+    facts = f'{{"schedule": "every 1s", "since": {began}}}'.encode()
+    gap = began + 300
+    runs = [run(State.OK, due=began + at) for at in range(1, 1000) if began + at != gap]
+    assert [slot.due for slot in holes(spec, record(tuple(runs), job=facts))] == [gap]
 
 
 def test_a_job_whose_schedule_changed_begins_now() -> None:

@@ -161,3 +161,23 @@ def test_commands_of_a_job_file_are_looked_for_too(
 def test_a_shell_that_is_not_there_is_a_problem(tmp_path: Path) -> None:
     (found,) = said(loaded(tmp_path, "SHELL=/bin/nosuch\n0 5 * * * date"))
     assert "there is no '/bin/nosuch'" in found
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "places"),
+    [
+        ("crontab", "61 * * * * no-such-program\n", [(1, 1), (1, 12)]),
+        (
+            "jobs.toml",
+            """[[job]]\nname = "a"\nschedule = "0 0 30 2 *"\ncommand = "no-such-program"
+[[job]]\nname = "a"\nevery = "1s"\ncommand = ["no-such-program"]\n""",
+            [(3, 17), (4, 1), (6, 1), (8, 1)],
+        ),
+    ],
+)
+def test_a_program_is_looked_for_whatever_else_is_wrong_with_its_job(
+    tmp_path: Path, name: str, text: str, places: list[tuple[int, int]]
+) -> None:
+    (tmp_path / name).write_text(text)
+    loaded = load_jobs(str(tmp_path / name), {"PATH": "/usr/bin:/bin"}, 0.0)
+    assert [(it.line, it.column) for it in loaded.problems] == places

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -11,10 +12,12 @@ from typing import Any
 import pytest
 
 import incumbent
+from incumbent.cron import background
 from incumbent.cron.ledger import Run, State, read_job, runs_of
 from incumbent.errors import ConfigError, LeaseLost, Misuse
 from incumbent.links import link_for
 from incumbent.model import Key
+from tests.support.servers import free_port
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.timeout(60)
@@ -275,3 +278,59 @@ def test_a_start_that_cannot_be_put_on_record_gives_the_slot_back(
             call()
     call()
     assert ran == [1]
+
+
+def test_a_function_that_calls_exit_ends_its_own_run_and_nothing_else(
+    store: str, jobs: incumbent.Jobs
+) -> None:
+    exits: dict[str, tuple[Any, State, int]] = {
+        "nothing": (None, State.OK, 0),
+        "zero": (0, State.OK, 0),
+        "three": (3, State.FAILED, 3),
+        "text": ("no", State.FAILED, 1),
+    }
+
+    def add(name: str, code: Any) -> None:
+        @jobs.every("1s", name=name)
+        def leaves() -> None:
+            sys.exit(code)
+
+        @jobs.every("1s", name=f"{name}-aio")
+        async def leaves_too() -> None:
+            sys.exit(code)
+
+    for name, (code, _, _) in exits.items():
+        add(name, code)
+    jobs.start()
+    names = {f"{name}{kind}": exits[name] for name in exits for kind in ("", "-aio")}
+    for name, (_, state, noted) in names.items():
+        # A second run says that the loop, and the thread, are still there.
+        eventually(lambda it=name: len(on_record(store, it)) >= 2, within=8)  # type: ignore[misc]
+        assert (on_record(store, name)[0].state, on_record(store, name)[0].code) == (state, noted)
+
+
+def test_an_event_loop_goes_on_while_the_store_is_asked_for_the_first_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(background, "_BEGIN_WITHIN", 0.4)
+    jobs = incumbent.Jobs(f"redis://127.0.0.1:{free_port()}")
+
+    @jobs.every("1h")
+    async def never() -> None: ...
+
+    async def main() -> int:
+        turns = 0
+
+        async def other_requests() -> None:
+            nonlocal turns
+            while True:
+                await asyncio.sleep(0.02)
+                turns += 1
+
+        beside = asyncio.create_task(other_requests())
+        async with jobs:
+            seen = turns
+        beside.cancel()
+        return seen
+
+    assert asyncio.run(main()) >= 3

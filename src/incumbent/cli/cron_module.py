@@ -21,6 +21,10 @@ def serve_module(request: Request) -> int:
     """Run its jobs until TERM; options that were given overrule the object's."""
     jobs = find_jobs(request.name)
     lock_times(request)
+    if request.text("max_runs") is not None:
+        raise ConfigError(
+            "--max-runs is for a file of commands, not for functions", name="max_runs"
+        )
     holder = request.text("holder") or default_holder()
     jobs.overrule(
         store=store_url(request.text("store")) if request.text("store") else None,

@@ -10,6 +10,7 @@ from incumbent.cli.parser import Request
 from incumbent.cli.settings import lock_times
 from incumbent.cron.commands_launcher import Settings
 from incumbent.cron.events import Events
+from incumbent.cron.instance import MAX_RUNS
 from incumbent.cron.load import load_jobs
 from incumbent.cron.serving import Fleet, serve_jobs
 from incumbent.cron.spec import JobSpec
@@ -19,9 +20,10 @@ from incumbent.options import LockSettings, default_holder
 from incumbent.store_url import store_url
 from incumbent.stores.names import make_key
 
-__all__ = ["serve"]
+__all__ = ["max_runs", "serve"]
 
 _DRAIN = "25s"
+_MOST_RUNS = 100_000
 
 
 def serve(request: Request) -> int:
@@ -69,7 +71,17 @@ def fleet_from(request: Request) -> Fleet:
         not request.on("no_output"),
     )
     _check_holder(holder)
-    return Fleet(request.namespace, settings, lock, drain)
+    return Fleet(request.namespace, settings, lock, drain, max_runs(request.text("max_runs")))
+
+
+def max_runs(text: str | None) -> int:
+    """Of --max-runs; raises ConfigError."""
+    if text is None:
+        return MAX_RUNS
+    if not text.isascii() or not text.isdecimal() or not 1 <= int(text[:9]) <= _MOST_RUNS:
+        most = f"a number from 1 to {_MOST_RUNS}"
+        raise ConfigError(f"--max-runs={text[:40]!r}: {most}", name="max_runs")
+    return int(text)
 
 
 def _check_holder(holder: str) -> None:

@@ -21,15 +21,28 @@ _CLOCK_OFF = 2.0
 
 
 def explain_job(
-    record: Record, up: Sequence[Present], now: float, at: float | None = None
+    record: Record,
+    up: Sequence[Present],
+    now: float,
+    at: float | None = None,
+    *,
+    gone: bool = False,
 ) -> list[str]:
-    """One sentence a line, the answer first; `at`: about the slot of this instant."""
+    """One sentence a line, the answer first; `at`: about the slot of this instant.
+
+    `gone`: no instance that is up has the job.
+    """
     facts = read_job(record.fields)
     lines = list(_of_slot(record, at, now) if at is not None else _of_last(record))
     if PAUSE in record.fields:
         lines.append(f"paused{said_by(record, PAUSE)}: no slot runs until `unpause`")
     following = next_slot(record, now)
-    if following is not None:
+    if gone:
+        lines.append(
+            "no instance that is up has this job: it was removed from their files, or the"
+            " instances that have it are down"
+        )
+    elif following is not None:
         coming = f"in {say_seconds(max(0.0, following - now))}"
         lines.append(f"schedule {facts.get('schedule')}: next {coming}, at {iso(following)}")
     elif facts.get("schedule"):

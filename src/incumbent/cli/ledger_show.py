@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from incumbent.cli.show import iso
-from incumbent.cron.control import PRESENT_EVERY, Present, is_job_name
+from incumbent.cron.control import GONE_AFTER, Present, is_job_name, up_now
+from incumbent.cron.known import GONE
 from incumbent.cron.ledger import JOB, Run, State, read_job, running, runs_of
 from incumbent.cron.schedule import Every, cron_schedule, slot_id
 from incumbent.durations import say_seconds
@@ -24,11 +25,8 @@ __all__ = [
     "runs_in",
     "say_up",
     "took",
-    "up_now",
     "when_of",
 ]
-
-_GONE_AFTER = 3 * PRESENT_EVERY
 
 
 def jobs_of(records: Iterable[Record]) -> list[Record]:
@@ -96,16 +94,11 @@ def next_slot(record: Record, now: float) -> float | None:
 def say_up(present: Iterable[Present], now: float) -> str:
     """Who is up, and who has been silent for longer than its signs of life are apart."""
     known = up_now(present, now)
-    up = [it.instance for it in known if now - it.seen < _GONE_AFTER]
-    silent = [it for it in known if now - it.seen >= _GONE_AFTER]
+    up = [it.instance for it in known if now - it.seen < GONE_AFTER]
+    silent = [it for it in known if now - it.seen >= GONE_AFTER]
     who = f"{len(up)} up: {', '.join(up)}" if up else "no instance is up"
     told = [f"{it.instance} for {say_seconds(now - it.seen)}" for it in silent]
     return f"{who}; silent: {', '.join(told)}" if told else who
-
-
-def up_now(present: Iterable[Present], now: float) -> list[Present]:
-    """Instances that gave a sign of life lately; their clocks may be 5 minutes off."""
-    return [it for it in present if abs(now - it.seen) < _GONE_AFTER + 300]
 
 
 def run_as_json(run: Run) -> dict[str, Any]:
@@ -127,13 +120,15 @@ def run_as_json(run: Run) -> dict[str, Any]:
     }
 
 
-def job_as_json(record: Record, now: float) -> dict[str, Any]:
-    """One job as `jobs --json` shows it."""
-    last, following = last_run(record), next_slot(record, now)
+def job_as_json(record: Record, now: float, *, gone: bool = False) -> dict[str, Any]:
+    """One job as `jobs --json` shows it; `gone`: no instance that is up has it."""
+    last, following = last_run(record), None if gone else next_slot(record, now)
+    facts = read_job(record.fields)
     return {
         "name": record.key.name,
-        **{key: it for key, it in read_job(record.fields).items() if key != "since"},
+        **{key: it for key, it in facts.items() if key not in ("since", GONE)},
         "next": None if following is None else slot_id(following),
+        "gone": gone,
         "paused": PAUSE in record.fields,
         "running": [run_as_json(run) for run in running(record)],
         "last": None if last is None else run_as_json(last),

@@ -111,6 +111,7 @@ _CRON = (
     Option(
         ("--drain",), "after TERM, how long runs may go on before they are stopped (25s)", "DUR"
     ),
+    Option(("--max-runs",), "how many runs at a time here; what is more waits (100)", "N"),
     Option(("--no-output",), "keep what commands write out of our own output"),
 )
 _SINCE = Option(

@@ -89,6 +89,17 @@ class Agenda:
         """When `due` has something to say again."""
         return self._heap[0][0] if self._heap else None
 
+    def count_until(self, instant: float, most: int) -> int:
+        """How many jobs have a slot that starts until then; no more than `most` are counted."""
+        found, places = 0, [0]
+        while places and found < most:
+            place = places.pop()
+            if place < len(self._heap) and self._heap[place][0] <= instant:
+                found += 1
+                # Of a heap, only what is below an early one can be early.
+                places += (2 * place + 1, 2 * place + 2)
+        return found
+
     def due(self, now: float) -> list[Due]:
         """What has become due, in the order of the slots, then of the file.
 

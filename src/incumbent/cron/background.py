@@ -124,6 +124,8 @@ class Background:
                     instance.over(launcher.over.pop())
                 while launcher.given_back:
                     instance.came_back(*launcher.given_back.pop())
+                while launcher.vanished:
+                    instance.vanished(*launcher.vanished.pop(), 0.0)
         except StoreError as error:
             self._error = error
         finally:

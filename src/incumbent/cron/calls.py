@@ -79,7 +79,9 @@ class CallLauncher:
         self.loop: asyncio.AbstractEventLoop | None = None
         self.running: dict[tuple[str, str], Callable[[], None]] = {}
         self.given_back: list[tuple[str, Slot]] = []
+        self.vanished: list[tuple[str, Slot]] = []
         self.over: list[str] = []
+        """Slots that are seen to: of what was given back, or vanished, a trigger must stand on."""
         self.stopping = threading.Event()
 
     def claim(self, spec: JobSpec, slot: Slot) -> Held | Refused:
@@ -97,13 +99,16 @@ class CallLauncher:
 
     def _life(self, spec: JobSpec, slot: Slot, one: _OneRun) -> None:
         try:
-            if not one.run():
+            if one.run():
+                self.over.append(slot.name)
+            else:
                 self.given_back.append((spec.name, slot))
-        except Exception as error:  # noqa: BLE001 - a defect of ours; the lease runs out
+        except BaseException as error:  # noqa: BLE001 - a defect of ours: its work is over
             self._said("fault", job=spec.name, slot=slot.name, why=repr(error))
+            one.abandon()
+            self.vanished.append((spec.name, slot))
         finally:
             self.running.pop((spec.name, slot.name), None)
-            self.over.append(slot.name)
             self._over()
 
     def failed(self, spec: JobSpec, run: Run) -> None:
@@ -114,6 +119,14 @@ class CallLauncher:
         self.stopping.set()
         for stop in list(self.running.values()):
             stop()
+
+
+class _Exit(Exception):
+    """A coroutine called sys.exit()."""
+
+    def __init__(self, exit_: SystemExit) -> None:
+        super().__init__(str(exit_))
+        self.exit = exit_
 
 
 class _OneRun:
@@ -164,6 +177,10 @@ class _OneRun:
         self._attempts.prune(random.SystemRandom().random())
         return True
 
+    def abandon(self) -> None:
+        """Nothing works under the lease any more: it must not be renewed for ever."""
+        give_back(self._lease)
+
     def stop(self) -> None:
         """From any thread."""
         if self._scope is not None:
@@ -178,6 +195,9 @@ class _OneRun:
         except (asyncio.CancelledError, CancelledError):
             signal = "signal:stop" if self._launcher.stopping.is_set() else "expired"
             return self._stopped(began) or stopped(signal, clock.now() - began)
+        except SystemExit as error:
+            # Scripts that became functions end so; it is the end of this run and of nothing else.
+            return self._stopped(began) or _exited(error)
         except Exception as error:  # noqa: BLE001 - whatever the user's code raises is its failure
             trace = traceback.format_exc()[-min(self._spec.output_bytes, OUTPUT_MOST) :]
             why = f"{type(error).__name__}: {error}"
@@ -200,13 +220,19 @@ class _OneRun:
             return
         loop = self._launcher.loop
         assert loop is not None, "a coroutine needs a loop"  # noqa: S101
-        asyncio.run_coroutine_threadsafe(self._within(call(**given)), loop).result()
+        try:
+            asyncio.run_coroutine_threadsafe(self._within(call(**given)), loop).result()
+        except _Exit as error:
+            raise error.exit from None
 
     async def _within(self, work: Coroutine[Any, Any, Any]) -> None:
         scope = self._scope = LeaseScope(self._lease._held)
         self._lease._link.keeper.watch(self._lease._held, scope.look_soon)
         try:
             await work
+        except SystemExit as error:
+            # It would end the loop that the application runs on.
+            raise _Exit(error) from error
         finally:
             scope.close()
             self._scope = None
@@ -217,6 +243,14 @@ class _OneRun:
             if self._launcher.stopping.wait(min(left, _LOOK_EVERY)) or not self._lease.valid:
                 return False
         return True
+
+
+def _exited(error: SystemExit) -> End:
+    """What sys.exit() says of a run, as a process would say it."""
+    if error.code is None or error.code == 0:
+        return End(State.OK, 0)
+    code = error.code if isinstance(error.code, int) else 1
+    return End(State.FAILED, code, f"sys.exit({error.code!r})"[:500])
 
 
 def wants_run(call: Callable[..., Any]) -> bool:

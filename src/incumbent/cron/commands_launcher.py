@@ -10,9 +10,9 @@ from incumbent.cron.events import Said
 from incumbent.cron.execute import CannotLaunch
 from incumbent.cron.judge import Slot
 from incumbent.cron.ledger import Run
-from incumbent.cron.running import ENDED_WELL, GAVE_BACK, Task
+from incumbent.cron.running import ENDED_WELL, GAVE_BACK, STARTED, Task
 from incumbent.cron.spec import JobSpec
-from incumbent.cron.zygote import Notify, Stop, Zygote, ZygoteGone
+from incumbent.cron.zygote import Notify, StandBy, Stop, Zygote, ZygoteGone
 from incumbent.model import Refused
 
 __all__ = ["CommandLauncher", "Settings"]
@@ -39,10 +39,14 @@ class CommandLauncher:
         self._said = said
         self.fd = zygote.fd
         self.gone = False
+        self._standing = StandBy(0, 0)
         self.running: dict[tuple[str, str], Slot] = {}
+        self.starting: set[tuple[str, str]] = set()
+        """Those of them whose command does not run yet."""
         self.given_back: list[tuple[str, Slot]] = []
         self.vanished: list[tuple[str, Slot]] = []
         self.over: list[str] = []
+        """Slots that are seen to: of what was given back, or vanished, a trigger must stand on."""
 
     def claim(self, spec: JobSpec, slot: Slot) -> Held | Refused:
         """See Launcher."""
@@ -61,6 +65,7 @@ class CommandLauncher:
             self.gone = True
             raise CannotLaunch(str(error)) from error
         self.running[spec.name, slot.name] = slot
+        self.starting.add((spec.name, slot.name))
 
     def _task(self, spec: JobSpec, slot: Slot, held: Held) -> Task:
         settings = self._settings
@@ -72,9 +77,7 @@ class CommandLauncher:
             instance=settings.holder,
             command=spec.argv or (),
             grant=self._claimer.part_with(held),
-            url=settings.url,
             env=dict(spec.env),
-            isolate=settings.isolate,
             share_store=settings.share_store,
             stdin=spec.stdin,
             cwd=spec.cwd,
@@ -90,13 +93,26 @@ class CommandLauncher:
 
     def failed(self, spec: JobSpec, run: Run) -> None:
         """See Launcher."""
-        if spec.on_failure is not None and not self.gone:
-            self._zygote.send(Notify(spec.name, run, spec.on_failure, dict(spec.env)))
+        if spec.on_failure is not None:
+            self._tell(Notify(spec.name, run, spec.on_failure, dict(spec.env), spec.cwd))
+
+    def stand_by(self, ready: int, kept: int) -> None:
+        """See StandBy."""
+        if (wish := StandBy(ready, kept)) != self._standing:
+            self._standing = wish
+            self._tell(wish)
 
     def stop_all(self) -> None:
         """TERM to every run."""
+        self._tell(Stop())
+
+    def _tell(self, message: Notify | StandBy | Stop) -> None:
         if not self.gone:
-            self._zygote.send(Stop())
+            try:
+                self._zygote.send(message)
+            except ZygoteGone:
+                # The loop sees that, says it, and ends.
+                self.gone = True
 
     def ready(self) -> None:
         """Runs that ended; see Source."""
@@ -106,11 +122,15 @@ class CommandLauncher:
             self.gone = True
             return
         for job, name, code in ended:
-            self.over.append(name)
-            slot = self.running.pop((job, name), None)
-            if slot is None or code == ENDED_WELL:
+            self.starting.discard((job, name))
+            if code == STARTED:
                 continue
-            if code == GAVE_BACK:
+            slot = self.running.pop((job, name), None)
+            if slot is None:
+                continue
+            if code == ENDED_WELL:
+                self.over.append(name)
+            elif code == GAVE_BACK:
                 self.given_back.append((job, slot))
             else:
                 self._said("fault", job=job, slot=name, why=f"its runner ended with {code}")

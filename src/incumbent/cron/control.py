@@ -16,6 +16,7 @@ from incumbent.stores.notices import PAUSE
 
 __all__ = [
     "CONTROL",
+    "GONE_AFTER",
     "PRESENCE",
     "PRESENT_EVERY",
     "STALE",
@@ -30,6 +31,7 @@ __all__ = [
     "pause_of",
     "presences",
     "triggers",
+    "up_now",
 ]
 
 CONTROL: Final = "@cron"
@@ -41,6 +43,7 @@ STALE: Final = 600.0
 """Seconds after which a trigger that nobody took is void."""
 PRESENT_EVERY: Final = 30.0
 """Seconds between signs of life; three without one, and an instance counts as gone."""
+GONE_AFTER: Final = 3 * PRESENT_EVERY
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +75,8 @@ class Present:
     since: float
     seen: float
     jobs: int = 0
+    knows: str = ""
+    """Names the set of its jobs; see `known`."""
 
 
 class Peers:
@@ -121,10 +126,15 @@ def presences(record: Record) -> list[Present]:
         said = _read(field.value) if name.startswith(UP) else {}
         since, seen = said.get("since"), said.get("seen")
         if isinstance(since, int | float) and isinstance(seen, int | float):
-            jobs = said.get("jobs", 0)
-            instance = name.removeprefix(UP)
-            found.append(Present(instance, since, seen, jobs if isinstance(jobs, int) else 0))
+            jobs, instance = said.get("jobs", 0), name.removeprefix(UP)
+            jobs = jobs if isinstance(jobs, int) else 0
+            found.append(Present(instance, since, seen, jobs, str(said.get("knows", ""))))
     return sorted(found, key=lambda it: it.instance)
+
+
+def up_now(present: Iterable[Present], now: float) -> list[Present]:
+    """Instances that gave a sign of life lately; their clocks may be 5 minutes off."""
+    return [it for it in present if abs(now - it.seen) < GONE_AFTER + 300]
 
 
 def pause_of(record: Record) -> bytes | None:

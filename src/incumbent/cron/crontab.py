@@ -142,8 +142,9 @@ class _Reader:
             return
         schedule = self._schedule(number, start, expression)
         name = self._checked_name(number, start, command, named)
-        if schedule and name:
-            self.specs.append(self._spec(name, schedule, command, (number, column)))
+        # Also with problems, so that it is told too if the command is not there.
+        name, schedule = name or f"line {number}", schedule or cron_schedule("@yearly")
+        self.specs.append(self._spec(name, schedule, command, (number, column)))
 
     def _schedule(self, number: int, start: int, expression: str) -> CronSchedule | None:
         zone = self._env.get("CRON_TZ") or self._env.get("TZ") or "UTC"

@@ -33,6 +33,8 @@ _HELD_SPREAD: Final = 0.5
 _CLOSED_AFTER: Final = 2.0
 """Seconds: what is closed is most likely done, and one look serves all slots of a while."""
 _MERGED: Final = 1.0
+_ROOM_EVERY: Final = 0.25
+"""Seconds between looks for room, for all that waits for it together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +97,9 @@ class Dispatcher:
 
     def orders(self, now: float, wall: float) -> list[Order]:
         """What to ask the store now; claims in an order of our own, so that instances mix."""
+        catching_up: set[str] = set()
         for due in self.agenda.due(wall):
-            self._take_up(due, now, wall)
+            self._take_up(due, now, wall, catching_up)
         if now < self._silent_until:
             return []
         found: list[Order] = []
@@ -116,9 +119,13 @@ class Dispatcher:
         claims.sort(key=lambda it: (place[it.spec.name], it.slot.due))
         return [*claims, *(it for it in found if isinstance(it, Look))]
 
-    def _take_up(self, due: Due, now: float, wall: float) -> None:
+    def _take_up(self, due: Due, now: float, wall: float, catching_up: set[str]) -> None:
         slot = Slot.at(due.slot, missed=due.missed)
-        slot = replace(slot, caught=self._too_late(due.spec, slot, wall))
+        if not due.missed and self._too_late(due.spec, slot, wall):
+            catching_up.add(due.spec.name)
+        # A slot in time waits for those that are caught up before it: it is not to be the one
+        # that is skipped.
+        slot = replace(slot, caught=due.spec.name in catching_up)
         if due.missed or wall - due.slot > _LOOK_FIRST:
             self._look_at(due.spec.name, slot, now)
         else:
@@ -190,6 +197,11 @@ class Dispatcher:
     def not_launched(self, claim: Claim, now: float) -> None:
         """The slot was given back, since this instance could not run it: somebody will."""
         self._claim_at(claim.spec.name, claim.slot, now + 0.5 + self._jitter())
+
+    def no_room(self, claim: Claim, now: float) -> None:
+        """This instance runs as much as it may: others can have the slot, or we do later."""
+        looks = (now + _ROOM_EVERY * (1 + 3 * self._jitter())) // _ROOM_EVERY
+        self._claim_at(claim.spec.name, claim.slot, (looks + 1) * _ROOM_EVERY)
 
     def witness(self, name: str, slot: Slot, at: float) -> None:
         """Look at this slot then."""

@@ -16,7 +16,15 @@ from incumbent.cron.book import Book, BookPort
 from incumbent.cron.control import PRESENCE, PRESENT_EVERY, Peers, presences
 from incumbent.cron.dispatch import Claim, Dispatcher, Look
 from incumbent.cron.events import Said
-from incumbent.cron.judge import Findings, Slot, holes, judge, known_until
+from incumbent.cron.judge import (
+    Findings,
+    Slot,
+    fails_for_good,
+    holes,
+    judge,
+    known_until,
+    retry_due,
+)
 from incumbent.cron.ledger import JOB, Run, State, orphans, read_job
 from incumbent.cron.spec import JobSpec
 from incumbent.errors import StoreError
@@ -108,6 +116,8 @@ class Executor:
             for run, _ in orphans(record):
                 slot = Slot(run.slot, run.due, run.attempt, missed=True)
                 dispatcher.witness(spec.name, slot, now)
+            if (lost := retry_due(spec, record, self._wall())) is not None:
+                dispatcher.witness(spec.name, lost, now)
             for holding in record.holdings:
                 name = holding.meta.decode("utf-8", "replace")
                 if name[:1].isdigit() or name.startswith("manual/"):
@@ -144,16 +154,27 @@ class Executor:
         """Seconds until there may be something to do."""
         return self._ready().next_in(self._port.now(), self._wall())
 
-    def step(self, pace: Callable[[int], None] = lambda _: None) -> int:
-        """Do what is due; `pace` is called before each claim with how many there are."""
+    def step(
+        self,
+        pace: Callable[[int, int], None] = lambda *_: None,
+        room: Callable[[], float] = lambda: inf,
+    ) -> int:
+        """Do what is due; the number of claims for which there was no room.
+
+        `pace` is called before each claim: how many there are, and how many in a row were refused.
+        """
         orders = self._ready().orders(self._port.now(), self._wall())
         claims = sum(isinstance(order, Claim) for order in orders)
+        refused = turned_away = 0
         for place, order in enumerate(orders):
-            if isinstance(order, Claim):
-                pace(claims)
+            if isinstance(order, Claim) and room() < 1:
+                self._ready().no_room(order, self._port.now())
+                turned_away += 1
+                continue
             try:
                 if isinstance(order, Claim):
-                    self._claim(order)
+                    pace(claims, refused)
+                    refused = 0 if self._claim(order) else refused + 1
                 else:
                     self._look(order)
             except StoreError as error:
@@ -161,21 +182,22 @@ class Executor:
                 for rest in orders[place:]:
                     self._ready().failed(rest, self._port.now(), error.retry_after)
                 break
-        return len(orders)
+        return turned_away
 
-    def _claim(self, order: Claim) -> None:
+    def _claim(self, order: Claim) -> bool:
         dispatcher = self._ready()
         grant = self._launcher.claim(order.spec, order.slot)
         self._answered()
         if isinstance(grant, Refused):
             dispatcher.refused(order, grant, self._port.now())
-            return
+            return False
         dispatcher.granted(order)
         try:
             self._launcher.launch(order.spec, order.slot, grant)
         except CannotLaunch as error:
             self._said("given_back", job=order.spec.name, slot=order.slot.name, why=str(error))
             dispatcher.not_launched(order, self._port.now())
+        return True
 
     def _look(self, order: Look) -> None:
         spec, book = order.spec, self.book(order.spec.name)
@@ -200,12 +222,15 @@ class Executor:
     def _write(self, spec: JobSpec, book: Book, findings: Findings) -> None:
         for run, version, why in findings.lost:
             if drive(book.lose(run, version, why, self._wall())):
-                self._say(spec, replace(run, state=State.LOST, why=why))
-                if run.attempt > spec.retries:
-                    self._launcher.failed(spec, run)
+                self._written(spec, replace(run, state=State.LOST, why=why))
         for run in findings.notes:
             if drive(book.note(run)):
-                self._say(spec, run)
+                self._written(spec, run)
+
+    def _written(self, spec: JobSpec, run: Run) -> None:
+        self._say(spec, run)
+        if fails_for_good(spec, run, self._wall()):
+            self._launcher.failed(spec, run)
 
     def _say(self, spec: JobSpec, run: Run) -> None:
         count = run.count if run.count > 1 else None

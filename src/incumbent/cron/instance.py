@@ -17,23 +17,21 @@ from incumbent._core.onestep import run as drive
 from incumbent._drive.link import Link
 from incumbent._drive.sync import draw_jitter
 from incumbent.backoff import backoff_delay
+from incumbent.cron.census import Census
 from incumbent.cron.control import (
     CONTROL,
-    PRESENCE,
     PRESENT_EVERY,
     STALE,
     SWEEP,
     TRIGGER,
-    UP,
-    encode,
     is_job_name,
     pause_of,
-    presences,
     triggers,
 )
 from incumbent.cron.events import Said
 from incumbent.cron.execute import Executor, Launcher
 from incumbent.cron.judge import Slot
+from incumbent.cron.soon import AHEAD, Soon
 from incumbent.cron.spec import JobSpec
 from incumbent.errors import ConfigError, NotAcquired, StoreError
 from incumbent.model import Key, Record
@@ -41,7 +39,10 @@ from incumbent.supervise.kernel import Waiter
 from incumbent.sync import Lock
 from incumbent.unpatched import start_thread
 
-__all__ = ["Instance", "Source", "check_names"]
+__all__ = ["MAX_RUNS", "Instance", "Source", "check_names"]
+
+MAX_RUNS: Final = 100
+"""Runs of commands at a time of one instance: a thousand jobs at midnight must not fell a host."""
 
 _LOOK_AT_CONTROL: Final = 5.0
 """Seconds after which the control key is read without a hint."""
@@ -53,12 +54,10 @@ _CLOCK_SET: Final = 1.0
 _SCAN_WITHIN: Final = 30.0
 _REGISTER_AT_ONCE: Final = 20
 _SWEEP_EVERY: Final = 600.0
-_FORGOTTEN: Final = 86_400.0
-"""Seconds after which an instance that vanished is named no more."""
-_SPREAD, _SPREAD_MOST = 0.004, 0.3
-"""Seconds between two claims of one instant, so that the instances of a fleet mix."""
-_FIRST_SPREAD, _A_RUN = 0.02, 0.005
-"""Seconds: chance, and a handicap for each run that is on here."""
+_STARTS_MOST: Final = 32
+"""Starts at a time: they cost more than runs do, and who has ended can begin with the next one."""
+_FULL_EVERY: Final = 60.0
+_COUNTED: Final = 1000
 
 
 class Source(Protocol):
@@ -75,7 +74,10 @@ class Source(Protocol):
 
 
 class Instance:
-    """See the module. `load()`: runs that are on here."""
+    """See the module.
+
+    `load()`: runs that are on here, of at most `max_runs`; `starting()`: those that have not begun.
+    """
 
     def __init__(
         self,
@@ -86,14 +88,20 @@ class Instance:
         launcher: Launcher[Any],
         said: Said,
         load: Callable[[], int] = lambda: 0,
+        max_runs: float = inf,
+        starting: Callable[[], int] = lambda: 0,
     ) -> None:
         self.specs = tuple(specs)
         check_names(self.specs)
         self._link = link
         self._namespace = namespace
-        self._holder = holder
         self._said = said
         self._load = load
+        self._max_runs = max_runs
+        self._starting = starting
+        self._soon = Soon(link, namespace)
+        self._waiting = 0
+        self._full_told = -inf
         self._executor = Executor(self.specs, namespace, link.port, launcher, said, clock.wall)
         self._waiter = Waiter()
         self._wake_fd, self._write_fd = os.pipe()
@@ -109,7 +117,7 @@ class Instance:
         self._present_at = -inf
         self._housekeeping_at = -inf
         self._sweep_at = clock.now() + _SWEEP_EVERY * (0.5 + draw_jitter())
-        self._since = clock.wall()
+        self._census = Census(link, namespace, holder)
         self._stopped = False
         self._offset = clock.wall() - clock.now()
 
@@ -133,7 +141,8 @@ class Instance:
             self._try_to_begin()
             return
         self._hear()
-        self._executor.step(self._pace)
+        self._waiting = self._executor.step(self._pace, self._room)
+        self._tell_full()
         self._housekeeping()
 
     def _next_in(self) -> float:
@@ -174,7 +183,7 @@ class Instance:
         self._stopped = True
         if self._answered:
             with suppress(StoreError):
-                self._put(PRESENCE, UP + self._holder, None, 0.5)
+                self._census.part()
         self._waiter.close()
         fds = (self._wake_fd, self._write_fd)
         # First: the listening thread may want to wake us, and numbers are given anew.
@@ -182,11 +191,26 @@ class Instance:
         for fd in fds:
             os.close(fd)
 
-    def _pace(self, claims: int) -> None:
-        if claims > 1:
-            time.sleep(draw_jitter() * 2 * min(_SPREAD, _SPREAD_MOST / claims))
-        else:
-            time.sleep(draw_jitter() * _FIRST_SPREAD + min(self._load(), 10) * _A_RUN)
+    def _pace(self, claims: int, refused: int) -> None:
+        time.sleep(self._soon.pause(claims, refused, self._load(), draw_jitter()))
+
+    def _room(self) -> float:
+        return min(self._max_runs - self._load(), _STARTS_MOST - self._starting())
+
+    def _tell_full(self) -> None:
+        full = self._waiting and self._load() >= self._max_runs
+        if full and clock.now() - self._full_told >= _FULL_EVERY:
+            self._full_told = clock.now()
+            why = "slots wait for room, or are left to other instances"
+            self._said("full", running=self._load(), waiting=self._waiting, why=why)
+
+    def stand_by(self) -> tuple[int, int]:
+        """How many runners to have ready for what is due soon, and how many idle ones to keep."""
+        dispatcher = self._executor.dispatcher
+        if self._stopped or dispatcher is None:
+            return 0, 0
+        jobs = dispatcher.agenda.count_until(clock.wall() + AHEAD, _COUNTED)
+        return self._soon.runs(jobs, self._waiting, max(0, self._max_runs - self._load()))
 
     # -- the start -----------------------------------------------------------------------------
 
@@ -236,6 +260,7 @@ class Instance:
             rescheduled=changes.rescheduled or None,
         )
         self._unregistered = [(spec, None) for spec in specs if before.get(spec.name) != spec]
+        self._present_at = self._housekeeping_at = -inf
 
     # -- the control key -----------------------------------------------------------------------
 
@@ -296,8 +321,7 @@ class Instance:
             now = clock.now()
             if now >= self._present_at:
                 self._present_at = now + PRESENT_EVERY * (0.9 + 0.2 * draw_jitter())
-                value = encode(since=self._since, seen=clock.wall(), jobs=len(self.specs))
-                self._put(PRESENCE, UP + self._holder, value, 1.0)
+                self._census.tell(self.specs)
             if now >= self._sweep_at:
                 self._sweep()
         except StoreError as error:
@@ -333,9 +357,7 @@ class Instance:
         records = self._link.store.scan(self._namespace, "", began + _SCAN_WITHIN)
         jobs = {it.key.name: it for it in records if is_job_name(it.key.name)}
         self._executor.sweep(jobs, clock.now())
-        for peer in (it for record in records for it in presences(record)):
-            if clock.wall() - peer.seen > _FORGOTTEN:
-                self._put(PRESENCE, UP + peer.instance, None, 1.0)
+        self._census.sweep(records)
         # What takes long is done less often.
         self._sweep_at += 200 * (clock.now() - began)
 

@@ -5,21 +5,20 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from tomllib import TOMLDecodeError, loads
 from types import MappingProxyType
 from typing import Any, Final
 
+from incumbent.cron.mending import mend
 from incumbent.cron.places import Places, find_places
 from incumbent.cron.schedule import Every, FixedTimes, Schedule, ScheduleError, cron_schedule
 from incumbent.cron.settings import DEFAULTS, SETTINGS, Line
 from incumbent.cron.spec import CatchUp, JobSpec, Problem
 from incumbent.cron.zones import near_word
-from incumbent.durations import say_seconds
+from incumbent.durations import DAY, say_seconds
 from incumbent.errors import ConfigError
 
 __all__ = ["parse_jobfile"]
 
-_WHERE: Final = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$")
 _WHEN: Final = ("schedule", "every", "at")
 # These are named as in JobSpec and go there as they are.
 _AS_THEY_ARE: Final = (
@@ -30,31 +29,28 @@ _Values = dict[str, Any]
 
 
 def parse_jobfile(text: str, path: str) -> tuple[tuple[JobSpec, ...], tuple[Problem, ...]]:
-    """All jobs that can be read, and all problems; of broken TOML only the first is known."""
-    text = text.replace("\r\n", "\n")
-    try:
-        tables = loads(text)
-    except (TOMLDecodeError, RecursionError) as error:
-        return (), (_broken(text, path, error),)
-    reader = _Reader(path, find_places(text))
-    reader.read(tables)
-    return tuple(reader.specs), tuple(reader.problems)
+    """All jobs whose command can be read, and all problems.
+
+    Tables that are not TOML are left out, and what the others say is read all the same, as far as
+    it can be told where they begin.
+    """
+    mended = mend(text.replace("\r\n", "\n"))
+    broken = [Problem(path, it.line, it.column, it.text) for it in mended.faults]
+    reader = _Reader(path, find_places(mended.text), defaults_known=mended.has_defaults)
+    reader.read(mended.tables)
+    return tuple(reader.specs), tuple(sorted((*broken, *reader.problems), key=_place))
 
 
-def _broken(text: str, path: str, error: Exception) -> Problem:
-    found = _WHERE.search(str(error))
-    if found and found[1]:
-        line, column = int(found[1]), int(found[2])
-    else:
-        line, column = text.count("\n") + 1, len(text) - text.rfind("\n")
-    what = _WHERE.sub("", str(error)) if isinstance(error, TOMLDecodeError) else "nested too deep"
-    return Problem(path, line, column, f"this is not TOML: {what}")
+def _place(problem: Problem) -> tuple[int, int]:
+    return problem.line, problem.column
 
 
 @dataclass(slots=True)
 class _Reader:
     path: str
     places: Places
+    defaults_known: bool = True
+    """False if [defaults] cannot be read: nothing can be said of what a job has from there."""
     specs: list[JobSpec] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     _lines: dict[str, int] = field(default_factory=dict)
@@ -104,11 +100,13 @@ class _Reader:
             if key not in table:
                 self._complain(f"a job needs {key!r}", "job", number)
         schedule = self._schedule(table, values, number)
-        self._check_together(values, number)
-        is_new = self._is_new(values.get("name"), number)
-        # Also with other problems, so that it is told too if the command is not there.
-        if schedule and is_new and "command" in values:
-            self.specs.append(self._spec(values, schedule, number))
+        if self.defaults_known:
+            self._check_together(values, number)
+        self._check_new(values.get("name"), number)
+        if "command" in values:
+            # Also with problems, so that it is told too if the command is not there.
+            values = {"name": f"job {number + 1}", **values}
+            self.specs.append(self._spec(values, schedule or Every(DAY), number))
 
     # -- when ------------------------------------------------------------------------------------
 
@@ -161,16 +159,13 @@ class _Reader:
             if key in values and values.get("catch_up", "no") == "no":
                 self._complain(f"{key} says nothing without catch_up", "job", number, key)
 
-    def _is_new(self, name: str | None, number: int) -> bool:
-        if name is None:
-            return False
+    def _check_new(self, name: str | None, number: int) -> None:
         line, _ = self.places.line_and_column(self.places.of("job", number).key)
         if name in self._lines:
             text = f"the name {name!r} is that of the job in line {self._lines[name]} too"
             self._complain(text, "job", number, "name")
-            return False
-        self._lines[name] = line
-        return True
+        elif name is not None:
+            self._lines[name] = line
 
     def _spec(self, values: _Values, schedule: Schedule, number: int) -> JobSpec:
         line, _ = self.places.line_and_column(self.places.of("job", number).key)

@@ -17,7 +17,7 @@ from incumbent.cron.schedule import Every, Schedule, cron_schedule
 from incumbent.cron.settings import DEFAULTS
 from incumbent.cron.spec import CatchUp, JobSpec
 from incumbent.durations import Duration, parse_duration, say_seconds
-from incumbent.errors import ConfigError, Misuse
+from incumbent.errors import ConfigError, Misuse, StoreError
 from incumbent.options import LockSettings, default_holder
 from incumbent.stores.names import make_key
 from incumbent.supervise.kernel import Waiter
@@ -155,10 +155,28 @@ class Jobs:
     def start(self, *, said: Said | None = None) -> Self:
         """Take part in the fleet from now on, in the background; for a web application's start.
 
-        Inside a running event loop coroutines run on it. Raises ConfigError for what cannot work,
-        and StoreError if the store refuses us for good. `said` hears of events; without it they go
-        to the log "incumbent.jobs".
+        Waits up to 10 s for the store's first answer, and goes on without it. Inside a running
+        event loop coroutines run on it; see `astart`. Raises ConfigError for what cannot work, and
+        StoreError if the store refuses us for good. `said` hears of events; without it they go to
+        the log "incumbent.jobs".
         """
+        background = self._made(said)
+        background.start()
+        self._background = background
+        return self
+
+    async def astart(self, *, said: Said | None = None) -> Self:
+        """`start`, for an event loop: it goes on while the store is asked."""
+        # Set first: who is cancelled while it waits can still stop it.
+        self._background = self._made(said)
+        try:
+            await asyncio.to_thread(self._background.start)
+        except StoreError:
+            self._background = None
+            raise
+        return self
+
+    def _made(self, said: Said | None) -> Background:
         if self._background is not None:
             raise Misuse("these jobs run already")
         if not self._specs:
@@ -166,7 +184,7 @@ class Jobs:
         lock = self._settings.copy()
         lock["holder"] = lock.get("holder") or default_holder()
         coroutines = any(inspect.iscoroutinefunction(spec.call) for spec in self.specs)
-        background = Background(
+        return Background(
             self.specs,
             self._store,
             self._namespace,
@@ -175,9 +193,6 @@ class Jobs:
             _running_loop(),
             coroutines=coroutines,
         )
-        background.start()
-        self._background = background
-        return self
 
     def stop(self, drain: Duration = _DRAIN) -> bool:
         """Claim nothing more, and wait for what runs, at most `drain`; True if all has ended.
@@ -209,7 +224,7 @@ class Jobs:
         self.stop()
 
     async def __aenter__(self) -> Self:
-        return self.start()
+        return await self.astart()
 
     async def __aexit__(self, *_: object) -> None:
         await self.astop()

@@ -37,10 +37,13 @@ __all__ = [
     "GRACE",
     "Findings",
     "Slot",
+    "fails_for_good",
     "holes",
+    "is_retried",
     "judge",
     "known_until",
     "paused_by",
+    "retry_due",
 ]
 
 CLOCK_SPREAD: Final = 300.0
@@ -49,6 +52,8 @@ GRACE: Final = CLOCK_SPREAD + 60.0
 """Seconds after which a slot of which nothing is on record counts as missed."""
 LOOK_BACK: Final = 32
 """Records whose gaps are looked at: an outage may have hidden a slot between two others."""
+LOOK_BACK_FOR: Final = 1800.0
+"""Seconds whose gaps are looked at, however many records: the fleet sweeps every 10 minutes."""
 _REPORTS_WITHIN: Final = 5.0
 """Seconds in which who claimed a slot says so in the ledger."""
 _SOON: Final = 1.0
@@ -126,10 +131,22 @@ def _judge_slot(spec: JobSpec, record: Record, slot: Slot, now: float, found: Fi
 def _retry(spec: JobSpec, record: Record, run: Run, now: float, found: Findings) -> None:
     """A lost run is claimed once more, if the job says so and nobody has."""
     following = Slot(run.slot, run.due, run.attempt).again()
-    young = run.due >= now - max(spec.catch_up.window, GRACE)
     known = field_of(following.name) in record.fields
-    if run.attempt <= spec.retries and young and not known and following not in found.claims:
+    if is_retried(spec, run, now) and not known and following not in found.claims:
         found.claims.append(following)
+
+
+def is_retried(spec: JobSpec, run: Run, now: float) -> bool:
+    """Whether a lost run has another attempt to come; else it has failed for good."""
+    return run.attempt <= spec.retries and run.due >= now - max(spec.catch_up.window, GRACE)
+
+
+def fails_for_good(spec: JobSpec, run: Run, now: float) -> bool:
+    """Whether what was just put on record ends a run that began, with no attempt to come."""
+    if run.state is State.SKIPPED:
+        # A retry that could not be: the run before it was the last one.
+        return run.attempt > 1
+    return run.state is State.LOST and not is_retried(spec, run, now)
 
 
 def _claimed_unreported(record: Record, slot: Slot, found: Findings) -> None:
@@ -246,6 +263,16 @@ def known_until(spec: JobSpec, record: Record) -> float | None:
     return max(last, float(since) if isinstance(since, int | float) else -inf, -1e12)
 
 
+def retry_due(spec: JobSpec, record: Record, now: float) -> Slot | None:
+    """The last run on record, if it is lost, has an attempt to come, and nobody saw to that."""
+    if not spec.retries or not (runs := runs_of(record.fields)):
+        return None
+    *_, (run, _) = runs.values()
+    if run.state is not State.LOST or not is_retried(spec, run, now):
+        return None
+    return Slot(run.slot, run.due, run.attempt)
+
+
 def _is_scheduled(run: Run) -> bool:
     return run.slot[:1].isdigit()
 
@@ -258,6 +285,7 @@ def holes(spec: JobSpec, record: Record) -> list[Slot]:
         return []
     since = float(read_job(record.fields).get("since", 0.0))
     oldest = runs[-LOOK_BACK].due if len(runs) >= LOOK_BACK else since
+    oldest = min(oldest, until - LOOK_BACK_FOR)
     start = max(oldest, since, pruned_until(record.fields))
     taken = claimed_slots(record)
     covered = [(run.since, run.due) for run in runs if run.count > 1]

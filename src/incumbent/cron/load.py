@@ -25,7 +25,8 @@ _TOML: Final = re.compile(r"^[ \t]*(?:\[\[[ \t]*job[ \t]*\]\]|\[[ \t]*defaults[ 
 class Loaded:
     """The jobs, and what is wrong, in the order of the lines.
 
-    From `load_jobs`: with any error there are no jobs. From `parse_jobs`: those that can be read.
+    From `load_jobs`: with any error there are no jobs. From `parse_jobs`: those whose command can
+    be read, to look for it.
     """
 
     specs: tuple[JobSpec, ...]
@@ -104,7 +105,8 @@ def _of_machine(
     problems = []
     for spec in specs:
         if wrong := checker.what_is_wrong(spec):
-            problems.append(Problem(path, *spec.command_at, f"job {spec.name}: {wrong}"))
+            of_job = spec.name if spec.name.startswith(("job ", "line ")) else f"job {spec.name}"
+            problems.append(Problem(path, *spec.command_at, f"{of_job}: {wrong}"))
         if isinstance(spec.schedule, FixedTimes) and spec.schedule.next_after(now) is None:
             text = f"job {spec.name}: all of its times are past"
             problems.append(Problem(path, *spec.command_at, text, warning=True))

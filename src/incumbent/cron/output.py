@@ -17,13 +17,17 @@ class Output:
     `most`: bytes that are kept. `told` hears every line; it must neither block nor raise.
     """
 
-    def __init__(self, most: int, told: Callable[[str], None]) -> None:
+    def __init__(self, most: int = 0, told: Callable[[str], None] = lambda _: None) -> None:
         self.fd, self._writing = os.pipe()
         os.set_blocking(self.fd, False)
         self._most = most
         self._told = told
         self._tail = b""
         self._line = b""
+
+    def serve(self, most: int, told: Callable[[str], None]) -> None:
+        """From now on for this run: see the class."""
+        self._most, self._told = most, told
 
     def become_stdout(self) -> None:
         """From now on what this process and its children write comes here."""
@@ -54,6 +58,12 @@ class Output:
         if self._line:
             self._say(self._line)
             self._line = b""
+
+    def close(self) -> None:
+        """Nobody writes any more; nothing is read."""
+        for fd in (self.fd, self._writing):
+            if fd >= 0:
+                os.close(fd)
 
     def tail(self) -> str:
         """The end of what was written; what is no UTF-8 is replaced."""

@@ -1,4 +1,4 @@
-"""One run of a command, in a process of its own that adopts the lease: `be_runner`.
+"""One run of a command, by a process that adopts the lease: `run_task`.
 
 zygote --- runner (the supervisor of `supervise`) --- CMD --- its children
              |
@@ -11,7 +11,6 @@ import os
 import random
 import signal
 import subprocess
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -22,25 +21,34 @@ from incumbent.cron.book import Book
 from incumbent.cron.claims import Grant, adopted
 from incumbent.cron.events import Events
 from incumbent.cron.ledger import OUTPUT_MOST, Run, State
-from incumbent.cron.output import Output
+from incumbent.cron.stage import Stage
 from incumbent.errors import ConfigError, NotAcquired, StoreError
-from incumbent.links import new_link
 from incumbent.supervise.child import CannotStart
 from incumbent.supervise.environment import WITHHELD, child_environment
-from incumbent.supervise.guarding import Guard, GuardFault, start_guard
+from incumbent.supervise.guarding import GuardFault
 from incumbent.supervise.holding import give_back, ttl_of
 from incumbent.supervise.kernel import Waiter
-from incumbent.supervise.ready import Ready
+from incumbent.supervise.plan import Course, Phase
 from incumbent.supervise.run import Ending, supervise
-from incumbent.supervise.signals import Signals
 from incumbent.sync import Lease
 
-__all__ = ["ENDED_WELL", "GAVE_BACK", "Task", "be_runner", "facts_for", "run_on_failure"]
+__all__ = [
+    "ENDED_WELL",
+    "GAVE_BACK",
+    "STARTED",
+    "STOPPING",
+    "Task",
+    "facts_for",
+    "run_on_failure",
+    "run_task",
+]
 
 ENDED_WELL: Final = 0
+STARTED: Final = 253
+"""Said of a run that is on record as running: what is heavy of its start is over."""
 GAVE_BACK: Final = 75
 """Exit code of a runner that could not begin: the slot is anybody's again."""
-_STOPPING: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
+STOPPING: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
 _RUN_VARIABLE: Final = "INCUMBENT_RUN_"
 _ON_FAILURE_WITHIN: Final = 60.0
 
@@ -56,9 +64,7 @@ class Task:
     instance: str
     command: tuple[str, ...]
     grant: Grant
-    url: str
     env: Mapping[str, str]
-    isolate: str = "auto"
     share_store: bool = False
     stdin: str | None = None
     cwd: str | None = None
@@ -72,48 +78,26 @@ class Task:
     show_output: bool = True
 
 
-def be_runner(task: Task, events: Events) -> int:
-    """Run it to its end; the exit code says whether the slot was given back."""
-    # Standard output is a pipe of ours from here on; events go where they went before.
-    events = events.knowing(os.dup(1), job=task.job)
-    _give_stdin(task.stdin)
-    with start_guard(task.isolate) as guard, Signals() as signals:
-        link = new_link(task.url)
-        try:
-            try:
-                lease = adopted(link, task.grant)
-            except (NotAcquired, StoreError) as error:
-                events("given_back", slot=task.slot, why=str(error))
-                return GAVE_BACK
-            events = events.knowing(term=lease.fencing_token)
-            return _Runner(task, lease, guard, signals, events).run()
-        finally:
-            link.close()
+def run_task(task: Task, stage: Stage) -> int:
+    """Run it to its end; the code says whether the slot was given back."""
+    events = stage.events.knowing(job=task.job)
+    try:
+        lease = adopted(stage.link, task.grant)
+    except (NotAcquired, StoreError) as error:
+        events("given_back", slot=task.slot, why=str(error))
+        return GAVE_BACK
+    events = events.knowing(term=lease.fencing_token)
+    return _Running(task, lease, stage, events).run()
 
 
-def _give_stdin(text: str | None) -> None:
-    if text is None:
-        source = os.open(os.devnull, os.O_RDONLY)
-    else:
-        with tempfile.TemporaryFile() as file:
-            file.write(text.encode())
-            file.flush()
-            source = os.dup(file.fileno())
-        os.lseek(source, 0, os.SEEK_SET)
-    os.dup2(source, 0)
-    os.close(source)
-
-
-class _Runner:
-    def __init__(
-        self, task: Task, lease: Lease, guard: Guard, signals: Signals, events: Events
-    ) -> None:
+class _Running:
+    def __init__(self, task: Task, lease: Lease, stage: Stage, events: Events) -> None:
         self._task = task
         self._lease = lease
-        self._guard = guard
-        self._signals = signals
+        self._stage = stage
         self._events = events
-        self._output = _output_of(task, events)
+        self._output = stage.output()
+        self._output.serve(min(task.output_bytes, OUTPUT_MOST), self._told)
         self._survived = False
         self._book = Book(lease._link.port, lease._held.wanted.key)
         run = Run(
@@ -136,25 +120,45 @@ class _Runner:
             task.keep_for,
         )
 
+    def _told_course(self, course: Course) -> None:
+        if course.phase is Phase.RUNNING:
+            self._stage.started()
+
+    def _told(self, line: str) -> None:
+        if self._task.show_output:
+            self._events("output", slot=self._task.slot, line=line)
+
     def run(self) -> int:
         try:
+            if not self._stage.guard.alive():
+                # One that stood by may have lost it since: another runner has its own.
+                return self._give_back("the guard is gone")
             if not self._attempts.begin():
                 self._events("skipped", slot=self._task.slot, why="it is on record already")
                 give_back(self._lease)
                 return ENDED_WELL
         except StoreError as error:
-            give_back(self._lease, undo_slot=True)
-            self._events("given_back", slot=self._task.slot, why=str(error))
-            return GAVE_BACK
+            return self._give_back(str(error))
         late = round(clock.wall() - self._task.due, 3)
         self._events("started", slot=self._task.slot, attempt=self._task.attempt, late=late)
         ended = self._attempts.go_through(self._attempt, self._pause)
-        if ended is not None and ended.state in (State.FAILED, State.TIMED_OUT):
+        if ended is not None and self._failed_for_good(ended):
             self._on_failure(ended)
         if not self._survived:
             give_back(self._lease)
         self._attempts.prune(random.SystemRandom().random())
         return ENDED_WELL
+
+    def _failed_for_good(self, ended: Run) -> bool:
+        if ended.state is State.LOST:
+            # Stopped with its instance: whoever finds it on record retries it, as the job says.
+            return ended.attempt > self._task.retries
+        return ended.state in (State.FAILED, State.TIMED_OUT)
+
+    def _give_back(self, why: str) -> int:
+        give_back(self._lease, undo_slot=True)
+        self._events("given_back", slot=self._task.slot, why=why)
+        return GAVE_BACK
 
     # -- one attempt -------------------------------------------------------------------------
 
@@ -162,11 +166,11 @@ class _Runner:
         task, output = self._task, self._output
         output.clear()
         try:
-            if task.cwd is not None:
-                os.chdir(task.cwd)
+            self._stage.change(task.cwd, task.stdin)
             ending = self._supervise(task.command, {})
         except OSError as error:
-            why = f"cwd={task.cwd}: {(error.strerror or str(error)).lower()}"
+            where = f"cwd={task.cwd}" if task.cwd else "it could not begin"
+            why = f"{where}: {(error.strerror or str(error)).lower()}"
             return End(State.FAILED, why=why, final=True)
         except CannotStart as error:
             return End(State.FAILED, error.code, str(error))
@@ -176,7 +180,7 @@ class _Runner:
         return self._verdict(ending)
 
     def _supervise(self, command: Sequence[str], more: Mapping[str, str]) -> Ending:
-        with Ready(self._guard, ttl_of(self._lease)) as ready:
+        with self._stage.ready(ttl_of(self._lease)) as ready:
             ready.socket.lease = self._lease
             environment = child_environment(
                 {**os.environ, **self._task.env, **more},
@@ -184,25 +188,28 @@ class _Runner:
                 holder=self._lease.holder,
                 term=self._lease.fencing_token,
                 slot=self._task.slot,
-                share_store=self._task.url if self._task.share_store else None,
+                share_store=self._stage.url if self._task.share_store else None,
                 socket=ready.socket.path,
             )
-            return supervise(
+            ending = supervise(
                 self._lease,
                 command,
                 environment,
-                self._signals,
-                self._guard,
-                stop_on=_STOPPING,
+                self._stage.signals,
+                self._stage.guard,
+                stop_on=STOPPING,
                 listeners=(ready.socket, self._output),
                 keep=True,
                 launch=ready.launch,
+                told=self._told_course,
             )
+            self._stage.stopped |= bool(ending.leaving)
+            return ending
 
     def _verdict(self, ending: Ending) -> End:
         output = self._output.tail()
         if ending.survivors:
-            self._survived = True
+            self._survived = self._stage.worn = True
             pids = ", ".join(map(str, ending.survivors))
             why = f"not even KILL ended {pids}; the lease is not given back"
             return End(State.FAILED, ending.status, why, output, final=True)
@@ -219,8 +226,11 @@ class _Runner:
         waiter = Waiter()
         try:
             while (now := clock.now()) < until:
-                waiter.wait((self._signals.fd,), min(until, now + 1.0))
-                if _STOPPING & set(self._signals.take()) or not self._lease.valid:
+                waiter.wait((self._stage.signals.fd,), min(until, now + 1.0))
+                if STOPPING & set(self._stage.signals.take()):
+                    self._stage.stopped = True
+                    return False
+                if not self._lease.valid:
                     return False
         finally:
             waiter.close()
@@ -233,7 +243,7 @@ class _Runner:
             return
         more = facts_for(self._task.job, ended)
         if not self._lease.valid:
-            run_on_failure(command, {**self._task.env, **more}, self._events)
+            run_on_failure(command, {**self._task.env, **more}, self._events, self._task.cwd)
             return
         try:
             status = self._supervise(command, more).status
@@ -256,24 +266,26 @@ def facts_for(job: str, ended: Run) -> dict[str, str]:
     return {_RUN_VARIABLE + key: value for key, value in said.items()}
 
 
-def run_on_failure(command: Sequence[str], more: Mapping[str, str], events: Events) -> None:
+def run_on_failure(
+    command: Sequence[str], more: Mapping[str, str], events: Events, cwd: str | None = None
+) -> None:
     """Where there is no lease any more that it could run under: for a minute at most."""
     environment = {**os.environ, **more, "INCUMBENT_STORE": WITHHELD}
     try:
-        status = subprocess.run(
-            command, env=environment, timeout=_ON_FAILURE_WITHIN, check=False
-        ).returncode
+        done = subprocess.run(
+            command,
+            env=environment,
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            # Standard output is for events.
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=_ON_FAILURE_WITHIN,
+            check=False,
+        )
     except (OSError, subprocess.SubprocessError) as error:
         events("on_failure", why=str(error))
     else:
-        events("on_failure", code=status)
-
-
-def _output_of(task: Task, events: Events) -> Output:
-    def told(line: str) -> None:
-        if task.show_output:
-            events("output", slot=task.slot, line=line)
-
-    output = Output(min(task.output_bytes, OUTPUT_MOST), told)
-    output.become_stdout()
-    return output
+        for line in done.stdout[-OUTPUT_MOST:].decode("utf-8", "replace").splitlines():
+            events("output", line=line)
+        events("on_failure", code=done.returncode)

@@ -14,12 +14,15 @@ from incumbent import clock
 from incumbent.cron.claims import Claimer
 from incumbent.cron.commands_launcher import CommandLauncher, Settings
 from incumbent.cron.events import Events
-from incumbent.cron.instance import Instance
+from incumbent.cron.instance import MAX_RUNS, Instance
 from incumbent.cron.spec import JobSpec
+from incumbent.cron.stage import Place
 from incumbent.cron.zygote import Zygote
+from incumbent.durations import parse_duration
 from incumbent.errors import ConfigError
 from incumbent.links import new_link
 from incumbent.options import LockSettings
+from incumbent.policy import TTL_DEFAULT
 from incumbent.supervise.signals import Signals
 
 __all__ = ["Fleet", "serve_jobs"]
@@ -30,12 +33,27 @@ _FAULT: Final = 125
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """What instances of one fleet agree on, and this one's part in it. `drain`: seconds."""
+    """What instances of one fleet agree on, and this one's part in it.
+
+    `drain`: seconds. `max_runs`: at a time, here.
+    """
 
     namespace: str
     settings: Settings
     lock: LockSettings
     drain: float = 25.0
+    max_runs: int = MAX_RUNS
+
+    @property
+    def ttl(self) -> float:
+        """Seconds."""
+        return parse_duration(self.lock.get("ttl", TTL_DEFAULT), "ttl")
+
+    @property
+    def place(self) -> Place:
+        """What all runs here have in common."""
+        settings = self.settings
+        return Place(settings.url, self.namespace, settings.isolate, self.ttl)
 
 
 def serve_jobs(
@@ -50,7 +68,7 @@ def serve_jobs(
     StoreError if the store refuses us for good before its first answer.
     """
     # A fork: before any thread, and before a connection that it would keep open.
-    zygote = Zygote(fleet.settings.url, events)
+    zygote = Zygote(fleet.place, events)
     try:
         with Signals() as signals:
             link = new_link(fleet.settings.url)
@@ -65,6 +83,8 @@ def serve_jobs(
                     launcher,
                     events,
                     lambda: len(launcher.running),
+                    fleet.max_runs,
+                    lambda: len(launcher.starting),
                 )
                 for spec in instance.specs:
                     claimer.wanted(spec)
@@ -133,14 +153,8 @@ class _Serving:
         while launcher.given_back:
             instance.came_back(*launcher.given_back.pop())
         while launcher.vanished:
-            instance.vanished(*launcher.vanished.pop(), float(self._fleet_ttl))
-
-    @property
-    def _fleet_ttl(self) -> float:
-        from incumbent.durations import parse_duration
-        from incumbent.policy import TTL_DEFAULT
-
-        return parse_duration(self._fleet.lock.get("ttl", TTL_DEFAULT), "ttl")
+            instance.vanished(*launcher.vanished.pop(), self._fleet.ttl)
+        launcher.stand_by(*instance.stand_by())
 
     # -- signals, as a Source ------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 """The process that forks runners: it never has a thread or a connection, so that a fork is safe.
 
-The instance tells it what was granted; it forks a runner for each, reaps them and says so. When the
+The instance tells it what was granted; it has a runner do each, and says how that ended. When the
 instance is gone, the runners get TERM: what they run ends in order, under their own leases.
 """
 
@@ -8,44 +8,58 @@ from __future__ import annotations
 
 import gc
 import os
-import pickle
 import select
 import signal
 import socket
-import struct
 import sys
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, Final, NoReturn, TypeAlias
+from typing import Final, NoReturn, TypeAlias
 
 from incumbent.cron.events import Events
 from incumbent.cron.ledger import Run
-from incumbent.cron.running import Task, be_runner, facts_for, run_on_failure
+from incumbent.cron.packets import packed, unpacked
+from incumbent.cron.pool import Pool, Runner
+from incumbent.cron.runner import be_runner
+from incumbent.cron.running import Task, facts_for, run_on_failure
+from incumbent.cron.stage import Place
 from incumbent.supervise.kernel import libc
 from incumbent.supervise.namespaces import name_process
 
-__all__ = ["Notify", "Stop", "Zygote", "ZygoteGone"]
+__all__ = ["Notify", "StandBy", "Stop", "Zygote", "ZygoteGone"]
 
-_HEAD: Final = struct.Struct("=I")
 _PR_SET_PDEATHSIG: Final = 1
 _FAULT: Final = 125
 _LEFT_ALONE: Final = {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}
 # As Python has it: a reader of our events that goes away must not take a run along.
 _IGNORED_BY_PYTHON: Final = {signal.SIGPIPE, signal.SIGXFSZ}
+_TO_END: Final = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 
 
 class Stop:
     """Have all runners stop what they run."""
 
 
+@dataclass(frozen=True, slots=True)
+class StandBy:
+    """Have so many runners ready for what is due soon; of those that are idle keep so many."""
+
+    ready: int
+    kept: int
+
+
 class Notify:
     """Run a job's on_failure command for a run that somebody else was lost with."""
 
-    def __init__(self, job: str, run: Run, command: tuple[str, ...], env: dict[str, str]) -> None:
-        self.job, self.run, self.command, self.env = job, run, command, env
+    def __init__(
+        self, job: str, run: Run, command: tuple[str, ...], env: dict[str, str], cwd: str | None
+    ) -> None:
+        self.job, self.run, self.command, self.env, self.cwd = job, run, command, env, cwd
 
 
-Message: TypeAlias = "Task | Notify | Stop"
+Message: TypeAlias = "Task | Notify | StandBy | Stop"
 
 
 class ZygoteGone(Exception):
@@ -55,14 +69,14 @@ class ZygoteGone(Exception):
 class Zygote:
     """The instance's side. To be made in the main thread before there is any other."""
 
-    def __init__(self, url: str, events: Events) -> None:
+    def __init__(self, place: Place, events: Events) -> None:
         ours, its = socket.socketpair()
-        _warm_up(url)
+        _warm_up(place.url)
         gc.freeze()
         self.pid = os.fork()
         if self.pid == 0:
             ours.close()
-            _be_zygote(its, events)
+            _be_zygote(its, place, events)
         its.close()
         self._socket = ours
         self.fd = ours.fileno()
@@ -71,16 +85,19 @@ class Zygote:
     def send(self, message: Message) -> None:
         """Have it done. Raises ZygoteGone."""
         try:
-            self._socket.sendall(_packed(message))
+            self._socket.sendall(packed(message))
         except OSError as error:
             raise ZygoteGone("the process that starts commands is gone") from error
 
     def ended(self) -> list[tuple[str, str, int]]:
-        """Runs that are over since the last call: job, slot, exit code. Raises ZygoteGone."""
+        """Runs that are over, or STARTED, since the last call: job, slot, code.
+
+        Raises ZygoteGone.
+        """
         data = self._socket.recv(65_536)
         if not data:
             raise ZygoteGone("the process that starts commands is gone")
-        found, self._came = _unpacked(self._came + data)
+        found, self._came = unpacked(self._came + data)
         return found
 
     def close(self) -> None:
@@ -107,27 +124,10 @@ def _warm_up(url: str) -> None:
     open_engine(url).store()
 
 
-def _packed(message: Any) -> bytes:
-    body = pickle.dumps(message)
-    return _HEAD.pack(len(body)) + body
-
-
-def _unpacked(data: bytes) -> tuple[list[Any], bytes]:
-    found = []
-    while len(data) >= _HEAD.size:
-        (length,) = _HEAD.unpack_from(data)
-        if len(data) < _HEAD.size + length:
-            break
-        # From a process of ours, over a socket that nobody else has.
-        found.append(pickle.loads(data[_HEAD.size : _HEAD.size + length]))  # noqa: S301
-        data = data[_HEAD.size + length :]
-    return found, data
-
-
 # -- the process -----------------------------------------------------------------------------------
 
 
-def _be_zygote(channel: socket.socket, events: Events) -> NoReturn:
+def _be_zygote(channel: socket.socket, place: Place, events: Events) -> NoReturn:
     code = _FAULT
     try:
         # The terminal is nobody's among many: ^C reaches the instance, which drains.
@@ -136,37 +136,46 @@ def _be_zygote(channel: socket.socket, events: Events) -> NoReturn:
         for signum in signal.valid_signals() - _LEFT_ALONE:
             if signum < signal.SIGRTMIN:
                 signal.signal(signum, signal.SIG_IGN)
-        _Forking(channel, events).run()
+        _Forking(channel, place, events).run()
         code = 0
     finally:
         os._exit(code)
 
 
 class _Forking:
-    def __init__(self, channel: socket.socket, events: Events) -> None:
+    def __init__(self, channel: socket.socket, place: Place, events: Events) -> None:
         self._channel = channel
+        self._place = place
         self._events = events
         self._came = b""
-        self._runners: dict[int, tuple[str, str]] = {}
+        self._poll = select.poll()
+        self._poll.register(channel, select.POLLIN)
+        self._pool = Pool(self._fork_runner, self._say, self._poll)
+        self._connected = True
         self._wake, self._write = os.pipe()
         for fd in (self._wake, self._write):
             os.set_blocking(fd, False)
+        self._poll.register(self._wake, select.POLLIN)
         signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
 
     def run(self) -> None:
         """Until the instance is gone and every runner with it."""
-        connected = True
-        while connected or self._runners:
-            poll = select.poll()
-            poll.register(self._wake, select.POLLIN)
-            if connected:
-                poll.register(self._channel, select.POLLIN)
-            ready = {fd for fd, _ in poll.poll()}
-            self._reap(connected=connected)
-            if connected and self._channel.fileno() in ready and not self._hear():
-                connected = False
-                self._stop()
+        channel = self._channel.fileno()
+        while self._connected or len(self._pool):
+            ready = {fd for fd, _ in self._poll.poll()}
+            if self._wake in ready:
+                with suppress(BlockingIOError):
+                    os.read(self._wake, 4096)
+                self._pool.reap()
+            for fd in ready - {channel, self._wake}:
+                self._pool.hear(fd)
+            if channel in ready and not self._hear():
+                self._poll.unregister(channel)
+                self._connected = False
+                self._pool.stop()
+            if self._connected:
+                self._pool.prepare()
 
     def _hear(self) -> bool:
         try:
@@ -175,36 +184,73 @@ class _Forking:
             return False
         if not data:
             return False
-        messages, self._came = _unpacked(self._came + data)
+        messages, self._came = unpacked(self._came + data)
         for message in messages:
-            if isinstance(message, Stop):
-                self._stop()
-            else:
-                self._fork(message)
+            self._do(message)
         return True
 
-    def _stop(self) -> None:
-        for pid in self._runners:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGTERM)
+    def _do(self, message: Message) -> None:
+        match message:
+            case Task():
+                self._pool.do(message)
+            case StandBy():
+                self._pool.stand_by(message.ready, message.kept)
+            case Notify():
+                self._fork_notify(message)
+            case _:
+                self._pool.stop()
 
-    def _fork(self, message: Task | Notify) -> None:
-        slot = message.slot if isinstance(message, Task) else ""
-        job = message.job
+    def _fork_runner(self, task: Task | None) -> Runner | None:
+        ours, its = socket.socketpair()
+        with its:
+            pid = self._fork(
+                task.job if task else "",
+                lambda events: be_runner(self._place, its, task, events),
+                closing=(ours,),
+            )
+        if pid == 0:
+            ours.close()
+            return None
+        return Runner(pid, ours, (task.job, task.slot) if task else None, comes_up=task is None)
+
+    def _fork_notify(self, message: Notify) -> None:
+        def work(events: Events) -> None:
+            events = events.knowing(job=message.job, slot=message.run.slot)
+            more = facts_for(message.job, message.run)
+            run_on_failure(message.command, {**message.env, **more}, events, message.cwd)
+
+        if pid := self._fork(message.job, work):
+            self._pool.others.add(pid)
+
+    def _fork(
+        self,
+        job: str,
+        work: Callable[[Events], None],
+        closing: tuple[socket.socket, ...] = (),
+    ) -> int:
+        """The child's number, which ends with its `work`; 0 (and said so) if there can be none."""
         library, parent = libc(), os.getpid()
+        # A child ignores what we ignore until it says otherwise: what it is sent by then must wait.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _TO_END)
         try:
             pid = os.fork()
         except OSError as error:
-            self._events("fork", job=job, slot=slot, why=str(error))
-            self._say(job, slot, _FAULT)
-            return
+            self._events("fork", job=job or None, why=str(error))
+            pid = -1
         if pid == 0:
             if library is not None:
                 library.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-            self._become(message, parent)
-        self._runners[pid] = (job, slot)
+            self._become(job, work, closing, parent)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _TO_END)
+        return max(0, pid)
 
-    def _become(self, message: Task | Notify, parent: int) -> NoReturn:
+    def _become(
+        self,
+        job: str,
+        work: Callable[[Events], None],
+        closing: tuple[socket.socket, ...],
+        parent: int,
+    ) -> NoReturn:
         code = _FAULT
         try:
             signal.set_wakeup_fd(-1)
@@ -212,41 +258,23 @@ class _Forking:
             for signum in signal.valid_signals() - kept:
                 if signum < signal.SIGRTMIN:
                     signal.signal(signum, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _TO_END)
             for fd in (self._wake, self._write):
                 os.close(fd)
-            self._channel.close()
+            # What others hear of must end with the zygote, not with us.
+            for channel in (self._channel, *self._pool.channels, *closing):
+                channel.close()
             os.setsid()
             if os.getppid() == parent:
-                code = self._work(message)
+                work(self._events)
+                code = 0
         except Exception as error:  # noqa: BLE001 - the last place, whatever it was
-            self._events("fault", job=message.job, why=f"{type(error).__name__}: {error}")
+            self._events("fault", job=job or None, why=f"{type(error).__name__}: {error}")
         finally:
             sys.stderr.flush()
             os._exit(code)
 
-    def _work(self, message: Task | Notify) -> int:
-        if isinstance(message, Task):
-            return be_runner(message, self._events)
-        events = self._events.knowing(job=message.job, slot=message.run.slot)
-        more = facts_for(message.job, message.run)
-        run_on_failure(message.command, {**message.env, **more}, events)
-        return 0
-
-    def _reap(self, *, connected: bool) -> None:
-        with suppress(BlockingIOError):
-            os.read(self._wake, 4096)
-        while self._runners:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
-            if pid in self._runners:
-                job, slot = self._runners.pop(pid)
-                if connected:
-                    self._say(job, slot, os.waitstatus_to_exitcode(status))
-
     def _say(self, job: str, slot: str, code: int) -> None:
-        with suppress(OSError):
-            self._channel.sendall(_packed((job, slot, code)))
+        if self._connected:
+            with suppress(OSError):
+                self._channel.sendall(packed((job, slot, code)))

@@ -33,7 +33,7 @@ def command(request: Request) -> int:
 
         return serve(request)
     now = time.time()
-    loaded = load_jobs(request.name, os.environ, now)
+    loaded = _loaded(request.name, now)
     if request.on("json"):
         print_json(_as_json(loaded, now, runs))
     else:
@@ -41,6 +41,17 @@ def command(request: Request) -> int:
         if not loaded.errors:
             _show(loaded, now, runs)
     return USAGE if loaded.errors else OK
+
+
+def _loaded(name: str, now: float) -> Loaded:
+    from incumbent.cli.cron_serving import is_module
+
+    if not is_module(name):
+        return load_jobs(name, os.environ, now)
+    from incumbent.cli.cron_module import find_jobs
+
+    # Their settings were checked where they were said.
+    return Loaded(find_jobs(name).specs, ())
 
 
 def _runs(text: str | None) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from incumbent import clock
 from incumbent.cli.exits import OK
 from incumbent.cli.ledger_show import (
@@ -12,11 +14,11 @@ from incumbent.cli.ledger_show import (
     result_of,
     say_up,
     took,
-    up_now,
 )
 from incumbent.cli.parser import Request
 from incumbent.cli.show import iso, print_json, table
-from incumbent.cron.control import CONTROL, PRESENCE, pause_of, presences
+from incumbent.cron.control import CONTROL, PRESENCE, Present, pause_of, presences, up_now
+from incumbent.cron.known import KNOWN, gone_since, had_by_nobody, is_by_the_clock, read_sets
 from incumbent.cron.ledger import read_job, running
 from incumbent.durations import say_seconds
 from incumbent.model import Record
@@ -27,6 +29,7 @@ from incumbent.sync import Client
 __all__ = ["command"]
 
 _WITHIN = 5.0
+_SHOW_GONE = 86_400.0
 _HEAD = ("JOB", "SCHEDULE", "NEXT", "LAST", "RESULT", "TOOK", "WHO")
 
 
@@ -38,21 +41,48 @@ def command(request: Request) -> int:
     jobs = jobs_of(records)
     by_name = {record.key.name: record for record in records}
     up = up_now(presences(by_name[PRESENCE]), now) if PRESENCE in by_name else []
+    gone = _gone(jobs, up, by_name.get(KNOWN))
     paused = CONTROL in by_name and pause_of(by_name[CONTROL]) is not None
     if request.on("json"):
         instances = [{"instance": it.instance, "since": iso(it.since)} for it in up]
-        shown = [job_as_json(record, now) for record in jobs]
+        shown = [job_as_json(record, now, gone=record.key.name in gone) for record in jobs]
         print_json({"jobs": shown, "instances": instances, "all_paused": paused})
         return OK
-    table([_HEAD, *(_row(record, now) for record in jobs)])
+    rows = [
+        _row(record, now, gone=record.key.name in gone)
+        for record in jobs
+        if record.key.name not in gone or _is_shown(record, now)
+    ]
+    table([_HEAD, *rows])
+    if any("gone" in row[2:3] for row in rows):
+        print(
+            "gone: no instance that is up has this job; it was removed, or its instances are down"
+        )
     print(say_up(up, now) + ("; everything is paused" if paused else ""))
     return OK
 
 
-def _row(record: Record, now: float) -> tuple[str, ...]:
+def _gone(jobs: Sequence[Record], up: Sequence[Present], known: Record | None) -> set[str]:
+    """Jobs that no instance has, although some are up."""
+    sets = read_sets(known)
+    return {
+        record.key.name
+        for record in jobs
+        if is_by_the_clock(read_job(record.fields)) and had_by_nobody(record.key.name, up, sets)
+    }
+
+
+def _is_shown(record: Record, now: float) -> bool:
+    """For a while: it may be the jobs of a file whose instances are all down."""
+    since = gone_since(record.fields)
+    return since is None or now - since < _SHOW_GONE
+
+
+def _row(record: Record, now: float, *, gone: bool) -> tuple[str, ...]:
     facts, following, last = read_job(record.fields), next_slot(record, now), last_run(record)
     schedule = str(facts.get("schedule", "-"))
     coming = "paused" if PAUSE in record.fields else _until(following, now)
+    coming = "gone" if gone else coming
     if on := running(record):
         since = say_seconds(max(0.0, now - (on[0].started or now)))
         return (

@@ -5,13 +5,13 @@ from __future__ import annotations
 from incumbent import clock
 from incumbent.cli.exits import OK
 from incumbent.cli.job_reasons import explain_job
-from incumbent.cli.ledger_show import up_now
 from incumbent.cli.parser import Request
 from incumbent.cli.reasons import explain
 from incumbent.cli.show import print_json, record_as_json
 from incumbent.cli.when import instant_of
-from incumbent.cron.control import PRESENCE, presences
-from incumbent.cron.ledger import JOB
+from incumbent.cron.control import PRESENCE, presences, up_now
+from incumbent.cron.known import KNOWN, had_by_nobody, is_by_the_clock, read_sets
+from incumbent.cron.ledger import JOB, read_job
 from incumbent.store_url import store_url
 from incumbent.sync import Client
 
@@ -27,10 +27,14 @@ def command(request: Request) -> int:
     with Client(store_url(request.text("store")), namespace=request.namespace) as client:
         record = client.read(request.name, _WITHIN)
         present = client.read(PRESENCE, _WITHIN) if JOB in record.fields else None
+        known = client.read(KNOWN, _WITHIN) if present is not None else None
     # Of a job that nobody runs, who held its name says nothing that its ledger does not say better.
     lines = explain(record, now) if present is None or record.holdings else []
     if present is not None:
-        lines += explain_job(record, up_now(presences(present), now), now, instant)
+        up = up_now(presences(present), now)
+        by_clock = is_by_the_clock(read_job(record.fields))
+        gone = by_clock and had_by_nobody(request.name, up, read_sets(known))
+        lines += explain_job(record, up, now, instant, gone=gone)
     if request.on("json"):
         print_json({**record_as_json(record), "why": lines})
     else:

@@ -323,10 +323,14 @@ class Dialect:
             request = pack("HGET", names.companion, "f:pause")
         elif what.startswith("slot:"):
             request = pack("GET", names.slot(what.removeprefix("slot:")))
-        (answer,) = yield Step(request, 1)
-        if answer is not None and not isinstance(answer, bytes):
-            raise self._unusable(answer, key)
-        return mark_of(answer) == (mark or "-")
+        answers = yield Step(request + pack("HGET", names.companion, "v"), 2)
+        for answer in answers:
+            if answer is not None and not isinstance(answer, bytes):
+                raise self._unusable(answer, key)
+        same = mark_of(answers[0]) == (mark or "-")
+        if what and not what.startswith("fields:"):
+            return same
+        return same and int(answers[1] or 0) == int(what.removeprefix("fields:") or 0)
 
     # -- errors -------------------------------------------------------------------------------
 

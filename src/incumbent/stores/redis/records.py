@@ -161,7 +161,9 @@ def record_of(
 ) -> Record:
     """All that was read of one key."""
     holdings: tuple[Any, ...] = ()
-    closed_for, reserved_for, seen = 0.0, "", ""
+    closed_for, reserved_for = 0.0, ""
+    # Of a name that nobody holds it tells how many fields were written.
+    seen = f"fields:{int(companion[b'v'])} -" if b"v" in companion else ""
     if raw is not None:
         seen = f"lease {mark_of(raw)}"
         holding = _holding(raw, left_ms, now)

@@ -1,0 +1,231 @@
+"""Runners that stand by and do one task after the other: what is the same, and what is left."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from incumbent import clock
+from incumbent.cron.claims import Claimer
+from incumbent.cron.events import Events
+from incumbent.cron.judge import Slot
+from incumbent.cron.ledger import Run, State, runs_of
+from incumbent.cron.running import ENDED_WELL, GAVE_BACK, STARTED, Task
+from incumbent.cron.schedule import Every
+from incumbent.cron.spec import JobSpec
+from incumbent.cron.stage import Place
+from incumbent.cron.zygote import StandBy, Zygote
+from incumbent.links import new_link
+from incumbent.model import Key, Refused
+from tests.cron.fleet import CronFleet, children, descendants, identity
+from tests.support.waiting import eventually
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(120),
+    pytest.mark.skipif(sys.platform != "linux", reason="/proc"),
+]
+
+TTL = 3.0
+
+
+class Bench:
+    """An instance without a clock: tasks are sent by hand."""
+
+    def __init__(self, folder: Path) -> None:
+        self.url = f"sqlite:///{folder}/leases.db"
+        self._log = os.open(folder / "log", os.O_WRONLY | os.O_CREAT)
+        self.zygote = Zygote(Place(self.url, "default", "auto", TTL), Events(self._log))
+        self.link = new_link(self.url)
+        self.claimer = Claimer(self.link, "default", {"holder": "me", "ttl": TTL, "grace": 0.2})
+        self.number = 0
+
+    def send(self, command: str, **more: Any) -> str:
+        self.number += 1
+        line = ("sh", "-c", command)
+        spec = JobSpec(name="job", schedule=Every(60), command=line)
+        slot = Slot(f"2026-01-01T00:00:{self.number:02}Z", 1_767_225_600.0 + self.number)
+        held = self.claimer.claim(spec, slot)
+        assert not isinstance(held, Refused), held
+        grant = self.claimer.part_with(held)
+        task = Task("job", slot.name, slot.due, 1, "me", line, grant, {}, **more)
+        self.zygote.send(task)
+        return slot.name
+
+    def ended(self, within: float = 15.0) -> int:
+        said: list[int] = []
+        while not said or said == [STARTED]:
+            assert select.select([self.zygote.fd], [], [], within)[0], f"no end, only {said}"
+            said += [code for _, _, code in self.zygote.ended()]
+        return said[-1]
+
+    def run(self, command: str, **more: Any) -> Run:
+        slot = self.send(command, **more)
+        assert self.ended() == ENDED_WELL
+        return self.record(slot)
+
+    def record(self, slot: str) -> Run:
+        fields = self.link.store.read(Key("default", "job"), clock.now() + 5).fields
+        return runs_of(fields)[slot][0]
+
+    def runners(self) -> list[int]:
+        return sorted(pid for pid in children(self.zygote.pid) if identity(pid))
+
+    def stand_by(self, runners: int = 1) -> list[int]:
+        """With the process that waits to become a command."""
+        self.zygote.send(StandBy(runners, runners))
+        eventually(lambda: len(self.runners()) == runners)
+        eventually(lambda: all(map(is_prepared, self.runners())))
+        return self.runners()
+
+    def close(self) -> None:
+        self.zygote.close()
+        self.link.close()
+        os.close(self._log)
+
+
+def is_prepared(runner: int) -> bool:
+    return [name_of(pid) for pid in children(runner)].count("incumbent-zygot") == 1
+
+
+def name_of(pid: int) -> str:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    return ""
+
+
+def standard(pid: int) -> list[Path]:
+    return [Path(f"/proc/{pid}/fd/{number}").readlink() for number in (1, 2)]
+
+
+def guard_of(runner: int) -> int:
+    (guard,) = [pid for pid in children(runner) if name_of(pid) == "incumbent-guard"]
+    return guard
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    made = Bench(tmp_path)
+    yield made
+    made.close()
+
+
+def test_a_runner_does_one_task_after_the_other_and_each_has_its_own_output(bench: Bench) -> None:
+    before = bench.stand_by()
+    for word in ("one", "two", "three"):
+        run = bench.run(f"echo {word}; echo and $INCUMBENT_LEASE_SLOT >&2")
+        assert (run.state, run.output) == (State.OK, f"{word}\nand {run.slot}")
+    assert bench.run("exit 3").code == 3
+    assert bench.runners() == before
+    # Between tasks it has no task's pipe.
+    assert standard(before[0]) == standard(bench.zygote.pid)
+    # One that nobody wants any more leaves after its task.
+    bench.zygote.send(StandBy(0, 1))
+    slot = bench.send("sleep 0.3")
+    bench.zygote.send(StandBy(0, 0))
+    assert bench.ended() == ENDED_WELL
+    assert bench.record(slot).state is State.OK
+    eventually(lambda: not bench.runners())
+
+
+def test_a_task_that_moves_its_runner_or_feeds_it_is_the_last_of_it(
+    bench: Bench, tmp_path: Path
+) -> None:
+    here = Path.cwd()
+    (first,) = bench.stand_by()
+    assert bench.run("pwd; cat", cwd=str(tmp_path), stdin="words").output == f"{tmp_path}\nwords"
+    eventually(lambda: first not in bench.runners())
+    assert bench.run("pwd; cat").output == str(here)
+
+
+def test_what_a_command_left_behind_is_gone_before_the_next_task(bench: Bench) -> None:
+    (runner,) = bench.stand_by()
+    assert bench.run("sleep 300 & echo $!").state is State.OK
+    below = [name_of(pid) for pid in descendants(runner)]
+    assert "sleep" not in below
+    assert bench.runners() == [runner]
+
+
+def test_a_runner_that_is_gone_or_has_no_guard_is_replaced(bench: Bench) -> None:
+    (runner,) = bench.stand_by()
+    os.kill(runner, signal.SIGKILL)
+    eventually(lambda: bench.runners() not in ([], [runner]))
+    (second,) = bench.stand_by()
+    assert bench.run("true").state is State.OK
+    os.kill(guard_of(second), signal.SIGKILL)
+    # At once, and not when it would have prepared for the next task.
+    eventually(lambda: second not in bench.runners(), within=6)
+    (third,) = bench.stand_by()
+    assert bench.run("true").state is State.OK
+    assert bench.runners() == [third]
+
+
+def test_a_runner_whose_guard_died_gives_the_slot_back(bench: Bench) -> None:
+    (runner,) = bench.stand_by()
+    guard = guard_of(runner)
+    os.kill(runner, signal.SIGSTOP)
+    slot = bench.send("true")
+    os.kill(guard, signal.SIGKILL)
+    eventually(lambda: not identity(guard))
+    os.kill(runner, signal.SIGCONT)
+    # Nothing ran without a guard: the task was not taken, or was given back.
+    assert bench.ended() in (GAVE_BACK, 125)
+    fields = bench.link.store.read(Key("default", "job"), clock.now() + 5).fields
+    assert slot not in runs_of(fields)
+
+
+def test_a_command_of_a_runner_that_was_used_before_dies_with_it(bench: Bench) -> None:
+    (runner,) = bench.stand_by()
+    bench.run("true")
+    bench.run("true")
+    bench.send("trap '' TERM; setsid sh -c 'sleep 300' & sleep 300")
+    eventually(lambda: [name_of(it) for it in descendants(runner)].count("sleep") == 2)
+    tree = [pid for pid in descendants(runner) if name_of(pid) == "sleep"]
+    os.kill(runner, signal.SIGKILL)
+    eventually(lambda: not any(map(identity, tree)), within=TTL)
+    assert bench.ended() == -signal.SIGKILL
+
+
+def test_runners_leave_with_their_instance(bench: Bench) -> None:
+    below = [bench.zygote.pid, *bench.stand_by(3)]
+    below += [pid for runner in below[1:] for pid in descendants(runner)]
+    assert len(below) >= 1 + 3 * 3
+    bench.zygote.close()
+    assert not any(map(identity, below))
+
+
+# -- many at once ----------------------------------------------------------------------------------
+
+
+def test_an_instance_runs_no_more_at_a_time_than_it_may_and_all_in_the_end(tmp_path: Path) -> None:
+    jobs, most = 24, 3
+    fleet = CronFleet(f"sqlite:///{tmp_path}/leases.db", tmp_path, "")
+    at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 4))
+    line = "echo + >> $FOLDER/log; sleep 0.1; echo - >> $FOLDER/log"
+    fleet.file.write_text(
+        "\n".join(
+            f'[[job]]\nname = "j{it}"\nat = [{at}]\ncommand = "{line}"\n' for it in range(jobs)
+        )
+    )
+    try:
+        fleet.start("--max-runs", str(most))
+        eventually(lambda: len(fleet.events("ok")) == jobs, within=40)
+    finally:
+        fleet.stop()
+    on, highest = 0, 0
+    for sign in (tmp_path / "log").read_text().split():
+        on += 1 if sign == "+" else -1
+        highest = max(highest, on)
+    assert (on, highest) == (0, most)
+    (full,) = fleet.events("full")
+    assert full["running"] == most
+    assert full["waiting"] > 0

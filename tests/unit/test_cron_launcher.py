@@ -1,0 +1,70 @@
+"""How a run's process ended, and what the instance makes of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from incumbent.cron.claims import Claimer
+from incumbent.cron.commands_launcher import CommandLauncher, Settings
+from incumbent.cron.judge import Slot
+from incumbent.cron.ledger import Run, State
+from incumbent.cron.running import ENDED_WELL, GAVE_BACK
+from incumbent.cron.schedule import Every
+from incumbent.cron.spec import JobSpec
+from incumbent.cron.zygote import ZygoteGone
+from incumbent.links import link_for
+
+SPEC = JobSpec(name="job", schedule=Every(60), command=("true",), on_failure=("true",))
+SLOT = Slot("manual/abc", 1_000_000_000.0)
+
+
+class FakeZygote:
+    fd = -1
+
+    def __init__(self, *ended: tuple[str, str, int]) -> None:
+        self._ended = [*ended]
+        self.gone = False
+
+    def send(self, message: object) -> None:
+        if self.gone:
+            raise ZygoteGone("gone")
+
+    def ended(self) -> list[tuple[str, str, int]]:
+        return self._ended
+
+
+def quiet(event: str, /, **_: Any) -> None:
+    """Hears nothing."""
+
+
+def launcher(zygote: FakeZygote) -> CommandLauncher:
+    link = link_for("memory:launcher")
+    claimer = Claimer(link, "n", {"holder": "me"})
+    its: Any = zygote
+    made = CommandLauncher(claimer, its, Settings("memory:", "me"), quiet)
+    made.running["job", SLOT.name] = SLOT
+    return made
+
+
+@pytest.mark.parametrize(
+    ("code", "over", "given_back", "vanished"),
+    [(ENDED_WELL, 1, 0, 0), (GAVE_BACK, 0, 1, 0), (125, 0, 0, 1), (-9, 0, 0, 1)],
+)
+def test_a_trigger_stands_until_its_run_was_seen_to_its_end(
+    code: int, over: int, given_back: int, vanished: int
+) -> None:
+    it = launcher(FakeZygote(("job", SLOT.name, code)))
+    it.ready()
+    assert (len(it.over), len(it.given_back), len(it.vanished)) == (over, given_back, vanished)
+    assert not it.running
+
+
+def test_a_zygote_that_is_gone_is_noticed_whatever_it_was_to_do() -> None:
+    zygote = FakeZygote()
+    it = launcher(zygote)
+    zygote.gone = True
+    it.failed(SPEC, Run(SLOT.name, State.LOST, SLOT.due))
+    assert it.gone
+    it.stop_all()

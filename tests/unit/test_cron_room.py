@@ -1,0 +1,108 @@
+"""How many runs there may be here, and for how many runners stand by."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from incumbent import clock
+from incumbent.cli.cron_serving import max_runs
+from incumbent.cron.agenda import Agenda
+from incumbent.cron.control import PRESENCE, UP, encode
+from incumbent.cron.dispatch import Claim, Dispatcher
+from incumbent.cron.judge import Slot
+from incumbent.cron.schedule import Every
+from incumbent.cron.soon import Soon
+from incumbent.cron.spec import JobSpec
+from incumbent.errors import ConfigError, StoreUnavailable
+from incumbent.links import new_link
+from incumbent.model import Key
+
+WALL = 1_800_000_000.0
+
+
+def agenda(count: int, every: float = 60.0) -> Agenda:
+    specs = [JobSpec(name=f"j{it}", schedule=Every(every)) for it in range(count)]
+    specs += [JobSpec(name=f"later{it}", schedule=Every(86_400.0)) for it in range(count)]
+    return Agenda(specs, WALL + 1)
+
+
+@pytest.mark.parametrize(("most", "found"), [(1000, 70), (70, 70), (20, 20), (0, 0)])
+def test_jobs_that_are_due_soon_are_counted_without_a_look_at_the_others(
+    most: int, found: int
+) -> None:
+    assert agenda(70).count_until(WALL + 60, most) == found
+    assert agenda(70).count_until(WALL + 59, most) == 0
+    assert agenda(0).count_until(WALL + 60, most) == 0
+
+
+def test_what_had_no_room_is_asked_for_again_within_two_seconds_and_together() -> None:
+    spec = JobSpec(name="j", schedule=Every(60))
+    chances = iter([0.0, 0.999, 0.3, 0.5] * 50)
+    it = Dispatcher([spec], Agenda([spec], WALL), lambda: next(chances))
+    claim = Claim(spec, Slot.at(WALL))
+    wakes = set()
+    for _ in range(40):
+        it.no_room(claim, 100.1)
+        wakes.add(it.next_in(100.1, WALL))
+        assert it.orders(102.0, WALL) == [claim]
+    assert min(wakes) >= 0.25
+    assert max(wakes) <= 1.5
+    assert len(wakes) <= 5
+
+
+@pytest.fixture
+def soon() -> Any:
+    link = new_link("memory:soon")
+    for number in range(5):
+        said = encode(since=0.0, seen=clock.wall(), jobs=1)
+        until = clock.now() + 1
+        link.store.put(Key("n", PRESENCE), f"{UP}i{number}", said, None, until)
+    yield Soon(link, "n")
+    link.close()
+
+
+def test_runners_stand_by_for_the_even_share_and_some_more(soon: Soon) -> None:
+    assert soon.runs(0, 0, 100) == (0, 0)
+    # A single run is not worth it.
+    assert soon.runs(1, 0, 100) == (0, 0)
+    assert soon.runs(40, 0, 100) == (10, 10)
+    assert soon.runs(10_000, 0, 100) == (24, 24)
+    assert soon.runs(10_000, 0, 7) == (7, 24)
+
+
+def test_what_waits_for_room_here_keeps_runners(soon: Soon) -> None:
+    assert soon.runs(0, 5, 100) == (5, 5)
+
+
+def test_idle_runners_stay_for_a_while_after_a_burst(
+    soon: Soon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = clock.now()
+    monkeypatch.setattr("incumbent.cron.soon.clock.now", lambda: now)
+    assert soon.runs(40, 0, 100) == (10, 10)
+    now += 2.0
+    assert soon.runs(0, 0, 100) == (0, 10)
+    now += 2.0
+    assert soon.runs(0, 0, 100) == (0, 0)
+
+
+def test_without_an_answer_the_instance_counts_as_the_only_one(
+    soon: Soon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def silent(key: Key, until: float) -> Any:
+        raise StoreUnavailable("no answer")
+
+    monkeypatch.setattr(soon._store, "read", silent)
+    assert soon.runs(4, 0, 100) == (5, 5)
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "1e3", "", "many", "100001", "9" * 40])
+def test_a_limit_that_is_no_number_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"--max-runs=.*: a number from 1 to 100000"):
+        max_runs(text)
+
+
+def test_there_is_a_limit_unless_another_is_given() -> None:
+    assert (max_runs(None), max_runs("1"), max_runs("100000")) == (100, 1, 100_000)

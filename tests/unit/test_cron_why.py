@@ -1,0 +1,81 @@
+"""Why 05:30 did not run, in words: from what is on record, and who is up."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from incumbent.cli.job_reasons import explain_job
+from incumbent.cron.control import Present
+from incumbent.cron.judge import GRACE
+from incumbent.cron.ledger import JOB, Run, State, encode, field_of
+from incumbent.cron.schedule import slot_id
+from incumbent.model import Field, Holding, Key, Past, Record
+
+DUE = 1_795_239_000.0
+"""2026-11-21T05:30:00Z."""
+NOW = DUE + 4 * 3600
+FACTS = {"schedule": "30 5 * * * (UTC)", "timezone": "UTC", "since": DUE - 86_400}
+RUN = Run(slot_id(DUE), State.OK, DUE, "i1", 7, DUE + 0.1, DUE + 9)
+UP = [Present("i1", DUE, NOW)]
+
+
+def said(
+    *runs: Run,
+    at: float | None = DUE,
+    now: float = NOW,
+    up: list[Present] | None = None,
+    **more: object,
+) -> str:
+    fields = {field_of(run.slot): Field(encode(run), 1) for run in runs}
+    facts = {**FACTS, **{key: it for key, it in more.items() if key == "since"}}
+    fields[JOB] = Field(json.dumps(facts).encode(), 1)
+    if "pause" in more:
+        fields["pause"] = Field(json.dumps(more["pause"]).encode(), 1)
+    record = Record(
+        Key("n", "job"),
+        (Holding("i1", 7, 9.0),) if "held" in more else (),
+        fields=fields,
+        history=(Past("i1", 7, DUE + 60.0),) if "past" in more else (),
+    )
+    return "\n".join(explain_job(record, UP if up is None else up, now, at))
+
+
+def skipped(why: str) -> Run:
+    return Run(slot_id(DUE), State.SKIPPED, DUE, why=why)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (said(RUN), f"slot {slot_id(DUE)}: ok on i1"),
+        (said(skipped("paused by ann (freeze)")), "skipped: paused by ann (freeze)"),
+        (said(RUN, pause={"who": "ann"}), "paused by ann: no slot runs until `unpause`"),
+        (said(skipped("held by i2, which runs x")), "skipped: held by i2, which runs x"),
+        (
+            said(Run(slot_id(DUE), State.MISSED, DUE, why="nobody was up to run it")),
+            "missed: nobody was up to run it",
+        ),
+        (
+            said(Run(slot_id(DUE + 60), State.MISSED, DUE + 60, why="nobody", count=3, first=DUE)),
+            "(and 2 before it): missed x3",
+        ),
+        (said(replace(RUN, started=DUE + 30)), "it began 30s after its slot"),
+        (said(RUN, past=True), "the clock of i1 was 59.9s behind the store's"),
+        (said(replace(RUN, state=State.RUNNING), held=True), "running on i1"),
+        (said(replace(RUN, state=State.RUNNING)), "lost on i1: i1 vanished"),
+        (said(), "nothing is on record: nobody was up, or nobody could reach the store"),
+        (said(now=DUE + GRACE / 2), "nothing is on record yet"),
+        (said(at=DUE + 60), "has no slot at"),
+        (said(at=DUE + 10 * 86_400), "it is not due before"),
+        (said(since=DUE + 5), "known only since"),
+        (said(RUN, at=None), f"slot {slot_id(DUE)}: ok on i1"),
+        (said(at=None), "nothing is on record yet"),
+        (said(up=[]), "no instance is up: nothing will run"),
+        (said(), "1 up: i1"),
+    ],
+)
+def test_each_reason_has_its_words(text: str, words: str) -> None:
+    assert words in text
