@@ -3,7 +3,7 @@
 
 PYTHON ?= python3
 # For two cores: most tests wait, and many more would starve the timing of the fault tests.
-WORKERS ?= 3
+WORKERS ?= 4
 PYTEST_ARGS ?=
 CHAOS_ARGS ?=
 
@@ -42,6 +42,7 @@ type: $(VENV)/.lint $(VENV)/.bench ## mypy --strict, tests included
 
 chaos: $(VENV)/.test servers ## thousands of random faults on fleets; goes on where it ended
 	$(BIN)/python -m tests.chaos --write docs/chaos.md $(CHAOS_ARGS)
+	$(BIN)/python -m tests.quorum.campaign
 
 bench: $(VENV)/.bench servers ## the table of the speed page
 	$(BIN)/python -m benchmarks
@@ -53,7 +54,7 @@ servers: ## servers for the tests, unpacked under .servers
 	@scripts/servers.sh
 
 clean: ## remove everything that make made
-	rm -rf $(VENV) .servers .chaos.jsonl site dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .servers .chaos.jsonl .quorum.jsonl site dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 # One environment, filled as far as a target needs it; a stamp for each part.
 $(VENV)/.made:
@@ -64,13 +65,13 @@ $(VENV)/.core: $(VENV)/.made $(PINS)
 	$(INSTALL) -e .
 	@touch $@
 
-$(VENV)/.test $(VENV)/.lint $(VENV)/.docs: $(VENV)/.%: $(VENV)/.core
+$(VENV)/.lint $(VENV)/.docs: $(VENV)/.%: $(VENV)/.core
 	$(INSTALL) -e '.[$*]'
 	@touch $@
 
 # redlock-ng caps redis below 6 and works with the newest all the same, so it
 # comes without its dependencies.
-$(VENV)/.bench: $(VENV)/.core
-	$(INSTALL) -e '.[bench]'
+$(VENV)/.test $(VENV)/.bench: $(VENV)/.%: $(VENV)/.core
+	$(INSTALL) -e '.[$*]'
 	$(INSTALL) --no-deps redlock-ng
 	@touch $@

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import platform
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 
@@ -18,12 +18,16 @@ from benchmarks.harness import Figure, Row, one_core
 from benchmarks.leaders import leader_rows
 from benchmarks.postgresql_pairs import postgresql_async_rows, postgresql_rows
 from benchmarks.postgresql_waiters import postgresql_leader_rows
-from benchmarks.redis_pairs import async_rows, sync_rows
+from benchmarks.quorum_pairs import quorum_async_rows, quorum_rows
+from benchmarks.redis_pairs import async_many_rows, async_rows, sync_rows
+from benchmarks.redis_waiters import redis_waiter_rows
+from benchmarks.renewals import renewal_rows
 from benchmarks.sqlite_pairs import sqlite_rows
 from benchmarks.startup import StartRow, start_rows
 
 _PEERS = (
     *("redis", "hiredis", "python-redis-lock", "redlock-ng", "filelock"),
+    *("pottery", "portalocker", "coredis"),
     *("httpx2", "tooz", "etcd3gw", "psycopg", "PALs", "sqlalchemy-dlock", "APScheduler"),
 )
 _BEGIN, _END = "<!-- measured: begin -->", "<!-- measured: end -->"
@@ -32,35 +36,49 @@ _BEGIN, _END = "<!-- measured: begin -->", "<!-- measured: end -->"
 def main() -> None:
     """Measure and print."""
     args = _arguments()
-    with one_core():
-        on_postgresql, beyond_statements = postgresql_rows(args.turns, args.pairs)
-        tables = [
-            ("Redis, blocking", pair_table(sync_rows(args.turns, args.pairs))),
-            ("Redis, asyncio, one task", pair_table(async_rows(args.turns, args.pairs))),
-            ("etcd, blocking", pair_table(etcd_rows(args.turns, args.pairs))),
-            ("etcd, asyncio, one task", pair_table(etcd_async_rows(args.turns, args.pairs))),
-            ("PostgreSQL, blocking", pair_table(on_postgresql)),
-            ("PostgreSQL, beyond its own statements", pair_table(beyond_statements)),
-            (
-                "PostgreSQL, asyncio, one task",
-                pair_table(postgresql_async_rows(args.turns, args.pairs)),
-            ),
-            ("One host", pair_table(sqlite_rows(args.turns, args.pairs))),
-            ("Starting", start_table(start_rows(args.turns))),
-        ]
-    # Not on one core: two leaders and a server take turns there as nowhere else.
-    tables.append(("Leaders, Redis", figure_table(leader_rows(args.turns, args.idle))))
-    tables.append(("Many, etcd", figure_table(etcd_leader_rows(args.turns, args.idle))))
-    tables.append(("Leaders, PostgreSQL", figure_table(postgresql_leader_rows(args.turns))))
-    tables.append(("Jobs, Redis", figure_table(cron_rows(args.idle))))
-    tables.append(("Jobs, PostgreSQL", figure_table(cron_peer_rows())))
-    tables.append(("Jobs at once, Redis", figure_table(burst_rows(min(args.turns, 5)))))
-    tables.append(("Schedules", figure_table(agenda_rows(min(args.turns, 5)))))
-    text = "\n\n".join(f"### {title}\n\n{table}" for title, table in tables)
-    text = f"{text}\n\n{_machine()}"
-    print(text)
+    text = ""
+    for title, table in (*_pairs(args), *_processes(args)):
+        text += f"### {title}\n\n{table}\n\n"
     if args.write:
-        _write(args.write, text)
+        _write(args.write, text + _machine())
+
+
+def _said(title: str, table: str) -> tuple[str, str]:
+    print(f"### {title}\n\n{table}\n", flush=True)
+    return title, table
+
+
+def _pairs(args: argparse.Namespace) -> Iterator[tuple[str, str]]:
+    turns, pairs = args.turns, args.pairs
+    with one_core():
+        on_postgresql, beyond_statements = postgresql_rows(turns, pairs)
+        yield _said("Redis, blocking", pair_table(sync_rows(turns, pairs)))
+        yield _said("Redis, asyncio, one task", pair_table(async_rows(turns, pairs)))
+        yield _said("Redis, asyncio, 100 tasks", pair_table(async_many_rows(turns, 10 * pairs)))
+        yield _said("Redis, quorum, blocking", pair_table(quorum_rows(turns, pairs)))
+        yield _said("Redis, quorum, asyncio", pair_table(quorum_async_rows(turns, pairs)))
+        yield _said("etcd, blocking", pair_table(etcd_rows(turns, pairs)))
+        yield _said("etcd, asyncio, one task", pair_table(etcd_async_rows(turns, pairs)))
+        yield _said("PostgreSQL, blocking", pair_table(on_postgresql))
+        yield _said("PostgreSQL, beyond its own statements", pair_table(beyond_statements))
+        on_asyncio = pair_table(postgresql_async_rows(turns, pairs))
+        yield _said("PostgreSQL, asyncio, one task", on_asyncio)
+        yield _said("One host", pair_table(sqlite_rows(turns, pairs)))
+        yield _said("Starting", start_table(start_rows(turns)))
+
+
+def _processes(args: argparse.Namespace) -> Iterator[tuple[str, str]]:
+    # Not on one core: two leaders and a server take turns there as nowhere else.
+    turns, idle = args.turns, args.idle
+    yield _said("Leaders, Redis", figure_table(leader_rows(turns, idle)))
+    yield _said("Many, Redis", figure_table(renewal_rows(min(idle, 30))))
+    yield _said("Waiting, Redis", figure_table(redis_waiter_rows(turns, idle)))
+    yield _said("Many, etcd", figure_table(etcd_leader_rows(turns, idle)))
+    yield _said("Leaders, PostgreSQL", figure_table(postgresql_leader_rows(turns)))
+    yield _said("Jobs, Redis", figure_table(cron_rows(idle)))
+    yield _said("Jobs, PostgreSQL", figure_table(cron_peer_rows()))
+    yield _said("Jobs at once, Redis", figure_table(burst_rows(min(turns, 5))))
+    yield _said("Schedules", figure_table(agenda_rows(min(turns, 5))))
 
 
 def _arguments() -> argparse.Namespace:

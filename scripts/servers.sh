@@ -76,8 +76,11 @@ missing_server() {
     "The tests start it themselves, on a free loopback port."
 }
 
+# More options of apt, where a package comes from another list than the machine's own.
+APT=()
+
 known_to_apt() {
-  apt-cache show --no-all-versions "$1" >/dev/null 2>&1
+  apt-cache ${APT[@]+"${APT[@]}"} show --no-all-versions "$1" >/dev/null 2>&1
 }
 
 # The lists belong to the machine: they are only fetched by root, and only when missing.
@@ -109,8 +112,10 @@ missing_libraries() {
 download() {
   local name="$1"
   compgen -G "$SERVERS/debs/${name}_*.deb" >/dev/null && return 0
-  (cd "$SERVERS/debs" && apt-get -qq download "$name" 2>"$SERVERS/apt.log") ||
-    missing_server "apt-get download $name failed: $(tail -n 1 "$SERVERS/apt.log") (as root: apt-get update)"
+  (cd "$SERVERS/debs" && {
+    apt-get -qq ${APT[@]+"${APT[@]}"} download "$name" 2>"$SERVERS/apt.log" ||
+      apt-get -qq download "$name" 2>"$SERVERS/apt.log"
+  }) || missing_server "apt-get download $name failed: $(tail -n 1 "$SERVERS/apt.log") (as root: apt-get update)"
 }
 
 unpack() {
@@ -162,14 +167,35 @@ bring_redis() {
   from_packages "$OLDEST_REDIS" "redis-server redis-tools" "redis-server redis-cli"
 }
 
-# Valkey is tested where it can be had; few releases carry it yet.
+# The host that this machine takes Debian from; its lists of backports stay in our own folder.
+backports() {
+  local uri release="" id=""
+  # shellcheck source=/dev/null
+  release="$(. /etc/os-release && printf '%s' "${VERSION_CODENAME:-}")"
+  # shellcheck source=/dev/null
+  id="$(. /etc/os-release && printf '%s' "${ID:-}")"
+  [[ "$id" == debian && -n "$release" ]] || return 1
+  uri="$(apt-get indextargets --format '$(REPO_URI)' "Codename: $release" 2>/dev/null | head -n 1)"
+  [[ -n "$uri" ]] || return 1
+  mkdir -p "$SERVERS/apt/lists/partial" "$SERVERS/apt/cache/archives/partial"
+  printf 'deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] %s %s-backports main\n' \
+    "$uri" "$release" >"$SERVERS/apt/sources.list"
+  APT=(-o "Dir::Etc::sourcelist=$SERVERS/apt/sources.list" -o "Dir::Etc::sourceparts=-"
+    -o "Dir::State::lists=$SERVERS/apt/lists" -o "Dir::Cache=$SERVERS/apt/cache")
+  known_to_apt "$1" || apt-get -qq "${APT[@]}" update >"$SERVERS/apt.log" 2>&1
+  known_to_apt "$1"
+}
+
+# The machine's own release may have it, or the backports to it.
 bring_valkey() {
+  WANTED="valkey-server" DEBIAN="valkey-server" FEDORA="valkey" BREW="valkey"
   there valkey-server "$OLDEST_REDIS" && return 0
   use_own valkey-server "$OLDEST_REDIS" && return 0
-  if type -P apt-cache >/dev/null && known_to_apt valkey-server; then
-    from_packages "$OLDEST_REDIS" "valkey-server valkey-tools" "valkey-server valkey-cli"
+  local -a APT=()
+  if type -P apt-cache >/dev/null && { known_to_apt valkey-server || backports valkey-server; }; then
+    from_packages "$OLDEST_REDIS" "valkey-tools valkey-server" "valkey-server valkey-cli"
   else
-    say "valkey-server: not in this release, tests run on redis-server alone"
+    say "valkey-server: neither in this release nor in its backports, tests run on redis-server alone"
   fi
 }
 

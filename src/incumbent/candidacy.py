@@ -125,8 +125,10 @@ class ElectionHandle(LockHandle[T], Generic[T]):
         super().__init__(name, store=store, namespace=namespace, timeout=timeout, **settings)
         policy = self._wanted.policy
         if self._link.engine.capabilities.candidates:
-            # A waiter asks again at least once a ttl, so this outlasts one lost request.
-            candidacy = 2 * policy.ttl + policy.request_timeout
+            # A waiter asks again at least once a ttl, in line once in two: this outlasts one lost
+            # request.
+            waits = policy.ttl if self._wanted.queue is None else 2 * policy.ttl
+            candidacy = 2 * waits + policy.request_timeout
             self._wanted = replace(self._wanted, ask=replace(self._wanted.ask, candidacy=candidacy))
         self._on_elected = on_elected
         self._on_revoked = on_revoked

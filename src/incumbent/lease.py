@@ -63,6 +63,7 @@ class Input(_Named):
 
 
 _S, _I = State, Input
+_HELD: Final = State.HELD
 _RENEWAL_ANSWERS = (_I.RENEWED, _I.UNRENEWED, _I.GONE, _I.BREAK, _I.EXPIRE)
 
 
@@ -114,16 +115,32 @@ class IllegalInput(RuntimeError):
     """An input that the table does not have: a defect of the caller."""
 
 
+_latest: list[tuple[float, Policy | None, float, float]] = [(-inf, None, -inf, -inf)]
+
+
+def _proof(sent: float, policy: Policy) -> tuple[float, float]:
+    """`stop_at` and `deadline` by what was sent at `sent`.
+
+    All leases of one request share the very numbers: of ten thousand, each would have its own.
+    """
+    kept_sent, kept_policy, stop_at, deadline = _latest[0]
+    if kept_sent is not sent or kept_policy is not policy:
+        stop_at = sent + policy.renew_deadline
+        deadline = stop_at + policy.grace
+        _latest[0] = (sent, policy, stop_at, deadline)
+    return stop_at, deadline
+
+
 class LeaseMachine:
     """One claim, from the first request to its end. `at_most_for` (seconds) bounds the holding."""
 
     __slots__ = (
         "_at_most_for",
         "_bound",
-        "_policy",
         "_sent",
         "deadline",
         "epoch",
+        "policy",
         "reason",
         "renewing",
         "state",
@@ -132,7 +149,7 @@ class LeaseMachine:
     )
 
     def __init__(self, policy: Policy, at_most_for: float = inf) -> None:
-        self._policy = policy
+        self.policy = policy
         self._at_most_for = at_most_for
         self._bound = inf
         self._sent = -inf
@@ -150,7 +167,7 @@ class LeaseMachine:
 
     def valid(self, now: float) -> bool:
         """Whether the lease is proved at `now`; looking after the deadline ends the belief."""
-        if self.state is State.HELD:
+        if self.state is _HELD:
             if now < self.deadline:
                 return True
             self.expired()
@@ -211,7 +228,9 @@ class LeaseMachine:
         """A renewal is about to be sent; only one at a time."""
         if self.renewing:
             raise IllegalInput("a renewal of this lease is on its way already")
-        self._move(Input.RENEW)
+        # Renewals change no state, and thousands a second come by here: HELD is not looked up.
+        if self.state is not _HELD:
+            self._require(Input.RENEW)
         self._sent = now
         self.renewing = True
 
@@ -219,9 +238,14 @@ class LeaseMachine:
         """The renewal sent last was proved, unless its answer came after the deadline."""
         # An answer to nothing proves nothing: the renewal was counted as failed already.
         asked, self.renewing = self.renewing, False
-        if asked and self.valid(now):
-            self._prove(self._sent + self._policy.renew_deadline)
-        self._move(Input.RENEWED)
+        if self.state is not _HELD:
+            self._require(Input.RENEWED)
+        elif asked and self.valid(now):
+            stop_at, deadline = _proof(self._sent, self.policy)
+            if stop_at < self._bound:
+                self.stop_at, self.deadline = stop_at, deadline
+            else:
+                self._prove(stop_at)
 
     def unrenewed(self) -> None:
         """The renewal failed or nobody knows: the deadline stays where it was."""
@@ -259,12 +283,12 @@ class LeaseMachine:
 
     def _usable(self, ttl: float) -> float:
         """Seconds from sending to `stop_at`, for a store that granted `ttl`."""
-        short = self._policy.ttl - ttl
-        return self._policy.renew_deadline - (short if short > 0 else 0.0)
+        short = self.policy.ttl - ttl
+        return self.policy.renew_deadline - (short if short > 0 else 0.0)
 
     def _prove(self, stop_at: float) -> None:
         self.stop_at = stop_at if stop_at < self._bound else self._bound
-        self.deadline = self.stop_at + self._policy.grace
+        self.deadline = self.stop_at + self.policy.grace
 
     def _require(self, what: Input) -> State:
         state = TRANSITIONS[self.state].get(what)

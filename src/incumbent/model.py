@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final, Literal, NamedTuple, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 __all__ = [
     "ABSENT",
     "ONCE",
+    "OVERTAKEN_MOST",
     "Absent",
     "Ask",
+    "Batch",
     "ByClaim",
     "ByVersion",
     "Candidate",
@@ -43,11 +45,15 @@ __all__ = [
     "Stale",
     "Stored",
     "TakeOutcome",
+    "Unproved",
 ]
 
 META_MAX: Final = 1024
 """Bytes of metadata a holder may leave beside its lease."""
 
+
+OVERTAKEN_MOST: Final = 4
+"""How often others may come before the first in line that did not ask for fairness."""
 
 ONCE: Final = "once"
 """The slot that `once_per` counts where no other is named."""
@@ -72,10 +78,17 @@ class Mode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """A place in the line of waiters, kept by a heartbeat (seconds)."""
+    """A place in the line of waiters.
+
+    `heartbeat`: for how many seconds the first in line may stay silent when its turn has come.
+    Until then a fair one is overtaken by nobody, any other at most OVERTAKEN_MOST times in a row.
+    `spare`: by how many seconds a grant may last less than was asked. A store that hands the lease
+    from one to the next needs not be asked again if the next one has not waited for longer.
+    """
 
     heartbeat: float
-    priority: int = 0
+    fair: bool = False
+    spare: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,13 +146,6 @@ class Granted(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Queued:
-    """Not yet: `place` others stand before this claim."""
-
-    place: int
-
-
-@dataclass(frozen=True, slots=True)
 class Refused:
     """Not granted. `seen` is what `wait_change` needs to know what the asker has already seen."""
 
@@ -147,6 +153,16 @@ class Refused:
     holders: tuple[Holding, ...] = ()
     retry_after: float | None = None
     seen: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Queued(Refused):
+    """Not yet: `place` others stand in line before this claim.
+
+    `reserved` by a line: the lease is free, and until `retry_after` it is the first one's turn.
+    """
+
+    place: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +175,15 @@ class Renewal:
     ttl: float
     epoch: str = ""
     meta: bytes | None = None
+
+
+class Batch(tuple[Renewal, ...]):  # noqa: SLOT001 - a tuple's subclass has a dict or nothing
+    """Renewals that are sent again and again, as the same object while nothing changes.
+
+    `prepared` is the store's: what it needs to send them again, kept for as long as they last.
+    """
+
+    prepared: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +208,13 @@ class Gone:
     """The store has no record of that claim."""
 
     reason: Literal["taken", "store_restarted"] = "taken"
+
+
+@dataclass(frozen=True, slots=True)
+class Unproved:
+    """No answer for this lease of a batch, from a store of several parts; the rest have theirs."""
+
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,6 +291,7 @@ class Record:
 
     `candidates` in the order of their names; `seen` is what `wait_change` compares, as in Refused;
     `reserved_for` is the only holder that `closed_for` admits (empty: it admits nobody).
+    `nodes`: what each server of a store of several says, a line each.
     """
 
     key: Key
@@ -270,6 +303,7 @@ class Record:
     candidates: tuple[Candidate, ...] = ()
     seen: str = ""
     reserved_for: str = ""
+    nodes: tuple[str, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,8 +313,8 @@ class Capabilities:
     `ttl_min`, `ttl_max`, `ttl_unit` are seconds; `waits` says how a waiter learns of a change;
     `ttl_change`: a renewal may ask another ttl; `ttl_clock`: the clock that counts a ttl down;
     `round_trips`: of an exclusive take, renew and give each; `survives_failover`: leases outlive
-    a restart and a failover; `candidates`: it lists who stands by
-    (`Ask.candidacy`); `reservations`: a give may reserve the lease for one holder.
+    a restart and a failover; `queue`: waiters stand in line (`Ask.queue`); `candidates`: it lists
+    who stands by (`Ask.candidacy`); `reservations`: a give may reserve the lease for one holder.
     """
 
     modes: frozenset[Mode] = frozenset({Mode.EXCLUSIVE})
@@ -304,6 +338,6 @@ class Capabilities:
 
 
 TakeOutcome: TypeAlias = "Granted | Queued | Refused"
-RenewOutcome: TypeAlias = "Renewed | Gone"
+RenewOutcome: TypeAlias = "Renewed | Gone | Unproved"
 GiveOutcome: TypeAlias = "Released | Gone"
 PutOutcome: TypeAlias = "Stored | Stale"

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import lru_cache
 from math import inf
 from typing import Any, Literal, TypedDict, Unpack
 
 from incumbent._core.held import Wanted
 from incumbent.durations import DAY, Duration, parse_duration, say_seconds
 from incumbent.errors import ConfigError, LeaseLost
-from incumbent.model import META_MAX, ONCE, Ask, Capabilities, Slot
+from incumbent.model import META_MAX, ONCE, Ask, Capabilities, Queue, Slot
 from incumbent.policy import TTL_DEFAULT, Policy, make_policy
 from incumbent.stores.names import make_key
 
@@ -21,6 +22,7 @@ IfLost = Literal["raise", "exit"]
 
 _JOB_RECORD = 30 * DAY
 _LOCK_RECORD = DAY
+_HEARTBEAT_MOST = 5.0
 
 
 class LockSettings(TypedDict, total=False):
@@ -32,7 +34,8 @@ class LockSettings(TypedDict, total=False):
     hung holder. `at_least_for`: the name stays closed until then. `once_per`: at most one start in
     that time, by the store's clock. `slot`: the work that `once_per` counts, if not the name's
     own. `on_lost`: called with the LeaseLost, in a thread of its own. `if_lost`: "raise" at the end
-    of the body (default), or "exit": end the process at once with code 123.
+    of the body (default), or "exit": end the process at once with code 123. `fair`: who waits
+    gets it in the order of arrival; else others may come before, a few times in a row.
     """
 
     ttl: Duration
@@ -49,6 +52,7 @@ class LockSettings(TypedDict, total=False):
     slot: str
     on_lost: OnLost | None
     if_lost: IfLost
+    fair: bool
 
 
 def default_holder() -> str:
@@ -85,14 +89,21 @@ def wanted_from(
             f" at_most_for={say_seconds(at_most_for)}",
             name="at_least_for",
         )
-    ask = Ask(
-        ttl=policy.ttl,
-        holder=_holder(settings.get("holder")),
-        meta=_meta(settings.get("meta", b"")),
-        slot=slot,
-        keep_record=_JOB_RECORD if slot or at_least_for else _LOCK_RECORD,
+    ask = _ask(
+        policy.ttl,
+        _holder(settings.get("holder")),
+        _meta(settings.get("meta", b"")),
+        slot,
+        _JOB_RECORD if slot or at_least_for else _LOCK_RECORD,
     )
-    return Wanted(key, ask, policy, at_most_for, at_least_for)
+    queue = _queue(policy, slot, can, fair=settings.get("fair", False))
+    return Wanted(key, ask, policy, at_most_for, at_least_for, queue)
+
+
+@lru_cache(maxsize=256)
+def _ask(ttl: float, holder: str, meta: bytes, slot: Slot | None, keep_record: float) -> Ask:
+    # Shared by all locks with equal settings: a process may hold ten thousand.
+    return Ask(ttl=ttl, holder=holder, meta=meta, slot=slot, keep_record=keep_record)
 
 
 def _refuse_unknown(settings: Any) -> None:
@@ -124,6 +135,28 @@ def _slot(settings: LockSettings, can: Capabilities) -> Slot | None:
     if not can.slots:
         raise ConfigError("once_per: this store cannot remember slots", name="once_per")
     return Slot(settings.get("slot", ONCE), parse_duration(once_per, "once_per", least=0.001))
+
+
+def _queue(policy: Policy, slot: Slot | None, can: Capabilities, *, fair: bool) -> Queue | None:
+    if fair and not can.queue:
+        raise ConfigError(
+            "fair=True: this store keeps no line of waiters; leave it out, or use a store that"
+            " does (redis: and memory: do)",
+            name="fair",
+        )
+    if fair and slot is not None:
+        raise ConfigError(
+            "fair=True and once_per: who may start is decided by the slot, not by a line",
+            name="fair",
+        )
+    if not can.queue or slot is not None:
+        # One that waits for its slot would keep others from a lease that is free for them.
+        return None
+    spare = policy.renew_deadline - policy.renew_every - policy.request_timeout
+    return _queue_of(min(_HEARTBEAT_MOST, policy.ttl / 3), fair, spare)
+
+
+_queue_of = lru_cache(maxsize=256)(Queue)
 
 
 def _holder(holder: str | None) -> str:

@@ -50,7 +50,15 @@ LAYERS = (
     ),
     Layer(
         "store contract",
-        ("stores.base", "stores.collected", "stores.names", "stores.notices", "stores.table"),
+        (
+            "stores.base",
+            "stores.collected",
+            "stores.line",
+            "stores.names",
+            "stores.notices",
+            "stores.table",
+            "stores.waiting",
+        ),
         WORLD,
     ),
     Layer(
@@ -71,7 +79,7 @@ LAYERS = (
         ),
         WORLD,
     ),
-    Layer("system", ("clock", "unpatched")),
+    Layer("system", ("clock", "unpatched", "stores.loops")),
     Layer("stores", ("stores",)),
     Layer("drivers", ("_drive",)),
     Layer("settings", ("store_url", "links", "options", "entered")),
@@ -89,7 +97,7 @@ ROOT = "decorators"
 # A driver is imported by its own store and by nobody else; the demo plays a foreign store.
 DRIVERS = {
     "redis": ("stores.redis",),
-    "hiredis": ("stores.redis",),
+    "hiredis": ("stores.redis", "stores.quorum"),
     "sqlite3": ("stores.sqlite", "demo"),
     "psycopg": ("stores.postgresql",),
     "sqlalchemy": ("stores.postgresql",),

@@ -14,6 +14,7 @@ from incumbent.testing.contract.bench import DRIVERS
 from incumbent.testing.contract.cases import waits
 from tests.contract import mutants as bugs
 from tests.contract import mutants_of_elections as more
+from tests.contract import mutants_of_lines as lines
 from tests.contract.worlds import FaultyMemoryStore, MemoryWorld
 
 CAUGHT_BY: list[tuple[type[MemoryTable], str]] = [
@@ -65,6 +66,21 @@ CAUGHT_BY: list[tuple[type[MemoryTable], str]] = [
     (more.EveryRenewalIsAChange, "a_renewal_that_changes_nothing_is_no_change"),
     (more.PauseEndsByItself, "a_pause_does_not_end_with_the_record"),
     (more.PauseDiesWithTheStore, "a_pause_survives_a_restart"),
+    (lines.LastComesFirst, "who_waits_stands_in_line_in_the_order_of_arrival"),
+    (lines.WhoAsksAgainGoesToTheEnd, "who_asks_again_keeps_its_place"),
+    (lines.OvertakenForEver, "one_that_did_not_is_overtaken_a_few_times_at_most"),
+    (lines.NeverOvertaken, "one_that_did_not_is_overtaken_a_few_times_at_most"),
+    (lines.CountsOvertakingOn, "a_grant_in_turn_begins_the_count_anew"),
+    (lines.WaitsForTheSilent, "a_silent_first_has_its_turn_no_longer_than_its_heartbeat"),
+    (lines.StaysInLineWhenGranted, "who_was_granted_stands_in_line_no_more"),
+    (lines.NeverLeavesTheLine, "who_leaves_the_line_is_not_waited_for"),
+    (lines.NoTurnAfterACrash, "the_first_has_its_turn_also_when_the_holder_died"),
+    (lines.FairnessIsForgotten, "nobody_comes_before_one_that_asked_for_fairness"),
+    (lines.EverybodyStandsInLine, "who_tries_once_stands_in_no_line"),
+    (lines.WaitingIsAChange, "waiting_is_no_change"),
+    (lines.TheLineComesBeforeASuccessor, "a_successor_comes_before_the_line"),
+    (lines.LeavingIsSilent, "who_leaves_when_its_turn_has_come_passes_it_on"),
+    (lines.RepeatStandsInLine, "the_holder_repeats_its_take_whoever_waits"),
 ]
 
 
@@ -100,9 +116,9 @@ def test_a_planted_bug_is_caught(bug: type[MemoryTable], case: str, driver: str)
 def test_every_planted_bug_has_a_case() -> None:
     planted = {
         it
-        for module in (bugs, more)
+        for module in (bugs, more, lines)
         for it in vars(module).values()
-        if isinstance(it, type) and issubclass(it, MemoryTable)
+        if isinstance(it, type) and issubclass(it, MemoryTable) and it is not lines._Table
     }
     assert planted - {MemoryTable} == {bug for bug, _ in CAUGHT_BY}
 

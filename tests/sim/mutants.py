@@ -18,7 +18,7 @@ from incumbent._core.port import Debt, Port
 from incumbent._core.words import late_grant
 from incumbent.errors import OutcomeUnknown
 from incumbent.lease import TRANSITIONS, Input, LeaseMachine, State
-from incumbent.model import Granted
+from incumbent.model import Ask, Granted
 from incumbent.stores.table import MemoryTable
 from incumbent.testing.sim import server
 from incumbent.testing.sim.process import Process
@@ -111,8 +111,8 @@ def a_late_renewal_revives(patch: pytest.MonkeyPatch) -> None:
         self.renewing = False
         if self.state in (State.HELD, State.LOST):
             self.state = State.HELD
-            self.stop_at = now + self._policy.renew_deadline
-            self.deadline = now + self._policy.span
+            self.stop_at = now + self.policy.renew_deadline
+            self.deadline = now + self.policy.span
 
     patch.setattr(LeaseMachine, "renewed", renewed)
 
@@ -138,9 +138,9 @@ def at_most_for_is_ignored(patch: pytest.MonkeyPatch) -> None:
 def an_unsure_take_is_believed(patch: pytest.MonkeyPatch) -> None:
     take = acquire._take
 
-    async def believing(port: Port, held: Held, until: float) -> Any:
+    async def believing(port: Port, held: Held, ask: Ask, until: float) -> Any:
         sent = port.now()
-        outcome = await take(port, held, until)
+        outcome = await take(port, held, ask, until)
         if not isinstance(outcome, OutcomeUnknown):
             return outcome
         held.machine.sent(sent)
@@ -157,10 +157,10 @@ def an_unsure_take_is_believed(patch: pytest.MonkeyPatch) -> None:
 def a_retry_with_a_new_claim(patch: pytest.MonkeyPatch) -> None:
     take = acquire._take
 
-    async def anew(port: Port, held: Held, until: float) -> Any:
+    async def anew(port: Port, held: Held, ask: Ask, until: float) -> Any:
         if held.machine.state is State.DOUBT:
             held.claim = port.draw_claim()
-        return await take(port, held, until)
+        return await take(port, held, ask, until)
 
     patch.setattr(acquire, "_take", anew)
 

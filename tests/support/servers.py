@@ -122,6 +122,15 @@ class RedisServer:
         return self._running().pid
 
     @property
+    def folder(self) -> Path:
+        """Where its data are."""
+        return self._folder
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None
+
+    @property
     def log(self) -> str:
         path = self._folder / "log"
         return path.read_text(errors="replace") if path.exists() else ""

@@ -116,7 +116,7 @@ def test_the_keeper_never_keeps_a_dropped_lease_alive(engine: FaultyEngine) -> N
     with pytest.warns(ResourceWarning):
         Lock("a", store=engine, ttl=0.3).acquire()
     gc.collect()
-    eventually(lambda: not any(keeper_of(engine)._state.buckets.values()))
+    eventually(lambda: not list(keeper_of(engine)._state.buckets.refs()))
 
 
 def test_an_outage_is_told_once_and_not_at_every_try(

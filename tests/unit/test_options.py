@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,6 +40,7 @@ CAN = Capabilities()
         ({"at_most_for": 0}, "at_most_for"),
         ({"once_per": "0s"}, "once_per"),
         ({"if_lost": "shrug"}, "if_lost"),
+        ({"fair": True}, "keeps no line of waiters"),
         ({"time_to_live": 5}, "unknown setting 'time_to_live'"),
     ],
 )
@@ -100,3 +103,25 @@ def test_the_environment_names_the_store(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 def test_one_url_has_one_link_in_a_process() -> None:
     assert link_for("memory:same") is link_for("memory:same")
+
+
+def test_a_fair_lock_of_a_store_without_lines_fails_when_it_is_built(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="keeps no line of waiters") as caught:
+        Lock("a", store=f"sqlite://{tmp_path}/leases.db", fair=True)
+    assert caught.value.name == "fair"
+
+
+def test_a_job_that_runs_once_is_not_fair() -> None:
+    can = replace(CAN, queue=True)
+    with pytest.raises(ConfigError, match="decided by the slot"):
+        wanted_from("default", "a", can, once_per="12h", fair=True)
+    assert wanted_from("default", "a", can, once_per="12h").waiting.queue is None
+
+
+def test_who_waits_stands_in_line_where_the_store_keeps_one() -> None:
+    wanted = wanted_from("default", "a", replace(CAN, queue=True), ttl=15, fair=True)
+    assert wanted.ask.queue is None
+    queue = wanted.waiting.queue
+    assert queue is not None
+    assert (queue.fair, queue.heartbeat) == (True, 5.0)
+    assert wanted_from("default", "a", CAN).waiting.queue is None

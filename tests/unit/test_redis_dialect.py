@@ -63,7 +63,7 @@ def test_a_ttl_is_rounded_up() -> None:
 
 def test_a_give_names_the_token_it_gives_back() -> None:
     parts = parts_of(dialect().give(KEY, "c1aim", 77, 0.0, None))
-    assert parts[5:] == [b"incumbent1 c1aim 77 ", b"incumbent:{default/job}:c"]
+    assert parts[6:] == [b"incumbent1 c1aim 77 ", b"incumbent:{default/job}:c"]
 
 
 def test_a_script_can_be_sent_whole() -> None:

@@ -16,7 +16,7 @@ from incumbent._core.words import late_grant, not_acquired
 from incumbent.backoff import backoff_delay
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.lease import State
-from incumbent.model import Granted, Refused
+from incumbent.model import Ask, Granted, Queued, Refused
 
 __all__ = ["Told", "acquire"]
 
@@ -53,8 +53,10 @@ async def acquire(
         held.machine.unsure()
     until = inf if timeout is None else started + (timeout or wanted.policy.request_timeout)
     try:
-        outcome = await _ask(port, held, until, told)
+        outcome = await _take(port, held, wanted.ask if timeout == 0 else wanted.waiting, until)
         if not isinstance(outcome, Granted):
+            if told is not None:
+                told(outcome)
             try_on = _ask_once_more if timeout == 0 else _try_until
             await try_on(port, held, outcome, started, until, told)
         return held
@@ -67,7 +69,8 @@ def _compensate(port: Port, held: Held) -> None:
     now = port.now()
     if held.machine.state in _ON_ITS_WAY:
         held.doubted(now)
-    if held.machine.abandoned():
+    # Who leaves the line says so: until the store hears it, the others wait for this one too.
+    if held.machine.abandoned() or held.in_line:
         port.hand_over(held.debt(now, undo_slot=True))
 
 
@@ -78,7 +81,7 @@ async def _ask_once_more(
     if isinstance(outcome, OutcomeUnknown) and not outcome.permanent:
         await port.sleep_until(min(until, port.now() + backoff_delay(0, port.jitter())))
         if port.now() < until:
-            again = await _ask(port, held, until, told)
+            again = await _ask(port, held, held.wanted.ask, until, told)
             if isinstance(again, Granted):
                 return
             outcome = again
@@ -99,26 +102,28 @@ async def _try_until(
         elif (now := port.now()) >= until:
             raise not_acquired(held.wanted, outcome, now - started, timed_out=True)
         else:
-            failures, again = 0, again + 1 if outcome.seen == seen else 0
-            seen = outcome.seen
+            failures, again = 0, again + 1 if _sight(outcome) == seen else 0
+            seen = _sight(outcome)
             await _wait_for_change(port, held, outcome, again, until)
             if port.now() >= until:
                 # No request fits any more, and one that is not sent would hide the store's "no".
                 continue
-        answer = await _ask(port, held, until, told)
+        answer = await _ask(port, held, held.wanted.waiting, until, told)
         if isinstance(answer, Granted):
             return
         outcome = answer
 
 
-async def _ask(port: Port, held: Held, until: float, told: Told) -> Granted | Refused | StoreError:
-    outcome = await _take(port, held, until)
+async def _ask(
+    port: Port, held: Held, ask: Ask, until: float, told: Told
+) -> Granted | Refused | StoreError:
+    outcome = await _take(port, held, ask, until)
     if told is not None and not isinstance(outcome, Granted):
         told(outcome)
     return outcome
 
 
-async def _take(port: Port, held: Held, until: float) -> Granted | Refused | StoreError:
+async def _take(port: Port, held: Held, ask: Ask, until: float) -> Granted | Refused | StoreError:
     """One request; the machine learns what came of it."""
     wanted, machine = held.wanted, held.machine
     sent = port.now()
@@ -126,7 +131,7 @@ async def _take(port: Port, held: Held, until: float) -> Granted | Refused | Sto
     machine.sent(sent)
     try:
         outcome = await port.take(
-            wanted.key, held.claim, wanted.ask, until if until < patience else patience
+            wanted.key, held.claim, ask, until if until < patience else patience
         )
     except OutcomeUnknown as error:
         machine.unsure()
@@ -138,7 +143,8 @@ async def _take(port: Port, held: Held, until: float) -> Granted | Refused | Sto
     if isinstance(outcome, Granted):
         return _believe(port, held, outcome, sent)
     machine.refused()
-    return outcome if isinstance(outcome, Refused) else Refused("held")
+    held.in_line = isinstance(outcome, Queued)
+    return outcome
 
 
 def _believe(port: Port, held: Held, grant: Granted, sent: float) -> Granted | StoreError:
@@ -171,12 +177,35 @@ async def _wait_for_change(
     """Sleep until the store hints at a change, the holder's ttl ran out, or one ttl is over."""
     ttl = held.wanted.policy.ttl
     left = ttl if refused.retry_after is None else min(ttl, refused.retry_after)
-    wake = min(until, port.now() + left + _HERD * port.jitter())
+    place = refused.place if isinstance(refused, Queued) else None
+    # The first in line looks alone.
+    wake = min(until, port.now() + left + (0.0 if place == 0 else _HERD * port.jitter()))
     if again > 1:
         # Hints may be spurious: many of them must not become a busy loop.
         pause = backoff_delay(again, port.jitter(), base=0.001, cap=0.05)
         await port.sleep_until(min(wake, port.now() + pause))
     try:
-        await port.wait_change(held.wanted.key, refused.seen, wake)
+        patience = _patience(held.wanted, place, port.jitter()) if place else 0.0
+        await port.wait_change(held.wanted.key, refused.seen, min(until, wake + patience))
     except StoreError:
         await port.sleep_until(wake)
+
+
+def _patience(wanted: Wanted, place: int, jitter: float) -> float:
+    """Seconds that one further back in line leaves to those before it, who look first.
+
+    It is told when it becomes the first; this is for when those before it died with the holder.
+    """
+    queue = wanted.queue
+    if queue is None:
+        return 0.0
+    # Candidates are listed for as long as they look.
+    most = wanted.policy.ttl if wanted.ask.candidacy else inf
+    return min(most, queue.heartbeat * (min(place, 3) ** 2 + jitter))
+
+
+def _sight(refused: Refused) -> object:
+    """What a second look has to see again to have been in vain."""
+    if isinstance(refused, Queued):
+        return (refused.reason, refused.place, *(it.token for it in refused.holders))
+    return refused.seen

@@ -5,12 +5,13 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from math import inf
 
 from incumbent._core.port import Debt, Port
 from incumbent.lease import LeaseMachine, State
-from incumbent.model import Ask, Key, Notice, Renewal
+from incumbent.model import Ask, Key, Notice, Queue, Renewal
 from incumbent.policy import Policy
 
 __all__ = ["RESERVED", "Held", "Wanted"]
@@ -19,15 +20,31 @@ RESERVED = 5.0
 """Seconds, at most one ttl, for which a name waits for the successor that was named."""
 
 
+@lru_cache(maxsize=256)
+def _in_line(ask: Ask, queue: Queue) -> Ask:
+    # Shared by all locks with equal settings, as `ask` is.
+    return replace(ask, queue=queue)
+
+
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a lock asks for; `at_most_for` and `at_least_for` are seconds from the grant."""
+    """What a lock asks for; `at_most_for` and `at_least_for` are seconds from the grant.
+
+    `queue`: the place in line of one that waits; one that tries once has none.
+    """
 
     key: Key
     ask: Ask
     policy: Policy
     at_most_for: float = inf
     at_least_for: float = 0.0
+    queue: Queue | None = None
+    waiting: Ask = field(init=False)
+    """`ask`, of one that waits."""
+
+    def __post_init__(self) -> None:
+        waiting = self.ask if self.queue is None else _in_line(self.ask, self.queue)
+        object.__setattr__(self, "waiting", waiting)
 
     @property
     def slot(self) -> str | None:
@@ -43,15 +60,18 @@ class Held:
 
     __slots__ = (
         "__weakref__",
+        "_meta",
+        "_renewal",
         "askers",
         "began",
         "bucket",
+        "changed",
         "claim",
         "doubt_until",
         "failures",
         "followers",
+        "in_line",
         "machine",
-        "meta",
         "notice",
         "port",
         "proclaimed",
@@ -73,6 +93,8 @@ class Held:
         """Takes that got no answer."""
         self.doubt_until = -inf
         """Until then one of them may still leave a record of this claim."""
+        self.in_line = False
+        """Whether the store was told that this claim waits."""
         self.failures = 0
         """Renewals in a row that brought no proof."""
         self.watchers: tuple[Callable[[], None], ...] = ()
@@ -81,8 +103,9 @@ class Held:
         """Called once after the next renewal, whatever came of it; likewise."""
         self.followers: tuple[Callable[[], None], ...] = ()
         """Called after every proved renewal, until the holding ends; likewise."""
-        self.meta: bytes | None = None
-        """New metadata: sent with every renewal from now on, so that the last word stays."""
+        self._meta: bytes | None = None
+        self.changed = True
+        """Whether `renewal` will be another object than it was."""
         self.proclaimed: bytes | None = None
         """The metadata of the last renewal that was proved."""
         self.notice: Notice | None = None
@@ -92,23 +115,45 @@ class Held:
         self.bucket: dict[weakref.ref[Held], None] | None = None
         """Where the keeper remembers it."""
         self.ref = weakref.ref(self)
+        self._renewal: Renewal | None = None
+
+    @property
+    def meta(self) -> bytes | None:
+        """New metadata: sent with every renewal from now on, so that the last word stays."""
+        return self._meta
+
+    @meta.setter
+    def meta(self, meta: bytes | None) -> None:
+        self._meta = meta
+        self.changed = True
 
     def renewal(self) -> Renewal:
-        """The request that renews it."""
-        wanted, machine = self.wanted, self.machine
-        return Renewal(
-            wanted.key, self.claim, machine.token, wanted.policy.ttl, machine.epoch, self.meta
-        )
+        """The request that renews it: the same object, for as long as it says the same."""
+        kept = self._renewal
+        if kept is None or self.changed:
+            # First, so that a change that another thread makes now is not forgotten.
+            self.changed = False
+            wanted, machine = self.wanted, self.machine
+            kept = self._renewal = Renewal(
+                wanted.key, self.claim, machine.token, wanted.policy.ttl, machine.epoch, self._meta
+            )
+        return kept
 
     @property
     def worth_renewing(self) -> bool:
         """Whether a renewal can bring anything: more time, or new metadata to the store."""
-        return not self.machine.bounded or self.meta is not self.proclaimed
+        return self._meta is not self.proclaimed or not self.machine.bounded
 
     @property
     def successor(self) -> str | None:
         """For whom the name is kept free after a release."""
         return self.reserve_for or (self.notice.to if self.notice else "") or None
+
+    def parting(self, now: float, *, undo_slot: bool) -> tuple[float, str | None]:
+        """`closed_for` and `reserve_for` of a give at `now`; see Debt.parting."""
+        if self.reserve_for is None and self.notice is None and not self.wanted.at_least_for:
+            return 0.0, None
+        return self.debt(now, undo_slot=undo_slot).parting(now)
 
     def debt(self, now: float, *, undo_slot: bool) -> Debt:
         """What is owed to the store, until time has settled it."""

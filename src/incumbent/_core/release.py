@@ -18,8 +18,7 @@ async def release(port: Port, held: Held, *, undo_slot: bool = False) -> bool:
     machine, wanted = held.machine, held.wanted
     machine.left()
     now = port.now()
-    debt = held.debt(now, undo_slot=undo_slot)
-    closed_for, reserve_for = debt.parting(now)
+    closed_for, reserve_for = held.parting(now, undo_slot=undo_slot)
     settled = False
     try:
         await port.give(
@@ -29,7 +28,7 @@ async def release(port: Port, held: Held, *, undo_slot: bool = False) -> bool:
             now + wanted.policy.request_timeout,
             closed_for=closed_for,
             reserve_for=reserve_for,
-            slot=debt.slot,
+            slot=wanted.slot if undo_slot else None,
         )
         settled = True
         machine.given()
@@ -37,7 +36,7 @@ async def release(port: Port, held: Held, *, undo_slot: bool = False) -> bool:
         pass
     finally:
         if not settled or now < held.doubt_until:
-            port.hand_over(debt)
+            port.hand_over(held.debt(now, undo_slot=undo_slot))
     return settled
 
 

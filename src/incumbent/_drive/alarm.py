@@ -54,6 +54,11 @@ class _ConditionAlarm:
 
 
 class _BoottimeAlarm:
+    """Gives the interpreter away once a wait: beside threads that burn CPU each return costs some
+    milliseconds a thread. So what cannot block is called without (PyDLL), and the timer, which
+    setting it anew makes unreadable, is never read.
+    """
+
     def __init__(self) -> None:
         import ctypes
 
@@ -63,7 +68,7 @@ class _BoottimeAlarm:
             )
 
         self._spec = Itimerspec
-        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._libc = ctypes.PyDLL(None, use_errno=True)
         self._byref = ctypes.byref
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._timer_fd = self._libc.timerfd_create(_CLOCK_BOOTTIME, _NONBLOCK_CLOEXEC)
@@ -77,7 +82,8 @@ class _BoottimeAlarm:
     def wait_until(self, instant: float) -> None:
         self._set(instant)
         for fd, _ in self._poll.poll():
-            os.read(fd, 8)
+            if fd == self._wake_fd:
+                os.read(fd, 8)
 
     def _set(self, instant: float) -> None:
         # All zero would disarm the timer, which is what "for ever" wants; the past must still fire.

@@ -1,7 +1,8 @@
 """The keeper: one thread a store and process that renews its leases and pays what is owed to it.
 
-A thread also under asyncio, so that a blocked event loop does not cost the lease. It remembers
-leases weakly, in buckets by the instant at which they are due, and renews a bucket in one request.
+A thread also under asyncio, so that a blocked event loop does not cost the lease; one a store, so
+that a slow store does not cost the leases of another. What is due together is renewed in few
+requests of a bounded size.
 """
 
 from __future__ import annotations
@@ -11,8 +12,7 @@ import logging
 import os
 import threading
 import weakref
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
@@ -20,12 +20,12 @@ from incumbent import clock
 from incumbent._core.held import Held
 from incumbent._core.onestep import run
 from incumbent._core.port import Debt
-from incumbent._core.release import settle
-from incumbent._core.renew import first_due, next_due, renew
+from incumbent._core.renew import Batches, first_due, next_due, renew
 from incumbent._drive.alarm import Alarm, make_alarm
+from incumbent._drive.buckets import FULL, Bucket, Buckets
+from incumbent._drive.debts import Debts
 from incumbent._drive.notifier import notifier
 from incumbent._drive.sync import SyncPort, draw_jitter
-from incumbent.backoff import backoff_delay
 from incumbent.errors import StoreError
 from incumbent.lease import State
 from incumbent.model import Key
@@ -36,11 +36,11 @@ __all__ = ["Keeper", "Stats"]
 
 _log = logging.getLogger("incumbent")
 
-_BUCKETS = 32
-"""Parts of a renewal interval whose leases are renewed together."""
-_BATCH = 500
-"""Leases in one request."""
-_SETTLE_TIMEOUT = 1.0
+_FULL_WHEN_LATE = 4 * FULL
+"""The same, where the thread comes too seldom: beside threads that burn CPU each request costs it
+the interpreter some times, however many leases are in it."""
+_FEW = 64
+"""Leases of a bucket that are not worth a request of their own, where others are due too."""
 _DRAIN = 0.5
 """Seconds that a process gives at its exit to what it still owes."""
 _OUTAGE_EVERY = 60.0
@@ -64,30 +64,22 @@ class Stats:
     last_took: float = 0.0
 
 
-_Bucket = dict["weakref.ref[Held]", None]
-
-
-@dataclass(slots=True)
-class _Owed:
-    debt: Debt
-    tries: int = 0
-    due: float = 0.0
-
-
 @dataclass(slots=True)
 class _State:
     """What one keeper thread owns; a fork's child starts with a new one."""
 
     mutex: threading.RLock = field(default_factory=original("_thread", "RLock"))
-    buckets: dict[float, _Bucket] = field(default_factory=dict)
-    in_hand: list[weakref.ref[Held]] = field(default_factory=list)
-    owed: deque[_Owed] = field(default_factory=deque)
-    paying: threading.Lock = field(default_factory=original("_thread", "allocate_lock"))
+    buckets: Buckets = field(init=False)
+    debts: Debts = field(default_factory=Debts)
     alarm: Alarm | None = None
     planned: float = inf
     missed: tuple[float, float] = (0.0, 0.0)
     stopped: bool = False
     outage_told: float = -inf
+
+    def __post_init__(self) -> None:
+        # One mutex for both: what is planned and when the thread wakes are decided together.
+        self.buckets = Buckets(self.mutex)
 
 
 class Keeper:
@@ -103,12 +95,12 @@ class Keeper:
 
     def arm(self, held: Held) -> None:
         """Renew `held` from now on, until it ends or is dropped."""
-        self._plan(held, first_due(held, draw_jitter()))
+        # Thousands that are taken at once are not renewed at once for ever after.
+        self._plan(held, first_due(held, draw_jitter()), earliest=held.began)
 
     def disarm(self, held: Held) -> None:
         """The holder lets go of `held`: renew it no longer, and tell who watches."""
-        if held.bucket is not None:
-            held.bucket.pop(held.ref, None)
+        self._state.buckets.discard(held)
         if held.watchers:
             self._tell_ended(held)
 
@@ -142,7 +134,7 @@ class Keeper:
     def hand_over(self, debt: Debt) -> None:
         """See Port.hand_over."""
         state = self._state
-        state.owed.append(_Owed(debt))
+        state.debts.add(debt)
         state.planned = -inf
         self._wake(state)
 
@@ -161,35 +153,21 @@ class Keeper:
 
     def drain(self, timeout: float) -> None:
         """Pay what is owed, for at most `timeout` seconds."""
-        until = clock.now() + timeout
-        owed, paying = self._state.owed, self._state.paying
-        # What the thread is paying is not in the list: an exit now would cut it short.
-        if not paying.acquire(timeout=timeout):
-            return
-        try:
-            while owed and clock.now() < until:
-                self._settle(owed.popleft().debt, until - clock.now())
-        finally:
-            paying.release()
+        self._state.debts.drain(self.port, timeout)
 
     def forked(self) -> None:
         """In the child of a fork: nothing is held, nothing is owed, and there is no thread."""
         before, self._state = self._state, _State()
         self.stats = Stats()
-        for refs in (*before.buckets.values(), before.in_hand):
-            for ref in refs:
-                if (held := ref()) is not None:
-                    held.machine.forked()
+        for ref in before.buckets.refs():
+            if (held := ref()) is not None:
+                held.machine.forked()
 
     # -- the thread --------------------------------------------------------------------------
 
-    def _plan(self, held: Held, due: float) -> None:
+    def _plan(self, held: Held, due: float, *, earliest: float = inf) -> None:
         state = self._state
-        # Rounding down to a bucket brings leases together and never makes one late.
-        due -= due % (held.wanted.policy.renew_every / _BUCKETS)
-        with state.mutex:
-            held.bucket = state.buckets.setdefault(due, {})
-            held.bucket[held.ref] = None
+        due = state.buckets.add(held, due, earliest=earliest)
         if due < state.planned:
             state.planned = due
             self._wake(state)
@@ -219,8 +197,8 @@ class Keeper:
             try:
                 self._tick(state)
             except Exception:  # noqa: BLE001
-                # Whatever it was, the other leases still need their renewals.
-                _log.exception("the keeper met an error; leases it could not renew will expire")
+                # Whatever it was, it must not cost the leases their next renewals.
+                _log.exception("the keeper met an error; what it could not renew is tried again")
         with state.mutex:
             alarm, state.alarm = state.alarm, None
             if alarm is not None:
@@ -231,20 +209,23 @@ class Keeper:
         if alarm is not None:
             alarm.wait_until(self._next(state))
 
-    def _next(self, state: _State) -> float:
+    @staticmethod
+    def _next(state: _State) -> float:
         with state.mutex:
-            due = min(state.buckets, default=inf)
-            state.planned = min(due, min((owed.due for owed in state.owed), default=inf))
+            state.planned = min(state.buckets.first(), state.debts.first())
             return state.planned
 
     def _tick(self, state: _State) -> None:
         now = clock.now()
         self._notice_lateness(state, now)
-        due = self._collect(state, now)
-        for start in range(0, len(due), _BATCH):
-            self._renew(due[start : start + _BATCH])
-        state.in_hand = []
-        self._pay(state)
+        due = state.buckets.take(now)
+        try:
+            for together in _requests(due, now):
+                self._renew_buckets(together)
+        finally:
+            for bucket in due:
+                state.buckets.give_back(bucket)
+        state.debts.pay(self.port, state.buckets.first())
 
     @staticmethod
     def _notice_lateness(state: _State, now: float) -> None:
@@ -254,50 +235,74 @@ class Keeper:
             if late > _LATE_AND_SAID:
                 _log.warning("the renewals of this process were not scheduled for %.1f s", late)
 
-    def _collect(self, state: _State, now: float) -> list[Held]:
-        with state.mutex:
-            past = [instant for instant in state.buckets if instant <= now]
-            # Noted before they leave their buckets: a fork between the two must still find them.
-            state.in_hand = [ref for instant in past for ref in state.buckets[instant]]
-            for instant in past:
-                del state.buckets[instant]
-        return [held for ref in state.in_hand if (held := ref()) is not None]
-
-    def _renew(self, batch: list[Held]) -> None:
+    def _renew_buckets(self, buckets: Sequence[Bucket]) -> None:
+        leases = [held for bucket in buckets for held in bucket.leases()]
+        batches = buckets[0].batches
+        batches.begin()
         sent = clock.now()
-        held_now = [held for held in batch if held.machine.state is State.HELD]
-        asked = [held for held in held_now if held.worth_renewing]
-        error = run(renew(self.port, asked))
+        for bucket in buckets:
+            bucket.sent = sent
+        size = FULL if len(buckets) == 1 else _FULL_WHEN_LATE
+        for start in range(0, len(leases), size):
+            self._renew(leases[start : start + size], batches)
+
+    def _renew(self, leases: Sequence[Held], batches: Batches) -> None:
+        sent = clock.now()
+        asked = [held for held in leases if held.worth_renewing]
+        error = run(renew(self.port, asked, batches))
         now = clock.now()
         if error is not None:
-            self.tell_outage(held_now[0].wanted.key, error)
-        self._count(asked, error, sent, now)
-        for held in held_now:
-            if held.machine.valid(now):
-                self._plan(held, next_due(held, sent, now, draw_jitter()))
-                held.tell_askers()
-            else:
-                self._tell_ended(held)
-        if error is None:
+            self.tell_outage(leases[0].wanted.key, error)
+        renewed, followed = self._plan_after(leases, sent, now)
+        self._count(asked, renewed, error, now - sent)
+        if followed and error is None:
             self._tell_followers(asked)
 
-    def _count(self, asked: list[Held], error: StoreError | None, sent: float, now: float) -> None:
+    def _plan_after(self, leases: Sequence[Held], sent: float, now: float) -> tuple[int, bool]:
+        """Plan what does not simply go on with its bucket.
+
+        Returns how many do, and whether anybody follows any of them.
+        """
+        going_on, followed = 0, False
+        for held in leases:
+            machine = held.machine
+            if not machine.valid(now):
+                self._end(held)
+            elif held.failures or machine.bounded:
+                self._plan(held, next_due(held, sent, now, draw_jitter()))
+            else:
+                going_on += 1
+            if held.askers:
+                held.tell_askers()
+            if held.followers:
+                followed = True
+        return going_on, followed
+
+    def _count(
+        self, asked: Sequence[Held], renewed: int, error: StoreError | None, took: float
+    ) -> None:
         if not asked:
             return
         stats = self.stats
         if error is not None:
             stats.failures += len(asked)
-            return
-        stats.renewals += sum(held.machine.state is State.HELD for held in asked)
-        stats.last_answer, stats.last_took = now, now - sent
+        else:
+            stats.renewals += renewed
+            stats.last_answer, stats.last_took = clock.now(), took
 
     @staticmethod
-    def _tell_followers(renewed: list[Held]) -> None:
+    def _tell_followers(renewed: Sequence[Held]) -> None:
         """After all that is planned: what they do cannot delay another lease's next renewal."""
         for held in renewed:
-            if held.machine.state is State.HELD:
+            if held.followers and held.machine.state is State.HELD:
                 for follower in held.followers:
                     follower()
+
+    def _end(self, held: Held) -> None:
+        self._state.buckets.discard(held)
+        # Who lets go of a lease tells them that it ended, once the store knows.
+        if held.machine.state is State.LOST:
+            self._tell_ended(held)
 
     def _tell_ended(self, held: Held) -> None:
         with self._state.mutex:
@@ -305,29 +310,22 @@ class Keeper:
         for watcher in watchers:
             watcher()
 
-    def _pay(self, state: _State) -> None:
-        if not state.owed:
-            return
-        with state.paying:
-            for _ in range(len(state.owed)):
-                self._pay_one(state, state.owed.popleft(), min(state.buckets, default=inf))
 
-    def _pay_one(self, state: _State, owed: _Owed, renewals_due: float) -> None:
-        """Pay, unless it is too early or the next renewals are due: they matter more."""
-        now = clock.now()
-        if owed.due > now or now >= renewals_due:
-            state.owed.append(owed)
-        elif not self._settle(owed.debt, min(_SETTLE_TIMEOUT, renewals_due - now)):
-            owed.tries += 1
-            owed.due = clock.now() + backoff_delay(owed.tries, draw_jitter(), cap=2.0)
-            state.owed.append(owed)
+def _requests(due: Sequence[Bucket], now: float) -> Iterator[list[Bucket]]:
+    """Which buckets are renewed in one go: small ones together, the others each for itself.
 
-    def _settle(self, debt: Debt, timeout: float) -> bool:
-        try:
-            return run(settle(self.port, debt, timeout))
-        except Exception:  # noqa: BLE001 - an exit or the thread must not end for it
-            _log.exception("%s: a dead claim could not be given back; its ttl ends it", debt.key)
-            return True
+    A bucket for itself says what it said the last time, which need not be prepared again. When
+    the thread is late, there is no time for that.
+    """
+    late = bool(due) and now - due[0].due > due[0].every / 2
+    together: list[Bucket] = []
+    for bucket in due:
+        if len(bucket) > _FEW and not late:
+            yield [bucket]
+        else:
+            together.append(bucket)
+    if together:
+        yield together
 
 
 _keepers: weakref.WeakSet[Keeper] = weakref.WeakSet()

@@ -10,8 +10,11 @@ from incumbent.stores.base import Engine
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
+    from collections.abc import Callable
 
     from incumbent._drive.aio import AsyncPort
+
+    _Latest = tuple[Callable[[], AbstractEventLoop], weakref.ref[AbstractEventLoop], AsyncPort]
 
 __all__ = ["Link"]
 
@@ -27,9 +30,19 @@ class Link:
         self._loops: weakref.WeakKeyDictionary[AbstractEventLoop, AsyncPort] = (
             weakref.WeakKeyDictionary()
         )
+        self._latest: _Latest | None = None
 
     def async_port(self) -> AsyncPort:
         """The port of the running loop."""
+        latest = self._latest
+        if latest is not None:
+            running, loop, port = latest
+            if loop() is running():
+                return port
+        return self._find_port()
+
+    def _find_port(self) -> AsyncPort:
+        # Imported only now: blocking code has no use for asyncio.
         from asyncio import get_running_loop
 
         from incumbent._drive.aio import AsyncPort
@@ -38,6 +51,7 @@ class Link:
         port = self._loops.get(loop)
         if port is None:
             port = self._loops[loop] = AsyncPort(self.engine.async_store(), self.keeper)
+        self._latest = (get_running_loop, weakref.ref(loop), port)
         return port
 
     def close(self) -> None:

@@ -21,6 +21,8 @@ def lock_settings(request: Request) -> LockSettings:
         "at_most_for": request.text("at_most_for"),
         "at_least_for": request.text("at_least_for"),
     }
+    if request.on("fair"):
+        settings["fair"] = True
     if (ttl := request.text("ttl")) is not None:
         settings["ttl"] = ttl
     if (slot := request.text("slot")) is not None:

@@ -97,6 +97,7 @@ def record_as_json(record: Record) -> dict[str, Any]:
         "paused": _notice(record, PAUSE),
         "asked_to_resign": _notice(record, RESIGN),
         "slots": dict(record.slots),
+        "nodes": list(record.nodes),
     }
 
 

@@ -59,6 +59,12 @@ def _families(view: View, version: str) -> Iterator[tuple[str, str, str, _Sample
         one(view.renewal_failures),
     )
     yield "renewal_seconds", "gauge", "How long the last renewal took", one(view.renewal_took)
+    yield (
+        "subscription_losses_total",
+        "counter",
+        "Connections by which this process waits that were lost or could not be had",
+        one(view.subscription_losses),
+    )
     yield "restarts_total", "counter", "Commands that were started again", one(view.restarts)
     yield (
         "store_up",

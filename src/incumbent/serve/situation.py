@@ -16,6 +16,7 @@ from typing import Final
 from incumbent import clock
 from incumbent._drive.keeper import Keeper, Stats
 from incumbent.handles import LeaseHandle
+from incumbent.stores.waiting import subscription_losses
 
 __all__ = ["LOSSES", "Situation", "View"]
 
@@ -74,6 +75,8 @@ class View:
     renewals: int = 0
     renewal_failures: int = 0
     renewal_took: float = 0.0
+    subscription_losses: int = 0
+    """How often a connection by which this process waits was lost."""
 
     @property
     def healthy(self) -> bool:
@@ -198,6 +201,7 @@ class Situation:
                 renewals=stats.renewals,
                 renewal_failures=stats.failures,
                 renewal_took=stats.last_took,
+                subscription_losses=subscription_losses(),
             )
 
     def _is_store_up(self) -> bool:

@@ -11,6 +11,9 @@ Rules that every engine keeps:
   token. A refused take changes nothing but the list of candidates (`Ask.candidacy`): it never
   changes `seen` and wakes nobody. A grant to an ask with a candidacy ends that candidacy and wakes
   those who wait, so that they learn who leads.
+- Who waits (`Ask.queue`) stands in line from its first refusal until it is granted, gives its claim
+  back, or stays silent for longer than its heartbeat when its turn has come. The first in line
+  comes before others as `Queue` says; what is reserved for a holder goes before the line.
 - Tokens of one key only grow: over releases, expiry, breaks, restarts and wipes.
 - `renew` never creates and never shortens. `give` compares the claim (and the token unless None).
 - A renewal that changes the holding's meta is a change: it changes `seen` and wakes who waits.
@@ -47,7 +50,10 @@ class Store(Protocol):
         ...
 
     def renew(self, renewals: Sequence[Renewal], until: float) -> list[RenewOutcome]:
-        """Set max(remaining, ttl) for each claim that still holds; answers in the same order."""
+        """Set max(remaining, ttl) for each claim that still holds; answers in the same order.
+
+        A model.Batch comes again, as the same object, for as long as nothing of it changes.
+        """
         ...
 
     def give(

@@ -168,7 +168,12 @@ class MemoryEngine:
     """See stores.base.Engine."""
 
     capabilities = Capabilities(
-        waits="event", ttl_clock="boottime", native_async=False, candidates=True, reservations=True
+        waits="event",
+        ttl_clock="boottime",
+        native_async=False,
+        queue=True,
+        candidates=True,
+        reservations=True,
     )
 
     def __init__(self, url: str = "memory:", store: MemoryStore | None = None) -> None:

@@ -14,11 +14,18 @@ __all__ = ["engine_for_object", "open_engine"]
 _BUILT_IN: Final = {
     "memory": "incumbent.stores.memory:open_memory",
     "sqlite": "incumbent.stores.sqlite:open_sqlite",
-    "redis": "incumbent.stores.redis:open_redis",
-    "rediss": "incumbent.stores.redis:open_redis",
-    "redis+unix": "incumbent.stores.redis:open_redis",
-    "valkey": "incumbent.stores.redis:open_redis",
-    "valkeys": "incumbent.stores.redis:open_redis",
+    "redis": "incumbent.stores.redis:open_store",
+    "rediss": "incumbent.stores.redis:open_store",
+    "redis+unix": "incumbent.stores.redis:open_store",
+    "valkey": "incumbent.stores.redis:open_store",
+    "valkeys": "incumbent.stores.redis:open_store",
+    **{
+        f"{scheme}+{layout}": "incumbent.stores.redis:open_store"
+        for scheme in ("redis", "rediss", "valkey", "valkeys")
+        for layout in ("sentinel", "cluster")
+    },
+    "redis+quorum": "incumbent.stores.quorum:open_quorum",
+    "rediss+quorum": "incumbent.stores.quorum:open_quorum",
     "etcd": "incumbent.stores.etcd:open_etcd",
     "etcds": "incumbent.stores.etcd:open_etcd",
     "postgresql": "incumbent.stores.postgresql:open_postgresql",

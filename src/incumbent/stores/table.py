@@ -26,6 +26,7 @@ from incumbent.model import (
     Key,
     Past,
     PutOutcome,
+    Queued,
     Record,
     Refused,
     Released,
@@ -37,6 +38,7 @@ from incumbent.model import (
     Stored,
     TakeOutcome,
 )
+from incumbent.stores.line import Line, Waiter
 from incumbent.stores.notices import PAUSE, RESIGN, notices_for
 
 __all__ = ["CANDIDATES_KEPT", "HISTORY_KEPT", "MemoryTable"]
@@ -79,6 +81,7 @@ class _Entry:
     slots: dict[str, _Held] = field(default_factory=dict)
     history: deque[Past] = field(default_factory=lambda: deque(maxlen=HISTORY_KEPT))
     candidates: dict[str, float] = field(default_factory=dict)
+    line: Line = field(default_factory=Line)
     version: int = 0
     changes: int = 0
     forget_at: float = 0.0
@@ -130,7 +133,7 @@ class MemoryTable:
             return self._grant(entry, claim, ask, now, wall)
         if ask.candidacy > 0:
             entry.candidates = _standing(entry.candidates, ask, now)
-        return refusal
+        return _in_line(entry.line, claim, ask, now, refusal)
 
     def _admit(self, wait: float, now: float) -> None:
         if self._started is not None and now < self._started + wait:
@@ -148,6 +151,7 @@ class MemoryTable:
         entry.fields.pop(RESIGN, None)
         if ask.candidacy > 0:
             entry.candidates.pop(ask.holder, None)
+        entry.line.granted(claim, now, ask.ttl)
         entry.slots = {name: used for name, used in entry.slots.items() if used.expires > now}
         if ask.slot is not None:
             entry.slots[ask.slot.name] = _slot_record(held, now + ask.slot.keep)
@@ -196,9 +200,12 @@ class MemoryTable:
             del entry.slots[slot]
             entry.changes += 1
         held = entry.holding(now)
+        if entry.line.leave(claim, now, held.expires - now if held else 0.0):
+            entry.changes += 1
         if held is None or held.claim != claim or token not in (None, held.token):
             return Gone()
         entry.held = None
+        entry.line.free(now)
         if closed_for > 0:
             until = now + closed_for
             entry.closing = _Closing(held.holder, held.token, until, reserve_for or "")
@@ -278,7 +285,19 @@ def _refusal(
     by = closing or _used(entry, claim, ask.slot)
     if by is not None and by.expires > now:
         return Refused("closed", (_holding_of(by, now),), by.expires - now, seen)
-    return None
+    first = entry.line.before(claim, now)
+    if first is None or (closing is None and entry.closed(now) is not None):
+        return None
+    left = entry.line.due - now
+    return Refused("reserved", (Holding(first.holder, 0, left),), left, seen)
+
+
+def _in_line(line: Line, claim: str, ask: Ask, now: float, refusal: Refused) -> Refused:
+    if ask.queue is None:
+        return refusal
+    left = ask.ttl if refusal.retry_after is None else min(ask.ttl, refusal.retry_after)
+    place = line.stand(Waiter(claim, ask.holder, ask.queue), now, left)
+    return Queued(refusal.reason, refusal.holders, refusal.retry_after, refusal.seen, place)
 
 
 def _used(entry: _Entry, claim: str, slot: Slot | None) -> _Held | None:

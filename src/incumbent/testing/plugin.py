@@ -180,8 +180,7 @@ class World:
     def _held(self) -> list[Held]:
         found = []
         for keeper in self._keepers():
-            with keeper._state.mutex:
-                refs = [ref for bucket in keeper._state.buckets.values() for ref in bucket]
+            refs = keeper._state.buckets.refs()
             found += [held for ref in refs if (held := ref()) is not None]
         return [held for held in found if held.machine.state is State.HELD]
 
@@ -192,9 +191,7 @@ class World:
 
     def _renew(self, held: Held) -> None:
         for keeper in self._keepers():
-            with keeper._state.mutex:
-                keeps = any(held.ref in bucket for bucket in keeper._state.buckets.values())
-            if keeps:
+            if held.ref in keeper._state.buckets.refs():
                 keeper.renew_now(held, lambda: None)
 
 

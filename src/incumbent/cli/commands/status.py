@@ -115,4 +115,5 @@ def _of_holder(record: Record) -> str:
 
 def _details(record: Record) -> list[tuple[str, str]]:
     rows = zip(_HEAD, _row(record), strict=True)
-    return [(head.lower(), cell) for head, cell in rows if cell not in ("", "-")]
+    shown = [(head.lower(), cell) for head, cell in rows if cell not in ("", "-")]
+    return shown + [("node", line) for line in record.nodes]

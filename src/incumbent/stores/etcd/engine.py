@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+from functools import partial
 from typing import TYPE_CHECKING
 
 from incumbent._core.onestep import run
@@ -18,7 +19,8 @@ from incumbent.stores.etcd.options import EtcdOptions, parse_etcd_url
 from incumbent.stores.etcd.sync import EtcdStore
 
 if TYPE_CHECKING:
-    from incumbent.stores.etcd.aio import AsyncEtcdStore, Loops
+    from incumbent.stores.etcd.aio import AsyncEtcdStore
+    from incumbent.stores.loops import Loops
 
 __all__ = ["EtcdEngine", "open_etcd"]
 
@@ -56,7 +58,7 @@ class EtcdEngine:
         self._dialect = Dialect(Naming(options.prefix))
         self._memory = Memory()
         self._store = EtcdStore(self._site, self._dialect, self._memory)
-        self._loops: dict[str, Loops] = {}
+        self._loops: dict[str, Loops[AsyncEtcdStore]] = {}
 
     def __repr__(self) -> str:
         return f"EtcdEngine({self.url!r})"
@@ -70,12 +72,15 @@ class EtcdEngine:
         loops = self._loops.get("all")
         return (loops or self._make_loops()).store()
 
-    def _make_loops(self) -> Loops:
+    def _make_loops(self) -> Loops[AsyncEtcdStore]:
         # Imported only now: the blocking side has no use for asyncio.
-        from incumbent.stores.etcd.aio import Loops
+        from incumbent.stores.etcd.aio import AsyncEtcdStore
+        from incumbent.stores.loops import Loops
 
         # One atomic step instead of a lock, which a fork could copy while somebody holds it.
-        return self._loops.setdefault("all", Loops(self._site, self._dialect, self._memory))
+        return self._loops.setdefault(
+            "all", Loops(partial(AsyncEtcdStore, self._site, self._dialect, self._memory))
+        )
 
     def diagnose(self, ttl: float, until: float) -> list[tuple[str, str, str]]:
         """See Engine.diagnose. Looks also at a cluster that would be refused."""

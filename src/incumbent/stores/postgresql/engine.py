@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,8 @@ from incumbent.stores.postgresql.server import DIAGNOSE, check_schema, findings
 from incumbent.stores.postgresql.sync import PostgresStore, Wire
 
 if TYPE_CHECKING:
-    from incumbent.stores.postgresql.aio import AsyncPostgresStore, Loops
+    from incumbent.stores.loops import Loops
+    from incumbent.stores.postgresql.aio import AsyncPostgresStore
 
 __all__ = ["PostgresEngine", "schema"]
 
@@ -45,7 +47,7 @@ class PostgresEngine:
         self._site = site
         self._dialect = Dialect(site.where, site.restart_wait)
         self._store = PostgresStore(site, self._dialect)
-        self._loops: dict[str, Loops] = {}
+        self._loops: dict[str, Loops[AsyncPostgresStore]] = {}
 
     def __repr__(self) -> str:
         return f"PostgresEngine({self.url!r})"
@@ -59,12 +61,15 @@ class PostgresEngine:
         loops = self._loops.get("all")
         return (loops or self._make_loops()).store()
 
-    def _make_loops(self) -> Loops:
+    def _make_loops(self) -> Loops[AsyncPostgresStore]:
         # Imported only now: the blocking side has no use for asyncio.
-        from incumbent.stores.postgresql.aio import Loops
+        from incumbent.stores.loops import Loops
+        from incumbent.stores.postgresql.aio import AsyncPostgresStore
 
         # One atomic step instead of a lock, which a fork could copy while somebody holds it.
-        return self._loops.setdefault("all", Loops(self._site, self._dialect))
+        return self._loops.setdefault(
+            "all", Loops(partial(AsyncPostgresStore, self._site, self._dialect))
+        )
 
     def fix(self, until: float) -> list[_Finding]:
         """Make the schema, or bring it up to this release; findings as of `diagnose`.

@@ -4,6 +4,6 @@
 server. redis-py and hiredis are imported when the first engine is made.
 """
 
-from incumbent.stores.redis.opening import engine_from_client, open_redis
+from incumbent.stores.redis.opening import engine_from_client, open_redis, open_store
 
-__all__ = ["engine_from_client", "open_redis"]
+__all__ = ["engine_from_client", "open_redis", "open_store"]

@@ -1,12 +1,18 @@
-"""One asynchronous connection: hiredis in a protocol of ours, on a transport that redis-py made."""
+"""One asynchronous connection: hiredis in a protocol of ours, on a transport that redis-py made.
+
+Many tasks share it. Redis answers in order, so each answer belongs to the request that has waited
+longest, whether its task still waits or not: a task that was cancelled, or had no more time, leaves
+its place in the order behind, and the answer to it is read and dropped.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
 from collections import deque
+from collections.abc import Callable
 from math import inf
-from typing import Any
+from typing import Any, TypeAlias
 
 import hiredis
 
@@ -16,19 +22,31 @@ from incumbent.stores.redis.errors import Broken
 __all__ = ["AsyncWire"]
 
 _now = clock.now
+_APART = 0.005
+"""Seconds between two looks at all who wait: with thousands of them each takes a millisecond."""
+
+_Asked: TypeAlias = "tuple[asyncio.Future[Any], float, int, int]"
+"""Who waits, until when, what had been heard by then, and for how many answers."""
 
 
 class AsyncWire(asyncio.Protocol):
-    """See exchange.AnyWire. One timer serves all its exchanges: it is moved, not remade."""
+    """See exchange.AnyWire. `ask` may be called by many tasks; `send` and `next` by one only.
+
+    One timer serves all who wait: it is moved, not remade.
+    """
 
     def __init__(self, writer: asyncio.StreamWriter) -> None:
         reader = hiredis.Reader()
         self._feed, self._gets = reader.feed, reader.gets
         self._loop = asyncio.get_running_loop()
+        self._asked: deque[_Asked] = deque()
+        self._unsent: list[tuple[bytes, _Asked]] = []
+        self._parts: list[Any] = []
+        self._heard = 0
         self._inbox: deque[Any] = deque()
-        self._waiter: asyncio.Future[Any] | None = None
+        self._reader: _Asked | None = None
         self._failure: Exception | None = None
-        self._until = self._timer_at = inf
+        self._timer_at = inf
         self._timer: asyncio.TimerHandle | None = None
         # A StreamWriter that is collected closes its transport.
         self._writer = writer
@@ -36,6 +54,10 @@ class AsyncWire(asyncio.Protocol):
         self._transport.set_protocol(self)
         if self._transport.is_closing():
             self._failure = Broken("the server closed the connection", sent=False)
+        self.hears: Callable[[Any], None] | None = None
+        """Hears each message at once, in place of `next`; None when there will be no more."""
+        self.retired = False
+        """No further request is to be sent: it closes when nobody waits for an answer any more."""
         self.epoch = ""
         self.born = 0.0
         self.used = 0.0
@@ -46,8 +68,11 @@ class AsyncWire(asyncio.Protocol):
         return self._failure is not None
 
     def is_stale(self, *, trust: bool) -> bool:
-        """As `closed`: the event loop notices itself when a server closes one."""
-        return self._failure is not None
+        """As `closed`: the event loop notices itself when a server closes one.
+
+        Also if it was retired, or if the server said what nobody had asked for.
+        """
+        return self._failure is not None or self.retired or bool(self._inbox)
 
     def close(self) -> None:
         """Let go at once; nothing is written."""
@@ -56,6 +81,12 @@ class AsyncWire(asyncio.Protocol):
             self._timer.cancel()
             self._timer = None
         self._transport.abort()
+
+    def retire(self) -> None:
+        """Let go as soon as nobody waits for an answer."""
+        self.retired = True
+        if not self._is_awaited():
+            self.close()
 
     def detach(self) -> None:
         """In a fork's child: give the descriptor back without touching the parent's event loop.
@@ -68,28 +99,77 @@ class AsyncWire(asyncio.Protocol):
             os.dup2(nothing, sock.fileno())
             os.close(nothing)
 
-    def send(self, request: bytes, until: float) -> None:
-        """A request whose answer is read by `next`. Raises Broken."""
+    # -- shared by many tasks -----------------------------------------------------------------
+
+    def ask(self, request: bytes, until: float, answers: int = 1) -> asyncio.Future[Any]:
+        """The future answer, or the list of several; it fails with Broken. Raises Broken.
+
+        With nothing on its way the request leaves at once. Else it leaves together with those of
+        all other tasks that are ready now.
+        """
+        self._admit(until)
+        future = self._loop.create_future()
+        asked = (future, until, self._heard, answers)
+        if self._asked or self._unsent:
+            if not self._unsent:
+                self._loop.call_soon(self._flush)
+            self._unsent.append((request, asked))
+        else:
+            self._write(request, [asked])
+        return future
+
+    async def ask_all(self, payload: bytes, answers: int, until: float) -> list[Any]:
+        """Requests that leave together, and their answers. Raises Broken."""
+        answer = await self.ask(payload, until, answers)
+        return [answer] if answers == 1 else list(answer)
+
+    def _flush(self) -> None:
+        # What nobody waits for any more need not be sent: a take would only have to be undone.
+        ready = [each for each in self._unsent if not each[1][0].done()]
+        self._unsent.clear()
+        if ready and self._failure is None:
+            self._write(b"".join([request for request, _ in ready]), [asked for _, asked in ready])
+
+    def _write(self, payload: bytes, asked: list[_Asked]) -> None:
+        try:
+            self._asked.extend(asked)
+            self._transport.write(payload)
+        except BaseException:
+            # A signal handler's exception may have come between the two.
+            self.close()
+            raise
+
+    def _admit(self, until: float) -> None:
         if self._failure is not None:
             raise Broken(str(self._failure), sent=False) from self._failure
         if _now() >= until:
             raise Broken("no time is left", sent=False, late=True)
+        if until < self._timer_at:
+            self._set_timer(until)
+
+    # -- used by one task: subscriptions ------------------------------------------------------
+
+    def send(self, request: bytes, until: float) -> None:
+        """A request whose answer is read by `next`. Raises Broken."""
+        self._admit(until)
         self._transport.write(request)
 
     async def next(self, until: float) -> Any:
-        """The next answer or message. Raises Broken."""
+        """The next answer or message that `ask` did not ask for. Raises Broken."""
         if self._inbox:
             return self._inbox.popleft()
         if self._failure is not None:
             raise self._failure
-        self._until = until
         if until < self._timer_at:
             self._set_timer(until)
-        waiter = self._waiter = self._loop.create_future()
+        future = self._loop.create_future()
+        self._reader = (future, until, self._heard, 1)
         try:
-            return await waiter
+            return await future
         finally:
-            self._waiter = None
+            self._reader = None
+
+    # -- deadlines ----------------------------------------------------------------------------
 
     def _set_timer(self, until: float) -> None:
         if self._timer is not None:
@@ -98,36 +178,83 @@ class AsyncWire(asyncio.Protocol):
         self._timer = self._loop.call_later(max(0.0, until - _now()), self._tick)
 
     def _tick(self) -> None:
+        """Tell those who have no more time; the others wait on, each until its own instant."""
         self._timer, self._timer_at = None, inf
-        if self._waiter is None or self._waiter.done():
-            return
-        if self._until > _now():
-            # It was set for an exchange that is over; or the loop's clock is ahead of ours.
-            if self._until < inf:
-                self._set_timer(self._until)
-        else:
-            self._fail(Broken("no answer in time", sent=True, late=True))
+        now, earliest = _now(), inf
+        for future, until, heard, _ in self._waiting():
+            if until > now:
+                earliest = min(earliest, until)
+                continue
+            if not future.done():
+                future.set_exception(Broken("no answer in time", sent=True, late=True))
+            if heard == self._heard:
+                # Not a word for all that time. A half-open socket would swallow whatever follows.
+                self.retired = True
+        if self.retired and not self._is_awaited():
+            self.close()
+        elif earliest < inf:
+            self._set_timer(max(earliest, now + _APART))
+
+    def _waiting(self) -> list[_Asked]:
+        reader = [] if self._reader is None else [self._reader]
+        return [*self._asked, *(asked for _, asked in self._unsent), *reader]
+
+    def _is_awaited(self) -> bool:
+        return any(not asked[0].done() for asked in self._waiting())
 
     def _fail(self, error: Exception) -> None:
-        if self._failure is None:
-            self._failure = error
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_exception(error)
+        if self._failure is not None:
+            return
+        self._failure = error
+        unsent = [asked for _, asked in self._unsent]
+        self._unsent.clear()
+        for sent, each in ((True, self._waiting()), (False, unsent)):
+            for future, *_ in each:
+                if not future.done():
+                    future.set_exception(Broken(str(error), sent=sent))
+        self._asked.clear()
+        if self.hears is not None:
+            self.hears(None)
 
     # -- called by the event loop -------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
         """See asyncio.Protocol."""
+        self._heard += 1
         try:
             self._feed(data)
             while (answer := self._gets()) is not False:
-                if self._waiter is not None and not self._waiter.done():
-                    self._waiter.set_result(answer)
-                else:
-                    self._inbox.append(answer)
+                self._deliver(answer)
         except hiredis.ProtocolError as error:
             self._fail(error)
             self._transport.abort()
+        except BaseException:
+            self.close()
+            raise
+        if self.retired and not self._is_awaited():
+            self.close()
+
+    def _deliver(self, answer: Any) -> None:
+        if not self._asked:
+            self._deliver_message(answer)
+            return
+        future, _, _, answers = self._asked[0]
+        if answers > 1:
+            self._parts.append(answer)
+            if len(self._parts) < answers:
+                return
+            answer, self._parts = self._parts, []
+        self._asked.popleft()
+        if not future.done():
+            future.set_result(answer)
+
+    def _deliver_message(self, answer: Any) -> None:
+        if self.hears is not None:
+            self.hears(answer)
+        elif self._reader is not None and not self._reader[0].done():
+            self._reader[0].set_result(answer)
+        else:
+            self._inbox.append(answer)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See asyncio.Protocol."""

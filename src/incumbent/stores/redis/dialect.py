@@ -8,9 +8,7 @@ hot path every microsecond is a percent.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import count
-from math import ceil
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import hiredis
 
@@ -29,36 +27,26 @@ from incumbent.model import (
     Refused,
     Released,
     Renewal,
-    Renewed,
     RenewOutcome,
     Stale,
     Stored,
     TakeOutcome,
 )
-from incumbent.stores.notices import notices_for
 from incumbent.stores.redis.errors import Mismatch, answered_error
 from incumbent.stores.redis.names import Names, Naming, quoted
 from incumbent.stores.redis.records import mark_of, pairs, record_of, refused, slots_named
-from incumbent.stores.redis.resp import SCRIPTS, Part, Program, Step, pack
+from incumbent.stores.redis.renewals import renew_program
+from incumbent.stores.redis.resp import SCRIPTS, Part, Program, Step, milliseconds, pack
+from incumbent.stores.redis.waiting.places import in_line, line_words, new_inbox
 
 __all__ = ["Dialect", "is_repeatable"]
 
-_BATCH: Final = 500
-"""Leases renewed by one script call: a server serves nobody else meanwhile (about 2 ms)."""
 _SCANNED: Final = 500
 _READ_AT_ONCE: Final = 100
 _CACHED: Final = 256
 
-_TWO: Final = b"$%d\r\n%b\r\n$%d\r\n%b\r\n"
-
 _take, _give = SCRIPTS["take"], SCRIPTS["give"]
-_renew, _put = SCRIPTS["renew"], SCRIPTS["put"]
-_renewals = count()
-
-
-def _ms(seconds: float) -> int:
-    # Up, so that the store never forgets earlier than was asked.
-    return max(1, ceil(seconds * 1000))
+_put = SCRIPTS["put"]
 
 
 class Dialect:
@@ -67,8 +55,16 @@ class Dialect:
     def __init__(self, naming: Naming, where: str) -> None:
         self.naming = naming
         self.where = where
-        self._heads: dict[Key, tuple[bytes, bytes, bytes]] = {}
+        self._heads: dict[Key, _Heads] = {}
         self._tails: dict[int, tuple[Ask, bytes]] = {}
+        self.inbox = new_inbox()
+        self.hands_over = True
+        """Whether a release may grant the lease to the next in line, who then need not ask."""
+
+    def move(self) -> None:
+        """Have another inbox: a fork's child must not be told what its parent waits for."""
+        self.inbox = new_inbox()
+        self._tails.clear()
 
     # -- take and give: the hot path ----------------------------------------------------------
 
@@ -79,8 +75,9 @@ class Dialect:
             return self._take_more(key, claim, ask)
         secret = claim.encode()
         tail = kept[1] if kept is not None else self._tail(ask)
+        heads = self._head(key)
         return b"%b$%d\r\nincumbent1 %b \r\n%b" % (
-            self._head(key)[0],
+            heads.take if ask.queue is None else heads.wait,
             12 + len(secret),
             secret,
             tail,
@@ -91,32 +88,40 @@ class Dialect:
         keys = [names.main, names.companion]
         parts = [
             *_ask_parts(ask, quoted(slot.name) if slot else "-"),
-            _ms(slot.keep) if slot else "-",
+            line_words(self.inbox, ask, handed=self.hands_over) if ask.queue else "-",
+            milliseconds(slot.keep) if slot else "-",
         ]
+        if ask.queue is not None:
+            keys.append(names.line)
         if slot is not None:
             keys.append(names.slot(slot.name))
         if ask.candidacy > 0:
             keys.append(names.candidates)
-            parts += (_ms(ask.candidacy), names.channel)
+            parts += (milliseconds(ask.candidacy), names.channel)
         return _take.call(len(keys), *keys, _held(claim, None), *parts)
 
-    def _head(self, key: Key) -> tuple[bytes, bytes, bytes]:
+    def _head(self, key: Key) -> _Heads:
         try:
             return self._heads[key]
         except KeyError:
             pass
-        if len(self._heads) >= _CACHED * 16:
+        if len(self._heads) >= _CACHED * 4:
             self._heads.clear()
         names = self.naming.of(key)
         both = (names.main, names.companion)
-        channel = pack(names.channel).partition(b"\r\n")[2]
-        head = self._heads[key] = (_take.open_call(both, 5), _give.open_call(both, 2), channel)
-        return head
+        heads = self._heads[key] = _Heads(
+            _take.open_call(both, 5),
+            _take.open_call((*both, names.line), 6),
+            _give.open_call((*both, names.line), 2),
+            pack(names.channel).partition(b"\r\n")[2],
+        )
+        return heads
 
     def _tail(self, ask: Ask) -> bytes:
         if len(self._tails) >= _CACHED:
             self._tails.clear()
-        tail = pack(*_ask_parts(ask, "-")).partition(b"\r\n")[2]
+        words = () if ask.queue is None else (line_words(self.inbox, ask, handed=self.hands_over),)
+        tail = pack(*_ask_parts(ask, "-"), *words).partition(b"\r\n")[2]
         # By identity, and with the object itself so that the identity stays its own: an Ask is
         # made once a lock, and hashing its fields would cost more than packing them.
         self._tails[id(ask)] = (ask, tail)
@@ -134,13 +139,14 @@ class Dialect:
         if len(answer) == 2:
             first = self.taken(answer[0], key, claim, ask, epoch)
             return first._replace(ttl=answer[1] / 1000) if isinstance(first, Granted) else first
-        return self._refused(answer, key, ask)
+        return self._refused(answer, key, claim, ask)
 
-    def _refused(self, answer: list[Any], key: Key, ask: Ask) -> Refused:
-        if len(answer) != 4 or not isinstance(answer[1], bytes):
+    def _refused(self, answer: list[Any], key: Key, claim: str, ask: Ask) -> Refused:
+        if len(answer) not in (4, 6) or not isinstance(answer[1], bytes):
             raise self._unusable(answer, key)
-        kind, raw, left, now = answer
-        return refused(kind, raw, left, now, ask.slot.name if ask.slot else "")
+        kind, raw, left, now, *place = answer
+        refusal = refused(kind, raw, left, now, ask.slot.name if ask.slot else "")
+        return in_line(refusal, claim, ask, now, *place) if place else refusal
 
     def give(
         self,
@@ -155,8 +161,8 @@ class Dialect:
         if token is None or slot is not None or closed_for > 0:
             return self._give_more(key, claim, token, closed_for, slot, reserve_for)
         held = b"incumbent1 %b %d " % (claim.encode(), token)
-        _, head, channel = self._head(key)
-        return b"%b$%d\r\n%b\r\n%b" % (head, len(held), held, channel)
+        heads = self._head(key)
+        return b"%b$%d\r\n%b\r\n%b" % (heads.give, len(held), held, heads.channel)
 
     def _give_more(
         self,
@@ -168,10 +174,10 @@ class Dialect:
         reserve_for: str | None,
     ) -> bytes:
         names = self.naming.of(key)
-        keys = [names.main, names.companion]
+        keys = [names.main, names.companion, names.line]
         if slot is not None:
             keys.append(names.slot(slot))
-        closed = _ms(closed_for) if closed_for > 0 else 0
+        closed = milliseconds(closed_for) if closed_for > 0 else 0
         successor = (quoted(reserve_for),) if reserve_for else ()
         return _give.call(
             len(keys),
@@ -193,42 +199,7 @@ class Dialect:
 
     def renew(self, renewals: Sequence[Renewal], epoch: str) -> Program[list[RenewOutcome]]:
         """Renew what this incarnation of the server granted; it knows nothing of the rest."""
-        outcomes: list[RenewOutcome] = [Gone("store_restarted")] * len(renewals)
-        ours = [at for at, renewal in enumerate(renewals) if renewal.epoch == epoch]
-        for start in range(0, len(ours), _BATCH):
-            places = ours[start : start + _BATCH]
-            batch = [renewals[at] for at in places]
-            # Unique in this process, so that no other answer can be taken for this one.
-            echo = f"{batch[0].claim}:{next(_renewals)}"
-            (answer,) = yield Step(self._renew_request(batch, echo), 1)
-            for at, outcome in zip(places, self._renewed(answer, batch, echo), strict=True):
-                outcomes[at] = outcome
-        return outcomes
-
-    def _renew_request(self, batch: Sequence[Renewal], echo: str) -> bytes:
-        # Formatted by hand and past the caches: thousands of leases may be due at each tick.
-        keys, arguments = [], []
-        for renewal in batch:
-            main, companion = self.naming.keys_of(renewal.key)
-            keys.append(_TWO % (len(main), main, len(companion), companion))
-            held = b"incumbent1 %b %d " % (renewal.claim.encode(), renewal.token)
-            ttl = b"%d" % _ms(renewal.ttl)
-            meta = b"-" if renewal.meta is None else b"=" + renewal.meta
-            arguments.append(_TWO % (len(held), held, len(ttl), ttl))
-            arguments.append(b"$%d\r\n%b\r\n" % (len(meta), meta))
-        head = _renew.call(2 * len(batch)).partition(b"\r\n")[2]
-        first = b"*%d\r\n" % (4 + 5 * len(batch))
-        said = pack(echo).partition(b"\r\n")[2]
-        return b"".join((first, head, *keys, said, *arguments))
-
-    def _renewed(self, answer: Any, batch: Sequence[Renewal], echo: str) -> list[RenewOutcome]:
-        if type(answer) is not list:
-            raise self._unusable(answer, batch[0].key)
-        if len(answer) != len(batch) + 1 or answer[0] != echo.encode():
-            raise Mismatch(f"expected the answer to {len(batch)} renewals")
-        return [
-            _renewal_outcome(renewal, each) for renewal, each in zip(batch, answer[1:], strict=True)
-        ]
+        return renew_program(self.naming, renewals, epoch, self._unusable)
 
     # -- put, read, scan ----------------------------------------------------------------------
 
@@ -299,21 +270,6 @@ class Dialect:
 
     # -- waiting ------------------------------------------------------------------------------
 
-    def subscribe(self, key: Key) -> bytes:
-        """The request that begins listening to what happens to `key`."""
-        return pack("SUBSCRIBE", self.naming.of(key).channel)
-
-    def unsubscribe(self, key: Key) -> bytes:
-        """The request that ends it."""
-        return pack("UNSUBSCRIBE", self.naming.of(key).channel)
-
-    def listens(self, answer: Any, key: Key) -> bool:
-        """Whether `answer` confirms it; before that, what an earlier listener left may come."""
-        if isinstance(answer, hiredis.ReplyError):
-            raise self._unusable(answer, key)
-        channel = self.naming.of(key).channel.encode()
-        return bool(answer[:2] == [b"subscribe", channel])
-
     def unchanged(self, key: Key, seen: str) -> Program[bool]:
         """Whether what `Refused.seen` speaks of is still as it was."""
         what, _, mark = seen.rpartition(" ")
@@ -332,6 +288,13 @@ class Dialect:
             return same
         return same and int(answers[1] or 0) == int(what.removeprefix("fields:") or 0)
 
+    def time(self) -> Program[int]:
+        """The server's clock in microseconds."""
+        (answer,) = yield Step(pack("TIME"), 1)
+        if type(answer) is not list:
+            raise self._unusable(answer, None)
+        return int(answer[0]) * 1_000_000 + int(answer[1])
+
     # -- errors -------------------------------------------------------------------------------
 
     def _unusable(self, answer: Any, key: Key | None) -> Exception:
@@ -346,28 +309,28 @@ def is_repeatable(guard: Guard) -> bool:
     return guard is None or isinstance(guard, ByClaim)
 
 
+class _Heads(NamedTuple):
+    """The beginnings of the requests for one key: a take, one that waits, a give."""
+
+    take: bytes
+    wait: bytes
+    give: bytes
+    channel: bytes
+
+
 _RELEASED: Final = Released()
 _GONE: Final = Gone()
 
 
 def _ask_parts(ask: Ask, slot: str) -> tuple[Part, ...]:
     holder = quoted(ask.holder)
-    value = f" {_ms(ask.ttl)} {holder} ".encode() + ask.meta
-    keep = _ms(max(ask.ttl, ask.keep_record))
-    return (value, _ms(ask.ttl), keep, f" {slot} {holder}")
+    value = f" {milliseconds(ask.ttl)} {holder} ".encode() + ask.meta
+    keep = milliseconds(max(ask.ttl, ask.keep_record))
+    return (value, milliseconds(ask.ttl), keep, f" {slot} {holder}")
 
 
 def _held(claim: str, token: int | None) -> str:
     return f"incumbent1 {claim} " if token is None else f"incumbent1 {claim} {token} "
-
-
-def _renewal_outcome(renewal: Renewal, answer: Any) -> RenewOutcome:
-    if answer == 0:
-        return Gone()
-    if answer == 1:
-        return Renewed()
-    pause, resign = (raw and raw.partition(b" ")[2] for raw in answer)
-    return Renewed(notices_for(renewal.token, pause, resign))
 
 
 def _guard(guard: Guard) -> tuple[str, str]:

@@ -7,11 +7,13 @@ Its own retries, health checks and client metadata are off: they would outlive o
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from incumbent.errors import ConfigError, StoreUnavailable
+from incumbent.stores.redis.hosts import Address
 from incumbent.stores.redis.options import RedisOptions
+from incumbent.stores.redis.server import MARKER, Marker
 
 __all__ = [
     "Site",
@@ -20,6 +22,8 @@ __all__ = [
     "async_connection_class",
     "blocking_connection",
     "connect_error",
+    "site_of_options",
+    "target_at",
     "target_of_client",
     "target_of_options",
 ]
@@ -69,6 +73,7 @@ class Site:
     restart_wait: float | None = None
     allow_eviction: bool = False
     proved: bool = False
+    marker: Marker = MARKER
 
 
 def connect_error(error: BaseException, site: Site) -> StoreUnavailable:
@@ -81,9 +86,16 @@ def connect_error(error: BaseException, site: Site) -> StoreUnavailable:
     return StoreUnavailable(f"{site.where} cannot be reached: {text}", permanent=final)
 
 
+_ALERTS: Final = ("ALERT_CERTIFICATE_", "ALERT_BAD_CERTIFICATE", "ALERT_UNKNOWN_CA")
+"""What a server says that does not accept our certificate, or wants one."""
+
+
 def _is_bad_certificate(error: BaseException | None) -> bool:
     while error is not None:
+        reason = str(getattr(error, "reason", ""))
         if type(error).__name__ == "SSLCertVerificationError":
+            return True
+        if any(alert in reason for alert in _ALERTS):
             return True
         error = error.__cause__ or error.__context__
     return False
@@ -107,6 +119,27 @@ def target_of_options(options: RedisOptions) -> Target:
     return Target(options.transport, arguments)
 
 
+def site_of_options(options: RedisOptions) -> Site:
+    """From a URL."""
+    return Site(
+        target_of_options(options), options.shown, options.restart_wait, options.allow_eviction
+    )
+
+
+def target_at(
+    target: Target, address: Address, *, username: str | None = "", password: str | None = ""
+) -> Target:
+    """The same at another address; with another login, or none, if one is given."""
+    host, port = address
+    arguments = target.arguments | {"host": host, "port": port}
+    for name, value in (("username", username), ("password", password)):
+        if value:
+            arguments[name] = value
+        elif value is None:
+            arguments.pop(name, None)
+    return replace(target, arguments=arguments)
+
+
 def target_of_client(client: Any) -> tuple[Target, str]:
     """From a redis-py client or pool, and what to call it. Nothing of it is used or changed.
 
@@ -118,7 +151,7 @@ def target_of_client(client: Any) -> tuple[Target, str]:
     if not isinstance(made_by, type) or not isinstance(given, dict):
         raise ConfigError(
             f"a {type(client).__name__} object: give a redis.Redis, a redis.asyncio.Redis or a"
-            " ConnectionPool of either, for a single server",
+            f" ConnectionPool of either, for a single server{_FOR_MANY}",
             name="store",
         )
     transport, is_async = _kind_of(made_by)
@@ -139,11 +172,12 @@ def _kind_of(made_by: type) -> tuple[str, bool]:
                 return transport, is_async
     raise ConfigError(
         f"connections of class {made_by.__name__} are not supported: give a client of a single"
-        " server",
+        f" server{_FOR_MANY}",
         name="store",
     )
 
 
+_FOR_MANY: Final = " (for Sentinel or a cluster a URL, redis+sentinel:// or redis+cluster://)"
 _UNIX: Final = "UnixDomainSocketConnection"
 _CLASSES: Final = {"tls": "SSLConnection", "unix": _UNIX, "tcp": "Connection"}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from incumbent import clock
@@ -18,16 +19,17 @@ from incumbent.stores.redis.sync import RedisStore
 from incumbent.stores.redis.wire import Wire
 
 if TYPE_CHECKING:
-    from incumbent.stores.redis.aio import AsyncRedisStore, Loops
+    from incumbent.stores.loops import Loops
+    from incumbent.stores.redis.aio import AsyncRedisStore
 
-__all__ = ["RedisEngine"]
+__all__ = ["RedisEngine", "examine"]
 
 
 class RedisEngine:
     """See stores.base.Engine. Connects to nothing before its first operation."""
 
     capabilities = Capabilities(
-        waits="pubsub", ttl_clock="wall", candidates=True, reservations=True
+        waits="pubsub", ttl_clock="wall", queue=True, candidates=True, reservations=True
     )
 
     def __init__(self, site: Site, template: str | None = None) -> None:
@@ -35,7 +37,7 @@ class RedisEngine:
         self._site = site
         self._dialect = Dialect(Naming(template), site.where)
         self._store = RedisStore(site, self._dialect)
-        self._loops: dict[str, Loops] = {}
+        self._loops: dict[str, Loops[AsyncRedisStore]] = {}
 
     def __repr__(self) -> str:
         return f"RedisEngine({self.url!r})"
@@ -49,23 +51,31 @@ class RedisEngine:
         loops = self._loops.get("all")
         return (loops or self._make_loops()).store()
 
-    def _make_loops(self) -> Loops:
+    def _make_loops(self) -> Loops[AsyncRedisStore]:
         # Imported only now: the blocking side has no use for asyncio.
-        from incumbent.stores.redis.aio import Loops
+        from incumbent.stores.loops import Loops
+        from incumbent.stores.redis.aio import AsyncRedisStore
 
         # One atomic step instead of a lock, which a fork could copy while somebody holds it.
-        return self._loops.setdefault("all", Loops(self._site, self._dialect))
+        return self._loops.setdefault(
+            "all", Loops(partial(AsyncRedisStore, self._site, self._dialect))
+        )
 
     def diagnose(self, ttl: float, until: float) -> list[tuple[str, str, str]]:
         """See Engine.diagnose. Looks also at a server that would be refused."""
-        try:
-            wire = Wire(dial(self._site, until))
-        except StoreError as error:
-            return [("error", str(error), "check the address, the password and the network")]
-        try:
-            program = diagnosis(ttl, self._site.restart_wait, clock.now, clock.wall)
-            return run(carry_out(wire, program, until))
-        except Exception as error:  # noqa: BLE001 - whatever it is, a diagnosis reports it
-            return [("error", f"{self.url} answered nothing usable: {error}", "look at its log")]
-        finally:
-            wire.close()
+        return examine(self._site, ttl, until)
+
+
+def examine(site: Site, ttl: float, until: float) -> list[tuple[str, str, str]]:
+    """What there is to say of one server. Looks also at one that would be refused."""
+    try:
+        wire = Wire(dial(site, until))
+    except StoreError as error:
+        return [("error", str(error), "check the address, the password and the network")]
+    try:
+        program = diagnosis(ttl, site.restart_wait, clock.now, clock.wall)
+        return run(carry_out(wire, program, until))
+    except Exception as error:  # noqa: BLE001 - whatever it is, a diagnosis reports it
+        return [("error", f"{site.where} answered nothing usable: {error}", "look at its log")]
+    finally:
+        wire.close()

@@ -6,14 +6,17 @@ the request out. Anything else leaves it open.
 
 from __future__ import annotations
 
-from typing import Final
+import re
+from typing import Any, Final
 
 from incumbent.durations import say_seconds
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 
 __all__ = [
     "Broken",
+    "Demoted",
     "Mismatch",
+    "Moved",
     "answered_error",
     "exchange_error",
     "restart_error",
@@ -34,6 +37,24 @@ class Mismatch(Exception):
     """The answer belongs to another request: the connection is out of step."""
 
 
+class Demoted(StoreUnavailable):
+    """The server is no master any more: what was connected to it has to look for another."""
+
+
+class Moved(StoreUnavailable):
+    """The key lives on another node of a cluster: on `address`, "" where none was named.
+
+    `ask`: for this one request only, because the key is on its way there.
+    """
+
+    def __init__(
+        self, message: str = "", *, address: str = "", ask: bool = False, **about: Any
+    ) -> None:
+        super().__init__(message, **about)
+        self.address = address
+        self.ask = ask
+
+
 _REFUSED: Final[dict[str, tuple[str, float | None]]] = {
     "LOADING": ("it is loading its data", 0.5),
     "MASTERDOWN": ("it is a replica that has lost its master", 1.0),
@@ -43,17 +64,28 @@ _REFUSED: Final[dict[str, tuple[str, float | None]]] = {
     "OOM": ("it is out of memory: raise its maxmemory, or remove data", 1.0),
     "MISCONF": ("it cannot write to its disk and refuses changes", 1.0),
     "NOREPLICAS": ("it has too few replicas to accept changes (min-replicas-to-write)", 1.0),
-    "MOVED": ("it is part of a cluster, and the key lives on another node", None),
-    "ASK": ("it is part of a cluster, and the key is moving to another node", 1.0),
-    "TRYAGAIN": ("it is part of a cluster, and the key is moving to another node", 1.0),
+    "MOVED": ("it is part of a cluster: write redis+cluster://; another node has the key", None),
+    "ASK": ("it is part of a cluster, and the key is moving to another node", 0.1),
+    "TRYAGAIN": ("it is part of a cluster, and the key is moving to another node", 0.1),
     "CROSSSLOT": ("it is part of a cluster, and the keys do not share a slot", None),
     "NOAUTH": ("it wants a password", None),
     "WRONGPASS": ("it refuses the user name or the password", None),
     "NOPERM": ("this user may not do that (see the ACL rule in the documentation)", None),
     "WRONGTYPE": ("somebody keeps another type of value there; it was left alone", None),
     "DENIED": ("it runs in protected mode", None),
+    "max clients": ("it has no connection left for us: raise its maxclients", 1.0),
+    "no command": ("it lacks a command that leases need: see the versions in the docs", None),
+    "no function": ("it lacks our functions: load them (see the documentation)", 1.0),
 }
-_FINAL_AT_FIRST: Final = ("NOAUTH", "WRONGPASS", "NOPERM", "DENIED", "MOVED", "CROSSSLOT")
+_ERR: Final = {
+    "ERR max number of clients": "max clients",
+    "ERR unknown command": "no command",
+    "ERR Function not found": "no function",
+}
+"""Refusals without a word of their own."""
+_FINAL_AT_FIRST: Final = frozenset(
+    {"NOAUTH", "WRONGPASS", "NOPERM", "DENIED", "MOVED", "CROSSSLOT", "no command", "no function"}
+)
 
 
 def answered_error(text: str, where: str, key: str = "", *, proved: bool = True) -> StoreError:
@@ -68,10 +100,14 @@ def answered_error(text: str, where: str, key: str = "", *, proved: bool = True)
     if code not in _REFUSED:
         return OutcomeUnknown(f"{where} answered {text!r}; perhaps the request was carried out")
     why, after = _REFUSED[code]
+    if code in ("MOVED", "ASK"):
+        return _moved(text, f"{where} refused the request: {why} ({code})", after, proved=proved)
     at = f" at the key {key}" if key and code in ("WRONGTYPE", "NOPERM") else ""
     # A user who may do one thing in a script and not the next stops in the middle of it.
-    halfway = code == "NOPERM" and "user_script" in text
-    kind = OutcomeUnknown if halfway else StoreUnavailable
+    halfway = code == "NOPERM" and ("user_script" in text or "user_function" in text)
+    kind: type[StoreError] = OutcomeUnknown if halfway else StoreUnavailable
+    if code in ("READONLY", "MASTERDOWN"):
+        kind = Demoted
     return kind(
         f"{where} refused the request{at}: {why} ({code})",
         permanent=code == "WRONGTYPE" or (code in _FINAL_AT_FIRST and not proved),
@@ -79,8 +115,23 @@ def answered_error(text: str, where: str, key: str = "", *, proved: bool = True)
     )
 
 
+def _moved(text: str, message: str, after: float | None, *, proved: bool) -> Moved:
+    found = re.match(r"(MOVED|ASK) \d+ (\S*:\d+)", text)
+    return Moved(
+        message,
+        address=found[2] if found else "",
+        ask=text.startswith("ASK"),
+        permanent=text.startswith("MOVED") and not proved,
+        retry_after=after,
+    )
+
+
 def _code(text: str) -> str:
     code = text.split(" ", 1)[0]
+    if code == "ERR":
+        for start, name in _ERR.items():
+            if text.startswith(start):
+                return name
     if code == "ERR" and "user_script" in text:
         # Before version 7 a script's error hides the code behind its own words.
         return next((word for word in _REFUSED if f" {word} " in text), code)
@@ -106,7 +157,8 @@ def still_in_doubt(error: StoreUnavailable, where: str) -> OutcomeUnknown:
 def restart_error(where: str, uptime: float, left: float) -> StoreUnavailable:
     """The exception for a server that has not been up for as long as a holder may believe."""
     return StoreUnavailable(
-        f"{where} restarted {say_seconds(max(0.0, uptime))} ago and grants nothing for another"
-        f" {say_seconds(left)} (restart_wait): a holder from before may still believe",
+        f"{where} restarted, or was promoted, {say_seconds(max(0.0, uptime))} ago and grants"
+        f" nothing for another {say_seconds(left)} (restart_wait): a holder from before may still"
+        " believe",
         retry_after=left,
     )

@@ -11,7 +11,7 @@ Whatever interrupts an exchange (any BaseException) closes its connection.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
 from weakref import WeakSet
 
@@ -41,8 +41,18 @@ from incumbent.stores.redis.errors import (
 )
 from incumbent.stores.redis.resp import Program, as_eval
 from incumbent.stores.redis.server import greeting
+from incumbent.stores.redis.waiting.hub import Bell, Ear, Hub
 
-__all__ = ["UNUSABLE", "Exchange", "Operate", "Read", "carry_out", "close_all", "one"]
+__all__ = [
+    "UNUSABLE",
+    "Exchange",
+    "Operate",
+    "Read",
+    "carry_out",
+    "close_all",
+    "is_forgotten",
+    "one",
+]
 
 
 class AnyWire(Protocol):
@@ -68,6 +78,9 @@ class AnyWire(Protocol):
     async def next(self, until: float) -> Any:
         """The next answer or message. Raises Broken."""
 
+    async def ask_all(self, payload: bytes, answers: int, until: float) -> list[Any]:
+        """Requests that leave together, and their answers. Raises Broken."""
+
     def close(self) -> None:
         """Let go at once; nothing is written."""
 
@@ -80,7 +93,6 @@ Read: TypeAlias = Callable[[Any, Key, str, Any, str], T]
 
 UNUSABLE: Final = (Broken, Mismatch, hiredis.ProtocolError)
 _IDLE_MAX: Final = 64
-_LEAVE_WITHIN: Final = 0.05
 
 _now = clock.now
 
@@ -92,7 +104,7 @@ class Exchange(ABC, Generic[W]):
         self.site = site
         self.dialect = dialect
         self.idle: list[W] = []
-        self.listeners: list[W] = []
+        self.hub = Hub(dialect)
         self.all: WeakSet[W] = WeakSet()
 
     @abstractmethod
@@ -152,35 +164,17 @@ class Exchange(ABC, Generic[W]):
     async def wait_change(self, key: Key, seen: str, until: float) -> None:
         """See Store.wait_change. Raises StoreError if nobody can listen."""
         try:
-            await self._wait_change(key, seen, until)
+            await self.hub.wait(self, key, seen, until)
         except StoreError:
             # Once the time is over the caller looks for itself, whatever went wrong meanwhile.
             if _now() < until:
                 raise
 
-    async def _wait_change(self, key: Key, seen: str, until: float) -> None:
-        listeners = self.listeners
-        wire = await self._listen(key, until)
-        try:
-            if await self._run(lambda _: self.dialect.unchanged(key, seen), until):
-                await wire.next(until)
-            wire.used = _now()
-            wire.send(self.dialect.unsubscribe(key), wire.used + _LEAVE_WITHIN)
-        except Broken:
-            # The time is over, or nothing will be heard any more: both are hints enough.
-            wire.close()
-        except BaseException:
-            wire.close()
-            raise
-        else:
-            _put_back(wire, listeners, self.listeners)
-
     def let_go(self) -> None:
         """Close what is not in use; what is in use is closed when it comes back."""
         idle, self.idle = self.idle, []
-        listeners, self.listeners = self.listeners, []
         close_all(idle)
-        close_all(listeners)
+        self.hub.let_go()
 
     # -- exchanges ----------------------------------------------------------------------------
 
@@ -219,10 +213,9 @@ class Exchange(ABC, Generic[W]):
     async def _use(self, wire: W, operate: Operate[W, T], wait: float) -> T:
         idle = self.idle
         wire.used = now = _now()
-        early = wire.born + wait - now
-        if early > 0:
+        if wait and now < wire.born + wait:
             _put_back(wire, idle, self.idle)
-            raise restart_error(self.site.where, now - wire.born, early)
+            raise self.too_early(wire, wait, now)
         try:
             outcome = await operate(wire)
         except BaseException:
@@ -232,11 +225,19 @@ class Exchange(ABC, Generic[W]):
         return outcome
 
     async def _afresh(self, operate: Operate[W, T], until: float, wait: float) -> T:
-        wire = await self._connect(until)
+        wire = await self._fresh(until)
         try:
             return await self._use(wire, operate, wait)
         except UNUSABLE as error:
             raise exchange_error(error, self.site.where) from error.__cause__ or error
+
+    async def _fresh(self, until: float) -> W:
+        """A connection for `_use`."""
+        return await self._connect(until)
+
+    def too_early(self, wire: W, wait: float, now: float) -> StoreUnavailable:
+        """The exception for a server that has not been up for `wait` seconds yet."""
+        return restart_error(self.site.where, now - wire.born, wire.born + wait - now)
 
     async def again(
         self,
@@ -264,7 +265,9 @@ class Exchange(ABC, Generic[W]):
         site = self.site
         wire = await self.dial(until)
         self.all.add(wire)
-        program = greeting(site.where, allow_eviction=site.allow_eviction, proved=site.proved)
+        program = greeting(
+            site.where, allow_eviction=site.allow_eviction, proved=site.proved, marker=site.marker
+        )
         try:
             facts = await carry_out(wire, program, until)
         except UNUSABLE as error:
@@ -277,27 +280,31 @@ class Exchange(ABC, Generic[W]):
         site.proved = True
         return wire
 
-    async def _listen(self, key: Key, until: float) -> W:
-        """A connection that listens for `key`: one that listened before, or a fresh one."""
-        try:
-            return await self._subscribed(self.listeners.pop(), key, until)
-        except (IndexError, *UNUSABLE):
-            pass
-        try:
-            return await self._subscribed(await self._connect(until), key, until)
-        except UNUSABLE as error:
-            raise StoreUnavailable(f"{self.site.where} cannot be reached: {error}") from error
+    # -- for the hub: see hub.Host -------------------------------------------------------------
 
-    async def _subscribed(self, wire: W, key: Key, until: float) -> W:
-        try:
-            wire.used = _now()
-            wire.send(self.dialect.subscribe(key), until)
-            while not self.dialect.listens(await wire.next(until), key):
-                pass
-        except BaseException:
-            wire.close()
-            raise
-        return wire
+    @abstractmethod
+    def new_bell(self) -> Bell:
+        """See hub.Host."""
+
+    @abstractmethod
+    def me(self) -> Hashable:
+        """See hub.Host."""
+
+    @abstractmethod
+    def make_ear(self, wire: W) -> Ear:
+        """The connection, to listen by."""
+
+    async def open_ear(self, until: float) -> Ear:
+        """See hub.Host."""
+        return self.make_ear(await self._connect(until))
+
+    async def server_time(self, until: float) -> int:
+        """See hub.Host."""
+        return await self._run(lambda _: self.dialect.time(), until)
+
+    async def is_unchanged(self, key: Key, seen: str, until: float) -> bool:
+        """See hub.Host."""
+        return await self._run(lambda _: self.dialect.unchanged(key, seen), until)
 
 
 def one(
@@ -317,26 +324,26 @@ async def carry_out(wire: AnyWire, program: Program[T], until: float) -> T:
     try:
         while True:
             step = program.send(answers)
-            answers = await _ask_all(wire, step.payload, step.answers, until)
+            if step.answers == 1:
+                answers = [await _ask(wire, step.payload, until)]
+            else:
+                answers = await wire.ask_all(step.payload, step.answers, until)
     except StopIteration as end:
         result: T = end.value
         return result
 
 
-async def _ask_all(wire: AnyWire, payload: bytes, count: int, until: float) -> list[Any]:
-    if count == 1:
-        return [await _ask(wire, payload, until)]
-    wire.send(payload, until)
-    return [await wire.next(until) for _ in range(count)]
-
-
 async def _ask(wire: AnyWire, request: bytes, until: float) -> Any:
     """One request, one answer. Raises Broken."""
-    wire.send(request, until)
-    answer = await wire.next(until)
-    if type(answer) is hiredis.ReplyError and str(answer).startswith("NOSCRIPT"):
-        return await _ask(wire, as_eval(request), until)
+    (answer,) = await wire.ask_all(request, 1, until)
+    if is_forgotten(answer):
+        (answer,) = await wire.ask_all(as_eval(request), 1, until)
     return answer
+
+
+def is_forgotten(answer: Any) -> bool:
+    """Whether the server does not know the script (any more): it has to be sent along."""
+    return type(answer) is hiredis.ReplyError and str(answer).startswith("NOSCRIPT")
 
 
 def _put_back(wire: W, whence: list[W], where: list[W]) -> None:

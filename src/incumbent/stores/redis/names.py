@@ -14,7 +14,7 @@ from incumbent.stores.names import flat, unflat
 
 __all__ = ["Names", "Naming", "quoted"]
 
-_CACHED: Final = 4096
+_CACHED: Final = 1024
 _GLOB: Final = re.compile(r"([*?\[\]\\^])")
 
 
@@ -26,7 +26,7 @@ def quoted(text: str) -> str:
 class Names:
     """The keys and the channel of one lease, as texts."""
 
-    __slots__ = ("candidates", "channel", "companion", "key", "main", "slots")
+    __slots__ = ("candidates", "channel", "companion", "key", "line", "main", "slots")
 
     def __init__(self, key: Key, main: str, tag: str) -> None:
         self.key = key
@@ -35,6 +35,7 @@ class Names:
         self.channel = f"incumbent:{{{tag}}}:c"
         self.slots = f"incumbent:{{{tag}}}:s:"
         self.candidates = f"incumbent:{{{tag}}}:w"
+        self.line = f"incumbent:{{{tag}}}:q"
 
     def slot(self, name: str) -> str:
         """The key of a slot's tombstone."""
@@ -87,7 +88,7 @@ class Naming:
 
     def key_of(self, found: str, namespace: str) -> Key | None:
         """The lease that a key on the server belongs to."""
-        inner = re.fullmatch(r"incumbent:\{(.*)\}(?::r|:w|:s:.*)?", found)
+        inner = re.fullmatch(r"incumbent:\{(.*)\}(?::r|:w|:q|:s:.*)?", found)
         if self._template is None:
             return unflat(inner[1]) if inner else None
         pattern = re.escape(self._fill(namespace, "\0")).replace(re.escape("\0"), "(.+)")

@@ -5,28 +5,51 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from incumbent.durations import Duration
-from incumbent.stores.redis.options import check_key, check_restart_wait, parse_redis_url
+from incumbent.errors import ConfigError
+from incumbent.stores.redis.options import (
+    RedisOptions,
+    check_key,
+    check_restart_wait,
+    parse_redis_url,
+)
 
 if TYPE_CHECKING:
     from incumbent.stores.redis.engine import RedisEngine
+    from incumbent.stores.redis.layers.engine import LayeredEngine
 
-__all__ = ["engine_from_client", "open_redis"]
+__all__ = ["engine_from_client", "open_redis", "open_store"]
 
 
-def open_redis(url: str, password: str | None = None) -> RedisEngine:
+def open_store(url: str, password: str | None = None) -> RedisEngine | LayeredEngine:
     """The engine of a URL; `password` replaces the one in it. Connects to nothing.
 
     Raises ConfigError for a malformed URL, an unknown option, or missing drivers.
     """
     options = parse_redis_url(url, password)
+    return _layered_engine(options) if options.layered else _engine(options)
+
+
+def open_redis(url: str, password: str | None = None) -> RedisEngine:
+    """The same for one server without anything in between. Raises ConfigError for others."""
+    options = parse_redis_url(url, password)
+    if options.layered:
+        raise ConfigError(f"{options.shown}: this takes more than one server", name="store")
+    return _engine(options)
+
+
+def _engine(options: RedisOptions) -> RedisEngine:
     # The driver first: where it is missing, it says what to install.
-    from incumbent.stores.redis.driver import Site, target_of_options
+    from incumbent.stores.redis.driver import site_of_options
     from incumbent.stores.redis.engine import RedisEngine
 
-    site = Site(
-        target_of_options(options), options.shown, options.restart_wait, options.allow_eviction
-    )
-    return RedisEngine(site, options.key)
+    return RedisEngine(site_of_options(options), options.key)
+
+
+def _layered_engine(options: RedisOptions) -> LayeredEngine:
+    from incumbent.stores.redis.driver import site_of_options
+    from incumbent.stores.redis.layers.layouts import layered_engine
+
+    return layered_engine(site_of_options(options), options)
 
 
 def engine_from_client(

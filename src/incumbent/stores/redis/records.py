@@ -95,6 +95,11 @@ def refused(kind: bytes, raw: bytes, left_ms: int, now_us: bytes, slot: str) -> 
     """What the script's refusal means. `Refused.seen` names what to look at, and what was there."""
     if kind == b"paused":
         return Refused("paused", seen=f"pause {mark_of(raw)}")
+    if kind == b"line":
+        # What is in line ends with who waits: see take.lua.
+        words = raw.split(b" ", 8)
+        first = unquote(words[7].decode("utf-8", "replace")) if len(words) == 9 else _FOREIGN
+        return Refused("reserved", (Holding(first, 0, left_ms / 1000),), left_ms / 1000, "lease -")
     holding = _holding(raw, left_ms, int(now_us) / 1e6)
     reason: _Reason = _REASONS.get(kind, "closed")
     looked_at = f"slot:{slot}" if kind == b"slot" else "lease"

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from hashlib import sha1
+from math import ceil
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
-__all__ = ["SCRIPTS", "Program", "Script", "Step", "as_eval", "pack"]
+__all__ = ["SCRIPTS", "Program", "Script", "Step", "as_eval", "milliseconds", "pack"]
 
 T = TypeVar("T")
 
@@ -32,6 +33,11 @@ def pack(*parts: Part) -> bytes:
         data = part if isinstance(part, bytes) else str(part).encode()
         out.append(b"$%d\r\n%b\r\n" % (len(data), data))
     return b"".join(out)
+
+
+def milliseconds(seconds: float) -> int:
+    """As the server counts: up, so that it never forgets earlier than was asked."""
+    return max(1, ceil(seconds * 1000))
 
 
 class Script:

@@ -3,26 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Final
+from dataclasses import dataclass, replace
+from math import inf
+from typing import Any, Final, NamedTuple
 
 from incumbent.durations import say_seconds
 from incumbent.errors import StoreUnavailable
-from incumbent.stores.redis.errors import answered_error
-from incumbent.stores.redis.resp import SCRIPTS, Program, Step, pack
+from incumbent.stores.redis.errors import Demoted, answered_error
+from incumbent.stores.redis.resp import SCRIPTS, Program, Script, Step, pack
 
-__all__ = ["Facts", "diagnosis", "greeting", "read_facts"]
+__all__ = ["MARKER", "PROMOTED", "Facts", "Marker", "diagnosis", "greeting", "read_facts"]
 
 Finding = tuple[str, str, str]
 
 _INFO: Final = pack("INFO")
 _PING: Final = pack("PING")
 _LOADS: Final = tuple(pack("SCRIPT", "LOAD", script.text) for script in SCRIPTS.values())
+PROMOTED: Final = Script("promoted")
+
+
+class Marker(NamedTuple):
+    """Where clients note when they first saw a promoted replica as the master.
+
+    `settle`: seconds for which the master before it may have gone on unseen; `function`: the name
+    of the function that looks, if it is not a script.
+    """
+
+    key: str
+    settle: float = 0.0
+    function: str = ""
+
+    def look(self, promoted: str) -> bytes:
+        """The request whose answer is the milliseconds since then."""
+        how = ("FCALL", self.function) if self.function else ("EVAL", PROMOTED.text)
+        return pack(*how, 1, self.key, promoted)
+
+
+MARKER: Final = Marker("incumbent:{incumbent}:promoted")
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """The part of INFO that a lease depends on. `uptime`: whole seconds, as the server counts."""
+    """The part of INFO that a lease depends on. `uptime`: whole seconds, as the server counts.
+
+    `promoted`: the replication id of a master that was a replica before, else ""; `master_for`:
+    seconds for which it certainly is one.
+    """
 
     epoch: str
     uptime: int
@@ -32,6 +58,8 @@ class Facts:
     maxmemory: int
     policy: str
     aof: bool
+    promoted: str = ""
+    master_for: float = inf
 
     @property
     def evicts(self) -> bool:
@@ -39,12 +67,12 @@ class Facts:
         return self.maxmemory > 0 and self.policy != "noeviction"
 
     def born(self, received: float) -> float:
-        """The latest instant at which it can have started, if this arrived at `received`.
+        """The latest instant at which it can have become what it is, if this arrived at `received`.
 
         Its uptime is a difference of two wall clock readings, each cut to whole seconds, so it may
         be up to a second too large.
         """
-        return received - max(0, self.uptime - 1)
+        return received - min(max(0, self.uptime - 1), self.master_for)
 
 
 def read_facts(text: bytes) -> Facts:
@@ -54,8 +82,12 @@ def read_facts(text: bytes) -> Facts:
         for line in text.decode("utf-8", "replace").splitlines()
         if ":" in line and not line.startswith("#")
     )
+    # It is set by promotion alone (and by a restart from a snapshot, where waiting is right too).
+    before = said.get("master_replid2", "").strip("0")
+    promoted = said.get("master_replid", "") if before else ""
     return Facts(
-        epoch=said.get("run_id", ""),
+        # A master that was a replica in between is another incarnation of the same process.
+        epoch=said.get("run_id", "") + (f":{promoted}" if promoted else ""),
         uptime=_number(said, "uptime_in_seconds"),
         role=said.get("role", "master"),
         version=said.get("valkey_version") or said.get("redis_version", "?"),
@@ -63,6 +95,7 @@ def read_facts(text: bytes) -> Facts:
         maxmemory=_number(said, "maxmemory"),
         policy=said.get("maxmemory_policy", "noeviction"),
         aof=said.get("aof_enabled") == "1",
+        promoted=promoted,
     )
 
 
@@ -77,8 +110,10 @@ def _product(said: dict[str, str]) -> str:
     return "Valkey" if "valkey_version" in said else "Redis"
 
 
-def greeting(where: str, *, allow_eviction: bool, proved: bool) -> Program[Facts]:
-    """Look at the server and leave the scripts there; one round trip.
+def greeting(
+    where: str, *, allow_eviction: bool, proved: bool, marker: Marker = MARKER
+) -> Program[Facts]:
+    """Look at the server and leave the scripts there; one round trip, two to a promoted replica.
 
     Raises StoreUnavailable for a server that must not grant leases.
     """
@@ -88,12 +123,18 @@ def greeting(where: str, *, allow_eviction: bool, proved: bool) -> Program[Facts
     facts = read_facts(answers[0])
     _admit(facts, where, allow_eviction)
     # That scripts cannot be loaded (an administrator may have done it) shows when one is missing.
+    if facts.promoted:
+        (since,) = yield Step(marker.look(facts.promoted), 1)
+        if not isinstance(since, int):
+            raise answered_error(str(since), where, proved=proved)
+        # Below zero as long as the master before it may still be heard.
+        return replace(facts, master_for=max(0.0, since / 1000) - marker.settle)
     return facts
 
 
 def _admit(facts: Facts, where: str, allow_eviction: bool) -> None:
     if facts.role != "master":
-        raise StoreUnavailable(
+        raise Demoted(
             f"{where} is a replica, which cannot grant leases: use the address of the master",
             retry_after=1.0,
         )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import threading
+from collections.abc import Hashable, Sequence
 from typing import TypeVar
 from weakref import WeakSet
 
@@ -15,6 +16,7 @@ from incumbent.model import (
     Guard,
     Key,
     PutOutcome,
+    Queued,
     Record,
     Renewal,
     RenewOutcome,
@@ -24,6 +26,8 @@ from incumbent.stores.redis.dial import dial
 from incumbent.stores.redis.dialect import Dialect
 from incumbent.stores.redis.driver import Site
 from incumbent.stores.redis.exchange import UNUSABLE, Exchange, Operate, Read, close_all, one
+from incumbent.stores.redis.waiting.ear import LockBell, WireEar
+from incumbent.stores.redis.waiting.hub import Bell, Ear
 from incumbent.stores.redis.wire import STALE_AFTER, Wire
 
 __all__ = ["RedisStore"]
@@ -38,6 +42,18 @@ class _Blocking(Exchange[Wire]):
         """See Exchange.dial."""
         return Wire(dial(self.site, until))
 
+    def new_bell(self) -> Bell:
+        """See hub.Host."""
+        return LockBell()
+
+    def me(self) -> Hashable:
+        """See hub.Host."""
+        return threading.get_ident()
+
+    def make_ear(self, wire: Wire) -> Ear:
+        """See Exchange.make_ear."""
+        return WireEar(wire)
+
 
 class RedisStore:
     """See stores.base.Store."""
@@ -50,11 +66,17 @@ class RedisStore:
 
     def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
         """See Store.take."""
-        dialect, wait = self._dialect, self._site.restart_wait
-        request = dialect.take(key, claim, ask)
+        dialect, wait, hub = self._dialect, self._site.restart_wait, self._exchange.hub
         if wait is None:
             wait = ask.ttl
-        return self._ask(request, until, wait, dialect.taken, key, claim, ask)
+        if hub.handed and (handed := hub.accept(claim, ask, wait)) is not None:
+            return handed
+        sent = _now()
+        request = dialect.take(key, claim, ask)
+        outcome = self._ask(request, until, wait, dialect.taken, key, claim, ask)
+        if hub.sent or type(outcome) is Queued:
+            hub.learn(claim, sent, outcome)
+        return outcome
 
     def renew(self, renewals: Sequence[Renewal], until: float) -> list[RenewOutcome]:
         """See Store.renew."""
@@ -140,7 +162,9 @@ class RedisStore:
     def drop(self) -> None:
         """In a fork's child: give the descriptors back. What is in use was other threads'."""
         exchange = self._exchange
-        exchange.idle, exchange.listeners = [], []
+        exchange.idle = []
+        self._dialect.move()
+        exchange.hub.abandon()
         close_all(list(exchange.all))
 
 

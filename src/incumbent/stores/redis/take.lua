@@ -1,11 +1,16 @@
 -- Take. The first half is the uncontended path, where every redis.call counts (about 0.5 us each).
--- KEYS: the lease, its companion, and the tombstone of the slot if one is asked for
+-- KEYS: the lease, its companion, the line of those who wait if the asker would, the tombstone of
+--       the slot if one is asked for, the list of candidates if the asker stands by
 -- ARGV: 1 "incumbent1 <claim> "    2 " <ttl ms> <holder> <meta>"   3 ttl in ms
 --       4 ms to keep the companion 5 " <slot or -> <holder>"
---       With a slot: 6 ms to keep its tombstone, else "-" if more follows.
---       With a candidacy (the last key is the list of candidates): 7 its ms   8 channel
+--       If more is wanted, each "-" if not it: 6 "<inbox> <f if fair, else b> <heartbeat ms> <h if
+--       it may be handed over, else ->" to wait in line   7 ms to keep the slot's tombstone
+--       8 ms of the candidacy   9 channel
+-- The line: a sorted set of "<claim> <ARGV[6]> <ARGV[4]><ARGV[2]>" by arrival. The companion's `q`,
+-- there while somebody waits: "<until when it is the first one's turn, unix ms> <how often it was
+-- overtaken> <the first>".
 local call, head = redis.call, ARGV[1]
-local kept, time = call('HMGET', KEYS[2], 't', 'n', 'k'), call('TIME')
+local kept, time = call('HMGET', KEYS[2], 't', 'n', 'k', 'q'), call('TIME')
 
 -- Numbers stay texts: Lua writes 14 of their 16 digits. Texts of one length compare as numbers.
 local now = time[1] .. string.sub('00000' .. time[2], -6)
@@ -14,8 +19,10 @@ if last and (last >= now or #last ~= #now) then
   token = string.format('%.0f', math.max(now, last + 1))
 end
 
-local slot = ARGV[6] and ARGV[6] ~= '-' and KEYS[3]
-local paused, resign, used = false, false, false
+local line = ARGV[6] and ARGV[6] ~= '-' and KEYS[3]
+local slot = ARGV[7] and ARGV[7] ~= '-' and KEYS[line and 4 or 3]
+local candidacy = ARGV[8] and ARGV[8] ~= '-' and ARGV[8]
+local paused, resign, used, ahead = false, false, false, false
 if kept[3] then
   local fields = call('HMGET', KEYS[2], 'f:pause', 'f:resign')
   paused, resign = fields[1], fields[2]
@@ -24,15 +31,60 @@ if slot then
   used = call('GET', slot)
   if used and string.sub(used, 1, #head) == head then used = false end
 end
+local claim, at, first, due, overtaken
+if kept[4] or line then
+  claim, at = string.sub(head, 12, -2), tonumber(string.sub(now, 1, -4))
+end
+if kept[4] then
+  due, overtaken, first = string.match(kept[4], '^(%d+) (%d+) (.*)$')
+  due, overtaken = tonumber(due), tonumber(overtaken)
+  ahead = string.match(first, '^%S+') ~= claim and due > at
+    and (overtaken >= 4 or string.match(first, '^%S+ %S+ f'))
+end
+
+local function helpers()
+  -- Made only where somebody waits: each function costs the uncontended path as much as a call.
+  local function tell(waiter, what, ms)
+    local whose, inbox = string.match(waiter, '^(%S+) (%S+)')
+    local said = what .. ' ' .. string.sub(whose, 1, 16) .. ' ' .. ms
+    return redis.pcall('PUBLISH', 'incumbent:to:' .. inbox, said)
+  end
+  local function begin_turn(from)
+    -- Whoever is first now has until its heartbeat after `from` (unix ms).
+    local waiter = redis.pcall('ZRANGE', line, 0, 0)[1]
+    if waiter then
+      local most = string.match(waiter, '^%S+ %S+ %S+ (%d+)')
+      call('HSET', KEYS[2], 'q', string.format('%.0f', from + most) .. ' 0 ' .. waiter)
+    else
+      call('HDEL', KEYS[2], 'q')
+    end
+    return waiter
+  end
+  local function came()
+    -- Granted while somebody waits.
+    local turn = string.match(first, '^%S+') == claim
+    if line then
+      redis.pcall('ZREM', line, claim .. ' ' .. ARGV[6] .. ' ' .. ARGV[4] .. ARGV[2])
+    end
+    if line and (turn or due <= at) then
+      if not turn then redis.pcall('ZREM', line, first) end
+      local waiter = begin_turn(at + ARGV[3])
+      if waiter then tell(waiter, 'look', ARGV[3]) end
+    else
+      call('HSET', KEYS[2], 'q', string.format('%.0f %.0f ', due, overtaken + 1) .. first)
+    end
+  end
+  return tell, begin_turn, came
+end
 
 local how, value, ours = 'NX'
 repeat
-  if not paused and not used then
+  if not paused and not used and not ahead then
     local place = ((kept[2] or -1) + 1) % 20
     value = head .. token .. ' ' .. place .. ' ' .. now .. ARGV[2]
     if call('SET', KEYS[1], value, how, 'PX', ARGV[3]) then
       call('HSET', KEYS[2], 't', token, 'n', place, 'h' .. place, token .. ' ' .. now .. ARGV[5])
-      if slot then call('SET', slot, value, 'PX', ARGV[6]) end
+      if slot then call('SET', slot, value, 'PX', ARGV[7]) end
       -- A request to resign was meant for an earlier holder.
       if resign then
         call('HDEL', KEYS[2], 'f:resign')
@@ -42,9 +94,13 @@ repeat
         end
       end
       if not kept[3] then call('PEXPIRE', KEYS[2], ARGV[4]) end
-      if ARGV[7] then
+      if first then
+        local _, _, came = helpers()
+        came()
+      end
+      if candidacy then
         redis.pcall('ZREM', KEYS[#KEYS], string.match(ARGV[5], ' (%S*)$'))
-        call('PUBLISH', ARGV[8], '')
+        call('PUBLISH', ARGV[9], '')
       end
       return head .. token
     end
@@ -53,6 +109,7 @@ repeat
   -- What is reserved for the asker is as good as free: once more, in its place.
   ours = value and string.sub(value, 1, 20) == 'incumbent1 reserved '
     and string.match(value, ' (%S*)$') == string.match(ARGV[5], ' (%S*)$')
+  if ours then ahead = false end
   how = ours and not paused and not used and 'XX'
 until not how
 
@@ -65,20 +122,52 @@ if value and string.sub(value, 1, #head) == head then
   return {string.match(value, '^%S+ %S+ %d+'), left}
 end
 
--- Refused. The list is for people: that it cannot be written changes no answer.
-if ARGV[7] then
-  local line, holder = KEYS[#KEYS], string.match(ARGV[5], ' (%S*)$')
-  local at = string.sub(now, 1, -4)
-  redis.pcall('ZREMRANGEBYSCORE', line, '-inf', at)
-  if type(redis.pcall('ZADD', line, string.format('%.0f', at + ARGV[7]), holder)) == 'number' then
-    call('ZREMRANGEBYRANK', line, 0, -101)
-    if call('PTTL', line) < tonumber(ARGV[7]) then call('PEXPIRE', line, ARGV[7]) end
+-- Refused. The lists are no decision about this answer: that they cannot be written changes none.
+if candidacy then
+  local list, holder = KEYS[#KEYS], string.match(ARGV[5], ' (%S*)$')
+  redis.pcall('ZREMRANGEBYSCORE', list, '-inf', string.sub(now, 1, -4))
+  local till = string.format('%.0f', string.sub(now, 1, -4) + candidacy)
+  if type(redis.pcall('ZADD', list, till, holder)) == 'number' then
+    call('ZREMRANGEBYRANK', list, 0, -101)
+    if call('PTTL', list) < tonumber(candidacy) then call('PEXPIRE', list, candidacy) end
   end
 end
 local what = value and string.match(value, '^incumbent1 (%S+) ')
 local closed = what == 'closed' or what == 'reserved'
+local answer
 if value and not (closed and paused) and not ours then
-  return {closed and what or 'held', value, call('PTTL', KEYS[1]), now}
+  answer = {closed and what or 'held', value, call('PTTL', KEYS[1]), now}
+elseif paused then
+  answer = {'paused', paused, -1, now}
+elseif ahead then
+  answer = {'line', first, due - at, now}
+else
+  answer = {'slot', used, call('PTTL', slot), now}
 end
-if paused then return {'paused', paused, -1, now} end
-return {'slot', used, call('PTTL', slot), now}
+
+-- Without `t` the companion expired during a long holding: the next renewal brings it back.
+if line and last then
+  local tell, begin_turn = helpers()
+  local me = claim .. ' ' .. ARGV[6] .. ' ' .. ARGV[4] .. ARGV[2]
+  if first and first ~= me and due <= at then
+    redis.pcall('ZREM', line, first)
+    first = false
+  end
+  if type(redis.pcall('ZADD', line, 'NX', now, me)) == 'number' then
+    call('PEXPIRE', line, string.format('%.0f', math.max(3600000, 8 * ARGV[3])))
+    if not first then first = begin_turn(at) end
+    if first == me then
+      local left = math.min(answer[3] < 0 and 1e12 or answer[3], tonumber(ARGV[3]))
+      due = at + left + string.match(me, '^%S+ %S+ %S+ (%d+)')
+      overtaken = string.match(call('HGET', KEYS[2], 'q'), '^%d+ (%d+)')
+      call('HSET', KEYS[2], 'q', string.format('%.0f ', due) .. overtaken .. ' ' .. me)
+      answer[5] = 0
+    else
+      -- Another one became first just now: it has to look.
+      if not due or due <= at then tell(first, 'turn', 0) end
+      answer[5] = math.max(1, call('ZRANK', line, me))
+    end
+    answer[6] = last
+  end
+end
+return answer

@@ -125,6 +125,11 @@ class Wire:
         if sent != len(request):
             self._send_rest(request, sent, until)
 
+    async def ask_all(self, payload: bytes, answers: int, until: float) -> list[Any]:
+        """Requests that leave together, and their answers. Raises Broken."""
+        self.send(payload, until)
+        return [self.read(until) for _ in range(answers)]
+
     async def next(self, until: float) -> Any:
         """The next answer or message. Raises Broken."""
         return self.read(until)
@@ -141,6 +146,26 @@ class Wire:
                 raise Broken(_CLOSED, sent=True)
             self._feed(data)
         return answer
+
+    def fileno(self) -> int:
+        """The descriptor, to be waited for."""
+        return self._sock.fileno()
+
+    def buffered(self) -> Any:
+        """A message that has been read already, or False."""
+        return self._gets()
+
+    def fill(self) -> None:
+        """Read what there is, without waiting for a whole message. Raises Broken."""
+        try:
+            data = self._recv(_CHUNK)
+        except _NOT_YET:
+            return
+        except OSError as error:
+            raise Broken(str(error), sent=True) from error
+        if not data:
+            raise Broken(_CLOSED, sent=True)
+        self._feed(data)
 
     def _send_rest(self, request: bytes, sent: int, until: float) -> None:
         while sent < len(request):

@@ -15,6 +15,7 @@ from incumbent.testing.contract.cases.candidates import CandidateCases, Reservat
 from incumbent.testing.contract.cases.faults import FaultCases
 from incumbent.testing.contract.cases.fields import FieldCases, NoticeCases
 from incumbent.testing.contract.cases.leases import LeaseCases, RepeatCases
+from incumbent.testing.contract.cases.lines import LineCases
 from incumbent.testing.contract.cases.names import NameCases
 from incumbent.testing.contract.cases.records import RecordCases
 from incumbent.testing.contract.cases.renewals import RenewalCases
@@ -26,7 +27,16 @@ from incumbent.testing.contract.marks import needs_of
 
 __all__ = ["StoreContract"]
 
-_FLAGS = ("fencing", "fields", "slots", "notices", "ttl_change", "candidates", "reservations")
+_FLAGS = (
+    "fencing",
+    "fields",
+    "slots",
+    "notices",
+    "ttl_change",
+    "queue",
+    "candidates",
+    "reservations",
+)
 
 
 class StoreContract(
@@ -39,6 +49,7 @@ class StoreContract(
     NoticeCases,
     CandidateCases,
     ReservationCases,
+    LineCases,
     SlotCases,
     NameCases,
     RecordCases,

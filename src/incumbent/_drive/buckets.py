@@ -1,0 +1,162 @@
+"""What the keeper remembers: leases in buckets, by the instant at which they are renewed together.
+
+A bucket keeps its phase: however late it was renewed, the next time is a whole number of periods
+after the last. So leases stay spread over time, and what is sent for a bucket stays the same.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterator
+from functools import lru_cache
+from math import floor, frexp, inf, ldexp
+
+from incumbent._core.held import Held
+from incumbent._core.renew import Batches
+
+__all__ = ["FULL", "Bucket", "Buckets"]
+
+FULL = 500
+"""Leases of a bucket, and of one request: to more, others are only added where there is no room."""
+
+_PARTS = 16
+"""Parts, at least, of a renewal interval whose leases are renewed together; at most twice that."""
+
+
+class Bucket(dict["weakref.ref[Held]", None]):
+    """Leases with one renewal interval, due at one instant. Each thread may take its own out."""
+
+    __slots__ = ("batches", "due", "every", "sent")
+
+    def __init__(self, due: float, every: float) -> None:
+        super().__init__()
+        self.due = due
+        self.every = every
+        self.sent = due
+        """The instant before its renewals were sent."""
+        self.batches = Batches()
+        """What was sent."""
+
+    def leases(self) -> list[Held]:
+        """Those that still exist."""
+        found = []
+        # A copy in one step: another thread may take its lease out meanwhile.
+        for ref in list(self):
+            held = ref()
+            if held is None:
+                self.pop(ref, None)
+            else:
+                found.append(held)
+        return found
+
+
+class Buckets:
+    """All buckets of one store. They hold leases weakly, and never keep one alive.
+
+    A fork may come between any two steps, and its child has to find every lease: where one moves,
+    it is in two places meanwhile and never in none.
+    """
+
+    def __init__(self, mutex: threading.RLock) -> None:
+        self._mutex = mutex
+        self._at: dict[float, dict[float, Bucket]] = {}
+        self._in_hand: list[Bucket] = []
+
+    def add(self, held: Held, due: float, *, earliest: float = inf) -> float:
+        """Have `held` be due at `due` and not at another instant; returns the one it is due at.
+
+        `earliest`: from then on it may be due before, where the bucket is full.
+        """
+        every = held.machine.policy.renew_every
+        # Rounding down to a bucket brings leases together and never makes one late.
+        due -= due % grid(every)
+        with self._mutex:
+            before = held.bucket
+            found = self._at.get(due)
+            bucket = None if found is None else found.get(every)
+            if bucket is None or len(bucket) >= FULL:
+                bucket = self._with_room(due, every, earliest)
+            bucket[held.ref] = None
+            held.bucket = bucket
+            if before is not None and before is not bucket:
+                before.pop(held.ref, None)
+            return bucket.due
+
+    def _with_room(self, due: float, every: float, earliest: float) -> Bucket:
+        latest, width = due, grid(every)
+        while due >= earliest and self._is_full(due, every):
+            due -= width
+        found = self._at.setdefault(due if due >= earliest else latest, {})
+        # In one step: a signal handler may come in between.
+        return found.get(every) or found.setdefault(every, Bucket(due, every))
+
+    def _is_full(self, due: float, every: float) -> bool:
+        bucket = self._at.get(due, {}).get(every)
+        return bucket is not None and len(bucket) >= FULL
+
+    @staticmethod
+    def discard(held: Held) -> None:
+        """Forget `held`."""
+        if held.bucket is not None:
+            held.bucket.pop(held.ref, None)
+
+    def first(self) -> float:
+        """The instant at which the next bucket is due."""
+        with self._mutex:
+            return min(self._at, default=inf)
+
+    def take(self, now: float) -> list[Bucket]:
+        """The buckets that are due by `now`, the longest due first; they are given back."""
+        with self._mutex:
+            past = sorted(instant for instant in self._at if instant <= now)
+            # Noted before they leave their places: a fork between the two must still find them.
+            self._in_hand = [bucket for due in past for bucket in self._at[due].values()]
+            for instant in past:
+                del self._at[instant]
+            for bucket in self._in_hand:
+                bucket.sent = now
+            return list(self._in_hand)
+
+    def give_back(self, bucket: Bucket) -> None:
+        """`bucket` was renewed, or failed to be: it is due again one period after it was sent."""
+        bucket.due = _next_in_phase(bucket.due, bucket.every, bucket.sent)
+        with self._mutex:
+            if bucket:
+                found = self._at.setdefault(bucket.due, {})
+                other = found.setdefault(bucket.every, bucket)
+                if other is not bucket:
+                    _move(bucket, other)
+            self._in_hand = [one for one in self._in_hand if one is not bucket]
+
+    def refs(self) -> Iterator[weakref.ref[Held]]:
+        """All that are remembered, also those whose renewal is under way."""
+        # Copies, each made in one step, and no lock: in a fork's child that may be held for ever.
+        for found in list(self._at.values()):
+            for bucket in list(found.values()):
+                yield from list(bucket)
+        for bucket in list(self._in_hand):
+            yield from list(bucket)
+
+
+@lru_cache(maxsize=64)
+def grid(every: float) -> float:
+    """The distance of two buckets: a power of two, so that sums of it are exact."""
+    return ldexp(1.0, frexp(every / _PARTS)[1] - 1)
+
+
+def _next_in_phase(due: float, every: float, sent: float) -> float:
+    """The last instant, by whole periods from `due`, at which no renewal is late."""
+    width = grid(every)
+    period = every - every % width
+    periods = max(1, floor((sent + every - due) / period))
+    return due + periods * period
+
+
+def _move(bucket: Bucket, other: Bucket) -> None:
+    for ref in list(bucket):
+        held = ref()
+        if held is not None and held.bucket is bucket:
+            other[ref] = None
+            held.bucket = other
+            bucket.pop(ref, None)

@@ -1,0 +1,97 @@
+"""One store for each event loop: its connections belong to the loop in which they were made."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator, Callable
+from typing import Any, Generic, Protocol, TypeVar
+from weakref import WeakKeyDictionary, WeakSet
+
+__all__ = ["LoopEnd", "Loops"]
+
+
+class Detachable(Protocol):
+    """What belongs to one loop, and is left behind with it in a fork's child."""
+
+    def detach(self) -> None:
+        """Give the descriptors back without touching the parent's event loop."""
+
+
+S = TypeVar("S", bound=Detachable)
+
+
+class Loops(Generic[S]):
+    """What `make` makes, once for each event loop of this process."""
+
+    def __init__(self, make: Callable[[], S]) -> None:
+        self._make = make
+        self._stores: WeakKeyDictionary[asyncio.AbstractEventLoop, S] = WeakKeyDictionary()
+        _all.add(self)
+
+    def store(self) -> S:
+        """That of the running loop. Raises RuntimeError where none runs."""
+        loop = asyncio.get_running_loop()
+        store = self._stores.get(loop)
+        return self._add(loop) if store is None else store
+
+    def _add(self, loop: asyncio.AbstractEventLoop) -> S:
+        # A store's connections know their loop, so a loop that was closed does not go by itself.
+        # By a copy of the references: other threads have loops as well.
+        for reference in list(self._stores.keyrefs()):
+            other = reference()
+            if other is not None and other.is_closed():
+                self._stores.pop(other, None)
+        store = self._stores[loop] = self._make()
+        return store
+
+    def detach(self) -> None:
+        """In a fork's child: these loops are the parent's."""
+        _graveyard.append(self._stores)
+        for store in self._stores.values():
+            store.detach()
+        self._stores = WeakKeyDictionary()
+
+
+class LoopEnd:
+    """Calls `ended` when the loop ends in which `watch` was called."""
+
+    def __init__(self, ended: Callable[[], None]) -> None:
+        self._ended = ended
+        self._waiting: AsyncGenerator[None, None] | None = None
+
+    async def watch(self) -> None:
+        """Begin to watch; again is nothing more."""
+        if self._waiting is None:
+            self._waiting = self._wait()
+            await anext(self._waiting)
+
+    async def _wait(self) -> AsyncGenerator[None, None]:
+        """Ends with the loop: asyncio.run closes asynchronous generators before it closes."""
+        try:
+            yield
+        finally:
+            if self._waiting is not None:
+                # It knows its loop, which would live on.
+                self._waiting = None
+                self._ended()
+
+    async def aclose(self) -> None:
+        """Watch no longer."""
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None:
+            await waiting.aclose()
+
+
+_all: WeakSet[Loops[Any]] = WeakSet()
+_graveyard: list[object] = []
+"""What must never be collected: closing the parent's transports would disturb the parent."""
+
+
+def _after_fork() -> None:
+    for loops in list(_all):
+        loops.detach()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

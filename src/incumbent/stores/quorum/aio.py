@@ -1,0 +1,371 @@
+"""The asynchronous side: `rounds` awaited, with one connection of each loop's own to each node."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Final
+from weakref import WeakSet
+
+from incumbent.clock import now as _now
+from incumbent.errors import StoreError, StoreUnavailable
+from incumbent.model import (
+    Ask,
+    GiveOutcome,
+    Guard,
+    Key,
+    PutOutcome,
+    Record,
+    Renewal,
+    RenewOutcome,
+    TakeOutcome,
+)
+from incumbent.stores.loops import LoopEnd
+from incumbent.stores.quorum.aio_waiting import AsyncWaiter
+from incumbent.stores.quorum.ballots import Silent
+from incumbent.stores.quorum.group import Quorum
+from incumbent.stores.quorum.panel import NOT_ASKED, Enough, Heard, Node, welcome
+from incumbent.stores.quorum.reading import read, scan
+from incumbent.stores.quorum.rounds import Rounds
+from incumbent.stores.quorum.scripts import as_eval
+from incumbent.stores.quorum.switches import put_switch
+from incumbent.stores.quorum.upkeep import renew
+from incumbent.stores.redis.aiodial import dial
+from incumbent.stores.redis.aiowire import AsyncWire
+from incumbent.stores.redis.errors import Broken, Mismatch, exchange_error
+from incumbent.stores.redis.exchange import UNUSABLE, carry_out, is_forgotten
+from incumbent.stores.redis.resp import Step
+
+__all__ = ["AsyncPanel", "AsyncQuorumStore"]
+
+_GLANCE: Final = 0.01
+"""Seconds for which the rest is waited for once the answers suffice."""
+_GRACE: Final = 0.03
+_FIRST_GRACE: Final = 0.5
+_LONGEST: Final = 2.0
+
+
+class AsyncPanel:
+    """See panel.Panel. The connections are shared by all tasks of the loop."""
+
+    def __init__(self, wires: _Wires) -> None:
+        self._wires = wires
+        self._pending: dict[int, asyncio.Future[Any]] = {}
+
+    @property
+    def born(self) -> list[float | None]:
+        """See Panel.born."""
+        return [None if wire is None else wire.born for wire in self._wires.all]
+
+    @property
+    def blank(self) -> bool:
+        """See Panel.blank."""
+        return all(self._wires.blank)
+
+    async def open(self, until: float) -> None:
+        """See Panel.open."""
+        await self._wires.fill(until)
+
+    async def rest(self, seconds: float) -> None:
+        """See Panel.rest."""
+        await asyncio.sleep(seconds)
+
+    def owe(self, node: int, key: Key, claim: str, ballot: int) -> None:
+        """See Panel.owe."""
+        owes = partial(self._wires.nodes[node].owes, key, claim, ballot)
+        pending = self._pending.get(node)
+        if pending is None:
+            owes()
+        else:
+            # Perhaps it does confirm it, only later.
+            pending.add_done_callback(lambda it: owes() if _failed(it) else None)
+
+    async def ask(
+        self, steps: Sequence[Step | None], until: float, enough: Enough | None = None
+    ) -> list[Heard]:
+        """See Panel.ask."""
+        hearing = _Hearing(self._wires, steps, enough)
+        self._pending = hearing.post(until)
+        heard = await hearing.wait()
+        for node, it in enumerate(heard):
+            step = steps[node]
+            if step is not None and not isinstance(it, Silent) and is_forgotten(it[0]):
+                heard[node] = await self._with_script(node, step, until)
+        return heard
+
+    async def _with_script(self, node: int, step: Step, until: float) -> Heard:
+        wire = self._wires.all[node]
+        if wire is None or step.answers > 1:
+            return NOT_ASKED
+        try:
+            return [await wire.ask(as_eval(step.payload), until)]
+        except Broken as error:
+            return self._wires.failed(node, error)
+
+
+class _Hearing:
+    """One round: the answers come by callbacks, and whoever waits is told once."""
+
+    def __init__(self, wires: _Wires, steps: Sequence[Step | None], enough: Enough | None) -> None:
+        self._wires = wires
+        self._steps = steps
+        self._enough = enough
+        self._heard: list[Heard | None] = [None] * len(steps)
+        self._loop = asyncio.get_running_loop()
+        self._done: asyncio.Future[None] = self._loop.create_future()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def post(self, until: float) -> dict[int, asyncio.Future[Any]]:
+        """Write to all."""
+        pending: dict[int, asyncio.Future[Any]] = {}
+        for node, step in enumerate(self._steps):
+            wire = self._wires.all[node]
+            if wire is None:
+                self._heard[node] = self._wires.nodes[node].silent()
+            elif step is None:
+                self._heard[node] = NOT_ASKED
+            else:
+                try:
+                    pending[node] = wire.ask(step.payload, until, step.answers)
+                except Broken as error:
+                    self._heard[node] = self._wires.failed(node, error)
+        for node, future in pending.items():
+            future.add_done_callback(partial(self._hear, node))
+        return pending
+
+    def _hear(self, node: int, future: asyncio.Future[Any]) -> None:
+        step = self._steps[node]
+        if future.cancelled() or step is None:
+            heard: Heard = NOT_ASKED
+        elif (error := future.exception()) is not None:
+            heard = self._wires.failed(node, error)
+        else:
+            self._wires.slow.discard(node)
+            heard = [future.result()] if step.answers == 1 else list(future.result())
+        self._heard[node] = heard
+        self._look()
+
+    def _look(self) -> None:
+        if self._done.done():
+            return
+        if None not in self._heard:
+            self._finish()
+        elif self._timer is None and self._enough is not None and self._enough(self._heard):
+            missing = {node for node, it in enumerate(self._heard) if it is None}
+            if missing <= self._wires.slow:
+                self._finish()
+            else:
+                self._timer = self._loop.call_later(_GLANCE, self._finish)
+
+    def _finish(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if not self._done.done():
+            self._done.set_result(None)
+
+    async def wait(self) -> list[Heard]:
+        """What was heard; Silent for those that nobody waits for any more."""
+        if None in self._heard:
+            try:
+                await self._done
+            finally:
+                if self._timer is not None:
+                    self._timer.cancel()
+        return [self._late(node) if it is None else it for node, it in enumerate(self._heard)]
+
+    def _late(self, node: int) -> Silent:
+        self._wires.slow.add(node)
+        where = self._wires.nodes[node].site.where
+        return Silent(exchange_error(Broken("no answer in time", sent=True), where), sent=True)
+
+
+class _Wires:
+    """The connections of one loop."""
+
+    def __init__(self, quorum: Quorum, nodes: Sequence[Node]) -> None:
+        self.quorum = quorum
+        self.nodes = nodes
+        self.all: list[AsyncWire | None] = [None] * len(nodes)
+        self.blank = [False] * len(nodes)
+        self.slow: set[int] = set()
+        self.made: WeakSet[AsyncWire] = WeakSet()
+        self.listening: AsyncWaiter | None = None
+        self._dialing: dict[int, asyncio.Task[None]] = {}
+        self.end = LoopEnd(self.let_go)
+
+    def failed(self, node: int, error: BaseException) -> Silent:
+        """The connection brought no answer."""
+        said = error if isinstance(error, Exception) else Broken(str(error), sent=True)
+        sent = not isinstance(said, Broken) or said.sent
+        return Silent(exchange_error(said, self.nodes[node].site.where), sent=sent)
+
+    async def fill(self, until: float) -> None:
+        """See Panel.open."""
+        self.forget_broken()
+        if None not in self.all:
+            return
+        began, need = _now(), self.quorum.need
+        short = sum(wire is not None for wire in self.all) < need
+        for node, wire in enumerate(self.all):
+            if wire is None and node not in self._dialing and (short or self._is_due(node, began)):
+                self._start(node)
+        while tasks := self._worth_waiting_for():
+            present = sum(wire is not None for wire in self.all)
+            by = until if present < need else began + min(self._grace, (until - began) / 2)
+            if (left := by - _now()) <= 0:
+                break
+            await asyncio.wait(tasks, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+
+    def _worth_waiting_for(self) -> list[asyncio.Task[None]]:
+        short = sum(wire is not None for wire in self.all) < self.quorum.need
+        # One that failed before is waited for only by those who cannot do without.
+        return [
+            task for node, task in self._dialing.items() if short or self.nodes[node].why is None
+        ]
+
+    def _is_due(self, node: int, now: float) -> bool:
+        return now >= self.nodes[node].retry_at
+
+    @property
+    def _grace(self) -> float:
+        return _FIRST_GRACE if any(not it.met for it in self.nodes) else _GRACE
+
+    def _start(self, node: int) -> None:
+        task = asyncio.get_running_loop().create_task(self._connect(node))
+        self._dialing[node] = task
+        task.add_done_callback(lambda _: self._dialing.pop(node, None))
+
+    async def _connect(self, node: int) -> None:
+        try:
+            wire = await self.dial(node, _now() + _LONGEST)
+        except StoreError as error:
+            self.nodes[node].failed(error)
+        else:
+            self.all[node] = wire
+            self.slow.discard(node)
+            self._pay(node, wire)
+
+    async def dial(self, node: int, until: float) -> AsyncWire:
+        """A connection that has heard what the node says of itself. Raises StoreError."""
+        site = self.nodes[node].site
+        await self.end.watch()
+        wire = await dial(site, until)
+        self.made.add(wire)
+        try:
+            said = await carry_out(wire, welcome(site), until)
+        except UNUSABLE as error:
+            wire.close()
+            raise StoreUnavailable(f"{site.where} cannot be reached: {error}") from error
+        except BaseException:
+            wire.close()
+            raise
+        heard = _now()
+        wire.epoch, wire.born = said.facts.epoch, said.facts.born(heard)
+        self.quorum.clock.heard(node, said.unix_us, heard)
+        self.nodes[node].answered()
+        self.blank[node] = said.blank
+        return wire
+
+    def _pay(self, node: int, wire: AsyncWire) -> None:
+        """Tell it which votes were taken back while it could not be told."""
+        for (key, claim), ballot in self.nodes[node].take_owed():
+            try:
+                paid = wire.ask(self.quorum.dialect.revoke(key, claim, ballot), _now() + _LONGEST)
+            except Broken:
+                return
+            paid.add_done_callback(_failed)
+
+    def forget_broken(self) -> None:
+        """Those that the server closed, or that were silent for too long."""
+        for node, wire in enumerate(self.all):
+            if wire is not None and wire.is_stale(trust=True):
+                wire.retire()
+                self.all[node] = None
+
+    def let_go(self) -> None:
+        """Close all, at once: nothing may outlive the loop."""
+        for task in list(self._dialing.values()):
+            task.cancel()
+        self.all = [None] * len(self.nodes)
+        for wire in list(self.made):
+            wire.close()
+        if self.listening is not None:
+            self.listening.let_go()
+
+
+class AsyncQuorumStore:
+    """See stores.base.AsyncStore. Belongs to the loop in which it was made."""
+
+    def __init__(self, quorum: Quorum, nodes: Sequence[Node]) -> None:
+        self._quorum = quorum
+        self._wires = _Wires(quorum, nodes)
+        self._rounds = Rounds(quorum)
+        self._waiter = AsyncWaiter(quorum, self._wires)
+        self._wires.listening = self._waiter
+
+    async def _panel(self, until: float) -> AsyncPanel:
+        panel = AsyncPanel(self._wires)
+        await panel.open(until)
+        return panel
+
+    async def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
+        """See Store.take."""
+        panel = await self._panel(until)
+        try:
+            return await self._rounds.take(panel, key, claim, ask, until)
+        except Mismatch as error:
+            self._wires.let_go()
+            raise exchange_error(error, self._quorum.where) from error
+
+    async def renew(self, renewals: Sequence[Renewal], until: float) -> list[RenewOutcome]:
+        """See Store.renew."""
+        return await renew(self._quorum, await self._panel(until), renewals, until)
+
+    async def give(
+        self,
+        key: Key,
+        claim: str,
+        token: int | None,
+        until: float,
+        *,
+        closed_for: float = 0.0,
+        reserve_for: str | None = None,
+        slot: str | None = None,
+    ) -> GiveOutcome:
+        """See Store.give."""
+        panel = await self._panel(until)
+        return await self._rounds.give(panel, key, claim, token, until, closed_for, reserve_for)
+
+    async def put(
+        self, key: Key, field: str, value: bytes | None, guard: Guard, until: float
+    ) -> PutOutcome:
+        """See Store.put: only the switches."""
+        panel = await self._panel(until)
+        return await put_switch(self._quorum, panel, key, field, value, guard, until)
+
+    async def read(self, key: Key, until: float) -> Record:
+        """See Store.read."""
+        return await read(self._quorum, await self._panel(until), key, until)
+
+    async def scan(self, namespace: str, prefix: str, until: float) -> tuple[Record, ...]:
+        """See Store.scan."""
+        return await scan(self._quorum, await self._panel(until), namespace, prefix, until)
+
+    async def wait_change(self, key: Key, seen: str, until: float) -> None:
+        """See Store.wait_change. Raises StoreError if no node can be listened to."""
+        await self._waiter.wait(key, seen, until, self._panel)
+
+    async def aclose(self) -> None:
+        """See AsyncStore.aclose."""
+        self._wires.let_go()
+        await self._wires.end.aclose()
+
+    def detach(self) -> None:
+        """In a fork's child: give the descriptors back without touching the parent's loop."""
+        for wire in list(self._wires.made):
+            wire.detach()
+
+
+def _failed(future: asyncio.Future[Any]) -> bool:
+    return future.cancelled() or future.exception() is not None

@@ -1,0 +1,278 @@
+"""The rules by which votes become a lease. Pure: all instants are handed in.
+
+1. A claimant proposes a ballot above all it has seen. Where it has seen none, the ballot is the
+   time (unix us) by the median of the nodes' clocks, never by its own.
+2. A node votes for a claim only if the lease is free there and the ballot is above the node's
+   floor, which becomes that ballot in the same step (see take.lua).
+3. A majority of nodes that store *exactly* one ballot for the claim makes this ballot its token.
+   What other nodes store for it, at another ballot, is no vote for this one.
+4. Two majorities share a node that took both in order, so the later token is larger, for as long
+   as that node kept its data.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple, TypeAlias
+
+from incumbent.errors import StoreError
+
+__all__ = [
+    "Answer",
+    "BallotClock",
+    "Lost",
+    "No",
+    "Raise",
+    "Silent",
+    "Split",
+    "Strangers",
+    "Undecided",
+    "Verdict",
+    "Vote",
+    "Won",
+    "decide",
+    "is_decided",
+    "majority_of",
+]
+
+
+class Vote(NamedTuple):
+    """The node stores this ballot for the claim. `left`: seconds; None after a fresh vote."""
+
+    ballot: int
+    left: float | None = None
+
+
+class No(NamedTuple):
+    """No vote. `who` tells refusals for the sake of one claim from those for another's.
+
+    `kind`: held, paused, closed or reserved by others; low (not above the floor), high (too far
+    ahead of the node's clock), young (the node is too new to vote), members (it belongs to another
+    quorum). `left`: seconds until that may change, -1 unknown.
+    """
+
+    kind: str
+    raw: bytes = b""
+    left: float = -1.0
+    now: int = 0
+    floor: int = 0
+    who: bytes = b""
+
+
+class Silent(NamedTuple):
+    """No usable answer. `sent`: the request may have been carried out all the same."""
+
+    why: StoreError
+    sent: bool
+
+
+Answer: TypeAlias = "Vote | No | Silent"
+
+
+@dataclass(frozen=True, slots=True)
+class Won:
+    """A majority stores exactly this. `left` None: all of what was asked.
+
+    `but_paused`: a node that did not vote says that the name is paused.
+    """
+
+    token: int
+    left: float | None
+    but_paused: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Raise:
+    """A majority would vote for a ballot above this."""
+
+    above: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A majority says no for one and the same reason."""
+
+    no: No
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Nobody has a majority. `first`: of all claims that were seen, this one should go on."""
+
+    no: No
+    first: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Strangers:
+    """This node belongs to a quorum of other members."""
+
+    node: int
+
+
+@dataclass(frozen=True, slots=True)
+class Undecided:
+    """Too few answers. `perhaps`: with those that were lost, it may have been a majority.
+
+    `young_for`: seconds until enough nodes are old enough to vote, where that is what is missing.
+    """
+
+    perhaps: bool
+    young_for: float | None = None
+
+
+Verdict: TypeAlias = "Won | Raise | Lost | Split | Strangers | Undecided"
+
+_ASTRAY: Final = 2_000_000
+"""Microseconds by which proposals run ahead of the median before they return to it."""
+_TOGETHER: Final = 0.1
+_BLOCKS: Final = frozenset({"held", "paused", "closed", "reserved"})
+
+
+def majority_of(nodes: int) -> int:
+    """How many of so many are a majority."""
+    return nodes // 2 + 1
+
+
+def decide(answers: Sequence[Answer]) -> Verdict:
+    """What the nodes' answers to one take come to."""
+    need = majority_of(len(answers))
+    nos = [it for it in answers if isinstance(it, No)]
+    for node, it in enumerate(answers):
+        if isinstance(it, No) and it.kind == "members":
+            return Strangers(node)
+    won = _won(answers, nos, need)
+    if won is not None:
+        return won
+    willing = sum(_is_willing(it) for it in answers)
+    if willing >= need:
+        return Raise(max(map(_seen, answers)))
+    blocked = [it for it in nos if it.kind in _BLOCKS]
+    top = _strongest(blocked)
+    if top and len(top) >= need:
+        return Lost(_when_it_may_change(top, need))
+    if top and willing + len(blocked) >= need:
+        return Split(_when_it_may_change(top, need), _goes_first(answers, top))
+    return _undecided(answers, need)
+
+
+def is_decided(answers: Sequence[Answer | None]) -> bool:
+    """Whether the answers that are there (None: not yet) leave nothing to change any more."""
+    present = [it for it in answers if it is not None]
+    need = majority_of(len(answers))
+    if len(present) < need:
+        return False
+    if len(present) == len(answers):
+        return True
+    ballots = Counter(it.ballot for it in present if isinstance(it, Vote))
+    against = _strongest([it for it in present if isinstance(it, No) and it.kind in _BLOCKS])
+    return max(ballots.values(), default=0) >= need or len(against) >= need
+
+
+def _won(answers: Sequence[Answer], nos: Sequence[No], need: int) -> Won | None:
+    votes = [it for it in answers if isinstance(it, Vote)]
+    if len(votes) < need:
+        return None
+    ballot, count = Counter(it.ballot for it in votes).most_common(1)[0]
+    if count < need:
+        return None
+    lefts = [it.left for it in votes if it.ballot == ballot and it.left is not None]
+    return Won(ballot, min(lefts, default=None), any(it.kind == "paused" for it in nos))
+
+
+def _is_willing(answer: Answer) -> bool:
+    return isinstance(answer, Vote) or (isinstance(answer, No) and answer.kind == "low")
+
+
+def _seen(answer: Answer) -> int:
+    if isinstance(answer, Vote):
+        return answer.ballot
+    return answer.floor if isinstance(answer, No) else 0
+
+
+def _strongest(blocked: Sequence[No]) -> list[No]:
+    """Of the refusals, those for the sake of whom most nodes refuse; the first node breaks ties."""
+    if not blocked:
+        return []
+    counts = Counter((it.kind == "held", it.who) for it in blocked)
+    best = max(counts.values())
+    chosen = next(it for it in blocked if counts[it.kind == "held", it.who] == best)
+    return [
+        it for it in blocked if (it.kind == "held", it.who) == (chosen.kind == "held", chosen.who)
+    ]
+
+
+def _when_it_may_change(top: Sequence[No], need: int) -> No:
+    """The refusal whose end is the end of their majority."""
+    ordered = sorted(top, key=lambda it: -it.left)
+    return ordered[min(need, len(ordered)) - 1]
+
+
+def _goes_first(answers: Sequence[Answer], top: Sequence[No]) -> bool:
+    votes = sum(isinstance(it, Vote) for it in answers)
+    if votes != len(top):
+        return votes > len(top)
+    for it in answers:
+        if isinstance(it, Vote):
+            return True
+        if it in top:
+            return False
+    return False
+
+
+def _undecided(answers: Sequence[Answer], need: int) -> Undecided:
+    willing = sum(_is_willing(it) for it in answers)
+    votes = sum(isinstance(it, Vote) for it in answers)
+    lost = sum(isinstance(it, Silent) and it.sent for it in answers)
+    young = sorted(it.left for it in answers if isinstance(it, No) and it.kind == "young")
+    missing = need - willing
+    return Undecided(votes + lost >= need, _enough_are_old(young, missing))
+
+
+def _enough_are_old(young: Sequence[float], missing: int) -> float | None:
+    if not 0 < missing <= len(young):
+        return None
+    # Servers that were started together are waited for together: a lease on all of them lasts
+    # through what befalls one.
+    together = young[missing - 1] + _TOGETHER
+    return max(left for left in young if left <= together)
+
+
+class BallotClock:
+    """Proposals by the median of the nodes' clocks, as this process has heard them.
+
+    Of an even number of clocks it takes the later of the two in the middle: a token that is too
+    small would be worse than a node that refuses one too large.
+    """
+
+    def __init__(self, nodes: int) -> None:
+        self._offsets: list[float | None] = [None] * nodes
+        self._last = 0
+        self.highest = 0
+        """The largest ballot that was ever proposed here."""
+
+    def heard(self, node: int, unix_us: int, at: float) -> None:
+        """The node said this time; the answer came at instant `at`."""
+        self._offsets[node] = unix_us / 1e6 - at
+
+    def knows(self) -> bool:
+        """Whether enough clocks were heard to have a median."""
+        known = [it for it in self._offsets if it is not None]
+        return len(known) >= majority_of(len(self._offsets))
+
+    def propose(self, now: float, above: int = 0) -> int:
+        """A ballot above `above`, and above all that this process has drawn from the clocks."""
+        known = sorted(it for it in self._offsets if it is not None)
+        time = int((known[len(known) // 2] + now) * 1e6) if known else 0
+        # A clock far ahead, heard before the others were, is not followed for ever.
+        self._last = max(self._last + 1, time) if self._last < time + _ASTRAY else time
+        ballot = max(self._last, above + 1)
+        self.highest = max(self.highest, ballot)
+        return ballot
+
+    def unix(self, now: float) -> float:
+        """The median time, in seconds: for people."""
+        known = sorted(it for it in self._offsets if it is not None)
+        return known[len(known) // 2] + now if known else 0.0

@@ -1,0 +1,310 @@
+"""What is said to one node of a quorum, and what its answers mean. Pure: operation -> request,
+reply -> vote.
+
+A lease looks on each node as it does on a single server (`redis.records`), with the ballot as its
+token and the floor in the companion's field `t`. The node's marker says which quorum it belongs to
+and since when: `incumbent1 <members> <born, unix us>`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import blake2s
+from itertools import count
+from typing import Any, Final
+
+import hiredis
+
+from incumbent.errors import OutcomeUnknown, StoreError
+from incumbent.model import (
+    Absent,
+    Ask,
+    ByClaim,
+    ByVersion,
+    Guard,
+    Key,
+    Refused,
+    Renewal,
+)
+from incumbent.stores.quorum.ballots import Answer, No, Silent, Vote
+from incumbent.stores.quorum.scripts import SCRIPTS
+from incumbent.stores.redis.errors import Mismatch, answered_error
+from incumbent.stores.redis.names import Naming, quoted
+from incumbent.stores.redis.records import refused
+from incumbent.stores.redis.resp import Step, milliseconds, pack
+
+__all__ = ["MARKER", "QuorumDialect", "mark_of_value", "node_failure", "stage_of_value"]
+
+MARKER: Final = "incumbent:{quorum}:m"
+"""The node's own key: one for each database of each server."""
+
+_CACHED: Final = 256
+_KEEP_LEAST: Final = 180.0
+"""Seconds for which a node remembers its floor at least: until a ballot a minute ahead of
+its clock is more than a minute behind it, which is the floor where none is kept."""
+_SWITCHES: Final = ("pause", "resign")
+
+_take, _give, _revoke = SCRIPTS["take"], SCRIPTS["give"], SCRIPTS["revoke"]
+_renew = SCRIPTS["renew"]
+_plant, _put, _found = SCRIPTS["plant"], SCRIPTS["put"], SCRIPTS["found"]
+_echoes = count()
+
+
+class QuorumDialect:
+    """Packs and reads for every node of one quorum; `members` is the fingerprint of its list."""
+
+    def __init__(
+        self, naming: Naming, members: str, restart_wait: float | None, where: str
+    ) -> None:
+        self.naming = naming
+        self.members = members.encode()
+        self.where = where
+        self._wait = restart_wait
+        self._heads: dict[Key, bytes] = {}
+        self._gives: dict[Key, tuple[bytes, bytes]] = {}
+        self._tails: dict[int, tuple[Ask, bytes]] = {}
+
+    # -- take ---------------------------------------------------------------------------------
+
+    def wait_of(self, ttl: float) -> float:
+        """Seconds for which a node that is new does not vote."""
+        return ttl if self._wait is None else self._wait
+
+    def take(self, key: Key, claim: str, ask: Ask, ballot: int, *, raising: bool = False) -> bytes:
+        """The request for one node's vote; `raising`: what the claim has there becomes `ballot`."""
+        if raising or ask.candidacy > 0:
+            return self._take_more(key, claim, ask, ballot, raising=raising)
+        kept = self._tails.get(id(ask))
+        head = self._heads.get(key) or self._head(key)
+        tail = kept[1] if kept is not None else self._tail(ask)
+        secret = claim.encode()
+        # A ballot has sixteen digits until the year 2286; `%d` of others would lie.
+        digits = b"%d" % ballot
+        return b"%b$%d\r\nincumbent1 %b \r\n$%d\r\n%b\r\n%b" % (
+            head,
+            12 + len(secret),
+            secret,
+            len(digits),
+            digits,
+            tail,
+        )
+
+    def _head(self, key: Key) -> bytes:
+        if len(self._heads) >= _CACHED * 16:
+            self._heads.clear()
+        names = self.naming.of(key)
+        head = self._heads[key] = _take.open_call((names.main, names.companion, MARKER), 9)
+        return head
+
+    def _tail(self, ask: Ask) -> bytes:
+        if len(self._tails) >= _CACHED:
+            self._tails.clear()
+        tail = pack(*self._ask_parts(ask), "-").partition(b"\r\n")[2]
+        # By identity: see redis.dialect.
+        self._tails[id(ask)] = (ask, tail)
+        return tail
+
+    def _take_more(self, key: Key, claim: str, ask: Ask, ballot: int, *, raising: bool) -> bytes:
+        names = self.naming.of(key)
+        keys = [names.main, names.companion, MARKER]
+        more: list[str | int] = ["+" if raising else "-"]
+        if ask.candidacy > 0:
+            keys.append(names.candidates)
+            more += [milliseconds(ask.candidacy), names.channel]
+        return _take.call(len(keys), *keys, _head_of(claim), ballot, *self._ask_parts(ask), *more)
+
+    def _ask_parts(self, ask: Ask) -> tuple[bytes | str | int, ...]:
+        holder, ttl = quoted(ask.holder), milliseconds(ask.ttl)
+        keep = milliseconds(max(ask.ttl, ask.keep_record, _KEEP_LEAST))
+        value = f" {ttl} {holder} ".encode() + ask.meta
+        return (value, ttl, keep, f" - {holder}", self._membership, self._quarantine(ask.ttl))
+
+    @property
+    def _membership(self) -> bytes:
+        return b"incumbent1 %b " % self.members
+
+    def _quarantine(self, ttl: float) -> int:
+        wait = self.wait_of(ttl)
+        return milliseconds(wait) if wait > 0 else 0
+
+    def read_vote(self, answer: Any, claim: str, where: str) -> Answer:
+        """The vote. Raises Mismatch for an answer that was for another request."""
+        if type(answer) is bytes:
+            return Vote(_ballot_of(answer, claim))
+        if type(answer) is list and len(answer) == 2:
+            return Vote(_ballot_of(answer[0], claim), answer[1] / 1000)
+        if type(answer) is list and len(answer) == 5:
+            kind, raw, left, now, floor = answer
+            said = kind.decode()
+            seconds = left / 1000 if left >= 0 else -1.0
+            return No(said, raw, seconds, int(now), int(floor or 0), stage_of_value(raw, said))
+        return Silent(*node_failure(answer, where))
+
+    def refusal(self, no: No) -> Refused:
+        """The contract's word for a majority's no."""
+        kind = b"paused" if no.kind == "paused" else no.kind.encode()
+        if no.kind == "paused":
+            return Refused("paused", seen=f"pause {mark_of_value(no.raw)}")
+        left = -1 if no.left < 0 else int(no.left * 1000)
+        said = refused(kind, no.raw, left, b"%d" % no.now, "")
+        return Refused(
+            said.reason, said.holders, said.retry_after, f"lease {mark_of_value(no.raw)}"
+        )
+
+    # -- the rest -----------------------------------------------------------------------------
+
+    def give(
+        self, key: Key, claim: str, token: int | None, closed_for: float, reserve_for: str | None
+    ) -> bytes:
+        """The request of a give."""
+        if closed_for > 0:
+            names = self.naming.of(key)
+            successor = (quoted(reserve_for),) if reserve_for else ()
+            more = (names.channel, milliseconds(closed_for), *successor)
+            return _give.call(2, names.main, names.companion, _head_of(claim, token), *more)
+        held = _head_of(claim, token).encode()
+        head, tail = self._gives.get(key) or self._give_ends(key)
+        return b"%b$%d\r\n%b\r\n%b" % (head, len(held), held, tail)
+
+    def _give_ends(self, key: Key) -> tuple[bytes, bytes]:
+        if len(self._gives) >= _CACHED * 16:
+            self._gives.clear()
+        names = self.naming.of(key)
+        tail = pack(names.channel, 0).partition(b"\r\n")[2]
+        ends = self._gives[key] = (_give.open_call((names.main, names.companion), 3), tail)
+        return ends
+
+    def revoke(self, key: Key, claim: str, ballot: int) -> bytes:
+        """The request that takes a vote back, up to this ballot."""
+        names = self.naming.of(key)
+        return _revoke.call(2, names.main, names.companion, _head_of(claim), ballot, names.channel)
+
+    def renew(self, batch: Sequence[Renewal]) -> tuple[bytes, bytes]:
+        """One request for many leases, and what its answer begins with."""
+        echo = f"{batch[0].claim}:{next(_echoes)}".encode()
+        keys: list[bytes | str] = [MARKER]
+        wait = "-" if self._wait is None else str(self._quarantine(0.0))
+        arguments: list[bytes | str | int] = [echo, self._membership, wait]
+        for it in batch:
+            keys += self.naming.keys_of(it.key)
+            meta = b"-" if it.meta is None else b"=" + it.meta
+            arguments += [_head_of(it.claim, it.token), milliseconds(it.ttl), meta]
+        return _renew.call(len(keys), *keys, *arguments), echo
+
+    def plant(self, renewal: Renewal, value: bytes, floor: bytes) -> bytes:
+        """The request that plants a lease where the renewal saw it missing, with this floor."""
+        names = self.naming.of(renewal.key)
+        ttl = milliseconds(renewal.ttl)
+        keys = (names.main, names.companion, MARKER)
+        quarantine = self._quarantine(renewal.ttl)
+        return _plant.call(3, *keys, value, ttl, 86_400_000, self._membership, quarantine, floor)
+
+    def put(self, key: Key, switch: str, value: bytes | None, guard: Guard, version: int) -> bytes:
+        """The request that writes or removes a switch at one node."""
+        names = self.naming.of(key)
+        written = b"-" if value is None else b"=" + value
+        return _put.call(
+            3,
+            *(names.main, names.companion, MARKER),
+            *(switch, *_guard(guard), written, names.channel, version, self._membership),
+        )
+
+    def switches(self, key: Key) -> Step:
+        """Both switches, and when they were removed."""
+        fields = [f"{kind}:{switch}" for switch in _SWITCHES for kind in "fd"]
+        return Step(pack("HMGET", self.naming.of(key).companion, *fields), 1)
+
+    def value(self, key: Key) -> bytes:
+        """The request for what is in the lease's place."""
+        return pack("GET", self.naming.of(key).main)
+
+    def marker(self) -> Step:
+        """The question for a node's marker."""
+        return Step(pack("GET", MARKER), 1)
+
+    def found(self, until_us: int) -> Step:
+        """Mark a blank node as one of a new cluster, if it is not later than that by its clock."""
+        return Step(_found.call(1, MARKER, self._membership + b"0", until_us), 1)
+
+    def record(self, key: Key) -> Step:
+        """All that is known of a key."""
+        names = self.naming.of(key)
+        return Step(
+            pack("TIME")
+            + pack("GET", names.main)
+            + pack("PTTL", names.main)
+            + pack("HGETALL", names.companion)
+            + pack("ZRANGE", names.candidates, "0", "-1", "WITHSCORES"),
+            5,
+        )
+
+    # -- waiting ------------------------------------------------------------------------------
+
+    def subscribe(self, key: Key) -> bytes:
+        """The request that begins listening to what happens to `key`."""
+        return pack("SUBSCRIBE", self.naming.of(key).channel)
+
+    def unsubscribe(self, key: Key) -> bytes:
+        """The request that ends it."""
+        return pack("UNSUBSCRIBE", self.naming.of(key).channel)
+
+    def listens(self, answer: Any, key: Key) -> bool:
+        """Whether `answer` confirms it; before that, what an earlier listener left may come.
+
+        Raises StoreError where the node refuses.
+        """
+        if isinstance(answer, hiredis.ReplyError):
+            raise answered_error(str(answer), self.where)
+        channel = self.naming.of(key).channel.encode()
+        return bool(answer[:2] == [b"subscribe", channel])
+
+
+def _head_of(claim: str, token: int | None = None) -> str:
+    return f"incumbent1 {claim} " if token is None else f"incumbent1 {claim} {token} "
+
+
+def _ballot_of(answer: Any, claim: str) -> int:
+    head, _, ballot = answer.rpartition(b" ")
+    if head != b"incumbent1 " + claim.encode():
+        raise Mismatch("the answer is another claim's")
+    return int(ballot)
+
+
+def node_failure(answer: Any, where: str) -> tuple[StoreError, bool]:
+    """What an error that a node answered comes to, and whether it did something all the same."""
+    if not isinstance(answer, hiredis.ReplyError):
+        raise Mismatch(f"an answer of type {type(answer).__name__} was not expected")
+    error = answered_error(str(answer), where)
+    return error, isinstance(error, OutcomeUnknown)
+
+
+def _guard(guard: Guard) -> tuple[str, str]:
+    match guard:
+        case None:
+            return ("none", "")
+        case Absent():
+            return ("absent", "")
+        case ByVersion(version):
+            return ("version", str(version))
+        case ByClaim(claim, token):
+            return ("claim", _head_of(claim, token))
+
+
+def stage_of_value(raw: bytes, kind: str) -> bytes:
+    """For whose sake a node refuses: the claim; of a closing its ballot; a foreign value."""
+    if kind == "paused":
+        return b"paused"
+    parts = raw.split(b" ", 3)
+    if len(parts) < 4 or parts[0] != b"incumbent1":
+        return raw
+    return parts[1] if kind == "held" else b" ".join(parts[1:3])
+
+
+def mark_of_value(raw: bytes | None) -> str:
+    """A short mark of what was seen, the same for all nodes: without what each has of its own."""
+    if not raw:
+        return "-"
+    parts = raw.split(b" ", 7)
+    if len(parts) == 8 and parts[0] == b"incumbent1":
+        raw = b" ".join((*parts[:3], *parts[5:]))
+    return blake2s(raw, digest_size=8).hexdigest()

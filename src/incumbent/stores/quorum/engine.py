@@ -1,0 +1,76 @@
+"""The engine of a quorum: makes its blocking and its asynchronous side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from incumbent.model import Capabilities
+from incumbent.stores.quorum.ballots import BallotClock
+from incumbent.stores.quorum.diagnosis import diagnose
+from incumbent.stores.quorum.dialect import QuorumDialect
+from incumbent.stores.quorum.group import Quorum
+from incumbent.stores.quorum.panel import Node
+from incumbent.stores.quorum.sync import QuorumStore
+from incumbent.stores.redis.driver import Site
+from incumbent.stores.redis.names import Naming
+
+if TYPE_CHECKING:
+    from incumbent.stores.loops import Loops
+    from incumbent.stores.quorum.aio import AsyncQuorumStore
+
+__all__ = ["QuorumEngine"]
+
+
+class QuorumEngine:
+    """See stores.base.Engine. Connects to nothing before its first operation.
+
+    `sites`: the nodes; `members`: the fingerprint of their list.
+    """
+
+    capabilities = Capabilities(
+        waits="pubsub",
+        ttl_clock="wall",
+        fields=False,
+        slots=False,
+        survives_failover=True,
+        candidates=True,
+        reservations=True,
+    )
+
+    def __init__(
+        self, sites: Sequence[Site], where: str, members: str, template: str | None = None
+    ) -> None:
+        self.url = where
+        dialect = QuorumDialect(Naming(template), members, sites[0].restart_wait, where)
+        names = tuple(site.where.rpartition("@")[2].rpartition("://")[2] for site in sites)
+        self._quorum = Quorum(dialect, BallotClock(len(sites)), names, where)
+        self._nodes = [Node(index, site) for index, site in enumerate(sites)]
+        self._store = QuorumStore(self._quorum, self._nodes)
+        self._loops: dict[str, Loops[AsyncQuorumStore]] = {}
+
+    def __repr__(self) -> str:
+        return f"QuorumEngine({self.url!r})"
+
+    def store(self) -> QuorumStore:
+        """See Engine.store."""
+        return self._store
+
+    def async_store(self) -> AsyncQuorumStore:
+        """See Engine.async_store. Raises RuntimeError where no event loop runs."""
+        loops = self._loops.get("all")
+        return (loops or self._make_loops()).store()
+
+    def _make_loops(self) -> Loops[AsyncQuorumStore]:
+        # Imported only now: the blocking side has no use for asyncio.
+        from incumbent.stores.loops import Loops
+        from incumbent.stores.quorum.aio import AsyncQuorumStore
+
+        # One atomic step instead of a lock, which a fork could copy while somebody holds it.
+        made = Loops(partial(AsyncQuorumStore, self._quorum, self._nodes))
+        return self._loops.setdefault("all", made)
+
+    def diagnose(self, ttl: float, until: float) -> list[tuple[str, str, str]]:
+        """See Engine.diagnose. Looks at each node, also at one that would be refused."""
+        return diagnose(self._quorum, self._nodes, ttl, until)

@@ -1,0 +1,104 @@
+"""The quorum as one thing: what all its operations share, and what is said without a majority."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+from incumbent.durations import say_seconds
+from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
+from incumbent.stores.quorum import ballots
+from incumbent.stores.quorum.ballots import Answer, BallotClock, No, Silent
+from incumbent.stores.quorum.dialect import QuorumDialect, node_failure
+from incumbent.stores.quorum.panel import Heard
+from incumbent.stores.redis.errors import Mismatch
+
+__all__ = ["Quorum", "answered_by_most", "no_majority", "silent_of", "strangers"]
+
+
+class Quorum(NamedTuple):
+    """What all operations of one engine share. `where`: its URL for people."""
+
+    dialect: QuorumDialect
+    clock: BallotClock
+    names: tuple[str, ...]
+    where: str
+
+    @property
+    def need(self) -> int:
+        """How many nodes are a majority."""
+        return ballots.majority_of(len(self.names))
+
+    @property
+    def epoch(self) -> str:
+        """A lease of this quorum belongs to its list of members, and to no incarnation of one."""
+        return self.dialect.members.decode()
+
+
+def answered_by_most(heard: Sequence[Heard | None]) -> bool:
+    """Whether a majority has answered something."""
+    answered = sum(it is not None and not isinstance(it, Silent) for it in heard)
+    return answered >= ballots.majority_of(len(heard))
+
+
+def silent_of(heard: Heard, where: str) -> Silent:
+    """What is to be said of a node that gave no usable answer."""
+    if isinstance(heard, Silent):
+        return heard
+    try:
+        return Silent(*node_failure(heard[0], where))
+    except Mismatch as error:
+        return Silent(OutcomeUnknown(f"{where}: {error}"), sent=True)
+
+
+def strangers(quorum: Quorum, node: int) -> StoreUnavailable:
+    """The exception for a node that belongs to a quorum of other members."""
+    return StoreUnavailable(
+        f"{quorum.names[node]} belongs to a quorum with other members than {quorum.where}: two"
+        " lists that share a server could both grant; use one list everywhere (see members= and"
+        " changing the members in the documentation)",
+        permanent=True,
+    )
+
+
+def no_majority(
+    quorum: Quorum,
+    answers: Sequence[Answer],
+    *,
+    perhaps: bool,
+    retry_after: float | None = None,
+) -> StoreError:
+    """The exception for an operation that too few nodes answered; names each that did not."""
+    said = "; ".join(filter(None, (_reason(quorum, node, it) for node, it in enumerate(answers))))
+    mute = [it for it in answers if isinstance(it, Silent)]
+    final = sum(it.why.permanent for it in mute) > len(quorum.names) - quorum.need
+    after = [it.why.retry_after for it in mute if it.why.retry_after is not None]
+    kind = OutcomeUnknown if perhaps else StoreUnavailable
+    doubt = "; perhaps it was applied" if perhaps else ""
+    wanted = f"{quorum.need} of {len(quorum.names)} needed"
+    return kind(
+        f"no majority of {quorum.where} ({wanted}){doubt}: {said}",
+        permanent=final,
+        retry_after=retry_after if retry_after is not None else max(after, default=None),
+    )
+
+
+def _reason(quorum: Quorum, node: int, answer: Any) -> str:
+    if isinstance(answer, Silent):
+        return str(answer.why)
+    if isinstance(answer, No):
+        left = f" for another {say_seconds(answer.left)}" if answer.left >= 0 else ""
+        return f"{quorum.names[node]}: {_KINDS[answer.kind]}{left}"
+    return ""
+
+
+_KINDS: Final = {
+    "held": "held by another",
+    "paused": "paused",
+    "closed": "closed",
+    "reserved": "reserved",
+    "low": "has voted for a larger ballot",
+    "high": "its clock is behind the other servers' clocks",
+    "young": "started a short while ago, or is new, and does not vote (restart_wait)",
+    "members": "belongs to another quorum",
+}

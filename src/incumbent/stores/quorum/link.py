@@ -1,0 +1,77 @@
+"""One blocking connection to a node of a quorum, which may owe answers that nobody waits for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from incumbent.clock import now as _now
+from incumbent.model import Key
+from incumbent.stores.quorum.scripts import as_eval
+from incumbent.stores.redis.errors import Broken
+from incumbent.stores.redis.exchange import is_forgotten
+from incumbent.stores.redis.wire import Wire
+
+__all__ = ["LAG_MOST", "Link"]
+
+LAG_MOST = 1.5
+"""Seconds for which a node may owe an answer before its connection is given up."""
+_AT_ONCE = 0.0
+_TO_THE_SLOW = 0.005
+
+
+class Link(Wire):
+    """See redis.wire. A node that answers late is not waited for: its answers are skipped later."""
+
+    __slots__ = ("blank", "lag", "lag_since", "owing")
+
+    def __init__(self, sock: Any) -> None:
+        super().__init__(sock)
+        self.blank = False
+        """Whether the node had no marker when the connection was made."""
+        self.lag = 0
+        """Answers that will come first and are for nobody."""
+        self.lag_since = 0.0
+        self.owing: list[tuple[Key, str, int]] = []
+        """Votes whose taking back is among these answers; told again if they never come."""
+
+    def fileno(self) -> int:
+        """For poll."""
+        return self._sock.fileno()
+
+    def post(self, request: bytes, until: float) -> None:
+        """Send. Raises Broken; after that it can no longer be used."""
+        if self.lag:
+            until = min(until, _now() + _TO_THE_SLOW)
+        self.send(request, until)
+
+    def hear(self, answers: int) -> list[Any] | None:
+        """The answers, if they are there within a glance; None: not yet. Raises Broken."""
+        try:
+            if self.lag:
+                self.skip()
+            found = [self.read(_AT_ONCE) for _ in range(answers)]
+        except Broken as error:
+            if error.late:
+                return None
+            raise
+        return found
+
+    def skip(self) -> None:
+        """Hear what is for nobody. Raises Broken; late if it is not there yet."""
+        while self.lag:
+            self.read(_AT_ONCE)
+            self.lag -= 1
+        self.owing.clear()
+
+    def fall_behind(self, answers: int) -> None:
+        """Nobody waits for these answers any more."""
+        if not self.lag:
+            self.lag_since = _now()
+        self.lag += answers
+
+    def settle(self, answers: list[Any], request: bytes, until: float) -> list[Any]:
+        """Once more with the script in it, where the server had forgotten it. Raises Broken."""
+        if len(answers) == 1 and is_forgotten(answers[0]):
+            self.send(as_eval(request), until)
+            return [self.read(until)]
+        return answers

@@ -1,0 +1,115 @@
+"""The URL of a quorum: `redis+quorum://[user:password@]h1[:port],h2,h3[/db]?options`. Imports no
+driver."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from hashlib import blake2s
+from typing import Final
+
+from incumbent.errors import ConfigError
+from incumbent.stores.redis.options import RedisOptions, parse_redis_url
+
+__all__ = ["QuorumOptions", "parse_quorum_url"]
+
+_SCHEMES: Final = {"redis+quorum": "redis", "rediss+quorum": "rediss"}
+_LEAST: Final = 3
+_MOST: Final = 9
+_NOT_HERE: Final = ("wait_replicas", "wait_timeout", "functions")
+_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,63}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class QuorumOptions:
+    """The nodes, in the order of the URL, and the fingerprint of their list in any order."""
+
+    scheme: str
+    nodes: tuple[RedisOptions, ...]
+    members: str
+
+    @property
+    def shown(self) -> str:
+        """The URL for people: no password, no options."""
+        first = self.nodes[0].shown.partition("://")[2]
+        login = first.rpartition("@")[0]
+        hosts = ",".join(it.shown.rpartition("@")[2].rpartition("://")[2] for it in self.nodes)
+        hosts = re.sub(r"/\d+(?=,|$)", "", hosts)
+        return f"{self.scheme}://{login}{'@' if login else ''}{hosts}/{self.nodes[0].db}"
+
+
+def parse_quorum_url(url: str, password: str | None = None) -> QuorumOptions:
+    """Read `url`; `password` replaces the one in it.
+
+    Raises ConfigError for fewer than three nodes, an even number of them, the same node twice, and
+    for what is wrong with the address of any of them.
+    """
+    scheme, _, rest = url.partition("://")
+    if scheme not in _SCHEMES or not rest:
+        raise ConfigError(
+            "the URL of the store is malformed: write redis+quorum://h1,h2,h3", name="store"
+        )
+    rest, _, query = rest.partition("?")
+    authority, slash, path = rest.partition("/")
+    login, at, hosts = authority.rpartition("@")
+    query, name = _without_members(query)
+    _refuse_what_it_has_not(query)
+    tail = f"{slash}{path}{'?' if query else ''}{query}"
+    plain = _SCHEMES[scheme]
+    nodes = tuple(
+        parse_redis_url(f"{plain}://{login}{at}{host}{tail}", password) for host in hosts.split(",")
+    )
+    _check(nodes, hosts)
+    return QuorumOptions(scheme, nodes, _fingerprint(nodes, name))
+
+
+def _without_members(query: str) -> tuple[str, str | None]:
+    parts = [part for part in query.split("&") if part]
+    named = [part.partition("=")[2] for part in parts if part.partition("=")[0] == "members"]
+    if len(named) > 1:
+        raise ConfigError("option members is given twice", name="members")
+    if named and not _NAME.fullmatch(named[0]):
+        raise ConfigError(
+            "option members is the name of the quorum: 1 to 63 characters of A-Z a-z 0-9 . _ -",
+            name="members",
+        )
+    return "&".join(it for it in parts if not it.startswith("members=")), named[
+        0
+    ] if named else None
+
+
+def _check(nodes: tuple[RedisOptions, ...], hosts: str) -> None:
+    count = len(nodes)
+    if "" in hosts.split(","):
+        raise ConfigError("a quorum needs a host between its commas", name="store")
+    if count < _LEAST or count > _MOST or count % 2 == 0:
+        raise ConfigError(
+            f"a quorum has an odd number of servers from {_LEAST} to {_MOST}, not {count}: an even"
+            " number survives no more failures than one server less, and a single server is"
+            " redis://host",
+            name="store",
+        )
+    if len({_address(it) for it in nodes}) < count:
+        raise ConfigError("a quorum needs different servers: one is named twice", name="store")
+
+
+def _refuse_what_it_has_not(query: str) -> None:
+    named = {part.partition("=")[0] for part in query.split("&")}
+    for option in _NOT_HERE:
+        if option in named:
+            raise ConfigError(
+                f"option {option} is not one of a quorum: its servers are independent masters, and"
+                " scripts are sent to each",
+                name=option,
+            )
+
+
+def _address(node: RedisOptions) -> str:
+    return f"{node.host.lower()}:{node.port}"
+
+
+def _fingerprint(nodes: tuple[RedisOptions, ...], name: str | None) -> str:
+    """`3:1f0a...`: the same for every order of the same list, or for the same name."""
+    said = ",".join(sorted(_address(it) for it in nodes)) if name is None else f"name {name}"
+    mark = blake2s(f"{said}/{nodes[0].db}".encode(), digest_size=8).hexdigest()
+    return f"{len(nodes)}:{mark}"

@@ -1,0 +1,234 @@
+"""What people read of a name: the nodes' records laid over each other. Pure but for the asking.
+
+Shown is what a majority of the nodes that answered says; where two say different things, the record
+says nothing, and its `nodes` say what each has.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, TypeVar
+
+from incumbent.durations import say_seconds
+from incumbent.model import Candidate, Field, Holding, Key, Past, Record
+from incumbent.stores.quorum.ballots import Answer, Silent, majority_of
+from incumbent.stores.quorum.dialect import mark_of_value
+from incumbent.stores.quorum.group import Quorum, answered_by_most, no_majority, silent_of
+from incumbent.stores.quorum.panel import Heard, Panel
+from incumbent.stores.quorum.switches import fields_of, last_words, words_of
+from incumbent.stores.redis.records import pairs, record_of
+from incumbent.stores.redis.resp import Step, pack
+
+__all__ = ["is_unchanged", "read", "scan"]
+
+T = TypeVar("T")
+
+_HISTORY_KEPT: Final = 20
+_CANDIDATES_KEPT: Final = 100
+_SCANNED: Final = 500
+_READ_AT_ONCE: Final = 100
+_ANSWERS: Final = 5
+
+
+async def read(quorum: Quorum, panel: Panel, key: Key, until: float) -> Record:
+    """See Store.read."""
+    (record,) = await _read_all(quorum, panel, [key], until)
+    return record
+
+
+async def scan(
+    quorum: Quorum, panel: Panel, namespace: str, prefix: str, until: float
+) -> tuple[Record, ...]:
+    """See Store.scan."""
+    keys: set[Key] = set()
+    for pattern in quorum.dialect.naming.patterns(namespace, prefix):
+        keys |= await _scan_keys(quorum, panel, pattern, namespace, prefix, until)
+    found: list[Record] = []
+    ordered = sorted(keys)
+    for start in range(0, len(ordered), _READ_AT_ONCE):
+        found += await _read_all(quorum, panel, ordered[start : start + _READ_AT_ONCE], until)
+    # A name of which only a floor is left, or a vote that won nothing, is none.
+    return tuple(it for it in found if it != Record(it.key))
+
+
+async def _scan_keys(
+    quorum: Quorum, panel: Panel, pattern: str, namespace: str, prefix: str, until: float
+) -> set[Key]:
+    """All nodes are scanned in step, until each has come round."""
+    cursors: list[bytes | None] = [b"0"] * len(quorum.names)
+    keys: set[Key] = set()
+    failed: list[Answer | None] = [None] * len(quorum.names)
+    while any(it is not None for it in cursors):
+        steps = [
+            None if at is None else Step(pack("SCAN", at, "MATCH", pattern, "COUNT", _SCANNED), 1)
+            for at in cursors
+        ]
+        for node, it in enumerate(await panel.ask(steps, until)):
+            if steps[node] is None:
+                continue
+            if isinstance(it, Silent) or not isinstance(it[0], list):
+                failed[node], cursors[node] = silent_of(it, quorum.names[node]), None
+                continue
+            cursor, names = it[0]
+            cursors[node] = None if cursor == b"0" else cursor
+            keys |= set(_keys_of(quorum, names, namespace, prefix))
+    answers = [it for it in failed if it is not None]
+    if len(answers) > len(quorum.names) - quorum.need:
+        raise no_majority(quorum, answers, perhaps=False)
+    return keys
+
+
+def _keys_of(quorum: Quorum, names: Sequence[bytes], namespace: str, prefix: str) -> Iterable[Key]:
+    for name in names:
+        key = quorum.dialect.naming.key_of(name.decode("utf-8", "replace"), namespace)
+        if key is not None and key[0] == namespace and key.name.startswith(prefix):
+            yield key
+
+
+async def _read_all(
+    quorum: Quorum, panel: Panel, keys: Sequence[Key], until: float
+) -> list[Record]:
+    one = [quorum.dialect.record(key) for key in keys]
+    step = Step(b"".join(it.payload for it in one), sum(it.answers for it in one))
+    heard = await panel.ask([step] * len(quorum.names), until)
+    if not answered_by_most(heard):
+        mute: list[Answer] = [silent_of(it, "") for it in heard if isinstance(it, Silent)]
+        raise no_majority(quorum, mute, perhaps=False)
+    return [_laid_over(quorum, key, at, heard) for at, key in enumerate(keys)]
+
+
+class _View:
+    """One node's record of one key."""
+
+    def __init__(self, key: Key, answers: Sequence[Any]) -> None:
+        time, raw, left, companion, standing = answers
+        broken = next((it for it in (time, raw, companion) if isinstance(it, Exception)), None)
+        if broken is not None:
+            raise ValueError(str(broken))
+        now = int(time[0]) + int(time[1]) / 1e6
+        self.raw: bytes | None = raw
+        self.kept = pairs(companion)
+        self.words = words_of(self.kept)
+        self.record = record_of(key, raw, left, self.kept, {}, standing, now)
+
+    @property
+    def mark(self) -> str:
+        return mark_of_value(self.raw)
+
+
+def _laid_over(quorum: Quorum, key: Key, at: int, heard: Sequence[Heard]) -> Record:
+    views: list[_View] = []
+    nodes: list[str] = []
+    for name, it in zip(quorum.names, heard, strict=True):
+        if isinstance(it, Silent):
+            nodes.append(f"{name}: {it.why}")
+            continue
+        try:
+            view = _View(key, it[_ANSWERS * at : _ANSWERS * (at + 1)])
+        except ValueError as error:
+            nodes.append(f"{name}: {error}")
+            continue
+        views.append(view)
+        nodes.append(f"{name}: {_said(view.record)}")
+    return _merged(key, views, quorum.need, tuple(nodes))
+
+
+def _said(record: Record) -> str:
+    if record.holdings:
+        it = record.holdings[0]
+        left = "" if it.remaining is None else f", ttl {say_seconds(it.remaining)} left"
+        return f"{it.holder} ({it.token}){left}"
+    return f"closed for another {say_seconds(record.closed_for)}" if record.closed_for else "free"
+
+
+def _merged(key: Key, views: Sequence[_View], need: int, nodes: tuple[str, ...]) -> Record:
+    records = [it.record for it in views]
+    agreed = _agreed(views, need)
+    shown = max(agreed, key=lambda it: -_left(it.record)).record if agreed else Record(key)
+    seen = f"lease {agreed[0].mark}" if agreed and agreed[0].raw else ""
+    return Record(
+        key,
+        _holdings(agreed, shown, need),
+        shown.closed_for,
+        _fields(views),
+        {},
+        _history(records, majority_of(len(records))),
+        _candidates(records, majority_of(len(records))),
+        seen,
+        shown.reserved_for,
+        nodes,
+    )
+
+
+def _agreed(views: Sequence[_View], need: int) -> list[_View]:
+    """The nodes that say the same, if they are a majority."""
+    groups: dict[str, list[_View]] = {}
+    for it in views:
+        groups.setdefault(it.mark, []).append(it)
+    return next((group for group in groups.values() if len(group) >= need), [])
+
+
+def _left(record: Record) -> float:
+    if record.holdings:
+        return record.holdings[0].remaining or 0.0
+    return record.closed_for
+
+
+def _holdings(agreed: Sequence[_View], shown: Record, need: int) -> tuple[Holding, ...]:
+    """Held for as long as a majority says so."""
+    if not shown.holdings:
+        return ()
+    ordered = sorted(
+        (it.record.holdings[0] for it in agreed), key=lambda it: -(it.remaining or 0.0)
+    )
+    return (ordered[need - 1],)
+
+
+def _fields(views: Sequence[_View]) -> dict[str, Field]:
+    return fields_of(last_words([it.words for it in views]))
+
+
+def _history(records: Sequence[Record], need: int) -> tuple[Past, ...]:
+    """Holdings that a majority has seen: no vote that won nothing."""
+    ends: dict[int, list[Past]] = {}
+    for record in records:
+        for past in record.history:
+            ends.setdefault(past.token, []).append(past)
+    found = [
+        max(same, key=lambda it: (it.ended is not None, it.ended or 0.0))
+        for _, same in sorted(ends.items())
+        if len(same) >= need
+    ]
+    return tuple(found[-_HISTORY_KEPT:])
+
+
+def _candidates(records: Sequence[Record], need: int) -> tuple[Candidate, ...]:
+    counts = Counter(it.holder for record in records for it in record.candidates)
+    best: dict[str, Candidate] = {}
+    for record in records:
+        for it in record.candidates:
+            if counts[it.holder] >= need and it.remaining > best.get(it.holder, _NOBODY).remaining:
+                best[it.holder] = it
+    ordered = sorted(best.values(), key=lambda it: it.remaining)[-_CANDIDATES_KEPT:]
+    return tuple(sorted(ordered, key=lambda it: it.holder))
+
+
+_NOBODY: Final = Candidate("", 0.0)
+
+
+async def is_unchanged(quorum: Quorum, panel: Panel, key: Key, seen: str, until: float) -> bool:
+    """Whether what `Refused.seen` speaks of is still so on a majority."""
+    what, _, mark = seen.rpartition(" ")
+    names = quorum.dialect.naming.of(key)
+    request = (
+        pack("HGET", names.companion, "f:pause") if what == "pause" else pack("GET", names.main)
+    )
+    heard = await panel.ask([Step(request, 1)] * len(quorum.names), until, answered_by_most)
+    same = _count(heard, lambda it: mark_of_value(it) == (mark or "-"))
+    return same >= quorum.need
+
+
+def _count(heard: Sequence[Heard], holds: Callable[[bytes | None], bool]) -> int:
+    values = [it[0] for it in heard if not isinstance(it, Silent)]
+    return sum(holds(it) for it in values if it is None or isinstance(it, bytes))

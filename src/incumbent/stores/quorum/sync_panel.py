@@ -1,0 +1,281 @@
+"""The nodes as one blocking operation sees them. No threads but for making connections.
+
+Requests are written to all sockets first, then heard one after the other, and with poll where that
+takes longer than a glance.
+"""
+
+from __future__ import annotations
+
+import select
+import time
+from collections.abc import Sequence
+from math import ceil
+from typing import Any, Final
+
+import hiredis
+
+from incumbent.clock import now as _now
+from incumbent.model import Key
+from incumbent.stores.quorum.ballots import Silent
+from incumbent.stores.quorum.dialing import Dialer
+from incumbent.stores.quorum.link import LAG_MOST, Link
+from incumbent.stores.quorum.panel import NOT_ASKED, Enough, Heard
+from incumbent.stores.redis.errors import Broken, exchange_error
+from incumbent.stores.redis.resp import Step
+
+__all__ = ["SyncPanel"]
+
+_TRUSTED: Final = 0.1
+"""Connections unused for longer are looked at before a request is sent on them."""
+_SLICE: Final = 0.25
+_GLANCE: Final = 0.0
+_FAILURES: Final = (Broken, hiredis.ProtocolError)
+
+
+class SyncPanel:
+    """See panel.Panel. One connection to each node, for one operation at a time."""
+
+    __slots__ = ("_dialer", "links", "oldest", "used", "whole")
+
+    def __init__(self, dialer: Dialer) -> None:
+        self._dialer = dialer
+        self.links: list[Link | None] = [None] * len(dialer.nodes)
+        self.used = 0.0
+        self.whole = False
+        """All nodes are connected, and none owes an answer."""
+        self.oldest = 0.0
+        """The instant since which all their servers run."""
+
+    @property
+    def born(self) -> list[float | None]:
+        """See Panel.born."""
+        return [None if link is None else link.born for link in self.links]
+
+    @property
+    def blank(self) -> bool:
+        """See Panel.blank."""
+        return all(link is not None and link.blank for link in self.links)
+
+    async def open(self, until: float) -> None:
+        """See Panel.open."""
+        self.prepare(until)
+
+    def prepare(self, until: float) -> None:
+        """The same at once."""
+        now = _now()
+        self.whole = False
+        for node, link in enumerate(self.links):
+            if link is not None and not self._is_usable(link, now):
+                self._drop(node)
+        if None in self.links:
+            self._dialer.fill(self.links, until)
+        self.used = _now()
+        for node, link in enumerate(self.links):
+            if link is not None:
+                link.used = self.used
+                self._pay(node, link)
+
+    def _is_usable(self, link: Link, now: float) -> bool:
+        if link.lag:
+            return self._has_caught_up(link) or now - link.lag_since < LAG_MOST
+        return now - self.used < _TRUSTED or not link.is_stale(trust=False)
+
+    @staticmethod
+    def _has_caught_up(link: Link) -> bool:
+        if not link.is_stale(trust=False):
+            return False
+        try:
+            link.skip()
+        except _FAILURES as error:
+            if not isinstance(error, Broken) or not error.late:
+                link.lag_since = float("-inf")
+            return False
+        return True
+
+    def _pay(self, node: int, link: Link) -> None:
+        """Tell it which votes were taken back while it could not be told."""
+        owed = self._dialer.nodes[node].take_owed()
+        if not owed:
+            return
+        dialect = self._dialer.dialect
+        payload = b"".join(dialect.revoke(key, claim, ballot) for (key, claim), ballot in owed)
+        try:
+            link.post(payload, _now() + 0.05)
+        except Broken as error:
+            self._broken(node, error)
+            return
+        link.fall_behind(len(owed))
+        link.owing += [(key, claim, ballot) for (key, claim), ballot in owed]
+
+    async def rest(self, seconds: float) -> None:
+        """See Panel.rest."""
+        time.sleep(seconds)  # noqa: ASYNC251 - the blocking side blocks
+
+    def owe(self, node: int, key: Key, claim: str, ballot: int) -> None:
+        """See Panel.owe."""
+        link = self.links[node]
+        if link is not None and link.lag:
+            link.owing.append((key, claim, ballot))
+        else:
+            self._dialer.nodes[node].owes(key, claim, ballot)
+
+    # -- one round ----------------------------------------------------------------------------
+
+    def swiftly(self, request: bytes, until: float, enough: Enough) -> tuple[bool, list[Any]]:
+        """One request to all nodes of a whole panel: (True, each node's one answer).
+
+        (False, what `ask` would return), where it was not as swift as that.
+        """
+        # Written out, for a lease costs little more than these calls.
+        links: Any = self.links
+        heard: list[Any] = []
+        posted = 0
+        try:
+            for link in links:
+                link.send(request, until)
+                posted += 1
+            for link in links:
+                heard.append(link.read(_GLANCE))  # noqa: PERF401 - what was heard has to be kept
+        except _FAILURES as error:
+            return False, self._slowly(request, until, enough, posted, heard, error)
+        return True, heard
+
+    def _slowly(
+        self,
+        request: bytes,
+        until: float,
+        enough: Enough,
+        posted: int,
+        before: list[Any],
+        error: Exception,
+    ) -> list[Heard]:
+        """Go on after the first failure: `posted` requests had left, `before` was heard."""
+        self.whole = False
+        step = Step(request, 1)
+        steps: list[Step | None] = [step] * len(self.links)
+        heard: list[Heard | None] = [None] * len(steps)
+        for node, answer in enumerate(before):
+            heard[node] = [answer]
+        at = len(before) if posted == len(steps) else posted
+        late = posted == len(steps) and isinstance(error, Broken) and error.late
+        if not late:
+            heard[at] = self._broken(at, error)
+        for node in range(posted + 1, len(steps)):
+            heard[node] = self._post(node, step, until)
+        self._hear_all(heard, steps, until, enough, after=at if late else -1)
+        return self._all(heard, steps)
+
+    async def ask(
+        self, steps: Sequence[Step | None], until: float, enough: Enough | None = None
+    ) -> list[Heard]:
+        """See Panel.ask."""
+        self.used = _now()
+        heard: list[Heard | None] = [
+            self._post(node, step, until) for node, step in enumerate(steps)
+        ]
+        self._hear_all(heard, steps, until, enough)
+        return self._all(heard, steps)
+
+    def settle(self, heard: list[Any], request: bytes, until: float) -> list[Heard]:
+        """What `swiftly` heard, with the script sent along where a node had forgotten it."""
+        found: list[Heard] = []
+        for node, answer in enumerate(heard):
+            link = self.links[node]
+            try:
+                found.append(link.settle([answer], request, until) if link else NOT_ASKED)
+            except _FAILURES as error:
+                found.append(self._broken(node, error))
+        return found
+
+    def _post(self, node: int, step: Step | None, until: float) -> Silent | None:
+        link = self.links[node]
+        if link is None:
+            return self._dialer.nodes[node].silent()
+        if step is None:
+            return NOT_ASKED
+        try:
+            link.post(step.payload, until)
+        except Broken as error:
+            return self._broken(node, error)
+        return None
+
+    def _hear_all(
+        self,
+        heard: list[Heard | None],
+        steps: Sequence[Step | None],
+        until: float,
+        enough: Enough | None,
+        after: int = -1,
+    ) -> None:
+        """Those who are not late yet (none up to `after` is waited for) for a glance each."""
+        for node, it in enumerate(heard):
+            link = self.links[node]
+            if it is None and node > after and link is not None and not link.lag:
+                heard[node] = self._hear(node, steps[node], until)
+        while None in heard and not (enough is not None and enough(heard)):
+            left = until - _now()
+            if left <= 0:
+                return
+            for node in self._ready([n for n, it in enumerate(heard) if it is None], left):
+                heard[node] = self._hear(node, steps[node], until)
+
+    def _hear(self, node: int, step: Step | None, until: float) -> Heard | None:
+        link = self.links[node]
+        if link is None or step is None:
+            return NOT_ASKED
+        try:
+            answers = link.hear(step.answers)
+            return answers if answers is None else link.settle(answers, step.payload, until)
+        except _FAILURES as error:
+            return self._broken(node, error)
+
+    def _ready(self, nodes: Sequence[int], left: float) -> list[int]:
+        """Those of the nodes that have something to say."""
+        poll, by_fd = select.poll(), dict[int, int]()
+        for node in nodes:
+            link = self.links[node]
+            if link is not None:
+                by_fd[link.fileno()] = node
+                poll.register(link.fileno(), select.POLLIN)
+        found = poll.poll(ceil(min(left, _SLICE) * 1000))
+        # TLS may have read more than it gave: after a while everybody is heard anyway.
+        return [by_fd[fd] for fd, _ in found] or list(nodes)
+
+    def _all(self, heard: Sequence[Heard | None], steps: Sequence[Step | None]) -> list[Heard]:
+        return [
+            self._late(node, steps[node]) if it is None else it for node, it in enumerate(heard)
+        ]
+
+    def _late(self, node: int, step: Step | None) -> Silent:
+        """Nobody waits for this node any more."""
+        link = self.links[node]
+        if link is not None and step is not None:
+            link.fall_behind(step.answers)
+        where = self._dialer.nodes[node].site.where
+        return Silent(exchange_error(Broken("no answer in time", sent=True), where), sent=True)
+
+    # -- after it -----------------------------------------------------------------------------
+
+    def _broken(self, node: int, error: Exception) -> Silent:
+        self._drop(node)
+        sent = not isinstance(error, Broken) or error.sent
+        return Silent(exchange_error(error, self._dialer.nodes[node].site.where), sent=sent)
+
+    def _drop(self, node: int) -> None:
+        link, self.links[node] = self.links[node], None
+        if link is not None:
+            link.close()
+            for key, claim, ballot in link.owing:
+                self._dialer.nodes[node].owes(key, claim, ballot)
+
+    def rested(self) -> None:
+        """The operation is over: look whether the next one can be swift."""
+        self.whole = all(link is not None and not link.lag for link in self.links)
+        if self.whole:
+            self.oldest = max(link.born for link in self.links if link is not None)
+
+    def close(self) -> None:
+        """Give the descriptors back; nothing is written."""
+        self.whole = False
+        for node in range(len(self.links)):
+            self._drop(node)

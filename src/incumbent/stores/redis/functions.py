@@ -1,0 +1,99 @@
+"""The scripts as a library of functions, for users who may call functions and send no scripts.
+
+    python -m incumbent.stores.redis.functions | redis-cli -x FUNCTION LOAD REPLACE
+
+A server (from Redis 7) keeps functions over restarts, and replicas and snapshots have them too. The
+names change with the scripts, so that two releases can be served at the same time.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from hashlib import sha1
+from typing import Final, TypeVar
+
+from incumbent.model import Ask, Guard, Key, PutOutcome, Renewal, RenewOutcome
+from incumbent.stores.redis.dialect import Dialect
+from incumbent.stores.redis.resp import SCRIPTS, Program, Step
+from incumbent.stores.redis.server import PROMOTED
+
+__all__ = ["LIBRARY", "MARKER_FUNCTION", "FunctionDialect"]
+
+T = TypeVar("T")
+
+_ALL: Final = {**SCRIPTS, "promoted": PROMOTED}
+_NAMES: Final = {
+    script.sha: f"incumbent_{name}_{script.sha[:8].decode()}" for name, script in _ALL.items()
+}
+_DIGEST: Final = sha1(b"".join(sorted(_NAMES)), usedforsecurity=False).hexdigest()[:8]
+
+LIBRARY: Final = "\n".join(
+    [
+        f"#!lua name=incumbent_{_DIGEST}",
+        *(
+            f"redis.register_function('{_NAMES[script.sha]}', function(KEYS, ARGV)\n"
+            f"{script.text.decode()}end)"
+            for script in _ALL.values()
+        ),
+    ]
+)
+"""What FUNCTION LOAD takes."""
+
+MARKER_FUNCTION: Final = _NAMES[PROMOTED.sha]
+
+_EVALSHA: Final = re.compile(rb"\$7\r\nEVALSHA\r\n\$40\r\n([0-9a-f]{40})\r\n")
+
+
+def _as_call(request: bytes) -> bytes:
+    """The same request by the function's name."""
+    return _EVALSHA.sub(_call, request, count=1)
+
+
+def _call(found: re.Match[bytes]) -> bytes:
+    name = _NAMES[found[1]].encode()
+    return b"$5\r\nFCALL\r\n$%d\r\n%b\r\n" % (len(name), name)
+
+
+def _by_calls(program: Program[T]) -> Program[T]:
+    answers = None
+    try:
+        while True:
+            step = program.send(answers)  # type: ignore[arg-type]  # None starts it
+            answers = yield Step(_as_call(step.payload), step.answers)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+
+
+class FunctionDialect(Dialect):
+    """As Dialect, by functions."""
+
+    def take(self, key: Key, claim: str, ask: Ask) -> bytes:
+        """See Dialect.take."""
+        return _as_call(super().take(key, claim, ask))
+
+    def give(
+        self,
+        key: Key,
+        claim: str,
+        token: int | None,
+        closed_for: float,
+        slot: str | None,
+        reserve_for: str | None = None,
+    ) -> bytes:
+        """See Dialect.give."""
+        return _as_call(super().give(key, claim, token, closed_for, slot, reserve_for))
+
+    def renew(self, renewals: Sequence[Renewal], epoch: str) -> Program[list[RenewOutcome]]:
+        """See Dialect.renew."""
+        return _by_calls(super().renew(renewals, epoch))
+
+    def put(self, key: Key, field: str, value: bytes | None, guard: Guard) -> Program[PutOutcome]:
+        """See Dialect.put."""
+        return _by_calls(super().put(key, field, value, guard))
+
+
+if __name__ == "__main__":
+    sys.stdout.write(LIBRARY)

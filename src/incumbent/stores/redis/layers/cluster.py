@@ -1,0 +1,150 @@
+"""Which node of a cluster has which key, and what its nodes say of that. Pure."""
+
+from __future__ import annotations
+
+from binascii import crc_hqx
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any, Final, TypeVar
+
+from incumbent.errors import StoreError, StoreUnavailable
+from incumbent.stores.redis.errors import answered_error
+from incumbent.stores.redis.exchange import is_forgotten
+from incumbent.stores.redis.hosts import Address
+from incumbent.stores.redis.resp import Program, Step, as_eval, pack
+from incumbent.stores.redis.server import MARKER
+
+__all__ = ["SLOTS", "Topology", "asking", "marker_of", "question", "slot_of", "together"]
+
+T = TypeVar("T")
+
+SLOTS: Final = 16_384
+_ASKING: Final = pack("ASKING")
+
+
+def slot_of(name: str) -> int:
+    """The slot of a key: that of what stands in its first braces, if anything does."""
+    _, opened, rest = name.partition("{")
+    tag, closed, _ = rest.partition("}")
+    return crc_hqx((tag if opened and closed and tag else name).encode(), 0) % SLOTS
+
+
+@dataclass(slots=True)
+class Topology:
+    """Who has which slots: from `starts[i]` to `ends[i]`, both included, `masters[i]`."""
+
+    epoch: int = -1
+    starts: list[int] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)
+    masters: list[Address] = field(default_factory=list)
+    moved: dict[int, Address] = field(default_factory=dict)
+    """Slots that went elsewhere since."""
+
+    def master_of(self, slot: int) -> Address | None:
+        """Where a slot is; None if nobody has it."""
+        if slot in self.moved:
+            return self.moved[slot]
+        at = bisect_right(self.starts, slot) - 1
+        return self.masters[at] if at >= 0 and slot <= self.ends[at] else None
+
+    def unserved(self) -> int:
+        """How many slots nobody has."""
+        return SLOTS - sum(
+            end + 1 - start for start, end in zip(self.starts, self.ends, strict=True)
+        )
+
+    def nodes(self) -> list[Address]:
+        """All that have slots."""
+        return list(dict.fromkeys((*self.masters, *self.moved.values())))
+
+
+def marker_of(topology: Topology, node: Address) -> str:
+    """The key of a marker in a slot of this node; see server.Marker."""
+    if node not in topology.nodes():
+        return MARKER.key
+    for number in count():
+        key = f"incumbent:{{{number}}}:promoted"
+        if topology.master_of(slot_of(key)) == node:
+            return key
+    raise AssertionError("numbers do not end")
+
+
+def question(asked: Address, where: str, *, proved: bool) -> Program[Topology]:
+    """Ask one node. Raises StoreUnavailable where it is part of no cluster."""
+    info, slots = yield Step(pack("CLUSTER", "INFO") + pack("CLUSTER", "SLOTS"), 2)
+    for answer in (info, slots):
+        if isinstance(answer, Exception):
+            if "cluster support disabled" in str(answer):
+                raise StoreUnavailable(
+                    f"{where} is part of no cluster: write redis:// for a single server",
+                    permanent=not proved,
+                )
+            raise answered_error(str(answer), where, proved=proved)
+    return _topology(info, slots, asked)
+
+
+def _topology(info: bytes, slots: Sequence[Any], asked: Address) -> Topology:
+    said = dict(line.split(":", 1) for line in info.decode().split() if ":" in line)
+    # One that has lost the others knows less than any of them.
+    epoch = int(said["cluster_current_epoch"]) if said.get("cluster_state") == "ok" else -1
+    found = Topology(epoch)
+    for start, end, master, *_ in sorted(slots, key=lambda each: int(each[0])):
+        host = (master[0] or b"").decode()
+        found.starts.append(start)
+        found.ends.append(end)
+        # Left out where the node does not know under which address it is reached.
+        found.masters.append((host if host not in ("", "?") else asked[0], master[1]))
+    return found
+
+
+def asking(program: Program[T]) -> Program[T]:
+    """The same for a key that is on its way to this node; each of its steps has one request."""
+    answers: Any = None
+    try:
+        while True:
+            step = program.send(answers)
+            _, answer = yield Step(_ASKING + step.payload, 2)
+            if is_forgotten(answer):
+                _, answer = yield Step(_ASKING + as_eval(step.payload), 2)
+            answers = [answer]
+    except StopIteration as end:
+        result: T = end.value
+        return result
+
+
+def together(programs: Sequence[Program[T]]) -> Program[list[T | StoreError]]:
+    """Several programs, whose steps leave together."""
+    outcomes: dict[int, T | StoreError] = {}
+    steps: dict[int, Step] = {}
+    for at, program in enumerate(programs):
+        _advance(program, None, at, steps, outcomes)
+    while steps:
+        asked, steps = steps, {}
+        answers = yield Step(
+            b"".join(step.payload for step in asked.values()),
+            sum(step.answers for step in asked.values()),
+        )
+        for at, step in asked.items():
+            own, answers = answers[: step.answers], answers[step.answers :]
+            if step.answers == 1 and is_forgotten(own[0]):
+                steps[at] = Step(as_eval(step.payload), 1)
+            else:
+                _advance(programs[at], own, at, steps, outcomes)
+    return [outcomes[at] for at in range(len(programs))]
+
+
+def _advance(
+    program: Program[T],
+    answers: list[Any] | None,
+    at: int,
+    steps: dict[int, Step],
+    outcomes: dict[int, T | StoreError],
+) -> None:
+    try:
+        steps[at] = program.send(answers)  # type: ignore[arg-type]  # None starts it
+    except StopIteration as end:
+        outcomes[at] = end.value
+    except StoreError as error:
+        outcomes[at] = error

@@ -1,0 +1,342 @@
+"""Routing the operations of a store to the nodes of a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
+
+from incumbent import clock
+from incumbent.errors import StoreError, StoreUnavailable
+from incumbent.model import (
+    Ask,
+    GiveOutcome,
+    Granted,
+    Guard,
+    Key,
+    PutOutcome,
+    Record,
+    Renewal,
+    RenewOutcome,
+    TakeOutcome,
+    Unproved,
+)
+from incumbent.stores.redis.dialect import Dialect, is_repeatable
+from incumbent.stores.redis.errors import Moved
+from incumbent.stores.redis.exchange import Exchange, carry_out
+from incumbent.stores.redis.hosts import Address, parse_address, say_address
+from incumbent.stores.redis.layers.base import Operations, Side
+from incumbent.stores.redis.layers.cluster import asking, slot_of
+from incumbent.stores.redis.layers.nodes import Cluster
+from incumbent.stores.redis.layers.replicas import Confirmed
+from incumbent.stores.redis.layers.spread import by_slot, renew_spread
+from incumbent.stores.redis.names import Naming
+from incumbent.stores.redis.resp import Program, Step
+
+__all__ = ["Router"]
+
+T = TypeVar("T")
+
+_HOPS: Final = 5
+"""Redirections that one operation follows."""
+
+
+class _Node(NamedTuple):
+    """The connections of one side to one node."""
+
+    address: Address
+    exchange: Exchange[Any]
+    confirmed: Confirmed | None
+
+    @property
+    def operations(self) -> Operations:
+        """Those of a single server."""
+        return self.confirmed or self.exchange
+
+
+class Router:
+    """See layer.Operations."""
+
+    def __init__(
+        self,
+        side: Side,
+        cluster: Cluster,
+        naming: Naming,
+        dialect: type[Dialect],
+        replicas: int,
+        patience: float,
+    ) -> None:
+        self._side = side
+        self._cluster = cluster
+        self._naming, self._dialect = naming, dialect
+        self._replicas, self._patience = replicas, patience
+        self._nodes: dict[Address, _Node] = {}
+
+    async def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
+        """See Store.take."""
+
+        async def operate(node: _Node) -> TakeOutcome:
+            outcome = await node.operations.take(key, claim, ask, until)
+            return _stamped(outcome, node)
+
+        async def operate_asking(node: _Node) -> TakeOutcome:
+            dialect = node.exchange.dialect
+            wait = node.exchange.site.restart_wait
+
+            def start(epoch: str) -> Program[TakeOutcome]:
+                (answer,) = yield Step(dialect.take(key, claim, ask), 1)
+                return dialect.taken(answer, key, claim, ask, epoch)
+
+            patience = ask.ttl if wait is None else wait
+            outcome = await _do(node, start, until, wait=patience, repeatable=False)
+            return _stamped(outcome, node)
+
+        return await self._at(key, until, operate, operate_asking)
+
+    async def give(
+        self,
+        key: Key,
+        claim: str,
+        token: int | None,
+        until: float,
+        *,
+        closed_for: float = 0.0,
+        reserve_for: str | None = None,
+        slot: str | None = None,
+    ) -> GiveOutcome:
+        """See Store.give."""
+
+        async def operate(node: _Node) -> GiveOutcome:
+            give = partial(node.operations.give, key, claim, token, until)
+            return await give(closed_for=closed_for, reserve_for=reserve_for, slot=slot)
+
+        async def operate_asking(node: _Node) -> GiveOutcome:
+            dialect = node.exchange.dialect
+
+            def start(epoch: str) -> Program[GiveOutcome]:
+                request = dialect.give(key, claim, token, closed_for, slot, reserve_for)
+                (answer,) = yield Step(request, 1)
+                return dialect.given(answer, key, claim, None, epoch)
+
+            return await _do(node, start, until)
+
+        return await self._at(key, until, operate, operate_asking)
+
+    async def put(
+        self, key: Key, field: str, value: bytes | None, guard: Guard, until: float
+    ) -> PutOutcome:
+        """See Store.put."""
+
+        async def operate(node: _Node) -> PutOutcome:
+            return await node.operations.put(key, field, value, guard, until)
+
+        async def operate_asking(node: _Node) -> PutOutcome:
+            put = node.exchange.dialect.put
+            return await _do(
+                node,
+                lambda _: put(key, field, value, guard),
+                until,
+                repeatable=is_repeatable(guard),
+            )
+
+        return await self._at(key, until, operate, operate_asking)
+
+    async def read(self, key: Key, until: float) -> Record:
+        """See Store.read. A key that is just being moved is unavailable."""
+
+        async def operate(node: _Node) -> Record:
+            return await node.operations.read(key, until)
+
+        return await self._at(key, until, operate)
+
+    async def wait_change(self, key: Key, seen: str, until: float) -> None:
+        """See Store.wait_change. Every node hears what is published at any of them."""
+
+        async def operate(node: _Node) -> None:
+            await node.operations.wait_change(key, seen, until)
+
+        try:
+            await self._at(key, until, operate)
+        except StoreError:
+            # Once the time is over the caller looks for itself, whatever went wrong meanwhile.
+            if clock.now() < until:
+                raise
+
+    async def scan(self, namespace: str, prefix: str, until: float) -> tuple[Record, ...]:
+        """See Store.scan."""
+        await self._ready(until)
+
+        def work(node: _Node) -> Callable[[float], Awaitable[tuple[Record, ...]]]:
+            return lambda share: node.operations.scan(namespace, prefix, share)
+
+        nodes = [self._node(address) for address in self._cluster.topology.nodes()]
+        found: dict[Key, Record] = {}
+        for records in await self._side.each([work(node) for node in nodes], until):
+            if isinstance(records, StoreError):
+                self._cluster.doubt()
+                raise records
+            # A key that was moved meanwhile may have been seen at both nodes.
+            found |= {record.key: record for record in records}
+        return tuple(found[key] for key in sorted(found))
+
+    # -- renewals -----------------------------------------------------------------------------
+
+    async def renew(self, renewals: Sequence[Renewal], until: float) -> list[RenewOutcome]:
+        """See Store.renew. One request a node; one of them that fails costs the others nothing."""
+        await self._ready(until)
+        outcomes: dict[int, RenewOutcome | StoreError] = {}
+        asks: dict[int, Address] = {}
+        todo = list(range(len(renewals)))
+        for _ in range(_HOPS):
+            outcomes |= await self._renew_round(renewals, todo, asks, until)
+            moved = {at: each for at in todo if isinstance(each := outcomes[at], Moved)}
+            for at, error in moved.items():
+                self._learn(self._slot(renewals[at].key), error, asks)
+            todo = list(moved)
+            if not todo:
+                break
+        return self._said([outcomes[at] for at in range(len(renewals))])
+
+    async def _renew_round(
+        self, renewals: Sequence[Renewal], todo: list[int], asks: dict[int, Address], until: float
+    ) -> dict[int, RenewOutcome | StoreError]:
+        parts: dict[tuple[Address | None, bool], list[int]] = {}
+        for at in todo:
+            slot = self._slot(renewals[at].key)
+            target = asks.get(slot) or self._cluster.topology.master_of(slot)
+            parts.setdefault((target, slot in asks), []).append(at)
+        answers = await self._side.each(
+            [
+                partial(self._renew_at, *where, [renewals[at] for at in places])
+                for where, places in parts.items()
+            ],
+            until,
+        )
+        outcomes: dict[int, RenewOutcome | StoreError] = {}
+        for places, answer in zip(parts.values(), answers, strict=True):
+            each = [answer] * len(places) if isinstance(answer, StoreError) else answer
+            outcomes |= zip(places, each, strict=True)
+        return outcomes
+
+    async def _renew_at(
+        self, address: Address | None, by_asking: bool, renewals: Sequence[Renewal], until: float
+    ) -> list[RenewOutcome | StoreError]:
+        node = self._node(address)
+        parts = by_slot([self._slot(each.key) for each in renewals])
+
+        async def operate(wire: Any) -> list[RenewOutcome | StoreError]:
+            program = renew_spread(
+                node.exchange.dialect, renewals, parts, say_address(node.address), wire, by_asking
+            )
+            if node.confirmed is not None:
+                program = node.confirmed.confirmed(program, until)
+            return await carry_out(wire, program, until)
+
+        return await node.exchange.do(operate, until)
+
+    def _said(self, outcomes: Sequence[RenewOutcome | StoreError]) -> list[RenewOutcome]:
+        errors = [each for each in outcomes if isinstance(each, StoreError)]
+        if errors:
+            self._cluster.doubt()
+        if errors and len(errors) == len(outcomes):
+            raise errors[0]
+        return [Unproved(str(each)) if isinstance(each, StoreError) else each for each in outcomes]
+
+    # -- nodes --------------------------------------------------------------------------------
+
+    def let_go(self) -> None:
+        """See Operations.let_go."""
+        for node in self._nodes.values():
+            node.exchange.let_go()
+
+    def _slot(self, key: Key) -> int:
+        return slot_of(self._naming.of(key).main)
+
+    def _node(self, address: Address | None) -> _Node:
+        if address is None:
+            raise StoreUnavailable(
+                f"{self._cluster.site.where}: no node has the slot of this key", retry_after=1.0
+            )
+        node = self._nodes.get(address)
+        if node is None:
+            site = self._cluster.site_of(address)
+            dialect = self._dialect(self._naming, site.where)
+            # What is published comes from any node, and says not from which: it may be too young.
+            dialect.hands_over = False
+            exchange = self._side.exchange(site, dialect)
+            confirmed = (
+                Confirmed(exchange, self._replicas, self._patience) if self._replicas else None
+            )
+            node = self._nodes[address] = _Node(address, exchange, confirmed)
+        return node
+
+    async def _ready(self, until: float) -> None:
+        if self._cluster.stale:
+            await self._side.alone(partial(self._ask, until), until)
+
+    async def _ask(self, until: float) -> None:
+        # Another task may have asked while this one waited for its turn.
+        if self._cluster.stale:
+            await self._cluster.ask(self._side, until)
+
+    def _learn(self, slot: int, error: Moved, asks: dict[int, Address]) -> None:
+        """Where to go now. Raises `error` where it does not say."""
+        if not error.address:
+            raise error
+        address = parse_address(error.address)
+        if error.ask:
+            asks[slot] = address
+        else:
+            asks.pop(slot, None)
+            self._cluster.topology.moved[slot] = address
+            self._cluster.doubt()
+
+    async def _at(
+        self, key: Key, until: float, operate: _Operate[T], by_asking: _Operate[T] | None = None
+    ) -> T:
+        """`operate` at the node that has the key, wherever the cluster says that it is."""
+        await self._ready(until)
+        slot = self._slot(key)
+        asks: dict[int, Address] = {}
+        for _ in range(_HOPS):
+            try:
+                if slot in asks and by_asking is not None:
+                    return await by_asking(self._node(asks[slot]))
+                return await operate(self._node(self._cluster.topology.master_of(slot)))
+            except Moved as error:
+                if error.ask and (by_asking is None or slot in asks):
+                    raise
+                self._learn(slot, error, asks)
+            except StoreError:
+                self._cluster.doubt()
+                raise
+        raise StoreUnavailable(f"{self._cluster.site.where}: the key {key} moves about")
+
+
+_Operate: TypeAlias = Callable[[_Node], Awaitable[T]]
+
+
+async def _do(
+    node: _Node,
+    start: Callable[[str], Program[T]],
+    until: float,
+    *,
+    wait: float = 0.0,
+    repeatable: bool = True,
+) -> T:
+    """A program for a key that is on its way to the node."""
+
+    async def operate(wire: Any) -> T:
+        program = asking(start(wire.epoch))
+        if node.confirmed is not None:
+            raise StoreUnavailable("the key is being moved, and its replicas cannot be asked yet")
+        return await carry_out(wire, program, until)
+
+    return await node.exchange.do(operate, until, wait, repeatable=repeatable)
+
+
+def _stamped(outcome: TakeOutcome, node: _Node) -> TakeOutcome:
+    """A grant says which node granted it: its key may be moved."""
+    if isinstance(outcome, Granted):
+        return outcome._replace(epoch=f"{say_address(node.address)} {outcome.epoch}")
+    return outcome

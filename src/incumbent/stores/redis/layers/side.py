@@ -1,0 +1,121 @@
+"""What the layers need of the world, for blocking callers."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from functools import partial
+from typing import Any, Generic, TypeVar, cast
+
+from incumbent import clock
+from incumbent._core.onestep import run
+from incumbent.errors import OutcomeUnknown, StoreError
+from incumbent.stores.redis.dial import dial
+from incumbent.stores.redis.dialect import Dialect
+from incumbent.stores.redis.driver import Site
+from incumbent.stores.redis.errors import exchange_error
+from incumbent.stores.redis.exchange import UNUSABLE, Exchange, carry_out
+from incumbent.stores.redis.layers.base import Side
+from incumbent.stores.redis.resp import Program
+from incumbent.stores.redis.sync import RedisStore
+from incumbent.stores.redis.wire import Wire
+
+__all__ = ["BlockingSide"]
+
+T = TypeVar("T")
+
+
+class BlockingSide(Side):
+    """See layer.Side."""
+
+    def __init__(self) -> None:
+        self._stores: list[RedisStore] = []
+
+    def exchange(self, site: Site, dialect: Dialect) -> Exchange[Any]:
+        """See Side.exchange."""
+        store = RedisStore(site, dialect)
+        # It gives descriptors back in a fork's child for as long as it is remembered.
+        self._stores.append(store)
+        return store._exchange
+
+    async def survey(
+        self,
+        sites: Sequence[Site],
+        program: Callable[[Site], Program[T]],
+        enough: int,
+        until: float,
+    ) -> list[T | StoreError]:
+        """See Side.survey. On threads, since making a connection needs one anyway."""
+        poll: _Poll[T] = _Poll(len(sites), enough)
+        for site in sites:
+            _start(partial(poll.ask, site, program, until))
+        poll.wait(until)
+        return list(poll.answers)
+
+    async def alone(self, work: Callable[[], Awaitable[None]], until: float) -> None:
+        """See Side.alone."""
+        await work()
+
+    async def each(
+        self, works: Sequence[Callable[[float], Awaitable[T]]], until: float
+    ) -> list[T | StoreError]:
+        """See Side.each: one after the other, each with its share of the time that is left."""
+        answers: list[T | StoreError] = []
+        for left, work in zip(range(len(works), 0, -1), works, strict=True):
+            now = clock.now()
+            share = now + max(0.0, until - now) / left
+            try:
+                answers.append(run(cast("Coroutine[Any, Any, T]", work(share))))
+            except StoreError as error:
+                answers.append(error)
+        return answers
+
+
+class _Poll(Generic[T]):
+    """Answers that come in from several threads; `done` once there are enough."""
+
+    def __init__(self, asked: int, enough: int) -> None:
+        self._asked = asked
+        self._enough = enough
+        self._guard = threading.Lock()
+        self.answers: list[T | StoreError] = []
+        self.done = threading.Event()
+
+    def ask(self, site: Site, program: Callable[[Site], Program[T]], until: float) -> None:
+        """Ask one, and note what it says."""
+        answer = _ask(site, program, until)
+        with self._guard:
+            self.answers.append(answer)
+            good = sum(not isinstance(each, StoreError) for each in self.answers)
+            if good >= self._enough or len(self.answers) == self._asked:
+                self.done.set()
+
+    def wait(self, until: float) -> None:
+        """Until it is done, or `until`."""
+        # In slices: a thread that was frozen with the machine must see the real clock.
+        while not self.done.wait(min(1.0, max(0.0, until - clock.now()))):
+            if clock.now() >= until:
+                return
+
+
+def _start(work: Callable[[], None]) -> None:
+    try:
+        threading.Thread(target=work, name="incumbent-survey", daemon=True).start()
+    except RuntimeError:
+        # The interpreter is ending and starts no threads any more.
+        work()
+
+
+def _ask(site: Site, program: Callable[[Site], Program[T]], until: float) -> T | StoreError:
+    try:
+        wire = Wire(dial(site, until))
+        try:
+            return run(carry_out(wire, program(site), until))
+        finally:
+            wire.close()
+    except StoreError as error:
+        return error
+    except UNUSABLE as error:
+        return exchange_error(error, site.where)
+    except Exception as error:  # noqa: BLE001 - on a thread of its own, nobody else would hear it
+        return OutcomeUnknown(f"{site.where} could not be asked: {error!r}")

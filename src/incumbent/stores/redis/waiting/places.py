@@ -1,0 +1,117 @@
+"""Places in the line of those who wait: what is said to the server, and what it says. Pure.
+
+Each process has an inbox, a channel of its own. In it the server names the claim that it speaks to
+by its first 16 letters, its id. `turn <id> 0`: the lease is free, and it is the first. `look <id>
+<ms>`: by then it is its turn, if nothing is heard before. `have <id> <ms of the ttl> <claim>
+<token>`: it holds the lease since this was said.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import replace
+from typing import Final, NamedTuple
+
+from incumbent.model import Ask, Queued, Refused
+from incumbent.stores.redis.resp import milliseconds
+
+__all__ = [
+    "Call",
+    "Place",
+    "id_of",
+    "in_line",
+    "inbox_channel",
+    "line_words",
+    "new_inbox",
+    "read_call",
+    "read_place",
+]
+
+_ID: Final = 16
+_LINE, _BOTH = "line", "both"
+
+
+class Place(NamedTuple):
+    """What `Refused.seen` says of one in line.
+
+    `looks_on`: it also wants to hear of all that happens to the name; `at`: when the server wrote
+    the place down (microseconds of its clock); `last`: the last token that it had given by then.
+    """
+
+    id: str
+    mark: str
+    at: int
+    last: int
+    looks_on: bool
+
+
+class Call(NamedTuple):
+    """A word to one in line: look in `seconds`.
+
+    With a `claim` it holds the lease, for `seconds` since this was said.
+    """
+
+    id: str
+    seconds: float
+    claim: str = ""
+    token: int = 0
+
+
+def new_inbox() -> str:
+    """The name of an inbox that nobody else has."""
+    return secrets.token_hex(6)
+
+
+def inbox_channel(inbox: str) -> str:
+    """Its channel, as the scripts name it."""
+    return f"incumbent:to:{inbox}"
+
+
+def line_words(inbox: str, ask: Ask, *, handed: bool) -> str:
+    """How a place in line is written down, but for the claim."""
+    queue = ask.queue
+    if queue is None:
+        return "-"
+    way = "f" if queue.fair else "b"
+    # The list of candidates is not at hand where a lease is given back.
+    how = "h" if handed and queue.spare > 0 and not ask.candidacy else "-"
+    return f"{inbox} {way} {milliseconds(queue.heartbeat)} {how}"
+
+
+def in_line(
+    refusal: Refused, claim: str, ask: Ask, now_us: bytes, place: int, last: bytes
+) -> Queued:
+    """A refusal of one that stands in line."""
+    queued = Queued(
+        refusal.reason, refusal.holders, refusal.retry_after, refusal.seen, max(0, place)
+    )
+    if not refusal.seen.startswith("lease ") or refusal.reason == "closed":
+        # A pause and a closing end for all at once, and not by a word to one.
+        return queued
+    what = _BOTH if ask.candidacy > 0 else _LINE
+    mark = refusal.seen.removeprefix("lease ")
+    return replace(queued, seen=f"{what} {mark} {claim[:_ID]} {now_us.decode()} {last.decode()}")
+
+
+def read_place(seen: str) -> Place | None:
+    """The place that `seen` speaks of; None if it speaks of anything else."""
+    what, *words = seen.split(" ")
+    if what not in (_LINE, _BOTH) or len(words) != 4 or not "".join(words[2:]).isdigit():
+        return None
+    return Place(words[1], words[0], int(words[2]), int(words[3]), what == _BOTH)
+
+
+def read_call(payload: bytes) -> Call | None:
+    """What came into an inbox; None if it makes no sense."""
+    match payload.decode("utf-8", "replace").split(" "):
+        case ["turn" | "look", claim, ms] if ms.isdigit():
+            return Call(claim, int(ms) / 1000)
+        case ["have", claim, ms, whole, token] if ms.isdigit() and token.isdigit():
+            return Call(claim, int(ms) / 1000, whole, int(token))
+        case _:
+            return None
+
+
+def id_of(claim: str) -> str:
+    """What one in line is called by."""
+    return claim[:_ID]

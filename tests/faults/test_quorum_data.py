@@ -1,0 +1,147 @@
+"""Masters that lose their data, restart, or have a wrong clock."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from incumbent import Lock
+from incumbent.errors import StoreUnavailable
+from incumbent.model import Ask, Gone, Granted, Key, Refused, Renewed
+from tests.faults.quorum_world import Members, Party, party
+from tests.quorum.walls import ShiftedServer
+from tests.support.needs import needs
+
+pytestmark = pytest.mark.server
+
+TTL = 0.7
+ASK = Ask(TTL, "host-1")
+AN_HOUR = 3600.0
+
+
+@pytest.fixture
+def three() -> Iterator[Members]:
+    with Members(3) as members:
+        yield members
+
+
+def votes_again(members: Members, ttl: float = TTL) -> None:
+    """Every master has been up, and has known its birth, for long enough."""
+    with party(members.url()) as one:
+        one.take(Ask(ttl, "nobody"))
+        time.sleep(ttl)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["wiped", "killed and emptied"])
+def test_each_master_in_turn_loses_what_it_has_during_one_term(three: Members, kind: str) -> None:
+    with Lock("rolling", store=three.url(), ttl=TTL).acquire(timeout=10) as lease:
+        token = lease.fencing_token
+        for member in three.all:
+            member.begin(kind)
+            member.end()
+            # It votes again one ttl after it was first asked; its uptime is in whole seconds.
+            more = 0.3 if kind == "wiped" else 1.4
+            for _ in range(int((TTL + more) / 0.1)):
+                time.sleep(0.1)
+                lease.check()
+        assert lease.fencing_token == token
+        with party(three.url()) as other:
+            other.key = Key("default", "rolling")
+            assert isinstance(other.try_take(ASK), Refused)
+
+
+def test_a_wiped_master_does_not_vote_before_one_ttl(three: Members) -> None:
+    votes_again(three)
+    with party(three.url()) as holder, party(three.url()) as other:
+        other.key = holder.key
+        # A bare majority: the third does not know of the lease.
+        three.all[2].begin("refusing")
+        granted = holder.take(ASK)
+        three.all[2].end()
+        three.all[0].begin("wiped")
+        began = time.monotonic()
+        taken = other.take(ASK)
+        assert time.monotonic() - began > 0.9 * TTL
+        assert taken.token > granted.token
+        assert isinstance(holder.renew(granted, TTL), Gone)
+
+
+def test_masters_that_restarted_do_not_vote_before_one_ttl(three: Members) -> None:
+    ask = Ask(3.0, "host-1")
+    with party(three.url("restart_wait=0")) as quick:
+        quick.take(ask)
+    for member in three.all[:2]:
+        member.server.restart(empty=True)
+    with party(three.url()) as careful, pytest.raises(StoreUnavailable) as caught:
+        careful.try_take(ask)
+    assert caught.value.retry_after is not None
+    assert 1.5 < caught.value.retry_after <= 4.0
+
+
+def test_a_renewal_that_lost_its_majority_is_over_for_good(three: Members) -> None:
+    with party(three.url("restart_wait=0")) as one:
+        granted = one.take(ASK)
+        for member in three.all[:2]:
+            member.begin("wiped")
+        assert isinstance(one.renew(granted, TTL), Gone)
+        assert isinstance(one.renew(granted, TTL), Gone)
+
+
+def test_all_masters_wiped_is_a_new_cluster_and_the_token_grows(three: Members) -> None:
+    with party(three.url("restart_wait=0")) as one:
+        granted = one.take(ASK)
+        for member in three.all:
+            member.begin("wiped")
+        again = Party(one.engine, one.key).take(ASK)
+        assert again.token > granted.token
+
+
+@pytest.mark.slow
+@needs(shutil.which("cc") is not None, "a C compiler: the clock is a preloaded library")
+@pytest.mark.parametrize("shift", [AN_HOUR, -AN_HOUR])
+def test_one_master_with_a_wrong_clock_changes_nothing(shift: float) -> None:
+    with ExitStack() as stack:
+        makers = iter([ShiftedServer((), shift), ShiftedServer(), ShiftedServer()])
+        members = stack.enter_context(Members(3, lambda: next(makers)))
+        one = stack.enter_context(party(members.url("restart_wait=0")))
+        last = 0
+        for _ in range(5):
+            granted = one.take(ASK)
+            assert granted.token > last
+            # Not of that clock: of the median.
+            assert abs(granted.token / 1e6 - time.time()) < 5
+            last = granted.token
+            assert isinstance(one.renew(granted, TTL), Renewed)
+            one.give(granted)
+        members.all[1].begin("refusing")
+        granted = one.take(ASK)
+        assert granted.token > last
+        assert abs(granted.token / 1e6 - time.time()) < 61 + (AN_HOUR if shift > 0 else 0)
+        members.all[1].end()
+
+
+@pytest.mark.slow
+@needs(shutil.which("cc") is not None, "a C compiler: the clock is a preloaded library")
+@pytest.mark.parametrize("shift", [AN_HOUR, -AN_HOUR])
+def test_a_clock_that_steps_at_one_master_costs_nobody_the_lease(shift: float) -> None:
+    with ExitStack() as stack:
+        servers = [ShiftedServer() for _ in range(3)]
+        makers = iter(servers)
+        members = stack.enter_context(Members(3, lambda: next(makers)))
+        holder = stack.enter_context(party(members.url("restart_wait=0")))
+        other = stack.enter_context(party(members.url("restart_wait=0")))
+        other.key = holder.key
+        granted = holder.take(ASK)
+        servers[0].set_wall(shift)
+        assert isinstance(other.try_take(ASK), Refused)
+        assert isinstance(holder.renew(granted, TTL), Renewed)
+        assert isinstance(other.try_take(ASK), Refused)
+        holder.give(granted)
+        taken = other.take(ASK)
+        assert isinstance(taken, Granted)
+        assert taken.token > granted.token

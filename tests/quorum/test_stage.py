@@ -1,0 +1,159 @@
+"""Directed histories: each rule of the quorum in the situation that it is for, and without it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from incumbent.stores.quorum import rounds
+from incumbent.stores.quorum.ballots import No
+from tests.quorum.bugs import Bugs, planted
+from tests.quorum.claimant import TTL
+from tests.quorum.node import SECOND, Kept, Node, Plant, Take
+from tests.quorum.stage import Actor, Stage
+
+
+@contextmanager
+def stage(count: int, *bugs: str) -> Iterator[Stage]:
+    with planted(Bugs.named(*bugs)):
+        yield Stage(count, Bugs.named(*bugs))
+
+
+def two_tokens_of_a_claim_that_asked_twice(*bugs: str) -> tuple[int, int]:
+    """The first answers are lost; then nodes have the claim with the ballots of either try."""
+    with stage(3, *bugs) as world:
+        first, second = Actor(world, "first"), Actor(world, "second", late_by=0.4)
+        assert not first.take({0, 1}, unheard={0, 1})
+        world.wait_until(0.5)
+        token = first.take({0, 2})
+        first.give({0, 1, 2})
+        # Its ballot is between the two of the first.
+        return token, second.take({0, 1})
+
+
+def test_a_claim_that_asked_twice_has_a_token_below_the_next_one() -> None:
+    token, following = two_tokens_of_a_claim_that_asked_twice()
+    assert 0 < token < following
+
+
+def test_a_vote_at_another_ballot_counted_lets_the_token_shrink() -> None:
+    token, following = two_tokens_of_a_claim_that_asked_twice("the same claim is mine")
+    assert 0 < following < token
+
+
+def both_believe_after_two_of_five_lost_their_data(*bugs: str) -> bool:
+    """A bare majority of which two are wiped; what it plants elsewhere never arrives."""
+    with stage(5, *bugs) as world:
+        holder, other = Actor(world, "holder"), Actor(world, "other")
+        assert holder.take({0, 1, 2})
+        world.wait_until(0.1)
+        world.wipe(1, 2)
+        holder.lost_plants = True
+        for at in (0.3, 0.6, 0.9):
+            world.wait_until(at)
+            holder.renew({0, 1, 2, 3, 4})
+        world.wait_until(0.1 + TTL + 0.02)
+        assert other.take({1, 2, 3})
+        return holder.believes and other.believes
+
+
+def test_a_renewal_without_a_majority_ends_the_lease_whatever_could_be_planted() -> None:
+    assert not both_believe_after_two_of_five_lost_their_data()
+
+
+def test_a_renewal_that_counts_what_it_will_plant_lets_two_believe() -> None:
+    assert both_believe_after_two_of_five_lost_their_data("plants without a majority")
+
+
+def both_believe_after_a_late_taking_back(*bugs: str) -> bool:
+    """A split vote is taken back, and asked for again before the nodes hear of that."""
+    with stage(3, *bugs) as world:
+        holder, other = Actor(world, "holder", late_revokes=True), Actor(world, "other")
+        taken = Take("a third", world.unix_us, SECOND // 10, "m", 0)
+        world.nodes[0].handle(taken, world.unix_us)
+        assert not holder.take({0, 1, 2}, unheard={2})
+        world.wait_until(0.3)
+        assert holder.take({1, 2})
+        holder.arrive()
+        other.take({0, 1, 2})
+        return holder.believes and other.believes
+
+
+def test_a_vote_that_is_being_taken_back_does_not_count() -> None:
+    assert not both_believe_after_a_late_taking_back()
+
+
+def test_a_vote_that_is_being_taken_back_counted_lets_two_believe() -> None:
+    assert both_believe_after_a_late_taking_back("what is being taken back counts")
+
+
+def two_tokens_by_clocks_that_differ(*bugs: str) -> tuple[int, int]:
+    """The node that both majorities share lost its data in between."""
+    with stage(3, *bugs) as world:
+        first, second = Actor(world, "fast"), Actor(world, "slow")
+        token = first.take({0, 1})
+        first.give({0, 1})
+        world.wipe(0)
+        world.wait_until(TTL + 0.1)
+        return token, second.take({0, 2})
+
+
+def test_ballots_of_the_nodes_clocks_grow_over_a_wiped_node() -> None:
+    token, following = two_tokens_by_clocks_that_differ()
+    assert 0 < token < following
+
+
+def test_ballots_of_a_process_s_own_clock_shrink_over_a_wiped_node() -> None:
+    token, following = two_tokens_by_clocks_that_differ("ballots of its own clock")
+    assert 0 < following < token
+
+
+NOW = 2_000_000_000 * SECOND
+
+
+def floor_after_a_plant(bugs: frozenset[str]) -> int:
+    """On a node that refused a larger ballot to somebody after the holder's was granted."""
+    node = Node(bugs)
+    node.data.marker = ("m", 0)
+    node.handle(Take("other", NOW + 500, SECOND, "m", 0), NOW)
+    node.data.lease = None
+    assert node.handle(Plant("holder", NOW + 100, SECOND, "m", 0, NOW + 500), NOW) == 1
+    assert node.data.floor is not None
+    return int(node.data.floor.value)
+
+
+def test_planting_keeps_the_floor() -> None:
+    assert floor_after_a_plant(frozenset()) == NOW + 500
+    assert floor_after_a_plant(frozenset({"planting lowers the floor"})) == NOW + 100
+
+
+@pytest.mark.parametrize("bug", ["", "plants whatever happened since"])
+def test_a_plant_that_comes_after_another_holder_s_term_is_refused(bug: str) -> None:
+    node = Node(frozenset({bug}))
+    node.data.marker = ("m", 0)
+    node.handle(Take("another", NOW + 500, SECOND, "m", 0), NOW)
+    node.data.lease = None
+    planted_late = node.handle(Plant("holder", NOW + 100, SECOND, "m", 0, None), NOW)
+    assert planted_late == (1 if bug else 0)
+
+
+def test_a_claim_that_gets_no_majority_leaves_no_vote_behind() -> None:
+    """One node's floor is far ahead: what it says is not what the others are asked for."""
+    with stage(3) as world:
+        now, actor = world.unix_us, Actor(world, "actor")
+        world.nodes[0].data.floor = Kept(now + 3600 * SECOND, now)
+        world.nodes[2].handle(Take("a third", now, SECOND, "m", 0), now)
+        assert not actor.take({0, 1, 2})
+        for node in world.nodes[:2]:
+            assert node.data.lease is None
+        world.wait_until(TTL + 0.1)
+        assert actor.take({0, 1, 2})
+
+
+def test_a_vote_that_could_not_be_raised_is_taken_back_all_the_same() -> None:
+    refused = No("high", raw=b"incumbent1 claim 1 0 1 1000 claim ")
+    assert rounds._may_hold(refused)
+    assert not rounds._may_hold(No("high"))
+    assert not rounds._may_hold(No("held", raw=b"incumbent1 other 1 0 1 1000 other "))

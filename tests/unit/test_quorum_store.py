@@ -1,0 +1,212 @@
+"""What the contract does not ask of a quorum: servers that differ, and what is left on them."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from incumbent import clock
+from incumbent.errors import StoreError, StoreUnavailable
+from incumbent.model import Ask, Granted, Key, Refused, Released, Renewal, Renewed
+from incumbent.stores.notices import PAUSE, encode_notice
+from incumbent.stores.quorum import open_quorum
+from incumbent.stores.quorum.engine import QuorumEngine
+from incumbent.stores.quorum.sync import QuorumStore
+from tests.support.needs import needs
+from tests.support.servers import RedisServer
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.server
+
+ASK = Ask(30.0, "me")
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[list[RedisServer]]:
+    with ExitStack() as stack:
+        yield [stack.enter_context(RedisServer()) for _ in range(3)]
+
+
+def url_of(servers: list[RedisServer], options: str = "") -> str:
+    hosts = ",".join(f"127.0.0.1:{it.port}" for it in servers)
+    return f"redis+quorum://{hosts}?restart_wait=0{options}"
+
+
+@pytest.fixture
+def engine(servers: list[RedisServer]) -> Iterator[QuorumEngine]:
+    engine = open_quorum(url_of(servers))
+    yield engine
+    engine.store().close()
+
+
+@pytest.fixture
+def store(engine: QuorumEngine) -> QuorumStore:
+    return engine.store()
+
+
+@pytest.fixture
+def key() -> Key:
+    return Key("unit", secrets.token_hex(6))
+
+
+def soon() -> float:
+    return clock.now() + 5
+
+
+def take(store: QuorumStore, key: Key, claim: str | None = None) -> Granted:
+    outcome = store.take(key, claim or secrets.token_hex(16), ASK, soon())
+    assert isinstance(outcome, Granted)
+    return outcome
+
+
+def stored(server: RedisServer, key: Key) -> str:
+    return server.cli("GET", f"incumbent:{{{key}}}")
+
+
+def test_a_minority_vote_is_given_back_at_once(
+    servers: list[RedisServer], store: QuorumStore, key: Key
+) -> None:
+    for server in servers[:2]:
+        server.cli("SET", f"incumbent:{{{key}}}", "another program's lock", "PX", "30000")
+    outcome = store.take(key, secrets.token_hex(16), ASK, soon())
+    assert isinstance(outcome, Refused)
+    assert outcome.holders[0].foreign
+    assert stored(servers[2], key) == "-1"
+
+
+def test_a_lock_on_a_minority_stops_nobody(
+    servers: list[RedisServer], store: QuorumStore, key: Key
+) -> None:
+    servers[0].cli("SET", f"incumbent:{{{key}}}", "another program's lock", "PX", "30000")
+    take(store, key)
+
+
+def test_a_frozen_server_is_not_waited_for_and_forgets_what_was_given_back(
+    servers: list[RedisServer], store: QuorumStore, key: Key
+) -> None:
+    take(store, Key("unit", "warm"), "0" * 32)
+    servers[1].freeze()
+    try:
+        began = clock.now()
+        for _ in range(5):
+            grant = take(store, key)
+            assert store.give(key, grant.claim, grant.token, soon()) == Released()
+        assert clock.now() - began < 3
+    finally:
+        servers[1].thaw()
+
+    def is_forgotten() -> bool:
+        store.read(key, soon())
+        return stored(servers[1], key) == "-1"
+
+    eventually(is_forgotten)
+
+
+def test_a_server_that_lost_a_lease_gets_it_back_with_a_renewal(
+    servers: list[RedisServer], store: QuorumStore, key: Key
+) -> None:
+    grant = take(store, key)
+    servers[2].cli("DEL", f"incumbent:{{{key}}}")
+    renewal = Renewal(key, grant.claim, grant.token, 30.0, grant.epoch)
+    assert store.renew([renewal], soon()) == [Renewed()]
+    assert stored(servers[2], key).startswith(f"incumbent1 {grant.claim} {grant.token} ")
+
+
+def test_a_server_that_missed_a_pause_is_told(
+    servers: list[RedisServer], store: QuorumStore, key: Key
+) -> None:
+    grant = take(store, key)
+    store.put(key, PAUSE, encode_notice(who="operator"), None, soon())
+    companion = f"incumbent:{{{key}}}:r"
+    servers[0].cli("HDEL", companion, "f:pause", "k")
+    renewal = Renewal(key, grant.claim, grant.token, 30.0, grant.epoch)
+    (outcome,) = store.renew([renewal], soon())
+    assert isinstance(outcome, Renewed)
+    assert [it.kind for it in outcome.notices] == ["pause"]
+    assert "operator" in servers[0].cli("HGET", companion, "f:pause")
+
+
+def test_a_pause_that_one_server_missed_to_forget_stops_nobody(
+    servers: list[RedisServer], store: QuorumStore, key: Key
+) -> None:
+    store.put(key, PAUSE, encode_notice(), None, soon())
+    store.put(key, PAUSE, None, None, soon())
+    companion = f"incumbent:{{{key}}}:r"
+    servers[0].cli("HSET", companion, "f:pause", "7 {}", "k", "1")
+    servers[0].cli("HDEL", companion, "d:pause")
+    take(store, key)
+    assert servers[0].cli("HGET", companion, "f:pause") == "-1"
+
+
+def test_a_record_shows_what_each_server_has(
+    servers: list[RedisServer], store: QuorumStore, key: Key
+) -> None:
+    grant = take(store, key)
+    servers[1].cli("DEL", f"incumbent:{{{key}}}")
+    nodes = store.read(key, soon()).nodes
+    assert [f"127.0.0.1:{it.port}" in line for it, line in zip(servers, nodes, strict=True)] == [
+        True
+    ] * 3
+    assert [str(grant.token) in line for line in nodes] == [True, False, True]
+
+
+def test_fields_that_are_no_switches_are_refused(store: QuorumStore, key: Key) -> None:
+    with pytest.raises(StoreUnavailable) as caught:
+        store.put(key, "state", b"1", None, soon())
+    assert caught.value.permanent
+
+
+def test_another_list_of_members_is_refused(
+    servers: list[RedisServer], store: QuorumStore, key: Key
+) -> None:
+    take(store, key)
+    with RedisServer() as fourth:
+        other = open_quorum(url_of([*servers[:2], fourth])).store()
+        try:
+            for ask in _operations(other, key):
+                with pytest.raises(StoreError, match="belongs to a quorum with other members") as e:
+                    ask()
+                assert e.value.permanent
+        finally:
+            other.close()
+        assert fourth.cli("GET", f"incumbent:{{{key}}}") == "-1"
+
+
+def _operations(store: QuorumStore, key: Key) -> list[Callable[[], object]]:
+    return [
+        lambda: store.take(key, secrets.token_hex(16), ASK, soon()),
+        lambda: store.renew([Renewal(key, "0" * 32, 1, 5.0)], soon()),
+        lambda: store.put(key, PAUSE, b"{}", None, soon()),
+    ]
+
+
+def test_without_a_majority_the_error_names_each_server(servers: list[RedisServer]) -> None:
+    url = f"redis+quorum://127.0.0.1:{servers[0].port},127.0.0.1:1,127.0.0.1:2?restart_wait=0"
+    store = open_quorum(f"{url}&members=elsewhere").store()
+    with pytest.raises(StoreUnavailable) as caught:
+        store.take(Key("unit", "x"), secrets.token_hex(16), ASK, soon())
+    assert "127.0.0.1:1/0" in str(caught.value)
+    assert "127.0.0.1:2/0" in str(caught.value)
+    store.close()
+
+
+@needs(hasattr(os, "fork"), "fork, which is of POSIX")
+def test_after_a_fork_parent_and_child_do_not_share_connections(
+    store: QuorumStore, key: Key
+) -> None:
+    grant = take(store, key)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            refusal = store.take(key, secrets.token_hex(16), ASK, soon())
+            take(store, Key("unit", f"{key.name}-child"))
+            code = 0 if isinstance(refusal, Refused) else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert store.give(key, grant.claim, grant.token, soon()) == Released()

@@ -1,0 +1,383 @@
+"""One listens for all: whom a word reaches, and what is not waited for. No server, no threads."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Hashable
+from math import inf
+from typing import Any
+
+import pytest
+
+from incumbent import clock
+from incumbent.errors import StoreUnavailable
+from incumbent.model import Ask, Granted, Key, Queue, Queued, Refused
+from incumbent.stores.redis.dialect import Dialect
+from incumbent.stores.redis.errors import Broken
+from incumbent.stores.redis.names import Naming
+from incumbent.stores.redis.waiting.aioear import LoopBell
+from incumbent.stores.redis.waiting.hub import Hub
+from incumbent.stores.redis.waiting.places import in_line, inbox_channel
+from incumbent.stores.redis.waiting.seats import Bell, Ear
+
+KEY = Key("default", "job")
+CHANNEL = b"incumbent:{default/job}:c"
+CLAIM, OTHER = "a" * 32, "b" * 32
+ASK = Ask(10.0, "me", queue=Queue(3.0, spare=4.0))
+SINCE, LAST = 1_000_000, 500
+
+
+class FakeEar:
+    """Confirms every subscription; `say` and `lose` are what the server does."""
+
+    interruptible = True
+    born = -inf
+    epoch = "run-1"
+
+    def __init__(self) -> None:
+        self.said: list[Any] = []
+        self.asked: list[bytes] = []
+        self.broken = False
+        self.bell = LoopBell()
+
+    def say(self, request: bytes, until: float) -> None:
+        words = request.split(b"\r\n")
+        self.asked.append(words[4])
+        if words[2] == b"SUBSCRIBE":
+            self.hears([b"subscribe", words[4], 1])
+
+    async def next(self, until: float) -> Any:
+        if not self.said and not self.broken and until > clock.now():
+            await self.bell.wait(until)
+        if self.said:
+            return self.said.pop(0)
+        if self.broken:
+            raise Broken("cut", sent=True)
+        return None
+
+    def hears(self, message: Any) -> None:
+        self.said.append(message)
+        self.bell.ring()
+
+    def lose(self) -> None:
+        self.broken = True
+        self.bell.ring()
+
+    def poke(self) -> None:
+        self.bell.ring()
+
+    def close(self) -> None:
+        self.broken = True
+
+
+class FakeHost:
+    """An exchange: counts its looks, and may be unable to connect."""
+
+    def __init__(self) -> None:
+        self.ears: list[FakeEar] = []
+        self.looks = 0
+        self.unchanged = True
+        self.away = False
+
+    @property
+    def ear(self) -> FakeEar:
+        return self.ears[-1]
+
+    async def open_ear(self, until: float) -> Ear:
+        if self.away:
+            raise StoreUnavailable("away")
+        self.ears.append(FakeEar())
+        return self.ear
+
+    async def server_time(self, until: float) -> int:
+        return SINCE
+
+    async def is_unchanged(self, key: Key, seen: str, until: float) -> bool:
+        self.looks += 1
+        return self.unchanged
+
+    def new_bell(self) -> Bell:
+        return LoopBell()
+
+    def me(self) -> Hashable:
+        return object()
+
+
+def dialect() -> Dialect:
+    return Dialect(Naming(None), "redis://here")
+
+
+def queued(claim: str = CLAIM, *, at: int = SINCE + 1, ask: Ask = ASK, last: int = LAST) -> Queued:
+    refusal = Refused("held", (), 5.0, "lease 1234")
+    return in_line(refusal, claim, ask, b"%d" % at, 0, b"%d" % last)
+
+
+class Scene:
+    """A hub in a running loop, and those who wait with it."""
+
+    def __init__(self) -> None:
+        self.hub = Hub(dialect())
+        self.host = FakeHost()
+
+    def wait(self, seen: str, within: float = 5.0) -> asyncio.Task[None]:
+        return asyncio.create_task(self.hub.wait(self.host, KEY, seen, clock.now() + within))
+
+    def word(self, text: str) -> None:
+        inbox = inbox_channel(self.hub._dialect.inbox).encode()
+        self.host.ear.hears([b"message", inbox, text.encode()])
+
+    def news(self, payload: bytes = b"") -> None:
+        self.host.ear.hears([b"message", CHANNEL, payload])
+
+
+async def settled() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def is_over(waiting: asyncio.Task[None]) -> bool:
+    await settled()
+    return waiting.done()
+
+
+def scene(play: Callable[[Scene], Any]) -> None:
+    async def main() -> None:
+        one = Scene()
+        await asyncio.wait_for(play(one), 5)
+
+    asyncio.run(main())
+
+
+def test_a_word_wakes_only_whom_it_names() -> None:
+    async def play(it: Scene) -> None:
+        mine, other = it.wait(queued().seen), it.wait(queued(OTHER).seen)
+        await settled()
+        it.word(f"turn {CLAIM[:16]} 0")
+        assert await is_over(mine)
+        assert not await is_over(other)
+        it.word(f"turn {OTHER[:16]} 0")
+        assert await is_over(other)
+        assert len(it.host.ears) == 1
+        assert it.host.looks == 0
+
+    scene(play)
+
+
+def test_a_word_that_comes_between_the_request_and_the_wait_is_kept() -> None:
+    async def play(it: Scene) -> None:
+        other = it.wait(queued(OTHER).seen)
+        await settled()
+        it.word(f"turn {CLAIM[:16]} 0")
+        await settled()
+        assert await is_over(it.wait(queued().seen))
+        other.cancel()
+
+    scene(play)
+
+
+def test_a_word_that_nobody_had_read_yet_is_heard() -> None:
+    async def play(it: Scene) -> None:
+        before = it.wait(queued(OTHER).seen)
+        await settled()
+        it.word(f"turn {OTHER[:16]} 0")
+        await before
+        it.word(f"turn {CLAIM[:16]} 0")
+        assert await is_over(it.wait(queued().seen))
+
+    scene(play)
+
+
+def test_who_asked_before_anybody_listened_looks_once_more() -> None:
+    async def play(it: Scene) -> None:
+        seen = queued(at=SINCE - 1).seen
+        assert await is_over(it.wait(seen))
+        # Having looked, it knows all that was said before.
+        again = it.wait(seen)
+        assert not await is_over(again)
+        again.cancel()
+
+    scene(play)
+
+
+def test_a_word_may_name_a_later_instant() -> None:
+    async def play(it: Scene) -> None:
+        began = clock.now()
+        waiting = it.wait(queued().seen)
+        await settled()
+        it.word(f"look {CLAIM[:16]} 100")
+        await waiting
+        assert 0.09 < clock.now() - began < 1.0
+
+    scene(play)
+
+
+def test_one_in_line_does_not_hear_of_releases_and_other_news() -> None:
+    async def play(it: Scene) -> None:
+        waiting = it.wait(queued().seen)
+        looking_on = it.wait("lease 1234")
+        await settled()
+        it.news(b"given")
+        assert await is_over(looking_on)
+        assert not await is_over(waiting)
+        waiting.cancel()
+
+    scene(play)
+
+
+def test_a_candidate_in_line_hears_who_leads_but_not_of_releases() -> None:
+    async def play(it: Scene) -> None:
+        waiting = it.wait(queued(ask=Ask(10.0, "me", queue=Queue(3.0), candidacy=20.0)).seen)
+        await settled()
+        it.news(b"given")
+        assert not await is_over(waiting)
+        it.news()
+        assert await is_over(waiting)
+
+    scene(play)
+
+
+def test_who_only_looks_on_looks_after_it_has_begun_to_listen() -> None:
+    async def play(it: Scene) -> None:
+        it.host.unchanged = False
+        assert await is_over(it.wait("lease 1234"))
+        assert it.host.looks == 1
+        assert it.host.ear.asked[-1] == CHANNEL
+
+    scene(play)
+
+
+def test_when_the_reader_leaves_another_one_reads() -> None:
+    async def play(it: Scene) -> None:
+        first, second = it.wait(queued().seen), it.wait(queued(OTHER).seen)
+        await settled()
+        first.cancel()
+        await settled()
+        it.word(f"turn {OTHER[:16]} 0")
+        assert await is_over(second)
+        assert len(it.host.ears) == 1
+
+    scene(play)
+
+
+def test_a_lost_connection_has_all_of_them_look() -> None:
+    async def play(it: Scene) -> None:
+        waiting = [it.wait(queued().seen), it.wait(queued(OTHER).seen), it.wait("lease 1234")]
+        await settled()
+        it.host.ear.lose()
+        for each in waiting:
+            assert await is_over(each)
+        assert it.hub.losses == 1
+
+    scene(play)
+
+
+def test_a_connection_lost_while_nobody_waited_is_replaced() -> None:
+    async def play(it: Scene) -> None:
+        first = it.wait(queued().seen)
+        await settled()
+        it.word(f"turn {CLAIM[:16]} 0")
+        await first
+        it.host.ear.lose()
+        await is_over(it.wait(queued(OTHER).seen))
+        assert len(it.host.ears) == 2
+        assert it.hub.losses == 1
+
+    scene(play)
+
+
+def test_where_nobody_can_listen_the_caller_is_told_and_others_do_not_try_at_once() -> None:
+    async def play(it: Scene) -> None:
+        it.host.away = True
+        for _ in range(12):
+            with pytest.raises(StoreUnavailable):
+                await it.wait(queued().seen)
+        assert 1 < it.hub.losses < 12
+
+    scene(play)
+
+
+# -- hand-over ------------------------------------------------------------------------------------
+
+
+async def handed(it: Scene, said: str, *, before: Queued | None = None, sent: float = 0.1) -> Any:
+    """What `accept` makes of a word, for one that asked `sent` seconds ago."""
+    place = before or queued()
+    it.hub.learn(CLAIM, clock.now() - sent, place)
+    waiting = it.wait(place.seen)
+    await settled()
+    it.word(said)
+    assert await is_over(waiting)
+    return it.hub.accept(CLAIM, ASK, 0.0)
+
+
+def test_a_lease_that_was_handed_over_counts_from_before_the_request_that_was_refused() -> None:
+    async def play(it: Scene) -> None:
+        grant = await handed(it, f"have {CLAIM[:16]} 10000 {CLAIM} 501")
+        assert isinstance(grant, Granted)
+        assert (grant.claim, grant.token, grant.epoch) == (CLAIM, 501, "run-1")
+        assert grant.ttl < 10.0 - 2 * 0.1
+        assert it.hub.accept(CLAIM, ASK, 0.0) is None
+
+    scene(play)
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        (f"have {CLAIM[:16]} 10000 {CLAIM} {LAST}", "an old word: that lease is over"),
+        (f"have {CLAIM[:16]} 10000 {CLAIM[:16]}{'c' * 16} 501", "another claim"),
+        (f"have {CLAIM[:16]} 9000 {CLAIM} 501", "a shorter ttl"),
+    ],
+)
+def test_a_hand_over_is_not_believed_unless_it_is_ours_and_new(said: str, why: str) -> None:
+    async def play(it: Scene) -> None:
+        assert await handed(it, said) is None, why
+
+    scene(play)
+
+
+def test_who_has_waited_for_long_asks_once_more() -> None:
+    async def play(it: Scene) -> None:
+        said = f"have {CLAIM[:16]} 10000 {CLAIM} 501"
+        assert await handed(it, said, sent=2.1) is None
+
+    scene(play)
+
+
+def test_a_hand_over_by_a_connection_that_was_lost_is_not_believed() -> None:
+    async def play(it: Scene) -> None:
+        it.hub.learn(CLAIM, clock.now(), queued())
+        waiting = it.wait(queued().seen)
+        await settled()
+        it.word(f"have {CLAIM[:16]} 10000 {CLAIM} 501")
+        await waiting
+        it.hub.let_go()
+        assert it.hub.accept(CLAIM, ASK, 0.0) is None
+
+    scene(play)
+
+
+def test_a_hand_over_by_a_server_that_has_just_started_is_not_believed() -> None:
+    async def play(it: Scene) -> None:
+        it.hub.learn(CLAIM, clock.now(), queued())
+        waiting = it.wait(queued().seen)
+        await settled()
+        it.host.ear.born = clock.now() - 1
+        it.word(f"have {CLAIM[:16]} 10000 {CLAIM} 501")
+        await waiting
+        assert it.hub.accept(CLAIM, ASK, 10.0) is None
+
+    scene(play)
+
+
+def test_an_answer_of_the_server_makes_what_was_said_before_old() -> None:
+    async def play(it: Scene) -> None:
+        it.hub.learn(CLAIM, clock.now(), queued())
+        waiting = it.wait(queued().seen)
+        await settled()
+        it.word(f"have {CLAIM[:16]} 10000 {CLAIM} 501")
+        await waiting
+        it.hub.learn(CLAIM, clock.now(), Granted(CLAIM, 501, 10.0))
+        assert it.hub.accept(CLAIM, ASK, 0.0) is None
+
+    scene(play)

@@ -1,0 +1,289 @@
+"""Sentinels and clusters: what is read, and what is decided from it, without a server."""
+
+from __future__ import annotations
+
+import asyncio
+from binascii import crc_hqx
+from typing import cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from incumbent.errors import ConfigError, StoreError, StoreUnavailable
+from incumbent.model import Gone, Key, Renewal, Renewed, RenewOutcome
+from incumbent.stores.redis import open_redis, open_store
+from incumbent.stores.redis.dialect import Dialect
+from incumbent.stores.redis.hosts import parse_address, parse_hosts, say_address
+from incumbent.stores.redis.layers.base import Side
+from incumbent.stores.redis.layers.cluster import SLOTS, Topology, marker_of, slot_of, together
+from incumbent.stores.redis.layers.follow import Followed
+from incumbent.stores.redis.layers.sentinel import Opinion, majority_of, verdict
+from incumbent.stores.redis.layers.spread import by_slot, renew_spread
+from incumbent.stores.redis.names import Naming
+from incumbent.stores.redis.options import parse_redis_url
+from incumbent.stores.redis.resp import Program, Step
+from incumbent.stores.redis.server import read_facts
+
+SECRET = "pa55-never-shown"
+OLD, NEW = ("10.0.0.1", 6379), ("10.0.0.2", 6379)
+SILENT = StoreUnavailable("silent")
+
+
+# -- URLs
+
+
+def test_sentinels_are_listed_with_the_name_of_the_master() -> None:
+    options = parse_redis_url(
+        "redis+sentinel://me:pw@s1,s2:7000,[::1]:7001/main/3"
+        "?sentinel_username=s&sentinel_password=t&wait_replicas=2&wait_timeout=50ms"
+    )
+    assert options.hosts == (("s1", 26379), ("s2", 7000), ("::1", 7001))
+    assert (options.service, options.db, options.password) == ("main", 3, "pw")
+    assert (options.sentinel_username, options.sentinel_password) == ("s", "t")
+    assert (options.wait_replicas, options.wait_timeout) == (2, 0.05)
+    assert options.shown == "redis+sentinel://me:***@s1:26379,s2:7000,[::1]:7001/main/3"
+
+
+@pytest.mark.parametrize(
+    "scheme", ["redis+cluster", "rediss+cluster", "valkey+cluster", "valkeys+cluster"]
+)
+def test_a_cluster_is_any_of_its_nodes(scheme: str) -> None:
+    options = parse_redis_url(f"{scheme}://h1,h2:7000")
+    assert options.hosts == (("h1", 6379), ("h2", 7000))
+    assert options.transport == (
+        "tls" if scheme in ("rediss+cluster", "valkeys+cluster") else "tcp"
+    )
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("redis+sentinel://s1,s2", "say which master"),
+        ("redis+sentinel://s1/ma in", "say which master"),
+        ("redis+sentinel://s1,s1/main", "each host once"),
+        ("redis+sentinel://s1,/main", "write redis"),
+        ("redis+sentinel://s1:99999/main", "write redis"),
+        ("redis+sentinel:///main", "write redis"),
+        ("redis+cluster://h1/1", "0 in a cluster"),
+        ("redis+cluster://h1?sentinel_password=x", "is not an option"),
+        ("redis://h1?wait_replicas=0", "1 to 99"),
+        ("redis://h1?wait_replicas=x", "1 to 99"),
+        ("redis://h1?wait_timeout=1s", "without wait_replicas"),
+        ("redis://h1?wait_replicas=1&wait_timeout=0", "longer than nothing"),
+        ("redis+cluster://h1?ssl_ca_certs=/ca", "needs the scheme rediss://"),
+        ("redis://h1,h2", r"redis\+sentinel://"),
+    ],
+)
+def test_a_url_that_cannot_work_is_refused_with_the_reason(url: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        open_store(url)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"redis+sentinel://:{SECRET}@s1,s2",
+        f"redis+sentinel://:a/{SECRET}@s1/main",
+        f"redis+cluster://:{SECRET}@h1,h1",
+        f"redis+cluster://:a#{SECRET}@h1",
+        f"redis+cluster://:[{SECRET}@h1",
+    ],
+)
+def test_a_password_shows_in_no_complaint(url: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        open_store(url)
+    assert SECRET not in str(caught.value)
+
+
+def test_passwords_show_nowhere() -> None:
+    url = f"redis+sentinel://me:{SECRET}@s1/main?sentinel_password={SECRET}2"
+    engine = open_store(url)
+    assert SECRET not in repr((engine, engine.url, parse_redis_url(url)))
+
+
+def test_one_server_alone_is_what_open_redis_is_for() -> None:
+    with pytest.raises(ConfigError, match="more than one server"):
+        open_redis("redis+cluster://h1")
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["h", "a.example", "::1"]), st.integers(1, 65535)),
+        min_size=1,
+        unique=True,
+    )
+)
+def test_hosts_are_read_as_they_are_said(hosts: list[tuple[str, int]]) -> None:
+    assert parse_hosts(",".join(map(say_address, hosts)), 1) == tuple(hosts)
+
+
+def test_an_address_is_read_as_servers_say_it() -> None:
+    assert parse_address("::1:6379") == ("::1", 6379)
+    assert parse_address("h:1") == ("h", 1)
+
+
+# -- sentinels
+
+
+def test_the_newest_opinion_of_a_majority_counts() -> None:
+    assert verdict([Opinion(4, OLD), Opinion(5, NEW)], 3, "here") == NEW
+    assert verdict([Opinion(5, NEW), SILENT, Opinion(5, NEW)], 3, "here") == NEW
+
+
+@pytest.mark.parametrize(("asked", "needed"), [(1, 1), (2, 2), (3, 2), (4, 3), (5, 3)])
+def test_fewer_than_a_majority_say_nothing(asked: int, needed: int) -> None:
+    assert majority_of(asked) == needed
+    said: list[Opinion | StoreError] = [Opinion(1, OLD)] * (needed - 1)
+    with pytest.raises(StoreUnavailable, match=f"{needed - 1} of {asked}") as caught:
+        verdict([*said, *[SILENT] * (asked - needed + 1)], asked, "here")
+    assert not caught.value.permanent
+    assert verdict([*said, Opinion(1, OLD)], asked, "here") == OLD
+
+
+def test_a_majority_that_refuses_for_good_is_final() -> None:
+    final = StoreUnavailable("wrong password", permanent=True)
+    for answers, permanent in (([final, final], True), ([final, SILENT, SILENT], False)):
+        with pytest.raises(StoreUnavailable) as caught:
+            verdict(answers, 3, "here")
+        assert caught.value.permanent == permanent
+
+
+class SlowSide:
+    """Sentinels whose answers come when they are let go."""
+
+    def __init__(self) -> None:
+        self.surveys: list[asyncio.Future[list[Opinion]]] = []
+
+    async def survey(self, *_: object) -> list[Opinion]:
+        answer: asyncio.Future[list[Opinion]] = asyncio.get_running_loop().create_future()
+        self.surveys.append(answer)
+        return await answer
+
+
+def test_an_answer_that_comes_late_does_not_replace_a_newer_one() -> None:
+    async def main() -> None:
+        engine = open_redis("redis://pattern")
+        followed = Followed(engine._site, (engine._site,), "main")
+        slow = SlowSide()
+        side = cast("Side", slow)
+        first = asyncio.create_task(followed.ask(side, 0.0))
+        await asyncio.sleep(0)
+        second = asyncio.create_task(followed.ask(side, 0.0))
+        await asyncio.sleep(0)
+        slow.surveys[1].set_result([Opinion(2, NEW)])
+        await second
+        slow.surveys[0].set_result([Opinion(1, OLD)])
+        await first
+        assert followed.address == NEW
+        assert engine._site.target.arguments["host"] == NEW[0]
+
+    asyncio.run(main())
+
+
+# -- promotion
+
+
+def test_a_master_that_was_a_replica_is_another_incarnation() -> None:
+    plain = b"run_id:abc\r\nmaster_replid:111\r\nmaster_replid2:000000\r\n"
+    promoted = plain.replace(b"master_replid2:000000", b"master_replid2:111").replace(
+        b":111\r", b":222\r", 1
+    )
+    assert read_facts(plain).epoch == "abc"
+    assert read_facts(plain).promoted == ""
+    assert read_facts(promoted).epoch == "abc:222"
+    assert read_facts(promoted).promoted == "222"
+
+
+# -- clusters
+
+
+@pytest.mark.parametrize(
+    ("name", "slot"),
+    [("123456789", 12739), ("foo", 12182), ("{foo}.bar", 12182), ("a{foo}{bar}", 12182)],
+)
+def test_slots_are_those_of_the_server(name: str, slot: int) -> None:
+    assert slot_of(name) == slot
+
+
+def test_with_nothing_in_the_braces_the_whole_name_counts() -> None:
+    assert slot_of("{}x") == crc_hqx(b"{}x", 0) % SLOTS
+    assert slot_of("{x") == crc_hqx(b"{x", 0) % SLOTS
+
+
+def topology() -> Topology:
+    return Topology(1, [0, 8192], [8000, 16383], [OLD, NEW])
+
+
+def test_a_slot_is_where_it_was_last_said_to_be() -> None:
+    known = topology()
+    assert (known.master_of(0), known.master_of(8000), known.master_of(16383)) == (OLD, OLD, NEW)
+    assert known.master_of(8001) is None
+    assert known.unserved() == 191
+    known.moved[8001] = NEW
+    assert known.master_of(8001) == NEW
+
+
+@pytest.mark.parametrize("node", [OLD, NEW])
+def test_the_marker_of_a_node_lies_in_one_of_its_slots(node: tuple[str, int]) -> None:
+    assert topology().master_of(slot_of(marker_of(topology(), node))) == node
+
+
+def test_programs_that_run_together_get_their_own_answers() -> None:
+    def ask(name: bytes, steps: int) -> Program[list[object]]:
+        heard: list[object] = []
+        for _ in range(steps):
+            heard += yield Step(name, 2)
+        return heard
+
+    def fail() -> Program[list[object]]:
+        yield Step(b"x", 1)
+        raise SILENT
+
+    program = together([ask(b"a", 1), fail(), ask(b"b", 2)])
+    assert next(program) == Step(b"axb", 5)
+    assert program.send([1, 2, 3, 4, 5]) == Step(b"b", 2)
+    with pytest.raises(StopIteration) as end:
+        program.send([6, 7])
+    assert end.value.value == [[1, 2], SILENT, [4, 5, 6, 7]]
+
+
+class Wire:
+    def __init__(self, epoch: str, born: float) -> None:
+        self.epoch, self.born = epoch, born
+
+
+def spread(epoch_of_the_lease: str, wire: Wire, token: int) -> RenewOutcome | StoreError:
+    """The outcome of one renewal that the node would grant."""
+    renewal = Renewal(Key("default", "job"), "c", token, 1.0, epoch_of_the_lease)
+    dialect = Dialect(Naming(None), "here")
+    program = renew_spread(dialect, [renewal], by_slot([7]), "n:1", wire, by_asking=False)
+    try:
+        step = next(program)
+    except StopIteration as end:
+        return end.value[0]  # type: ignore[no-any-return]
+    said = step.payload.split(b"\r\n")
+    echo = next(part for part in said if part.startswith(b"c:"))
+    with pytest.raises(StopIteration) as last:
+        program.send([[echo, 1]])
+    outcome: RenewOutcome = last.value.value[0]
+    return outcome
+
+
+def test_a_lease_is_renewed_where_it_was_granted_or_came_with_its_slot() -> None:
+    from incumbent import clock
+
+    now, token = clock.now(), int(clock.wall() * 1e6)
+    assert spread("n:1 run", Wire("run", now), token) == Renewed()
+    assert spread("m:1 old", Wire("run", now), token) == Renewed()
+    # It was a master long before the lease was granted.
+    assert spread("m:1 old", Wire("run:promoted", now - 100), token) == Renewed()
+
+
+def test_a_lease_is_gone_with_the_incarnation_that_granted_it() -> None:
+    from incumbent import clock
+
+    now, token = clock.now(), int(clock.wall() * 1e6)
+    gone = Gone("store_restarted")
+    assert spread("n:1 before", Wire("run", now), token) == gone
+    assert spread("m:1 old", Wire("run:promoted", now), token) == gone
