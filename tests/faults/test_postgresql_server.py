@@ -91,23 +91,24 @@ def test_a_lease_outlives_the_end_of_every_backend_on_asyncio(
 def test_a_session_that_the_server_ended_for_idling_is_opened_again(
     postgres_server: PostgresServer, database: str
 ) -> None:
-    alter(postgres_server, database, "idle_session_timeout = '100ms'")
+    alter(postgres_server, database, "idle_session_timeout = '400ms'")
     with party(postgres_server.url_of(database)) as one:
         granted = one.take()
-        time.sleep(0.3)
+        time.sleep(0.6)
         assert one.store.renew([one.renewal(granted)], soon()) == [Renewed()]
 
 
 def test_a_waiter_that_idles_too_long_for_the_server_still_hears(
     postgres_server: PostgresServer, database: str
 ) -> None:
-    alter(postgres_server, database, "idle_session_timeout = '100ms'")
+    # Longer than a busy machine takes from a login to its first request.
+    alter(postgres_server, database, "idle_session_timeout = '400ms'")
     with party(postgres_server.url_of(database)) as one:
         one.take()
         seen = one.refused().seen
         # Losing the connection is hint enough; a wait must neither fail nor outlast its time.
-        with answers_within(0.5):
-            one.store.wait_change(one.key, seen, soon(0.5))
+        with answers_within(1.0):
+            one.store.wait_change(one.key, seen, soon(1.0))
         assert one.refused().seen == seen
 
 
