@@ -106,8 +106,8 @@ def test_a_thread_that_is_late_asks_for_all_at_once(engine: FaultyEngine) -> Non
 
 
 def test_leases_of_many_ttls_are_all_renewed(engine: FaultyEngine) -> None:
-    leases = [Lock(f"n{at}", store=engine, ttl=0.3 + at / 50).acquire() for at in range(40)]
-    time.sleep(1.2)
+    leases = [Lock(f"n{at}", store=engine, ttl=0.8 + at / 50).acquire() for at in range(40)]
+    time.sleep(1.8)
     assert [lease.valid for lease in leases] == [True] * 40
     for lease in leases:
         lease.release()
@@ -256,8 +256,8 @@ def test_an_answer_that_nobody_expected_costs_no_lease(
         return answer
 
     wrap_renew(engine, monkeypatch, broken)
-    leases = take(engine, 20, ttl=0.6)
-    time.sleep(1.0)
+    leases = take(engine, 20, ttl=2.0)
+    time.sleep(2.5)
     assert all(lease.valid for lease in leases)
     assert "the keeper met an error" in caplog.text
     for lease in leases:
@@ -296,13 +296,13 @@ def test_leases_come_and_go_while_batches_are_under_way(
         return answer
 
     wrap_renew(engine, monkeypatch, slow)
-    kept = take(engine, 30, ttl=0.5)
+    kept = take(engine, 30, ttl=1.2)
     lost: list[str] = []
-    until = clock.now() + 1.0
+    until = clock.now() + 1.5
 
     def come_and_go(name: str) -> None:
         while clock.now() < until:
-            with Lock(name, store=engine, ttl=0.5, on_lost=lambda _: lost.append(name)):
+            with Lock(name, store=engine, ttl=1.2, on_lost=lambda _: lost.append(name)):
                 time.sleep(0.002)
 
     threads = [threading.Thread(target=come_and_go, args=(f"t{at}",)) for at in range(4)]
