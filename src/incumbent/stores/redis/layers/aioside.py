@@ -8,13 +8,14 @@ from typing import Any, TypeVar
 
 from incumbent import clock
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
+from incumbent.stores.blocking import Operations
 from incumbent.stores.redis.aio import AsyncRedisStore
 from incumbent.stores.redis.aiodial import dial
 from incumbent.stores.redis.dialect import Dialect
 from incumbent.stores.redis.driver import Site
 from incumbent.stores.redis.errors import exchange_error
 from incumbent.stores.redis.exchange import UNUSABLE, Exchange, carry_out
-from incumbent.stores.redis.layers.base import Layer, Operations, Side
+from incumbent.stores.redis.layers.base import Layer, Side
 from incumbent.stores.redis.resp import Program
 
 __all__ = ["AsyncFace", "AsyncSide", "make_face"]

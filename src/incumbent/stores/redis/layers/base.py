@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
-from incumbent._core.onestep import run
 from incumbent.errors import StoreError
 from incumbent.model import (
     Ask,
@@ -23,62 +22,15 @@ from incumbent.model import (
     RenewOutcome,
     TakeOutcome,
 )
+from incumbent.stores.blocking import Operations
 from incumbent.stores.redis.dialect import Dialect
 from incumbent.stores.redis.driver import Site
 from incumbent.stores.redis.exchange import Exchange
 from incumbent.stores.redis.resp import Program
 
-__all__ = ["BlockingFace", "Layer", "Operations", "Side"]
+__all__ = ["Layer", "Side"]
 
 T = TypeVar("T")
-
-
-class Operations(Protocol):
-    """The operations of a store (see stores.base.AsyncStore), and letting go of its connections."""
-
-    async def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
-        """See Store.take."""
-        ...
-
-    async def renew(self, renewals: Sequence[Renewal], until: float) -> list[RenewOutcome]:
-        """See Store.renew."""
-        ...
-
-    async def give(
-        self,
-        key: Key,
-        claim: str,
-        token: int | None,
-        until: float,
-        *,
-        closed_for: float = 0.0,
-        reserve_for: str | None = None,
-        slot: str | None = None,
-    ) -> GiveOutcome:
-        """See Store.give."""
-        ...
-
-    async def put(
-        self, key: Key, field: str, value: bytes | None, guard: Guard, until: float
-    ) -> PutOutcome:
-        """See Store.put."""
-        ...
-
-    async def read(self, key: Key, until: float) -> Record:
-        """See Store.read."""
-        ...
-
-    async def scan(self, namespace: str, prefix: str, until: float) -> tuple[Record, ...]:
-        """See Store.scan."""
-        ...
-
-    async def wait_change(self, key: Key, seen: str, until: float) -> None:
-        """See Store.wait_change."""
-        ...
-
-    def let_go(self) -> None:
-        """Close what is not in use; what is in use is closed when it comes back."""
-        ...
 
 
 class Side(ABC):
@@ -166,58 +118,3 @@ class Layer:
     def let_go(self) -> None:
         """See Operations.let_go."""
         self.inner.let_go()
-
-
-class BlockingFace:
-    """See stores.base.Store: the operations of a layer whose side blocks."""
-
-    def __init__(self, layer: Operations) -> None:
-        self.layer = layer
-
-    def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
-        """See Store.take."""
-        return run(self.layer.take(key, claim, ask, until))
-
-    def renew(self, renewals: Sequence[Renewal], until: float) -> list[RenewOutcome]:
-        """See Store.renew."""
-        return run(self.layer.renew(renewals, until))
-
-    def give(
-        self,
-        key: Key,
-        claim: str,
-        token: int | None,
-        until: float,
-        *,
-        closed_for: float = 0.0,
-        reserve_for: str | None = None,
-        slot: str | None = None,
-    ) -> GiveOutcome:
-        """See Store.give."""
-        return run(
-            self.layer.give(
-                key, claim, token, until, closed_for=closed_for, reserve_for=reserve_for, slot=slot
-            )
-        )
-
-    def put(
-        self, key: Key, field: str, value: bytes | None, guard: Guard, until: float
-    ) -> PutOutcome:
-        """See Store.put."""
-        return run(self.layer.put(key, field, value, guard, until))
-
-    def read(self, key: Key, until: float) -> Record:
-        """See Store.read."""
-        return run(self.layer.read(key, until))
-
-    def scan(self, namespace: str, prefix: str, until: float) -> tuple[Record, ...]:
-        """See Store.scan."""
-        return run(self.layer.scan(namespace, prefix, until))
-
-    def wait_change(self, key: Key, seen: str, until: float) -> None:
-        """See Store.wait_change. Raises StoreUnavailable if nobody can listen."""
-        run(self.layer.wait_change(key, seen, until))
-
-    def close(self) -> None:
-        """See Store.close."""
-        self.layer.let_go()

@@ -7,8 +7,9 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 from incumbent.model import Capabilities
+from incumbent.stores.blocking import BlockingStore, Operations
 from incumbent.stores.redis.engine import RedisEngine
-from incumbent.stores.redis.layers.base import BlockingFace, Operations, Side
+from incumbent.stores.redis.layers.base import Side
 from incumbent.stores.redis.layers.side import BlockingSide
 
 if TYPE_CHECKING:
@@ -34,13 +35,13 @@ class LayeredEngine:
         self._build = build
         self._examine = examine
         self._side = BlockingSide()
-        self._store = BlockingFace(build(self._side))
+        self._store = BlockingStore(build(self._side))
         self._loops: dict[str, Loops[AsyncFace]] = {}
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.url!r})"
 
-    def store(self) -> BlockingFace:
+    def store(self) -> BlockingStore[Operations]:
         """See Engine.store."""
         return self._store
 

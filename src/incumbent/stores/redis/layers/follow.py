@@ -25,10 +25,11 @@ from incumbent.model import (
     RenewOutcome,
     TakeOutcome,
 )
+from incumbent.stores.blocking import Operations
 from incumbent.stores.redis.driver import Site, target_at
 from incumbent.stores.redis.errors import Demoted
 from incumbent.stores.redis.hosts import Address
-from incumbent.stores.redis.layers.base import Layer, Operations, Side
+from incumbent.stores.redis.layers.base import Layer, Side
 from incumbent.stores.redis.layers.sentinel import FRESH, Opinion, majority_of, question, verdict
 from incumbent.stores.redis.resp import Program
 

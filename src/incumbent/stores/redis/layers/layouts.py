@@ -7,12 +7,13 @@ from functools import partial
 
 from incumbent._core.onestep import run
 from incumbent.errors import StoreError
+from incumbent.stores.blocking import Operations
 from incumbent.stores.redis.dialect import Dialect
 from incumbent.stores.redis.driver import Site, target_at
 from incumbent.stores.redis.engine import examine
 from incumbent.stores.redis.functions import MARKER_FUNCTION, FunctionDialect
 from incumbent.stores.redis.hosts import Address, say_address
-from incumbent.stores.redis.layers.base import Operations, Side
+from incumbent.stores.redis.layers.base import Side
 from incumbent.stores.redis.layers.engine import Finding, LayeredEngine
 from incumbent.stores.redis.layers.follow import Follow, Followed
 from incumbent.stores.redis.layers.nodes import Cluster

@@ -21,11 +21,12 @@ from incumbent.model import (
     TakeOutcome,
     Unproved,
 )
+from incumbent.stores.blocking import Operations
 from incumbent.stores.redis.dialect import Dialect, is_repeatable
 from incumbent.stores.redis.errors import Moved
 from incumbent.stores.redis.exchange import Exchange, carry_out
 from incumbent.stores.redis.hosts import Address, parse_address, say_address
-from incumbent.stores.redis.layers.base import Operations, Side
+from incumbent.stores.redis.layers.base import Side
 from incumbent.stores.redis.layers.cluster import asking, slot_of
 from incumbent.stores.redis.layers.nodes import Cluster
 from incumbent.stores.redis.layers.replicas import Confirmed

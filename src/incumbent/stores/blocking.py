@@ -1,0 +1,127 @@
+"""The blocking side of a store whose operations are written once, as coroutines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Generic, Protocol, TypeVar
+
+from incumbent._core.onestep import run
+from incumbent.model import (
+    Ask,
+    GiveOutcome,
+    Guard,
+    Key,
+    PutOutcome,
+    Record,
+    Renewal,
+    RenewOutcome,
+    TakeOutcome,
+)
+
+__all__ = ["BlockingStore", "Operations"]
+
+
+class Operations(Protocol):
+    """The operations of a store (see stores.base.AsyncStore), and letting go of its connections."""
+
+    async def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
+        """See Store.take."""
+        ...
+
+    async def renew(self, renewals: Sequence[Renewal], until: float) -> list[RenewOutcome]:
+        """See Store.renew."""
+        ...
+
+    async def give(
+        self,
+        key: Key,
+        claim: str,
+        token: int | None,
+        until: float,
+        *,
+        closed_for: float = 0.0,
+        reserve_for: str | None = None,
+        slot: str | None = None,
+    ) -> GiveOutcome:
+        """See Store.give."""
+        ...
+
+    async def put(
+        self, key: Key, field: str, value: bytes | None, guard: Guard, until: float
+    ) -> PutOutcome:
+        """See Store.put."""
+        ...
+
+    async def read(self, key: Key, until: float) -> Record:
+        """See Store.read."""
+        ...
+
+    async def scan(self, namespace: str, prefix: str, until: float) -> tuple[Record, ...]:
+        """See Store.scan."""
+        ...
+
+    async def wait_change(self, key: Key, seen: str, until: float) -> None:
+        """See Store.wait_change."""
+        ...
+
+    def let_go(self) -> None:
+        """Close what is not in use; what is in use is closed when it comes back."""
+        ...
+
+
+Ops = TypeVar("Ops", bound=Operations)
+
+
+class BlockingStore(Generic[Ops]):
+    """See stores.base.Store: `operations` whose coroutines never suspend, each in one step."""
+
+    def __init__(self, operations: Ops) -> None:
+        self.operations = operations
+
+    def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
+        """See Store.take."""
+        return run(self.operations.take(key, claim, ask, until))
+
+    def renew(self, renewals: Sequence[Renewal], until: float) -> list[RenewOutcome]:
+        """See Store.renew."""
+        return run(self.operations.renew(renewals, until))
+
+    def give(
+        self,
+        key: Key,
+        claim: str,
+        token: int | None,
+        until: float,
+        *,
+        closed_for: float = 0.0,
+        reserve_for: str | None = None,
+        slot: str | None = None,
+    ) -> GiveOutcome:
+        """See Store.give."""
+        return run(
+            self.operations.give(
+                key, claim, token, until, closed_for=closed_for, reserve_for=reserve_for, slot=slot
+            )
+        )
+
+    def put(
+        self, key: Key, field: str, value: bytes | None, guard: Guard, until: float
+    ) -> PutOutcome:
+        """See Store.put."""
+        return run(self.operations.put(key, field, value, guard, until))
+
+    def read(self, key: Key, until: float) -> Record:
+        """See Store.read."""
+        return run(self.operations.read(key, until))
+
+    def scan(self, namespace: str, prefix: str, until: float) -> tuple[Record, ...]:
+        """See Store.scan."""
+        return run(self.operations.scan(namespace, prefix, until))
+
+    def wait_change(self, key: Key, seen: str, until: float) -> None:
+        """See Store.wait_change. Raises StoreUnavailable if nobody can listen."""
+        run(self.operations.wait_change(key, seen, until))
+
+    def close(self) -> None:
+        """See Store.close."""
+        self.operations.let_go()
