@@ -138,7 +138,7 @@ def without(sentinels: Sentinels, count: int) -> Iterator[None]:
 def age(one: Party) -> None:
     """What the sentinels last said is too old by now."""
     store: Any = one.store
-    store.layer._followed.checked -= 5
+    store.operations._followed.checked -= 5
 
 
 def test_one_sentinel_of_three_may_be_silent(running: Sentinels) -> None:
