@@ -6,11 +6,11 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Any, cast
 
 from incumbent import clock
 from incumbent.model import Ask, Granted, Key, Refused
-from incumbent.stores.redis import open_store
+from incumbent.stores.redis import engine_from_client, open_store
 from incumbent.stores.redis.engine import RedisEngine
 from incumbent.stores.redis.sync import RedisStore
 
@@ -71,3 +71,8 @@ def party(url: str, options: str = "restart_wait=0") -> Iterator[Party]:
         yield Party(engine)
     finally:
         engine.store().close()
+
+
+def own_party(client: Any, **options: Any) -> Party:
+    """The same for a client of the user's own; who asks closes it."""
+    return Party(cast("RedisEngine", engine_from_client(client, **options)))

@@ -6,9 +6,9 @@ import asyncio
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
-from itertools import count
+from typing import Any
 
 import pytest
 
@@ -17,22 +17,32 @@ from incumbent import clock
 from incumbent.errors import StoreError, StoreUnavailable
 from incumbent.model import (
     Ask,
+    Batch,
     Gone,
     Granted,
-    Key,
     Refused,
     Released,
-    Renewal,
     Renewed,
     RenewOutcome,
     Stored,
     Unproved,
 )
 from incumbent.stores.redis.layers.cluster import slot_of
+from tests.faults.redis_nodes import (
+    another,
+    give_back,
+    names,
+    renewal,
+    renewed,
+    renewed_async,
+    slot,
+    take_everywhere,
+    third,
+)
 from tests.faults.redis_world import ASK, Party, new_claim, party, soon
 from tests.faults.test_redis_sharing import in_a_child
 from tests.support.proxy import FaultProxy
-from tests.support.redis_cluster import SLOTS, ClusterNode, RedisCluster
+from tests.support.redis_cluster import RedisCluster
 from tests.support.servers import RedisServer, find_server
 from tests.support.waiting import eventually
 
@@ -49,56 +59,6 @@ def cluster() -> Iterator[RedisCluster]:
 def here(cluster: RedisCluster) -> Iterator[Party]:
     with party(cluster.url) as one:
         yield one
-
-
-def slot(one: Party) -> int:
-    return slot_of(one.main)
-
-
-def names(wanted: Callable[[int], bool], namespace: str = "faults") -> Iterator[Key]:
-    """Keys whose slots are wanted."""
-    for number in count():
-        key = Key(namespace, f"n{number}")
-        if wanted(slot_of(f"incumbent:{{{key}}}")):
-            yield key
-
-
-def third(at: int) -> Callable[[int], bool]:
-    """The slots of the node at that place, as the cluster is made."""
-    return lambda slot: SLOTS * at // 3 <= slot < SLOTS * (at + 1) // 3
-
-
-def renewal(one: Party, granted: Granted, key: Key | None = None) -> Renewal:
-    return Renewal(key or one.key, granted.claim, granted.token, 10.0, granted.epoch)
-
-
-def renewed(one: Party, granted: Granted) -> RenewOutcome:
-    return one.store.renew([renewal(one, granted)], soon())[0]
-
-
-async def renewed_async(one: Party, granted: Granted) -> RenewOutcome:
-    (outcome,) = await one.engine.async_store().renew([renewal(one, granted)], soon())
-    return outcome
-
-
-def take_everywhere(one: Party, each: int) -> list[Renewal]:
-    """Leases on every node."""
-    taken = []
-    for at in range(3):
-        keys = names(third(at))
-        for _ in range(each):
-            one.key = next(keys)
-            taken.append(renewal(one, one.take(new_claim()), one.key))
-    return taken
-
-
-def give_back(one: Party, taken: list[Renewal]) -> None:
-    for each in taken:
-        assert one.store.give(each.key, each.claim, each.token, soon()) == Released()
-
-
-def another(cluster: RedisCluster, node: ClusterNode) -> ClusterNode:
-    return next(one for one in cluster.nodes if one is not node)
 
 
 # -- many slots
@@ -122,6 +82,50 @@ def test_scripts_that_the_nodes_forgot_are_sent_again(here: Party, cluster: Redi
         node.cli("SCRIPT", "FLUSH")
     assert here.store.renew(taken, soon()) == [Renewed()] * 9
     give_back(here, taken)
+
+
+@pytest.mark.parametrize("how", ["sync", "async"])
+def test_what_was_packed_for_a_batch_serves_until_its_keys_move(
+    cluster: RedisCluster, how: str
+) -> None:
+    with party(cluster.url) as here, asyncio.Runner() as runner:
+        batch = Batch(take_everywhere(here, 5))
+
+        async def renew_async() -> list[RenewOutcome]:
+            return await here.engine.async_store().renew(batch, soon())
+
+        def check() -> object:
+            outcomes = (
+                here.store.renew(batch, soon()) if how == "sync" else runner.run(renew_async())
+            )
+            assert outcomes == [Renewed()] * 15
+            return batch.prepared
+
+        kept = check()
+        assert check() is kept
+        store: Any = here.store
+        known = store.operations._cluster
+        # Asked again, and told the same.
+        known.doubted, known.asked = True, known.asked - 1
+        assert check() is kept
+        assert not known.doubted
+        for node in cluster.nodes:
+            node.cli("SCRIPT", "FLUSH")
+        assert check() is kept
+        moved = slot_of(f"incumbent:{{{batch[3].key}}}")
+        target = another(cluster, cluster.node_of(moved))
+        cluster.begin_to_move(moved, target)
+        check()
+        cluster.move_keys(moved, cluster.node_of(moved), target)
+        check()
+        cluster.end_move(moved, target)
+        check()
+        eventually(lambda: check() is not kept)
+        kept = check()
+        assert check() is kept
+        give_back(here, batch)
+        outcomes = here.store.renew(batch, soon())
+        assert outcomes == [Gone()] * 15
 
 
 # -- resharding
@@ -200,6 +204,22 @@ def test_leases_are_held_while_redis_cli_reshards(cluster: RedisCluster) -> None
         give_back(here, taken)
 
 
+def test_a_node_that_names_only_a_port_means_its_own_host(cluster: RedisCluster) -> None:
+    how = "cluster-preferred-endpoint-type"
+    for node in cluster.nodes:
+        node.cli("CONFIG", "SET", how, "unknown-endpoint")
+    try:
+        with party(cluster.url) as here:
+            granted = here.take()
+            for _ in range(2):
+                cluster.move(slot(here), another(cluster, cluster.node_of(slot(here))))
+                assert renewed(here, granted) == Renewed()
+                assert here.refused().holders[0].token == granted.token
+    finally:
+        for node in cluster.nodes:
+            node.cli("CONFIG", "SET", how, "ip")
+
+
 # -- nodes that are lost
 
 
@@ -219,7 +239,7 @@ def test_a_frozen_node_costs_the_leases_of_the_others_nothing(
                 else runner.run(renew(within))
             )
 
-        taken = take_everywhere(here, 4)
+        taken = Batch(take_everywhere(here, 4))
         assert ask() == [Renewed()] * 12
         lost = cluster.node_of(slot_of(f"incumbent:{{{taken[0].key}}}"))
         lost.freeze()

@@ -10,18 +10,13 @@ from typing import Any
 import pytest
 import redis
 import redis.asyncio
-import redis.asyncio.cluster
 import redis.asyncio.connection
-import redis.asyncio.sentinel
-import redis.cluster
 import redis.connection
-import redis.sentinel
 
 from incumbent import AsyncLock, Lock
-from incumbent.errors import ConfigError, StoreUnavailable
+from incumbent.errors import StoreUnavailable
 from incumbent.model import Granted
-from incumbent.stores.redis import engine_from_client
-from tests.faults.redis_world import ASK, Party, new_claim, soon
+from tests.faults.redis_world import ASK, Party, new_claim, own_party, soon
 from tests.support.servers import RedisServer, TlsFiles
 
 # Its types are only half there: as in a user's own code, it is not for a checker to find.
@@ -114,7 +109,7 @@ def test_both_sides_log_in_as_the_client_does_and_leave_it_alone(
         assert isinstance(outcome, Granted)
         await one.engine.async_store().aclose()
 
-    one = Party(engine_from_client(client, restart_wait=0))
+    one = own_party(client, restart_wait=0)
     one.take()
     asyncio.run(main(one))
     one.store.close()
@@ -131,7 +126,7 @@ def test_the_users_own_connection_class_makes_the_connections(server: RedisServe
             super().connect()  # type: ignore[no-untyped-call]
 
     pool = BLOCKING.ConnectionPool(connection_class=Counted, port=server.port, password="sesame")
-    one = Party(engine_from_client(pool, restart_wait=0))
+    one = own_party(pool, restart_wait=0)
     one.take()
     one.store.close()
     assert len(made) == 1
@@ -141,19 +136,23 @@ def test_a_client_over_tls_keeps_its_checks(tmp_path: Path) -> None:
     files = TlsFiles(tmp_path)
     with RedisServer(tls=files) as running:
         good = redis.Redis(port=running.port, ssl=True, ssl_ca_certs=str(files.ca))
-        one = Party(engine_from_client(good, restart_wait=0))
+        one = own_party(good, restart_wait=0)
         one.take()
         asyncio.run(one.take_async())
         one.store.close()
         # Another authority than the server's: it is not believed only because a client was given.
-        strict = Party(engine_from_client(redis.Redis(port=running.port, ssl=True)))
+        strict = own_party(redis.Redis(port=running.port, ssl=True))
         with pytest.raises(StoreUnavailable) as caught:
             strict.take(new_claim())
         assert caught.value.permanent
 
 
+class OwnClient(redis.Redis):
+    """What a user may have made of it."""
+
+
 def test_a_lock_takes_a_client_in_place_of_a_url(redis_server: RedisServer) -> None:
-    client = redis.Redis(port=redis_server.port)
+    client = OwnClient(port=redis_server.port)
     pool = redis.asyncio.ConnectionPool(port=redis_server.port)
 
     async def main() -> None:
@@ -164,29 +163,3 @@ def test_a_lock_takes_a_client_in_place_of_a_url(redis_server: RedisServer) -> N
     with Lock("own-clients", store=client, namespace="faults", ttl=0.3, timeout=5) as lease:
         lease.check()
     asyncio.run(main())
-
-
-def of_sentinel() -> Any:
-    return BLOCKING.sentinel.Sentinel([("127.0.0.1", 1)]).master_for("mymaster")
-
-
-def of_sentinel_on_asyncio() -> Any:
-    return ASYNC.sentinel.Sentinel([("127.0.0.1", 1)]).master_for("mymaster")
-
-
-def of_a_cluster() -> Any:
-    return object.__new__(redis.cluster.RedisCluster)
-
-
-def of_a_cluster_on_asyncio() -> Any:
-    return object.__new__(redis.asyncio.cluster.RedisCluster)
-
-
-@pytest.mark.parametrize(
-    "make", [of_sentinel, of_sentinel_on_asyncio, of_a_cluster, of_a_cluster_on_asyncio]
-)
-def test_clients_of_more_than_one_server_are_refused_with_the_url_to_use(
-    make: Callable[[], Any],
-) -> None:
-    with pytest.raises(ConfigError, match=r"redis\+sentinel://.*redis\+cluster://"):
-        engine_from_client(make())

@@ -13,8 +13,7 @@ import redis
 
 from incumbent.errors import StoreError, StoreUnavailable
 from incumbent.model import Ask, Gone, Granted, Released, Renewal, Renewed, Slot
-from incumbent.stores.redis.engine import RedisEngine
-from tests.faults.redis_world import Party, new_claim, party, soon
+from tests.faults.redis_world import Party, new_claim, own_party, party, soon
 from tests.support.servers import RedisServer
 
 
@@ -267,13 +266,10 @@ def test_a_users_own_client_serves_both_sides(
 ) -> None:
     import redis.asyncio
 
-    from incumbent.stores.redis import engine_from_client
-
     module = redis if made == "sync" else redis.asyncio
     client = module.Redis(port=redis_server.port, decode_responses=True, protocol=3)
     driver = client if kind == "client" else client.connection_pool
-    engine: RedisEngine = engine_from_client(driver, restart_wait=0)
-    one = Party(engine)
+    one = own_party(driver, restart_wait=0)
     token = one.take().token
     assert asyncio.run(one.take_async()).token == token
     assert client.connection_pool.connection_kwargs["protocol"] == 3

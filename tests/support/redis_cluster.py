@@ -25,13 +25,15 @@ class ClusterNode(RedisServer):
         options: Sequence[str] = (),
         *,
         program: str = "redis-server",
+        password: str | None = None,
         tls: TlsFiles | None = None,
     ) -> None:
         own = ["--cluster-enabled", "yes", "--cluster-node-timeout", str(NODE_TIMEOUT)]
         # The default is 10,000 above the port, which is not always free.
         own += ["--cluster-port", str(free_port())]
         own += ["--cluster-replica-validity-factor", "0", "--repl-diskless-sync-delay", "0"]
-        super().__init__([*own, *options], program=program, tls=tls)
+        own += ["--masterauth", password] if password else []
+        super().__init__([*own, *options], program=program, password=password, tls=tls)
         self.id = self.cli("CLUSTER", "MYID").strip()
 
     @property
@@ -59,13 +61,15 @@ class RedisCluster:
         replicas: int = 0,
         options: Sequence[str] = (),
         program: str = "redis-server",
+        password: str | None = None,
     ) -> None:
         self._stack = ExitStack()
+        self._password = password
         self.nodes: list[ClusterNode] = []
         self.replicas: list[ClusterNode] = []
         try:
             for at in range(3 + replicas):
-                node = ClusterNode(options, program=program)
+                node = ClusterNode(options, program=program, password=password)
                 self._stack.callback(node.stop)
                 (self.nodes if at < 3 else self.replicas).append(node)
             self._join()
@@ -103,10 +107,11 @@ class RedisCluster:
 
     @property
     def url(self) -> str:
-        return f"redis+cluster://{self.nodes[0].address},{self.nodes[1].address}"
+        login = f":{self._password}@" if self._password else ""
+        return f"redis+cluster://{login}{self.nodes[0].address},{self.nodes[1].address}"
 
     def client(self, node: ClusterNode) -> redis.Redis:
-        return redis.Redis(port=node.port, socket_timeout=5)
+        return redis.Redis(port=node.port, password=self._password, socket_timeout=5)
 
     def node_of(self, slot: int) -> ClusterNode:
         """The master that has a slot, as the first one sees it."""

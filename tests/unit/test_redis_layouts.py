@@ -16,13 +16,13 @@ from incumbent.stores.redis import open_redis, open_store
 from incumbent.stores.redis.dialect import Dialect
 from incumbent.stores.redis.hosts import parse_address, parse_hosts, say_address
 from incumbent.stores.redis.layers.base import Side
-from incumbent.stores.redis.layers.cluster import SLOTS, Topology, marker_of, slot_of, together
+from incumbent.stores.redis.layers.cluster import SLOTS, Topology, marker_of, slot_of
 from incumbent.stores.redis.layers.follow import Followed
 from incumbent.stores.redis.layers.sentinel import Opinion, majority_of, verdict
-from incumbent.stores.redis.layers.spread import by_slot, renew_spread
+from incumbent.stores.redis.layers.spread import Part, renew_part
 from incumbent.stores.redis.names import Naming
 from incumbent.stores.redis.options import parse_redis_url
-from incumbent.stores.redis.resp import Program, Step
+from incumbent.stores.redis.resp import Step
 from incumbent.stores.redis.server import read_facts
 
 SECRET = "pa55-never-shown"
@@ -229,25 +229,6 @@ def test_the_marker_of_a_node_lies_in_one_of_its_slots(node: tuple[str, int]) ->
     assert topology().master_of(slot_of(marker_of(topology(), node))) == node
 
 
-def test_programs_that_run_together_get_their_own_answers() -> None:
-    def ask(name: bytes, steps: int) -> Program[list[object]]:
-        heard: list[object] = []
-        for _ in range(steps):
-            heard += yield Step(name, 2)
-        return heard
-
-    def fail() -> Program[list[object]]:
-        yield Step(b"x", 1)
-        raise SILENT
-
-    program = together([ask(b"a", 1), fail(), ask(b"b", 2)])
-    assert next(program) == Step(b"axb", 5)
-    assert program.send([1, 2, 3, 4, 5]) == Step(b"b", 2)
-    with pytest.raises(StopIteration) as end:
-        program.send([6, 7])
-    assert end.value.value == [[1, 2], SILENT, [4, 5, 6, 7]]
-
-
 class Wire:
     def __init__(self, epoch: str, born: float) -> None:
         self.epoch, self.born = epoch, born
@@ -257,17 +238,22 @@ def spread(epoch_of_the_lease: str, wire: Wire, token: int) -> RenewOutcome | St
     """The outcome of one renewal that the node would grant."""
     renewal = Renewal(Key("default", "job"), "c", token, 1.0, epoch_of_the_lease)
     dialect = Dialect(Naming(None), "here")
-    program = renew_spread(dialect, [renewal], by_slot([7]), "n:1", wire, by_asking=False)
+    part = Part(("n", 1), by_asking=False)
+    part.places.append(0)
+    program = renew_part(dialect, [renewal], part, wire)
     try:
         step = next(program)
     except StopIteration as end:
-        return end.value[0]  # type: ignore[no-any-return]
-    said = step.payload.split(b"\r\n")
-    echo = next(part for part in said if part.startswith(b"c:"))
+        return end.value[0][1]  # type: ignore[no-any-return]
     with pytest.raises(StopIteration) as last:
-        program.send([[echo, 1]])
-    outcome: RenewOutcome = last.value.value[0]
-    return outcome
+        program.send([[echo_of(step), 1]])
+    assert last.value.value is None
+    return Renewed()
+
+
+def echo_of(step: Step) -> bytes:
+    said = step.payload.split(b"\r\n")
+    return next(part for part in said if part.startswith(b"c:"))
 
 
 def test_a_lease_is_renewed_where_it_was_granted_or_came_with_its_slot() -> None:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from typing import Any
 
 import pytest
 
 from incumbent.errors import ConfigError
-from incumbent.stores.redis import engine_from_client, open_redis
+from incumbent.stores.redis import open_redis
 from incumbent.stores.redis.options import parse_redis_url
 
 SECRET = "pa55-never-shown"
@@ -142,35 +141,6 @@ def test_reading_a_url_imports_no_driver() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "redis" not in done.stdout
-
-
-@pytest.mark.parametrize("client", [None, 5, "redis://host", object()])
-def test_what_is_no_client_is_refused(client: object) -> None:
-    with pytest.raises(ConfigError, match="single server"):
-        engine_from_client(client)
-
-
-def test_a_client_of_many_servers_is_refused() -> None:
-    import redis.sentinel
-
-    sentinel: Any = redis.sentinel
-    with pytest.raises(ConfigError, match="single server"):
-        engine_from_client(sentinel.Sentinel([("host", 1)]).master_for("service"))
-
-
-def test_a_client_becomes_an_engine_without_showing_its_password() -> None:
-    import redis
-
-    engine = engine_from_client(redis.Redis(host="h", port=7, db=2, password=SECRET))
-    assert engine.url == "redis://:***@h:7/2"
-    assert SECRET not in repr(engine._site)
-
-
-def test_a_clients_wrong_options_are_refused() -> None:
-    import redis
-
-    with pytest.raises(ConfigError, match="name"):
-        engine_from_client(redis.Redis(), key="lock")
 
 
 def test_a_password_in_the_words_of_a_driver_is_masked() -> None:

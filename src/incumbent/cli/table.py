@@ -122,7 +122,9 @@ _ALL = Option(("--all",), "every job of the namespace", flag_only=True)
 _TO = Option(("--to",), "the candidate that is to follow", "HOLDER")
 _WATCH = Option(("--watch",), "again every second, until ^C")
 _TIMEOUT = Option(("--timeout",), "give up with exit 75 after this time", "DUR")
-_FIX = Option(("--fix",), "first make the store's schema, or bring it up to this release")
+_FIX = Option(
+    ("--fix",), "first make the schema of this release in the store, or load its functions"
+)
 _AT = Option(
     ("--at",), "about the slot of this instant: 05:30, 2026-11-21T05:30Z", "WHEN", flag_only=True
 )

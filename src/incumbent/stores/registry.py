@@ -32,6 +32,7 @@ _BUILT_IN: Final = {
     "postgres": "incumbent.stores.postgresql:open_postgresql",
 }
 _GROUP: Final = "incumbent.stores"
+_REDIS: Final = ("redis", "valkey", "fakeredis")
 _POSTGRESQL: Final = ("psycopg_pool", "sqlalchemy")
 
 
@@ -79,7 +80,7 @@ def engine_for_object(driver: Any) -> Engine:
     """The engine for a Store engine, or for a redis-py client or pool of the user's own."""
     if isinstance(driver, Engine):
         return driver
-    if type(driver).__module__.split(".")[0] in ("redis", "valkey", "fakeredis"):
+    if any(base.__module__.split(".")[0] in _REDIS for base in type(driver).__mro__):
         from incumbent.stores.redis import engine_from_client
 
         engine: Engine = engine_from_client(driver)

@@ -1,4 +1,4 @@
-"""`doctor`: what the store promises, and whether the times fit; `--fix` makes its schema."""
+"""`doctor`: what the store promises, and whether the times fit; `--fix` makes what it needs."""
 
 from __future__ import annotations
 

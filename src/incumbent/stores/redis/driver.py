@@ -24,7 +24,6 @@ __all__ = [
     "connect_error",
     "site_of_options",
     "target_at",
-    "target_of_client",
     "target_of_options",
 ]
 
@@ -41,10 +40,6 @@ except ImportError as error:
 _ = _hiredis.Reader
 
 _OURS: Final = {"health_check_interval": 0, "protocol": 2, "client_name": "incumbent"}
-_SHARED: Final = (
-    *("host", "port", "path", "db", "username", "password", "credential_provider"),
-    *("socket_keepalive", "socket_keepalive_options", "socket_type"),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,66 +135,11 @@ def target_at(
     return replace(target, arguments=arguments)
 
 
-def target_of_client(client: Any) -> tuple[Target, str]:
-    """From a redis-py client or pool, and what to call it. Nothing of it is used or changed.
-
-    Raises ConfigError for what does not connect to a single server.
-    """
-    pool = getattr(client, "connection_pool", client)
-    made_by = getattr(pool, "connection_class", None)
-    given = getattr(pool, "connection_kwargs", None)
-    if not isinstance(made_by, type) or not isinstance(given, dict):
-        raise ConfigError(
-            f"a {type(client).__name__} object: give a redis.Redis, a redis.asyncio.Redis or a"
-            f" ConnectionPool of either, for a single server{_FOR_MANY}",
-            name="store",
-        )
-    transport, is_async = _kind_of(made_by)
-    arguments = {
-        name: value
-        for name, value in given.items()
-        if (name in _SHARED or name.startswith("ssl_")) and value is not None
-    }
-    own = {"async_class" if is_async else "blocking_class": made_by}
-    return Target(transport, arguments, **own), _shown(transport, arguments)
-
-
-def _kind_of(made_by: type) -> tuple[str, bool]:
-    # The subclass first: a TLS connection is a TCP connection too.
-    for transport, name in (("tls", "SSLConnection"), ("unix", _UNIX), ("tcp", "Connection")):
-        for is_async, module in ((False, redis), (True, _async_module())):
-            if "Sentinel" not in made_by.__name__ and issubclass(made_by, getattr(module, name)):
-                return transport, is_async
-    raise ConfigError(
-        f"connections of class {made_by.__name__} are not supported: give a client of a single"
-        f" server{_FOR_MANY}",
-        name="store",
-    )
-
-
-_FOR_MANY: Final = " (for Sentinel or a cluster a URL, redis+sentinel:// or redis+cluster://)"
-_UNIX: Final = "UnixDomainSocketConnection"
-_CLASSES: Final = {"tls": "SSLConnection", "unix": _UNIX, "tcp": "Connection"}
-
-
-def _async_module() -> Any:
-    import redis.asyncio
-
-    return redis.asyncio
-
-
-def _shown(transport: str, arguments: dict[str, Any]) -> str:
-    options = RedisOptions(
-        scheme={"tcp": "redis", "tls": "rediss", "unix": "redis+unix"}[transport],
-        transport=transport,
-        host=str(arguments.get("host", "localhost")),
-        port=int(arguments.get("port", 6379)),
-        path=str(arguments.get("path", "")),
-        db=int(arguments.get("db") or 0),
-        username=arguments.get("username"),
-        password="given" if arguments.get("password") else None,
-    )
-    return options.shown
+_CLASSES: Final = {
+    "tls": "SSLConnection",
+    "unix": "UnixDomainSocketConnection",
+    "tcp": "Connection",
+}
 
 
 def blocking_connection(target: Target, timeout: float) -> Any:

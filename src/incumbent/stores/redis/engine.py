@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from incumbent import clock
 from incumbent._core.onestep import run
@@ -13,7 +13,9 @@ from incumbent.stores.redis.dial import dial
 from incumbent.stores.redis.dialect import Dialect
 from incumbent.stores.redis.driver import Site
 from incumbent.stores.redis.exchange import carry_out
+from incumbent.stores.redis.loaded import load_functions, look_at_functions
 from incumbent.stores.redis.names import Naming
+from incumbent.stores.redis.resp import Program
 from incumbent.stores.redis.server import diagnosis
 from incumbent.stores.redis.sync import RedisStore
 from incumbent.stores.redis.wire import Wire
@@ -22,7 +24,9 @@ if TYPE_CHECKING:
     from incumbent.stores.loops import Loops
     from incumbent.stores.redis.aio import AsyncRedisStore
 
-__all__ = ["RedisEngine", "examine"]
+__all__ = ["Finding", "RedisEngine", "examine", "mend"]
+
+Finding: TypeAlias = "tuple[str, str, str]"
 
 
 class RedisEngine:
@@ -61,19 +65,41 @@ class RedisEngine:
             "all", Loops(partial(AsyncRedisStore, self._site, self._dialect))
         )
 
-    def diagnose(self, ttl: float, until: float) -> list[tuple[str, str, str]]:
+    def fix(self, until: float) -> list[Finding]:
+        """Have the server load the functions of this release; findings as of `diagnose`."""
+        return mend(self._site, until)
+
+    def diagnose(self, ttl: float, until: float) -> list[Finding]:
         """See Engine.diagnose. Looks also at a server that would be refused."""
         return examine(self._site, ttl, until)
 
 
-def examine(site: Site, ttl: float, until: float) -> list[tuple[str, str, str]]:
+def examine(site: Site, ttl: float, until: float) -> list[Finding]:
     """What there is to say of one server. Looks also at one that would be refused."""
+
+    def program() -> Program[list[Finding]]:
+        found = yield from diagnosis(ttl, site.restart_wait, clock.now, clock.wall)
+        functions = yield from look_at_functions(needed=_calls_functions(site))
+        return [*found, *functions]
+
+    return _visit(site, program(), until)
+
+
+def mend(site: Site, until: float) -> list[Finding]:
+    """Have one server load the functions of this release."""
+    return _visit(site, load_functions(needed=_calls_functions(site)), until)
+
+
+def _calls_functions(site: Site) -> bool:
+    return bool(site.marker.function)
+
+
+def _visit(site: Site, program: Program[list[Finding]], until: float) -> list[Finding]:
     try:
         wire = Wire(dial(site, until))
     except StoreError as error:
         return [("error", str(error), "check the address, the password and the network")]
     try:
-        program = diagnosis(ttl, site.restart_wait, clock.now, clock.wall)
         return run(carry_out(wire, program, until))
     except Exception as error:  # noqa: BLE001 - whatever it is, a diagnosis reports it
         return [("error", f"{site.where} answered nothing usable: {error}", "look at its log")]

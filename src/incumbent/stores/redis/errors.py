@@ -75,7 +75,7 @@ _REFUSED: Final[dict[str, tuple[str, float | None]]] = {
     "DENIED": ("it runs in protected mode", None),
     "max clients": ("it has no connection left for us: raise its maxclients", 1.0),
     "no command": ("it lacks a command that leases need: see the versions in the docs", None),
-    "no function": ("it lacks our functions: load them (see the documentation)", 1.0),
+    "no function": ("it lacks our functions: load them (`incumbent doctor --fix`)", 1.0),
 }
 _ERR: Final = {
     "ERR max number of clients": "max clients",

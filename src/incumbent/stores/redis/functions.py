@@ -1,9 +1,11 @@
 """The scripts as a library of functions, for users who may call functions and send no scripts.
 
-    python -m incumbent.stores.redis.functions | redis-cli -x FUNCTION LOAD REPLACE
+`incumbent doctor --fix` loads it; so does
+`python -m incumbent.stores.redis.functions | redis-cli -x FUNCTION LOAD REPLACE`.
 
-A server (from Redis 7) keeps functions over restarts, and replicas and snapshots have them too. The
-names change with the scripts, so that two releases can be served at the same time.
+A server (from Redis 7) keeps functions over restarts, and replicas and snapshots have them too. All
+names change with any of the scripts, so that two releases can be served at the same time: a server
+refuses a library that has a function of the name of another library's.
 """
 
 from __future__ import annotations
@@ -16,22 +18,34 @@ from typing import Final, TypeVar
 
 from incumbent.model import Ask, Guard, Key, PutOutcome, Renewal, RenewOutcome
 from incumbent.stores.redis.dialect import Dialect
+from incumbent.stores.redis.renewals import Adapt, renew_program
 from incumbent.stores.redis.resp import SCRIPTS, Program, Step
 from incumbent.stores.redis.server import PROMOTED
 
-__all__ = ["LIBRARY", "MARKER_FUNCTION", "FunctionDialect"]
+__all__ = [
+    "LIBRARIES",
+    "LIBRARY",
+    "LIBRARY_NAME",
+    "MARKER_FUNCTION",
+    "RENEW_FUNCTION",
+    "FunctionDialect",
+    "words_of",
+]
 
 T = TypeVar("T")
 
 _ALL: Final = {**SCRIPTS, "promoted": PROMOTED}
-_NAMES: Final = {
-    script.sha: f"incumbent_{name}_{script.sha[:8].decode()}" for name, script in _ALL.items()
-}
-_DIGEST: Final = sha1(b"".join(sorted(_NAMES)), usedforsecurity=False).hexdigest()[:8]
+_DIGEST: Final = sha1(
+    b"".join(sorted(script.sha for script in _ALL.values())), usedforsecurity=False
+).hexdigest()[:8]
+_NAMES: Final = {script.sha: f"incumbent_{name}_{_DIGEST}" for name, script in _ALL.items()}
 
+LIBRARIES: Final = "incumbent_"
+"""How the names of the libraries of all releases begin."""
+LIBRARY_NAME: Final = f"{LIBRARIES}{_DIGEST}"
 LIBRARY: Final = "\n".join(
     [
-        f"#!lua name=incumbent_{_DIGEST}",
+        f"#!lua name={LIBRARY_NAME}",
         *(
             f"redis.register_function('{_NAMES[script.sha]}', function(KEYS, ARGV)\n"
             f"{script.text.decode()}end)"
@@ -42,6 +56,7 @@ LIBRARY: Final = "\n".join(
 """What FUNCTION LOAD takes."""
 
 MARKER_FUNCTION: Final = _NAMES[PROMOTED.sha]
+RENEW_FUNCTION: Final = _NAMES[SCRIPTS["renew"].sha]
 
 _EVALSHA: Final = re.compile(rb"\$7\r\nEVALSHA\r\n\$40\r\n([0-9a-f]{40})\r\n")
 
@@ -67,6 +82,11 @@ def _by_calls(program: Program[T]) -> Program[T]:
         return result
 
 
+def words_of(dialect: Dialect) -> Adapt:
+    """How this dialect says a request that names a script."""
+    return _as_call if isinstance(dialect, FunctionDialect) else bytes
+
+
 class FunctionDialect(Dialect):
     """As Dialect, by functions."""
 
@@ -88,7 +108,7 @@ class FunctionDialect(Dialect):
 
     def renew(self, renewals: Sequence[Renewal], epoch: str) -> Program[list[RenewOutcome]]:
         """See Dialect.renew."""
-        return _by_calls(super().renew(renewals, epoch))
+        return renew_program(self.naming, renewals, epoch, self._unusable, _as_call)
 
     def put(self, key: Key, field: str, value: bytes | None, guard: Guard) -> Program[PutOutcome]:
         """See Dialect.put."""

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import TypeAlias
 from urllib.parse import unquote
 
-__all__ = ["Address", "parse_address", "parse_hosts", "say_address"]
+__all__ = ["Address", "Reach", "parse_address", "parse_hosts", "say_address", "the_same"]
 
 Address: TypeAlias = "tuple[str, int]"
+Reach: TypeAlias = Callable[[Address], Address]
+"""Where a server is reached that announces an address which this side of a network cannot reach."""
 
 _HOST = re.compile(
     r"(?:\[(?P<six>[0-9A-Fa-f:.%a-z]+)\]|(?P<name>[^\[\]:@/?#\s]+))(?::(?P<port>\d{1,5}))?"
@@ -40,3 +43,8 @@ def say_address(address: Address) -> str:
     """For people."""
     host, port = address
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def the_same(address: Address) -> Address:
+    """Where nearly every server is reached: see Reach."""
+    return address

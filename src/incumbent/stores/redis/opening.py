@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from incumbent.durations import Duration
@@ -9,11 +10,13 @@ from incumbent.errors import ConfigError
 from incumbent.stores.redis.options import (
     RedisOptions,
     check_key,
+    check_replicas,
     check_restart_wait,
     parse_redis_url,
 )
 
 if TYPE_CHECKING:
+    from incumbent.stores.redis.clients import Own
     from incumbent.stores.redis.engine import RedisEngine
     from incumbent.stores.redis.layers.engine import LayeredEngine
 
@@ -58,16 +61,40 @@ def engine_from_client(
     key: str | None = None,
     restart_wait: Duration | None = None,
     allow_eviction: bool = False,
-) -> RedisEngine:
+    wait_replicas: int = 0,
+    wait_timeout: Duration | None = None,
+    functions: bool = False,
+) -> RedisEngine | LayeredEngine:
     """The engine for a redis-py client or pool of the user's own, blocking or asynchronous.
 
-    Its address and login are taken over for connections of our own, on both sides; the client
-    itself is neither used nor closed. The other arguments are those of the URL's options. Raises
-    ConfigError for what is not a single server's, and for a wrong argument.
+    Of one server, of a cluster (RedisCluster), or of a master that sentinels name (master_for). Its
+    addresses and logins are taken over for connections of our own, on both sides; the client itself
+    is neither used nor closed. The other arguments are those of the URL's options. Raises
+    ConfigError for what is no such client, and for a wrong argument.
     """
-    from incumbent.stores.redis.driver import Site, target_of_client
+    # The driver first: where it is missing, it says what to install.
+    from incumbent.stores.redis.driver import Site
     from incumbent.stores.redis.engine import RedisEngine
 
-    target, where = target_of_client(client)
-    site = Site(target, where, check_restart_wait(restart_wait), allow_eviction)
-    return RedisEngine(site, check_key(key))
+    own = _read(client)
+    replicas, patience = check_replicas(str(wait_replicas) if wait_replicas else None, wait_timeout)
+    options = replace(
+        own.options,
+        key=check_key(key),
+        wait_replicas=replicas,
+        wait_timeout=patience,
+        functions=functions,
+    )
+    site = Site(own.target, options.shown, check_restart_wait(restart_wait), allow_eviction)
+    if not options.layered:
+        return RedisEngine(site, options.key)
+
+    from incumbent.stores.redis.layers.layouts import layered_engine
+
+    return layered_engine(site, options, own.sentinels, own.reach)
+
+
+def _read(client: Any) -> Own:
+    from incumbent.stores.redis.clients import read_client
+
+    return read_client(client)

@@ -16,7 +16,7 @@ from incumbent.stores.redis.errors import Mismatch
 from incumbent.stores.redis.names import Naming
 from incumbent.stores.redis.resp import SCRIPTS, Program, Step, milliseconds, pack
 
-__all__ = ["renew_program"]
+__all__ = ["Adapt", "new_echo", "outcomes_of", "packed", "renew_program"]
 
 _BATCH: Final = 500
 """Leases renewed by one script call: a server serves nobody else meanwhile (about 2 ms)."""
@@ -28,6 +28,8 @@ _renewals = count()
 
 Unusable: TypeAlias = Callable[[Any, Key | None], Exception]
 """The exception for an answer that is none."""
+Adapt: TypeAlias = Callable[[bytes], bytes]
+"""Says the beginning of a request, in which a script is named, in another way."""
 
 
 class _Call(NamedTuple):
@@ -47,11 +49,15 @@ class _Prepared(NamedTuple):
 
 
 def renew_program(
-    naming: Naming, renewals: Sequence[Renewal], epoch: str, unusable: Unusable
+    naming: Naming,
+    renewals: Sequence[Renewal],
+    epoch: str,
+    unusable: Unusable,
+    adapt: Adapt = bytes,
 ) -> Program[list[RenewOutcome]]:
     """Renew what this incarnation of the server granted; it knows nothing of the rest."""
     outcomes: list[RenewOutcome] = [_RESTARTED] * len(renewals)
-    for calls in _steps(_prepared(naming, renewals, epoch), renewals):
+    for calls in _steps(_prepared(naming, renewals, epoch, adapt), renewals):
         # Unique in this process, so that no other answer can be taken for this one.
         echoes = [_echo(renewals[call.places[0]]) for call in calls]
         payload = b"".join(map(_request, calls, echoes))
@@ -87,23 +93,27 @@ def _request(call: _Call, echo: bytes) -> bytes:
     return b"".join((call.head, _ONE % (len(echo), echo), call.tail))
 
 
-def _prepared(naming: Naming, renewals: Sequence[Renewal], epoch: str) -> Sequence[_Call]:
+def _prepared(
+    naming: Naming, renewals: Sequence[Renewal], epoch: str, adapt: Adapt
+) -> Sequence[_Call]:
     if not isinstance(renewals, Batch):
-        return _packed(naming, renewals, epoch)
+        return _packed(naming, renewals, epoch, adapt)
     kept = renewals.prepared
     if not isinstance(kept, _Prepared) or kept.naming is not naming or kept.epoch != epoch:
-        kept = _Prepared(naming, epoch, _packed(naming, renewals, epoch))
+        kept = _Prepared(naming, epoch, _packed(naming, renewals, epoch, adapt))
         renewals.prepared = kept
     return kept.calls
 
 
-def _packed(naming: Naming, renewals: Sequence[Renewal], epoch: str) -> Sequence[_Call]:
+def _packed(
+    naming: Naming, renewals: Sequence[Renewal], epoch: str, adapt: Adapt
+) -> Sequence[_Call]:
     ours = [at for at, renewal in enumerate(renewals) if renewal.epoch == epoch]
     calls = []
     for start in range(0, len(ours), _BATCH):
         places = ours[start : start + _BATCH]
         batch = [renewals[at] for at in places]
-        calls.append(_Call(_small(places), _head(naming, batch), _tail(batch)))
+        calls.append(_Call(_small(places), adapt(_head(naming, batch)), _tail(batch)))
     return calls
 
 
@@ -158,3 +168,24 @@ def _outcome(renewal: Renewal, answer: Any) -> RenewOutcome:
 _RENEWED: Final = Renewed()
 _GONE: Final = Gone()
 _RESTARTED: Final = Gone("store_restarted")
+
+
+# -- the same in pieces, for renewals of many slots: see layers.spread -----------------------------
+
+
+def packed(naming: Naming, batch: Sequence[Renewal]) -> tuple[bytes, bytes]:
+    """One call for all of the batch: what comes before its echo, and after it."""
+    return _head(naming, batch), _tail(batch)
+
+
+def new_echo(renewal: Renewal) -> tuple[bytes, bytes]:
+    """What no other answer in this process repeats, and the same as it is sent."""
+    echo = _echo(renewal)
+    return echo, _ONE % (len(echo), echo)
+
+
+def outcomes_of(batch: Sequence[Renewal], echo: bytes, answer: list[Any]) -> list[RenewOutcome]:
+    """What an answer says. Raises Mismatch if it is another call's."""
+    if len(answer) != len(batch) + 1 or answer[0] != echo:
+        raise Mismatch(f"expected the answer to {len(batch)} renewals")
+    return list(map(_outcome, batch, answer[1:]))

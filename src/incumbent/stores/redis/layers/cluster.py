@@ -9,19 +9,20 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Final, TypeVar
 
-from incumbent.errors import StoreError, StoreUnavailable
+from incumbent.errors import StoreUnavailable
 from incumbent.stores.redis.errors import answered_error
 from incumbent.stores.redis.exchange import is_forgotten
 from incumbent.stores.redis.hosts import Address
 from incumbent.stores.redis.resp import Program, Step, as_eval, pack
 from incumbent.stores.redis.server import MARKER
 
-__all__ = ["SLOTS", "Topology", "asking", "marker_of", "question", "slot_of", "together"]
+__all__ = ["ASKING", "SLOTS", "Topology", "asking", "marker_of", "question", "slot_of"]
 
 T = TypeVar("T")
 
 SLOTS: Final = 16_384
-_ASKING: Final = pack("ASKING")
+ASKING: Final = pack("ASKING")
+"""Goes before a request for a key that is on its way to the node."""
 
 
 def slot_of(name: str) -> int:
@@ -105,46 +106,10 @@ def asking(program: Program[T]) -> Program[T]:
     try:
         while True:
             step = program.send(answers)
-            _, answer = yield Step(_ASKING + step.payload, 2)
+            _, answer = yield Step(ASKING + step.payload, 2)
             if is_forgotten(answer):
-                _, answer = yield Step(_ASKING + as_eval(step.payload), 2)
+                _, answer = yield Step(ASKING + as_eval(step.payload), 2)
             answers = [answer]
     except StopIteration as end:
         result: T = end.value
         return result
-
-
-def together(programs: Sequence[Program[T]]) -> Program[list[T | StoreError]]:
-    """Several programs, whose steps leave together."""
-    outcomes: dict[int, T | StoreError] = {}
-    steps: dict[int, Step] = {}
-    for at, program in enumerate(programs):
-        _advance(program, None, at, steps, outcomes)
-    while steps:
-        asked, steps = steps, {}
-        answers = yield Step(
-            b"".join(step.payload for step in asked.values()),
-            sum(step.answers for step in asked.values()),
-        )
-        for at, step in asked.items():
-            own, answers = answers[: step.answers], answers[step.answers :]
-            if step.answers == 1 and is_forgotten(own[0]):
-                steps[at] = Step(as_eval(step.payload), 1)
-            else:
-                _advance(programs[at], own, at, steps, outcomes)
-    return [outcomes[at] for at in range(len(programs))]
-
-
-def _advance(
-    program: Program[T],
-    answers: list[Any] | None,
-    at: int,
-    steps: dict[int, Step],
-    outcomes: dict[int, T | StoreError],
-) -> None:
-    try:
-        steps[at] = program.send(answers)  # type: ignore[arg-type]  # None starts it
-    except StopIteration as end:
-        outcomes[at] = end.value
-    except StoreError as error:
-        outcomes[at] = error

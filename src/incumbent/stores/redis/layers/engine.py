@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from incumbent.model import Capabilities
 from incumbent.stores.blocking import BlockingStore, Operations
-from incumbent.stores.redis.engine import RedisEngine
+from incumbent.stores.redis.engine import Finding, RedisEngine
 from incumbent.stores.redis.layers.base import Side
 from incumbent.stores.redis.layers.side import BlockingSide
 
@@ -16,13 +16,14 @@ if TYPE_CHECKING:
     from incumbent.stores.loops import Loops
     from incumbent.stores.redis.layers.aioside import AsyncFace
 
-__all__ = ["Build", "Examine", "Finding", "LayeredEngine"]
+__all__ = ["Build", "Examine", "LayeredEngine", "Mend"]
 
-Finding: TypeAlias = "tuple[str, str, str]"
 Build: TypeAlias = Callable[[Side], Operations]
 """Makes the layers of one side."""
 Examine: TypeAlias = Callable[[Side, float, float], list[Finding]]
 """What a doctor finds, for a ttl, until an instant."""
+Mend: TypeAlias = Callable[[Side, float], list[Finding]]
+"""What came of loading our functions, until an instant."""
 
 
 class LayeredEngine:
@@ -30,10 +31,10 @@ class LayeredEngine:
 
     capabilities: Capabilities = RedisEngine.capabilities
 
-    def __init__(self, where: str, build: Build, examine: Examine) -> None:
+    def __init__(self, where: str, build: Build, examine: Examine, mend: Mend) -> None:
         self.url = where
         self._build = build
-        self._examine = examine
+        self._examine, self._mend = examine, mend
         self._side = BlockingSide()
         self._store = BlockingStore(build(self._side))
         self._loops: dict[str, Loops[AsyncFace]] = {}
@@ -57,6 +58,10 @@ class LayeredEngine:
 
         # One atomic step instead of a lock, which a fork could copy while somebody holds it.
         return self._loops.setdefault("all", Loops(partial(make_face, self._build)))
+
+    def fix(self, until: float) -> list[Finding]:
+        """Have every master load the functions of this release; findings as of `diagnose`."""
+        return self._mend(self._side, until)
 
     def diagnose(self, ttl: float, until: float) -> list[Finding]:
         """See Engine.diagnose. Looks also at servers that would be refused."""

@@ -28,7 +28,7 @@ from incumbent.model import (
 from incumbent.stores.blocking import Operations
 from incumbent.stores.redis.driver import Site, target_at
 from incumbent.stores.redis.errors import Demoted
-from incumbent.stores.redis.hosts import Address
+from incumbent.stores.redis.hosts import Address, Reach, the_same
 from incumbent.stores.redis.layers.base import Layer, Side
 from incumbent.stores.redis.layers.sentinel import FRESH, Opinion, majority_of, question, verdict
 from incumbent.stores.redis.resp import Program
@@ -51,6 +51,7 @@ class Followed:
     site: Site
     sentinels: tuple[Site, ...]
     service: str
+    reach: Reach = the_same
     address: Address | None = None
     asked: float = -inf
     checked: float = -inf
@@ -74,7 +75,8 @@ class Followed:
         if asked_at >= self.asked:
             self.asked = self.checked = asked_at
             if address != self.address:
-                site.target, self.address = target_at(site.target, address), address
+                site.target = target_at(site.target, self.reach(address))
+                self.address = address
         return address
 
     def doubt(self) -> None:

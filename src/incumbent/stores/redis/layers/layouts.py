@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import TypeAlias
 
+from incumbent import clock
 from incumbent._core.onestep import run
 from incumbent.errors import StoreError
 from incumbent.stores.blocking import Operations
 from incumbent.stores.redis.dialect import Dialect
-from incumbent.stores.redis.driver import Site, target_at
-from incumbent.stores.redis.engine import examine
+from incumbent.stores.redis.driver import Site, Target, target_at
+from incumbent.stores.redis.engine import Finding, examine, mend
 from incumbent.stores.redis.functions import MARKER_FUNCTION, FunctionDialect
-from incumbent.stores.redis.hosts import Address, say_address
+from incumbent.stores.redis.hosts import Address, Reach, say_address, the_same
 from incumbent.stores.redis.layers.base import Side
-from incumbent.stores.redis.layers.engine import Finding, LayeredEngine
+from incumbent.stores.redis.layers.engine import Build, LayeredEngine
 from incumbent.stores.redis.layers.follow import Follow, Followed
 from incumbent.stores.redis.layers.nodes import Cluster
 from incumbent.stores.redis.layers.replicas import Confirmed
@@ -26,14 +29,24 @@ from incumbent.stores.redis.options import RedisOptions
 __all__ = ["layered_engine"]
 
 
-def layered_engine(site: Site, options: RedisOptions) -> LayeredEngine:
-    """The engine of options that need layers."""
+def layered_engine(
+    site: Site,
+    options: RedisOptions,
+    sentinels: Sequence[Target] = (),
+    reach: Reach = the_same,
+) -> LayeredEngine:
+    """The engine of options that need layers; `sentinels`: how each of the `hosts` is reached.
+
+    Without them they are reached as the master is, with the options' login. `reach`: where a server
+    is reached that somebody names.
+    """
     if options.functions:
         site.marker = site.marker._replace(function=MARKER_FUNCTION)
     if options.layout == "sentinel":
-        return _sentinel_engine(site, options)
+        targets = sentinels or [_sentinel_target(site, options, each) for each in options.hosts]
+        return _sentinel_engine(site, options, targets, reach)
     if options.layout == "cluster":
-        return _cluster_engine(site, options)
+        return _cluster_engine(site, options, reach)
     return _single_engine(site, options)
 
 
@@ -51,33 +64,35 @@ def _dialect(options: RedisOptions) -> type[Dialect]:
 
 def _single_engine(site: Site, options: RedisOptions) -> LayeredEngine:
     dialect = _dialect(options)(Naming(options.key), site.where)
-
-    def look(_: Side, ttl: float, until: float) -> list[Finding]:
-        return examine(site, ttl, until)
-
-    return LayeredEngine(site.where, partial(_connections, options, dialect, site), look)
+    build = partial(_connections, options, dialect, site)
+    return _engine(site.where, build, lambda _, until, visit: visit(site, until))
 
 
-def _sentinel_engine(site: Site, options: RedisOptions) -> LayeredEngine:
+def _sentinel_engine(
+    site: Site, options: RedisOptions, targets: Sequence[Target], reach: Reach
+) -> LayeredEngine:
     site.marker = site.marker._replace(settle=SETTLE)
     dialect = _dialect(options)(Naming(options.key), site.where)
-    sentinels = tuple(_sentinel_site(site, options, address) for address in options.hosts)
-    followed = Followed(site, sentinels, options.service)
+    sentinels = tuple(
+        Site(target, f"the sentinel {say_address(address)}")
+        for target, address in zip(targets, options.hosts, strict=True)
+    )
+    followed = Followed(site, sentinels, options.service, reach)
 
     def build(side: Side) -> Operations:
         return Follow(_connections(options, dialect, site, side), side, followed)
 
-    def look(side: Side, ttl: float, until: float) -> list[Finding]:
+    def at_the_master(side: Side, until: float, visit: _Visit) -> list[Finding]:
         try:
             address = run(followed.ask(side, until))
         except StoreError as error:
             return [("error", str(error), "check the sentinels, their password and the name")]
-        return [("ok", say_master(address), ""), *examine(site, ttl, until)]
+        return [("ok", say_master(address), ""), *visit(site, until)]
 
-    return LayeredEngine(site.where, build, look)
+    return _engine(site.where, build, at_the_master)
 
 
-def _sentinel_site(site: Site, options: RedisOptions, address: Address) -> Site:
+def _sentinel_target(site: Site, options: RedisOptions, address: Address) -> Target:
     target = target_at(
         site.target,
         address,
@@ -85,27 +100,44 @@ def _sentinel_site(site: Site, options: RedisOptions, address: Address) -> Site:
         password=options.sentinel_password,
     )
     plain = {name: value for name, value in target.arguments.items() if name != "db"}
-    where = f"the sentinel {say_address(address)}"
-    return Site(replace(target, arguments=plain), where)
+    return replace(target, arguments=plain)
 
 
-def _cluster_engine(site: Site, options: RedisOptions) -> LayeredEngine:
-    cluster, naming = Cluster(site, options.hosts), Naming(options.key)
+def _cluster_engine(site: Site, options: RedisOptions, reach: Reach) -> LayeredEngine:
+    cluster, naming = Cluster(site, options.hosts, reach), Naming(options.key)
 
     def build(side: Side) -> Operations:
         return Router(
             side, cluster, naming, _dialect(options), options.wait_replicas, options.wait_timeout
         )
 
-    def look(side: Side, ttl: float, until: float) -> list[Finding]:
+    def at_all_masters(side: Side, until: float, visit: _Visit) -> list[Finding]:
         try:
             run(cluster.ask(side, until))
         except StoreError as error:
             return [("error", str(error), "check the nodes, their password and the network")]
         found: list[Finding] = [("ok", cluster.said, "")]
-        for address in cluster.topology.nodes():
-            about = examine(cluster.site_of(address), ttl, until)
+        nodes = cluster.topology.nodes()
+        for left, address in zip(range(len(nodes), 0, -1), nodes, strict=True):
+            # Each has its share of the time that is left, so that one cannot use up all of it.
+            share = clock.now() + max(0.0, until - clock.now()) / left
+            about = visit(cluster.site_of(address), share)
             found += [(level, f"{say_address(address)}: {what}", do) for level, what, do in about]
         return found
 
-    return LayeredEngine(site.where, build, look)
+    return _engine(site.where, build, at_all_masters)
+
+
+_Visit: TypeAlias = Callable[[Site, float], list[Finding]]
+
+
+def _engine(
+    where: str, build: Build, at_masters: Callable[[Side, float, _Visit], list[Finding]]
+) -> LayeredEngine:
+    def look(side: Side, ttl: float, until: float) -> list[Finding]:
+        return at_masters(side, until, lambda site, share: examine(site, ttl, share))
+
+    def load(side: Side, until: float) -> list[Finding]:
+        return at_masters(side, until, mend)
+
+    return LayeredEngine(where, build, look, load)

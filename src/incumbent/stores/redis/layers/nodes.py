@@ -10,7 +10,7 @@ from typing import Final
 from incumbent import clock
 from incumbent.errors import StoreError, StoreUnavailable
 from incumbent.stores.redis.driver import Site, target_at
-from incumbent.stores.redis.hosts import Address, say_address
+from incumbent.stores.redis.hosts import Address, Reach, say_address, the_same
 from incumbent.stores.redis.layers.base import Side
 from incumbent.stores.redis.layers.cluster import Topology, marker_of, question
 from incumbent.stores.redis.resp import Program
@@ -27,10 +27,14 @@ _FOR_ASKING: Final = 0.5
 
 @dataclass(slots=True)
 class Cluster:
-    """What is known of a cluster, by both sides of an engine. `site` is the pattern of a node's."""
+    """What is known of a cluster, by both sides of an engine. `site` is the pattern of a node's.
+
+    `seeds`: addresses to begin with, as they are reached; all others are as nodes announce them.
+    """
 
     site: Site
     seeds: tuple[Address, ...]
+    reach: Reach = the_same
     topology: Topology = field(default_factory=Topology)
     sites: dict[Address, Site] = field(default_factory=dict)
     asked: float = -inf
@@ -42,7 +46,8 @@ class Cluster:
         site = self.sites.get(address)
         if site is None:
             where = f"{self.site.where} (node {say_address(address)})"
-            target = target_at(self.site.target, address)
+            reached = address if address in self.seeds else self.reach(address)
+            target = target_at(self.site.target, reached)
             site = self.sites[address] = replace(self.site, target=target, where=where)
             self._mark(site, address)
         return site
@@ -81,10 +86,13 @@ class Cluster:
             return
         if not said:
             raise self._nobody([each for each in answers if isinstance(each, StoreError)])
+        self.asked, self.doubted, self.proved = _now(), False, True
         newest = max(said, key=lambda each: each.epoch)
-        self.topology, self.asked, self.doubted, self.proved = newest, _now(), False, True
-        for address, site in self.sites.items():
-            self._mark(site, address)
+        # The same object as long as nothing changed: plans are laid for it.
+        if newest != self.topology:
+            self.topology = newest
+            for address, site in self.sites.items():
+                self._mark(site, address)
 
     def _nobody(self, errors: Sequence[StoreError]) -> StoreUnavailable:
         words = "; ".join(map(str, errors[:3])) or "no answer in time"

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
+from itertools import repeat
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from incumbent import clock
-from incumbent.errors import StoreError, StoreUnavailable
+from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.model import (
     Ask,
+    Batch,
     GiveOutcome,
     Granted,
     Guard,
@@ -17,6 +19,7 @@ from incumbent.model import (
     PutOutcome,
     Record,
     Renewal,
+    Renewed,
     RenewOutcome,
     TakeOutcome,
     Unproved,
@@ -27,10 +30,10 @@ from incumbent.stores.redis.errors import Moved
 from incumbent.stores.redis.exchange import Exchange, carry_out
 from incumbent.stores.redis.hosts import Address, parse_address, say_address
 from incumbent.stores.redis.layers.base import Side
-from incumbent.stores.redis.layers.cluster import asking, slot_of
+from incumbent.stores.redis.layers.cluster import Topology, asking, slot_of
 from incumbent.stores.redis.layers.nodes import Cluster
 from incumbent.stores.redis.layers.replicas import Confirmed
-from incumbent.stores.redis.layers.spread import by_slot, renew_spread
+from incumbent.stores.redis.layers.spread import Part, renew_part, slot_of_key
 from incumbent.stores.redis.names import Naming
 from incumbent.stores.redis.resp import Program, Step
 
@@ -185,57 +188,71 @@ class Router:
     async def renew(self, renewals: Sequence[Renewal], until: float) -> list[RenewOutcome]:
         """See Store.renew. One request a node; one of them that fails costs the others nothing."""
         await self._ready(until)
-        outcomes: dict[int, RenewOutcome | StoreError] = {}
+        outcomes: list[RenewOutcome | StoreError] = [_UNASKED] * len(renewals)
         asks: dict[int, Address] = {}
-        todo = list(range(len(renewals)))
+        parts = self._parts(renewals)
         for _ in range(_HOPS):
-            outcomes |= await self._renew_round(renewals, todo, asks, until)
-            moved = {at: each for at in todo if isinstance(each := outcomes[at], Moved)}
-            for at, error in moved.items():
-                self._learn(self._slot(renewals[at].key), error, asks)
-            todo = list(moved)
-            if not todo:
+            moved = await self._renew_round(renewals, parts, outcomes, until)
+            if not moved:
                 break
-        return self._said([outcomes[at] for at in range(len(renewals))])
+            for at, (error, by) in moved.items():
+                self._learn(self._slot(renewals[at].key), error, by, asks)
+            parts = self._sorted(renewals, moved, asks)
+        return self._said(outcomes)
+
+    def _parts(self, renewals: Sequence[Renewal]) -> Sequence[Part]:
+        """Who is to be asked for what, and what was packed for that if it was asked before."""
+        if not isinstance(renewals, Batch):
+            return self._sorted(renewals, range(len(renewals)), {})
+        plan, topology = renewals.prepared, self._cluster.topology
+        if not isinstance(plan, _Plan) or plan.topology is not topology:
+            parts = self._sorted(renewals, range(len(renewals)), {})
+            plan = renewals.prepared = _Plan(topology, parts)
+        return plan.parts
+
+    def _sorted(
+        self, renewals: Sequence[Renewal], places: Iterable[int], asks: dict[int, Address]
+    ) -> Sequence[Part]:
+        topology = self._cluster.topology
+        parts: dict[tuple[Address | None, bool], Part] = {}
+        for at in places:
+            slot = slot_of_key(self._naming, renewals[at])
+            where = (asks.get(slot) or topology.master_of(slot), slot in asks)
+            part = parts.get(where)
+            if part is None:
+                part = parts[where] = Part(where[0], by_asking=where[1])
+            part.places.append(at)
+        return list(parts.values())
 
     async def _renew_round(
-        self, renewals: Sequence[Renewal], todo: list[int], asks: dict[int, Address], until: float
-    ) -> dict[int, RenewOutcome | StoreError]:
-        parts: dict[tuple[Address | None, bool], list[int]] = {}
-        for at in todo:
-            slot = self._slot(renewals[at].key)
-            target = asks.get(slot) or self._cluster.topology.master_of(slot)
-            parts.setdefault((target, slot in asks), []).append(at)
-        answers = await self._side.each(
-            [
-                partial(self._renew_at, *where, [renewals[at] for at in places])
-                for where, places in parts.items()
-            ],
-            until,
-        )
-        outcomes: dict[int, RenewOutcome | StoreError] = {}
-        for places, answer in zip(parts.values(), answers, strict=True):
-            each = [answer] * len(places) if isinstance(answer, StoreError) else answer
-            outcomes |= zip(places, each, strict=True)
-        return outcomes
+        self,
+        renewals: Sequence[Renewal],
+        parts: Sequence[Part],
+        outcomes: list[RenewOutcome | StoreError],
+        until: float,
+    ) -> dict[int, tuple[Moved, Address | None]]:
+        """Note what became of all of the parts; returns which have to be asked elsewhere."""
+        works = [partial(self._renew_part, renewals, part) for part in parts]
+        moved: dict[int, tuple[Moved, Address | None]] = {}
+        for part, answer in zip(parts, await self._side.each(works, until), strict=True):
+            for at, outcome in _each(part, answer):
+                outcomes[at] = outcome
+                if isinstance(outcome, Moved):
+                    moved[at] = (outcome, part.address)
+        return moved
 
-    async def _renew_at(
-        self, address: Address | None, by_asking: bool, renewals: Sequence[Renewal], until: float
-    ) -> list[RenewOutcome | StoreError]:
-        node = self._node(address)
-        parts = by_slot([self._slot(each.key) for each in renewals])
+    async def _renew_part(self, renewals: Sequence[Renewal], part: Part, until: float) -> _Said:
+        node = self._node(part.address)
 
-        async def operate(wire: Any) -> list[RenewOutcome | StoreError]:
-            program = renew_spread(
-                node.exchange.dialect, renewals, parts, say_address(node.address), wire, by_asking
-            )
+        async def operate(wire: Any) -> _Said:
+            program = renew_part(node.exchange.dialect, renewals, part, wire)
             if node.confirmed is not None:
                 program = node.confirmed.confirmed(program, until)
             return await carry_out(wire, program, until)
 
         return await node.exchange.do(operate, until)
 
-    def _said(self, outcomes: Sequence[RenewOutcome | StoreError]) -> list[RenewOutcome]:
+    def _said(self, outcomes: list[RenewOutcome | StoreError]) -> list[RenewOutcome]:
         errors = [each for each in outcomes if isinstance(each, StoreError)]
         if errors:
             self._cluster.doubt()
@@ -280,11 +297,13 @@ class Router:
         if self._cluster.stale:
             await self._cluster.ask(self._side, until)
 
-    def _learn(self, slot: int, error: Moved, asks: dict[int, Address]) -> None:
-        """Where to go now. Raises `error` where it does not say."""
+    def _learn(self, slot: int, error: Moved, by: Address | None, asks: dict[int, Address]) -> None:
+        """Where to go now, as the node `by` said. Raises `error` where it did not say."""
         if not error.address:
             raise error
-        address = parse_address(error.address)
+        host, port = parse_address(error.address)
+        # Without a host it means its own (cluster-preferred-endpoint-type unknown-endpoint).
+        address = (host or (by[0] if by else ""), port)
         if error.ask:
             asks[slot] = address
         else:
@@ -300,14 +319,15 @@ class Router:
         slot = self._slot(key)
         asks: dict[int, Address] = {}
         for _ in range(_HOPS):
+            address = asks.get(slot) or self._cluster.topology.master_of(slot)
             try:
                 if slot in asks and by_asking is not None:
-                    return await by_asking(self._node(asks[slot]))
-                return await operate(self._node(self._cluster.topology.master_of(slot)))
+                    return await by_asking(self._node(address))
+                return await operate(self._node(address))
             except Moved as error:
                 if error.ask and (by_asking is None or slot in asks):
                     raise
-                self._learn(slot, error, asks)
+                self._learn(slot, error, address, asks)
             except StoreError:
                 self._cluster.doubt()
                 raise
@@ -315,6 +335,25 @@ class Router:
 
 
 _Operate: TypeAlias = Callable[[_Node], Awaitable[T]]
+_Said: TypeAlias = "Iterable[tuple[int, RenewOutcome | StoreError]] | None"
+"""See spread.renew_part."""
+_RENEWED: Final = Renewed()
+_UNASKED: Final = OutcomeUnknown("it was not asked for")
+
+
+class _Plan(NamedTuple):
+    """Who was asked for what, as long as the topology is that one."""
+
+    topology: Topology
+    parts: Sequence[Part]
+
+
+def _each(part: Part, said: _Said | StoreError) -> Iterable[tuple[int, RenewOutcome | StoreError]]:
+    if said is None:
+        return zip(part.places, repeat(_RENEWED), strict=False)
+    if isinstance(said, StoreError):
+        return zip(part.places, repeat(said), strict=False)
+    return said
 
 
 async def _do(

@@ -1,22 +1,37 @@
-"""Renewals at one node of a cluster: one script call for each slot, all in one round trip. Pure."""
+"""Renewals at the nodes of a cluster: one script call a slot, all of a node in one round trip.
+
+Most leases have a slot of their own, so that ten thousand of them take thousands of calls. All that
+changes from one time to the next is the echo: the rest is kept beside the Batch. Pure.
+"""
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Final, Protocol
+from itertools import accumulate, pairwise
+from typing import Any, Final, NamedTuple, Protocol
+
+import hiredis
 
 from incumbent import clock
 from incumbent.errors import StoreError
-from incumbent.model import Renewal, RenewOutcome
+from incumbent.model import Gone, Renewal, Renewed, RenewOutcome
 from incumbent.stores.redis.dialect import Dialect
-from incumbent.stores.redis.layers.cluster import asking, together
-from incumbent.stores.redis.resp import Program
+from incumbent.stores.redis.errors import Mismatch, answered_error
+from incumbent.stores.redis.exchange import is_forgotten
+from incumbent.stores.redis.functions import words_of
+from incumbent.stores.redis.hosts import Address, say_address
+from incumbent.stores.redis.layers.cluster import ASKING, slot_of
+from incumbent.stores.redis.names import Naming
+from incumbent.stores.redis.renewals import new_echo, outcomes_of, packed
+from incumbent.stores.redis.resp import Program, Step, as_eval
 
-__all__ = ["by_slot", "renew_spread"]
+__all__ = ["Part", "renew_part", "slot_of_key"]
 
 _CLOCKS: Final = 5.0
 """Seconds by which the clocks of two nodes may differ."""
+_AT_ONCE: Final = 500
+"""Leases renewed by one script call."""
 
 
 class Incarnation(Protocol):
@@ -26,42 +41,159 @@ class Incarnation(Protocol):
     born: float
 
 
-def by_slot(slots: Sequence[int]) -> list[list[int]]:
-    """The places of those that share a slot."""
-    parts: dict[int, list[int]] = {}
-    for at, slot in enumerate(slots):
-        parts.setdefault(slot, []).append(at)
-    return list(parts.values())
+class Part:
+    """Renewals that go to one node: their places among all. `by_asking`: their slots go there."""
+
+    __slots__ = ("address", "by_asking", "places", "ready")
+
+    def __init__(self, address: Address | None, *, by_asking: bool) -> None:
+        self.address = address
+        self.by_asking = by_asking
+        self.places = array("l")
+        self.ready: _Ready | None = None
 
 
-def renew_spread(
-    dialect: Dialect,
-    renewals: Sequence[Renewal],
-    parts: Sequence[Sequence[int]],
-    node: str,
-    wire: Incarnation,
-    by_asking: bool,
-) -> Program[list[RenewOutcome | StoreError]]:
-    """Renew each of `parts` by a call of its own; one that fails costs the others nothing."""
+class _Ready(NamedTuple):
+    """What is sent to one incarnation, with an echo between all `pieces`.
+
+    `order`: the places of a part as they are sent; of these, `ends[i]` to `ends[i + 1]` by one
+    call. `lost`: the places of those that this incarnation did not grant.
+    """
+
+    epoch: str
+    pieces: list[bytes]
+    order: array[int]
+    ends: array[int]
+    lost: array[int]
+
+
+def slot_of_key(naming: Naming, renewal: Renewal) -> int:
+    """The slot of a lease, past the cache of names, which a thousand of them would only empty."""
+    return slot_of(naming.keys_of(renewal.key)[0].decode())
+
+
+def renew_part(
+    dialect: Dialect, renewals: Sequence[Renewal], part: Part, wire: Incarnation
+) -> Program[Sequence[tuple[int, RenewOutcome | StoreError]] | None]:
+    """Renew the renewals of one part; a call that fails costs the others nothing.
+
+    Returns what became of each place, or None if all of them were renewed and had no notices.
+    """
+    ready = part.ready
+    if ready is None or ready.epoch != wire.epoch:
+        ready = part.ready = _prepare(dialect, renewals, part, wire)
+    lost = [(at, _RESTARTED) for at in ready.lost]
+    if not ready.order:
+        return lost
+    echo, said = new_echo(renewals[ready.order[0]])
+    answers = yield from _asked(dialect, renewals, part, ready, said)
+    if not lost and _are_renewed(ready, echo, answers):
+        return None
+    outcomes: list[tuple[int, RenewOutcome | StoreError]] = [*lost]
+    for places, answer in zip(_calls(ready), answers, strict=True):
+        outcomes += zip(places, _read(dialect, renewals, places, echo, answer), strict=True)
+    return outcomes
+
+
+_RENEWED: Final = Renewed()
+_RESTARTED: Final = Gone("store_restarted")
+
+
+def _asked(
+    dialect: Dialect, renewals: Sequence[Renewal], part: Part, ready: _Ready, said: bytes
+) -> Program[list[Any]]:
+    """The answer to each call, once those have been repeated whose script was forgotten."""
+    # One that goes by asking has two requests; the first one's answer says nothing.
+    each = 2 if part.by_asking else 1
+    count = len(ready.ends) - 1
+    answers = (yield Step(said.join(ready.pieces), count * each))[each - 1 :: each]
+    again = [at for at, answer in enumerate(answers) if is_forgotten(answer)]
+    if again:
+        calls = _calls(ready)
+        requests = [
+            _before(part) + as_eval(said.join(packed(dialect.naming, _some(renewals, calls[at]))))
+            for at in again
+        ]
+        repeated = yield Step(b"".join(requests), len(again) * each)
+        for at, answer in zip(again, repeated[each - 1 :: each], strict=True):
+            answers[at] = answer
+    return answers
+
+
+def _are_renewed(ready: _Ready, echo: bytes, answers: list[Any]) -> bool:
+    return answers == [[echo, *[1] * (end - start)] for start, end in pairwise(ready.ends)]
+
+
+def _read(
+    dialect: Dialect, renewals: Sequence[Renewal], places: Sequence[int], echo: bytes, answer: Any
+) -> Sequence[RenewOutcome | StoreError]:
+    batch = _some(renewals, places)
+    if type(answer) is list:
+        return outcomes_of(batch, echo, answer)
+    if not isinstance(answer, hiredis.ReplyError):
+        raise Mismatch(f"an answer of type {type(answer).__name__} was not expected")
+    at = dialect.naming.of(batch[0].key).main
+    return [answered_error(str(answer), dialect.where, at)] * len(batch)
+
+
+def _some(renewals: Sequence[Renewal], places: Sequence[int]) -> list[Renewal]:
+    return [renewals[at] for at in places]
+
+
+def _calls(ready: _Ready) -> list[Sequence[int]]:
+    return [ready.order[start:end] for start, end in pairwise(ready.ends)]
+
+
+# -- preparing ------------------------------------------------------------------------------------
+
+
+def _prepare(
+    dialect: Dialect, renewals: Sequence[Renewal], part: Part, wire: Incarnation
+) -> _Ready:
+    node = say_address(part.address) if part.address else ""
     since = clock.wall() - (clock.now() - wire.born)
-    ours = [_adapted(each, node, wire.epoch, since) for each in renewals]
-    programs = [dialect.renew([ours[at] for at in places], wire.epoch) for places in parts]
-    answers = yield from together(list(map(asking, programs)) if by_asking else programs)
-    outcomes: dict[int, RenewOutcome | StoreError] = {}
-    for places, answer in zip(parts, answers, strict=True):
-        each = [answer] * len(places) if isinstance(answer, StoreError) else answer
-        outcomes |= zip(places, each, strict=True)
-    return [outcomes[at] for at in range(len(renewals))]
+    slots: dict[int, list[int]] = {}
+    lost = array("l")
+    for at in part.places:
+        if _is_known(renewals[at], node, wire.epoch, since):
+            slots.setdefault(slot_of_key(dialect.naming, renewals[at]), []).append(at)
+        else:
+            lost.append(at)
+    calls = [
+        places[start : start + _AT_ONCE]
+        for places in slots.values()
+        for start in range(0, len(places), _AT_ONCE)
+    ]
+    pieces = _pieces(dialect, renewals, part, calls)
+    order = array("l", [at for places in calls for at in places])
+    ends = array("l", accumulate(map(len, calls), initial=0))
+    return _Ready(wire.epoch, pieces, order, ends, lost)
 
 
-def _adapted(renewal: Renewal, node: str, epoch: str, since: float) -> Renewal:
-    """With the epoch as this node's connection has it, if it may be renewed here.
+def _pieces(
+    dialect: Dialect, renewals: Sequence[Renewal], part: Part, calls: list[list[int]]
+) -> list[bytes]:
+    """All requests, cut where the echoes come."""
+    adapt, before = words_of(dialect), _before(part)
+    pieces, last = [], b""
+    for places in calls:
+        head, tail = packed(dialect.naming, _some(renewals, places))
+        pieces.append(b"".join((last, before, adapt(head))))
+        last = tail
+    return [*pieces, last]
+
+
+def _before(part: Part) -> bytes:
+    return ASKING if part.by_asking else b""
+
+
+def _is_known(renewal: Renewal, node: str, epoch: str, since: float) -> bool:
+    """Whether a lease may be renewed at this incarnation of the node.
 
     A lease that another node granted came with its slot, record and all. Not so if this node was
     made a master after the grant: then it was a replica of the other, and may lack the newest.
     """
     granted_by, _, granted_in = renewal.epoch.rpartition(" ")
     if granted_by == node:
-        return replace(renewal, epoch=granted_in)
-    came_with_its_slot = ":" not in epoch or since + _CLOCKS < renewal.token / 1e6
-    return replace(renewal, epoch=epoch if came_with_its_slot else "")
+        return granted_in == epoch
+    return ":" not in epoch or since + _CLOCKS < renewal.token / 1e6

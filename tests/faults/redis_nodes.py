@@ -1,0 +1,61 @@
+"""What the tests of clusters share: names whose slots are wanted, and renewals of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count
+
+from incumbent.model import Granted, Key, Released, Renewal, RenewOutcome
+from incumbent.stores.redis.layers.cluster import slot_of
+from tests.faults.redis_world import Party, new_claim, soon
+from tests.support.redis_cluster import SLOTS, ClusterNode, RedisCluster
+
+
+def slot(one: Party) -> int:
+    return slot_of(one.main)
+
+
+def names(wanted: Callable[[int], bool], namespace: str = "faults") -> Iterator[Key]:
+    """Keys whose slots are wanted."""
+    for number in count():
+        key = Key(namespace, f"n{number}")
+        if wanted(slot_of(f"incumbent:{{{key}}}")):
+            yield key
+
+
+def third(at: int) -> Callable[[int], bool]:
+    """The slots of the node at that place, as the cluster is made."""
+    return lambda slot: SLOTS * at // 3 <= slot < SLOTS * (at + 1) // 3
+
+
+def renewal(one: Party, granted: Granted, key: Key | None = None) -> Renewal:
+    return Renewal(key or one.key, granted.claim, granted.token, 10.0, granted.epoch)
+
+
+def renewed(one: Party, granted: Granted) -> RenewOutcome:
+    return one.store.renew([renewal(one, granted)], soon())[0]
+
+
+async def renewed_async(one: Party, granted: Granted) -> RenewOutcome:
+    (outcome,) = await one.engine.async_store().renew([renewal(one, granted)], soon())
+    return outcome
+
+
+def take_everywhere(one: Party, each: int) -> list[Renewal]:
+    """Leases on every node."""
+    taken = []
+    for at in range(3):
+        keys = names(third(at))
+        for _ in range(each):
+            one.key = next(keys)
+            taken.append(renewal(one, one.take(new_claim()), one.key))
+    return taken
+
+
+def give_back(one: Party, taken: Sequence[Renewal]) -> None:
+    for each in taken:
+        assert one.store.give(each.key, each.claim, each.token, soon()) == Released()
+
+
+def another(cluster: RedisCluster, node: ClusterNode) -> ClusterNode:
+    return next(one for one in cluster.nodes if one is not node)
