@@ -291,7 +291,8 @@ class Record:
 
     `candidates` in the order of their names; `seen` is what `wait_change` compares, as in Refused;
     `reserved_for` is the only holder that `closed_for` admits (empty: it admits nobody).
-    `nodes`: what each server of a store of several says, a line each.
+    `nodes`: what each server of a store of several says, a line each; `undecided`: too few of them
+    say the same to know whether it is held.
     """
 
     key: Key
@@ -304,6 +305,7 @@ class Record:
     seen: str = ""
     reserved_for: str = ""
     nodes: tuple[str, ...] = field(default=(), compare=False)
+    undecided: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,9 @@ from tests.support.servers import ROOT
 GRANT_WITHIN = 40.0
 """Seconds: new masters vote only when they have been up for a while."""
 DONE_WITHIN = 30.0
+_LOOK_EVERY = 0.01
+_SLOWED_BY = 5
+"""Where a nap takes that much longer than it should, a request takes more than it is given."""
 
 
 class ContenderDied(RuntimeError):
@@ -32,7 +35,11 @@ class ContenderDied(RuntimeError):
 
 
 class NobodyLed(AssertionError):
-    """Nobody got the lease although all masters were well: stuck, or a machine that starves."""
+    """Nobody got the lease although all masters were well."""
+
+
+class Starved(RuntimeError):
+    """The machine did not run the processes: what came of that was not judged."""
 
 
 @dataclass(frozen=True)
@@ -61,11 +68,13 @@ class Contender:
         self._command = [sys.executable, "-m", program, url, kind]
         self.hear: Callable[[dict[str, Any]], None] = lambda said: None
         self._idle = threading.Event()
+        self._ready = threading.Event()
         self._ending = False
         self.start()
 
     def start(self) -> None:
         self._ending = False
+        self._ready.clear()
         self._process = subprocess.Popen(
             self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT, text=True
         )
@@ -83,7 +92,15 @@ class Contender:
     def wait(self) -> None:
         if not self._idle.wait(DONE_WITHIN):
             self.look()
+            if not self._ready.is_set():
+                raise Starved("a contender did not start")
             raise NobodyLed("a contender did not come to rest")
+
+    def await_start(self) -> None:
+        """Return once it hears orders: that is nothing that a store has to answer for."""
+        if not self._ready.wait(DONE_WITHIN):
+            self.look()
+            raise Starved("a contender did not start")
 
     def send(self, signum: int) -> None:
         self._process.send_signal(signum)
@@ -126,6 +143,8 @@ class Contender:
         for line in process.stdout or ():
             said = json.loads(line)
             self.hear(said)
+            if "ready" in said:
+                self._ready.set()
             if "done" in said:
                 self._idle.set()
 
@@ -144,6 +163,8 @@ class Fleet:
         sight, errors = Sight(), Counter[str]()
         order = {"name": f"seed-{schedule.seed}-{secrets.token_hex(4)}", "ttl": TTL}
         orders = [{**order, "seed": schedule.seed * 10 + at} for at in range(len(self.contenders))]
+        for contender in self.contenders:
+            contender.await_start()
         for at, contender in enumerate(self.contenders):
             contender.hear = self._listener(sight, errors, f"contender {at}")
             contender.order(orders[at])
@@ -171,7 +192,7 @@ class Fleet:
         return hear
 
     def _await_grant(self, sight: Sight, after: float) -> float:
-        give_up = now() + GRANT_WITHIN
+        give_up, looks = now() + GRANT_WITHIN, 0
         while now() < give_up:
             with self._lock:
                 begun = [span.begin for span in sight.spans if span.begin > after]
@@ -179,7 +200,10 @@ class Fleet:
                 return min(begun)
             for contender in self.contenders:
                 contender.look()
-            time.sleep(0.01)
+            time.sleep(_LOOK_EVERY)
+            looks += 1
+        if looks < GRANT_WITHIN / _LOOK_EVERY / _SLOWED_BY:
+            raise Starved(f"no grant within {GRANT_WITHIN} s, and only {looks} looks")
         raise NobodyLed(f"no grant within {GRANT_WITHIN} s")
 
     def _befall(self, schedule: Schedule, orders: list[dict[str, Any]]) -> None:

@@ -84,6 +84,17 @@ def two_others_are_no_majority(decide: Decide) -> None:
     assert isinstance(verdict, Split)
 
 
+def a_minority_that_refuses_is_no_refusal(decide: Decide) -> None:
+    """Not even with those that would vote: what the rest says is not known."""
+    for rest in (GONE, LATE, young(3)):
+        verdict = decide([held(b"a"), Vote(7), rest])
+        assert isinstance(verdict, Split)
+        assert not verdict.refused
+    verdict = decide([held(b"a"), held(b"b"), GONE])
+    assert isinstance(verdict, Split)
+    assert verdict.refused
+
+
 def of_a_split_vote_exactly_one_goes_first(decide: Decide) -> None:
     """Each of three that hold one node each sees the other two."""
     sights: list[list[Answer]] = [
@@ -120,6 +131,7 @@ RULES = (
     a_ballot_that_is_too_low_is_raised_above_all_floors,
     a_majority_for_one_other_is_lost,
     two_others_are_no_majority,
+    a_minority_that_refuses_is_no_refusal,
     of_a_split_vote_exactly_one_goes_first,
     a_server_of_other_members_ends_it,
     young_servers_do_not_vote,
@@ -190,6 +202,11 @@ def _everybody_goes_first(answers: Sequence[Answer]) -> Verdict:
     return Split(verdict.no, first=True) if isinstance(verdict, Split) else verdict
 
 
+def _whoever_refuses_refuses(answers: Sequence[Answer]) -> Verdict:
+    verdict = ballots.decide(answers)
+    return Split(verdict.no, verdict.first, True) if isinstance(verdict, Split) else verdict
+
+
 def _ignores_strangers(answers: Sequence[Answer]) -> Verdict:
     strange = [isinstance(it, No) and it.kind == "members" for it in answers]
     return ballots.decide([GONE if odd else it for odd, it in zip(strange, answers, strict=True)])
@@ -217,6 +234,7 @@ def _overlooks_a_pause(answers: Sequence[Answer]) -> Verdict:
         (_any_two_nos_are_a_no, two_others_are_no_majority),
         (_believes_the_longest, a_majority_for_one_other_is_lost),
         (_everybody_goes_first, of_a_split_vote_exactly_one_goes_first),
+        (_whoever_refuses_refuses, a_minority_that_refuses_is_no_refusal),
         (_ignores_strangers, a_server_of_other_members_ends_it),
         (_the_young_vote, young_servers_do_not_vote),
         (_overlooks_a_pause, a_pause_seen_by_one_is_looked_into),

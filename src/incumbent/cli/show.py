@@ -52,7 +52,7 @@ def state_of(record: Record) -> str:
         return "paused"
     if record.closed_for > 0:
         return "reserved" if record.reserved_for else "closed"
-    return "free"
+    return "undecided" if record.undecided else "free"
 
 
 def facts_of(holding: Holding) -> dict[str, str]:

@@ -87,21 +87,7 @@ class AsyncPanel:
         """See Panel.ask."""
         hearing = _Hearing(self._wires, steps, enough)
         self._pending = hearing.post(until)
-        heard = await hearing.wait()
-        for node, it in enumerate(heard):
-            step = steps[node]
-            if step is not None and not isinstance(it, Silent) and is_forgotten(it[0]):
-                heard[node] = await self._with_script(node, step, until)
-        return heard
-
-    async def _with_script(self, node: int, step: Step, until: float) -> Heard:
-        wire = self._wires.all[node]
-        if wire is None or step.answers > 1:
-            return NOT_ASKED
-        try:
-            return [await wire.ask(as_eval(step.payload), until)]
-        except Broken as error:
-            return self._wires.failed(node, error)
+        return await hearing.wait()
 
 
 class _Hearing:
@@ -115,10 +101,13 @@ class _Hearing:
         self._loop = asyncio.get_running_loop()
         self._done: asyncio.Future[None] = self._loop.create_future()
         self._timer: asyncio.TimerHandle | None = None
+        self._pending: dict[int, asyncio.Future[Any]] = {}
+        self._until = 0.0
 
     def post(self, until: float) -> dict[int, asyncio.Future[Any]]:
         """Write to all."""
-        pending: dict[int, asyncio.Future[Any]] = {}
+        self._until = until
+        pending = self._pending
         for node, step in enumerate(self._steps):
             wire = self._wires.all[node]
             if wire is None:
@@ -143,8 +132,26 @@ class _Hearing:
         else:
             self._wires.slow.discard(node)
             heard = [future.result()] if step.answers == 1 else list(future.result())
+            if is_forgotten(heard[0]) and step.answers == 1:
+                heard_later = self._ask_with_script(node, step)
+                if heard_later is None:
+                    return
+                heard = heard_later
         self._heard[node] = heard
         self._look()
+
+    def _ask_with_script(self, node: int, step: Step) -> Silent | None:
+        """Once more with the script in it, at once: others may be silent for long."""
+        wire = self._wires.all[node]
+        if wire is None:
+            return NOT_ASKED
+        try:
+            future = wire.ask(as_eval(step.payload), self._until)
+        except Broken as error:
+            return self._wires.failed(node, error)
+        self._pending[node] = future
+        future.add_done_callback(partial(self._hear, node))
+        return None
 
     def _look(self) -> None:
         if self._done.done():
@@ -197,6 +204,8 @@ class _Wires:
     def failed(self, node: int, error: BaseException) -> Silent:
         """The connection brought no answer."""
         said = error if isinstance(error, Exception) else Broken(str(error), sent=True)
+        if isinstance(said, Broken) and said.late and not said.sent:
+            return NOT_ASKED
         sent = not isinstance(said, Broken) or said.sent
         return Silent(exchange_error(said, self.nodes[node].site.where), sent=sent)
 
@@ -271,7 +280,8 @@ class _Wires:
         """Tell it which votes were taken back while it could not be told."""
         for (key, claim), ballot in self.nodes[node].take_owed():
             try:
-                paid = wire.ask(self.quorum.dialect.revoke(key, claim, ballot), _now() + _LONGEST)
+                revoke = as_eval(self.quorum.dialect.revoke(key, claim, ballot))
+                paid = wire.ask(revoke, _now() + _LONGEST)
             except Broken:
                 return
             paid.add_done_callback(_failed)

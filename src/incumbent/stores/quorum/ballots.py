@@ -99,10 +99,14 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Nobody has a majority. `first`: of all claims that were seen, this one should go on."""
+    """Nobody has a majority. `first`: of all claims that were seen, this one should go on.
+
+    `refused`: most nodes refuse, though not for the sake of one claim.
+    """
 
     no: No
     first: bool
+    refused: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +158,8 @@ def decide(answers: Sequence[Answer]) -> Verdict:
     if top and len(top) >= need:
         return Lost(_when_it_may_change(top, need))
     if top and willing + len(blocked) >= need:
-        return Split(_when_it_may_change(top, need), _goes_first(answers, top))
+        refused = len(blocked) >= need
+        return Split(_when_it_may_change(top, need), _goes_first(answers, top), refused)
     return _undecided(answers, need)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from incumbent import clock
 from incumbent._core.onestep import run
@@ -15,7 +15,7 @@ from incumbent.stores.quorum.panel import Node
 from incumbent.stores.redis.dial import dial
 from incumbent.stores.redis.exchange import carry_out
 from incumbent.stores.redis.resp import Program, Step, pack
-from incumbent.stores.redis.server import diagnosis
+from incumbent.stores.redis.server import diagnosis, read_facts
 from incumbent.stores.redis.wire import Wire
 
 __all__ = ["diagnose"]
@@ -29,21 +29,23 @@ def diagnose(quorum: Quorum, nodes: Sequence[Node], ttl: float, until: float) ->
     """See Engine.diagnose."""
     found: list[Finding] = []
     offsets: list[float] = []
-    sound = 0
+    sound = young = 0
     for place, node in enumerate(nodes):
         # Each has its share of the time that is left, so that one cannot use up all of it.
         by = clock.now() + max(0.0, until - clock.now()) / (len(nodes) - place)
-        about, offset = _of_node(quorum, node, ttl, by)
+        about, look = _of_node(quorum, node, ttl, by)
         found += about
-        if offset is not None:
-            offsets.append(offset)
-        sound += all(level != "error" for level, _, _ in about)
-    return [_of_majority(quorum, sound), *_of_clocks(offsets), *found]
+        if look is not None:
+            offsets.append(look.offset)
+        if all(level != "error" for level, _, _ in about):
+            sound += 1
+            young += look is not None and look.young > 0
+    return [_of_majority(quorum, sound, young), *_of_clocks(offsets), *found]
 
 
 def _of_node(
     quorum: Quorum, node: Node, ttl: float, until: float
-) -> tuple[list[Finding], float | None]:
+) -> tuple[list[Finding], _Look | None]:
     name = quorum.names[node.index]
     try:
         wire = Wire(dial(node.site, until))
@@ -53,23 +55,36 @@ def _of_node(
     try:
         program = diagnosis(ttl, node.site.restart_wait, clock.now, clock.wall)
         about = run(carry_out(wire, program, until))
-        marker, offset = run(carry_out(wire, _look(), until))
+        look = run(carry_out(wire, _look(quorum.dialect.wait_of(ttl)), until))
     except Exception as error:  # noqa: BLE001 - whatever it is, a diagnosis reports it
         return [("error", f"{name} answered nothing usable: {error}", "look at its log")], None
     finally:
         wire.close()
     # That replicas of a node lag behind matters only to who would promote one: see the docs.
     ours = [(level, f"{name}: {what}", todo) for level, what, todo in about]
-    return [*ours, _of_marker(quorum, name, marker)], offset
+    return [*ours, _of_marker(quorum, name, look)], look
 
 
-def _look() -> Program[tuple[bytes | None, float]]:
-    time, marker = yield Step(pack("TIME") + pack("GET", MARKER), 2)
+class _Look(NamedTuple):
+    """What is seen of a node: how far its clock is from ours, and for how long it has no vote."""
+
+    marker: bytes | None
+    offset: float
+    young: float
+
+
+def _look(wait: float) -> Program[_Look]:
+    time, info, raw = yield Step(pack("TIME") + pack("INFO", "server") + pack("GET", MARKER), 3)
     now = int(time[0]) + int(time[1]) / 1e6
-    return marker if isinstance(marker, bytes) else None, now - clock.now()
+    marker = raw if isinstance(raw, bytes) else None
+    born = [read_facts(info).born(now)] if isinstance(info, bytes) else []
+    if marker and marker.count(b" ") == 2:
+        born.append(int(marker.rpartition(b" ")[2]) / 1e6)
+    return _Look(marker, now - clock.now(), max(born, default=0.0) + wait - now)
 
 
-def _of_marker(quorum: Quorum, name: str, marker: bytes | None) -> Finding:
+def _of_marker(quorum: Quorum, name: str, look: _Look) -> Finding:
+    marker = look.marker
     if marker is None:
         return ("ok", f"{name}: blank, not a member of any quorum yet", "")
     if not marker.startswith(b"incumbent1 " + quorum.dialect.members + b" "):
@@ -78,13 +93,20 @@ def _of_marker(quorum: Quorum, name: str, marker: bytes | None) -> Finding:
             f"{name}: belongs to a quorum with other members",
             "use one list of members everywhere (members= where addresses differ)",
         )
+    if look.young > 0:
+        what = (
+            f"{name}: a member of this quorum that is new, and votes in {say_seconds(look.young)}"
+        )
+        return ("warning", what, "wait (restart_wait)")
     return ("ok", f"{name}: a member of this quorum", "")
 
 
-def _of_majority(quorum: Quorum, sound: int) -> Finding:
+def _of_majority(quorum: Quorum, sound: int, young: int) -> Finding:
     what = f"{sound} of {len(quorum.names)} servers are sound, {quorum.need} are needed"
     if sound < quorum.need:
         return ("error", what, "nothing is granted: bring back a majority")
+    if sound - young < quorum.need:
+        return ("warning", f"{what}, but {young} are too new to vote", "wait (restart_wait)")
     if sound < len(quorum.names):
         return ("warning", what, "bring back the rest before another one fails")
     return ("ok", what, "")

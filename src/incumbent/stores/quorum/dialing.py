@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Final
 from weakref import WeakSet
@@ -23,6 +25,8 @@ _GRACE: Final = 0.03
 _FIRST_GRACE: Final = 0.5
 """The same for a node that this process has not met yet; at most half of the time there is."""
 _LONGEST: Final = 2.0
+_AFRESH: Final = 0.5
+"""Seconds after which another connection is begun beside one that nobody waits for."""
 
 
 class Dialer:
@@ -45,7 +49,7 @@ class Dialer:
         short = sum(link is not None for link in links) < need
         arrived: SimpleQueue[_Attempt] = SimpleQueue()
         attempts = {
-            node: self._start(node, until, arrived)
+            node: self._adopted(node, arrived) or self._start(node, until, arrived)
             for node, link in enumerate(links)
             if link is None and self._is_worth_it(node, now, short=short)
         }
@@ -82,15 +86,41 @@ class Dialer:
         strange = any(not self.nodes[it].met and self.nodes[it].why is None for it in nodes)
         return min(_FIRST_GRACE if strange else _GRACE, left / 2)
 
+    def _adopted(self, node: int, arrived: SimpleQueue[_Attempt]) -> _Attempt | None:
+        """One that was begun a moment ago and goes on though nobody waits for it.
+
+        Else those who cannot wait for as long as a connection takes would begin ever more of them,
+        which slows down all. But one that hangs must not keep a new one from being tried.
+        """
+        now = _now()
+        ours = (it for it in list(self._busy) if it.node == node and now - it.began < _AFRESH)
+        return next((it for it in ours if it.adopt(arrived)), None)
+
     def _start(self, node: int, until: float, arrived: SimpleQueue[_Attempt]) -> _Attempt:
         attempt = _Attempt(self, node, max(until, _now() + _LONGEST), arrived)
         self._busy.add(attempt)
-        try:
-            threading.Thread(target=attempt.run, name="incumbent-dial", daemon=True).start()
-        except RuntimeError:
-            # The interpreter is ending and starts no threads any more.
-            attempt.run()
+        _begin(attempt.run)
         return attempt
+
+    def connect_apart(
+        self, node: int, until: float, arrived: Callable[[Link | StoreError], None]
+    ) -> None:
+        """A connection of the caller's own, on a helper thread that hands it over."""
+        _begin(partial(self._connect_apart, node, until, arrived))
+
+    def _connect_apart(
+        self, node: int, until: float, arrived: Callable[[Link | StoreError], None]
+    ) -> None:
+        made: Link | StoreError
+        try:
+            made = self.connect(node, until)
+        except StoreError as error:
+            made = error
+        except BaseException as error:  # noqa: BLE001 - nobody else would hear of it
+            made = StoreUnavailable(str(error))
+        if isinstance(made, StoreError):
+            self.nodes[node].failed(made)
+        arrived(made)
 
     def connect(self, node: int, until: float) -> Link:
         """A connection that has heard what the node says of itself. Raises StoreError."""
@@ -130,6 +160,14 @@ class Dialer:
                 link.close()
 
 
+def _begin(work: Callable[[], None]) -> None:
+    try:
+        threading.Thread(target=work, name="incumbent-dial", daemon=True).start()
+    except RuntimeError:
+        # The interpreter is ending and starts no threads any more.
+        work()
+
+
 class _Attempt:
     """One connection in the making. Where nobody waits for it any more it becomes a spare one."""
 
@@ -143,6 +181,8 @@ class _Attempt:
         self._lock = threading.Lock()
         self._link: Link | None = None
         self._spares: list[Link] | None = None
+        self._over = False
+        self.began = _now()
 
     def run(self) -> None:
         """Connect, and say so."""
@@ -154,11 +194,15 @@ class _Attempt:
             self._dialer.nodes[self.node].failed(StoreUnavailable(str(error)))
         else:
             self._finish(link)
+        with self._lock:
+            self._over = True
+            arrived = self._arrived
         self._dialer.done(self)
-        self._arrived.put(self)
+        arrived.put(self)
 
     def _finish(self, link: Link) -> None:
         with self._lock:
+            self._over = True
             if self._spares is None:
                 self._link = link
             elif self._spares is self._dialer.spare[self.node]:
@@ -171,6 +215,14 @@ class _Attempt:
         """The connection, or None if it could not be made."""
         link, self._link = self._link, None
         return link
+
+    def adopt(self, arrived: SimpleQueue[_Attempt]) -> bool:
+        """Wait for it in place of who has given up; False if it is over, or somebody waits."""
+        with self._lock:
+            if self._over or self._spares is None:
+                return False
+            self._spares, self._arrived = None, arrived
+            return True
 
     def abandon(self) -> Link | None:
         """Nobody waits any more; the connection if it is there all the same."""

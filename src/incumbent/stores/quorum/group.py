@@ -8,9 +8,9 @@ from typing import Any, Final, NamedTuple
 from incumbent.durations import say_seconds
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.stores.quorum import ballots
-from incumbent.stores.quorum.ballots import Answer, BallotClock, No, Silent
+from incumbent.stores.quorum.ballots import Answer, BallotClock, No, Silent, Vote
 from incumbent.stores.quorum.dialect import QuorumDialect, node_failure
-from incumbent.stores.quorum.panel import Heard
+from incumbent.stores.quorum.panel import NOT_ASKED, Heard
 from incumbent.stores.redis.errors import Mismatch
 
 __all__ = ["Quorum", "answered_by_most", "no_majority", "silent_of", "strangers"]
@@ -36,8 +36,11 @@ class Quorum(NamedTuple):
 
 
 def answered_by_most(heard: Sequence[Heard | None]) -> bool:
-    """Whether a majority has answered something."""
-    answered = sum(it is not None and not isinstance(it, Silent) for it in heard)
+    """Whether a majority has answered, and no errors."""
+    answered = sum(
+        it is not None and not isinstance(it, Silent) and not isinstance(it[0], Exception)
+        for it in heard
+    )
     return answered >= ballots.majority_of(len(heard))
 
 
@@ -84,8 +87,12 @@ def no_majority(
 
 
 def _reason(quorum: Quorum, node: int, answer: Any) -> str:
+    if answer is NOT_ASKED:
+        return f"{quorum.names[node]}: was not asked"
     if isinstance(answer, Silent):
         return str(answer.why)
+    if isinstance(answer, Vote):
+        return f"{quorum.names[node]}: would grant it"
     if isinstance(answer, No):
         left = f" for another {say_seconds(answer.left)}" if answer.left >= 0 else ""
         return f"{quorum.names[node]}: {_KINDS[answer.kind]}{left}"

@@ -89,7 +89,7 @@ class Node:
 
     def silent(self) -> Silent:
         """Why there is no connection."""
-        error = self.why or StoreUnavailable(f"{self.site.where} is not connected yet")
+        error = self.why or StoreUnavailable(f"{self.site.where} has not answered yet")
         return Silent(error, sent=False)
 
     def owes(self, key: Key, claim: str, ballot: int) -> None:

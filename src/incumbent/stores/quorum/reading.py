@@ -10,12 +10,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, TypeVar
 
+from incumbent.clock import now as _now
 from incumbent.durations import say_seconds
+from incumbent.errors import StoreUnavailable
 from incumbent.model import Candidate, Field, Holding, Key, Past, Record
 from incumbent.stores.quorum.ballots import Answer, Silent, majority_of
 from incumbent.stores.quorum.dialect import mark_of_value
 from incumbent.stores.quorum.group import Quorum, answered_by_most, no_majority, silent_of
-from incumbent.stores.quorum.panel import Heard, Panel
+from incumbent.stores.quorum.panel import NOT_ASKED, Heard, Panel
 from incumbent.stores.quorum.switches import fields_of, last_words, words_of
 from incumbent.stores.redis.records import pairs, record_of
 from incumbent.stores.redis.resp import Step, pack
@@ -29,12 +31,33 @@ _CANDIDATES_KEPT: Final = 100
 _SCANNED: Final = 500
 _READ_AT_ONCE: Final = 100
 _ANSWERS: Final = 5
+_LOOK_AGAIN: Final = 0.01
+"""Seconds before the second look where the nodes are not of one mind, doubled each time."""
+_LOOK_MOST: Final = 0.1
 
 
 async def read(quorum: Quorum, panel: Panel, key: Key, until: float) -> Record:
-    """See Store.read."""
+    """See Store.read. Raises StoreUnavailable where somebody may hold it or not."""
     (record,) = await _read_all(quorum, panel, [key], until)
+    pause = _LOOK_AGAIN
+    while record.undecided and await _may_look_again(panel, pause, until):
+        pause *= 2
+        (record,) = await _read_all(quorum, panel, [key], until)
+    if record.undecided:
+        raise StoreUnavailable(
+            f"no majority of {quorum.where} ({quorum.need} of {len(quorum.names)} needed) says the"
+            f" same of {key.name}: {'; '.join(record.nodes)}"
+        )
     return record
+
+
+async def _may_look_again(panel: Panel, pause: float, until: float) -> bool:
+    """In a moment those that vote just now agree, and more of them are connected."""
+    if pause >= _LOOK_MOST or _now() + pause >= until:
+        return False
+    await panel.rest(pause)
+    await panel.open(until)
+    return True
 
 
 async def scan(
@@ -93,7 +116,12 @@ async def _read_all(
     step = Step(b"".join(it.payload for it in one), sum(it.answers for it in one))
     heard = await panel.ask([step] * len(quorum.names), until)
     if not answered_by_most(heard):
-        mute: list[Answer] = [silent_of(it, "") for it in heard if isinstance(it, Silent)]
+        mute: list[Answer] = [
+            silent_of(it, name)
+            if isinstance(it, Silent) or isinstance(it[0], Exception)
+            else NOT_ASKED
+            for it, name in zip(heard, quorum.names, strict=True)
+        ]
         raise no_majority(quorum, mute, perhaps=False)
     return [_laid_over(quorum, key, at, heard) for at, key in enumerate(keys)]
 
@@ -131,6 +159,11 @@ def _laid_over(quorum: Quorum, key: Key, at: int, heard: Sequence[Heard]) -> Rec
             continue
         views.append(view)
         nodes.append(f"{name}: {_said(view.record)}")
+    if len(views) < quorum.need:
+        raise StoreUnavailable(
+            f"no majority of {quorum.where} ({quorum.need} of {len(quorum.names)} needed) can be"
+            f" read: {'; '.join(nodes)}"
+        )
     return _merged(key, views, quorum.need, tuple(nodes))
 
 
@@ -158,7 +191,14 @@ def _merged(key: Key, views: Sequence[_View], need: int, nodes: tuple[str, ...])
         seen,
         shown.reserved_for,
         nodes,
+        undecided=not agreed and _may_be_held(views, need, len(nodes) - len(views)),
     )
+
+
+def _may_be_held(views: Sequence[_View], need: int, silent: int) -> bool:
+    """Whether the nodes that say nothing may make a majority with those that say the same."""
+    counts = Counter(it.mark for it in views if it.raw)
+    return max(counts.values(), default=0) + silent >= need
 
 
 def _agreed(views: Sequence[_View], need: int) -> list[_View]:
@@ -224,9 +264,15 @@ async def is_unchanged(quorum: Quorum, panel: Panel, key: Key, seen: str, until:
     request = (
         pack("HGET", names.companion, "f:pause") if what == "pause" else pack("GET", names.main)
     )
-    heard = await panel.ask([Step(request, 1)] * len(quorum.names), until, answered_by_most)
-    same = _count(heard, lambda it: mark_of_value(it) == (mark or "-"))
-    return same >= quorum.need
+    pause = _LOOK_AGAIN
+    while True:
+        heard = await panel.ask([Step(request, 1)] * len(quorum.names), until, answered_by_most)
+        same = _count(heard, lambda it: mark_of_value(it) == (mark or "-"))
+        silent = sum(isinstance(it, Silent) for it in heard)
+        known = same >= quorum.need or same + silent < quorum.need
+        if known or not await _may_look_again(panel, pause, until):
+            return same >= quorum.need
+        pause *= 2
 
 
 def _count(heard: Sequence[Heard], holds: Callable[[bytes | None], bool]) -> int:

@@ -46,6 +46,8 @@ class _Turn:
         self.above = 0
         self.raising = False
         self.answers: list[Answer] = []
+        self.took = 0.0
+        """Seconds of the last round."""
 
 
 class Rounds:
@@ -117,6 +119,7 @@ class Rounds:
             ])  # fmt: skip
 
         heard = await panel.ask(steps, until, enough)
+        turn.took = _now() - now
         turn.answers = self._read_votes(heard, claim)
         for node, no in young.items():
             turn.answers[node] = no
@@ -162,8 +165,8 @@ class Rounds:
             case ballots.Lost(no):
                 await self._take_back(panel, key, claim, turn, until)
                 return self.quorum.dialect.refusal(no)
-            case ballots.Split(no, first):
-                return await self._split(panel, key, claim, turn, until, count, no, first=first)
+            case ballots.Split():
+                return await self._split(panel, key, claim, turn, until, count, verdict)
             case ballots.Strangers(node):
                 await self._take_back(panel, key, claim, turn, until)
                 raise strangers(self.quorum, node)
@@ -179,21 +182,27 @@ class Rounds:
         turn: _Turn,
         until: float,
         count: int,
-        no: No,
-        *,
-        first: bool,
+        split: ballots.Split,
     ) -> TakeOutcome | None:
         """One of those who split the vote goes on; the others take theirs back and wait."""
         turn.above, turn.raising = self._above(turn.answers), True
-        pause = min(_BACK_OFF_MOST, _BACK_OFF * 2.0**count) * (0.5 + random())
-        last = count == _TURNS - 1 or _now() + pause >= until
-        if last or not first or count >= _TURNS // 2:
+        # As long as a round takes: who comes back sooner meets the same others again.
+        pause = max(min(_BACK_OFF_MOST, _BACK_OFF * 2.0**count), turn.took) * (0.5 + random())
+        # A round that nobody could wait for would leave votes behind, and a doubt.
+        last = count == _TURNS - 1 or _now() + pause + turn.took >= until
+        if split.no.kind == "paused" and not last:
+            # If that is the last word, all who missed it know it from now on, and say so.
+            await is_paused(self.quorum, panel, key, until)
+        if last or not split.first or count >= _TURNS // 2:
             confirmed = await self._take_back(panel, key, claim, turn, until)
-            if last and not confirmed:
-                raise no_majority(self.quorum, turn.answers, perhaps=True)
+            if last and not (confirmed and split.refused):
+                # A minority that has it for another is no word of the quorum.
+                raise no_majority(self.quorum, turn.answers, perhaps=not confirmed)
             if last:
-                return self.quorum.dialect.refusal(no)
+                return self.quorum.dialect.refusal(split.no)
         await panel.rest(pause)
+        # Perhaps one that was still being connected knows who has it.
+        await panel.open(until)
         return None
 
     async def _give_up(

@@ -20,6 +20,7 @@ from incumbent.stores.quorum.ballots import Silent
 from incumbent.stores.quorum.dialing import Dialer
 from incumbent.stores.quorum.link import LAG_MOST, Link
 from incumbent.stores.quorum.panel import NOT_ASKED, Enough, Heard
+from incumbent.stores.quorum.scripts import as_eval
 from incumbent.stores.redis.errors import Broken, exchange_error
 from incumbent.stores.redis.resp import Step
 
@@ -98,7 +99,10 @@ class SyncPanel:
         if not owed:
             return
         dialect = self._dialer.dialect
-        payload = b"".join(dialect.revoke(key, claim, ballot) for (key, claim), ballot in owed)
+        # With the script, for nobody reads the answers: it may be one that was forgotten.
+        payload = b"".join(
+            as_eval(dialect.revoke(key, claim, ballot)) for (key, claim), ballot in owed
+        )
         try:
             link.post(payload, _now() + 0.05)
         except Broken as error:
@@ -191,7 +195,7 @@ class SyncPanel:
         link = self.links[node]
         if link is None:
             return self._dialer.nodes[node].silent()
-        if step is None:
+        if step is None or until <= link.used:
             return NOT_ASKED
         try:
             link.post(step.payload, until)

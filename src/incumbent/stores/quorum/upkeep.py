@@ -15,7 +15,9 @@ from incumbent.stores.notices import PAUSE, RESIGN, notices_for
 from incumbent.stores.quorum.ballots import Answer, Silent
 from incumbent.stores.quorum.group import Quorum, no_majority, silent_of, strangers
 from incumbent.stores.quorum.panel import Heard, Panel
+from incumbent.stores.quorum.scripts import as_eval
 from incumbent.stores.quorum.switches import switches_of
+from incumbent.stores.redis.exchange import is_forgotten
 from incumbent.stores.redis.resp import Step
 
 __all__ = ["renew"]
@@ -136,8 +138,16 @@ class _Round:
                 floor = (said[node] or [])[at][1:]
                 requests[node].append(self.quorum.dialect.plant(self.batch[at], value, floor))
         steps = [Step(b"".join(it), len(it)) if it else None for it in requests]
-        if any(steps):
-            await self.panel.ask(steps, self.until)
+        if not any(steps):
+            return
+        heard = await self.panel.ask(steps, self.until)
+        # Who may not load scripts sends one with the first; then the node knows it.
+        with_script = [
+            Step(as_eval(it[0]) + b"".join(it[1:]), len(it)) if it and _has_forgotten(of) else None
+            for it, of in zip(requests, heard, strict=True)
+        ]
+        if any(with_script):
+            await self.panel.ask(with_script, self.until)
 
     async def _values(
         self, wanted: Sequence[int], said: Sequence[list[Any] | None]
@@ -164,6 +174,10 @@ class _Round:
                 if isinstance(value, bytes) and value.startswith(head):
                     values[at] = value
         return values
+
+
+def _has_forgotten(heard: Heard) -> bool:
+    return not isinstance(heard, Silent) and is_forgotten(heard[0])
 
 
 def _confirms(answer: Any) -> bool:

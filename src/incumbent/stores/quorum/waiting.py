@@ -1,148 +1,207 @@
-"""Waiting for a change on the blocking side: a waiter listens to all nodes.
-
-What counts is a change on a majority: a release is said by every node at about the same time, and
-who asked after the first word alone would find the others still held.
-"""
+"""Waiting for a change on the blocking side: see `hub`."""
 
 from __future__ import annotations
 
 import select
-from collections.abc import Callable, Sequence
+import socket
+import threading
+from collections.abc import Callable, Hashable
+from functools import partial
 from math import ceil
+from queue import Empty, SimpleQueue
 from typing import Any, Final
 
 import hiredis
 
+from incumbent._core.onestep import run as run_at_once
 from incumbent.clock import now as _now
-from incumbent.errors import StoreError, StoreUnavailable
+from incumbent.errors import StoreError
 from incumbent.model import Key
+from incumbent.stores.collected import close_with
 from incumbent.stores.quorum.dialing import Dialer
 from incumbent.stores.quorum.group import Quorum
+from incumbent.stores.quorum.hub import Hub
 from incumbent.stores.quorum.link import Link
 from incumbent.stores.quorum.reading import is_unchanged
+from incumbent.stores.quorum.seats import CONNECTED, Ears, Word
 from incumbent.stores.redis.errors import Broken
+from incumbent.stores.redis.waiting.ear import LockBell
+from incumbent.stores.redis.waiting.seats import Bell
 
-__all__ = ["LINGER", "SyncWaiter"]
+__all__ = ["SyncWaiter"]
 
-LINGER: Final = 0.005
-"""Seconds for which the other nodes' words are waited for after the first."""
-_LEAVE_WITHIN: Final = 0.02
-_CONFIRM_WITHIN: Final = 0.05
-_SLICE: Final = 1.0
-_IDLE_MAX: Final = 64
+_SLICE: Final = 5.0
+"""Seconds of one wait; then our clock is asked again, which also counts suspend."""
 _FAILURES: Final = (Broken, hiredis.ProtocolError)
 
-_Links = list["Link | None"]
+_Run = Callable[[float, Any], bool]
 
 
 class SyncWaiter:
-    """Connections that listen: one to each node for each thread that waits."""
+    """One connection to each node for all threads that wait."""
 
     def __init__(self, quorum: Quorum, dialer: Dialer) -> None:
         self._quorum = quorum
         self._dialer = dialer
-        self._idle: list[_Links] = []
+        self._hub = Hub(quorum)
 
-    def wait(self, key: Key, seen: str, until: float, run: Callable[[float, Any], bool]) -> None:
+    def wait(self, key: Key, seen: str, until: float, run: _Run) -> None:
         """See Store.wait_change; `run` runs an operation on a panel."""
+        host = _Host(self._quorum, self._dialer, run)
         try:
-            self._wait(key, seen, until, run)
+            run_at_once(self._hub.wait(host, key, seen, until))
         except StoreError:
             # Once the time is over the caller looks for itself, whatever went wrong meanwhile.
             if _now() < until:
                 raise
 
-    def _wait(self, key: Key, seen: str, until: float, run: Callable[[float, Any], bool]) -> None:
-        idle, quorum = self._idle, self._quorum
-        try:
-            links = idle.pop()
-        except IndexError:
-            links = [None] * len(quorum.names)
-        try:
-            self._dialer.fill(links, until)
-            self._subscribe(links, key, until)
-            if run(until, lambda panel: is_unchanged(quorum, panel, key, seen, until)):
-                self._listen(links, until)
-            self._unsubscribe(links, key)
-        except BaseException:
-            _close(links)
-            raise
-        if idle is self._idle and len(idle) < _IDLE_MAX:
-            idle.append(links)
-        else:
-            _close(links)
-
     def let_go(self) -> None:
-        """Close what is not in use."""
-        idle, self._idle = self._idle, []
-        for links in idle:
-            _close(links)
+        """Close the connections."""
+        self._hub.let_go()
 
     def forget(self) -> None:
-        """In a fork's child: the dialer gives the descriptors back."""
-        self._idle = []
+        """In a fork's child: give the descriptors back."""
+        self._hub.abandon()
 
-    def _subscribe(self, links: _Links, key: Key, until: float) -> None:
-        request = self._quorum.dialect.subscribe(key)
-        for node, link in enumerate(links):
-            if link is not None:
-                link.used = _now()
-                self._try(links, node, lambda it: it.send(request, until))
-        by = min(until, _now() + _CONFIRM_WITHIN)
-        for node in range(len(links)):
-            self._try(links, node, lambda it: self._confirm(it, key, by))
-        if not any(links):
-            why = next((it.why for it in self._dialer.nodes if it.why is not None), None)
-            said = why or f"no node of {self._quorum.where} confirms"
-            raise StoreUnavailable(f"nobody of {self._quorum.where} can be listened to: {said}")
 
-    def _confirm(self, link: Link, key: Key, by: float) -> None:
-        # Before that, what an earlier listener left may come.
-        while not self._quorum.dialect.listens(link.read(by), key):
-            pass
+class _Host:
+    """See hub.Host."""
 
-    def _try(self, links: _Links, node: int, do: Callable[[Link], object]) -> None:
-        link = links[node]
-        if link is None:
+    def __init__(self, quorum: Quorum, dialer: Dialer, run: _Run) -> None:
+        self._quorum, self._dialer, self._run = quorum, dialer, run
+
+    async def is_unchanged(self, key: Key, seen: str, until: float) -> bool:
+        """See hub.Host."""
+        return self._run(until, lambda panel: is_unchanged(self._quorum, panel, key, seen, until))
+
+    def new_ears(self) -> Ears:
+        """See hub.Host."""
+        return LinkEars(self._dialer)
+
+    def new_bell(self) -> Bell:
+        """See hub.Host."""
+        return LockBell()
+
+    def me(self) -> Hashable:
+        """See hub.Host."""
+        return threading.get_ident()
+
+
+class LinkEars:
+    """See hub.Ears. A pair of sockets wakes who reads: pipes can't be polled everywhere."""
+
+    interruptible = False
+
+    def __init__(self, dialer: Dialer) -> None:
+        self._dialer = dialer
+        self._links: list[Link | None] = [None] * len(dialer.nodes)
+        self._arrived: SimpleQueue[tuple[int, Link | StoreError]] = SimpleQueue()
+        self._closed = False
+        self._mine, self._others = socket.socketpair()
+        for end in (self._mine, self._others):
+            end.setblocking(False)
+        close_with(self, partial(_close_all, (self._mine, self._others)))
+
+    def begin(self, node: int, until: float) -> None:
+        """See hub.Ears."""
+        self._dialer.connect_apart(node, until, partial(self._arrive, node))
+
+    def _arrive(self, node: int, link: Link | StoreError) -> None:
+        if self._closed and isinstance(link, Link):
+            link.close()
             return
+        self._arrived.put((node, link))
+        self.poke()
+
+    def say(self, node: int, request: bytes, until: float) -> None:
+        """See hub.Ears."""
+        link = self._links[node]
+        if link is None:
+            raise Broken("it is not connected", sent=False)
+        link.used = _now()
+        link.send(request, until)
+
+    async def next(self, until: float) -> Word | None:
+        """See hub.Ears."""
+        while (word := self._at_hand()) is None:
+            left = until - _now()
+            ready = self._ready(max(0.0, min(left, _SLICE)))
+            for node in ready - {-1}:
+                if (error := self._fill(node)) is not None:
+                    return (node, error)
+            if not ready and left <= 0:
+                return None
+            if -1 in ready:
+                self._mine.recv(1024)
+                return self._at_hand()
+        return word
+
+    def _at_hand(self) -> Word | None:
+        """What has been heard already."""
         try:
-            do(link)
-        except _FAILURES:
-            links[node] = None
-            link.close()
+            node, link = self._arrived.get_nowait()
+        except Empty:
+            return self._buffered()
+        if isinstance(link, Link):
+            self._links[node] = link
+            return (node, CONNECTED)
+        return (node, link)
 
-    def _listen(self, links: _Links, until: float) -> None:
-        """Return after a word of a majority, or a while after the first, or at `until`."""
-        told: set[int] = set()
-        while (left := until - _now()) > 0 and len(told) < self._quorum.need:
-            silent = [n for n, it in enumerate(links) if it is not None and n not in told]
-            if not silent:
-                return
-            for node in _ready(links, silent, min(left, _SLICE)):
-                told.add(node)
-                self._try(links, node, lambda it: it.read(0.0))
-                until = min(until, _now() + LINGER)
+    def _buffered(self) -> Word | None:
+        for node, link in enumerate(self._links):
+            try:
+                if link is not None and (message := link.buffered()) is not False:
+                    return (node, message)
+            except hiredis.ProtocolError as error:
+                return (node, error)
+        return None
 
-    def _unsubscribe(self, links: _Links, key: Key) -> None:
-        request = self._quorum.dialect.unsubscribe(key)
-        by = _now() + _LEAVE_WITHIN
-        for node, link in enumerate(links):
+    def _fill(self, node: int) -> Exception | None:
+        link = self._links[node]
+        try:
             if link is not None:
-                link.used = _now()
-                self._try(links, node, lambda it: it.send(request, by))
+                link.fill()
+        except _FAILURES as error:
+            return error
+        return None
 
+    def _ready(self, seconds: float) -> set[int]:
+        """The nodes that have something to say; -1: poked."""
+        places = {self._mine.fileno(): -1}
+        places |= {it.fileno(): at for at, it in enumerate(self._links) if it is not None}
+        if not hasattr(select, "poll"):
+            found, _, _ = select.select(list(places), [], [], seconds)
+            return {places[fd] for fd in found}
+        poll = select.poll()
+        for fd in places:
+            poll.register(fd, select.POLLIN)
+        # Up to the next millisecond: down would spin.
+        return {places[fd] for fd, _ in poll.poll(ceil(seconds * 1000))}
 
-def _ready(links: _Links, nodes: Sequence[int], seconds: float) -> list[int]:
-    poll, by_fd = select.poll(), dict[int, int]()
-    for node in nodes:
-        link = links[node]
-        if link is not None:
-            by_fd[link.fileno()] = node
-            poll.register(link.fileno(), select.POLLIN)
-    return [by_fd[fd] for fd, _ in poll.poll(ceil(seconds * 1000))]
+    def poke(self) -> None:
+        """See hub.Ears."""
+        try:
+            self._others.send(b"!")
+        except OSError:
+            return  # it has been poked often enough, or is closed
 
-
-def _close(links: _Links) -> None:
-    for link in links:
+    def drop(self, node: int) -> None:
+        """See hub.Ears."""
+        link, self._links[node] = self._links[node], None
         if link is not None:
             link.close()
+
+    def close(self) -> None:
+        """See hub.Ears."""
+        self._closed = True
+        for node in range(len(self._links)):
+            self.drop(node)
+        _close_all((self._mine, self._others))
+
+    def __del__(self) -> None:
+        _close_all((self._mine, self._others))
+
+
+def _close_all(ends: tuple[socket.socket, ...]) -> None:
+    for end in ends:
+        end.close()

@@ -1,0 +1,303 @@
+"""What a quorum says is so: taken only if most servers say it; else not possible, naming each."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from itertools import combinations_with_replacement
+
+import pytest
+
+from incumbent import AcquireTimeout, AsyncLock, Lock, NotAcquired
+from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
+from incumbent.model import Ask, Granted, Key, Refused, Released, TakeOutcome
+from incumbent.stores.quorum import ballots
+from incumbent.stores.quorum.ballots import Answer, Split, Verdict
+from incumbent.stores.quorum.dialect import MARKER
+from incumbent.stores.redis.names import Naming
+from tests.cli.tool import incumbent
+from tests.faults.quorum_world import Member, Members, Party, party, soon
+
+pytestmark = pytest.mark.server
+
+ASK = Ask(10.0, "us")
+TRUSTED = "restart_wait=0"
+WITHIN = 0.3
+"""Seconds of one take: as long as a short lease gives it."""
+STATES = ("free", "held", "held by a third", "dead", "too young")
+SIDES = ("sync", "async")
+
+
+@pytest.fixture(scope="module")
+def three() -> Iterator[Members]:
+    with Members(3) as members:
+        with party(members.url(TRUSTED)) as first:
+            # Each of them is marked as a member from now on.
+            first.give(first.take(ASK))
+        yield members
+
+
+@pytest.fixture(autouse=True)
+def healed(three: Members) -> Iterator[None]:
+    yield
+    for one in three.all:
+        one.server.thaw()
+        one.proxy.heal()
+        born(one, "0")
+
+
+def born(member: Member, when: str) -> None:
+    """What its marker says of its birth: 0 for long ago."""
+    program, members, _ = member.server.cli("GET", MARKER).split()
+    member.server.cli("SET", MARKER, f"{program} {members} {when}")
+
+
+def put_into(members: Members, states: tuple[str, ...], key: Key) -> None:
+    """Each server into its state, as far as `key` goes."""
+    main, kept = Naming(None).of(key).main, dict[int, str]()
+    for state, holder in (("held", "them"), ("held by a third", "a third")):
+        if state in states:
+            with party(members.url(TRUSTED)) as other:
+                other.key = key
+                other.take(Ask(10.0, holder))
+            values = [one.server.cli("GETDEL", main) for one in members.all]
+            kept |= {at: it for at, it in enumerate(values) if states[at] == state}
+    for at, (state, one) in enumerate(zip(states, members.all, strict=True)):
+        if at in kept:
+            one.server.cli("SET", main, kept[at], "PX", "10000")
+        elif state == "too young":
+            born(one, str(int((time.time() + 30) * 1e6)))
+        elif state == "dead":
+            one.begin("refusing")
+
+
+def expected(states: tuple[str, ...]) -> type[TakeOutcome | StoreError]:
+    count = Counter(states)
+    if count["free"] >= 2:
+        return Granted
+    if count["held"] + count["held by a third"] >= 2:
+        return Refused
+    return StoreUnavailable
+
+
+def take(one: Party, side: str, within: float = WITHIN) -> TakeOutcome | StoreError:
+    try:
+        if side == "sync":
+            return one.store.take(one.key, one.claim, ASK, soon(within))
+        return asyncio.run(_take(one, within))
+    except StoreError as error:
+        return error
+
+
+async def _take(one: Party, within: float) -> TakeOutcome:
+    store = one.engine.async_store()
+    try:
+        return await store.take(one.key, one.claim, ASK, soon(within))
+    finally:
+        await store.aclose()
+
+
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("states", [*combinations_with_replacement(STATES, 3)], ids="-".join)
+def test_the_answer_is_what_most_servers_say(
+    three: Members, states: tuple[str, ...], side: str
+) -> None:
+    with party(three.url(TRUSTED)) as one:
+        put_into(three, states, one.key)
+        outcome = take(one, side)
+        assert type(outcome) is expected(states), outcome
+        if isinstance(outcome, StoreError):
+            # Each server, and what it said, though not all are asked where most cannot be reached.
+            assert not outcome.permanent
+            assert all(f"{member.address}" in str(outcome) for member in three.all)
+            assert said_of(states, str(outcome))
+        elif isinstance(outcome, Refused):
+            assert outcome.holders[0].holder in ("them", "a third")
+
+
+def said_of(states: tuple[str, ...], said: str) -> bool:
+    if states.count("dead") >= 2:
+        return said.count("cannot be reached") == states.count("dead")
+    words = {"free": "would grant it", "dead": "cannot be reached", "too young": "restart_wait"}
+    return all(words.get(state, "held by another for another") in said for state in states)
+
+
+def test_the_rule_that_a_minority_holds_it_is_caught(
+    three: Members, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = ballots.decide
+
+    def decide(answers: list[Answer]) -> Verdict:
+        verdict = right(answers)
+        return Split(verdict.no, verdict.first, True) if isinstance(verdict, Split) else verdict
+
+    monkeypatch.setattr("incumbent.stores.quorum.rounds.decide", decide)
+    with pytest.raises(AssertionError):
+        test_the_answer_is_what_most_servers_say(three, ("free", "held", "dead"), "sync")
+
+
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("frozen", [(1, 2), (0, 1, 2)])
+def test_what_frozen_servers_were_asked_is_not_known(
+    three: Members, side: str, frozen: tuple[int, ...]
+) -> None:
+    """The requests have left on connections that were there."""
+    with party(three.url(TRUSTED)) as one:
+
+        async def ask() -> None:
+            store = one.engine.async_store()
+            granted = await store.take(one.key, one.claim, ASK, soon())
+            assert isinstance(granted, Granted)
+            assert isinstance(await store.give(one.key, one.claim, None, soon()), Released)
+            freeze()
+            with pytest.raises(OutcomeUnknown):
+                await store.take(one.key, one.claim, ASK, soon(WITHIN))
+            await store.aclose()
+
+        def freeze() -> None:
+            for at in frozen:
+                three.all[at].server.freeze()
+
+        if side == "async":
+            asyncio.run(ask())
+            return
+        one.give(one.take(ASK))
+        freeze()
+        assert type(take(one, "sync")) is OutcomeUnknown
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_a_pause_that_one_server_knows_is_one(three: Members, side: str) -> None:
+    """Another has missed it, and the third is dead: what is known of it is the last word."""
+    with party(three.url(TRUSTED)) as one:
+        one.store.put(one.key, "pause", b"{}", None, soon())
+        for at in (1, 2):
+            three.all[at].server.cli("DEL", Naming(None).of(one.key).companion)
+        three.all[2].begin("refusing")
+        outcome = take(one, side)
+        assert isinstance(outcome, Refused)
+        assert outcome.reason == "paused"
+
+
+# -- as users meet it
+
+
+def none_free(members: Members, name: str) -> None:
+    put_into(members, ("held", "free", "dead"), Key("default", name))
+
+
+def test_waiting_for_what_no_majority_gives_ends_with_why(three: Members) -> None:
+    name = secrets.token_hex(6)
+    none_free(three, name)
+    waits: list[Callable[[float | None], object]] = [
+        lambda timeout: Lock(name, store=three.url(TRUSTED)).acquire(timeout=timeout),
+        lambda timeout: asyncio.run(acquire(three, name, timeout)),
+    ]
+    for wait in waits:
+        for timeout in (0, 0.4):
+            with pytest.raises(StoreUnavailable, match="would grant it"):
+                wait(timeout)
+
+
+def test_waiting_for_what_a_majority_holds_ends_with_who(three: Members) -> None:
+    name = secrets.token_hex(6)
+    put_into(three, ("held", "held", "dead"), Key("default", name))
+    lock = Lock(name, store=three.url(TRUSTED))
+    with pytest.raises(NotAcquired) as caught:
+        lock.acquire(timeout=0)
+    assert caught.value.held_by == "them"
+    with pytest.raises(AcquireTimeout):
+        lock.acquire(timeout=0.3)
+
+
+async def acquire(members: Members, name: str, timeout: float | None) -> None:
+    await AsyncLock(name, store=members.url(TRUSTED)).acquire(timeout=timeout)
+
+
+def test_the_commands_tell_a_lost_majority_from_one_that_has_it(three: Members) -> None:
+    store, name = ("-s", three.url(TRUSTED)), secrets.token_hex(6)
+    put_into(three, ("held", "held", "dead"), Key("default", name))
+    assert incumbent(*store, "run", name, "--", "true").returncode == 75
+    shown = incumbent(*store, "status", "--json", name)
+    assert json.loads(shown.stdout)["holder"] == "them"
+    three.all[1].begin("refusing")
+    for command in (("run", name, "--", "true"), ("status", name), ("doctor",)):
+        done = incumbent(*store, *command)
+        assert done.returncode == 69, done
+        said = done.stdout + done.stderr
+        assert all(member.address in said for member in three.all), said
+
+
+def test_a_name_that_nobody_can_tell_of_is_not_shown_as_free(three: Members) -> None:
+    store, name = ("-s", three.url(TRUSTED)), secrets.token_hex(6)
+    none_free(three, name)
+    done = incumbent(*store, "status", name)
+    assert done.returncode == 69
+    assert "them" in done.stderr
+    assert incumbent(*store, "wait", name, "--timeout", "0.2").returncode == 69
+    listed = incumbent(*store, "status", "--json")
+    states = {it["name"]: it["state"] for it in json.loads(listed.stdout)}
+    assert states[name] == "undecided"
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_servers_that_answer_errors_say_nothing_of_a_name(three: Members, side: str) -> None:
+    with party(three.url(TRUSTED)) as one:
+        one.take(ASK)
+        for at in (0, 1):
+            three.all[at].server.cli("SET", Naming(None).of(one.key).companion, "a foreign value")
+
+        async def read() -> object:
+            store = one.engine.async_store()
+            try:
+                return await store.read(one.key, soon())
+            finally:
+                await store.aclose()
+
+        with pytest.raises(StoreUnavailable, match="WRONGTYPE"):
+            one.store.read(one.key, soon()) if side == "sync" else asyncio.run(read())
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_an_error_is_no_answer_that_makes_a_majority(three: Members, side: str) -> None:
+    """One answers with an error and one late: the late one is waited for."""
+    with party(three.url(TRUSTED)) as one:
+        main = Naming(None).of(one.key).main
+
+        def hurt() -> None:
+            three.all[0].server.cli("DEL", main)
+            three.all[0].server.cli("HSET", main, "foreign", "value")
+            three.all[2].begin("slow")
+
+        async def give() -> object:
+            store = one.engine.async_store()
+            try:
+                granted = await store.take(one.key, one.claim, ASK, soon())
+                assert isinstance(granted, Granted)
+                hurt()
+                return await store.give(one.key, one.claim, granted.token, soon())
+            finally:
+                await store.aclose()
+
+        if side == "async":
+            assert asyncio.run(give()) == Released()
+            return
+        granted = one.take(ASK)
+        hurt()
+        assert one.give(granted) == Released()
+
+
+def test_the_doctor_says_that_a_majority_is_too_new(three: Members) -> None:
+    with party(three.url(TRUSTED)) as one:
+        one.take(ASK)
+        findings = one.engine.diagnose(15.0, soon())
+        assert tuple(findings[0][1].split(", ")) == ("3 of 3 servers are sound", "2 are needed")
+        for at in (0, 2):
+            born(three.all[at], str(int((time.time() + 30) * 1e6)))
+        (level, what, _), *each = one.engine.diagnose(15.0, soon())
+        assert (level, "2 are too new" in what) == ("warning", True)
+        assert len([it for it in each if "votes in" in it[1]]) == 2

@@ -1,0 +1,94 @@
+"""Contenders whose rounds take a good part of the time that a request has.
+
+All servers are well, nothing is lost; a round takes 40 to 80 ms of the 167 that a lease of one
+second gives to a request. Connections are kept when an answer comes late, as the store keeps them.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from incumbent.stores.quorum import rounds
+from tests.quorum.bugs import Bugs, planted
+from tests.quorum.claimant import SimPanel
+from tests.quorum.simulator import PROFILES, History
+from tests.quorum.world import Network
+
+CALM = 5.0
+EIGHT = replace(
+    PROFILES["network"],
+    masters=(3,),
+    contenders=8,
+    holds=(0.0, 0.05, 0.3),
+    naps=(0.01, 0.05, 0.1),
+    length=0.5,
+    calm=CALM,
+)
+
+
+class _Kept(dict[int, Any]):
+    """Sessions that a late answer does not end."""
+
+    def pop(self, *_: Any) -> Any:
+        return None
+
+
+@pytest.fixture
+def outcomes(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """What became of all takes, by the names of their types."""
+    counts, take, begin = Counter[str](), rounds.Rounds.take, SimPanel.__init__
+
+    async def counted(*arguments: Any) -> Any:
+        try:
+            outcome = await take(*arguments)
+        except Exception as error:
+            counts[type(error).__name__] += 1
+            raise
+        counts[type(outcome).__name__] += 1
+        return outcome
+
+    def keep(panel: SimPanel, *arguments: Any, **more: Any) -> None:
+        begin(panel, *arguments, **more)
+        panel.sessions = _Kept()
+
+    monkeypatch.setattr(rounds.Rounds, "take", counted)
+    monkeypatch.setattr(SimPanel, "__init__", keep)
+    monkeypatch.setattr(Network, "_travel", lambda self: self.heap.dice.uniform(0.02, 0.04))
+    return counts
+
+
+def longest_gap(start: int, histories: int = 3) -> float:
+    """The longest time without a grant, true time."""
+    longest = 0.0
+    with planted(Bugs()):
+        for seed in range(start, start + histories):
+            sight = History(EIGHT, seed, Bugs()).run()
+            assert not sight.wrong, (seed, sight.wrong)
+            times = [EIGHT.length, *(at for at in sight.grants if at > EIGHT.length), CALM]
+            longest = max(longest, *(b - a for a, b in pairwise(times)))
+    return longest
+
+
+def test_contenders_in_slow_rounds_split_the_vote_neither_for_ever_nor_into_doubt(
+    outcomes: Counter[str],
+) -> None:
+    start = random.SystemRandom().randrange(10**9)
+    assert longest_gap(start) < 2.5, start
+    assert outcomes["Granted"] > 50, (start, outcomes)
+    assert outcomes["OutcomeUnknown"] < 0.08 * outcomes.total(), (start, outcomes)
+
+
+def test_who_begins_rounds_that_do_not_fit_any_more_leaves_doubts(
+    outcomes: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        rounds._Turn, "took", property(lambda _: 0.0, lambda *_: None), raising=False
+    )
+    longest_gap(0)
+    assert outcomes["OutcomeUnknown"] > 0.12 * outcomes.total(), outcomes
