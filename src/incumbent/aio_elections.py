@@ -14,6 +14,7 @@ from incumbent._core.acquire import acquire
 from incumbent._core.observe import Observation, observe, read_leader
 from incumbent._core.words import lease_lost
 from incumbent.aio import AsyncLease
+from incumbent.bodies import awaitable, refuse_generator
 from incumbent.candidacy import ElectionHandle, Metadata, Steering, TermHandle
 from incumbent.durations import Duration
 from incumbent.election import Leader
@@ -24,6 +25,8 @@ from incumbent.options import parse_timeout
 __all__ = ["AsyncElection", "AsyncTerm"]
 
 V = TypeVar("V")
+
+_BE_BLOCKING = "blocking work belongs to Election"
 
 
 class AsyncTerm(TermHandle, AsyncLease):
@@ -112,12 +115,14 @@ class AsyncElection(ElectionHandle[AsyncTerm]):
         When the term ends before the work it is cancelled and awaited within the lease; after a
         pause (full jitter, longer after short terms) this stands again. An exception of the work
         propagates after the release. A cancellation cancels the work and gives the lease back.
+        Raises Misuse for work that cannot be awaited: it blocked the loop, and nothing stops it.
         """
+        refuse_generator(work)
         while True:
             term = await self.campaign()
             try:
                 async with term:
-                    return await work(term)
+                    return await awaitable(work(term), work, _BE_BLOCKING)
             except LeaseLost as lost:
                 if not self._is_ours(lost):
                     raise

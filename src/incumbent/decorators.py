@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, cast
 
 from incumbent import clock
 from incumbent._core.onestep import run as drive
+from incumbent.bodies import is_async, name_of, not_deferred, refuse_generator
 from incumbent.cron.ledger import State
 from incumbent.cron.once import begin_once
 from incumbent.durations import Duration
@@ -39,9 +40,12 @@ def exclusive(
 
     `{argument}` in `name` is replaced by the call's argument of that name. While another holds it:
     "wait" (at most `timeout` seconds, then AcquireTimeout), "raise" NotAcquired, or "skip": the
-    call returns None. Raises ConfigError when decorating what cannot work, or when an argument
-    does not make a valid name.
+    call returns None. Raises ConfigError when decorating what cannot work (a generator, whose body
+    would run without the lease), or when an argument does not make a valid name; Misuse when the
+    function returns a coroutine, for the same reason.
     """
+    if not isinstance(name, str):
+        raise ConfigError('write @exclusive("name"): a lease has a name', name="name")
     if if_held not in ("wait", "raise", "skip"):
         raise ConfigError(f"if_held={if_held!r}: wait, raise or skip", name="if_held")
     common = {
@@ -52,8 +56,9 @@ def exclusive(
     }
 
     def decorate(function: F) -> F:
+        refuse_generator(function)
         namer = _namer(name, function)
-        wrap = _wrap_async if inspect.iscoroutinefunction(function) else _wrap_sync
+        wrap = _wrap_async if is_async(function) else _wrap_sync
         return cast("F", wrap(function, namer, common, skip=if_held == "skip"))
 
     return decorate
@@ -107,6 +112,9 @@ def _namer(template: str, function: Callable[..., Any]) -> Callable[..., str]:
 
 
 def _wrap_sync(function: Any, namer: Callable[..., str], common: Any, *, skip: bool) -> Any:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return not_deferred(function(*args, **kwargs), function, "decorate an `async def`")
+
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         from incumbent.sync import Lock
@@ -119,8 +127,8 @@ def _wrap_sync(function: Any, namer: Callable[..., str], common: Any, *, skip: b
             raise
         with lease:
             if "once_per" not in common:
-                return function(*args, **kwargs)
-            return _recorded(lease, function, lambda: function(*args, **kwargs))
+                return call(*args, **kwargs)
+            return _recorded(lease, function, lambda: call(*args, **kwargs))
 
     return wrapper
 
@@ -129,7 +137,7 @@ def _recorded(lease: Lease, function: Any, call: Callable[[], Any]) -> Any:
     """The call, with its beginning and its end in the ledger."""
     port, wall = lease._link.port, clock.wall()
     try:
-        once = drive(begin_once(port, lease._held, wall, _stamp(wall), function.__qualname__))
+        once = drive(begin_once(port, lease._held, wall, _stamp(wall), name_of(function)))
     except StoreError:
         # Nothing ran: the slot is anybody's again.
         lease._release(undo_slot=True)
@@ -169,7 +177,7 @@ def _wrap_async(function: Any, namer: Callable[..., str], common: Any, *, skip: 
 async def _recorded_async(lease: AsyncLease, function: Any, call: Callable[[], Any]) -> Any:
     port, wall = lease._link.async_port(), clock.wall()
     try:
-        once = await begin_once(port, lease._held, wall, _stamp(wall), function.__qualname__)
+        once = await begin_once(port, lease._held, wall, _stamp(wall), name_of(function))
     except StoreError:
         await lease._release(undo_slot=True)
         raise

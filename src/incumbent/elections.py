@@ -14,10 +14,11 @@ from incumbent._core.acquire import acquire
 from incumbent._core.observe import Observation, observe, read_leader
 from incumbent._core.onestep import run
 from incumbent._core.words import lease_lost
+from incumbent.bodies import is_async, name_of, not_deferred, refuse_generator
 from incumbent.candidacy import ElectionHandle, Metadata, Steering, TermHandle
 from incumbent.durations import Duration
 from incumbent.election import Leader
-from incumbent.errors import LeaseLost, StoreUnavailable
+from incumbent.errors import LeaseLost, Misuse, StoreUnavailable
 from incumbent.lease import State
 from incumbent.options import parse_timeout
 from incumbent.sync import Lease
@@ -25,6 +26,8 @@ from incumbent.sync import Lease
 __all__ = ["Election", "Term"]
 
 V = TypeVar("V")
+
+_BE_ASYNC = "coroutines belong to AsyncElection"
 
 
 class Term(TermHandle, Lease):
@@ -131,13 +134,16 @@ class Election(ElectionHandle[Term]):
 
         When `term.stopping` the work has to return, and its value is not the end: the lease is
         given back, and after a pause (full jitter, longer after short terms) this stands again. An
-        exception of the work propagates after the release.
+        exception of the work propagates after the release. Raises Misuse for coroutine functions.
         """
+        refuse_generator(work)
+        if is_async(work):
+            raise Misuse(f"{name_of(work)} is a coroutine function: {_BE_ASYNC}")
         while True:
             term = self.campaign()
             try:
                 with term:
-                    value = work(term)
+                    value = not_deferred(work(term), work, _BE_ASYNC)
                     ended_by_itself = not term.stopping
                 if ended_by_itself:
                     return value

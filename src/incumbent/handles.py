@@ -16,9 +16,9 @@ from incumbent._drive.link import Link
 from incumbent._drive.notifier import notifier
 from incumbent.durations import Duration, say_seconds
 from incumbent.entered import Entered
-from incumbent.errors import AlreadyReleased, LeaseLost, StoreUnavailable
+from incumbent.errors import AlreadyReleased, LeaseLost, Misuse, StoreUnavailable
 from incumbent.lease import State
-from incumbent.links import link_for, new_link
+from incumbent.links import link_for, own_link
 from incumbent.options import IfLost, LockSettings, OnLost, parse_timeout, wanted_from
 
 __all__ = ["ClientHandle", "LeaseHandle", "LockHandle", "loss_of"]
@@ -96,6 +96,9 @@ class LeaseHandle:
             )
         raise self._loss()
 
+    def __reduce__(self) -> NoReturn:
+        _refuse_copy(self)
+
     def __repr__(self) -> str:
         state = "valid" if self.valid else self._held.machine.reason or "released"
         return f"<{type(self).__name__} {self.name!r} token={self.fencing_token} {state}>"
@@ -159,12 +162,21 @@ class LockHandle(Generic[L]):
         """How to tell one caller of a shared lock from another."""
         raise NotImplementedError
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r} of {self._link.engine.url}>"
+
+    def __reduce__(self) -> NoReturn:
+        _refuse_copy(self)
+
     @property
     def name(self) -> str:
         """The name that it leases."""
         return self._wanted.key.name
 
     def _seconds(self, timeout: Duration | EllipsisType | None) -> float | None:
+        if self._link.closed:
+            # What it was granted would never be renewed.
+            raise Misuse(f"{self.name!r}: the client that this came from was closed")
         return self._timeout if timeout is ... else parse_timeout(timeout)
 
     def _armed(self, held: Held) -> tuple[Link, Held, OnLost | None, IfLost]:
@@ -182,9 +194,15 @@ class ClientHandle:
     def __init__(
         self, store: Any = None, *, namespace: str = "default", **settings: Unpack[LockSettings]
     ) -> None:
-        self._link = new_link(store) if isinstance(store, str) else link_for(store)
+        self._link = own_link(store)
         self._namespace = namespace
         self._settings = settings
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self.url}>"
+
+    def __reduce__(self) -> NoReturn:
+        _refuse_copy(self)
 
     @property
     def url(self) -> str:
@@ -193,6 +211,13 @@ class ClientHandle:
 
     def _for_lock(self, settings: LockSettings) -> Any:
         return {"store": self, "namespace": self._namespace, **self._settings, **settings}
+
+
+def _refuse_copy(of: object) -> NoReturn:
+    raise TypeError(
+        f"a {type(of).__name__} is of this process and cannot be copied or pickled: hand on the"
+        " name and the URL of the store, and make another there"
+    )
 
 
 def loss_of(held: Held, late: float = 0.0) -> LeaseLost:

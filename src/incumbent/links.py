@@ -10,7 +10,7 @@ from incumbent._drive.link import Link
 from incumbent.store_url import store_url
 from incumbent.stores.registry import engine_for_object, open_engine
 
-__all__ = ["link_for", "new_link"]
+__all__ = ["link_for", "new_link", "own_link"]
 
 _by_url: Final[dict[str, Link]] = {}
 _by_object: Final[weakref.WeakKeyDictionary[Any, Link]] = weakref.WeakKeyDictionary()
@@ -44,6 +44,15 @@ def _by_url_or_object(store: Any) -> Link:
     return link
 
 
+def own_link(store: Any) -> Link:
+    """A link that the caller may close, for nobody shares it; if `store` is a client, the client's.
+
+    Raises as `link_for`.
+    """
+    if isinstance(store, Link) or isinstance(getattr(store, "_link", None), Link):
+        return link_for(store)
+    return new_link(store_url() if store is None else store)
+
+
 def new_link(store: Any) -> Link:
-    """A link that is shared with nobody; the caller closes it."""
     return Link(open_engine(store) if isinstance(store, str) else engine_for_object(store))

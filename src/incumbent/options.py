@@ -13,7 +13,7 @@ from incumbent.durations import DAY, Duration, parse_duration, say_seconds
 from incumbent.errors import ConfigError, LeaseLost
 from incumbent.model import META_MAX, ONCE, Ask, Capabilities, Queue, Slot
 from incumbent.policy import TTL_DEFAULT, Policy, make_policy
-from incumbent.stores.names import make_key
+from incumbent.stores.names import check_name, make_key
 
 __all__ = ["IfLost", "LockSettings", "OnLost", "default_holder", "parse_timeout", "wanted_from"]
 
@@ -131,10 +131,13 @@ def _check_ttl(policy: Policy, can: Capabilities) -> None:
 def _slot(settings: LockSettings, can: Capabilities) -> Slot | None:
     once_per = settings.get("once_per")
     if once_per is None:
+        if settings.get("slot") is not None:
+            raise ConfigError("slot: say with once_per for how long it is used", name="slot")
         return None
     if not can.slots:
         raise ConfigError("once_per: this store cannot remember slots", name="once_per")
-    return Slot(settings.get("slot", ONCE), parse_duration(once_per, "once_per", least=0.001))
+    slot = check_name(settings.get("slot", ONCE))
+    return Slot(slot, parse_duration(once_per, "once_per", least=0.001))
 
 
 def _queue(policy: Policy, slot: Slot | None, can: Capabilities, *, fair: bool) -> Queue | None:
@@ -162,6 +165,8 @@ _queue_of = lru_cache(maxsize=256)(Queue)
 def _holder(holder: str | None) -> str:
     if holder is None:
         return default_holder()
+    if not isinstance(holder, str):
+        raise ConfigError(f"holder: a text, not {type(holder).__name__}", name="holder")
     if not 1 <= len(holder) <= 200 or not holder.isprintable() or " " in holder:
         raise ConfigError(
             f"holder={holder[:60]!r}: 1 to 200 printable characters without blanks", name="holder"
@@ -170,6 +175,8 @@ def _holder(holder: str | None) -> str:
 
 
 def _meta(meta: bytes) -> bytes:
+    if not isinstance(meta, bytes):
+        raise ConfigError(f"meta: bytes, not {type(meta).__name__}", name="meta")
     if len(meta) > META_MAX:
         raise ConfigError(f"meta: {len(meta)} bytes, at most {META_MAX}", name="meta")
     return meta

@@ -9,6 +9,7 @@ from incumbent.errors import ConfigError
 
 __all__ = ["read_secret", "store_url", "with_password"]
 
+_URL = "INCUMBENT_STORE"
 _URL_FILE = "INCUMBENT_STORE_FILE"
 _PASSWORD_FILE = "INCUMBENT_STORE_PASSWORD_FILE"  # noqa: S105 - the name of a variable
 
@@ -17,9 +18,10 @@ def store_url(named: str | None = None, environ: Mapping[str, str] = os.environ)
     """`named`, or INCUMBENT_STORE, or the content of INCUMBENT_STORE_FILE, or this host's file.
 
     The password is put in from INCUMBENT_STORE_PASSWORD_FILE. Raises ConfigError for files that
-    cannot be read, and where nothing was named inside a container.
+    cannot be read, for what is named and empty, and where nothing was named inside a container.
     """
-    url = named or environ.get("INCUMBENT_STORE") or _from_file(environ) or _this_host()
+    url = _named(named, "--store") or _named(environ.get(_URL), _URL) or _from_file(environ)
+    url = url or _this_host()
     path = environ.get(_PASSWORD_FILE)
     # A withheld store is refused with its own words, whatever else is set.
     if not path or url.startswith("withheld:"):
@@ -27,9 +29,20 @@ def store_url(named: str | None = None, environ: Mapping[str, str] = os.environ)
     return with_password(url, read_secret(path, _PASSWORD_FILE))
 
 
-def _from_file(environ: Mapping[str, str]) -> str:
+def _named(url: str | None, where: str) -> str | None:
+    # Meant to be filled in, as by a variable that is not set: with a file of its own instead,
+    # each host would lead.
+    if url is not None and not url.strip():
+        raise ConfigError(
+            f"{where} is empty: name a store, or leave it away for the file of this host",
+            name="store",
+        )
+    return url
+
+
+def _from_file(environ: Mapping[str, str]) -> str | None:
     path = environ.get(_URL_FILE)
-    return read_secret(path, _URL_FILE).strip() if path else ""
+    return read_secret(path, _URL_FILE).strip() if path else None
 
 
 def _this_host() -> str:
@@ -50,10 +63,13 @@ def read_secret(path: str, variable: str) -> str:
     """The content of the file that `variable` names, without the newline at its end."""
     try:
         with open(path, encoding="utf-8") as file:  # noqa: PTH123 - pathlib costs start-up time
-            return file.read().rstrip("\r\n")
+            secret = file.read().rstrip("\r\n")
     except (OSError, UnicodeDecodeError) as error:
         said = error.strerror if isinstance(error, OSError) else "not a text"
         raise ConfigError(f"{variable}={path} cannot be read: {said}", name="store") from None
+    if not secret.strip():
+        raise ConfigError(f"{variable}={path} is empty", name="store")
+    return secret
 
 
 def with_password(url: str, password: str) -> str:

@@ -40,6 +40,7 @@ LAYERS = (
             "quorum",
             "supervise.plan",
             "supervise.deadline",
+            "bodies",
             "cron.zones",
             "cron.schedule",
             "cron.spec",

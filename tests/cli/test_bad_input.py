@@ -128,6 +128,52 @@ def test_a_missing_separator_shows_the_line_with_it(store: str, touched: Path) -
     refused(incumbent("-s", store, "run", "job", "touch", touched), f"run job -- touch {touched}")
 
 
+@pytest.mark.parametrize("words", [("job", "--wait", "5"), ("--wait", "5s", "job")])
+def test_a_duration_of_wait_without_its_sign_shows_it(
+    store: str, touched: Path, words: tuple[str, ...]
+) -> None:
+    refused(run(store, touched, *words), f"--wait={words[2] if words[0] == 'job' else words[1]}")
+
+
+@pytest.mark.parametrize("named", [("--store", ""), ("-q",)])
+def test_a_store_that_is_named_and_empty_is_refused(touched: Path, named: tuple[str, ...]) -> None:
+    empty = {"INCUMBENT_STORE": ""}
+    done = incumbent(*named, "run", "job", "--", "touch", touched, env=empty)
+    refused(done, "is empty: name a store")
+
+
+def shell(line: str, store: str) -> subprocess.CompletedProcess[str]:
+    """`line`, with "$I" for the command; Python writes at once, as it does in most containers."""
+    env = environment({"INCUMBENT_STORE": store, "PYTHONUNBUFFERED": "1"})
+    line = f"I='{sys.executable} -m incumbent'; {line}"
+    return subprocess.run(
+        ["sh", "-c", line], env=env, capture_output=True, text=True, timeout=20, check=False
+    )
+
+
+def test_closed_standard_streams_are_given_to_no_file_and_no_socket(store: str) -> None:
+    shows = "import os; [os.write(3, os.readlink(f'/proc/self/fd/{n}').encode()) for n in range(3)]"
+    done = shell(f'$I run -q job -- {sys.executable} -c "{shows}" 3>&1 <&- >&- 2>&-', store)
+    assert (done.returncode, done.stdout) == (0, "/dev/null" * 3)
+
+
+@pytest.mark.parametrize("words", ["status", "--version"])
+def test_an_answer_that_cannot_be_written_is_told_in_one_line(store: str, words: str) -> None:
+    refused(shell(f"$I {words} >/dev/full", store), "the answer cannot be written: No space", 125)
+
+
+def test_help_that_cannot_be_written_shows_no_traceback(store: str) -> None:
+    # Later releases of Python than 3.11 say nothing at all.
+    assert len(shell("$I --help >/dev/full", store).stderr.splitlines()) <= 1
+
+
+def test_what_the_system_refuses_is_not_called_a_defect(store: str) -> None:
+    done = shell("ulimit -n 12; $I run job -- true", store)
+    assert done.returncode == 125
+    assert "the system refuses" in done.stderr
+    assert "defect" not in done.stderr
+
+
 def test_no_store_named_in_a_container_is_refused(touched: Path) -> None:
     env = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "KUBERNETES_SERVICE_PORT": "443"}
     refused(incumbent("run", "job", "--", "touch", touched, env=env), "INCUMBENT_STORE=redis://")

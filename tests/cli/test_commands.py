@@ -143,6 +143,19 @@ def test_doctor_finds_a_sane_store_sane(store: str) -> None:
     assert {finding["level"] for finding in findings} <= {"ok", "warning"}
 
 
+def test_doctor_says_of_the_isolation_what_run_makes_of_it(store: str) -> None:
+    found = json.loads(incumbent("-s", store, "doctor", "--json").stdout)[-1]
+    ran = incumbent("-s", store, "-v", "run", "a", "--", "true")
+    assert ("no PID namespace" in ran.stderr) == (found["level"] == "warning")
+    assert ("in a PID namespace" in found["what"]) == (found["level"] == "ok")
+
+
+def test_a_memory_store_is_said_to_exclude_nobody() -> None:
+    done = incumbent("-s", "memory:", "run", "a", "--once-per", "1h", "--", "true")
+    assert done.returncode == 0
+    assert "excludes no other" in done.stderr
+
+
 def test_doctor_refuses_times_that_do_not_fit(store: str) -> None:
     done = incumbent("-s", store, "doctor", "--ttl", "5s", "--grace", "4.8s")
     assert done.returncode == 64

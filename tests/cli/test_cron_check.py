@@ -35,6 +35,18 @@ def test_the_next_runs_are_told_in_order(crontab: Path) -> None:
     assert "Europe/Berlin" in daily
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["# name: @cron\n* * * * * date\n", "[[job]]\nname='@cron'\nevery='5s'\ncommand='date'\n"],
+)
+def test_what_would_not_start_is_not_called_good(tmp_path: Path, text: str) -> None:
+    (tmp_path / "jobs").write_text(text)
+    for words in (("--check",), ()):
+        done = incumbent("-s", f"sqlite://{tmp_path}/leases.db", "cron", tmp_path / "jobs", *words)
+        assert (done.returncode, done.stdout) == (64, "")
+        assert "names that begin with @ are incumbent's" in done.stderr
+
+
 def test_every_problem_has_a_line(tmp_path: Path) -> None:
     path = tmp_path / "crontab"
     path.write_text("0 0 30 2 * date\nMAILTO=joe\n@reboot date -u\n0 5 * * * nosuch\n")

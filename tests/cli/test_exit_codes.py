@@ -52,6 +52,14 @@ def test_a_command_that_dies_by_a_signal_gives_its_number(store: str) -> None:
     assert (done.returncode, done.stderr) == (128 + signal.SIGKILL, "")
 
 
+@pytest.mark.parametrize("isolate", ["auto", "pgroup"])
+def test_a_command_inherits_no_descriptor_of_ours(store: str, isolate: str) -> None:
+    script = python("import os; print(*(os.readlink(f.path) for f in os.scandir('/proc/self/fd')))")
+    bare = subprocess.run(script, stdin=subprocess.DEVNULL, capture_output=True, check=True)
+    done = incumbent("-s", store, "run", "-q", "job", "--isolate", isolate, "--", *script)
+    assert len(done.stdout.split()) == len(bare.stdout.split())
+
+
 def test_success_is_quiet_but_for_the_hint_on_short_jobs(store: str) -> None:
     hinted = incumbent("-s", store, "run", "job", "--", "true")
     assert len(lines(hinted)) == 1

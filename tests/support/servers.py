@@ -234,7 +234,8 @@ class RedisServer:
     def _answers(self) -> bool:
         # A port that listens may be another's, or a server that still loads its data.
         with suppress(OSError):
-            return f"process_id:{self.pid}" in self.cli("INFO", "server")
+            said = self.cli("INFO")
+            return f"process_id:{self.pid}" in said and "loading:1" not in said
         return False
 
     def _connect(self) -> socket.socket:

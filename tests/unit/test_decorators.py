@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import pytest
 
@@ -84,3 +86,51 @@ def test_once_runs_once_for_functions_and_coroutines(engine: FaultyEngine) -> No
 
     assert [sync_job(), sync_job()] == ["ran", None]
     assert [asyncio.run(async_job()), asyncio.run(async_job())] == ["ran", None]
+
+
+def test_a_generator_is_refused_for_its_body_would_run_without_the_lease(
+    engine: FaultyEngine,
+) -> None:
+    def rows() -> Iterator[int]:
+        yield 1
+
+    async def arows() -> AsyncIterator[int]:
+        yield 1
+
+    for function in (rows, arows):
+        with pytest.raises(incumbent.ConfigError, match="generator"):
+            incumbent.exclusive("a", store=engine)(function)
+        with pytest.raises(incumbent.ConfigError, match="generator"):
+            incumbent.once("a", per="1h", store=engine)(function)
+        with pytest.raises(incumbent.ConfigError, match="generator"):
+            incumbent.Jobs(store=engine).every("1s", name="a")(function)
+
+
+def test_a_coroutine_that_a_blocking_function_returns_is_not_let_out_of_the_lease(
+    engine: FaultyEngine,
+) -> None:
+    async def work() -> None: ...
+
+    @incumbent.exclusive("a", store=engine)
+    def begin() -> Any:
+        return work()
+
+    with pytest.raises(incumbent.Misuse, match="nothing ran"):
+        begin()
+    assert incumbent.Lock("a", store=engine).held_by() is None
+
+
+def test_an_object_that_is_called_as_a_coroutine_is_awaited_within_the_lease(
+    engine: FaultyEngine,
+) -> None:
+    class Work:
+        async def __call__(self) -> bool:
+            return incumbent.Lock("a", store=engine).held_by() is not None
+
+    assert asyncio.run(incumbent.exclusive("a", store=engine)(Work())())
+    assert asyncio.run(incumbent.once("a", per="1h", store=engine)(Work())())
+
+
+def test_a_decorator_without_its_name_is_refused_when_decorating() -> None:
+    with pytest.raises(incumbent.ConfigError, match="a lease has a name"):
+        incumbent.exclusive(lambda: None)  # type: ignore[arg-type]

@@ -104,6 +104,16 @@ def test_run_returns_what_the_work_returns_and_raises_what_it_raises(
     run(scenario())
 
 
+def test_run_says_of_blocking_work_that_it_belongs_elsewhere(engine: FaultyEngine) -> None:
+    async def body() -> None:
+        election = AsyncElection("a", store=engine)
+        with pytest.raises(incumbent.Misuse, match="belongs to Election"):
+            await election.run(lambda term: 5)  # type: ignore[arg-type, return-value]
+        assert await election.leader() is None
+
+    asyncio.run(body())
+
+
 def test_work_is_cancelled_and_awaited_within_the_lease_then_runs_in_the_next_term(
     engine: FaultyEngine,
 ) -> None:

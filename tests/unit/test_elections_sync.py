@@ -175,6 +175,26 @@ def test_a_loss_of_another_lease_inside_the_work_is_the_works_own_error(
         election(engine).run(work)
 
 
+def test_run_refuses_work_that_it_would_not_run(engine: FaultyEngine) -> None:
+    async def work(term: Term) -> None: ...
+
+    def begin(term: Term) -> Any:
+        return work(term)
+
+    def rows(term: Term) -> Iterator[int]:
+        yield 1
+
+    election = Election("a", store=engine)
+    with pytest.raises(incumbent.Misuse, match="AsyncElection"):
+        election.run(work)  # type: ignore[unused-coroutine]
+    with pytest.raises(incumbent.ConfigError, match="generator"):
+        election.run(rows)
+    assert not engine.faulty.calls
+    with pytest.raises(incumbent.Misuse, match="AsyncElection"):
+        election.run(begin)
+    assert election.leader() is None
+
+
 def test_work_is_asked_to_stop_within_the_lease_and_runs_again_in_the_next_term(
     engine: FaultyEngine,
 ) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import logging
+import subprocess
+import sys
 import threading
 import time
 from math import inf
@@ -55,6 +57,43 @@ def test_a_client_that_was_closed_leaves_no_descriptor(tmp_path: Path) -> None:
     for _ in range(20):
         use_one()
     eventually(lambda: use_one() <= before + 2)
+
+
+_ENDED_WITHIN_THE_MUTEX = """
+import os, threading
+import incumbent
+
+lock = incumbent.Lock("a", store="memory:")
+lease = lock.acquire()
+apart = {"mutex": lease._link.keeper._state.mutex, "inside": threading.Event()}
+# In a namespace of its own: a thread that lasts would keep this one, and the lease.
+exec('''
+def stay():
+    import time
+    with mutex:
+        inside.set()
+        time.sleep(60)
+''', apart)
+threading.Thread(target=apart["stay"], daemon=True).start()
+apart["inside"].wait()
+"""
+
+_TAKES_ANOTHER = """
+class AtTheEnd:
+    def __del__(self, lease=lease, lock=lock, write=os.write):
+        lease.release()
+        lock.try_acquire().release()
+        write(1, b"took another")
+
+kept = AtTheEnd()
+"""
+
+
+@pytest.mark.parametrize(("then", "said"), [("", b""), (_TAKES_ANOTHER, b"took another")])
+def test_a_process_ends_whatever_its_daemon_threads_are_doing(then: str, said: bytes) -> None:
+    program = [sys.executable, "-c", _ENDED_WITHIN_THE_MUTEX + then]
+    ended = subprocess.run(program, timeout=20, check=True, stdout=subprocess.PIPE)
+    assert ended.stdout == said
 
 
 def test_leases_taken_together_are_renewed_in_few_requests(engine: FaultyEngine) -> None:

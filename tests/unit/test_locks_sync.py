@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import gc
 import os
@@ -10,6 +11,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from types import FrameType
 
 import pytest
@@ -374,6 +376,40 @@ def test_a_client_hands_its_settings_to_its_locks() -> None:
             assert record.holdings[0].holder == "me"
             assert [str(found.key) for found in fleet.scan("inv")] == ["billing/invoice-7"]
         assert fleet.url == "memory:client"
+
+
+def test_locks_and_leases_are_of_their_process_and_say_so() -> None:
+    with incumbent.Client("memory:copied") as client, client.lock("a") as lease:
+        for it in (lease, client, client.lock("a"), client.election("a")):
+            for copied in (pickle.dumps, copy.copy, copy.deepcopy):
+                with pytest.raises(TypeError, match="cannot be copied or pickled"):
+                    copied(it)
+
+
+def test_a_lock_shows_what_it_locks_and_no_password() -> None:
+    lock = Lock("a", store="redis://me:s3cret@127.0.0.1:1")
+    assert repr(lock) == "<Lock 'a' of redis://me:***@127.0.0.1:1/0>"
+    with incumbent.Client("redis://:s3cret@127.0.0.1:1") as client:
+        assert repr(client) == "<Client of redis://:***@127.0.0.1:1/0>"
+
+
+def test_a_lock_of_a_closed_client_takes_nothing_that_nobody_would_renew(tmp_path: Path) -> None:
+    with incumbent.Client(f"sqlite://{tmp_path}/leases.db") as client:
+        lock, election = client.lock("a"), client.election("a")
+    for take in (lock.acquire, lock.try_acquire, election.campaign):
+        with pytest.raises(incumbent.Misuse, match="was closed"):
+            take()
+
+
+def test_a_client_that_is_closed_ends_no_renewals_but_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: FaultyEngine
+) -> None:
+    monkeypatch.setenv("INCUMBENT_STORE", f"sqlite://{tmp_path}/leases.db")
+    for store in (None, engine):
+        with Lock("a", store=store).acquire() as lease:
+            with incumbent.Client(store) as client, client.lock("b"):
+                pass
+            assert lease.renew() > 14
 
 
 def test_code_that_keeps_the_interpreter_loses_the_lease_and_hears_of_it(

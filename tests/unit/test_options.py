@@ -34,6 +34,10 @@ CAN = Capabilities()
         ({"ttl": 15, "request_timeout": 9}, "too short"),
         ({"holder": "a b"}, "holder"),
         ({"holder": ""}, "holder"),
+        ({"holder": 5}, "holder: a text, not int"),
+        ({"meta": "x"}, "meta: bytes, not str"),
+        ({"slot": "2026-11-21"}, "slot: say with once_per"),
+        ({"slot": "a b", "once_per": "1h"}, "'a b' is not a name"),
         ({"holder": "x" * 201}, "holder"),
         ({"meta": b"x" * 1025}, "1025 bytes"),
         ({"at_least_for": 10, "at_most_for": 5}, "longer than"),
@@ -99,6 +103,20 @@ def test_the_environment_names_the_store(monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.setenv("INCUMBENT_STORE_FILE", str(tmp_path / "missing"))
     with pytest.raises(ConfigError, match="cannot be read"):
         store_url()
+
+
+@pytest.mark.parametrize("variable", ["INCUMBENT_STORE_FILE", "INCUMBENT_STORE_PASSWORD_FILE"])
+def test_a_store_that_is_named_and_empty_is_not_the_file_of_this_host(
+    variable: str, tmp_path: Path
+) -> None:
+    empty = tmp_path / "empty"
+    empty.write_text("\n")
+    with pytest.raises(ConfigError, match="--store is empty"):
+        store_url("", {})
+    with pytest.raises(ConfigError, match="INCUMBENT_STORE is empty"):
+        store_url(None, {"INCUMBENT_STORE": " "})
+    with pytest.raises(ConfigError, match=f"{variable}=.*empty is empty"):
+        store_url("redis://h" if "PASSWORD" in variable else None, {variable: str(empty)})
 
 
 def test_one_url_has_one_link_in_a_process() -> None:

@@ -78,6 +78,18 @@ def test_a_job_of_hours_keeps_its_lease(incumbent_world: World) -> None:
 # -- the clock -------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("named", ["url", "store", None])
+def test_a_client_of_the_worlds_store_renews_too(incumbent_world: World, named: str | None) -> None:
+    store = getattr(incumbent_world, named) if named else None
+    with incumbent.Client(store) as client, client.lock("a") as lease:
+        incumbent_world.advance(3600)
+        assert lease.valid
+        assert incumbent.Lock("a").try_acquire() is None
+    with incumbent.Lock("a") as lease:
+        incumbent_world.advance(3600)
+        assert lease.valid
+
+
 def test_time_passes_for_every_clock(incumbent_world: World) -> None:
     before, wall = clock.now(), clock.wall()
     incumbent_world.advance(HOUR)

@@ -59,7 +59,7 @@ class Buckets:
     """
 
     def __init__(self, mutex: threading.RLock) -> None:
-        self._mutex = mutex
+        self.mutex = mutex
         self._at: dict[float, dict[float, Bucket]] = {}
         self._in_hand: list[Bucket] = []
 
@@ -71,7 +71,7 @@ class Buckets:
         every = held.machine.policy.renew_every
         # Rounding down to a bucket brings leases together and never makes one late.
         due -= due % grid(every)
-        with self._mutex:
+        with self.mutex:
             before = held.bucket
             found = self._at.get(due)
             bucket = None if found is None else found.get(every)
@@ -103,12 +103,12 @@ class Buckets:
 
     def first(self) -> float:
         """The instant at which the next bucket is due."""
-        with self._mutex:
+        with self.mutex:
             return min(self._at, default=inf)
 
     def take(self, now: float) -> list[Bucket]:
         """The buckets that are due by `now`, the longest due first; they are given back."""
-        with self._mutex:
+        with self.mutex:
             past = sorted(instant for instant in self._at if instant <= now)
             # Noted before they leave their places: a fork between the two must still find them.
             self._in_hand = [bucket for due in past for bucket in self._at[due].values()]
@@ -121,7 +121,7 @@ class Buckets:
     def give_back(self, bucket: Bucket) -> None:
         """`bucket` was renewed, or failed to be: it is due again one period after it was sent."""
         bucket.due = _next_in_phase(bucket.due, bucket.every, bucket.sent)
-        with self._mutex:
+        with self.mutex:
             if bucket:
                 found = self._at.setdefault(bucket.due, {})
                 other = found.setdefault(bucket.every, bucket)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -80,6 +81,11 @@ class _State:
     def __post_init__(self) -> None:
         # One mutex for both: what is planned and when the thread wakes are decided together.
         self.buckets = Buckets(self.mutex)
+
+    def renew_mutex(self) -> None:
+        """At the interpreter's end: a thread that was ended inside of the mutex has it for ever."""
+        # By its type: nothing can be imported any more.
+        self.mutex = self.buckets.mutex = type(self.mutex)()
 
 
 class Keeper:
@@ -167,12 +173,17 @@ class Keeper:
 
     def _plan(self, held: Held, due: float, *, earliest: float = inf) -> None:
         state = self._state
+        if sys.is_finalizing():
+            state.renew_mutex()
         due = state.buckets.add(held, due, earliest=earliest)
         if due < state.planned:
             state.planned = due
             self._wake(state)
 
     def _wake(self, state: _State) -> None:
+        if sys.is_finalizing():
+            # There is no thread to wake any more: what is owed now is left to the ttl.
+            return
         # Under the mutex: a thread that ends closes the alarm, whose numbers may then be others'.
         with state.mutex:
             if state.alarm is None:
@@ -305,6 +316,8 @@ class Keeper:
             self._tell_ended(held)
 
     def _tell_ended(self, held: Held) -> None:
+        if sys.is_finalizing():
+            self._state.renew_mutex()
         with self._state.mutex:
             watchers = held.take_watchers()
         for watcher in watchers:

@@ -31,6 +31,8 @@ class Link:
             weakref.WeakKeyDictionary()
         )
         self._latest: _Latest | None = None
+        self.closed = False
+        """Whether leases are renewed no longer: none may be taken."""
 
     def async_port(self) -> AsyncPort:
         """The port of the running loop."""
@@ -56,6 +58,7 @@ class Link:
 
     def close(self) -> None:
         """End the keeper and let go of the blocking connections; leases are not given back."""
+        self.closed = True
         self.keeper.close()
         self.store.close()
 

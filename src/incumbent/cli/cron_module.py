@@ -27,7 +27,7 @@ def serve_module(request: Request) -> int:
         )
     holder = request.text("holder") or default_holder()
     jobs.overrule(
-        store=store_url(request.text("store")) if request.text("store") else None,
+        store=store_url(request.text("store")) if request.text("store") is not None else None,
         namespace=request.text("namespace"),
         holder=holder,
         ttl=request.text("ttl"),

@@ -17,6 +17,7 @@ __all__ = [
     "UNPROVED",
     "USAGE",
     "code_of",
+    "fault_line",
     "say",
 ]
 
@@ -33,9 +34,17 @@ CANNOT_START: Final = (126, 127)
 def say(line: str) -> None:
     """One line for people, on stderr; a closed stderr is nobody's fault."""
     try:
-        print(f"incumbent: {line}", file=sys.stderr, flush=True)
+        # In one write: processes that share a stderr must not come between a line and its end.
+        sys.stderr.write(f"incumbent: {line}\n")
+        sys.stderr.flush()
     except (OSError, ValueError):
         pass
+
+
+def fault_line(error: Exception) -> str:
+    """What to say of an error that nobody foresaw."""
+    whose = "the system refuses" if isinstance(error, OSError) else "a defect of incumbent"
+    return f"{whose}: {type(error).__name__}: {error}"
 
 
 def code_of(error: Exception) -> int:

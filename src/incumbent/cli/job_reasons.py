@@ -8,6 +8,7 @@ from incumbent.cli.ledger_show import next_slot, result_of, runs_in, say_up
 from incumbent.cli.show import iso, said_by
 from incumbent.cron.control import Present
 from incumbent.cron.judge import GRACE
+from incumbent.cron.known import is_by_the_clock
 from incumbent.cron.ledger import Run, pruned_until, read_job
 from incumbent.durations import say_seconds
 from incumbent.model import Record
@@ -47,7 +48,8 @@ def explain_job(
         lines.append(f"schedule {facts.get('schedule')}: next {coming}, at {iso(following)}")
     elif facts.get("schedule"):
         lines.append(f"schedule {facts['schedule']}")
-    lines.append(say_up(up, now) + ("" if up else ": nothing will run"))
+    if is_by_the_clock(facts):
+        lines.append(say_up(up, now) + ("" if up else ": nothing will run"))
     return lines
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import sys
@@ -9,7 +10,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from incumbent.cli.environment import unknown_variables
-from incumbent.cli.exits import USAGE, code_of, say
+from incumbent.cli.exits import FAULT, OK, USAGE, code_of, fault_line, say
 from incumbent.cli.parser import Request, UsageError, parse
 from incumbent.cli.table import COMMANDS
 from incumbent.errors import ConfigError
@@ -17,20 +18,42 @@ from incumbent.errors import ConfigError
 __all__ = ["main"]
 
 _INTERRUPTED = 130
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
+    _open_standard_streams()
     try:
         unknown = unknown_variables(os.environ)
         request = parse(sys.argv[1:] if arguments is None else arguments, os.environ)
     except (UsageError, ConfigError) as error:
         say(str(error))
         return USAGE
+    except OSError as error:
+        # Of --help and --version, which write while they are read.
+        return _unwritten(error)
     if unknown and not request.on("quiet"):
         say(f"no such setting, ignored: {', '.join(unknown)}")
+    if _excludes_nobody(request) and not request.on("quiet"):
+        say("a memory: store is this process's own and excludes no other: it is for tests")
     _listen_to_the_library(request)
     return _call(request)
+
+
+def _excludes_nobody(request: Request) -> bool:
+    acts = request.command == "cron" or COMMANDS[request.command].runs
+    return acts and (request.text("store") or "").startswith("memory:")
+
+
+def _open_standard_streams() -> None:
+    """Where one is closed, the next file or socket would get its number, and what is said."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            # It gets the lowest free number, which is the right one: those below are open by now.
+            file = open(os.devnull, mode, encoding="utf-8")  # noqa: SIM115, PTH123
+            os.set_inheritable(file.fileno(), True)  # CMD is to have it too.
+            setattr(sys, name, file)
 
 
 def _listen_to_the_library(request: Request) -> None:
@@ -46,10 +69,8 @@ def _call(request: Request) -> int:
     try:
         code: int = module.command(request)
         sys.stdout.flush()
-    except BrokenPipeError:
-        # Who read our answer has seen enough; the flush at exit must not complain again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    except BrokenPipeError as error:
+        return _unwritten(error)
     except KeyboardInterrupt:
         return _INTERRUPTED
     except Exception as error:  # noqa: BLE001 - the last place: a traceback is no answer
@@ -57,10 +78,22 @@ def _call(request: Request) -> int:
     return code
 
 
+def _unwritten(error: OSError) -> int:
+    """Our answer cannot be written: the flush at exit must not complain again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if isinstance(error, BrokenPipeError):
+        # Who read it has seen enough.
+        return OK
+    say(f"the answer cannot be written: {error.strerror}")
+    return FAULT
+
+
 def _say_error(request: Request, error: Exception) -> int:
     code = code_of(error)
     known = isinstance(error, ConfigError) or type(error).__module__.startswith("incumbent")
-    say(str(error) if known else f"a defect of incumbent: {type(error).__name__}: {error}")
+    if isinstance(error, OSError) and error.errno in _NO_ROOM and not known:
+        return _unwritten(error)
+    say(str(error) if known else fault_line(error))
     if request.on("verbose"):
         logging.getLogger("incumbent").error("where it happened", exc_info=error)
     return code

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final, NoReturn
 
 from incumbent.cli.environment import settings_from
@@ -96,11 +97,18 @@ def _check_separator(ours: list[str], command_line: list[str], *, separated: boo
     if command not in COMMANDS or {"-h", "--help", "--version"} & set(ours):
         return
     if len(plain) > 2:
+        _refuse_wait_without_its_sign(ours)
         at = plain[2]
         rest = ["--", *command_line] if separated else []
         raise UsageError(f"a `--` goes before the command: {_line(ours[:at], ours[at:] + rest)}")
     if not command_line and len(plain) == 2:
         raise UsageError(f"what is it to run? {_line(ours, [])} CMD...")
+
+
+def _refuse_wait_without_its_sign(ours: list[str]) -> None:
+    for word, following in pairwise(ours):
+        if word == "--wait" and following[:1].isdecimal():
+            raise UsageError(f"a duration of --wait needs its sign: --wait={following}")
 
 
 def _line(ours: list[str], command_line: list[str]) -> str:

@@ -65,7 +65,7 @@ _LEAVE = Option(("--leave-descendants",), "unsafe: what CMD leaves behind lives 
 
 _RUN = (
     Option(("-n", "--no-wait"), "skip with exit 75 if another holds it (default)"),
-    Option(("--wait",), "wait for the lease, for at most DUR if given", "DUR"),
+    Option(("--wait",), "wait for the lease, for at most DUR if given", "[=DUR]"),
     Option(("--fair",), "with --wait: in the order of arrival"),
     _TTL,
     _GRACE,

@@ -15,10 +15,10 @@ def since_of(text: str, now: float) -> float:
     try:
         return now - parse_duration(text, "since")
     except ConfigError:
-        return instant_of(text, "since", now)
+        return instant_of(text, "since", now, "2h, ")
 
 
-def instant_of(text: str, what: str, now: float) -> float:
+def instant_of(text: str, what: str, now: float, also: str = "") -> float:
     """`05:30` (the last one), `2026-11-21T05:30`, with a zone or in local time; ConfigError."""
     here = datetime.fromtimestamp(now, UTC).astimezone()
     try:
@@ -32,6 +32,6 @@ def instant_of(text: str, what: str, now: float) -> float:
         return (found if found.tzinfo else found.astimezone()).timestamp()
     except ValueError:
         raise ConfigError(
-            f"{what}={text[:40]!r}: write 05:30, 2026-11-21T05:30 or 2026-11-21T05:30:00Z",
+            f"{what}={text[:40]!r}: write {also}05:30, 2026-11-21T05:30 or 2026-11-21T05:30:00Z",
             name=what,
         ) from None

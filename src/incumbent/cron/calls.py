@@ -20,6 +20,7 @@ from typing import Any, Final
 from incumbent import clock
 from incumbent._core.held import Held
 from incumbent._drive.aio import LeaseScope
+from incumbent.bodies import is_async, not_deferred
 from incumbent.cron.attempts import Attempts, End, stopped
 from incumbent.cron.book import Book
 from incumbent.cron.claims import Claimer
@@ -215,8 +216,8 @@ class _OneRun:
         assert call is not None  # noqa: S101 - see JobSpec
         run = JobRun(spec.name, self._slot, self._attempts.run.attempt, self._lease)
         given = {"run": run} if wants_run(call) else {}
-        if not inspect.iscoroutinefunction(call):
-            call(**given)
+        if not is_async(call):
+            not_deferred(call(**given), call, "make the job an `async def`")
             return
         loop = self._launcher.loop
         assert loop is not None, "a coroutine needs a loop"  # noqa: S101

@@ -9,10 +9,10 @@ from types import MappingProxyType
 from typing import Final
 
 from incumbent.cron.schedule import CronSchedule, ScheduleError, cron_schedule
+from incumbent.cron.settings import check_job_name
 from incumbent.cron.spec import JobSpec, Problem
 from incumbent.cron.zones import find_zone
 from incumbent.errors import ConfigError
-from incumbent.stores.names import check_name
 
 __all__ = ["derived_name", "parse_crontab", "split_percent"]
 
@@ -162,7 +162,7 @@ class _Reader:
     ) -> str | None:
         line, column, name = named or (number, start + 1, derived_name(command))
         try:
-            check_name(name)
+            check_job_name(name)
         except ConfigError as error:
             self._complain(line, column, str(error))
             return None

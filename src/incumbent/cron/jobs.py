@@ -10,11 +10,12 @@ from collections.abc import Callable
 from math import inf
 from typing import Any, Final, Self, TypedDict, TypeVar, Unpack
 
+from incumbent.bodies import is_async, refuse_generator
 from incumbent.cron.background import Background
 from incumbent.cron.calls import JobRun
 from incumbent.cron.events import Said
 from incumbent.cron.schedule import Every, Schedule, cron_schedule
-from incumbent.cron.settings import DEFAULTS
+from incumbent.cron.settings import DEFAULTS, check_job_name
 from incumbent.cron.spec import CatchUp, JobSpec
 from incumbent.durations import Duration, parse_duration, say_seconds
 from incumbent.errors import ConfigError, Misuse, StoreError
@@ -107,6 +108,7 @@ class Jobs:
         made = _checked(settings)
 
         def add(function: F) -> F:
+            refuse_generator(function)
             name = settings.get("name") or function.__name__
             if name in self._specs:
                 known = self._specs[name].source
@@ -119,7 +121,7 @@ class Jobs:
                 source=_source_of(function),
                 **made,
             )
-            make_key(self._namespace, name)
+            check_job_name(name)
             self._specs[name] = spec
             return function
 
@@ -183,7 +185,7 @@ class Jobs:
             raise ConfigError("there are no jobs: decorate functions with @jobs.cron", name="jobs")
         lock = self._settings.copy()
         lock["holder"] = lock.get("holder") or default_holder()
-        coroutines = any(inspect.iscoroutinefunction(spec.call) for spec in self.specs)
+        coroutines = any(spec.call and is_async(spec.call) for spec in self.specs)
         return Background(
             self.specs,
             self._store,

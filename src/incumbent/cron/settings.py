@@ -15,7 +15,7 @@ from incumbent.durations import parse_duration
 from incumbent.errors import ConfigError
 from incumbent.stores.names import check_name
 
-__all__ = ["DEFAULTS", "SETTINGS", "Line"]
+__all__ = ["DEFAULTS", "SETTINGS", "Line", "check_job_name"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,15 @@ def _times(value: object, key: str) -> tuple[float, ...]:
 
 def _name(value: object, key: str) -> str:
     del key
-    return check_name(value)
+    return check_job_name(value)
+
+
+def check_job_name(value: object) -> str:
+    """Return the name of a job, or raise ConfigError."""
+    name = check_name(value)
+    if name.startswith("@"):
+        raise ConfigError(f"{name!r}: names that begin with @ are incumbent's", name="name")
+    return name
 
 
 def _kind(value: object) -> str:

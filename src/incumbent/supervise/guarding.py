@@ -210,7 +210,10 @@ def _answer(
 ) -> tuple[Message, list[int]]:
     until = clock.now() + within
     while readable(channel.fileno(), max(0.0, until - clock.now())):
-        data, fds, _, _ = socket.recv_fds(channel, 512, 2, getattr(socket, "MSG_CMSG_CLOEXEC", 0))
+        data, fds, _, _ = socket.recv_fds(channel, 512, 2)
+        for fd in fds:
+            # recv_fds of Python 3.11 drops flags, MSG_CMSG_CLOEXEC too: CMD would have them.
+            os.set_inheritable(fd, False)
         if not data:
             raise GuardFault("the guard is gone")
         said = Message.parsed(data)

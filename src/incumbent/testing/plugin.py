@@ -50,6 +50,7 @@ from incumbent.model import (
     TakeOutcome,
 )
 from incumbent.stores.memory import MemoryEngine, MemoryStore
+from incumbent.stores.registry import open_engine
 
 __all__ = ["World", "incumbent_world"]
 
@@ -74,6 +75,10 @@ def incumbent_world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     monkeypatch.setenv("INCUMBENT_STORE", world.url)
     monkeypatch.setitem(links._by_url, world.url, world._link)
     monkeypatch.setitem(links._by_object, world.store, world._link)
+    # A client has a link of its own, to the same store.
+    monkeypatch.setattr(
+        links, "open_engine", lambda url: world.store if url == world.url else open_engine(url)
+    )
     yield world
     world._link.close()
 

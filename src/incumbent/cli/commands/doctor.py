@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 
@@ -10,12 +11,13 @@ from incumbent.cli.exits import OK, UNPROVED, say
 from incumbent.cli.parser import Request
 from incumbent.cli.show import print_json
 from incumbent.durations import say_seconds
-from incumbent.errors import StoreError
+from incumbent.errors import ConfigError, StoreError
 from incumbent.links import link_for
 from incumbent.policy import TTL_DEFAULT, Policy, make_policy
 from incumbent.store_url import store_url
 from incumbent.stores.base import Engine
 from incumbent.stores.names import make_key
+from incumbent.supervise.guarding import start_guard
 
 __all__ = ["command"]
 
@@ -27,12 +29,14 @@ _Finding = tuple[str, str, str]
 def command(request: Request) -> int:
     """See the module."""
     policy = make_policy(request.text("ttl") or TTL_DEFAULT, grace=request.text("grace"))
-    engine = link_for(store_url(request.text("store"))).engine
+    url = store_url(request.text("store"))
+    isolation = _of_the_isolation()
+    engine = link_for(url).engine
     findings = [
         *(_fixed(engine) if request.on("fix") else ()),
         *_of_the_store(request, engine, policy),
         _of_the_times(policy),
-        _of_the_isolation(),
+        isolation,
     ]
     _show(request, findings)
     errors = [what for level, what, _ in findings if level == "error"]
@@ -69,12 +73,19 @@ def _of_the_times(policy: Policy) -> _Finding:
 
 
 def _of_the_isolation() -> _Finding:
-    if sys.platform == "linux":
-        said = "commands are stopped as a process group, and by a parent-death signal"
-    else:
-        said = "commands are stopped as a process group"
-    advice = "a descendant in a session of its own escapes it: do not daemonise inside CMD"
-    return ("ok", said, advice)
+    """What `--isolate auto` gives here. It forks: to be asked before a store is opened."""
+    try:
+        with start_guard("pidns"):
+            return ("ok", "commands run in a PID namespace, which dies with its guard", "")
+    except ConfigError as error:
+        refused = str(error)
+    if sys.platform == "linux" and os.getpid() == 1:
+        return ("ok", "commands run in this container, all of which ends with the lease", "")
+    return (
+        "warning",
+        f"commands are stopped as a process group: {refused}",
+        "a daemon of CMD with an environment of its own can outlive a killed supervisor",
+    )
 
 
 def _show(request: Request, findings: list[_Finding]) -> None:

@@ -8,7 +8,7 @@ from signal import Signals as SignalName
 from incumbent import clock
 from incumbent._core.words import lease_lost
 from incumbent.cli import exits, show
-from incumbent.cli.exits import say
+from incumbent.cli.exits import fault_line, say
 from incumbent.cli.parser import Request
 from incumbent.cli.settings import lock_settings
 from incumbent.cli.supervised import supervise_command
@@ -53,7 +53,7 @@ def _guarded(work: Callable[[], Verdict]) -> Verdict:
         line = f"the store could not be proved, nothing ran: {error}"
         return Verdict("unproved", exits.UNPROVED, line, reason=str(error))
     except Exception as error:  # noqa: BLE001 - a defect of ours has an exit code too
-        line = f"a defect of incumbent: {type(error).__name__}: {error}"
+        line = fault_line(error)
         return Verdict("fault", exits.FAULT, line, reason=line)
 
 

@@ -22,12 +22,14 @@ _WITHIN = 2.0
 
 def command(request: Request) -> int:
     """See the module."""
-    now, at = clock.wall(), request.text("at")
-    instant = None if at is None else instant_of(at, "at", now)
+    at = request.text("at")
+    instant = None if at is None else instant_of(at, "at", clock.wall())
     with Client(store_url(request.text("store")), namespace=request.namespace) as client:
         record = client.read(request.name, _WITHIN)
         present = client.read(PRESENCE, _WITHIN) if JOB in record.fields else None
         known = client.read(KNOWN, _WITHIN) if present is not None else None
+    # Only now: "held for" in the record counts until it was read.
+    now = clock.wall()
     # Of a job that nobody runs, who held its name says nothing that its ledger does not say better.
     lines = explain(record, now) if present is None or record.holdings else []
     if present is not None:

@@ -105,7 +105,7 @@ def _not_understood(said: str) -> str:
     # libpq quotes what it could not read, which may be a piece of a password.
     start = "invalid URI query parameter: "
     if said.startswith(start):
-        name = said.removeprefix(start)[:40]
+        name = said.removeprefix(start).strip().strip('"')[:40]
         return f"option {name} is neither libpq's nor ours (restart_wait, wait)"
     return (
         "the URL of the store is malformed: write"
