@@ -152,6 +152,7 @@ def _scripts(servers: Sequence[RedisServer]) -> Callable[[], None]:
     members = parse_quorum_url(_url(servers)).members
     dialect, ask = QuorumDialect(Naming(None), members, 0.0, "here"), Ask(15.0, "scripts")
     key, claim = Key("default", "scripts"), os.urandom(16).hex()
+    found = dialect.found((time.time_ns() // 1000) + 1_000_000).payload
 
     def both(request: bytes) -> None:
         for link in links:
@@ -159,10 +160,13 @@ def _scripts(servers: Sequence[RedisServer]) -> Callable[[], None]:
         for link in links:
             link.read_response()
 
+    # The markers as a new cluster's first client leaves them.
+    both(found)
+
     def pair() -> None:
         ballot = time.time_ns() // 1000
         both(dialect.take(key, claim, ask, ballot))
-        both(dialect.give(key, claim, ballot, 0.0, None))
+        both(dialect.give(key, claim, ballot, 0.0, None, ballot))
 
     return pair
 

@@ -15,6 +15,7 @@ from incumbent import clock
 from incumbent.errors import StoreError
 from incumbent.model import Ask, GiveOutcome, Granted, Key, Refused, Renewal, RenewOutcome
 from incumbent.stores.base import Engine, Store
+from incumbent.stores.redis.names import Naming
 from incumbent.stores.registry import open_engine
 from tests.support.proxy import FaultProxy, Way, _Link
 from tests.support.servers import RedisServer
@@ -233,3 +234,8 @@ def _keys_of(server: RedisServer) -> list[str]:
 
 def _nothing() -> None:
     pass
+
+
+def channel_of(key: Key) -> str:
+    """Where each server tells that something changed: the key of the floor."""
+    return Naming(None).of(key).companion[:-1] + "b"

@@ -17,7 +17,7 @@ from incumbent import clock
 from incumbent.errors import StoreUnavailable
 from incumbent.model import Ask, Gone, Granted, Key, Refused, Released, Renewal, Renewed, Stored
 from incumbent.stores.redis.names import Naming
-from tests.faults.quorum_world import Party, party, soon
+from tests.faults.quorum_world import Party, channel_of, party, soon
 from tests.support.servers import ROOT, RedisServer, TlsFiles
 from tests.support.waiting import eventually
 
@@ -59,7 +59,7 @@ def on_threads(one: Party, listeners: Listeners) -> None:
     with ThreadPoolExecutor(1) as pool:
         began = clock.now()
         waiting = pool.submit(other.store.wait_change, one.key, refused.seen, soon(5))
-        eventually(lambda: listeners(Naming(None).of(one.key).channel) >= 2)
+        eventually(lambda: listeners(channel_of(one.key)) >= 2)
         assert one.give(granted) == Released()
         waiting.result()
         assert clock.now() - began < 3
@@ -76,7 +76,7 @@ async def on_a_loop(one: Party, listeners: Listeners) -> None:
     assert isinstance(refused, Refused)
     began = clock.now()
     waiting = asyncio.ensure_future(store.wait_change(one.key, refused.seen, soon(5)))
-    channel = Naming(None).of(one.key).channel
+    channel = channel_of(one.key)
     while await asyncio.to_thread(listeners, channel) < 2:
         await asyncio.sleep(0.005)
     assert await store.give(one.key, one.claim, granted.token, soon()) == Released()

@@ -18,9 +18,8 @@ from incumbent import Lock, clock
 from incumbent.errors import StoreUnavailable
 from incumbent.model import Ask, Granted, Key, Refused, Released
 from incumbent.stores.quorum import hub
-from incumbent.stores.redis.names import Naming
 from incumbent.stores.waiting import subscription_losses
-from tests.faults.quorum_world import Members, Party, party, soon
+from tests.faults.quorum_world import Members, Party, channel_of, party, soon
 from tests.support.servers import RedisServer
 from tests.support.waiting import eventually
 
@@ -107,7 +106,7 @@ class Waits:
 
 def subscribers(server: RedisServer, key: Key) -> int:
     with redis.Redis(port=server.port) as raw:
-        return int(raw.pubsub_numsub(Naming(None).of(key).channel)[0][1])
+        return int(raw.pubsub_numsub(channel_of(key))[0][1])
 
 
 def listened_to(members: Members, key: Key, places: tuple[int, ...] = (0, 1, 2)) -> None:
@@ -118,7 +117,7 @@ def listened_to(members: Members, key: Key, places: tuple[int, ...] = (0, 1, 2))
 
 
 def told_on(server: RedisServer, key: Key) -> None:
-    server.cli("PUBLISH", Naming(None).of(key).channel, "")
+    server.cli("PUBLISH", channel_of(key), "")
 
 
 @pytest.mark.parametrize("side", SIDES)

@@ -150,7 +150,7 @@ class Node:
                 return (admits, now, self._floor())
             stored = request.ballot
             held.value = (request.claim, stored)
-            self._set_floor(stored, _end(now, request.keep))
+            self._set_floor(stored, _end(now, _and_a_quarter(request.keep)))
         held.expires = max(held.expires, _end(now, request.ttl))
         return ("again", stored)
 
@@ -230,8 +230,13 @@ class Node:
     def _store(self, request: Take, now: int) -> None:
         self.data.lease = Kept((request.claim, request.ballot), _end(now, request.ttl))
         ahead = request.ballot - now
-        more = ahead if ahead > MINUTE else 0
-        self._set_floor(request.ballot, _end(now, request.keep + more))
+        keep = request.keep + (ahead if ahead > MINUTE else 0)
+        kept = self.data.floor
+        # Its end is left where it is for as long as that is late enough.
+        if kept is not None and kept.expires * 1000 - now >= -(-keep // 1000) * 1000:
+            self._set_floor(request.ballot, kept.expires)
+        else:
+            self._set_floor(request.ballot, _end(now, _and_a_quarter(keep)))
 
     def _floor(self) -> int | None:
         kept = self.data.floor
@@ -240,6 +245,10 @@ class Node:
     def _set_floor(self, ballot: int, expires: int) -> None:
         if "the floor is not stored" not in self.bugs:
             self.data.floor = Kept(ballot, expires)
+
+
+def _and_a_quarter(keep: int) -> int:
+    return -(-(-(-keep // 1000) * 5) // 4) * 1000
 
 
 def _end(now: int, keep: int) -> int:

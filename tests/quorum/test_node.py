@@ -34,7 +34,8 @@ pytestmark = [
 
 STEPS = 4000
 START = 1_800_000_000 * SECOND
-LEASE, COMPANION, MARKER = "incumbent:{n/k}", "incumbent:{n/k}:r", "incumbent:quorum"
+LEASE, FLOOR, MARKER = "incumbent:{n/k}", "incumbent:{n/k}:b", "incumbent:quorum"
+PAST, SWITCHES = "incumbent:{n/k}:h", "incumbent:{n/k}:r"
 
 
 class RealNode:
@@ -64,10 +65,10 @@ class RealNode:
     def _take(self, ask: Take) -> Any:
         said = self._run(
             "take",
-            (LEASE, COMPANION, MARKER),
+            (LEASE, FLOOR, MARKER, PAST, SWITCHES),
             *(f"incumbent1 {ask.claim} ", ask.ballot, f" {ask.ttl // 1000} host "),
-            *(ask.ttl // 1000, ask.keep // 1000, " - host", f"incumbent1 {ask.members} "),
-            *(ask.quarantine // 1000, "+" if ask.raising else "-"),
+            *(ask.ttl // 1000, ask.keep // 1000, f"incumbent1 {ask.members} 0"),
+            *(ask.quarantine // 1000, " host", "+" if ask.raising else "-"),
         )
         if isinstance(said, str):
             return ("vote", _ballot(said, ask.claim))
@@ -87,7 +88,7 @@ class RealNode:
     def _renew(self, ask: Renew) -> Any:
         wait = "-" if ask.quarantine is None else ask.quarantine // 1000
         head, members = f"incumbent1 {ask.claim} {ask.ballot} ", f"incumbent1 {ask.members} "
-        keys = (MARKER, LEASE, COMPANION)
+        keys = (MARKER, LEASE, FLOOR, SWITCHES)
         said = self._run("renew", keys, "echo", members, wait, head, ask.ttl // 1000, "-")
         if said[0] == "members":
             return ("members", _marker(said[1]))
@@ -98,22 +99,20 @@ class RealNode:
         return ("free", int(answer[1:]) if answer[1:] else None)
 
     def _plant(self, ask: Plant) -> Any:
-        place = 0
-        value = f"incumbent1 {ask.claim} {ask.ballot} {place} 1 {ask.ttl // 1000} host "
+        value = f"incumbent1 {ask.claim} {ask.ballot} 0 1 {ask.ttl // 1000} host "
         return self._run(
             "plant",
-            (LEASE, COMPANION, MARKER),
+            (LEASE, FLOOR, MARKER),
             *(value, ask.ttl // 1000, ask.keep // 1000, f"incumbent1 {ask.members} "),
             *(ask.quarantine // 1000, "" if ask.floor is None else ask.floor),
         )
 
     def _revoke(self, ask: Revoke) -> Any:
-        keys = (LEASE, COMPANION)
-        return self._run("revoke", keys, f"incumbent1 {ask.claim} ", ask.ballot, "channel")
+        return self._run("revoke", (LEASE, FLOOR), f"incumbent1 {ask.claim} ", ask.ballot)
 
     def _give(self, ask: Give) -> Any:
         head = f"incumbent1 {ask.claim} {ask.ballot} "
-        return self._run("give", (LEASE, COMPANION), head, "channel", 0)
+        return self._run("give", (LEASE, FLOOR), head, f" {ask.ballot}")
 
 
 def _marker(text: str) -> tuple[str, int]:

@@ -46,7 +46,7 @@ def _kept(node: Node, key: bytes, now: int) -> bytes | None:
 
 def _take(node: Node, said: list[str], now: int) -> Any:
     claim, ballot, ttl, keep = said[0].split()[1], int(said[1]), _us(said[3]), _us(said[4])
-    members, quarantine, raising = said[6].split()[1], _us(said[7]), said[8] == "+"
+    members, quarantine, raising = said[5].split()[1], _us(said[6]), said[8:9] == ["+"]
     answer = node.handle(Take(claim, ballot, ttl, members, quarantine, raising, keep), now)
     kind = answer[0]
     if kind == "vote":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
@@ -104,6 +105,46 @@ def test_a_frozen_server_is_not_waited_for_and_forgets_what_was_given_back(
         return stored(servers[1], key) == "-1"
 
     eventually(is_forgotten)
+
+
+@pytest.mark.parametrize("node", range(3))
+def test_a_server_that_forgot_the_scripts_votes_and_lets_go_at_once(
+    servers: list[RedisServer], store: QuorumStore, key: Key, node: int
+) -> None:
+    take(store, Key("unit", f"{key.name}-warm"))
+    servers[node].cli("SCRIPT", "FLUSH")
+    grant = take(store, key)
+    assert stored(servers[node], key).startswith(f"incumbent1 {grant.claim} {grant.token} ")
+    servers[node].cli("SCRIPT", "FLUSH")
+    assert store.give(key, grant.claim, grant.token, soon()) == Released()
+    assert [stored(it, key) for it in servers] == ["-1"] * 3
+
+
+@pytest.mark.parametrize("node", range(3))
+def test_a_connection_that_breaks_between_two_operations_costs_one_vote_at_most(
+    servers: list[RedisServer], store: QuorumStore, key: Key, node: int
+) -> None:
+    take(store, Key("unit", f"{key.name}-warm"))
+    servers[node].cli("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+    grant = take(store, key)
+    held = [stored(it, key).startswith(f"incumbent1 {grant.claim} ") for it in servers]
+    assert held.count(True) >= 2
+    assert store.give(key, grant.claim, grant.token, soon()) == Released()
+    assert [stored(it, key) for it in servers] == ["-1"] * 3
+
+
+def test_the_end_of_a_lease_wakes_who_waits(
+    servers: list[RedisServer], store: QuorumStore, key: Key
+) -> None:
+    grant = take(store, key)
+    refusal = store.take(key, secrets.token_hex(16), ASK, soon())
+    assert isinstance(refusal, Refused)
+    release = threading.Timer(0.1, store.give, (key, grant.claim, grant.token, soon()))
+    began = clock.now()
+    release.start()
+    store.wait_change(key, refusal.seen, soon())
+    release.join()
+    assert 0.05 < clock.now() - began < 2
 
 
 def test_a_server_that_lost_a_lease_gets_it_back_with_a_renewal(

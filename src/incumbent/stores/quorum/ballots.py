@@ -254,6 +254,7 @@ class BallotClock:
 
     def __init__(self, nodes: int) -> None:
         self._offsets: list[float | None] = [None] * nodes
+        self._median: float | None = None
         self._last = 0
         self.highest = 0
         """The largest ballot that was ever proposed here."""
@@ -261,6 +262,8 @@ class BallotClock:
     def heard(self, node: int, unix_us: int, at: float) -> None:
         """The node said this time; the answer came at instant `at`."""
         self._offsets[node] = unix_us / 1e6 - at
+        known = sorted(it for it in self._offsets if it is not None)
+        self._median = known[len(known) // 2]
 
     def knows(self) -> bool:
         """Whether enough clocks were heard to have a median."""
@@ -269,15 +272,13 @@ class BallotClock:
 
     def propose(self, now: float, above: int = 0) -> int:
         """A ballot above `above`, and above all that this process has drawn from the clocks."""
-        known = sorted(it for it in self._offsets if it is not None)
-        time = int((known[len(known) // 2] + now) * 1e6) if known else 0
+        time = self.unix_us(now)
         # A clock far ahead, heard before the others were, is not followed for ever.
         self._last = max(self._last + 1, time) if self._last < time + _ASTRAY else time
         ballot = max(self._last, above + 1)
         self.highest = max(self.highest, ballot)
         return ballot
 
-    def unix(self, now: float) -> float:
-        """The median time, in seconds: for people."""
-        known = sorted(it for it in self._offsets if it is not None)
-        return known[len(known) // 2] + now if known else 0.0
+    def unix_us(self, now: float) -> int:
+        """The median time; 0 if no clock was heard."""
+        return 0 if self._median is None else int((self._median + now) * 1e6)

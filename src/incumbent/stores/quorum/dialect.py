@@ -2,8 +2,9 @@
 reply -> vote.
 
 A lease looks on each node as it does on a single server (`redis.records`), with the ballot as its
-token and the floor in the companion's field `t`. The node's marker says which quorum it belongs to
-and since when: `incumbent1 <members> <born, unix us>`.
+token. Beside it are the floor with the last holding (see take.lua), the holdings before that, a
+line each, and a hash with the switches. The node's marker says which quorum it belongs to and
+since when: `incumbent1 <members> <born, unix us>`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from hashlib import blake2s
 from itertools import count
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import hiredis
 
@@ -47,7 +48,18 @@ _SWITCHES: Final = ("pause", "resign")
 _take, _give, _revoke = SCRIPTS["take"], SCRIPTS["give"], SCRIPTS["revoke"]
 _renew = SCRIPTS["renew"]
 _plant, _put, _found = SCRIPTS["plant"], SCRIPTS["put"], SCRIPTS["found"]
+_look = SCRIPTS["look"]
 _echoes = count()
+
+
+class Places(NamedTuple):
+    """The keys of one lease. The floor's is also the name of the channel."""
+
+    main: str
+    floor: str
+    past: str
+    switches: str
+    candidates: str
 
 
 class QuorumDialect:
@@ -60,9 +72,24 @@ class QuorumDialect:
         self.members = members.encode()
         self.where = where
         self._wait = restart_wait
+        self._members = f"incumbent1 {members} ".encode()
+        self._places: dict[Key, Places] = {}
         self._heads: dict[Key, bytes] = {}
-        self._gives: dict[Key, tuple[bytes, bytes]] = {}
+        self._gives: dict[Key, bytes] = {}
         self._tails: dict[int, tuple[Ask, bytes]] = {}
+
+    def places(self, key: Key) -> Places:
+        """Where everything of `key` is."""
+        return self._places.get(key) or self._place(key)
+
+    def _place(self, key: Key) -> Places:
+        if len(self._places) >= _CACHED * 16:
+            self._places.clear()
+        names = self.naming.of(key)
+        beside = names.companion[:-1]
+        places = Places(names.main, beside + "b", beside + "h", names.companion, names.candidates)
+        self._places[key] = places
+        return places
 
     # -- take ---------------------------------------------------------------------------------
 
@@ -92,36 +119,35 @@ class QuorumDialect:
     def _head(self, key: Key) -> bytes:
         if len(self._heads) >= _CACHED * 16:
             self._heads.clear()
-        names = self.naming.of(key)
-        head = self._heads[key] = _take.open_call((names.main, names.companion, MARKER), 9)
+        head = self._heads[key] = _take.open_call(self._take_keys(key), 8)
         return head
+
+    def _take_keys(self, key: Key) -> tuple[str, ...]:
+        at = self.places(key)
+        return (at.main, at.floor, MARKER, at.past, at.switches)
 
     def _tail(self, ask: Ask) -> bytes:
         if len(self._tails) >= _CACHED:
             self._tails.clear()
-        tail = pack(*self._ask_parts(ask), "-").partition(b"\r\n")[2]
+        tail = pack(*self._ask_parts(ask)).partition(b"\r\n")[2]
         # By identity: see redis.dialect.
         self._tails[id(ask)] = (ask, tail)
         return tail
 
     def _take_more(self, key: Key, claim: str, ask: Ask, ballot: int, *, raising: bool) -> bytes:
-        names = self.naming.of(key)
-        keys = [names.main, names.companion, MARKER]
+        keys = self._take_keys(key)
         more: list[str | int] = ["+" if raising else "-"]
         if ask.candidacy > 0:
-            keys.append(names.candidates)
-            more += [milliseconds(ask.candidacy), names.channel]
+            keys += (self.places(key).candidates,)
+            more.append(milliseconds(ask.candidacy))
         return _take.call(len(keys), *keys, _head_of(claim), ballot, *self._ask_parts(ask), *more)
 
     def _ask_parts(self, ask: Ask) -> tuple[bytes | str | int, ...]:
         holder, ttl = quoted(ask.holder), milliseconds(ask.ttl)
         keep = milliseconds(max(ask.ttl, ask.keep_record, _KEEP_LEAST))
         value = f" {ttl} {holder} ".encode() + ask.meta
-        return (value, ttl, keep, f" - {holder}", self._membership, self._quarantine(ask.ttl))
-
-    @property
-    def _membership(self) -> bytes:
-        return b"incumbent1 %b " % self.members
+        founded, quarantine = self._members + b"0", self._quarantine(ask.ttl)
+        return (value, ttl, keep, founded, quarantine, f" {holder}")
 
     def _quarantine(self, ttl: float) -> int:
         wait = self.wait_of(ttl)
@@ -154,69 +180,79 @@ class QuorumDialect:
     # -- the rest -----------------------------------------------------------------------------
 
     def give(
-        self, key: Key, claim: str, token: int | None, closed_for: float, reserve_for: str | None
+        self,
+        key: Key,
+        claim: str,
+        token: int | None,
+        closed_for: float,
+        reserve_for: str | None,
+        now: int,
     ) -> bytes:
-        """The request of a give."""
+        """The request of a give; `now`, for people: unix us by the nodes' clocks."""
+        held, ended = _head_of(claim, token).encode(), b" %d" % max(now, token or 0)
         if closed_for > 0:
-            names = self.naming.of(key)
+            at = self.places(key)
             successor = (quoted(reserve_for),) if reserve_for else ()
-            more = (names.channel, milliseconds(closed_for), *successor)
-            return _give.call(2, names.main, names.companion, _head_of(claim, token), *more)
-        held = _head_of(claim, token).encode()
-        head, tail = self._gives.get(key) or self._give_ends(key)
-        return b"%b$%d\r\n%b\r\n%b" % (head, len(held), held, tail)
+            more = (ended, milliseconds(closed_for), *successor)
+            return _give.call(2, at.main, at.floor, held, *more)
+        head = self._gives.get(key) or self._give_head(key)
+        return b"%b$%d\r\n%b\r\n$%d\r\n%b\r\n" % (head, len(held), held, len(ended), ended)
 
-    def _give_ends(self, key: Key) -> tuple[bytes, bytes]:
+    def _give_head(self, key: Key) -> bytes:
         if len(self._gives) >= _CACHED * 16:
             self._gives.clear()
-        names = self.naming.of(key)
-        tail = pack(names.channel, 0).partition(b"\r\n")[2]
-        ends = self._gives[key] = (_give.open_call((names.main, names.companion), 3), tail)
-        return ends
+        at = self.places(key)
+        head = self._gives[key] = _give.open_call((at.main, at.floor), 2)
+        return head
 
     def revoke(self, key: Key, claim: str, ballot: int) -> bytes:
         """The request that takes a vote back, up to this ballot."""
-        names = self.naming.of(key)
-        return _revoke.call(2, names.main, names.companion, _head_of(claim), ballot, names.channel)
+        at = self.places(key)
+        return _revoke.call(2, at.main, at.floor, _head_of(claim), ballot)
 
     def renew(self, batch: Sequence[Renewal]) -> tuple[bytes, bytes]:
         """One request for many leases, and what its answer begins with."""
         echo = f"{batch[0].claim}:{next(_echoes)}".encode()
         keys: list[bytes | str] = [MARKER]
         wait = "-" if self._wait is None else str(self._quarantine(0.0))
-        arguments: list[bytes | str | int] = [echo, self._membership, wait]
+        arguments: list[bytes | str | int] = [echo, self._members, wait]
         for it in batch:
-            keys += self.naming.keys_of(it.key)
+            main, companion = self.naming.keys_of(it.key)
+            keys += (main, companion[:-1] + b"b", companion)
             meta = b"-" if it.meta is None else b"=" + it.meta
             arguments += [_head_of(it.claim, it.token), milliseconds(it.ttl), meta]
         return _renew.call(len(keys), *keys, *arguments), echo
 
     def plant(self, renewal: Renewal, value: bytes, floor: bytes) -> bytes:
         """The request that plants a lease where the renewal saw it missing, with this floor."""
-        names = self.naming.of(renewal.key)
+        at = self.places(renewal.key)
         ttl = milliseconds(renewal.ttl)
-        keys = (names.main, names.companion, MARKER)
+        keys = (at.main, at.floor, MARKER)
         quarantine = self._quarantine(renewal.ttl)
-        return _plant.call(3, *keys, value, ttl, 86_400_000, self._membership, quarantine, floor)
+        return _plant.call(3, *keys, value, ttl, 86_400_000, self._members, quarantine, floor)
 
     def put(self, key: Key, switch: str, value: bytes | None, guard: Guard, version: int) -> bytes:
         """The request that writes or removes a switch at one node."""
-        names = self.naming.of(key)
+        at = self.places(key)
         written = b"-" if value is None else b"=" + value
         return _put.call(
-            3,
-            *(names.main, names.companion, MARKER),
-            *(switch, *_guard(guard), written, names.channel, version, self._membership),
+            4,
+            *(at.main, at.switches, MARKER, at.floor),
+            *(switch, *_guard(guard), written, version, self._members),
         )
 
     def switches(self, key: Key) -> Step:
         """Both switches, and when they were removed."""
         fields = [f"{kind}:{switch}" for switch in _SWITCHES for kind in "fd"]
-        return Step(pack("HMGET", self.naming.of(key).companion, *fields), 1)
+        return Step(pack("HMGET", self.places(key).switches, *fields), 1)
 
     def value(self, key: Key) -> bytes:
         """The request for what is in the lease's place."""
-        return pack("GET", self.naming.of(key).main)
+        return pack("GET", self.places(key).main)
+
+    def look(self, key: Key) -> bytes:
+        """The same, of one who waits for its end."""
+        return _look.call(1, self.places(key).main)
 
     def marker(self) -> Step:
         """The question for a node's marker."""
@@ -224,39 +260,25 @@ class QuorumDialect:
 
     def found(self, until_us: int) -> Step:
         """Mark a blank node as one of a new cluster, if it is not later than that by its clock."""
-        return Step(_found.call(1, MARKER, self._membership + b"0", until_us), 1)
+        return Step(_found.call(1, MARKER, self._members + b"0", until_us), 1)
 
     def record(self, key: Key) -> Step:
         """All that is known of a key."""
-        names = self.naming.of(key)
+        at = self.places(key)
         return Step(
             pack("TIME")
-            + pack("GET", names.main)
-            + pack("PTTL", names.main)
-            + pack("HGETALL", names.companion)
-            + pack("ZRANGE", names.candidates, "0", "-1", "WITHSCORES"),
-            5,
+            + pack("GET", at.main)
+            + pack("PTTL", at.main)
+            + pack("HGETALL", at.switches)
+            + pack("ZRANGE", at.candidates, "0", "-1", "WITHSCORES")
+            + pack("GET", at.floor)
+            + pack("GET", at.past),
+            7,
         )
 
-    # -- waiting ------------------------------------------------------------------------------
-
-    def subscribe(self, key: Key) -> bytes:
-        """The request that begins listening to what happens to `key`."""
-        return pack("SUBSCRIBE", self.naming.of(key).channel)
-
-    def unsubscribe(self, key: Key) -> bytes:
-        """The request that ends it."""
-        return pack("UNSUBSCRIBE", self.naming.of(key).channel)
-
-    def listens(self, answer: Any, key: Key) -> bool:
-        """Whether `answer` confirms it; before that, what an earlier listener left may come.
-
-        Raises StoreError where the node refuses.
-        """
-        if isinstance(answer, hiredis.ReplyError):
-            raise answered_error(str(answer), self.where)
-        channel = self.naming.of(key).channel.encode()
-        return bool(answer[:2] == [b"subscribe", channel])
+    def channel(self, key: Key) -> str:
+        """Where it is told that something changed."""
+        return self.places(key).floor
 
 
 def _head_of(claim: str, token: int | None = None) -> str:

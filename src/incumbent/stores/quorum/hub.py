@@ -63,7 +63,7 @@ class Hub:
 
     async def wait(self, host: Host, key: Key, seen: str, until: float) -> None:
         """See Store.wait_change. Raises StoreUnavailable if no node can be listened to."""
-        channel = self._quorum.dialect.naming.of(key).channel
+        channel = self._quorum.dialect.channel(key)
         await self._catch_up(host)
         waiter = Waiter(host.new_bell(), channel)
         self._waiters[waiter] = None

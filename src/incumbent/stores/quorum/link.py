@@ -11,10 +11,11 @@ from incumbent.stores.redis.errors import Broken
 from incumbent.stores.redis.exchange import is_forgotten
 from incumbent.stores.redis.wire import Wire
 
-__all__ = ["LAG_MOST", "Link"]
+__all__ = ["LAG_MOST", "NOT_YET", "Link"]
 
 LAG_MOST = 1.5
 """Seconds for which a node may owe an answer before its connection is given up."""
+NOT_YET = (BlockingIOError, TimeoutError)
 _AT_ONCE = 0.0
 _TO_THE_SLOW = 0.005
 
@@ -22,10 +23,12 @@ _TO_THE_SLOW = 0.005
 class Link(Wire):
     """See redis.wire. A node that answers late is not waited for: its answers are skipped later."""
 
-    __slots__ = ("blank", "lag", "lag_since", "owing")
+    __slots__ = ("blank", "lag", "lag_since", "owing", "pull", "push", "took")
 
     def __init__(self, sock: Any) -> None:
         super().__init__(sock)
+        self.push, self.pull, self.took = self._send, self._recv, self._feed
+        """The socket's own `send` and `recv`, and where to put what was received by it."""
         self.blank = False
         """Whether the node had no marker when the connection was made."""
         self.lag = 0
@@ -43,6 +46,12 @@ class Link(Wire):
         if self.lag:
             until = min(until, _now() + _TO_THE_SLOW)
         self.send(request, until)
+
+    def push_on(self, request: bytes, sent: int, error: OSError | None, until: float) -> None:
+        """Go on after a `push` that took only so much, or raised. Raises Broken."""
+        if error is not None and not isinstance(error, NOT_YET):
+            raise Broken(str(error), sent=False) from error
+        self._send_rest(request, sent, until)
 
     def hear(self, answers: int) -> list[Any] | None:
         """The answers, if they are there within a glance; None: not yet. Raises Broken."""

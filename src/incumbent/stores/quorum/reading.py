@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, TypeVar
+from urllib.parse import unquote
 
 from incumbent.clock import now as _now
 from incumbent.durations import say_seconds
@@ -22,7 +23,7 @@ from incumbent.stores.quorum.switches import fields_of, last_words, words_of
 from incumbent.stores.redis.records import pairs, record_of
 from incumbent.stores.redis.resp import Step, pack
 
-__all__ = ["is_unchanged", "read", "scan"]
+__all__ = ["is_unchanged", "pasts_of", "read", "scan"]
 
 T = TypeVar("T")
 
@@ -30,7 +31,9 @@ _HISTORY_KEPT: Final = 20
 _CANDIDATES_KEPT: Final = 100
 _SCANNED: Final = 500
 _READ_AT_ONCE: Final = 100
-_ANSWERS: Final = 5
+_ANSWERS: Final = 7
+_LAST: Final = 33
+"""Where the last holdings begin in the value of the floor."""
 _LOOK_AGAIN: Final = 0.01
 """Seconds before the second look where the nodes are not of one mind, doubled each time."""
 _LOOK_MOST: Final = 0.1
@@ -130,19 +133,36 @@ class _View:
     """One node's record of one key."""
 
     def __init__(self, key: Key, answers: Sequence[Any]) -> None:
-        time, raw, left, companion, standing = answers
-        broken = next((it for it in (time, raw, companion) if isinstance(it, Exception)), None)
+        time, raw, left, switches, standing, floor, past = answers
+        broken = next(
+            (it for it in (time, raw, switches, floor) if isinstance(it, Exception)), None
+        )
         if broken is not None:
             raise ValueError(str(broken))
         now = int(time[0]) + int(time[1]) / 1e6
         self.raw: bytes | None = raw
-        self.kept = pairs(companion)
-        self.words = words_of(self.kept)
-        self.record = record_of(key, raw, left, self.kept, {}, standing, now)
+        fields = pairs(switches)
+        self.words = words_of(fields)
+        self.past = pasts_of(floor, past if isinstance(past, bytes) else None)
+        self.record = record_of(key, raw, left, fields, {}, standing, now)
 
     @property
     def mark(self) -> str:
         return mark_of_value(self.raw)
+
+
+def pasts_of(floor: bytes | None, past: bytes | None) -> list[Past]:
+    """One node's holdings, oldest first; the last few are kept with the floor: see take.lua."""
+    found = {}
+    for line in (b"%b\n%b" % (past or b"", (floor or b"")[_LAST:])).split(b"\n"):
+        token, _, rest = line.partition(b" ")
+        holder, _, ended = rest.partition(b" ")
+        # What is not ours is left out: this is for people, who are better off with the rest.
+        if token.isdigit() and (ended.isdigit() or not ended):
+            started, end = int(token) / 1e6, int(ended) / 1e6 if ended else None
+            name = unquote(holder.decode("utf-8", "replace"))
+            found[int(token)] = Past(name, int(token), started, end)
+    return list(found.values())
 
 
 def _laid_over(quorum: Quorum, key: Key, at: int, heard: Sequence[Heard]) -> Record:
@@ -186,7 +206,7 @@ def _merged(key: Key, views: Sequence[_View], need: int, nodes: tuple[str, ...])
         shown.closed_for,
         _fields(views),
         {},
-        _history(records, majority_of(len(records))),
+        _history([it.past for it in views], majority_of(len(views))),
         _candidates(records, majority_of(len(records))),
         seen,
         shown.reserved_for,
@@ -229,11 +249,11 @@ def _fields(views: Sequence[_View]) -> dict[str, Field]:
     return fields_of(last_words([it.words for it in views]))
 
 
-def _history(records: Sequence[Record], need: int) -> tuple[Past, ...]:
+def _history(views: Sequence[Sequence[Past]], need: int) -> tuple[Past, ...]:
     """Holdings that a majority has seen: no vote that won nothing."""
     ends: dict[int, list[Past]] = {}
-    for record in records:
-        for past in record.history:
+    for pasts in views:
+        for past in pasts:
             ends.setdefault(past.token, []).append(past)
     found = [
         max(same, key=lambda it: (it.ended is not None, it.ended or 0.0))
@@ -258,12 +278,12 @@ _NOBODY: Final = Candidate("", 0.0)
 
 
 async def is_unchanged(quorum: Quorum, panel: Panel, key: Key, seen: str, until: float) -> bool:
-    """Whether what `Refused.seen` speaks of is still so on a majority."""
+    """Whether what `Refused.seen` speaks of is still so on a majority; then its end is told."""
     what, _, mark = seen.rpartition(" ")
-    names = quorum.dialect.naming.of(key)
-    request = (
-        pack("HGET", names.companion, "f:pause") if what == "pause" else pack("GET", names.main)
-    )
+    dialect = quorum.dialect
+    request = dialect.look(key)
+    if what == "pause":
+        request = pack("HGET", dialect.places(key).switches, "f:pause")
     pause = _LOOK_AGAIN
     while True:
         heard = await panel.ask([Step(request, 1)] * len(quorum.names), until, answered_by_most)

@@ -1,5 +1,5 @@
 -- Renew what the claim has here with exactly its token, for many leases in one call.
--- KEYS: the node's marker; then of each lease, itself and its companion
+-- KEYS: the node's marker; then of each lease, itself, its floor (see take.lua) and its switches
 -- ARGV: 1 what the answer echoes    2 "incumbent1 <members> "    3 ms for which a new node does not
 --       vote, or "-" for the ttl; then of each lease:
 --       "incumbent1 <claim> <token> ", ttl in ms, "-" or "=" and the new meta
@@ -15,9 +15,9 @@ end
 if string.sub(marker, 1, #members) ~= members then return {'members', marker} end
 local born = string.sub(marker, #members + 1)
 local answers = {ARGV[1]}
-for at = 2, #KEYS, 2 do
-  local key, companion = KEYS[at], KEYS[at + 1]
-  local arg = (at - 2) / 2 * 3 + 4
+for at = 2, #KEYS, 3 do
+  local key, beside, switches = KEYS[at], KEYS[at + 1], KEYS[at + 2]
+  local arg = at + 2
   local head, ttl, meta = ARGV[arg], tonumber(ARGV[arg + 1]), ARGV[arg + 2]
   local value, answer = redis.pcall('GET', key), 0
   if type(value) == 'string' and string.sub(value, 1, #head) == head then
@@ -25,26 +25,25 @@ for at = 2, #KEYS, 2 do
     if meta ~= '-' then
       local new = string.match(value, '^%S+ %S+ %S+ %S+ %S+ %S+ %S* ') .. string.sub(meta, 2)
       if new ~= value and redis.pcall('SET', key, new, 'KEEPTTL').ok then
-        -- The channel is named as the companion is, but for the last letter.
-        call('PUBLISH', string.sub(companion, 1, -2) .. 'c', '')
+        call('PUBLISH', beside, '')
       end
     end
     if call('PTTL', key) < ttl then call('PEXPIRE', key, ttl) end
-    local beside = redis.pcall('HMGET', companion, 't', 'k')
-    if beside[2] then
-      local said = call('HMGET', companion, 'f:pause', 'f:resign')
+    local kept = redis.pcall('GET', beside)
+    if not kept then
+      -- The floor expired during a long holding; the next vote needs the last one.
+      local token, holder = string.match(value, '^%S+ %S+ (%d+) %S+ %S+ %S+( %S*)')
+      local till = string.format(' + %013.0f ', math.floor(now / 1000) + 86400000)
+      redis.pcall('SET', beside, string.format('%016.0f', token) .. till .. token .. holder, 'PX', 86400000)
+    end
+    if not kept or type(kept) == 'string' and string.byte(kept, 18) == 43 then
+      local said = redis.pcall('HMGET', switches, 'f:pause', 'f:resign')
       if said[1] or said[2] then answer = said end
-    elseif not beside[1] and not beside.err then
-      -- The companion expired during a long holding; the next vote needs the last one.
-      local token, place = string.match(value, '^%S+ %S+ (%d+) (%d+)')
-      if type(redis.pcall('HSET', companion, 't', token, 'n', place)) == 'number' then
-        call('PEXPIRE', companion, 86400000)
-      end
     end
   elseif not value and born + (ARGV[3] == '-' and ttl or ARGV[3]) * 1000 - now <= 0 then
-    local floor = redis.pcall('HGET', companion, 't')
-    if type(floor) == 'string' then answer = 'f' .. floor
-    elseif not floor then answer = 'f' end
+    local kept = redis.pcall('GET', beside)
+    if type(kept) == 'string' then answer = 'f' .. string.sub(kept, 1, 16)
+    elseif not kept then answer = 'f' end
   end
   answers[#answers + 1] = answer
 end

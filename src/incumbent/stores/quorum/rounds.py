@@ -248,7 +248,7 @@ class Rounds:
 
     def _above(self, answers: Sequence[Answer]) -> int:
         """The largest ballot that was seen; but what a majority would refuse is not followed."""
-        limit = int(self.quorum.clock.unix(_now()) * 1e6) + _AHEAD_MOST_US
+        limit = self.quorum.clock.unix_us(_now()) + _AHEAD_MOST_US
         return max((seen for seen in map(_seen, answers) if seen <= limit), default=0)
 
     def _remember(self, key: Key, claim: str, ballot: int) -> None:
@@ -273,7 +273,8 @@ class Rounds:
         """See Store.give. A majority's word is enough; the others are told when they answer."""
         quorum = self.quorum
         if first is None:
-            request = quorum.dialect.give(key, claim, token, closed_for, reserve_for)
+            ended = quorum.clock.unix_us(_now())
+            request = quorum.dialect.give(key, claim, token, closed_for, reserve_for, ended)
             heard = await panel.ask([Step(request, 1)] * len(quorum.names), until, answered_by_most)
         else:
             heard = first
@@ -302,7 +303,7 @@ class Rounds:
         heard = await panel.ask([quorum.dialect.marker()] * len(quorum.names), until)
         if any(isinstance(it, Silent) or it[0] is not None for it in heard):
             return
-        last = int(quorum.clock.unix(min(until, _now() + _FOUND_WITHIN)) * 1e6)
+        last = quorum.clock.unix_us(min(until, _now() + _FOUND_WITHIN))
         await panel.ask([quorum.dialect.found(last)] * len(quorum.names), until)
 
 

@@ -126,10 +126,10 @@ def _from_fields(fields: Sequence[Any]) -> dict[str, Switch]:
     }
 
 
-def words_of(companion: Mapping[bytes, bytes]) -> dict[str, Switch]:
-    """What one node's companion says."""
+def words_of(fields: Mapping[bytes, bytes]) -> dict[str, Switch]:
+    """What one node says."""
     names = [b"%b:%b" % (kind, switch.encode()) for switch in _NAMES for kind in (b"f", b"d")]
-    return _from_fields([companion.get(name) for name in names])
+    return _from_fields([fields.get(name) for name in names])
 
 
 def _word(raw: bytes | None) -> Switch:

@@ -40,6 +40,7 @@ T = TypeVar("T")
 
 _SWIFT: Final = 0.1
 _IDLE_MAX: Final = 64
+_GIVEN: Final = b":1\r\n"
 _RELEASED: Final = Released()
 
 
@@ -52,6 +53,7 @@ class QuorumStore:
 
     def __init__(self, quorum: Quorum, nodes: list[Node]) -> None:
         self._quorum = quorum
+        self._epoch = quorum.epoch
         self._dialer = Dialer(quorum, nodes)
         self._rounds = Rounds(quorum)
         self._idle: list[SyncPanel] = []
@@ -71,15 +73,13 @@ class QuorumStore:
         ballot = quorum.clock.propose(panel.used)
         request = quorum.dialect.take(key, claim, ask, ballot)
         try:
-            swift, heard = panel.swiftly(
-                request, until, lambda answers: rounds.is_decided(answers, claim)
-            )
-            wanted = b"incumbent1 %b %d" % (claim.encode(), ballot)
-            if swift and heard.count(wanted) == len(heard):
-                outcome: TakeOutcome = Granted(claim, ballot, ask.ttl, quorum.epoch)
+            said = b"incumbent1 %b %d" % (claim.encode(), ballot)
+            wanted = b"$%d\r\n%b\r\n" % (len(said), said)
+            heard = panel.swiftly(request, wanted, until, lambda it: rounds.is_decided(it, claim))
+            if heard is None:
+                outcome: TakeOutcome = Granted(claim, ballot, ask.ttl, self._epoch)
             else:
-                first = panel.settle(heard, request, until) if swift else heard
-                outcome = run(rounds.take(panel, key, claim, ask, until, (ballot, first)))
+                outcome = run(rounds.take(panel, key, claim, ask, until, (ballot, heard)))
                 panel.rested()
         except StoreError:
             panel.rested()
@@ -111,14 +111,14 @@ class QuorumStore:
         parting = (key, claim, token, until, closed_for, reserve_for)
         if panel is None:
             return self._run(until, lambda it: rounds.give(it, *parting))
-        request = quorum.dialect.give(key, claim, token, closed_for, reserve_for)
+        ended = quorum.clock.unix_us(panel.used)
+        request = quorum.dialect.give(key, claim, token, closed_for, reserve_for, ended)
         try:
-            swift, heard = panel.swiftly(request, until, answered_by_most)
-            if swift and heard.count(1) == len(heard):
+            heard = panel.swiftly(request, _GIVEN, until, answered_by_most)
+            if heard is None:
                 outcome: GiveOutcome = _RELEASED
             else:
-                first = panel.settle(heard, request, until) if swift else heard
-                outcome = run(rounds.give(panel, *parting, first))
+                outcome = run(rounds.give(panel, *parting, heard))
                 panel.rested()
         except StoreError:
             panel.rested()
@@ -176,8 +176,6 @@ class QuorumStore:
         now = _now()
         if panel.whole and now - panel.used < _SWIFT and panel.oldest + wait <= now < until:
             panel.used = now
-            for link in panel.links:
-                link.used = now  # type: ignore[union-attr]  # it is whole
             return panel
         self._idle.append(panel)
         return None

@@ -18,7 +18,7 @@ from incumbent.clock import now as _now
 from incumbent.model import Key
 from incumbent.stores.quorum.ballots import Silent
 from incumbent.stores.quorum.dialing import Dialer
-from incumbent.stores.quorum.link import LAG_MOST, Link
+from incumbent.stores.quorum.link import LAG_MOST, NOT_YET, Link
 from incumbent.stores.quorum.panel import NOT_ASKED, Enough, Heard
 from incumbent.stores.quorum.scripts import as_eval
 from incumbent.stores.redis.errors import Broken, exchange_error
@@ -29,7 +29,8 @@ __all__ = ["SyncPanel"]
 _TRUSTED: Final = 0.1
 """Connections unused for longer are looked at before a request is sent on them."""
 _SLICE: Final = 0.25
-_GLANCE: Final = 0.0
+_LITTLE: Final = 448
+"""Bytes that are received at once where a short answer is expected: a small object of Python's."""
 _FAILURES: Final = (Broken, hiredis.ProtocolError)
 
 
@@ -125,48 +126,82 @@ class SyncPanel:
 
     # -- one round ----------------------------------------------------------------------------
 
-    def swiftly(self, request: bytes, until: float, enough: Enough) -> tuple[bool, list[Any]]:
-        """One request to all nodes of a whole panel: (True, each node's one answer).
+    def swiftly(
+        self, request: bytes, wanted: bytes, until: float, enough: Enough
+    ) -> list[Heard] | None:
+        """One request to all nodes of a whole panel: None if all answered nothing but `wanted`.
 
-        (False, what `ask` would return), where it was not as swift as that.
+        Otherwise what `ask` would return.
         """
         # Written out, for a lease costs little more than these calls.
         links: Any = self.links
-        heard: list[Any] = []
-        posted = 0
+        size, at = len(request), 0
         try:
             for link in links:
-                link.send(request, until)
-                posted += 1
-            for link in links:
-                heard.append(link.read(_GLANCE))  # noqa: PERF401 - what was heard has to be kept
-        except _FAILURES as error:
-            return False, self._slowly(request, until, enough, posted, heard, error)
-        return True, heard
+                if (sent := link.push(request)) != size:
+                    return self._stuck(request, until, enough, at, sent, None)
+                at += 1
+        except OSError as error:
+            return self._stuck(request, until, enough, at, 0, error)
+        # From the last one on: where all share a core, the others have answered by then.
+        try:
+            for link in reversed(links):
+                at -= 1
+                if (data := link.pull(_LITTLE)) != wanted:
+                    return self._differs(request, wanted, until, enough, at, data)
+        except OSError as error:
+            return self._differs(request, wanted, until, enough, at, error)
+        return None
 
-    def _slowly(
+    def _stuck(
         self,
         request: bytes,
         until: float,
         enough: Enough,
-        posted: int,
-        before: list[Any],
-        error: Exception,
+        at: int,
+        sent: int,
+        error: OSError | None,
     ) -> list[Heard]:
-        """Go on after the first failure: `posted` requests had left, `before` was heard."""
+        """Go on with `ask` where one node did not take all of the request at once."""
         self.whole = False
         step = Step(request, 1)
         steps: list[Step | None] = [step] * len(self.links)
         heard: list[Heard | None] = [None] * len(steps)
-        for node, answer in enumerate(before):
-            heard[node] = [answer]
-        at = len(before) if posted == len(steps) else posted
-        late = posted == len(steps) and isinstance(error, Broken) and error.late
-        if not late:
-            heard[at] = self._broken(at, error)
-        for node in range(posted + 1, len(steps)):
+        link: Any = self.links[at]
+        try:
+            link.push_on(request, sent, error, until)
+        except Broken as broken:
+            heard[at] = self._broken(at, broken)
+        for node in range(at + 1, len(steps)):
             heard[node] = self._post(node, step, until)
-        self._hear_all(heard, steps, until, enough, after=at if late else -1)
+        self._hear_all(heard, steps, until, enough)
+        return self._all(heard, steps)
+
+    def _differs(
+        self,
+        request: bytes,
+        wanted: bytes,
+        until: float,
+        enough: Enough,
+        at: int,
+        said: bytes | OSError,
+    ) -> list[Heard]:
+        """Go on with `ask` after the first node (from the last) that said something else."""
+        self.whole = False
+        steps: list[Step | None] = [Step(request, 1)] * len(self.links)
+        heard: list[Heard | None] = [None] * len(steps)
+        for node in range(at + 1, len(steps)):
+            heard[node] = [_read(wanted)]
+        late = -1
+        if isinstance(said, NOT_YET):
+            late = at
+        elif isinstance(said, OSError) or not said:
+            why = str(said) if said else "the server closed the connection"
+            heard[at] = self._broken(at, Broken(why, sent=True))
+        else:
+            link: Any = self.links[at]
+            link.took(said)
+        self._hear_all(heard, steps, until, enough, late)
         return self._all(heard, steps)
 
     async def ask(
@@ -179,17 +214,6 @@ class SyncPanel:
         ]
         self._hear_all(heard, steps, until, enough)
         return self._all(heard, steps)
-
-    def settle(self, heard: list[Any], request: bytes, until: float) -> list[Heard]:
-        """What `swiftly` heard, with the script sent along where a node had forgotten it."""
-        found: list[Heard] = []
-        for node, answer in enumerate(heard):
-            link = self.links[node]
-            try:
-                found.append(link.settle([answer], request, until) if link else NOT_ASKED)
-            except _FAILURES as error:
-                found.append(self._broken(node, error))
-        return found
 
     def _post(self, node: int, step: Step | None, until: float) -> Silent | None:
         link = self.links[node]
@@ -209,12 +233,12 @@ class SyncPanel:
         steps: Sequence[Step | None],
         until: float,
         enough: Enough | None,
-        after: int = -1,
+        late: int = -1,
     ) -> None:
-        """Those who are not late yet (none up to `after` is waited for) for a glance each."""
+        """Those who are not late yet (as the node `late` is) for a glance each, then all."""
         for node, it in enumerate(heard):
             link = self.links[node]
-            if it is None and node > after and link is not None and not link.lag:
+            if it is None and node != late and link is not None and not link.lag:
                 heard[node] = self._hear(node, steps[node], until)
         while None in heard and not (enough is not None and enough(heard)):
             left = until - _now()
@@ -283,3 +307,9 @@ class SyncPanel:
         self.whole = False
         for node in range(len(self.links)):
             self._drop(node)
+
+
+def _read(answer: bytes) -> Any:
+    reader = hiredis.Reader()
+    reader.feed(answer)
+    return reader.gets()

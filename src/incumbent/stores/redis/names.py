@@ -84,11 +84,11 @@ class Naming:
         start = head.replace("{namespace}", namespace)
         end = tail.replace("{namespace}", namespace)
         main = f"{_escaped(start + prefix)}*{_escaped(end)}"
-        return [main, f"incumbent:{{{main}}}:[rs]*"]
+        return [main, f"incumbent:{{{main}}}:[bhrs]*"]
 
     def key_of(self, found: str, namespace: str) -> Key | None:
         """The lease that a key on the server belongs to."""
-        inner = re.fullmatch(r"incumbent:\{(.*)\}(?::r|:w|:q|:s:.*)?", found)
+        inner = re.fullmatch(r"incumbent:\{(.*)\}(?::[bhrwq]|:s:.*)?", found)
         if self._template is None:
             return unflat(inner[1]) if inner else None
         pattern = re.escape(self._fill(namespace, "\0")).replace(re.escape("\0"), "(.+)")

@@ -1,0 +1,159 @@
+"""What a node keeps beside a lease: how long, what for, and the same with each rule taken out."""
+# ruff: noqa: E501 - each planted bug is one line: where, what, and what instead
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import redis
+
+from tests.support.servers import RedisServer
+from tests.unit.quorum_node import SECOND, Node
+
+pytestmark = pytest.mark.server
+
+
+def the_floor_is_kept_for_as_long_as_is_asked(node: Node) -> None:
+    soon = node.now // 1000 + 5000
+    node.client.set(node.beside, f"{node.now - SECOND} - {soon} ", px=5000)
+    node.take("a", node.now)
+    assert node.client.pttl(node.beside) > 59_000
+
+
+def a_floor_that_will_last_is_left_where_it_ends(node: Node) -> None:
+    node.take("a", node.now)
+    node.expire()
+    node.client.pexpire(node.beside, 61_000)
+    node.take("b", node.now)
+    assert node.client.pttl(node.beside) <= 61_000
+
+
+def a_give_brings_back_a_floor_that_was_lost(node: Node) -> None:
+    ballot = node.now
+    node.take("a", ballot)
+    node.client.delete(node.beside)
+    assert node.give("a", ballot, ballot) == 1
+    assert node.floor == str(ballot)
+    assert node.client.pttl(node.beside) > 0
+    assert node.history == [("me", ballot, True)]
+
+
+def a_renewal_brings_back_a_floor_that_was_lost(node: Node) -> None:
+    ballot = node.now
+    node.take("a", ballot)
+    node.client.delete(node.beside)
+    assert node.renew("a", ballot) == 1
+    assert node.floor == str(ballot)
+    assert node.client.pttl(node.beside) > 0
+
+
+def a_pause_is_seen_where_a_floor_was_before(node: Node) -> None:
+    node.take("a", node.now)
+    node.expire()
+    node.put("=on", 20)
+    assert node.kind(node.take("b", node.now)) == "paused"
+
+
+def a_pause_is_seen_where_a_floor_came_after(node: Node) -> None:
+    node.put("=on", 20)
+    node.revoke("a", node.now)
+    assert node.kind(node.take("b", node.now)) == "paused"
+
+
+def a_renewal_tells_of_a_pause(node: Node) -> None:
+    ballot = node.now
+    node.take("a", ballot)
+    assert node.renew("a", ballot) == 1
+    node.put("=on", 20)
+    assert node.renew("a", ballot) == ["20 on", None]
+
+
+def the_past_also_has_who_never_gave(node: Node) -> None:
+    first = node.now
+    node.take("a", first, who="one")
+    node.give("a", first, first + 7)
+    node.take("b", first + 1, who="two")
+    node.expire()
+    node.take("c", first + 2, who="three")
+    assert node.history == [
+        ("one", first, True),
+        ("two", first + 1, False),
+        ("three", first + 2, False),
+    ]
+
+
+def a_vote_that_was_taken_back_is_no_past(node: Node) -> None:
+    first = node.now
+    node.take("a", first, who="one")
+    node.give("a", first, first)
+    node.take("b", first + 1, who="two")
+    node.revoke("b", first + 1)
+    assert node.history == [("one", first, True)]
+
+
+def a_lease_that_is_planted_again_is_in_the_past_once(node: Node) -> None:
+    first = node.now
+    node.take("a", first)
+    node.expire()
+    node.plant("a", first, str(first))
+    node.expire()
+    node.plant("b", first - 7, str(first))
+    node.give("b", first - 7, first)
+    assert node.history == [("me", first, False), ("me", first - 7, True)]
+
+
+def the_past_is_bounded_and_ends(node: Node) -> None:
+    first = node.now
+    for count in range(120):
+        node.take("a", first + count, who="somebody-of-some-host.example")
+        node.give("a", first + count, first + count)
+    assert [token for _, token, _ in node.history][-20:] == [first + it for it in range(100, 120)]
+    assert node.client.strlen(node.past) < 4000
+    assert node.client.pttl(node.past) > 0
+
+
+def an_end_is_told_to_who_looked(node: Node) -> None:
+    ballot = node.now
+    node.take("a", ballot)
+    assert not node.tells(lambda: node.give("a", ballot, ballot))
+    node.take("a", ballot + 1)
+    node._run("look", 1, node.main)
+    assert node.tells(lambda: node.give("a", ballot + 1, ballot + 1))
+
+
+BUGS: dict[Callable[[Node], None], tuple[str, str, str]] = {
+    the_floor_is_kept_for_as_long_as_is_asked: ("take", "till * 1000 - now >= keep * 1000", "true"),
+    a_floor_that_will_last_is_left_where_it_ends: ("take", "till * 1000 - now >= keep * 1000", "false"),
+    a_give_brings_back_a_floor_that_was_lost: ("give", "== #ARGV[2] then", "== -1 then"),
+    a_renewal_brings_back_a_floor_that_was_lost: ("renew", "if not kept then\n", "if false then\n"),
+    a_pause_is_seen_where_a_floor_was_before: ("put", ".. '+' ..", ".. '-' .."),
+    a_pause_is_seen_where_a_floor_came_after: ("revoke", "or ' + '", "or ' - '"),
+    a_renewal_tells_of_a_pause: ("renew", "string.byte(kept, 18) == 43", "false"),
+    the_past_also_has_who_never_gave: ("take", "if last ~= '' then last", "if false then last"),
+    a_vote_that_was_taken_back_is_no_past: ("revoke", "last = string.match(last, '^(.*)\\n') or ''", ""),
+    a_lease_that_is_planted_again_is_in_the_past_once: ("plant", "(last == '' and '' or last .. '\\n') .. token", "token"),
+    the_past_is_bounded_and_ends: ("take", "if #ends > 20 then", "if false then"),
+    an_end_is_told_to_who_looked: ("look", ".. '1' ..", ".. '0' .."),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[redis.Redis]:
+    with RedisServer() as server, redis.Redis(port=server.port, decode_responses=True) as client:
+        yield client
+
+
+def _name(rule: Callable[[Node], None]) -> str:
+    return rule.__name__
+
+
+@pytest.mark.parametrize("rule", BUGS, ids=_name)
+def test_the_rule_holds(rule: Callable[[Node], None], client: redis.Redis) -> None:
+    rule(Node(client, None))
+
+
+@pytest.mark.parametrize("rule", BUGS, ids=_name)
+def test_a_planted_bug_is_caught(rule: Callable[[Node], None], client: redis.Redis) -> None:
+    with pytest.raises(AssertionError):
+        rule(Node(client, BUGS[rule]))
