@@ -5,11 +5,26 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 
 from incumbent import Client, LeaseLost, NotAcquired
-from incumbent.model import Ask, Gone, Granted, Refused, Released, Renewal, Renewed
+from incumbent.model import (
+    Ask,
+    Batch,
+    ByClaim,
+    Gone,
+    Granted,
+    Key,
+    Notice,
+    Refused,
+    Released,
+    Renewal,
+    Renewed,
+    Stale,
+    Stored,
+)
 from tests.cli.tool import incumbent
 from tests.faults.etcd_world import (
     ASK,
@@ -101,6 +116,29 @@ def test_both_ways_at_random_no_two_hold_it(here: Party, own_etcd: EtcdServer) -
             assert given == Released()
             got.result(5)
             here.refused()
+
+
+def test_who_knows_the_token_but_not_the_claim_can_do_nothing(here: Party) -> None:
+    granted = here.take()
+    theirs = ByClaim(new_claim(), granted.token)
+    assert here.store.put(here.key, "cursor", b"1", theirs, soon()) == Stale()
+    assert here.store.give(here.key, theirs.claim, granted.token, soon()) == Gone()
+    stranger = Renewal(here.key, theirs.claim, granted.token, 10.0, granted.epoch)
+    assert here.store.renew([stranger], soon()) == [Gone()]
+    ours = ByClaim(here.claim, granted.token)
+    assert isinstance(here.store.put(here.key, "cursor", b"1", ours, soon()), Stored)
+    assert here.store.renew([here.renewal(granted)], soon()) == [Renewed()]
+
+
+def test_a_claim_that_another_process_ends_is_one_holding_in_the_history(
+    here: Party, own_etcd: EtcdServer
+) -> None:
+    granted = here.take()
+    with party(own_etcd.store_url(PREFIX)) as other:
+        assert other.store.give(here.key, here.claim, None, soon()) == Released()
+    (past,) = here.store.read(here.key, soon()).history
+    assert past.token == granted.token
+    assert past.ended is not None
 
 
 # -- operators
@@ -199,6 +237,107 @@ def test_a_release_of_an_old_claim_leaves_the_next_holder_alone(here: Party) -> 
     assert here.store.give(here.key, here.claim, first.token, soon()) == Gone()
     assert here.store.give(here.key, second.claim, first.token, soon()) == Gone()
     assert here.refused().holders[0].claim == second.claim
+
+
+def test_an_old_claim_beside_a_new_one_on_the_same_name_does_not_harm_it(
+    here: Party, own_etcd: EtcdServer
+) -> None:
+    old = here.renewal(here.take())
+    own_etcd.etcdctl("del", key_of_lease(own_etcd, here))
+    claim = new_claim()
+    new = here.take(claim)
+    asked = [
+        replace(old, meta=b"1"),
+        Renewal(here.key, claim, new.token, 10.0, new.epoch, meta=b"2"),
+    ]
+    assert here.store.renew(asked, soon()) == [Gone(), Renewed()]
+    (holding,) = here.store.read(here.key, soon()).holdings
+    assert holding.meta == b"2"
+
+
+# -- thousands at rest
+
+
+MANY = 300
+
+
+@pytest.fixture
+def many(here: Party) -> Batch:
+    """Leases that were renewed before, and are renewed again just so."""
+    renewals = []
+    for number in range(MANY):
+        key, claim = one_of_many(here, number), new_claim()
+        outcome = here.store.take(key, claim, ASK, soon())
+        assert isinstance(outcome, Granted)
+        renewals.append(Renewal(key, claim, outcome.token, ASK.ttl, outcome.epoch))
+    batch = Batch(renewals)
+    for _ in range(2):
+        assert here.store.renew(batch, soon()) == [Renewed()] * MANY
+    return batch
+
+
+def one_of_many(here: Party, number: int) -> Key:
+    return here.key._replace(name=f"many-{number}")
+
+
+def gone_of(here: Party, batch: Batch) -> list[int]:
+    outcomes = here.store.renew(batch, soon())
+    assert len(outcomes) == len(batch)
+    return [at for at, outcome in enumerate(outcomes) if outcome == Gone()]
+
+
+def requests_of_a_renewal(here: Party, server: EtcdServer, batch: Batch) -> float:
+    before = server.requests()
+    assert here.store.renew(batch, soon()) == [Renewed()] * MANY
+    return sum(server.requests().values()) - sum(before.values())
+
+
+def test_hundreds_at_rest_cost_two_requests_while_nobody_writes(
+    here: Party, own_etcd: EtcdServer, many: Batch
+) -> None:
+    assert requests_of_a_renewal(here, own_etcd, many) == 2
+    own_etcd.etcdctl("put", "unrelated", "1")
+    # Whatever it was that changed: all of them are looked at once more.
+    assert requests_of_a_renewal(here, own_etcd, many) > 3
+    assert requests_of_a_renewal(here, own_etcd, many) == 2
+
+
+@pytest.mark.parametrize("at", [0, 7, 8, 200, MANY - 1])
+def test_of_hundreds_at_rest_one_that_is_deleted_is_gone_at_the_next_renewal(
+    here: Party, own_etcd: EtcdServer, many: Batch, at: int
+) -> None:
+    own_etcd.etcdctl("del", "--prefix", f"{PREFIX}/{one_of_many(here, at)}/")
+    assert gone_of(here, many) == [at]
+    assert gone_of(here, many) == [at]
+
+
+def test_of_hundreds_at_rest_one_that_was_granted_anew_is_not_what_it_was(
+    here: Party, many: Batch
+) -> None:
+    key, claim = many[200].key, many[200].claim
+    assert here.store.give(key, claim, None, soon()) == Released()
+    again = here.store.take(key, claim, ASK, soon())
+    assert isinstance(again, Granted)
+    assert gone_of(here, many) == [200]
+    renewal = Renewal(key, claim, again.token, ASK.ttl, again.epoch)
+    assert here.store.renew(Batch([renewal]), soon()) == [Renewed()]
+
+
+def test_of_hundreds_at_rest_one_is_told_of_a_pause(here: Party, many: Batch) -> None:
+    here.store.put(many[200].key, "pause", b"{}", None, soon())
+    outcomes = here.store.renew(many, soon())
+    assert outcomes.pop(200) == Renewed((Notice("pause"),))
+    assert outcomes == [Renewed()] * (MANY - 1)
+    here.store.put(many[200].key, "pause", None, None, soon())
+    assert here.store.renew(many, soon()) == [Renewed()] * MANY
+
+
+def test_hundreds_at_rest_whose_session_is_revoked_are_gone(
+    here: Party, own_etcd: EtcdServer, many: Batch
+) -> None:
+    for lease in own_etcd.leases():
+        own_etcd.etcdctl("lease", "revoke", f"{lease:x}")
+    assert gone_of(here, many) == list(range(MANY))
 
 
 # -- requests

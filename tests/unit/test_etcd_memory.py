@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from incumbent.model import Key
 from incumbent.stores.etcd.endpoints import Endpoints, share
-from incumbent.stores.etcd.memory import Memory, Mine, Session
+from incumbent.stores.etcd.memory import Memory, Mine, Session, Together
 from incumbent.stores.etcd.options import Endpoint
+from incumbent.stores.table import HISTORY_KEPT
 
 KEY = Key("default", "job")
 
@@ -80,6 +81,57 @@ def test_claims_that_were_not_renewed_are_overdue_though_their_session_lives() -
     assert memory.overdue(one, 110.0) == [old]
     # It is not looked for at every renewal.
     assert memory.overdue(one, 110.5) == []
+
+
+def test_what_is_renewed_together_is_not_overdue() -> None:
+    memory = Memory()
+    one = session(memory, proved=1000.0)
+    old, young = mine(one, 104.0, "old"), mine(one, 104.0, "young")
+    together = Together(104.0)
+    for it in (old, young):
+        memory.note(it)
+        it.join(together)
+    together.due = 120.0
+    assert memory.overdue(one, 110.0) == []
+    memory.drop(KEY, "old")
+    assert not together.whole
+    # What was renewed with others stays renewed.
+    assert (old.ends, young.ends) == (120.0, 120.0)
+    assert memory.overdue(one, 121.0) == [young]
+
+
+def test_a_claim_that_is_noted_anew_is_not_renewed_with_those_from_before() -> None:
+    memory = Memory()
+    one = session(memory)
+    before = mine(one, 104.0)
+    memory.note(before)
+    together = Together(104.0)
+    before.join(together)
+    memory.note(mine(one, 110.0))
+    assert not together.whole
+
+
+def test_a_claim_of_a_short_ttl_is_looked_for_in_time() -> None:
+    memory = Memory()
+    one = session(memory, proved=1000.0)
+    memory.note(mine(one, 200.0, "long"))
+    assert memory.overdue(one, 100.0) == []
+    short = mine(one, 103.0, "short")
+    memory.note(short)
+    assert memory.overdue(one, 103.5) == [short]
+
+
+def test_holdings_are_noted_in_a_ring_and_one_that_was_not_granted_takes_no_place() -> None:
+    memory = Memory()
+    assert memory.place(KEY) == memory.place(KEY)
+    places = set()
+    for _ in range(3 * HISTORY_KEPT):
+        places.add(memory.place(KEY))
+        memory.placed(KEY)
+    assert len(places) == HISTORY_KEPT
+    assert not places & {Memory().place(KEY)}
+    memory.forget()
+    assert memory.place(KEY) not in places
 
 
 def test_a_claim_that_moved_belongs_to_one_session() -> None:

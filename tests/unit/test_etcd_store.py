@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import time
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from incumbent import clock
 from incumbent.errors import OutcomeUnknown
 from incumbent.model import Ask, Gone, Granted, Key, Renewal, Renewed, TakeOutcome
 from incumbent.stores.base import Store
 from incumbent.stores.etcd import open_etcd
-from incumbent.stores.etcd.dialect import Dialect
+from incumbent.stores.etcd.dialect import Dialect, as_of
 from incumbent.stores.etcd.keys import Naming
 from incumbent.stores.etcd.memory import Mine, Session
 from incumbent.stores.etcd.options import parse_etcd_url
@@ -115,6 +118,21 @@ def test_a_take_of_which_nobody_heard_ends_though_its_session_lives(
 
 
 @pytest.mark.server
+def test_a_take_that_never_arrived_does_not_cost_the_next_one_its_lease(
+    etcd_server: EtcdServer, other: Store
+) -> None:
+    store, name = open_etcd(etcd_server.store_url()).store(), key()
+    kept = granted(store, name)
+    memory = store.operations.memory
+    session = memory.mine[name, kept.claim].session
+    memory.note(Mine(name, "0" * 32, session, clock.now(), "me", 0.0, TTL))
+    keep_alive(store, name, kept, TTL / 4)
+    assert not isinstance(take(other, name), Granted)
+    assert (name, "0" * 32) not in memory.mine
+    store.close()
+
+
+@pytest.mark.server
 def test_hundreds_of_leases_cost_one_keep_alive(etcd_server: EtcdServer, mine: Store) -> None:
     names = [key() for _ in range(300)]
     before = etcd_server.requests()
@@ -134,6 +152,31 @@ def test_every_proof_reads_something_that_must_be_linearizable() -> None:
     options = parse_etcd_url("etcd://e1")
     dialect = Dialect(Naming(options.prefix))
     held = Mine(key(), "c", Session("7", 2, 0.0), 0.0, "me", 0.0, 2.0, revision=5)
-    for proof in (dialect.all_quiet([held]), dialect.confirm(held)):
+    again = dialect.again(held, Ask(2.0, "me"), write=False)
+    for proof in (dialect.all_quiet([held]), again):
         assert proof.count(b"request_range") == 2
         assert b"serializable" not in proof
+
+
+def test_whoever_takes_a_name_writes_the_same_key() -> None:
+    """Etcd looks at each key that ever was in a range: a key of each claim would slow all down."""
+    dialect = Dialect(Naming("/p"))
+    session, name = Session("7", 2, 0.0), key()
+    keys = []
+    for claim in ("a" * 32, "b" * 32):
+        held = Mine(name, claim, session, 0.0, "me", 0.0, 2.0)
+        asked = json.loads(dialect.take(held, Ask(2.0, "me")))
+        keys.append(asked["success"][0]["request_put"]["key"])
+    assert keys[0] == keys[1]
+
+
+@given(st.sampled_from(["cluster_id", "raft_term", "revision"]))
+def test_an_answer_of_another_state_is_not_taken_for_the_same(field: str) -> None:
+    header = {"cluster_id": "1", "raft_term": "2", "revision": "3"}
+    known = as_of({"header": header})
+    assert known is not None
+    assert as_of({"header": dict(header)}) == known
+    assert as_of({"header": header | {field: "9"}}) != known
+    del header["revision"]
+    # One that does not say of which state it is proves nothing of others.
+    assert as_of({"header": header}) is None

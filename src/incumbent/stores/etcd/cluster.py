@@ -20,7 +20,7 @@ from incumbent.stores.etcd.exchange import Exchange, Site, W
 from incumbent.stores.etcd.http import Garbled, Reading
 from incumbent.stores.etcd.memory import Born, Memory, Mine, Session
 from incumbent.stores.etcd.phrases import absent, modified, put, transaction
-from incumbent.stores.etcd.records import Entry, entries_in, packed, unpacked
+from incumbent.stores.etcd.records import Entry, entries_in, entry_of, packed, unpacked
 
 __all__ = ["TXN", "Cluster"]
 
@@ -187,9 +187,11 @@ class Cluster(Exchange[W]):
         """Those of which there is a key, with its revision, so that no later grant is removed."""
         unsure = [mine for mine in batch if not mine.revision]
         if unsure:
-            reply = await self.call(TXN, self.dialect.lookup(unsure), until)
+            body = self.dialect.lookup([mine.key for mine in unsure])
+            reply = await self.call(TXN, body, until)
             for mine, response in zip(unsure, reply["responses"], strict=True):
-                for entry in entries_in(response):
+                entry = entry_of(mine.claim, response)
+                if entry is not None:
                     mine.revision = entry.created
                 if not mine.revision and self.memory.mine.get((mine.key, mine.claim)) is mine:
                     self.memory.drop(mine.key, mine.claim)

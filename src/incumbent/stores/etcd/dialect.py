@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from math import ceil
 from typing import Any, Final, NamedTuple
 
-from incumbent.model import Absent, Ask, ByClaim, ByVersion, Guard, Key, Renewal
+from incumbent.model import Absent, Ask, ByClaim, ByVersion, Guard, Key
 from incumbent.stores.etcd.keys import Names, Naming, after, b64, part
 from incumbent.stores.etcd.memory import Mine
 from incumbent.stores.etcd.phrases import (
@@ -26,7 +26,7 @@ from incumbent.stores.etcd.records import Entry, entries_in, packed, seen_in
 from incumbent.stores.notices import PAUSE, RESIGN
 from incumbent.stores.table import HISTORY_KEPT
 
-__all__ = ["BATCH", "Dialect", "Present", "revision_of", "seconds", "term_of"]
+__all__ = ["BATCH", "AsOf", "Dialect", "Present", "as_of", "revision_of", "seconds", "term_of"]
 
 BATCH: Final = 120
 """Comparisons in one transaction; etcd takes 128 (--max-txn-ops)."""
@@ -75,6 +75,21 @@ def term_of(reply: dict[str, Any]) -> str:
     return str(reply["header"].get("raft_term", ""))
 
 
+class AsOf(NamedTuple):
+    """Which state of the cluster an answer is of: as long as it is the same, so is every key."""
+
+    cluster: str
+    term: str
+    revision: int
+
+
+def as_of(reply: dict[str, Any]) -> AsOf | None:
+    """Of which state the cluster answered; None: it does not say."""
+    revision = revision_of(reply)
+    cluster = str(reply["header"].get("cluster_id", ""))
+    return AsOf(cluster, term_of(reply), revision) if revision else None
+
+
 class Dialect:
     """See the module."""
 
@@ -84,12 +99,9 @@ class Dialect:
         # itself has: one that lost its cluster would go on saying that all is well.
         self._current = (read(naming.born64, "", _COUNT),)
 
-    def lease64(self, mine: Mine) -> str:
-        """The key of a claim, made once."""
-        if not mine.lease64:
-            names = self.naming.of(mine.key)
-            mine.lease64, mine.past64 = names.lease64(mine.claim), names.past64(mine.claim)
-        return mine.lease64
+    def past64(self, key: Key, place: str) -> str:
+        """The key of an entry of the history."""
+        return self.naming.of(key).past64(place)
 
     # -- taking -------------------------------------------------------------------------------
 
@@ -112,7 +124,7 @@ class Dialect:
         compare = [absent(names.leases64, names.leases_end64)]
         past = packed(holder=mine.holder, since=mine.since)
         success = [
-            put(self.lease64(mine), value_of(mine), mine.session.id),
+            put(names.lease64, value_of(mine), mine.session.id),
             put(mine.past64, past, mine.history),
         ]
         if _looks_after_history(mine.claim):
@@ -130,8 +142,7 @@ class Dialect:
         failure = [read(names.leases64, names.leases_end64, _FIRST)]
         if ask.candidacy > 0:
             success.append(delete(names.candidate64(mine.holder)))
-            entry = _candidate(names, ask, mine.since, standing)
-            failure.append(nested([absent(names.lease64(mine.claim))], [entry]))
+            failure.append(_candidate(names, ask, mine.since, standing))
             failure.append(read(names.others64, names.record_end64, _COUNT))
         return transaction(compare, success, failure)
 
@@ -195,27 +206,26 @@ class Dialect:
 
     # -- holding ------------------------------------------------------------------------------
 
-    def move(self, mine: Mine) -> bytes:
-        """Write the lease once more, with its present value and etcd lease, if it is there."""
-        key = self.lease64(mine)
-        write = put(key, value_of(mine), mine.session.id)
-        return transaction([created(key, mine.revision)], [write], [])
+    def again(self, mine: Mine, ask: Ask, *, write: bool) -> bytes:
+        """Whether the lease is there; if so its holder is no candidate, as its take has noted.
 
-    def confirm(self, mine: Mine) -> bytes:
-        """Whether the lease is there."""
-        key = self.lease64(mine)
-        return transaction([created(key, mine.revision)], self._current, self._current)
+        `write`: once more, with its present value and etcd lease.
+        """
+        names = self.naming.of(mine.key)
+        success = [*self._current]
+        if write:
+            success.append(put(names.lease64, value_of(mine), mine.session.id))
+        if ask.candidacy > 0:
+            success.append(delete(names.candidate64(ask.holder)))
+        return transaction([self.check(mine)], success, self._current)
 
     def check(self, mine: Mine) -> str:
-        """The comparison that says that the lease is there. Made once for all its renewals."""
-        if not mine.check:
-            key = self.lease64(mine)
-            mine.check = created(key, mine.revision)
-        return mine.check
+        """The comparison that says that the lease is there: a revision grants only once."""
+        return created(self.naming.of(mine.key).lease64, mine.revision)
 
     def all_quiet(self, batch: Sequence[Mine]) -> bytes:
         """Whether all of them are there and no switch is set: of few of theirs, of many of any."""
-        compare = [mine.check or self.check(mine) for mine in batch]
+        compare = [self.check(mine) for mine in batch]
         if len(batch) <= BATCH // 2:
             of = self.naming.of
             names = [of(mine.key) for mine in batch]
@@ -233,7 +243,7 @@ class Dialect:
             names = self.naming.of(mine.key)
             success = [read(names.pause64), read(names.resign64)]
             if write:
-                success.append(put(self.lease64(mine), value_of(mine), mine.session.id))
+                success.append(put(names.lease64, value_of(mine), mine.session.id))
             asked.append(nested([self.check(mine)], success))
         return transaction([], asked)
 
@@ -241,26 +251,20 @@ class Dialect:
         """Remove leases whose time ran out; not those that were granted anew, or moved away."""
         asked = []
         for mine in batch:
-            key = self.lease64(mine)
-            still_ours = [created(key, mine.revision), attached(key, mine.session.id)]
+            key = self.naming.of(mine.key).lease64
+            still_ours = [self.check(mine), attached(key, mine.session.id)]
             asked.append(nested(still_ours, [delete(key)]))
         return transaction([], asked)
 
-    def lookup(self, renewals: Sequence[Renewal | Mine]) -> bytes:
-        """Leases of which this process knows nothing."""
-        return transaction([], [read(self.naming.of(it.key).lease64(it.claim)) for it in renewals])
-
-    def lookup_one(self, key: Key, claim: str) -> bytes:
-        """The same for one claim."""
-        return transaction([], [read(self.naming.of(key).lease64(claim))])
+    def lookup(self, keys: Sequence[Key]) -> bytes:
+        """Leases of which this process knows nothing; see records.entry_of for whose they are."""
+        return transaction([], [read(self.naming.of(key).lease64) for key in keys])
 
     # -- leaving ------------------------------------------------------------------------------
 
     def give(
         self,
         mine: Mine,
-        revision: int,
-        history: str,
         wall: float,
         *,
         base: int,
@@ -269,15 +273,14 @@ class Dialect:
     ) -> bytes:
         """`closing`: seconds, its etcd lease, and for whom the name is reserved."""
         names = self.naming.of(mine.key)
-        lease = self.lease64(mine)
-        past = packed(holder=mine.holder, since=mine.since, ended=wall, revision=revision)
-        success = [delete(lease), put(mine.past64, past, history)]
+        past = packed(holder=mine.holder, since=mine.since, ended=wall, revision=mine.revision)
+        success = [delete(names.lease64), put(mine.past64, past, mine.history)]
         success += [delete(key) for key in mine.surplus if key != mine.past64]
         if closing is not None:
             kept, etcd_lease, reserved_for = closing
             value = packed(
                 holder=mine.holder,
-                token=base + revision,
+                token=base + mine.revision,
                 reserved_for=reserved_for,
                 kept=kept,
                 until=wall + kept,
@@ -288,7 +291,7 @@ class Dialect:
             undo = delete(names.slot64(slot, mine.claim))
             success.append(undo)
             failure.append(undo)
-        return transaction([created(lease, revision)], success, failure)
+        return transaction([self.check(mine)], success, failure)
 
     def undo_slot(self, key: Key, claim: str, slot: str) -> bytes:
         """Give a slot back, of a claim that holds nothing."""
@@ -297,7 +300,7 @@ class Dialect:
     # -- fields -------------------------------------------------------------------------------
 
     def put(self, key: Key, field: str, value: bytes | None, guard: Guard, base: int) -> bytes:
-        """Write or remove a field."""
+        """Write or remove a field. Of a ByClaim that the claim has this token is known."""
         names = self.naming.of(key)
         field64 = names.field64(field)
         write = delete(field64) if value is None else put(field64, b64encode(value).decode())
@@ -376,8 +379,8 @@ def _guarded(names: Names, field64: str, guard: Guard, base: int) -> list[str]:
         case ByVersion(version):
             # A key that is not there compares as version 0.
             return [modified(field64, version if version > 0 else -1)]
-        case ByClaim(claim, token):
+        case ByClaim(_, token):
             revision = token - base
-            return [created(names.lease64(claim), revision if revision > 0 else -1)]
+            return [created(names.lease64, revision if revision > 0 else -1)]
         case _:
             return []

@@ -210,7 +210,7 @@ class Exchange(ABC, Generic[W]):
 
     def _request(self, method: str, path: str, endpoint: Endpoint, body: bytes) -> bytes:
         token = self.site.token
-        return encode(method, path, str(endpoint), "" if token == _OFF else token, body)
+        return encode(method, path, endpoint, "" if token == _OFF else token, body)
 
     def _read(self, reading: Reading) -> Reply:
         body = reading.body
@@ -266,7 +266,7 @@ class Exchange(ABC, Generic[W]):
         """A token, which every member takes; nothing else was sent yet."""
         options = self.site.options
         body = json.dumps({"name": options.username, "password": options.password or ""}).encode()
-        request = encode("POST", "/v3/auth/authenticate", str(endpoint), "", body)
+        request = encode("POST", "/v3/auth/authenticate", endpoint, "", body)
         wire = self._trusted(endpoint) or await self._connect(endpoint, until)
         try:
             reading = await self.exchange(endpoint, wire, request, until)

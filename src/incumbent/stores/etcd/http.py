@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import json
+from functools import lru_cache
 from typing import Any, Final
 
 __all__ = ["Garbled", "Reading", "encode", "parse"]
 
 _HEAD_MAX: Final = 65_536
 _HEX: Final = 16
-_loads: Final = json.JSONDecoder().decode
+_read: Final = json.JSONDecoder().raw_decode
 
 
 class Garbled(Exception):
     """What came is no answer of an etcd server."""
 
 
-def encode(method: str, path: str, host: str, token: str, body: bytes) -> bytes:
+def encode(method: str, path: str, host: object, token: str, body: bytes) -> bytes:
     """The bytes of a request."""
+    return b"%b%d\r\n\r\n%b" % (_head(method, path, host, token), len(body), body)
+
+
+@lru_cache(maxsize=64)
+def _head(method: str, path: str, host: object, token: str) -> bytes:
     auth = f"Authorization: {token}\r\n" if token else ""
-    head = f"{method} {path} HTTP/1.1\r\nHost: {host}\r\n{auth}Content-Length: {len(body)}\r\n\r\n"
-    return head.encode() + body
+    return f"{method} {path} HTTP/1.1\r\nHost: {host}\r\n{auth}Content-Length: ".encode()
 
 
 class Reading:
@@ -118,9 +123,10 @@ class Reading:
 def parse(body: bytes) -> dict[str, Any]:
     """A message. Raises Garbled."""
     try:
-        found = _loads(body.decode())
+        text = body.decode()
+        found, end = _read(text)
     except ValueError:
-        found = None
-    if not isinstance(found, dict):
+        found, text, end = None, "", 0
+    if not isinstance(found, dict) or (end != len(text) and not text[end:].isspace()):
         raise Garbled("it does not answer in JSON")
     return found

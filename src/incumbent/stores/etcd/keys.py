@@ -1,9 +1,12 @@
 """Where a lease and what is beside it live in etcd's one flat, ordered key space.
 
-    PREFIX/NAMESPACE/NAME/CLAIM       the lease: all under PREFIX/NAMESPACE/NAME/ contend for it
+    PREFIX/NAMESPACE/NAME/held        the lease: all under PREFIX/NAMESPACE/NAME/ contend for it
     PREFIX/NAMESPACE!s/NAME/...       the switches "pause" and "resign", and the "closing"
-    PREFIX/NAMESPACE!r/NAME/...       f/FIELD  h/CLAIM  t/SLOT/CLAIM  w/HOLDER
+    PREFIX/NAMESPACE!r/NAME/...       f/FIELD  h/RING/PLACE  t/SLOT/CLAIM  w/HOLDER
     PREFIX!born                       which incarnation of the cluster this is
+
+What is written again and again has one key: until the next compaction etcd looks at every key that
+ever was in a range, also at those that are gone.
 
 The slash within a name becomes %2F, and neither names nor namespaces have a "!" or a "%": what
 stands under one name is never under another.
@@ -11,7 +14,7 @@ stands under one name is never under another.
 
 from __future__ import annotations
 
-from base64 import b64encode
+from binascii import b2a_base64
 from typing import Final
 from urllib.parse import quote, unquote
 
@@ -26,7 +29,7 @@ _CACHED: Final = 16_384
 
 def b64(text: str) -> str:
     """The text as the gateway's JSON wants bytes."""
-    return b64encode(text.encode()).decode()
+    return b2a_base64(text.encode(), newline=False).decode()
 
 
 def after(prefix: str) -> str:
@@ -45,6 +48,7 @@ class Names:
     __slots__ = (
         "closing64",
         "key",
+        "lease64",
         "leases",
         "leases64",
         "leases_end64",
@@ -68,24 +72,21 @@ class Names:
         self.leases64, self.leases_end64 = b64(self.leases), b64(after(self.leases))
         self.switches64, self.switches_end64 = b64(self.switches), b64(after(self.switches))
         self.record64, self.record_end64 = b64(self.record), b64(after(self.record))
+        self.lease64 = b64(f"{self.leases}held")
         self.others64 = b64(f"{self.record}w")
         """Where the candidates begin: whoever stands by is no change."""
         self.closing64 = b64(f"{self.switches}closing")
         self.pause64 = b64(self.switches + PAUSE)
         self.resign64 = b64(self.switches + RESIGN)
 
-    def lease64(self, claim: str) -> str:
-        """The key of a claim."""
-        return b64(self.leases + part(claim))
-
     def field64(self, field: str) -> str:
         """The key of a field."""
         switch = field in _SWITCHES
         return b64(f"{self.switches}{field}" if switch else f"{self.record}f/{part(field)}")
 
-    def past64(self, claim: str) -> str:
+    def past64(self, place: str) -> str:
         """The key of an entry of the history."""
-        return b64(f"{self.record}h/{part(claim)}")
+        return b64(f"{self.record}h/{place}")
 
     def slot(self, slot: str) -> str:
         """What the keys of a slot begin with."""

@@ -14,12 +14,15 @@ a dict, so there is no lock that a signal handler or a fork could meet.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
+from math import inf
 from typing import Final, NamedTuple
 
 from incumbent.model import Key
+from incumbent.stores.table import HISTORY_KEPT
 
-__all__ = ["Born", "Memory", "Mine", "Proof", "Session"]
+__all__ = ["Born", "Memory", "Mine", "Proof", "Session", "Together"]
 
 _LOOKED_MAX: Final = 16_384
 _ENOUGH: Final = 0.8
@@ -39,7 +42,7 @@ class Session:
     `proved`: the instant until which it surely lives.
     """
 
-    __slots__ = ("claims", "gone", "id", "pending", "proved", "swept", "ttl")
+    __slots__ = ("claims", "earliest", "gone", "id", "pending", "proved", "swept", "ttl")
 
     def __init__(self, lease_id: str, ttl: int, proved: float) -> None:
         self.id = lease_id
@@ -48,6 +51,8 @@ class Session:
         self.pending: Proof | None = None
         self.gone = False
         self.swept = 0.0
+        self.earliest = inf
+        """Before that, no claim is overdue."""
         self.claims: dict[tuple[Key, str], Mine] = {}
 
     def answered(self, sent: float, ttl: int, term: str) -> None:
@@ -74,12 +79,25 @@ class Session:
         return not self.gone and until - now >= _ENOUGH * self.ttl
 
 
+class Together:
+    """Claims that are renewed together, again and again: what is due is noted once for all.
+
+    `due`: as Mine.due; `whole`: each of them is still what this process remembers of its key.
+    """
+
+    __slots__ = ("due", "whole")
+
+    def __init__(self, due: float) -> None:
+        self.due = due
+        self.whole = True
+
+
 @dataclass(slots=True)
 class Mine:
     """One claim of this process. `revision` 0: nobody knows whether its take was carried out.
 
-    `due`: the instant at which it ends unless it is renewed; `check`: see Dialect.check; `lease64`,
-    `past64`: its keys, once they were needed.
+    `due`: the instant at which it ends unless it is renewed, alone or `together`; `past64`: the key
+    of its entry in the history, once it has one.
     """
 
     key: Key
@@ -93,9 +111,22 @@ class Mine:
     revision: int = 0
     history: str = "0"
     surplus: tuple[str, ...] = ()
-    check: str = ""
-    lease64: str = ""
     past64: str = ""
+    together: Together | None = None
+
+    @property
+    def ends(self) -> float:
+        """The instant at which it ends unless it is renewed."""
+        together = self.together
+        return self.due if together is None else max(self.due, together.due)
+
+    def join(self, together: Together | None) -> None:
+        """Be renewed with others from now on, or (None) alone again."""
+        before = self.together
+        if before is not None:
+            self.due = self.ends
+            before.whole = False
+        self.together = together
 
 
 class Born(NamedTuple):
@@ -112,6 +143,10 @@ class Born(NamedTuple):
     at: float
 
 
+def _new_ring() -> str:
+    return os.urandom(6).hex()
+
+
 @dataclass(slots=True)
 class Memory:
     """See the module."""
@@ -123,6 +158,8 @@ class Memory:
     histories: dict[int, tuple[str, int]] = field(default_factory=dict)
     standing: dict[tuple[Key, str], Session] = field(default_factory=dict)
     looked: dict[Key, tuple[str, int]] = field(default_factory=dict)
+    ring: str = field(default_factory=_new_ring)
+    places: dict[Key, int] = field(default_factory=dict)
 
     def new_session(self, session: Session) -> Session:
         """One more, and the one for new leases of its ttl from now on."""
@@ -134,16 +171,20 @@ class Memory:
 
     def note(self, mine: Mine) -> None:
         """A claim whose take is about to be sent, or was carried out."""
-        before = self.mine.get((mine.key, mine.claim))
-        if before is not None and before.session is not mine.session:
-            before.session.claims.pop((mine.key, mine.claim), None)
-        self.mine[mine.key, mine.claim] = mine
-        mine.session.claims[mine.key, mine.claim] = mine
+        place, session = (mine.key, mine.claim), mine.session
+        before = self.mine.get(place)
+        if before is not None:
+            before.join(None)
+            if before.session is not session:
+                before.session.claims.pop(place, None)
+        self.mine[place] = session.claims[place] = mine
+        session.earliest = min(session.earliest, mine.due)
 
     def drop(self, key: Key, claim: str) -> None:
         """Nothing of the claim is left."""
         mine = self.mine.pop((key, claim), None)
         if mine is not None:
+            mine.join(None)
             mine.session.claims.pop((key, claim), None)
 
     def lose(self, session: Session) -> None:
@@ -157,10 +198,14 @@ class Memory:
 
     def overdue(self, session: Session, now: float) -> list[Mine]:
         """Claims whose time ran out; looked for a few times in a ttl."""
-        if now < session.swept + session.ttl / 8:
+        if now < max(session.swept + session.ttl / 8, session.earliest):
             return []
         session.swept = now
-        return [mine for mine in list(session.claims.values()) if mine.due <= now]
+        # First, so that a claim that another thread notes meanwhile is not forgotten.
+        session.earliest = now + session.ttl / 2
+        ends = [(mine.ends, mine) for mine in list(session.claims.values())]
+        session.earliest = min([session.earliest, *(at for at, _ in ends)])
+        return [mine for at, mine in ends if at <= now]
 
     def saw(self, key: Key, seen: str, revision: int) -> None:
         """A refusal or a record with this `seen` was true at this revision."""
@@ -168,6 +213,20 @@ class Memory:
             self.looked.clear()
         self.looked[key] = (seen, revision)
 
+    def place(self, key: Key) -> str:
+        """Where the next holding of `key` is noted: each process writes into a ring of its own.
+
+        So its entries are written over again and again, and nobody writes over another's.
+        """
+        return f"{self.ring}/{self.places.get(key, 0) % HISTORY_KEPT}"
+
+    def placed(self, key: Key) -> None:
+        """That place is taken, or perhaps."""
+        if len(self.places) >= _LOOKED_MAX:
+            self.places, self.ring = {}, _new_ring()
+        self.places[key] = self.places.get(key, 0) + 1
+
     def forget(self) -> None:
         """In a fork's child: nothing of this is ours."""
+        self.places, self.ring = {}, _new_ring()
         self.sessions, self.by_id, self.mine, self.standing = {}, {}, {}, {}

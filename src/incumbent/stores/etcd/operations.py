@@ -23,7 +23,7 @@ from incumbent.stores.etcd.dialect import revision_of, seconds
 from incumbent.stores.etcd.errors import LeaseMissing
 from incumbent.stores.etcd.exchange import Reply, W
 from incumbent.stores.etcd.memory import Born, Mine, Session
-from incumbent.stores.etcd.records import Entry, entries_in, mine_of, record_of
+from incumbent.stores.etcd.records import Entry, entries_in, entry_of, mine_of, record_of
 from incumbent.stores.etcd.renewing import Renewing
 from incumbent.stores.etcd.taking import Taking
 from incumbent.stores.etcd.waiting import Waiting
@@ -57,10 +57,11 @@ class Operations(Taking[W], Renewing[W], Waiting[W]):
         born = await self.born(until)
         for _ in range(3):
             mine = self.memory.mine.get((key, claim))
-            if mine is None or not mine.revision:
+            if mine is None or not _is(mine, token, born.base):
+                if mine is not None and not mine.revision:
+                    self.memory.drop(key, claim)
                 mine = await self._stored(key, claim, until)
-            revision = token - born.base if token is not None else mine.revision if mine else 0
-            if mine is None or revision <= 0:
+            if mine is None or not _is(mine, token, born.base):
                 if slot is not None:
                     await self.call(TXN, self.dialect.undo_slot(key, claim, slot), until)
                 return Gone()
@@ -69,7 +70,7 @@ class Operations(Taking[W], Renewing[W], Waiting[W]):
                 if closed_for > 0:
                     lease = await self.grant(seconds(closed_for), until)
                     closing = (closed_for, lease.id, reserve_for or "")
-                return await self._give(mine, revision, born, until, closing, slot)
+                return await self._give(mine, born, until, closing, slot)
             except LeaseMissing:
                 # The history's: it outlived its own.
                 self.memory.histories.clear()
@@ -78,30 +79,26 @@ class Operations(Taking[W], Renewing[W], Waiting[W]):
 
     async def _stored(self, key: Key, claim: str, until: float) -> Mine | None:
         """A claim of which this process remembers nothing, as its key says."""
-        self.memory.drop(key, claim)
-        reply = await self.call(TXN, self.dialect.lookup_one(key, claim), until)
-        for entry in entries_in(reply["responses"][0]):
-            mine = mine_of(key, entry, Session(entry.lease, 1, 0.0), 0.0)
-            mine.claim = claim
-            mine.history = await self.history(_KEEP_HISTORY, until)
-            return mine
-        return None
+        reply = await self.call(TXN, self.dialect.lookup([key]), until)
+        entry = entry_of(claim, reply["responses"][0])
+        return entry and mine_of(key, entry, Session(entry.lease, 1, 0.0), 0.0)
 
     async def _give(
         self,
         mine: Mine,
-        revision: int,
         born: Born,
         until: float,
         closing: tuple[float, str, str] | None,
         slot: str | None,
     ) -> GiveOutcome:
-        body = self.dialect.give(
-            mine, revision, mine.history, clock.wall(), base=born.base, closing=closing, slot=slot
-        )
+        if not mine.past64:
+            # Another process took it.
+            mine.history = await self.history(_KEEP_HISTORY, until)
+            mine.past64 = self.dialect.past64(mine.key, self.memory.place(mine.key))
+            self.memory.placed(mine.key)
+        body = self.dialect.give(mine, clock.wall(), base=born.base, closing=closing, slot=slot)
         reply = await self.call(TXN, body, until)
-        if revision == mine.revision:
-            self.memory.drop(mine.key, mine.claim)
+        self.memory.drop(mine.key, mine.claim)
         return Released() if reply.get("succeeded") else Gone()
 
     # -- fields -------------------------------------------------------------------------------
@@ -110,7 +107,14 @@ class Operations(Taking[W], Renewing[W], Waiting[W]):
         self, key: Key, field: str, value: bytes | None, guard: Guard, until: float
     ) -> PutOutcome:
         """See Store.put."""
-        base = await self.base(until) if isinstance(guard, ByClaim) else 0
+        base = 0
+        if isinstance(guard, ByClaim):
+            base = await self.base(until)
+            mine = self.memory.mine.get((key, guard.claim))
+            if mine is None or not _is(mine, guard.token, base):
+                mine = await self._stored(key, guard.claim, until)
+            if mine is None or not _is(mine, guard.token, base):
+                return Stale()
         body = self.dialect.put(key, field, value, guard, base)
         # The second try of a guarded write could meet the first one's value.
         reply = await self.call(TXN, body, until, repeatable=guard is None)
@@ -153,6 +157,11 @@ class Operations(Taking[W], Renewing[W], Waiting[W]):
         return tuple(
             record_of(key, naming, by_key[key], base, lives, wall) for key in sorted(by_key)
         )
+
+
+def _is(mine: Mine, token: int | None, base: int) -> bool:
+    """Whether it is known when it was granted, and with this token if one is given."""
+    return mine.revision > 0 and token in {None, base + mine.revision}
 
 
 def _all_entries(reply: Reply) -> list[Entry]:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json
-from base64 import b64decode, b64encode
+from base64 import b64decode
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
 
 from incumbent.model import Candidate, Field, Holding, Key, Past, Record
-from incumbent.stores.etcd.keys import Naming
+from incumbent.stores.etcd.keys import Naming, b64
 from incumbent.stores.etcd.memory import Mine, Session
 from incumbent.stores.table import CANDIDATES_KEPT, HISTORY_KEPT
 
 __all__ = [
     "Entry",
     "entries_in",
+    "entry_of",
     "holding_of",
     "mine_of",
     "packed",
@@ -54,13 +55,21 @@ def entries_in(response: Mapping[str, Any]) -> list[Entry]:
     ]
 
 
+def entry_of(claim: str, response: Mapping[str, Any]) -> Entry | None:
+    """The lease that a lookup found, if it is this claim's."""
+    for entry in entries_in(response):
+        if unpacked(entry.value).get("claim") == claim:
+            return entry
+    return None
+
+
 def packed(**fields: str | float) -> str:
     """A value of ours, in base64: JSON, which is written by hand as it is quicker."""
     inside = ",".join([
         f'"{name}":{_quoted(value) if isinstance(value, str) else repr(value)}'
         for name, value in fields.items()
     ])  # fmt: skip
-    return b64encode(f"{{{inside}}}".encode()).decode()
+    return b64(f"{{{inside}}}")
 
 
 def unpacked(value: bytes) -> dict[str, Any]:
@@ -199,12 +208,14 @@ def _left(entry: Entry, lives: Mapping[str, float], wall: float) -> float:
 
 
 def _history(entries: list[Entry], base: int) -> tuple[Past, ...]:
-    found = []
+    found: dict[int, Past] = {}
     for entry in entries:
         fields = unpacked(entry.value)
         ended = fields.get("ended")
-        # A claim that was granted again after its end has written over its entry.
         revision = entry.modified if ended is None else int(fields.get("revision", entry.created))
         holder, started = str(fields.get("holder", "")), _number(fields.get("since"))
-        found.append(Past(holder, base + revision, started, None if ended is None else ended))
-    return tuple(sorted(found, key=lambda it: it.token)[-HISTORY_KEPT:])
+        if ended is None and revision in found:
+            # Who ended it was another process than who took it, and has noted it once more.
+            continue
+        found[revision] = Past(holder, base + revision, started, ended)
+    return tuple(found[revision] for revision in sorted(found)[-HISTORY_KEPT:])

@@ -7,19 +7,21 @@ the member which answered the keep-alive was the leader still (see memory).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from incumbent import clock
 from incumbent.errors import OutcomeUnknown
-from incumbent.model import Gone, Renewal, Renewed, RenewOutcome
+from incumbent.model import Batch, Gone, Key, Renewal, Renewed, RenewOutcome
 from incumbent.stores.etcd.cluster import TXN, Cluster
-from incumbent.stores.etcd.dialect import BATCH, seconds, term_of
+from incumbent.stores.etcd.dialect import BATCH, as_of, seconds, term_of
 from incumbent.stores.etcd.errors import LeaseMissing
 from incumbent.stores.etcd.exchange import W
 from incumbent.stores.etcd.memory import Born, Mine, Proof, Session
-from incumbent.stores.etcd.records import entries_in, mine_of, unpacked
+from incumbent.stores.etcd.prepared import Prepared, prepare
+from incumbent.stores.etcd.records import entries_in, entry_of, mine_of, unpacked
 from incumbent.stores.notices import notices_for
 
 __all__ = ["Renewing"]
@@ -51,22 +53,73 @@ class Renewing(Cluster[W]):
         """See Store.renew."""
         if not renewals:
             return []
+        if not isinstance(renewals, Batch):
+            return [item.outcome or Gone() for item in await self._each(renewals, until)]
+        prepared = renewals.prepared
+        if isinstance(prepared, Prepared) and await self._again(prepared, until):
+            return [_RENEWED] * len(renewals)
+        items = await self._each(renewals, until)
+        renewals.prepared = self._prepare(items)
+        return [item.outcome or Gone() for item in items]
+
+    # -- the same again -----------------------------------------------------------------------
+
+    def _prepare(self, items: list[_Item]) -> Prepared | None:
+        """What sends the same renewals again, if all of it went as usual."""
+        mines, born, ttl = [], self.memory.born, items[0].renewal.ttl
+        for item in items:
+            mine, renewal = item.mine, item.renewal
+            if mine is None or item.outcome != _RENEWED or renewal.ttl != ttl:
+                return None
+            if born is None or renewal.epoch != born.epoch:
+                return None
+            mines.append(mine)
+        return prepare(self.memory, self.dialect, mines, ttl)
+
+    async def _again(self, prepared: Prepared, until: float) -> bool:
+        """Whether all of them are renewed; False: they have to be looked at one by one."""
+        session, sent = prepared.session, _now()
+        if not prepared.holds(self.memory, sent):
+            return False
+        # Also where no answer comes: what the store may keep is not removed as overdue.
+        prepared.extend(sent)
+        await self.keep_alive(session, until)
+        if not prepared.holds(self.memory, sent):
+            return False
+        proof, current = session.pending, None
+        for look in prepared.looks:
+            if current is not None and look.as_of == current:
+                # Nothing at all has changed in the cluster since.
+                continue
+            reply = await self.call(TXN, look.body, until)
+            if not reply.get("succeeded") or not session.confirm(proof, term_of(reply)):
+                return False
+            look.as_of = as_of(reply)
+            current = current or look.as_of
+        await self.sweep(session, until)
+        return True
+
+    # -- one by one ---------------------------------------------------------------------------
+
+    async def _each(self, renewals: Sequence[Renewal], until: float) -> list[_Item]:
         born, now = await self.born(until), _now()
         items = [self._known(renewal, born, now) for renewal in renewals]
         # Twice: an etcd lease that turns out to be gone, or a new leader, asks for another look.
         for _ in range(3):
             await self._adopt(items, born, until)
             if await self._extend(items, until):
-                return await self._reasoned([item.outcome or Gone() for item in items], until)
+                await self._reasoned(items, until)
+                return items
         raise OutcomeUnknown(
             f"{self.site.where}: its leader changed while leases were renewed; nothing is proved"
         )
 
-    async def _reasoned(self, outcomes: list[RenewOutcome], until: float) -> list[RenewOutcome]:
+    async def _reasoned(self, items: list[_Item], until: float) -> None:
         """What is gone is so for a reason of its own if the cluster lost its data."""
-        if Gone() in outcomes and await self.marker_changed(until):
-            return [Gone("store_restarted") if it == Gone() else it for it in outcomes]
-        return outcomes
+        gone = [item for item in items if item.outcome is None or item.outcome == Gone()]
+        if gone and await self.marker_changed(until):
+            for item in gone:
+                item.outcome = Gone("store_restarted")
 
     def _known(self, renewal: Renewal, born: Born, now: float) -> _Item:
         if renewal.epoch != born.epoch:
@@ -74,7 +127,7 @@ class Renewing(Cluster[W]):
         mine = self.memory.mine.get((renewal.key, renewal.claim))
         if mine is None or not mine.revision or mine.session.gone:
             return _Item(renewal)
-        if born.base + mine.revision != renewal.token or mine.due <= now:
+        if born.base + mine.revision != renewal.token or mine.ends <= now:
             return _Item(renewal, outcome=Gone())
         return _Item(renewal, mine)
 
@@ -83,23 +136,23 @@ class Renewing(Cluster[W]):
         unknown = [item for item in items if item.mine is None and item.outcome is None]
         for start in range(0, len(unknown), BATCH):
             batch = unknown[start : start + BATCH]
-            body = self.dialect.lookup([item.renewal for item in batch])
+            body = self.dialect.lookup([item.renewal.key for item in batch])
             reply = await self.call(TXN, body, until)
             for item, response in zip(batch, reply["responses"], strict=True):
                 self._adopt_one(item, born, response)
 
     def _adopt_one(self, item: _Item, born: Born, response: dict[str, Any]) -> None:
         renewal, memory = item.renewal, self.memory
-        for entry in entries_in(response):
-            if born.base + entry.created == renewal.token:
-                ttl = float(unpacked(entry.value).get("ttl", renewal.ttl))
-                session = memory.by_id.get(entry.lease)
-                if session is None:
-                    session = memory.by_id[entry.lease] = Session(entry.lease, seconds(ttl), 0.0)
-                item.mine = mine_of(renewal.key, entry, session, _now() + renewal.ttl)
-                memory.note(item.mine)
-                return
-        item.outcome = Gone()
+        entry = entry_of(renewal.claim, response)
+        if entry is None or born.base + entry.created != renewal.token:
+            item.outcome = Gone()
+            return
+        ttl = float(unpacked(entry.value).get("ttl", renewal.ttl))
+        session = memory.by_id.get(entry.lease)
+        if session is None:
+            session = memory.by_id[entry.lease] = Session(entry.lease, seconds(ttl), 0.0)
+        item.mine = mine_of(renewal.key, entry, session, _now() + renewal.ttl)
+        memory.note(item.mine)
 
     async def _extend(self, items: list[_Item], until: float) -> bool:
         """One round; False: something changed meanwhile, and another round is needed."""
@@ -110,7 +163,7 @@ class Renewing(Cluster[W]):
         for item in waiting:
             if item.mine is not None:
                 # Also where no answer comes: what the store may keep is not removed as overdue.
-                item.mine.due = max(item.mine.due, sent + item.renewal.ttl)
+                item.mine.due = max(item.mine.ends, sent + item.renewal.ttl)
         for session in sessions:
             await self.keep_alive(session, until)
         if any(item.mine and item.mine.session.ttl < item.renewal.ttl for item in waiting):
@@ -136,10 +189,10 @@ class Renewing(Cluster[W]):
                 continue
             if mine.session.ttl < renewal.ttl:
                 session = await self.session(renewal.ttl, until)
-                item.mine = mine = replace(mine, session=session, ttl=renewal.ttl)
+                item.mine = mine = _changed(mine, session=session, ttl=renewal.ttl)
                 item.write = True
             if renewal.meta is not None and renewal.meta != mine.meta:
-                item.mine = replace(mine, meta=renewal.meta)
+                item.mine = _changed(mine, meta=renewal.meta)
                 item.write = True
 
     async def _verify(self, waiting: list[_Item], until: float) -> bool:
@@ -148,12 +201,11 @@ class Renewing(Cluster[W]):
         each = [item for item in waiting if item.write]
         proved = True
         for start in range(0, len(quiet), BATCH):
-            batch = quiet[start : start + BATCH]
-            loud = await self._quiet(batch, until)
+            loud = await self._quiet(quiet[start : start + BATCH], until)
             proved = proved and loud is not None
             each += loud or []
-        for start in range(0, len(each), _EACH):
-            proved = await self._ask_each(each[start : start + _EACH], until) and proved
+        for batch in _apart(each):
+            proved = await self._ask_each(batch, until) and proved
         if not proved:
             for item in waiting:
                 if isinstance(item.outcome, Renewed):
@@ -220,6 +272,26 @@ class Renewing(Cluster[W]):
                 resign[0].value if resign else None,
             )
         )
+
+
+def _apart(items: Sequence[_Item]) -> list[list[_Item]]:
+    """As many as fit into one transaction, none of which may write a key twice.
+
+    An old claim of ours on a name may still be remembered beside the new one.
+    """
+    rounds: list[list[_Item]] = []
+    met: Counter[Key] = Counter()
+    for item in items:
+        key = item.renewal.key
+        if met[key] == len(rounds):
+            rounds.append([])
+        rounds[met[key]].append(item)
+        met[key] += 1
+    return [some[at : at + _EACH] for some in rounds for at in range(0, len(some), _EACH)]
+
+
+def _changed(mine: Mine, **fields: Any) -> Mine:
+    return replace(mine, due=mine.ends, together=None, **fields)
 
 
 def _confirmed(proofs: dict[Session, Proof | None], term: str) -> bool:

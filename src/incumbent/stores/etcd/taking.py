@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from incumbent import clock
-from incumbent.errors import StoreError, StoreUnavailable
+from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.model import Ask, Granted, Holding, Key, Refused, TakeOutcome
 from incumbent.stores.etcd.cluster import TXN, Cluster
 from incumbent.stores.etcd.dialect import Present, revision_of, seconds, term_of
@@ -94,6 +94,7 @@ class Taking(Cluster[W]):
             *(tried.key, tried.claim, session, _now() + ask.ttl),
             *(ask.holder, clock.wall(), ask.ttl, ask.meta),
             history=history,
+            past64=self.dialect.past64(tried.key, self.memory.place(tried.key)),
         )
         return await self._send(tried, born, mine)
 
@@ -135,8 +136,12 @@ class Taking(Cluster[W]):
         except (StoreUnavailable, LeaseMissing):
             self._restore(mine, before)
             raise
+        except OutcomeUnknown:
+            memory.placed(tried.key)
+            raise
         session.confirm(proof, term_of(reply))
         if reply.get("succeeded"):
+            memory.placed(tried.key)
             mine.revision = revision_of(reply)
             mine.due = sent + ask.ttl
             mine.surplus = self.dialect.surplus(tried.claim, reply["responses"])
@@ -221,10 +226,11 @@ class Taking(Cluster[W]):
         mine = mine_of(tried.key, lease, session, _now() + ttl)
         mine.ttl = ttl
         if known is not None and known.revision == mine.revision:
-            mine.due = max(known.due, _now() + ask.ttl)
+            mine.due = max(known.ends, _now() + ask.ttl)
             mine.history, mine.surplus = known.history, known.surplus
+            mine.past64 = known.past64
         proof, sent = session.pending, _now()
-        body = self.dialect.move(mine) if moves else self.dialect.confirm(mine)
+        body = self.dialect.again(mine, ask, write=moves)
         reply = await self.call(TXN, body, tried.until)
         session.confirm(proof, term_of(reply))
         if not reply.get("succeeded"):
