@@ -63,7 +63,10 @@ class Input(_Named):
 
 
 _S, _I = State, Input
-_HELD: Final = State.HELD
+# By a name of their own: on Python 3.11 a member is found by a function of Enum's each time.
+_NEW, _HELD, _OWING = State.NEW, State.HELD, State.OWING
+_SEND, _GRANT, _LATE, _REFUSE = Input.SEND, Input.GRANT, Input.LATE, Input.REFUSE
+_LEAVE, _GIVEN = Input.LEAVE, Input.GIVEN
 _RENEWAL_ANSWERS = (_I.RENEWED, _I.UNRENEWED, _I.GONE, _I.BREAK, _I.EXPIRE)
 
 
@@ -118,17 +121,14 @@ class IllegalInput(RuntimeError):
 _latest: list[tuple[float, Policy | None, float, float]] = [(-inf, None, -inf, -inf)]
 
 
-def _proof(sent: float, policy: Policy) -> tuple[float, float]:
-    """`stop_at` and `deadline` by what was sent at `sent`.
+def _prove_anew(sent: float, policy: Policy) -> tuple[float, Policy | None, float, float]:
+    """What was sent at `sent` proves: `stop_at` and `deadline` are last.
 
     All leases of one request share the very numbers: of ten thousand, each would have its own.
     """
-    kept_sent, kept_policy, stop_at, deadline = _latest[0]
-    if kept_sent is not sent or kept_policy is not policy:
-        stop_at = sent + policy.renew_deadline
-        deadline = stop_at + policy.grace
-        _latest[0] = (sent, policy, stop_at, deadline)
-    return stop_at, deadline
+    stop_at = sent + policy.renew_deadline
+    proof = _latest[0] = (sent, policy, stop_at, stop_at + policy.grace)
+    return proof
 
 
 class LeaseMachine:
@@ -136,8 +136,8 @@ class LeaseMachine:
 
     __slots__ = (
         "_at_most_for",
-        "_bound",
         "_sent",
+        "bound",
         "deadline",
         "epoch",
         "policy",
@@ -151,9 +151,10 @@ class LeaseMachine:
     def __init__(self, policy: Policy, at_most_for: float = inf) -> None:
         self.policy = policy
         self._at_most_for = at_most_for
-        self._bound = inf
+        self.bound = inf
+        """At this instant at_most_for ends the holding."""
         self._sent = -inf
-        self.state = State.NEW
+        self.state = _NEW
         self.reason = ""
         self.token = 0
         self.epoch = ""
@@ -181,33 +182,36 @@ class LeaseMachine:
     def bounded(self) -> bool:
         """Whether at_most_for, not the proof, is what ends this holding next."""
         # Not from `_sent`: a renewal on its way, or one that failed, has proved nothing.
-        return self.stop_at >= self._bound
+        return self.stop_at >= self.bound
 
     # -- acquiring ---------------------------------------------------------------------------
 
     def sent(self, now: float) -> None:
         """A take is about to be sent: the deadline will count from `now`."""
-        self._move(Input.SEND)
+        self._move(_SEND)
         self._sent = now
 
     def granted(self, grant: Granted, now: float) -> bool:
         """Believe the grant unless it came too late to act on; say which."""
-        stop_at = self._sent + self._usable(grant.ttl)
+        policy = self.policy
+        short = policy.ttl - grant.ttl
+        stop_at = self._sent + policy.renew_deadline - (short if short > 0 else 0.0)
         if now >= stop_at:
-            self._move(Input.LATE)
+            self._move(_LATE)
             return False
-        held = self._require(Input.GRANT)
-        self._bound = now + self._at_most_for
+        held = self._require(_GRANT)
+        self.bound = bound = now + self._at_most_for
         self.token = grant.token
         self.epoch = grant.epoch
-        self._prove(stop_at)
+        self.stop_at = stop_at if stop_at < bound else bound
+        self.deadline = self.stop_at + policy.grace
         # Last, for from here on every thread may believe.
         self.state = held
         return True
 
     def refused(self) -> None:
         """The store answered no."""
-        self._move(Input.REFUSE)
+        self._move(_REFUSE)
 
     def unsent(self) -> None:
         """The take was certainly not applied."""
@@ -220,7 +224,7 @@ class LeaseMachine:
     def abandoned(self) -> bool:
         """The caller gave up; True if the store has to be told."""
         self._move(Input.ABANDON)
-        return self.state is State.OWING
+        return self.state is _OWING
 
     # -- holding -----------------------------------------------------------------------------
 
@@ -240,12 +244,14 @@ class LeaseMachine:
         asked, self.renewing = self.renewing, False
         if self.state is not _HELD:
             self._require(Input.RENEWED)
-        elif asked and self.valid(now):
-            stop_at, deadline = _proof(self._sent, self.policy)
-            if stop_at < self._bound:
-                self.stop_at, self.deadline = stop_at, deadline
+        elif asked and (now < self.deadline or self.valid(now)):
+            proof = _latest[0]
+            if proof[0] is not self._sent or proof[1] is not self.policy:
+                proof = _prove_anew(self._sent, self.policy)
+            if proof[2] < self.bound:
+                self.stop_at, self.deadline = proof[2], proof[3]
             else:
-                self._prove(stop_at)
+                self._prove(proof[2])
 
     def unrenewed(self) -> None:
         """The renewal failed or nobody knows: the deadline stays where it was."""
@@ -273,21 +279,16 @@ class LeaseMachine:
 
     def left(self) -> None:
         """The holder lets go: from here on nothing is believed."""
-        self._move(Input.LEAVE)
+        self._move(_LEAVE)
 
     def given(self) -> None:
         """The store confirmed that nothing of the claim is left."""
-        self._move(Input.GIVEN)
+        self._move(_GIVEN)
 
     # -- moves -------------------------------------------------------------------------------
 
-    def _usable(self, ttl: float) -> float:
-        """Seconds from sending to `stop_at`, for a store that granted `ttl`."""
-        short = self.policy.ttl - ttl
-        return self.policy.renew_deadline - (short if short > 0 else 0.0)
-
     def _prove(self, stop_at: float) -> None:
-        self.stop_at = stop_at if stop_at < self._bound else self._bound
+        self.stop_at = stop_at if stop_at < self.bound else self.bound
         self.deadline = self.stop_at + self.policy.grace
 
     def _require(self, what: Input) -> State:

@@ -9,9 +9,8 @@ from types import EllipsisType, TracebackType
 from typing import TYPE_CHECKING, Self, Unpack
 
 from incumbent import clock
-from incumbent._core.acquire import acquire
-from incumbent._core.onestep import run
-from incumbent._core.release import release
+from incumbent._core.acquire import acquire_blocking
+from incumbent._core.release import release_blocking
 from incumbent.candidacy import Metadata, OnElected, OnLeaderChange, OnRevoked
 from incumbent.durations import Duration
 from incumbent.errors import NotAcquired
@@ -58,13 +57,17 @@ class Lease(LeaseHandle):
 
         Raises LeaseLost if it was lost before, AlreadyReleased if it was released before.
         """
-        if not self._held.machine.valid(clock.now()):
+        link, held, now = self._link, self._held, clock.now()
+        if not held.machine.valid(now):
             self._refuse_release()
-        return self._release()
+        confirmed = release_blocking(link.port, held, now)
+        link.keeper.disarm(held)
+        return confirmed
 
     def _release(self, *, undo_slot: bool = False) -> bool:
-        confirmed = run(release(self._link.port, self._held, undo_slot=undo_slot))
-        self._link.keeper.disarm(self._held)
+        link, held = self._link, self._held
+        confirmed = release_blocking(link.port, held, clock.now(), undo_slot=undo_slot)
+        link.keeper.disarm(held)
         return confirmed
 
     def __enter__(self) -> Self:
@@ -110,8 +113,10 @@ class Lock(LockHandle[Lease]):
 
         Raises NotAcquired (tried once), AcquireTimeout (waited), StoreUnavailable, OutcomeUnknown.
         """
-        held = run(acquire(self._link.port, self._wanted, self._seconds(timeout)))
-        return Lease(*self._armed(held))
+        link = self._link
+        held = acquire_blocking(link.port, self._wanted, self._seconds(timeout))
+        link.keeper.arm(held)
+        return Lease(link, held, self._on_lost, self._if_lost)
 
     def try_acquire(self) -> Lease | None:
         """Try once: the lease, or None if the store says that it is not ours.

@@ -83,7 +83,8 @@ def test_no_key_of_many_names_stays_for_ever(here: Party, raw: redis.Redis) -> N
     left = ends(raw)
     assert len(left) >= NAMES
     assert {key: ms for key, ms in left.items() if ms == -1} == {}
-    day = 24 * 3600 * 1000
+    # A sixteenth more than was asked, so that it need not be said at every take.
+    day = 24 * 3600 * 1000 * 17 / 16
     assert max(left.values()) <= max(day, 1000 * max(ask.keep_record for ask in asks))
 
 

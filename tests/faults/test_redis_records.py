@@ -10,6 +10,7 @@ import pytest
 import redis
 from redis.lock import Lock as RedisPyLock
 
+from incumbent import clock
 from incumbent.errors import StoreUnavailable
 from incumbent.model import Ask, Gone, Granted, Key, Refused, Released, Renewal, Renewed, Slot
 from tests.faults.redis_world import ASK, Party, party, soon
@@ -127,6 +128,31 @@ def test_nothing_stays_for_ever(here: Party, raw: redis.Redis) -> None:
     here.take(ask=ask)
     assert raw.pttl(here.companion) <= 400
     eventually(lambda: not list(raw.scan_iter(f"{here.main}*")))
+
+
+def test_a_record_stays_as_long_as_was_asked_though_it_is_not_told_at_every_take(
+    here: Party, raw: redis.Redis
+) -> None:
+    for keep in (1.6, 1.6, 4.0, 1.6, 1.6):
+        until = clock.now() + 0.25
+        while (began := clock.now()) < until:
+            granted = here.take(ask=Ask(0.2, "h", keep_record=keep))
+            left = raw.pttl(here.companion)
+            assert left >= 1000 * (keep - (clock.now() - began)) - 2
+            here.store.give(here.key, here.claim, granted.token, soon())
+
+
+def test_a_pause_between_two_takes_refuses_the_second(here: Party, raw: redis.Redis) -> None:
+    def pair() -> None:
+        here.store.give(here.key, here.claim, here.take().token, soon())
+
+    for _ in range(3):
+        pair()
+        pair()
+        assert raw.hget(here.companion, "x") != b"0", "a take looks at everything"
+        here.store.put(here.key, "pause", b"{}", None, soon())
+        assert here.refused().reason == "paused"
+        here.store.put(here.key, "pause", None, None, soon())
 
 
 def test_a_record_that_expired_during_a_long_holding_comes_back_bounded(

@@ -138,9 +138,8 @@ def at_most_for_is_ignored(patch: pytest.MonkeyPatch) -> None:
 def an_unsure_take_is_believed(patch: pytest.MonkeyPatch) -> None:
     take = acquire._take
 
-    async def believing(port: Port, held: Held, ask: Ask, until: float) -> Any:
-        sent = port.now()
-        outcome = await take(port, held, ask, until)
+    async def believing(port: Port, held: Held, ask: Ask, until: float, sent: float) -> Any:
+        outcome = await take(port, held, ask, until, sent)
         if not isinstance(outcome, OutcomeUnknown):
             return outcome
         held.machine.sent(sent)
@@ -157,10 +156,10 @@ def an_unsure_take_is_believed(patch: pytest.MonkeyPatch) -> None:
 def a_retry_with_a_new_claim(patch: pytest.MonkeyPatch) -> None:
     take = acquire._take
 
-    async def anew(port: Port, held: Held, ask: Ask, until: float) -> Any:
+    async def anew(port: Port, held: Held, ask: Ask, until: float, sent: float) -> Any:
         if held.machine.state is State.DOUBT:
             held.claim = port.draw_claim()
-        return await take(port, held, ask, until)
+        return await take(port, held, ask, until, sent)
 
     patch.setattr(acquire, "_take", anew)
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from math import inf
 from pathlib import Path
 
@@ -109,6 +110,82 @@ def test_a_released_lease_is_not_renewed(engine: FaultyEngine) -> None:
     Lock("a", store=engine, ttl=0.3).acquire().release()
     time.sleep(0.2)
     assert engine.faulty.calls["renew"] == 0
+
+
+# -- leases that the thread has not given their places yet
+
+
+@pytest.fixture
+def asleep(engine: FaultyEngine) -> Iterator[Keeper]:
+    """A keeper whose thread wakes in two seconds, before any lease of a minute is due."""
+    keeper = keeper_of(engine)
+    lease = Lock("first", store=engine, ttl=60).acquire()
+    keeper.renew_now(lease._held, lambda: None, after=2)
+    yield keeper
+    if lease.valid:
+        lease.release()
+
+
+def test_a_lease_that_is_due_before_the_thread_wakes_wakes_it(
+    engine: FaultyEngine, asleep: Keeper
+) -> None:
+    with Lock("brief", store=engine, ttl=0.5) as lease:
+        assert lease._held.ref not in asleep._state.new
+        assert not lease.wait_lost(0.8)
+
+
+def test_a_lease_that_ends_before_the_thread_wakes_leaves_nothing(
+    engine: FaultyEngine, asleep: Keeper
+) -> None:
+    lease = Lock("a", store=engine, ttl=60).acquire()
+    assert list(asleep._state.new) == [lease._held.ref]
+    lease.release()
+    assert not asleep._state.new
+    assert lease._held.bucket is None
+
+
+def test_a_new_lease_has_its_place_once_the_thread_has_woken(
+    engine: FaultyEngine, asleep: Keeper
+) -> None:
+    with Lock("a", store=engine, ttl=60) as lease:
+        held = lease._held
+        assert list(asleep._state.new) == [held.ref]
+        asleep._wake(asleep._state)
+        eventually(lambda: not asleep._state.new)
+        assert held.ref in list(asleep._state.buckets.refs())
+
+
+def test_few_leases_wait_for_their_places(engine: FaultyEngine, asleep: Keeper) -> None:
+    leases = [Lock(f"n{at}", store=engine, ttl=60).acquire() for at in range(100)]
+    assert len(asleep._state.new) <= 64
+    for lease in leases:
+        lease.release()
+
+
+def test_a_new_lease_can_be_renewed_at_once(engine: FaultyEngine, asleep: Keeper) -> None:
+    with Lock("a", store=engine, ttl=60) as lease:
+        assert lease._held.ref in asleep._state.new
+        before = engine.faulty.calls["renew"]
+        assert lease.renew() > 0
+        assert engine.faulty.calls["renew"] == before + 1
+
+
+def test_a_new_lease_that_is_to_be_renewed_soon_is_not_put_off(
+    engine: FaultyEngine, asleep: Keeper
+) -> None:
+    with Lock("a", store=engine, ttl=60) as lease:
+        asleep.renew_now(lease._held, lambda: None, after=5)
+        soon = lease._held.bucket
+        asleep._next(asleep._state)
+        assert lease._held.bucket is soon
+        assert not asleep._state.new
+
+
+def test_a_new_lease_is_found_by_a_fork(engine: FaultyEngine, asleep: Keeper) -> None:
+    lease = Lock("a", store=engine, ttl=60).acquire()
+    assert lease._held.ref in asleep._state.new
+    asleep.forked()
+    assert lease._held.machine.reason == "forked"
 
 
 def test_a_renewal_that_failed_is_tried_again_before_the_deadline(engine: FaultyEngine) -> None:

@@ -11,18 +11,20 @@ from math import inf
 from typing import TypeAlias
 
 from incumbent._core.held import Held, Wanted
-from incumbent._core.port import Port
+from incumbent._core.onestep import run
+from incumbent._core.port import BlockingPort, Port
 from incumbent._core.words import late_grant, not_acquired
 from incumbent.backoff import backoff_delay
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.lease import State
-from incumbent.model import Ask, Granted, Queued, Refused
+from incumbent.model import Ask, Granted, Queued, Refused, TakeOutcome
 
-__all__ = ["Told", "acquire"]
+__all__ = ["Told", "acquire", "acquire_blocking"]
 
 Told: TypeAlias = "Callable[[Refused | StoreError], None] | None"
 """Hears every answer that is no grant; must neither block nor raise."""
 
+_HELD = State.HELD
 _ON_ITS_WAY = (State.ASKING, State.ASKING_AGAIN)
 _HERD = 0.002
 """Seconds over which waiters spread when the holder's ttl runs out."""
@@ -51,18 +53,36 @@ async def acquire(
         held.claim = claim
         held.machine.sent(started)
         held.machine.unsure()
-    until = inf if timeout is None else started + (timeout or wanted.policy.request_timeout)
+    until = _end(wanted, timeout, started)
     try:
-        outcome = await _take(port, held, wanted.ask if timeout == 0 else wanted.waiting, until)
+        ask = wanted.ask if timeout == 0 else wanted.waiting
+        outcome = await _take(port, held, ask, until, started)
         if not isinstance(outcome, Granted):
-            if told is not None:
-                told(outcome)
-            try_on = _ask_once_more if timeout == 0 else _try_until
-            await try_on(port, held, outcome, started, until, told)
+            await _try_on(port, held, outcome, timeout, started, until, told)
         return held
     finally:
-        if held.machine.state is not State.HELD:
+        if held.machine.state is not _HELD:
             _compensate(port, held)
+
+
+def acquire_blocking(port: BlockingPort, wanted: Wanted, timeout: float | None) -> Held:
+    """`acquire`, of which the first try is no coroutine: that is a thirtieth of a whole lease."""
+    held = Held(port, wanted)
+    started = port.now()
+    until = _end(wanted, timeout, started)
+    try:
+        ask = wanted.ask if timeout == 0 else wanted.waiting
+        outcome = _take_blocking(port, held, ask, until, started)
+        if not isinstance(outcome, Granted):
+            run(_try_on(port, held, outcome, timeout, started, until, None))
+        return held
+    finally:
+        if held.machine.state is not _HELD:
+            _compensate(port, held)
+
+
+def _end(wanted: Wanted, timeout: float | None, started: float) -> float:
+    return inf if timeout is None else started + (timeout or wanted.policy.request_timeout)
 
 
 def _compensate(port: Port, held: Held) -> None:
@@ -72,6 +92,22 @@ def _compensate(port: Port, held: Held) -> None:
     # Who leaves the line says so: until the store hears it, the others wait for this one too.
     if held.machine.abandoned() or held.in_line:
         port.hand_over(held.debt(now, undo_slot=True))
+
+
+async def _try_on(
+    port: Port,
+    held: Held,
+    outcome: Refused | StoreError,
+    timeout: float | None,
+    started: float,
+    until: float,
+    told: Told,
+) -> None:
+    """After a first try that was no grant."""
+    if told is not None:
+        told(outcome)
+    try_on = _ask_once_more if timeout == 0 else _try_until
+    await try_on(port, held, outcome, started, until, told)
 
 
 async def _ask_once_more(
@@ -117,32 +153,59 @@ async def _try_until(
 async def _ask(
     port: Port, held: Held, ask: Ask, until: float, told: Told
 ) -> Granted | Refused | StoreError:
-    outcome = await _take(port, held, ask, until)
+    outcome = await _take(port, held, ask, until, port.now())
     if told is not None and not isinstance(outcome, Granted):
         told(outcome)
     return outcome
 
 
-async def _take(port: Port, held: Held, ask: Ask, until: float) -> Granted | Refused | StoreError:
-    """One request; the machine learns what came of it."""
-    wanted, machine = held.wanted, held.machine
-    sent = port.now()
+async def _take(
+    port: Port, held: Held, ask: Ask, until: float, sent: float
+) -> Granted | Refused | StoreError:
+    """One request, sent at `sent`; the machine learns what came of it."""
+    wanted = held.wanted
     patience = sent + wanted.policy.request_timeout
-    machine.sent(sent)
+    held.machine.sent(sent)
     try:
         outcome = await port.take(
             wanted.key, held.claim, ask, until if until < patience else patience
         )
-    except OutcomeUnknown as error:
-        machine.unsure()
+    except (OutcomeUnknown, StoreUnavailable) as error:
+        return _unanswered(port, held, error)
+    return _answered(port, held, outcome, sent)
+
+
+def _take_blocking(
+    port: BlockingPort, held: Held, ask: Ask, until: float, sent: float
+) -> Granted | Refused | StoreError:
+    """The same at once."""
+    wanted = held.wanted
+    patience = sent + wanted.policy.request_timeout
+    held.machine.sent(sent)
+    try:
+        outcome = port.store.take(
+            wanted.key, held.claim, ask, until if until < patience else patience
+        )
+    except (OutcomeUnknown, StoreUnavailable) as error:
+        return _unanswered(port, held, error)
+    return _answered(port, held, outcome, sent)
+
+
+def _unanswered(port: Port, held: Held, error: StoreError) -> StoreError:
+    if isinstance(error, OutcomeUnknown):
+        held.machine.unsure()
         held.doubted(port.now())
-        return error
-    except StoreUnavailable as error:
-        machine.unsent()
-        return error
+    else:
+        held.machine.unsent()
+    return error
+
+
+def _answered(
+    port: Port, held: Held, outcome: TakeOutcome, sent: float
+) -> Granted | Refused | StoreError:
     if isinstance(outcome, Granted):
         return _believe(port, held, outcome, sent)
-    machine.refused()
+    held.machine.refused()
     held.in_line = isinstance(outcome, Queued)
     return outcome
 

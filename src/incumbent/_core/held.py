@@ -60,7 +60,6 @@ class Held:
 
     __slots__ = (
         "__weakref__",
-        "_meta",
         "_renewal",
         "askers",
         "began",
@@ -77,6 +76,7 @@ class Held:
         "proclaimed",
         "ref",
         "reserve_for",
+        "said",
         "unsure",
         "wanted",
         "watchers",
@@ -89,42 +89,44 @@ class Held:
         self.machine = LeaseMachine(wanted.policy, wanted.at_most_for)
         self.began = inf
         """The instant of the grant."""
-        self.unsure = 0
-        """Takes that got no answer."""
         self.doubt_until = -inf
-        """Until then one of them may still leave a record of this claim."""
+        """Until then one of the takes that got no answer may still leave a record of this claim."""
+        self.unsure = self.failures = 0
+        """Takes that got no answer; renewals in a row that brought no proof."""
         self.in_line = False
         """Whether the store was told that this claim waits."""
-        self.failures = 0
-        """Renewals in a row that brought no proof."""
-        self.watchers: tuple[Callable[[], None], ...] = ()
+        self.watchers: tuple[Callable[[], None], ...]
         """Called once when the holding ends, however it ends; they neither block nor raise."""
-        self.askers: tuple[Callable[[], None], ...] = ()
+        self.askers: tuple[Callable[[], None], ...]
         """Called once after the next renewal, whatever came of it; likewise."""
-        self.followers: tuple[Callable[[], None], ...] = ()
+        self.followers: tuple[Callable[[], None], ...]
         """Called after every proved renewal, until the holding ends; likewise."""
-        self._meta: bytes | None = None
+        self.watchers = self.askers = self.followers = ()
         self.changed = True
         """Whether `renewal` will be another object than it was."""
-        self.proclaimed: bytes | None = None
+        self.said: bytes | None
+        """`meta`, for those to whom a property's call is too dear."""
+        self.proclaimed: bytes | None
         """The metadata of the last renewal that was proved."""
-        self.notice: Notice | None = None
+        self.notice: Notice | None
         """The operator's word that ended the holding."""
-        self.reserve_for: str | None = None
+        self.reserve_for: str | None
         """The successor that the holder itself chose."""
-        self.bucket: dict[weakref.ref[Held], None] | None = None
+        self.bucket: dict[weakref.ref[Held], None] | None
         """Where the keeper remembers it."""
+        self._renewal: Renewal | None
+        self.said = self.proclaimed = self.notice = None
+        self.reserve_for = self.bucket = self._renewal = None
         self.ref = weakref.ref(self)
-        self._renewal: Renewal | None = None
 
     @property
     def meta(self) -> bytes | None:
         """New metadata: sent with every renewal from now on, so that the last word stays."""
-        return self._meta
+        return self.said
 
     @meta.setter
     def meta(self, meta: bytes | None) -> None:
-        self._meta = meta
+        self.said = meta
         self.changed = True
 
     def renewal(self) -> Renewal:
@@ -135,14 +137,9 @@ class Held:
             self.changed = False
             wanted, machine = self.wanted, self.machine
             kept = self._renewal = Renewal(
-                wanted.key, self.claim, machine.token, wanted.policy.ttl, machine.epoch, self._meta
+                wanted.key, self.claim, machine.token, wanted.policy.ttl, machine.epoch, self.said
             )
         return kept
-
-    @property
-    def worth_renewing(self) -> bool:
-        """Whether a renewal can bring anything: more time, or new metadata to the store."""
-        return self._meta is not self.proclaimed or not self.machine.bounded
 
     @property
     def successor(self) -> str | None:

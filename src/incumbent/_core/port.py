@@ -10,7 +10,7 @@ from typing import Protocol
 from incumbent.errors import StoreError
 from incumbent.model import Ask, GiveOutcome, Key, Renewal, RenewOutcome, TakeOutcome
 
-__all__ = ["Debt", "Port"]
+__all__ = ["BlockingPort", "BlockingStore", "Debt", "Port"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,4 +92,35 @@ class Port(Protocol):
 
     async def sleep_until(self, instant: float) -> None:
         """Wait for an instant."""
+        ...
+
+
+class BlockingStore(Protocol):
+    """What is asked of a store without a coroutine."""
+
+    def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
+        """See stores.base.Store.take."""
+        ...
+
+    def give(
+        self,
+        key: Key,
+        claim: str,
+        token: int | None,
+        until: float,
+        *,
+        closed_for: float = 0.0,
+        reserve_for: str | None = None,
+        slot: str | None = None,
+    ) -> GiveOutcome:
+        """See stores.base.Store.give."""
+        ...
+
+
+class BlockingPort(Port, Protocol):
+    """A Port whose waits block, so that its store can also be asked at once."""
+
+    @property
+    def store(self) -> BlockingStore:
+        """The store that the port asks."""
         ...

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from incumbent._core.held import Held
-from incumbent._core.port import Debt, Port
+from incumbent._core.port import BlockingPort, Debt, Port
 from incumbent.errors import StoreError
 from incumbent.model import Released
 
-__all__ = ["release", "settle"]
+__all__ = ["release", "release_blocking", "settle"]
 
 
 async def release(port: Port, held: Held, *, undo_slot: bool = False) -> bool:
@@ -22,6 +22,34 @@ async def release(port: Port, held: Held, *, undo_slot: bool = False) -> bool:
     settled = False
     try:
         await port.give(
+            wanted.key,
+            held.claim,
+            machine.token,
+            now + wanted.policy.request_timeout,
+            closed_for=closed_for,
+            reserve_for=reserve_for,
+            slot=wanted.slot if undo_slot else None,
+        )
+        settled = True
+        machine.given()
+    except StoreError:
+        pass
+    finally:
+        if not settled or now < held.doubt_until:
+            port.hand_over(held.debt(now, undo_slot=undo_slot))
+    return settled
+
+
+def release_blocking(
+    port: BlockingPort, held: Held, now: float, *, undo_slot: bool = False
+) -> bool:
+    """The same at `now` without a coroutine: see acquire_blocking."""
+    machine, wanted = held.machine, held.wanted
+    machine.left()
+    closed_for, reserve_for = held.parting(now, undo_slot=undo_slot)
+    settled = False
+    try:
+        port.store.give(
             wanted.key,
             held.claim,
             machine.token,

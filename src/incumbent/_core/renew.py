@@ -14,8 +14,11 @@ from incumbent.errors import StoreError
 from incumbent.lease import IllegalInput, State
 from incumbent.model import Batch, Gone, Renewal, Renewed, RenewOutcome
 
-__all__ = ["Batches", "first_due", "next_due", "renew"]
+__all__ = ["SOONEST", "Batches", "Round", "first_due", "next_due", "renew"]
 
+SOONEST = 0.9
+"""Of a renewal interval: what passes at least before the first renewal."""
+_HELD = State.HELD
 _NOTICED = {"pause": "paused", "resign": "broken", "transfer": "broken"}
 
 
@@ -36,50 +39,65 @@ class Batches:
         """Another round: what the last one did not send again is forgotten."""
         self._before, self._now = self._now, ()
 
-    def known(self, leases: Sequence[Held]) -> Batch | None:
-        """What was sent for just these, if they would say the same and all of it was proved."""
-        refs = [held.ref for held in leases]
+    def known(self, refs: Sequence[weakref.ref[Held]]) -> Batch | None:
+        """What was sent for just these."""
         for sent in self._before:
             if sent.refs == refs:
-                break
-        else:
-            return None
-        for held in leases:
-            if held.changed or held.meta is not held.proclaimed:
-                return None
-        self._now += (sent,)
-        return sent.batch
+                self._now += (sent,)
+                return sent.batch
+        return None
 
-    def new(self, leases: Sequence[Held]) -> Batch:
+    def new(self, leases: Sequence[Held], refs: Sequence[weakref.ref[Held]]) -> Batch:
         """What to send for them."""
         batch = Batch([held.renewal() for held in leases])
-        self._now += (_Sent([held.ref for held in leases], batch),)
+        self._now += (_Sent(refs, batch),)
         return batch
 
 
 class _Sent(NamedTuple):
-    refs: list[weakref.ref[Held]]
+    refs: Sequence[weakref.ref[Held]]
     batch: Batch
 
 
+class Round:
+    """One request for many renewals, and what came of it."""
+
+    __slots__ = ("asked", "news", "others", "refs", "skipped")
+
+    def __init__(self) -> None:
+        self.asked: list[Held] = []
+        """Those that were worth it."""
+        self.refs: list[weakref.ref[Held]] = []
+        self.news = False
+        """Whether any of them says another thing than the last time."""
+        self.skipped: list[Held] = []
+        """All that were not."""
+        self.others: list[Held] = []
+        """Of the asked all but those that were renewed and of which nothing else is to be said."""
+
+
 async def renew(
-    port: Port, leases: Iterable[Held], batches: Batches | None = None
+    port: Port,
+    leases: Iterable[Held],
+    batches: Batches | None = None,
+    turn: Round | None = None,
 ) -> StoreError | None:
     """Renew those that are still valid; the machines learn what came of it.
 
     Returns the error when the store gave no answer: then every deadline stays where it was.
     """
-    batch: list[Held] = []
+    turn = turn or Round()
     answered = False
     try:
-        until = _ask(batch, leases, port.now())
+        until = _ask(turn, leases, port.now())
+        batch = turn.asked
         if not batch:
             return None
         batches = batches or Batches()
-        known = batches.known(batch)
-        renewals = known or batches.new(batch)
+        known = None if turn.news else batches.known(turn.refs)
+        renewals = known or batches.new(batch, turn.refs)
         outcomes = await port.renew(renewals, until)
-        _learn(batch, outcomes, port.now())
+        _learn(batch, outcomes, port.now(), turn.others)
         answered = True
         if known is None:
             _learn_meta(batch, renewals, outcomes)
@@ -87,30 +105,44 @@ async def renew(
         return error
     finally:
         if not answered:
-            _count_failures(batch)
+            _count_failures(turn.asked)
+            turn.others += turn.asked
     return None
 
 
-def _ask(batch: list[Held], leases: Iterable[Held], sent: float) -> float:
-    """Put into `batch` those that can be renewed; returns for how long the answer is waited."""
+def _ask(turn: Round, leases: Iterable[Held], sent: float) -> float:
+    """Sort out those that are worth it; returns for how long the answer is waited."""
     policy, patience = None, inf
+    asked, refs = turn.asked, turn.refs
     for held in leases:
-        machine = held.machine
-        if not machine.valid(sent) or machine.renewing:
+        machine, news = held.machine, held.said is not held.proclaimed
+        # What at_most_for ends can only win by it that the store gets to know its metadata.
+        if (
+            machine.renewing
+            or (machine.stop_at >= machine.bound and not news)
+            or (sent >= machine.deadline and not machine.valid(sent))
+        ):
+            turn.skipped.append(held)
             continue
         try:
             machine.renew_sent(sent)
         except IllegalInput:
-            # Another thread let go of it after we looked.
+            # It is not held: another thread perhaps let go of it just now.
+            turn.skipped.append(held)
             continue
-        batch.append(held)
+        asked.append(held)
+        refs.append(held.ref)
+        if news or held.changed:
+            turn.news = True
         if machine.policy is not policy:
             policy = machine.policy
             patience = min(patience, policy.request_timeout)
     return sent + patience
 
 
-def _learn(batch: Sequence[Held], outcomes: Sequence[RenewOutcome], now: float) -> None:
+def _learn(
+    batch: Sequence[Held], outcomes: Sequence[RenewOutcome], now: float, others: list[Held]
+) -> None:
     for held, outcome in zip(batch, outcomes, strict=True):
         machine = held.machine
         if isinstance(outcome, Renewed):
@@ -119,7 +151,16 @@ def _learn(batch: Sequence[Held], outcomes: Sequence[RenewOutcome], now: float) 
             if outcome.notices:
                 held.notice = outcome.notices[0]
                 machine.broken(_NOTICED[held.notice.kind])
-        elif isinstance(outcome, Gone):
+            if (
+                machine.state is not _HELD
+                or machine.stop_at >= machine.bound
+                or held.askers
+                or held.followers
+            ):
+                others.append(held)
+            continue
+        others.append(held)
+        if isinstance(outcome, Gone):
             machine.gone(outcome.reason)
         else:
             _fail(held)
@@ -147,7 +188,7 @@ def _fail(held: Held) -> None:
 def first_due(held: Held, jitter: float) -> float:
     """The instant of the first renewal: leases taken together are not renewed together for ever."""
     every = held.wanted.policy.renew_every
-    return held.began + every * (0.9 + 0.1 * jitter)
+    return held.began + every * (SOONEST + (1 - SOONEST) * jitter)
 
 
 def next_due(held: Held, sent: float, now: float, jitter: float) -> float:

@@ -21,7 +21,7 @@ from incumbent import clock
 from incumbent._core.held import Held
 from incumbent._core.onestep import run
 from incumbent._core.port import Debt
-from incumbent._core.renew import Batches, first_due, next_due, renew
+from incumbent._core.renew import SOONEST, Batches, Round, first_due, next_due, renew
 from incumbent._drive.alarm import Alarm, make_alarm
 from incumbent._drive.buckets import FULL, Bucket, Buckets
 from incumbent._drive.debts import Debts
@@ -42,6 +42,9 @@ _FULL_WHEN_LATE = 4 * FULL
 the interpreter some times, however many leases are in it."""
 _FEW = 64
 """Leases of a bucket that are not worth a request of their own, where others are due too."""
+_NEW = 64
+"""Leases that may wait for the thread to give them their places. It does so when it wakes, so they
+have to be too few to matter if their renewals then come at once."""
 _DRAIN = 0.5
 """Seconds that a process gives at its exit to what it still owes."""
 _OUTAGE_EVERY = 60.0
@@ -71,6 +74,8 @@ class _State:
 
     mutex: threading.RLock = field(default_factory=original("_thread", "RLock"))
     buckets: Buckets = field(init=False)
+    new: dict[weakref.ref[Held], None] = field(default_factory=dict)
+    """Leases that have no bucket yet: most end before the thread wakes. Its steps are atomic."""
     debts: Debts = field(default_factory=Debts)
     alarm: Alarm | None = None
     planned: float = inf
@@ -87,6 +92,10 @@ class _State:
         # By its type: nothing can be imported any more.
         self.mutex = self.buckets.mutex = type(self.mutex)()
 
+    def refs(self) -> list[weakref.ref[Held]]:
+        """All that are remembered; one that moves into its bucket now is perhaps there twice."""
+        return [*self.new, *self.buckets.refs()]
+
 
 class Keeper:
     """See the module. All methods may be called from any thread, and in signal handlers."""
@@ -101,11 +110,18 @@ class Keeper:
 
     def arm(self, held: Held) -> None:
         """Renew `held` from now on, until it ends or is dropped."""
-        # Thousands that are taken at once are not renewed at once for ever after.
-        self._plan(held, first_due(held, draw_jitter()), earliest=held.began)
+        state = self._state
+        new = state.new
+        new[held.ref] = None
+        # Noted first, then looked: the thread first says until when it sleeps, and then looks what
+        # is new. So one of the two sees the other's.
+        soonest = held.began + held.machine.policy.renew_every * SOONEST
+        if soonest < state.planned or len(new) > _NEW:
+            self._place(state, held)
 
     def disarm(self, held: Held) -> None:
         """The holder lets go of `held`: renew it no longer, and tell who watches."""
+        self._state.new.pop(held.ref, None)
         self._state.buckets.discard(held)
         if held.watchers:
             self._tell_ended(held)
@@ -165,7 +181,7 @@ class Keeper:
         """In the child of a fork: nothing is held, nothing is owed, and there is no thread."""
         before, self._state = self._state, _State()
         self.stats = Stats()
-        for ref in before.buckets.refs():
+        for ref in before.refs():
             if (held := ref()) is not None:
                 held.machine.forked()
 
@@ -179,6 +195,11 @@ class Keeper:
         if due < state.planned:
             state.planned = due
             self._wake(state)
+
+    def _place(self, state: _State, held: Held) -> None:
+        # Thousands that are taken at once are not renewed at once for ever after.
+        self._plan(held, first_due(held, draw_jitter()), earliest=held.began)
+        state.new.pop(held.ref, None)
 
     def _wake(self, state: _State) -> None:
         if sys.is_finalizing():
@@ -220,11 +241,19 @@ class Keeper:
         if alarm is not None:
             alarm.wait_until(self._next(state))
 
-    @staticmethod
-    def _next(state: _State) -> float:
+    def _next(self, state: _State) -> float:
         with state.mutex:
             state.planned = min(state.buckets.first(), state.debts.first())
+            for ref in list(state.new):
+                self._admit(state, ref)
             return state.planned
+
+    def _admit(self, state: _State, ref: weakref.ref[Held]) -> None:
+        held = ref()
+        if held is None or held.bucket is not None or held.machine.state is not State.HELD:
+            state.new.pop(ref, None)
+        else:
+            self._place(state, held)
 
     def _tick(self, state: _State) -> None:
         now = clock.now()
@@ -258,45 +287,36 @@ class Keeper:
             self._renew(leases[start : start + size], batches)
 
     def _renew(self, leases: Sequence[Held], batches: Batches) -> None:
-        sent = clock.now()
-        asked = [held for held in leases if held.worth_renewing]
-        error = run(renew(self.port, asked, batches))
+        sent, turn = clock.now(), Round()
+        error = run(renew(self.port, leases, batches, turn))
         now = clock.now()
         if error is not None:
             self.tell_outage(leases[0].wanted.key, error)
-        renewed, followed = self._plan_after(leases, sent, now)
-        self._count(asked, renewed, error, now - sent)
-        if followed and error is None:
-            self._tell_followers(asked)
+        stopped = self._plan_others([*turn.skipped, *turn.others], sent, now)
+        self._count(len(turn.asked), len(leases) - stopped, error, now - sent)
+        if error is None:
+            self._tell_followers(turn.others)
 
-    def _plan_after(self, leases: Sequence[Held], sent: float, now: float) -> tuple[int, bool]:
-        """Plan what does not simply go on with its bucket.
-
-        Returns how many do, and whether anybody follows any of them.
-        """
-        going_on, followed = 0, False
-        for held in leases:
-            machine = held.machine
-            if not machine.valid(now):
+    def _plan_others(self, others: Sequence[Held], sent: float, now: float) -> int:
+        """Plan what does not simply go on with its bucket; returns how many those are."""
+        stopped = 0
+        for held in others:
+            if not held.machine.valid(now):
+                stopped += 1
                 self._end(held)
-            elif held.failures or machine.bounded:
+            elif held.failures or held.machine.bounded:
+                stopped += 1
                 self._plan(held, next_due(held, sent, now, draw_jitter()))
-            else:
-                going_on += 1
             if held.askers:
                 held.tell_askers()
-            if held.followers:
-                followed = True
-        return going_on, followed
+        return stopped
 
-    def _count(
-        self, asked: Sequence[Held], renewed: int, error: StoreError | None, took: float
-    ) -> None:
+    def _count(self, asked: int, renewed: int, error: StoreError | None, took: float) -> None:
         if not asked:
             return
         stats = self.stats
         if error is not None:
-            stats.failures += len(asked)
+            stats.failures += asked
         else:
             stats.renewals += renewed
             stats.last_answer, stats.last_took = clock.now(), took

@@ -49,17 +49,17 @@ class SyncPort:
     draw_claim = staticmethod(draw_claim)
 
     def __init__(self, store: Store, keeper: Keeper) -> None:
-        self._store = store
+        self.store = store
         self.hand_over = keeper.hand_over
         self.tell_outage = keeper.tell_outage
 
     async def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
         """See Port.take."""
-        return self._store.take(key, claim, ask, until)
+        return self.store.take(key, claim, ask, until)
 
     async def renew(self, renewals: Sequence[Renewal], until: float) -> list[RenewOutcome]:
         """See Port.renew."""
-        return self._store.renew(renewals, until)
+        return self.store.renew(renewals, until)
 
     async def give(
         self,
@@ -73,7 +73,7 @@ class SyncPort:
         slot: str | None = None,
     ) -> GiveOutcome:
         """See Port.give."""
-        return self._store.give(
+        return self.store.give(
             key, claim, token, until, closed_for=closed_for, reserve_for=reserve_for, slot=slot
         )
 
@@ -81,15 +81,15 @@ class SyncPort:
         self, key: Key, field: str, value: bytes | None, guard: Guard, until: float
     ) -> PutOutcome:
         """See stores.base.Store.put."""
-        return self._store.put(key, field, value, guard, until)
+        return self.store.put(key, field, value, guard, until)
 
     async def read(self, key: Key, until: float) -> Record:
         """See stores.base.Store.read."""
-        return self._store.read(key, until)
+        return self.store.read(key, until)
 
     async def wait_change(self, key: Key, seen: str, until: float) -> None:
         """See Port.wait_change."""
-        self._store.wait_change(key, seen, until)
+        self.store.wait_change(key, seen, until)
 
     async def sleep_until(self, instant: float) -> None:
         """See Port.sleep_until; signal handlers run meanwhile, and may end it by raising."""

@@ -180,12 +180,12 @@ class World:
     # -- who holds what ----------------------------------------------------------------------
 
     def _keepers(self) -> list[keepers.Keeper]:
-        return [one for one in list(keepers._keepers) if one.port._store is self._memory]
+        return [one for one in list(keepers._keepers) if one.port.store is self._memory]
 
     def _held(self) -> list[Held]:
         found = []
         for keeper in self._keepers():
-            refs = keeper._state.buckets.refs()
+            refs = keeper._state.refs()
             found += [held for ref in refs if (held := ref()) is not None]
         return [held for held in found if held.machine.state is State.HELD]
 
@@ -196,7 +196,7 @@ class World:
 
     def _renew(self, held: Held) -> None:
         for keeper in self._keepers():
-            if held.ref in keeper._state.buckets.refs():
+            if held.ref in keeper._state.refs():
                 keeper.renew_now(held, lambda: None)
 
 

@@ -4,8 +4,19 @@
 --       slot if that is given back too
 -- ARGV: 1 "incumbent1 <claim> <token> ", or without the token if any will do   2 channel
 --       3 ms to stay closed, or 0    4 "incumbent1 <claim> "   5 whom it is reserved for, if anybody
-local call, head = redis.call, ARGV[1]
-local value, freed, time = call('GET', KEYS[1]), false, call('TIME')
+local call, try, head = redis.call, redis.pcall, ARGV[1]
+local value, time, calm = call('GET', KEYS[1]), call('TIME'), try('HGET', KEYS[2], 'x')
+
+if type(calm) == 'string' and calm ~= '0' and value and not ARGV[3]
+    and string.sub(value, 1, #head) == head then
+  -- The companion is there and nobody waits: nearly always.
+  call('DEL', KEYS[1])
+  try('HSET', KEYS[2], 'e' .. string.match(value, '^%d+', #head + 1), time[1] .. ' ' .. time[2])
+  call('PUBLISH', ARGV[2], 'given')
+  return 1
+end
+
+local freed = false
 if KEYS[4] then
   local used = call('GET', KEYS[4])
   if used and string.sub(used, 1, #ARGV[4]) == ARGV[4] then freed = call('DEL', KEYS[4]) end

@@ -16,7 +16,8 @@ if not holds then return -1 end
 local version = 0
 if ARGV[4] ~= '-' then
   version = call('HINCRBY', KEYS[2], 'v', 1)
-  call('HSET', KEYS[2], field, version .. ' ' .. string.sub(ARGV[4], 2))
+  -- Without `x` a take would not look at the fields: see there.
+  call('HSET', KEYS[2], field, version .. ' ' .. string.sub(ARGV[4], 2), 'x', '0')
   if not old then
     call('HINCRBY', KEYS[2], 'k', 1)
     call('PERSIST', KEYS[2])

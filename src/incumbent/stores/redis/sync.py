@@ -4,24 +4,14 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from typing import TypeVar
 from weakref import WeakSet
 
 from incumbent import clock
 from incumbent._core.onestep import run
-from incumbent.model import (
-    Ask,
-    GiveOutcome,
-    Guard,
-    Key,
-    PutOutcome,
-    Queued,
-    Record,
-    Renewal,
-    RenewOutcome,
-    TakeOutcome,
-)
+from incumbent.model import Ask, GiveOutcome, Key, Queued, TakeOutcome
+from incumbent.stores.blocking import BlockingStore
 from incumbent.stores.redis.dial import dial
 from incumbent.stores.redis.dialect import Dialect
 from incumbent.stores.redis.driver import Site
@@ -55,13 +45,14 @@ class _Blocking(Exchange[Wire]):
         return WireEar(wire)
 
 
-class RedisStore:
-    """See stores.base.Store."""
+class RedisStore(BlockingStore[_Blocking]):
+    """See stores.base.Store. Take and give need no coroutine where a connection was just used."""
 
     def __init__(self, site: Site, dialect: Dialect) -> None:
         self._site = site
         self._dialect = dialect
         self._exchange = _Blocking(site, dialect)
+        super().__init__(self._exchange)
         _stores.add(self)
 
     def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
@@ -71,16 +62,12 @@ class RedisStore:
             wait = ask.ttl
         if hub.handed and (handed := hub.accept(claim, ask, wait)) is not None:
             return handed
-        sent = _now()
         request = dialect.take(key, claim, ask)
-        outcome = self._ask(request, until, wait, dialect.taken, key, claim, ask)
+        sent = _now()
+        outcome = self._ask(request, sent, until, wait, dialect.taken, key, claim, ask)
         if hub.sent or type(outcome) is Queued:
             hub.learn(claim, sent, outcome)
         return outcome
-
-    def renew(self, renewals: Sequence[Renewal], until: float) -> list[RenewOutcome]:
-        """See Store.renew."""
-        return run(self._exchange.renew(renewals, until))
 
     def give(
         self,
@@ -96,33 +83,12 @@ class RedisStore:
         """See Store.give."""
         dialect = self._dialect
         request = dialect.give(key, claim, token, closed_for, slot, reserve_for)
-        return self._ask(request, until, 0.0, dialect.given, key, claim, None)
-
-    def put(
-        self, key: Key, field: str, value: bytes | None, guard: Guard, until: float
-    ) -> PutOutcome:
-        """See Store.put."""
-        return run(self._exchange.put(key, field, value, guard, until))
-
-    def read(self, key: Key, until: float) -> Record:
-        """See Store.read."""
-        return run(self._exchange.read(key, until))
-
-    def scan(self, namespace: str, prefix: str, until: float) -> tuple[Record, ...]:
-        """See Store.scan."""
-        return run(self._exchange.scan(namespace, prefix, until))
-
-    def wait_change(self, key: Key, seen: str, until: float) -> None:
-        """See Store.wait_change. Raises StoreUnavailable if nobody can listen."""
-        run(self._exchange.wait_change(key, seen, until))
-
-    def close(self) -> None:
-        """See Store.close."""
-        self._exchange.let_go()
+        return self._ask(request, _now(), until, 0.0, dialect.given, key, claim, None)
 
     def _ask(
         self,
         request: bytes,
+        now: float,
         until: float,
         wait: float,
         read: Read[T],
@@ -131,7 +97,7 @@ class RedisStore:
         ask: Ask | None,
     ) -> T:
         """One request by a connection just used, without a coroutine; all else is `Exchange`'s."""
-        exchange, now = self._exchange, _now()
+        exchange = self._exchange
         idle = exchange.idle
         try:
             wire = idle.pop()

@@ -1,0 +1,68 @@
+"""What is written out for blocking callers does what the protocols do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from incumbent import AcquireTimeout, Lock, NotAcquired, clock
+from incumbent._core.acquire import acquire, acquire_blocking
+from incumbent._core.held import Held, Wanted
+from incumbent._core.onestep import run
+from incumbent._core.port import Debt
+from incumbent._core.release import release, release_blocking
+from incumbent._drive.sync import SyncPort
+from incumbent.links import link_for
+from tests.support.faulty import Fault, FaultyEngine
+
+_Acquire = Callable[[SyncPort, Wanted], Held]
+_Release = Callable[[SyncPort, Held], bool]
+
+
+def what_comes_of_it(
+    acquired: _Acquire, left: _Release, fault: Fault | None
+) -> tuple[list[Any], list[int], dict[str, int]]:
+    engine = FaultyEngine()
+    port, wanted = link_for(engine).port, Lock("a", store=engine, ttl=2)._wanted
+    owed: list[Debt] = []
+    setattr(port, "hand_over", owed.append)  # noqa: B010 - it is a method for mypy
+    found: list[Any] = []
+    for again in (False, True):
+        if fault is not None:
+            engine.faulty.plan("take", fault)
+            engine.faulty.plan("give", *[fault] * again)
+        try:
+            held = acquired(port, wanted)
+            found += [held.machine.state, held.unsure, left(port, held), held.machine.state]
+        except Exception as error:  # noqa: BLE001 - both have to raise the same
+            found.append(type(error))
+    return found, [debt.doubt for debt in owed], dict(engine.faulty.calls)
+
+
+@pytest.mark.parametrize("timeout", [0, 0.3])
+@pytest.mark.parametrize("fault", [None, *Fault])
+def test_a_take_and_a_give_that_meet_a_fault_end_alike(fault: Fault | None, timeout: float) -> None:
+    protocol = what_comes_of_it(
+        lambda port, wanted: run(acquire(port, wanted, timeout)),
+        lambda port, held: run(release(port, held)),
+        fault,
+    )
+    written_out = what_comes_of_it(
+        lambda port, wanted: acquire_blocking(port, wanted, timeout),
+        lambda port, held: release_blocking(port, held, clock.now()),
+        fault,
+    )
+    assert written_out == protocol
+
+
+def test_a_refusal_is_the_same() -> None:
+    engine = FaultyEngine()
+    port, wanted = link_for(engine).port, Lock("a", store=engine, ttl=2)._wanted
+    with Lock("a", store=engine, ttl=2):
+        for timeout, error in ((0, NotAcquired), (0.05, AcquireTimeout)):
+            with pytest.raises(error):
+                run(acquire(port, wanted, timeout))
+            with pytest.raises(error):
+                acquire_blocking(port, wanted, timeout)
