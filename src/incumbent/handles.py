@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Callable, Hashable
 from functools import partial
 from types import EllipsisType
@@ -26,6 +27,9 @@ __all__ = ["ClientHandle", "LeaseHandle", "LockHandle", "loss_of"]
 L = TypeVar("L")
 
 _EXIT_LOST = 123
+_CONFIRMED_WITHIN = 0.25
+"""Seconds for which `check` waits for what usually takes less than one millisecond; also where it
+blocks an event loop."""
 _LET_GO = (State.LEAVING, State.RELEASED)
 
 
@@ -86,6 +90,8 @@ class LeaseHandle:
         """
         machine = self._held.machine
         left = machine.remaining(clock.now())
+        if left < need and left > 0 and machine.unconfirmed:
+            left = self._confirmed()
         if left > 0 and left >= need:
             return
         if machine.state in _LET_GO:
@@ -95,6 +101,13 @@ class LeaseHandle:
                 self.name, "need", f": {say_seconds(left)} left, {say_seconds(need)} needed"
             )
         raise self._loss()
+
+    def _confirmed(self) -> float:
+        """What is proved once the grant is confirmed, or the answer is late."""
+        done = threading.Event()
+        self._link.keeper.renew_now(self._held, done.set)
+        done.wait(_CONFIRMED_WITHIN)
+        return self._held.machine.remaining(clock.now())
 
     def __reduce__(self) -> NoReturn:
         _refuse_copy(self)

@@ -137,6 +137,7 @@ class LeaseMachine:
     __slots__ = (
         "_at_most_for",
         "_sent",
+        "_unconfirmed",
         "bound",
         "deadline",
         "epoch",
@@ -154,6 +155,7 @@ class LeaseMachine:
         self.bound = inf
         """At this instant at_most_for ends the holding."""
         self._sent = -inf
+        self._unconfirmed = -inf
         self.state = _NEW
         self.reason = ""
         self.token = 0
@@ -184,6 +186,11 @@ class LeaseMachine:
         # Not from `_sent`: a renewal on its way, or one that failed, has proved nothing.
         return self.stop_at >= self.bound
 
+    @property
+    def unconfirmed(self) -> bool:
+        """Whether nothing but a grant that has to be confirmed was proved so far."""
+        return self.deadline <= self._unconfirmed
+
     # -- acquiring ---------------------------------------------------------------------------
 
     def sent(self, now: float) -> None:
@@ -196,6 +203,8 @@ class LeaseMachine:
         policy = self.policy
         short = policy.ttl - grant.ttl
         stop_at = self._sent + policy.renew_deadline - (short if short > 0 else 0.0)
+        if grant.confirm:
+            stop_at = self._stop_unless_confirmed(grant.ttl, now)
         if now >= stop_at:
             self._move(_LATE)
             return False
@@ -205,6 +214,9 @@ class LeaseMachine:
         self.epoch = grant.epoch
         self.stop_at = stop_at if stop_at < bound else bound
         self.deadline = self.stop_at + policy.grace
+        if grant.confirm:
+            self.deadline = min(self.deadline, self._sent + policy.stretch(grant.ttl))
+            self._unconfirmed = self.deadline
         # Last, for from here on every thread may believe.
         self.state = held
         return True
@@ -286,6 +298,15 @@ class LeaseMachine:
         self._move(_GIVEN)
 
     # -- moves -------------------------------------------------------------------------------
+
+    def _stop_unless_confirmed(self, ttl: float, now: float) -> float:
+        """`stop_at` of a grant that is for `ttl` seconds only, unless it is confirmed.
+
+        There may be less left than the grace: then the work has half of it to be confirmed in, and
+        the other half to end in.
+        """
+        left = self._sent + self.policy.stretch(ttl) - now
+        return now + max(left / 2, left - self.policy.grace)
 
     def _prove(self, stop_at: float) -> None:
         self.stop_at = stop_at if stop_at < self.bound else self.bound

@@ -82,8 +82,9 @@ class Queue:
 
     `heartbeat`: for how many seconds the first in line may stay silent when its turn has come.
     Until then a fair one is overtaken by nobody, any other at most OVERTAKEN_MOST times in a row.
-    `spare`: by how many seconds a grant may last less than was asked. A store that hands the lease
-    from one to the next needs not be asked again if the next one has not waited for longer.
+    `spare`: by how many seconds a grant that has to be confirmed may last less than was asked. A
+    store that hands the lease from one to the next, for the heartbeat of that one, needs not be
+    asked again if the next one has not waited for too long.
     """
 
     heartbeat: float
@@ -137,12 +138,14 @@ class Granted(NamedTuple):
 
     `ttl`: seconds, from when the take was sent, for which the store surely keeps it. That may be
     less than was asked, where a store keeps leases in one session: renewals bring the rest.
+    `confirm`: the store gives it to the next one after `ttl`, unless it is renewed before.
     """
 
     claim: str
     token: int
     ttl: float
     epoch: str = ""
+    confirm: bool = False
 
 
 @dataclass(frozen=True, slots=True)

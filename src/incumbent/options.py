@@ -155,7 +155,7 @@ def _queue(policy: Policy, slot: Slot | None, can: Capabilities, *, fair: bool) 
     if not can.queue or slot is not None:
         # One that waits for its slot would keep others from a lease that is free for them.
         return None
-    spare = policy.renew_deadline - policy.renew_every - policy.request_timeout
+    spare = policy.ttl - policy.least
     return _queue_of(min(_HEARTBEAT_MOST, policy.ttl / 3), fair, spare)
 
 

@@ -4,33 +4,49 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import secrets
 import signal
 import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from math import inf
 from typing import Any
 
 import pytest
 import redis
 
-from incumbent import AsyncClient, Client, clock
-from incumbent.errors import AcquireTimeout
+from incumbent import AsyncClient, Client, Lock, clock
+from incumbent.errors import AcquireTimeout, NotAcquired
 from incumbent.stores.redis.sync import RedisStore
 from incumbent.stores.waiting import subscription_losses
+from tests.support.arrivals import overtaken, watch_arrivals
 from tests.support.servers import RedisServer
 from tests.support.waiting import eventually
 
 WAITS = """
 import sys
-from incumbent import Lock
-with Lock(sys.argv[2], store=sys.argv[1], ttl=float(sys.argv[3])) as lease:
-    print("got", flush=True)
+from incumbent import Lock, clock
+url, name, ttl, fair = sys.argv[1:]
+with Lock(name, store=url, ttl=float(ttl), fair=fair == "True") as lease:
+    print("got", lease.fencing_token, clock.now(), flush=True)
     lease.wait_lost()
+"""
+
+AWAITS = """
+import asyncio, sys
+from incumbent import AsyncLock, clock
+url, name, ttl, fair = sys.argv[1:]
+async def main():
+    async with AsyncLock(name, store=url, ttl=float(ttl), fair=fair == "True") as lease:
+        print("got", lease.fencing_token, clock.now(), flush=True)
+        await lease.wait_lost()
+asyncio.run(main())
 """
 
 BEFORE = "return redis.call('ZADD', KEYS[1], 1, redis.call('ZRANGE', KEYS[1], 0, 0)[1])"
@@ -54,9 +70,13 @@ def raw(redis_server: RedisServer) -> Iterator[redis.Redis]:
 
 
 @contextmanager
-def another_process(url: str, name: str, ttl: float = 15) -> Iterator[subprocess.Popen[str]]:
+def another_process(
+    url: str, name: str, ttl: float = 15, *, program: str = WAITS, fair: bool = False
+) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
-        [sys.executable, "-c", WAITS, url, name, str(ttl)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", program, url, name, str(ttl), str(fair)],
+        stdout=subprocess.PIPE,
+        text=True,
     )
     try:
         yield process
@@ -75,9 +95,35 @@ def inboxes(raw: redis.Redis) -> int:
     return len(raw.pubsub_channels("incumbent:to:*"))
 
 
-def got(process: subprocess.Popen[str]) -> None:
+def hears(raw: redis.Redis, name: str) -> bool:
+    """Whether all in line are subscribed, so that it can be handed to the first."""
+    waiters: Any = raw.zrange(f"incumbent:{{default/{name}}}:q", 0, -1)
+    channels: Any = raw.pubsub_channels("incumbent:to:*")
+    heard = {it.decode().rpartition(":")[2] for it in channels}
+    return all(it.decode().split()[1] in heard for it in waiters)
+
+
+def sleeps(lock: Lock) -> bool:
+    """Whether somebody in this process waits, and will not ask once more before it is told."""
+    store = lock._link.store
+    assert isinstance(store, RedisStore)
+    hub = store._exchange.hub
+    since = hub._seat.hearing.since if hub._seat.hearing else inf
+    return any(it.listens and it.place and it.place.at > since for it in list(hub._waiters))
+
+
+def token_of(raw: redis.Redis, name: str) -> int:
+    value = raw.get(f"incumbent:{{default/{name}}}")
+    assert isinstance(value, bytes)
+    return int(value.split()[2])
+
+
+def got(process: subprocess.Popen[str]) -> tuple[int, float]:
+    """Its token, and when it began to believe."""
     assert process.stdout is not None
-    assert process.stdout.readline() == "got\n"
+    word, token, at = process.stdout.readline().split()
+    assert word == "got"
+    return int(token), float(at)
 
 
 def test_a_fair_line_of_threads_is_served_in_order_by_one_connection(
@@ -177,21 +223,73 @@ def test_one_that_was_killed_while_it_was_first_is_not_waited_for(
         assert clock.now() - began < 1.0
 
 
-def test_one_that_is_frozen_while_it_was_first_costs_one_ttl(
+@pytest.mark.parametrize("fair", [True, False], ids=["fair", "default"])
+@pytest.mark.parametrize("program", [WAITS, AWAITS], ids=["sync", "async"])
+def test_one_that_is_frozen_when_its_turn_comes_costs_its_heartbeat_and_believes_nothing(
+    url: str, name: str, raw: redis.Redis, program: str, fair: bool
+) -> None:
+    ttl, heartbeat = 3.0, 1.0
+    with Client(url) as client, ThreadPoolExecutor(1) as pool:
+        lock = client.lock(name, ttl=ttl, timeout=10, fair=fair)
+        lease = lock.acquire()
+        with another_process(url, name, ttl, program=program, fair=fair) as first:
+            eventually(lambda: line(raw, name) == 1)
+            # Until it sleeps by its own subscription: else nothing is handed to it.
+            eventually(lambda: hears(raw, name))
+            os.kill(first.pid, signal.SIGSTOP)
+            waiting = pool.submit(lock.acquire)
+            eventually(lambda: line(raw, name) == 2)
+            before, began = lease.fencing_token, clock.now()
+            lease.release()
+            # It was handed over, to a process that does not know: that is what has to pass.
+            assert before < token_of(raw, name)
+            given = token_of(raw, name)
+            with waiting.result(10) as second:
+                assert heartbeat * 0.9 < clock.now() - began < heartbeat + 1.2
+                assert second.fencing_token > given
+                os.kill(first.pid, signal.SIGCONT)
+                eventually(lambda: line(raw, name) == 1)
+                ended = clock.now()
+            token, at = got(first)
+            assert token > second.fencing_token
+            assert at > ended
+
+
+@pytest.mark.parametrize("program", [WAITS, AWAITS], ids=["sync", "async"])
+def test_what_was_handed_over_is_confirmed_for_its_whole_ttl(
+    url: str, name: str, raw: redis.Redis, program: str
+) -> None:
+    with Client(url) as client:
+        lease = client.lock(name, ttl=3).acquire()
+        with another_process(url, name, 3, program=program) as first:
+            eventually(lambda: line(raw, name) == 1)
+            eventually(lambda: hears(raw, name))
+            lease.release()
+            token, _ = got(first)
+            # Handed over it was for one second.
+            eventually(lambda: int(str(raw.pttl(f"incumbent:{{default/{name}}}"))) > 2000)
+            time.sleep(1.2)
+            assert token_of(raw, name) == token
+
+
+def test_a_holder_that_needs_more_than_was_handed_over_waits_for_the_confirmation(
     url: str, name: str, raw: redis.Redis
 ) -> None:
     with Client(url) as client, ThreadPoolExecutor(1) as pool:
-        lease = client.lock(name, ttl=1).acquire()
-        with another_process(url, name, ttl=1) as first:
-            eventually(lambda: line(raw, name) == 1)
-            time.sleep(0.05)
-            os.kill(first.pid, signal.SIGSTOP)
-            waiting = pool.submit(client.lock(name, ttl=1, timeout=10, fair=True).acquire)
-            eventually(lambda: line(raw, name) == 2)
-            began = clock.now()
+        lock = client.lock(name, ttl=9, timeout=10)
+        lease = lock.acquire()
+        for _ in range(10):
+            waiting = pool.submit(lock.acquire)
+            eventually(lambda: sleeps(lock))
             lease.release()
-            waiting.result(10).release()
-            assert clock.now() - began < 1.6
+            lease = waiting.result(5)
+            # Else it was just about to ask once more, and that was the confirmation.
+            if lease.remaining < 3:
+                break
+        assert lease.remaining < 3
+        lease.check(need=7)
+        assert lease.remaining > 7
+        lease.release()
 
 
 def test_when_the_holder_dies_the_first_in_line_comes_as_soon_as_the_ttl_ran_out(
@@ -221,6 +319,98 @@ def test_when_the_holder_dies_the_first_in_line_comes_as_soon_as_the_ttl_ran_out
                     lease.release()
 
 
+def test_while_a_lease_is_held_only_the_first_in_line_looks_and_all_stay_candidates(
+    url: str, name: str, raw: redis.Redis
+) -> None:
+    ttl, watched = 0.6, 3.2
+    # Longer than one that no longer looks is listed.
+    assert watched > 2 * 2 * ttl + ttl / 6
+    takes: list[str] = []
+
+    async def main() -> None:
+        async with AsyncClient(url) as client:
+            stands = [client.election(name, ttl=ttl, holder=f"c{n}") for n in range(4)]
+            campaigns = [asyncio.create_task(stands[0].campaign())]
+            await campaigns[0]
+            for place, each in enumerate(stands[1:]):
+                campaigns.append(asyncio.create_task(each.campaign()))
+                while line(raw, name) <= place:
+                    await asyncio.sleep(0.01)
+            # The others hear of what the first has seen at its first look by time.
+            await asyncio.sleep(2 * ttl)
+            watch: Any = raw.monitor  # redis-py does not say what it returns
+            with watch() as monitor:
+                await asyncio.sleep(watched)
+                raw.echo(name)
+                for command in monitor.listen():
+                    if "ECHO" in command["command"]:
+                        break
+                    if name in command["command"] and command["client_type"] != "lua":
+                        takes.extend(re.findall(r"incumbent1 ([0-9a-f]{32})  ", command["command"]))
+            record = await client.read(name)
+            assert [it.holder for it in record.candidates] == ["c1", "c2", "c3"]
+            for campaign in campaigns[1:]:
+                campaign.cancel()
+            await asyncio.wait(campaigns)
+            await campaigns[0].result().release()
+
+    asyncio.run(main())
+    (_, first), *others = Counter(takes).most_common()
+    assert first < watched / (ttl * 0.7)
+    # On a busy machine the first may be late, and then they look too: by themselves six times.
+    assert sum(count for _, count in others) <= 2
+
+
+def test_fair_candidates_lead_in_the_order_in_which_they_came(
+    url: str, name: str, raw: redis.Redis
+) -> None:
+    led: list[int] = []
+
+    async def main() -> None:
+        all_stand = asyncio.Event()
+        async with AsyncClient(url) as client:
+
+            async def stand(index: int) -> None:
+                candidate = client.election(name, holder=f"c{index}", fair=True)
+                term = await candidate.campaign()
+                led.append(index)
+                await all_stand.wait()
+                await term.release()
+                if line(raw, name):
+                    # Even at the instant at which nobody leads.
+                    with pytest.raises(NotAcquired):
+                        await client.election(name, holder="greedy", timeout=0).campaign()
+
+            async with asyncio.TaskGroup() as group:
+                for index in range(4):
+                    group.create_task(stand(index))
+                    while line(raw, name) < index or not led:
+                        await asyncio.sleep(0.002)
+                all_stand.set()
+
+    asyncio.run(main())
+    assert led == [0, 1, 2, 3]
+
+
+def test_when_the_first_in_line_dies_with_the_holder_the_next_one_looks(
+    url: str, name: str, raw: redis.Redis
+) -> None:
+    ttl, heartbeat = 0.9, 0.3
+    with Client(url) as client, another_process(url, name, ttl) as holder:
+        got(holder)
+        with another_process(url, name, ttl) as first, ThreadPoolExecutor(1) as pool:
+            eventually(lambda: line(raw, name) == 1)
+            waiting = pool.submit(client.lock(name, ttl=ttl, timeout=10).acquire)
+            eventually(lambda: line(raw, name) == 2)
+            # Long enough for it to rely on the first.
+            time.sleep(1.5 * ttl)
+            holder.kill()
+            first.kill()
+            began = clock.now()
+            waiting.result(10).release()
+            assert clock.now() - began < ttl + 2 * heartbeat + 0.8
+
+
 def test_who_gives_up_leaves_the_line(url: str, name: str, raw: redis.Redis) -> None:
     with Client(url) as client:
         with client.lock(name):
@@ -229,6 +419,20 @@ def test_who_gives_up_leaves_the_line(url: str, name: str, raw: redis.Redis) -> 
             eventually(lambda: line(raw, name) == 0)
         with client.lock(name, timeout=0):
             pass
+
+
+def test_who_gives_up_further_back_leaves_the_line_too(
+    url: str, name: str, raw: redis.Redis
+) -> None:
+    with Client(url) as client, ThreadPoolExecutor(1) as pool:
+        lease = client.lock(name).acquire()
+        waiting = pool.submit(client.lock(name, timeout=10).acquire)
+        eventually(lambda: line(raw, name) == 1)
+        with pytest.raises(AcquireTimeout):
+            client.lock(name, timeout=0.2, fair=True).acquire()
+        eventually(lambda: line(raw, name) == 1)
+        lease.release()
+        waiting.result(5).release()
 
 
 def test_a_cancelled_task_leaves_the_line(url: str, name: str, raw: redis.Redis) -> None:
@@ -244,6 +448,27 @@ def test_a_cancelled_task_leaves_the_line(url: str, name: str, raw: redis.Redis)
                 await asyncio.sleep(0.01)
 
     asyncio.run(main())
+
+
+def test_of_fifty_fair_waiters_none_is_overtaken_more_than_twice_by_whoever_asked_later(
+    url: str, name: str, redis_server: RedisServer
+) -> None:
+    clients = [Client(url) for _ in range(5)]
+
+    def take_turns(index: int) -> None:
+        # One of them is greedy.
+        for _ in range(20 if index == 0 else 4):
+            with clients[index % 5].lock(name, fair=True):
+                pass
+            time.sleep(0 if index == 0 else 0.001)
+
+    with watch_arrivals(redis_server.port, name) as arrivals, ThreadPoolExecutor(50) as pool:
+        list(pool.map(take_turns, range(50)))
+    for client in clients:
+        client.close()
+    counts = overtaken(arrivals)
+    assert len(counts) == 49 * 4 + 20
+    assert max(counts.values()) <= 2
 
 
 def test_a_greedy_one_gets_it_once_in_a_row(url: str, name: str, raw: redis.Redis) -> None:
@@ -275,10 +500,10 @@ def test_what_a_server_out_of_memory_hands_over_is_written(
     url: str, name: str, raw: redis.Redis
 ) -> None:
     with Client(url) as client, ThreadPoolExecutor(1) as pool:
-        lease = client.lock(name).acquire()
-        waiting = pool.submit(client.lock(name, timeout=10).acquire)
-        eventually(lambda: line(raw, name) == 1)
-        time.sleep(0.05)
+        lock = client.lock(name, timeout=10)
+        lease = lock.acquire()
+        waiting = pool.submit(lock.acquire)
+        eventually(lambda: sleeps(lock))
         raw.config_set("maxmemory", "1")
         try:
             lease.release()

@@ -300,14 +300,14 @@ def test_where_nobody_can_listen_the_caller_is_told_and_others_do_not_try_at_onc
 
 
 async def handed(it: Scene, said: str, *, before: Queued | None = None, sent: float = 0.1) -> Any:
-    """What `accept` makes of a word, for one that asked `sent` seconds ago."""
+    """What `answer` makes of a word, for one that asked `sent` seconds ago."""
     place = before or queued()
     it.hub.learn(CLAIM, clock.now() - sent, place)
     waiting = it.wait(place.seen)
     await settled()
     it.word(said)
     assert await is_over(waiting)
-    return it.hub.accept(CLAIM, ASK, 0.0)
+    return it.hub.answer(CLAIM, ASK, 0.0)
 
 
 def test_a_lease_that_was_handed_over_counts_from_before_the_request_that_was_refused() -> None:
@@ -316,7 +316,7 @@ def test_a_lease_that_was_handed_over_counts_from_before_the_request_that_was_re
         assert isinstance(grant, Granted)
         assert (grant.claim, grant.token, grant.epoch) == (CLAIM, 501, "run-1")
         assert grant.ttl < 10.0 - 2 * 0.1
-        assert it.hub.accept(CLAIM, ASK, 0.0) is None
+        assert it.hub.answer(CLAIM, ASK, 0.0) is None
 
     scene(play)
 
@@ -326,7 +326,7 @@ def test_a_lease_that_was_handed_over_counts_from_before_the_request_that_was_re
     [
         (f"have {CLAIM[:16]} 10000 {CLAIM} {LAST}", "an old word: that lease is over"),
         (f"have {CLAIM[:16]} 10000 {CLAIM[:16]}{'c' * 16} 501", "another claim"),
-        (f"have {CLAIM[:16]} 9000 {CLAIM} 501", "a shorter ttl"),
+        (f"have {CLAIM[:16]} 5900 {CLAIM} 501", "too little of it is left to confirm it"),
     ],
 )
 def test_a_hand_over_is_not_believed_unless_it_is_ours_and_new(said: str, why: str) -> None:
@@ -352,7 +352,7 @@ def test_a_hand_over_by_a_connection_that_was_lost_is_not_believed() -> None:
         it.word(f"have {CLAIM[:16]} 10000 {CLAIM} 501")
         await waiting
         it.hub.let_go()
-        assert it.hub.accept(CLAIM, ASK, 0.0) is None
+        assert it.hub.answer(CLAIM, ASK, 0.0) is None
 
     scene(play)
 
@@ -365,7 +365,7 @@ def test_a_hand_over_by_a_server_that_has_just_started_is_not_believed() -> None
         it.host.ear.born = clock.now() - 1
         it.word(f"have {CLAIM[:16]} 10000 {CLAIM} 501")
         await waiting
-        assert it.hub.accept(CLAIM, ASK, 10.0) is None
+        assert it.hub.answer(CLAIM, ASK, 10.0) is None
 
     scene(play)
 
@@ -378,6 +378,98 @@ def test_an_answer_of_the_server_makes_what_was_said_before_old() -> None:
         it.word(f"have {CLAIM[:16]} 10000 {CLAIM} 501")
         await waiting
         it.hub.learn(CLAIM, clock.now(), Granted(CLAIM, 501, 10.0))
-        assert it.hub.accept(CLAIM, ASK, 0.0) is None
+        assert it.hub.answer(CLAIM, ASK, 0.0) is None
+
+    scene(play)
+
+
+# -- who need not look ----------------------------------------------------------------------------
+
+
+async def rested(it: Scene, *said: str, within: float = 0.05) -> Any:
+    """What `answer` makes of words to one that then waits until its time is over."""
+    it.hub.learn(CLAIM, clock.now(), queued())
+    waiting = it.wait(queued().seen, within)
+    await settled()
+    for each in said:
+        it.word(each)
+    await waiting
+    return it.hub.answer(CLAIM, ASK, 0.0)
+
+
+HELD = f"held {CLAIM[:16]} 5000"
+
+
+def test_while_the_first_looks_the_others_wait_on_without_asking() -> None:
+    async def play(it: Scene) -> None:
+        for _ in range(2):
+            answer = await rested(it, HELD)
+            assert isinstance(answer, Queued)
+            assert answer.seen == queued().seen
+            assert answer.retry_after is not None
+            assert 4.5 < answer.retry_after < 5.0
+
+    scene(play)
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ((f"held {CLAIM[:16]} 1",), "that time is over"),
+        ((HELD, f"turn {CLAIM[:16]} 0"), "it is first now"),
+        ((HELD, f"look {CLAIM[:16]} 20"), "it is to look"),
+        ((f"held {OTHER[:16]} 5000",), "another one was meant"),
+    ],
+)
+def test_one_in_line_asks_for_itself(said: tuple[str, ...], why: str) -> None:
+    async def play(it: Scene) -> None:
+        assert await rested(it, *said) is None, why
+
+    scene(play)
+
+
+def test_who_was_told_to_wait_asks_when_the_subscription_was_lost() -> None:
+    async def play(it: Scene) -> None:
+        it.hub.learn(CLAIM, clock.now(), queued())
+        waiting = it.wait(queued().seen)
+        await settled()
+        it.word(HELD)
+        await settled()
+        it.host.ear.lose()
+        await waiting
+        assert it.hub.answer(CLAIM, ASK, 0.0) is None
+
+    scene(play)
+
+
+def test_a_candidate_that_was_told_to_wait_asks_when_something_has_happened() -> None:
+    async def play(it: Scene) -> None:
+        ask = Ask(10.0, "me", queue=Queue(3.0), candidacy=20.0)
+        it.hub.learn(CLAIM, clock.now(), queued(ask=ask))
+        it.host.unchanged = True
+        waiting = it.wait(queued(ask=ask).seen)
+        await settled()
+        it.word(HELD)
+        it.news()
+        await waiting
+        assert it.hub.answer(CLAIM, ask, 0.0) is None
+
+    scene(play)
+
+
+def test_whatever_is_said_one_in_line_asks_once_in_twenty_ttls() -> None:
+    async def play(it: Scene) -> None:
+        await rested(it, HELD)
+        it.hub.learn(CLAIM, clock.now() - 20 * ASK.ttl - 1, queued())
+        assert it.hub.answer(CLAIM, ASK, 0.0) is None
+
+    scene(play)
+
+
+def test_words_to_those_who_gave_up_are_forgotten_in_the_end() -> None:
+    async def play(it: Scene) -> None:
+        await rested(it, f"held {OTHER[:16]} 1")
+        assert it.hub.answer(CLAIM, ASK, 0.0) is None
+        assert not it.hub.handed
 
     scene(play)

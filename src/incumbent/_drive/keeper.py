@@ -116,7 +116,7 @@ class Keeper:
         # Noted first, then looked: the thread first says until when it sleeps, and then looks what
         # is new. So one of the two sees the other's.
         soonest = held.began + held.machine.policy.renew_every * SOONEST
-        if soonest < state.planned or len(new) > _NEW:
+        if soonest < state.planned or len(new) > _NEW or held.machine.unconfirmed:
             self._place(state, held)
 
     def disarm(self, held: Held) -> None:

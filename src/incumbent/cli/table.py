@@ -82,6 +82,7 @@ _RUN = (
 )
 _CAMPAIGN = (
     Option(("--restart",), "stand again after a term: always (default), on-failure, never", "WHEN"),
+    Option(("--fair",), "candidates lead in the order in which they came"),
     _TTL,
     _GRACE,
     _AT_MOST_FOR,

@@ -88,8 +88,8 @@ class AsyncRedisStore(Exchange[AsyncWire]):
         dialect, wait, hub = self.dialect, self.site.restart_wait, self.hub
         if wait is None:
             wait = ask.ttl
-        if hub.handed and (handed := hub.accept(claim, ask, wait)) is not None:
-            return handed
+        if hub.handed and (said := hub.answer(claim, ask, wait)) is not None:
+            return said
         sent = _now()
         request = dialect.take(key, claim, ask)
         outcome = await self._ask(request, until, wait, dialect.taken, key, claim, ask)

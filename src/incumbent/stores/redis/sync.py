@@ -60,8 +60,8 @@ class RedisStore(BlockingStore[_Blocking]):
         dialect, wait, hub = self._dialect, self._site.restart_wait, self._exchange.hub
         if wait is None:
             wait = ask.ttl
-        if hub.handed and (handed := hub.accept(claim, ask, wait)) is not None:
-            return handed
+        if hub.handed and (said := hub.answer(claim, ask, wait)) is not None:
+            return said
         request = dialect.take(key, claim, ask)
         sent = _now()
         outcome = self._ask(request, sent, until, wait, dialect.taken, key, claim, ask)

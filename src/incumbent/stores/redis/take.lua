@@ -181,7 +181,8 @@ if line and last then
     redis.pcall('ZREM', line, first)
     first = false
   end
-  if type(redis.pcall('ZADD', line, 'NX', now, me)) == 'number' then
+  local added = redis.pcall('ZADD', line, 'NX', now, me)
+  if type(added) == 'number' then
     call('PEXPIRE', line, string.format('%.0f', math.max(3600000, 8 * ARGV[3])))
     if not first then first = begin_turn(at) end
     if first == me then
@@ -190,6 +191,16 @@ if line and last then
       overtaken = string.match(call('HGET', KEYS[2], 'q'), '^%d+ (%d+)')
       call('HSET', KEYS[2], 'q', string.format('%.0f ', due) .. overtaken .. ' ' .. me)
       answer[5] = 0
+      -- It looks for all of them: whoever hears of it need not, and stays a candidate.
+      local others = added == 0 and answer[1] == 'held' and answer[3] > 0
+        and redis.pcall('ZRANGE', line, 1, 64) or {}
+      for _, other in ipairs(others) do
+        local heard = tell(other, 'held', answer[3])
+        if candidacy and type(heard) == 'number' and heard > 0 then
+          local till = string.format('%.0f', at + candidacy)
+          redis.pcall('ZADD', KEYS[#KEYS], 'XX', till, (string.match(other, '^' .. ('%S+ '):rep(7) .. '(%S*)')))
+        end
+      end
     else
       -- Another one became first just now: it has to look.
       if not due or due <= at then tell(first, 'turn', 0) end

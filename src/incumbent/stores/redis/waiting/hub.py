@@ -86,7 +86,7 @@ class Hub(HandOvers):
                     return
             await self._until(host, waiter, until)
         finally:
-            self._leave(waiter)
+            self._leave(waiter, until)
 
     def is_current(self, hearing: Hearing) -> bool:
         """See HandOvers.is_current."""
@@ -131,8 +131,11 @@ class Hub(HandOvers):
         looked, heard = self._looked.get(place.id, (None, None))
         return heard if looked is hearing else None
 
-    def _leave(self, waiter: Waiter) -> None:
+    def _leave(self, waiter: Waiter, until: float) -> None:
         self._waiters.pop(waiter, None)
+        if waiter.place is not None and _now() < min(until, waiter.look_at):
+            # Something has happened: it asks the server.
+            self.has_to_look(waiter.place.id)
         hearing, place = self._seat.hearing, waiter.place
         if place is not None and hearing is not None:
             if len(self._looked) > _REMEMBERED:
@@ -330,10 +333,15 @@ class Hub(HandOvers):
         call = read_call(payload)
         if call is None:
             return
+        if call.rest:
+            self.remember(call, hearing)
+            return
         at = _now() + call.seconds
         if call.claim:
             at = -inf
-            self.hand_over(call, hearing)
+            self.remember(call, hearing)
+        else:
+            self.has_to_look(call.id)
         for waiter in list(self._waiters):
             if waiter.place is not None and waiter.place.id == call.id:
                 self._call(waiter, at)

@@ -2,8 +2,9 @@
 
 Each process has an inbox, a channel of its own. In it the server names the claim that it speaks to
 by its first 16 letters, its id. `turn <id> 0`: the lease is free, and it is the first. `look <id>
-<ms>`: by then it is its turn, if nothing is heard before. `have <id> <ms of the ttl> <claim>
-<token>`: it holds the lease since this was said.
+<ms>`: by then it is its turn, if nothing is heard before. `have <id> <ms> <claim> <token>`: it
+holds the lease since this was said, for so long unless it is confirmed. `held <id> <ms>`: another
+holds the lease for so long, and the first in line is there to look then.
 """
 
 from __future__ import annotations
@@ -48,13 +49,15 @@ class Place(NamedTuple):
 class Call(NamedTuple):
     """A word to one in line: look in `seconds`.
 
-    With a `claim` it holds the lease, for `seconds` since this was said.
+    With a `claim` it holds the lease, for `seconds` since this was said. `rest`: another one holds
+    it for `seconds`, and another one looks.
     """
 
     id: str
     seconds: float
     claim: str = ""
     token: int = 0
+    rest: bool = False
 
 
 def new_inbox() -> str:
@@ -106,6 +109,8 @@ def read_call(payload: bytes) -> Call | None:
     match payload.decode("utf-8", "replace").split(" "):
         case ["turn" | "look", claim, ms] if ms.isdigit():
             return Call(claim, int(ms) / 1000)
+        case ["held", claim, ms] if ms.isdigit():
+            return Call(claim, int(ms) / 1000, rest=True)
         case ["have", claim, ms, whole, token] if ms.isdigit() and token.isdigit():
             return Call(claim, int(ms) / 1000, whole, int(token))
         case _:
