@@ -193,7 +193,8 @@ def test_a_server_that_loads_its_data_is_unavailable_not_free() -> None:
         server.cli("DEBUG", "POPULATE", "30000")
         server.cli("SAVE")
         server.options += ["--key-load-delay", "50"]
-        server.restart()
+        server.kill()
+        server.start(loaded=False)
         with party(server.url) as one, pytest.raises(StoreUnavailable, match=r"LOADING|loading"):
             one.take()
 

@@ -137,13 +137,13 @@ class RedisServer:
 
     # -- what can happen to it
 
-    def start(self) -> None:
-        """Start it on its port and wait until it answers."""
+    def start(self, *, loaded: bool = True) -> None:
+        """Start it on its port and wait until it answers, and (`loaded`) has all its data."""
         with (self._folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 self._command(), stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
-        self._wait_until_it_answers()
+        self._wait_until_it_answers(loaded=loaded)
 
     def shut_down(self) -> None:
         """End it in order, as a service manager does; its data stays."""
@@ -221,21 +221,21 @@ class RedisServer:
             return ["--port", str(self.port)]
         return ["--port", "0", "--tls-port", str(self.port), *self.tls.server_options()]
 
-    def _wait_until_it_answers(self) -> None:
+    def _wait_until_it_answers(self, *, loaded: bool) -> None:
         give_up = time.monotonic() + START_WITHIN
         while time.monotonic() < give_up:
             if self._running().poll() is not None:
                 raise ServerFailed(f"{self.program.name} ended at once:\n{self.log}")
-            if self._answers():
+            if self._answers(loaded=loaded):
                 return
             time.sleep(0.01)
         raise ServerFailed(f"{self.program.name} gave no answer in {START_WITHIN} s:\n{self.log}")
 
-    def _answers(self) -> bool:
+    def _answers(self, *, loaded: bool) -> bool:
         # A port that listens may be another's, or a server that still loads its data.
         with suppress(OSError):
             said = self.cli("INFO")
-            return f"process_id:{self.pid}" in said and "loading:1" not in said
+            return f"process_id:{self.pid}" in said and not (loaded and "loading:1" in said)
         return False
 
     def _connect(self) -> socket.socket:
