@@ -6,6 +6,7 @@ import argparse
 import platform
 from collections.abc import Iterable, Iterator
 from importlib.metadata import version
+from itertools import chain
 from pathlib import Path
 
 from benchmarks.cron_agenda import agenda_rows
@@ -37,10 +38,11 @@ def main() -> None:
     """Measure and print."""
     args = _arguments()
     text = ""
-    for title, table in (*_pairs(args), *_processes(args)):
+    for title, table in chain(_pairs(args), _processes(args)):
         text += f"### {title}\n\n{table}\n\n"
-    if args.write:
-        _write(args.write, text + _machine())
+        if args.write:
+            # Each time: a contender that fails after half an hour loses nothing.
+            _write(args.write, text + _machine())
 
 
 def _said(title: str, table: str) -> tuple[str, str]:
