@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from tests.support.servers import ServerMissing
+from tests.support.servers import MAY_SIGN, SIGNED_BY, ServerMissing
 
 __all__ = ["ClientCertificate", "EtcdTls"]
 
@@ -36,7 +36,7 @@ class EtcdTls:
         self.ca = folder / "ca.crt"
         subject = ("-subj", "/CN=test authority", "-days", "2")
         out = ("-keyout", str(folder / "ca.key"), "-out", str(self.ca))
-        _openssl("req", "-x509", *_NEW_KEY, *subject, *out)
+        _openssl("req", "-x509", *_NEW_KEY, *subject, "-addext", MAY_SIGN, *out)
         # No CN: etcdctl shows it too, and a CN would name a user once there are passwords.
         self.server = self.certificate("server", "/O=etcd")
 
@@ -50,7 +50,8 @@ class EtcdTls:
         """Signed by the authority, for clients and servers; `subject` as `/CN=alice` or `/O=x`."""
         made = ClientCertificate(self.folder / f"{name}.crt", self.folder / f"{name}.key")
         request, extra = self.folder / f"{name}.csr", self.folder / f"{name}.ext"
-        extra.write_text(f"subjectAltName={self.names}\nextendedKeyUsage=serverAuth,clientAuth\n")
+        usage = "extendedKeyUsage=serverAuth,clientAuth"
+        extra.write_text(f"subjectAltName={self.names}\n{usage}\n{SIGNED_BY}\n")
         out = ("-keyout", str(made.key), "-out", str(request))
         _openssl("req", *_NEW_KEY, "-subj", subject, *out)
         authority = ("-CA", str(self.ca), "-CAkey", str(self.folder / "ca.key"), "-CAcreateserial")

@@ -268,6 +268,11 @@ class RedisServer:
                 path.unlink()
 
 
+# Python 3.13 takes no certificate without them.
+MAY_SIGN = "keyUsage=critical,keyCertSign,cRLSign"
+SIGNED_BY = "authorityKeyIdentifier=keyid"
+
+
 class TlsFiles:
     """A certificate authority and a server certificate for 127.0.0.1, made with openssl."""
 
@@ -289,9 +294,10 @@ class TlsFiles:
 
     def _make(self, folder: Path) -> None:
         ca_key, request, extra = folder / "ca.key", folder / "server.csr", folder / "server.ext"
-        extra.write_text("subjectAltName=IP:127.0.0.1,DNS:localhost\n")
+        extra.write_text(f"subjectAltName=IP:127.0.0.1,DNS:localhost\n{SIGNED_BY}\n")
         key = ["-newkey", "rsa:2048", "-nodes", "-days", "2"]
-        _openssl("req", "-x509", *key, "-subj", "/CN=test authority", *_out(ca_key, self.ca))
+        subject = ["-subj", "/CN=test authority", "-addext", MAY_SIGN]
+        _openssl("req", "-x509", *key, *subject, *_out(ca_key, self.ca))
         _openssl("req", *key[:3], "-subj", "/CN=localhost", *_out(self.key, request))
         signing = ["-CA", str(self.ca), "-CAkey", str(ca_key), "-CAcreateserial", "-days", "2"]
         extension = ["-extfile", str(extra), "-out", str(self.cert)]
