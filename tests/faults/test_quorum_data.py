@@ -6,15 +6,18 @@ import shutil
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 
 import pytest
 
 from incumbent import Lock
 from incumbent.errors import StoreUnavailable
 from incumbent.model import Ask, Gone, Granted, Key, Refused, Renewed
-from tests.faults.quorum_world import Members, Party, party
+from incumbent.stores.redis.names import Naming
+from tests.faults.quorum_world import Member, Members, Party, party
 from tests.quorum.walls import ShiftedServer
 from tests.support.needs import needs
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.server
 
@@ -39,16 +42,20 @@ def votes_again(members: Members, ttl: float = TTL) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["wiped", "killed and emptied"])
 def test_each_master_in_turn_loses_what_it_has_during_one_term(three: Members, kind: str) -> None:
-    with Lock("rolling", store=three.url(), ttl=TTL).acquire(timeout=10) as lease:
+    place = Naming(None).of(Key("default", "rolling")).main
+    with Lock("rolling", store=three.url(), ttl=2 * TTL).acquire(timeout=10) as lease:
         token = lease.fencing_token
+
+        def is_there(member: Member) -> bool:
+            lease.check()
+            return f" {token} " in member.server.cli("GET", place)
+
         for member in three.all:
             member.begin(kind)
             member.end()
-            # It votes again one ttl after it was first asked; its uptime is in whole seconds.
-            more = 0.3 if kind == "wiped" else 1.4
-            for _ in range(int((TTL + more) / 0.1)):
-                time.sleep(0.1)
-                lease.check()
+            # It votes again one ttl after it was first asked, and has the lease again after the
+            # first renewal beyond that.
+            eventually(partial(is_there, member))
         assert lease.fencing_token == token
         with party(three.url()) as other:
             other.key = Key("default", "rolling")

@@ -182,6 +182,7 @@ def test_leases_are_held_while_redis_cli_reshards(cluster: RedisCluster) -> None
     with party(cluster.url) as here:
         taken = take_everywhere(here, 5)
         moved = slot_of(f"incumbent:{{{taken[0].key}}}")
+        cluster.wait_until_agreed()
         source = cluster.node_of(moved)
         target = another(cluster, source)
         command = [
@@ -190,15 +191,16 @@ def test_leases_are_held_while_redis_cli_reshards(cluster: RedisCluster) -> None
             *("--cluster-slots", str(1 + moved), "--cluster-yes", "--cluster-pipeline", "100"),
         ]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as cli:
-            said = threading.Thread(target=lambda: cli.stdout and cli.stdout.read())
-            said.start()
+            said: list[bytes] = []
+            reading = threading.Thread(target=lambda: said.append(cli.stdout.read()))  # type: ignore[union-attr]
+            reading.start()
             while cli.poll() is None:
                 # What is between two nodes for a moment is not proved, and asked again.
                 outcomes = here.store.renew(taken, soon())
                 assert {type(each) for each in outcomes} <= {Renewed, Unproved}
                 time.sleep(0.02)
-            said.join()
-        assert cli.returncode == 0
+            reading.join()
+        assert cli.returncode == 0, said[0].decode()[-2000:]
         assert cluster.node_of(moved) is target
         assert here.store.renew(taken, soon()) == [Renewed()] * 15
         give_back(here, taken)

@@ -173,12 +173,20 @@ class PostgresServer:
 
     def crash(self) -> None:
         """Kill one backend, after which PostgreSQL ends all others and recovers by itself."""
+        before = self._recoveries()
         with self._connect() as connection:
             # The server tells no client why in time: this connection just ends.
             os.kill(connection.info.backend_pid, signal.SIGKILL)
             with suppress(psycopg.Error):
                 connection.execute(b"select 1")
+        # It still answers until it has noticed.
+        give_up = time.monotonic() + START_WITHIN
+        while self._recoveries() == before and time.monotonic() < give_up:
+            time.sleep(0.01)
         self._wait_until_it_answers()
+
+    def _recoveries(self) -> int:
+        return self.log.count("all server processes terminated; reinitializing")
 
     def freeze(self) -> None:
         """Stop all its processes; clients find a server that takes bytes and says nothing."""

@@ -101,6 +101,15 @@ class RedisCluster:
         """Until every node that runs says that all slots are served."""
         eventually(lambda: all(one.state("cluster_state") == "ok" for one in self.running))
 
+    def wait_until_agreed(self) -> None:
+        """Until every node that runs says the same of all slots, as redis-cli demands."""
+        eventually(lambda: len({self._slots(one) for one in self.running}) == 1)
+
+    def _slots(self, node: ClusterNode) -> tuple[tuple[int, int, int], ...]:
+        with self.client(node) as client:
+            said = client.execute_command("CLUSTER SLOTS")
+        return tuple(sorted((start, end, port) for start, end, (_, port, *_), *_ in said))
+
     @property
     def running(self) -> list[ClusterNode]:
         return [one for one in (*self.nodes, *self.replicas) if one.is_running]
