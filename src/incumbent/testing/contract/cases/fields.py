@@ -151,6 +151,15 @@ class NoticeCases:
         bench.granted()
 
     @needs("notices")
+    def test_a_name_that_was_held_before_can_be_paused(self, bench: Bench) -> None:
+        for _ in range(2):
+            bench.give(bench.granted())
+        bench.put(PAUSE, encode_notice(who="operator"))
+        assert bench.refused().reason == "paused"
+        bench.put(PAUSE, None)
+        bench.granted()
+
+    @needs("notices")
     def test_the_holder_is_told_of_a_pause(self, bench: Bench) -> None:
         grant = bench.granted()
         bench.put(PAUSE, encode_notice(who="operator", reason="upgrade"))
