@@ -13,6 +13,7 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from math import ceil
 
 from incumbent import clock
 from incumbent.cron.packets import packed
@@ -93,14 +94,20 @@ class Pool:
         for runner in idle[: max(0, len(idle) - kept)]:
             self._dismiss(runner)
 
-    def prepare(self) -> None:
-        """Fork the next one that is to stand by, unless one is about to be ready."""
+    def prepare(self) -> int | None:
+        """Fork the next one that is to stand by, unless one is about to be ready.
+
+        Returns after how many milliseconds to come again though nothing is heard, if ever.
+        """
         idle, now = self._idle(), clock.now()
         back_soon = sum(it.task is not None and now - it.since < _SHORT for it in self._all())
-        if len(idle) + back_soon >= self._ready or now < self._not_before:
-            return
-        if not any(it.comes_up for it in idle) and self._start(None) is None:
-            self._not_before = clock.now() + _AGAIN_AFTER
+        if len(idle) + back_soon >= self._ready or any(it.comes_up for it in idle):
+            return None
+        if now >= self._not_before:
+            if self._start(None) is not None:
+                return None
+            self._not_before = now + _AGAIN_AFTER
+        return ceil((self._not_before - now) * 1000)
 
     def stop(self) -> None:
         """TERM to every runner."""

@@ -161,9 +161,9 @@ class _Forking:
 
     def run(self) -> None:
         """Until the instance is gone and every runner with it."""
-        channel = self._channel.fileno()
+        channel, patience = self._channel.fileno(), None
         while self._connected or len(self._pool):
-            ready = {fd for fd, _ in self._poll.poll()}
+            ready = {fd for fd, _ in self._poll.poll(patience)}
             if self._wake in ready:
                 with suppress(BlockingIOError):
                     os.read(self._wake, 4096)
@@ -174,8 +174,7 @@ class _Forking:
                 self._poll.unregister(channel)
                 self._connected = False
                 self._pool.stop()
-            if self._connected:
-                self._pool.prepare()
+            patience = self._pool.prepare() if self._connected else None
 
     def _hear(self) -> bool:
         try:

@@ -1,8 +1,8 @@
 """One subscriber connection to each node for all who wait, in this process or event loop.
 
-As in `redis.waiting.hub`, one of those who wait reads for all of them: who has the seat. It reads
-all nodes at once, passes the seat on when it leaves, and is written once, as coroutines. No lock:
-lists and dictionaries change in atomic steps, so a signal handler may come at any time.
+One of those who wait reads all nodes at once, for all of them (see `redis.waiting.turns`). Written
+once, as coroutines. No lock: lists and dictionaries change in atomic steps, so a signal handler may
+come at any time.
 
 What counts is a change on a majority: a release is said by every node at about the same time, and
 who asked after the first word alone would find the others still held. Whoever listens to a majority
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Hashable
+from functools import partial
 from math import inf
 from typing import Any, Final
 
@@ -26,6 +26,7 @@ from incumbent.stores.quorum.group import Quorum
 from incumbent.stores.quorum.seats import CONNECTED, Ears, Hearing, Host, Seat, Waiter
 from incumbent.stores.redis.errors import Broken, answered_error
 from incumbent.stores.redis.resp import pack
+from incumbent.stores.redis.waiting.turns import Turns
 from incumbent.stores.waiting import count_loss
 
 __all__ = ["LINGER", "Hub"]
@@ -47,19 +48,14 @@ _log = logging.getLogger("incumbent")
 _now = clock.now
 
 
-class Hub:
+class Hub(Turns[Seat, Waiter]):
     """Who waits in one process or loop."""
 
     def __init__(self, quorum: Quorum) -> None:
+        super().__init__(partial(Seat, len(quorum.names)))
         self._quorum = quorum
-        self._waiters: dict[Waiter, None] = {}
         self._todo: deque[str] = deque()
         self._said = -inf
-        self._seat_anew()
-
-    def _seat_anew(self) -> None:
-        self._seat = Seat(len(self._quorum.names))
-        self._free = [self._seat]
 
     async def wait(self, host: Host, key: Key, seen: str, until: float) -> None:
         """See Store.wait_change. Raises StoreUnavailable if no node can be listened to."""
@@ -124,33 +120,6 @@ class Hub:
             raise
         finally:
             self._stand_up(seat)
-
-    def _sit_down(self, me: Hashable) -> Seat | None:
-        try:
-            seat = self._free.pop()
-        except IndexError:
-            if self._seat.taken_by != me:
-                return None
-            # We interrupt the very one that reads.
-            seat = self._seat = Seat(len(self._quorum.names))
-            self._free = []
-            self._look_all()
-        seat.taken_by = me
-        return seat
-
-    def _stand_up(self, seat: Seat) -> None:
-        seat.taken_by = None
-        if seat is not self._seat:
-            seat.drop()
-            return
-        self._free.append(seat)
-        self._wake_one()
-
-    def _wake_one(self) -> None:
-        if self._free:
-            for other in list(self._waiters):
-                other.bell.ring()
-                return
 
     def _poke(self) -> None:
         if (ears := self._seat.ears) is not None:
@@ -284,12 +253,7 @@ class Hub:
 
     def _lose_all(self, seat: Seat) -> None:
         seat.drop()
-        self._look_all()
-
-    def _look_all(self) -> None:
-        for waiter in list(self._waiters):
-            waiter.told = waiter.told or waiter.listens
-            waiter.bell.ring()
+        self._tell_all()
 
     def _say_so(self, error: BaseException) -> None:
         now = _now()
@@ -312,7 +276,7 @@ class Hub:
             free.pop().drop()
         elif ears is not None:
             ears.poke()
-        self._look_all()
+        self._tell_all()
 
     def abandon(self) -> None:
         """In a fork's child: the others who waited are not here, and the connections are theirs."""

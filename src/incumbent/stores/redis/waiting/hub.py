@@ -1,10 +1,7 @@
 """One subscriber connection for all who wait, in this process or event loop. No thread of its own.
 
-One of those who wait reads for all of them: who has the seat. Who leaves passes it on. So the
-one that waits alone is woken by its own system call. Written once, as coroutines, as `exchange` is.
-
-No lock: lists and dictionaries change in atomic steps, so a signal handler may come at any time.
-One that waits itself, in the thread that has the seat, gets another seat and another connection.
+One of those who wait reads for all of them: see `turns`. Written once, as coroutines, as `exchange`
+is. No lock: lists and dictionaries change in atomic steps, so a signal handler may come at any time.
 
 Nothing is missed: who is in line is spoken to by its claim, and what nobody here waited for yet is
 kept for it. Whatever may have been said before the subscription, or while there was none, is not
@@ -16,7 +13,6 @@ from __future__ import annotations
 import logging
 import random
 from collections import deque
-from collections.abc import Hashable
 from math import inf
 from typing import Any, Final
 
@@ -32,6 +28,7 @@ from incumbent.stores.redis.resp import pack
 from incumbent.stores.redis.waiting.handovers import HandOvers
 from incumbent.stores.redis.waiting.places import Place, inbox_channel, read_call, read_place
 from incumbent.stores.redis.waiting.seats import Bell, Ear, Hearing, Host, Seat, Waiter
+from incumbent.stores.redis.waiting.turns import Turns
 from incumbent.stores.waiting import count_loss
 
 __all__ = ["Bell", "Ear", "Host", "Hub"]
@@ -49,15 +46,13 @@ _now = clock.now
 _jitter = random.SystemRandom().random
 
 
-class Hub(HandOvers):
+class Hub(HandOvers, Turns[Seat, Waiter]):
     """Who waits in one process or loop. `dialect` knows the inbox, which a fork's child changes."""
 
     def __init__(self, dialect: Dialect) -> None:
-        super().__init__()
+        HandOvers.__init__(self)
+        Turns.__init__(self, Seat)
         self._dialect = dialect
-        self._waiters: dict[Waiter, None] = {}
-        self._seat = Seat()
-        self._free = [self._seat]
         self._todo: deque[str] = deque()
         self._missed: dict[str, float] = {}
         self._looked: dict[str, tuple[Hearing, int]] = {}
@@ -184,33 +179,6 @@ class Hub(HandOvers):
     def _is_done(self, waiter: Waiter, *, listened: bool) -> bool:
         return waiter.told or (listened and self._is_listened_to(waiter.channels))
 
-    def _sit_down(self, me: Hashable) -> Seat | None:
-        try:
-            seat = self._free.pop()
-        except IndexError:
-            if self._seat.taken_by != me:
-                return None
-            # We interrupt the very one that reads.
-            seat = self._seat = Seat()
-            self._free = []
-            self._tell_all()
-        seat.taken_by = me
-        return seat
-
-    def _stand_up(self, seat: Seat) -> None:
-        seat.taken_by = None
-        if seat is not self._seat:
-            seat.drop()
-            return
-        self._free.append(seat)
-        self._wake_one()
-
-    def _wake_one(self) -> None:
-        if self._free:
-            for other in list(self._waiters):
-                other.bell.ring()
-                return
-
     async def _read(
         self, host: Host, seat: Seat, waiter: Waiter, until: float, *, listened: bool
     ) -> None:
@@ -302,11 +270,6 @@ class Hub(HandOvers):
                 error,
             )
 
-    def _tell_all(self) -> None:
-        for waiter in list(self._waiters):
-            waiter.told = waiter.told or waiter.listens
-            waiter.bell.ring()
-
     # -- what was said ------------------------------------------------------------------------
 
     def _hear(self, hearing: Hearing, message: Any) -> None:
@@ -364,8 +327,7 @@ class Hub(HandOvers):
     def let_go(self) -> None:
         """Close the connection; who has the seat does it, if anybody has."""
         hearing, old = self._seat.hearing, self._free
-        self._seat = Seat()
-        self._free = [self._seat]
+        self._seat_anew()
         if old:
             old.pop().drop()
         elif hearing is not None:
@@ -375,8 +337,7 @@ class Hub(HandOvers):
     def abandon(self) -> None:
         """In a fork's child: the others who waited are not here, and the connection is theirs."""
         self._seat.drop()
-        self._seat = Seat()
-        self._free = [self._seat]
+        self._seat_anew()
         self._waiters, self._missed, self._looked = {}, {}, {}
         self.forget()
         self._todo.clear()

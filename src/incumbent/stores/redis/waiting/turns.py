@@ -1,0 +1,76 @@
+"""One of those who wait reads for all of them: who has the seat. Who leaves passes it on.
+
+So the one that waits alone is woken by its own system call, and no thread is needed. One that waits
+itself, in the thread that has the seat (a signal handler), gets another seat and other connections.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Generic, Protocol, TypeVar
+
+from incumbent.stores.redis.waiting.seats import Bell
+
+__all__ = ["Turns"]
+
+
+class _Seat(Protocol):
+    taken_by: Hashable
+
+    def drop(self) -> None: ...
+
+
+class _Waiter(Protocol):
+    bell: Bell
+    listens: bool
+    told: bool
+
+
+S = TypeVar("S", bound=_Seat)
+W = TypeVar("W", bound=_Waiter)
+
+
+class Turns(Generic[S, W]):
+    """Who waits here, and which of them reads."""
+
+    def __init__(self, new_seat: Callable[[], S]) -> None:
+        self._new_seat = new_seat
+        self._waiters: dict[W, None] = {}
+        self._seat_anew()
+
+    def _seat_anew(self) -> None:
+        self._seat = self._new_seat()
+        self._free = [self._seat]
+
+    def _sit_down(self, me: Hashable) -> S | None:
+        try:
+            seat = self._free.pop()
+        except IndexError:
+            if self._seat.taken_by != me:
+                return None
+            # We interrupt the very one that reads.
+            seat = self._seat = self._new_seat()
+            self._free = []
+            self._tell_all()
+        seat.taken_by = me
+        return seat
+
+    def _stand_up(self, seat: S) -> None:
+        seat.taken_by = None
+        if seat is not self._seat:
+            seat.drop()
+            return
+        self._free.append(seat)
+        self._wake_one()
+
+    def _wake_one(self) -> None:
+        if self._free:
+            for other in list(self._waiters):
+                other.bell.ring()
+                return
+
+    def _tell_all(self) -> None:
+        """What was said may be lost: whoever relied on hearing it has to look."""
+        for waiter in list(self._waiters):
+            waiter.told = waiter.told or waiter.listens
+            waiter.bell.ring()

@@ -1,0 +1,39 @@
+"""Which runners are forked, and when."""
+
+from __future__ import annotations
+
+import select
+import socket
+
+import pytest
+
+from incumbent.cron import pool as pools
+from incumbent.cron.pool import Pool, Runner
+from incumbent.cron.running import Task
+
+
+def test_one_that_died_before_it_was_prepared_is_replaced_though_nothing_is_heard(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(pools.clock, "now", lambda: now)
+    made: list[Runner] = []
+
+    def fork(task: Task | None) -> Runner:
+        its, _ = socket.socketpair()
+        made.append(Runner(1000 + len(made), its, None, comes_up=task is None))
+        return made[-1]
+
+    pool = Pool(fork, lambda *_: None, select.poll())
+    pool.stand_by(1, 1)
+    assert pool.prepare() is None
+    pool._ended(made[0], -9)
+    # Not at once: what makes it die may be there still.
+    assert pool.prepare() == 10_000
+    now += 9.5
+    assert pool.prepare() == 500
+    assert len(made) == 1
+    now += 0.5
+    assert pool.prepare() is None
+    assert len(made) == 2
+    pool._dismiss(made[1])
