@@ -7,26 +7,32 @@ import socket
 
 import pytest
 
-from incumbent.cron import pool as pools
+from incumbent import clock
 from incumbent.cron.pool import Pool, Runner
 from incumbent.cron.running import Task
 
 
+@pytest.mark.parametrize("first", ["its end", "its channel"])
 def test_one_that_died_before_it_was_prepared_is_replaced_though_nothing_is_heard(
-    monkeypatch: pytest.MonkeyPatch,
+    first: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 100.0
-    monkeypatch.setattr(pools.clock, "now", lambda: now)
+    monkeypatch.setattr(clock, "now", lambda: now)
     made: list[Runner] = []
+    ends: list[socket.socket] = []
 
     def fork(task: Task | None) -> Runner:
-        its, _ = socket.socketpair()
-        made.append(Runner(1000 + len(made), its, None, comes_up=task is None))
+        ours, its = socket.socketpair()
+        ends.append(its)
+        made.append(Runner(1000 + len(made), ours, None, comes_up=task is None))
         return made[-1]
 
     pool = Pool(fork, lambda *_: None, select.poll())
     pool.stand_by(1, 1)
     assert pool.prepare() is None
+    if first == "its channel":
+        ends[0].close()
+        pool.hear(made[0].channel.fileno())
     pool._ended(made[0], -9)
     # Not at once: what makes it die may be there still.
     assert pool.prepare() == 10_000
@@ -36,4 +42,5 @@ def test_one_that_died_before_it_was_prepared_is_replaced_though_nothing_is_hear
     now += 0.5
     assert pool.prepare() is None
     assert len(made) == 2
-    pool._dismiss(made[1])
+    for one in (*ends, made[1].channel):
+        one.close()

@@ -162,6 +162,7 @@ class Pool:
         except OSError:
             said = b""
         if not said:
+            self._count_failure(runner)
             self._dismiss(runner)
         for code in said:
             self._take(runner, code)
@@ -199,7 +200,11 @@ class Pool:
             self.hear(fd)
         if runner.task is not None:
             self._said(*runner.task, code or _FAULT)
-        elif runner.comes_up and not runner.leaves:
-            self._not_before = clock.now() + _AGAIN_AFTER
+        self._count_failure(runner)
         self._dismiss(runner)
         del self._by_pid[runner.pid]
+
+    def _count_failure(self, runner: Runner) -> None:
+        """It is gone; had it come up, or been told to leave, that would say nothing of the next."""
+        if runner.comes_up and not runner.leaves:
+            self._not_before = clock.now() + _AGAIN_AFTER

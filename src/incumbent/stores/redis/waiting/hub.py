@@ -1,7 +1,8 @@
 """One subscriber connection for all who wait, in this process or event loop. No thread of its own.
 
 One of those who wait reads for all of them: see `turns`. Written once, as coroutines, as `exchange`
-is. No lock: lists and dictionaries change in atomic steps, so a signal handler may come at any time.
+is. No lock: lists and dictionaries change in atomic steps, so that a signal handler may come at any
+time.
 
 Nothing is missed: who is in line is spoken to by its claim, and what nobody here waited for yet is
 kept for it. Whatever may have been said before the subscription, or while there was none, is not
