@@ -94,7 +94,8 @@ class Bench:
 
 
 def is_prepared(runner: int) -> bool:
-    return [name_of(pid) for pid in children(runner)].count("incumbent-zygot") == 1
+    # A guard has its parent's name until it gives itself one.
+    return sorted(map(name_of, children(runner))) == ["incumbent-guard", "incumbent-zygot"]
 
 
 def name_of(pid: int) -> str:
@@ -175,10 +176,13 @@ def test_a_runner_whose_guard_died_gives_the_slot_back(bench: Bench) -> None:
     (runner,) = bench.stand_by()
     guard = guard_of(runner)
     os.kill(runner, signal.SIGSTOP)
-    slot = bench.send("true")
-    os.kill(guard, signal.SIGKILL)
-    eventually(lambda: not identity(guard))
-    os.kill(runner, signal.SIGCONT)
+    try:
+        slot = bench.send("true")
+        os.kill(guard, signal.SIGKILL)
+        eventually(lambda: not identity(guard))
+    finally:
+        # Who is stopped hears no TERM either.
+        os.kill(runner, signal.SIGCONT)
     # Nothing ran without a guard: the task was not taken, or was given back.
     assert bench.ended() in (GAVE_BACK, 125)
     fields = bench.link.store.read(Key("default", "job"), clock.now() + 5).fields
