@@ -267,6 +267,7 @@ def test_a_node_that_dies_is_replaced_and_believed_after_one_ttl() -> None:
         for here.key in keys:
             granted = here.take(new_claim())
             held.append(renewal(here, granted))
+        cluster.wait_until_copied()
         cluster.nodes[0].kill()
         said: set[str] = set()
         outcomes: list[RenewOutcome] = []

@@ -101,6 +101,11 @@ class RedisCluster:
         """Until every node that runs says that all slots are served."""
         eventually(lambda: all(one.state("cluster_state") == "ok" for one in self.running))
 
+    def wait_until_copied(self, at: int = 0) -> None:
+        """Until the replica of that node has what was written there by now."""
+        written = _field(self.nodes[at].cli("INFO"), "master_repl_offset")
+        eventually(lambda: _field(self.replicas[at].cli("INFO"), "slave_repl_offset") >= written)
+
     def wait_until_agreed(self) -> None:
         """Until every node that runs says the same of all slots, as redis-cli demands."""
         eventually(lambda: len({self._slots(one) for one in self.running}) == 1)
@@ -169,3 +174,8 @@ class RedisCluster:
         trace: TracebackType | None,
     ) -> None:
         self._stack.close()
+
+
+def _field(info: str, name: str) -> int:
+    """Of what INFO says; -1 if it says nothing of it."""
+    return next((int(it[len(name) + 1 :]) for it in info.split() if it.startswith(name + ":")), -1)
