@@ -13,9 +13,11 @@ from tests.support.postgresql import PostgresServer
 from tests.support.proxy import FaultProxy
 from tests.support.servers import RedisServer
 
-# A shell ignores these two for what it starts in the background, and children inherit that.
+# A shell ignores the first two for what it starts in the background, nohup(1) the third, and
+# children inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 SERVER_FIXTURES = {
     *("redis_server", "own_redis", "proxy", "etcd_server", "own_etcd"),

@@ -16,12 +16,14 @@ class Sight:
 
     terms: tuple[int, ...]
     overlaps: int
+    together: tuple[str, ...] = ()
+    """For how many seconds each overlap was seen."""
 
     @property
     def wrong(self) -> str:
         """What broke a rule; empty: nothing did."""
         if self.overlaps:
-            return f"{self.overlaps} overlap(s)"
+            return f"{self.overlaps} overlap(s), together for {', '.join(self.together)} s"
         return "" if self.terms == tuple(sorted(set(self.terms))) else f"terms {self.terms}"
 
 
@@ -29,7 +31,8 @@ def look(folder: Path) -> Sight:
     """Read the log of a fleet."""
     lines = entries(folder)
     terms = tuple(int(line[1]) for line in lines if line[0] == "begin")
-    return Sight(terms, sum(line[0] == "overlap" for line in lines))
+    together = tuple(line[1] for line in lines if line[0] == "together")
+    return Sight(terms, sum(line[0] == "overlap" for line in lines), together)
 
 
 def leader(folder: Path) -> str:

@@ -44,7 +44,8 @@ def test_after_a_single_fault_one_leads_again(group: str) -> None:
     schedules = [after(store, kind) for store, kind in GROUPS[group]]
     with ThreadPoolExecutor(len(schedules)) as pool:
         outcomes = list(pool.map(lambda one: run(one, patience=WITHIN), schedules))
-    assert not [outcome.report for outcome in outcomes if outcome.sight.wrong or not outcome.leads]
+    failed = [outcome.report for outcome in outcomes if outcome.sight.wrong or not outcome.leads]
+    assert not failed, "\n\n".join(failed)
 
 
 def after(store: str, kind: str) -> Schedule:

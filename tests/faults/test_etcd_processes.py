@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
 import signal
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from incumbent.model import Granted, Refused, Released
 from incumbent.stores.registry import open_engine
 from tests.faults.etcd_world import ASK, Party, new_claim, party, soon
 from tests.support.etcd import EtcdServer
+from tests.support.forks import in_a_child
 from tests.support.proxy import FaultProxy
 from tests.support.waiting import eventually
 
@@ -39,17 +39,6 @@ def here(proxy: FaultProxy) -> Iterator[Party]:
 
 def url_of(proxy: FaultProxy) -> str:
     return f"etcd://127.0.0.1:{proxy.port}?restart_wait=0"
-
-
-def in_a_child(work: Callable[[], int]) -> int:
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            code = work()
-        finally:
-            os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 import sqlalchemy
@@ -19,6 +18,7 @@ from incumbent import AsyncLock, Lock, NotAcquired
 from incumbent.errors import ConfigError
 from incumbent.model import Granted, Refused, Released
 from tests.faults.postgresql_world import ASK, Party, new_claim, new_database, party, soon
+from tests.support.forks import in_a_child
 from tests.support.postgresql import PostgresServer
 from tests.support.proxy import FaultProxy
 from tests.support.waiting import eventually
@@ -157,17 +157,6 @@ def test_an_engine_that_is_dropped_closes_its_connections(
 
 
 # -- fork
-
-
-def in_a_child(work: Callable[[], int]) -> int:
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            code = work()
-        finally:
-            os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def test_a_forks_child_shares_no_connection_with_its_parent(

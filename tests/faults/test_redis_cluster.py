@@ -40,7 +40,7 @@ from tests.faults.redis_nodes import (
     third,
 )
 from tests.faults.redis_world import ASK, Party, new_claim, party, soon
-from tests.faults.test_redis_sharing import in_a_child
+from tests.support.forks import in_a_child
 from tests.support.proxy import FaultProxy
 from tests.support.redis_cluster import RedisCluster
 from tests.support.servers import RedisServer, find_server

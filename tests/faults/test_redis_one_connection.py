@@ -20,6 +20,7 @@ from incumbent.model import Gone, Granted, Key, Refused, Released, Stored
 from incumbent.stores.redis.aio import AsyncRedisStore
 from incumbent.stores.redis.aiowire import AsyncWire
 from tests.faults.redis_world import ASK, Party, new_claim, party, soon
+from tests.support.forks import exit_code, fork
 from tests.support.proxy import FaultProxy
 from tests.support.servers import RedisServer
 
@@ -399,17 +400,10 @@ def test_closing_lets_those_who_wait_have_their_answers(redis_server: RedisServe
         asyncio.run(main(one, proxy))
 
 
-def fork_and_refuse(one: Party) -> int:
-    """A child that is there for as long as the parent waits, and then is refused the lease."""
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            time.sleep(0.2)
-            code = 0 if one.refused().holders else 2
-        finally:
-            os._exit(code)
-    return child
+def refused_later(one: Party) -> int:
+    """In a child that is there for as long as the parent waits."""
+    time.sleep(0.2)
+    return 0 if one.refused().holders else 2
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
@@ -421,9 +415,9 @@ def test_a_fork_while_answers_are_on_their_way_leaves_them_to_the_parent(
         proxy.delay(0.0, reply=0.1)
         waiting = [asyncio.create_task(one.take_async()) for _ in range(3)]
         await asyncio.sleep(0.02)
-        child = fork_and_refuse(one)
+        child = fork(lambda: refused_later(one))
         assert {granted.claim for granted in await asyncio.gather(*waiting)} == {one.claim}
-        assert os.waitstatus_to_exitcode((await asyncio.to_thread(os.waitpid, child, 0))[1]) == 0
+        assert await asyncio.to_thread(exit_code, child) == 0
         assert proxy.accepted == 2
 
     with FaultProxy(redis_server.port) as proxy, party(proxy.url) as one:

@@ -16,7 +16,7 @@ from incumbent.model import Ask, Gone, Granted, Refused, Renewal, Renewed, Renew
 from incumbent.stores.redis.layers import layouts
 from tests.contract.chosen import ALL
 from tests.faults.redis_world import Party, new_claim, party, soon
-from tests.faults.test_redis_sharing import in_a_child
+from tests.support.forks import in_a_child
 from tests.support.redis_sentinels import Node, Sentinels
 
 pytestmark = pytest.mark.server

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
 import subprocess
 import sys
 import threading
@@ -16,6 +15,7 @@ import pytest
 
 from incumbent.model import Granted, Refused, Released
 from tests.faults.redis_world import ASK, Party, new_claim, party, soon
+from tests.support.forks import in_a_child
 from tests.support.proxy import FaultProxy
 from tests.support.servers import RedisServer
 from tests.support.waiting import eventually
@@ -127,17 +127,6 @@ def test_an_engine_that_is_dropped_closes_its_connections(redis_server: RedisSer
 
 
 # -- fork
-
-
-def in_a_child(work: Any) -> int:
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            code = work()
-        finally:
-            os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")

@@ -23,6 +23,7 @@ from incumbent import CurrentLease, LeaseLost, Misuse
 from incumbent.supervise.answers import LeaseSocket
 from incumbent.sync import Lease, Lock
 from tests.support.faulty import FaultyEngine
+from tests.support.forks import exit_code, fork
 from tests.support.needs import needs
 from tests.support.waiting import eventually
 
@@ -302,11 +303,13 @@ def test_a_child_of_the_commands_child_may_ask_as_well(lease: Lease) -> None:
 @needs(os.geteuid() == 0, "only root can become another user")
 def test_another_user_really_gets_an_answer(lease: Lease) -> None:
     with LeaseSocket(lease) as answers:
-        pid = os.fork()
-        if pid == 0:
+
+        def ask() -> int:
             os.setgid(65534)
             os.setuid(65534)
-            os._exit(0 if asking(lease, answers.path).valid else 1)
+            return 0 if asking(lease, answers.path).valid else 2
+
+        child = fork(ask)
         eventually(lambda: select.select([answers.fd], [], [], 0)[0])
         answers.ready()
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert exit_code(child) == 0

@@ -116,12 +116,12 @@ def test_proclaim_reaches_the_store_in_a_bounded_term_too(engine: FaultyEngine) 
 
 
 def test_proclaim_says_when_the_store_did_not_hear_and_tries_on(engine: FaultyEngine) -> None:
-    # Long enough that no other renewal meets the fault, and that it is told before the next try.
     candidate = election(engine, ttl=20)
     with candidate.lead():
-        engine.faulty.plan("renew", Fault.NOT_SENT)
+        engine.faulty.down = True
         with pytest.raises(incumbent.StoreUnavailable):
             candidate.proclaim({"version": "2"})
+        engine.faulty.down = False
 
         def arrived() -> bool:
             leader = candidate.leader()

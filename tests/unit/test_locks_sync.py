@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import ctypes
 import gc
-import os
 import pickle
 import signal
 import threading
@@ -19,6 +18,7 @@ import pytest
 import incumbent
 from incumbent import Lock
 from tests.support.faulty import Fault, FaultyEngine
+from tests.support.forks import in_a_child
 from tests.support.waiting import eventually
 
 
@@ -294,36 +294,36 @@ def test_a_lease_may_be_released_by_another_thread(engine: FaultyEngine) -> None
 
 
 def test_an_exit_policy_ends_the_process_at_the_loss(engine: FaultyEngine) -> None:
-    pid = os.fork()
-    if pid == 0:
+    def lose() -> int:
         Lock("a", store=engine, ttl=0.3, if_lost="exit").acquire()
         engine.faulty.down = True
         time.sleep(5)
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 123
+        return 0
+
+    assert in_a_child(lose) == 123
 
 
 def test_the_child_of_a_fork_holds_nothing_and_takes_nothing_from_its_parent(
     engine: FaultyEngine,
 ) -> None:
     with Lock("a", store=engine) as lease:
-        pid = os.fork()
-        if pid == 0:
+
+        def look() -> int:
             forked = not lease.valid and lease.lost and lease._held.machine.reason == "forked"
             lost_in_child = isinstance(lease._take_leave(), incumbent.LeaseLost)
-            os._exit(0 if forked and lost_in_child and not engine.faulty.calls["give"] else 1)
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+            return 0 if forked and lost_in_child and not engine.faulty.calls["give"] else 2
+
+        assert in_a_child(look) == 0
         lease.check()
 
 
 def test_the_child_of_a_fork_can_take_leases_of_its_own(engine: FaultyEngine) -> None:
+    def hold() -> int:
+        with Lock("b", store=engine, ttl=0.6) as lease:
+            return 2 if lease.wait_lost(0.8) else 0
+
     with Lock("a", store=engine):
-        pid = os.fork()
-        if pid == 0:
-            with Lock("b", store=engine, ttl=0.3) as lease:
-                renewed = not lease.wait_lost(0.5)
-            os._exit(0 if renewed else 1)
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert in_a_child(hold) == 0
 
 
 @pytest.fixture

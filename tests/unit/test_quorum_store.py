@@ -17,6 +17,7 @@ from incumbent.stores.notices import PAUSE, encode_notice
 from incumbent.stores.quorum import open_quorum
 from incumbent.stores.quorum.engine import QuorumEngine
 from incumbent.stores.quorum.sync import QuorumStore
+from tests.support.forks import in_a_child
 from tests.support.needs import needs
 from tests.support.servers import RedisServer
 from tests.support.waiting import eventually
@@ -240,14 +241,11 @@ def test_after_a_fork_parent_and_child_do_not_share_connections(
     store: QuorumStore, key: Key
 ) -> None:
     grant = take(store, key)
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            refusal = store.take(key, secrets.token_hex(16), ASK, soon())
-            take(store, Key("unit", f"{key.name}-child"))
-            code = 0 if isinstance(refusal, Refused) else 2
-        finally:
-            os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+    def ask() -> int:
+        refusal = store.take(key, secrets.token_hex(16), ASK, soon())
+        take(store, Key("unit", f"{key.name}-child"))
+        return 0 if isinstance(refusal, Refused) else 2
+
+    assert in_a_child(ask) == 0
     assert store.give(key, grant.claim, grant.token, soon()) == Released()
