@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from incumbent import clock
 from tests.cli.tool import incumbent
 from tests.e2e.fleet import TTL, Fleet, Place, died_within
 from tests.support.proxy import FaultProxy
@@ -46,7 +47,7 @@ def test_the_worker_dies_inside_the_lease_when_the_store_is_away(
     time.sleep(0.3)
     begin()
     # Until now a renewal may have been proved.
-    since = time.monotonic()
+    since = clock.now()
     died_within(fleet, since, TTL)
     _, said = first.communicate()
     assert first.returncode == 123, said
@@ -91,7 +92,7 @@ def test_the_worker_is_stopped_when_the_record_is_gone(
     fleet = Fleet(f"{own_redis.url}?restart_wait=0", tmp_path)
     first = fleet.begin()
     own_redis.cli("FLUSHALL")
-    died_within(fleet, time.monotonic(), TTL)
+    died_within(fleet, clock.now(), TTL)
     assert first.wait(5) == 123
     fleet.close()
 
@@ -100,7 +101,7 @@ def test_an_instance_that_is_killed_takes_its_worker_along(place: Place, fleet: 
     first = fleet.begin()
     second = fleet.start("--wait=10")
     first.kill()
-    died_within(fleet, time.monotonic(), TTL)
+    died_within(fleet, clock.now(), TTL)
     eventually(lambda: len(fleet.begun) == 2)
     second.terminate()
     fleet.judge()
@@ -111,7 +112,7 @@ def test_an_instance_that_was_frozen_past_its_lease_kills_at_once(fleet: Fleet) 
     first.send_signal(signal.SIGSTOP)
     time.sleep(1.3 * TTL)
     first.send_signal(signal.SIGCONT)
-    died_within(fleet, time.monotonic(), 0.5)
+    died_within(fleet, clock.now(), 0.5)
     assert first.wait(5) == 123
 
 
@@ -138,7 +139,7 @@ def test_a_stopped_worker_keeps_its_lease_and_dies_when_the_store_is_away(
     assert len(fleet.begun) == 1
     assert fleet.worker_lives()
     place.faults["silent"][0]()
-    died_within(fleet, time.monotonic(), TTL)
+    died_within(fleet, clock.now(), TTL)
     place.faults["silent"][1]()
     assert first.wait(5) == 123
     eventually(lambda: len(fleet.begun) == 2, within=10)

@@ -35,7 +35,7 @@ print("renewed, and handed over")
 """
 
 
-def run(store: str, ttl: float = 0.6) -> str:
+def run(store: str, ttl: float = 1.2) -> str:
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, store, str(ttl)],
         capture_output=True,

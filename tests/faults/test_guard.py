@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from incumbent import clock
 from tests.cli.tool import command_line, incumbent, start
 from tests.e2e.fleet import TTL, Fleet, died_within
 from tests.support.etcd import EtcdServer
@@ -142,7 +143,7 @@ def test_the_tree_is_dead_before_another_can_lead(
 ) -> None:
     instance = begin(fleet, isolation, *worker)
     second = fleet.start("--wait=20", "--isolate", isolation)
-    since = time.monotonic()
+    since = clock.now()
     for pid, signum in FAULTS[fault](instance):
         instance.send(pid, signum)
     try:
@@ -180,7 +181,7 @@ def test_with_supervisor_and_guard_stopped_the_command_outlives_the_lease(
         instance.send(pid, STOP)
     time.sleep(1.3 * TTL)
     lives = fleet.worker_lives()
-    since = time.monotonic()
+    since = clock.now()
     instance.thaw()
     assert lives, "better than promised: docs/supervision.md says that they overlap"
     died_within(fleet, since, 0.3)
@@ -222,7 +223,7 @@ def test_the_death_of_the_guard_is_a_fault_of_ours_and_gives_the_lease_back(
 @BOTH
 def test_a_thawed_supervisor_says_that_the_lease_is_over(fleet: Fleet, isolation: str) -> None:
     instance = begin(fleet, isolation, "--stubborn")
-    since = time.monotonic()
+    since = clock.now()
     instance.send(instance.pid, STOP)
     died_within(fleet, since, TTL)
     time.sleep(0.3)

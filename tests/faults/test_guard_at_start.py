@@ -8,12 +8,12 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from incumbent import clock
 from tests.cli.tool import command_line, environment, incumbent, start
 from tests.e2e.fleet import TIMES, TTL, WORKER, Fleet, died_within
 from tests.faults.test_guard import BOTH, DAEMON, ROOT, gone, guard_of, named, parent_of
@@ -205,7 +205,7 @@ def test_in_a_container_everything_is_dead_before_another_can_lead(
     fleet: Fleet, whom: str, signum: int, options: tuple[str, ...]
 ) -> None:
     process, first = contained(fleet, *options)
-    since = time.monotonic()
+    since = clock.now()
     os.kill(first if whom == "supervisor" else guard_of(first), signum)
     died_within(fleet, since, TTL)
     if signum == signal.SIGSTOP:

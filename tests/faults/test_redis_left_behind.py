@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -15,6 +14,7 @@ from incumbent import clock
 from incumbent.model import Ask, Granted, Key, Renewal, Slot
 from incumbent.stores.redis.aio import AsyncRedisStore
 from tests.faults.redis_world import Party, new_claim, party
+from tests.support.pace import took
 from tests.support.servers import RedisServer
 from tests.support.waiting import eventually
 
@@ -104,10 +104,10 @@ def test_after_their_time_nothing_of_them_is_left(here: Party, raw: redis.Redis)
 
 
 def test_this_process_remembers_only_so_many_names(here: Party, raw: redis.Redis) -> None:
-    began = time.monotonic()
+    began = clock.now()
     asyncio.run(live_all(here, [Ask(10.0, "h")]))
     dialect = here.engine._dialect
     assert len(dialect._heads) <= 4096
     assert len(dialect._tails) <= 256
     assert len(dialect.naming._cache) <= 4096
-    assert time.monotonic() - began < 60
+    assert took(began) < 60

@@ -14,6 +14,7 @@ from incumbent import clock
 from incumbent.errors import OutcomeUnknown, StoreUnavailable
 from incumbent.model import Gone, Refused, Released
 from tests.faults.redis_world import Party, new_claim, party, soon
+from tests.support.pace import lasted
 from tests.support.proxy import FaultProxy
 from tests.support.servers import RedisServer, TlsFiles
 
@@ -112,7 +113,7 @@ def test_a_black_hole_under_tls_keeps_the_deadline(server: RedisServer, files: T
             began = clock.now()
             with pytest.raises(error):
                 one.take(within=0.3)
-            assert 0.25 < clock.now() - began < 0.35
+            assert lasted(began, 0.25, 0.35)
 
 
 def test_a_connection_that_the_server_closed_under_tls_is_no_error(

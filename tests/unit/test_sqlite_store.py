@@ -34,6 +34,7 @@ from incumbent.stores.sqlite.link import Link
 from incumbent.stores.sqlite.pool import Pool
 from incumbent.stores.sqlite.store import SqliteStore
 from incumbent.stores.sqlite.upkeep import Upkeep
+from tests.support.pace import lasted
 
 KEY = Key("default", "report")
 ASK = Ask(10.0, "me")
@@ -334,7 +335,7 @@ def test_a_locked_file_makes_unavailable_and_not_wrong(machine: Machine) -> None
     before = clock.now()
     with pytest.raises(StoreUnavailable, match="locked") as caught:
         machine.store.renew([renewal(granted)], soon(0.2))
-    assert 0.2 <= clock.now() - before < 1.0
+    assert lasted(before, 0.2, 1.0)
     assert not caught.value.permanent
     assert machine.store.read(KEY, soon()).holdings[0].holder == "me"
     other.close()

@@ -1,0 +1,59 @@
+"""How long this machine stood still: a bound in seconds is about us, not about a host that pauses.
+
+A thread that only sleeps notes by how much it woke too late. Only upper bounds are stretched by it:
+that nobody acts too early, and never two at once, is judged by the clock alone.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+
+from incumbent import clock
+
+_EVERY = 0.02
+_LATE = 0.05
+"""Seconds by which a busy machine may wake a thread late; all above is standing still."""
+
+
+class _Meter:
+    def __init__(self) -> None:
+        self._gaps: deque[tuple[float, float]] = deque(maxlen=1000)
+        self._beat = clock.now()
+        threading.Thread(target=self._run, name="pace", daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            time.sleep(_EVERY)
+            before, self._beat = self._beat, clock.now()
+            if self._beat - before - _EVERY > _LATE:
+                self._gaps.append((before, self._beat))
+
+    def still(self, since: float) -> float:
+        now = clock.now()
+        # It may not have come to it yet, after the very gap that is asked for.
+        gaps = [*list(self._gaps), (self._beat, now)]
+        return sum(
+            max(0.0, min(end, now) - max(begin, since) - _EVERY)
+            for begin, end in gaps
+            if end > since and end - begin - _EVERY > _LATE
+        )
+
+
+_meter = _Meter()
+
+
+def stood_still(since: float) -> float:
+    """Seconds, since that instant of `incumbent.clock`, in which nothing ran here."""
+    return _meter.still(since)
+
+
+def took(began: float) -> float:
+    """Seconds since that instant of `incumbent.clock` in which this machine ran."""
+    return clock.now() - began - stood_still(began)
+
+
+def lasted(began: float, least: float, most: float) -> bool:
+    """Whether it took as long: `least` by the clock alone, `most` without what stood still."""
+    return least <= clock.now() - began and took(began) < most
