@@ -15,7 +15,7 @@ from incumbent._core.held import Held
 from incumbent._core.words import asked_by, lease_lost
 from incumbent._drive.link import Link
 from incumbent._drive.notifier import notifier
-from incumbent.durations import Duration, say_seconds
+from incumbent.durations import Duration, parse_duration, say_seconds
 from incumbent.entered import Entered
 from incumbent.errors import AlreadyReleased, LeaseLost, Misuse, StoreUnavailable
 from incumbent.lease import State
@@ -83,22 +83,23 @@ class LeaseHandle:
         machine = self._held.machine
         return not machine.valid(clock.now()) and machine.state is State.LOST
 
-    def check(self, need: float = 0.0) -> None:
-        """Return only if the lease is proved for at least `need` seconds more.
+    def check(self, need: Duration = 0.0) -> None:
+        """Return only if the lease is proved for at least `need` more.
 
-        Raises LeaseLost otherwise, and AlreadyReleased after a release.
+        Raises LeaseLost otherwise, AlreadyReleased after a release, and ConfigError.
         """
+        seconds = need if type(need) is float else parse_duration(need, "need")
         machine = self._held.machine
         left = machine.remaining(clock.now())
-        if left < need and left > 0 and machine.unconfirmed:
+        if left < seconds and left > 0 and machine.unconfirmed:
             left = self._confirmed()
-        if left > 0 and left >= need:
+        if left > 0 and left >= seconds:
             return
         if machine.state in _LET_GO:
             raise AlreadyReleased(f"the lease on {self.name!r} was released")
         if left > 0:
             raise lease_lost(
-                self.name, "need", f": {say_seconds(left)} left, {say_seconds(need)} needed"
+                self.name, "need", f": {say_seconds(left)} left, {say_seconds(seconds)} needed"
             )
         raise self._loss()
 

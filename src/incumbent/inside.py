@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from incumbent import clock
 from incumbent._core.words import lease_lost
-from incumbent.durations import say_seconds
+from incumbent.durations import Duration, parse_duration, say_seconds
 from incumbent.errors import LeaseLost, Misuse
 
 __all__ = ["CurrentLease", "current"]
@@ -71,15 +71,19 @@ class CurrentLease:
         """Whether the lease is no longer proved."""
         return not self.valid
 
-    def check(self, need: float = 0.0) -> None:
-        """Return only if the lease is proved for at least `need` seconds more; else LeaseLost."""
+    def check(self, need: Duration = 0.0) -> None:
+        """Return only if the lease is proved for at least `need` more; else LeaseLost.
+
+        Raises ConfigError for what is no duration.
+        """
+        seconds = parse_duration(need, "need")
         answer = self._ask()
         left = answer.until - clock.now()
-        if left > 0 and left >= need:
+        if left > 0 and left >= seconds:
             return
         if left > 0:
             raise lease_lost(
-                self.name, "need", f": {say_seconds(left)} left, {say_seconds(need)} needed"
+                self.name, "need", f": {say_seconds(left)} left, {say_seconds(seconds)} needed"
             )
         if answer.silence:
             raise LeaseLost(

@@ -160,8 +160,15 @@ def test_an_error_while_giving_back_does_not_replace_the_bodys_success(
 
 def test_check_wants_as_much_proof_as_was_asked(engine: FaultyEngine) -> None:
     with Lock("a", store=engine) as lease, pytest.raises(incumbent.LeaseLost) as caught:
-        lease.check(need=20)
+        lease.check(need="20s")
     assert caught.value.reason == "need"
+
+
+def test_check_says_what_is_no_duration(engine: FaultyEngine) -> None:
+    with Lock("a", store=engine) as lease:
+        lease.check(need=2)
+        with pytest.raises(incumbent.ConfigError, match="need='soon' is not a duration"):
+            lease.check(need="soon")
 
 
 def test_a_lease_is_renewed_for_as_long_as_the_body_runs(engine: FaultyEngine) -> None:
