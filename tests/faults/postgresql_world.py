@@ -16,6 +16,7 @@ from incumbent.errors import StoreError
 from incumbent.model import Ask, Granted, Key, Refused, Renewal
 from incumbent.stores.base import Engine, Store
 from incumbent.stores.registry import open_engine
+from tests.support.pace import took
 from tests.support.postgresql import PostgresServer
 
 ASK = Ask(10.0, "host-1")
@@ -116,5 +117,5 @@ def patiently(ask: Callable[[], _T], within: float = 8.0) -> _T:
 def answers_within(seconds: float) -> Iterator[None]:
     began = clock.now()
     yield
-    late = clock.now() - began - seconds
+    late = took(began) - seconds
     assert late <= LATE_AT_MOST, f"{late:.3f} s after the deadline"

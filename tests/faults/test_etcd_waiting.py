@@ -59,14 +59,16 @@ def test_a_waiter_is_woken(here: Party, own_etcd: EtcdServer, what: str, on_asyn
         else:
             closed_for = 1.0 if what == "close" else 0.0
             here.store.give(here.key, here.claim, granted.token, soon(), closed_for=closed_for)
-        assert waiting.result() < 1.5
+        assert waiting.result() < 4
 
 
 @BOTH
 def test_a_waiter_that_nothing_happens_to_returns_in_time(here: Party, on_asyncio: bool) -> None:
     here.take()
-    waited = seconds_waited(here, here.refused().seen, 0.3, on_asyncio=on_asyncio)
-    assert 0.29 < waited < 0.4
+    seen, began = here.refused().seen, clock.now()
+    waited = seconds_waited(here, seen, 0.3, on_asyncio=on_asyncio)
+    assert waited > 0.29
+    assert took(began) < 0.45
 
 
 @BOTH
@@ -74,7 +76,7 @@ def test_what_changed_before_the_watch_began_is_seen(here: Party, on_asyncio: bo
     granted = here.take()
     seen = here.refused().seen
     here.store.give(here.key, here.claim, granted.token, soon())
-    assert seconds_waited(here, seen, 5.0, on_asyncio=on_asyncio) < 1.0
+    assert seconds_waited(here, seen, 5.0, on_asyncio=on_asyncio) < 4.0
 
 
 @BOTH
@@ -86,7 +88,7 @@ def test_a_revision_that_was_compacted_before_the_watch_began_is_no_error(
     here.store.give(here.key, here.claim, granted.token, soon())
     compact(own_etcd)
     # What happened in between is lost: the waiter is told to look again.
-    assert seconds_waited(here, seen, 5.0, on_asyncio=on_asyncio) < 1.0
+    assert seconds_waited(here, seen, 5.0, on_asyncio=on_asyncio) < 4.0
 
 
 @BOTH
@@ -136,8 +138,9 @@ def test_a_watch_in_a_black_hole_ends_in_time(own_etcd: EtcdServer) -> None:
         one.take()
         seen = one.refused().seen
         proxy.blackhole()
-        waited = seconds_waited(one, seen, 1.0, on_asyncio=False)
-        assert waited < 1.2
+        began = clock.now()
+        seconds_waited(one, seen, 1.0, on_asyncio=False)
+        assert took(began) < 1.2
 
 
 def test_a_signal_interrupts_a_wait(here: Party, own_etcd: EtcdServer) -> None:

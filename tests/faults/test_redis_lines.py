@@ -338,7 +338,9 @@ def test_while_a_lease_is_held_only_the_first_in_line_looks_and_all_stay_candida
 
     async def main() -> None:
         async with AsyncClient(url) as client:
-            stands = [client.election(name, ttl=ttl, holder=f"c{n}") for n in range(4)]
+            # The leader's is long: this is about those who wait.
+            ttls = (20.0, ttl, ttl, ttl)
+            stands = [client.election(name, ttl=it, holder=f"c{n}") for n, it in enumerate(ttls)]
             campaigns = [asyncio.create_task(stands[0].campaign())]
             await campaigns[0]
             for place, each in enumerate(stands[1:]):

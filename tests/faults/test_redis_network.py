@@ -18,6 +18,7 @@ from incumbent import clock
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.model import ABSENT, ByClaim, Gone, Granted, Refused, Released, Stored
 from tests.faults.redis_world import ASK, Party, new_claim, party, soon
+from tests.support.pace import took
 from tests.support.proxy import FaultProxy
 from tests.support.servers import RedisServer
 
@@ -28,7 +29,7 @@ LATE_AT_MOST = 0.1
 def answers_within(seconds: float) -> Iterator[None]:
     began = clock.now()
     yield
-    late = clock.now() - began - seconds
+    late = took(began) - seconds
     assert late <= LATE_AT_MOST, f"{late:.3f} s after the deadline"
 
 

@@ -226,8 +226,8 @@ def test_once_asked_to_stop_a_term_stays_stopping_whatever_is_proved_later(
 
 
 def test_wait_stop_is_not_fooled_by_renewals_and_keeps_its_timeout(engine: FaultyEngine) -> None:
-    with election(engine, ttl=0.3).lead() as term:
-        assert not term.wait_stop(0.7)
+    with election(engine, ttl=1.2).lead() as term:
+        assert not term.wait_stop(1.4)
         term.check()
 
 
@@ -418,8 +418,8 @@ def test_a_callback_that_hangs_or_fails_delays_no_renewal(engine: FaultyEngine) 
         going_on.wait(10)
         raise ZeroDivisionError
 
-    with election(engine, ttl=0.3, on_elected=hang).lead() as term:
-        assert not term.wait_stop(0.6)
+    with election(engine, ttl=1.2, on_elected=hang).lead() as term:
+        assert not term.wait_stop(1.4)
         going_on.set()
         term.check()
 

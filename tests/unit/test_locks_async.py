@@ -111,8 +111,8 @@ def test_a_renewed_body_is_not_cancelled(engine: FaultyEngine) -> None:
 
 def test_a_blocked_event_loop_does_not_cost_the_lease(engine: FaultyEngine) -> None:
     async def scenario() -> None:
-        async with AsyncLock("a", store=engine, ttl=0.3) as lease:
-            time.sleep(0.7)  # noqa: ASYNC251 - the very fault
+        async with AsyncLock("a", store=engine, ttl=1.2) as lease:
+            time.sleep(1.4)  # noqa: ASYNC251 - the very fault
             lease.check()
 
     asyncio.run(scenario())

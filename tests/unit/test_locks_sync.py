@@ -59,10 +59,11 @@ def test_a_second_lock_is_refused_and_told_who_holds(engine: FaultyEngine) -> No
 
 
 def test_waiting_ends_with_a_timeout_error_that_says_how_long(engine: FaultyEngine) -> None:
+    began = clock.now()
     with Lock("a", store=engine), pytest.raises(TimeoutError, match="waited") as caught:
         Lock("a", store=engine, timeout="50ms").acquire()
     assert isinstance(caught.value, incumbent.AcquireTimeout)
-    assert caught.value.waited == pytest.approx(0.05, abs=0.05)
+    assert 0.05 <= caught.value.waited <= clock.now() - began
 
 
 def test_a_waiter_gets_the_lease_as_soon_as_it_is_given_back(engine: FaultyEngine) -> None:
@@ -172,10 +173,10 @@ def test_check_says_what_is_no_duration(engine: FaultyEngine) -> None:
 
 
 def test_a_lease_is_renewed_for_as_long_as_the_body_runs(engine: FaultyEngine) -> None:
-    with Lock("a", store=engine, ttl=0.3) as lease:
-        assert not lease.wait_lost(0.7)
+    with Lock("a", store=engine, ttl=1.2) as lease:
+        assert not lease.wait_lost(1.5)
         lease.check()
-    assert engine.faulty.calls["renew"] >= 5
+    assert engine.faulty.calls["renew"] >= 4
 
 
 def test_renew_proves_a_fresh_ttl(engine: FaultyEngine) -> None:
@@ -251,10 +252,10 @@ def test_a_callback_that_fails_or_hangs_costs_no_renewal(engine: FaultyEngine) -
         time.sleep(0.4)
         raise RuntimeError("the user's")
 
-    with Lock("healthy", store=engine, ttl=0.3) as healthy:
+    with Lock("healthy", store=engine, ttl=1.2) as healthy:
         sick = Lock("sick", store=engine, ttl=0.3, at_most_for=0.1, on_lost=fail).acquire()
         assert sick.wait_lost(2)
-        assert not healthy.wait_lost(0.5)
+        assert not healthy.wait_lost(1.4)
 
 
 def test_a_lease_that_is_dropped_is_given_back_with_a_warning(engine: FaultyEngine) -> None:
