@@ -6,9 +6,11 @@ that nobody acts too early, and never two at once, is judged by the clock alone.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import deque
+from math import inf
 
 from incumbent import clock
 
@@ -30,6 +32,10 @@ class _Meter:
             if self._beat - before - _EVERY > _LATE:
                 self._gaps.append((before, self._beat))
 
+    def forked(self) -> None:
+        """In a child nobody counts: nothing is standing still there."""
+        self._beat = inf
+
     def still(self, since: float) -> float:
         now = clock.now()
         # It may not have come to it yet, after the very gap that is asked for.
@@ -42,6 +48,8 @@ class _Meter:
 
 
 _meter = _Meter()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_meter.forked)
 
 
 def stood_still(since: float) -> float:

@@ -10,6 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from types import FrameType
 
@@ -17,6 +18,8 @@ import pytest
 
 import incumbent
 from incumbent import Lock, clock
+from incumbent.errors import StoreUnavailable
+from incumbent.model import Ask, Key, TakeOutcome
 from tests.support.faulty import Fault, FaultyEngine
 from tests.support.forks import in_a_child
 from tests.support.pace import took
@@ -64,6 +67,33 @@ def test_waiting_ends_with_a_timeout_error_that_says_how_long(engine: FaultyEngi
         Lock("a", store=engine, timeout="50ms").acquire()
     assert isinstance(caught.value, incumbent.AcquireTimeout)
     assert 0.05 <= caught.value.waited <= clock.now() - began
+
+
+@pytest.mark.parametrize("before", ["no", "a reason"])
+def test_a_try_that_the_time_was_too_short_for_does_not_hide_the_word_before_it(
+    engine: FaultyEngine, monkeypatch: pytest.MonkeyPatch, before: str
+) -> None:
+    take, tries = engine.faulty.take, count()
+
+    def tried(key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
+        if next(tries) == 0:
+            if before == "a reason":
+                raise StoreUnavailable("the disk is full")
+            return take(key, claim, ask, until)
+        time.sleep(max(0.0, until - clock.now()))
+        raise StoreUnavailable("not asked in time")
+
+    holder = Lock("a", store=engine, holder="them").acquire()
+    # Who was refused looks once more when it is released, and hears nothing.
+    threading.Timer(0.1, holder.release).start()
+    monkeypatch.setattr(engine.faulty, "take", tried)
+    match, error = {
+        "no": ("them", incumbent.AcquireTimeout),
+        "a reason": ("the disk is full", StoreUnavailable),
+    }[before]
+    with pytest.raises(error, match=match):
+        Lock("a", store=engine, timeout=0.6).acquire()
+    assert next(tries) > 1
 
 
 def test_a_waiter_gets_the_lease_as_soon_as_it_is_given_back(engine: FaultyEngine) -> None:
