@@ -267,21 +267,6 @@ def test_no_process_and_no_zombie_is_left(fleet: Fleet, isolation: str) -> None:
     assert all(map(gone, (instance.guard, *inits)))
 
 
-FIRST = "import os; os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))"
-
-
-@BOTH
-def test_the_guard_alone_goes_before_others_where_that_is_allowed(
-    fleet: Fleet, isolation: str
-) -> None:
-    tried = subprocess.run([sys.executable, "-c", FIRST], stderr=subprocess.DEVNULL, check=False)
-    instance = begin(fleet, isolation)
-    others = [instance.pid, *named("incumbent-init", instance.guard)]
-    assert [os.sched_getscheduler(pid) for pid in others] == [os.SCHED_OTHER] * len(others)
-    first = os.sched_getscheduler(instance.guard) & ~os.SCHED_RESET_ON_FORK == os.SCHED_RR
-    assert first == (tried.returncode == 0)
-
-
 @BOTH
 def test_a_guard_leaves_with_a_supervisor_that_is_killed(fleet: Fleet, isolation: str) -> None:
     instance = begin(fleet, isolation)

@@ -70,9 +70,6 @@ def _detach(fds: tuple[int, ...]) -> None:
     os.chdir("/")
     keep_only(fds)
     name_process("incumbent-guard")
-    # Where that is allowed no load of the machine delays it; what it forks is scheduled as usual.
-    with suppress(OSError):
-        os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(1))
 
 
 _DEFECTS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT}
