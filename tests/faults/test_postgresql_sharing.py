@@ -56,14 +56,14 @@ def held_by_both_sides(driver: object, url: str) -> None:
     # The database is young, and the driver has no place for restart_wait.
     with Lock("job", store=driver, ttl=1.0, timeout=5):
         with pytest.raises(NotAcquired):
-            Lock("job", store=f"{url}?restart_wait=0", ttl=1.0, timeout=0).acquire()
+            Lock("job", store=f"{url}?restart_wait=0", timeout=0).acquire()
         asyncio.run(refused_on_asyncio(driver))
-    Lock("job", store=f"{url}?restart_wait=0", ttl=1.0, timeout=0).acquire().release()
+    Lock("job", store=f"{url}?restart_wait=0", timeout=0).acquire().release()
 
 
 async def refused_on_asyncio(driver: object) -> None:
     with pytest.raises(NotAcquired):
-        await AsyncLock("job", store=driver, ttl=1.0, timeout=0).acquire()
+        await AsyncLock("job", store=driver, timeout=0).acquire()
 
 
 def test_a_psycopg_pool_is_a_store(url: str) -> None:

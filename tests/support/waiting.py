@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from incumbent import clock
-from tests.support.pace import took
+from tests.support.pace import now, took
 
 # A bound for what must come at all: on a machine that does ten other things a process alone
 # takes seconds to start.
@@ -15,7 +14,7 @@ _AT_ALL = 20.0
 
 def eventually(condition: Callable[[], object], within: float = _AT_ALL) -> None:
     """Return when `condition` holds; fail after `within` seconds."""
-    began = clock.now()
+    began = now()
     while not condition():
         assert took(began) < within, f"did not come true within {within} s"
         time.sleep(0.002)

@@ -51,3 +51,15 @@ def test_a_wait_in_a_forked_child_ends() -> None:
         return 0
 
     assert in_a_child(wait) == 0
+
+
+def test_a_clock_that_a_test_moves_is_not_that_of_the_bounds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    began = clock.now()
+    with monkeypatch.context() as patched:
+        patched.setattr(clock, "now", lambda: began + 3600)
+        time.sleep(0.1)
+    time.sleep(0.1)
+    assert took(began) > 0.19 - stood_still(began)
+    assert stood_still(began) < 1

@@ -28,6 +28,8 @@ MARK = "INCUMBENT_LEASE_MARK"
 
 _ROUNDS = 100
 _PAUSE = 0.002
+_EMPTY = 3
+"""Rounds in a row that find nobody: a daemon leaves its parents by two forks."""
 _SEE_OFF = 0.2
 """Seconds for the last namespaces to end before the guard leaves."""
 
@@ -215,10 +217,13 @@ class _Guard:
     def _kill_group(self, mark: bytes) -> None:
         if self._group > 0:
             send((-self._group,), signal.SIGKILL)
+        empty = 0
         for _ in range(_ROUNDS):
-            # Who forks meanwhile is found in the next round.
+            # Who forks meanwhile is found in the next round; so is the child of one that forked
+            # after the list was made, and was gone before it was looked at.
             left = self._descendants() | set(marked(MARK.encode() + b"=" + mark))
-            if not left:
+            empty = 0 if left else empty + 1
+            if empty == _EMPTY:
                 return
             send(left, signal.SIGKILL)
             time.sleep(_PAUSE)
