@@ -63,7 +63,7 @@ def held_by_both_sides(driver: object, url: str) -> None:
 
 async def refused_on_asyncio(driver: object) -> None:
     with pytest.raises(NotAcquired):
-        await AsyncLock("job", store=driver, timeout=0).acquire()
+        await AsyncLock("job", store=driver, ttl=1.0, request_timeout=0.35, timeout=0).acquire()
 
 
 def test_a_psycopg_pool_is_a_store(url: str) -> None:
