@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from importlib.resources import files
 from typing import TypeVar
 
@@ -16,7 +16,7 @@ from incumbent.errors import StoreError
 from incumbent.model import Ask, Granted, Key, Refused, Renewal
 from incumbent.stores.base import Engine, Store
 from incumbent.stores.registry import open_engine
-from tests.support.pace import took
+from tests.support.pace import in_time
 from tests.support.postgresql import PostgresServer
 
 ASK = Ask(10.0, "host-1")
@@ -113,9 +113,4 @@ def patiently(ask: Callable[[], _T], within: float = 8.0) -> _T:
             time.sleep(min(error.retry_after or 0.02, 1.5))
 
 
-@contextmanager
-def answers_within(seconds: float) -> Iterator[None]:
-    began = clock.now()
-    yield
-    late = took(began) - seconds
-    assert late <= LATE_AT_MOST, f"{late:.3f} s after the deadline"
+answers_within = partial(in_time, late_at_most=LATE_AT_MOST)

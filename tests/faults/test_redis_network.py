@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -18,19 +18,14 @@ from incumbent import clock
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.model import ABSENT, ByClaim, Gone, Granted, Refused, Released, Stored
 from tests.faults.redis_world import ASK, Party, new_claim, party, soon
-from tests.support.pace import took
+from tests.support.pace import in_time
 from tests.support.proxy import FaultProxy
 from tests.support.servers import RedisServer
 
 LATE_AT_MOST = 0.1
 
 
-@contextmanager
-def answers_within(seconds: float) -> Iterator[None]:
-    began = clock.now()
-    yield
-    late = took(began) - seconds
-    assert late <= LATE_AT_MOST, f"{late:.3f} s after the deadline"
+answers_within = partial(in_time, late_at_most=LATE_AT_MOST)
 
 
 # -- answers that are lost

@@ -10,6 +10,8 @@ import os
 import threading
 import time
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from math import inf
 
 from incumbent import clock
@@ -68,3 +70,12 @@ def took(began: float) -> float:
 def lasted(began: float, least: float, most: float) -> bool:
     """Whether it took as long: `least` by the clock alone, `most` without what stood still."""
     return least <= now() - began and took(began) < most
+
+
+@contextmanager
+def in_time(seconds: float, *, late_at_most: float) -> Iterator[None]:
+    """What is done within it has a deadline in so many seconds."""
+    began = now()
+    yield
+    late = took(began) - seconds
+    assert late <= late_at_most, f"{late:.3f} s after the deadline"

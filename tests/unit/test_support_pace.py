@@ -11,7 +11,7 @@ import pytest
 from incumbent import clock
 from tests.support.forks import in_a_child
 from tests.support.needs import needs
-from tests.support.pace import lasted, stood_still, took
+from tests.support.pace import in_time, lasted, stood_still, took
 from tests.support.waiting import eventually
 
 pytestmark = needs(sys.platform != "win32", "usleep(3) and fork(2) are of POSIX")
@@ -63,3 +63,10 @@ def test_a_clock_that_a_test_moves_is_not_that_of_the_bounds(
     time.sleep(0.1)
     assert took(began) > 0.19 - stood_still(began)
     assert stood_still(began) < 1
+
+
+def test_what_comes_after_its_deadline_is_late() -> None:
+    with in_time(1.0, late_at_most=0.1):
+        time.sleep(0.01)
+    with pytest.raises(AssertionError, match="after the deadline"), in_time(0.05, late_at_most=0.1):
+        time.sleep(0.4)
