@@ -15,7 +15,7 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test quick chaos lint format type bench docs servers clean
+.PHONY: help demo test quick chaos mutants lint format type bench docs servers clean
 
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -43,6 +43,10 @@ type: $(VENV)/.lint $(VENV)/.bench ## mypy --strict, tests included
 chaos: $(VENV)/.test servers ## thousands of random faults on fleets; goes on where it ended
 	$(BIN)/python -m tests.chaos --write docs/chaos.md $(CHAOS_ARGS)
 	$(BIN)/python -m tests.quorum.campaign
+	$(BIN)/python -m tests.combined --write docs/chaos.md
+
+mutants: $(VENV)/.test servers ## which test dies of which changed line, for docs/proof.md
+	$(BIN)/python -m tests.mutants --write docs/proof.md
 
 bench: $(VENV)/.bench servers ## the table of the speed page
 	$(BIN)/python -m benchmarks
@@ -54,7 +58,7 @@ servers: ## servers for the tests, unpacked under .servers
 	@scripts/servers.sh
 
 clean: ## remove everything that make made
-	rm -rf $(VENV) .servers .chaos.jsonl .quorum.jsonl site dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .servers .chaos.jsonl .quorum.jsonl .combined.jsonl .mutants.jsonl site dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 # One environment, filled as far as a target needs it; a stamp for each part.
 $(VENV)/.made:

@@ -51,6 +51,8 @@ def main() -> int:
                 print(error, file=sys.stderr)
                 return 69
             say(f"nobody answers: {error}")
+            # A cluster that was just started says at once when it will grant again.
+            time.sleep(max(0.0, min(error.retry_after or step, 1.0, until - time.monotonic())))
     return 0
 
 

@@ -9,9 +9,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from incumbent.policy import TTL_MAX
 from tests.support.etcd import EtcdServer
 from tests.support.postgresql import PostgresServer
 from tests.support.proxy import FaultProxy
+from tests.support.redis_age import pretend_age
 from tests.support.servers import RedisServer
 
 # A shell ignores the first two for what it starts in the background, nohup(1) the third, and
@@ -54,8 +56,12 @@ def log_as_it_was() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def redis_server() -> Iterator[RedisServer]:
-    """One server for all tests of a worker: use a namespace of your own, never FLUSHALL."""
+    """One server for all tests of a worker: use a namespace of your own, never FLUSHALL.
+
+    It is older than the longest ttl that any of them asks for, so that nobody waits.
+    """
     with RedisServer() as server:
+        pretend_age(server.url, server, seconds=2 * TTL_MAX)
         yield server
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from incumbent import clock
 from incumbent._core.acquire import acquire
+from incumbent._core.held import Held
 from incumbent._core.release import release
 from incumbent._core.words import lease_lost
 from incumbent._drive.aio import LeaseScope
@@ -46,10 +47,13 @@ class AsyncLease(LeaseHandle):
 
     async def wait_lost(self, timeout: Duration | None = None) -> bool:
         """Wait until the holding ends, for at most `timeout` seconds; True if it was lost."""
-        await self._until_told(self._link.keeper.watch, parse_timeout(timeout))
+        keeper = self._link.keeper
+        await self._until_told(keeper.watch, parse_timeout(timeout), keeper.unwatch)
         return self.lost
 
-    async def _until_told(self, ask: Any, timeout: float | None) -> None:
+    async def _until_told(
+        self, ask: Any, timeout: float | None, done: Callable[[Held, Any], None] | None = None
+    ) -> None:
         loop = asyncio.get_running_loop()
         told = asyncio.Event()
 
@@ -63,12 +67,18 @@ class AsyncLease(LeaseHandle):
                 await told.wait()
         except TimeoutError:
             return
+        finally:
+            if done is not None:
+                done(self._held, tell)
 
     async def release(self) -> bool:
         """Give the lease back; see Lease.release. A cancellation leaves nothing believed."""
         if not self.valid:
             self._refuse_release()
-        return await self._release()
+        confirmed = await self._release()
+        if not confirmed and (lost := self._found_lost()) is not None:
+            raise lost
+        return confirmed
 
     async def _release(self, *, undo_slot: bool = False) -> bool:
         try:
@@ -79,7 +89,7 @@ class AsyncLease(LeaseHandle):
     async def __aenter__(self) -> Self:
         self.check()
         self._scope = LeaseScope(self._held)
-        self._link.keeper.watch(self._held, self._scope.look_soon)
+        self._link.keeper.watch(self._held, self._scope.look_soon, ahead=None)
         return self
 
     async def __aexit__(
@@ -94,7 +104,7 @@ class AsyncLease(LeaseHandle):
         lost = self._take_leave()
         if lost is None:
             await self._release()
-            lost = self._stopped()
+            lost = self._found_lost() or self._stopped()
         if lost is None:
             return
         if error is None or (own_cancel and isinstance(error, asyncio.CancelledError)):
@@ -145,8 +155,10 @@ class AsyncLock(LockHandle[AsyncLease]):
     async def __aenter__(self) -> AsyncLease:
         self._entered.refuse_reentry()
         lease = await self.acquire()
+        # Remembered once it is entered: what was lost meanwhile, by a frozen process, is not.
+        await lease.__aenter__()
         self._entered.add(lease)
-        return await lease.__aenter__()
+        return lease
 
     async def __aexit__(
         self,

@@ -13,17 +13,18 @@ from incumbent.bodies import is_async, name_of, not_deferred, refuse_generator
 from incumbent.cron.ledger import State
 from incumbent.cron.once import begin_once
 from incumbent.durations import Duration
-from incumbent.errors import ConfigError, NotAcquired, StoreError
-from incumbent.options import LockSettings
+from incumbent.errors import ConfigError, NotAcquired
+from incumbent.options import LockSettings, require
 
 if TYPE_CHECKING:
     from incumbent.aio import AsyncLease
-    from incumbent.handles import LeaseHandle
+    from incumbent.handles import LeaseHandle, LockHandle
     from incumbent.sync import Lease
 
 __all__ = ["exclusive", "once"]
 
 F = TypeVar("F", bound=Callable[..., Any])
+L = TypeVar("L", bound="LockHandle[Any]")
 IfHeld = Literal["wait", "raise", "skip"]
 
 
@@ -111,6 +112,14 @@ def _namer(template: str, function: Callable[..., Any]) -> Callable[..., str]:
     return name_of
 
 
+def _built(kind: Callable[..., L], name: str, common: Any) -> L:
+    """The lock of one call; raises ConfigError if its store could not say what became of it."""
+    lock = kind(name, **common)
+    if "once_per" in common:
+        require(lock._link.engine.capabilities, "once_per", "slots", "fields")
+    return lock
+
+
 def _wrap_sync(function: Any, namer: Callable[..., str], common: Any, *, skip: bool) -> Any:
     def call(*args: Any, **kwargs: Any) -> Any:
         return not_deferred(function(*args, **kwargs), function, "decorate an `async def`")
@@ -120,7 +129,7 @@ def _wrap_sync(function: Any, namer: Callable[..., str], common: Any, *, skip: b
         from incumbent.sync import Lock
 
         try:
-            lease = Lock(namer(*args, **kwargs), **common).acquire()
+            lease = _built(Lock, namer(*args, **kwargs), common).acquire()
         except NotAcquired:
             if skip:
                 return None
@@ -138,7 +147,7 @@ def _recorded(lease: Lease, function: Any, call: Callable[[], Any]) -> Any:
     port, wall = lease._link.port, clock.wall()
     try:
         once = drive(begin_once(port, lease._held, wall, _stamp(wall), name_of(function)))
-    except StoreError:
+    except BaseException:
         # Nothing ran: the slot is anybody's again.
         lease._release(undo_slot=True)
         raise
@@ -161,7 +170,7 @@ def _wrap_async(function: Any, namer: Callable[..., str], common: Any, *, skip: 
         from incumbent.aio import AsyncLock
 
         try:
-            lease = await AsyncLock(namer(*args, **kwargs), **common).acquire()
+            lease = await _built(AsyncLock, namer(*args, **kwargs), common).acquire()
         except NotAcquired:
             if skip:
                 return None
@@ -178,7 +187,8 @@ async def _recorded_async(lease: AsyncLease, function: Any, call: Callable[[], A
     port, wall = lease._link.async_port(), clock.wall()
     try:
         once = await begin_once(port, lease._held, wall, _stamp(wall), name_of(function))
-    except StoreError:
+    except BaseException:
+        # Nothing ran, also if it was cancelled: the slot is anybody's again.
         await lease._release(undo_slot=True)
         raise
     if once is None:

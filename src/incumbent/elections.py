@@ -184,7 +184,7 @@ class Election(ElectionHandle[Term]):
 
         True if the store confirmed the release within `timeout` seconds. Called by the work itself
         it only asks: return then. A term that nobody entered with `with` is released at once.
-        Raises NotHeld when this candidate does not lead.
+        Raises NotHeld when this candidate does not lead, LeaseLost as `Lease.release`.
         """
         return self._leading("resign")._step_down(timeout)
 

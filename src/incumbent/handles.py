@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import sys
-import threading
+import select
 from collections.abc import Callable, Hashable
 from functools import partial
 from types import EllipsisType
@@ -21,15 +20,16 @@ from incumbent.errors import AlreadyReleased, LeaseLost, Misuse, StoreUnavailabl
 from incumbent.lease import State
 from incumbent.links import link_for, own_link
 from incumbent.options import IfLost, LockSettings, OnLost, parse_timeout, wanted_from
+from incumbent.unpatched import original
 
 __all__ = ["ClientHandle", "LeaseHandle", "LockHandle", "loss_of"]
 
 L = TypeVar("L")
 
 _EXIT_LOST = 123
-_CONFIRMED_WITHIN = 0.25
-"""Seconds for which `check` waits for what usually takes less than one millisecond; also where it
-blocks an event loop."""
+_EXIT_AHEAD = 0.1
+"""Seconds, at most half of the grace, that a busy interpreter may take to let the exit come."""
+_STDERR = 2
 _LET_GO = (State.LEAVING, State.RELEASED)
 
 
@@ -43,10 +43,11 @@ class LeaseHandle:
     ) -> None:
         self._link = link
         self._held = held
+        if if_lost == "exit":
+            ahead = min(_EXIT_AHEAD, held.wanted.policy.grace / 2)
+            link.keeper.watch(held, partial(_exit_if_lost, held), ahead=ahead)
         if on_lost is not None:
             link.keeper.watch(held, partial(_call_if_lost, held, on_lost))
-        if if_lost == "exit":
-            link.keeper.watch(held, partial(_exit_if_lost, held))
 
     @property
     def name(self) -> str:
@@ -91,8 +92,6 @@ class LeaseHandle:
         seconds = need if type(need) is float else parse_duration(need, "need")
         machine = self._held.machine
         left = machine.remaining(clock.now())
-        if left < seconds and left > 0 and machine.unconfirmed:
-            left = self._confirmed()
         if left > 0 and left >= seconds:
             return
         if machine.state in _LET_GO:
@@ -102,13 +101,6 @@ class LeaseHandle:
                 self.name, "need", f": {say_seconds(left)} left, {say_seconds(seconds)} needed"
             )
         raise self._loss()
-
-    def _confirmed(self) -> float:
-        """What is proved once the grant is confirmed, or the answer is late."""
-        done = threading.Event()
-        self._link.keeper.renew_now(self._held, done.set)
-        done.wait(_CONFIRMED_WITHIN)
-        return self._held.machine.remaining(clock.now())
 
     def __reduce__(self) -> NoReturn:
         _refuse_copy(self)
@@ -132,6 +124,10 @@ class LeaseHandle:
         if held.machine.reason != "forked":
             self._link.keeper.hand_over(held.debt(now, undo_slot=False))
         return self._loss()
+
+    def _found_lost(self) -> LeaseLost | None:
+        """After a release: the loss that only the store's answer to it has shown."""
+        return self._loss() if self._held.machine.state is State.LOST else None
 
     def _refuse_release(self) -> NoReturn:
         if self._let_go():
@@ -256,7 +252,16 @@ def _call_if_lost(held: Held, on_lost: OnLost) -> None:
 
 def _exit_if_lost(held: Held) -> None:
     if held.machine.state is State.LOST:
-        sys.stderr.write(f"incumbent: {loss_of(held)}; the process ends\n")
-        sys.stderr.flush()
-        # Not sys.exit: this is the keeper's thread, and no finally block may act any more.
-        os._exit(_EXIT_LOST)
+        try:
+            _say_at_once(f"incumbent: {loss_of(held)}; the process ends\n".encode())
+        finally:
+            # Not sys.exit: this is another thread, and no finally block may act any more.
+            os._exit(_EXIT_LOST)
+
+
+def _say_at_once(words: bytes) -> None:
+    """On standard error, if it takes them: the end waits for nobody who reads no more."""
+    reader = original("select", "poll")()
+    reader.register(_STDERR, select.POLLOUT)
+    if any(event & select.POLLOUT for _, event in reader.poll(0)):
+        os.write(_STDERR, words[: select.PIPE_BUF])

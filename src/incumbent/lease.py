@@ -60,6 +60,7 @@ class Input(_Named):
     FORK = "this is the child of a fork"
     LEAVE = "the holder lets go"
     GIVEN = "the store confirmed the end"
+    MISSED = "the store had nothing to take back, before the deadline"
 
 
 _S, _I = State, Input
@@ -106,9 +107,14 @@ TRANSITIONS: Final[dict[State, dict[Input, State]]] = {
         _I.FORK: _S.LOST,
         _I.LEAVE: _S.LEAVING,
     },
-    _S.LEAVING: {**_ignoring(_S.LEAVING), _I.GIVEN: _S.RELEASED, _I.FORK: _S.LOST},
+    _S.LEAVING: {
+        **_ignoring(_S.LEAVING),
+        _I.GIVEN: _S.RELEASED,
+        _I.MISSED: _S.LOST,
+        _I.FORK: _S.LOST,
+    },
     _S.RELEASED: _ignoring(_S.RELEASED, _I.GIVEN, _I.FORK),
-    _S.LOST: _ignoring(_S.LOST, _I.GIVEN, _I.LEAVE, _I.FORK),
+    _S.LOST: _ignoring(_S.LOST, _I.GIVEN, _I.MISSED, _I.LEAVE, _I.FORK),
     _S.DROPPED: {_I.FORK: _S.DROPPED},
     _S.OWING: {_I.GIVEN: _S.RELEASED, _I.FORK: _S.LOST},
 }
@@ -137,7 +143,6 @@ class LeaseMachine:
     __slots__ = (
         "_at_most_for",
         "_sent",
-        "_unconfirmed",
         "bound",
         "deadline",
         "epoch",
@@ -155,7 +160,6 @@ class LeaseMachine:
         self.bound = inf
         """At this instant at_most_for ends the holding."""
         self._sent = -inf
-        self._unconfirmed = -inf
         self.state = _NEW
         self.reason = ""
         self.token = 0
@@ -186,11 +190,6 @@ class LeaseMachine:
         # Not from `_sent`: a renewal on its way, or one that failed, has proved nothing.
         return self.stop_at >= self.bound
 
-    @property
-    def unconfirmed(self) -> bool:
-        """Whether nothing but a grant that has to be confirmed was proved so far."""
-        return self.deadline <= self._unconfirmed
-
     # -- acquiring ---------------------------------------------------------------------------
 
     def sent(self, now: float) -> None:
@@ -203,8 +202,6 @@ class LeaseMachine:
         policy = self.policy
         short = policy.ttl - grant.ttl
         stop_at = self._sent + policy.renew_deadline - (short if short > 0 else 0.0)
-        if grant.confirm:
-            stop_at = self._stop_unless_confirmed(grant.ttl, now)
         if now >= stop_at:
             self._move(_LATE)
             return False
@@ -214,9 +211,6 @@ class LeaseMachine:
         self.epoch = grant.epoch
         self.stop_at = stop_at if stop_at < bound else bound
         self.deadline = self.stop_at + policy.grace
-        if grant.confirm:
-            self.deadline = min(self.deadline, self._sent + policy.stretch(grant.ttl))
-            self._unconfirmed = self.deadline
         # Last, for from here on every thread may believe.
         self.state = held
         return True
@@ -297,16 +291,11 @@ class LeaseMachine:
         """The store confirmed that nothing of the claim is left."""
         self._move(_GIVEN)
 
+    def missed(self, reason: str) -> None:
+        """The first release was answered before the deadline: there was no such record."""
+        self._end(Input.MISSED, reason)
+
     # -- moves -------------------------------------------------------------------------------
-
-    def _stop_unless_confirmed(self, ttl: float, now: float) -> float:
-        """`stop_at` of a grant that is for `ttl` seconds only, unless it is confirmed.
-
-        There may be less left than the grace: then the work has half of it to be confirmed in, and
-        the other half to end in.
-        """
-        left = self._sent + self.policy.stretch(ttl) - now
-        return now + max(left / 2, left - self.policy.grace)
 
     def _prove(self, stop_at: float) -> None:
         self.stop_at = stop_at if stop_at < self.bound else self.bound

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from typing import Any, Final
 
@@ -14,7 +13,6 @@ __all__ = ["link_for", "new_link", "own_link"]
 
 _by_url: Final[dict[str, Link]] = {}
 _by_object: Final[weakref.WeakKeyDictionary[Any, Link]] = weakref.WeakKeyDictionary()
-_lock = threading.Lock()
 
 
 def link_for(store: Any) -> Link:
@@ -32,15 +30,11 @@ def link_for(store: Any) -> Link:
     if not isinstance(store, str):
         # Before it becomes a key: this is where what is no store at all is refused.
         engine_for_object(store)
-    with _lock:
-        return _by_url_or_object(store)
-
-
-def _by_url_or_object(store: Any) -> Link:
     known: Any = _by_url if isinstance(store, str) else _by_object
     link: Link | None = known.get(store)
     if link is None:
-        link = known[store] = new_link(store)
+        # In one step, and without a lock: a signal handler or a fork's child could find it taken.
+        link = known.setdefault(store, new_link(store))
     return link
 
 

@@ -82,14 +82,10 @@ class Queue:
 
     `heartbeat`: for how many seconds the first in line may stay silent when its turn has come.
     Until then a fair one is overtaken by nobody, any other at most OVERTAKEN_MOST times in a row.
-    `spare`: by how many seconds a grant that has to be confirmed may last less than was asked. A
-    store that hands the lease from one to the next, for the heartbeat of that one, needs not be
-    asked again if the next one has not waited for too long.
     """
 
     heartbeat: float
     fair: bool = False
-    spare: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,14 +134,12 @@ class Granted(NamedTuple):
 
     `ttl`: seconds, from when the take was sent, for which the store surely keeps it. That may be
     less than was asked, where a store keeps leases in one session: renewals bring the rest.
-    `confirm`: the store gives it to the next one after `ttl`, unless it is renewed before.
     """
 
     claim: str
     token: int
     ttl: float
     epoch: str = ""
-    confirm: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,7 +313,8 @@ class Capabilities:
     `ttl_change`: a renewal may ask another ttl; `ttl_clock`: the clock that counts a ttl down;
     `round_trips`: of an exclusive take, renew and give each; `survives_failover`: leases outlive
     a restart and a failover; `queue`: waiters stand in line (`Ask.queue`); `candidates`: it lists
-    who stands by (`Ask.candidacy`); `reservations`: a give may reserve the lease for one holder.
+    who stands by (`Ask.candidacy`); `reservations`: a give may reserve the lease for one holder;
+    `refuses_late`: a take that arrives after its claim was given without a token is refused.
     """
 
     modes: frozenset[Mode] = frozenset({Mode.EXCLUSIVE})
@@ -340,6 +335,7 @@ class Capabilities:
     round_trips: int = 1
     candidates: bool = False
     reservations: bool = False
+    refuses_late: bool = False
 
 
 TakeOutcome: TypeAlias = "Granted | Queued | Refused"

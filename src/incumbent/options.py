@@ -15,7 +15,15 @@ from incumbent.model import META_MAX, ONCE, Ask, Capabilities, Queue, Slot
 from incumbent.policy import TTL_DEFAULT, Policy, make_policy
 from incumbent.stores.names import check_name, make_key
 
-__all__ = ["IfLost", "LockSettings", "OnLost", "default_holder", "parse_timeout", "wanted_from"]
+__all__ = [
+    "IfLost",
+    "LockSettings",
+    "OnLost",
+    "default_holder",
+    "parse_timeout",
+    "require",
+    "wanted_from",
+]
 
 OnLost = Callable[[LeaseLost], None]
 IfLost = Literal["raise", "exit"]
@@ -34,8 +42,9 @@ class LockSettings(TypedDict, total=False):
     hung holder. `at_least_for`: the name stays closed until then. `once_per`: at most one start in
     that time, by the store's clock. `slot`: the work that `once_per` counts, if not the name's
     own. `on_lost`: called with the LeaseLost, in a thread of its own. `if_lost`: "raise" at the end
-    of the body (default), or "exit": end the process at once with code 123. `fair`: who waits
-    gets it in the order of arrival; else others may come before, a few times in a row.
+    of the body (default), or "exit": end the process at once with code 123, 0.1 s before the proof
+    runs out (C code that keeps the interpreter for longer delays it: see `incumbent run`). `fair`:
+    who waits gets it in the order of arrival; else others may come before, a few times in a row.
     """
 
     ttl: Duration
@@ -58,6 +67,17 @@ class LockSettings(TypedDict, total=False):
 def default_holder() -> str:
     """INCUMBENT_HOLDER, or this host and process."""
     return os.environ.get("INCUMBENT_HOLDER") or f"{os.uname().nodename}:{os.getpid()}"
+
+
+def require(can: Capabilities, what: str, *parts: Literal["slots", "fields", "notices"]) -> None:
+    """Raises ConfigError, with what to use instead, if the store lacks what `what` is made of."""
+    lacking = [part for part in parts if not getattr(can, part)]
+    if lacking:
+        raise ConfigError(
+            f"{what}: this store has no {' and no '.join(lacking)}; use sqlite:, redis:, etcd: or"
+            " postgresql: for it (locks may stay where they are)",
+            name=what,
+        )
 
 
 def parse_timeout(timeout: Duration | None) -> float | None:
@@ -134,8 +154,7 @@ def _slot(settings: LockSettings, can: Capabilities) -> Slot | None:
         if settings.get("slot") is not None:
             raise ConfigError("slot: say with once_per for how long it is used", name="slot")
         return None
-    if not can.slots:
-        raise ConfigError("once_per: this store cannot remember slots", name="once_per")
+    require(can, "once_per", "slots")
     slot = check_name(settings.get("slot", ONCE))
     return Slot(slot, parse_duration(once_per, "once_per", least=0.001))
 
@@ -144,7 +163,7 @@ def _queue(policy: Policy, slot: Slot | None, can: Capabilities, *, fair: bool) 
     if fair and not can.queue:
         raise ConfigError(
             "fair=True: this store keeps no line of waiters; leave it out, or use a store that"
-            " does (redis: and memory: do)",
+            " does (redis:, sqlite: and memory: do)",
             name="fair",
         )
     if fair and slot is not None:
@@ -155,8 +174,7 @@ def _queue(policy: Policy, slot: Slot | None, can: Capabilities, *, fair: bool) 
     if not can.queue or slot is not None:
         # One that waits for its slot would keep others from a lease that is free for them.
         return None
-    spare = policy.ttl - policy.least
-    return _queue_of(min(_HEARTBEAT_MOST, policy.ttl / 3), fair, spare)
+    return _queue_of(min(_HEARTBEAT_MOST, policy.ttl / 3), fair)
 
 
 _queue_of = lru_cache(maxsize=256)(Queue)

@@ -22,10 +22,6 @@ TTL_DEFAULT = 15.0
 TTL_MIN = 0.1
 TTL_MAX = DAY
 
-_CONFIRMED_WITHIN = 0.5
-"""Seconds that a busy machine's keeper may need to confirm a grant: half of them until the work is
-stopped."""
-
 
 @dataclass(frozen=True, slots=True)
 class Policy:
@@ -41,15 +37,6 @@ class Policy:
     """From the instant before sending to the deadline: `ttl * (1 - 2 rho) - margin`."""
     renew_deadline: float
     """From the instant before sending until the work is stopped: `span - grace`."""
-
-    @property
-    def least(self) -> float:
-        """Of how many seconds a grant has to be that the keeper can confirm before it is over."""
-        return (self.margin + _CONFIRMED_WITHIN) / (1 - 2 * self.rho)
-
-    def stretch(self, ttl: float) -> float:
-        """From the instant before sending until nothing is proved, for a grant of `ttl` seconds."""
-        return ttl * (1 - 2 * self.rho) - self.margin
 
 
 def make_policy(

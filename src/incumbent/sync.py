@@ -47,21 +47,28 @@ class Lease(LeaseHandle):
 
     def wait_lost(self, timeout: Duration | None = None) -> bool:
         """Block until the holding ends, for at most `timeout` seconds; True if it was lost."""
-        ended = threading.Event()
-        self._link.keeper.watch(self._held, ended.set)
-        ended.wait(parse_timeout(timeout))
+        keeper, ended = self._link.keeper, threading.Event()
+        tell = ended.set
+        keeper.watch(self._held, tell)
+        try:
+            ended.wait(parse_timeout(timeout))
+        finally:
+            keeper.unwatch(self._held, tell)
         return self.lost
 
     def release(self) -> bool:
         """Give the lease back; False if the store did not confirm it (then its ttl ends it).
 
-        Raises LeaseLost if it was lost before, AlreadyReleased if it was released before.
+        Raises LeaseLost if it was lost before, also where only the store's answer shows that;
+        AlreadyReleased if it was released before.
         """
         link, held, now = self._link, self._held, clock.now()
         if not held.machine.valid(now):
             self._refuse_release()
         confirmed = release_blocking(link.port, held, now)
         link.keeper.disarm(held)
+        if not confirmed and (lost := self._found_lost()) is not None:
+            raise lost
         return confirmed
 
     def _release(self, *, undo_slot: bool = False) -> bool:
@@ -85,10 +92,12 @@ class Lease(LeaseHandle):
         lost = self._take_leave()
         if lost is None:
             self._release()
-        elif error is None:
+            lost = self._found_lost()
+        if lost is None:
+            return
+        if error is None:
             raise lost
-        else:
-            error.add_note(str(lost))
+        error.add_note(str(lost))
 
 
 class Lock(LockHandle[Lease]):

@@ -57,6 +57,7 @@ LAYERS = (
             "stores.line",
             "stores.names",
             "stores.notices",
+            "stores.restart",
             "stores.table",
             "stores.waiting",
         ),

@@ -221,7 +221,8 @@ class Server:
     """A Redis that keeps its data, and for each instance a network of its own before it."""
 
     def __init__(self, schedule: Schedule, instances: int) -> None:
-        self._wait = "" if schedule.restart_wait else "?restart_wait=0"
+        # All have the same ttl: without a name it would be that of leases with the default.
+        self._wait = f"?restart_wait={TTL if schedule.restart_wait else 0}"
         self._redis = RedisServer(["--appendonly", "yes", "--appendfsync", "always"])
         self._lives = True
         self._proxies = [FaultProxy(self._redis.port) for _ in range(instances)]

@@ -153,7 +153,7 @@ def _lasts(rng: random.Random, kind: str) -> float:
 def may_overlap(schedule: Schedule, isolation: str) -> str:
     """Why two workers may live at once whatever we do; empty: they may not."""
     kinds = schedule.kinds
-    if "flush" in kinds:
+    if "flush" in kinds and not schedule.restart_wait:
         return "the store loses its keys"
     if "restart empty" in kinds and not schedule.restart_wait:
         return "the store restarts empty with restart_wait=0"

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.tool import environment, incumbent
+from tests.cli.tool import environment, incumbent, start
 from tests.support.proxy import FaultProxy
 from tests.support.servers import RedisServer
+from tests.support.waiting import eventually
 
 # Of process starts on a loaded machine. What is to be seen are clients that nest their retries:
 # they take a multiple of this.
@@ -109,6 +110,33 @@ def test_a_missing_extra_says_what_to_install(tmp_path: Path, touched: Path) -> 
 
 def test_a_misspelt_variable_is_refused(store: str, touched: Path) -> None:
     refused(run(store, touched, INCUMBENT_TLL="5"), "INCUMBENT_TLL is not a setting: did you mean")
+
+
+@pytest.mark.parametrize("variable", ["SLOT", "ONCE_PER", "AT_LEAST_FOR", "WAIT"])
+def test_a_variable_that_is_about_one_start_is_refused_where_something_would_run(
+    store: str, touched: Path, variable: str
+) -> None:
+    name = f"INCUMBENT_{variable}"
+    refused(
+        run(store, touched, **{name: "1h"}), f"{name} cannot come from the environment: give --"
+    )
+
+
+def test_the_environment_makes_no_operator_write_or_remove(store: str) -> None:
+    env = {"INCUMBENT_FORCE": "1", "INCUMBENT_FIX": "1", "INCUMBENT_WATCH": "1"}
+    holder = start("-s", store, "run", "job", "--", "sleep", "30")
+    try:
+        look = ("-s", store, "status", "job", "--json")
+        eventually(lambda: '"state": "held"' in incumbent(*look, env=env).stdout, within=15)
+        asked = incumbent("-s", store, "break", "job", env=env)
+        # Asked, the holder let go in order: its record was not removed under it.
+        assert holder.wait(10) == 123
+        assert "was asked for by an operator" in holder.communicate()[1]
+    finally:
+        holder.kill()
+        holder.communicate()
+    assert asked.returncode == 0
+    assert "ignored: INCUMBENT_FORCE cannot come from the environment" in asked.stderr
 
 
 def test_an_unknown_variable_is_told_once_and_ignored(store: str) -> None:

@@ -13,6 +13,9 @@ from typing import Any
 
 import pytest
 
+from incumbent import clock
+from incumbent.links import link_for
+from incumbent.model import Ask, Granted, Key
 from tests.cli.tool import command_line, environment, incumbent, python, start
 from tests.support.servers import free_port
 from tests.support.waiting import eventually
@@ -174,6 +177,64 @@ def test_a_broken_lease_is_123(store: str, tmp_path: Path) -> None:
     assert us.returncode == 123
     assert "an operator" in said
     assert result_of(file)["reason"] == "broken"
+
+
+LONG = ("--ttl", "60")
+_ON_RECORD: tuple[list[str], ...] = (
+    [],
+    ["--once-per", "1h"],
+    ["--once-per", "1h", "--slot", "today"],
+)
+
+
+@pytest.mark.parametrize("recorded", _ON_RECORD, ids=" ".join)
+@pytest.mark.parametrize("code", [0, 7])
+def test_a_command_that_outlived_its_lease_reports_no_success(
+    store: str, tmp_path: Path, recorded: list[str], code: int
+) -> None:
+    """No renewal is due before it ends: only the release, or the ledger, finds it out."""
+    file, go = tmp_path / "result", tmp_path / "go"
+    script = f"while ! test -e {go}; do sleep 0.01; done; exit {code}"
+    words = ("run", "-q", "job", *LONG, *recorded, "--result-file", str(file), "--")
+    with start("-s", store, *words, "sh", "-c", script) as us:
+        eventually(lambda: '"held"' in incumbent("-s", store, "status", "--json").stdout)
+        remove_and_hold(store)
+        go.touch()
+        _, said = us.communicate()
+    assert us.returncode == (code or 123)
+    assert "is gone from the store" in said
+    assert "CMD ended after" in said
+    assert result_of(file)["reason"] == "taken"
+    if recorded:
+        history = incumbent("-s", store, "history", "job", "--json").stdout
+        assert '"lost"' in history
+        assert '"ok"' not in history
+
+
+@pytest.mark.parametrize("code", [0, 7])
+def test_a_leader_that_outlived_its_lease_reports_no_success(
+    store: str, tmp_path: Path, code: int
+) -> None:
+    go = tmp_path / "go"
+    script = f"while ! test -e {go}; do sleep 0.01; done; exit {code}"
+    words = ("lead", "job", *LONG, "--restart", "never", "--", "sh", "-c", script)
+    with start("-s", store, *words) as us:
+        eventually(lambda: '"held"' in incumbent("-s", store, "status", "--json").stdout)
+        remove_and_hold(store)
+        go.touch()
+        _, said = us.communicate()
+    assert us.returncode == (code or 123)
+    assert "is gone from the store" in said
+
+
+def remove_and_hold(store: str) -> None:
+    """The record is removed under its holder, and another one takes the name."""
+    link = link_for(store)
+    key = Key("default", "job")
+    (holding,) = link.store.read(key, clock.now() + 5).holdings
+    link.store.give(key, holding.claim, None, clock.now() + 5)
+    taken = link.store.take(key, "f" * 32, Ask(60.0, "rival"), clock.now() + 5)
+    assert isinstance(taken, Granted)
 
 
 def test_signals_reach_the_command_and_its_answer_comes_back(store: str, tmp_path: Path) -> None:

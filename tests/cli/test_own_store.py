@@ -70,6 +70,34 @@ def test_what_an_installed_store_lacks_is_refused(installed: Path, tmp_path: Pat
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.parametrize(
+    ("words", "lacks"),
+    [
+        ("cron jobs.crontab", "slots and no fields"),
+        ("run job --once-per 1h -- touch ran", "slots"),
+        ("run job --slot s -- touch ran", "slots"),
+        ("jobs", "fields"),
+        ("trigger job", "fields"),
+        ("pause --all", "fields and no notices"),
+        ("unpause --all", "fields and no notices"),
+        ("pause job", "notices"),
+        ("unpause job", "notices"),
+        ("break job", "notices"),
+        ("resign job", "notices"),
+    ],
+)
+def test_a_command_that_needs_more_of_a_store_says_what_to_use_instead(
+    installed: Path, tmp_path: Path, words: str, lacks: str
+) -> None:
+    (tmp_path / "jobs.crontab").write_text("* * * * * touch ran\n")
+    done = incumbent(installed, tmp_path, *words.split())
+    assert done.returncode == 64, (done.stdout, done.stderr)
+    assert f"this store has no {lacks}" in done.stderr
+    assert "use sqlite:, redis:, etcd: or postgresql:" in done.stderr
+    assert done.stdout == ""
+    assert not (tmp_path / "ran").exists()
+
+
 def test_without_the_package_the_scheme_is_unknown(tmp_path: Path) -> None:
     done = incumbent(None, tmp_path, "run", "job", "--", "true")
     assert done.returncode == 64

@@ -311,6 +311,14 @@ class VersionsComeBack(MemoryTable):
         return outcome
 
 
+class ReleaseOfNothingIsReleased(MemoryTable):
+    def give(
+        self, key: Key, claim: str, token: int | None, now: float, *rest: Any, **more: Any
+    ) -> GiveOutcome:
+        super().give(key, claim, token, now, *rest, **more)
+        return Released()
+
+
 class HistoryWithoutEnd(MemoryTable):
     def give(
         self, key: Key, claim: str, token: int | None, now: float, *rest: Any, **more: Any

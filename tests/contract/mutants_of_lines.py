@@ -183,6 +183,15 @@ class LeavingIsSilent(MemoryTable):
         return outcome
 
 
+class WhoLeavesIsGivenUp(MemoryTable):
+    """One that was only refused cannot come again."""
+
+    def give(
+        self, key: Key, claim: str, token: int | None, now: float, *rest: Any, **more: Any
+    ) -> GiveOutcome:
+        return super().give(key, claim, token or None, now, *rest, **more)
+
+
 class RepeatStandsInLine(MemoryTable):
     """A holder whose answer was lost would wait for itself."""
 

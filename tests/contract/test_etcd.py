@@ -78,7 +78,7 @@ class TestEtcdWipes(StoreContract):
     @pytest.fixture
     def world(self) -> Iterator[EtcdWorld]:
         with EtcdServer() as server, FaultProxy(server.port) as proxy:
-            yield EtcdWorld(server, proxy)
+            yield EtcdWorld(server, proxy, "?restart_wait=2s")
 
 
 class TestEtcdRestarts(StoreContract):

@@ -74,4 +74,4 @@ class TestPostgresqlRestarts(StoreContract):
     @pytest.fixture
     def world(self, own_postgres: PostgresServer) -> Iterator[PostgresWorld]:
         with FaultProxy(own_postgres.port) as proxy:
-            yield PostgresWorld(own_postgres, proxy)
+            yield PostgresWorld(own_postgres, proxy, "?restart_wait=1.5s")

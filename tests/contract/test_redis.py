@@ -65,4 +65,5 @@ class TestRedisRestarts(StoreContract):
     def world(self) -> Iterator[RedisWorld]:
         kept = ["--appendonly", "yes", "--appendfsync", "always"]
         with RedisServer(kept) as server, FaultProxy(server.port) as proxy:
-            yield RedisWorld(server, proxy)
+            # Without it a server that lost its data would wait for leases of the default ttl.
+            yield RedisWorld(server, proxy, "?restart_wait=1s")

@@ -14,12 +14,18 @@ from incumbent.testing.contract.bench import DRIVERS
 from incumbent.testing.contract.cases import waits
 from tests.contract import mutants as bugs
 from tests.contract import mutants_of_elections as more
+from tests.contract import mutants_of_late_takes as late
 from tests.contract import mutants_of_lines as lines
 from tests.contract.worlds import FaultyMemoryStore, MemoryWorld
 
 CAUGHT_BY: list[tuple[type[MemoryTable], str]] = [
     (bugs.ReleasesWithoutCompare, "a_stranger_cannot_release"),
     (bugs.ReleaseIgnoresToken, "a_break_that_comes_too_late_spares_the_next_holder"),
+    (bugs.ReleaseOfNothingIsReleased, "a_release_of_what_was_removed_says_so"),
+    (
+        bugs.ReleaseOfNothingIsReleased,
+        "a_release_of_what_was_removed_says_so_while_another_holds_it",
+    ),
     (bugs.ReleaseForgetsToClose, "a_release_can_keep_the_name_closed"),
     (bugs.ReleaseIsSilent, "a_release_before_the_wait_is_not_missed"),
     (bugs.SlotNotCompared, "nobody_else_can_give_a_slot_back"),
@@ -66,6 +72,19 @@ CAUGHT_BY: list[tuple[type[MemoryTable], str]] = [
     (more.EveryRenewalIsAChange, "a_renewal_that_changes_nothing_is_no_change"),
     (more.PauseEndsByItself, "a_pause_does_not_end_with_the_record"),
     (more.PauseDiesWithTheStore, "a_pause_survives_a_restart"),
+    (late.LateTakeIsGranted, "a_take_that_arrives_after_its_claim_was_given_up_brings_nothing"),
+    (late.LateIsForgottenAfterATtl, "it_brings_nothing_after_a_ttl_either"),
+    (
+        late.OnlyTheUnknownIsGivenUp,
+        "a_second_take_of_a_claim_that_was_granted_and_given_up_brings_nothing",
+    ),
+    (
+        late.OnlyTheUnknownIsGivenUp,
+        "a_second_take_of_a_claim_that_nobody_heard_of_brings_nothing",
+    ),
+    (late.LateTakeUsesItsSlot, "a_take_that_arrives_too_late_uses_no_slot"),
+    (late.LateTakeStandsInLine, "a_take_that_arrives_too_late_stands_in_no_line"),
+    (late.EverybodyIsLate, "others_are_granted_meanwhile_and_keep_what_they_have"),
     (lines.LastComesFirst, "who_waits_stands_in_line_in_the_order_of_arrival"),
     (lines.WhoAsksAgainGoesToTheEnd, "who_asks_again_keeps_its_place"),
     (lines.OvertakenForEver, "one_that_did_not_is_overtaken_a_few_times_at_most"),
@@ -74,6 +93,10 @@ CAUGHT_BY: list[tuple[type[MemoryTable], str]] = [
     (lines.WaitsForTheSilent, "a_silent_first_has_its_turn_no_longer_than_its_heartbeat"),
     (lines.StaysInLineWhenGranted, "who_was_granted_stands_in_line_no_more"),
     (lines.NeverLeavesTheLine, "who_leaves_the_line_is_not_waited_for"),
+    (
+        lines.WhoLeavesIsGivenUp,
+        "who_leaves_without_having_been_granted_is_not_waited_for_and_may_come_again",
+    ),
     (lines.NoTurnAfterACrash, "the_first_has_its_turn_also_when_the_holder_died"),
     (lines.FairnessIsForgotten, "nobody_comes_before_one_that_asked_for_fairness"),
     (lines.EverybodyStandsInLine, "who_tries_once_stands_in_no_line"),
@@ -116,9 +139,9 @@ def test_a_planted_bug_is_caught(bug: type[MemoryTable], case: str, driver: str)
 def test_every_planted_bug_has_a_case() -> None:
     planted = {
         it
-        for module in (bugs, more, lines)
+        for module in (bugs, late, more, lines)
         for it in vars(module).values()
-        if isinstance(it, type) and issubclass(it, MemoryTable) and it is not lines._Table
+        if isinstance(it, type) and issubclass(it, MemoryTable) and it.__name__[0] != "_"
     }
     assert planted - {MemoryTable} == {bug for bug, _ in CAUGHT_BY}
 

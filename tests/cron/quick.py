@@ -116,8 +116,8 @@ def remembering() -> Iterator[None]:
     named: list[tuple[Any, str, Callable[..., Any]]] = [
         (ledger, "decode", lru_cache(maxsize=150_000)(ledger.decode)),
         (ledger, "open_runs", _once("open_runs", ledger.open_runs)),
-        (ledger, "pruned_until", _once("pruned_until", ledger.pruned_until)),
-        (judge, "pruned_until", _once("pruned_until", ledger.pruned_until)),
+        (ledger, "settled_spans", _once("settled_spans", ledger.settled_spans)),
+        (judge, "settled_spans", _once("settled_spans", ledger.settled_spans)),
         (judge, "missed_slots", _of_spec(agenda.missed_slots)),
         (execute, "facts_of_job", _facts(_of_spec(execute.facts_of_job))),
         (Every, "describe", cache(Every.describe)),

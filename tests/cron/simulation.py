@@ -26,11 +26,12 @@ from incumbent._core.onestep import run as drive
 from incumbent._core.port import Debt
 from incumbent._core.release import release, settle
 from incumbent.cron.book import Pen
+from incumbent.cron.control import PRESENCE, PRESENT_EVERY, UP, encode
 from incumbent.cron.events import Quiet
 from incumbent.cron.execute import Executor
 from incumbent.cron.judge import CLOCK_SPREAD, GRACE, Slot
 from incumbent.cron.ledger import RUN, SLOT_KEEP, Run, State, decode
-from incumbent.cron.schedule import Every, slot_id
+from incumbent.cron.schedule import Every, Schedule, slot_id
 from incumbent.cron.spec import CatchUp, JobSpec
 from incumbent.errors import NotAcquired, OutcomeUnknown, StoreUnavailable
 from incumbent.lease import State as LeaseState
@@ -72,12 +73,22 @@ class Plan:
     outage_every: float = 12 * 3600.0
     dark_every: float = 2 * 86_400.0
     """The whole fleet is down."""
+    start: float = EPOCH
+    schedules: tuple[Schedule, ...] = ()
+    """Instead of intervals."""
     intervals: tuple[float, ...] = (60.0, 900.0, 3600.0, 21_600.0, 86_400.0)
     spread: float = 0.0
     """Seconds by which the intervals of any two jobs differ, so that they are not due together."""
     jump_every: float = 4 * 3600.0
-    """A clock is set, forward or back, within what clocks may be apart."""
+    """A clock is set, forward or back, within what clocks may be apart, and off by an error."""
+    errors: tuple[float, ...] = (0.0,)
+    """Seconds by which a clock may be wrong beyond that: one is drawn whenever it is set."""
+    keeps: tuple[int, ...] = (20, 100)
+    """How many runs the ledger of a job keeps, by turns."""
+    keep_for: float = inf
     lost_answers: float = 0.002
+    frail: float = 0.0
+    """Share of runs whose process is killed between its claim and its first work."""
     stop_at_fault: bool = False
     tell_every: float = inf
     """Seconds of simulated time between lines that tell how far it has come."""
@@ -88,7 +99,7 @@ class World:
     """Time, events, and the store with all that was ever put on record there."""
 
     plan: Plan
-    t: float = EPOCH
+    t: float = field(init=False)
     chance: random.Random = field(init=False)
     table: MemoryTable = field(default_factory=QuickTable)
     heap: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
@@ -104,6 +115,7 @@ class World:
     held: dict[int, Held] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self.t = self.plan.start
         self.chance = random.Random(self.plan.seed)
 
     def at(self, when: float, act: Callable[[], None]) -> None:
@@ -132,8 +144,10 @@ class World:
         if run.count > 1:
             self.covered.append((key.name, run.since, run.due))
 
-    def begins(self, job: str, slot: str, until: float) -> None:
+    def begins(self, job: str, slot: str, due: float, until: float) -> None:
         self.executed[job, slot] += 1
+        if any(name == job and first <= due <= last for name, first, last in self.covered):
+            self.faults.append(f"{job} {slot} ran, and is on record as missed")
         if self.executed[job, slot] > 1:
             self.faults.append(f"{job} {slot} ran twice")
         other = self.executing.get(job)
@@ -298,7 +312,9 @@ class SimRun:
             drive(release(instance.port, self.held))
         self._forget()
         if world.chance.random() < 0.3:
-            instance.try_(lambda: drive(book.prune(self.spec.keep_runs, inf, instance.wall())))
+            instance.try_(
+                lambda: drive(book.prune(self.spec.keep_runs, self.spec.keep_for, instance.wall()))
+            )
 
     def _again(self) -> None:
         world = self.instance.world
@@ -315,7 +331,7 @@ class SimInstance:
         self.world = world
         self.index = index
         self.specs = specs
-        self.offset = world.chance.uniform(-CLOCK_SPREAD / 2, CLOCK_SPREAD / 2)
+        self.offset = self._drawn_offset()
         self.life = self.turns = self.crashes = 0
         self.up = False
         self.cut_until = -inf
@@ -324,6 +340,12 @@ class SimInstance:
 
     def wall(self) -> float:
         return self.world.t + self.offset
+
+    def _drawn_offset(self) -> float:
+        chance = self.world.chance
+        return chance.uniform(-CLOCK_SPREAD / 2, CLOCK_SPREAD / 2) + chance.choice(
+            self.world.plan.errors
+        )
 
     def _executor(self) -> Executor:
         return Executor(self.specs, NAMESPACE, self.port, self, Quiet(), self.wall)
@@ -348,6 +370,18 @@ class SimInstance:
         for spec in self.specs:
             self.try_(partial(self.executor.register, spec, known.get(spec.name, {})))
         self._turn(life)
+        if self.world.plan.errors != (0.0,):
+            # With clocks that are not far apart nothing depends on it, and it costs.
+            self._tell(life)
+
+    def _tell(self, life: int) -> None:
+        """A sign of life, as Census writes it."""
+        if life != self.life or not self.up:
+            return
+        key, name = Key(NAMESPACE, PRESENCE), f"{UP}i{self.index}"
+        value = encode(since=0.0, seen=self.wall())
+        self.try_(lambda: drive(self.port.put(key, name, value, None, inf)))
+        self.world.at(self.world.t + PRESENT_EVERY, lambda: self._tell(life))
 
     def stop(self) -> None:
         self.crashes += self.up
@@ -355,7 +389,7 @@ class SimInstance:
         self.up = False
 
     def set_clock(self) -> None:
-        self.offset = self.world.chance.uniform(-CLOCK_SPREAD / 2, CLOCK_SPREAD / 2)
+        self.offset = self._drawn_offset()
         if self.up and self.executor.dispatcher is not None:
             # An instance looks at its clock every few seconds.
             self._turn(self.life)
@@ -402,6 +436,9 @@ class SimInstance:
 
     def launch(self, spec: JobSpec, slot: Slot, grant: Held) -> None:
         world = self.world
+        if world.chance.random() < world.plan.frail / 2:
+            grant.machine.forked()
+            return
         token, wall = grant.machine.token, self.wall()
         run = Run(
             slot.name, State.RUNNING, slot.due, f"i{self.index}", token, wall, attempt=slot.attempt
@@ -414,13 +451,16 @@ class SimInstance:
             self.executor.dispatcher.ask(spec.name, slot, world.t + 0.5)
             return
         if not begun or not grant.machine.valid(world.t):
-            drive(release(self.port, grant))
+            drive(release(self.port, grant, undo_slot=True))
+            return
+        if world.chance.random() < world.plan.frail / 2:
+            grant.machine.forked()
             return
         # Most are quick, some last for many renewals.
         took = world.chance.choice((0.1, 1.0, 5.0, 20.0, 90.0))
         ends = world.t + took
         sim = SimRun(self, spec, grant, run, ends)
-        world.begins(spec.name, slot.name, world.t)
+        world.begins(spec.name, slot.name, slot.due, world.t)
         world.at(world.t + min(took, POLICY.ttl / 5), sim.turn)
 
     def failed(self, spec: JobSpec, run: Run) -> None:
@@ -443,20 +483,56 @@ class Outcome:
     seconds: float
 
 
+def drawn_plan(seed: int) -> Plan:
+    """Of each kind of trouble something or nothing, so that pairs and triples of them come up."""
+    chance, hour = random.Random(seed), 3600.0
+    errors = (
+        (0.0,),
+        (0.0, 0.0, -1.0, -1.5, -2.0),
+        (0.0, 2.0),
+        (0.0, 0.0, -26.0),
+        (0.0, 5.0, -5.0),
+        (0.0, 0.0, 0.0, 365 * 24.0),
+    )
+    return Plan(
+        instances=chance.choice((2, 3, 5)),
+        jobs=chance.choice((3, 6)),
+        days=chance.choice((0.15, 0.3)),
+        seed=seed,
+        crash_every=chance.choice((0.5, 6.0)) * hour,
+        outage_every=chance.choice((1.0, 12.0)) * hour,
+        dark_every=chance.choice((2.0, 48.0)) * hour,
+        intervals=chance.choice(((60.0, 300.0, 900.0), (60.0, 7200.0), (120.0, 600.0, hour))),
+        jump_every=chance.choice((0.5, 4.0, inf)) * hour,
+        errors=tuple(it * hour for it in chance.choice(errors)),
+        keeps=chance.choice(((3, 40), (20, 100))),
+        keep_for=chance.choice((inf, 6 * hour)),
+        lost_answers=chance.choice((0.0, 0.002, 0.02)),
+        frail=chance.choice((0.0, 0.05)),
+    )
+
+
 def make_specs(plan: Plan) -> list[JobSpec]:
     rules = (CatchUp("no"), CatchUp("last"), CatchUp("all", 5, 6 * 3600.0))
     return [
         JobSpec(
             name=f"job{number}",
-            schedule=Every(plan.intervals[number % len(plan.intervals)] + number * plan.spread),
+            schedule=_schedule(plan, number),
             command=("true",),
             catch_up=rules[number % len(rules)],
             overlap="queue" if number % 4 == 3 else "skip",
             retries=number % 2,
-            keep_runs=(20, 100)[number % 2],
+            keep_runs=plan.keeps[number % len(plan.keeps)],
+            keep_for=plan.keep_for,
         )
         for number in range(plan.jobs)
     ]
+
+
+def _schedule(plan: Plan, number: int) -> Schedule:
+    if plan.schedules:
+        return plan.schedules[number % len(plan.schedules)]
+    return Every(plan.intervals[number % len(plan.intervals)] + number * plan.spread)
 
 
 def simulate(plan: Plan) -> Outcome:
@@ -465,9 +541,9 @@ def simulate(plan: Plan) -> Outcome:
     world = World(plan)
     specs = make_specs(plan)
     fleet = [SimInstance(world, index, specs) for index in range(plan.instances)]
-    end = EPOCH + plan.days * 86_400.0
+    end = plan.start + plan.days * 86_400.0
     for instance in fleet:
-        world.at(EPOCH + world.chance.uniform(0, 30), instance.start)
+        world.at(plan.start + world.chance.uniform(0, 30), instance.start)
         _plan_crashes(world, instance, end)
         _plan_jumps(world, instance, end)
     _plan_outages(world, fleet, end)
@@ -476,8 +552,11 @@ def simulate(plan: Plan) -> Outcome:
     world.outage_until = -inf
     for instance in fleet:
         instance.cut_until = -inf
-        if not instance.up:
-            instance.start()
+        if plan.errors != (0.0,):
+            # Somebody has noticed: whatever is not on record by then is not on record ever.
+            instance.stop()
+            instance.offset = 0.0
+        instance.start_if_down()
     world.run_until(end + SETTLE)
     slots = _check_all_on_record(world, specs, end)
     for held in world.held.values():
@@ -495,7 +574,7 @@ def _tell_now_and_then(world: World, began: float) -> None:
         return
 
     def tell() -> None:
-        day, spent = (world.t - EPOCH) / 86_400, time.monotonic() - began
+        day, spent = (world.t - world.plan.start) / 86_400, time.monotonic() - began
         sys.stderr.write(f"day {day:.0f}: {world.claims} claims, {spent:.0f} s\n")
         world.at(world.t + every, tell)
 
@@ -512,6 +591,8 @@ def _plan_crashes(world: World, instance: SimInstance, end: float) -> None:
 
 
 def _plan_jumps(world: World, instance: SimInstance, end: float) -> None:
+    if world.plan.jump_every == inf:
+        return
     when = world.t + world.chance.expovariate(1 / world.plan.jump_every)
     while when < end:
         world.at(when, instance.set_clock)
@@ -540,16 +621,24 @@ def _plan_outages(world: World, fleet: Sequence[SimInstance], end: float) -> Non
 
 
 def _check_all_on_record(world: World, specs: Sequence[JobSpec], end: float) -> int:
-    """Every slot was recorded once, as whatever; none is left as running."""
+    """Every slot was recorded once, as whatever; none is left as running.
+
+    Where clocks are hours apart there may be slots of which nothing is on record.
+    """
+    complete = world.plan.errors == (0.0,)
     slots = 0
     for spec in specs:
         ranges = [(first, last) for job, first, last in world.covered if job == spec.name]
         # Before the first instance registered it a job had no slots.
-        due = spec.schedule.next_after(EPOCH + CLOCK_SPREAD)
+        due = spec.schedule.next_after(world.plan.start + CLOCK_SPREAD)
         while due is not None and due < end - CLOCK_SPREAD:
             slots += 1
             state = world.recorded.get((spec.name, slot_id(due)))
-            if state is None and not any(first <= due <= last for first, last in ranges):
+            if (
+                complete
+                and state is None
+                and not any(first <= due <= last for first, last in ranges)
+            ):
                 world.faults.append(f"{spec.name} {slot_id(due)}: nothing on record")
             elif state is not None and not state.ended:
                 world.faults.append(f"{spec.name} {slot_id(due)}: {state} for ever")

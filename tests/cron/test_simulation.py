@@ -10,12 +10,20 @@ import pytest
 
 from incumbent.cron import book, dispatch, execute, judge, ledger
 from incumbent.cron.ledger import State
-from incumbent.cron.schedule import Every, slot_id
+from incumbent.cron.schedule import Every, cron_schedule, slot_id
 from incumbent.cron.spec import CatchUp, JobSpec
 from incumbent.model import Ask
 from tests.cron import simulation
 from tests.cron.quick import remembering
-from tests.cron.simulation import EPOCH, Plan, SimInstance, SimPort, World, simulate
+from tests.cron.simulation import (
+    EPOCH,
+    Plan,
+    SimInstance,
+    SimPort,
+    World,
+    drawn_plan,
+    simulate,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -47,6 +55,49 @@ def test_fifty_instances_with_their_clocks_five_minutes_apart_agree() -> None:
 
 
 HOUR = 3600.0
+BEHIND = Plan(
+    instances=4,
+    jobs=6,
+    days=0.3,
+    intervals=(60.0, 300.0, 900.0),
+    errors=(0.0, 0.0, -HOUR, -1.5 * HOUR, -2 * HOUR),
+    keeps=(3, 20),
+)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_clocks_one_to_two_hours_behind_run_nothing_that_the_ledger_has_forgotten(
+    seed: int,
+) -> None:
+    outcome = simulate(replace(BEHIND, seed=seed))
+    assert outcome.faults == (), f"seed {seed}: {outcome}"
+
+
+SPRING, AUTUMN = 1_774_738_800.0, 1_792_879_200.0
+"""2026-03-28T23:00Z and 2026-10-24T22:00Z: midnight in Berlin before its clocks are changed."""
+NIGHTLY = ("30 2 * * *", "0 3 * * *", "*/20 * * * *", "15 1-4 * * *")
+
+
+@pytest.mark.parametrize("start", [SPRING, AUTUMN], ids=["spring", "autumn"])
+@pytest.mark.parametrize("errors", [(0.0,), (0.0, -HOUR, HOUR), (0.0, 0.0, -2 * HOUR)])
+def test_a_night_with_a_change_of_clocks_and_wrong_clocks_runs_nothing_twice(
+    start: float, errors: tuple[float, ...]
+) -> None:
+    schedules = tuple(cron_schedule(it, "Europe/Berlin") for it in NIGHTLY)
+    plan = Plan(jobs=8, days=0.4, start=start, schedules=schedules, errors=errors, keeps=(2, 20))
+    outcome = simulate(plan)
+    assert outcome.faults == (), outcome
+    assert outcome.slots > 60
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_slot_runs_twice_whatever_comes_together(seed: int) -> None:
+    plan = drawn_plan(seed)
+    with remembering():
+        outcome = simulate(plan)
+    assert outcome.faults == (), f"{plan}: {outcome}"
+
+
 DARK = (3, 4, 5, 6, 7)
 """Hours at which nobody was up."""
 
@@ -174,6 +225,37 @@ BUGS: list[Callable[[pytest.MonkeyPatch], None]] = [
     an_unanswered_claim_is_forgotten,
     a_lost_run_is_overwritten,
 ]
+
+
+def begin_runs_what_was_forgotten(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(book, "is_settled", lambda *_: False)
+
+
+def nobody_remembers_what_was_removed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(book, "joined", lambda spans: tuple(spans)[:-1])
+
+
+def a_slot_of_an_hour_ago_begins_unseen(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(book.Book, "begin", book.Book.begin_named)
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        begin_runs_what_was_forgotten,
+        nobody_remembers_what_was_removed,
+        a_slot_of_an_hour_ago_begins_unseen,
+    ],
+    ids=lambda it: it.__name__,
+)
+def test_a_planted_bug_that_needs_wrong_clocks_is_seen_by_chance(
+    plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
+    for seed in range(12):
+        if simulate(replace(drawn_plan(seed), stop_at_fault=True)).faults:
+            return
+    pytest.fail("nobody saw it")
 
 
 @pytest.mark.parametrize("plant", BUGS, ids=lambda it: it.__name__)

@@ -148,3 +148,14 @@ def test_the_client_stops_inside_the_lease_without_a_majority_and_comes_back(
             member.launch()
         eventually(lambda: running.steps_since(healed), within=40)
         assert running.steps_since(healed)[0].term > term
+
+
+def test_the_client_waits_out_a_cluster_that_grants_nothing_yet_and_does_not_spin(
+    own_etcd: EtcdServer,
+) -> None:
+    store = own_etcd.store_url(restart_wait="3600s")
+    done = run("etcd_failover.py", store, SECONDS="2")
+    assert done.returncode == 0, done.stderr
+    said = done.stdout.splitlines()
+    assert all("nobody answers" in line and "restart_wait=0" in line for line in said)
+    assert 1 <= len(said) <= 4

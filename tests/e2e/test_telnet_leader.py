@@ -15,6 +15,7 @@ import pytest
 from tests.cli.tool import environment
 from tests.e2e.switch import Said, Switch
 from tests.support.proxy import FaultProxy
+from tests.support.redis_age import pretend_age
 from tests.support.servers import RedisServer
 from tests.support.waiting import eventually
 
@@ -98,6 +99,7 @@ class Fleet:
     def __init__(self, form: str, redis: RedisServer, folder: Path, cleanup: ExitStack) -> None:
         self.switch = cleanup.enter_context(Switch())
         self.instances = {}
+        pretend_age(redis.url, redis)
         for number in range(3):
             instance = Instance(number, form, self.switch, redis.port, folder)
             cleanup.callback(instance.proxy.close)

@@ -22,6 +22,10 @@ from tests.support.postgresql import PostgresServer
 ASK = Ask(10.0, "host-1")
 LATE_AT_MOST = 0.15
 TEMPLATE = "with_schema"
+AGED = """
+    select incumbent.begin_epoch();
+    update incumbent.epoch set born = born - interval '1 day';
+"""
 
 _T = TypeVar("_T")
 
@@ -41,11 +45,16 @@ def schema() -> str:
 
 
 def new_database(server: PostgresServer) -> str:
-    """A database of its own with the schema; the first one of a server is copied for the others."""
+    """A database of its own with the schema; the first one of a server is copied for the others.
+
+    It was made long ago, so it grants at once.
+    """
     if not server.psql(f"select 1 from pg_database where datname = '{TEMPLATE}'"):
         server.psql(f"create database {TEMPLATE}")
         server.psql(schema(), TEMPLATE)
-    return server.new_database(TEMPLATE)
+    database = server.new_database(TEMPLATE)
+    server.psql(AGED, database)
+    return database
 
 
 @dataclass

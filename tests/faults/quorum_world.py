@@ -22,6 +22,8 @@ from tests.support.servers import RedisServer
 
 DURABLE = ("--appendonly", "yes", "--appendfsync", "everysec")
 SLOW = 0.12
+QUARANTINE = 1.4
+"""Seconds: no ttl of these tests that a loss of data befalls is longer."""
 
 
 class HalfProxy(FaultProxy):
@@ -106,7 +108,8 @@ class Member:
 
 
 class Members:
-    """Some masters; `restart_wait=0` is not asked for, so the quorum's own quarantine counts."""
+    """Some masters. They have just been started, so every URL names a `restart_wait`: QUARANTINE
+    where the test does not say another."""
 
     def __init__(
         self, count: int = 3, make: Callable[[], RedisServer] = lambda: RedisServer(DURABLE)
@@ -125,7 +128,9 @@ class Members:
         """The quorum's URL, through the networks; `near`: without them."""
         members = self.all if order is None else [self.all[at] for at in order]
         hosts = ",".join(f"127.0.0.1:{one.server.port}" if near else one.address for one in members)
-        return f"redis+quorum://{hosts}{'?' if options else ''}{options}"
+        if "restart_wait" not in options:
+            options += f"{'&' if options else ''}restart_wait={QUARANTINE}s"
+        return f"redis+quorum://{hosts}?{options}"
 
     def keys(self) -> list[set[str]]:
         """The keys of each master."""

@@ -155,6 +155,17 @@ def test_a_lost_answer_to_a_take_is_unknown_and_the_repeat_is_the_same_grant(
     assert here.take().token == holding.token
 
 
+def test_a_give_whose_answer_was_lost_is_asked_for_again_and_says_that_nobody_knows(
+    here: Party, proxy: FaultProxy
+) -> None:
+    granted = here.take()
+    proxy.close_after_request(b"/v3/kv/txn", times=1)
+    # "gone" would be a loss of the lease, which the first request may have given back.
+    with pytest.raises(OutcomeUnknown, match="given back, or it was lost before"):
+        here.store.give(here.key, here.claim, granted.token, soon())
+    assert here.store.read(here.key, soon()).holdings == ()
+
+
 def test_a_signal_in_the_middle_of_a_take_leaves_the_next_answer_its_own(
     here: Party, proxy: FaultProxy
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -117,6 +118,17 @@ def test_both_ways_at_random_no_two_hold_it(here: Party, own_etcd: EtcdServer) -
             assert given == Released()
             got.result(5)
             here.refused()
+
+
+def test_a_lease_that_joins_others_is_proved_for_what_they_have_left(here: Party) -> None:
+    """All leases of one ttl share an etcd lease, which was proved when the first of them came."""
+    proved = here.take().ttl
+    before = clock.now()
+    time.sleep(0.3)
+    joined = here.store.take(Key("faults", secrets.token_hex(6)), new_claim(), ASK, soon())
+    assert isinstance(joined, Granted)
+    assert joined.ttl <= proved - 0.3
+    assert clock.now() - before < ASK.ttl / 5
 
 
 def test_who_knows_the_token_but_not_the_claim_can_do_nothing(here: Party) -> None:
@@ -316,7 +328,7 @@ def test_of_hundreds_at_rest_one_that_was_granted_anew_is_not_what_it_was(
     here: Party, many: Batch
 ) -> None:
     key, claim = many[200].key, many[200].claim
-    assert here.store.give(key, claim, None, soon()) == Released()
+    assert here.store.give(key, claim, many[200].token, soon()) == Released()
     again = here.store.take(key, claim, ASK, soon())
     assert isinstance(again, Granted)
     assert gone_of(here, many) == [200]

@@ -130,7 +130,7 @@ def test_many_at_once_may_mend(postgres_server: PostgresServer) -> None:
 
 def test_a_schema_of_a_newer_major_version_is_refused(postgres_server: PostgresServer) -> None:
     database = new_database(postgres_server)
-    postgres_server.psql("update incumbent.version set major = 2", database)
+    postgres_server.psql("update incumbent.version set major = 3", database)
     refused_for_good(postgres_server.url_of(database), "newer")
 
 

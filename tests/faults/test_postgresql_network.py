@@ -91,6 +91,30 @@ def test_a_connection_that_dies_between_two_calls_is_no_error_on_asyncio(
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("how", ["sync", "async"])
+def test_a_give_whose_answer_was_lost_is_asked_for_again_and_says_that_nobody_knows(
+    here: Party, network: FaultProxy, how: str
+) -> None:
+    async def give(token: int) -> None:
+        store = here.engine.async_store()
+        await store.read(here.key, soon())
+        network.close_after_request(GIVE)
+        try:
+            await store.give(here.key, here.claim, token, soon())
+        finally:
+            await store.aclose()
+
+    granted = here.take()
+    # "gone" would be a loss of the lease, which the first request may have given back.
+    with pytest.raises(OutcomeUnknown, match="given back, or it was lost before"):
+        if how == "async":
+            asyncio.run(give(granted.token))
+        else:
+            network.close_after_request(GIVE)
+            here.store.give(here.key, here.claim, granted.token, soon())
+    assert here.store.read(here.key, soon()).holdings == ()
+
+
 # -- networks that say nothing
 
 

@@ -8,7 +8,9 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
+import psycopg
 import pytest
 import sqlalchemy
 from psycopg_pool import AsyncConnectionPool, ConnectionPool
@@ -53,7 +55,6 @@ def sqlalchemy_engine(url: str) -> sqlalchemy.Engine:
 
 def held_by_both_sides(driver: object, url: str) -> None:
     """A lock by the driver's address excludes one by the URL, from both sides."""
-    # The database is young, and the driver has no place for restart_wait.
     with Lock("job", store=driver, ttl=1.0, timeout=5):
         with pytest.raises(NotAcquired):
             Lock("job", store=f"{url}?restart_wait=0", timeout=0).acquire()
@@ -246,3 +247,30 @@ def test_importing_the_engine_imports_no_driver() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=20, check=True
     )
     assert done.stdout == "[]\n"
+
+
+def test_of_two_takes_that_looked_at_the_same_moment_one_is_granted(
+    postgres_server: PostgresServer,
+) -> None:
+    """Both have read the record as free, and wait for its lock: the second has to look again."""
+    database = new_database(postgres_server)
+    with party(postgres_server.url_of(database)) as one:
+        first = one.take()
+        one.store.give(one.key, one.claim, first.token, soon())
+        with psycopg.connect(postgres_server.url_of(database)) as keeps:
+            keeps.execute("select from incumbent.record for update")
+            with ThreadPoolExecutor(2) as pool:
+                asked = [
+                    pool.submit(one.store.take, one.key, new_claim(), ASK, soon(5)) for _ in "ab"
+                ]
+                eventually(lambda: waiting_for_locks(postgres_server) >= 2, within=0.9)
+                keeps.rollback()
+                outcomes = [each.result() for each in asked]
+    assert sum(isinstance(outcome, Granted) for outcome in outcomes) == 1
+
+
+def waiting_for_locks(server: PostgresServer) -> int:
+    ((count,),) = server.psql(
+        "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and query ~ 'take'"
+    )
+    return int(count)

@@ -53,8 +53,8 @@ def healed(three: Members) -> Iterator[None]:
 
 def born(member: Member, when: str) -> None:
     """What its marker says of its birth: 0 for long ago."""
-    program, members, _ = member.server.cli("GET", MARKER).split()
-    member.server.cli("SET", MARKER, f"{program} {members} {when}")
+    program, members, _, longest = member.server.cli("GET", MARKER).split()
+    member.server.cli("SET", MARKER, f"{program} {members} {when} {longest}")
 
 
 def put_into(members: Members, states: tuple[str, ...], key: Key) -> None:
@@ -156,7 +156,7 @@ def test_what_frozen_servers_were_asked_is_not_known(
             assert isinstance(await store.give(one.key, one.claim, None, soon()), Released)
             freeze()
             with pytest.raises(OutcomeUnknown):
-                await store.take(one.key, one.claim, ASK, soon(FROZEN))
+                await store.take(one.key, secrets.token_hex(16), ASK, soon(FROZEN))
             await store.aclose()
 
         def freeze() -> None:

@@ -104,7 +104,7 @@ def test_a_clock_that_jumps_gives_two_holders_and_the_fence_refuses_the_first(
         members.all[2].begin("refusing")
         first = one.take(ask)
         members.all[2].end()
-        servers[0].set_wall(60.0)
+        servers[0].set_wall(40.0)
         second = other.take(ask)
         # Both could prove it now, as the documentation says: one vote was worth nothing.
         assert second.token > first.token

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import threading
 import time
 from collections.abc import Iterator
@@ -10,8 +11,8 @@ from collections.abc import Iterator
 import pytest
 
 from incumbent import clock
-from incumbent.errors import StoreError
-from incumbent.model import Ask, Granted, Refused, Released, Renewed
+from incumbent.errors import OutcomeUnknown, StoreError
+from incumbent.model import Ask, Gone, Granted, Refused, Released, Renewed
 from tests.faults.quorum_world import SLOW, Members, Party, party, soon, where_kept
 from tests.support.pace import took
 from tests.support.waiting import eventually
@@ -186,3 +187,30 @@ def test_split_votes_resolve(five: Members) -> None:
             thread.join()
         assert len(tokens) == 8
         assert tokens == sorted(set(tokens))
+
+
+@pytest.mark.parametrize("gives_up", [True, False])
+def test_a_take_that_the_network_held_back_until_its_claim_was_given_up_is_refused(
+    *, gives_up: bool
+) -> None:
+    """The network has its bytes; what gives the claim up comes by another way. Else it is granted
+    to nobody that waits for it."""
+    options = f"{TRUSTED}&members=held"
+    with (
+        Members(3) as held,
+        party(held.url(options)) as one,
+        party(held.url(options, near=True)) as near,
+    ):
+        near.key = one.key
+        one.give(one.take(ASK))
+        for member in held.all:
+            member.proxy.blackhole()
+        late = secrets.token_hex(16)
+        with pytest.raises(OutcomeUnknown):
+            one.try_take(ASK, within=0.3, claim=late)
+        if gives_up:
+            assert near.store.give(one.key, late, None, soon()) == Gone()
+        for member in held.all:
+            member.proxy.heal()
+        time.sleep(0.5)
+        assert bool(near.store.read(near.key, soon()).holdings) == (not gives_up)

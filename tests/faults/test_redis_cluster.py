@@ -7,7 +7,9 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import pytest
@@ -43,7 +45,7 @@ from tests.faults.redis_world import ASK, Party, new_claim, party, soon
 from tests.support.forks import in_a_child
 from tests.support.pace import took
 from tests.support.proxy import FaultProxy
-from tests.support.redis_cluster import RedisCluster
+from tests.support.redis_cluster import ClusterNode, RedisCluster
 from tests.support.servers import RedisServer, find_server
 from tests.support.waiting import eventually
 
@@ -261,6 +263,44 @@ def test_a_frozen_node_costs_the_leases_of_the_others_nothing(
         give_back(here, taken)
 
 
+def _is_at(cluster: RedisCluster, node: ClusterNode, slot: int) -> bool:
+    return cluster.node_of(slot) is node
+
+
+def _is_longer(client: Any, main: str) -> bool:
+    return bool(client.pttl(main) > 5000)
+
+
+def test_a_frozen_node_delays_no_renewal_at_the_others(cluster: RedisCluster, here: Party) -> None:
+    held, others = [], []
+    for node in cluster.nodes:
+        # Wherever the tests before this one have moved their slots.
+        here.key = next(names(partial(_is_at, cluster, node)))
+        held.append(renewal(here, here.take(new_claim()), here.key))
+        others.append((cluster.client(node), here.main))
+    frozen = cluster.nodes[0]
+    others.pop(0)[0].close()
+    here.store.renew(held, soon())
+    for client, main in others:
+        client.pexpire(main, 3000)
+    frozen.freeze()
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            began = clock.now()
+            renewing = pool.submit(here.store.renew, held, began + 1.2)
+            for client, main in others:
+                eventually(partial(_is_longer, client, main), within=0.3)
+            # One after the other, each would wait for its share of the time behind the frozen one.
+            assert took(began) < 0.35
+            outcomes = renewing.result(5)
+    finally:
+        frozen.thaw()
+    assert [type(it) for it in outcomes] == [Unproved, Renewed, Renewed]
+    for client, _ in others:
+        client.close()
+    give_back(here, held)
+
+
 def test_a_node_that_dies_is_replaced_and_believed_after_one_ttl() -> None:
     with RedisCluster(replicas=1) as cluster, party(cluster.url) as here:
         keys = [next(names(third(at))) for at in range(2)]
@@ -284,13 +324,35 @@ def test_a_node_that_dies_is_replaced_and_believed_after_one_ttl() -> None:
             time.sleep(0.02)
         assert outcomes == [Gone("store_restarted"), Renewed()]
         assert "Unproved" in said
-        with party(cluster.url, "") as careful:
+        with party(cluster.url, "restart_wait=2s") as careful:
             careful.key = keys[0]
             with pytest.raises(StoreUnavailable, match="promoted") as caught:
                 careful.take(ask=Ask(2.0, "h"))
             time.sleep((caught.value.retry_after or 0.0) + 0.01)
             # The replica had it, and its ttl is not over.
             assert careful.refused(ask=Ask(2.0, "h")).holders[0].token == held[0].token
+
+
+def test_leases_of_a_promoted_node_are_held_when_the_slots_of_its_marker_move() -> None:
+    with RedisCluster(replicas=3) as cluster, party(cluster.url) as here:
+        promoted = cluster.replicas[0]
+        promoted.cli("CLUSTER", "FAILOVER")
+        eventually(lambda: "role:master" in promoted.cli("INFO", "replication"))
+        cluster.wait_until_agreed()
+        here.key = next(names(third(0)))
+        granted = here.take()
+        with cluster.client(promoted) as client:
+            markers = list(client.scan_iter(match="incumbent:{*}:server:*", count=1000))
+        assert len(markers) == 3
+        for marker in (markers[0], markers[1]):
+            moving = slot_of(marker.decode())
+            source = cluster.begin_to_move(moving, cluster.nodes[1])
+            cluster.move_keys(moving, source, cluster.nodes[1])
+            cluster.end_move(moving, cluster.nodes[1])
+            # By connections that know nothing of the node yet.
+            here.store.close()
+            assert renewed(here, granted) == Renewed()
+            assert here.refused().holders[0].token == granted.token
 
 
 def test_a_cluster_without_all_its_slots_is_unavailable_not_free() -> None:

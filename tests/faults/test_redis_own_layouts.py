@@ -21,6 +21,7 @@ from incumbent import AsyncLock, Lock
 from incumbent.errors import StoreUnavailable
 from incumbent.model import Renewal, Renewed
 from tests.faults.redis_world import Party, own_party, party, soon
+from tests.support.redis_age import pretend_age
 from tests.support.redis_cluster import ClusterNode, RedisCluster
 from tests.support.redis_sentinels import SERVICE, Sentinels, SentinelServer
 from tests.support.servers import RedisServer, TlsFiles
@@ -254,9 +255,11 @@ def test_a_lock_takes_such_a_client_in_place_of_a_url(
 ) -> None:
     master = sentinel(BLOCKING, sentinels).master_for(SERVICE)
     many = ASYNC.RedisCluster(startup_nodes=nodes(ASYNC, cluster), password=NODES)
+    # Clients have no restart_wait of their own.
+    pretend_age(f"{sentinels.url}?sentinel_password={SENTINELS}", sentinels.master.server)
+    pretend_age(cluster.url, *cluster.nodes)
 
     async def main() -> None:
-        # A promoted or new server grants nothing for one ttl, so this one is short.
         async with AsyncLock("own", store=many, namespace="faults", ttl=0.3, timeout=5) as lease:
             lease.check()
 

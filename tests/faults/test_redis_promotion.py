@@ -56,7 +56,8 @@ def test_a_promoted_replica_grants_nothing_for_one_ttl_from_the_first_look(
                 holder.store.renew([renewal(holder, granted)], soon())[0] == Gone("store_restarted")
             )
         )
-        with party(address.url, "") as first, party(address.url, "") as second:
+        wait = f"restart_wait={SHORT.ttl}"
+        with party(address.url, wait) as first, party(address.url, wait) as second:
             first.key = second.key = holder.key._replace(name="other")
             # Its process is old enough, and it may lack what its master granted last.
             with pytest.raises(StoreUnavailable, match="promoted") as caught:

@@ -71,7 +71,7 @@ def test_one_broken_key_does_not_fail_the_renewal_of_others(here: Party, raw: re
     assert here.store.renew(batch, soon()) == [Gone(), Renewed()]
 
 
-@pytest.mark.parametrize("value", ["something", "incumbent2 c 1 0 1 1 h ", ""])
+@pytest.mark.parametrize("value", ["something", "incumbent 2 c 1 0 1 1 h ", ""])
 def test_a_foreign_value_is_held_and_left_alone(here: Party, raw: redis.Redis, value: str) -> None:
     raw.set(here.main, value, px=60_000)
     refused = here.refused()

@@ -42,7 +42,7 @@ def test_a_restart_ends_what_was_believed_and_grants_nothing_for_one_ttl(kept: b
         server.restart(empty=not kept)
         (gone,) = one.store.renew([renewal(one, granted)], soon())
         assert gone == Gone("store_restarted")
-        with party(server.url, "") as careful:
+        with party(server.url, "restart_wait=3s") as careful:
             careful.key = one.key
             with pytest.raises(StoreUnavailable, match="restart_wait") as caught:
                 careful.take(new_claim(), ask=Ask(3.0, "h"))

@@ -10,11 +10,31 @@ from typing import Any
 from unittest.mock import patch
 
 from incumbent.model import Renewed
-from incumbent.stores.quorum import ballots, dialect, group, panel, rounds, switches, upkeep
+from incumbent.stores.quorum import (
+    ballots,
+    changes,
+    dialect,
+    fields,
+    group,
+    panel,
+    rounds,
+    slots,
+    upkeep,
+)
 from incumbent.stores.quorum.ballots import Answer, BallotClock, Verdict, Vote, Won
 from tests.quorum.world import Process
 
-_MODULES: tuple[ModuleType, ...] = (ballots, dialect, group, panel, rounds, switches, upkeep)
+_MODULES: tuple[ModuleType, ...] = (
+    ballots,
+    dialect,
+    group,
+    panel,
+    rounds,
+    slots,
+    upkeep,
+    changes,
+    fields,
+)
 
 OF_NODES = (
     "no born quarantine",
@@ -24,6 +44,11 @@ OF_NODES = (
     "the member list is ignored",
     "planting lowers the floor",
     "plants whatever happened since",
+    "old floor",
+    "promises are not kept",
+    "accepts without a promise",
+    "accepts any state",
+    "forgetting is not told",
 )
 
 
@@ -87,8 +112,8 @@ def _a_minority_is_enough(nodes: int) -> int:
 
 def _own_clock(self: BallotClock, now: float, above: int = 0) -> int:
     ballot = _propose(self, now, above)
-    # Half a minute ahead or behind, each process by its own.
-    wrong_by = 30_000_000 if _order_of(self) % 2 == 0 else -30_000_000
+    # A minute and a half ahead or behind, each process by its own.
+    wrong_by = 90_000_000 if _order_of(self) % 2 == 0 else -90_000_000
     return max(ballot + wrong_by, above + 1)
 
 
@@ -113,7 +138,7 @@ PATCHES: dict[str, tuple[Any, str, Any]] = {
     "the same claim is mine": (rounds, "decide", _same_claim_is_mine),
     "a minority is enough": (ballots, "majority_of", _a_minority_is_enough),
     "ballots of its own clock": (BallotClock, "propose", _own_clock),
-    "what is being taken back counts": (rounds.Rounds, "_remember", lambda *_: None),
+    "what is being taken back counts": (rounds, "remember", lambda *_: None),
     "a clock astray is followed": (ballots, "_ASTRAY", 10**18),
     "plants without a majority": (upkeep._Round, "_outcome", _plants_anyhow),
 }

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
-from incumbent.model import Ask, Gone, Granted, Key, Renewal, Renewed
-from incumbent.stores.quorum import upkeep
+from incumbent.model import Ask, ByClaim, Gone, Granted, Key, Renewal, Renewed, Slot
+from incumbent.stores.quorum import changes, upkeep
 from incumbent.stores.quorum.ballots import BallotClock, Silent
+from incumbent.stores.quorum.changes import Edit
 from incumbent.stores.quorum.dialect import QuorumDialect
 from incumbent.stores.quorum.group import Quorum
 from incumbent.stores.quorum.panel import NOT_ASKED, Enough, Heard
@@ -38,6 +39,18 @@ class Judge(Protocol):
 
     def stops(self, who: str) -> None:
         """It believes no longer."""
+
+    def used(self, slot: str, claim: str) -> None:
+        """The claim was told that the slot is its own."""
+
+    def begins(self) -> object:
+        """Somebody is about to write to the log."""
+
+    def wrote(self, line: str, seen: str | None, begun: object) -> None:
+        """The line was added to what was `seen`."""
+
+    def denied(self, line: str) -> None:
+        """The line was certainly not added."""
 
 
 @types.coroutine
@@ -173,23 +186,36 @@ class Claimant:
         self.process, self.judge, self.dice = process, judge, dice
         self.lives: Callable[[], bool] = lambda: True
         self.calm: Callable[[], bool] = lambda: False
+        self.newcomers = 0.0
         self.holds: tuple[float, ...] = (0.05, 0.3, 1.0, 3.0)
         self.naps: tuple[float, ...] = (0.02, 0.1, 0.3)
         names = tuple(f"node {at}" for at in range(len(machines)))
-        dialect = QuorumDialect(Naming(None), members, None, "the quorum")
-        clock = StaleClock(len(machines), int(dice.uniform(-stale, stale) * 1e6))
+        dialect = QuorumDialect(Naming(None), members, TTL, "the quorum")
+        self.wrong_by = int(dice.uniform(-stale, stale) * 1e6)
+        clock = StaleClock(len(machines), self.wrong_by)
         self.quorum = Quorum(dialect, clock, names, "the quorum")
         self.rounds = Rounds(self.quorum)
         self.panel = SimPanel(process, machines, self.quorum.clock, revoke=dialect.revoke)
         self._ask = Ask(TTL, process.name)
+        self.beside = False
+        """Whether it also uses slots, and writes to the log beside the lease."""
         self._claims = 0
+
+    def forget_clocks(self) -> None:
+        """As a process that has just started: it knows the clocks of those it can reach now."""
+        self.quorum.clock.__init__(len(self.panel.machines), self.wrong_by)  # type: ignore[misc]
+        self.panel.sessions.clear()
 
     async def life(self) -> None:
         """All of it."""
         while self.lives():
+            if self.dice.random() < self.newcomers:
+                self.forget_clocks()
             grant, sent = await self._take()
             if grant is not None:
                 await self._hold(grant, sent)
+            elif self.beside and self.dice.random() < 0.5:
+                await self._log(None)
             await self.panel.rest(self.dice.choice(self.naps) * self.dice.uniform(0.5, 1.5))
 
     async def _take(self) -> tuple[Granted | None, float]:
@@ -197,22 +223,54 @@ class Claimant:
         self._claims += 1
         claim = f"{self.process.name}-{self._claims}"
         sent = self.process.now()
+        ask = self._ask
+        if self.beside and not self.calm() and self.dice.random() < 0.4:
+            ask = Ask(TTL, self.process.name, slot=Slot(f"slot-{int(sent / 0.7)}", 3600.0))
         for _ in range(self.dice.choice((1, 3))):
             sent = self.process.now()
             until = sent + REQUEST
             try:
                 await self.panel.open(until)
-                took = await self.rounds.take(self.panel, KEY, claim, self._ask, until)
+                took = await self.rounds.take(self.panel, KEY, claim, ask, until)
             except OutcomeUnknown:
                 continue
             except StoreError:
                 break
+            if ask.slot is not None and isinstance(took, Granted):
+                self.judge.used(ask.slot.name, claim)
             return (took, sent) if isinstance(took, Granted) else (None, sent)
-        await self._give(claim, None)
+        await self._give(claim, None, ask.slot)
         return None, sent
+
+    async def _log(self, held: ByClaim | None) -> None:
+        """Add a line to a field that all write to."""
+        self._claims += 1
+        line = f"{self.process.name}-{self._claims}"
+        begun, until = self.judge.begins(), self.process.now() + REQUEST
+
+        def decide(entry: bytes | None, ballot: int) -> Edit | None:
+            return Edit(b"%d %b%b," % (ballot, (entry or b" ").split(b" ")[1], line.encode()))
+
+        await self.panel.open(until)
+        try:
+            changed = await changes.change(
+                self.quorum, self.panel, KEY, "f:log", decide, until, held=held
+            )
+        except OutcomeUnknown:
+            return
+        except StoreError:
+            self.judge.denied(line)
+            return
+        if changed.edited:
+            seen = None if changed.seen is None else changed.seen.decode()
+            self.judge.wrote(line, seen, begun)
+        else:
+            self.judge.denied(line)
 
     async def _hold(self, grant: Granted, sent: float) -> None:
         deadline = self._believe(grant.token, sent)
+        if self.beside and self.dice.random() < 0.7:
+            await self._log(ByClaim(grant.claim, grant.token))
         end = self.process.now() + self.dice.choice(self.holds)
         while self.process.now() < min(end, deadline) and not self.calm():
             await self.panel.rest(TTL / 5)
@@ -248,10 +306,11 @@ class Claimant:
             return True
         return False if isinstance(outcome, Gone) else None
 
-    async def _give(self, claim: str, token: int | None) -> None:
+    async def _give(self, claim: str, token: int | None, slot: Slot | None = None) -> None:
         until = self.process.now() + REQUEST
         try:
             await self.panel.open(until)
-            await self.rounds.give(self.panel, KEY, claim, token, until, 0.0, None)
+            name = None if slot is None else slot.name
+            await self.rounds.give(self.panel, KEY, claim, token, until, 0.0, None, slot=name)
         except StoreError:
             pass

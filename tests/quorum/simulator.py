@@ -5,14 +5,16 @@ python -m tests.quorum.simulator [PROFILE [A:B [BUG]]]
 
 from __future__ import annotations
 
+import random
 import sys
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from tests.quorum.bugs import Bugs, planted
 from tests.quorum.claimant import RHO, TTL, Claimant
-from tests.quorum.node import MINUTE, Node
+from tests.quorum.node import LONGEST, MINUTE, SECOND, Node
 from tests.quorum.world import UNIX, Heap, Machine, Network, Process, Profile
 
 PROFILES = {
@@ -50,6 +52,37 @@ PROFILES = {
     "new": Profile(lost=0.1, slow=0.1, new=True),
 }
 
+COMBINED = "combined"
+"""The profile that is drawn anew for each history: two or three dimensions of trouble at once."""
+_LOSSES: tuple[dict[str, Any], ...] = ({"wipes": 0.3}, {"wipes": 0.3, "restarts": 0.1})
+_CONNECTIVITY: tuple[dict[str, Any], ...] = (
+    {"outages": 0.3},
+    {"outages": 0.3, "slow": 0.05},
+    {"lost": 0.05},
+)
+_CLOCKS: tuple[dict[str, Any], ...] = ({"skew": 25.0}, {"skew": 0.4}, {"skew": 25.0, "stale": 0.4})
+_PROCESSES: tuple[dict[str, Any], ...] = (
+    {"newcomers": 1.0, "naps": (3.0, 6.0), "contenders": 2, "length": 40.0, "calm": 40.0},
+    {"newcomers": 1.0, "naps": (3.0, 6.0), "contenders": 2, "length": 40.0, "calm": 40.0},
+    {"newcomers": 0.3, "pauses": 0.2},
+    {"restarts": 0.2},
+)
+DIMENSIONS = (_LOSSES, _CONNECTIVITY, _CLOCKS, _PROCESSES)
+
+
+def drawn(seed: object) -> Profile:
+    """A combination: all but one or two of the dimensions."""
+    dice = random.Random(repr((COMBINED, seed)))
+    found: dict[str, Any] = {}
+    for dimension in dice.sample(DIMENSIONS, dice.choice((2, 3, 4, 4))):
+        found |= dice.choice(dimension)
+    return Profile(**{"length": 8.0, "holds": (0.05, 0.3, 0.6), "masters": (3,), **found})
+
+
+def profile_of(name: str, seed: object) -> Profile:
+    """The profile of that name, for this history."""
+    return drawn(seed) if name == COMBINED else PROFILES[name]
+
 
 class Failure(AssertionError):
     """A rule was broken; `seed` shows it again."""
@@ -71,6 +104,9 @@ class Sight:
     wrong: list[str] = field(default_factory=list)
     inflation: int = MINUTE
     tokens_grow: bool = True
+    slots: dict[str, str] = field(default_factory=dict)
+    lines: set[str] = field(default_factory=set)
+    refused: set[str] = field(default_factory=set)
 
     def believes(self, who: str, token: int, until: float) -> None:
         """See Judge: a belief that goes on, or a new one."""
@@ -94,6 +130,35 @@ class Sight:
             self.wrong.append(f"inflated: {who} got {token}, {ahead / 1e6:.1f} s ahead")
         self.tokens.append(token)
 
+    def used(self, slot: str, claim: str) -> None:
+        """See Judge."""
+        if self.slots.setdefault(slot, claim) != claim:
+            self.wrong.append(f"slot {slot} of both {self.slots[slot]} and {claim}")
+
+    def begins(self) -> object:
+        """See Judge: what is in the log for certain."""
+        return frozenset(self.lines)
+
+    def wrote(self, line: str, seen: str | None, begun: object) -> None:
+        """See Judge."""
+        found = (seen or " ").split(" ")[1].split(",")[:-1]
+        if seen is not None and line in found:
+            self.lines.add(line)
+            return
+        assert isinstance(begun, frozenset)
+        for what, which in (
+            ("lost from", begun - set(found)),
+            ("denied and yet in", self.refused & set(found)),
+            ("twice in", {it for it in found if found.count(it) > 1}),
+        ):
+            if which:
+                self.wrong.append(f"{what} the log at {self.heap.time:.3f}: {sorted(which)[:3]}")
+        self.lines.add(line)
+
+    def denied(self, line: str) -> None:
+        """See Judge."""
+        self.refused.add(line)
+
     def stops(self, who: str) -> None:
         """See Judge."""
         if who in self.beliefs:
@@ -109,10 +174,16 @@ class History:
         self.heap = Heap((profile, seed))
         self.dice = dice = self.heap.dice
         self.sight = Sight(self.heap, tokens_grow=profile.tokens_grow)
+        # A floor after a loss is a minute ahead of its node's clock.
+        if profile.skew < 60:
+            self.sight.inflation += int(profile.skew * SECOND)
         count = dice.choice(profile.masters)
         self.machines = [self._machine(at, bugs) for at in range(count)]
         self.network = Network(self.heap, profile)
         self._hurt: list[float] = []
+        # What an older copy has forgotten, nothing shows.
+        careful = profile.one_at_a_time and not profile.rollbacks
+        self.beside = careful and dice.random() < profile.beside
         for at in range(profile.contenders):
             self._contend(at, bugs)
         self._faults()
@@ -128,7 +199,7 @@ class History:
             one.skew = dice.uniform(-profile.skew, profile.skew)
         one.started = one.now() - 1000.0
         if not profile.new:
-            one.node.data.marker = ("m", 0)
+            one.node.data.marker = ("m", 0, LONGEST)
         return one
 
     def _contend(self, at: int, bugs: Bugs) -> None:
@@ -146,6 +217,8 @@ class History:
         claimant.lives = lambda: self.heap.time < end
         claimant.holds, claimant.naps = self.profile.holds, self.profile.naps
         claimant.calm = lambda: self.network.calm
+        claimant.newcomers = self.profile.newcomers
+        claimant.beside = self.beside
         self.heap.after(dice.uniform(0, 0.3), lambda: process.start(claimant.life()))
         self._repeatedly(self.profile.pauses, lambda: self._pause(process))
 
@@ -158,6 +231,7 @@ class History:
             self._repeatedly(profile.restarts, lambda one=machine: self._restart(one))
             self._repeatedly(profile.rollbacks, lambda one=machine: self._roll_back(one))
             self._repeatedly(profile.freezes, lambda one=machine: self._freeze(one))
+            self._repeatedly(profile.outages, lambda one=machine: self._cut_off(one))
             if profile.rollbacks:
                 self._repeatedly(2.0, lambda one=machine: self._keep(one))
 
@@ -172,19 +246,33 @@ class History:
 
         self.heap.after(self.dice.expovariate(rate), again)
 
-    def _may_lose(self) -> bool:
-        """Whether only a minority lost data within the time in which a belief may be alive."""
+    def _is_redundant(self, losing: Machine | None) -> bool:
+        """Whether what a majority accepted is still told by each majority that forgot nothing."""
+        if losing is None:
+            return True
+        newest = max(it.node.data.beside.states[:1] for it in self.machines)
+        others = [it.node.data for it in self.machines if it is not losing]
+        knowing = [it for it in others if it.beside.states or (it.marker and not it.marker[1])]
+        same = sum(it.beside.states[:1] == newest for it in knowing)
+        return same > 0 and same + len(self.machines) // 2 + 1 > len(knowing)
+
+    def _may_lose(self, losing: Machine | None = None, lasts: float = 0.0) -> bool:
+        """Whether only a minority is in trouble, or lost data while a belief may be alive."""
         if not self.profile.one_at_a_time:
             return True
         now = self.heap.time
-        self._hurt = [at for at in self._hurt if at > now - 2.5 * TTL]
-        if len(self._hurt) >= len(self.machines) // 2:
+        self._hurt = [end for end in self._hurt if end > now - 2.5 * TTL]
+        # What nobody has asked since its loss does not count its quarantine yet.
+        blank = sum(it.node.data.marker is None for it in self.machines)
+        if self.beside and not self._is_redundant(losing):
             return False
-        self._hurt.append(now)
+        if not self.profile.new and max(len(self._hurt), blank) >= len(self.machines) // 2:
+            return False
+        self._hurt.append(now + lasts)
         return True
 
     def _wipe(self, machine: Machine) -> None:
-        if self._may_lose():
+        if not machine.down and self._may_lose(machine):
             if self.dice.random() < 0.5:
                 machine.wipe()
             else:
@@ -196,6 +284,11 @@ class History:
     def _roll_back(self, machine: Machine) -> None:
         if self._may_lose():
             machine.restart(machine.snapshot.copy(), self.dice.choice((0.01, 0.2)))
+
+    def _cut_off(self, machine: Machine) -> None:
+        lasts = self.dice.choice((0.5, 1.0, 2.0))
+        if self._may_lose(lasts=lasts - 2.5 * TTL):
+            machine.cut_off_until = self.heap.time + lasts
 
     @staticmethod
     def _keep(machine: Machine) -> None:
@@ -227,7 +320,7 @@ def run(profile: str, seeds: Iterable[int], bugs: Bugs | None = None) -> int:
     granted = 0
     with planted(bugs or Bugs()):
         for seed in seeds:
-            sight = History(PROFILES[profile], seed, bugs or Bugs()).run()
+            sight = History(profile_of(profile, seed), seed, bugs or Bugs()).run()
             if sight.wrong:
                 raise Failure(profile, seed, sight.wrong)
             granted += len(sight.grants)
@@ -238,7 +331,7 @@ def main() -> None:
     """Run histories from the command line."""
     name, seeds, bug = (*sys.argv[1:], *("", "0:1000", "")[len(sys.argv) - 1 :])
     first, _, end = seeds.partition(":")
-    for profile in [name] if name else PROFILES:
+    for profile in [name] if name else (*PROFILES, COMBINED):
         began = time.perf_counter()
         try:
             said = f"{run(profile, range(int(first), int(end)), Bugs.named(bug))} leases"

@@ -22,20 +22,24 @@ from incumbent.stores.redis.names import Naming
 from incumbent.stores.redis.resp import Step
 from tests.quorum.bugs import Bugs
 from tests.quorum.claimant import SPAN, TTL, StaleClock
-from tests.quorum.node import SECOND, Node
-from tests.quorum.wiring import serve
+from tests.quorum.node import LONGEST, SECOND, Node
+from tests.quorum.wiring import marker_of, serve
 from tests.quorum.world import UNIX, Heap, Network, Process, Profile
 
 T = TypeVar("T")
 KEY = Key("stage", "one")
-BORN_LONG_AGO = ("m", 0)
+BORN_LONG_AGO = ("m", 0, LONGEST)
 
 
 class Stage:
-    """Some nodes and the true time. `Process.running` is whoever acts, for the patched clocks."""
+    """Some nodes and the true time. `Process.running` is whoever acts, for the patched clocks.
 
-    def __init__(self, count: int, bugs: Bugs) -> None:
+    `ahead`: by how many seconds the clock of each node is.
+    """
+
+    def __init__(self, count: int, bugs: Bugs, ahead: Sequence[float] = ()) -> None:
         self.heap = Heap("stage")
+        self.ahead = tuple(ahead) or (0.0,) * count
         self.nodes = [Node(bugs.of_node) for _ in range(count)]
         for node in self.nodes:
             node.data.marker = BORN_LONG_AGO
@@ -45,37 +49,51 @@ class Stage:
     def unix_us(self) -> int:
         return int((UNIX + self.heap.time) * SECOND)
 
+    def clock_of(self, at: int) -> int:
+        """Unix us by the clock of one node."""
+        return self.unix_us + int(self.ahead[at] * SECOND)
+
     def wait_until(self, seconds: float) -> None:
         self.heap.time = seconds
 
     def wipe(self, *places: int) -> None:
         """These lose everything; whoever touches them next stamps their birth."""
         for at in places:
-            self.nodes[at].data.marker = ("m", self.unix_us)
+            self.nodes[at].data.marker = ("m", self.clock_of(at), LONGEST)
             self.nodes[at].data.lease = self.nodes[at].data.floor = None
 
 
 @dataclass
 class Actor:
-    """One process. `reach`: whom it reaches; `unheard`: those whose answers it does not get."""
+    """One process. `reach`: whom it reaches; `unheard`: those whose answers it does not get.
+
+    `hears`: the nodes whose clocks it knows (all of them if None).
+    """
 
     stage: Stage
     name: str
     late_by: float = 0.0
+    hears: Iterable[int] | None = None
+    ttl: float = TTL
+    restart_wait: float | None = TTL
+    rounds_made: int = 0
     reach: set[int] = field(default_factory=set)
     unheard: set[int] = field(default_factory=set)
     lost_plants: bool = False
-    late_revokes: bool = False
+    late: str = ""
+    """The script whose requests are on their way until `arrive`."""
     on_their_way: list[tuple[int, bytes]] = field(default_factory=list)
     believes_until: float = 0.0
     granted: Granted | None = None
+    refused_for: float | None = None
 
     def __post_init__(self) -> None:
         count = len(self.stage.nodes)
-        dialect = QuorumDialect(Naming(None), "m", None, "the quorum")
+        dialect = QuorumDialect(Naming(None), "m", self.restart_wait, "the quorum")
         clock: BallotClock = StaleClock(count, int(-self.late_by * SECOND))
-        for at in range(count):
-            clock.heard(at, self.stage.unix_us, self.stage.heap.time)
+        for at in range(count) if self.hears is None else self.hears:
+            clock.heard(at, self.stage.clock_of(at), self.stage.heap.time)
+            dialect.heard_marker(marker_of(self.stage.nodes[at]))
         names = tuple(map(str, range(count)))
         self.quorum = Quorum(dialect, clock, names, "the quorum")
         self.rounds = Rounds(self.quorum)
@@ -87,12 +105,14 @@ class Actor:
         """The token; 0 if it did not get it."""
         self.reach, self.unheard = set(reach), set(unheard)
         sent = self.stage.heap.time
-        with suppress(StoreError):
-            ask = Ask(TTL, self.name)
+        try:
+            ask = Ask(self.ttl, self.name)
             outcome = self._run(self.rounds.take(self, KEY, self.claim, ask, sent + 0.1))
             if isinstance(outcome, Granted):
-                self.granted, self.believes_until = outcome, sent + SPAN
+                self.granted, self.believes_until = outcome, sent + SPAN / TTL * self.ttl
                 return outcome.token
+        except StoreError as error:
+            self.refused_for = error.retry_after
         return 0
 
     def renew(self, reach: Iterable[int]) -> bool:
@@ -118,7 +138,7 @@ class Actor:
     def arrive(self) -> None:
         """What was on its way does so."""
         for at, payload in self.on_their_way:
-            serve(self.stage.nodes[at], payload, self.stage.unix_us)
+            serve(self.stage.nodes[at], payload, self.stage.clock_of(at))
 
     @property
     def believes(self) -> bool:
@@ -148,15 +168,16 @@ class Actor:
         self, steps: Sequence[Step | None], until: float, enough: Enough | None = None
     ) -> list[Heard]:
         """At once, for those in reach."""
+        self.rounds_made += 1
         return [NOT_ASKED if step is None else self._one(at, step) for at, step in enumerate(steps)]
 
     def _one(self, at: int, step: Step) -> Heard:
         if at not in self.reach or (self.lost_plants and SCRIPTS["plant"].sha in step.payload):
             return Silent(StoreUnavailable("out of reach"), sent=False)
-        if self.late_revokes and SCRIPTS["revoke"].sha in step.payload:
+        if self.late and SCRIPTS[self.late].sha in step.payload:
             self.on_their_way.append((at, step.payload))
             return Silent(OutcomeUnknown("not heard"), sent=True)
-        answers = serve(self.stage.nodes[at], step.payload, self.stage.unix_us)
+        answers = serve(self.stage.nodes[at], step.payload, self.stage.clock_of(at))
         if at in self.unheard:
             return Silent(OutcomeUnknown("not heard"), sent=True)
         return answers

@@ -9,28 +9,34 @@ from __future__ import annotations
 
 import os
 import random
+import re
 
 import pytest
 
 from tests.quorum.bugs import OF_NODES, PATCHES, Bugs, planted
 from tests.quorum.claimant import TTL
-from tests.quorum.simulator import PROFILES, Failure, History, run
+from tests.quorum.simulator import COMBINED, PROFILES, Failure, History, run
 from tests.quorum.stage import Actor
 from tests.quorum.test_stage import stage
 
 HISTORIES = int(os.environ.get("INCUMBENT_QUORUM_HISTORIES", "20"))
-WITHIN = 120
+WITHIN = 600
 
 # In which profile a bug shows, and by what the judge must know it.
 CAUGHT = {
     "no born quarantine": ("wipes", "overlap"),
     "no uptime quarantine": ("restarts", "overlap"),
-    "a minority is enough": ("network", "overlap"),
+    "a minority is enough": ("network", "overlap|log"),
     "the member list is ignored": ("lists", "overlap"),
     "no limit of ballots": ("clocks", "stuck"),
     "a clock astray is followed": ("clocks", "stuck"),
     "the floor is not stored": ("network", "token"),
     "floors are not looked at": ("network", "token"),
+    "old floor": ("combined", "token"),
+    "promises are not kept": ("network", "log"),
+    "accepts without a promise": ("network", "log"),
+    "accepts any state": ("network", "log|slot"),
+    "forgetting is not told": ("wipes", "log"),
 }
 # What only two faults together make dangerous is shown by directed histories.
 DIRECTED = {
@@ -43,7 +49,7 @@ DIRECTED = {
 }
 
 
-@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("profile", [*PROFILES, COMBINED])
 def test_no_history_breaks_a_rule(profile: str) -> None:
     start = random.SystemRandom().randrange(10**9)
     assert run(profile, range(start, start + HISTORIES)) > HISTORIES / 2
@@ -54,7 +60,7 @@ def test_a_rule_that_is_left_out_shows(bug: str) -> None:
     profile, word = CAUGHT[bug]
     with pytest.raises(Failure) as caught:
         run(profile, range(WITHIN), Bugs.named(bug))
-    assert any(word in said for said in caught.value.said), caught.value.said
+    assert any(re.search(word, said) for said in caught.value.said), caught.value.said
 
 
 def test_every_bug_has_its_history() -> None:

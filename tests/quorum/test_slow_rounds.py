@@ -29,6 +29,7 @@ EIGHT = replace(
     naps=(0.01, 0.05, 0.1),
     length=0.5,
     calm=CALM,
+    beside=0.0,
 )
 
 

@@ -12,7 +12,19 @@ import hiredis
 
 from incumbent.stores.quorum.dialect import MARKER
 from incumbent.stores.quorum.scripts import SCRIPTS
-from tests.quorum.node import Found, Give, Node, Plant, Renew, Revoke, Take
+from tests.quorum.node import (
+    Accept,
+    Found,
+    Give,
+    Look,
+    Marker,
+    Node,
+    Plant,
+    Promise,
+    Renew,
+    Revoke,
+    Take,
+)
 
 _NAMES: Final = {script.sha: name for name, script in SCRIPTS.items()}
 
@@ -30,6 +42,8 @@ def serve(node: Node, payload: bytes, now: int) -> list[Any]:
 def _answer(node: Node, command: list[bytes], now: int) -> Any:
     if command[0] == b"GET":
         return _kept(node, command[1], now)
+    if command[0] in (b"HMGET", b"HGETALL"):
+        return _beside(node, command, now)
     if command[0] != b"EVALSHA":
         raise NotImplementedError(f"the table has no {command[0]!r}")
     keys = int(command[2])
@@ -39,15 +53,74 @@ def _answer(node: Node, command: list[bytes], now: int) -> Any:
 
 def _kept(node: Node, key: bytes, now: int) -> bytes | None:
     if key == MARKER.encode():
-        return _marker(node.data.marker) if node.data.marker else None
+        return marker_of(node)
     lease = node.data.lease
     return None if lease is None or now // 1000 > lease.expires else _value(lease.value)
 
 
+def _beside(node: Node, command: list[bytes], now: int) -> list[bytes | None]:
+    node.handle(Look(), now)
+    kept = node.data.beside
+    found = {name.encode(): value.encode() for name, value in kept.entries}
+    found |= {b"p": b"%d" % kept.promised} if kept.promised else {}
+    found |= {b"s": _states(kept.states)} if kept.states else {}
+    if command[0] == b"HMGET":
+        return [found.get(name) for name in command[2:]]
+    return [part for pair in found.items() for part in pair]
+
+
+def _states(states: tuple[int, ...]) -> bytes:
+    return b" ".join(b"%d" % it for it in states)
+
+
+def _told(states: tuple[int, ...]) -> bytes:
+    return b"-" if states[0] < 0 else _states(states)
+
+
+def _promise(node: Node, said: list[str], now: int) -> Any:
+    ballot, members, longest, entry, held = said
+    ask = Promise(int(ballot), members.split()[1], entry, _claim_of(held), _us(longest))
+    answer = node.handle(ask, now)
+    if answer[0] == "members":
+        return [b"members", _marker(answer[1])]
+    if answer[0] == "high":
+        return [b"high", str(answer[1]).encode()]
+    if answer[0] == "low":
+        return [b"low", str(answer[1]).encode(), _told(answer[2])]
+    _, states, value, holds = answer
+    return [_told(states), b"" if value is None else value.encode(), holds]
+
+
+def _accept(node: Node, said: list[str], now: int) -> int:
+    ballot, members, state, held, entry, what, keep, *rest = said
+    entries = dict(zip(rest[::2], rest[1::2], strict=True))
+    states = tuple(map(int, entries.pop("s", "").split()))
+    value = what[1:] if what.startswith("=") else None
+    answer: int = node.handle(
+        Accept(
+            *(int(ballot), members.split()[1], None if state == "=" else int(state), entry, value),
+            *(_claim_of(held), tuple(entries.items()), states, _us(keep)),
+        ),
+        now,
+    )
+    return answer
+
+
+def _claim_of(held: str) -> tuple[str, int] | None:
+    if not held:
+        return None
+    _, claim, ballot = held.split()
+    return claim, int(ballot)
+
+
 def _take(node: Node, said: list[str], now: int) -> Any:
     claim, ballot, ttl, keep = said[0].split()[1], int(said[1]), _us(said[3]), _us(said[4])
-    members, quarantine, raising = said[5].split()[1], _us(said[6]), said[8:9] == ["+"]
-    answer = node.handle(Take(claim, ballot, ttl, members, quarantine, raising, keep), now)
+    _, members, _, longest = said[5].split()
+    take = Take(
+        *(claim, ballot, ttl, members, _quarantine(said[6])),
+        *(said[8:9] == ["+"], keep, _us(longest)),
+    )
+    answer = node.handle(take, now)
     kind = answer[0]
     if kind == "vote":
         return f"incumbent1 {claim} {answer[1]}".encode()
@@ -59,16 +132,17 @@ def _take(node: Node, said: list[str], now: int) -> Any:
     if kind == "members":
         return [b"members", _marker(answer[1]), -1, time, b""]
     if kind == "young":
-        return [b"young", b"", -(-answer[1] // 1000), time, b""]
+        return [b"young", _marker(node.data.marker), -(-answer[1] // 1000), time, b""]
     floor = b"" if answer[-1] is None else str(answer[-1]).encode()
     return [kind.encode(), _value(lease.value) if lease else b"", left, time, floor]
 
 
 def _renew(node: Node, said: list[str], now: int) -> Any:
-    echo, members, wait, head, ttl, _ = said
+    echo, members, wait, longest, head, ttl, _ = said
     _, claim, ballot = head.split()
-    quarantine = None if wait == "-" else _us(wait)
-    renew = Renew(claim, int(ballot), _us(ttl), members.split()[1], quarantine)
+    renew = Renew(
+        *(claim, int(ballot), _us(ttl), members.split()[1], _quarantine(wait), _us(longest))
+    )
     answer = node.handle(renew, now)
     if answer[0] == "members":
         return [b"members", _marker(answer[1])]
@@ -83,7 +157,7 @@ def _plant(node: Node, said: list[str], now: int) -> Any:
     _, claim, ballot = value.split()[:3]
     return node.handle(
         Plant(
-            *(claim, int(ballot), _us(ttl), members.split()[1], _us(quarantine)),
+            *(claim, int(ballot), _us(ttl), members.split()[1], _quarantine(quarantine)),
             *(int(floor) if floor else None, _us(keep)),
         ),
         now,
@@ -103,8 +177,8 @@ def _give(node: Node, said: list[str], now: int) -> Any:
 
 
 def _found(node: Node, said: list[str], now: int) -> Any:
-    _, members, born = said[0].split()
-    return node.handle(Found(members, int(born), int(said[1])), now)
+    _, members, _, longest = said[0].split()
+    return node.handle(Found(members, int(said[1]), _us(longest)), now)
 
 
 _SCRIPTS: Final[dict[str, Callable[[Node, list[str], int], Any]]] = {
@@ -114,6 +188,8 @@ _SCRIPTS: Final[dict[str, Callable[[Node, list[str], int], Any]]] = {
     "revoke": _revoke,
     "give": _give,
     "found": _found,
+    "promise": _promise,
+    "accept": _accept,
 }
 
 
@@ -121,8 +197,18 @@ def _us(milliseconds: str) -> int:
     return int(milliseconds) * 1000
 
 
-def _marker(marker: tuple[str, int]) -> bytes:
-    return f"incumbent1 {marker[0]} {marker[1]}".encode()
+def _quarantine(milliseconds: str) -> int | None:
+    return None if milliseconds == "-" else _us(milliseconds)
+
+
+def marker_of(node: Node) -> bytes | None:
+    """What a new connection hears of it."""
+    return _marker(node.data.marker) if node.data.marker else None
+
+
+def _marker(marker: Marker | None) -> bytes:
+    assert marker is not None
+    return f"incumbent2 {marker[0]} {marker[1]} {marker[2] // 1000}".encode()
 
 
 def _value(value: tuple[str, int]) -> bytes:

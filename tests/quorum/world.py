@@ -56,6 +56,9 @@ class Profile:
     restarts: float = 0.0
     rollbacks: float = 0.0
     freezes: float = 0.0
+    outages: float = 0.0
+    newcomers: float = 0.0
+    """The chance that a claim is a new process's, which knows the clocks it can hear then."""
     skew: float = 0.0
     stale: float = 0.0
     length: float = 4.0
@@ -69,6 +72,8 @@ class Profile:
     contenders: int = 3
     tokens_grow: bool = True
     new: bool = False
+    beside: float = 0.6
+    """The chance that slots are used, and a log beside the lease is written."""
 
 
 class Heap:
@@ -104,6 +109,7 @@ class Machine:
     down: bool = False
     epoch: int = 0
     frozen_until: float = 0.0
+    cut_off_until: float = 0.0
     started: float = 0.0
     snapshot: Data = field(default_factory=Data)
 
@@ -117,7 +123,7 @@ class Machine:
     def handle(self, envelope: Request, answer: Callable[[Answer], None]) -> None:
         """Carry it out as soon as it can, if the connection is still one to this process."""
         epoch, request = envelope
-        if self.down or epoch not in (None, self.epoch):
+        if self.down or epoch not in (None, self.epoch) or self.heap.time < self.cut_off_until:
             return
         wait = self.frozen_until - self.heap.time
         if wait > 0:
@@ -141,8 +147,12 @@ class Machine:
         """It ends, and another process begins with `data`."""
         self.epoch += 1
         self.down = True
+        epoch = self.epoch
 
         def start() -> None:
+            if self.epoch != epoch:
+                # It ended again before it was up: what it would bring back is older by now.
+                return
             self.down = False
             self.node.data, self.started = data, self.now()
 

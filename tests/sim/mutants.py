@@ -16,7 +16,7 @@ from incumbent._core import acquire, release
 from incumbent._core.held import Held
 from incumbent._core.port import Debt, Port
 from incumbent._core.words import late_grant
-from incumbent.errors import OutcomeUnknown
+from incumbent.errors import OutcomeUnknown, StoreError
 from incumbent.lease import TRANSITIONS, Input, LeaseMachine, State
 from incumbent.model import Ask, Granted
 from incumbent.stores.table import MemoryTable
@@ -186,13 +186,14 @@ def a_debt_of_two_takes_is_settled_by_one_release(patch: pytest.MonkeyPatch) -> 
 
 @mutant("signals", "leak")
 def a_release_forgets_the_take_that_got_no_answer(patch: pytest.MonkeyPatch) -> None:
-    ends = Held.doubted
+    unanswered = acquire._unanswered
 
-    def forgets(self: Held, now: float) -> None:
-        ends(self, now)
-        self.doubt_until = float("-inf")
+    def forgets(port: Port, held: Held, error: StoreError) -> StoreError:
+        found = unanswered(port, held, error)
+        held.unsure = 0
+        return found
 
-    patch.setattr(Held, "doubted", forgets)
+    patch.setattr(acquire, "_unanswered", forgets)
 
 
 @mutant("slots", "at least")
@@ -233,6 +234,11 @@ def belief_goes_on_until_the_release_is_confirmed(patch: pytest.MonkeyPatch) -> 
 
     patch.setattr(LeaseMachine, "left", lambda self: None)
     patch.setattr(LeaseMachine, "given", given)
+
+
+@mutant("restarts", "release")
+def a_release_ignores_that_the_record_is_gone(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(release, "_learn", lambda port, held, outcome: True)
 
 
 @mutant("operators", "notice")

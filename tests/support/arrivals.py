@@ -17,8 +17,8 @@ import redis
 __all__ = ["Arrivals", "overtaken", "watch_arrivals"]
 
 # A take says its claim alone, a release or a renewal its token too.
-_TAKE = re.compile(r" incumbent1 ([0-9a-f]{32})  ")
-_HELD = re.compile(r" incumbent1 ([0-9a-f]{32}) (\d+) ")
+_TAKE = re.compile(r" incumbent\d+ ([0-9a-f]{32})  ")
+_HELD = re.compile(r" incumbent\d+ ([0-9a-f]{32}) (\d+) ")
 
 
 class Arrivals(NamedTuple):

@@ -165,6 +165,36 @@ class EtcdServer:
             shutil.rmtree(self._folder / "data", ignore_errors=True)
         self.start()
 
+    def snapshot(self) -> Path:
+        """A snapshot as an operator saves one."""
+        path = self._folder / f"snapshot-{len(list(self._folder.iterdir()))}"
+        self.etcdctl("snapshot", "save", str(path))
+        return path
+
+    def restore(self, snapshot: Path, *options: str) -> None:
+        """Kill it, and start it with what `etcdctl snapshot restore` makes by its defaults."""
+        self.kill()
+        shutil.rmtree(self._folder / "data", ignore_errors=True)
+        command = ["snapshot", "restore", str(snapshot), "--data-dir", str(self._folder / "data")]
+        command += ["--name", self.name, "--initial-cluster", f"{self.name}={self.place.peer}"]
+        self.etcdctl(*command, "--initial-advertise-peer-urls", self.place.peer, *options)
+        self.start()
+
+    def copy_data(self) -> Path:
+        """Its data folder as it is now, copied while it stands still."""
+        self.kill()
+        copy = self._folder / f"copy-{len(list(self._folder.iterdir()))}"
+        shutil.copytree(self._folder / "data", copy)
+        self.start()
+        return copy
+
+    def put_back(self, copy: Path) -> None:
+        """Kill it, and start it with an earlier data folder."""
+        self.kill()
+        shutil.rmtree(self._folder / "data", ignore_errors=True)
+        shutil.copytree(copy, self._folder / "data")
+        self.start()
+
     def freeze(self) -> None:
         os.kill(self.pid, signal.SIGSTOP)
 

@@ -42,9 +42,9 @@ class FaultyStore(MemoryStore):
         self.calls: Counter[str] = Counter()
         self.delay = 0.0
         self.down = False
-        self._faults: dict[str, deque[Fault]] = {}
+        self._faults: dict[str, deque[Fault | None]] = {}
 
-    def plan(self, op: str, *faults: Fault) -> None:
+    def plan(self, op: str, *faults: Fault | None) -> None:
         self._faults.setdefault(op, deque()).extend(faults)
 
     def next_fault(self, op: str) -> Fault | None:
@@ -137,6 +137,14 @@ class AsyncFaultyStore(AsyncMemoryStore):
         outcome = await super().give(
             key, claim, token, until, closed_for=closed_for, reserve_for=reserve_for, slot=slot
         )
+        await self._pause()
+        return outcome
+
+    async def put(
+        self, key: Key, field: str, value: bytes | None, guard: Guard, until: float
+    ) -> PutOutcome:
+        await self._pause()
+        outcome = await super().put(key, field, value, guard, until)
         await self._pause()
         return outcome
 

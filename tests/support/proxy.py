@@ -8,6 +8,7 @@ closed when healed, because TCP never skips any.
 from __future__ import annotations
 
 import enum
+import re
 import socket
 import threading
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from typing import Self
 
 CONNECT_WITHIN = 5.0
 END_WITHIN = 5.0
+LAG = 0.2
 
 
 class Way(enum.Enum):
@@ -41,7 +43,7 @@ class Faults:
 class _Doom:
     """The next `times` requests with `match` in them lose their reply and their connection."""
 
-    match: bytes
+    match: re.Pattern[bytes]
     times: int
 
 
@@ -83,6 +85,8 @@ class FaultProxy:
         self.accepted = 0
         self._faults = Faults()
         self._doom: _Doom | None = None
+        self._hold = b""
+        self._held: list[_Link] = []
         self._links: set[_Link] = set()
         self._threads: list[threading.Thread] = []
         self._changed = threading.Condition()
@@ -134,14 +138,29 @@ class FaultProxy:
                 link.cut()
             self._changed.notify_all()
 
-    def close_after_request(self, match: bytes, *, times: int = 1) -> None:
+    def close_after_request(self, match: bytes | re.Pattern[bytes], *, times: int = 1) -> None:
         """A request with `match` in it is carried out; the client gets a closed connection."""
+        pattern = re.compile(re.escape(match)) if isinstance(match, bytes) else match
         with self._changed:
-            self._doom = _Doom(match, times)
+            self._doom = _Doom(pattern, times)
+
+    def hold(self, match: bytes) -> None:
+        """The next bytes with `match` in them are held back, and delivered by `heal`.
+
+        Whatever their sender does meanwhile, and others pass.
+        """
+        with self._changed:
+            self._hold = match
+
+    @property
+    def holds(self) -> bool:
+        """Whether something is held back now."""
+        return bool(self._held)
 
     def heal(self) -> None:
         """End every fault."""
         with self._changed:
+            self._hold, self._held = b"", []
             for link in self._links:
                 if link.lossy:
                     link.cut()
@@ -237,9 +256,16 @@ class FaultProxy:
             # The reply shows that the server was done; only now may the client lose it.
             link.cut()
         else:
+            kept = False
             if way is Way.REQUEST:
+                kept = self._keep_back(link, chunk)
                 self._judge(link, chunk)
             link.ends(way)[1].sendall(chunk)
+            if kept:
+                # The end of the connection comes behind: a server that hears of it too soon may
+                # not carry the request out.
+                with self._changed:
+                    self._changed.wait_for(lambda: link.closed, timeout=LAG)
 
     def _travel(self, link: _Link, way: Way) -> None:
         with self._changed:
@@ -247,10 +273,19 @@ class FaultProxy:
             self._changed.wait_for(lambda: link.closed, timeout=slow)
             self._changed.wait_for(lambda: link.closed or not self._faults.blackhole)
 
+    def _keep_back(self, link: _Link, chunk: bytes) -> bool:
+        with self._changed:
+            if not self._hold or self._hold not in chunk:
+                return False
+            self._hold = b""
+            self._held.append(link)
+            self._changed.wait_for(lambda: link.closed or link not in self._held)
+            return True
+
     def _judge(self, link: _Link, chunk: bytes) -> None:
         with self._changed:
             doom, seen = self._doom, link.tail + chunk
-            if doom is None or doom.times == 0 or doom.match not in seen:
+            if doom is None or doom.times == 0 or not doom.match.search(seen):
                 link.tail = seen[-64:]
                 return
             doom.times -= 1

@@ -15,12 +15,13 @@ import socket
 import subprocess
 import tempfile
 import time
+from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVERS = ROOT / ".servers" / "bin"
@@ -58,16 +59,25 @@ def server_version(program: Path) -> tuple[int, ...]:
     return tuple(int(part) for part in found.groups())
 
 
+_GIVEN_OUT: Final[deque[int]] = deque(maxlen=500)
+
+
 def free_port() -> int:
     """A free port below those that the system hands out by itself.
 
-    One of those could go to a client, or to another test, while a server is being restarted.
+    One of those could go to a client, or to another test, while a server is being restarted. Each
+    worker has ports of its own, and does not give one out twice in a short time: a cluster chooses
+    all its ports before it starts.
     """
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     while True:
-        port = random.SystemRandom().randrange(10_000, 32_000)
+        port = random.SystemRandom().randrange(10_000 + worker % workers, 32_000, workers)
         with socket.socket() as sock, suppress(OSError):
             sock.bind(("127.0.0.1", port))
-            return port
+            if port not in _GIVEN_OUT:
+                _GIVEN_OUT.append(port)
+                return port
 
 
 class RedisServer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from tests.support.pace import now, took
 
@@ -18,3 +19,8 @@ def eventually(condition: Callable[[], object], within: float = _AT_ALL) -> None
     while not condition():
         assert took(began) < within, f"did not come true within {within} s"
         time.sleep(0.002)
+
+
+def written(path: Path) -> str:
+    """The text of a file, "" while there is none: a shell makes it before it writes into it."""
+    return path.read_text() if path.exists() else ""

@@ -30,7 +30,8 @@ class Node:
         name = secrets.token_hex(4)
         self.main, self.beside = f"k:{{{name}}}", f"k:{{{name}}}:b"
         self.past, self.switches = f"k:{{{name}}}:h", f"k:{{{name}}}:r"
-        client.delete(MARKER)
+        # Of a node that was never blank: its floor is that of the names.
+        client.set(MARKER, "incumbent2 m 0 1000")
 
     @property
     def now(self) -> int:
@@ -46,13 +47,14 @@ class Node:
         ballot: int,
         *,
         members: str = "m",
-        wait: int = 0,
+        wait: int | str = 0,
+        longest: int = 1000,
         up: bool = False,
         who: str = "me",
     ) -> object:
         keys = (self.main, self.beside, MARKER, self.past, self.switches)
         ask = (f"incumbent1 {claim} ", ballot, f" 5000 {who} ", 5000, 60_000)
-        fit = (f"incumbent1 {members} 0", wait, f" {who}")
+        fit = (f"incumbent2 {members} 0 {longest}", wait, f" {who}")
         return self._run("take", 5, *keys, *ask, *fit, "+" if up else "-")
 
     def kind(self, answer: object) -> str:
@@ -65,10 +67,14 @@ class Node:
         held = f"incumbent1 {claim} {token} "
         return self._run("give", 2, self.main, self.beside, held, f" {ended}")
 
-    def renew(self, claim: str, token: int, ttl: int = 5000, wait: str = "0") -> object:
+    def renew(
+        self, claim: str, token: int, ttl: int = 5000, wait: str = "0", longest: int = 1000
+    ) -> object:
         keys = (MARKER, self.main, self.beside, self.switches)
         held = f"incumbent1 {claim} {token} "
-        answers = self._run("renew", 4, *keys, "echo", "incumbent1 m ", wait, held, ttl, "-")
+        answers = self._run(
+            "renew", 4, *keys, "echo", "incumbent2 m ", wait, longest, held, ttl, "-"
+        )
         assert isinstance(answers, list)
         assert answers[0] == "echo"
         return answers[1]
@@ -76,12 +82,32 @@ class Node:
     def plant(self, claim: str, token: int, floor: str, wait: int = 0) -> object:
         value = f"incumbent1 {claim} {token} 0 1 5000 me "
         keys = (self.main, self.beside, MARKER)
-        return self._run("plant", 3, *keys, value, 5000, 60_000, "incumbent1 m ", wait, floor)
+        return self._run("plant", 3, *keys, value, 5000, 60_000, "incumbent2 m ", wait, floor)
 
-    def put(self, value: str, version: int, guard: str = "none", want: str = "") -> object:
-        keys = (self.main, self.switches, MARKER, self.beside)
-        said = ("pause", guard, want, value, version, "incumbent1 m ")
-        return self._run("put", 4, *keys, *said)
+    def promise(self, ballot: int, entry: str = "f:pause", held: str = "") -> list[str | int]:
+        keys = (self.switches, MARKER, self.main)
+        told: Any = self._run("promise", 3, *keys, ballot, "incumbent2 m ", 1000, entry, held)
+        return list(told)
+
+    def accept(
+        self,
+        ballot: int,
+        state: int | str,
+        entry: str = "",
+        what: str = "-",
+        *entries: str,
+        held: str = "",
+    ) -> object:
+        keys = (self.switches, MARKER, self.main, self.beside)
+        about = (ballot, "incumbent2 m ", state, held, entry, what, 60_000)
+        return self._run("accept", 4, *keys, *about, *entries)
+
+    def change(self, entry: str, what: str, ballot: int = 0) -> int:
+        """An entry as a majority of one changes it."""
+        ballot = ballot or self.now
+        (states, _, _) = self.promise(ballot, entry)
+        assert self.accept(ballot, str(states).split()[0], entry, what) == 1
+        return ballot
 
     @property
     def floor(self) -> str | None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
-from incumbent.cli.environment import distance, settings_from, unknown_variables
-from incumbent.cli.table import COMMANDS, GLOBAL, VARIABLES
+from incumbent.cli.environment import distance, flags_in, settings_from, unknown_variables
+from incumbent.cli.parser import parse
+from incumbent.cli.table import COMMANDS, FLAGS, GLOBAL, SETTINGS, VARIABLES, Command, Option
 from incumbent.errors import ConfigError
 
+ROOT = Path(__file__).parents[2]
 OPTIONS = (*GLOBAL, *COMMANDS["run"].options)
 
 
@@ -28,9 +33,66 @@ def test_a_distance_counts_slips(one: str, other: str, slips: int) -> None:
     assert distance(one, other) == distance(other, one) == slips
 
 
-def test_every_option_has_a_variable() -> None:
-    assert {option.variable for option in OPTIONS} <= VARIABLES
-    assert "INCUMBENT_ONCE_PER" in VARIABLES
+def options_of(command: str) -> tuple[Option, ...]:
+    return (*GLOBAL, *COMMANDS[command].options)
+
+
+def line_of(name: str, command: Command) -> list[str]:
+    return [name, *(["x"] if command.name else []), *(["--", "true"] if command.runs else [])]
+
+
+BY_DEST = {
+    option.dest: (name, option) for name in COMMANDS for option in reversed(options_of(name))
+}
+
+
+@pytest.mark.parametrize("dest", sorted(SETTINGS))
+def test_a_setting_of_a_deployment_comes_from_the_environment(dest: str) -> None:
+    name, option = BY_DEST[dest]
+    value = "7" if option.metavar else "yes"
+    request = parse(line_of(name, COMMANDS[name]), {option.variable: value})
+    assert request.values[dest] == (value if option.metavar else True)
+    assert option.variable in VARIABLES
+
+
+@pytest.mark.parametrize(
+    ("name", "option"),
+    [
+        pytest.param(name, option, id=f"{name} {option.flags[-1]}")
+        for name in COMMANDS
+        for option in options_of(name)
+        if option.dest not in SETTINGS
+    ],
+)
+def test_every_other_option_comes_from_the_command_line_alone(name: str, option: Option) -> None:
+    environ = {option.variable: "1", "INCUMBENT_TTL": "15s"}
+    message = f"{option.variable} cannot come from the environment: give {option.flags[-1]} on"
+    (line,) = flags_in(environ)
+    assert line.startswith(message)
+    assert unknown_variables(environ) == []
+    command = COMMANDS[name]
+    if command.acts:
+        with pytest.raises(ConfigError, match=message):
+            parse(line_of(name, command), environ)
+        given = [option.flags[-1], *(["7"] if option.metavar and option.dest != "wait" else [])]
+        words = line_of(name, command)
+        assert option.dest in parse([words[0], *given, *words[1:]], environ).values
+    else:
+        assert option.dest not in parse(line_of(name, command), environ).values
+
+
+def test_the_page_lists_every_setting_and_no_other() -> None:
+    page = (ROOT / "docs" / "command-line.md").read_text()
+    table = page.partition("| variable | option |")[2].partition("\n\n")[0]
+    assert set(re.findall("INCUMBENT_[A-Z_]+", table)) == {
+        BY_DEST[it][1].variable for it in SETTINGS
+    }
+
+
+def test_what_would_write_or_remove_or_refuse_is_no_setting() -> None:
+    dangerous = ("FORCE", "FIX", "ALL", "SLOT", "ONCE_PER", "WAIT", "LEAVE_DESCENDANTS")
+    assert {f"INCUMBENT_{name}" for name in dangerous} <= FLAGS.keys()
+    assert VARIABLES.isdisjoint(FLAGS)
 
 
 @pytest.mark.parametrize(
@@ -38,8 +100,8 @@ def test_every_option_has_a_variable() -> None:
     [
         ("INCUMBENT_TLL", "INCUMBENT_TTL"),
         ("INCUMBENT_STORES", "INCUMBENT_STORE"),
-        ("INCUMBENT_ONCEPER", "INCUMBENT_ONCE_PER"),
-        ("INCUMBENT_AT_MOST_FRO", "INCUMBENT_AT_MOST_FOR"),
+        ("INCUMBENT_MAXRUNS", "INCUMBENT_MAX_RUNS"),
+        ("INCUMBENT_SHARE_STOER", "INCUMBENT_SHARE_STORE"),
         ("INCUMBENT_NAMSPACE", "INCUMBENT_NAMESPACE"),
     ],
 )
@@ -89,10 +151,3 @@ def test_a_switch_is_on_or_off(text: str, *, on: bool) -> None:
 def test_a_switch_that_is_neither_is_refused() -> None:
     with pytest.raises(ConfigError, match="INCUMBENT_SHARE_STORE='perhaps'"):
         settings_from({"INCUMBENT_SHARE_STORE": "perhaps"}, OPTIONS)
-
-
-@pytest.mark.parametrize(
-    ("text", "found"), [("30s", "30s"), ("1", "1"), ("true", ""), ("no", None)]
-)
-def test_waiting_has_a_form_without_a_duration(text: str, found: str | None) -> None:
-    assert settings_from({"INCUMBENT_WAIT": text}, OPTIONS).get("wait") == found

@@ -45,11 +45,6 @@ def test_wait_takes_its_duration_only_with_an_equals_sign(line: str, wait: str |
     assert (request.name, request.text("wait")) == ("n", wait)
 
 
-def test_a_flag_undoes_the_opposite_variable() -> None:
-    assert parsed("run -n n -- x", WAIT="5s").text("wait") is None
-    assert not parsed("run --wait n -- x", NO_WAIT="1").on("no_wait")
-
-
 @pytest.mark.parametrize(
     ("line", "right"),
     [

@@ -37,6 +37,19 @@ def test_a_term_is_followed_by_an_exit_or_another(
     assert exit_after(restart, Ending(cause, status, 1.0)) == code
 
 
+@pytest.mark.parametrize(
+    ("restart", "status", "code"),
+    [(ALWAYS, 0, None), (ON_FAILURE, 0, None), (NEVER, 0, 123), (NEVER, 3, 3)],
+)
+def test_a_command_that_outlived_its_lease_was_no_success(
+    restart: Restart, status: int, code: int | None
+) -> None:
+    ending = Ending("taken", status, 1.0, outlived=True)
+    assert exit_after(restart, ending) == code
+    interrupted = Ending("taken", 130, 1.0, outlived=True)
+    assert exit_after(restart, interrupted, at_keyboard=True) == 130
+
+
 def test_what_outlives_kill_is_not_followed_by_another_term() -> None:
     assert exit_after(ALWAYS, Ending("expired", None, 1.0, survivors=(7,))) == 125
 

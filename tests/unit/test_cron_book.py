@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from itertools import count
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import count, pairwise
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from incumbent import clock
 from incumbent._core.onestep import run as drive
 from incumbent._drive.link import Link
 from incumbent.cron.book import Book, Pen
-from incumbent.cron.ledger import Run, State, pruned_until, runs_of
+from incumbent.cron.ledger import Run, State, joined, pruned_spans, runs_of
 from incumbent.cron.schedule import slot_id
 from incumbent.links import link_for
-from incumbent.model import Ask, Granted, Key
+from incumbent.model import Ask, Granted, Key, Record
 
 KEY = Key("n", "job")
 NOW = 1_000_000_000.0
@@ -77,5 +81,97 @@ def test_the_ledger_is_bounded_by_count_and_by_age_and_says_up_to_where(
     left = [age for age in left if age < keep]
     assert sorted(on_record(link)) == sorted(slot_id(NOW - age * DAY) for age in left)
     fields = link.store.read(KEY, clock.now() + 1).fields
-    assert pruned_until(fields) == NOW - (max(left) + 1) * DAY
+    spans = pruned_spans(fields)
+    assert (spans[0][0], spans[-1][1]) == (NOW - 9 * DAY, NOW - (max(left) + 1) * DAY)
     assert drive(book.prune(keep, keep_for, NOW)) == 0
+
+
+def pruned(link: Link, *dues: float, slot: Callable[[float], str] = slot_id) -> Book:
+    """A ledger that had these, and has forgotten them; the newest of all is kept."""
+    book = Book(link.port, KEY)
+    for due in (*dues, max(dues) + 1):
+        drive(book.note(Run(slot(due), State.OK, due)))
+    drive(book.prune(1, 90 * DAY, NOW))
+    return book
+
+
+def test_a_slot_that_was_forgotten_is_not_begun_again(link: Link) -> None:
+    book, pen = pruned(link, NOW), claimed(link)
+    assert not drive(book.begin(run(pen, NOW)))
+    retry = replace(run(pen, NOW), slot=f"{slot_id(NOW)}#2", attempt=2)
+    assert not drive(book.begin(retry))
+    assert drive(book.begin(run(pen, NOW + 60)))
+
+
+def test_a_slot_that_is_missed_as_one_of_many_is_not_begun(link: Link) -> None:
+    book, pen = Book(link.port, KEY), claimed(link)
+    many = Run(slot_id(NOW), State.MISSED, NOW, count=3, first=NOW - 120)
+    drive(book.note(many))
+    assert not drive(book.begin(run(pen, NOW - 60)))
+    assert drive(book.begin(run(pen, NOW - 180)))
+
+
+def test_records_of_a_clock_a_year_ahead_cancel_nothing_of_today(link: Link) -> None:
+    book, pen = pruned(link, NOW - 60, NOW + 365 * DAY), claimed(link)
+    assert drive(book.begin(run(pen, NOW)))
+    assert not drive(book.begin(run(pen, NOW + 365 * DAY)))
+
+
+def test_triggers_and_slots_forget_apart(link: Link) -> None:
+    book, pen = pruned(link, NOW, NOW + 60, slot=lambda due: f"manual/{due}"), claimed(link)
+    assert drive(book.begin(run(pen, NOW)))
+    assert not drive(book.begin(replace(run(pen), slot="manual/another")))
+
+
+def test_what_is_named_by_its_caller_goes_by_its_name_alone(link: Link) -> None:
+    book, pen = pruned(link, NOW), claimed(link)
+    assert drive(book.begin_named(replace(run(pen), slot="2026-11-21")))
+
+
+def test_what_an_older_release_has_forgotten_stays_forgotten(link: Link) -> None:
+    book, pen = Book(link.port, KEY), claimed(link)
+    link.store.put(KEY, "pruned", repr(NOW).encode(), None, clock.now() + 1)
+    assert not drive(book.begin(run(pen, NOW - 30 * DAY)))
+    for age in (2, 1, 0):
+        drive(book.note(Run(slot_id(NOW + 60 - age), State.OK, NOW + 60 - age)))
+    drive(book.prune(1, DAY, NOW))
+    assert not drive(book.begin(run(pen, NOW - 30 * DAY)))
+
+
+def test_of_two_that_prune_at_a_time_none_undoes_the_others_word(
+    link: Link, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    book = Book(link.port, KEY)
+    for second in range(3):
+        drive(book.note(Run(slot_id(NOW + second), State.OK, NOW + second)))
+    seen = drive(book.read())
+    drive(book.note(Run(slot_id(NOW + 3), State.OK, NOW + 3)))
+    assert drive(book.prune(1, DAY, NOW)) == 3
+
+    async def stale() -> Record:
+        return seen
+
+    monkeypatch.setattr(book, "read", stale)
+    assert drive(book.prune(1, DAY, NOW)) == 0
+    fields = link.store.read(KEY, clock.now() + 1).fields
+    assert pruned_spans(fields)[-1][1] == NOW + 2
+
+
+@given(st.lists(st.tuples(st.integers(0, 99), st.integers(0, 9)), max_size=40), st.integers(1, 5))
+def test_joined_spans_cover_every_one_and_join_the_nearest(
+    pairs: list[tuple[int, int]], most: int
+) -> None:
+    spans = [(float(first), float(first + length)) for first, length in pairs]
+    found = joined(spans, most)
+    assert len(found) <= most
+    assert all(any(a <= first and last <= b for a, b in found) for first, last in spans)
+    assert all(one[1] < other[0] for one, other in pairwise(found))
+    if spans:
+        assert (found[0][0], found[-1][1]) == (min(spans)[0], max(last for _, last in spans))
+
+
+def test_what_was_noted_while_a_run_was_about_to_begin_counts(link: Link) -> None:
+    book, pen = Book(link.port, KEY), claimed(link)
+    drive(book.note(Run(slot_id(NOW), State.LOST, NOW, why="vanished")))
+    assert not drive(book.begin_named(run(pen)))
+    assert on_record(link) == {slot_id(NOW): State.LOST}

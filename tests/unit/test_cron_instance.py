@@ -13,7 +13,16 @@ import pytest
 from incumbent import clock
 from incumbent._drive.link import Link
 from incumbent.cli.main import main
-from incumbent.cron.control import CONTROL, PRESENCE, UP, encode, presences
+from incumbent.cron.control import (
+    CONTROL,
+    PRESENCE,
+    STALE,
+    UP,
+    Trigger,
+    encode,
+    presences,
+    triggers,
+)
 from incumbent.cron.instance import Instance
 from incumbent.cron.judge import Slot
 from incumbent.cron.ledger import JOB, Run, State, field_of, read_job, run_at
@@ -102,11 +111,14 @@ def test_who_leaves_is_no_longer_present(link: Link) -> None:
 
 
 def test_the_sweep_finds_a_run_that_nobody_witnessed_and_forgets_who_is_long_gone(
-    link: Link, instance: Instance
+    link: Link, instance: Instance, moved: Callable[[float], None]
 ) -> None:
     orphan = Run("manual/x", State.RUNNING, clock.wall(), "gone", 7, clock.wall())
     put(link, "job", field_of(orphan.slot), encode_run(orphan))
     put(link, PRESENCE, f"{UP}gone", encode(since=1.0, seen=clock.wall() - 100_000))
+    sweep(instance)
+    assert len(presences(read(link, PRESENCE))) == 2
+    moved(1200.0)
     sweep(instance)
     instance.wake()
     instance.turn()
@@ -114,6 +126,31 @@ def test_the_sweep_finds_a_run_that_nobody_witnessed_and_forgets_who_is_long_gon
     assert found is not None
     assert (found.state, found.why) == (State.LOST, "gone vanished")
     assert [it.instance for it in presences(read(link, PRESENCE))] == ["me"]
+
+
+def test_a_clock_two_days_ahead_forgets_nobody_who_lives(
+    link: Link, instance: Instance, moved: Callable[[float], None]
+) -> None:
+    for _ in range(3):
+        put(link, PRESENCE, f"{UP}right", encode(since=1.0, seen=clock.wall() - 2 * DAY))
+        sweep(instance)
+        assert [it.instance for it in presences(read(link, PRESENCE))] == ["me", "right"]
+        moved(1200.0)
+
+
+def test_a_clock_an_hour_ahead_takes_no_trigger_away_from_others(
+    link: Link, instance: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trigger = Trigger("x", "job", clock.wall() - 3600.0)
+    put(link, CONTROL, trigger.field, encode(job="job", when=trigger.when))
+    instance._heard.append(read(link, CONTROL))
+    instance._hear()
+    assert triggers(read(link, CONTROL)) == [trigger]
+    now = clock.now
+    monkeypatch.setattr(clock, "now", lambda: now() + STALE + 1)
+    instance._heard.append(read(link, CONTROL))
+    instance._hear()
+    assert triggers(read(link, CONTROL)) == []
 
 
 def test_one_instance_of_the_fleet_sweeps_at_a_time(link: Link, instance: Instance) -> None:

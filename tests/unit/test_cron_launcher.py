@@ -6,6 +6,10 @@ from typing import Any
 
 import pytest
 
+from incumbent import clock
+from incumbent._core.held import Held
+from incumbent._core.onestep import run
+from incumbent._core.release import release
 from incumbent.cron.claims import Claimer
 from incumbent.cron.commands_launcher import CommandLauncher, Settings
 from incumbent.cron.judge import Slot
@@ -15,6 +19,7 @@ from incumbent.cron.schedule import Every
 from incumbent.cron.spec import JobSpec
 from incumbent.cron.zygote import ZygoteGone
 from incumbent.links import link_for
+from incumbent.model import Key, Refused
 
 SPEC = JobSpec(name="job", schedule=Every(60), command=("true",), on_failure=("true",))
 SLOT = Slot("manual/abc", 1_000_000_000.0)
@@ -68,3 +73,15 @@ def test_a_zygote_that_is_gone_is_noticed_whatever_it_was_to_do() -> None:
     it.failed(SPEC, Run(SLOT.name, State.LOST, SLOT.due))
     assert it.gone
     it.stop_all()
+
+
+def test_a_claim_takes_the_slot_along_with_the_lease() -> None:
+    claimer = Claimer(link_for("memory:claimer"), "n", {"holder": "me"})
+    held = claimer.claim(SPEC, SLOT)
+    assert isinstance(held, Held)
+    record = claimer.link.store.read(Key("n", "job"), clock.now() + 1)
+    assert list(record.slots) == [SLOT.name]
+    run(release(claimer.link.port, held))
+    refused = claimer.claim(SPEC, SLOT)
+    assert isinstance(refused, Refused)
+    assert refused.reason == "closed"

@@ -105,6 +105,27 @@ def test_a_supervisor_that_does_not_answer_proves_nothing(lease: Lease) -> None:
     assert pickle.loads(pickle.dumps(lost.value)).reason == "expired"
 
 
+@pytest.mark.parametrize("remaining", [4.0, 8.0])
+def test_the_proof_counts_from_before_the_question(
+    lease: Lease, monkeypatch: pytest.MonkeyPatch, remaining: float
+) -> None:
+    """The supervisor may have said it as soon as it was asked, however late its answer is read."""
+    instant, took_to_answer = [clock.now()], 5.0
+
+    def answer(path: str, until: float) -> bytes:
+        instant[0] += took_to_answer
+        facts = {"term": lease.fencing_token, "name": "job", "remaining": remaining, "lost": ""}
+        return json.dumps(facts).encode()
+
+    monkeypatch.setattr(clock, "now", lambda: instant[0])
+    monkeypatch.setattr("incumbent.inside._question", answer)
+    inside = asking(lease, "unused")
+    assert inside.remaining == pytest.approx(max(0.0, remaining - took_to_answer))
+    assert inside.valid is (remaining > took_to_answer)
+    with pytest.raises(LeaseLost):
+        inside.check(need=remaining)
+
+
 def test_a_socket_that_is_gone_proves_nothing(lease: Lease) -> None:
     with LeaseSocket(lease) as answers:
         inside = asking(lease, answers.path)

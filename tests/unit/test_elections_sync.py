@@ -360,14 +360,15 @@ def test_a_resignation_does_not_wait_longer_than_asked(
     engine: FaultyEngine, threads: Threads
 ) -> None:
     candidate = election(engine)
-    leave = threading.Event()
+    inside, leave = threading.Event(), threading.Event()
 
     def lead() -> None:
         with candidate.lead():
+            inside.set()
             leave.wait(10)
 
     threads.start("lead", lead)
-    eventually(lambda: candidate.term is not None)
+    assert inside.wait(10)
     assert candidate.resign(timeout=0.05) is False
     assert candidate.term is not None
     leave.set()

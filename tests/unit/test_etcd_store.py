@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 
 from incumbent import clock
 from incumbent.errors import OutcomeUnknown
-from incumbent.model import Ask, Gone, Granted, Key, Renewal, Renewed, TakeOutcome
+from incumbent.model import Ask, Gone, Granted, Key, Released, Renewal, Renewed, TakeOutcome
 from incumbent.stores.base import Store
 from incumbent.stores.etcd import open_etcd
-from incumbent.stores.etcd.dialect import Dialect, as_of
+from incumbent.stores.etcd.answers import as_of
+from incumbent.stores.etcd.dialect import Dialect
+from incumbent.stores.etcd.incarnation import Born
 from incumbent.stores.etcd.keys import Naming
 from incumbent.stores.etcd.memory import Mine, Session
 from incumbent.stores.etcd.options import parse_etcd_url
@@ -24,6 +26,7 @@ from tests.support.etcd import EtcdServer
 from tests.support.proxy import FaultProxy
 
 TTL = 2.0
+BORN = Born("e", 0, "bWFya2Vy", 0.0)
 SPACE = f"unit-{secrets.token_hex(4)}"
 
 
@@ -142,7 +145,8 @@ def test_hundreds_of_leases_cost_one_keep_alive(etcd_server: EtcdServer, mine: S
     after = etcd_server.requests()
     # One for the leases, one for what is kept of them.
     assert taken["LeaseGrant"] - before.get("LeaseGrant", 0) <= 2
-    assert taken["Txn"] - before.get("Txn", 0) <= len(names) + 2
+    # One that looks, and under a new prefix the marker and the longest ttl.
+    assert taken["Txn"] - before.get("Txn", 0) <= len(names) + 3
     assert after.get("LeaseKeepAlive", 0) - taken.get("LeaseKeepAlive", 0) == 1
     assert after["Txn"] - taken["Txn"] <= 3
 
@@ -152,8 +156,8 @@ def test_every_proof_reads_something_that_must_be_linearizable() -> None:
     options = parse_etcd_url("etcd://e1")
     dialect = Dialect(Naming(options.prefix))
     held = Mine(key(), "c", Session("7", 2, 0.0), 0.0, "me", 0.0, 2.0, revision=5)
-    again = dialect.again(held, Ask(2.0, "me"), write=False)
-    for proof in (dialect.all_quiet([held]), again):
+    again = dialect.again(held, Ask(2.0, "me"), BORN, write=False)
+    for proof in (dialect.all_quiet([held], BORN, held), again):
         assert proof.count(b"request_range") == 2
         assert b"serializable" not in proof
 
@@ -165,7 +169,7 @@ def test_whoever_takes_a_name_writes_the_same_key() -> None:
     keys = []
     for claim in ("a" * 32, "b" * 32):
         held = Mine(name, claim, session, 0.0, "me", 0.0, 2.0)
-        asked = json.loads(dialect.take(held, Ask(2.0, "me")))
+        asked = json.loads(dialect.take(held, Ask(2.0, "me"), BORN))
         keys.append(asked["success"][0]["request_put"]["key"])
     assert keys[0] == keys[1]
 
@@ -177,6 +181,27 @@ def test_an_answer_of_another_state_is_not_taken_for_the_same(field: str) -> Non
     assert known is not None
     assert as_of({"header": dict(header)}) == known
     assert as_of({"header": header | {field: "9"}}) != known
+    assert as_of({"header": header}, dialled=1) != known
     del header["revision"]
     # One that does not say of which state it is proves nothing of others.
     assert as_of({"header": header}) is None
+
+
+@pytest.mark.server
+def test_a_pair_is_two_requests_and_a_new_connection_one_more(own_etcd: EtcdServer) -> None:
+    engine = open_etcd(own_etcd.store_url())
+    store, name = engine.store(), key()
+
+    def cost_of_a_pair() -> dict[str, int]:
+        before = own_etcd.requests()
+        grant = granted(store, name)
+        assert store.give(name, grant.claim, grant.token, soon()) == Released()
+        after = own_etcd.requests()
+        return {it: n - before.get(it, 0) for it, n in after.items() if n != before.get(it, 0)}
+
+    cost_of_a_pair()
+    assert cost_of_a_pair() == {"Txn": 2}
+    store.close()
+    assert cost_of_a_pair() == {"Txn": 2, "Status": 1}
+    assert cost_of_a_pair() == {"Txn": 2}
+    store.close()

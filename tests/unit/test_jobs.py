@@ -12,11 +12,19 @@ from typing import Any
 import pytest
 
 import incumbent
+from incumbent import clock
+from incumbent._core.held import Held
 from incumbent.cron import background
-from incumbent.cron.ledger import Run, State, read_job, runs_of
+from incumbent.cron.calls import CallLauncher
+from incumbent.cron.claims import Claimer
+from incumbent.cron.judge import Slot
+from incumbent.cron.ledger import PRUNED, Run, State, read_job, runs_of
+from incumbent.cron.schedule import Every
+from incumbent.cron.spec import JobSpec
 from incumbent.errors import ConfigError, LeaseLost, Misuse
 from incumbent.links import link_for
-from incumbent.model import Key
+from incumbent.model import Capabilities, Key
+from incumbent.stores.memory import MemoryEngine
 from tests.support.servers import free_port
 from tests.support.waiting import eventually
 
@@ -273,7 +281,7 @@ def test_a_start_that_cannot_be_put_on_record_gives_the_slot_back(
         raise incumbent.StoreUnavailable("away")
 
     with monkeypatch.context() as patch:
-        patch.setattr("incumbent.cron.book.Book.begin", fails)
+        patch.setattr("incumbent.cron.book.Book.begin_named", fails)
         with pytest.raises(incumbent.StoreUnavailable):
             call()
     call()
@@ -334,3 +342,67 @@ def test_an_event_loop_goes_on_while_the_store_is_asked_for_the_first_time(
         return seen
 
     assert asyncio.run(main()) >= 3
+
+
+@pytest.mark.parametrize(("slots", "fields"), [(False, True), (True, False)])
+def test_what_needs_a_ledger_claims_nothing_on_a_store_without_one(
+    monkeypatch: pytest.MonkeyPatch, *, slots: bool, fields: bool
+) -> None:
+    engine = MemoryEngine()
+    monkeypatch.setattr(engine, "capabilities", Capabilities(slots=slots, fields=fields))
+    ran = []
+    jobs = incumbent.Jobs(store=engine)
+    jobs.every("1s", name="job")(lambda: ran.append(1))
+    lacks = "no fields" if slots else "no slots"
+    with pytest.raises(incumbent.ConfigError, match=f"this store has {lacks}; use sqlite:"):
+        jobs.start()
+
+    @incumbent.once("nightly", per="1h", store=engine)
+    def build() -> None:
+        ran.append(1)
+
+    @incumbent.once("nightly", per="1h", store=engine)
+    async def build_async() -> None:
+        ran.append(1)
+
+    with pytest.raises(incumbent.ConfigError, match=f"this store has {lacks}; use sqlite:"):
+        build()
+    with pytest.raises(incumbent.ConfigError, match=f"this store has {lacks}; use sqlite:"):
+        asyncio.run(build_async())
+    assert not ran
+    assert engine.store().scan("default", "", clock.now() + 1) == ()
+
+
+def test_a_function_whose_record_was_removed_is_lost_on_record_within_a_ttl(store: str) -> None:
+    jobs = incumbent.Jobs(store, ttl=1, grace=0.1)
+
+    @jobs.every("1h")
+    def works_on(run: incumbent.JobRun) -> None:
+        while run.remaining:
+            time.sleep(0.01)
+
+    trigger(jobs, store, "works_on")
+    eventually(lambda: [it.state for it in on_record(store, "works_on")] == [State.RUNNING])
+    key, table = Key("default", "works_on"), link_for(store).store
+    (holding,) = table.read(key, clock.now() + 1).holdings
+    table.give(key, holding.claim, holding.token, clock.now() + 1)
+    eventually(lambda: [it.state for it in on_record(store, "works_on")] == [State.LOST], within=8)
+    jobs.stop()
+
+
+def test_a_slot_that_has_had_its_turn_closes_nothing_and_runs_nothing(store: str) -> None:
+    link, key, ran = link_for(store), Key("default", "job"), []
+    spec = JobSpec(
+        name="job", schedule=Every(60), call=lambda: ran.append(1), at_least_for=60, at_most_for=90
+    )
+    link.store.put(key, PRUNED, b"[[0, 2e9]]", None, clock.now() + 1)
+    launcher = CallLauncher(
+        Claimer(link, "default", {"holder": "me"}), lambda *_, **__: None, lambda: None
+    )
+    slot = Slot.at(1e9)
+    held = launcher.claim(spec, slot)
+    assert isinstance(held, Held)
+    launcher.launch(spec, slot, held)
+    eventually(lambda: launcher.over == [slot.name])
+    record = link.store.read(key, clock.now() + 1)
+    assert (record.holdings, record.closed_for, ran) == ((), 0.0, [])

@@ -14,11 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from incumbent import Client, Lock, clock
+from incumbent import Client, LeaseLost, Lock, clock
+from incumbent._core.onestep import run
+from incumbent._core.renew import renew
 from incumbent._drive.alarm import _ConditionAlarm, make_alarm
 from incumbent._drive.keeper import Keeper
 from incumbent._drive.notifier import Notifier
 from incumbent.links import link_for
+from incumbent.model import Renewal, Renewed
 from tests.support.faulty import Fault, FaultyEngine
 from tests.support.needs import needs
 from tests.support.pace import lasted, took
@@ -156,7 +159,7 @@ def test_a_new_lease_has_its_place_once_the_thread_has_woken(
     with Lock("a", store=engine, ttl=60) as lease:
         held = lease._held
         assert list(asleep._state.new) == [held.ref]
-        asleep._wake(asleep._state)
+        asleep._state.thread.wake()
         eventually(lambda: not asleep._state.new)
         assert held.ref in list(asleep._state.buckets.refs())
 
@@ -231,7 +234,8 @@ def test_what_is_owed_is_paid_when_the_keeper_is_closed(engine: FaultyEngine) ->
     keeper.hand_over(lease._held.debt(clock.now(), undo_slot=False))
     keeper.close()
     assert Lock("a", store=engine).held_by() is None
-    lease.release()
+    with pytest.raises(LeaseLost):
+        lease.release()
 
 
 def test_the_keeper_never_keeps_a_dropped_lease_alive(engine: FaultyEngine) -> None:
@@ -267,3 +271,30 @@ def test_a_callback_that_fails_is_logged_and_the_next_one_runs(
         notifier.call(done.set)
         assert done.wait(2)
     assert "a callback failed" in caplog.text
+
+
+def test_who_watches_a_lease_that_was_lost_already_is_told_at_once(engine: FaultyEngine) -> None:
+    keeper = keeper_of(engine)
+    with pytest.raises(LeaseLost), Lock("a", store=engine, ttl=30).acquire() as lease:
+        lease._held.machine.gone("taken")
+        told: list[bool] = []
+        keeper.watch(lease._held, lambda: told.append(True))
+        keeper.watch(lease._held, lambda: told.append(True), ahead=None)
+        assert told == [True, True]
+
+
+def test_a_renewal_waits_for_its_answer_no_longer_than_a_request_may_take(
+    engine: FaultyEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = keeper_of(engine).port
+    patience: list[float] = []
+
+    async def renew_until(renewals: list[Renewal], until: float) -> list[Renewed]:
+        patience.append(until - sent)
+        return [Renewed() for _ in renewals]
+
+    with Lock("a", store=engine, ttl=30, request_timeout=0.7).acquire() as lease:
+        sent = clock.now()
+        monkeypatch.setattr(port, "renew", renew_until)
+        assert run(renew(port, [lease._held])) is None
+    assert patience == [pytest.approx(0.7, abs=0.3)]

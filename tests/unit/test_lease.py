@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import product
 from math import inf
-from types import SimpleNamespace
 
 import pytest
 
-from incumbent._core.renew import first_due
 from incumbent.lease import TRANSITIONS, IllegalInput, Input, LeaseMachine, State
 from incumbent.model import Granted
 from incumbent.policy import make_policy
@@ -36,6 +34,7 @@ FEED: dict[Input, Callable[[LeaseMachine], object]] = {
     Input.FORK: LeaseMachine.forked,
     Input.LEAVE: LeaseMachine.left,
     Input.GIVEN: LeaseMachine.given,
+    Input.MISSED: lambda machine: machine.missed("taken"),
 }
 
 _HOLDING = (Input.SEND, Input.GRANT)
@@ -276,68 +275,14 @@ def test_giving_up_says_whether_the_store_has_to_be_told() -> None:
     )
 
 
+@pytest.mark.parametrize("answer", [Input.REFUSE, Input.UNSENT, Input.LATE, Input.UNSURE])
+def test_no_answer_but_a_grant_settles_an_earlier_doubt(answer: Input) -> None:
+    """It is the answer to the second take; the first may arrive after it."""
+    machine = machine_in(State.ASKING_AGAIN)
+    FEED[answer](machine)
+    assert machine.abandoned()
+
+
 def test_the_token_and_the_incarnation_are_the_grants() -> None:
     machine = machine_in(State.HELD)
     assert (machine.token, machine.epoch) == (7, "first")
-
-
-# -- a grant that has to be confirmed ----------------------------------------------------------
-
-HANDED = Granted("claim", token=7, ttl=5.0, epoch="first", confirm=True)
-
-
-def handed(at_most_for: float = inf, grant: Granted = HANDED, after: float = 0.1) -> LeaseMachine:
-    machine = LeaseMachine(POLICY, at_most_for)
-    machine.sent(T0)
-    machine.granted(grant, T0 + after)
-    return machine
-
-
-def test_a_grant_that_has_to_be_confirmed_is_believed_until_the_store_gives_it_on() -> None:
-    machine = handed()
-    end = T0 + 5.0 * (1 - 2 * POLICY.rho) - POLICY.margin
-    assert machine.unconfirmed
-    assert machine.deadline == pytest.approx(end)
-    assert machine.valid(end - 0.01)
-    assert T0 + 0.1 < machine.stop_at < end
-    assert not machine.valid(end)
-
-
-def test_its_first_renewal_comes_in_time_and_brings_the_whole_ttl() -> None:
-    machine = handed()
-    held = SimpleNamespace(machine=machine, began=T0 + 0.1, wanted=SimpleNamespace(policy=POLICY))
-    due = first_due(held, 1.0)  # type: ignore[arg-type]
-    assert T0 + 0.1 < due < T0 + 0.5
-    machine.renew_sent(due)
-    machine.renewed(due + 0.01)
-    assert not machine.unconfirmed
-    assert machine.deadline == pytest.approx(due + POLICY.span)
-
-
-def test_a_renewal_without_an_answer_leaves_it_unconfirmed() -> None:
-    machine = handed()
-    end = machine.deadline
-    machine.renew_sent(T0 + 0.2)
-    machine.unrenewed()
-    assert machine.unconfirmed
-    assert machine.deadline == end
-
-
-def test_a_grant_to_confirm_that_is_over_when_it_is_heard_of_is_late() -> None:
-    assert handed(after=4.7).state is State.DOUBT
-
-
-def test_a_bound_of_the_holding_goes_before_what_has_to_be_confirmed() -> None:
-    machine = handed(at_most_for=0.5)
-    assert machine.stop_at == T0 + 0.1 + 0.5
-    assert machine.deadline < T0 + 5.0
-
-
-@pytest.mark.parametrize("ttl", [1.7, 3.0, 9.0, 15.0, 60.0])
-def test_the_least_grant_that_is_accepted_leaves_time_to_confirm_it(ttl: float) -> None:
-    policy = make_policy(ttl)
-    machine = LeaseMachine(policy)
-    machine.sent(T0)
-    assert machine.granted(HANDED._replace(ttl=policy.least), T0)
-    assert machine.stop_at - T0 >= 0.2
-    assert machine.deadline <= T0 + policy.least

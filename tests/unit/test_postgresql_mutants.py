@@ -45,8 +45,8 @@ CAUGHT_BY = {
         "r.token = a.token AND", ""
     ).replace("USING (key, claim, token)", "USING (key, claim)"),
     "the_token_grows_with_every_release": _instead(
-        "new_token := greatest(r.token + 1, (date_part('epoch', now) * 1000000)::bigint)",
-        "new_token := greatest(r.token, (date_part('epoch', now) * 1000000)::bigint)",
+        "new_token := greatest(r.token + 1,",
+        "new_token := greatest(r.token,",
     ),
     "a_stranger_cannot_release": _instead(
         "key = p_key AND claim = p_claim AND (p_token", "key = p_key AND (p_token"
@@ -74,6 +74,45 @@ CAUGHT_BY = {
         "starts_with(r.key, p_prefix)\n            AND r.key < p_prefix || chr(127)", "true"
     ),
     "the_history_is_bounded": _instead("r.grants % 19", "r.grants % 21"),
+    "a_slot_is_claimed_once": _instead("AND expires > p_now AND claim <> p_claim", "AND false"),
+    "a_slot_ends_when_its_time_is_over": _instead(
+        "AND name = p_slot AND expires > p_now AND", "AND name = p_slot AND"
+    ),
+    "a_lost_answer_about_a_slot_is_asked_for_again": _instead(
+        "r.expires > now AND r.claim = p_claim THEN", "false THEN"
+    ),
+    "the_claim_that_has_the_slot_may_take_the_lease_again": _instead(
+        "AND expires > p_now AND claim <> p_claim;", "AND expires > p_now;"
+    ),
+    "who_claimed_a_slot_can_give_it_back": _instead(
+        "DELETE FROM incumbent.slot WHERE key = p_key AND name = p_slot AND claim = p_claim;",
+        "PERFORM 1;",
+    ),
+    "a_slot_can_be_given_back_after_the_lease_ended": _instead(
+        "DELETE FROM incumbent.slot WHERE key = p_key AND name = p_slot AND claim = p_claim;",
+        "DELETE FROM incumbent.slot s USING incumbent.record r WHERE s.key = p_key"
+        " AND s.name = p_slot AND s.claim = p_claim AND r.key = p_key AND r.claim = p_claim"
+        " AND r.expires > clock_timestamp();",
+    ),
+    "a_late_release_does_not_hit_the_next_holder": _instead(
+        "key = p_key AND claim = p_claim AND (p_token IS NULL OR token = p_token)", "key = p_key"
+    ),
+    "a_version_never_comes_back": _instead(
+        "next_version := greatest(r.field_version + 1,", "next_version := least(1,"
+    ),
+    "a_take_that_arrives_after_its_claim_was_given_up_brings_nothing": _instead(
+        "PERFORM incumbent.give_up(p_key, p_claim);", "NULL;"
+    ),
+    "it_brings_nothing_after_a_ttl_either": _instead(
+        "clock_timestamp() + life)\n        ON", "clock_timestamp() + life / 3600)\n        ON"
+    ),
+    "a_take_that_arrives_too_late_uses_no_slot": _instead(
+        "IF EXISTS (SELECT FROM incumbent.given_up",
+        "IF p_slot IS NULL AND EXISTS (SELECT FROM incumbent.given_up",
+    ),
+    "others_are_granted_meanwhile_and_keep_what_they_have": _instead(
+        "WHERE key = p_key AND claim = p_claim AND until > now)", "WHERE key = p_key)"
+    ),
 }
 
 

@@ -52,7 +52,7 @@ def test_a_take_rounds_its_times_up_and_names_its_slot() -> None:
     )  # fmt: skip
 
 
-def test_a_restart_wait_of_nothing_is_said_and_none_is_left_to_the_ttl() -> None:
+def test_a_restart_wait_of_nothing_is_said_and_none_is_left_to_the_server() -> None:
     waits = [Dialect("here", wait).take(KEY, CLAIM, Ask(1, "me")).parameters[6] for wait in (0, 2)]
     assert waits == [b"0", b"2000000"]
 
@@ -65,6 +65,19 @@ def test_a_grant_must_echo_its_claim() -> None:
     for strange in (None, b"", b"granted", b"[]", b'{"reason": "new"}', b"7"):
         with pytest.raises(Mismatch):
             DIALECT.taken(strange, CLAIM)
+
+
+def test_a_take_that_came_too_late_was_not_carried_out() -> None:
+    with pytest.raises(Broken) as caught:
+        DIALECT.taken(f"late {CLAIM}".encode(), CLAIM)
+    assert not caught.value.sent
+    with pytest.raises(Mismatch):
+        DIALECT.taken(f"late {'d' * 32}".encode(), CLAIM)
+
+
+def test_only_a_take_has_a_time_after_which_nobody_wants_it() -> None:
+    assert DIALECT.take(KEY, CLAIM, Ask(1, "me")).timed
+    assert not DIALECT.give(KEY, CLAIM, None, 0.0, None, None).timed
 
 
 def test_a_young_store_is_unavailable_for_as_long_as_it_says() -> None:
@@ -204,7 +217,7 @@ def test_what_was_not_sent_is_unavailable_and_the_rest_is_open() -> None:
 
 @pytest.mark.parametrize(
     ("major", "minor", "said"),
-    [(None, None, "older"), (0, 9, "older"), (1, 0, ""), (1, 9, ""), (2, 0, "newer")],
+    [(None, None, "older"), (1, 9, "older"), (2, 0, ""), (2, 9, ""), (3, 0, "newer")],
 )
 def test_only_a_schema_of_our_kind_is_used(major: Any, minor: Any, said: str) -> None:
     hello = {"major": major, "minor": minor}
@@ -218,16 +231,22 @@ def test_only_a_schema_of_our_kind_is_used(major: Any, minor: Any, said: str) ->
 
 GOOD = {
     "version": "15.4", "user": "app", "standby": False, "read_only": "off", "fsync": "on",
-    "commit": "on", "standbys": "", "timeout": 0, "most": 100, "used": 7, "encoding": "UTF8",
-    "pid": 42, "wall": 1000.0,
+    "commit": "on", "standbys": "", "replicas": 0, "timeout": 0, "most": 100,
+    "used": 7, "encoding": "UTF8", "pid": 42, "wall": 1000.0,
 }  # fmt: skip
 
 
-def levels(change: dict[str, Any], trip: float = 0.001, up: float = 100.0) -> list[str]:
+def levels(
+    change: dict[str, Any],
+    trip: float = 0.001,
+    up: float = 100.0,
+    ttl: float = 15.0,
+    named: bool = False,
+) -> list[str]:
     found = findings(
         json.dumps(GOOD | change).encode(),
-        {"major": 1, "minor": 0, "up": up},
-        ttl=15.0, wait=15.0, trip=trip, wall=lambda: 1000.2, number=150004, backend=42,
+        {"major": 2, "minor": 0, "up": up},
+        ttl=ttl, named=named, wait=15.0, trip=trip, wall=lambda: 1000.2, number=150004, backend=42,
         encrypted=True,
     )  # fmt: skip
     return [f"{level}: {what}" for level, what, _ in found if level != "ok"]
@@ -244,6 +263,7 @@ def test_a_good_server_has_nothing_to_settle() -> None:
         ({"read_only": "on"}, "error: it is read-only"),
         ({"pid": 43}, "warning: a pooler"),
         ({"fsync": "off"}, "warning: fsync off"),
+        ({"replicas": 2}, "warning: 2 asynchronous standbys"),
         ({"commit": "off"}, "warning: fsync on, synchronous_commit off"),
         ({"timeout": 100}, "warning: statement_timeout"),
         ({"used": 99}, "warning: 99 of 100"),
@@ -259,6 +279,12 @@ def test_a_diagnosis_names_what_is_wrong(change: dict[str, Any], said: str) -> N
 def test_a_diagnosis_knows_slow_networks_and_young_stores() -> None:
     assert "round trip" in levels({}, trip=1.0)[0]
     assert "grants nothing yet" in levels({}, up=3.0)[0]
+
+
+def test_a_diagnosis_knows_what_a_crash_may_hide() -> None:
+    assert "ttl of 40s is not known" in levels({}, ttl=40.0)[0]
+    assert levels({}, ttl=40.0, named=True) == []
+    assert levels({"replicas": 1, "standbys": "*"}) == []
 
 
 def test_a_server_that_is_too_old_is_said_for_good() -> None:

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import rule, run_state_machine_as_test
 
-from incumbent.model import ABSENT, ByClaim, ByVersion, Granted, Guard, Key, Record, Stored
+from incumbent.model import ABSENT, ByClaim, ByVersion, Granted, Guard, Key, Queue, Record, Stored
 from incumbent.stores.notices import encode_notice
 from incumbent.stores.postgresql import open_postgresql
 from incumbent.stores.table import MemoryTable
@@ -25,12 +25,13 @@ from tests.unit.test_sqlite_same_as_table import FIELDS, SameAsTable, claims, ke
 
 pytestmark = pytest.mark.server
 
-_TABLES = ("record", "slot", "field", "history", "candidate")
+_TABLES = ("record", "slot", "field", "history", "candidate", "given_up")
 
 
 class PostgresSameAsTable(SameAsTable):
     url: ClassVar[str]
     operator: ClassVar[psycopg.Connection[Any]]
+    queues: ClassVar[list[Queue | None]] = [None]
 
     def __init__(self) -> None:
         super(SameAsTable, self).__init__()
@@ -38,8 +39,10 @@ class PostgresSameAsTable(SameAsTable):
         self._move()
         for table in _TABLES:
             self.operator.execute(f"delete from incumbent.{table}".encode())
-        self.store = open_postgresql(f"{self.url}?restart_wait=0").store()  # type: ignore[assignment]
+        engine = open_postgresql(f"{self.url}?restart_wait=0")
+        self.store = engine.store()  # type: ignore[assignment]
         self.table = MemoryTable()
+        self.table.late_kept = 3600.0
         self.granted: dict[tuple[Key, str], tuple[Granted, Granted]] = {}
         self.token_of: dict[tuple[Key, int], int] = {}
         self.version_of: dict[tuple[Key, int], int] = {}

@@ -29,6 +29,11 @@ LATE = Silent(OutcomeUnknown("no answer"), sent=True)
 Decide = Callable[[Sequence[Answer]], Verdict]
 
 
+def test_a_silent_server_is_not_waited_for_where_a_larger_ballot_would_do() -> None:
+    assert ballots.is_decided([Vote(7), No("low", floor=9), None])
+    assert not ballots.is_decided([Vote(7), None, None])
+
+
 def held(who: bytes = b"a", left: float = 9.0, floor: int = 5) -> No:
     return No("held", b"raw", left, 1, floor, who)
 
@@ -107,13 +112,13 @@ def of_a_split_vote_exactly_one_goes_first(decide: Decide) -> None:
 
 
 def a_server_of_other_members_ends_it(decide: Decide) -> None:
-    assert decide([Vote(7), Vote(7), No("members")]) == Strangers(2)
+    assert decide([Vote(7), Vote(7), No("members", b"theirs")]) == Strangers(2, b"theirs")
 
 
 def young_servers_do_not_vote(decide: Decide) -> None:
-    assert decide([Vote(7), young(5), young(2)]) == Undecided(perhaps=False, young_for=2)
-    assert decide([young(5), young(5.05), young(2)]) == Undecided(perhaps=False, young_for=5.05)
-    assert decide([GONE, GONE, young(2)]) == Undecided(perhaps=False, young_for=None)
+    assert decide([Vote(7), young(5), young(2)]) == Undecided(perhaps=False, votes_in=2)
+    assert decide([young(5), young(5.05), young(2)]) == Undecided(perhaps=False, votes_in=5.05)
+    assert decide([GONE, GONE, young(2)]) == Undecided(perhaps=False, votes_in=None)
 
 
 def a_pause_seen_by_one_is_looked_into(decide: Decide) -> None:

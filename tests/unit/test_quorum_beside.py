@@ -51,12 +51,12 @@ def a_renewal_brings_back_a_floor_that_was_lost(node: Node) -> None:
 def a_pause_is_seen_where_a_floor_was_before(node: Node) -> None:
     node.take("a", node.now)
     node.expire()
-    node.put("=on", 20)
+    node.change("f:pause", "=20 on")
     assert node.kind(node.take("b", node.now)) == "paused"
 
 
 def a_pause_is_seen_where_a_floor_came_after(node: Node) -> None:
-    node.put("=on", 20)
+    node.change("f:pause", "=20 on")
     node.revoke("a", node.now)
     assert node.kind(node.take("b", node.now)) == "paused"
 
@@ -65,8 +65,41 @@ def a_renewal_tells_of_a_pause(node: Node) -> None:
     ballot = node.now
     node.take("a", ballot)
     assert node.renew("a", ballot) == 1
-    node.put("=on", 20)
+    node.change("f:pause", "=20 on")
     assert node.renew("a", ballot) == ["20 on", None]
+
+
+def a_renewal_tells_of_no_request_that_came_before_its_holder(node: Node) -> None:
+    node.change("f:pause", "=20 on")
+    node.change("f:resign", "=30 go")
+    node.client.hdel(node.switches, "f:pause")
+    ballot = node.now
+    node.take("a", ballot)
+    node.change("f:pause", "=20 on")
+    assert node.renew("a", ballot) == ["20 on", None]
+
+
+def a_request_to_resign_is_above_the_token_of_who_holds_it(node: Node) -> None:
+    """The token may be ahead of the clock; what came before it is for an earlier holder."""
+    ballot = node.now + 30 * SECOND
+    node.take("a", ballot)
+    assert node.promise(ballot - SECOND)[0] == "low"
+    assert node.promise(ballot + 1)[0] == "0"
+
+
+def what_is_no_field_ends(node: Node) -> None:
+    node.change("u:day", f"={node.now // 1000 + 50_000} a 1 me")
+    assert 0 < node.client.pttl(node.switches) <= 600_000
+    node.change("f:pause", "=20 on")
+    assert node.client.pttl(node.switches) == -1
+    node.change("f:pause", "-")
+    assert 0 < node.client.pttl(node.switches) <= 600_000
+
+
+def a_slot_whose_time_is_over_is_forgotten(node: Node) -> None:
+    node.change("u:old", f"={node.now // 1000 - 130_000} a 1 me")
+    node.change("u:late", f"={node.now // 1000 - 100_000} a 1 me")
+    assert node.client.hkeys(node.switches) == ["p", "s", "u:late"]
 
 
 def the_past_also_has_who_never_gave(node: Node) -> None:
@@ -127,9 +160,13 @@ BUGS: dict[Callable[[Node], None], tuple[str, str, str]] = {
     a_floor_that_will_last_is_left_where_it_ends: ("take", "till * 1000 - now >= keep * 1000", "false"),
     a_give_brings_back_a_floor_that_was_lost: ("give", "== #ARGV[2] then", "== -1 then"),
     a_renewal_brings_back_a_floor_that_was_lost: ("renew", "if not kept then\n", "if false then\n"),
-    a_pause_is_seen_where_a_floor_was_before: ("put", ".. '+' ..", ".. '-' .."),
+    a_pause_is_seen_where_a_floor_was_before: ("accept", ".. '+' ..", ".. '-' .."),
     a_pause_is_seen_where_a_floor_came_after: ("revoke", "or ' + '", "or ' - '"),
     a_renewal_tells_of_a_pause: ("renew", "string.byte(kept, 18) == 43", "false"),
+    a_renewal_tells_of_no_request_that_came_before_its_holder: ("renew", "< 0 then said[2] = false", "< 0 then said[2] = said[2]"),
+    a_request_to_resign_is_above_the_token_of_who_holds_it: ("promise", "if token and", "if false and"),
+    what_is_no_field_ends: ("accept", "if lasting then", "if true then"),
+    a_slot_whose_time_is_over_is_forgotten: ("accept", "+ 120000 <", "+ 0 <"),
     the_past_also_has_who_never_gave: ("take", "if last ~= '' then last", "if false then last"),
     a_vote_that_was_taken_back_is_no_past: ("revoke", "last = string.match(last, '^(.*)\\n') or ''", ""),
     a_lease_that_is_planted_again_is_in_the_past_once: ("plant", "(last == '' and '' or last .. '\\n') .. token", "token"),

@@ -12,9 +12,10 @@ import pytest
 
 from incumbent import clock
 from incumbent.errors import StoreError, StoreUnavailable
-from incumbent.model import Ask, Granted, Key, Refused, Released, Renewal, Renewed
+from incumbent.model import Ask, Granted, Key, Refused, Released, Renewal, Renewed, Stored
 from incumbent.stores.notices import PAUSE, encode_notice
 from incumbent.stores.quorum import open_quorum
+from incumbent.stores.quorum.dialect import MARKER
 from incumbent.stores.quorum.engine import QuorumEngine
 from incumbent.stores.quorum.sync import QuorumStore
 from tests.support.forks import in_a_child
@@ -165,7 +166,7 @@ def test_a_server_that_missed_a_pause_is_told(
     grant = take(store, key)
     store.put(key, PAUSE, encode_notice(who="operator"), None, soon())
     companion = f"incumbent:{{{key}}}:r"
-    servers[0].cli("HDEL", companion, "f:pause", "k")
+    servers[0].cli("DEL", companion)
     renewal = Renewal(key, grant.claim, grant.token, 30.0, grant.epoch)
     (outcome,) = store.renew([renewal], soon())
     assert isinstance(outcome, Renewed)
@@ -176,11 +177,14 @@ def test_a_server_that_missed_a_pause_is_told(
 def test_a_pause_that_one_server_missed_to_forget_stops_nobody(
     servers: list[RedisServer], store: QuorumStore, key: Key
 ) -> None:
-    store.put(key, PAUSE, encode_notice(), None, soon())
+    paused = store.put(key, PAUSE, encode_notice(), None, soon())
+    assert isinstance(paused, Stored)
     store.put(key, PAUSE, None, None, soon())
     companion = f"incumbent:{{{key}}}:r"
-    servers[0].cli("HSET", companion, "f:pause", "7 {}", "k", "1")
-    servers[0].cli("HDEL", companion, "d:pause")
+    eventually(lambda: servers[0].cli("HGET", companion, "f:pause") == "-1")
+    states = servers[0].cli("HGET", companion, "s").split()
+    assert states[1:] == [str(paused.version)]
+    servers[0].cli("HSET", companion, "f:pause", f"{paused.version} {{}}", "s", states[1])
     take(store, key)
     assert servers[0].cli("HGET", companion, "f:pause") == "-1"
 
@@ -197,12 +201,6 @@ def test_a_record_shows_what_each_server_has(
     assert [str(grant.token) in line for line in nodes] == [True, False, True]
 
 
-def test_fields_that_are_no_switches_are_refused(store: QuorumStore, key: Key) -> None:
-    with pytest.raises(StoreUnavailable) as caught:
-        store.put(key, "state", b"1", None, soon())
-    assert caught.value.permanent
-
-
 def test_another_list_of_members_is_refused(
     servers: list[RedisServer], store: QuorumStore, key: Key
 ) -> None:
@@ -217,6 +215,22 @@ def test_another_list_of_members_is_refused(
         finally:
             other.close()
         assert fourth.cli("GET", f"incumbent:{{{key}}}") == "-1"
+
+
+@pytest.mark.parametrize("found", ["incumbent1 m 0", "incumbent3 m 0 15000 more", "what"])
+def test_a_server_with_records_of_another_format_is_refused(found: str) -> None:
+    """The version before wrote the first of these; it takes ours for another quorum's."""
+    with ExitStack() as stack:
+        three = [stack.enter_context(RedisServer()) for _ in range(3)]
+        store = open_quorum(url_of(three)).store()
+        stack.callback(store.close)
+        three[0].cli("SET", MARKER, found)
+        for ask in _operations(store, Key("unit", "format")):
+            with pytest.raises(StoreError, match=r"of format \d|of an unknown format") as e:
+                ask()
+            assert e.value.permanent
+            assert "stop all instances" in str(e.value)
+        assert three[0].cli("GET", MARKER) == found
 
 
 def _operations(store: QuorumStore, key: Key) -> list[Callable[[], object]]:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from incumbent.errors import OutcomeUnknown, StoreUnavailable
 from incumbent.model import Ask, Granted, Key, Renewal
 from incumbent.stores.redis.dialect import Dialect
-from incumbent.stores.redis.errors import Mismatch, answered_error
+from incumbent.stores.redis.errors import Mismatch, Outdated, answered_error
 from incumbent.stores.redis.names import Naming, quoted
 from incumbent.stores.redis.records import mark_of, read_value
 from incumbent.stores.redis.resp import SCRIPTS, as_eval, pack
@@ -20,6 +20,9 @@ KEY = Key("default", "job")
 ASK = Ask(1.5, "host 1")
 names = st.text("abc.:/@-_", min_size=1, max_size=8).filter(lambda name: ".." not in name)
 namespaces = st.text("abc.-_", min_size=1, max_size=5)
+
+
+SIGN = b"abcdef12 0"
 
 
 def dialect(template: str | None = None) -> Dialect:
@@ -38,15 +41,16 @@ def parts_of(request: bytes) -> list[bytes]:
 
 
 def test_a_take_names_its_keys_and_its_claim() -> None:
-    parts = parts_of(dialect().take(KEY, "c1aim", ASK))
+    parts = parts_of(dialect().take(KEY, "c1aim", ASK, SIGN, 1700000000.25))
     assert parts[:3] == [b"EVALSHA", SCRIPTS["take"].sha, b"2"]
     assert parts[3:5] == [b"incumbent:{default/job}", b"incumbent:{default/job}:r"]
     assert parts[5:] == [
-        b"incumbent1 c1aim ",
+        b"incumbent2 c1aim ",
         b" 1500 host%201 ",
         b"1500",
-        b"86400000",
+        b"86400000 abcdef12 0",
         b" - host%201",
+        b"1700000000250000",
     ]
 
 
@@ -54,20 +58,33 @@ def test_equal_questions_at_one_address_are_not_confused() -> None:
     # Prepared pieces are kept by identity; an object's address may be used again by another.
     asked = dialect()
     for ttl in range(1, 600):
-        assert b"%d" % (ttl * 1000) in parts_of(asked.take(KEY, "c", Ask(float(ttl), "h")))
+        assert b"%d" % (ttl * 1000) in parts_of(
+            asked.take(KEY, "c", Ask(float(ttl), "h"), SIGN, 1.0)
+        )
 
 
 def test_a_ttl_is_rounded_up() -> None:
-    assert parts_of(dialect().take(KEY, "c", Ask(0.1234, "h")))[7] == b"124"
+    assert parts_of(dialect().take(KEY, "c", Ask(0.1234, "h"), SIGN, 1.0))[7] == b"124"
+
+
+def test_a_take_names_the_incarnation_that_its_connection_knows() -> None:
+    asked = dialect()
+    for sign in (SIGN, b"12345678 99", SIGN):
+        parts = parts_of(asked.take(KEY, "c", ASK, sign, 1.0))
+        assert parts[8] == b"86400000 " + sign
+
+
+def test_an_instant_long_ago_has_as_many_digits_as_one_of_today() -> None:
+    assert parts_of(dialect().take(KEY, "c", ASK, SIGN, 5.0))[-1] == b"0000000005000000"
 
 
 def test_a_give_names_the_token_it_gives_back() -> None:
     parts = parts_of(dialect().give(KEY, "c1aim", 77, 0.0, None))
-    assert parts[6:] == [b"incumbent1 c1aim 77 ", b"incumbent:{default/job}:c"]
+    assert parts[6:] == [b"incumbent2 c1aim 77 ", b"incumbent:{default/job}:c"]
 
 
 def test_a_script_can_be_sent_whole() -> None:
-    request = dialect().take(KEY, "c", ASK)
+    request = dialect().take(KEY, "c", ASK, SIGN, 1.0)
     whole = parts_of(as_eval(request))
     assert whole[:2] == [b"EVAL", SCRIPTS["take"].text]
     assert whole[2:] == parts_of(request)[2:]
@@ -100,20 +117,44 @@ def test_leases_of_another_incarnation_are_gone_without_asking() -> None:
 
 
 def test_a_grant_is_read() -> None:
-    granted = dialect().taken(b"incumbent1 c 42", KEY, "c", ASK, "epoch")
+    granted = dialect().taken(b"incumbent2 c 42", KEY, "c", ASK, "epoch")
     assert granted == Granted("c", 42, 1.5, "epoch")
 
 
 @pytest.mark.parametrize(
     "answer",
     [
-        *(b"incumbent1 d 42", b"OK", b"", b"incumbent1 c d 42", [b"incumbent1 d 42", 5]),
-        *(None, 1, [b"held"], [b"held", None, 1, b"1"], True),
+        *(b"incumbent2 d 42", b"OK", b"", b"incumbent2 c d 42", [b"incumbent2 d 42", 5]),
+        *(None, [b"held"], [b"held", None, 1, b"1"], True),
     ],
 )
 def test_an_answer_to_another_request_is_never_a_grant(answer: object) -> None:
     with pytest.raises((Mismatch, OutcomeUnknown)):
         dialect().taken(answer, KEY, "c", ASK, "epoch")
+
+
+def test_a_repeated_take_counts_what_the_record_has_left() -> None:
+    granted = dialect().taken([b"incumbent2 c 42", 1700], KEY, "c", ASK, "epoch")
+    assert granted == Granted("c", 42, 1.7, "epoch")
+
+
+def test_a_grant_that_has_to_be_looked_at_is_read() -> None:
+    granted = dialect().taken([b"incumbent2 c 42"], KEY, "c", ASK, "epoch")
+    assert granted == Granted("c", 42, 1.5, "epoch")
+
+
+def test_a_take_that_came_too_late_was_certainly_not_applied() -> None:
+    with pytest.raises(Outdated) as caught:
+        dialect().taken(0, KEY, "c", ASK, "epoch")
+    assert not caught.value.sent
+
+
+def test_a_record_of_another_format_is_refused_with_what_to_do() -> None:
+    raw = b"incumbent1 c1aim 5 0 1 1 h meta"
+    with pytest.raises(StoreUnavailable, match=r"format 1 .* format 2: stop") as caught:
+        dialect().taken([b"held", raw, 1000, b"1700000000000000"], KEY, "c", ASK, "epoch")
+    assert caught.value.permanent
+    assert "c1aim" not in str(caught.value)
 
 
 def test_an_answer_to_another_renewal_is_never_a_renewal() -> None:
@@ -187,19 +228,19 @@ def test_with_a_shared_key_the_companions_carry_all_of_it() -> None:
 
 @given(st.text(max_size=20))
 def test_a_holder_survives_its_way_through_a_value(holder: str) -> None:
-    raw = f"incumbent1 c 5 0 1700000000000000 1500 {quoted(holder)} ".encode() + b"a b\n\0"
+    raw = f"incumbent2 c 5 0 1700000000000000 1500 {quoted(holder)} ".encode() + b"a b\n\0"
     value = read_value(raw)
     assert value is not None
     assert (value.holder, value.meta, value.ttl) == (holder, b"a b\n\0", 1.5)
 
 
-@pytest.mark.parametrize("raw", [b"", b"x", b"incumbent2 c 5 0 1 1 h ", b"incumbent1 c 5"])
+@pytest.mark.parametrize("raw", [b"", b"x", b"incumbent3 c 5 0 1 1 h ", b"incumbent2 c 5"])
 def test_any_other_value_is_a_foreign_clients(raw: bytes) -> None:
     assert read_value(raw) is None
 
 
 def test_a_mark_does_not_give_the_claim_away_and_tells_another_meta() -> None:
-    before = b"incumbent1 c1aim 5 0 1 1 h meta"
+    before = b"incumbent2 c1aim 5 0 1 1 h meta"
     assert mark_of(before) == mark_of(bytes(before))
     assert mark_of(before) != mark_of(before + b" more")
     assert "c1aim" not in mark_of(before)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Hashable
-from math import inf
 from typing import Any
 
 import pytest
 
 from incumbent import clock
 from incumbent.errors import StoreUnavailable
-from incumbent.model import Ask, Granted, Key, Queue, Queued, Refused
+from incumbent.model import Ask, Key, Queue, Queued, Refused
 from incumbent.stores.redis.dialect import Dialect
 from incumbent.stores.redis.errors import Broken
 from incumbent.stores.redis.names import Naming
@@ -24,18 +23,17 @@ from tests.support.pace import lasted
 KEY = Key("default", "job")
 CHANNEL = b"incumbent:{default/job}:c"
 CLAIM, OTHER = "a" * 32, "b" * 32
-ASK = Ask(10.0, "me", queue=Queue(3.0, spare=4.0))
-SINCE, LAST = 1_000_000, 500
+ASK = Ask(10.0, "me", queue=Queue(3.0))
+SINCE = 1_000_000
 
 
 class FakeEar:
     """Confirms every subscription; `say` and `lose` are what the server does."""
 
     interruptible = True
-    born = -inf
-    epoch = "run-1"
 
-    def __init__(self) -> None:
+    def __init__(self, epoch: str = "run-1") -> None:
+        self.epoch = epoch
         self.said: list[Any] = []
         self.asked: list[bytes] = []
         self.broken = False
@@ -79,6 +77,7 @@ class FakeHost:
         self.looks = 0
         self.unchanged = True
         self.away = False
+        self.epoch = "run-1"
 
     @property
     def ear(self) -> FakeEar:
@@ -87,7 +86,7 @@ class FakeHost:
     async def open_ear(self, until: float) -> Ear:
         if self.away:
             raise StoreUnavailable("away")
-        self.ears.append(FakeEar())
+        self.ears.append(FakeEar(self.epoch))
         return self.ear
 
     async def server_time(self, until: float) -> int:
@@ -108,9 +107,11 @@ def dialect() -> Dialect:
     return Dialect(Naming(None), "redis://here")
 
 
-def queued(claim: str = CLAIM, *, at: int = SINCE + 1, ask: Ask = ASK, last: int = LAST) -> Queued:
+def queued(
+    claim: str = CLAIM, *, at: int = SINCE + 1, ask: Ask = ASK, epoch: str = "run-1"
+) -> Queued:
     refusal = Refused("held", (), 5.0, "lease 1234")
-    return in_line(refusal, claim, ask, b"%d" % at, 0, b"%d" % last)
+    return in_line(refusal, claim, ask, b"%d" % at, 0, epoch)
 
 
 class Scene:
@@ -297,89 +298,55 @@ def test_where_nobody_can_listen_the_caller_is_told_and_others_do_not_try_at_onc
     scene(play)
 
 
-# -- hand-over ------------------------------------------------------------------------------------
+# -- another incarnation of the server ------------------------------------------------------------
 
 
-async def handed(it: Scene, said: str, *, before: Queued | None = None, sent: float = 0.1) -> Any:
-    """What `answer` makes of a word, for one that asked `sent` seconds ago."""
-    place = before or queued()
-    it.hub.learn(CLAIM, clock.now() - sent, place)
-    waiting = it.wait(place.seen)
-    await settled()
-    it.word(said)
-    assert await is_over(waiting)
-    return it.hub.answer(CLAIM, ASK, 0.0)
-
-
-def test_a_lease_that_was_handed_over_counts_from_before_the_request_that_was_refused() -> None:
+def test_a_connection_to_another_server_than_the_one_of_the_takes_is_replaced() -> None:
     async def play(it: Scene) -> None:
-        grant = await handed(it, f"have {CLAIM[:16]} 10000 {CLAIM} 501")
-        assert isinstance(grant, Granted)
-        assert (grant.claim, grant.token, grant.epoch) == (CLAIM, 501, "run-1")
-        assert grant.ttl < 10.0 - 2 * 0.1
-        assert it.hub.answer(CLAIM, ASK, 0.0) is None
+        before = it.wait(queued(OTHER).seen)
+        await settled()
+        # The address leads to another one now, where nobody has subscribed yet.
+        it.host.epoch = "run-2"
+        after = it.wait(queued(epoch="run-2").seen)
+        await settled()
+        assert it.host.ears[0].broken
+        assert len(it.host.ears) == 2
+        # Whoever relied on the old connection has to look.
+        assert await is_over(before)
+        it.word(f"turn {CLAIM[:16]} 0")
+        assert await is_over(after)
 
     scene(play)
 
 
-@pytest.mark.parametrize(
-    ("said", "why"),
-    [
-        (f"have {CLAIM[:16]} 10000 {CLAIM} {LAST}", "an old word: that lease is over"),
-        (f"have {CLAIM[:16]} 10000 {CLAIM[:16]}{'c' * 16} 501", "another claim"),
-        (f"have {CLAIM[:16]} 5900 {CLAIM} 501", "too little of it is left to confirm it"),
-    ],
-)
-def test_a_hand_over_is_not_believed_unless_it_is_ours_and_new(said: str, why: str) -> None:
+def test_a_word_of_the_old_server_does_not_keep_anybody_from_asking_the_new_one() -> None:
     async def play(it: Scene) -> None:
-        assert await handed(it, said) is None, why
+        waiting = it.wait(queued(OTHER).seen)
+        await settled()
+        old = it.host.ear
+        it.host.epoch = "run-2"
+        it.hub.learn(CLAIM, clock.now(), queued(epoch="run-2"))
+        inbox = inbox_channel(it.hub._dialect.inbox).encode()
+        old.hears([b"message", inbox, HELD.encode()])
+        await settled()
+        new = it.wait(queued(epoch="run-2").seen)
+        await settled()
+        assert it.hub.answer(CLAIM, ASK) is None
+        for each in (waiting, new):
+            each.cancel()
 
     scene(play)
 
 
-def test_who_has_waited_for_long_asks_once_more() -> None:
+def test_who_was_told_to_look_is_not_told_to_look_later() -> None:
     async def play(it: Scene) -> None:
-        said = f"have {CLAIM[:16]} 10000 {CLAIM} 501"
-        assert await handed(it, said, sent=2.1) is None
-
-    scene(play)
-
-
-def test_a_hand_over_by_a_connection_that_was_lost_is_not_believed() -> None:
-    async def play(it: Scene) -> None:
-        it.hub.learn(CLAIM, clock.now(), queued())
+        began = clock.now()
         waiting = it.wait(queued().seen)
         await settled()
-        it.word(f"have {CLAIM[:16]} 10000 {CLAIM} 501")
+        it.word(f"look {CLAIM[:16]} 100")
+        it.word(f"look {CLAIM[:16]} 4000")
         await waiting
-        it.hub.let_go()
-        assert it.hub.answer(CLAIM, ASK, 0.0) is None
-
-    scene(play)
-
-
-def test_a_hand_over_by_a_server_that_has_just_started_is_not_believed() -> None:
-    async def play(it: Scene) -> None:
-        it.hub.learn(CLAIM, clock.now(), queued())
-        waiting = it.wait(queued().seen)
-        await settled()
-        it.host.ear.born = clock.now() - 1
-        it.word(f"have {CLAIM[:16]} 10000 {CLAIM} 501")
-        await waiting
-        assert it.hub.answer(CLAIM, ASK, 10.0) is None
-
-    scene(play)
-
-
-def test_an_answer_of_the_server_makes_what_was_said_before_old() -> None:
-    async def play(it: Scene) -> None:
-        it.hub.learn(CLAIM, clock.now(), queued())
-        waiting = it.wait(queued().seen)
-        await settled()
-        it.word(f"have {CLAIM[:16]} 10000 {CLAIM} 501")
-        await waiting
-        it.hub.learn(CLAIM, clock.now(), Granted(CLAIM, 501, 10.0))
-        assert it.hub.answer(CLAIM, ASK, 0.0) is None
+        assert lasted(began, 0.09, 1.0)
 
     scene(play)
 
@@ -395,7 +362,7 @@ async def rested(it: Scene, *said: str, within: float = 0.05) -> Any:
     for each in said:
         it.word(each)
     await waiting
-    return it.hub.answer(CLAIM, ASK, 0.0)
+    return it.hub.answer(CLAIM, ASK)
 
 
 HELD = f"held {CLAIM[:16]} 5000"
@@ -438,7 +405,7 @@ def test_who_was_told_to_wait_asks_when_the_subscription_was_lost() -> None:
         await settled()
         it.host.ear.lose()
         await waiting
-        assert it.hub.answer(CLAIM, ASK, 0.0) is None
+        assert it.hub.answer(CLAIM, ASK) is None
 
     scene(play)
 
@@ -453,7 +420,7 @@ def test_a_candidate_that_was_told_to_wait_asks_when_something_has_happened() ->
         it.word(HELD)
         it.news()
         await waiting
-        assert it.hub.answer(CLAIM, ask, 0.0) is None
+        assert it.hub.answer(CLAIM, ask) is None
 
     scene(play)
 
@@ -462,7 +429,7 @@ def test_whatever_is_said_one_in_line_asks_once_in_twenty_ttls() -> None:
     async def play(it: Scene) -> None:
         await rested(it, HELD)
         it.hub.learn(CLAIM, clock.now() - 20 * ASK.ttl - 1, queued())
-        assert it.hub.answer(CLAIM, ASK, 0.0) is None
+        assert it.hub.answer(CLAIM, ASK) is None
 
     scene(play)
 
@@ -470,7 +437,7 @@ def test_whatever_is_said_one_in_line_asks_once_in_twenty_ttls() -> None:
 def test_words_to_those_who_gave_up_are_forgotten_in_the_end() -> None:
     async def play(it: Scene) -> None:
         await rested(it, f"held {OTHER[:16]} 1")
-        assert it.hub.answer(CLAIM, ASK, 0.0) is None
-        assert not it.hub.handed
+        assert it.hub.answer(CLAIM, ASK) is None
+        assert not it.hub.waits_on
 
     scene(play)

@@ -4,20 +4,30 @@ from __future__ import annotations
 
 import asyncio
 from binascii import crc_hqx
-from typing import cast
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from incumbent import clock
+from incumbent._core.onestep import run
 from incumbent.errors import ConfigError, StoreError, StoreUnavailable
 from incumbent.model import Gone, Key, Renewal, Renewed, RenewOutcome
 from incumbent.stores.redis import open_redis, open_store
 from incumbent.stores.redis.dialect import Dialect
+from incumbent.stores.redis.driver import Site, Target
+from incumbent.stores.redis.errors import Moved
 from incumbent.stores.redis.hosts import parse_address, parse_hosts, say_address
+from incumbent.stores.redis.incarnation import Acquaintance, Mark, Met
 from incumbent.stores.redis.layers.base import Side
-from incumbent.stores.redis.layers.cluster import SLOTS, Topology, marker_of, slot_of
-from incumbent.stores.redis.layers.follow import Followed
+from incumbent.stores.redis.layers.cluster import SLOTS, Topology, markers_of, slot_of
+from incumbent.stores.redis.layers.engine import LayeredEngine
+from incumbent.stores.redis.layers.follow import Follow, Followed
+from incumbent.stores.redis.layers.nodes import Cluster
+from incumbent.stores.redis.layers.router import Router
 from incumbent.stores.redis.layers.sentinel import Opinion, majority_of, verdict
 from incumbent.stores.redis.layers.spread import Part, renew_part
 from incumbent.stores.redis.names import Naming
@@ -184,6 +194,22 @@ def test_an_answer_that_comes_late_does_not_replace_a_newer_one() -> None:
 # -- promotion
 
 
+def test_behind_sentinels_a_promotion_settles_for_longer_than_they_take_to_publish_it() -> None:
+    engine = open_store("redis+sentinel://s1,s2,s3/main")
+    assert isinstance(engine, LayeredEngine)
+    operations = engine.store().operations
+    assert isinstance(operations, Follow)
+    # Each sentinel tells the others every 2 s.
+    assert operations._followed.site.marker.settle > 2.0
+
+
+def test_a_master_that_was_promoted_a_moment_ago_has_yet_to_settle() -> None:
+    wire, plain = Acquaintance(), Mark("abc", 1, 1, "run", "hist")
+    for mark, born in ((replace(plain, floor=5), 62.0), (plain, 59.0)):
+        wire.introduce(Met(mark, "key", "hist", 1.7e9, 1.0), 60.0, 3.0)
+        assert wire.born == born
+
+
 def test_a_master_that_was_a_replica_is_another_incarnation() -> None:
     plain = b"run_id:abc\r\nmaster_replid:111\r\nmaster_replid2:000000\r\n"
     promoted = plain.replace(b"master_replid2:000000", b"master_replid2:111").replace(
@@ -225,8 +251,64 @@ def test_a_slot_is_where_it_was_last_said_to_be() -> None:
 
 
 @pytest.mark.parametrize("node", [OLD, NEW])
-def test_the_marker_of_a_node_lies_in_one_of_its_slots(node: tuple[str, int]) -> None:
-    assert topology().master_of(slot_of(marker_of(topology(), node))) == node
+def test_the_copies_of_a_nodes_marker_lie_in_slots_of_its_own(node: tuple[str, int]) -> None:
+    keys = markers_of(topology(), node)
+    assert len({slot_of(key) for key in keys}) == 3
+    assert all(topology().master_of(slot_of(key)) == node for key in keys)
+
+
+def test_the_markers_of_two_nodes_have_different_names() -> None:
+    # A slot that moves takes the copy along.
+    assert not set(markers_of(topology(), OLD)) & set(markers_of(topology(), NEW))
+
+
+def test_a_node_without_slots_has_no_marker() -> None:
+    assert markers_of(topology(), ("10.0.0.3", 6379)) == ()
+
+
+class Sent:
+    """The connections to a node that sends every renewal to the other one, so many times."""
+
+    def __init__(self, router: SentAbout, other: tuple[str, int]) -> None:
+        self._router = router
+        self._other = say_address(other)
+
+    async def do(self, *_: object) -> list[tuple[int, RenewOutcome | StoreError]]:
+        self._router.redirections -= 1
+        if self._router.redirections < 0:
+            return [(0, Renewed())]
+        return [(0, Moved("moved", address=self._other))]
+
+
+class SentAbout:
+    """A side for a cluster whose nodes have not agreed yet who has a slot."""
+
+    def __init__(self, redirections: int) -> None:
+        self.redirections = redirections
+        self.paused = 0.0
+
+    def exchange(self, site: Site, _: Dialect) -> Sent:
+        return Sent(self, NEW if say_address(OLD) in site.where else OLD)
+
+    async def each(self, works: Sequence[Callable[[float], Any]], until: float) -> list[Any]:
+        return [await work(until) for work in works]
+
+    async def pause(self, seconds: float) -> None:
+        self.paused += seconds
+
+
+@pytest.mark.parametrize("redirections", [0, 2, 5, 12])
+def test_a_renewal_follows_its_slot_for_as_long_as_there_is_time(redirections: int) -> None:
+    side = SentAbout(redirections)
+    cluster = Cluster(Site(Target("tcp", {}), "here"), (OLD, NEW))
+    cluster.topology, cluster.doubted = topology(), False
+    # What was learnt by the way is no reason to ask all of them again.
+    cluster.asked = clock.now()
+    router = Router(cast("Side", side), cluster, Naming(None), Dialect, 0, 0.1)
+    renewal = Renewal(Key("default", "job"), "c", 1, 1.0, "epoch")
+    assert run(router.renew([renewal], clock.now() + 5)) == [Renewed()]
+    # Not in a busy loop.
+    assert (side.paused > 0) == (redirections >= 5)
 
 
 class Wire:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -23,6 +23,8 @@ from incumbent.model import (
     Granted,
     Guard,
     Key,
+    Queue,
+    Queued,
     Record,
     Refused,
     Renewal,
@@ -45,6 +47,9 @@ slots = st.sampled_from([None, Slot("s1", 4.0), Slot("s2", 20.0)])
 
 
 class SameAsTable(RuleBasedStateMachine):
+    # Fair ones: how long others may be silent is the store's to choose.
+    queues: ClassVar[list[Queue | None]] = [None, Queue(2.0, fair=True), Queue(8.0, fair=True)]
+
     def __init__(self) -> None:
         super().__init__()
         self.now = 1_000.0
@@ -53,6 +58,7 @@ class SameAsTable(RuleBasedStateMachine):
         self.engine = SqliteEngine(Path(self.folder.name, "leases.db"), host=lambda: host)
         self.store = self.engine.store()
         self.table = MemoryTable()
+        self.table.late_kept *= self.engine.capabilities.refuses_late
         # For a claim on a key: its last grant from the store, and the table's.
         self.granted: dict[tuple[Key, str], tuple[Granted, Granted]] = {}
         self.token_of: dict[tuple[Key, int], int] = {}
@@ -72,11 +78,20 @@ class SameAsTable(RuleBasedStateMachine):
     def time_passes(self, by: float) -> None:
         self.now += by
 
-    @rule(key=keys, claim=claims, ttl=seconds, slot=slots, stands=st.sampled_from([0.0, 2.0, 9.0]))
-    def take(self, key: Key, claim: str, ttl: float, slot: Slot | None, stands: float) -> None:
+    @rule(
+        key=keys,
+        claim=claims,
+        ttl=seconds,
+        slot=slots,
+        stands=st.sampled_from([0.0, 2.0, 9.0]),
+        data=st.data(),
+    )
+    def take(
+        self, key: Key, claim: str, ttl: float, slot: Slot | None, stands: float, data: Any
+    ) -> None:
         ask = Ask(
             ttl, f"holder of {claim}", meta=claim.encode(), slot=slot, keep_record=LONG,
-            candidacy=stands,
+            candidacy=stands, queue=data.draw(st.sampled_from(self.queues)),
         )  # fmt: skip
         ours = self.store.take(key, claim, ask, self.until())
         theirs = self.table.take(key, claim, ask, self.now, self.wall)
@@ -87,6 +102,8 @@ class SameAsTable(RuleBasedStateMachine):
             assert (ours.claim, close(ours.ttl)) == (claim, close(theirs.ttl))
         elif isinstance(ours, Refused) and isinstance(theirs, Refused):
             assert ours.reason == theirs.reason
+            if isinstance(ours, Queued) and isinstance(theirs, Queued):
+                assert ours.place == theirs.place
             assert close(ours.retry_after) == close(theirs.retry_after)
             assert self.holdings(key, ours.holders) == self.holdings(
                 key, theirs.holders, theirs=True

@@ -26,6 +26,7 @@ from incumbent.model import (
     Renewal,
     Renewed,
     Slot,
+    Stored,
 )
 from incumbent.stores.sqlite import SqliteEngine, schema
 from incumbent.stores.sqlite.core import Core
@@ -295,18 +296,51 @@ def test_a_file_of_a_newer_minor_version_is_used(machine: Machine) -> None:
     machine.store.close()
     machine.sql("UPDATE state SET minor = 5")
     machine.sql("ALTER TABLE lease ADD COLUMN mode TEXT NOT NULL DEFAULT 'x'")
-    machine.sql("CREATE TABLE waiting (key TEXT)")
+    machine.sql("CREATE TABLE waiting_rooms (key TEXT)")
     machine.give(machine.grant())
 
 
 def test_a_file_of_another_major_version_is_refused(machine: Machine) -> None:
     machine.give(machine.grant())
     machine.store.close()
-    machine.sql("UPDATE state SET major = 2")
+    before = machine.path.read_bytes()
+    for major in (1, 3):
+        machine.sql(f"UPDATE state SET major = {major}")
+        changed = machine.path.read_bytes()
+        with pytest.raises(StoreUnavailable, match=rf"format {major}\..*move it away") as caught:
+            machine.take()
+        assert caught.value.permanent
+        assert str(machine.path) in str(caught.value)
+        assert machine.path.read_bytes() == changed != before
+        machine.store.close()
+
+
+def test_a_file_whose_rows_have_columns_that_are_not_known_here_is_refused_unread(
+    machine: Machine,
+) -> None:
+    machine.give(machine.grant())
+    machine.store.close()
+    machine.sql("UPDATE state SET major = 3")
     machine.sql("ALTER TABLE state DROP COLUMN floor")
-    with pytest.raises(StoreUnavailable, match=r"schema 2\.1") as caught:
+    with pytest.raises(StoreUnavailable, match=r"format 3\."):
+        machine.take()
+
+
+def test_the_first_format_is_refused_and_left_as_it_is(machine: Machine) -> None:
+    # Its state, as far as both formats read it, and its lease without the line.
+    machine.sql(f"PRAGMA application_id = {schema.APPLICATION_ID}")
+    machine.sql(
+        "CREATE TABLE state (id INTEGER PRIMARY KEY, major, minor, born, boot, floor, reserved)"
+    )
+    machine.sql("INSERT INTO state VALUES (1, 1, 1, 'b', 'boot 1', 5, 9)")
+    machine.sql("CREATE TABLE lease (key TEXT PRIMARY KEY, claim, token) WITHOUT ROWID")
+    machine.sql("INSERT INTO lease VALUES ('default/report', 'old', 7)")
+    with pytest.raises(StoreUnavailable, match=r"has format 1\.1") as caught:
         machine.take()
     assert caught.value.permanent
+    assert machine.sql("SELECT claim, token FROM lease") == [("old", 7)]
+    level, _, todo = SqliteEngine(machine.path).diagnose(15.0, soon())[0]
+    assert (level, "move it away" in todo) == ("error", True)
 
 
 def test_a_file_that_is_no_database_is_refused(machine: Machine) -> None:
@@ -526,6 +560,16 @@ def test_what_still_means_something_is_not_forgotten(machine: Machine) -> None:
     machine.sleep(100.0)
     machine.store.close()
     assert len(machine.store.scan("default", "key:", soon())) == 3
+
+
+def test_a_field_keeps_its_record_for_as_long_as_it_stands(machine: Machine) -> None:
+    first = machine.store.put(KEY, "state", b"x", None, soon())
+    machine.sleep(1e6)
+    machine.store.close()
+    second = machine.store.put(KEY, "state", b"y", None, soon())
+    assert isinstance(first, Stored)
+    assert isinstance(second, Stored)
+    assert second.version > first.version
 
 
 def test_the_log_is_bounded_under_steady_use(tmp_path: Path) -> None:

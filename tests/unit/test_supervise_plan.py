@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -50,11 +51,25 @@ def test_the_bound_of_the_holder_itself_is_named_as_such() -> None:
     assert step(Course(), 10, held(bounded=True)).course.cause == "at_most_for"
 
 
-def test_a_lease_lost_early_is_left_within_the_grace() -> None:
-    asked = step(Course(), 3, held(lost="taken"))
-    assert (asked.action, asked.course.cause) == (Action.TERM, "taken")
-    assert step(asked.course, 3.5, held(lost="taken")).wake == 4.0
-    assert step(asked.course, 4.0, held(lost="taken")).action is Action.KILL
+@pytest.mark.parametrize("lost", ["broken", "paused", "resigned", "store_restarted"])
+def test_a_lease_that_ends_while_nobody_else_can_hold_it_is_left_within_the_grace(
+    lost: str,
+) -> None:
+    asked = step(Course(), 3, held(lost=lost))
+    assert (asked.action, asked.course.cause) == (Action.TERM, lost)
+    assert step(asked.course, 3.5, held(lost=lost)).wake == 4.0
+    assert step(asked.course, 4.0, held(lost=lost)).action is Action.KILL
+
+
+def test_no_grace_reaches_further_than_the_proof() -> None:
+    gone = step(Course(), 3, held(lost="taken"))
+    assert (gone.action, gone.course.cause) == (Action.KILL, "taken")
+    asked = step(asked_to_stop(Course(), "signal:SIGTERM"), 3, held())
+    assert asked.action is Action.TERM
+    assert step(asked.course, 3.1, held(lost="taken")).action is Action.KILL
+    left = step(Course(), 3, held(), child=False)
+    assert left.course.phase is Phase.ENDING
+    assert step(left.course, 3.1, held(lost="taken"), child=False).action is Action.KILL
 
 
 def test_after_the_deadline_there_is_no_time_for_term() -> None:

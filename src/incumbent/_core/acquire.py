@@ -7,6 +7,7 @@ returned, or nothing is believed and the store is told so.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from math import inf
 from typing import TypeAlias
 
@@ -88,10 +89,12 @@ def _end(wanted: Wanted, timeout: float | None, started: float) -> float:
 def _compensate(port: Port, held: Held) -> None:
     now = port.now()
     if held.machine.state in _ON_ITS_WAY:
-        held.doubted(now)
-    # Who leaves the line says so: until the store hears it, the others wait for this one too.
-    if held.machine.abandoned() or held.in_line:
+        held.unsure += 1
+    if held.machine.abandoned():
         port.hand_over(held.debt(now, undo_slot=True))
+    elif held.in_line:
+        # Until the store hears that it leaves the line, the others wait for this one too.
+        port.hand_over(replace(held.debt(now, undo_slot=True), token=0))
 
 
 async def _try_on(
@@ -196,7 +199,7 @@ def _take_blocking(
 def _unanswered(port: Port, held: Held, error: StoreError) -> StoreError:
     if isinstance(error, OutcomeUnknown):
         held.machine.unsure()
-        held.doubted(port.now())
+        held.unsure += 1
     else:
         held.machine.unsent()
     return error
@@ -216,7 +219,7 @@ def _believe(port: Port, held: Held, grant: Granted, sent: float) -> Granted | S
     now = port.now()
     if grant.claim != held.claim:
         held.machine.unsure()
-        held.doubted(now)
+        held.unsure += 1
         return OutcomeUnknown("the store answered for another claim", name=held.wanted.key.name)
     if not held.machine.granted(grant, now):
         return late_grant(held.wanted, now - sent)
@@ -250,7 +253,9 @@ async def _wait_for_change(
         pause = backoff_delay(again, port.jitter(), base=0.001, cap=0.05)
         await port.sleep_until(min(wake, port.now() + pause))
     try:
-        patience = _patience(held.wanted, place, port.jitter()) if place else 0.0
+        # When somebody's turn ends without a sign of life, it is anybody's.
+        further_back = place and refused.reason != "reserved"
+        patience = _patience(held.wanted, place, port.jitter()) if place and further_back else 0.0
         await port.wait_change(held.wanted.key, refused.seen, min(until, wake + patience))
     except StoreError:
         await port.sleep_until(wake)

@@ -66,7 +66,6 @@ class Held:
         "bucket",
         "changed",
         "claim",
-        "doubt_until",
         "failures",
         "followers",
         "in_line",
@@ -89,10 +88,8 @@ class Held:
         self.machine = LeaseMachine(wanted.policy, wanted.at_most_for)
         self.began = inf
         """The instant of the grant."""
-        self.doubt_until = -inf
-        """Until then one of the takes that got no answer may still leave a record of this claim."""
         self.unsure = self.failures = 0
-        """Takes that got no answer; renewals in a row that brought no proof."""
+        """Takes that got no answer, and may arrive at any time; renewals in a row without proof."""
         self.in_line = False
         """Whether the store was told that this claim waits."""
         self.watchers: tuple[Callable[[], None], ...]
@@ -158,27 +155,17 @@ class Held:
         slot = wanted.slot if undo_slot else None
         closed_until = -inf if undo_slot else self.began + wanted.at_least_for
         # A grant answers for one of its takes, and nobody knows for which.
-        doubt = self.unsure + bool(self.machine.token) if now < self.doubt_until else 0
+        doubt = self.unsure + bool(self.machine.token) if self.unsure else 0
         return Debt(
             wanted.key,
             self.claim,
             slot,
-            self.settled_at(now),
+            now + wanted.policy.ttl + wanted.policy.request_timeout,
             doubt,
             closed_until,
             self.successor,
             now + min(wanted.policy.ttl, RESERVED),
         )
-
-    def doubted(self, now: float) -> None:
-        """A take got no answer."""
-        self.unsure += 1
-        self.doubt_until = self.settled_at(now)
-
-    def settled_at(self, now: float) -> float:
-        """When a request sent by `now` has no effect any more, however late it arrives."""
-        policy = self.wanted.policy
-        return now + policy.ttl + policy.request_timeout
 
     def take_watchers(self) -> tuple[Callable[[], None], ...]:
         """Who has to be told that the holding ended: each only once."""

@@ -15,12 +15,15 @@ __all__ = ["BlockingPort", "BlockingStore", "Debt", "Port"]
 
 @dataclass(frozen=True, slots=True)
 class Debt:
-    """A claim that may still stand in the store and must go; past `until` time has settled it.
+    """A claim that may still stand in the store and must go.
 
+    `until`: then its ttl has settled it, unless it is in doubt.
     `doubt`: how many takes of it may still be on their way. With one, "no such claim" is not the
-    last word; with more, "released" is not either, and only time is.
+    last word of a store that would grant it to a late one; with more, "released" is not either. So
+    the store is told again until `until`, and after it until it has answered once.
     `closed_until`: what at_least_for still asks of the name, by this process's clock.
     `reserve_for`: the successor for whom the name is kept free until `reserved_until`, likewise.
+    `token`: 0 if the claim certainly holds nothing and only leaves the line; else None.
     """
 
     key: Key
@@ -31,6 +34,7 @@ class Debt:
     closed_until: float
     reserve_for: str | None = None
     reserved_until: float = -inf
+    token: int | None = None
 
     def parting(self, now: float) -> tuple[float, str | None]:
         """`closed_for` and `reserve_for` of a give at `now`; closing goes before a reservation."""

@@ -1,11 +1,15 @@
-"""Leaving: stop believing first, then tell the store; what it did not confirm stays owed."""
+"""Leaving: stop believing first, then tell the store; what it did not confirm stays owed.
+
+Work that outlived its lease reports no success: if the first release finds nothing to give back
+before the deadline, the lease was lost, and the machine says so. A repeated one proves nothing.
+"""
 
 from __future__ import annotations
 
 from incumbent._core.held import Held
 from incumbent._core.port import BlockingPort, Debt, Port
 from incumbent.errors import StoreError
-from incumbent.model import Released
+from incumbent.model import GiveOutcome, Released
 
 __all__ = ["release", "release_blocking", "settle"]
 
@@ -13,15 +17,16 @@ __all__ = ["release", "release_blocking", "settle"]
 async def release(port: Port, held: Held, *, undo_slot: bool = False) -> bool:
     """Give the lease back; True if the store confirmed it. `undo_slot`: nothing was done with it.
 
-    Never raises for the store's sake: the belief has ended, and the ttl settles the rest.
+    Never raises for the store's sake: the belief has ended, and the ttl settles the rest. Where
+    the answer shows that it was lost before, the machine is LOST afterwards.
     """
     machine, wanted = held.machine, held.wanted
     machine.left()
     now = port.now()
     closed_for, reserve_for = held.parting(now, undo_slot=undo_slot)
-    settled = False
+    answered = confirmed = False
     try:
-        await port.give(
+        outcome = await port.give(
             wanted.key,
             held.claim,
             machine.token,
@@ -30,14 +35,14 @@ async def release(port: Port, held: Held, *, undo_slot: bool = False) -> bool:
             reserve_for=reserve_for,
             slot=wanted.slot if undo_slot else None,
         )
-        settled = True
-        machine.given()
+        answered = True
+        confirmed = _learn(port, held, outcome)
     except StoreError:
         pass
     finally:
-        if not settled or now < held.doubt_until:
+        if not answered or held.unsure:
             port.hand_over(held.debt(now, undo_slot=undo_slot))
-    return settled
+    return confirmed
 
 
 def release_blocking(
@@ -47,9 +52,9 @@ def release_blocking(
     machine, wanted = held.machine, held.wanted
     machine.left()
     closed_for, reserve_for = held.parting(now, undo_slot=undo_slot)
-    settled = False
+    answered = confirmed = False
     try:
-        port.store.give(
+        outcome = port.store.give(
             wanted.key,
             held.claim,
             machine.token,
@@ -58,27 +63,41 @@ def release_blocking(
             reserve_for=reserve_for,
             slot=wanted.slot if undo_slot else None,
         )
-        settled = True
-        machine.given()
+        answered = True
+        confirmed = _learn(port, held, outcome)
     except StoreError:
         pass
     finally:
-        if not settled or now < held.doubt_until:
+        if not answered or held.unsure:
             port.hand_over(held.debt(now, undo_slot=undo_slot))
-    return settled
+    return confirmed
+
+
+def _learn(port: Port, held: Held, outcome: GiveOutcome) -> bool:
+    if isinstance(outcome, Released):
+        held.machine.given()
+        return True
+    # From the deadline on the store may have ended it in good time, and nobody knows.
+    if port.now() < held.machine.deadline:
+        held.machine.missed(outcome.reason)
+    return False
 
 
 async def settle(port: Port, debt: Debt, timeout: float) -> bool:
-    """Tell the store that a claim is dead; True when nothing of it is left."""
+    """Tell the store that a claim is dead; True when nothing of it is left.
+
+    A claim in doubt is owed until the store has answered, however long that takes: its take may
+    still be on its way, and arrives behind whatever held it up.
+    """
     now = port.now()
-    if now >= debt.until:
+    if now >= debt.until and not debt.doubt:
         return True
     closed_for, reserve_for = debt.parting(now)
     try:
         outcome = await port.give(
             debt.key,
             debt.claim,
-            None,
+            debt.token,
             now + timeout,
             closed_for=closed_for,
             reserve_for=reserve_for,
@@ -86,4 +105,5 @@ async def settle(port: Port, debt: Debt, timeout: float) -> bool:
         )
     except StoreError as error:
         return error.permanent
-    return debt.doubt == 0 or (debt.doubt == 1 and isinstance(outcome, Released))
+    told = debt.doubt == 0 or (debt.doubt == 1 and isinstance(outcome, Released))
+    return told or now >= debt.until

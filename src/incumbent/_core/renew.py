@@ -187,10 +187,6 @@ def _fail(held: Held) -> None:
 
 def first_due(held: Held, jitter: float) -> float:
     """The instant of the first renewal: leases taken together are not renewed together for ever."""
-    machine = held.machine
-    if machine.unconfirmed:
-        # In good time, but who holds for a moment only need not confirm it.
-        return held.began + (machine.stop_at - held.began) / 8
     every = held.wanted.policy.renew_every
     return held.began + every * (SOONEST + (1 - SOONEST) * jitter)
 

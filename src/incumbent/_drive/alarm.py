@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import select
 import threading
+from math import inf
 from typing import Protocol
 
 from incumbent import clock
@@ -18,6 +19,8 @@ __all__ = ["Alarm", "make_alarm"]
 
 _CLOCK_BOOTTIME = 7
 _ABSOLUTE = 1
+_FAR = 1e9
+"""Seconds since boot that no machine reaches, and that a timer can be set to."""
 _NONBLOCK_CLOEXEC = os.O_NONBLOCK | getattr(os, "O_CLOEXEC", 0)
 
 
@@ -69,7 +72,7 @@ class _BoottimeAlarm:
 
         self._spec = Itimerspec
         self._libc = ctypes.PyDLL(None, use_errno=True)
-        self._byref = ctypes.byref
+        self._byref, self._errno = ctypes.byref, ctypes.get_errno
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._timer_fd = self._libc.timerfd_create(_CLOCK_BOOTTIME, _NONBLOCK_CLOEXEC)
         if self._timer_fd < 0:
@@ -87,9 +90,10 @@ class _BoottimeAlarm:
 
     def _set(self, instant: float) -> None:
         # All zero would disarm the timer, which is what "for ever" wants; the past must still fire.
-        ns = 0 if instant == float("inf") else max(1, int(instant * 1e9) + 1)
+        ns = 0 if instant == inf else int(min(max(instant, 0.0), _FAR) * 1e9) + 1
         spec = self._spec(0, 0, *divmod(ns, 1_000_000_000))
-        self._libc.timerfd_settime(self._timer_fd, _ABSOLUTE, self._byref(spec), None)
+        if self._libc.timerfd_settime(self._timer_fd, _ABSOLUTE, self._byref(spec), None):
+            raise OSError(self._errno(), "timerfd_settime failed")
 
     def wake(self) -> None:
         os.eventfd_write(self._wake_fd, 1)

@@ -109,9 +109,10 @@ class Buckets:
     def take(self, now: float) -> list[Bucket]:
         """The buckets that are due by `now`, the longest due first; they are given back."""
         with self.mutex:
-            past = sorted(instant for instant in self._at if instant <= now)
+            # Copies in one step: a finalizer may come in between, and plan something.
+            past = sorted(instant for instant in list(self._at) if instant <= now)
             # Noted before they leave their places: a fork between the two must still find them.
-            self._in_hand = [bucket for due in past for bucket in self._at[due].values()]
+            self._in_hand = [bucket for due in past for bucket in list(self._at[due].values())]
             for instant in past:
                 del self._at[instant]
             for bucket in self._in_hand:

@@ -47,9 +47,13 @@ class Debts:
         return min((owed.due for owed in list(self._owed)), default=inf)
 
     def pay(self, port: Port, renewals_due: float) -> None:
-        """Pay what is due, until the next renewals are: they matter more."""
+        """Pay what is due, until the next renewals are: they matter more.
+
+        For a second at most: a lease that is taken meanwhile has its own renewals.
+        """
         if not self._owed:
             return
+        renewals_due = min(renewals_due, clock.now() + _SETTLE_TIMEOUT)
         with self._paying:
             for _ in range(len(self._owed)):
                 self._pay_one(port, self._owed.popleft(), renewals_due)

@@ -14,7 +14,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import inf
 
 from incumbent import clock
@@ -22,16 +22,17 @@ from incumbent._core.held import Held
 from incumbent._core.onestep import run
 from incumbent._core.port import Debt
 from incumbent._core.renew import SOONEST, Batches, Round, first_due, next_due, renew
-from incumbent._drive.alarm import Alarm, make_alarm
 from incumbent._drive.buckets import FULL, Bucket, Buckets
+from incumbent._drive.deadlines import Deadlines
 from incumbent._drive.debts import Debts
 from incumbent._drive.notifier import notifier
 from incumbent._drive.sync import SyncPort, draw_jitter
+from incumbent._drive.thread import AlarmThread, call_guarded
 from incumbent.errors import StoreError
 from incumbent.lease import State
 from incumbent.model import Key
 from incumbent.stores.base import Store
-from incumbent.unpatched import original, start_thread
+from incumbent.unpatched import original
 
 __all__ = ["Keeper", "Stats"]
 
@@ -68,29 +69,30 @@ class Stats:
     last_took: float = 0.0
 
 
-@dataclass(slots=True)
 class _State:
     """What one keeper thread owns; a fork's child starts with a new one."""
 
-    mutex: threading.RLock = field(default_factory=original("_thread", "RLock"))
-    buckets: Buckets = field(init=False)
-    new: dict[weakref.ref[Held], None] = field(default_factory=dict)
-    """Leases that have no bucket yet: most end before the thread wakes. Its steps are atomic."""
-    debts: Debts = field(default_factory=Debts)
-    alarm: Alarm | None = None
-    planned: float = inf
-    missed: tuple[float, float] = (0.0, 0.0)
-    stopped: bool = False
-    outage_told: float = -inf
-
-    def __post_init__(self) -> None:
-        # One mutex for both: what is planned and when the thread wakes are decided together.
+    def __init__(self, keeper: Keeper) -> None:
+        # One mutex for all: what is planned and when the thread wakes are decided together.
+        self.mutex: threading.RLock = original("_thread", "RLock")()
         self.buckets = Buckets(self.mutex)
+        self.new: dict[weakref.ref[Held], None] = {}
+        """Leases without a bucket yet: most end before the thread wakes. Its steps are atomic."""
+        self.debts = Debts()
+        self.thread = AlarmThread(
+            "incumbent-keeper",
+            self.mutex,
+            lambda: keeper._next(self),
+            lambda: keeper._tick(self),
+        )
+        self.deadlines = Deadlines(keeper._tell_ended)
+        self.missed = (0.0, 0.0)
+        self.outage_told = -inf
 
     def renew_mutex(self) -> None:
         """At the interpreter's end: a thread that was ended inside of the mutex has it for ever."""
         # By its type: nothing can be imported any more.
-        self.mutex = self.buckets.mutex = type(self.mutex)()
+        self.mutex = self.buckets.mutex = self.thread.mutex = type(self.mutex)()
 
     def refs(self) -> list[weakref.ref[Held]]:
         """All that are remembered; one that moves into its bucket now is perhaps there twice."""
@@ -102,7 +104,7 @@ class Keeper:
 
     def __init__(self, store: Store) -> None:
         self.port = SyncPort(store, self)
-        self._state = _State()
+        self._state = _State(self)
         self.stats = Stats()
         _keepers.add(self)
 
@@ -116,7 +118,7 @@ class Keeper:
         # Noted first, then looked: the thread first says until when it sleeps, and then looks what
         # is new. So one of the two sees the other's.
         soonest = held.began + held.machine.policy.renew_every * SOONEST
-        if soonest < state.planned or len(new) > _NEW or held.machine.unconfirmed:
+        if soonest < state.thread.planned or len(new) > _NEW:
             self._place(state, held)
 
     def disarm(self, held: Held) -> None:
@@ -124,15 +126,26 @@ class Keeper:
         self._state.new.pop(held.ref, None)
         self._state.buckets.discard(held)
         if held.watchers:
+            self._state.deadlines.forget(held)
             self._tell_ended(held)
 
-    def watch(self, held: Held, watcher: Callable[[], None]) -> None:
-        """Call `watcher` once when the holding ends; at once if it has ended."""
+    def watch(self, held: Held, watcher: Callable[[], None], *, ahead: float | None = 0.0) -> None:
+        """Call `watcher` once when the holding ends; at once if it has ended.
+
+        Time ends it at the deadline, or `ahead` seconds before; no store is waited for. With None
+        the caller looks at the deadline itself, and is told of it late.
+        """
         with self._state.mutex:
             held.watchers += (watcher,)
-            if held.machine.valid(clock.now()):
-                return
-        self._tell_ended(held)
+        if not held.machine.valid(clock.now()):
+            self._tell_ended(held)
+        elif ahead is not None:
+            self._state.deadlines.watch(held, ahead)
+
+    def unwatch(self, held: Held, watcher: Callable[[], None]) -> None:
+        """Call `watcher` no longer: the very object that was given to `watch`."""
+        with self._state.mutex:
+            held.watchers = tuple(one for one in held.watchers if one is not watcher)
 
     def follow(self, held: Held, follower: Callable[[], None]) -> None:
         """Call `follower` in the keeper's thread after every proved renewal, until `held` ends."""
@@ -149,7 +162,7 @@ class Keeper:
         """Seconds around `deadline` for which the thread was due and did not run; else 0.0."""
         since, until = self._state.missed
         if not since <= deadline <= until:
-            since, until = self._state.planned, clock.now()
+            since, until = self._state.thread.planned, clock.now()
         late = until - since
         return late if 0 < since <= deadline and late > _LATE else 0.0
 
@@ -157,8 +170,7 @@ class Keeper:
         """See Port.hand_over."""
         state = self._state
         state.debts.add(debt)
-        state.planned = -inf
-        self._wake(state)
+        state.thread.wake()
 
     def tell_outage(self, key: Key, error: StoreError) -> None:
         """See Port.tell_outage."""
@@ -168,10 +180,12 @@ class Keeper:
             _log.warning("%s: the store gives no answer, trying on: %s", key.name, error)
 
     def close(self) -> None:
-        """Pay what is owed, briefly, and end the thread; leases are renewed no longer."""
+        """Pay what is owed, briefly, and end the thread; leases are renewed no longer.
+
+        Who watches one is still told when it runs out.
+        """
         self.drain(_DRAIN)
-        self._state.stopped = True
-        self._wake(self._state)
+        self._state.thread.stop()
 
     def drain(self, timeout: float) -> None:
         """Pay what is owed, for at most `timeout` seconds."""
@@ -179,7 +193,7 @@ class Keeper:
 
     def forked(self) -> None:
         """In the child of a fork: nothing is held, nothing is owed, and there is no thread."""
-        before, self._state = self._state, _State()
+        before, self._state = self._state, _State(self)
         self.stats = Stats()
         for ref in before.refs():
             if (held := ref()) is not None:
@@ -192,61 +206,23 @@ class Keeper:
         if sys.is_finalizing():
             state.renew_mutex()
         due = state.buckets.add(held, due, earliest=earliest)
-        if due < state.planned:
-            state.planned = due
-            self._wake(state)
+        with state.mutex:
+            if due >= state.thread.planned:
+                return
+            state.thread.planned = due
+        state.thread.wake()
 
     def _place(self, state: _State, held: Held) -> None:
         # Thousands that are taken at once are not renewed at once for ever after.
         self._plan(held, first_due(held, draw_jitter()), earliest=held.began)
         state.new.pop(held.ref, None)
 
-    def _wake(self, state: _State) -> None:
-        if sys.is_finalizing():
-            # There is no thread to wake any more: what is owed now is left to the ttl.
-            return
-        # Under the mutex: a thread that ends closes the alarm, whose numbers may then be others'.
-        with state.mutex:
-            if state.alarm is None:
-                if state.stopped:
-                    return
-                state.alarm = make_alarm()
-                self._start_unless_exiting(self._run)
-            state.alarm.wake()
-
-    @staticmethod
-    def _start_unless_exiting(work: Callable[[], None]) -> None:
-        try:
-            start_thread(work, "incumbent-keeper")
-        except RuntimeError:
-            # The interpreter is shutting down: what is owed is paid at exit, or by the ttl.
-            _log.debug("no keeper thread can be started any more")
-
-    def _run(self) -> None:
-        state = self._state
-        while not state.stopped:
-            self._sleep(state)
-            try:
-                self._tick(state)
-            except Exception:  # noqa: BLE001
-                # Whatever it was, it must not cost the leases their next renewals.
-                _log.exception("the keeper met an error; what it could not renew is tried again")
-        with state.mutex:
-            alarm, state.alarm = state.alarm, None
-            if alarm is not None:
-                alarm.close()
-
-    def _sleep(self, state: _State) -> None:
-        alarm = state.alarm
-        if alarm is not None:
-            alarm.wait_until(self._next(state))
-
     def _next(self, state: _State) -> float:
         with state.mutex:
-            state.planned = min(state.buckets.first(), state.debts.first())
+            state.thread.planned = min(state.buckets.first(), state.debts.first())
             for ref in list(state.new):
                 self._admit(state, ref)
-            return state.planned
+            return state.thread.planned
 
     def _admit(self, state: _State, ref: weakref.ref[Held]) -> None:
         held = ref()
@@ -269,9 +245,10 @@ class Keeper:
 
     @staticmethod
     def _notice_lateness(state: _State, now: float) -> None:
-        late = now - state.planned
-        if state.planned > 0 and late > _LATE:
-            state.missed = (state.planned, now)
+        planned = state.thread.planned
+        late = now - planned
+        if planned > 0 and late > _LATE:
+            state.missed = (planned, now)
             if late > _LATE_AND_SAID:
                 _log.warning("the renewals of this process were not scheduled for %.1f s", late)
 
@@ -327,7 +304,7 @@ class Keeper:
         for held in renewed:
             if held.followers and held.machine.state is State.HELD:
                 for follower in held.followers:
-                    follower()
+                    call_guarded(follower)
 
     def _end(self, held: Held) -> None:
         self._state.buckets.discard(held)
@@ -341,7 +318,7 @@ class Keeper:
         with self._state.mutex:
             watchers = held.take_watchers()
         for watcher in watchers:
-            watcher()
+            call_guarded(watcher)
 
 
 def _requests(due: Sequence[Bucket], now: float) -> Iterator[list[Bucket]]:

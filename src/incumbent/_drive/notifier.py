@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import queue
 from collections.abc import Callable
+from contextlib import suppress
 
 from incumbent import clock
 from incumbent.unpatched import original, start_thread
@@ -25,16 +26,29 @@ class Notifier:
     def reset(self) -> None:
         """Forget what waits; after a fork there is no thread either."""
         self._calls: queue.SimpleQueue[Callable[[], None]] = original("queue", "SimpleQueue")()
-        self._start = original("_thread", "allocate_lock")()
-        self._running = False
+        self._idle = [True]
+        """Not empty while there is no thread. Who takes it out starts one: no lock, for a signal
+        handler could find it taken."""
+
+    @property
+    def running(self) -> bool:
+        """Whether there is a thread."""
+        return not self._idle
 
     def call(self, callback: Callable[[], None]) -> None:
-        """Have `callback` run soon; its exceptions are logged."""
+        """Have `callback` run soon; its exceptions are logged. Never raises."""
         self._calls.put(callback)
-        with self._start:
-            if not self._running:
-                self._running = True
-                start_thread(self._run, "incumbent-notifier")
+        with suppress(IndexError):
+            self._idle.pop()
+            self._start()
+
+    def _start(self) -> None:
+        try:
+            start_thread(self._run, "incumbent-notifier")
+        except RuntimeError as error:
+            # Callbacks wait for the next one, which tries again.
+            self._idle.append(True)
+            _log.error("callbacks wait, for no thread can be started: %s", error)
 
     def _run(self) -> None:
         calls = self._calls
@@ -46,7 +60,7 @@ class Notifier:
         started = clock.now()
         try:
             callback()
-        except Exception:  # noqa: BLE001 - it is the user's code: whatever it was, others follow
+        except BaseException:  # noqa: BLE001 - the user's code, sys.exit() too: others follow
             _log.exception("a callback failed")
         took = clock.now() - started
         if took > _BUDGET:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from typing import Literal
 
 from incumbent import clock
 from incumbent.cli.exits import BUSY, OK, say
@@ -14,6 +15,7 @@ from incumbent.durations import say_seconds
 from incumbent.errors import ConfigError
 from incumbent.links import link_for
 from incumbent.model import Holding, Key, PutOutcome, Record
+from incumbent.options import require
 from incumbent.policy import TTL_DEFAULT
 from incumbent.stores.base import Store
 from incumbent.stores.names import make_key
@@ -28,9 +30,18 @@ _REASON_MAX = 200
 
 
 class Asking:
-    """One operator's wish about one name. Raises ConfigError for what cannot be asked."""
+    """One operator's wish about one name. Raises ConfigError for what cannot be asked.
 
-    def __init__(self, request: Request, client: Client) -> None:
+    `parts`: what the store needs for it, see `options.require`.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        client: Client,
+        *parts: Literal["slots", "fields", "notices"],
+    ) -> None:
+        require(link_for(client).engine.capabilities, request.command, *parts)
         self._request = request
         self.client = client
         self.key: Key = make_key(request.namespace, request.name)

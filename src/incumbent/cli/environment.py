@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
-from incumbent.cli.table import PREFIX, VARIABLES, Option
+from incumbent.cli.table import FLAGS, PREFIX, SETTINGS, VARIABLES, Option
 from incumbent.errors import ConfigError
 
-__all__ = ["distance", "settings_from", "unknown_variables"]
+__all__ = ["distance", "flags_in", "refuse_flags", "settings_from", "unknown_variables"]
 
 _YES: Final = frozenset({"1", "true", "yes", "on"})
 _NO: Final = frozenset({"0", "false", "no", "off"})
@@ -26,20 +26,14 @@ def settings_from(environ: Mapping[str, str], options: Iterable[Option]) -> dict
     """What the environment says of `options`; an empty variable says nothing."""
     found: dict[str, str | bool] = {}
     for option in options:
-        text = "" if option.flag_only else environ.get(option.variable, "")
-        if not text:
-            continue
-        value = _value(option, text)
-        if value is not None:
-            found[option.dest] = value
+        text = environ.get(option.variable, "") if option.dest in SETTINGS else ""
+        if text:
+            found[option.dest] = _value(option, text)
     return found
 
 
-def _value(option: Option, text: str) -> str | bool | None:
+def _value(option: Option, text: str) -> str | bool:
     word = text.lower()
-    if option.dest == "wait" and word in _YES | _NO and not word.isdigit():
-        # The flag has a form without a duration: its variable has one too.
-        return "" if word in _YES else None
     if option.metavar:
         return text
     if word not in _YES | _NO:
@@ -47,12 +41,36 @@ def _value(option: Option, text: str) -> str | bool | None:
     return word in _YES
 
 
+def flags_in(environ: Mapping[str, str]) -> list[str]:
+    """Variables named like an option that does not come from the environment, and what to do."""
+    return [
+        f"{name} cannot come from the environment: give {flag} on the command line"
+        for name, flag in sorted(FLAGS.items())
+        if environ.get(name) and not _is_link(name, environ[name])
+    ]
+
+
+def refuse_flags(
+    environ: Mapping[str, str], options: Iterable[Option], given: Collection[str]
+) -> None:
+    """Raises ConfigError if one of `options` stands in the environment only, and would not count.
+
+    Ignored, it might let run what was meant to be kept from running.
+    """
+    missing = {it.variable: environ.get(it.variable, "") for it in options if it.dest not in given}
+    for line in flags_in(missing):
+        raise ConfigError(line, name="environment")
+
+
 def unknown_variables(environ: Mapping[str, str]) -> list[str]:
     """Our prefix, but nothing of ours. Raises ConfigError for what looks like a misspelling."""
     unknown = sorted(
         name
         for name, value in environ.items()
-        if name.startswith(PREFIX) and name not in VARIABLES and not _is_link(name, value)
+        if name.startswith(PREFIX)
+        and name not in VARIABLES
+        and name not in FLAGS
+        and not _is_link(name, value)
     )
     for name in unknown:
         _refuse_misspelling(name)

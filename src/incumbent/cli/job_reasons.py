@@ -9,7 +9,7 @@ from incumbent.cli.show import iso, said_by
 from incumbent.cron.control import Present
 from incumbent.cron.judge import GRACE
 from incumbent.cron.known import is_by_the_clock
-from incumbent.cron.ledger import Run, pruned_until, read_job
+from incumbent.cron.ledger import Run, pruned_spans, read_job
 from incumbent.durations import say_seconds
 from incumbent.model import Record
 from incumbent.stores.notices import PAUSE
@@ -94,7 +94,7 @@ def _of_slot(record: Record, at: float, now: float) -> Iterator[str]:
     since, following = facts.get("since"), next_slot(record, at - 1)
     if isinstance(since, int | float) and at < since:
         yield f"its schedule is known only since {iso(since)}: before that, nothing was due"
-    elif at <= pruned_until(record.fields):
+    elif any(first <= at <= last for first, last in pruned_spans(record.fields)):
         yield "the ledger has forgotten that far back (keep_runs, keep_for)"
     elif following is None or abs(following - at) > 1:
         yield from _no_slot(record, at, following)

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from incumbent.cli.environment import unknown_variables
+from incumbent.cli.environment import flags_in, unknown_variables
 from incumbent.cli.exits import FAULT, OK, USAGE, code_of, fault_line, say
 from incumbent.cli.parser import Request, UsageError, parse
 from incumbent.cli.table import COMMANDS
@@ -33,8 +33,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         # Of --help and --version, which write while they are read.
         return _unwritten(error)
-    if unknown and not request.on("quiet"):
-        say(f"no such setting, ignored: {', '.join(unknown)}")
+    if not request.on("quiet"):
+        for line in flags_in(os.environ):
+            say(f"ignored: {line}")
+        if unknown:
+            say(f"no such setting, ignored: {', '.join(unknown)}")
     if _excludes_nobody(request) and not request.on("quiet"):
         say("a memory: store is this process's own and excludes no other: it is for tests")
     _listen_to_the_library(request)
@@ -42,8 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _excludes_nobody(request: Request) -> bool:
-    acts = request.command == "cron" or COMMANDS[request.command].runs
-    return acts and (request.text("store") or "").startswith("memory:")
+    return COMMANDS[request.command].acts and (request.text("store") or "").startswith("memory:")
 
 
 def _open_standard_streams() -> None:

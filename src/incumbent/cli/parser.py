@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final, NoReturn
 
-from incumbent.cli.environment import settings_from
+from incumbent.cli.environment import refuse_flags, settings_from
 from incumbent.cli.table import COMMANDS, GLOBAL, Command, Option
 
 __all__ = ["Request", "UsageError", "parse"]
@@ -57,19 +57,17 @@ def parse(arguments: Sequence[str], environ: Mapping[str, str]) -> Request:
     flags = vars(_parser(ours).parse_args(ours))
     command = flags.pop("command")
     options = (*GLOBAL, *COMMANDS[command].options)
+    if COMMANDS[command].acts:
+        refuse_flags(environ, options, flags)
     return Request(command, _merged(flags, settings_from(environ, options)), tuple(command_line))
 
 
 def _merged(
     flags: dict[str, str | bool], variables: dict[str, str | bool]
 ) -> dict[str, str | bool]:
-    for one, other in (("wait", "no_wait"), ("no_wait", "wait")):
-        if one in flags:
-            variables.pop(other, None)
-    merged = {**variables, **flags}
-    if "wait" in merged and merged.get("no_wait") is True:
+    if "wait" in flags and "no_wait" in flags:
         raise UsageError("--wait and --no-wait exclude each other")
-    return merged
+    return {**variables, **flags}
 
 
 def _split(arguments: Sequence[str]) -> tuple[list[str], list[str], bool]:
@@ -136,7 +134,7 @@ def _all_options() -> Iterator[Option]:
 # -- argparse ------------------------------------------------------------------------------------
 
 _EPILOG: Final = """\
-Every option is also a variable: --once-per is INCUMBENT_ONCE_PER; flags win. The store also comes
+A deployment's settings are also variables: --ttl is INCUMBENT_TTL; flags win. The store also comes
 from INCUMBENT_STORE_FILE, its password from INCUMBENT_STORE_PASSWORD_FILE.
 exit codes: CMD's own; 64 usage; 69 the store could not be proved, nothing ran; 75 held by another;
 123 lease lost, CMD stopped; 124 --at-most-for; 125 own fault; 126, 127 CMD cannot be started.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from incumbent import clock
 from incumbent._core.onestep import run as drive
 from incumbent.cli.parser import Request
@@ -12,7 +14,7 @@ from incumbent.cron.once import OnceRun, begin_once
 from incumbent.cron.schedule import slot_id
 from incumbent.errors import StoreError
 from incumbent.supervise.holding import give_back, slot_of
-from incumbent.supervise.run import Ending
+from incumbent.supervise.run import Ending, left
 from incumbent.sync import Lease
 
 __all__ = ["begin", "end", "on_record_already"]
@@ -44,25 +46,30 @@ def on_record_already(lease: Lease, code: int) -> Verdict:
         found = runs_of(record.fields).get(slot)
     except StoreError:
         found = None
-    give_back(lease)
+    give_back(lease, undo_slot=True)
     by = f": {found[0].state} by {found[0].instance}" if found else ""
     line = f"skipped: slot {slot} is on record already{by}"
     return Verdict("skipped", code, line, reason="closed")
 
 
-def end(once: OnceRun, lease: Lease, ending: Ending | None, verdict: Verdict) -> None:
-    """Put the end on record, and give the lease back unless something of CMD lives on."""
+def end(once: OnceRun, lease: Lease, ending: Ending | None, verdict: Verdict) -> Ending | None:
+    """Put the end on record, and give the lease back unless something of CMD lives on.
+
+    Returns the ending, which says whether CMD outlived its lease.
+    """
     if ending is None:
         drive(once.undo())
         give_back(lease, undo_slot=True)
-        return
+        return None
     code = ending.status
     state = _STATES.get(verdict.outcome, State.FAILED)
     why = verdict.line if state is not State.OK else ""
     if state is State.OK and code:
         state, why = State.FAILED, f"exit {code}"
-    drive(once.end(state, clock.wall(), code=code, why=why))
+    in_time = drive(once.end(state, clock.wall(), code=code, why=why))
     if ending.survivors:
-        return
-    give_back(lease)
+        return ending
+    # On record under the lease, as the store saw: what happens to it now is none of CMD's.
+    ending = replace(ending, confirmed=give_back(lease)) if in_time else left(lease, ending)
     drive(once.prune(clock.wall()))
+    return ending

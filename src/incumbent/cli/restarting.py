@@ -56,7 +56,8 @@ def exit_after(restart: Restart, ending: Ending, *, at_keyboard: bool = False) -
     if ending.leaving:
         # It came while the term was ending for another reason.
         return code_of_signal(signal.Signals[ending.leaving])
-    if not ending.cause and at_keyboard and ending.status == 128 + signal.SIGINT:
+    by_itself = ending.outlived or not ending.cause
+    if by_itself and at_keyboard and ending.status == 128 + signal.SIGINT:
         return ending.status
     if restart is Restart.NEVER:
         return _code_of_the_only_term(ending)
@@ -65,9 +66,11 @@ def exit_after(restart: Restart, ending: Ending, *, at_keyboard: bool = False) -
 
 
 def _code_of_the_only_term(ending: Ending) -> int:
-    if ending.cause:
-        return TOO_LONG if ending.cause == "at_most_for" else LOST
-    return ending.status or 0
+    if ending.cause == "at_most_for":
+        return TOO_LONG
+    # What CMD itself failed with is not masked.
+    own = ending.status if ending.outlived or not ending.cause else None
+    return own or (LOST if ending.cause else 0)
 
 
 class Backoff:

@@ -5,9 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["COMMANDS", "GLOBAL", "PREFIX", "VARIABLES", "Command", "Option"]
+__all__ = ["COMMANDS", "FLAGS", "GLOBAL", "PREFIX", "SETTINGS", "VARIABLES", "Command", "Option"]
 
 PREFIX: Final = "INCUMBENT_"
+
+SETTINGS: Final = frozenset(
+    (
+        *("store", "namespace", "holder", "json", "quiet", "verbose"),
+        *("ttl", "grace", "isolate", "share_store", "busy_exit_code"),
+        *("listen", "listen_public", "token_file", "status_file"),
+        *("drain", "max_runs", "no_output"),
+    )
+)
+"""Options that may come from the environment: what a deployment says once for all its commands.
+
+No option is among them unless it is written here. What is about one NAME, or one command line, is
+not: left in the environment of a container it would change what every other command there means.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,8 +31,6 @@ class Option:
     flags: tuple[str, ...]
     help: str
     metavar: str = ""
-    flag_only: bool = False
-    """No variable stands for it: left in an environment it would change what others mean."""
 
     @property
     def dest(self) -> str:
@@ -27,7 +39,7 @@ class Option:
 
     @property
     def variable(self) -> str:
-        """The environment variable that stands for it."""
+        """The environment variable that stands for it, if it is one of SETTINGS."""
         return PREFIX + self.dest.upper()
 
 
@@ -41,6 +53,11 @@ class Command:
     options: tuple[Option, ...] = ()
     runs: bool = False
     """Whether `-- CMD...` follows."""
+
+    @property
+    def acts(self) -> bool:
+        """Whether work runs under leases of it."""
+        return self.runs or self.module == "cron"
 
 
 _STORE = Option(("-s", "--store"), "where leases are: sqlite: (default), redis://host", "URL")
@@ -116,19 +133,15 @@ _CRON = (
     Option(("--max-runs",), "how many runs at a time here; what is more waits (100)", "N"),
     Option(("--no-output",), "keep what commands write out of our own output"),
 )
-_SINCE = Option(
-    ("--since",), "only what began after: 2h, 2026-11-21T05:30Z", "WHEN", flag_only=True
-)
-_ALL = Option(("--all",), "every job of the namespace", flag_only=True)
+_SINCE = Option(("--since",), "only what began after: 2h, 2026-11-21T05:30Z", "WHEN")
+_ALL = Option(("--all",), "every job of the namespace")
 _TO = Option(("--to",), "the candidate that is to follow", "HOLDER")
 _WATCH = Option(("--watch",), "again every second, until ^C")
 _TIMEOUT = Option(("--timeout",), "give up with exit 75 after this time", "DUR")
 _FIX = Option(
     ("--fix",), "first make the schema of this release in the store, or load its functions"
 )
-_AT = Option(
-    ("--at",), "about the slot of this instant: 05:30, 2026-11-21T05:30Z", "WHEN", flag_only=True
-)
+_AT = Option(("--at",), "about the slot of this instant: 05:30, 2026-11-21T05:30Z", "WHEN")
 _FORCE = Option(("--force",), "remove the record at once: the holder may go on for its ttl")
 
 COMMANDS: Final = {
@@ -178,14 +191,12 @@ _OF_A_PARENT: Final = (
 )
 
 VARIABLES: Final = frozenset(
-    [
-        *(
-            option.variable
-            for command in COMMANDS.values()
-            for option in command.options
-            if not option.flag_only
-        ),
-        *(option.variable for option in GLOBAL),
-        *(PREFIX + name for name in (*_OTHER, *_OF_A_PARENT)),
-    ]
+    PREFIX + name for name in (*map(str.upper, SETTINGS), *_OTHER, *_OF_A_PARENT)
 )
+FLAGS: Final = {
+    option.variable: option.flags[-1]
+    for command in COMMANDS.values()
+    for option in command.options
+    if option.dest not in SETTINGS
+}
+"""What would be the variable of an option that is none of SETTINGS, and its flag."""

@@ -22,6 +22,8 @@ CORRECTION: Final = 3 * 3600.0
 """A clock put back by more than this was wrong before, as in Debian's cron(8); seconds."""
 
 _PUNCTUAL_LEAST, _PUNCTUAL_MOST = 2.0, 60.0
+_PUNCTUAL_AT_ONCE: Final = 2
+"""Slots of a second each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +201,9 @@ def missed_slots(
     many as the history keeps.
     """
     rule = spec.catch_up
-    slots = _latest(spec, last_known, now, most=max(rule.limit, spec.keep_runs))
+    # At least one that is missed: its record reaches back to what is known.
+    most = max(rule.limit, spec.keep_runs) + _PUNCTUAL_AT_ONCE + 1
+    slots = _latest(spec, last_known, now, most=most)
     punctual = tuple(it for it in slots[-70:] if _is_punctual(spec, it, now))
     late = slots[: len(slots) - len(punctual)]
     wanted = {"no": 0, "last": 0 if punctual else 1, "all": rule.limit}[rule.mode]

@@ -14,13 +14,16 @@ from incumbent._core.port import Port
 from incumbent.backoff import backoff_delay
 from incumbent.cron.ledger import (
     JOB,
-    PRUNED,
     Run,
     State,
     encode,
     field_of,
-    pruned_until,
+    is_settled,
+    joined,
+    pruned_field,
+    pruned_spans,
     read_job,
+    run_at,
     runs_of,
     step,
     surplus,
@@ -85,10 +88,19 @@ class Book:
     # -- by the holder -----------------------------------------------------------------------
 
     async def begin(self, run: Run) -> bool:
-        """Put a new run on record as running; False if the slot is on record already.
+        """Put a new run on record as running; False if the slot has had its turn.
 
-        Then it was skipped, missed or lost for somebody else, and must not run.
+        Then it ran, or was skipped, missed or lost for somebody else, and must not run. That may be
+        long ago, and forgotten since: a clock may be hours behind. Looking comes first: while the
+        lease and its slot are ours no record of it is made by others, so none is forgotten either.
         """
+        fields = (await self.read()).fields
+        if (found := run_at(fields, run.slot)) is not None:
+            return _is_same(found, run)
+        return not is_settled(fields, run.slot, run.due) and await self.begin_named(run)
+
+    async def begin_named(self, run: Run) -> bool:
+        """`begin` for a slot that no schedule names: `due` is but the instant at which it began."""
         try:
             outcome = await self._put(run, ABSENT)
         except OutcomeUnknown:
@@ -97,10 +109,10 @@ class Book:
 
     async def _is_ours(self, run: Run) -> bool:
         # Our own request may have been applied although its answer was lost.
-        found = runs_of((await self.read()).fields).get(run.slot)
+        found = run_at((await self.read()).fields, run.slot)
         if found is None:
             return isinstance(await self._put(run, ABSENT), Stored)
-        return found[0].token == run.token and not found[0].state.ended
+        return _is_same(found, run)
 
     async def move(self, run: Run, state: State, pen: Pen, **changes: Any) -> Run | None:
         """The run in its next state, on record; None if its token no longer holds the lease."""
@@ -123,19 +135,33 @@ class Book:
                     return None
                 await self._port.sleep_until(wake)
 
-    async def undo(self, run: Run, pen: Pen) -> None:
-        """Nothing came of it: the slot is as if nobody had begun."""
-        await self._field(field_of(run.slot), None, ByClaim(pen.claim, pen.token))
+    async def outlived(self, run: Run, why: str, now: float) -> bool:
+        """Put on record that a run went on beyond its lease; False if it is not on record as ours
+        and going on.
+        """
+        found, version = runs_of((await self.read()).fields).get(run.slot, (run, 0))
+        if not version or found.token != run.token or found.state.ended:
+            return False
+        return await self.lose(found, version, why, now)
+
+    async def undo(self, run: Run) -> None:
+        """Nothing came of it: the slot is as if we had not begun. Another's record stays."""
+        found, version = runs_of((await self.read()).fields).get(run.slot, (run, 0))
+        if version and _is_same(found, run):
+            await self._field(field_of(run.slot), None, ByVersion(version))
 
     async def prune(self, keep: int, keep_for: float, now: float) -> int:
         """Remove what is beyond the bounds; `now` is the wall clock. Returns how many."""
         fields = (await self.read()).fields
         beyond = surplus(runs_of(fields), keep, keep_for, now)
-        if not beyond:
-            return 0
         # First, so that no slot is ever neither remembered nor known to be forgotten.
-        until = max(pruned_until(fields), *(run.due for run, _ in beyond))
-        await self._field(PRUNED, repr(until).encode(), None)
+        for name in sorted({pruned_field(run.slot) for run, _ in beyond}):
+            spans = [(run.since, run.due) for run, _ in beyond if pruned_field(run.slot) == name]
+            value = json.dumps(joined((*pruned_spans(fields, name), *spans))).encode()
+            # Two that prune at a time must not undo each other's word.
+            guard: Guard = ByVersion(fields[name].version) if name in fields else ABSENT
+            if not isinstance(await self._field(name, value, guard), Stored):
+                return 0
         for run, version in beyond:
             await self._field(field_of(run.slot), None, ByVersion(version))
         return len(beyond)
@@ -167,3 +193,7 @@ class Book:
     async def _field(self, name: str, value: bytes | None, guard: Guard) -> PutOutcome:
         until = self._port.now() + self._within
         return await self._port.put(self._key, name, value, guard, until)
+
+
+def _is_same(found: Run, run: Run) -> bool:
+    return found.token == run.token and not found.state.ended

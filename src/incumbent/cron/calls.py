@@ -81,6 +81,7 @@ class CallLauncher:
         self.running: dict[tuple[str, str], Callable[[], None]] = {}
         self.given_back: list[tuple[str, Slot]] = []
         self.vanished: list[tuple[str, Slot]] = []
+        """What ended without its end on record: a look puts it there."""
         self.over: list[str] = []
         """Slots that are seen to: of what was given back, or vanished, a trigger must stand on."""
         self.stopping = threading.Event()
@@ -100,10 +101,12 @@ class CallLauncher:
 
     def _life(self, spec: JobSpec, slot: Slot, one: _OneRun) -> None:
         try:
-            if one.run():
-                self.over.append(slot.name)
-            else:
+            if not one.run():
                 self.given_back.append((spec.name, slot))
+            elif one.untold:
+                self.vanished.append((spec.name, slot))
+            else:
+                self.over.append(slot.name)
         except BaseException as error:  # noqa: BLE001 - a defect of ours: its work is over
             self._said("fault", job=spec.name, slot=slot.name, why=repr(error))
             one.abandon()
@@ -140,6 +143,7 @@ class _OneRun:
         self._lease = lease
         self._said = partial(said, job=spec.name, term=lease.fencing_token)
         self._scope: LeaseScope | None = None
+        self.untold = False
         run = Run(
             slot.name,
             State.RUNNING,
@@ -165,7 +169,8 @@ class _OneRun:
         slot = self._slot.name
         try:
             if not self._attempts.begin():
-                give_back(self._lease)
+                # Nothing ran: at_least_for closes nothing.
+                give_back(self._lease, undo_slot=True)
                 return True
         except StoreError as error:
             give_back(self._lease, undo_slot=True)
@@ -173,7 +178,7 @@ class _OneRun:
             return False
         late = round(clock.wall() - self._slot.due, 3)
         self._said("started", slot=slot, attempt=self._slot.attempt, late=late)
-        self._attempts.go_through(self._attempt, self._pause)
+        self.untold = self._attempts.go_through(self._attempt, self._pause) is None
         give_back(self._lease)
         self._attempts.prune(random.SystemRandom().random())
         return True
@@ -228,7 +233,7 @@ class _OneRun:
 
     async def _within(self, work: Coroutine[Any, Any, Any]) -> None:
         scope = self._scope = LeaseScope(self._lease._held)
-        self._lease._link.keeper.watch(self._lease._held, scope.look_soon)
+        self._lease._link.keeper.watch(self._lease._held, scope.look_soon, ahead=None)
         try:
             await work
         except SystemExit as error:

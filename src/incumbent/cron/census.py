@@ -44,6 +44,8 @@ class Census:
         self._specs: Sequence[JobSpec] | None = None
         self._set = JobSet(())
         self._told_at = 0.0
+        self._signs: dict[str, float] = {}
+        """Of the sweep before: by instance its sign of life."""
 
     def tell(self, specs: Sequence[JobSpec]) -> None:
         """Say that we live, and which jobs we have."""
@@ -74,7 +76,13 @@ class Census:
 
     def _forget_peers(self, present: Sequence[Present], known: Record | None) -> None:
         now = clock.wall()
-        living = [peer for peer in present if now - peer.seen <= _FORGOTTEN]
+        # By our clock alone they might all be gone: it may be the one that is days ahead.
+        before, self._signs = self._signs, {peer.instance: peer.seen for peer in present}
+        living = [
+            peer
+            for peer in present
+            if now - peer.seen <= _FORGOTTEN or before.get(peer.instance) != peer.seen
+        ]
         for peer in present:
             if peer not in living:
                 self._put(PRESENCE, UP + peer.instance, None)

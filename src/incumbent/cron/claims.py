@@ -17,7 +17,7 @@ from incumbent.cron.spec import JobSpec
 from incumbent.errors import NotAcquired, StoreError
 from incumbent.model import Refused
 from incumbent.model import Slot as StoreSlot
-from incumbent.options import LockSettings, wanted_from
+from incumbent.options import LockSettings, require, wanted_from
 from incumbent.sync import Lease
 
 __all__ = ["Claimer", "Grant", "adopted"]
@@ -25,16 +25,24 @@ __all__ = ["Claimer", "Grant", "adopted"]
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """A slot that was granted, for another process to adopt. `wanted` names the slot too."""
+    """A slot that was granted, for another process to adopt. `wanted` names the slot too.
+
+    `unsure`: takes of the claim that got no answer; whoever gives it back gives them up too.
+    """
 
     wanted: Wanted
     claim: str
+    unsure: int = 0
 
 
 class Claimer:
-    """Asks for slots of jobs in one namespace, for one instance."""
+    """Asks for slots of jobs in one namespace, for one instance.
+
+    Raises ConfigError for a store on which it could claim, and never say what became of it.
+    """
 
     def __init__(self, link: Link, namespace: str, settings: LockSettings) -> None:
+        require(link.engine.capabilities, "cron", "slots", "fields")
         self.link = link
         self.namespace = namespace
         self._settings = settings
@@ -74,7 +82,7 @@ class Claimer:
     def part_with(self, held: Held) -> Grant:
         """Another process holds it from now on: here nothing is believed of it any more."""
         held.machine.left()
-        return Grant(held.wanted, held.claim)
+        return Grant(held.wanted, held.claim, held.unsure)
 
 
 def adopted(link: Link, grant: Grant) -> Lease:
@@ -87,5 +95,6 @@ def adopted(link: Link, grant: Grant) -> Lease:
     # A store that was just started may want a moment more of a new connection than of the old one.
     patience = grant.wanted.policy.ttl / 2
     held = run(acquire(link.port, grant.wanted, patience, claim=grant.claim))
+    held.unsure += grant.unsure
     link.keeper.arm(held)
     return Lease(link, held)

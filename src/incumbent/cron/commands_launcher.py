@@ -10,7 +10,7 @@ from incumbent.cron.events import Said
 from incumbent.cron.execute import CannotLaunch
 from incumbent.cron.judge import Slot
 from incumbent.cron.ledger import Run
-from incumbent.cron.running import ENDED_WELL, GAVE_BACK, STARTED, Task
+from incumbent.cron.running import ENDED_WELL, GAVE_BACK, STARTED, UNTOLD, Task
 from incumbent.cron.spec import JobSpec
 from incumbent.cron.zygote import Notify, StandBy, Stop, Zygote, ZygoteGone
 from incumbent.model import Refused
@@ -132,6 +132,8 @@ class CommandLauncher:
                 self.over.append(name)
             elif code == GAVE_BACK:
                 self.given_back.append((job, slot))
+            elif code == UNTOLD:
+                self.vanished.append((job, slot))
             else:
                 self._said("fault", job=job, slot=name, why=f"its runner ended with {code}")
                 self.vanished.append((job, slot))

@@ -120,9 +120,9 @@ class Executor:
                 dispatcher.witness(spec.name, lost, now)
             for holding in record.holdings:
                 name = holding.meta.decode("utf-8", "replace")
-                if name[:1].isdigit() or name.startswith("manual/"):
+                if (held := Slot.held(name, self._wall())) is not None:
                     at = now + (holding.remaining or 0.0) + self._port.jitter()
-                    dispatcher.witness(spec.name, Slot(name, self._wall(), missed=True), at)
+                    dispatcher.witness(spec.name, held, at)
 
     def register(
         self, spec: JobSpec, fields: Mapping[str, Field], pause: bytes | None = None

@@ -109,6 +109,7 @@ class Instance:
             os.set_blocking(fd, False)
         self._heard: list[Record] = []
         self._asked: set[str] = set()
+        self._stand_since: dict[str, float] = {}
         self._answered = False
         self._next_try = -inf
         self._tries = 0
@@ -293,8 +294,12 @@ class Instance:
             record = self._heard.pop(0)
             self._pause = pause_of(record)
             for trigger in triggers(record):
+                since = self._stand_since.setdefault(trigger.id, clock.now())
                 if clock.wall() - trigger.when > STALE:
-                    self.over(trigger.slot)
+                    # Not before it has stood as long by our steady clock: the wall clock may be
+                    # wrong, and others take it.
+                    if clock.now() - since > STALE:
+                        self.over(trigger.slot)
                 elif trigger.id not in self._asked:
                     self._asked.add(trigger.id)
                     self._take_trigger(trigger.job, Slot(trigger.slot, trigger.when))

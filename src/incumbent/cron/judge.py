@@ -20,15 +20,18 @@ from incumbent.cron.ledger import (
     claimed_slots,
     field_of,
     holds_slot,
+    is_settled,
     orphans,
-    pruned_until,
+    pruned_spans,
     read_job,
     run_at,
     runs_of,
+    settled_spans,
     step,
 )
-from incumbent.cron.schedule import slot_id
+from incumbent.cron.schedule import parse_instant, slot_id
 from incumbent.cron.spec import JobSpec
+from incumbent.errors import ConfigError
 from incumbent.model import Holding, Record
 from incumbent.stores.notices import PAUSE, read_notice
 
@@ -83,6 +86,19 @@ class Slot:
         """The slot of a scheduled instant."""
         return cls(slot_id(due), due, missed=missed)
 
+    @classmethod
+    def held(cls, name: str, now: float) -> Slot | None:
+        """The slot that a holder names, to be accounted for; None for what is no slot of ours.
+
+        `now`: the instant of a trigger, whose name has none.
+        """
+        instant, _, attempt = name.partition("#")
+        try:
+            due = now if name.startswith("manual/") else parse_instant(instant)
+            return cls(name, due, int(attempt or 1), missed=True)
+        except (ConfigError, ValueError):
+            return None
+
     def again(self) -> Slot:
         """The next attempt, after a holder vanished."""
         attempt = self.attempt + 1
@@ -118,7 +134,7 @@ def _judge_slot(spec: JobSpec, record: Record, slot: Slot, now: float, found: Fi
             _retry(spec, record, run, now, found)
         elif not run.state.ended and alive(record, run):
             found.again.append((_lease_ends(record), slot))
-    elif slot.scheduled and slot.due <= pruned_until(record.fields):
+    elif is_settled(record.fields, slot.name, slot.due):
         return
     elif holds_slot(record, slot.name):
         found.again.append((_lease_ends(record), slot))
@@ -232,9 +248,7 @@ def _accounted_before(record: Record, due: float) -> float | None:
     since = read_job(record.fields).get("since")
     if isinstance(since, int | float) and since < due:
         known.append(float(since))
-    pruned = pruned_until(record.fields)
-    if -inf < pruned < due:
-        known.append(pruned)
+    known += [last for _, last in pruned_spans(record.fields) if last < due]
     return max(known, default=None)
 
 
@@ -286,14 +300,13 @@ def holes(spec: JobSpec, record: Record) -> list[Slot]:
     since = float(read_job(record.fields).get("since", 0.0))
     oldest = runs[-LOOK_BACK].due if len(runs) >= LOOK_BACK else since
     oldest = min(oldest, until - LOOK_BACK_FOR)
-    start = max(oldest, since, pruned_until(record.fields))
     taken = claimed_slots(record)
-    covered = [(run.since, run.due) for run in runs if run.count > 1]
-    to_run, missed = missed_slots(spec, start, until)
+    settled = settled_spans(record.fields)
+    to_run, missed = missed_slots(spec, max(oldest, since), until)
     return [
         Slot.at(due, missed=True)
         for due in sorted((*to_run, *missed))
         if due < until
         and slot_id(due) not in taken
-        and not any(first <= due <= last for first, last in covered)
+        and not any(first <= due <= last for first, last in settled)
     ]

@@ -104,4 +104,4 @@ def told_anew(fields: Mapping[str, Field], *, nobody: bool, now: float) -> bytes
 
 def what_is_left(fields: Mapping[str, Field]) -> list[str]:
     """The fields that the ledger has of a job: its runs, and what it forgot."""
-    return [name for name in fields if name.startswith(RUN) or name == PRUNED]
+    return [name for name in fields if name.startswith((RUN, PRUNED))]

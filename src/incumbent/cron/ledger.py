@@ -11,7 +11,7 @@ once (`Ask.slot`), and its record, a field `run/<slot>` of the job's key, is mad
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from enum import StrEnum
 from math import inf
@@ -35,13 +35,17 @@ __all__ = [
     "encode",
     "field_of",
     "holds_slot",
+    "is_settled",
+    "joined",
     "open_runs",
     "orphans",
-    "pruned_until",
+    "pruned_field",
+    "pruned_spans",
     "read_job",
     "run_at",
     "running",
     "runs_of",
+    "settled_spans",
     "step",
     "surplus",
 ]
@@ -56,7 +60,13 @@ After that its record does, for as long as it is kept.
 """
 OUTPUT_MOST: Final = 65_536
 PRUNED: Final = "pruned"
-"""The field with the newest instant whose record was removed: nothing up to it runs any more."""
+"""The field with the spans of time whose records were removed: nothing in them runs any more.
+
+Spans, and not one instant: a clock that is a year ahead leaves records a year ahead, and those are
+removed too. Instants of triggers have a field of their own: they come from operators' clocks.
+"""
+_SPANS_MOST: Final = 16
+_Spans = tuple[tuple[float, float], ...]
 _FORMAT: Final = 1
 
 
@@ -160,6 +170,7 @@ def decode(slot: str, value: bytes) -> Run | None:
         return None
 
 
+_MANY: Final = b'"count":'
 _RUNNING: Final = b'"state":"running"'
 _WAITING: Final = b'"state":"waiting"'
 
@@ -190,12 +201,57 @@ def read_job(fields: Mapping[str, Field]) -> dict[str, Any]:
     return said if isinstance(said, dict) else {}
 
 
-def pruned_until(fields: Mapping[str, Field]) -> float:
-    """Up to where the ledger has forgotten; -inf if it remembers all."""
+# -- what it has forgotten -------------------------------------------------------------------------
+
+
+def pruned_field(slot: str) -> str:
+    """Where it stands that the record of this slot was removed."""
+    return PRUNED if slot[:1].isdigit() else f"{PRUNED}/manual"
+
+
+def pruned_spans(fields: Mapping[str, Field], name: str = PRUNED) -> _Spans:
+    """From when to when the ledger has forgotten, oldest first."""
     try:
-        return float(fields[PRUNED].value)
-    except (KeyError, ValueError):
-        return -inf
+        said = json.loads(fields[name].value)
+        if isinstance(said, int | float):
+            # Of a release that forgot everything up to an instant.
+            return ((-inf, float(said)),)
+        return tuple((float(first), float(last)) for first, last in said)
+    except (KeyError, ValueError, TypeError):
+        return ()
+
+
+def joined(spans: Iterable[tuple[float, float]], most: int = _SPANS_MOST) -> _Spans:
+    """What covers all of them, ascending: at most `most` spans, joined where gaps are small."""
+    found: list[tuple[float, float]] = []
+    for first, last in sorted(spans):
+        if found and first <= found[-1][1]:
+            found[-1] = (found[-1][0], max(found[-1][1], last))
+        else:
+            found.append((first, last))
+    while len(found) > most:
+        at = min(range(len(found) - 1), key=lambda it: found[it + 1][0] - found[it][1])
+        found[at : at + 2] = [(found[at][0], found[at + 1][1])]
+    return tuple(found)
+
+
+def settled_spans(fields: Mapping[str, Field]) -> _Spans:
+    """Spans in which no scheduled slot runs any more: forgotten, or missed as one of many."""
+    many = (
+        decode(name.removeprefix(RUN), field.value)
+        for name, field in fields.items()
+        if name.startswith(RUN) and _MANY in field.value
+    )
+    missed = ((run.since, run.due) for run in many if run is not None and run.count > 1)
+    return (*pruned_spans(fields), *missed)
+
+
+def is_settled(fields: Mapping[str, Field], slot: str, due: float) -> bool:
+    """Whether a slot without a record of its own has had its turn all the same."""
+    name = pruned_field(slot)
+    whole = name == PRUNED and "#" not in slot
+    spans = settled_spans(fields) if whole else pruned_spans(fields, name)
+    return any(first <= due <= last for first, last in spans)
 
 
 # -- what a record says of its runs ----------------------------------------------------------------

@@ -37,6 +37,7 @@ __all__ = [
     "GAVE_BACK",
     "STARTED",
     "STOPPING",
+    "UNTOLD",
     "Task",
     "facts_for",
     "run_on_failure",
@@ -48,6 +49,8 @@ STARTED: Final = 253
 """Said of a run that is on record as running: what is heavy of its start is over."""
 GAVE_BACK: Final = 75
 """Exit code of a runner that could not begin: the slot is anybody's again."""
+UNTOLD: Final = 76
+"""Of one whose lease was lost before its end was on record: whoever looks puts it there."""
 STOPPING: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
 _RUN_VARIABLE: Final = "INCUMBENT_RUN_"
 _ON_FAILURE_WITHIN: Final = 60.0
@@ -134,8 +137,9 @@ class _Running:
                 # One that stood by may have lost it since: another runner has its own.
                 return self._give_back("the guard is gone")
             if not self._attempts.begin():
-                self._events("skipped", slot=self._task.slot, why="it is on record already")
-                give_back(self._lease)
+                self._events("skipped", slot=self._task.slot, why="it has had its turn already")
+                # Nothing ran: at_least_for closes nothing.
+                give_back(self._lease, undo_slot=True)
                 return ENDED_WELL
         except StoreError as error:
             return self._give_back(str(error))
@@ -147,7 +151,7 @@ class _Running:
         if not self._survived:
             give_back(self._lease)
         self._attempts.prune(random.SystemRandom().random())
-        return ENDED_WELL
+        return ENDED_WELL if ended is not None else UNTOLD
 
     def _failed_for_good(self, ended: Run) -> bool:
         if ended.state is State.LOST:

@@ -16,6 +16,10 @@ Rules that every engine keeps:
   comes before others as `Queue` says; what is reserved for a holder goes before the line.
 - Tokens of one key only grow: over releases, expiry, breaks, restarts and wipes.
 - `renew` never creates and never shortens. `give` compares the claim (and the token unless None).
+- A give without a token is for a claim in doubt: some of its takes may still be on their way.
+  With `refuses_late`, a take of that claim that arrives later is refused: it leaves no lease, uses
+  no slot and stands in no line. That lasts for at least LATE_KEPT seconds, or for as long as a take
+  can arrive late, whichever is longer.
 - A renewal that changes the holding's meta is a change: it changes `seen` and wakes who waits.
 - The field "pause" never ends by itself, and it outlives a restart wherever the store keeps data.
 - A granting answer echoes the claim it was read for.
@@ -68,6 +72,12 @@ class Store(Protocol):
         slot: str | None = None,
     ) -> GiveOutcome:
         """Remove the claim's record; `slot` also gives back that slot if the claim took it.
+
+        `token` None: nobody knows whether the claim was granted, or will be. 0: it certainly holds
+        nothing, and leaves the line of waiters.
+
+        Gone to a give with a token means that the lease was lost before this request. So an engine
+        that repeats it, after a try that was perhaps applied, raises OutcomeUnknown instead.
 
         `closed_for` (seconds) refuses everybody for that long after, or with `reserve_for`
         everybody but the holder of that name, whose grant ends it.

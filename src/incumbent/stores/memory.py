@@ -174,6 +174,7 @@ class MemoryEngine:
         queue=True,
         candidates=True,
         reservations=True,
+        refuses_late=True,
     )
 
     def __init__(self, url: str = "memory:", store: MemoryStore | None = None) -> None:
@@ -195,10 +196,9 @@ class MemoryEngine:
 
 
 _engines: dict[str, MemoryEngine] = {}
-_lock = threading.Lock()
 
 
 def open_memory(url: str) -> MemoryEngine:
     """The engine of `memory:` or `memory:LABEL`; one a label and process."""
-    with _lock:
-        return _engines.setdefault(url, MemoryEngine(url))
+    # In one step, and without a lock: see links.
+    return _engines.setdefault(url, MemoryEngine(url))

@@ -40,14 +40,18 @@ from incumbent.model import (
 )
 from incumbent.stores.line import Line, Waiter
 from incumbent.stores.notices import PAUSE, RESIGN, notices_for
+from incumbent.stores.restart import restart_words, wait_after_restart
 
-__all__ = ["CANDIDATES_KEPT", "HISTORY_KEPT", "MemoryTable"]
+__all__ = ["CANDIDATES_KEPT", "HISTORY_KEPT", "LATE_KEPT", "MemoryTable"]
 
 HISTORY_KEPT = 20
 """Past holdings that a record remembers."""
 
 CANDIDATES_KEPT = 100
 """Candidates that a record lists: beyond these, whose time is over first is left out."""
+
+LATE_KEPT = 60.0
+"""Seconds for which takes of a claim that was given up in doubt are refused."""
 
 _SWEEP_EVERY = 256
 _PUT_KEEPS = 86_400.0
@@ -98,9 +102,14 @@ class _Entry:
 class MemoryTable:
     """The contract with every instant handed in: `now` counts ttls, `wall` starts the tokens."""
 
+    late_kept = LATE_KEPT
+    """0.0: a store that takes a late take for a new one, as some do."""
+
     def __init__(self, started: float | None = None) -> None:
         self._entries: dict[Key, _Entry] = {}
+        self._given_up: dict[tuple[Key, str], float] = {}
         self._started = started
+        self._longest = 0.0
         self._takes = 0
         self.epoch = uuid.uuid4().hex
 
@@ -108,8 +117,11 @@ class MemoryTable:
         """A new incarnation; `empty` loses everything, as a store without a disk does."""
         self.epoch = uuid.uuid4().hex
         self._started = now
+        held = [entry.holding(now) for entry in self._entries.values()]
+        self._longest = 0.0 if empty else max((it.ttl for it in held if it), default=0.0)
         if empty:
             self._entries.clear()
+            self._given_up.clear()
 
     def take(
         self,
@@ -120,9 +132,11 @@ class MemoryTable:
         wall: float,
         restart_wait: float | None = None,
     ) -> TakeOutcome:
-        """See Store.take; `restart_wait` None means one ttl."""
-        self._admit(ask.ttl if restart_wait is None else restart_wait, now)
+        """See Store.take; `restart_wait`: see wait_after_restart."""
+        self._admit(wait_after_restart(restart_wait, ask.ttl, self._longest), now)
         self._sweep(now)
+        if self._given_up.get((key, claim), now) > now:
+            return Refused("closed", seen=self.seen(key))
         entry = self._entries.setdefault(key, _Entry())
         held = entry.holding(now)
         if held is not None and held.claim == claim:
@@ -139,8 +153,7 @@ class MemoryTable:
         if self._started is not None and now < self._started + wait:
             left = self._started + wait - now
             raise StoreUnavailable(
-                f"the store restarted {now - self._started:.1f} s ago and grants nothing for"
-                f" another {left:.1f} s (restart_wait): a holder from before may still believe",
+                restart_words("the store", "started", now - self._started, left),
                 retry_after=left,
             )
 
@@ -193,6 +206,8 @@ class MemoryTable:
         reserve_for: str | None = None,
     ) -> GiveOutcome:
         """See Store.give."""
+        if token is None and self.late_kept:
+            self._given_up[key, claim] = now + self.late_kept
         entry = self._entries.get(key)
         if entry is None:
             return Gone()
@@ -267,6 +282,7 @@ class MemoryTable:
             return
         for key in [key for key, entry in self._entries.items() if _forgettable(entry, now)]:
             del self._entries[key]
+        self._given_up = {it: until for it, until in self._given_up.items() if until > now}
 
 
 def _refusal(

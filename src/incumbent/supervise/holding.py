@@ -8,7 +8,17 @@ from incumbent import clock
 from incumbent.supervise.plan import Belief
 from incumbent.sync import Lease
 
-__all__ = ["abandon", "belief_of", "follow", "give_back", "grace_of", "slot_of", "ttl_of", "watch"]
+__all__ = [
+    "abandon",
+    "belief_of",
+    "follow",
+    "found_lost",
+    "give_back",
+    "grace_of",
+    "slot_of",
+    "ttl_of",
+    "watch",
+]
 
 
 def belief_of(lease: Lease) -> Belief:
@@ -48,6 +58,12 @@ def give_back(lease: Lease, *, undo_slot: bool = False) -> bool:
     if lease._take_leave() is not None:
         return False
     return lease._release(undo_slot=undo_slot)
+
+
+def found_lost(lease: Lease) -> str:
+    """After `give_back`: the reason of a loss that only its answer has shown; else empty."""
+    lost = lease._found_lost()
+    return "" if lost is None else lost.reason
 
 
 def abandon(lease: Lease) -> None:

@@ -7,7 +7,8 @@
        +-------- the guard is dead ----------------------------------------------+
 
 1. Whatever happened, KILL falls before the lease's deadline, and TERM a grace before it where the
-   time suffices. Without a guard it falls at once.
+   time suffices. Without a guard it falls at once, as it does where the store has no record of the
+   lease any more: then the proof is over, and another may hold it.
 2. Only an empty tree lets the lease go; KILL that does not help gives up instead.
 3. KILL is repeated for as long as something lives: who forks may have escaped the first one.
 """
@@ -33,6 +34,9 @@ __all__ = [
 KILL_LEAD = 0.02
 """Seconds before the deadline at which KILL is sent: a process needs some to be gone."""
 
+_DISPROVED = "taken"
+"""The one reason that disproves what was proved: a store that restarted grants nothing for as long,
+and an operator's wish leaves the record."""
 _KILL_EVERY = 0.05
 """Seconds between KILL and KILL."""
 _GIVE_UP_AFTER = 5.0
@@ -52,6 +56,8 @@ class Belief:
     @property
     def kill_at(self) -> float:
         """The last instant at which KILL may be sent."""
+        if self.lost == _DISPROVED:
+            return -inf
         return max(self.stop_at, self.deadline - KILL_LEAD)
 
     def verdict(self, now: float) -> str:

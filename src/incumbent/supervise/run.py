@@ -25,6 +25,7 @@ from incumbent.supervise.holding import (
     abandon,
     belief_of,
     follow,
+    found_lost,
     give_back,
     grace_of,
     ttl_of,
@@ -37,7 +38,7 @@ from incumbent.supervise.signals import Signals
 from incumbent.supervise.terminal import find_terminal
 from incumbent.sync import Lease
 
-__all__ = ["Ending", "Listener", "supervise"]
+__all__ = ["Ending", "Listener", "left", "supervise"]
 
 _TERMINATING: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
 _LOOK_EVERY: Final = 0.02
@@ -72,7 +73,8 @@ class Ending:
 
     `survivors`: processes that even KILL did not end; then the lease was not given back.
     `confirmed`: whether the store confirmed the release. `leaving`: the first of `stop_on` that
-    came, also after another cause; empty for none.
+    came, also after another cause; empty for none. `outlived`: CMD ended by itself, and the release
+    found that the lease had been lost before: then that is the cause.
     """
 
     cause: str
@@ -81,6 +83,7 @@ class Ending:
     confirmed: bool = False
     survivors: tuple[int, ...] = ()
     leaving: str = ""
+    outlived: bool = False
 
 
 def supervise(
@@ -124,7 +127,16 @@ def supervise(
     ending = watcher.end(began)
     if keep or ending.survivors:
         return ending
-    return replace(ending, confirmed=give_back(lease))
+    return left(lease, ending)
+
+
+def left(lease: Lease, ending: Ending) -> Ending:
+    """Give the lease back: the same ending, and whether CMD outlived its lease."""
+    proved = not belief_of(lease).lost
+    confirmed = give_back(lease)
+    # A lease that ran out only after CMD had ended was not outlived.
+    lost = found_lost(lease) if proved and not confirmed and not ending.cause else ""
+    return replace(ending, confirmed=confirmed, cause=ending.cause or lost, outlived=bool(lost))
 
 
 def _begin(

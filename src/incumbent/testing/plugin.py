@@ -31,6 +31,7 @@ import pytest
 from incumbent import clock, links
 from incumbent._core.held import Held
 from incumbent._drive import keeper as keepers
+from incumbent._drive import thread as threads
 from incumbent._drive.aio import AsyncPort, LeaseScope
 from incumbent._drive.link import Link
 from incumbent._drive.notifier import notifier
@@ -71,7 +72,7 @@ def incumbent_world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     monkeypatch.setattr(clock, "wall", world.wall)
     for port in (SyncPort, AsyncPort):
         monkeypatch.setattr(port, "now", staticmethod(world.now))
-    monkeypatch.setattr(keepers, "make_alarm", lambda: _Alarm(world))
+    monkeypatch.setattr(threads, "make_alarm", lambda: _Alarm(world))
     monkeypatch.setenv("INCUMBENT_STORE", world.url)
     monkeypatch.setitem(links._by_url, world.url, world._link)
     monkeypatch.setitem(links._by_object, world.store, world._link)
@@ -127,7 +128,8 @@ class World:
             yield
 
     def _next_instant(self) -> float:
-        instants = [held.machine.stop_at for held in self._held()]
+        machines = [held.machine for held in self._held()]
+        instants = [at for machine in machines for at in (machine.stop_at, machine.deadline)]
         return min(
             (instant for instant in (*instants, *self._due()) if instant > self.now()), default=inf
         )
@@ -140,9 +142,9 @@ class World:
         """Have everybody notice what the time is."""
         self._memory.tell_all()
         for keeper in list(keepers._keepers):
-            alarm = keeper._state.alarm
-            if isinstance(alarm, _Alarm) and not keeper._state.stopped:
-                alarm.look()
+            for thread in (keeper._state.thread, keeper._state.deadlines.thread):
+                if isinstance(thread.alarm, _Alarm) and not thread.stopped:
+                    thread.alarm.look()
         for held in self._held():
             _look_at_scopes(held, self.now())
         _await_callbacks()
@@ -211,7 +213,7 @@ def _look_at_scopes(held: Held, now: float) -> None:
 
 def _await_callbacks() -> None:
     # Callbacks run one after the other in a thread of their own: after ours, all of them did.
-    if notifier._running:
+    if notifier.running:
         done = threading.Event()
         notifier.call(done.set)
         done.wait(_PATIENCE)

@@ -19,7 +19,7 @@ def command(request: Request) -> int:
     """See the module."""
     make_key(request.namespace, request.name)
     with Client(store_url(request.text("store")), namespace=request.namespace) as client:
-        asking = Asking(request, client)
+        asking = Asking(request, client, "notices")
         record = asking.read()
         if (code := asking.nobody(record)) is not None:
             return code

@@ -21,7 +21,9 @@ from incumbent.cron.control import CONTROL, PRESENCE, Present, pause_of, presenc
 from incumbent.cron.known import KNOWN, gone_since, had_by_nobody, is_by_the_clock, read_sets
 from incumbent.cron.ledger import read_job, running
 from incumbent.durations import say_seconds
+from incumbent.links import link_for
 from incumbent.model import Record
+from incumbent.options import require
 from incumbent.store_url import store_url
 from incumbent.stores.notices import PAUSE
 from incumbent.sync import Client
@@ -36,6 +38,7 @@ _HEAD = ("JOB", "SCHEDULE", "NEXT", "LAST", "RESULT", "TOOK", "WHO")
 def command(request: Request) -> int:
     """See the module."""
     with Client(store_url(request.text("store")), namespace=request.namespace) as client:
+        require(link_for(client).engine.capabilities, "jobs", "fields")
         records = client.scan("", _WITHIN)
     now = clock.wall()
     jobs = jobs_of(records)

@@ -31,9 +31,10 @@ def command(request: Request) -> int:
     make_key(request.namespace, name)
     with Client(store_url(request.text("store")), namespace=request.namespace) as client:
         named = {**request.values, "name": name}
-        asking = Asking(Request(request.command, named, request.words), client)
+        wish = Request(request.command, named, request.words)
         if request.on("all"):
-            return _all(request, asking)
+            return _all(request, Asking(wish, client, "fields", "notices"))
+        asking = Asking(wish, client, "notices")
         return _pause(asking) if request.command == "pause" else _unpause(asking)
 
 

@@ -27,7 +27,7 @@ def command(request: Request) -> int:
     make_key(request.namespace, request.name)
     to = request.text("to") or ""
     with Client(store_url(request.text("store")), namespace=request.namespace) as client:
-        asking = Asking(request, client)
+        asking = Asking(request, client, "notices")
         record = asking.read()
         if to:
             _check_successor(client, record, to)

@@ -15,7 +15,8 @@ from incumbent.cli.supervised import supervise_command
 from incumbent.cli.verdict import Verdict, check_result_file, write_result
 from incumbent.durations import parse_duration, say_seconds
 from incumbent.errors import ConfigError, Misuse, NotAcquired, StoreError
-from incumbent.options import default_holder
+from incumbent.links import link_for
+from incumbent.options import default_holder, require
 from incumbent.store_url import store_url
 from incumbent.supervise.child import CannotStart
 from incumbent.supervise.guarding import Guard, GuardFault, start_guard
@@ -78,7 +79,10 @@ def _run(request: Request) -> Verdict:
 
 def _lock(request: Request, url: str) -> Lock:
     settings = lock_settings(request)
-    return Lock(request.name, store=url, namespace=request.namespace, **settings)
+    lock = Lock(request.name, store=url, namespace=request.namespace, **settings)
+    if _on_record(request):
+        require(link_for(url).engine.capabilities, "once_per", "slots", "fields")
+    return lock
 
 
 def _timeout(request: Request) -> float | None:
@@ -153,8 +157,8 @@ def _hold_on_record(
         return endings[0]
 
     verdict = _supervised(request, work)
-    end(once, lease, endings[0] if endings else None, verdict)
-    return verdict
+    ending = end(once, lease, endings[0] if endings else None, verdict)
+    return _ended(request, ending) if ending is not None and ending.outlived else verdict
 
 
 def _ended(request: Request, ending: Ending) -> Verdict:
@@ -162,6 +166,9 @@ def _ended(request: Request, ending: Ending) -> Verdict:
         pids = ", ".join(map(str, ending.survivors))
         line = f"not even KILL ended {pids}; the lease is not given back, its ttl ends it"
         return Verdict("fault", exits.FAULT, line, reason=ending.cause or "survivors")
+    if ending.outlived and ending.status:
+        # CMD's own failure is not masked.
+        return Verdict("ended", ending.status, _lost_line(request, ending), reason=ending.cause)
     if ending.cause:
         return _stopped(request, ending)
     if request.on("verbose"):
@@ -179,8 +186,13 @@ def _stopped(request: Request, ending: Ending) -> Verdict:
         return Verdict("at_most_for", exits.TOO_LONG, line, reason=ending.cause)
     if ending.cause == "guard":
         return Verdict("fault", exits.FAULT, f"the guard is dead; {after}", reason=ending.cause)
-    line = f"{lease_lost(request.name, ending.cause)}; {after}"
-    return Verdict("lost", exits.LOST, line, reason=ending.cause)
+    return Verdict("lost", exits.LOST, _lost_line(request, ending), reason=ending.cause)
+
+
+def _lost_line(request: Request, ending: Ending) -> str:
+    how = "CMD ended" if ending.outlived else "stopped"
+    after = f"{how} after {say_seconds(ending.seconds)}"
+    return f"{lease_lost(request.name, ending.cause)}; {after}"
 
 
 def _hint(request: Request, ending: Ending) -> str:

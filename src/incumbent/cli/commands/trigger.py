@@ -32,7 +32,7 @@ def command(request: Request) -> int:
     make_key(request.namespace, request.name)
     patience = parse_duration(request.text("timeout") or _PATIENCE, "timeout")
     with Client(store_url(request.text("store")), namespace=request.namespace) as client:
-        asking = Asking(request, client)
+        asking = Asking(request, client, "fields")
         record = asking.read()
         if (code := _cannot_be(asking, record)) is not None:
             return code

@@ -1,113 +1,29 @@
-"""What every operation needs of the cluster: its incarnation and etcd leases, as coroutines."""
+"""What every operation needs of the cluster: its etcd leases, as coroutines."""
 
 from __future__ import annotations
 
-import json
-import re
-import uuid
-from base64 import b64encode
 from contextlib import suppress
-from email.utils import parsedate_to_datetime
 from hashlib import sha256
 from typing import Final
 
 from incumbent import clock
-from incumbent.errors import StoreError, StoreUnavailable
 from incumbent.model import Key
-from incumbent.stores.etcd.dialect import Dialect, seconds, term_of
-from incumbent.stores.etcd.errors import Broken, LeaseExists, restart_error
-from incumbent.stores.etcd.exchange import Exchange, Site, W
-from incumbent.stores.etcd.http import Garbled, Reading
-from incumbent.stores.etcd.memory import Born, Memory, Mine, Session
-from incumbent.stores.etcd.phrases import absent, modified, put, transaction
-from incumbent.stores.etcd.records import Entry, entries_in, entry_of, packed, unpacked
+from incumbent.stores.etcd.answers import seconds, term_of
+from incumbent.stores.etcd.birth import TXN, Birth
+from incumbent.stores.etcd.errors import LeaseExists
+from incumbent.stores.etcd.exchange import W
+from incumbent.stores.etcd.memory import Mine, Session
+from incumbent.stores.etcd.records import entry_of
 
 __all__ = ["TXN", "Cluster"]
 
-TXN: Final = "/v3/kv/txn"
-_RANGE: Final = "/v3/kv/range"
-_STARTED: Final = re.compile(rb"^process_start_time_seconds ([0-9.e+]+)$", re.MULTILINE)
 _STANDING_MAX: Final = 4096
 
 _now = clock.now
 
 
-class Cluster(Exchange[W]):
+class Cluster(Birth[W]):
     """See the module."""
-
-    def __init__(self, site: Site, dialect: Dialect, memory: Memory) -> None:
-        super().__init__(site)
-        self.dialect = dialect
-        self.memory = memory
-        self._cluster_id = ""
-
-    # -- the incarnation ----------------------------------------------------------------------
-
-    async def born(self, until: float) -> Born:
-        """The incarnation of the cluster; whoever comes first to a new one says so."""
-        born = self.memory.born
-        if born is None:
-            born = self.memory.born = await self._learn(until)
-        return born
-
-    async def admitted(self, ttl: float, until: float) -> Born:
-        """The same, once it is older than a holder from before may believe."""
-        born = await self.born(until)
-        wait = ttl if self.site.restart_wait is None else self.site.restart_wait
-        early = born.at + wait - _now()
-        if early > 0:
-            raise restart_error(self.site.where, _now() - born.at, early)
-        return born
-
-    async def base(self, until: float) -> int:
-        """What a revision is added to; reading creates nothing."""
-        if self.memory.born is not None:
-            return self.memory.born.base
-        found = await self._marker(until)
-        return int(unpacked(found[0].value).get("base", 0)) if found else 0
-
-    async def base_afresh(self, until: float) -> None:
-        """One linearizable read."""
-        await self._marker(until)
-
-    async def _marker(self, until: float) -> list[Entry]:
-        key = self.dialect.naming.born64
-        reply = await self.call(_RANGE, json.dumps({"key": key}).encode(), until)
-        self._cluster_id = str(reply["header"].get("cluster_id", ""))
-        return entries_in(reply)
-
-    async def _learn(self, until: float) -> Born:
-        for _ in range(3):
-            found = await self._marker(until)
-            at, uptime = await self._ages(until)
-            if found and (said := _born(found[0], self._cluster_id, at)) is not None:
-                return said
-            await self._mark(found, at, uptime, until)
-        raise StoreUnavailable(f"{self.site.where}: its marker {self._where()} keeps changing")
-
-    def _where(self) -> str:
-        return f"{self.dialect.naming.prefix}!born"
-
-    async def _mark(self, found: list[Entry], at: float, uptime: float, until: float) -> None:
-        """Say that this incarnation began, unless somebody else just did."""
-        key = self.dialect.naming.born64
-        base = int(clock.wall() * 1_000_000)
-        if found:
-            base = max(base, int(unpacked(found[0].value).get("base", 0)) + 1)
-        value = packed(epoch=uuid.uuid4().hex, base=base, cluster=self._cluster_id, at=at - uptime)
-        compare = modified(key, found[0].modified) if found else absent(key)
-        await self.call(TXN, transaction([compare], [put(key, value)]), until)
-
-    async def _ages(self, until: float) -> tuple[float, float]:
-        """The wall clock of a member, and for how many seconds it has run (0.0: nobody knows)."""
-        endpoint = self.site.endpoints.best(_now())
-        try:
-            reading = await self.get(endpoint, "/metrics", until)
-        except (StoreError, Broken, Garbled):
-            return clock.wall(), 0.0
-        wall = _date(reading)
-        started = _STARTED.search(reading.body) if reading.status == 200 else None
-        return wall, max(0.0, wall - float(started[1])) if started else 0.0
 
     # -- etcd leases --------------------------------------------------------------------------
 
@@ -123,11 +39,7 @@ class Cluster(Exchange[W]):
             if not session.gone:
                 await self.sweep(session, until)
                 return session
-        session = await self.grant(whole, until)
-        # An etcd lease of this incarnation: in the next one nothing can be attached to it, so a
-        # take need not ask whether the cluster is still the one whose tokens it counts.
-        await self.marker_changed(until)
-        return self.memory.new_session(session)
+        return self.memory.new_session(await self.grant(whole, until))
 
     async def history(self, keep: float, until: float) -> str:
         """The etcd lease of all that is kept for people, shared by the whole fleet.
@@ -225,32 +137,3 @@ class Cluster(Exchange[W]):
             # Whole seconds, rounded down: one that is not over has up to another second.
             found[lease] = float(min(left + 1, most)) if left >= 0 else 0.0
         return found
-
-    async def marker_changed(self, until: float) -> bool:
-        """Whether this is another incarnation than the one that is known."""
-        known = self.memory.born
-        found = await self._marker(until)
-        if known is not None and found and _value(found[0]) == known.value:
-            return False
-        self.memory.born = None
-        return True
-
-
-def _born(entry: Entry, cluster_id: str, at: float) -> Born | None:
-    fields = unpacked(entry.value)
-    if fields.get("cluster") != cluster_id or not isinstance(fields.get("base"), int):
-        # Restored from a snapshot, or copied: its revisions may have begun again.
-        return None
-    age = max(0.0, at - float(fields.get("at", at)))
-    return Born(str(fields["epoch"]), fields["base"], _value(entry), _now() - age)
-
-
-def _value(entry: Entry) -> str:
-    return b64encode(entry.value).decode()
-
-
-def _date(reading: Reading) -> float:
-    try:
-        return parsedate_to_datetime(reading.header(b"date").decode()).timestamp()
-    except (ValueError, TypeError):
-        return clock.wall()

@@ -34,8 +34,9 @@ async def diagnose(cluster: Cluster[Any], ttl: float, until: float) -> list[Find
             well.append(endpoint)
     if not well:
         return found
-    for look in (_alarms, _members, _trip):
-        found += await _caught(look(cluster, well[0], ttl, until), "the cluster")
+    for look in (_alarms, _members, _incarnation, _trip):
+        here = await _caught(look(cluster, well[0], ttl, until), "the cluster")
+        found += [it for it in here if it not in found]
     wait = cluster.site.restart_wait
     if wait == 0:
         found.append((
@@ -115,12 +116,31 @@ async def _members(
     return found
 
 
+async def _incarnation(
+    cluster: Cluster[Any], endpoint: Endpoint, ttl: float, until: float
+) -> list[Finding]:
+    """Whether a restore would be noticed, and whether there was one."""
+    if await cluster.tells_no_status(endpoint, until):
+        what = f"{endpoint} does not tell what it has carried out (Maintenance.Status)"
+        return [("warning", what, "a restored snapshot is not noticed: see docs/etcd.md")]
+    place = f"{cluster.dialect.naming.prefix}!born"
+    left = await cluster.waits_for(endpoint, ttl, until)
+    if left is None:
+        what = f"its marker {place} is of an earlier incarnation: it was restored, or copied"
+        return [("warning", what, "nothing is granted for restart_wait once an instance connects")]
+    if left > 0:
+        what = f"it is new, lost its data or was restored: it grants in {say_seconds(left)}"
+        return [("warning", what, "wait, or name restart_wait=0 if no holder from before is left")]
+    hint = f"after putting back a data folder: etcdctl del '{place}', before instances start"
+    return [("ok", "it has not been restored since its marker was written", hint)]
+
+
 async def _trip(
     cluster: Cluster[Any], _endpoint: Endpoint, ttl: float, until: float
 ) -> list[Finding]:
     await cluster.base(until)
     started = clock.now()
-    await cluster.base_afresh(until)
+    await cluster.marker(until)
     trip = clock.now() - started
     what = f"a linearizable read takes {say_seconds(trip)}"
     if trip > ttl / 30:

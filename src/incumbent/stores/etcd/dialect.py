@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Sequence
-from math import ceil
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from incumbent.model import Absent, Ask, ByClaim, ByVersion, Guard, Key
-from incumbent.stores.etcd.keys import Names, Naming, after, b64, part
+from incumbent.stores.etcd.answers import Present
+from incumbent.stores.etcd.incarnation import RECORD_FORMAT, Born
+from incumbent.stores.etcd.keys import Names, Naming, after, b64
 from incumbent.stores.etcd.memory import Mine
 from incumbent.stores.etcd.phrases import (
     absent,
@@ -20,74 +21,20 @@ from incumbent.stores.etcd.phrases import (
     newest,
     put,
     read,
+    same,
     transaction,
 )
-from incumbent.stores.etcd.records import Entry, entries_in, packed, seen_in
+from incumbent.stores.etcd.records import entries_in, packed, seen_in
 from incumbent.stores.notices import PAUSE, RESIGN
 from incumbent.stores.table import HISTORY_KEPT
 
-__all__ = ["BATCH", "AsOf", "Dialect", "Present", "as_of", "revision_of", "seconds", "term_of"]
+__all__ = ["BATCH", "Dialect"]
 
-BATCH: Final = 120
-"""Comparisons in one transaction; etcd takes 128 (--max-txn-ops)."""
+BATCH: Final = 116
+"""Leases compared in one transaction; etcd takes 128 comparisons (--max-txn-ops)."""
 _FIRST: Final = ',"sort_order":"ASCEND","sort_target":"CREATE"'
 _OLDEST: Final = ',"sort_order":"ASCEND","sort_target":"CREATE","limit":"24","keys_only":true'
 _COUNT: Final = ',"count_only":true'
-
-
-class Present(NamedTuple):
-    """Why a take was refused: what stands there now."""
-
-    lease: Entry | None
-    pause: Entry | None
-    closing: Entry | None
-    resign: Entry | None
-    slots: list[Entry]
-    seen: str
-    candidates: int
-
-    def slots_of_others(self, claim: str) -> list[Entry]:
-        """By whom the slot was taken."""
-        return [entry for entry in self.slots if not entry.key.endswith(f"/{part(claim)}")]
-
-    @property
-    def stands(self) -> bool:
-        """Whether anything is in the way."""
-        return any((self.lease, self.pause, self.closing, self.slots))
-
-    def own_slot(self, claim: str) -> bool:
-        """Whether this very claim has taken the slot before."""
-        return bool(self.slots) and not self.slots_of_others(claim)
-
-
-def seconds(ttl: float) -> int:
-    """The etcd lease for a ttl: whole seconds, never fewer."""
-    return max(1, ceil(ttl))
-
-
-def revision_of(reply: dict[str, Any]) -> int:
-    """At which revision the cluster answered."""
-    return int(reply["header"].get("revision", 0))
-
-
-def term_of(reply: dict[str, Any]) -> str:
-    """In which term the cluster answered."""
-    return str(reply["header"].get("raft_term", ""))
-
-
-class AsOf(NamedTuple):
-    """Which state of the cluster an answer is of: as long as it is the same, so is every key."""
-
-    cluster: str
-    term: str
-    revision: int
-
-
-def as_of(reply: dict[str, Any]) -> AsOf | None:
-    """Of which state the cluster answered; None: it does not say."""
-    revision = revision_of(reply)
-    cluster = str(reply["header"].get("cluster_id", ""))
-    return AsOf(cluster, term_of(reply), revision) if revision else None
 
 
 class Dialect:
@@ -109,6 +56,7 @@ class Dialect:
         self,
         mine: Mine,
         ask: Ask,
+        born: Born,
         *,
         admitted_by: int | None = None,
         own_slot: bool = False,
@@ -121,7 +69,11 @@ class Dialect:
         `slot_lease`, `standing`: etcd leases of the slot and of the candidacy.
         """
         names = self.naming.of(mine.key)
-        compare = [absent(names.leases64, names.leases_end64)]
+        compare = [
+            self.still(born),
+            absent(names.late64(mine.claim)),
+            absent(names.leases64, names.leases_end64),
+        ]
         past = packed(holder=mine.holder, since=mine.since)
         success = [
             put(names.lease64, value_of(mine), mine.session.id),
@@ -158,23 +110,24 @@ class Dialect:
         """Note a candidate."""
         return transaction([], [_candidate(self.naming.of(key), ask, wall, lease)])
 
-    def look(self, key: Key, ask: Ask) -> bytes:
+    def look(self, key: Key, claim: str, ask: Ask) -> bytes:
         """The same reads without the take."""
-        return transaction([], self._present(self.naming.of(key), ask))
-
-    def _present(self, names: Names, ask: Ask) -> list[str]:
+        names = self.naming.of(key)
         reads = [
             read(names.leases64, names.leases_end64, _FIRST),
             read(names.switches64, names.switches_end64),
             newest(names.record64, names.others64),
+            read(names.late64(claim), "", _COUNT),
+            read(self.naming.born64),
         ]
         if ask.slot is not None:
             reads.append(read(*_range(names.slot(ask.slot.name))))
-        return reads
+        return transaction([], reads)
 
     def present(self, key: Key, ask: Ask, responses: list[dict[str, Any]]) -> Present:
         """What those reads found."""
         leases, switches, others = map(entries_in, responses[:3])
+        late, marker = responses[3]["response_range"], entries_in(responses[4])
         by_key = {entry.key: entry for entry in switches}
         start = self.naming.of(key).switches
         return Present(
@@ -182,9 +135,11 @@ class Dialect:
             by_key.get(f"{start}{PAUSE}"),
             by_key.get(f"{start}closing"),
             by_key.get(f"{start}{RESIGN}"),
-            entries_in(responses[3]) if ask.slot is not None else [],
+            entries_in(responses[5]) if ask.slot is not None else [],
             seen_in(leases or [*switches, *others]),
             0,
+            int(late.get("count", 0)) > 0,
+            b64encode(marker[0].value).decode() if marker else "",
         )
 
     def surplus(self, claim: str, responses: list[dict[str, Any]]) -> tuple[str, ...]:
@@ -206,7 +161,7 @@ class Dialect:
 
     # -- holding ------------------------------------------------------------------------------
 
-    def again(self, mine: Mine, ask: Ask, *, write: bool) -> bytes:
+    def again(self, mine: Mine, ask: Ask, born: Born, *, write: bool) -> bytes:
         """Whether the lease is there; if so its holder is no candidate, as its take has noted.
 
         `write`: once more, with its present value and etcd lease.
@@ -217,15 +172,35 @@ class Dialect:
             success.append(put(names.lease64, value_of(mine), mine.session.id))
         if ask.candidacy > 0:
             success.append(delete(names.candidate64(ask.holder)))
-        return transaction([self.check(mine)], success, self._current)
+        return transaction([self.still(born), self.check(mine)], success, self._current)
+
+    def still(self, born: Born) -> str:
+        """The comparison that says that this is the incarnation that is known."""
+        return same(self.naming.born64, born.value)
 
     def check(self, mine: Mine) -> str:
-        """The comparison that says that the lease is there: a revision grants only once."""
+        """The comparison that says that the lease is there: a revision grants only once.
+
+        That is, in one incarnation of the cluster.
+        """
         return created(self.naming.of(mine.key).lease64, mine.revision)
 
-    def all_quiet(self, batch: Sequence[Mine]) -> bytes:
-        """Whether all of them are there and no switch is set: of few of theirs, of many of any."""
-        compare = [self.check(mine) for mine in batch]
+    def ours(self, mine: Mine, lease: str = "") -> list[str]:
+        """The same in any incarnation: nobody else attaches a key to our etcd lease.
+
+        `lease`: to which it is attached, where that is not the one of its session yet.
+        """
+        key = self.naming.of(mine.key).lease64
+        return [self.check(mine), attached(key, lease or mine.session.id)]
+
+    def all_quiet(self, batch: Sequence[Mine], born: Born, newest: Mine) -> bytes:
+        """Whether all of them are there and no switch is set: of few of theirs, of many of any.
+
+        `newest`: the one of this process that was granted last. Where it is ours there is also all
+        that was written before it, so the others are those that were granted then.
+        """
+        compare = [self.still(born), *self.ours(newest)]
+        compare += [self.check(mine) for mine in batch if mine is not newest]
         if len(batch) <= BATCH // 2:
             of = self.naming.of
             names = [of(mine.key) for mine in batch]
@@ -236,25 +211,27 @@ class Dialect:
                 compare.append(absent(b64(area), b64(after(area))))
         return transaction(compare, self._current, self._current)
 
-    def each(self, batch: Sequence[tuple[Mine, bool]]) -> bytes:
-        """For each whether it is there, and its switches; `True` writes its value anew."""
+    def each(self, batch: Sequence[tuple[Mine, bool, str]], born: Born) -> bytes:
+        """For each whether it is ours, and its switches; `True` writes its value anew.
+
+        The third says to which etcd lease it is attached until then.
+        """
         asked = []
-        for mine, write in batch:
+        for mine, write, lease in batch:
             names = self.naming.of(mine.key)
             success = [read(names.pause64), read(names.resign64)]
             if write:
                 success.append(put(names.lease64, value_of(mine), mine.session.id))
-            asked.append(nested([self.check(mine)], success))
-        return transaction([], asked)
+            asked.append(nested(self.ours(mine, lease), success))
+        return transaction([self.still(born)], asked)
 
     def remove_leases(self, batch: Sequence[Mine]) -> bytes:
         """Remove leases whose time ran out; not those that were granted anew, or moved away."""
-        asked = []
-        for mine in batch:
-            key = self.naming.of(mine.key).lease64
-            still_ours = [self.check(mine), attached(key, mine.session.id)]
-            asked.append(nested(still_ours, [delete(key)]))
-        return transaction([], asked)
+        lease64 = [self.naming.of(mine.key).lease64 for mine in batch]
+        return transaction(
+            [],
+            [nested(self.ours(it), [delete(key)]) for it, key in zip(batch, lease64, strict=True)],
+        )
 
     def lookup(self, keys: Sequence[Key]) -> bytes:
         """Leases of which this process knows nothing; see records.entry_of for whose they are."""
@@ -291,7 +268,18 @@ class Dialect:
             undo = delete(names.slot64(slot, mine.claim))
             success.append(undo)
             failure.append(undo)
-        return transaction([self.check(mine)], success, failure)
+        return transaction(self.ours(mine), success, failure)
+
+    def give_up(self, key: Key, claim: str, history: str, slot: str | None, wall: float) -> bytes:
+        """From now on a take of this claim comes too late; what stands at `key` is read after it.
+
+        `history`: the etcd lease of the mark, which lives for a day at least.
+        """
+        names = self.naming.of(key)
+        done = [put(names.late64(claim), packed(given_up=wall), history), read(names.lease64)]
+        if slot is not None:
+            done.append(delete(names.slot64(slot, claim)))
+        return transaction([], done)
 
     def undo_slot(self, key: Key, claim: str, slot: str) -> bytes:
         """Give a slot back, of a claim that holds nothing."""
@@ -369,7 +357,8 @@ def _candidate(names: Names, ask: Ask, wall: float, lease: str) -> str:
 def value_of(mine: Mine) -> str:
     """What stands under a lease's key."""
     meta = b64encode(mine.meta).decode()
-    return packed(claim=mine.claim, holder=mine.holder, ttl=mine.ttl, since=mine.since, meta=meta)
+    who = {"claim": mine.claim, "holder": mine.holder}
+    return packed(format=RECORD_FORMAT, **who, ttl=mine.ttl, since=mine.since, meta=meta)
 
 
 def _guarded(names: Names, field64: str, guard: Guard, base: int) -> list[str]:

@@ -44,6 +44,7 @@ class EtcdEngine:
         survives_failover=True,
         candidates=True,
         reservations=True,
+        refuses_late=True,
     )
 
     def __init__(self, options: EtcdOptions) -> None:

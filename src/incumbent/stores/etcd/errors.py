@@ -8,17 +8,19 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from incumbent.durations import say_seconds
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
+from incumbent.stores.restart import restart_words
 
 __all__ = [
     "Answered",
     "Broken",
     "LeaseExists",
     "LeaseMissing",
+    "Reborn",
     "certificate_error",
     "connect_error",
     "exchange_error",
+    "format_error",
     "gateway_error",
     "is_refusal_of_certificate",
     "restart_error",
@@ -37,6 +39,15 @@ class Broken(Exception):
 
 class LeaseMissing(Exception):
     """The etcd lease that a write names does not exist; nothing was written."""
+
+
+class Reborn(StoreUnavailable):
+    """The cluster is of another incarnation than the request was made for; it was not sent."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__(
+            f"{where} was restored or put back since it was last asked; nothing was sent"
+        )
 
 
 class LeaseExists(Exception):
@@ -193,8 +204,15 @@ def exchange_error(
 
 def restart_error(where: str, age: float, left: float) -> StoreUnavailable:
     """The exception for a cluster that has not existed for as long as a holder may believe."""
+    what = "is new, lost its data or was restored"
+    return StoreUnavailable(restart_words(where, what, max(0.0, age), left), retry_after=left)
+
+
+def format_error(found: object, where: str, key: str, spoken: int) -> StoreUnavailable:
+    """The exception for what another version of incumbent has written; it is left as it is."""
     return StoreUnavailable(
-        f"{where} lost its data, or is new, since {say_seconds(max(0.0, age))} and grants nothing"
-        f" for another {say_seconds(left)} (restart_wait): a holder from before may still believe",
-        retry_after=left,
+        f"{where}: {key!r} has records of format {found or 1}, and this version speaks {spoken}:"
+        " instances of another version use it. Stop them first, then remove the marker with"
+        f" `etcdctl del '{key}'`; or give the new version a prefix of its own in the store's URL",
+        permanent=True,
     )

@@ -25,6 +25,7 @@ from incumbent.stores.etcd.errors import (
     Broken,
     LeaseExists,
     LeaseMissing,
+    Reborn,
     certificate_error,
     exchange_error,
     gateway_error,
@@ -33,9 +34,11 @@ from incumbent.stores.etcd.errors import (
 from incumbent.stores.etcd.http import Garbled, Reading, encode, parse
 from incumbent.stores.etcd.options import Endpoint, EtcdOptions
 
-__all__ = ["Exchange", "Reply", "Site"]
+__all__ = ["REPEATED", "Exchange", "Reply", "Site"]
 
 Reply = dict[str, Any]
+REPEATED: Final = " repeated"
+"""Of a reply: whether an earlier try of its request was perhaps carried out."""
 
 _IDLE_MAX: Final = 64
 _LOGINS: Final = 2
@@ -143,6 +146,7 @@ class Exchange(ABC, Generic[W]):
             else:
                 endpoints.answered(endpoint)
                 self.site.proved = True
+                reply[REPEATED] = trail.doubt
                 return reply
         try:
             failure = trail.failure or Broken("no time is left", sent=False)
@@ -170,6 +174,8 @@ class Exchange(ABC, Generic[W]):
             if not error.elsewhere:
                 trail.rest = 0
                 return
+        if isinstance(error, Reborn):
+            raise error
         trail.failure = error
         if isinstance(error, StoreUnavailable):
             trail.rest = 0 if error.permanent else trail.rest
@@ -255,7 +261,11 @@ class Exchange(ABC, Generic[W]):
         """A connection, once there is a token if one is needed. Raises StoreUnavailable."""
         if not self.site.token and self.site.options.username:
             await self._log_in(endpoint, until)
-        return self._trusted(endpoint) or await self._connect(endpoint, until)
+        return self._trusted(endpoint) or await self._join(endpoint, until)
+
+    async def _join(self, endpoint: Endpoint, until: float) -> W:
+        """A new connection for requests. Raises StoreUnavailable, Broken."""
+        return await self._connect(endpoint, until)
 
     async def _connect(self, endpoint: Endpoint, until: float) -> W:
         wire = await self.dial(endpoint, until)
@@ -267,8 +277,8 @@ class Exchange(ABC, Generic[W]):
         options = self.site.options
         body = json.dumps({"name": options.username, "password": options.password or ""}).encode()
         request = encode("POST", "/v3/auth/authenticate", endpoint, "", body)
-        wire = self._trusted(endpoint) or await self._connect(endpoint, until)
         try:
+            wire = self._trusted(endpoint) or await self._join(endpoint, until)
             reading = await self.exchange(endpoint, wire, request, until)
             self.site.token = str(self._read(reading).get("token", "")) or _OFF
         except Answered as error:
@@ -288,6 +298,17 @@ class Exchange(ABC, Generic[W]):
     async def exchange(self, endpoint: Endpoint, wire: W, request: bytes, until: float) -> Reading:
         """One request, one answer. Raises Broken, Garbled."""
         idle = self.idle
+        reading = await self.ask(endpoint, wire, request, until)
+        wires = idle.setdefault(endpoint, [])
+        # Another dict by now: the store was closed, or this is a fork's child.
+        if idle is self.idle and len(wires) < _IDLE_MAX and not (reading.last or wire.closed):
+            wires.append(wire)
+        else:
+            wire.close()
+        return reading
+
+    async def ask(self, endpoint: Endpoint, wire: W, request: bytes, until: float) -> Reading:
+        """The same, and the connection stays the caller's."""
         wire.used = _now()
         reading = Reading()
         try:
@@ -298,14 +319,8 @@ class Exchange(ABC, Generic[W]):
             wire.close()
             if isinstance(error, Broken) and not error.late:
                 # What killed one (a restart, a cut network) killed its neighbours.
-                _close_all(idle.get(endpoint, []))
+                _close_all(self.idle.get(endpoint, []))
             raise
-        wires = idle.setdefault(endpoint, [])
-        # Another dict by now: the store was closed, or this is a fork's child.
-        if idle is self.idle and len(wires) < _IDLE_MAX and not (reading.last or wire.closed):
-            wires.append(wire)
-        else:
-            wire.close()
         return reading
 
     # -- streams ------------------------------------------------------------------------------

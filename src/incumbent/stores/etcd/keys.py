@@ -3,7 +3,9 @@
     PREFIX/NAMESPACE/NAME/held        the lease: all under PREFIX/NAMESPACE/NAME/ contend for it
     PREFIX/NAMESPACE!s/NAME/...       the switches "pause" and "resign", and the "closing"
     PREFIX/NAMESPACE!r/NAME/...       f/FIELD  h/RING/PLACE  t/SLOT/CLAIM  w/HOLDER
+    PREFIX/NAMESPACE!x/NAME/CLAIM     a claim that was given up: a take of it comes too late
     PREFIX!born                       which incarnation of the cluster this is
+    PREFIX!born-ttl                   the longest ttl that was ever asked for, above the default
 
 What is written again and again has one key: until the next compaction etcd looks at every key that
 ever was in a range, also at those that are gone.
@@ -48,6 +50,7 @@ class Names:
     __slots__ = (
         "closing64",
         "key",
+        "late",
         "lease64",
         "leases",
         "leases64",
@@ -69,6 +72,7 @@ class Names:
         self.leases = f"{base}/{name}/"
         self.switches = f"{base}!s/{name}/"
         self.record = f"{base}!r/{name}/"
+        self.late = f"{base}!x/{name}/"
         self.leases64, self.leases_end64 = b64(self.leases), b64(after(self.leases))
         self.switches64, self.switches_end64 = b64(self.switches), b64(after(self.switches))
         self.record64, self.record_end64 = b64(self.record), b64(after(self.record))
@@ -83,6 +87,10 @@ class Names:
         """The key of a field."""
         switch = field in _SWITCHES
         return b64(f"{self.switches}{field}" if switch else f"{self.record}f/{part(field)}")
+
+    def late64(self, claim: str) -> str:
+        """The key of the mark of a claim that was given up."""
+        return b64(self.late + claim)
 
     def past64(self, place: str) -> str:
         """The key of an entry of the history."""
@@ -107,6 +115,10 @@ class Naming:
     def __init__(self, prefix: str) -> None:
         self.prefix = prefix
         self.born64 = b64(f"{prefix}!born")
+        self.born_end64 = b64(f"{prefix}!born.")
+        self.ttl64 = b64(f"{prefix}!born-ttl")
+        self.nothing64 = b64(f"{prefix}!nothing")
+        """Nobody writes it: removing it is an entry of the log, also while the database is full."""
         self._cache: dict[Key, Names] = {}
 
     def of(self, key: Key) -> Names:

@@ -20,9 +20,11 @@ from math import inf
 from typing import Final, NamedTuple
 
 from incumbent.model import Key
+from incumbent.policy import TTL_DEFAULT
+from incumbent.stores.etcd.incarnation import Born, Status
 from incumbent.stores.table import HISTORY_KEPT
 
-__all__ = ["Born", "Memory", "Mine", "Proof", "Session", "Together"]
+__all__ = ["Memory", "Mine", "Proof", "Session", "Together"]
 
 _LOOKED_MAX: Final = 16_384
 _ENOUGH: Final = 0.8
@@ -129,29 +131,26 @@ class Mine:
         self.together = together
 
 
-class Born(NamedTuple):
-    """The incarnation of the cluster, as the marker under the prefix says.
-
-    `base` + a revision is a fencing token; `value` is the marker's, in base64 (its revision may be
-    the same in the next incarnation); `at` the instant (of clock.now) at which this one began, as
-    the servers' clocks tell.
-    """
-
-    epoch: str
-    base: int
-    value: str
-    at: float
-
-
 def _new_ring() -> str:
     return os.urandom(6).hex()
 
 
 @dataclass(slots=True)
 class Memory:
-    """See the module."""
+    """See the module.
+
+    `disowned`: only a marker with a greater base than this is of the present incarnation; `met`:
+    the furthest state of a member that was met; `floor`: of which cluster, and at which revision,
+    the last linearizable answer was; `dialled`: how many connections were made; `longest`: the
+    longest ttl that is known to be used under the prefix.
+    """
 
     born: Born | None = None
+    disowned: int = -1
+    met: Status | None = None
+    floor: tuple[str, int] = ("", 0)
+    dialled: int = 0
+    longest: float = TTL_DEFAULT
     sessions: dict[int, Session] = field(default_factory=dict)
     by_id: dict[str, Session] = field(default_factory=dict)
     mine: dict[tuple[Key, str], Mine] = field(default_factory=dict)
@@ -195,6 +194,26 @@ class Memory:
         self.by_id.pop(session.id, None)
         for key, claim in list(session.claims):
             self.drop(key, claim)
+
+    def disown(self) -> None:
+        """The cluster is of another incarnation: nothing that is remembered of it counts."""
+        born, self.born = self.born, None
+        if born is not None:
+            self.disowned = max(self.disowned, born.base)
+        self.met, self.floor = None, ("", 0)
+        # Kept alive any longer, they would keep leases that nobody holds.
+        for session in list(self.by_id.values()):
+            self.lose(session)
+        self.sessions, self.histories, self.standing, self.looked = {}, {}, {}, {}
+
+    def heard(self, cluster: str, revision: int, floor: tuple[str, int]) -> bool:
+        """Whether a linearizable answer fits to `floor`, which was known before it was asked."""
+        known, least = floor
+        if known and (cluster != known or revision < least):
+            return False
+        if not self.floor[0] or revision > self.floor[1]:
+            self.floor = (cluster, revision)
+        return True
 
     def overdue(self, session: Session, now: float) -> list[Mine]:
         """Claims whose time ran out; looked for a few times in a ttl."""

@@ -18,15 +18,17 @@ from incumbent.model import (
     Stale,
     Stored,
 )
+from incumbent.stores.etcd.answers import revision_of, seconds
 from incumbent.stores.etcd.cluster import TXN
-from incumbent.stores.etcd.dialect import revision_of, seconds
 from incumbent.stores.etcd.errors import LeaseMissing
-from incumbent.stores.etcd.exchange import Reply, W
-from incumbent.stores.etcd.memory import Born, Mine, Session
+from incumbent.stores.etcd.exchange import REPEATED, Reply, W
+from incumbent.stores.etcd.incarnation import Born
+from incumbent.stores.etcd.memory import Mine, Session
 from incumbent.stores.etcd.records import Entry, entries_in, entry_of, mine_of, record_of
 from incumbent.stores.etcd.renewing import Renewing
 from incumbent.stores.etcd.taking import Taking
 from incumbent.stores.etcd.waiting import Waiting
+from incumbent.stores.repeats import heard_again
 
 __all__ = ["Operations"]
 
@@ -56,26 +58,57 @@ class Operations(Taking[W], Renewing[W], Waiting[W]):
         """See Store.give."""
         born = await self.born(until)
         for _ in range(3):
-            mine = self.memory.mine.get((key, claim))
-            if mine is None or not _is(mine, token, born.base):
-                if mine is not None and not mine.revision:
-                    self.memory.drop(key, claim)
-                mine = await self._stored(key, claim, until)
-            if mine is None or not _is(mine, token, born.base):
-                if slot is not None:
-                    await self.call(TXN, self.dialect.undo_slot(key, claim, slot), until)
-                return Gone()
             closing = None
             try:
+                mine = await self._held(key, claim, token, born.base, slot, until)
+                if mine is None:
+                    return Gone()
                 if closed_for > 0:
                     lease = await self.grant(seconds(closed_for), until)
                     closing = (closed_for, lease.id, reserve_for or "")
-                return await self._give(mine, born, until, closing, slot)
+                if await self._give(mine, born, until, closing, slot):
+                    return Released()
+                # Not as it was remembered: the key says whose it is.
             except LeaseMissing:
                 # The history's: it outlived its own.
                 self.memory.histories.clear()
-                mine.history = await self.history(_KEEP_HISTORY, until)
+                mine = self.memory.mine.get((key, claim))
+                if mine is not None:
+                    mine.history = await self.history(_KEEP_HISTORY, until)
         raise StoreUnavailable(f"{self.site.where}: etcd leases vanish as soon as they are made")
+
+    async def _held(
+        self, key: Key, claim: str, token: int | None, base: int, slot: str | None, until: float
+    ) -> Mine | None:
+        """What is to be given back; if nothing is, the slot has been."""
+        known = self.memory.mine.get((key, claim))
+        if token is None:
+            return await self._given_up(key, claim, known, slot, until)
+        if known is not None and _is(known, token, base):
+            return known
+        if known is not None and not known.revision:
+            self.memory.drop(key, claim)
+        mine = await self._stored(key, claim, until)
+        if mine is not None and _is(mine, token, base):
+            return mine
+        if slot is not None:
+            await self.call(TXN, self.dialect.undo_slot(key, claim, slot), until)
+        return None
+
+    async def _given_up(
+        self, key: Key, claim: str, known: Mine | None, slot: str | None, until: float
+    ) -> Mine | None:
+        """First no take of it can come any more, then it is certain what there is of it."""
+        history = await self.history(_KEEP_HISTORY, until)
+        body = self.dialect.give_up(key, claim, history, slot, clock.wall())
+        reply = await self.call(TXN, body, until)
+        entry = entry_of(claim, reply["responses"][1])
+        if entry is None:
+            self.memory.drop(key, claim)
+            return None
+        if known is not None and known.revision == entry.created:
+            return known
+        return mine_of(key, entry, Session(entry.lease, 1, 0.0), 0.0)
 
     async def _stored(self, key: Key, claim: str, until: float) -> Mine | None:
         """A claim of which this process remembers nothing, as its key says."""
@@ -90,7 +123,7 @@ class Operations(Taking[W], Renewing[W], Waiting[W]):
         until: float,
         closing: tuple[float, str, str] | None,
         slot: str | None,
-    ) -> GiveOutcome:
+    ) -> bool:
         if not mine.past64:
             # Another process took it.
             mine.history = await self.history(_KEEP_HISTORY, until)
@@ -99,7 +132,9 @@ class Operations(Taking[W], Renewing[W], Waiting[W]):
         body = self.dialect.give(mine, clock.wall(), base=born.base, closing=closing, slot=slot)
         reply = await self.call(TXN, body, until)
         self.memory.drop(mine.key, mine.claim)
-        return Released() if reply.get("succeeded") else Gone()
+        if reply.get(REPEATED) and not reply.get("succeeded"):
+            heard_again(Gone(), self.site.where)
+        return bool(reply.get("succeeded"))
 
     # -- fields -------------------------------------------------------------------------------
 

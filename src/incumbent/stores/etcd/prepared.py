@@ -11,8 +11,10 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Final
 
-from incumbent.stores.etcd.dialect import BATCH, AsOf, Dialect
-from incumbent.stores.etcd.memory import Born, Memory, Mine, Session, Together
+from incumbent.stores.etcd.answers import AsOf
+from incumbent.stores.etcd.dialect import BATCH, Dialect
+from incumbent.stores.etcd.incarnation import Born
+from incumbent.stores.etcd.memory import Memory, Mine, Session, Together
 
 __all__ = ["Look", "Prepared", "prepare"]
 
@@ -33,14 +35,14 @@ class Look:
 class Prepared:
     """Leases of one ttl and one session, all of which were renewed."""
 
-    __slots__ = ("_born", "_together", "_ttl", "looks", "session")
+    __slots__ = ("_together", "_ttl", "born", "looks", "session")
 
     def __init__(
-        self, born: Born | None, session: Session, ttl: float, looks: list[Look], together: Together
+        self, born: Born, session: Session, ttl: float, looks: list[Look], together: Together
     ) -> None:
         self.session = session
         self.looks = looks
-        self._born = born
+        self.born = born
         self._ttl = ttl
         self._together = together
 
@@ -53,7 +55,7 @@ class Prepared:
             and not session.gone
             and session.ttl >= self._ttl
             and memory.by_id.get(session.id) is session
-            and memory.born is self._born
+            and memory.born is self.born
         )
 
     def extend(self, sent: float) -> None:
@@ -63,14 +65,15 @@ class Prepared:
 
 def prepare(memory: Memory, dialect: Dialect, mines: Sequence[Mine], ttl: float) -> Prepared | None:
     """For leases that were just renewed; None if they cannot be renewed in one go."""
-    session = mines[0].session
-    if any(mine.session is not session for mine in mines):
+    session, born = mines[0].session, memory.born
+    if born is None or any(mine.session is not session for mine in mines):
         return None
     together = Together(min(mine.ends for mine in mines))
     for mine in mines:
         mine.join(together)
-    looks = [Look(dialect.all_quiet(some)) for some in _shares(mines)]
-    return Prepared(memory.born, session, ttl, looks, together)
+    newest = max(mines, key=lambda mine: mine.revision)
+    looks = [Look(dialect.all_quiet(some, born, newest)) for some in _shares(mines)]
+    return Prepared(born, session, ttl, looks, together)
 
 
 def _shares(mines: Sequence[Mine]) -> list[Sequence[Mine]]:

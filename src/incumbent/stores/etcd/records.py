@@ -8,7 +8,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
 
+from incumbent.errors import StoreUnavailable
 from incumbent.model import Candidate, Field, Holding, Key, Past, Record
+from incumbent.stores.etcd.incarnation import RECORD_FORMAT
 from incumbent.stores.etcd.keys import Naming, b64
 from incumbent.stores.etcd.memory import Mine, Session
 from incumbent.stores.table import CANDIDATES_KEPT, HISTORY_KEPT
@@ -82,13 +84,23 @@ def unpacked(value: bytes) -> dict[str, Any]:
 
 
 def holding_of(entry: Entry, base: int, lives: Mapping[str, float], wall: float) -> Holding:
-    """Who holds by this key; `lives` has the seconds that are left of etcd leases."""
+    """Who holds by this key; `lives` has the seconds that are left of etcd leases.
+
+    Raises StoreUnavailable, finally, for a lease that another version of incumbent wrote.
+    """
     fields = unpacked(entry.value)
     token, left = base + entry.created, lives.get(entry.lease)
     if "claim" not in fields:
         # etcdctl, a Go program: their value may be anything, and is often empty.
         shown = entry.value.decode(errors="replace").strip()[:_SHOWN]
         return Holding(shown or entry.key[-_SHOWN:], token, left, foreign=True)
+    if fields.get("format") != RECORD_FORMAT:
+        raise StoreUnavailable(
+            f"{entry.key!r} is a lease of format {fields.get('format') or 1}, and this version"
+            f" speaks {RECORD_FORMAT}: an instance of another version holds it. Stop those first,"
+            " or give the new version a prefix of its own in the store's URL",
+            permanent=True,
+        )
     return Holding(
         str(fields.get("holder", "")),
         token,

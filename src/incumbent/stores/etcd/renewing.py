@@ -15,11 +15,13 @@ from typing import Any, Final
 from incumbent import clock
 from incumbent.errors import OutcomeUnknown
 from incumbent.model import Batch, Gone, Key, Renewal, Renewed, RenewOutcome
+from incumbent.stores.etcd.answers import as_of, seconds, term_of
 from incumbent.stores.etcd.cluster import TXN, Cluster
-from incumbent.stores.etcd.dialect import BATCH, as_of, seconds, term_of
+from incumbent.stores.etcd.dialect import BATCH
 from incumbent.stores.etcd.errors import LeaseMissing
 from incumbent.stores.etcd.exchange import W
-from incumbent.stores.etcd.memory import Born, Mine, Proof, Session
+from incumbent.stores.etcd.incarnation import Born
+from incumbent.stores.etcd.memory import Mine, Proof, Session
 from incumbent.stores.etcd.prepared import Prepared, prepare
 from incumbent.stores.etcd.records import entries_in, entry_of, mine_of, unpacked
 from incumbent.stores.notices import notices_for
@@ -37,12 +39,13 @@ _now = clock.now
 class _Item:
     """One renewal on its way. `mine` is what the key is to be, `write` whether it must be written.
 
-    `outcome` None: not known yet.
+    `lease`: the etcd lease that it is attached to before; `outcome` None: not known yet.
     """
 
     renewal: Renewal
     mine: Mine | None = None
     write: bool = False
+    lease: str = ""
     outcome: RenewOutcome | None = None
 
 
@@ -91,10 +94,10 @@ class Renewing(Cluster[W]):
             if current is not None and look.as_of == current:
                 # Nothing at all has changed in the cluster since.
                 continue
-            reply = await self.call(TXN, look.body, until)
+            reply = await self.decide(prepared.born, look.body, until)
             if not reply.get("succeeded") or not session.confirm(proof, term_of(reply)):
                 return False
-            look.as_of = as_of(reply)
+            look.as_of = as_of(reply, self.memory.dialled)
             current = current or look.as_of
         await self.sweep(session, until)
         return True
@@ -107,7 +110,7 @@ class Renewing(Cluster[W]):
         # Twice: an etcd lease that turns out to be gone, or a new leader, asks for another look.
         for _ in range(3):
             await self._adopt(items, born, until)
-            if await self._extend(items, until):
+            if await self._extend(items, born, until):
                 await self._reasoned(items, until)
                 return items
         raise OutcomeUnknown(
@@ -154,7 +157,7 @@ class Renewing(Cluster[W]):
         item.mine = mine_of(renewal.key, entry, session, _now() + renewal.ttl)
         memory.note(item.mine)
 
-    async def _extend(self, items: list[_Item], until: float) -> bool:
+    async def _extend(self, items: list[_Item], born: Born, until: float) -> bool:
         """One round; False: something changed meanwhile, and another round is needed."""
         sent = _now()
         await self._choose_sessions(items, until)
@@ -171,10 +174,10 @@ class Renewing(Cluster[W]):
         if any(session.gone for session in sessions):
             for item in waiting:
                 if item.mine is not None and item.mine.session.gone:
-                    item.mine, item.write = None, False
+                    item.mine, item.write, item.lease = None, False, ""
             return False
         try:
-            proved = await self._verify(waiting, until)
+            proved = await self._verify(waiting, born, until)
         except LeaseMissing:
             return False
         for session in sessions:
@@ -187,6 +190,7 @@ class Renewing(Cluster[W]):
             mine, renewal = item.mine, item.renewal
             if mine is None or item.outcome is not None:
                 continue
+            item.lease = item.lease or mine.session.id
             if mine.session.ttl < renewal.ttl:
                 session = await self.session(renewal.ttl, until)
                 item.mine = mine = _changed(mine, session=session, ttl=renewal.ttl)
@@ -195,26 +199,26 @@ class Renewing(Cluster[W]):
                 item.mine = _changed(mine, meta=renewal.meta)
                 item.write = True
 
-    async def _verify(self, waiting: list[_Item], until: float) -> bool:
+    async def _verify(self, waiting: list[_Item], born: Born, until: float) -> bool:
         """Whether all of it is proved. Sets the outcomes."""
         quiet = [item for item in waiting if not item.write]
         each = [item for item in waiting if item.write]
         proved = True
         for start in range(0, len(quiet), BATCH):
-            loud = await self._quiet(quiet[start : start + BATCH], until)
+            loud = await self._quiet(quiet[start : start + BATCH], born, until)
             proved = proved and loud is not None
             each += loud or []
         for batch in _apart(each):
-            proved = await self._ask_each(batch, until) and proved
+            proved = await self._ask_each(batch, born, until) and proved
         if not proved:
             for item in waiting:
                 if isinstance(item.outcome, Renewed):
                     item.outcome = None
         return proved
 
-    async def _quiet(self, batch: list[_Item], until: float) -> list[_Item] | None:
+    async def _quiet(self, batch: list[_Item], born: Born, until: float) -> list[_Item] | None:
         """Those that have to be asked for each apart; None: not proved."""
-        answer = await self._all_quiet(batch, until)
+        answer = await self._all_quiet(batch, born, until)
         if answer is not None:
             return [] if answer else None
         if len(batch) <= BATCH // 2:
@@ -222,17 +226,18 @@ class Renewing(Cluster[W]):
         # A switch of any name in the namespace tells no more than that.
         loud: list[_Item] = []
         for start in range(0, len(batch), BATCH // 2):
-            some = await self._quiet(batch[start : start + BATCH // 2], until)
+            some = await self._quiet(batch[start : start + BATCH // 2], born, until)
             if some is None:
                 return None
             loud += some
         return loud
 
-    async def _all_quiet(self, batch: list[_Item], until: float) -> bool | None:
+    async def _all_quiet(self, batch: list[_Item], born: Born, until: float) -> bool | None:
         """Whether they are proved; None: one is gone, or somebody set a switch."""
         mines = [item.mine for item in batch if item.mine is not None]
         proofs = {mine.session: mine.session.pending for mine in mines}
-        reply = await self.call(TXN, self.dialect.all_quiet(mines), until)
+        newest = max(mines, key=lambda mine: mine.revision)
+        reply = await self.decide(born, self.dialect.all_quiet(mines, born, newest), until)
         if not reply.get("succeeded"):
             return None
         for item in batch:
@@ -240,14 +245,19 @@ class Renewing(Cluster[W]):
         term = term_of(reply)
         return _confirmed(proofs, term)
 
-    async def _ask_each(self, batch: list[_Item], until: float) -> bool:
-        asked = [(item.mine, item.write) for item in batch if item.mine is not None]
-        for mine, write in asked:
+    async def _ask_each(self, batch: list[_Item], born: Born, until: float) -> bool:
+        asked = [(it.mine, it.write, it.lease) for it in batch if it.mine is not None]
+        for mine, write, _ in asked:
             if write:
                 # If nobody hears of it, the key says with which etcd lease it lives.
                 self.memory.drop(mine.key, mine.claim)
-        proofs = {mine.session: mine.session.pending for mine, _ in asked}
-        reply = await self.call(TXN, self.dialect.each(asked), until)
+        proofs = {mine.session: mine.session.pending for mine, _, _ in asked}
+        reply = await self.decide(born, self.dialect.each(asked, born), until)
+        if not reply.get("succeeded"):
+            # Another incarnation, as the marker says: see _reasoned.
+            for item in batch:
+                item.outcome = Gone()
+            return True
         for item, response in zip(batch, reply["responses"], strict=True):
             self._answered(item, response["response_txn"])
         term = term_of(reply)
@@ -263,7 +273,7 @@ class Renewing(Cluster[W]):
             return
         if item.write:
             self.memory.note(mine)
-            item.write = False
+            item.write, item.lease = False, mine.session.id
         pause, resign = (entries_in(response) for response in found["responses"][:2])
         item.outcome = Renewed(
             notices_for(

@@ -9,11 +9,12 @@ from typing import Final
 from incumbent import clock
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.model import Ask, Granted, Holding, Key, Refused, TakeOutcome
+from incumbent.stores.etcd.answers import Present, revision_of, seconds, term_of
 from incumbent.stores.etcd.cluster import TXN, Cluster
-from incumbent.stores.etcd.dialect import Present, revision_of, seconds, term_of
-from incumbent.stores.etcd.errors import LeaseMissing
+from incumbent.stores.etcd.errors import LeaseMissing, Reborn
 from incumbent.stores.etcd.exchange import Reply, W
-from incumbent.stores.etcd.memory import Born, Mine
+from incumbent.stores.etcd.incarnation import Born
+from incumbent.stores.etcd.memory import Mine
 from incumbent.stores.etcd.records import (
     Entry,
     entries_in,
@@ -51,11 +52,14 @@ class Taking(Cluster[W]):
         """See Store.take."""
         tried = _Try(key, claim, ask, until)
         for _ in range(_ROUNDS):
-            born = await self.admitted(ask.ttl, until)
             try:
+                born = await self.admitted(ask.ttl, until)
                 outcome = await self._round(tried, born)
             except LeaseMissing:
                 self._distrust(tried)
+                continue
+            except Reborn:
+                tried.slot_lease = ""
                 continue
             if outcome is not None:
                 await self._tidy(tried, outcome)
@@ -78,7 +82,7 @@ class Taking(Cluster[W]):
         wants_slot = ask.slot is not None and not tried.own_slot and not tried.slot_lease
         if wants_slot or not self.has_session(ask.ttl):
             # Most of those who ask are too late, and should leave no etcd lease behind.
-            reply = await self.call(TXN, self.dialect.look(tried.key, ask), until)
+            reply = await self.call(TXN, self.dialect.look(tried.key, tried.claim, ask), until)
             found = self.dialect.present(tried.key, ask, reply["responses"])
             outcome = await self._present(tried, born, reply, found) if found.stands else None
             if outcome is not None:
@@ -87,7 +91,7 @@ class Taking(Cluster[W]):
             if ask.slot is not None and not tried.own_slot:
                 tried.slot_lease = (await self.grant(seconds(ask.slot.keep), until)).id
         session = await self.session(ask.ttl, until)
-        if self.memory.born is not born:
+        if not self.knows(born):
             return None
         history = await self.history(ask.keep_record, until)
         mine = Mine(
@@ -122,6 +126,7 @@ class Taking(Cluster[W]):
         body = self.dialect.take(
             mine,
             ask,
+            born,
             admitted_by=tried.admitted_by,
             own_slot=tried.own_slot,
             slot_lease=tried.slot_lease,
@@ -132,7 +137,7 @@ class Taking(Cluster[W]):
         memory.note(mine)
         try:
             # A take in doubt is the caller's to repeat, who remembers that there were two.
-            reply = await self.call(TXN, body, tried.until, repeatable=False)
+            reply = await self.decide(born, body, tried.until, repeatable=False)
         except (StoreUnavailable, LeaseMissing):
             self._restore(mine, before)
             raise
@@ -149,8 +154,13 @@ class Taking(Cluster[W]):
         self._restore(mine, before)
         found = self.dialect.held(ask, reply["responses"])
         if found is None:
-            reply = await self.call(TXN, self.dialect.look(tried.key, ask), tried.until)
+            reply = await self.call(
+                TXN, self.dialect.look(tried.key, tried.claim, ask), tried.until
+            )
             found = self.dialect.present(tried.key, ask, reply["responses"])
+            if found.marker != born.value:
+                self.memory.disown()
+                return None
         return await self._present(tried, born, reply, found)
 
     def _restore(self, mine: Mine, before: Mine | None) -> None:
@@ -164,6 +174,8 @@ class Taking(Cluster[W]):
         self, tried: _Try, born: Born, reply: Reply, found: Present
     ) -> TakeOutcome | None:
         self.memory.saw(tried.key, found.seen, revision_of(reply))
+        if found.given_up:
+            return Refused("closed", seen=found.seen)
         if found.candidates > CANDIDATES_KEPT:
             await self._prune(tried)
         lease = found.lease
@@ -230,8 +242,11 @@ class Taking(Cluster[W]):
             mine.history, mine.surplus = known.history, known.surplus
             mine.past64 = known.past64
         proof, sent = session.pending, _now()
-        body = self.dialect.again(mine, ask, write=moves)
-        reply = await self.call(TXN, body, tried.until)
+        if moves:
+            # If nobody hears of it, the key says with which etcd lease it lives.
+            memory.drop(tried.key, tried.claim)
+        body = self.dialect.again(mine, ask, born, write=moves)
+        reply = await self.decide(born, body, tried.until)
         session.confirm(proof, term_of(reply))
         if not reply.get("succeeded"):
             memory.drop(tried.key, tried.claim)

@@ -7,8 +7,8 @@ from typing import Final
 from incumbent import clock
 from incumbent.errors import StoreError, StoreUnavailable
 from incumbent.model import Key
+from incumbent.stores.etcd.answers import revision_of
 from incumbent.stores.etcd.cluster import TXN, Cluster
-from incumbent.stores.etcd.dialect import revision_of
 from incumbent.stores.etcd.errors import Answered, Broken
 from incumbent.stores.etcd.exchange import Reply, W
 from incumbent.stores.etcd.http import Garbled

@@ -34,7 +34,7 @@ from incumbent.model import (
 )
 from incumbent.stores.names import flat
 from incumbent.stores.notices import notices_for
-from incumbent.stores.postgresql.errors import Mismatch, restart_error
+from incumbent.stores.postgresql.errors import Broken, Mismatch, restart_error
 from incumbent.stores.postgresql.records import record_of, refused
 
 __all__ = ["CHANNEL", "HELLO", "LISTEN", "Dialect", "Request", "batches", "is_repeatable"]
@@ -46,7 +46,7 @@ _BATCH: Final = 500
 """Leases renewed by one statement, whose rows are locked meanwhile (some milliseconds)."""
 _READ_AT_ONCE: Final = 200
 
-_TAKE: Final = b"SELECT incumbent.take($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)"
+_TAKE: Final = b"SELECT incumbent.take($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)"
 _RENEW: Final = b"SELECT incumbent.renew($1, $2, $3, $4, $5, $6)"
 _GIVE: Final = b"SELECT incumbent.give($1, $2, $3, $4, $5, $6)"
 _PUT: Final = b"SELECT incumbent.put($1, $2, $3, $4, $5, $6)"
@@ -56,10 +56,14 @@ _CHANGED: Final = b"SELECT incumbent.changed($1, $2, $3)"
 
 
 class Request(NamedTuple):
-    """One statement; each parameter is text, or None for NULL. It answers one value."""
+    """One statement; each parameter is text, or None for NULL. It answers one value.
+
+    `timed`: the connection adds the instant, by the server's clock, after which nobody wants it.
+    """
 
     sql: bytes
     parameters: tuple[bytes | None, ...] = ()
+    timed: bool = False
 
 
 HELLO: Final = Request(b"SELECT incumbent.hello()")
@@ -90,16 +94,23 @@ class Dialect:
                 _us(slot.keep) if slot else None,
                 _us(ask.candidacy),
             ),
+            timed=True,
         )
 
     def taken(self, answer: bytes | None, claim: str) -> TakeOutcome:
-        """The outcome of a take. Raises Mismatch if the answer is another claim's."""
+        """The outcome of a take.
+
+        Raises Mismatch if the answer is another claim's, and Broken if the take came too late: what
+        the connection knows of the server's clock may be old.
+        """
         words = _said(answer).split(" ")
         if words[0] == "granted" and len(words) == 5:
             _, echo, token, ttl, epoch = words
             if echo != claim:
                 raise Mismatch("the answer is another claim's")
             return Granted(claim, int(token), int(ttl) / 1e6, epoch)
+        if words == ["late", claim]:
+            raise Broken("by the server's clock it came too late", sent=False)
         if words[0] == "wait" and len(words) == 3:
             raise restart_error(self.where, int(words[2]) / 1e6, int(words[1]) / 1e6)
         return _loaded(answer, refused)

@@ -16,6 +16,7 @@ from incumbent.stores.postgresql.driver import Site
 from incumbent.stores.postgresql.errors import Answered, Broken, answered_error
 from incumbent.stores.postgresql.server import DIAGNOSE, check_schema, findings
 from incumbent.stores.postgresql.sync import PostgresStore, Wire
+from incumbent.stores.restart import wait_after_restart
 
 if TYPE_CHECKING:
     from incumbent.stores.loops import Loops
@@ -40,6 +41,7 @@ class PostgresEngine:
         ttl_clock="wall",
         candidates=True,
         reservations=True,
+        refuses_late=True,
     )
 
     def __init__(self, site: Site) -> None:
@@ -111,12 +113,12 @@ class PostgresEngine:
         check_schema(hello, self.url, proved=True)
         began = clock.now()
         answer = run(wire.query(DIAGNOSE, until))
-        wait = self._site.restart_wait
         return findings(
             answer,
             hello,
             ttl=ttl,
-            wait=ttl if wait is None else wait,
+            named=self._site.restart_wait is not None,
+            wait=wait_after_restart(self._site.restart_wait, ttl, hello["longest"] / 1e6),
             trip=clock.now() - began,
             wall=clock.wall,
             number=wire.server_version,

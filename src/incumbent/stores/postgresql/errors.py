@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from incumbent.durations import say_seconds
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
+from incumbent.stores.restart import restart_words
 
 __all__ = [
     "Answered",
@@ -159,9 +159,5 @@ def still_in_doubt(error: StoreUnavailable, where: str) -> OutcomeUnknown:
 
 def restart_error(where: str, age: float, left: float) -> StoreUnavailable:
     """The exception for a store that may have lost what a holder still believes."""
-    return StoreUnavailable(
-        f"{where} crashed, was promoted, restored or made {say_seconds(max(0.0, age))} ago and"
-        f" grants nothing for another {say_seconds(left)} (restart_wait): a holder from before may"
-        " still believe",
-        retry_after=left,
-    )
+    what = "crashed, was promoted, restored or made"
+    return StoreUnavailable(restart_words(where, what, age, left), retry_after=left)

@@ -45,6 +45,7 @@ from incumbent.stores.postgresql.errors import (
 from incumbent.stores.postgresql.listening import Listening
 from incumbent.stores.postgresql.server import check_schema, check_server
 from incumbent.stores.postgresql.wire import AnyWire
+from incumbent.stores.repeats import heard_again
 
 __all__ = ["UNUSABLE", "Exchange", "close_all"]
 
@@ -285,11 +286,12 @@ class Exchange(ABC, Generic[W]):
         # What killed one (a restart, a cut network) killed its neighbours.
         close_all(self.idle)
         try:
-            return await self._afresh(request, read, until)
+            outcome = await self._afresh(request, read, until)
         except StoreUnavailable as second:
             if doubt:
                 raise still_in_doubt(second, self.site.where) from second
             raise
+        return heard_again(outcome, self.site.where) if doubt else outcome
 
     async def _in_turn(self, until: float, most: int) -> W | None:
         """One that was put back, where there are as many as there may be."""
@@ -319,8 +321,10 @@ class Exchange(ABC, Generic[W]):
             self.dialing.pop()
         try:
             check_server(wire.server_version, site.where, proved=site.proved)
+            before = _now()
             said = json.loads(await wire.query(HELLO, until) or b"{}")
             check_schema(said, site.where, proved=site.proved)
+            wire.ahead = said["now"] - before
         except Answered as error:
             wire.close()
             raise answered_error(error, site.where, proved=site.proved) from error

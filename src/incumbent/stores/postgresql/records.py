@@ -23,6 +23,8 @@ def refused(said: dict[str, Any]) -> Refused:
     why, seen = said["reason"], said["seen"]
     if why == "paused":
         return Refused("paused", seen=seen)
+    if why == "given_up":
+        return Refused("closed", seen=seen)
     left = float(said["holding"]["left"])
     if why == "reserved":
         holding = Holding(said["reserved_for"], remaining=left)

@@ -1,6 +1,8 @@
 -- The schema of incumbent's leases. Apply it with `incumbent doctor --fix`, or:
 --     psql --set ON_ERROR_STOP=1 --file schema.sql "postgresql://..."
--- It may be applied again at any time; later versions only add to it. Whoever applies it owns it.
+-- It may be applied again at any time, and brings an older schema up to its own. Whoever applies it
+-- owns it. Clients of another format (the major version) are refused: by what hello() tells them,
+-- and those that are connected already by the first function that their format called otherwise.
 -- Every other role needs no more than:
 --     GRANT USAGE ON SCHEMA incumbent TO app;
 --     GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA incumbent TO app;
@@ -9,7 +11,9 @@
 -- * Each operation is one function, one statement, one transaction, and keeps nothing in its session.
 -- * Instants are the server's clock_timestamp(), and never those of a transaction's start.
 -- * What would only be lost in a crash does not wait for the disk (synchronous_commit off): a crash
---   empties `epoch`, which is unlogged, and then nothing is granted for one ttl.
+--   empties `epoch`, which is unlogged, and then nothing is granted for a while.
+-- * A take is carried out by p_until or not at all, and never once its claim was given up: one that a
+--   network or a frozen server kept back leaves nothing.
 
 BEGIN;
 SET LOCAL client_min_messages = warning;
@@ -25,7 +29,7 @@ CREATE TABLE IF NOT EXISTS incumbent.version (
     minor integer NOT NULL
 );
 DO $$ BEGIN
-    IF EXISTS (SELECT FROM incumbent.version WHERE (major, minor) > (1, 0)) THEN
+    IF EXISTS (SELECT FROM incumbent.version WHERE (major, minor) > (2, 0)) THEN
         RAISE EXCEPTION 'the schema incumbent is newer than this file: nothing was changed';
     END IF;
 END $$;
@@ -38,6 +42,11 @@ CREATE UNLOGGED TABLE IF NOT EXISTS incumbent.epoch (
     born timestamptz NOT NULL,
     place text NOT NULL
 );
+-- The longest ttl, in microseconds, of those who may have held something when it began; not below
+-- the default one.
+ALTER TABLE incumbent.epoch ADD COLUMN IF NOT EXISTS longest bigint NOT NULL DEFAULT 15000000;
+-- Above every token of the epochs before.
+ALTER TABLE incumbent.epoch ADD COLUMN IF NOT EXISTS floor bigint NOT NULL DEFAULT 0;
 
 -- claim = '': nobody holds it; until `expires` it is closed, but for `reserved_for`.
 CREATE TABLE IF NOT EXISTS incumbent.record (
@@ -58,6 +67,9 @@ CREATE TABLE IF NOT EXISTS incumbent.record (
     waited timestamptz NOT NULL DEFAULT '-infinity',
     forget_on date NOT NULL DEFAULT current_date + 2
 ) WITH (fillfactor = 40, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000);
+-- Until then some claim of this key may be in `given_up`: hardly any take has to look there.
+ALTER TABLE incumbent.record
+    ADD COLUMN IF NOT EXISTS doubted timestamptz NOT NULL DEFAULT '-infinity';
 -- By the day, so that an operation hardly ever changes what is indexed (a HOT update).
 CREATE INDEX IF NOT EXISTS record_forget_on ON incumbent.record (forget_on);
 
@@ -99,6 +111,23 @@ CREATE TABLE IF NOT EXISTS incumbent.candidate (
     PRIMARY KEY (key, holder)
 ) WITH (fillfactor = 40);
 
+-- Claims that were given up while nobody knew whether they had been granted: a take of theirs may
+-- still be on its way. A crash may empty it, for it ends the connections too.
+CREATE UNLOGGED TABLE IF NOT EXISTS incumbent.given_up (
+    key text COLLATE "C",
+    claim text COLLATE "C",
+    until timestamptz NOT NULL,
+    PRIMARY KEY (key, claim)
+);
+
+-- Where each new record begins: the highest token of all records that were forgotten, or lost with
+-- an epoch before.
+CREATE TABLE IF NOT EXISTS incumbent.forgotten (
+    one boolean PRIMARY KEY DEFAULT true CHECK (one),
+    highest bigint NOT NULL
+);
+INSERT INTO incumbent.forgotten (highest) VALUES (0) ON CONFLICT DO NOTHING;
+
 -- The highest token that wrote under with_token().
 CREATE TABLE IF NOT EXISTS incumbent.fence (
     key text COLLATE "C" PRIMARY KEY,
@@ -126,11 +155,24 @@ SET search_path = pg_catalog, pg_temp SET lock_timeout = '1s' AS $$
 DECLARE
     e incumbent.epoch;
     found_here text := incumbent.here();
+    lost bigint;
 BEGIN
     DELETE FROM incumbent.epoch WHERE place <> found_here;
-    INSERT INTO incumbent.epoch (id, born, place)
-        VALUES (replace(gen_random_uuid()::text, '-', ''), clock_timestamp(), found_here)
+    -- A copy that lags behind by up to one ttl still tells of a holder.
+    INSERT INTO incumbent.epoch (id, born, place, longest)
+        SELECT replace(gen_random_uuid()::text, '-', ''), clock_timestamp(), found_here,
+            greatest(15000000, max(ttl))
+        FROM incumbent.record
+        WHERE claim <> '' AND expires > clock_timestamp() - ttl * interval '1 microsecond'
         ON CONFLICT DO NOTHING;
+    IF FOUND THEN
+        -- The newest grants may be missing, and this server's clock be behind that of the one that
+        -- gave them: by a minute at most. On the disk before any token of this epoch is.
+        SET LOCAL synchronous_commit TO DEFAULT;
+        UPDATE incumbent.forgotten SET highest = 60000000 + greatest(highest,
+            (date_part('epoch', clock_timestamp()) * 1000000)::bigint) RETURNING highest INTO lost;
+        UPDATE incumbent.epoch SET floor = lost;
+    END IF;
     SELECT * INTO e FROM incumbent.epoch;
     IF NOT FOUND THEN
         RAISE EXCEPTION 'another client began the epoch' USING ERRCODE = 'serialization_failure';
@@ -143,6 +185,7 @@ CREATE OR REPLACE FUNCTION incumbent.hello() RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET lock_timeout = '1s' AS $$
 DECLARE
+    now CONSTANT timestamptz := clock_timestamp();
     v incumbent.version;
     e incumbent.epoch;
 BEGIN
@@ -152,21 +195,24 @@ BEGIN
         e := incumbent.begin_epoch();
     END IF;
     RETURN json_build_object('major', v.major, 'minor', v.minor, 'pid', pg_backend_pid(),
-        'up', date_part('epoch', clock_timestamp() - e.born));
+        'up', date_part('epoch', clock_timestamp() - e.born), 'longest', e.longest,
+        'now', date_part('epoch', now));
 END $$;
 
--- Answers 'wait <us left> <us since the epoch began>', 'granted <claim> <token> <us> <epoch>', or
--- what a refusal shows, as json. Durations are microseconds; no p_wait means one ttl.
+-- Answers 'wait <us left> <us since the epoch began>', 'granted <claim> <token> <us> <epoch>',
+-- 'late <claim>' after p_until (us since 1970), or what a refusal shows, as json. Durations are
+-- microseconds; no p_wait means the longest ttl that may be believed.
 -- It locks nothing before it has decided, and then changes only what is as it was: whoever is
 -- refused writes nothing, and does not wait for those who do.
 CREATE OR REPLACE FUNCTION incumbent.take(
     p_key text, p_claim text, p_ttl bigint, p_holder text, p_meta bytea, p_keep bigint,
-    p_wait bigint, p_slot text, p_slot_keep bigint, p_candidacy bigint
+    p_wait bigint, p_slot text, p_slot_keep bigint, p_candidacy bigint, p_until bigint
 ) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET lock_timeout = '1s' AS $$
 DECLARE
     us CONSTANT interval := interval '1 microsecond';
+    wait bigint;
     e incumbent.epoch;
     r incumbent.record;
     now timestamptz;
@@ -183,19 +229,33 @@ BEGIN
         e := incumbent.begin_epoch();
     END IF;
     now := clock_timestamp();
-    IF now < e.born + coalesce(p_wait, p_ttl) * us THEN
-        left_us := coalesce(p_wait, p_ttl) - date_part('epoch', now - e.born) * 1000000;
-        RETURN 'wait ' || left_us || ' ' || (coalesce(p_wait, p_ttl) - left_us);
+    IF now < e.born + coalesce(p_wait, greatest(p_ttl, e.longest)) * us
+        AND p_wait IS DISTINCT FROM 0
+    THEN
+        wait := coalesce(p_wait, greatest(p_ttl, e.longest));
+        left_us := wait - date_part('epoch', now - e.born) * 1000000;
+        RETURN 'wait ' || left_us || ' ' || (wait - left_us);
     END IF;
 
     LOOP
         SELECT * INTO r FROM incumbent.record WHERE key = p_key;
         IF NOT FOUND THEN
-            INSERT INTO incumbent.record (key) VALUES (p_key) ON CONFLICT DO NOTHING;
+            PERFORM incumbent.remember(p_key);
             fresh := true;
             CONTINUE;
         END IF;
         now := clock_timestamp();
+        -- One condition, and a simple one: each costs every take some microseconds.
+        IF r.doubted > now OR now > timestamptz 'epoch' + p_until * us THEN
+            IF now > timestamptz 'epoch' + p_until * us THEN
+                RETURN 'late ' || p_claim;
+            END IF;
+            IF EXISTS (SELECT FROM incumbent.given_up
+                WHERE key = p_key AND claim = p_claim AND until > now)
+            THEN
+                RETURN json_build_object('reason', 'given_up', 'seen', r.token || '.' || r.changes);
+            END IF;
+        END IF;
 
         IF r.expires > now AND r.claim = p_claim THEN
             UPDATE incumbent.record SET expires = greatest(expires, now + p_ttl * us)
@@ -216,13 +276,15 @@ BEGIN
             END IF;
         END IF;
 
-        new_token := greatest(r.token + 1, (date_part('epoch', now) * 1000000)::bigint);
+        new_token := greatest(r.token + 1, (date_part('epoch', now) * 1000000)::bigint, e.floor);
         UPDATE incumbent.record SET
             token = new_token, claim = p_claim, holder = p_holder, meta = p_meta, ttl = p_ttl,
             since = now, expires = now + p_ttl * us, ended = NULL, reserved_for = '',
             grants = r.grants + 1, changes = r.changes + 1,
             forget_on = ((now + greatest(p_ttl, p_keep) * us) AT TIME ZONE 'UTC')::date + 2
-        WHERE key = p_key AND changes = r.changes AND token = r.token AND expires = r.expires;
+        WHERE key = p_key AND changes = r.changes AND token = r.token AND expires = r.expires
+            AND doubted = r.doubted
+            AND (p_until IS NULL OR clock_timestamp() <= timestamptz 'epoch' + p_until * us);
         EXIT WHEN FOUND;
     END LOOP;
 
@@ -255,6 +317,24 @@ BEGIN
     END IF;
     RETURN concat_ws(' ', 'granted', p_claim, new_token, p_ttl, e.id);
 END $$;
+
+-- What clients of format 1 call.
+CREATE OR REPLACE FUNCTION incumbent.take(
+    p_key text, p_claim text, p_ttl bigint, p_holder text, p_meta bytea, p_keep bigint,
+    p_wait bigint, p_slot text, p_slot_keep bigint, p_candidacy bigint
+) RETURNS text
+LANGUAGE plpgsql AS $$
+BEGIN
+    RAISE EXCEPTION 'the schema incumbent has format 2 and this client speaks format 1: upgrade'
+        ' incumbent here' USING ERRCODE = 'feature_not_supported';
+END $$;
+
+-- Begin a record, if there is none.
+CREATE OR REPLACE FUNCTION incumbent.remember(p_key text) RETURNS void
+LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
+    INSERT INTO incumbent.record (key, token) SELECT p_key, highest FROM incumbent.forgotten
+        ON CONFLICT DO NOTHING
+$$;
 
 -- Why a record is not granted, as json, or null. A switched record that is granted has no pause.
 CREATE OR REPLACE FUNCTION incumbent.why_not(
@@ -310,7 +390,7 @@ BEGIN
 END $$;
 
 -- Looks at some records whose time is over, as many as it meets unlocked, and forgets those of which
--- nothing is left to tell. Answers how many these were.
+-- nothing is left to tell, but for the highest token. Answers how many these were.
 CREATE OR REPLACE FUNCTION incumbent.sweep() RETURNS integer
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -318,6 +398,14 @@ DECLARE
     today CONSTANT date := (now AT TIME ZONE 'UTC')::date;
     old text[];
 BEGIN
+    -- One at a time: who comes meanwhile leaves it to the other.
+    PERFORM FROM incumbent.forgotten FOR UPDATE SKIP LOCKED;
+    IF NOT FOUND THEN
+        RETURN 0;
+    END IF;
+    DELETE FROM incumbent.given_up WHERE (key, claim) IN (
+        SELECT key, claim FROM incumbent.given_up WHERE until <= now
+        LIMIT 256 FOR UPDATE SKIP LOCKED);
     SELECT array_agg(o.key) INTO old FROM (
         SELECT key FROM incumbent.record WHERE forget_on < today
         ORDER BY forget_on LIMIT 64 FOR UPDATE SKIP LOCKED
@@ -327,7 +415,7 @@ BEGIN
     END IF;
     -- What still says something is looked at again later, or it would be in the way of the rest.
     UPDATE incumbent.record r SET forget_on = today + 7
-    WHERE r.key = ANY (old) AND (r.expires > now
+    WHERE r.key = ANY (old) AND (r.expires > now OR r.doubted > now
         OR EXISTS (SELECT FROM incumbent.field f WHERE f.key = r.key)
         OR EXISTS (SELECT FROM incumbent.slot s WHERE s.key = r.key AND s.expires > now));
     SELECT array_agg(key) INTO old FROM incumbent.record
@@ -338,7 +426,8 @@ BEGIN
         SELECT c.key FROM incumbent.candidate c WHERE c.key = ANY (old) FOR UPDATE SKIP LOCKED);
     DELETE FROM incumbent.fence WHERE key IN (
         SELECT f.key FROM incumbent.fence f WHERE f.key = ANY (old) FOR UPDATE SKIP LOCKED);
-    DELETE FROM incumbent.record WHERE key = ANY (old);
+    WITH gone AS (DELETE FROM incumbent.record WHERE key = ANY (old) RETURNING token)
+    UPDATE incumbent.forgotten SET highest = greatest(highest, (SELECT max(token) FROM gone));
     RETURN coalesce(cardinality(old), 0);
 END $$;
 
@@ -410,6 +499,9 @@ BEGIN
                 RETURNING waited > clock_timestamp() INTO freed;
         END IF;
     END IF;
+    IF p_token IS NULL THEN
+        PERFORM incumbent.give_up(p_key, p_claim);
+    END IF;
     UPDATE incumbent.record SET
         claim = '', ended = clock_timestamp(), changes = changes + 1,
         reserved_for = CASE WHEN p_closed_for > 0 THEN coalesce(p_reserve_for, '') ELSE '' END,
@@ -424,6 +516,23 @@ BEGIN
         PERFORM pg_notify('incumbent', p_key);
     END IF;
     RETURN CASE WHEN given THEN 'released ' ELSE 'gone ' END || p_claim;
+END $$;
+
+-- Nobody knows whether the claim was granted: a take of it that still comes is to be refused. For an
+-- hour, in which each of its connections is dead.
+CREATE OR REPLACE FUNCTION incumbent.give_up(p_key text, p_claim text) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    life CONSTANT interval := interval '1 hour';
+BEGIN
+    PERFORM incumbent.remember(p_key);
+    -- The record's lock first, as everywhere. It always changes: a take that has looked looks again.
+    UPDATE incumbent.record
+        SET doubted = greatest(doubted + interval '1 microsecond', clock_timestamp() + life)
+        WHERE key = p_key;
+    INSERT INTO incumbent.given_up (key, claim, until)
+        VALUES (p_key, p_claim, clock_timestamp() + life)
+        ON CONFLICT (key, claim) DO UPDATE SET until = excluded.until;
 END $$;
 
 -- p_guard is 'none', 'absent', 'version' or 'claim'. Answers the version (0: removed; -1: the guard
@@ -448,7 +557,7 @@ BEGIN
             RETURN '0';
         END IF;
         LOOP
-            INSERT INTO incumbent.record (key) VALUES (p_key) ON CONFLICT DO NOTHING;
+            PERFORM incumbent.remember(p_key);
             SELECT * INTO r FROM incumbent.record WHERE key = p_key FOR UPDATE;
             EXIT WHEN FOUND;
         END LOOP;
@@ -467,7 +576,8 @@ BEGIN
         DELETE FROM incumbent.field WHERE key = p_key AND name = p_name;
     ELSE
         -- Not below the clock, so that none comes back after the record was forgotten or lost.
-        next_version := greatest(r.field_version + 1, (date_part('epoch', now) * 1000000)::bigint);
+        next_version := greatest(r.field_version + 1, (date_part('epoch', now) * 1000000)::bigint,
+            (SELECT highest FROM incumbent.forgotten));
         INSERT INTO incumbent.field (key, name, value, version)
             VALUES (p_key, p_name, p_value, next_version)
             ON CONFLICT (key, name) DO UPDATE SET value = excluded.value, version = excluded.version;
@@ -543,8 +653,9 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
         ORDER BY r.key LIMIT p_count) s
 $$;
 
--- Within the transaction of who writes: whether p_token may. The row stays locked until that ends,
--- so that the transactions of an earlier and a later holder follow each other.
+-- Within the transaction of who writes: whether p_token may, which it may while its record is the
+-- last one of the key. A forgotten record has no holder. The row stays locked until that ends, so
+-- that the transactions of an earlier and a later holder follow each other.
 CREATE OR REPLACE FUNCTION incumbent.fence(p_key text, p_token bigint) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -554,12 +665,12 @@ BEGIN
     IF NOT FOUND THEN
         RETURN false;
     END IF;
-    RETURN NOT EXISTS (SELECT FROM incumbent.record WHERE key = p_key AND token > p_token);
+    RETURN EXISTS (SELECT FROM incumbent.record WHERE key = p_key AND token = p_token);
 END $$;
 
 REVOKE ALL ON ALL TABLES IN SCHEMA incumbent FROM PUBLIC;
 REVOKE ALL ON ALL FUNCTIONS IN SCHEMA incumbent FROM PUBLIC;
 SELECT incumbent.begin_epoch();
-INSERT INTO incumbent.version (major, minor) VALUES (1, 0)
-    ON CONFLICT (one) DO UPDATE SET minor = greatest(incumbent.version.minor, excluded.minor);
+INSERT INTO incumbent.version (major, minor) VALUES (2, 0)
+    ON CONFLICT (one) DO UPDATE SET major = excluded.major, minor = excluded.minor;
 COMMIT;

@@ -8,13 +8,16 @@ from typing import Any, Final
 
 from incumbent.durations import say_seconds
 from incumbent.errors import StoreUnavailable
+from incumbent.policy import TTL_DEFAULT
 from incumbent.stores.postgresql.dialect import Request
 
-__all__ = ["DIAGNOSE", "MAJOR", "MINOR", "check_schema", "check_server", "findings"]
+__all__ = ["DIAGNOSE", "MINOR", "RECORD_FORMAT", "check_schema", "check_server", "findings"]
 
 Finding = tuple[str, str, str]
 
-MAJOR: Final = 1
+RECORD_FORMAT: Final = 2
+"""The schema's major version: clients and schemas of another one refuse each other."""
+
 MINOR: Final = 0
 _OLDEST: Final = 130_000
 
@@ -27,6 +30,7 @@ DIAGNOSE: Final = Request(
     b"'fsync', pg_catalog.current_setting('fsync'),"
     b"'commit', pg_catalog.current_setting('synchronous_commit'),"
     b"'standbys', pg_catalog.current_setting('synchronous_standby_names'),"
+    b"'replicas', (SELECT pg_catalog.count(*) FROM pg_catalog.pg_stat_replication),"
     b"'timeout', (SELECT setting::int FROM pg_catalog.pg_settings"
     b" WHERE name = 'statement_timeout'),"
     b"'most', pg_catalog.current_setting('max_connections')::int,"
@@ -50,16 +54,17 @@ def check_server(number: int, where: str, *, proved: bool) -> None:
 def check_schema(said: dict[str, Any], where: str, *, proved: bool) -> None:
     """Raises StoreUnavailable for a schema that this release cannot use."""
     major, minor = said.get("major"), said.get("minor")
-    if major is None or minor is None or (major, minor) < (MAJOR, MINOR):
+    if major is None or minor is None or (major, minor) < (RECORD_FORMAT, MINOR):
         raise StoreUnavailable(
-            f"{where}: the schema incumbent is older than this release (version {major}.{minor},"
-            f" needed {MAJOR}.{MINOR}): run `incumbent doctor --fix`",
+            f"{where}: the schema incumbent has format {major}.{minor}, older than this release,"
+            f" which needs {RECORD_FORMAT}.{MINOR}: stop the instances of the older release, then"
+            " run `incumbent doctor --fix`; or use another database",
             permanent=not proved,
         )
-    if major > MAJOR:
+    if major > RECORD_FORMAT:
         raise StoreUnavailable(
-            f"{where}: the schema incumbent is newer than this release (version {major}.{minor},"
-            f" known {MAJOR}.x): upgrade incumbent here",
+            f"{where}: the schema incumbent has format {major}.{minor}, newer than this release,"
+            f" which knows {RECORD_FORMAT}.x: upgrade incumbent here, or use another database",
             permanent=not proved,
         )
 
@@ -70,13 +75,17 @@ def findings(
     *,
     ttl: float,
     wait: float,
+    named: bool,
     trip: float,
     wall: Callable[[], float],
     number: int,
     backend: int,
     encrypted: bool,
 ) -> list[Finding]:
-    """Findings for `doctor`; `trip` is seconds of a round trip, `wait` the restart wait."""
+    """Findings for `doctor`; `trip` is seconds of a round trip.
+
+    `wait` is the restart wait in seconds, `named` whether the URL says it.
+    """
     said = json.loads(answer or b"{}")
     return [
         _about(said, number),
@@ -84,7 +93,9 @@ def findings(
         _about_writing(said),
         _about_pooler(said["pid"] == backend),
         _about_start(float(hello["up"]), wait),
+        _about_wait(ttl, named=named),
         _about_disk(said),
+        _about_standbys(said),
         _about_timeout(said["timeout"] / 1000, ttl),
         _about_room(said),
         _about_encoding(said["encoding"]),
@@ -128,6 +139,21 @@ def _about_start(up: float, wait: float) -> Finding:
     if up < wait:
         return ("warning", f"{what}: it grants nothing yet", "wait")
     return ("ok", what, "")
+
+
+def _about_wait(ttl: float, *, named: bool) -> Finding:
+    if named or ttl <= TTL_DEFAULT:
+        return ("ok", "after a crash or a promotion it waits for who may believe", "")
+    what = f"a crash may take back the newest grants: their ttl of {say_seconds(ttl)} is not known"
+    return ("warning", what, f"say ?restart_wait={say_seconds(ttl)} in every URL")
+
+
+def _about_standbys(said: dict[str, Any]) -> Finding:
+    if said["replicas"] and not said["standbys"]:
+        what = f"{said['replicas']} asynchronous standbys: a failover may lose the last used slots"
+        advice = "set synchronous_standby_names, and synchronous_commit = remote_apply"
+        return ("warning", what, advice)
+    return ("ok", "no asynchronous standby is connected", "")
 
 
 def _about_disk(said: dict[str, Any]) -> Finding:

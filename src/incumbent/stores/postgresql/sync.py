@@ -63,7 +63,7 @@ class Wire(AnyWire):
             return run(self.query(request, until))
         connection = self._connection
         try:
-            connection.send_query_prepared(name, request.parameters)
+            connection.send_query_prepared(name, self.parameters(request, until))
             if not connection.flush() and self._poll.poll(ceil(1000 * min(left, _SLICE))):
                 connection.consume_input()
                 if not connection.is_busy():

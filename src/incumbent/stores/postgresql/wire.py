@@ -39,7 +39,10 @@ _now = clock.now
 
 
 class AnyWire(ABC):
-    """`used`: when the present (or last) exchange began; `direct`: no pooler stands between."""
+    """`used`: when the present (or last) exchange began; `direct`: no pooler stands between.
+
+    `ahead`: by how many seconds at most the server's clock (since 1970) is ahead of ours.
+    """
 
     def __init__(self, connection: Any) -> None:
         connection.nonblocking = 1
@@ -48,6 +51,7 @@ class AnyWire(ABC):
         self.closed = False
         self.direct = False
         self.used = _now()
+        self.ahead = 0.0
         self._known: dict[bytes, bytes] = {}
         self._coming: tuple[bytes, bytes] | None = None
         self._last_words: list[str] = []
@@ -115,7 +119,7 @@ class AnyWire(ABC):
             return answer
         send = self._connection.send_query_prepared
         try:
-            return await self._ask(send, until, name, request.parameters)
+            return await self._ask(send, until, name, self.parameters(request, until))
         except Answered as error:
             return await self.without_prepared(error, request, until)
 
@@ -135,7 +139,13 @@ class AnyWire(ABC):
 
     async def _unprepared(self, request: Request, until: float) -> bytes | None:
         send = self._connection.send_query_params
-        return await self._ask(send, until, request.sql, request.parameters)
+        return await self._ask(send, until, request.sql, self.parameters(request, until))
+
+    def parameters(self, request: Request, until: float) -> tuple[bytes | None, ...]:
+        """Those of `request`; with the instant `until` by the server's clock if it is timed."""
+        if not request.timed:
+            return request.parameters
+        return (*request.parameters, b"%d" % ((until + self.ahead) * 1_000_000))
 
     def _prepare(self, sql: bytes) -> None:
         """Have it prepared for the next time; nobody waits for that."""

@@ -24,12 +24,12 @@ from incumbent.model import (
 from incumbent.stores.loops import LoopEnd
 from incumbent.stores.quorum.aio_waiting import AsyncWaiter
 from incumbent.stores.quorum.ballots import Silent
+from incumbent.stores.quorum.fields import put_field
 from incumbent.stores.quorum.group import Quorum
 from incumbent.stores.quorum.panel import NOT_ASKED, Enough, Heard, Node, welcome
 from incumbent.stores.quorum.reading import read, scan
 from incumbent.stores.quorum.rounds import Rounds
 from incumbent.stores.quorum.scripts import as_eval
-from incumbent.stores.quorum.switches import put_switch
 from incumbent.stores.quorum.upkeep import renew
 from incumbent.stores.redis.aiodial import dial
 from incumbent.stores.redis.aiowire import AsyncWire
@@ -272,8 +272,9 @@ class _Wires:
         heard = _now()
         wire.epoch, wire.born = said.facts.epoch, said.facts.born(heard)
         self.quorum.clock.heard(node, said.unix_us, heard)
+        self.quorum.dialect.heard_marker(said.marker)
         self.nodes[node].answered()
-        self.blank[node] = said.blank
+        self.blank[node] = said.marker is None
         return wire
 
     def _pay(self, node: int, wire: AsyncWire) -> None:
@@ -345,14 +346,16 @@ class AsyncQuorumStore:
     ) -> GiveOutcome:
         """See Store.give."""
         panel = await self._panel(until)
-        return await self._rounds.give(panel, key, claim, token, until, closed_for, reserve_for)
+        return await self._rounds.give(
+            panel, key, claim, token, until, closed_for, reserve_for, slot=slot
+        )
 
     async def put(
         self, key: Key, field: str, value: bytes | None, guard: Guard, until: float
     ) -> PutOutcome:
-        """See Store.put: only the switches."""
+        """See Store.put."""
         panel = await self._panel(until)
-        return await put_switch(self._quorum, panel, key, field, value, guard, until)
+        return await put_field(self._quorum, panel, key, field, value, guard, until)
 
     async def read(self, key: Key, until: float) -> Record:
         """See Store.read."""

@@ -3,11 +3,12 @@
 1. A claimant proposes a ballot above all it has seen. Where it has seen none, the ballot is the
    time (unix us) by the median of the nodes' clocks, never by its own.
 2. A node votes for a claim only if the lease is free there and the ballot is above the node's
-   floor, which becomes that ballot in the same step (see take.lua).
+   floor, which becomes that ballot in the same step, and at most a minute ahead of its clock (see
+   take.lua). So a node that lost its data knows what it may have voted for: nothing above its birth
+   and a minute.
 3. A majority of nodes that store *exactly* one ballot for the claim makes this ballot its token.
    What other nodes store for it, at another ballot, is no vote for this one.
-4. Two majorities share a node that took both in order, so the later token is larger, for as long
-   as that node kept its data.
+4. Two majorities share a node that took both in order, so the later token is larger.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Final, NamedTuple, TypeAlias
 from incumbent.errors import StoreError
 
 __all__ = [
+    "AHEAD_MOST_US",
     "Answer",
     "BallotClock",
     "Lost",
@@ -49,8 +51,9 @@ class No(NamedTuple):
     """No vote. `who` tells refusals for the sake of one claim from those for another's.
 
     `kind`: held, paused, closed or reserved by others; low (not above the floor), high (too far
-    ahead of the node's clock), young (the node is too new to vote), members (it belongs to another
-    quorum). `left`: seconds until that may change, -1 unknown.
+    ahead of the node's clock), ahead (its floor is too far ahead of the other clocks), young (the
+    node is too new to vote), members (it belongs to another quorum). `left`: seconds until that may
+    change, -1 unknown.
     """
 
     kind: str
@@ -111,27 +114,31 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class Strangers:
-    """This node belongs to a quorum of other members."""
+    """This node's marker is of other members, or of another format."""
 
     node: int
+    marker: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Undecided:
     """Too few answers. `perhaps`: with those that were lost, it may have been a majority.
 
-    `young_for`: seconds until enough nodes are old enough to vote, where that is what is missing.
+    `votes_in`: seconds until enough nodes vote, where it is time alone that is missing.
     """
 
     perhaps: bool
-    young_for: float | None = None
+    votes_in: float | None = None
 
 
 Verdict: TypeAlias = "Won | Raise | Lost | Split | Strangers | Undecided"
 
+AHEAD_MOST_US: Final = 60_000_000
+"""Microseconds by which a ballot may be ahead of the clock of a node that votes: see take.lua."""
 _ASTRAY: Final = 2_000_000
 """Microseconds by which proposals run ahead of the median before they return to it."""
 _TOGETHER: Final = 0.1
+_IN_TIME: Final = frozenset({"young", "high", "ahead"})
 _BLOCKS: Final = frozenset({"held", "paused", "closed", "reserved"})
 
 
@@ -146,7 +153,7 @@ def decide(answers: Sequence[Answer]) -> Verdict:
     nos = [it for it in answers if isinstance(it, No)]
     for node, it in enumerate(answers):
         if isinstance(it, No) and it.kind == "members":
-            return Strangers(node)
+            return Strangers(node, it.raw)
     won = _won(answers, nos, need)
     if won is not None:
         return won
@@ -171,9 +178,12 @@ def is_decided(answers: Sequence[Answer | None]) -> bool:
         return False
     if len(present) == len(answers):
         return True
-    ballots = Counter(it.ballot for it in present if isinstance(it, Vote))
     against = _strongest([it for it in present if isinstance(it, No) and it.kind in _BLOCKS])
-    return max(ballots.values(), default=0) >= need or len(against) >= need
+    votes = Counter(it.ballot for it in present if isinstance(it, Vote))
+    # Who is silent may be frozen: a larger ballot, for those that want one, is worth more.
+    low = sum(isinstance(it, No) and it.kind == "low" for it in present)
+    willing = low and low + votes.total()
+    return max(willing, len(against), *votes.values()) >= need
 
 
 def _won(answers: Sequence[Answer], nos: Sequence[No], need: int) -> Won | None:
@@ -231,18 +241,18 @@ def _undecided(answers: Sequence[Answer], need: int) -> Undecided:
     willing = sum(_is_willing(it) for it in answers)
     votes = sum(isinstance(it, Vote) for it in answers)
     lost = sum(isinstance(it, Silent) and it.sent for it in answers)
-    young = sorted(it.left for it in answers if isinstance(it, No) and it.kind == "young")
+    waits = sorted(it.left for it in answers if isinstance(it, No) and it.kind in _IN_TIME)
     missing = need - willing
-    return Undecided(votes + lost >= need, _enough_are_old(young, missing))
+    return Undecided(votes + lost >= need, _enough_vote_in(waits, missing))
 
 
-def _enough_are_old(young: Sequence[float], missing: int) -> float | None:
-    if not 0 < missing <= len(young):
+def _enough_vote_in(waits: Sequence[float], missing: int) -> float | None:
+    if not 0 < missing <= len(waits):
         return None
     # Servers that were started together are waited for together: a lease on all of them lasts
     # through what befalls one.
-    together = young[missing - 1] + _TOGETHER
-    return max(left for left in young if left <= together)
+    together = waits[missing - 1] + _TOGETHER
+    return max(left for left in waits if left <= together)
 
 
 class BallotClock:
@@ -278,6 +288,10 @@ class BallotClock:
         ballot = max(self._last, above + 1)
         self.highest = max(self.highest, ballot)
         return ballot
+
+    def highest_admitted(self, now: float) -> int:
+        """What is above this, a majority of the nodes would refuse."""
+        return self.unix_us(now) + AHEAD_MOST_US
 
     def unix_us(self, now: float) -> int:
         """The median time; 0 if no clock was heard."""

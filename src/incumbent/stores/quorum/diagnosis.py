@@ -10,7 +10,7 @@ from incumbent._core.onestep import run
 from incumbent.durations import say_seconds
 from incumbent.errors import StoreError
 from incumbent.stores.quorum.dialect import MARKER
-from incumbent.stores.quorum.group import Quorum
+from incumbent.stores.quorum.group import Quorum, strangers
 from incumbent.stores.quorum.panel import Node
 from incumbent.stores.redis.dial import dial
 from incumbent.stores.redis.exchange import carry_out
@@ -78,8 +78,8 @@ def _look(wait: float) -> Program[_Look]:
     now = int(time[0]) + int(time[1]) / 1e6
     marker = raw if isinstance(raw, bytes) else None
     born = [read_facts(info).born(now)] if isinstance(info, bytes) else []
-    if marker and marker.count(b" ") == 2:
-        born.append(int(marker.rpartition(b" ")[2]) / 1e6)
+    if marker and marker.count(b" ") == 3:
+        born.append(int(marker.split(b" ")[2]) / 1e6)
     return _Look(marker, now - clock.now(), max(born, default=0.0) + wait - now)
 
 
@@ -87,12 +87,9 @@ def _of_marker(quorum: Quorum, name: str, look: _Look) -> Finding:
     marker = look.marker
     if marker is None:
         return ("ok", f"{name}: blank, not a member of any quorum yet", "")
-    if not marker.startswith(b"incumbent1 " + quorum.dialect.members + b" "):
-        return (
-            "error",
-            f"{name}: belongs to a quorum with other members",
-            "use one list of members everywhere (members= where addresses differ)",
-        )
+    if not quorum.dialect.is_ours(marker):
+        advice = "use one list of members everywhere (members= where addresses differ)"
+        return ("error", str(strangers(quorum, quorum.names.index(name), marker)), advice)
     if look.young > 0:
         what = (
             f"{name}: a member of this quorum that is new, and votes in {say_seconds(look.young)}"

@@ -3,8 +3,9 @@ reply -> vote.
 
 A lease looks on each node as it does on a single server (`redis.records`), with the ballot as its
 token. Beside it are the floor with the last holding (see take.lua), the holdings before that, a
-line each, and a hash with the switches. The node's marker says which quorum it belongs to and
-since when: `incumbent1 <members> <born, unix us>`.
+line each, and a hash with fields and slots (see promise.lua). The node's marker says in which
+format all of it is, which quorum it belongs to, since when, and the longest ttl that anybody asked
+for: `incumbent2 <members> <born, unix us> <ms>`.
 """
 
 from __future__ import annotations
@@ -18,24 +19,32 @@ import hiredis
 
 from incumbent.errors import OutcomeUnknown, StoreError
 from incumbent.model import (
-    Absent,
     Ask,
     ByClaim,
-    ByVersion,
-    Guard,
     Key,
     Refused,
     Renewal,
 )
+from incumbent.policy import TTL_DEFAULT
 from incumbent.stores.quorum.ballots import Answer, No, Silent, Vote
 from incumbent.stores.quorum.scripts import SCRIPTS
 from incumbent.stores.redis.errors import Mismatch, answered_error
 from incumbent.stores.redis.names import Naming, quoted
 from incumbent.stores.redis.records import refused
 from incumbent.stores.redis.resp import Step, milliseconds, pack
+from incumbent.stores.restart import wait_after_restart
 
-__all__ = ["MARKER", "QuorumDialect", "mark_of_value", "node_failure", "stage_of_value"]
+__all__ = [
+    "MARKER",
+    "RECORD_FORMAT",
+    "QuorumDialect",
+    "mark_of_value",
+    "node_failure",
+    "stage_of_value",
+]
 
+RECORD_FORMAT: Final = 2
+"""Of all that is kept on a node. The marker names it, so that instances of another are refused."""
 MARKER: Final = "incumbent:{quorum}:m"
 """The node's own key: one for each database of each server."""
 
@@ -43,11 +52,14 @@ _CACHED: Final = 256
 _KEEP_LEAST: Final = 180.0
 """Seconds for which a node remembers its floor at least: until a ballot a minute ahead of
 its clock is more than a minute behind it, which is the floor where none is kept."""
-_SWITCHES: Final = ("pause", "resign")
+_STATE_KEPT: Final = 35 * 86_400.0
+"""Seconds for which a node knows that the last field was removed. One that was away for longer
+might bring it back."""
 
 _take, _give, _revoke = SCRIPTS["take"], SCRIPTS["give"], SCRIPTS["revoke"]
 _renew = SCRIPTS["renew"]
-_plant, _put, _found = SCRIPTS["plant"], SCRIPTS["put"], SCRIPTS["found"]
+_plant, _found = SCRIPTS["plant"], SCRIPTS["found"]
+_promise, _accept = SCRIPTS["promise"], SCRIPTS["accept"]
 _look = SCRIPTS["look"]
 _echoes = count()
 
@@ -58,7 +70,7 @@ class Places(NamedTuple):
     main: str
     floor: str
     past: str
-    switches: str
+    fields: str
     candidates: str
 
 
@@ -72,7 +84,10 @@ class QuorumDialect:
         self.members = members.encode()
         self.where = where
         self._wait = restart_wait
-        self._members = f"incumbent1 {members} ".encode()
+        self._members = f"incumbent{RECORD_FORMAT} {members} ".encode()
+        self._longest = TTL_DEFAULT
+        self.founded = False
+        """Whether this process has tried to found the quorum: see founding."""
         self._places: dict[Key, Places] = {}
         self._heads: dict[Key, bytes] = {}
         self._gives: dict[Key, bytes] = {}
@@ -95,7 +110,19 @@ class QuorumDialect:
 
     def wait_of(self, ttl: float) -> float:
         """Seconds for which a node that is new does not vote."""
-        return ttl if self._wait is None else self._wait
+        return wait_after_restart(self._wait, ttl, self._longest)
+
+    def is_ours(self, marker: Any) -> bool:
+        """Whether this is the marker of a node of this quorum, in our format."""
+        return type(marker) is bytes and marker.startswith(self._members)
+
+    def heard_marker(self, marker: Any) -> None:
+        """A node says this: learn of the longest ttl that it knows."""
+        if self.is_ours(marker):
+            longest = int(marker.rpartition(b" ")[2]) / 1000
+            if longest > self._longest:
+                self._longest = longest
+                self._tails.clear()
 
     def take(self, key: Key, claim: str, ask: Ask, ballot: int, *, raising: bool = False) -> bytes:
         """The request for one node's vote; `raising`: what the claim has there becomes `ballot`."""
@@ -124,7 +151,7 @@ class QuorumDialect:
 
     def _take_keys(self, key: Key) -> tuple[str, ...]:
         at = self.places(key)
-        return (at.main, at.floor, MARKER, at.past, at.switches)
+        return (at.main, at.floor, MARKER, at.past, at.fields)
 
     def _tail(self, ask: Ask) -> bytes:
         if len(self._tails) >= _CACHED:
@@ -146,12 +173,16 @@ class QuorumDialect:
         holder, ttl = quoted(ask.holder), milliseconds(ask.ttl)
         keep = milliseconds(max(ask.ttl, ask.keep_record, _KEEP_LEAST))
         value = f" {ttl} {holder} ".encode() + ask.meta
-        founded, quarantine = self._members + b"0", self._quarantine(ask.ttl)
-        return (value, ttl, keep, founded, quarantine, f" {holder}")
+        founded = self._founded(ask.ttl)
+        return (value, ttl, keep, founded, self._quarantine(), f" {holder}")
 
-    def _quarantine(self, ttl: float) -> int:
-        wait = self.wait_of(ttl)
-        return milliseconds(wait) if wait > 0 else 0
+    def _founded(self, ttl: float) -> bytes:
+        return b"%b0 %d" % (self._members, milliseconds(max(ttl, self._longest)))
+
+    def _quarantine(self) -> int | str:
+        if self._wait is None:
+            return "-"
+        return milliseconds(self._wait) if self._wait > 0 else 0
 
     def read_vote(self, answer: Any, claim: str, where: str) -> Answer:
         """The vote. Raises Mismatch for an answer that was for another request."""
@@ -163,6 +194,8 @@ class QuorumDialect:
             kind, raw, left, now, floor = answer
             said = kind.decode()
             seconds = left / 1000 if left >= 0 else -1.0
+            if said == "young":
+                self.heard_marker(raw)
             return No(said, raw, seconds, int(now), int(floor or 0), stage_of_value(raw, said))
         return Silent(*node_failure(answer, where))
 
@@ -214,8 +247,8 @@ class QuorumDialect:
         """One request for many leases, and what its answer begins with."""
         echo = f"{batch[0].claim}:{next(_echoes)}".encode()
         keys: list[bytes | str] = [MARKER]
-        wait = "-" if self._wait is None else str(self._quarantine(0.0))
-        arguments: list[bytes | str | int] = [echo, self._members, wait]
+        longest = milliseconds(max(self._longest, *(it.ttl for it in batch)))
+        arguments: list[bytes | str | int] = [echo, self._members, self._quarantine(), longest]
         for it in batch:
             main, companion = self.naming.keys_of(it.key)
             keys += (main, companion[:-1] + b"b", companion)
@@ -228,23 +261,52 @@ class QuorumDialect:
         at = self.places(renewal.key)
         ttl = milliseconds(renewal.ttl)
         keys = (at.main, at.floor, MARKER)
-        quarantine = self._quarantine(renewal.ttl)
+        quarantine = self._quarantine()
         return _plant.call(3, *keys, value, ttl, 86_400_000, self._members, quarantine, floor)
 
-    def put(self, key: Key, switch: str, value: bytes | None, guard: Guard, version: int) -> bytes:
-        """The request that writes or removes a switch at one node."""
+    def promise(self, key: Key, ballot: int, entry: str, held: ByClaim | None) -> bytes:
+        """The request for a promise to change this entry: see promise.lua."""
         at = self.places(key)
-        written = b"-" if value is None else b"=" + value
-        return _put.call(
-            4,
-            *(at.main, at.switches, MARKER, at.floor),
-            *(switch, *_guard(guard), written, version, self._members),
+        longest = milliseconds(self._longest)
+        about = (ballot, self._members, longest, entry, _held_by(held))
+        return _promise.call(3, at.fields, MARKER, at.main, *about)
+
+    def accept(
+        self,
+        key: Key,
+        ballot: int,
+        edit: tuple[str, bytes | None] | None,
+        held: ByClaim | None,
+        keep: float,
+        state: int | Sequence[bytes],
+    ) -> bytes:
+        """The request to accept a change of this state, or of all these entries: see accept.lua."""
+        at = self.places(key)
+        entry, value = edit or ("", None)
+        what = b"-" if value is None else b"=" + value
+        before, entries = (str(state), ()) if isinstance(state, int) else ("=", tuple(state))
+        keys = (at.fields, MARKER, at.main, at.floor)
+        head = (ballot, self._members, before, _held_by(held))
+        kept = milliseconds(_STATE_KEPT + keep)
+        return _accept.call(4, *keys, *head, entry, what if entry else b"", kept, *entries)
+
+    def stand_by(self, key: Key, ask: Ask, unix_us: int) -> Step:
+        """The asker stands by, though it asked no node for its vote."""
+        line, till = self.places(key).candidates, unix_us // 1000 + milliseconds(ask.candidacy)
+        return Step(
+            pack("ZADD", line, till, quoted(ask.holder))
+            + pack("ZREMRANGEBYRANK", line, "0", "-101")
+            + pack("PEXPIRE", line, milliseconds(max(86_400.0, ask.candidacy))),
+            3,
         )
 
-    def switches(self, key: Key) -> Step:
-        """Both switches, and when they were removed."""
-        fields = [f"{kind}:{switch}" for switch in _SWITCHES for kind in "fd"]
-        return Step(pack("HMGET", self.places(key).switches, *fields), 1)
+    def state(self, key: Key, entries: Sequence[str]) -> Step:
+        """The newest change that a node accepted, and these entries."""
+        return Step(pack("HMGET", self.places(key).fields, "s", *entries), 1)
+
+    def entries(self, key: Key) -> Step:
+        """All entries."""
+        return Step(pack("HGETALL", self.places(key).fields), 1)
 
     def value(self, key: Key) -> bytes:
         """The request for what is in the lease's place."""
@@ -260,7 +322,7 @@ class QuorumDialect:
 
     def found(self, until_us: int) -> Step:
         """Mark a blank node as one of a new cluster, if it is not later than that by its clock."""
-        return Step(_found.call(1, MARKER, self._members + b"0", until_us), 1)
+        return Step(_found.call(1, MARKER, self._founded(0.0), until_us), 1)
 
     def record(self, key: Key) -> Step:
         """All that is known of a key."""
@@ -269,7 +331,7 @@ class QuorumDialect:
             pack("TIME")
             + pack("GET", at.main)
             + pack("PTTL", at.main)
-            + pack("HGETALL", at.switches)
+            + pack("HGETALL", at.fields)
             + pack("ZRANGE", at.candidates, "0", "-1", "WITHSCORES")
             + pack("GET", at.floor)
             + pack("GET", at.past),
@@ -300,16 +362,8 @@ def node_failure(answer: Any, where: str) -> tuple[StoreError, bool]:
     return error, isinstance(error, OutcomeUnknown)
 
 
-def _guard(guard: Guard) -> tuple[str, str]:
-    match guard:
-        case None:
-            return ("none", "")
-        case Absent():
-            return ("absent", "")
-        case ByVersion(version):
-            return ("version", str(version))
-        case ByClaim(claim, token):
-            return ("claim", _head_of(claim, token))
+def _held_by(held: ByClaim | None) -> str:
+    return "" if held is None else _head_of(held.claim, held.token)
 
 
 def stage_of_value(raw: bytes, kind: str) -> bytes:

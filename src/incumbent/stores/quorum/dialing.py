@@ -136,8 +136,10 @@ class Dialer:
             link.close()
             raise
         heard = _now()
-        link.epoch, link.born, link.blank = said.facts.epoch, said.facts.born(heard), said.blank
+        link.epoch, link.born = said.facts.epoch, said.facts.born(heard)
+        link.blank = said.marker is None
         self._quorum.clock.heard(node, said.unix_us, heard)
+        self._quorum.dialect.heard_marker(said.marker)
         self.nodes[node].answered()
         return link
 

@@ -32,8 +32,7 @@ class QuorumEngine:
     capabilities = Capabilities(
         waits="pubsub",
         ttl_clock="wall",
-        fields=False,
-        slots=False,
+        refuses_late=True,
         survives_failover=True,
         candidates=True,
         reservations=True,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
@@ -9,11 +10,14 @@ from incumbent.durations import say_seconds
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.stores.quorum import ballots
 from incumbent.stores.quorum.ballots import Answer, BallotClock, No, Silent, Vote
-from incumbent.stores.quorum.dialect import QuorumDialect, node_failure
+from incumbent.stores.quorum.dialect import MARKER, RECORD_FORMAT, QuorumDialect, node_failure
 from incumbent.stores.quorum.panel import NOT_ASKED, Heard
 from incumbent.stores.redis.errors import Mismatch
 
 __all__ = ["Quorum", "answered_by_most", "no_majority", "silent_of", "strangers"]
+
+
+_FORMAT: Final = re.compile(rb"incumbent(\d+) ")
 
 
 class Quorum(NamedTuple):
@@ -44,6 +48,13 @@ def answered_by_most(heard: Sequence[Heard | None]) -> bool:
     return answered >= ballots.majority_of(len(heard))
 
 
+def agreed_by_most(heard: Sequence[Heard | None]) -> bool:
+    """Whether a majority has answered the same."""
+    said = [it[0] for it in heard if it is not None and not isinstance(it, Silent)]
+    need = ballots.majority_of(len(heard))
+    return any(type(word) is int and said.count(word) >= need for word in said)
+
+
 def silent_of(heard: Heard, where: str) -> Silent:
     """What is to be said of a node that gave no usable answer."""
     if isinstance(heard, Silent):
@@ -54,8 +65,18 @@ def silent_of(heard: Heard, where: str) -> Silent:
         return Silent(OutcomeUnknown(f"{where}: {error}"), sent=True)
 
 
-def strangers(quorum: Quorum, node: int) -> StoreUnavailable:
-    """The exception for a node that belongs to a quorum of other members."""
+def strangers(quorum: Quorum, node: int, marker: object) -> StoreUnavailable:
+    """The exception for a node whose marker is of other members, or of another format."""
+    found = _FORMAT.match(marker) if isinstance(marker, bytes) else None
+    if found is None or int(found[1]) != RECORD_FORMAT:
+        which = "an unknown format" if found is None else f"format {found[1].decode()}"
+        return StoreUnavailable(
+            f"{quorum.names[node]} keeps records of {which}, and this version of incumbent speaks"
+            f" format {RECORD_FORMAT}: stop all instances of the other version first, wait for the"
+            f" longest ttl and delete {MARKER} on all servers; or use other servers, or another"
+            " database of these",
+            permanent=True,
+        )
     return StoreUnavailable(
         f"{quorum.names[node]} belongs to a quorum with other members than {quorum.where}: two"
         " lists that share a server could both grant; use one list everywhere (see members= and"
@@ -76,6 +97,7 @@ def no_majority(
     mute = [it for it in answers if isinstance(it, Silent)]
     final = sum(it.why.permanent for it in mute) > len(quorum.names) - quorum.need
     after = [it.why.retry_after for it in mute if it.why.retry_after is not None]
+    after += [it.left for it in answers if isinstance(it, No) and it.kind == "young"]
     kind = OutcomeUnknown if perhaps else StoreUnavailable
     doubt = "; perhaps it was applied" if perhaps else ""
     wanted = f"{quorum.need} of {len(quorum.names)} needed"
@@ -106,6 +128,10 @@ _KINDS: Final = {
     "reserved": "reserved",
     "low": "has voted for a larger ballot",
     "high": "its clock is behind the other servers' clocks",
-    "young": "started a short while ago, or is new, and does not vote (restart_wait)",
+    "ahead": "its clock is ahead of the other servers' clocks, or it lost its data",
+    "young": "it started a short while ago, or is new, and does not vote (wait, or if nobody can"
+    " hold a lease from before, name restart_wait=0 in the URL)",
+    "promised": "would accept it",
+    "forgot": "lost its data, and does not know what was kept beside the lease",
     "members": "belongs to another quorum",
 }

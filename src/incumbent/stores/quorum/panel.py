@@ -108,12 +108,12 @@ class Node:
 class Welcome:
     """What a node says when a connection is made: its facts, and its time (unix us).
 
-    `blank`: it has no marker.
+    `marker`: the node's; None if it is blank.
     """
 
     facts: Facts
     unix_us: int
-    blank: bool
+    marker: bytes | None
 
 
 def welcome(site: Site) -> Generator[Step, list[Any], Welcome]:
@@ -124,4 +124,4 @@ def welcome(site: Site) -> Generator[Step, list[Any], Welcome]:
     for answer in (time, marker):
         if isinstance(answer, Exception):
             raise answered_error(str(answer), site.where, proved=site.proved)
-    return Welcome(facts, int(time[0]) * 1_000_000 + int(time[1]), marker is None)
+    return Welcome(facts, int(time[0]) * 1_000_000 + int(time[1]), marker)

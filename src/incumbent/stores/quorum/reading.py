@@ -7,19 +7,21 @@ says nothing, and its `nodes` say what each has.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 from urllib.parse import unquote
 
 from incumbent.clock import now as _now
 from incumbent.durations import say_seconds
-from incumbent.errors import StoreUnavailable
+from incumbent.errors import StoreError, StoreUnavailable
 from incumbent.model import Candidate, Field, Holding, Key, Past, Record
+from incumbent.stores.notices import RESIGN
 from incumbent.stores.quorum.ballots import Answer, Silent, majority_of
 from incumbent.stores.quorum.dialect import mark_of_value
+from incumbent.stores.quorum.fields import settle
 from incumbent.stores.quorum.group import Quorum, answered_by_most, no_majority, silent_of
 from incumbent.stores.quorum.panel import NOT_ASKED, Heard, Panel
-from incumbent.stores.quorum.switches import fields_of, last_words, words_of
+from incumbent.stores.quorum.slots import slots_of
 from incumbent.stores.redis.records import pairs, record_of
 from incumbent.stores.redis.resp import Step, pack
 
@@ -40,17 +42,36 @@ _LOOK_MOST: Final = 0.1
 
 
 async def read(quorum: Quorum, panel: Panel, key: Key, until: float) -> Record:
-    """See Store.read. Raises StoreUnavailable where somebody may hold it or not."""
-    (record,) = await _read_all(quorum, panel, [key], until)
+    """See Store.read. Raises StoreUnavailable where somebody may hold it or not, or where nobody
+    knows whether a change of a field was made."""
+    ((record, agree),) = await _read_all(quorum, panel, [key], until)
     pause = _LOOK_AGAIN
     while record.undecided and await _may_look_again(panel, pause, until):
         pause *= 2
-        (record,) = await _read_all(quorum, panel, [key], until)
+        ((record, agree),) = await _read_all(quorum, panel, [key], until)
+    if agree < len(quorum.names):
+        record = await _settled(quorum, panel, record, agree, until)
     if record.undecided:
         raise StoreUnavailable(
             f"no majority of {quorum.where} ({quorum.need} of {len(quorum.names)} needed) says the"
             f" same of {key.name}: {'; '.join(record.nodes)}"
         )
+    return record
+
+
+async def _settled(
+    quorum: Quorum, panel: Panel, record: Record, agree: int, until: float
+) -> Record:
+    """The record, of which `agree` nodes have the newest fields, when a majority has them."""
+    try:
+        await settle(quorum, panel, record.key, until)
+        ((record, _),) = await _read_all(quorum, panel, [record.key], until)
+    except StoreError as error:
+        if agree < quorum.need:
+            raise StoreUnavailable(
+                f"nobody knows the last change of {record.key.name}: {error}",
+                retry_after=error.retry_after,
+            ) from error
     return record
 
 
@@ -70,12 +91,12 @@ async def scan(
     keys: set[Key] = set()
     for pattern in quorum.dialect.naming.patterns(namespace, prefix):
         keys |= await _scan_keys(quorum, panel, pattern, namespace, prefix, until)
-    found: list[Record] = []
+    found: list[tuple[Record, int]] = []
     ordered = sorted(keys)
     for start in range(0, len(ordered), _READ_AT_ONCE):
         found += await _read_all(quorum, panel, ordered[start : start + _READ_AT_ONCE], until)
     # A name of which only a floor is left, or a vote that won nothing, is none.
-    return tuple(it for it in found if it != Record(it.key))
+    return tuple(it for it, _ in found if it != Record(it.key))
 
 
 async def _scan_keys(
@@ -114,7 +135,8 @@ def _keys_of(quorum: Quorum, names: Sequence[bytes], namespace: str, prefix: str
 
 async def _read_all(
     quorum: Quorum, panel: Panel, keys: Sequence[Key], until: float
-) -> list[Record]:
+) -> list[tuple[Record, int]]:
+    """The records, and how many nodes have the newest fields of each."""
     one = [quorum.dialect.record(key) for key in keys]
     step = Step(b"".join(it.payload for it in one), sum(it.answers for it in one))
     heard = await panel.ask([step] * len(quorum.names), until)
@@ -133,18 +155,18 @@ class _View:
     """One node's record of one key."""
 
     def __init__(self, key: Key, answers: Sequence[Any]) -> None:
-        time, raw, left, switches, standing, floor, past = answers
-        broken = next(
-            (it for it in (time, raw, switches, floor) if isinstance(it, Exception)), None
-        )
+        time, raw, left, beside, standing, floor, past = answers
+        broken = next((it for it in (time, raw, beside, floor) if isinstance(it, Exception)), None)
         if broken is not None:
             raise ValueError(str(broken))
         now = int(time[0]) + int(time[1]) / 1e6
         self.raw: bytes | None = raw
-        fields = pairs(switches)
-        self.words = words_of(fields)
+        entries = pairs(beside)
+        self.state = int(entries.get(b"s", b"0").split()[0])
+        """The newest change of fields and slots that it accepted."""
         self.past = pasts_of(floor, past if isinstance(past, bytes) else None)
-        self.record = record_of(key, raw, left, fields, {}, standing, now)
+        slots = slots_of(entries, int(now * 1e6))
+        self.record = record_of(key, raw, left, entries, slots, standing, now)
 
     @property
     def mark(self) -> str:
@@ -165,7 +187,7 @@ def pasts_of(floor: bytes | None, past: bytes | None) -> list[Past]:
     return list(found.values())
 
 
-def _laid_over(quorum: Quorum, key: Key, at: int, heard: Sequence[Heard]) -> Record:
+def _laid_over(quorum: Quorum, key: Key, at: int, heard: Sequence[Heard]) -> tuple[Record, int]:
     views: list[_View] = []
     nodes: list[str] = []
     for name, it in zip(quorum.names, heard, strict=True):
@@ -184,7 +206,11 @@ def _laid_over(quorum: Quorum, key: Key, at: int, heard: Sequence[Heard]) -> Rec
             f"no majority of {quorum.where} ({quorum.need} of {len(quorum.names)} needed) can be"
             f" read: {'; '.join(nodes)}"
         )
-    return _merged(key, views, quorum.need, tuple(nodes))
+    newest = max(it.state for it in views)
+    agree = sum(it.state == newest for it in views)
+    # Where all that can be asked agree, there is nothing to settle.
+    agree = len(quorum.names) if agree == len(views) else agree
+    return _merged(key, views, quorum.need, tuple(nodes)), agree
 
 
 def _said(record: Record) -> str:
@@ -199,13 +225,14 @@ def _merged(key: Key, views: Sequence[_View], need: int, nodes: tuple[str, ...])
     records = [it.record for it in views]
     agreed = _agreed(views, need)
     shown = max(agreed, key=lambda it: -_left(it.record)).record if agreed else Record(key)
+    newest = max(views, key=lambda it: it.state).record
     seen = f"lease {agreed[0].mark}" if agreed and agreed[0].raw else ""
     return Record(
         key,
         _holdings(agreed, shown, need),
         shown.closed_for,
-        _fields(views),
-        {},
+        _present(newest.fields, shown),
+        newest.slots,
         _history([it.past for it in views], majority_of(len(views))),
         _candidates(records, majority_of(len(records))),
         seen,
@@ -245,8 +272,10 @@ def _holdings(agreed: Sequence[_View], shown: Record, need: int) -> tuple[Holdin
     return (ordered[need - 1],)
 
 
-def _fields(views: Sequence[_View]) -> dict[str, Field]:
-    return fields_of(last_words([it.words for it in views]))
+def _present(fields: Mapping[str, Field], shown: Record) -> dict[str, Field]:
+    """Without a request to resign that was meant for an earlier holder."""
+    token = max((it.token for it in shown.holdings), default=0)
+    return {name: it for name, it in fields.items() if name != RESIGN or it.version > token}
 
 
 def _history(views: Sequence[Sequence[Past]], need: int) -> tuple[Past, ...]:
@@ -283,7 +312,9 @@ async def is_unchanged(quorum: Quorum, panel: Panel, key: Key, seen: str, until:
     dialect = quorum.dialect
     request = dialect.look(key)
     if what == "pause":
-        request = pack("HGET", dialect.places(key).switches, "f:pause")
+        request = pack("HGET", dialect.places(key).fields, "f:pause")
+    elif what.startswith("slot:"):
+        request = pack("HGET", dialect.places(key).fields, f"u:{what.removeprefix('slot:')}")
     pause = _LOOK_AGAIN
     while True:
         heard = await panel.ask([Step(request, 1)] * len(quorum.names), until, answered_by_most)

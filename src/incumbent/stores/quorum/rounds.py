@@ -11,18 +11,30 @@ from random import random
 from typing import Final
 
 from incumbent.clock import now as _now
-from incumbent.model import Ask, GiveOutcome, Gone, Granted, Key, Refused, Released, TakeOutcome
+from incumbent.errors import StoreError, StoreUnavailable
+from incumbent.model import (
+    Ask,
+    GiveOutcome,
+    Gone,
+    Granted,
+    Key,
+    Refused,
+    Released,
+    TakeOutcome,
+)
 from incumbent.stores.quorum import ballots
 from incumbent.stores.quorum.ballots import Answer, No, Silent, Vote, decide
+from incumbent.stores.quorum.fields import is_paused
+from incumbent.stores.quorum.founding import found
 from incumbent.stores.quorum.group import (
     Quorum,
-    answered_by_most,
+    agreed_by_most,
     no_majority,
     silent_of,
     strangers,
 )
 from incumbent.stores.quorum.panel import Heard, Panel
-from incumbent.stores.quorum.switches import is_paused
+from incumbent.stores.quorum.slots import TAKE_BACK_WITHIN, give_slot_back, take_with_slot
 from incumbent.stores.redis.resp import Step
 
 __all__ = ["Rounds"]
@@ -31,11 +43,7 @@ _TURNS: Final = 10
 """Rounds of one take before those who split the vote are called the holders."""
 _BACK_OFF: Final = 0.001
 _BACK_OFF_MOST: Final = 0.03
-_FOUND_WITHIN: Final = 1.0
 _REMEMBERED: Final = 4096
-_AHEAD_MOST_US: Final = 60_000_000
-_TAKE_BACK_WITHIN: Final = 0.05
-"""Seconds for taking votes back when the time of the take itself is over."""
 
 
 class _Turn:
@@ -55,12 +63,17 @@ class Rounds:
 
     def __init__(self, quorum: Quorum) -> None:
         self.quorum = quorum
-        self._founded = False
         self.taken_back: dict[tuple[Key, str], int] = {}
         """Of claims that may be asked again: the largest ballot that was asked to be taken back.
 
         That request may still be on its way, so what is stored at such a ballot is no vote.
         """
+        self.given_up: dict[tuple[Key, str], int] = {}
+        """Claims that were given up in doubt, which may not be asked again."""
+
+    def is_doubtful(self, key: Key, claim: str) -> bool:
+        """Whether votes of the claim that count for nothing may be there, or on their way."""
+        return (key, claim) in self.taken_back or (key, claim) in self.given_up
 
     # -- take ---------------------------------------------------------------------------------
 
@@ -74,7 +87,23 @@ class Rounds:
         first: tuple[int, list[Heard]] | None = None,
     ) -> TakeOutcome:
         """See Store.take. `first`: the ballot and the answers of a round that was made already."""
-        await self._found(panel, until)
+        if ask.slot is None:
+            return await self.take_lease(panel, key, claim, ask, until, first)
+        return await take_with_slot(self, panel, key, claim, ask, ask.slot, until)
+
+    async def take_lease(
+        self,
+        panel: Panel,
+        key: Key,
+        claim: str,
+        ask: Ask,
+        until: float,
+        first: tuple[int, list[Heard]] | None = None,
+    ) -> TakeOutcome:
+        """See Store.take, without regard to a slot."""
+        if (key, claim) in self.given_up:
+            raise StoreUnavailable(f"this claim of {key.name} was given up and is not asked again")
+        await found(self.quorum, panel, until)
         if first is None and not self.quorum.clock.knows():
             mute = [silent_of(it, "") for it in await panel.ask([None] * len(panel.born), until)]
             raise no_majority(self.quorum, mute, perhaps=False)
@@ -85,7 +114,7 @@ class Rounds:
             if count or first is None:
                 await self._ask_for_votes(panel, key, claim, ask, until, turn)
             elif first is not None:
-                turn.answers = self._read_votes(first[1], claim)
+                turn.answers = self._read_votes(first[1], claim, turn.ballot)
             outcome = await self._settle(panel, key, claim, ask, until, turn, count)
             if outcome is not None:
                 return outcome
@@ -94,7 +123,7 @@ class Rounds:
     def is_decided(self, heard: Sequence[Heard | None], claim: str) -> bool:
         """Whether the answers that are there suffice, in a first round."""
         return ballots.is_decided([
-            None if it is None else self._read_vote(node, it, claim)
+            None if it is None else self._read_vote(node, it, claim, 0)
             for node, it in enumerate(heard)
         ])  # fmt: skip
 
@@ -102,8 +131,8 @@ class Rounds:
         self, panel: Panel, key: Key, claim: str, ask: Ask, until: float, turn: _Turn
     ) -> None:
         quorum, now = self.quorum, _now()
-        turn.ballot = quorum.clock.propose(now, turn.above)
-        request = quorum.dialect.take(key, claim, ask, turn.ballot, raising=turn.raising)
+        turn.ballot = ballot = quorum.clock.propose(now, turn.above)
+        request = quorum.dialect.take(key, claim, ask, ballot, raising=turn.raising)
         wait, step = quorum.dialect.wait_of(ask.ttl), Step(request, 1)
         young = {
             node: No("young", left=born + wait - now)
@@ -114,27 +143,37 @@ class Rounds:
 
         def enough(heard: Sequence[Heard | None]) -> bool:
             return ballots.is_decided([
-                young.get(node, None if it is None else self._read_vote(node, it, claim))
+                young.get(node, None if it is None else self._read_vote(node, it, claim, ballot))
                 for node, it in enumerate(heard)
             ])  # fmt: skip
 
         heard = await panel.ask(steps, until, enough)
         turn.took = _now() - now
-        turn.answers = self._read_votes(heard, claim)
+        turn.answers = self._read_votes(heard, claim, turn.ballot)
         for node, no in young.items():
             turn.answers[node] = no
 
-    def _read_votes(self, heard: Sequence[Heard], claim: str) -> list[Answer]:
-        return [self._read_vote(node, it, claim) for node, it in enumerate(heard)]
+    def _read_votes(self, heard: Sequence[Heard], claim: str, ballot: int) -> list[Answer]:
+        return [self._read_vote(node, it, claim, ballot) for node, it in enumerate(heard)]
 
-    def _read_vote(self, node: int, heard: Heard, claim: str) -> Answer:
+    def _read_vote(self, node: int, heard: Heard, claim: str, ballot: int) -> Answer:
         if isinstance(heard, Silent):
             return heard
         quorum = self.quorum
         answer = quorum.dialect.read_vote(heard[0], claim, quorum.names[node])
         if isinstance(answer, No) and answer.now:
             quorum.clock.heard(node, answer.now, _now())
+            return self._in_time(answer, ballot)
         return answer
+
+    def _in_time(self, no: No, ballot: int) -> No:
+        """The refusal with when the node would vote, where that is a matter of the clocks."""
+        if no.kind == "high":
+            return no._replace(left=(ballot - ballots.AHEAD_MOST_US - no.now) / 1e6)
+        early = no.floor - self.quorum.clock.highest_admitted(_now())
+        if no.kind == "low" and early > 0:
+            return no._replace(kind="ahead", left=early / 1e6)
+        return no
 
     async def _settle(
         self,
@@ -167,9 +206,9 @@ class Rounds:
                 return self.quorum.dialect.refusal(no)
             case ballots.Split():
                 return await self._split(panel, key, claim, turn, until, count, verdict)
-            case ballots.Strangers(node):
+            case ballots.Strangers(node, marker):
                 await self._take_back(panel, key, claim, turn, until)
-                raise strangers(self.quorum, node)
+                raise strangers(self.quorum, node, marker)
             case _:
                 await self._give_up(panel, key, claim, turn, until, verdict)
         return None
@@ -218,7 +257,7 @@ class Rounds:
         perhaps = isinstance(verdict, ballots.Undecided) and verdict.perhaps
         if not perhaps:
             perhaps = not await self._take_back(panel, key, claim, turn, until)
-        after = verdict.young_for if isinstance(verdict, ballots.Undecided) else None
+        after = verdict.votes_in if isinstance(verdict, ballots.Undecided) else None
         raise no_majority(self.quorum, turn.answers, perhaps=perhaps, retry_after=after)
 
     async def _take_back(
@@ -229,7 +268,7 @@ class Rounds:
         if not any(concerned):
             return True
         ballot = max(turn.ballot, *map(_seen_vote, turn.answers))
-        self._remember(key, claim, ballot)
+        remember(self.taken_back, (key, claim), ballot)
         step = Step(self.quorum.dialect.revoke(key, claim, ballot), 1)
         steps = [step if it else None for it in concerned]
         voted = [isinstance(it, Vote) for it in turn.answers]
@@ -237,7 +276,7 @@ class Rounds:
         def enough(heard: Sequence[Heard | None]) -> bool:
             return all(it is not None for it, had in zip(heard, voted, strict=True) if had)
 
-        by = max(until, _now() + _TAKE_BACK_WITHIN)
+        by = max(until, _now() + TAKE_BACK_WITHIN)
         heard = await panel.ask(steps, by, enough)
         confirmed = True
         for node, it in enumerate(heard):
@@ -248,14 +287,8 @@ class Rounds:
 
     def _above(self, answers: Sequence[Answer]) -> int:
         """The largest ballot that was seen; but what a majority would refuse is not followed."""
-        limit = self.quorum.clock.unix_us(_now()) + _AHEAD_MOST_US
+        limit = self.quorum.clock.highest_admitted(_now())
         return max((seen for seen in map(_seen, answers) if seen <= limit), default=0)
-
-    def _remember(self, key: Key, claim: str, ballot: int) -> None:
-        kept = self.taken_back
-        kept[key, claim] = max(ballot, kept.get((key, claim), 0))
-        while len(kept) > _REMEMBERED:
-            kept.pop(next(iter(kept)), None)
 
     # -- give ---------------------------------------------------------------------------------
 
@@ -269,13 +302,43 @@ class Rounds:
         closed_for: float,
         reserve_for: str | None,
         first: list[Heard] | None = None,
+        slot: str | None = None,
     ) -> GiveOutcome:
         """See Store.give. A majority's word is enough; the others are told when they answer."""
-        quorum = self.quorum
+        if slot is None:
+            return await self._give(panel, key, claim, token, until, closed_for, reserve_for, first)
+        doubt: StoreError | None = None
+        try:
+            # While nobody else can have the lease.
+            await give_slot_back(self.quorum, panel, key, claim, slot, until)
+        except StoreError as error:
+            doubt = error
+        outcome = await self._give(panel, key, claim, token, until, closed_for, reserve_for)
+        if doubt is not None:
+            raise doubt
+        return outcome
+
+    async def _give(
+        self,
+        panel: Panel,
+        key: Key,
+        claim: str,
+        token: int | None,
+        until: float,
+        closed_for: float,
+        reserve_for: str | None,
+        first: list[Heard] | None = None,
+    ) -> GiveOutcome:
+        quorum, now = self.quorum, self.quorum.clock.unix_us(_now())
+        ballot = max(quorum.clock.highest, now) if token is None else token
         if first is None:
-            ended = quorum.clock.unix_us(_now())
-            request = quorum.dialect.give(key, claim, token, closed_for, reserve_for, ended)
-            heard = await panel.ask([Step(request, 1)] * len(quorum.names), until, answered_by_most)
+            if token is None and closed_for <= 0:
+                # Nobody knows whether it was granted: its votes may still be on their way.
+                remember(self.given_up, (key, claim), ballot)
+                request = quorum.dialect.revoke(key, claim, ballot)
+            else:
+                request = quorum.dialect.give(key, claim, token, closed_for, reserve_for, now)
+            heard = await panel.ask([Step(request, 1)] * len(quorum.names), until, agreed_by_most)
         else:
             heard = first
         released = answered = 0
@@ -286,31 +349,26 @@ class Rounds:
                 released += it[0]
                 continue
             silent.append(silent_of(it, quorum.names[node]))
-            panel.owe(node, key, claim, quorum.clock.highest if token is None else token)
+            panel.owe(node, key, claim, ballot)
         if answered < quorum.need:
-            raise no_majority(quorum, silent, perhaps=_any_sent(silent) or released > 0)
-        return Released() if released else Gone()
+            sent = any(isinstance(it, Silent) and it.sent for it in silent)
+            raise no_majority(quorum, silent, perhaps=sent or released > 0)
+        # A vote that was left with a minority was no lease: a majority may have been another's.
+        kept = released and (token is None or answered - released < quorum.need)
+        return Released() if kept else Gone()
 
-    # -- a new cluster ------------------------------------------------------------------------
 
-    async def _found(self, panel: Panel, until: float) -> None:
-        """All nodes blank: a new cluster, whose nodes need not wait for holders from before."""
-        if self._founded or not panel.blank:
-            return
-        self._founded = True
-        quorum = self.quorum
-        # The connections may be old: what counts is that all are blank now.
-        heard = await panel.ask([quorum.dialect.marker()] * len(quorum.names), until)
-        if any(isinstance(it, Silent) or it[0] is not None for it in heard):
-            return
-        last = quorum.clock.unix_us(min(until, _now() + _FOUND_WITHIN))
-        await panel.ask([quorum.dialect.found(last)] * len(quorum.names), until)
+def remember(kept: dict[tuple[Key, str], int], which: tuple[Key, str], ballot: int) -> None:
+    """The largest ballot of a claim, among the last few thousand."""
+    kept[which] = max(ballot, kept.get(which, 0))
+    while len(kept) > _REMEMBERED:
+        kept.pop(next(iter(kept)), None)
 
 
 def _may_hold(answer: Answer) -> bool:
     if isinstance(answer, No):
         # It did not raise an earlier vote of this claim, and has that still.
-        return answer.kind in ("low", "high") and bool(answer.raw)
+        return answer.kind in ("low", "high", "ahead") and bool(answer.raw)
     return isinstance(answer, Vote) or answer.sent
 
 
@@ -320,10 +378,6 @@ def _seen(answer: Answer) -> int:
 
 def _seen_vote(answer: Answer) -> int:
     return answer.ballot if isinstance(answer, Vote) else 0
-
-
-def _any_sent(answers: Sequence[Answer]) -> bool:
-    return any(isinstance(it, Silent) and it.sent for it in answers)
 
 
 def _pause_seen(quorum: Quorum, answers: Sequence[Answer]) -> str:

@@ -19,7 +19,7 @@ class _OfQuorum(Script):
 
 SCRIPTS: Final = {
     name: _OfQuorum(name)
-    for name in ("take", "give", "revoke", "renew", "plant", "put", "found", "look")
+    for name in ("take", "give", "revoke", "renew", "plant", "promise", "accept", "found", "look")
 }
 LOADS: Final = tuple(pack("SCRIPT", "LOAD", script.text) for script in SCRIPTS.values())
 _EVALSHA: Final = b"$7\r\nEVALSHA\r\n$40\r\n"

@@ -24,11 +24,11 @@ from incumbent.model import (
     TakeOutcome,
 )
 from incumbent.stores.quorum.dialing import Dialer
-from incumbent.stores.quorum.group import Quorum, answered_by_most
+from incumbent.stores.quorum.fields import put_field
+from incumbent.stores.quorum.group import Quorum, agreed_by_most
 from incumbent.stores.quorum.panel import Node
 from incumbent.stores.quorum.reading import read, scan
 from incumbent.stores.quorum.rounds import Rounds
-from incumbent.stores.quorum.switches import put_switch
 from incumbent.stores.quorum.sync_panel import SyncPanel
 from incumbent.stores.quorum.upkeep import renew
 from incumbent.stores.quorum.waiting import SyncWaiter
@@ -66,8 +66,8 @@ class QuorumStore:
         rounds = self._rounds
         wait = quorum.dialect.wait_of(ask.ttl)
         # A claim whose votes are being taken back needs a ballot above those.
-        doubtful = rounds.taken_back and (key, claim) in rounds.taken_back
-        panel = None if doubtful else self._swift(wait, until)
+        swift = ask.slot is None and not rounds.is_doubtful(key, claim)
+        panel = self._swift(wait, until) if swift else None
         if panel is None:
             return self._run(until, lambda it: rounds.take(it, key, claim, ask, until))
         ballot = quorum.clock.propose(panel.used)
@@ -107,14 +107,15 @@ class QuorumStore:
     ) -> GiveOutcome:
         """See Store.give."""
         quorum, rounds, idle = self._quorum, self._rounds, self._idle
-        panel = self._swift(0.0, until)
+        swift = token is not None and slot is None
+        panel = self._swift(0.0, until) if swift else None
         parting = (key, claim, token, until, closed_for, reserve_for)
         if panel is None:
-            return self._run(until, lambda it: rounds.give(it, *parting))
+            return self._run(until, lambda it: rounds.give(it, *parting, None, slot))
         ended = quorum.clock.unix_us(panel.used)
         request = quorum.dialect.give(key, claim, token, closed_for, reserve_for, ended)
         try:
-            heard = panel.swiftly(request, _GIVEN, until, answered_by_most)
+            heard = panel.swiftly(request, _GIVEN, until, agreed_by_most)
             if heard is None:
                 outcome: GiveOutcome = _RELEASED
             else:
@@ -140,9 +141,9 @@ class QuorumStore:
     def put(
         self, key: Key, field: str, value: bytes | None, guard: Guard, until: float
     ) -> PutOutcome:
-        """See Store.put: only the switches."""
+        """See Store.put."""
         return self._run(
-            until, lambda panel: put_switch(self._quorum, panel, key, field, value, guard, until)
+            until, lambda panel: put_field(self._quorum, panel, key, field, value, guard, until)
         )
 
     def read(self, key: Key, until: float) -> Record:

@@ -2,52 +2,65 @@
 -- - the node belongs to the asker's quorum, and is no newer than ARGV[7] says: a blank one is born now;
 -- - nobody else has the lease here, and the name is neither paused nor closed;
 -- - the ballot is above the floor, the largest ballot that was voted for here. Where none is kept,
---   the floor is a minute before the node's clock;
--- - the ballot is at most a minute ahead of the clock, or a second above the floor.
+--   the floor is a minute before the node's clock. It is never less than the node's birth and a
+--   minute: what it voted for before it lost its data was not further ahead of its clock;
+-- - the ballot is at most a minute ahead of the clock. More than two minutes ahead the clock must
+--   have been set back, or be wrong: then it may be a second above the last vote.
 -- What the claim has here already is not voted for again: its ballot is told, and raised if asked.
 -- An uncontended vote is what is fast: each redis.call costs about a microsecond, and each byte of a
 -- text that Lua has not seen before one nanosecond.
--- KEYS: the lease, its floor, the node's marker, its past, its switches, and the list of candidates
---       if one is kept
+-- KEYS: the lease, its floor, the node's marker, its past, the hash of its fields (see promise.lua),
+--       and the list of candidates if one is kept
 -- ARGV: 1 "incumbent1 <claim> "    2 ballot    3 " <ttl ms> <holder> <meta>"    4 ttl in ms
---       5 ms to keep the floor    6 the marker of a founded node: "incumbent1 <members> 0"
---       7 ms for which a new node does not vote    8 " <holder>"
+--       5 ms to keep the floor    6 the marker of a founded node: "incumbent2 <members> 0 <longest>"
+--       7 ms for which a new node does not vote, or "-" for the longest ttl known    8 " <holder>"
 --       If more is wanted: 9 "+" to raise what the claim has here, else "-"    10 ms of a candidacy
 -- Returns "incumbent1 <claim> <ballot>" for a fresh vote; {that, ms left} for a claim that was here;
 -- {kind, value, ms left, now, floor} for no vote.
 --
+-- The marker: "incumbent2 <members> <born, unix us> <the longest ttl that was asked for here, ms>".
+--
 -- The floor's key: "<floor, 16 digits> <s> <until, unix ms, 13 digits> <last>". `s` is "-" if there
--- is no switch, "+" if there may be one. `until` is when the key expires. `last` are the last few
+-- is no word to who holds or takes it (pause, resign), "+" if there may be one. `until` is when the key expires. `last` are the last few
 -- holdings, a line each, before they move to the past together: "<token> <holder>", with
 -- " <ended, unix us>" if it was given.
 local call, head, ballot = redis.call, ARGV[1], ARGV[2]
 local kept, marker, time = call('GET', KEYS[2]), call('GET', KEYS[3]), call('TIME')
 local now = time[1] * 1000000 + time[2]
 
+local born = 0
+
 if marker ~= ARGV[6] then
-  local members = string.sub(ARGV[6], 1, -2)
+  local members, longest = string.match(ARGV[6], '^(%S+ %S+ )0 (%d+)$')
   if not marker then
-    marker = members .. string.format('%.0f', now)
+    marker = members .. string.format('%.0f ', now) .. longest
     call('SET', KEYS[3], marker)
   end
-  local young = string.sub(marker, 1, #members) == members
-    and string.sub(marker, #members + 1) + ARGV[7] * 1000 - now
-  if not young or young > 0 then
-    local kind, left = young and 'young' or 'members', young and math.ceil(young / 1000) or -1
-    return {kind, marker, left, string.format('%.0f', now), ''}
+  local theirs, since, most = string.match(marker, '^(%S+ %S+ )(%d+) (%d+)$')
+  if theirs ~= members then return {'members', marker, -1, string.format('%.0f', now), ''} end
+  if longest - most > 0 then
+    most = longest
+    call('SET', KEYS[3], members .. since .. ' ' .. most)
+  end
+  born = since + 0
+  local young = born + (ARGV[7] == '-' and most or ARGV[7]) * 1000 - now
+  if young > 0 then
+    return {'young', marker, math.ceil(young / 1000), string.format('%.0f', now), ''}
   end
 end
 
-local floor, switched = kept and string.sub(kept, 1, 16), true
+local floor, switched = kept and string.sub(kept, 1, 16) + 0 or now - 60000000, true
 if kept then switched = string.byte(kept, 18) == 43 end
+if born > 0 and floor < born + 60000000 then floor = born + 60000000 end
 local ahead, admits = ballot - now, 'low'
-if floor and ballot - floor > 0 or not floor and ahead > -60000000 then
-  admits = ahead <= 60000000 or floor and ballot - floor <= 1000000 or 'high'
+if ballot - floor > 0 then
+  admits = ahead <= 60000000 or ahead > 120000000 and kept and ballot - floor <= 1000000
+    and tonumber(string.match(string.sub(kept, 34), '(%d+) [^\n]*$')) == floor or 'high'
 end
 local paused, resign = false, false
 if switched then
-  local fields = call('HMGET', KEYS[5], 'f:pause', 'f:resign', 'k')
-  paused, resign, switched = fields[1], fields[2], fields[3]
+  local fields = call('HMGET', KEYS[5], 'f:pause', 'f:resign')
+  paused, resign, switched = fields[1], fields[2], fields[1] or fields[2]
 end
 
 local how, value, ours = 'NX'
@@ -70,15 +83,7 @@ repeat
         last = ''
       end
       -- A request to resign was meant for an earlier holder.
-      if resign then
-        call('HDEL', KEYS[5], 'f:resign')
-        call('HSET', KEYS[5], 'd:resign', string.match(resign, '^%d+'))
-        if call('HINCRBY', KEYS[5], 'k', -1) < 1 then
-          call('HDEL', KEYS[5], 'k')
-          call('PEXPIRE', KEYS[5], 86400000)
-          switched = false
-        end
-      end
+      if resign and ballot - string.match(resign, '^%d+') > 0 then switched = false end
       -- What is ahead of the clock is remembered for longer: until a minute before the clock is
       -- above it.
       local keep = ahead > 60000000 and math.ceil(ARGV[5] + ahead / 1000) or ARGV[5]
@@ -112,7 +117,7 @@ now = string.format('%.0f', now)
 if value and string.sub(value, 1, #head) == head then
   local stored, left, ttl = string.match(value, '^%d+', #head + 1), call('PTTL', KEYS[1]), ARGV[4] + 0
   if ARGV[9] == '+' and stored ~= ballot then
-    if admits ~= true then return {admits, value, left, now, floor or ''} end
+    if admits ~= true then return {admits, value, left, now, string.format('%.0f', floor)} end
     call('SET', KEYS[1], head .. ballot .. string.sub(value, #head + #stored + 1), 'KEEPTTL')
     -- The last holding is this one: it has its new token, and goes on.
     local before = kept and string.match(kept, '^.*\n', 34) or ''
@@ -144,5 +149,5 @@ if ARGV[10] and kind ~= 'low' and kind ~= 'high' then
     if call('PTTL', line) < tonumber(ARGV[10]) then call('PEXPIRE', line, ARGV[10]) end
   end
 end
-if kind == 'paused' then return {kind, paused, -1, now, floor or ''} end
-return {kind, value or '', value and call('PTTL', KEYS[1]) or -1, now, floor or ''}
+if kind == 'paused' then return {kind, paused, -1, now, string.format('%.0f', floor)} end
+return {kind, value or '', value and call('PTTL', KEYS[1]) or -1, now, string.format('%.0f', floor)}

@@ -13,10 +13,10 @@ from typing import Any, Final
 from incumbent.model import Gone, Renewal, Renewed, RenewOutcome, Unproved
 from incumbent.stores.notices import PAUSE, RESIGN, notices_for
 from incumbent.stores.quorum.ballots import Answer, Silent
+from incumbent.stores.quorum.fields import field_entry, last_entries
 from incumbent.stores.quorum.group import Quorum, no_majority, silent_of, strangers
 from incumbent.stores.quorum.panel import Heard, Panel
 from incumbent.stores.quorum.scripts import as_eval
-from incumbent.stores.quorum.switches import switches_of
 from incumbent.stores.redis.exchange import is_forgotten
 from incumbent.stores.redis.resp import Step
 
@@ -76,14 +76,16 @@ class _Round:
         if heard is None or isinstance(heard, Silent) or not isinstance(heard[0], list):
             return None
         answers = heard[0]
-        if answers[:1] == [b"members"]:
-            raise strangers(self.quorum, node)
+        if _is_strange(heard):
+            raise strangers(self.quorum, node, answers[1])
         if len(answers) != len(self.batch) + 1 or answers[0] != self.echo:
             return None
         return answers[1:]
 
     def _enough(self, heard: Sequence[Heard | None]) -> bool:
-        """A majority has renewed each of them."""
+        """A majority has renewed each of them, or one has to be refused."""
+        if any(_is_strange(it) for it in heard):
+            return True
         present = [said for node, it in enumerate(heard) if (said := self._said(node, it))]
         need = self.quorum.need
         if len(present) < need:
@@ -110,11 +112,12 @@ class _Round:
 
     async def _notices(self, renewal: Renewal, words: Sequence[Any]) -> Any:
         if all(it == words[0] for it in words):
-            pause, resign = (raw and raw.partition(b" ")[2] for raw in words[0])
+            last = words[0]
         else:
             # The nodes are not of one mind: somebody missed a word, perhaps the last one.
-            last = await switches_of(self.quorum, self.panel, renewal.key, self.until)
-            pause, resign = last[PAUSE].value, last[RESIGN].value
+            names = [field_entry(PAUSE), field_entry(RESIGN)]
+            last = await last_entries(self.quorum, self.panel, renewal.key, names, self.until)
+        pause, resign = (None if raw is None else raw.partition(b" ")[2] for raw in last)
         return notices_for(renewal.token, pause, resign)
 
     # -- planting -----------------------------------------------------------------------------
@@ -178,6 +181,11 @@ class _Round:
 
 def _has_forgotten(heard: Heard) -> bool:
     return not isinstance(heard, Silent) and is_forgotten(heard[0])
+
+
+def _is_strange(heard: Heard | None) -> bool:
+    """Whether the node says that it is not of this quorum."""
+    return isinstance(heard, list) and isinstance(heard[0], list) and heard[0][:1] == [b"members"]
 
 
 def _confirms(answer: Any) -> bool:

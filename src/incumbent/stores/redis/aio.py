@@ -17,9 +17,17 @@ from incumbent.stores.redis.aiodial import dial
 from incumbent.stores.redis.aiowire import AsyncWire
 from incumbent.stores.redis.dialect import Dialect
 from incumbent.stores.redis.driver import Site
-from incumbent.stores.redis.errors import Broken, Demoted
-from incumbent.stores.redis.exchange import UNUSABLE, Exchange, Operate, Read, is_forgotten, one
+from incumbent.stores.redis.errors import Broken, Demoted, Outdated
+from incumbent.stores.redis.exchange import (
+    UNUSABLE,
+    Exchange,
+    Operate,
+    is_forgotten,
+    one_give,
+)
+from incumbent.stores.redis.incarnation import LOOK_EVERY
 from incumbent.stores.redis.resp import as_eval
+from incumbent.stores.redis.taking import too_early
 from incumbent.stores.redis.waiting.aioear import AsyncEar, LoopBell
 from incumbent.stores.redis.waiting.hub import Bell, Ear
 
@@ -85,15 +93,12 @@ class AsyncRedisStore(Exchange[AsyncWire]):
 
     async def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
         """See Store.take."""
-        dialect, wait, hub = self.dialect, self.site.restart_wait, self.hub
-        if wait is None:
-            wait = ask.ttl
-        if hub.handed and (said := hub.answer(claim, ask, wait)) is not None:
+        hub = self.hub
+        if hub.waits_on and (said := hub.answer(claim, ask)) is not None:
             return said
         sent = _now()
-        request = dialect.take(key, claim, ask)
-        outcome = await self._ask(request, until, wait, dialect.taken, key, claim, ask)
-        if hub.sent or type(outcome) is Queued:
+        outcome = await self._take(key, claim, ask, sent, until)
+        if hub.asked or type(outcome) is Queued:
             hub.learn(claim, sent, outcome)
         return outcome
 
@@ -109,38 +114,60 @@ class AsyncRedisStore(Exchange[AsyncWire]):
         slot: str | None = None,
     ) -> GiveOutcome:
         """See Store.give."""
-        dialect = self.dialect
+        dialect, wire = self.dialect, self._shared
         request = dialect.give(key, claim, token, closed_for, slot, reserve_for)
-        return await self._ask(request, until, 0.0, dialect.given, key, claim, None)
+        if wire is None or wire.is_stale(trust=True):
+            return await self.do(one_give(dialect, request, key, claim, until), until)
+        try:
+            answer = await wire.ask(request, until)
+            if is_forgotten(answer):
+                answer = await wire.ask(as_eval(request), until)
+            return dialect.given(answer, key, claim, None, wire.epoch)
+        except UNUSABLE as error:
+            self._end_if_unusable(wire, error)
+            again: Operate[AsyncWire, GiveOutcome] = one_give(dialect, request, key, claim, until)
+            return await self.again(error, again, until, 0.0, repeatable=True)
+        except Demoted:
+            self._forget(wire)
+            raise
 
-    async def _ask(
-        self,
-        request: bytes,
-        until: float,
-        wait: float,
-        read: Read[T],
-        key: Key,
-        claim: str,
-        ask: Ask | None,
-    ) -> T:
-        """One request by the connection that is there; all else is `Exchange`'s."""
-        wire = self._shared
-        if wire is not None and not wire.is_stale(trust=True) and _now() >= wire.born + wait:
-            try:
-                answer = await wire.ask(request, until)
-                if is_forgotten(answer):
-                    answer = await wire.ask(as_eval(request), until)
-                return read(answer, key, claim, ask, wire.epoch)
-            except UNUSABLE as error:
-                _end_if_out_of_step(wire, error)
-                again: Operate[AsyncWire, T] = one(request, until, read, key, claim, ask)
-                # A take in doubt is the caller's to repeat, who remembers that there were two.
-                return await self.again(error, again, until, wait, repeatable=ask is None)
-            except Demoted:
-                self._forget(wire)
-                raise
-        operate: Operate[AsyncWire, T] = one(request, until, read, key, claim, ask)
-        return await self.do(operate, until, wait, repeatable=ask is None)
+    async def _take(self, key: Key, claim: str, ask: Ask, now: float, until: float) -> TakeOutcome:
+        """By the connection that is there, if it was just looked at; else as `Exchange` does."""
+        dialect, wire = self.dialect, self._shared
+        if (
+            wire is None
+            or wire.is_stale(trust=True)
+            or now - wire.asked > LOOK_EVERY
+            or ask.ttl > wire.serves
+        ):
+            return await super().take(key, claim, ask, until)
+        try:
+            request = dialect.take(key, claim, ask, wire.sign, until + wire.ahead)
+            answer = await wire.ask(request, until)
+            if is_forgotten(answer):
+                answer = await wire.ask(as_eval(request), until)
+            outcome = dialect.taken(answer, key, claim, ask, wire.epoch)
+        except UNUSABLE as error:
+            self._end_if_unusable(wire, error)
+            taking = self.taking(key, claim, ask, until)
+            # A take in doubt is the caller's to repeat, who remembers that there were two.
+            return await self.again(error, taking, until, ask.ttl, repeatable=False)
+        except Demoted:
+            self._forget(wire)
+            raise
+        # The answer to the look came before this one.
+        if now - wire.looked > LOOK_EVERY:
+            return await self.take_looking(key, outcome, ask, until)
+        if type(answer) is list and len(answer) == 1 and not await self._is_known(wire, until):
+            return await self.take_looking(key, outcome, ask, until)
+        return outcome
+
+    async def _is_known(self, wire: AsyncWire, until: float) -> bool:
+        """Whether the data are still those that the connection knows."""
+        try:
+            return wire.is_marked(await wire.ask(wire.reread, until))
+        except UNUSABLE:
+            return False
 
     # -- the connection -----------------------------------------------------------------------
 
@@ -148,18 +175,32 @@ class AsyncRedisStore(Exchange[AsyncWire]):
         wire = self._shared
         return None if wire is None or wire.is_stale(trust=trust) else wire
 
-    async def _use(self, wire: AsyncWire, operate: Operate[AsyncWire, T], wait: float) -> T:
-        now = _now()
-        if wait and now < wire.born + wait:
-            raise self.too_early(wire, wait, now)
+    async def _use(self, wire: AsyncWire, operate: Operate[AsyncWire, T], ttl: float) -> T:
+        if ttl and (early := too_early(self.site, wire, ttl, _now())) is not None:
+            if wire.problem is not None:
+                self._forget(wire)
+            raise early
         try:
             return await operate(wire)
         except UNUSABLE as error:
-            _end_if_out_of_step(wire, error)
+            self._end_if_unusable(wire, error)
             raise
         except Demoted:
             self._forget(wire)
             raise
+
+    def leave_behind(self, epoch: str) -> None:
+        """See Exchange.leave_behind."""
+        wire = self._shared
+        if wire is not None and wire.epoch != epoch:
+            self._forget(wire)
+
+    def _end_if_unusable(self, wire: AsyncWire, error: Exception) -> None:
+        if isinstance(error, Outdated):
+            self._forget(wire)
+        elif not isinstance(error, Broken):
+            # An answer that is another's: those that follow would be too.
+            wire.close()
 
     def _forget(self, wire: AsyncWire) -> None:
         """What it was told of the server no longer holds: whoever asks next connects anew."""
@@ -209,9 +250,3 @@ class AsyncRedisStore(Exchange[AsyncWire]):
             raise StoreUnavailable(
                 str(failure), permanent=failure.permanent, retry_after=failure.retry_after
             ) from failure
-
-
-def _end_if_out_of_step(wire: AsyncWire, error: Exception) -> None:
-    """An answer that is another's: those that follow would be too."""
-    if not isinstance(error, Broken):
-        wire.close()

@@ -18,6 +18,7 @@ import hiredis
 
 from incumbent import clock
 from incumbent.stores.redis.errors import Broken
+from incumbent.stores.redis.incarnation import Acquaintance
 
 __all__ = ["AsyncWire"]
 
@@ -29,13 +30,14 @@ _Asked: TypeAlias = "tuple[asyncio.Future[Any], float, int, int]"
 """Who waits, until when, what had been heard by then, and for how many answers."""
 
 
-class AsyncWire(asyncio.Protocol):
+class AsyncWire(Acquaintance, asyncio.Protocol):
     """See exchange.AnyWire. `ask` may be called by many tasks; `send` and `next` by one only.
 
     One timer serves all who wait: it is moved, not remade.
     """
 
     def __init__(self, writer: asyncio.StreamWriter) -> None:
+        super().__init__()
         reader = hiredis.Reader()
         self._feed, self._gets = reader.feed, reader.gets
         self._loop = asyncio.get_running_loop()
@@ -58,8 +60,6 @@ class AsyncWire(asyncio.Protocol):
         """Hears each message at once, in place of `next`; None when there will be no more."""
         self.retired = False
         """No further request is to be sent: it closes when nobody waits for an answer any more."""
-        self.epoch = ""
-        self.born = 0.0
         self.used = 0.0
 
     @property

@@ -32,7 +32,8 @@ from incumbent.model import (
     Stored,
     TakeOutcome,
 )
-from incumbent.stores.redis.errors import Mismatch, answered_error
+from incumbent.stores.redis.errors import Mismatch, Outdated, answered_error
+from incumbent.stores.redis.incarnation import check_format
 from incumbent.stores.redis.names import Names, Naming, quoted
 from incumbent.stores.redis.records import mark_of, pairs, record_of, refused, slots_named
 from incumbent.stores.redis.renewals import renew_program
@@ -56,10 +57,8 @@ class Dialect:
         self.naming = naming
         self.where = where
         self._heads: dict[Key, _Heads] = {}
-        self._tails: dict[int, tuple[Ask, bytes]] = {}
+        self._tails: dict[int, tuple[Ask, bytes, bytes]] = {}
         self.inbox = new_inbox()
-        self.hands_over = True
-        """Whether a release may grant the lease to the next in line, who then need not ask."""
 
     def move(self) -> None:
         """Have another inbox: a fork's child must not be told what its parent waits for."""
@@ -68,27 +67,32 @@ class Dialect:
 
     # -- take and give: the hot path ----------------------------------------------------------
 
-    def take(self, key: Key, claim: str, ask: Ask) -> bytes:
-        """The request of a take."""
+    def take(self, key: Key, claim: str, ask: Ask, sign: bytes, till: float) -> bytes:
+        """The request of a take.
+
+        `sign`: of what incarnation the server is, see Acquaintance; `till`: until when the answer
+        is wanted, in seconds of the server's clock.
+        """
         kept = self._tails.get(id(ask))
         if kept is None and (ask.slot is not None or ask.candidacy > 0):
-            return self._take_more(key, claim, ask)
+            return self._take_more(key, claim, ask, sign, till)
         secret = claim.encode()
-        tail = kept[1] if kept is not None else self._tail(ask)
+        tail = kept[1] if kept is not None and kept[2] is sign else self._tail(ask, sign)
         heads = self._head(key)
-        return b"%b$%d\r\nincumbent1 %b \r\n%b" % (
+        return b"%b$%d\r\nincumbent2 %b \r\n%b$16\r\n%016d\r\n" % (
             heads.take if ask.queue is None else heads.wait,
             12 + len(secret),
             secret,
             tail,
+            till * 1e6,
         )
 
-    def _take_more(self, key: Key, claim: str, ask: Ask) -> bytes:
+    def _take_more(self, key: Key, claim: str, ask: Ask, sign: bytes, till: float) -> bytes:
         names, slot = self.naming.of(key), ask.slot
         keys = [names.main, names.companion]
         parts = [
-            *_ask_parts(ask, quoted(slot.name) if slot else "-"),
-            line_words(self.inbox, ask, handed=self.hands_over) if ask.queue else "-",
+            *_ask_parts(ask, quoted(slot.name) if slot else "-", sign),
+            line_words(self.inbox, ask, quoted(ask.holder)),
             milliseconds(slot.keep) if slot else "-",
         ]
         if ask.queue is not None:
@@ -98,7 +102,8 @@ class Dialect:
         if ask.candidacy > 0:
             keys.append(names.candidates)
             parts += (milliseconds(ask.candidacy), names.channel)
-        return _take.call(len(keys), *keys, _held(claim, None), *parts)
+        last = b"%016d" % (till * 1e6)
+        return _take.call(len(keys), *keys, _held(claim, None), *parts, last)
 
     def _head(self, key: Key) -> _Heads:
         try:
@@ -110,43 +115,51 @@ class Dialect:
         names = self.naming.of(key)
         both = (names.main, names.companion)
         heads = self._heads[key] = _Heads(
-            _take.open_call(both, 5),
-            _take.open_call((*both, names.line), 6),
+            _take.open_call(both, 6),
+            _take.open_call((*both, names.line), 7),
             _give.open_call((*both, names.line), 2),
             pack(names.channel).partition(b"\r\n")[2],
         )
         return heads
 
-    def _tail(self, ask: Ask) -> bytes:
+    def _tail(self, ask: Ask, sign: bytes) -> bytes:
         if len(self._tails) >= _CACHED:
             self._tails.clear()
-        words = () if ask.queue is None else (line_words(self.inbox, ask, handed=self.hands_over),)
-        tail = pack(*_ask_parts(ask, "-"), *words).partition(b"\r\n")[2]
+        words = () if ask.queue is None else (line_words(self.inbox, ask, quoted(ask.holder)),)
+        tail = pack(*_ask_parts(ask, "-", sign), *words).partition(b"\r\n")[2]
         # By identity, and with the object itself so that the identity stays its own: an Ask is
         # made once a lock, and hashing its fields would cost more than packing them.
-        self._tails[id(ask)] = (ask, tail)
+        self._tails[id(ask)] = (ask, tail, sign)
         return tail
 
     def taken(self, answer: Any, key: Key, claim: str, ask: Ask, epoch: str) -> TakeOutcome:
-        """The outcome of a take. Raises Mismatch if the answer is another claim's."""
+        """The outcome of a take.
+
+        Raises Mismatch if the answer is another claim's, Outdated if the take came too late.
+        """
         if type(answer) is bytes:
             head, _, token = answer.rpartition(b" ")
-            if head != b"incumbent1 " + claim.encode():
+            if head != b"incumbent2 " + claim.encode():
                 raise Mismatch("the answer is another claim's")
             return Granted(claim, int(token), ask.ttl, epoch)
         if type(answer) is not list:
+            if type(answer) is int:
+                raise Outdated("the take came too late by the server's clock")
             raise self._unusable(answer, key)
+        if len(answer) == 1:
+            return self.taken(answer[0], key, claim, ask, epoch)
         if len(answer) == 2:
             first = self.taken(answer[0], key, claim, ask, epoch)
             return first._replace(ttl=answer[1] / 1000) if isinstance(first, Granted) else first
-        return self._refused(answer, key, claim, ask)
+        return self._refused(answer, key, claim, ask, epoch)
 
-    def _refused(self, answer: list[Any], key: Key, claim: str, ask: Ask) -> Refused:
-        if len(answer) not in (4, 6) or not isinstance(answer[1], bytes):
+    def _refused(self, answer: list[Any], key: Key, claim: str, ask: Ask, epoch: str) -> Refused:
+        if len(answer) not in (4, 5) or not isinstance(answer[1], bytes):
             raise self._unusable(answer, key)
         kind, raw, left, now, *place = answer
+        check_format(raw, self.where, self.naming.of(key).main)
         refusal = refused(kind, raw, left, now, ask.slot.name if ask.slot else "")
-        return in_line(refusal, claim, ask, now, *place) if place else refusal
+        return in_line(refusal, claim, ask, now, place[0], epoch) if place else refusal
 
     def give(
         self,
@@ -158,9 +171,9 @@ class Dialect:
         reserve_for: str | None = None,
     ) -> bytes:
         """The request of a give."""
-        if token is None or slot is not None or closed_for > 0:
+        if not token or slot is not None or closed_for > 0:
             return self._give_more(key, claim, token, closed_for, slot, reserve_for)
-        held = b"incumbent1 %b %d " % (claim.encode(), token)
+        held = b"incumbent2 %b %d " % (claim.encode(), token)
         heads = self._head(key)
         return b"%b$%d\r\n%b\r\n%b" % (heads.give, len(held), held, heads.channel)
 
@@ -188,6 +201,18 @@ class Dialect:
             _held(claim, None),
             *successor,
         )
+
+    def undo(self, key: Key, grant: Granted, slot: str | None) -> bytes:
+        """The request that gives a grant back which is not believed, and may be asked for again.
+
+        Nobody trusts what the grant left beside the lease: see take.lua.
+        """
+        names = self.naming.of(key)
+        keys = [names.main, names.companion, names.line]
+        if slot is not None:
+            keys.append(names.slot(slot))
+        held = (_held(grant.claim, grant.token), names.channel, 0, _held(grant.claim, None))
+        return _give.call(len(keys), *keys, *held, "", "undo")
 
     def given(self, answer: Any, key: Key, claim: str, ask: Ask | None, epoch: str) -> GiveOutcome:
         """The outcome of a give."""
@@ -322,15 +347,15 @@ _RELEASED: Final = Released()
 _GONE: Final = Gone()
 
 
-def _ask_parts(ask: Ask, slot: str) -> tuple[Part, ...]:
+def _ask_parts(ask: Ask, slot: str, sign: bytes) -> tuple[Part, ...]:
     holder = quoted(ask.holder)
     value = f" {milliseconds(ask.ttl)} {holder} ".encode() + ask.meta
     keep = milliseconds(max(ask.ttl, ask.keep_record))
-    return (value, milliseconds(ask.ttl), keep, f" {slot} {holder}")
+    return (value, milliseconds(ask.ttl), b"%d %b" % (keep, sign), f" {slot} {holder}")
 
 
 def _held(claim: str, token: int | None) -> str:
-    return f"incumbent1 {claim} " if token is None else f"incumbent1 {claim} {token} "
+    return f"incumbent2 {claim} " if token is None else f"incumbent2 {claim} {token} "
 
 
 def _guard(guard: Guard) -> tuple[str, str]:

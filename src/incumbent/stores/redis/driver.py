@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from incumbent.errors import ConfigError, StoreUnavailable
 from incumbent.stores.redis.hosts import Address
+from incumbent.stores.redis.incarnation import MARKED, Marker
 from incumbent.stores.redis.options import RedisOptions
-from incumbent.stores.redis.server import MARKER, Marker
 
 __all__ = [
     "Site",
@@ -61,14 +61,18 @@ class Target:
 
 @dataclass(slots=True)
 class Site:
-    """One configured server. `proved`: it has served this process before."""
+    """One configured server. `proved`: it has served this process before.
+
+    `sighted`: the incarnation that this process saw last, and when it saw it first.
+    """
 
     target: Target
     where: str
     restart_wait: float | None = None
     allow_eviction: bool = False
     proved: bool = False
-    marker: Marker = MARKER
+    marker: Marker = MARKED
+    sighted: tuple[str, float] = ("", 0.0)
 
 
 def connect_error(error: BaseException, site: Site) -> StoreUnavailable:

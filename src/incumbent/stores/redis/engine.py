@@ -14,6 +14,7 @@ from incumbent.stores.redis.dialect import Dialect
 from incumbent.stores.redis.driver import Site
 from incumbent.stores.redis.exchange import carry_out
 from incumbent.stores.redis.loaded import load_functions, look_at_functions
+from incumbent.stores.redis.marked import look_at_marker
 from incumbent.stores.redis.names import Naming
 from incumbent.stores.redis.resp import Program
 from incumbent.stores.redis.server import diagnosis
@@ -33,7 +34,12 @@ class RedisEngine:
     """See stores.base.Engine. Connects to nothing before its first operation."""
 
     capabilities = Capabilities(
-        waits="pubsub", ttl_clock="wall", queue=True, candidates=True, reservations=True
+        waits="pubsub",
+        ttl_clock="wall",
+        queue=True,
+        candidates=True,
+        reservations=True,
+        refuses_late=True,
     )
 
     def __init__(self, site: Site, template: str | None = None) -> None:
@@ -78,7 +84,8 @@ def examine(site: Site, ttl: float, until: float) -> list[Finding]:
     """What there is to say of one server. Looks also at one that would be refused."""
 
     def program() -> Program[list[Finding]]:
-        found = yield from diagnosis(ttl, site.restart_wait, clock.now, clock.wall)
+        found = yield from diagnosis(ttl, site.restart_wait, clock.now, clock.wall, marked=True)
+        found += yield from look_at_marker(site, ttl)
         functions = yield from look_at_functions(needed=_calls_functions(site))
         return [*found, *functions]
 

@@ -9,14 +9,15 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
-from incumbent.durations import say_seconds
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
+from incumbent.stores.restart import restart_words
 
 __all__ = [
     "Broken",
     "Demoted",
     "Mismatch",
     "Moved",
+    "Outdated",
     "answered_error",
     "exchange_error",
     "restart_error",
@@ -35,6 +36,13 @@ class Broken(Exception):
 
 class Mismatch(Exception):
     """The answer belongs to another request: the connection is out of step."""
+
+
+class Outdated(Broken):
+    """What the connection knew of its server no longer holds; certainly nothing was done."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why, sent=False)
 
 
 class Demoted(StoreUnavailable):
@@ -154,11 +162,7 @@ def still_in_doubt(error: StoreUnavailable, where: str) -> OutcomeUnknown:
     )
 
 
-def restart_error(where: str, uptime: float, left: float) -> StoreUnavailable:
-    """The exception for a server that has not been up for as long as a holder may believe."""
-    return StoreUnavailable(
-        f"{where} restarted, or was promoted, {say_seconds(max(0.0, uptime))} ago and grants"
-        f" nothing for another {say_seconds(left)} (restart_wait): a holder from before may still"
-        " believe",
-        retry_after=left,
-    )
+def restart_error(where: str, *, promoted: bool, age: float, left: float) -> StoreUnavailable:
+    """The exception for a server that may have forgotten who still believes."""
+    what = "was promoted" if promoted else "started, is new, or lost its data"
+    return StoreUnavailable(restart_words(where, what, age, left), retry_after=left)

@@ -10,6 +10,7 @@ Whatever interrupts an exchange (any BaseException) closes its connection.
 
 from __future__ import annotations
 
+import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
@@ -22,6 +23,7 @@ from incumbent.errors import StoreError, StoreUnavailable
 from incumbent.model import (
     Ask,
     GiveOutcome,
+    Granted,
     Guard,
     Key,
     PutOutcome,
@@ -36,33 +38,28 @@ from incumbent.stores.redis.errors import (
     Broken,
     Mismatch,
     exchange_error,
-    restart_error,
     still_in_doubt,
 )
+from incumbent.stores.redis.incarnation import Known, meet
 from incumbent.stores.redis.resp import Program, as_eval
-from incumbent.stores.redis.server import greeting
+from incumbent.stores.redis.taking import is_forgotten, take_program, too_early
 from incumbent.stores.redis.waiting.hub import Bell, Ear, Hub
+from incumbent.stores.repeats import heard_again
 
 __all__ = [
     "UNUSABLE",
     "Exchange",
     "Operate",
-    "Read",
     "carry_out",
     "close_all",
     "is_forgotten",
-    "one",
+    "one_give",
 ]
 
 
-class AnyWire(Protocol):
-    """One connection, of either side.
+class AnyWire(Known, Protocol):
+    """One connection, of either side. `used`: when the present (or last) exchange began."""
 
-    `used`: when the present (or last) exchange began; `born`: see server.Facts.
-    """
-
-    epoch: str
-    born: float
     used: float
 
     @property
@@ -88,8 +85,6 @@ class AnyWire(Protocol):
 T = TypeVar("T")
 W = TypeVar("W", bound=AnyWire)
 Operate: TypeAlias = Callable[[W], Awaitable[T]]
-Read: TypeAlias = Callable[[Any, Key, str, Any, str], T]
-"""How an answer is read: with the key, the claim, the ask, and the epoch of the connection."""
 
 UNUSABLE: Final = (Broken, Mismatch, hiredis.ProtocolError)
 _IDLE_MAX: Final = 64
@@ -115,12 +110,37 @@ class Exchange(ABC, Generic[W]):
 
     async def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
         """See Store.take."""
-        dialect, wait = self.dialect, self.site.restart_wait
-        request = dialect.take(key, claim, ask)
-        wait = ask.ttl if wait is None else wait
-        operate: Operate[W, TakeOutcome] = one(request, until, dialect.taken, key, claim, ask)
         # A take in doubt is the caller's to repeat, who remembers that there were two.
-        return await self.do(operate, until, wait, repeatable=False)
+        taking = self.taking(key, claim, ask, until)
+        return await self.do(taking, until, ask.ttl, repeatable=False)
+
+    def taking(self, key: Key, claim: str, ask: Ask, until: float) -> Operate[W, TakeOutcome]:
+        """A take, with a look whether the server is still what it was."""
+
+        async def operate(wire: W) -> TakeOutcome:
+            program = take_program(self.site, self.dialect, wire, key, claim, ask, until)
+            return await carry_out(wire, program, until)
+
+        return operate
+
+    async def take_looking(
+        self, key: Key, first: TakeOutcome, ask: Ask, until: float
+    ) -> TakeOutcome:
+        """The same once more, after an answer that is not to be believed without a look."""
+        if not isinstance(first, Granted):
+            return first
+        claim = first.claim
+        try:
+            # A repeat that its caller does not know of would leave no mark against a late one.
+            taking = self.taking(key, claim, ask, until)
+            return await self.do(taking, until, ask.ttl, repeatable=False)
+        except StoreUnavailable as error:
+            request = self.dialect.undo(key, first, ask.slot.name if ask.slot else None)
+            try:
+                await self.do(one_give(self.dialect, request, key, claim, until), until)
+            except StoreError:
+                raise still_in_doubt(error, self.site.where) from error
+            raise
 
     async def renew(self, renewals: Sequence[Renewal], until: float) -> list[RenewOutcome]:
         """See Store.renew."""
@@ -140,8 +160,7 @@ class Exchange(ABC, Generic[W]):
         """See Store.give."""
         dialect = self.dialect
         request = dialect.give(key, claim, token, closed_for, slot, reserve_for)
-        operate: Operate[W, GiveOutcome] = one(request, until, dialect.given, key, claim, None)
-        return await self.do(operate, until)
+        return await self.do(one_give(dialect, request, key, claim, until), until)
 
     async def put(
         self, key: Key, field: str, value: bytes | None, guard: Guard, until: float
@@ -187,16 +206,19 @@ class Exchange(ABC, Generic[W]):
         return await self.do(operate, until, repeatable=repeatable)
 
     async def do(
-        self, operate: Operate[W, T], until: float, wait: float = 0.0, *, repeatable: bool = True
+        self, operate: Operate[W, T], until: float, ttl: float = 0.0, *, repeatable: bool = True
     ) -> T:
-        """`operate` on one connection, and once more on a fresh one if that was dead already."""
+        """`operate` on one connection, and once more on a fresh one if that was dead already.
+
+        `ttl`: of a lease that is asked for; 0 for all else, which needs no wait after a restart.
+        """
         wire = self._trusted(trust=repeatable)
         if wire is None:
-            return await self._afresh(operate, until, wait)
+            return await self._afresh(operate, until, ttl)
         try:
-            return await self._use(wire, operate, wait)
+            return await self._use(wire, operate, ttl)
         except UNUSABLE as error:
-            return await self.again(error, operate, until, wait, repeatable=repeatable)
+            return await self.again(error, operate, until, ttl, repeatable=repeatable)
 
     def _trusted(self, *, trust: bool) -> W | None:
         """A connection at hand that the server has not closed."""
@@ -210,12 +232,15 @@ class Exchange(ABC, Generic[W]):
             wire.close()
         return None
 
-    async def _use(self, wire: W, operate: Operate[W, T], wait: float) -> T:
+    async def _use(self, wire: W, operate: Operate[W, T], ttl: float) -> T:
         idle = self.idle
         wire.used = now = _now()
-        if wait and now < wire.born + wait:
-            _put_back(wire, idle, self.idle)
-            raise self.too_early(wire, wait, now)
+        if ttl and (early := too_early(self.site, wire, ttl, now)) is not None:
+            if wire.problem is None:
+                _put_back(wire, idle, self.idle)
+            else:
+                wire.close()
+            raise early
         try:
             outcome = await operate(wire)
         except BaseException:
@@ -224,10 +249,10 @@ class Exchange(ABC, Generic[W]):
         _put_back(wire, idle, self.idle)
         return outcome
 
-    async def _afresh(self, operate: Operate[W, T], until: float, wait: float) -> T:
+    async def _afresh(self, operate: Operate[W, T], until: float, ttl: float) -> T:
         wire = await self._fresh(until)
         try:
-            return await self._use(wire, operate, wait)
+            return await self._use(wire, operate, ttl)
         except UNUSABLE as error:
             raise exchange_error(error, self.site.where) from error.__cause__ or error
 
@@ -235,16 +260,12 @@ class Exchange(ABC, Generic[W]):
         """A connection for `_use`."""
         return await self._connect(until)
 
-    def too_early(self, wire: W, wait: float, now: float) -> StoreUnavailable:
-        """The exception for a server that has not been up for `wait` seconds yet."""
-        return restart_error(self.site.where, now - wire.born, wire.born + wait - now)
-
     async def again(
         self,
         error: Exception,
         operate: Operate[W, T],
         until: float,
-        wait: float,
+        ttl: float,
         *,
         repeatable: bool,
     ) -> T:
@@ -255,28 +276,38 @@ class Exchange(ABC, Generic[W]):
         # What killed one (a restart, a cut network) killed its neighbours.
         close_all(self.idle)
         try:
-            return await self._afresh(operate, until, wait)
+            outcome = await self._afresh(operate, until, ttl)
         except StoreUnavailable as second:
             if doubt:
                 raise still_in_doubt(second, self.site.where) from second
             raise
+        return heard_again(outcome, self.site.where) if doubt else outcome
 
     async def _connect(self, until: float) -> W:
         site = self.site
         wire = await self.dial(until)
         self.all.add(wire)
-        program = greeting(
-            site.where, allow_eviction=site.allow_eviction, proved=site.proved, marker=site.marker
+        program = meet(
+            site.where,
+            site.marker,
+            allow_eviction=site.allow_eviction,
+            proved=site.proved,
+            wall=clock.wall(),
+            fresh=secrets.token_hex(4),
         )
         try:
-            facts = await carry_out(wire, program, until)
+            met = await carry_out(wire, program, until)
         except UNUSABLE as error:
             wire.close()
             raise StoreUnavailable(f"{site.where} cannot be reached: {error}") from error
         except BaseException:
             wire.close()
             raise
-        wire.epoch, wire.born = facts.epoch, facts.born(_now())
+        wire.introduce(met, _now(), site.marker.settle)
+        # Clocks of servers are set; what this process saw itself is certain.
+        if site.sighted[0] != met.mark.id:
+            site.sighted = (met.mark.id, wire.born)
+        wire.born = min(wire.born, site.sighted[1])
         site.proved = True
         return wire
 
@@ -290,13 +321,21 @@ class Exchange(ABC, Generic[W]):
     def me(self) -> Hashable:
         """See hub.Host."""
 
+    def leave_behind(self, epoch: str) -> None:
+        """Close what leads to another incarnation of the server than the newest connection."""
+        if any(it.epoch != epoch for it in list(self.idle)):
+            idle, self.idle = self.idle, []
+            close_all(idle)
+
     @abstractmethod
     def make_ear(self, wire: W) -> Ear:
         """The connection, to listen by."""
 
     async def open_ear(self, until: float) -> Ear:
         """See hub.Host."""
-        return self.make_ear(await self._connect(until))
+        wire = await self._connect(until)
+        self.leave_behind(wire.epoch)
+        return self.make_ear(wire)
 
     async def server_time(self, until: float) -> int:
         """See hub.Host."""
@@ -307,13 +346,13 @@ class Exchange(ABC, Generic[W]):
         return await self._run(lambda _: self.dialect.unchanged(key, seen), until)
 
 
-def one(
-    request: bytes, until: float, read: Read[T], key: Key, claim: str, ask: Ask | None
-) -> Operate[W, T]:
-    """What sends one request and reads its answer."""
+def one_give(
+    dialect: Dialect, request: bytes, key: Key, claim: str, until: float
+) -> Operate[W, GiveOutcome]:
+    """What sends one give and reads its answer."""
 
-    async def operate(wire: W) -> T:
-        return read(await _ask(wire, request, until), key, claim, ask, wire.epoch)
+    async def operate(wire: W) -> GiveOutcome:
+        return dialect.given(await _ask(wire, request, until), key, claim, None, wire.epoch)
 
     return operate
 
@@ -339,11 +378,6 @@ async def _ask(wire: AnyWire, request: bytes, until: float) -> Any:
     if is_forgotten(answer):
         (answer,) = await wire.ask_all(as_eval(request), 1, until)
     return answer
-
-
-def is_forgotten(answer: Any) -> bool:
-    """Whether the server does not know the script (any more): it has to be sent along."""
-    return type(answer) is hiredis.ReplyError and str(answer).startswith("NOSCRIPT")
 
 
 def _put_back(wire: W, whence: list[W], where: list[W]) -> None:

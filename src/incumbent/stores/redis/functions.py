@@ -16,11 +16,11 @@ from collections.abc import Sequence
 from hashlib import sha1
 from typing import Final, TypeVar
 
-from incumbent.model import Ask, Guard, Key, PutOutcome, Renewal, RenewOutcome
+from incumbent.model import Ask, Granted, Guard, Key, PutOutcome, Renewal, RenewOutcome
 from incumbent.stores.redis.dialect import Dialect
+from incumbent.stores.redis.incarnation import MARKER
 from incumbent.stores.redis.renewals import Adapt, renew_program
 from incumbent.stores.redis.resp import SCRIPTS, Program, Step
-from incumbent.stores.redis.server import PROMOTED
 
 __all__ = [
     "LIBRARIES",
@@ -34,7 +34,7 @@ __all__ = [
 
 T = TypeVar("T")
 
-_ALL: Final = {**SCRIPTS, "promoted": PROMOTED}
+_ALL: Final = {**SCRIPTS, "marker": MARKER}
 _DIGEST: Final = sha1(
     b"".join(sorted(script.sha for script in _ALL.values())), usedforsecurity=False
 ).hexdigest()[:8]
@@ -55,7 +55,7 @@ LIBRARY: Final = "\n".join(
 )
 """What FUNCTION LOAD takes."""
 
-MARKER_FUNCTION: Final = _NAMES[PROMOTED.sha]
+MARKER_FUNCTION: Final = _NAMES[MARKER.sha]
 RENEW_FUNCTION: Final = _NAMES[SCRIPTS["renew"].sha]
 
 _EVALSHA: Final = re.compile(rb"\$7\r\nEVALSHA\r\n\$40\r\n([0-9a-f]{40})\r\n")
@@ -90,9 +90,9 @@ def words_of(dialect: Dialect) -> Adapt:
 class FunctionDialect(Dialect):
     """As Dialect, by functions."""
 
-    def take(self, key: Key, claim: str, ask: Ask) -> bytes:
+    def take(self, key: Key, claim: str, ask: Ask, sign: bytes, till: float) -> bytes:
         """See Dialect.take."""
-        return _as_call(super().take(key, claim, ask))
+        return _as_call(super().take(key, claim, ask, sign, till))
 
     def give(
         self,
@@ -105,6 +105,10 @@ class FunctionDialect(Dialect):
     ) -> bytes:
         """See Dialect.give."""
         return _as_call(super().give(key, claim, token, closed_for, slot, reserve_for))
+
+    def undo(self, key: Key, grant: Granted, slot: str | None) -> bytes:
+        """See Dialect.undo."""
+        return _as_call(super().undo(key, grant, slot))
 
     def renew(self, renewals: Sequence[Renewal], epoch: str) -> Program[list[RenewOutcome]]:
         """See Dialect.renew."""

@@ -2,8 +2,9 @@
 -- that a server out of memory still lets go.
 -- KEYS: the lease, its companion, the line of those who wait (see take), and the tombstone of the
 --       slot if that is given back too
--- ARGV: 1 "incumbent1 <claim> <token> ", or without the token if any will do   2 channel
---       3 ms to stay closed, or 0    4 "incumbent1 <claim> "   5 whom it is reserved for, if anybody
+-- ARGV: 1 "incumbent2 <claim> <token> ", or without the token if any will do   2 channel
+--       3 ms to stay closed, or 0    4 "incumbent2 <claim> "   5 whom it is reserved for, if anybody
+--       6 anything, if the grant was not believed: the data may be of another incarnation
 local call, try, head = redis.call, redis.pcall, ARGV[1]
 local value, time, calm = call('GET', KEYS[1]), call('TIME'), try('HGET', KEYS[2], 'x')
 
@@ -22,106 +23,125 @@ if KEYS[4] then
   if used and string.sub(used, 1, #ARGV[4]) == ARGV[4] then freed = call('DEL', KEYS[4]) end
 end
 
-local turn, pass_on = redis.pcall('HGET', KEYS[2], 'q')
+local turn, pass_on, leave = redis.pcall('HGET', KEYS[2], 'q')
 if type(turn) == 'string' then
   local at = time[1] * 1000 + math.floor(time[2] / 1000)
+  local due, overtaken, watcher, looks, before = string.match(turn, '^(%d+) (%d+) (%S+) (%d+) (.*)$')
+  due, overtaken = tonumber(due) or 0, tonumber(overtaken) or 0
+  watcher, looks, before = watcher or '-', tonumber(looks) or 0, before or ''
 
-  local function tell(inbox, said)
+  local function words(waiter)
+    local claim, inbox, patience = string.match(waiter, '^(%S+) (%S+) %S+ (%d+)')
+    return string.sub(claim, 1, 16), inbox, tonumber(patience)
+  end
+  local function tell(waiter, what, ms)
     -- True if somebody heard it.
+    local id, inbox = words(waiter)
+    local said = string.format('%s %s %.0f', what, id, ms)
     local heard = redis.pcall('PUBLISH', 'incumbent:to:' .. inbox, said)
     return type(heard) == 'number' and heard > 0
   end
-
-  local function turn_of(waiter, till, overtaken)
-    return string.format('%.0f ', till) .. overtaken .. ' ' .. waiter
+  local function note(first)
+    local q = string.format('%.0f %.0f %s %.0f ', due, overtaken, watcher, looks) .. first
+    redis.pcall('HSET', KEYS[2], 'q', q)
   end
-
-  local function hand_over(waiter, second)
-    -- Grant it at once, as take does, if its process is there to hear of it: then true.
-    -- It may be frozen: unless it renews within its heartbeat, the second in line comes.
-    local claim, inbox, most, keep, rest = string.match(waiter, '^(%S+) (%S+) %a (%d+) h (%d+)(.*)$')
-    local kept = claim and redis.pcall('HMGET', KEYS[2], 't', 'n', 'k')
-    if not claim or not kept[1] or kept[3] then return end
-    local now = time[1] .. string.sub('00000' .. time[2], -6)
-    local token, ttl = now, math.min(most, string.match(rest, '%d+'))
-    if kept[1] >= now or #kept[1] ~= #now then
-      token = string.format('%.0f', math.max(now, kept[1] + 1))
-    end
-    local place = (kept[2] + 1) % 20
-    local past = token .. ' ' .. now .. ' - ' .. string.match(rest, '^ %d+ (%S*)')
-    local new = 'incumbent1 ' .. claim .. ' ' .. token .. ' ' .. place .. ' ' .. now .. rest
-    local after, its_inbox, patience
-    if second then
-      after, its_inbox, patience = string.match(second, '^(%S+) (%S+) %S+ (%d+)')
-    end
-    local q = second and turn_of(second, at + ttl + patience, '0') or turn
-    -- Nobody may believe what a server out of memory did not write: told last.
-    local noted = redis.pcall('HSET', KEYS[2], 't', token, 'n', place, 'h' .. place, past, 'q', q)
-    if type(noted) ~= 'number' then return end
-    local set = redis.pcall('SET', KEYS[1], new, 'NX', 'PX', ttl)
-    if not set or set.err then return end
-    local id = string.sub(claim, 1, 16)
-    -- The server writes first to whom it was told to write last.
-    if second then tell(its_inbox, 'look ' .. string.sub(after, 1, 16) .. ' ' .. ttl) end
-    if not tell(inbox, 'have ' .. id .. ' ' .. ttl .. ' ' .. claim .. ' ' .. token) then
-      call('DEL', KEYS[1])
-      redis.pcall('HSET', KEYS[2], 'n', kept[2], 'q', turn)
-      redis.pcall('HDEL', KEYS[2], 'h' .. place)
-      return
-    end
-    call('PEXPIRE', KEYS[2], keep)
-    call('ZREM', KEYS[3], waiter)
-    if not second then call('HDEL', KEYS[2], 'q') end
-    return true
-  end
-
-  pass_on = function(gone, closing)
-    -- Whose turn is it? `gone`: "<claim> " of one that does not wait any more.
-    local overtaken, before = string.match(turn, '^%d+ (%d+) (.*)$')
-    local left, since = gone and call('PTTL', KEYS[1]) or 0, false
-    -- Nearly always it is handed to the first.
-    local line = redis.pcall('ZRANGE', KEYS[3], 0, gone and -1 or 1)
-    if line.err or not gone and not closing and line[1] and hand_over(line[1], line[2]) then return end
-    if gone then
-      for place, waiter in ipairs(line) do
-        if string.sub(waiter, 1, #gone) == gone then
-          call('ZREM', KEYS[3], table.remove(line, place))
-          break
+  local function appoint(first, patience)
+    -- Two look if the first stays silent, for one of them may be frozen too: the nearest of another
+    -- process, and a little later the last, who has asked most recently.
+    local _, own = words(first)
+    watcher, looks = '-', 0
+    local function ask(waiters, ms)
+      for _, waiter in ipairs(waiters) do
+        local id, inbox = words(waiter)
+        local who = inbox .. '/' .. id
+        if inbox ~= own and who ~= watcher and tell(waiter, 'look', ms) then
+          watcher, looks = who, at + patience
+          return
         end
       end
-      -- It was not the first: nothing else has changed.
-      if string.sub(before, 1, #gone) ~= gone then return end
-    else
-      line = call('ZRANGE', KEYS[3], 0, 15)
     end
-    for place, waiter in ipairs(line) do
-      local claim, inbox, most = string.match(waiter, '^(%S+) (%S+) %S+ (%d+)')
-      local id = string.sub(claim, 1, 16)
-      if since then
-        -- The next one looks if the first stays silent.
-        tell(inbox, 'look ' .. id .. ' ' .. since)
+    local next = redis.pcall('ZRANGE', KEYS[3], 1, 15)
+    local last = #next < 15 and { next[#next] } or redis.pcall('ZRANGE', KEYS[3], -1, -1)
+    ask(next, patience)
+    ask(last, math.ceil(patience * 1.125))
+  end
+
+  pass_on = function(left)
+    -- The turn of the first who is there begins in `left` ms: at once, if the lease is free.
+    while true do
+      local first, since = unpack(redis.pcall('ZRANGE', KEYS[3], 0, 0, 'WITHSCORES'))
+      if not first then
+        call('HDEL', KEYS[2], 'q')
         return
-      elseif not gone and not closing and place > 1 and hand_over(waiter, line[place + 1]) then
+      end
+      local _, inbox, patience = words(first)
+      -- One that has just come may not listen yet: it looks as soon as it does.
+      if tell(first, left > 0 and 'look' or 'turn', left) or since / 1000 + patience >= at then
+        due = at + left + patience
+        if first ~= before then overtaken = 0 end
+        if left == 0 and (looks <= at or string.match(watcher, '^[^/]+') == inbox) then
+          appoint(first, patience)
+        end
+        note(first)
         return
-      elseif tell(inbox, left > 0 and 'look ' .. id .. ' ' .. left or 'turn ' .. id .. ' 0')
-          or call('ZRANGE', KEYS[3], 0, 0, 'WITHSCORES')[2] / 1000 + most >= at then
-        -- One that has just come may not listen yet: it looks as soon as it does.
-        since = math.max(0, left) + most
-        local q = turn_of(waiter, at + since, waiter == before and overtaken or '0')
-        redis.pcall('HSET', KEYS[2], 'q', q)
-        if left > 0 then return end
-      else
-        -- Its process is gone.
+      end
+      -- Its process is gone.
+      call('ZREM', KEYS[3], first)
+    end
+  end
+
+  leave = function(gone)
+    -- `gone` ("<claim> ") does not wait any more.
+    for _, waiter in ipairs(redis.pcall('ZRANGE', KEYS[3], 0, -1)) do
+      if string.sub(waiter, 1, #gone) == gone then
         call('ZREM', KEYS[3], waiter)
+        break
       end
     end
-    if not since then call('HDEL', KEYS[2], 'q') end
+    local left, watched = math.max(0, call('PTTL', KEYS[1])), watcher
+    if string.match(watcher, '/(.*)$') == string.sub(gone, 1, 16) then watcher, looks = '-', 0 end
+    if string.sub(before, 1, #gone) == gone then
+      pass_on(left)
+    elseif watched ~= watcher then
+      -- It was to look for the others.
+      if left == 0 and due > at then appoint(before, due - at) end
+      note(before)
+    end
+  end
+end
+
+if ARGV[6] and type(calm) == 'string' then
+  try('HSET', KEYS[2], 'x', '0')
+  try('HDEL', KEYS[2], 'i')
+end
+
+if head == ARGV[4] then
+  -- Nobody knows whether the take of this claim was granted: it may still be on its way, and is
+  -- refused for a minute. Nor is it known whether the server was still that of the asker.
+  local now = time[1] .. string.sub('00000' .. time[2], -6)
+  local over, doubts = string.format('%.0f', now + 60000000), try('HGET', KEYS[2], 'd')
+  local swept = type(doubts) == 'string' and string.match(doubts, ' (%d+)$')
+  if swept and swept + 60000000 < tonumber(now) then
+    -- Once a minute, so that a server which is overloaded for long does not keep them all.
+    local fields = try('HGETALL', KEYS[2])
+    for at = 1, #fields, 2 do
+      if string.sub(fields[at], 1, 2) == 'd:' and fields[at + 1] < now then
+        try('HDEL', KEYS[2], fields[at])
+      end
+    end
+    swept = now
+  end
+  try('HSET', KEYS[2], 'd:' .. string.sub(head, 12, -2), over, 'd', over .. ' ' .. (swept or now),
+    'x', '0')
+  try('HDEL', KEYS[2], 'i')
+  if call('PTTL', KEYS[2]) == -1 and not try('HGET', KEYS[2], 'k') then
+    call('PEXPIRE', KEYS[2], 86400000)
   end
 end
 
 if not value or string.sub(value, 1, #head) ~= head then
   if freed then call('PUBLISH', ARGV[2], '') end
-  if pass_on and ARGV[4] then pass_on(string.sub(ARGV[4], 12)) end
+  if leave and ARGV[4] then leave(string.sub(ARGV[4], 12)) end
   return 0
 end
 
@@ -131,7 +151,7 @@ if ARGV[3] and ARGV[3] ~= '0' then
     -- The name stands where the meta was.
     word, rest = 'reserved ', string.match(rest, '^%S+ %S+ %S+ %S+ %S* ') .. ARGV[5]
   end
-  call('SET', KEYS[1], 'incumbent1 ' .. word .. rest, 'PX', ARGV[3])
+  call('SET', KEYS[1], 'incumbent2 ' .. word .. rest, 'PX', ARGV[3])
 else
   call('DEL', KEYS[1])
 end
@@ -145,7 +165,7 @@ if redis.pcall('HSET', KEYS[2], 'e' .. place, time[1] .. ' ' .. time[2]) == 1
   redis.pcall('HSET', KEYS[2], 't', string.match(value, '^%S+ %S+ (%d+)'), 'n', place)
   call('PEXPIRE', KEYS[2], 86400000)
 end
-if pass_on then pass_on(false, ARGV[3] and ARGV[3] ~= '0') end
+if pass_on then pass_on(0) end
 -- Those in line are told themselves: this is for all who only look on, as a successor does too.
 call('PUBLISH', ARGV[2], ARGV[5] and '' or 'given')
 return 1

@@ -89,7 +89,7 @@ class Naming:
     def key_of(self, found: str, namespace: str) -> Key | None:
         """The lease that a key on the server belongs to."""
         inner = re.fullmatch(r"incumbent:\{(.*)\}(?::[bhrwq]|:s:.*)?", found)
-        if self._template is None:
+        if self._template is None or (inner is None and found.startswith("incumbent:{")):
             return unflat(inner[1]) if inner else None
         pattern = re.escape(self._fill(namespace, "\0")).replace(re.escape("\0"), "(.+)")
         name = re.fullmatch(pattern, inner[1] if inner else found)

@@ -1,6 +1,6 @@
 -- Put. `k` counts the fields: while there is one, the companion has no end.
 -- KEYS: the lease, its companion
--- ARGV: 1 "f:<field>"  2 guard: none, absent, version, claim  3 the version, or "incumbent1 <claim>
+-- ARGV: 1 "f:<field>"  2 guard: none, absent, version, claim  3 the version, or "incumbent2 <claim>
 --       <token> "      4 "=" and the value, or "-" to remove  5 channel
 local call = redis.call
 local field, guard, want = ARGV[1], ARGV[2], ARGV[3]

@@ -1,6 +1,6 @@
 """The values that leases have on the server, read back.
 
-    incumbent1 <claim> <token> <place in the history> <since, unix us> <ttl, ms> <holder> <meta>
+    incumbent2 <claim> <token> <place in the history> <since, unix us> <ttl, ms> <holder> <meta>
 
 The word `closed` in place of the claim: nobody holds it, and nobody may until the key expires.
 The word `reserved`: the same for all but the holder whose name then stands in place of the meta.
@@ -32,7 +32,8 @@ __all__ = [
 
 CLOSED: Final = b"closed"
 RESERVED: Final = b"reserved"
-_OURS: Final = b"incumbent1"
+_OURS: Final = frozenset({b"incumbent1", b"incumbent2"})
+"""The quorum's and ours."""
 _FOREIGN: Final = "<foreign>"
 
 
@@ -68,7 +69,7 @@ class Value:
 def read_value(raw: bytes) -> Value | None:
     """The value's parts, or None if a foreign client wrote it."""
     parts = raw.split(b" ", 7)
-    if len(parts) != 8 or parts[0] != _OURS:
+    if len(parts) != 8 or parts[0] not in _OURS:
         return None
     _, claim, token, _, since, ttl, holder, meta = parts
     try:
@@ -97,8 +98,8 @@ def refused(kind: bytes, raw: bytes, left_ms: int, now_us: bytes, slot: str) -> 
         return Refused("paused", seen=f"pause {mark_of(raw)}")
     if kind == b"line":
         # What is in line ends with who waits: see take.lua.
-        words = raw.split(b" ", 8)
-        first = unquote(words[7].decode("utf-8", "replace")) if len(words) == 9 else _FOREIGN
+        words = raw.split(b" ")
+        first = unquote(words[4].decode("utf-8", "replace")) if len(words) == 5 else _FOREIGN
         return Refused("reserved", (Holding(first, 0, left_ms / 1000),), left_ms / 1000, "lease -")
     holding = _holding(raw, left_ms, int(now_us) / 1e6)
     reason: _Reason = _REASONS.get(kind, "closed")

@@ -1,6 +1,6 @@
 -- Renew, for many leases of one server (or of one slot of a cluster) in one call.
 -- KEYS: of each lease, itself and its companion
--- ARGV: 1 what the answer echoes, 2 ttl in ms; then of each lease "incumbent1 <claim> <token> ";
+-- ARGV: 1 what the answer echoes, 2 ttl in ms; then of each lease "incumbent2 <claim> <token> ";
 --       then of those that want more: their place (from 1), their ttl, "-" or "=" and the new meta
 -- Returns the echo, then of each lease: 0 gone, 1 renewed, or {pause, resign} for the notices.
 local call, try, sub = redis.call, redis.pcall, string.sub

@@ -138,7 +138,7 @@ def _tail(batch: Sequence[Renewal]) -> bytes:
     ttl = b"%d" % milliseconds(batch[0].ttl)
     parts = [_ONE % (len(ttl), ttl)]
     for renewal in batch:
-        held = b"incumbent1 %b %d " % (renewal.claim.encode(), renewal.token)
+        held = b"incumbent2 %b %d " % (renewal.claim.encode(), renewal.token)
         parts.append(_ONE % (len(held), held))
     for at in _special(batch):
         renewal = batch[at]

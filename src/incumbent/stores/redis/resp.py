@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Generator
 from hashlib import sha1
 from math import ceil
@@ -40,11 +41,14 @@ def milliseconds(seconds: float) -> int:
     return max(1, ceil(seconds * 1000))
 
 
+_COMMENT: Final = re.compile(rb"^ *--.*$", re.MULTILINE)
+
+
 class Script:
-    """A Lua script beside this file."""
+    """A Lua script beside this file, as it is sent: without comments, each on its line."""
 
     def __init__(self, name: str) -> None:
-        self.text = (Path(__file__).parent / f"{name}.lua").read_bytes()
+        self.text = _COMMENT.sub(b"", (Path(__file__).parent / f"{name}.lua").read_bytes())
         # The server's name for a script, not a matter of security.
         self.sha = sha1(self.text, usedforsecurity=False).hexdigest().encode()
 

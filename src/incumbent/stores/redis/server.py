@@ -12,7 +12,7 @@ from incumbent.errors import StoreUnavailable
 from incumbent.stores.redis.errors import Demoted, answered_error
 from incumbent.stores.redis.resp import SCRIPTS, Program, Script, Step, pack
 
-__all__ = ["MARKER", "PROMOTED", "Facts", "Marker", "diagnosis", "greeting", "read_facts"]
+__all__ = ["MARKER", "PROMOTED", "Facts", "Marker", "admit", "diagnosis", "greeting", "read_facts"]
 
 Finding = tuple[str, str, str]
 
@@ -47,7 +47,8 @@ class Facts:
     """The part of INFO that a lease depends on. `uptime`: whole seconds, as the server counts.
 
     `promoted`: the replication id of a master that was a replica before, else ""; `master_for`:
-    seconds for which it certainly is one.
+    seconds for which it certainly is one; `run`, `replication`: ids of this run of the process, and
+    of the history of its data, "" where it says none.
     """
 
     epoch: str
@@ -60,6 +61,8 @@ class Facts:
     aof: bool
     promoted: str = ""
     master_for: float = inf
+    run: str = ""
+    replication: str = ""
 
     @property
     def evicts(self) -> bool:
@@ -96,6 +99,8 @@ def read_facts(text: bytes) -> Facts:
         policy=said.get("maxmemory_policy", "noeviction"),
         aof=said.get("aof_enabled") == "1",
         promoted=promoted,
+        run=said.get("run_id", ""),
+        replication=said.get("master_replid", ""),
     )
 
 
@@ -121,7 +126,7 @@ def greeting(
     if not isinstance(answers[0], bytes):
         raise answered_error(str(answers[0]), where, proved=proved)
     facts = read_facts(answers[0])
-    _admit(facts, where, allow_eviction)
+    admit(facts, where, allow_eviction=allow_eviction)
     # That scripts cannot be loaded (an administrator may have done it) shows when one is missing.
     if facts.promoted:
         (since,) = yield Step(marker.look(facts.promoted), 1)
@@ -132,7 +137,8 @@ def greeting(
     return facts
 
 
-def _admit(facts: Facts, where: str, allow_eviction: bool) -> None:
+def admit(facts: Facts, where: str, *, allow_eviction: bool) -> None:
+    """Raises StoreUnavailable for a server that must not grant leases."""
     if facts.role != "master":
         raise Demoted(
             f"{where} is a replica, which cannot grant leases: use the address of the master",
@@ -147,9 +153,17 @@ def _admit(facts: Facts, where: str, allow_eviction: bool) -> None:
 
 
 def diagnosis(
-    ttl: float, wait: float | None, clock: Callable[[], float], wall: Callable[[], float]
+    ttl: float,
+    wait: float | None,
+    clock: Callable[[], float],
+    wall: Callable[[], float],
+    *,
+    marked: bool = False,
 ) -> Program[list[Finding]]:
-    """Findings for `doctor`; `wait` is the restart wait, `clock` and `wall` tell the time."""
+    """Findings for `doctor`; `wait` is the restart wait, `clock` and `wall` tell the time.
+
+    `marked`: since when it is what it is says a marker, not its uptime.
+    """
     began = clock()
     yield Step(_PING, 1)
     trip = clock() - began
@@ -162,7 +176,7 @@ def diagnosis(
         *_about(facts),
         _about_memory(facts),
         _about_disk(facts, save),
-        _about_start(facts, ttl if wait is None else wait),
+        *([] if marked else [_about_start(facts, ttl if wait is None else wait)]),
         _about_clock(time, wall()),
         _about_trip(trip, ttl),
     ]
@@ -190,7 +204,7 @@ def _about_memory(facts: Facts) -> Finding:
 
 def _about_disk(facts: Facts, save: Any) -> Finding:
     if facts.aof:
-        return ("ok", "appendonly is on: leases survive a restart of the process", "")
+        return ("ok", "appendonly is on: tokens, history and used slots survive a restart", "")
     if not isinstance(save, list) or len(save) < 2:
         how = "appendonly is off"
     else:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Hashable
-from typing import TypeVar
 from weakref import WeakSet
 
 from incumbent import clock
@@ -15,14 +14,13 @@ from incumbent.stores.blocking import BlockingStore
 from incumbent.stores.redis.dial import dial
 from incumbent.stores.redis.dialect import Dialect
 from incumbent.stores.redis.driver import Site
-from incumbent.stores.redis.exchange import UNUSABLE, Exchange, Operate, Read, close_all, one
+from incumbent.stores.redis.exchange import UNUSABLE, Exchange, Operate, close_all, one_give
+from incumbent.stores.redis.incarnation import LOOK_EVERY
 from incumbent.stores.redis.waiting.ear import LockBell, WireEar
 from incumbent.stores.redis.waiting.hub import Bell, Ear
 from incumbent.stores.redis.wire import STALE_AFTER, Wire
 
 __all__ = ["RedisStore"]
-
-T = TypeVar("T")
 
 _now = clock.now
 
@@ -57,15 +55,12 @@ class RedisStore(BlockingStore[_Blocking]):
 
     def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
         """See Store.take."""
-        dialect, wait, hub = self._dialect, self._site.restart_wait, self._exchange.hub
-        if wait is None:
-            wait = ask.ttl
-        if hub.handed and (said := hub.answer(claim, ask, wait)) is not None:
+        hub = self._exchange.hub
+        if hub.waits_on and (said := hub.answer(claim, ask)) is not None:
             return said
-        request = dialect.take(key, claim, ask)
         sent = _now()
-        outcome = self._ask(request, sent, until, wait, dialect.taken, key, claim, ask)
-        if hub.sent or type(outcome) is Queued:
+        outcome = self._take(key, claim, ask, sent, until)
+        if hub.asked or type(outcome) is Queued:
             hub.learn(claim, sent, outcome)
         return outcome
 
@@ -81,41 +76,23 @@ class RedisStore(BlockingStore[_Blocking]):
         slot: str | None = None,
     ) -> GiveOutcome:
         """See Store.give."""
-        dialect = self._dialect
+        exchange, dialect, now = self._exchange, self._dialect, _now()
         request = dialect.give(key, claim, token, closed_for, slot, reserve_for)
-        return self._ask(request, _now(), until, 0.0, dialect.given, key, claim, None)
-
-    def _ask(
-        self,
-        request: bytes,
-        now: float,
-        until: float,
-        wait: float,
-        read: Read[T],
-        key: Key,
-        claim: str,
-        ask: Ask | None,
-    ) -> T:
-        """One request by a connection just used, without a coroutine; all else is `Exchange`'s."""
-        exchange = self._exchange
         idle = exchange.idle
         try:
             wire = idle.pop()
         except IndexError:
-            again: Operate[Wire, T] = one(request, until, read, key, claim, ask)
-            return run(exchange.do(again, until, wait, repeatable=ask is None))
-        if now - wire.used > STALE_AFTER or now < wire.born + wait:
+            return run(exchange.do(one_give(dialect, request, key, claim, until), until))
+        if now - wire.used > STALE_AFTER and wire.is_stale(trust=False):
             idle.append(wire)
-            again = one(request, until, read, key, claim, ask)
-            return run(exchange.do(again, until, wait, repeatable=ask is None))
+            return run(exchange.do(one_give(dialect, request, key, claim, until), until))
         wire.used = now
         try:
-            outcome = read(wire.ask(request, until), key, claim, ask, wire.epoch)
+            outcome = dialect.given(wire.ask(request, until), key, claim, None, wire.epoch)
         except UNUSABLE as error:
             wire.close()
-            again = one(request, until, read, key, claim, ask)
-            # A take in doubt is the caller's to repeat, who remembers that there were two.
-            return run(exchange.again(error, again, until, wait, repeatable=ask is None))
+            again: Operate[Wire, GiveOutcome] = one_give(dialect, request, key, claim, until)
+            return run(exchange.again(error, again, until, 0.0, repeatable=True))
         except BaseException:
             wire.close()
             raise
@@ -124,6 +101,54 @@ class RedisStore(BlockingStore[_Blocking]):
         else:
             wire.close()
         return outcome
+
+    def _take(self, key: Key, claim: str, ask: Ask, now: float, until: float) -> TakeOutcome:
+        """By a connection that was just looked at, without a coroutine; else as `Exchange` does."""
+        exchange, dialect = self._exchange, self._dialect
+        idle = exchange.idle
+        try:
+            wire = idle.pop()
+        except IndexError:
+            return run(exchange.take(key, claim, ask, until))
+        if (
+            now - wire.looked > LOOK_EVERY
+            or ask.ttl > wire.serves
+            or (now - wire.used > STALE_AFTER and wire.is_stale(trust=False))
+        ):
+            idle.append(wire)
+            return run(exchange.take(key, claim, ask, until))
+        wire.used = now
+        try:
+            answer = wire.ask(dialect.take(key, claim, ask, wire.sign, until + wire.ahead), until)
+            outcome = dialect.taken(answer, key, claim, ask, wire.epoch)
+        except UNUSABLE as error:
+            wire.close()
+            taking = exchange.taking(key, claim, ask, until)
+            # A take in doubt is the caller's to repeat, who remembers that there were two.
+            return run(exchange.again(error, taking, until, ask.ttl, repeatable=False))
+        except BaseException:
+            wire.close()
+            raise
+        if type(answer) is list and len(answer) == 1 and not self._is_known(wire, until):
+            return run(exchange.take_looking(key, outcome, ask, until))
+        if idle is exchange.idle:
+            idle.append(wire)
+        else:
+            wire.close()
+        return outcome
+
+    def _is_known(self, wire: Wire, until: float) -> bool:
+        """Whether the data are still those that the connection knows; it is closed if not."""
+        try:
+            if wire.is_marked(wire.ask(wire.reread, until)):
+                return True
+        except UNUSABLE:
+            pass
+        except BaseException:
+            wire.close()
+            raise
+        wire.close()
+        return False
 
     def drop(self) -> None:
         """In a fork's child: give the descriptors back. What is in use was other threads'."""

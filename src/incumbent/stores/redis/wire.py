@@ -18,6 +18,7 @@ import hiredis
 from incumbent import clock
 from incumbent.stores.collected import close_with
 from incumbent.stores.redis.errors import Broken
+from incumbent.stores.redis.incarnation import Acquaintance
 from incumbent.stores.redis.resp import as_eval
 from incumbent.unpatched import original
 
@@ -38,7 +39,7 @@ _NOT_YET: Final = (BlockingIOError, TimeoutError)
 _now = clock.now
 
 
-class Wire:
+class Wire(Acquaintance):
     """See exchange.AnyWire. `next` blocks where others suspend; `ask` and `read` are no coroutines.
 
     The kernel's timeouts (SO_RCVTIMEO), set once, spare the poll that Python's would cost each
@@ -52,8 +53,6 @@ class Wire:
         "_recv",
         "_send",
         "_sock",
-        "born",
-        "epoch",
         "used",
     )
 
@@ -61,6 +60,7 @@ class Wire:
     """It is not told when a server closes it: see `is_stale`."""
 
     def __init__(self, sock: socket.socket) -> None:
+        super().__init__()
         reader = hiredis.Reader()
         self._sock = sock
         close_with(self, sock.close)
@@ -72,8 +72,6 @@ class Wire:
                 sock.setsockopt(socket.SOL_SOCKET, option, _TIMEVAL)
         else:
             sock.settimeout(_GLANCE)
-        self.epoch = ""
-        self.born = 0.0
         self.used = _now()
 
     def __del__(self) -> None:

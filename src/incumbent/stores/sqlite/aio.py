@@ -1,6 +1,8 @@
 """The asynchronous side of `sqlite:`.
 
-An operation takes microseconds and never waits, so it runs in the loop: a thread would cost more.
+An operation takes microseconds, so it runs in the loop: a thread would cost more. Those that are
+on the disk before they are answered (a take with a slot, a put, a closing) keep the loop for one
+fsync.
 While somebody else writes the coroutine sleeps; the loop is never held up by a peer.
 """
 

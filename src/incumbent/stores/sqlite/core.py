@@ -1,6 +1,7 @@
 """The operations of the contract, each tried once and never waiting; FileBusy asks to try again.
 
-An exclusive take, a batch of renewals and a give are one transaction each.
+An exclusive take, a batch of renewals and a give are one transaction each. Those that must outlive
+a power loss are on the disk before they are answered: slots, fields, closings and reservations.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from incumbent.model import (
 from incumbent.stores.names import flat, unflat
 from incumbent.stores.notices import PAUSE, RESIGN, notices_for
 from incumbent.stores.sqlite import dialect, rows
+from incumbent.stores.sqlite.lines import KeptLine, may_look
 from incumbent.stores.sqlite.link import Link, in_use_elsewhere, settle
 from incumbent.stores.sqlite.pool import Pool
 from incumbent.stores.sqlite.rows import Row, UsedSlot
@@ -53,10 +55,11 @@ class Core:
 
     def take(self, key: Key, claim: str, ask: Ask) -> TakeOutcome:
         """See Store.take."""
-        outcome = self._write(lambda link: _take(link, key, claim, ask))
+        durable = ask.slot is not None
+        outcome = self._write(lambda link: _take(link, key, claim, ask), durable=durable)
         while isinstance(outcome, int):
             self._reserve(outcome)
-            outcome = self._write(lambda link: _take(link, key, claim, ask))
+            outcome = self._write(lambda link: _take(link, key, claim, ask), durable=durable)
         return outcome
 
     def renew(self, renewals: Sequence[Renewal]) -> list[RenewOutcome]:
@@ -82,11 +85,17 @@ class Core:
         def work(link: Link) -> GiveOutcome:
             return _give(link, flat(key), claim, token, closed_for, slot, successor)
 
-        return self._write(work) if slot is not None or successor else self._write_once(work)
+        if slot is not None or closed_for > 0:
+            outcome = self._write(work, durable=True)
+        else:
+            outcome = self._write_once(work)
+        if isinstance(outcome, Gone):
+            self._write(lambda link: _leave(link, flat(key), claim))
+        return outcome
 
     def put(self, key: Key, field: str, value: bytes | None, guard: Guard) -> PutOutcome:
         """See Store.put."""
-        return self._write(lambda link: _put(link, flat(key), field, value, guard))
+        return self._write(lambda link: _put(link, flat(key), field, value, guard), durable=True)
 
     def read(self, key: Key) -> Record:
         """See Store.read."""
@@ -99,6 +108,9 @@ class Core:
 
     def changed(self, key: Key, seen: str) -> bool:
         """Whether `key` is other than `seen` says; reads, and takes no lock."""
+        before, behind, claim = seen.partition("|")
+        if behind:
+            return self._read(lambda link: _has_its_turn(link, flat(key), before, claim))
         return self._read(lambda link: _seen(link, flat(key)) != seen)
 
     def journal_mode(self) -> str:
@@ -107,10 +119,12 @@ class Core:
 
     # -- transactions ------------------------------------------------------------------------
 
-    def _write(self, work: Callable[[Link], T]) -> T:
+    def _write(self, work: Callable[[Link], T], *, durable: bool = False) -> T:
         link = self._borrow()
         link.committing = False
         try:
+            if link.durable is not durable:
+                link.make_durable(durable)
             link.execute("BEGIN IMMEDIATE")
             outcome = work(link)
             link.committing = True
@@ -122,7 +136,7 @@ class Core:
         return outcome
 
     def _write_once(self, work: Callable[[Link], T]) -> T:
-        """For a give, whose one statement is a transaction of its own.
+        """For a give, whose one statement is a transaction of its own, and waits for no disk.
 
         The file is not compared first: a closing that goes into a file which was just removed is
         lost no more than one that is in it already.
@@ -130,6 +144,8 @@ class Core:
         link = self._borrow(compare=False)
         link.committing = True
         try:
+            if link.durable:
+                link.make_durable(False)
             outcome = work(link)
         except BaseException as error:
             self._end(link, error)
@@ -180,7 +196,7 @@ class Core:
     def _reserve(self, token: int) -> None:
         link = self._borrow()
         try:
-            settle(link.execute, link.host, above=token)
+            settle(link, above=token)
         except BaseException as error:
             self._end(link, error)
             raise
@@ -199,14 +215,21 @@ def _take(link: Link, key: Key, claim: str, ask: Ask) -> TakeOutcome | int:
     paused = bool(row.switched) and PAUSE in _fields(link, name)
     reserved = _reserved_for(link, name, row, now)
     refused = rows.refusal(row, claim, ask.holder, used, reserved, paused, now, link.epoch)
+    line = KeptLine(link, name, row) if row.lined or (refused and ask.queue) else None
+    if refused is None and line is not None and not row.closed(now):
+        refused = line.refusal(claim, now, rows.seen_of(link.epoch, row.changes))
     if refused is not None:
         if ask.candidacy > 0:
             _stand(link, name, ask, now)
+        if line is not None and ask.queue is not None:
+            return line.stand(claim, ask, ask.queue, now, refused)
         return refused
     token = row.next_token()
     if token > row.reserved:
         return token
     _grant(link, name, claim, token, ask, row, now)
+    if line is not None:
+        line.granted(claim, ask.ttl, now)
     return Granted(claim, token, ask.ttl, link.epoch)
 
 
@@ -307,6 +330,13 @@ def _give(
     return Released()
 
 
+def _leave(link: Link, name: str, claim: str) -> None:
+    """`claim`, which holds nothing, may wait in line."""
+    row, now = _see(link, name), link.host.now()
+    if row.lined:
+        KeptLine(link, name, row).leave(claim, now, max(0.0, row.expires - now))
+
+
 def _put(link: Link, name: str, field: str, value: bytes | None, guard: Guard) -> PutOutcome:
     row = _see(link, name)
     found = link.execute(dialect.SEE_FIELD, (name, field)).fetchone()
@@ -336,6 +366,12 @@ def _record(link: Link, key: Key) -> Record:
 def _records(link: Link, span: tuple[str, str]) -> tuple[Record, ...]:
     names = link.execute(dialect.SEE_KEYS, span).fetchall()
     return tuple(_record(link, unflat(name)) for (name,) in names)
+
+
+def _has_its_turn(link: Link, name: str, before: str, claim: str) -> bool:
+    if not before.startswith(f"{link.epoch}:"):
+        return True
+    return may_look(link, name, claim, link.host.now())
 
 
 def _seen(link: Link, name: str) -> str:

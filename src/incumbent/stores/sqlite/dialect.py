@@ -40,7 +40,7 @@ Values: TypeAlias = "tuple[Any, ...]"
 SEE: Final = """
     SELECT s.boot, s.floor, s.reserved, l.format, l.claim, l.holder, l.token, l.ttl, l.meta,
         l.since, l.expires, l.started, l.ended, l.closed_until, l.grants, l.changes, l.version,
-        l.switched
+        l.switched, l.lined, l.due, l.overtaken
     FROM state AS s LEFT JOIN lease AS l ON l.key = ? WHERE s.id = 1"""
 SEE_BOOT: Final = "SELECT boot FROM state WHERE id = 1"
 SEE_CHANGES: Final = "SELECT changes FROM lease WHERE key = ?"
@@ -79,7 +79,7 @@ RENEW: Final = """
 
 GIVE: Final = """
     UPDATE lease SET claim = NULL, expires = 0, ended = ?, closed_until = ?, closed_wall = ?,
-        closed_for = ?, changes = changes + 1
+        closed_for = ?, due = ? + lined, changes = changes + 1
     WHERE key = ? AND claim = ? AND token = coalesce(?, token) AND expires > ?
         AND format <= 1"""
 GIVE_SLOT: Final = "DELETE FROM slot WHERE key = ? AND name = ? AND claim = ?"
@@ -132,6 +132,10 @@ SWEEP_RESERVATIONS: Final = """
 SWEEP_CANDIDATES: Final = """
     DELETE FROM candidate WHERE key > :after AND key <= :upto
         AND (expires <= :now OR boot != (SELECT boot FROM state WHERE id = 1))"""
+SWEEP_WAITING: Final = """
+    DELETE FROM waiting WHERE key > :after AND key <= :upto
+        AND NOT EXISTS (SELECT 1 FROM lease WHERE lease.key = waiting.key)"""
+SWEEP_BESIDE: Final = (SWEEP_PAST, SWEEP_RESERVATIONS, SWEEP_CANDIDATES, SWEEP_WAITING)
 # A forgotten key starts again from the floor, which therefore rises above its last token.
 SWEPT: Final = "UPDATE state SET swept = ?, floor = max(floor, ?) WHERE id = 1"
 
@@ -161,9 +165,12 @@ def renew_values(renewal: Renewal, now: float) -> Values:
 def give_values(
     key: str, claim: str, token: int | None, closed_for: float, now: float, wall: float
 ) -> Values:
-    """For GIVE; a closing is stored by both clocks, for the wall clock outlives a reboot."""
+    """For GIVE; a closing is stored by both clocks, for the wall clock outlives a reboot.
+
+    The turn of the first in line begins now.
+    """
     until = now + closed_for if closed_for > 0 else 0.0
-    return (wall, until, wall + closed_for, closed_for, key, claim, token, now)
+    return (wall, until, wall + closed_for, closed_for, now, key, claim, token, now)
 
 
 def touch_values(key: str, name: str, row: Row, value: bytes | None, wall: float) -> Values:

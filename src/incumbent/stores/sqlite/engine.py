@@ -23,13 +23,19 @@ __all__ = ["SqliteEngine", "open_sqlite"]
 class SqliteEngine:
     """See stores.base.Engine. Nothing is opened before the first operation.
 
-    Promises exclusion on one host. A reboot ends every lease. Closings, slots and fields outlive
+    Promises exclusion on one host. No take arrives late: the process that asks carries it out,
+    before it can give the claim up. A reboot ends every lease. Closings, slots and fields outlive
     it: what is left of a closing or a slot is then counted once by the wall clock, so it ends
     early or late by as much as that clock was wrong, but never lasts longer than it was asked for.
     """
 
     capabilities = Capabilities(
-        waits="poll", ttl_clock="boottime", native_async=False, candidates=True, reservations=True
+        waits="poll",
+        ttl_clock="boottime",
+        native_async=False,
+        queue=True,
+        candidates=True,
+        reservations=True,
     )
 
     def __init__(

@@ -37,6 +37,7 @@ class Link:
         "_path",
         "committing",
         "connection",
+        "durable",
         "epoch",
         "execute",
         "host",
@@ -55,6 +56,8 @@ class Link:
         self.epoch = ""
         self.log_bytes = 0
         self.committing = False
+        self.durable = False
+        """Whether a commit waits until it is on the disk: else a power loss may take it back."""
         self.connection: sqlite3.Connection
         self._cursor: sqlite3.Cursor
         self.execute: Execute
@@ -73,11 +76,12 @@ class Link:
         self._cursor = self.connection.cursor()
         self.execute = self._cursor.execute
         _prepare(self.execute, self._path)
+        self.make_durable(False)
         # Without the write lock if it can be: a signal handler may be here in the middle of a
         # transaction of its own thread.
         state = None if alone else read_state(self.execute)
         if state is None or state.boot != self.host.boot_id or state.minor < schema.MINOR:
-            state = settle(self.execute, self.host, taken_over=lambda s: self._epoch_in(s) in known)
+            state = settle(self, taken_over=lambda s: self._epoch_in(s) in known)
         self._log_identity = self._look_at_log()
         self.epoch = self._epoch_in(state)
         if self.moved():
@@ -86,6 +90,11 @@ class Link:
     def _epoch_in(self, state: State) -> str:
         device, inode = self.identity
         return f"{self.host.boot_id}:{device:x}:{inode:x}:{state.born}"
+
+    def make_durable(self, durable: bool) -> None:
+        """Set `durable` for the next transactions."""
+        self.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
+        self.durable = durable
 
     def moved(self) -> bool:
         """Whether the path names another file by now, or none."""
@@ -134,7 +143,6 @@ def _prepare(execute: Execute, path: str) -> None:
             f" {mode}); name a path on a local disk",
             permanent=True,
         )
-    execute("PRAGMA synchronous = NORMAL")
     execute("PRAGMA wal_autocheckpoint = 0")  # a checkpoint syncs: upkeep does it, beside the work
     execute(f"PRAGMA journal_size_limit = {_LOG_KEPT}")
 
@@ -155,28 +163,22 @@ def _is_new(execute: Execute, path: str) -> bool:
 
 
 def settle(
-    execute: Execute,
-    host: Host,
-    *,
-    above: int = 0,
-    taken_over: Callable[[State], bool] = lambda state: False,
+    link: Link, *, above: int = 0, taken_over: Callable[[State], bool] = lambda state: False
 ) -> State:
     """Make the file's state fit this boot, and see that enough tokens are reserved.
 
     Only a reservation waits for the disk, so the first try goes without. `taken_over` says
     whether the other boot that a state shows came while this process was using the file.
     """
-    state, durably = None, False
-    while state is None:
-        execute(f"PRAGMA synchronous = {'FULL' if durably else 'NORMAL'}")
-        execute("BEGIN IMMEDIATE")
-        old = read_state(execute)
-        if old is not None and old.boot != host.boot_id and taken_over(old):
+    while True:
+        link.execute("BEGIN IMMEDIATE")
+        old = read_state(link.execute)
+        if old is not None and old.boot != link.host.boot_id and taken_over(old):
             raise in_use_elsewhere()
-        state = _settle(execute, host, old, above, durably=durably)
-        durably = True
-    execute("PRAGMA synchronous = NORMAL")
-    return state
+        state = _settle(link, old, above)
+        if state is not None:
+            return state
+        link.make_durable(True)
 
 
 def in_use_elsewhere() -> SpoiledFile:
@@ -188,12 +190,11 @@ def in_use_elsewhere() -> SpoiledFile:
     )
 
 
-def _settle(
-    execute: Execute, host: Host, old: State | None, above: int, *, durably: bool
-) -> State | None:
+def _settle(link: Link, old: State | None, above: int) -> State | None:
+    execute, host = link.execute, link.host
     wall = host.wall()
     new = schema.settled(old, host.boot_id, wall, os.urandom(16).hex(), above=above)
-    if not durably and (old is None or old.reserved != new.reserved):
+    if not link.durable and (old is None or old.reserved != new.reserved):
         execute("ROLLBACK")
         return None
     _change(execute, old, new, host.now(), wall)
@@ -206,10 +207,13 @@ def read_state(execute: Execute) -> State | None:
     if not execute("SELECT 1 FROM sqlite_master WHERE name = 'state'").fetchone():
         return None
     major, minor = execute(schema.READ_VERSION).fetchone()
-    if major != schema.MAJOR:
+    if major != schema.RECORD_FORMAT:
+        (_, _, path) = execute("PRAGMA database_list").fetchone()
         raise StoreUnavailable(
-            f"the file has schema {major}.{minor}, and this release of incumbent knows"
-            f" {schema.MAJOR}.x: use the release that wrote it, or name another file",
+            f"{path} has format {major}.{minor}, and this release of incumbent knows"
+            f" {schema.RECORD_FORMAT}.x: use the release that wrote it, or name another file. Or"
+            " stop every process that uses it and move it away: a new one is made, without the"
+            " pauses, used slots and runs that it remembers",
             permanent=True,
         )
     return State(*execute(schema.READ_STATE).fetchone())
@@ -239,7 +243,7 @@ def sweep(execute: Execute, now: float, wall: float, limit: int) -> None:
     }
     execute(dialect.SWEEP_SLOTS, window)
     forgotten = execute(dialect.SWEEP_LEASES, window).fetchall()
-    for beside in (dialect.SWEEP_PAST, dialect.SWEEP_RESERVATIONS, dialect.SWEEP_CANDIDATES):
+    for beside in dialect.SWEEP_BESIDE:
         execute(beside, window)
     highest = max((token for (token,) in forgotten), default=0)
     execute(dialect.SWEPT, (upto or "", highest))

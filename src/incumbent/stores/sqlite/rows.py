@@ -54,6 +54,9 @@ class Row(NamedTuple):
     changes: int
     version: int
     switched: int
+    lined: float
+    due: float
+    overtaken: int
 
     @property
     def known(self) -> bool:

@@ -1,8 +1,9 @@
 """The tables, and what has to be set right in them whenever a connection is opened. Pure.
 
-Changes only add: another minor version may add columns (with defaults) and tables, and every
-statement names its columns, so that processes of neighbouring releases share one file. A row whose
-`format` is newer than ours counts as held, since we cannot know what it means.
+A file of another format (the major version) is refused and left alone. Minor versions only add
+columns (with defaults) and tables, and every statement names its columns, so that processes of
+neighbouring releases share one file. A row whose `format` is newer than ours counts as held, since
+we cannot know what it means.
 
 Instants: `since`, `expires` and `closed_until` count on the host's boot time; the columns named
 wall, `started`, `ended` and `forget_at` on the wall clock.
@@ -24,8 +25,8 @@ __all__ = [
     "APPLICATION_ID",
     "BLOCK",
     "FORMAT",
-    "MAJOR",
     "MINOR",
+    "RECORD_FORMAT",
     "TABLES",
     "State",
     "settled",
@@ -34,8 +35,10 @@ __all__ = [
 APPLICATION_ID: Final = 0x1EA5E001
 """In the file's header, so that another program's database is never written to."""
 
-MAJOR: Final = 1
-MINOR: Final = 1
+RECORD_FORMAT: Final = 2
+"""The major version of the file. Format 1 kept no line, and did not sync its slots."""
+
+MINOR: Final = 0
 FORMAT: Final = 1
 
 BLOCK: Final = 20 * 60 * 1_000_000
@@ -77,6 +80,9 @@ TABLES: Final = (
         changes INTEGER NOT NULL DEFAULT 0,
         version INTEGER NOT NULL DEFAULT 0,
         switched INTEGER NOT NULL DEFAULT 0,
+        lined REAL NOT NULL DEFAULT 0,
+        due REAL NOT NULL DEFAULT 0,
+        overtaken INTEGER NOT NULL DEFAULT 0,
         forget_at REAL NOT NULL DEFAULT 0
     ) WITHOUT ROWID""",
     """
@@ -118,6 +124,16 @@ TABLES: Final = (
         token INTEGER NOT NULL
     ) WITHOUT ROWID""",
     """
+    CREATE TABLE IF NOT EXISTS waiting (
+        key TEXT NOT NULL,
+        claim TEXT NOT NULL,
+        place INTEGER NOT NULL,
+        holder TEXT NOT NULL,
+        heartbeat REAL NOT NULL,
+        fair INTEGER NOT NULL,
+        PRIMARY KEY (key, claim)
+    ) WITHOUT ROWID""",
+    """
     CREATE TABLE IF NOT EXISTS candidate (
         key TEXT NOT NULL,
         holder TEXT NOT NULL,
@@ -141,6 +157,8 @@ REBOOT: Final = (
     """UPDATE lease SET closed_until = :now + min(closed_for, closed_wall - :wall)
        WHERE closed_for > 0""",
     "UPDATE slot SET expires = :now + min(keep, expires_wall - :wall)",
+    "UPDATE lease SET lined = 0, due = 0, overtaken = 0 WHERE lined > 0",
+    "DELETE FROM waiting",
 )
 
 
@@ -171,11 +189,11 @@ def settled(
     """
     micros = int(wall * 1_000_000)
     if state is None:
-        return State(MAJOR, MINOR, fresh, boot_id, micros, micros + block)
+        return State(RECORD_FORMAT, MINOR, fresh, boot_id, micros, micros + block)
     rebooted = state.boot != boot_id
     floor = max(state.reserved if rebooted else state.floor, micros)
     highest = max(floor, above)
     # Kept until half of it is used up, so that most openings need no sync.
     enough = not rebooted and highest + block // 2 < state.reserved
     reserved = state.reserved if enough else highest + block
-    return State(MAJOR, max(state.minor, MINOR), state.born, boot_id, floor, reserved)
+    return State(RECORD_FORMAT, max(state.minor, MINOR), state.born, boot_id, floor, reserved)

@@ -14,6 +14,7 @@ from incumbent.testing.contract.bench import DRIVERS, Bench, Hook, World
 from incumbent.testing.contract.cases.candidates import CandidateCases, ReservationCases
 from incumbent.testing.contract.cases.faults import FaultCases
 from incumbent.testing.contract.cases.fields import FieldCases, NoticeCases
+from incumbent.testing.contract.cases.late import LateCases
 from incumbent.testing.contract.cases.leases import LeaseCases, RepeatCases
 from incumbent.testing.contract.cases.lines import LineCases
 from incumbent.testing.contract.cases.names import NameCases
@@ -36,6 +37,7 @@ _FLAGS = (
     "queue",
     "candidates",
     "reservations",
+    "refuses_late",
 )
 
 
@@ -54,6 +56,7 @@ class StoreContract(
     NameCases,
     RecordCases,
     FaultCases,
+    LateCases,
     RestartCases,
 ):
     """Subclass it, declare what your store has, and give it the fixture `world`."""

@@ -9,6 +9,7 @@ from incumbent.lease import State
 from incumbent.model import (
     Ask,
     GiveOutcome,
+    Gone,
     Granted,
     Key,
     Released,
@@ -237,6 +238,18 @@ class Judge:
             self._world.say(process.name, f"releases {held.wanted.key.name} as {held.claim[-4:]}")
         if undone:
             self._undone.add(held.claim)
+
+    def released(self, process: Process, held: Held, *, confirmed: bool) -> None:
+        """A release ended by an answer, or by none."""
+        said, lost = process.port.released.get(held.claim), held.machine.state is State.LOST
+        if self._world.history is not None:
+            what = "confirmed" if confirmed else "lost before" if lost else "not known"
+            self._world.say(process.name, f"has released {held.claim[-4:]}: {what}")
+        in_time = process.now() < held.machine.deadline
+        if confirmed is not isinstance(said, Released):
+            self.fail("release", f"{process.name} says {confirmed}, and heard {said}")
+        if lost is not (isinstance(said, Gone) and in_time):
+            self.fail("release", f"{process.name} reports loss: {lost}, and heard {said}")
 
     def left(self, process: Process, held: Held) -> None:
         """A release ended, by an answer or by an interruption."""

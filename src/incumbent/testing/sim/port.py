@@ -20,7 +20,16 @@ __all__ = ["SimPort"]
 class SimPort:
     """See incumbent._core.port.Port."""
 
-    __slots__ = ("_process", "_server", "asked", "draw_claim", "jitter", "now", "told_to_go")
+    __slots__ = (
+        "_process",
+        "_server",
+        "asked",
+        "draw_claim",
+        "jitter",
+        "now",
+        "released",
+        "told_to_go",
+    )
 
     def __init__(self, process: Process) -> None:
         self._process = process
@@ -30,6 +39,8 @@ class SimPort:
         self.draw_claim = process.world.draw_claim
         self.asked: list[str] = []
         """The claims that were sent, since somebody emptied the list."""
+        self.released: dict[str, GiveOutcome] = {}
+        """What was heard of the releases by the holder itself, by claim."""
         self.told_to_go: set[str] = set()
         """The claims with a notice in the last answer to a renewal."""
 
@@ -71,7 +82,10 @@ class SimPort:
     ) -> GiveOutcome:
         """See Port.give."""
         wished = Exchange(self._server.give, (key, claim, token, closed_for, slot), until)
-        return cast(GiveOutcome, await wish(wished))
+        outcome = cast(GiveOutcome, await wish(wished))
+        if token is not None:
+            self.released[claim] = outcome
+        return outcome
 
     async def wait_change(self, key: Key, seen: str, until: float) -> None:
         """See Port.wait_change; a lost hint is not an error."""

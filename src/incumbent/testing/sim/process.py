@@ -9,6 +9,7 @@ from incumbent._core.acquire import acquire
 from incumbent._core.held import Held, Wanted
 from incumbent._core.release import release
 from incumbent.errors import LockError
+from incumbent.lease import State
 from incumbent.testing.sim.keeper import SimKeeper
 from incumbent.testing.sim.network import Fate
 from incumbent.testing.sim.port import SimPort
@@ -205,7 +206,10 @@ class Process:
             self.keeper.disarm(held)
         world.judge.leaves(self, held, undone=undo)
         try:
-            await release(self.port, held, undo_slot=undo)
+            confirmed = await release(self.port, held, undo_slot=undo)
+            world.judge.released(self, held, confirmed=confirmed)
+            if machine.state is State.LOST:
+                world.judge.lost(self, held)
         finally:
             self.keeper.disarm(held)
             world.judge.left(self, held)

@@ -35,8 +35,12 @@ class Server:
         self._judge = world.judge
         self.clock = Clock(rate, world.rng.random() * 1000.0)
         self.wall_offset = _WALL
-        self.restart_wait = world.profile.restart_wait
+        # As short as it may be where all ask for the same ttl.
+        wait = world.profile.restart_wait
+        self.restart_wait = world.ttl if wait is None else wait
         self.table = MemoryTable()
+        # The harder world: the protocols must do with a store that remembers no dead claim.
+        self.table.late_kept = 0.0
         self.down = False
         self.frozen_until = 0.0
         self.last_grant: Granted | None = None

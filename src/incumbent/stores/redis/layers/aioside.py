@@ -70,6 +70,10 @@ class AsyncSide(Side):
         finally:
             self._turn.release()
 
+    async def pause(self, seconds: float) -> None:
+        """See Side.pause."""
+        await asyncio.sleep(seconds)
+
     async def each(
         self, works: Sequence[Callable[[float], Awaitable[T]]], until: float
     ) -> list[T | StoreError]:

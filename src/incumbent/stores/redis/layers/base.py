@@ -58,6 +58,10 @@ class Side(ABC):
         """Do this while no other task of the loop does. Threads do not wait for one another."""
 
     @abstractmethod
+    async def pause(self, seconds: float) -> None:
+        """Wait, and let others work meanwhile."""
+
+    @abstractmethod
     async def each(
         self, works: Sequence[Callable[[float], Awaitable[T]]], until: float
     ) -> list[T | StoreError]:

@@ -6,21 +6,36 @@ from binascii import crc_hqx
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import islice
 from typing import Any, Final, TypeVar
 
+from incumbent import clock
 from incumbent.errors import StoreUnavailable
+from incumbent.model import Ask, Key, TakeOutcome
+from incumbent.stores.redis.dialect import Dialect
 from incumbent.stores.redis.errors import answered_error
 from incumbent.stores.redis.exchange import is_forgotten
-from incumbent.stores.redis.hosts import Address
+from incumbent.stores.redis.hosts import Address, say_address
+from incumbent.stores.redis.incarnation import Known
 from incumbent.stores.redis.resp import Program, Step, as_eval, pack
-from incumbent.stores.redis.server import MARKER
+from incumbent.stores.redis.taking import checked
 
-__all__ = ["ASKING", "SLOTS", "Topology", "asking", "marker_of", "question", "slot_of"]
+__all__ = [
+    "ASKING",
+    "SLOTS",
+    "Topology",
+    "asking",
+    "markers_of",
+    "question",
+    "slot_of",
+    "take_by_asking",
+]
 
 T = TypeVar("T")
 
 SLOTS: Final = 16_384
+_COPIES: Final = 3
+_LOOKED_THROUGH: Final = 2000
 ASKING: Final = pack("ASKING")
 """Goes before a request for a key that is on its way to the node."""
 
@@ -61,15 +76,31 @@ class Topology:
         return list(dict.fromkeys((*self.masters, *self.moved.values())))
 
 
-def marker_of(topology: Topology, node: Address) -> str:
-    """The key of a marker in a slot of this node; see server.Marker."""
-    if node not in topology.nodes():
-        return MARKER.key
-    for number in count():
-        key = f"incumbent:{{{number}}}:promoted"
-        if topology.master_of(slot_of(key)) == node:
-            return key
-    raise AssertionError("numbers do not end")
+def markers_of(topology: Topology, node: Address) -> tuple[str, ...]:
+    """Keys in slots of this node for its marker and copies of it; see incarnation.Marker.
+
+    A slot may go to another node, with what is there: so there are copies, and they name the node.
+    """
+    whose = say_address(node)
+    keys = (f"incumbent:{{{number}}}:server:{whose}" for number in range(_LOOKED_THROUGH))
+    return tuple(islice((it for it in keys if topology.master_of(slot_of(it)) == node), _COPIES))
+
+
+def take_by_asking(
+    dialect: Dialect, wire: Known, key: Key, claim: str, ask: Ask, until: float
+) -> Program[TakeOutcome]:
+    """As take_program, for a key that is on its way to the node."""
+
+    def take() -> Program[Any]:
+        (answer,) = yield Step(dialect.take(key, claim, ask, wire.sign, until + wire.ahead), 1)
+        return answer
+
+    sent = clock.now()
+    answer = yield from asking(take())
+    seen = yield Step(wire.look, 3)
+    outcome = dialect.taken(answer, key, claim, ask, wire.epoch)
+    yield from checked(dialect, wire, outcome, seen, sent, key, ask)
+    return outcome
 
 
 def question(asked: Address, where: str, *, proved: bool) -> Program[Topology]:

@@ -12,7 +12,7 @@ from incumbent.errors import StoreError, StoreUnavailable
 from incumbent.stores.redis.driver import Site, target_at
 from incumbent.stores.redis.hosts import Address, Reach, say_address, the_same
 from incumbent.stores.redis.layers.base import Side
-from incumbent.stores.redis.layers.cluster import Topology, marker_of, question
+from incumbent.stores.redis.layers.cluster import Topology, markers_of, question
 from incumbent.stores.redis.resp import Program
 
 __all__ = ["Cluster"]
@@ -53,7 +53,7 @@ class Cluster:
         return site
 
     def _mark(self, site: Site, address: Address) -> None:
-        site.marker = site.marker._replace(key=marker_of(self.topology, address))
+        site.marker = site.marker._replace(keys=markers_of(self.topology, address))
 
     @property
     def stale(self) -> bool:

@@ -14,8 +14,10 @@ from incumbent.durations import say_seconds
 from incumbent.errors import OutcomeUnknown, StoreUnavailable
 from incumbent.model import Ask, Granted, Key, Renewal, RenewOutcome, TakeOutcome
 from incumbent.stores.redis.exchange import Exchange, carry_out, is_forgotten
+from incumbent.stores.redis.incarnation import Known
 from incumbent.stores.redis.layers.base import Layer
 from incumbent.stores.redis.resp import Program, Step, as_eval, milliseconds, pack
+from incumbent.stores.redis.taking import take_program
 
 __all__ = ["Confirmed"]
 
@@ -32,55 +34,53 @@ class Confirmed(Layer):
     def __init__(self, exchange: Exchange[Any], replicas: int, patience: float) -> None:
         super().__init__(exchange)
         self._exchange = exchange
-        # What another one's release wrote is not what this connection could wait for.
-        exchange.dialect.hands_over = False
         self._replicas = replicas
         self._patience = patience
 
     async def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
         """See Store.take. A grant that is not confirmed is none, and is given back."""
-        wait = self._exchange.site.restart_wait
         return await self._do(
-            lambda epoch: self._take(key, claim, ask, epoch, until),
+            lambda wire: self._take(key, claim, ask, wire, until),
             until,
-            ask.ttl if wait is None else wait,
+            ask.ttl,
             repeatable=False,
         )
 
     async def renew(self, renewals: Sequence[Renewal], until: float) -> list[RenewOutcome]:
         """See Store.renew. Raises OutcomeUnknown where it is not confirmed."""
         return await self._do(
-            lambda epoch: self.confirmed(self._exchange.dialect.renew(renewals, epoch), until),
+            lambda wire: self.confirmed(self._exchange.dialect.renew(renewals, wire.epoch), until),
             until,
         )
 
     async def _do(
         self,
-        start: Callable[[str], Program[T]],
+        start: Callable[[Known], Program[T]],
         until: float,
-        wait: float = 0.0,
+        ttl: float = 0.0,
         *,
         repeatable: bool = True,
     ) -> T:
         async def operate(wire: Any) -> T:
-            return await carry_out(wire, start(wire.epoch), until)
+            return await carry_out(wire, start(wire), until)
 
-        return await self._exchange.do(operate, until, wait, repeatable=repeatable)
+        return await self._exchange.do(operate, until, ttl, repeatable=repeatable)
 
     def _take(
-        self, key: Key, claim: str, ask: Ask, epoch: str, until: float
+        self, key: Key, claim: str, ask: Ask, wire: Known, until: float
     ) -> Program[TakeOutcome]:
         dialect = self._exchange.dialect
-        request = dialect.take(key, claim, ask)
-        answer, said = yield self._step(request, 1, until)
-        if is_forgotten(answer):
-            answer, said = yield self._step(as_eval(request), 1, until)
-        outcome = dialect.taken(answer, key, claim, ask, epoch)
-        if not isinstance(outcome, Granted) or self._are_enough(said):
+        outcome = yield from take_program(
+            self._exchange.site, dialect, wire, key, claim, ask, until
+        )
+        if not isinstance(outcome, Granted):
+            return outcome
+        (said,) = yield self._step(b"", 0, until)
+        if self._are_enough(said):
             return outcome
         slot = ask.slot.name if ask.slot else None
         (answer,) = yield Step(dialect.give(key, claim, outcome.token, 0.0, slot), 1)
-        dialect.given(answer, key, claim, None, epoch)
+        dialect.given(answer, key, claim, None, wire.epoch)
         raise StoreUnavailable(f"{self._too_few(said)}: the grant was given back", retry_after=0.1)
 
     def confirmed(self, program: Program[T], until: float) -> Program[T]:

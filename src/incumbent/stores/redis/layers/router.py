@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
-from itertools import repeat
+from itertools import count, repeat
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from incumbent import clock
@@ -29,8 +29,9 @@ from incumbent.stores.redis.dialect import Dialect, is_repeatable
 from incumbent.stores.redis.errors import Moved
 from incumbent.stores.redis.exchange import Exchange, carry_out
 from incumbent.stores.redis.hosts import Address, parse_address, say_address
+from incumbent.stores.redis.incarnation import Known
 from incumbent.stores.redis.layers.base import Side
-from incumbent.stores.redis.layers.cluster import Topology, asking, slot_of
+from incumbent.stores.redis.layers.cluster import Topology, asking, slot_of, take_by_asking
 from incumbent.stores.redis.layers.nodes import Cluster
 from incumbent.stores.redis.layers.replicas import Confirmed
 from incumbent.stores.redis.layers.spread import Part, renew_part, slot_of_key
@@ -42,7 +43,10 @@ __all__ = ["Router"]
 T = TypeVar("T")
 
 _HOPS: Final = 5
-"""Redirections that one operation follows."""
+"""Redirections that one operation follows at once."""
+_APART: Final = 0.02
+"""Seconds between those that come after: nodes hear late of a slot that has moved, and send to and
+fro until then."""
 
 
 class _Node(NamedTuple):
@@ -84,15 +88,11 @@ class Router:
             return _stamped(outcome, node)
 
         async def operate_asking(node: _Node) -> TakeOutcome:
-            dialect = node.exchange.dialect
-            wait = node.exchange.site.restart_wait
+            def start(wire: Known) -> Program[TakeOutcome]:
+                dialect = node.exchange.dialect
+                return take_by_asking(dialect, wire, key, claim, ask, until)
 
-            def start(epoch: str) -> Program[TakeOutcome]:
-                (answer,) = yield Step(dialect.take(key, claim, ask), 1)
-                return dialect.taken(answer, key, claim, ask, epoch)
-
-            patience = ask.ttl if wait is None else wait
-            outcome = await _do(node, start, until, wait=patience, repeatable=False)
+            outcome = await _do(node, start, until, ttl=ask.ttl, repeatable=False)
             return _stamped(outcome, node)
 
         return await self._at(key, until, operate, operate_asking)
@@ -117,12 +117,12 @@ class Router:
         async def operate_asking(node: _Node) -> GiveOutcome:
             dialect = node.exchange.dialect
 
-            def start(epoch: str) -> Program[GiveOutcome]:
+            def start(wire: Known) -> Program[GiveOutcome]:
                 request = dialect.give(key, claim, token, closed_for, slot, reserve_for)
                 (answer,) = yield Step(request, 1)
-                return dialect.given(answer, key, claim, None, epoch)
+                return dialect.given(answer, key, claim, None, wire.epoch)
 
-            return await _do(node, start, until)
+            return await _do(node, lambda wire: asking(start(wire)), until)
 
         return await self._at(key, until, operate, operate_asking)
 
@@ -138,7 +138,7 @@ class Router:
             put = node.exchange.dialect.put
             return await _do(
                 node,
-                lambda _: put(key, field, value, guard),
+                lambda _: asking(put(key, field, value, guard)),
                 until,
                 repeatable=is_repeatable(guard),
             )
@@ -191,9 +191,9 @@ class Router:
         outcomes: list[RenewOutcome | StoreError] = [_UNASKED] * len(renewals)
         asks: dict[int, Address] = {}
         parts = self._parts(renewals)
-        for _ in range(_HOPS):
+        for hop in count(1):
             moved = await self._renew_round(renewals, parts, outcomes, until)
-            if not moved:
+            if not moved or not await self._may_follow(hop, until):
                 break
             for at, (error, by) in moved.items():
                 self._learn(self._slot(renewals[at].key), error, by, asks)
@@ -278,10 +278,7 @@ class Router:
         node = self._nodes.get(address)
         if node is None:
             site = self._cluster.site_of(address)
-            dialect = self._dialect(self._naming, site.where)
-            # What is published comes from any node, and says not from which: it may be too young.
-            dialect.hands_over = False
-            exchange = self._side.exchange(site, dialect)
+            exchange = self._side.exchange(site, self._dialect(self._naming, site.where))
             confirmed = (
                 Confirmed(exchange, self._replicas, self._patience) if self._replicas else None
             )
@@ -318,7 +315,7 @@ class Router:
         await self._ready(until)
         slot = self._slot(key)
         asks: dict[int, Address] = {}
-        for _ in range(_HOPS):
+        for hop in count(1):
             address = asks.get(slot) or self._cluster.topology.master_of(slot)
             try:
                 if slot in asks and by_asking is not None:
@@ -331,7 +328,15 @@ class Router:
             except StoreError:
                 self._cluster.doubt()
                 raise
+            if not await self._may_follow(hop, until):
+                break
         raise StoreUnavailable(f"{self._cluster.site.where}: the key {key} moves about")
+
+    async def _may_follow(self, hop: int, until: float) -> bool:
+        """Whether there is time to follow one more redirection, once it is worth it."""
+        if hop >= _HOPS:
+            await self._side.pause(min(_APART, max(0.0, until - clock.now())))
+        return clock.now() < until
 
 
 _Operate: TypeAlias = Callable[[_Node], Awaitable[T]]
@@ -358,21 +363,20 @@ def _each(part: Part, said: _Said | StoreError) -> Iterable[tuple[int, RenewOutc
 
 async def _do(
     node: _Node,
-    start: Callable[[str], Program[T]],
+    start: Callable[[Known], Program[T]],
     until: float,
     *,
-    wait: float = 0.0,
+    ttl: float = 0.0,
     repeatable: bool = True,
 ) -> T:
     """A program for a key that is on its way to the node."""
 
     async def operate(wire: Any) -> T:
-        program = asking(start(wire.epoch))
         if node.confirmed is not None:
             raise StoreUnavailable("the key is being moved, and its replicas cannot be asked yet")
-        return await carry_out(wire, program, until)
+        return await carry_out(wire, start(wire), until)
 
-    return await node.exchange.do(operate, until, wait, repeatable=repeatable)
+    return await node.exchange.do(operate, until, ttl, repeatable=repeatable)
 
 
 def _stamped(outcome: TakeOutcome, node: _Node) -> TakeOutcome:

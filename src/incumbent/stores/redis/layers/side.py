@@ -56,19 +56,55 @@ class BlockingSide(Side):
         """See Side.alone."""
         await work()
 
+    async def pause(self, seconds: float) -> None:
+        """See Side.pause."""
+        threading.Event().wait(seconds)
+
     async def each(
         self, works: Sequence[Callable[[float], Awaitable[T]]], until: float
     ) -> list[T | StoreError]:
-        """See Side.each: one after the other, each with its share of the time that is left."""
-        answers: list[T | StoreError] = []
-        for left, work in zip(range(len(works), 0, -1), works, strict=True):
-            now = clock.now()
-            share = now + max(0.0, until - now) / left
-            try:
-                answers.append(run(cast("Coroutine[Any, Any, T]", work(share))))
-            except StoreError as error:
-                answers.append(error)
-        return answers
+        """See Side.each: all at once, each on a thread of its own but for the last."""
+        errands = [_Errand(work, until) for work in works]
+        for errand in errands[:-1]:
+            _start(errand.run)
+        for errand in reversed(errands):
+            if errand is errands[-1]:
+                errand.run()
+            _wait(errand.done, until)
+        return [errand.outcome() for errand in errands]
+
+
+class _Errand(Generic[T]):
+    """One of several works; what became of it, once it is `done`."""
+
+    def __init__(self, work: Callable[[float], Awaitable[T]], until: float) -> None:
+        self._work = partial(work, until)
+        self._result: list[T] = []
+        self._error: BaseException = OutcomeUnknown("no answer in time")
+        self.done = threading.Event()
+
+    def run(self) -> None:
+        """Do it; whatever it raises is kept for `outcome`."""
+        try:
+            self._result.append(run(cast("Coroutine[Any, Any, T]", self._work())))
+        except BaseException as error:  # noqa: BLE001 - raised to whoever asked
+            self._error = error
+        self.done.set()
+
+    def outcome(self) -> T | StoreError:
+        """What it returned, or its StoreError. Raises any other error."""
+        if self._result:
+            return self._result[0]
+        if isinstance(self._error, StoreError):
+            return self._error
+        raise self._error
+
+
+def _wait(done: threading.Event, until: float) -> None:
+    # In slices: a thread that was frozen with the machine must see the real clock.
+    while not done.wait(min(1.0, max(0.0, until - clock.now()))):
+        if clock.now() >= until:
+            return
 
 
 class _Poll(Generic[T]):
@@ -92,10 +128,7 @@ class _Poll(Generic[T]):
 
     def wait(self, until: float) -> None:
         """Until it is done, or `until`."""
-        # In slices: a thread that was frozen with the machine must see the real clock.
-        while not self.done.wait(min(1.0, max(0.0, until - clock.now()))):
-            if clock.now() >= until:
-                return
+        _wait(self.done, until)
 
 
 def _start(work: Callable[[], None]) -> None:

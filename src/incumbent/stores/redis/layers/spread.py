@@ -21,6 +21,7 @@ from incumbent.stores.redis.errors import Mismatch, answered_error
 from incumbent.stores.redis.exchange import is_forgotten
 from incumbent.stores.redis.functions import words_of
 from incumbent.stores.redis.hosts import Address, say_address
+from incumbent.stores.redis.incarnation import TOKEN_JUMP
 from incumbent.stores.redis.layers.cluster import ASKING, slot_of
 from incumbent.stores.redis.names import Naming
 from incumbent.stores.redis.renewals import new_echo, outcomes_of, packed
@@ -28,8 +29,8 @@ from incumbent.stores.redis.resp import Program, Step, as_eval
 
 __all__ = ["Part", "renew_part", "slot_of_key"]
 
-_CLOCKS: Final = 5.0
-"""Seconds by which the clocks of two nodes may differ."""
+_CLOCKS: Final = 5.0 + TOKEN_JUMP
+"""Seconds by which a token may be ahead of the clock of another node."""
 _AT_ONCE: Final = 500
 """Leases renewed by one script call."""
 

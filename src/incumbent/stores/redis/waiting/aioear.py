@@ -49,7 +49,7 @@ class AsyncEar:
 
     def __init__(self, wire: AsyncWire) -> None:
         self._wire = wire
-        self.born, self.epoch = wire.born, wire.epoch
+        self.epoch = wire.epoch
         self._inbox: deque[Any] = deque()
         self._bell = LoopBell()
         wire.hears = self._heard

@@ -47,7 +47,7 @@ class WireEar:
 
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
-        self.born, self.epoch = wire.born, wire.epoch
+        self.epoch = wire.epoch
         self._mine, self._others = socket.socketpair()
         for end in (self._mine, self._others):
             end.setblocking(False)

@@ -26,8 +26,8 @@ from incumbent.model import Key
 from incumbent.stores.redis.dialect import Dialect
 from incumbent.stores.redis.errors import Broken, answered_error
 from incumbent.stores.redis.resp import pack
-from incumbent.stores.redis.waiting.handovers import HandOvers
 from incumbent.stores.redis.waiting.places import Place, inbox_channel, read_call, read_place
+from incumbent.stores.redis.waiting.refusals import Refusals
 from incumbent.stores.redis.waiting.seats import Bell, Ear, Hearing, Host, Seat, Waiter
 from incumbent.stores.redis.waiting.turns import Turns
 from incumbent.stores.waiting import count_loss
@@ -47,11 +47,11 @@ _now = clock.now
 _jitter = random.SystemRandom().random
 
 
-class Hub(HandOvers, Turns[Seat, Waiter]):
+class Hub(Refusals, Turns[Seat, Waiter]):
     """Who waits in one process or loop. `dialect` knows the inbox, which a fork's child changes."""
 
     def __init__(self, dialect: Dialect) -> None:
-        HandOvers.__init__(self)
+        Refusals.__init__(self)
         Turns.__init__(self, Seat)
         self._dialect = dialect
         self._todo: deque[str] = deque()
@@ -68,6 +68,7 @@ class Hub(HandOvers, Turns[Seat, Waiter]):
             channels = [self._inbox, *channels] if place.looks_on else [self._inbox]
         waiter = Waiter(host.new_bell(), place, channels)
         self._waiters[waiter] = None
+        self._leave_behind(place)
         try:
             await self._catch_up(host)
             self._subscribe(channels)
@@ -85,8 +86,15 @@ class Hub(HandOvers, Turns[Seat, Waiter]):
             self._leave(waiter, until)
 
     def is_current(self, hearing: Hearing) -> bool:
-        """See HandOvers.is_current."""
+        """See Refusals.is_current."""
         return hearing is self._seat.hearing
+
+    def _leave_behind(self, place: Place | None) -> None:
+        """A connection that led to another server than the one where the place is: close it."""
+        hearing = self._seat.hearing
+        if place is not None and hearing is not None and hearing.ear.epoch != place.epoch:
+            hearing.outdated = True
+            hearing.ear.poke()
 
     @property
     def _inbox(self) -> str:
@@ -101,7 +109,9 @@ class Hub(HandOvers, Turns[Seat, Waiter]):
 
     def _is_listened_to(self, channels: list[str]) -> bool:
         hearing = self._seat.hearing
-        return hearing is not None and hearing.confirmed.issuperset(channels)
+        return (
+            hearing is not None and not hearing.outdated and hearing.confirmed.issuperset(channels)
+        )
 
     def _may_have_missed(self, hearing: Hearing, waiter: Waiter) -> bool:
         """Whether the server may have said something before anybody listened."""
@@ -111,9 +121,7 @@ class Hub(HandOvers, Turns[Seat, Waiter]):
         if place.at <= hearing.since and self._known(hearing, place) is None:
             return True
         # Words that were kept for it; what it has heard by itself is newer.
-        missed = self._missed.pop(place.id, None)
-        if missed is not None and waiter.look_at == inf:
-            waiter.look_at = missed
+        waiter.look_at = min(waiter.look_at, self._missed.pop(place.id, inf))
         return False
 
     def _has_to_look(self, hearing: Hearing, waiter: Waiter) -> bool:
@@ -133,7 +141,7 @@ class Hub(HandOvers, Turns[Seat, Waiter]):
             # Something has happened: it asks the server.
             self.has_to_look(waiter.place.id)
         hearing, place = self._seat.hearing, waiter.place
-        if place is not None and hearing is not None:
+        if place and hearing and (place.looks_on or place.at <= hearing.since):
             if len(self._looked) > _REMEMBERED:
                 self._looked.clear()
             # Who leaves looks, and comes back knowing all that was heard by now.
@@ -158,7 +166,8 @@ class Hub(HandOvers, Turns[Seat, Waiter]):
             try:
                 await self._read(host, seat, waiter, until, listened=listened)
             finally:
-                self._stand_up(seat)
+                # Who leaves at once wakes the next one then.
+                self._stand_up(seat, leaves=not listened and waiter.told)
 
     async def _catch_up(self, host: Host) -> None:
         """Read what came while nobody waited, also that the connection is gone."""
@@ -167,7 +176,7 @@ class Hub(HandOvers, Turns[Seat, Waiter]):
             return
         try:
             hearing = seat.hearing
-            while hearing and (message := await hearing.ear.next(-inf)) is not None:
+            while hearing and (message := await _next(hearing, -inf)) is not None:
                 self._hear(hearing, message)
         except (Broken, hiredis.ProtocolError) as error:
             self._lose(seat, error)
@@ -192,9 +201,10 @@ class Hub(HandOvers, Turns[Seat, Waiter]):
                 if _now() >= end:
                     return
                 self._send(hearing, end)
-                message = await hearing.ear.next(end)
+                message = await _next(hearing, end)
                 if message is not None:
                     self._hear(hearing, message)
+                    waiter.told = waiter.told or waiter.look_at == -inf
         except (Broken, hiredis.ProtocolError) as error:
             self._lose(seat, error)
         except StoreError as error:
@@ -206,7 +216,7 @@ class Hub(HandOvers, Turns[Seat, Waiter]):
             raise
 
     async def _open(self, host: Host, seat: Seat, until: float) -> Hearing:
-        hearing = Hearing(await host.open_ear(until))
+        hearing = Hearing(await host.open_ear(until), self._inbox)
         try:
             await self._begin(host, hearing, until)
         except BaseException:
@@ -277,13 +287,14 @@ class Hub(HandOvers, Turns[Seat, Waiter]):
         if isinstance(message, hiredis.ReplyError):
             raise answered_error(str(message), self._dialect.where)
         kind, name, payload = message
+        if name == hearing.inbox and kind == b"message":
+            self._hear_call(hearing, payload)
+            return
         channel = name.decode()
         if kind == b"subscribe":
             if channel in hearing.asked:
                 hearing.confirmed.add(channel)
             self._ring(channel)
-        elif kind == b"message" and channel == self._inbox:
-            self._hear_call(hearing, payload)
         elif kind == b"message":
             looked_for = payload != _LOOK_ON
             if looked_for:
@@ -300,23 +311,21 @@ class Hub(HandOvers, Turns[Seat, Waiter]):
         if call.rest:
             self.remember(call, hearing)
             return
-        at = _now() + call.seconds
-        if call.claim:
-            at = -inf
-            self.remember(call, hearing)
-        else:
-            self.has_to_look(call.id)
+        at = _now() + call.seconds if call.seconds else -inf
+        self.has_to_look(call.id)
         for waiter in list(self._waiters):
             if waiter.place is not None and waiter.place.id == call.id:
                 self._call(waiter, at)
                 return
         if len(self._missed) > _REMEMBERED:
             self._missed.clear()
-        self._missed[call.id] = at
+        self._missed[call.id] = min(at, self._missed.get(call.id, inf))
 
     def _call(self, waiter: Waiter, at: float) -> None:
-        waiter.look_at = at
-        waiter.bell.ring()
+        # Who was told to look earlier may be the one who looks for others.
+        if at < waiter.look_at:
+            waiter.look_at = at
+            waiter.bell.ring()
 
     def _ring(self, channel: str) -> None:
         for waiter in list(self._waiters):
@@ -342,6 +351,13 @@ class Hub(HandOvers, Turns[Seat, Waiter]):
         self._waiters, self._missed, self._looked = {}, {}, {}
         self.forget()
         self._todo.clear()
+
+
+async def _next(hearing: Hearing, until: float) -> Any:
+    """The next message, unless what it would say is of another incarnation. Raises Broken."""
+    if hearing.outdated:
+        raise Broken("it led to another incarnation of the server", sent=True)
+    return await hearing.ear.next(until)
 
 
 def _heard(hearing: Hearing, waiter: Waiter) -> int:

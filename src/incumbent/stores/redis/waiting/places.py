@@ -2,9 +2,9 @@
 
 Each process has an inbox, a channel of its own. In it the server names the claim that it speaks to
 by its first 16 letters, its id. `turn <id> 0`: the lease is free, and it is the first. `look <id>
-<ms>`: by then it is its turn, if nothing is heard before. `have <id> <ms> <claim> <token>`: it
-holds the lease since this was said, for so long unless it is confirmed. `held <id> <ms>`: another
-holds the lease for so long, and the first in line is there to look then.
+<ms>`: look by then, if nothing is heard before. `held <id> <ms>`: another holds the lease for so
+long, and the first in line is there to look then. All of these are hints: a lease is only ever the
+answer to a take.
 """
 
 from __future__ import annotations
@@ -30,33 +30,32 @@ __all__ = [
 
 _ID: Final = 16
 _LINE, _BOTH = "line", "both"
+_HELD: Final = b"held"
+_WORDS: Final = (b"turn", b"look", _HELD)
 
 
 class Place(NamedTuple):
     """What `Refused.seen` says of one in line.
 
     `looks_on`: it also wants to hear of all that happens to the name; `at`: when the server wrote
-    the place down (microseconds of its clock); `last`: the last token that it had given by then.
+    the place down (microseconds of its clock); `epoch`: the incarnation of that server.
     """
 
     id: str
     mark: str
     at: int
-    last: int
+    epoch: str
     looks_on: bool
 
 
 class Call(NamedTuple):
     """A word to one in line: look in `seconds`.
 
-    With a `claim` it holds the lease, for `seconds` since this was said. `rest`: another one holds
-    it for `seconds`, and another one looks.
+    `rest`: another one holds the lease for `seconds`, and another one looks.
     """
 
     id: str
     seconds: float
-    claim: str = ""
-    token: int = 0
     rest: bool = False
 
 
@@ -70,19 +69,17 @@ def inbox_channel(inbox: str) -> str:
     return f"incumbent:to:{inbox}"
 
 
-def line_words(inbox: str, ask: Ask, *, handed: bool) -> str:
-    """How a place in line is written down, but for the claim."""
+def line_words(inbox: str, ask: Ask, holder: str) -> str:
+    """How a place in line is written down, but for the claim; `holder` without blanks."""
     queue = ask.queue
     if queue is None:
         return "-"
     way = "f" if queue.fair else "b"
-    # The list of candidates is not at hand where a lease is given back.
-    how = "h" if handed and queue.spare > 0 and not ask.candidacy else "-"
-    return f"{inbox} {way} {milliseconds(queue.heartbeat)} {how}"
+    return f"{inbox} {way} {milliseconds(queue.heartbeat)} {holder}"
 
 
 def in_line(
-    refusal: Refused, claim: str, ask: Ask, now_us: bytes, place: int, last: bytes
+    refusal: Refused, claim: str, ask: Ask, now_us: bytes, place: int, epoch: str
 ) -> Queued:
     """A refusal of one that stands in line."""
     queued = Queued(
@@ -93,28 +90,23 @@ def in_line(
         return queued
     what = _BOTH if ask.candidacy > 0 else _LINE
     mark = refusal.seen.removeprefix("lease ")
-    return replace(queued, seen=f"{what} {mark} {claim[:_ID]} {now_us.decode()} {last.decode()}")
+    return replace(queued, seen=f"{what} {mark} {claim[:_ID]} {now_us.decode()} {epoch}")
 
 
 def read_place(seen: str) -> Place | None:
     """The place that `seen` speaks of; None if it speaks of anything else."""
     what, *words = seen.split(" ")
-    if what not in (_LINE, _BOTH) or len(words) != 4 or not "".join(words[2:]).isdigit():
+    if what not in (_LINE, _BOTH) or len(words) != 4 or not words[2].isdigit():
         return None
-    return Place(words[1], words[0], int(words[2]), int(words[3]), what == _BOTH)
+    return Place(words[1], words[0], int(words[2]), words[3], what == _BOTH)
 
 
 def read_call(payload: bytes) -> Call | None:
     """What came into an inbox; None if it makes no sense."""
-    match payload.decode("utf-8", "replace").split(" "):
-        case ["turn" | "look", claim, ms] if ms.isdigit():
-            return Call(claim, int(ms) / 1000)
-        case ["held", claim, ms] if ms.isdigit():
-            return Call(claim, int(ms) / 1000, rest=True)
-        case ["have", claim, ms, whole, token] if ms.isdigit() and token.isdigit():
-            return Call(claim, int(ms) / 1000, whole, int(token))
-        case _:
-            return None
+    what, *words = payload.split(b" ")
+    if what not in _WORDS or len(words) != 2 or not words[1].isdigit():
+        return None
+    return Call(words[0].decode("utf-8", "replace"), int(words[1]) / 1000, what == _HELD)
 
 
 def id_of(claim: str) -> str:

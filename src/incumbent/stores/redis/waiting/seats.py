@@ -25,7 +25,6 @@ class Bell(Protocol):
 class Ear(Protocol):
     """The subscriber connection, used by who has the seat."""
 
-    born: float
     epoch: str
     """Of the server: see exchange.AnyWire."""
     interruptible: bool
@@ -64,10 +63,13 @@ class Waiter:
 class Hearing:
     """What one connection has been subscribed to, and has heard."""
 
-    def __init__(self, ear: Ear) -> None:
+    def __init__(self, ear: Ear, inbox: str) -> None:
         self.ear = ear
+        self.inbox = inbox.encode()
         self.since = 0
         """When the inbox was listened to at the latest, on the server's clock (microseconds)."""
+        self.outdated = False
+        """Whether it leads to another incarnation of the server than the takes."""
         self.asked: dict[str, None] = {}
         self.confirmed: set[str] = set()
         self.heard: dict[str, int] = {}

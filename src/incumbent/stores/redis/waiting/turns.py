@@ -55,13 +55,14 @@ class Turns(Generic[S, W]):
         seat.taken_by = me
         return seat
 
-    def _stand_up(self, seat: S) -> None:
+    def _stand_up(self, seat: S, *, leaves: bool = False) -> None:
         seat.taken_by = None
         if seat is not self._seat:
             seat.drop()
             return
         self._free.append(seat)
-        self._wake_one()
+        if not leaves:
+            self._wake_one()
 
     def _wake_one(self) -> None:
         if self._free:

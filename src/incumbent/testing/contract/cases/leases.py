@@ -6,7 +6,7 @@ from __future__ import annotations
 from threading import Lock
 
 from incumbent import clock
-from incumbent.model import Gone, Granted, Refused, Released
+from incumbent.model import Gone, Granted, Refused, Released, Renewed
 from incumbent.testing.contract.bench import Bench
 from incumbent.testing.contract.marks import needs
 
@@ -115,6 +115,23 @@ class LeaseCases:
     def test_a_release_of_what_never_was_answers_gone(self, bench: Bench) -> None:
         assert bench.store.give(bench.key(), bench.draw(), None, bench.until()) == Gone()
         assert bench.read().holdings == ()
+
+    def test_a_release_of_what_was_removed_says_so(self, bench: Bench) -> None:
+        grant = bench.granted()
+        bench.store.give(bench.key(), grant.claim, None, bench.until())
+        assert bench.give(grant) == Gone()
+        bench.granted()
+
+    def test_a_release_of_what_was_removed_says_so_while_another_holds_it(
+        self, bench: Bench
+    ) -> None:
+        grant = bench.granted()
+        bench.store.give(bench.key(), grant.claim, None, bench.until())
+        theirs = bench.granted()
+        assert bench.give(grant, closed_for=bench.long) == Gone()
+        assert bench.renew(theirs) == Renewed()
+        assert bench.give(theirs) == Released()
+        bench.granted()
 
     def test_a_late_release_does_not_hit_the_next_holder(self, bench: Bench) -> None:
         old = bench.granted(ttl=bench.ttl)

@@ -7,7 +7,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 from incumbent import clock
-from incumbent.model import OVERTAKEN_MOST, Ask, Granted, Queue, Queued, Refused, TakeOutcome
+from incumbent.model import OVERTAKEN_MOST, Ask, Gone, Granted, Queue, Queued, Refused, TakeOutcome
 from incumbent.stores.notices import PAUSE, encode_notice
 from incumbent.testing.contract.bench import Bench
 from incumbent.testing.contract.cases import waits
@@ -167,6 +167,20 @@ class LineCases:
         assert _place(bench, second).place == 0
         bench.give(grant)
         _got(bench, second)
+
+    @needs("queue")
+    def test_who_leaves_without_having_been_granted_is_not_waited_for_and_may_come_again(
+        self, bench: Bench
+    ) -> None:
+        grant = bench.granted()
+        first, second = _waiters(bench, 2)
+        for claim in (first, second):
+            _place(bench, claim)
+        assert bench.store.give(bench.key(), first, 0, bench.until()) == Gone()
+        assert [_place(bench, claim).place for claim in (second, first)] == [0, 1]
+        bench.give(grant)
+        bench.give(_got(bench, second))
+        _got(bench, first)
 
     @needs("queue")
     def test_who_leaves_when_its_turn_has_come_passes_it_on(self, bench: Bench) -> None:

@@ -1,0 +1,93 @@
+"""Tells who watches a lease that its deadline has come, in a thread that waits for nothing else.
+
+The keeper's own thread cannot: in a partition it waits for the store's answer at that very instant.
+"""
+
+from __future__ import annotations
+
+import heapq
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import count
+from math import inf
+
+from incumbent import clock
+from incumbent._core.held import Held
+from incumbent._drive.thread import AlarmThread
+from incumbent.lease import IllegalInput, State
+from incumbent.unpatched import original
+
+__all__ = ["Deadlines"]
+
+
+class Deadlines:
+    """`tell` is called with a lease that was lost, once or more. Leases are not kept alive."""
+
+    def __init__(self, tell: Callable[[Held], None]) -> None:
+        self._tell = tell
+        self._new: dict[weakref.ref[Held], float] = {}
+        """Leases without a place yet, and how long before their deadlines they end: most are
+        released before the thread wakes. Its steps are atomic."""
+        self._places: list[tuple[float, int, float, weakref.ref[Held]]] = []
+        """A heap of the ends as they were. Renewals move them: that is seen when one comes."""
+        self._numbers = count()
+        mutex = original("_thread", "RLock")()
+        self.thread = AlarmThread("incumbent-deadlines", mutex, self._next, self._act, rests=False)
+
+    def watch(self, held: Held, ahead: float) -> None:
+        """Tell of `held` when time ends it: at its deadline, or `ahead` seconds before."""
+        self._new[held.ref] = max(ahead, self._new.get(held.ref, 0.0))
+        # Noted first, then looked: see Keeper.arm.
+        if held.machine.deadline - ahead < self.thread.planned:
+            self.thread.wake()
+
+    def forget(self, held: Held) -> None:
+        """Nobody watches it any more."""
+        self._new.pop(held.ref, None)
+
+    def _next(self) -> float:
+        with self.thread.mutex:
+            self.thread.planned = self._first()
+            for ref in list(self._new):
+                ahead, held = self._new.pop(ref, 0.0), ref()
+                if held is not None:
+                    self._place(held, ahead)
+            self.thread.planned = self._first()
+            return self.thread.planned
+
+    def _first(self) -> float:
+        return self._places[0][0] if self._places else inf
+
+    def _place(self, held: Held, ahead: float) -> None:
+        if held.machine.state in (State.HELD, State.LOST):
+            place = (held.machine.deadline - ahead, next(self._numbers), ahead, held.ref)
+            heapq.heappush(self._places, place)
+
+    def _act(self) -> None:
+        for held, ahead in self._due(clock.now()):
+            machine = held.machine
+            if machine.state is State.HELD:
+                if clock.now() < machine.deadline - ahead:
+                    with self.thread.mutex:
+                        self._place(held, ahead)
+                    continue
+                self._end(held)
+            if machine.state is State.LOST:
+                self._tell(held)
+
+    @staticmethod
+    def _end(held: Held) -> None:
+        # Another thread may let go of it at this very instant.
+        with suppress(IllegalInput):
+            held.machine.expired()
+
+    def _due(self, now: float) -> list[tuple[Held, float]]:
+        due = []
+        with self.thread.mutex:
+            while self._first() <= now:
+                _, _, ahead, ref = heapq.heappop(self._places)
+                held = ref()
+                if held is not None:
+                    due.append((held, ahead))
+        return due

@@ -1,0 +1,346 @@
+"""Which incarnation of a server a connection leads to, as a marker among its data says. Pure.
+
+    incumbent2 <id> <since> <seen> <run> <replication> <longest> <floor>
+
+Whoever first sees a server, or sees it restarted or promoted, writes a new one. A wipe removes it;
+replicas have it. `Refused` by restart_wait is whoever asks too soon after `since`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, NamedTuple, Protocol
+
+from incumbent.errors import StoreError, StoreUnavailable
+from incumbent.stores.redis.errors import Moved, Outdated, answered_error
+from incumbent.stores.redis.resp import SCRIPTS, Program, Script, Step, pack
+from incumbent.stores.redis.server import Facts, admit, read_facts
+
+__all__ = [
+    "LOOK_EVERY",
+    "MARKED",
+    "MARKER",
+    "MARKER_KEY",
+    "RECORD_FORMAT",
+    "TOKEN_JUMP",
+    "Acquaintance",
+    "Known",
+    "Mark",
+    "Marker",
+    "Met",
+    "check_format",
+    "meet",
+    "read_mark",
+]
+
+RECORD_FORMAT: Final = 2
+"""The number that records and markers begin with."""
+LOOK_EVERY: Final = 0.5
+"""Seconds for which a connection trusts its last look at the marker and at the server's role.
+
+A role that changes there and back in between is not noticed. The server in between grants nothing
+for the `restart_wait`, but a lease that it did not get to know may be lost with the resync."""
+TOKEN_JUMP: Final = 60.0
+"""Seconds by which the clock of a promoted server may be behind that of the master before it."""
+MARKER_KEY: Final = "incumbent:{incumbent}:server"
+
+_MICRO: Final = 1_000_000
+_TRIES: Final = 3
+_RESTART_APART: Final = 2 * _MICRO
+"""Where a server does not say which run this is: how exactly its start is known (microseconds)."""
+_INFO: Final = pack("INFO")
+_TIME: Final = pack("TIME")
+_LOADS: Final = tuple(pack("SCRIPT", "LOAD", script.text) for script in SCRIPTS.values())
+MARKER: Final = Script("marker")
+
+
+class Marker(NamedTuple):
+    """Where the marker is: one key, or in a cluster copies in several slots of the node.
+
+    `settle`: seconds for which a master before a promoted one may have gone on unseen; `function`:
+    the name of the function that writes it, if it is not a script.
+    """
+
+    keys: tuple[str, ...] = (MARKER_KEY,)
+    settle: float = 0.0
+    function: str = ""
+
+    def write(self, key: str, seen: str, text: str) -> bytes:
+        """The request that writes it over what was seen."""
+        how = ("FCALL", self.function) if self.function else ("EVAL", MARKER.text)
+        return pack(*how, 1, key, seen, text)
+
+
+MARKED: Final = Marker()
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What the marker says.
+
+    `since`, `seen`: when it was written, by the server's clock and by the writer's (microseconds);
+    `run`, `replication`: of which run of the server, and of which history of its data; `longest`:
+    the largest ttl that was asked for, in milliseconds; `floor`: no token is smaller; 0 unless the
+    server was promoted.
+    """
+
+    id: str
+    since: int
+    seen: int
+    run: str
+    replication: str
+    longest: int = 0
+    floor: int = 0
+
+    @property
+    def text(self) -> str:
+        """As it is stored."""
+        run, replication = self.run or "-", self.replication or "-"
+        numbers = f"{self.since} {self.seen} {run} {replication} {self.longest} {self.floor}"
+        return f"incumbent{RECORD_FORMAT} {self.id} {numbers}"
+
+    @property
+    def epoch(self) -> str:
+        """The incarnation, as grants and renewals name it; with a colon if it was promoted."""
+        return f"{self.id}:promoted" if self.floor else self.id
+
+    def is_of(self, facts: Facts, start: int) -> bool:
+        """Whether the server that says `facts` is still the one that this speaks of."""
+        if facts.run:
+            same = self.run == facts.run
+        else:
+            same = self.run.startswith("~") and abs(int(self.run[1:]) - start) <= _RESTART_APART
+        # A master that had no replica for an hour also has a new history, but no second one.
+        return same and (self.replication == facts.replication or not facts.promoted)
+
+
+_FORMAT: Final = re.compile(rb"incumbent(\d+) ")
+
+
+def check_format(raw: bytes, where: str, at: str) -> None:
+    """Raises StoreUnavailable for a record of ours in a format that this version does not speak."""
+    found = _FORMAT.match(raw)
+    if found is not None and int(found[1]) != RECORD_FORMAT:
+        raise StoreUnavailable(
+            f"{where} has a record of format {int(found[1])} at the key {at}, and this version of"
+            f" incumbent speaks format {RECORD_FORMAT}: stop the instances of the other version"
+            " first, or use another namespace or database",
+            permanent=True,
+        )
+
+
+def read_mark(raw: Any, where: str, key: str) -> Mark | None:
+    """What the marker says; None if there is none. Raises StoreUnavailable for another format."""
+    if not isinstance(raw, bytes) or not raw:
+        return None
+    check_format(raw, where, key)
+    try:
+        _, identity, since, seen, run, replication, longest, floor = raw.decode().split(" ")
+        numbers = (int(since), int(seen))
+        run, replication = run.strip("-"), replication.strip("-")
+        return Mark(identity, *numbers, run, replication, int(longest), int(floor))
+    except ValueError:
+        # Somebody wrote there: as good as nothing.
+        return None
+
+
+class Met(NamedTuple):
+    """What a new connection learnt. `time`: the server's clock in seconds; `age`: seconds.
+
+    `problem`: why there is no marker, which only who takes a lease needs.
+    """
+
+    mark: Mark
+    key: str
+    replication: str
+    time: float
+    age: float
+    problem: StoreError | None = None
+
+
+def meet(
+    where: str, marker: Marker, *, allow_eviction: bool, proved: bool, wall: float, fresh: str
+) -> Program[Met]:
+    """Look at the server, leave the scripts there, and find or write its marker.
+
+    `wall`: our clock; `fresh`: the id of a new incarnation. One round trip, two where the marker
+    has to be written. Raises StoreUnavailable for a server that must not grant leases.
+    """
+    reads = [pack("GET", key) for key in marker.keys]
+    answers = yield Step(b"".join((_INFO, _TIME, *reads, *_LOADS)), 2 + len(reads) + len(_LOADS))
+    info, time = answers[:2]
+    for answer in (info, time):
+        if isinstance(answer, Exception):
+            raise answered_error(str(answer), where, proved=proved)
+    facts = read_facts(info)
+    admit(facts, where, allow_eviction=allow_eviction)
+    # That scripts cannot be loaded (an administrator may have done it) shows when one is missing.
+    now, said = _micros(time), dict(zip(marker.keys, answers[2:], strict=False))
+    # In a cluster a slot may have gone elsewhere, with its copy.
+    there = {key: raw for key, raw in said.items() if raw is None or isinstance(raw, bytes)}
+    mark, known = _chosen(there, where, facts, now, wall, fresh)
+    problem: StoreError | None = None
+    try:
+        for _ in range(_TRIES):
+            todo = {key: raw for key, raw in there.items() if raw != mark.text.encode()}
+            if there and not todo:
+                break
+            there |= yield from _write(todo, mark, marker, where, said, proved=proved)
+            mark, known = _chosen(there, where, facts, now, wall, fresh)
+    except StoreError as error:
+        problem = None if known else error
+    age = min(now - mark.since, int(wall * _MICRO) - mark.seen) / _MICRO
+    key = next(iter(there), MARKER_KEY)
+    return Met(mark, key, facts.replication, now / _MICRO, max(0.0, age), problem)
+
+
+def _write(
+    todo: dict[str, bytes | None],
+    mark: Mark,
+    marker: Marker,
+    where: str,
+    said: dict[str, Any],
+    *,
+    proved: bool,
+) -> Program[dict[str, bytes | None]]:
+    """Write the marker; returns what is there then. Raises StoreError where nothing can be."""
+    routed = MARKER_KEY not in said
+    writes = [marker.write(key, (raw or b"").decode(), mark.text) for key, raw in todo.items()]
+    if not writes:
+        raise _unmarked(list(said.values()), where, routed=routed, proved=proved)
+    written = yield Step(b"".join(writes), len(writes))
+    for answer in written:
+        if not isinstance(answer, bytes):
+            raise _unmarked([answer], where, routed=routed, proved=proved)
+    return dict(zip(todo, written, strict=False))
+
+
+def _unmarked(answers: Sequence[Any], where: str, *, routed: bool, proved: bool) -> StoreError:
+    errors = [answered_error(str(answer), where, proved=proved) for answer in answers]
+    for error in errors:
+        # In a cluster that is the way to the marker, not to the lease which is asked for.
+        if not isinstance(error, Moved) or not routed:
+            return error
+    return StoreUnavailable(f"{where}: it has no slot for its marker", retry_after=0.1)
+
+
+def _chosen(
+    there: dict[str, bytes | None], where: str, facts: Facts, now: int, wall: float, fresh: str
+) -> tuple[Mark, bool]:
+    """The marker of this incarnation, and whether it was there: the oldest, or a new one."""
+    found = [mark for key, raw in there.items() if (mark := read_mark(raw, where, key))]
+    start = now - facts.uptime * _MICRO
+    fitting = [mark for mark in found if mark.is_of(facts, start)]
+    if not fitting:
+        return _new_mark(facts, now, wall, fresh, found), False
+    first = min(fitting, key=lambda mark: (mark.since, mark.id))
+    longest = max(mark.longest for mark in found)
+    return replace(first, replication=facts.replication, longest=longest), True
+
+
+def _new_mark(facts: Facts, now: int, wall: float, fresh: str, before: Sequence[Mark]) -> Mark:
+    run = facts.run or f"~{now - facts.uptime * _MICRO}"
+    longest = max((mark.longest for mark in before), default=0)
+    floor = max((mark.floor for mark in before), default=0)
+    if facts.promoted:
+        floor = max(now, floor) + int(TOKEN_JUMP * _MICRO)
+    return Mark(fresh, now, int(wall * _MICRO), run, facts.replication, longest, floor)
+
+
+def _micros(time: Sequence[bytes]) -> int:
+    return int(time[0]) * _MICRO + int(time[1])
+
+
+class Known(Protocol):
+    """What a connection knows of its server: see Acquaintance."""
+
+    ahead: float
+    born: float
+    epoch: str
+    look: bytes
+    looked: float
+    asked: float
+    mark: Mark
+    marked_at: str
+    problem: StoreError | None
+    reread: bytes
+    serves: float
+    sign: bytes
+
+    @property
+    def longest(self) -> float:
+        """The largest ttl that is known to have been asked for, in seconds."""
+
+    def is_marked(self, said: Any) -> bool:
+        """Whether the marker, as it was read by `reread`, is still that one."""
+
+    def introduce(self, met: Met, received: float, settle: float) -> None:
+        """Know the server that was met; the answer came at `received`."""
+
+    def compare(self, said: Sequence[Any], sent: float, received: float) -> None:
+        """Note the answers to `look`. Raises Outdated if the server is not what it was."""
+
+
+class Acquaintance:
+    """What a connection knows of its server.
+
+    `born`: the latest instant at which the incarnation can have begun; `asked`: when the last look
+    was sent; `looked`: when the last one was sent that found it unchanged; `ahead`: the server's
+    clock less ours, in seconds, at least; `serves`: the largest ttl for which it is known to be old
+    enough; `marked_at`: the marker's key; `sign`: the incarnation, as a take says it.
+    """
+
+    __slots__ = (
+        *("ahead", "asked", "begins", "born", "epoch", "look", "looked", "mark", "marked_at"),
+        *("problem", "replication", "reread", "serves", "sign"),
+    )
+
+    def __init__(self) -> None:
+        self.epoch = self.marked_at = ""
+        self.problem: StoreError | None = None
+        self.born = self.asked = self.looked = self.serves = self.ahead = 0.0
+        self.mark = Mark("", 0, 0, "", "")
+        self.replication = self.look = self.reread = self.sign = self.begins = b""
+
+    def introduce(self, met: Met, received: float, settle: float) -> None:
+        """Know the server that was met; the answer came at `received`."""
+        mark = met.mark
+        self.mark, self.epoch, self.marked_at = mark, mark.epoch, met.key
+        self.problem = met.problem
+        # Below zero as long as the master before it may still be heard.
+        self.born = received - met.age + (settle if mark.floor else 0.0)
+        self.ahead = met.time - received
+        self.asked = self.looked = self.serves = 0.0
+        self.replication = met.replication.encode()
+        self.reread = pack("GET", met.key)
+        self.look = self.reread + pack("INFO", "replication") + _TIME
+        self.sign = f"{mark.id} {mark.floor}".encode()
+        self.begins = f"incumbent{RECORD_FORMAT} {mark.id} ".encode()
+
+    def is_marked(self, said: Any) -> bool:
+        """Whether the marker, as it was read by `reread`, is still that one."""
+        return type(said) is bytes and said.startswith(self.begins)
+
+    @property
+    def longest(self) -> float:
+        """The largest ttl that is known to have been asked for, in seconds."""
+        return self.mark.longest / 1000
+
+    def compare(self, said: Sequence[Any], sent: float, received: float) -> None:
+        """Note the answers to `look`. Raises Outdated if the server is not what it was."""
+        raw, info, time = said
+        if not isinstance(raw, bytes) or not isinstance(info, bytes) or not isinstance(time, list):
+            raise Outdated("its marker cannot be read")
+        if not self.is_marked(raw) or b"role:master" not in info:
+            raise Outdated("its data are others, or it changed its role")
+        if b"master_replid:%b\r" % self.replication not in info and b"master_replid:" in info:
+            facts = read_facts(info)
+            if facts.promoted:
+                raise Outdated("it was a replica in between")
+            self.replication = facts.replication.encode()
+        if found := read_mark(raw, "the server", self.marked_at):
+            self.mark = found
+        self.looked = sent
+        self.ahead = _micros(time) / _MICRO - received

@@ -1,0 +1,102 @@
+"""A take, and the look that proves that it was granted by the incarnation that was asked. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import hiredis
+
+from incumbent import clock
+from incumbent.errors import StoreError
+from incumbent.model import Ask, Granted, Key, TakeOutcome
+from incumbent.policy import TTL_DEFAULT
+from incumbent.stores.redis.dialect import Dialect
+from incumbent.stores.redis.driver import Site
+from incumbent.stores.redis.errors import Outdated, restart_error
+from incumbent.stores.redis.incarnation import Known, read_mark
+from incumbent.stores.redis.resp import Program, Step, as_eval, milliseconds
+from incumbent.stores.restart import wait_after_restart
+
+__all__ = ["checked", "is_forgotten", "take_program", "too_early"]
+
+_TRIES: Final = 3
+
+_now = clock.now
+
+
+def take_program(
+    site: Site, dialect: Dialect, wire: Known, key: Key, claim: str, ask: Ask, until: float
+) -> Program[TakeOutcome]:
+    """A take, and in the same round trip a look whether the server is still what it was.
+
+    Raises Outdated if it is not.
+    """
+    if ask.ttl > max(TTL_DEFAULT, wire.longest):
+        yield from _tell_longest(site, wire, ask.ttl)
+    wire.asked = sent = _now()
+    request = dialect.take(key, claim, ask, wire.sign, until + wire.ahead)
+    answer, *seen = yield Step(request + wire.look, 4)
+    if is_forgotten(answer):
+        answer, *seen = yield Step(as_eval(request) + wire.look, 4)
+    outcome = dialect.taken(answer, key, claim, ask, wire.epoch)
+    yield from checked(dialect, wire, outcome, seen, sent, key, ask)
+    return outcome
+
+
+def checked(
+    dialect: Dialect,
+    wire: Known,
+    outcome: TakeOutcome,
+    seen: Sequence[Any],
+    sent: float,
+    key: Key,
+    ask: Ask,
+) -> Program[None]:
+    """Compare what the look after a take has `seen`; another incarnation's grant is given back.
+
+    Raises Outdated.
+    """
+    try:
+        wire.compare(seen, sent, _now())
+    except Outdated:
+        if isinstance(outcome, Granted):
+            slot = ask.slot.name if ask.slot else None
+            (answer,) = yield Step(dialect.undo(key, outcome, slot), 1)
+            dialect.given(answer, key, outcome.claim, None, wire.epoch)
+        raise
+    wire.serves = max(wire.serves, ask.ttl)
+
+
+def _tell_longest(site: Site, wire: Known, ttl: float) -> Program[None]:
+    """Leave word of a ttl that is larger than all before, for who comes after a restart."""
+    for _ in range(_TRIES):
+        told = replace(wire.mark, longest=milliseconds(ttl))
+        (there,) = yield Step(site.marker.write(wire.marked_at, wire.mark.text, told.text), 1)
+        found = read_mark(there, site.where, wire.marked_at)
+        if found is None or found.id != wire.mark.id:
+            return
+        wire.mark = found
+        if wire.longest >= ttl:
+            return
+
+
+def too_early(site: Site, wire: Known, ttl: float, now: float) -> StoreError | None:
+    """The exception where a holder from before the server's last restart may still believe.
+
+    Also where nobody can tell.
+    """
+    if wire.problem is not None:
+        return wire.problem
+    wait = wait_after_restart(site.restart_wait, ttl, wire.longest)
+    left = wire.born + wait - now
+    if wait <= 0 or left <= 0:
+        return None
+    promoted = bool(wire.mark.floor)
+    return restart_error(site.where, promoted=promoted, age=now - wire.born, left=left)
+
+
+def is_forgotten(answer: Any) -> bool:
+    """Whether the server does not know the script (any more): it has to be sent along."""
+    return type(answer) is hiredis.ReplyError and str(answer).startswith("NOSCRIPT")

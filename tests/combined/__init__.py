@@ -1,0 +1,1 @@
+"""Faults in combination: one generator for the simulators and for real fleets."""

@@ -1,0 +1,102 @@
+"""`python -m tests.combined.against COMMIT [NAME ...]`: do the plans find what was wrong then?
+
+Plays the known plans on the code of that commit, with the checker and the generator of today. Exit
+code 1 if a plan breaks nothing: then it is no proof.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.combined.plan import to_text
+from tests.combined.regressions import REGRESSIONS, Regression
+from tests.support.servers import ROOT
+
+__all__ = ["finds", "has_history", "tree_of"]
+
+_OURS = ("tests/history", "tests/combined")
+_WITHIN = 600.0
+
+
+def has_history(commit: str) -> bool:
+    """Whether this checkout can tell what a commit was: a shallow clone and an archive cannot."""
+    asked = ["git", "cat-file", "-e", f"{commit}^{{tree}}"]
+    return subprocess.run(asked, cwd=ROOT, capture_output=True, check=False).returncode == 0
+
+
+@contextmanager
+def tree_of(commit: str) -> Iterator[Path]:
+    """A folder with the files of a commit, for as long as the block lasts."""
+    archive = subprocess.run(
+        ["git", "archive", "--format=tar", commit], cwd=ROOT, capture_output=True, check=False
+    )
+    if archive.returncode:
+        said = archive.stderr.decode().strip()
+        raise RuntimeError(f"commit {commit} cannot be had; this needs a full clone: {said}")
+    with tempfile.TemporaryDirectory(prefix="incumbent-commit-") as folder:
+        with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as tar:
+            tar.extractall(folder, filter="data")
+        yield Path(folder)
+
+
+@contextmanager
+def with_our_checker(commit: str) -> Iterator[Path]:
+    """The tree of a commit, with the checker and the generator of today."""
+    with tree_of(commit) as tree:
+        for name in _OURS:
+            shutil.rmtree(tree / name, ignore_errors=True)
+            shutil.copytree(ROOT / name, tree / name)
+        servers = ROOT / ".servers"
+        if servers.exists():
+            (tree / ".servers").symlink_to(servers)
+        yield tree
+
+
+def finds(tree: Path, known: Regression) -> str:
+    """What the plan breaks there; empty: nothing that it should."""
+    command = [sys.executable, "-m", "tests.combined", "--world", known.world]
+    path = os.pathsep.join([str(tree / "src"), str(tree)])
+    for _ in range(known.tries):
+        said = subprocess.run(
+            [*command, "--plan", to_text(known.plan)],
+            cwd=tree,
+            env={**os.environ, "PYTHONPATH": path},
+            capture_output=True,
+            text=True,
+            timeout=_WITHIN,
+            check=False,
+        )
+        broken = [line.strip() for line in said.stdout.splitlines() if f"  {known.rule}:" in line]
+        if broken:
+            return broken[0]
+        if said.returncode and not broken and "Traceback" in said.stderr:
+            raise RuntimeError(said.stderr)
+    return ""
+
+
+def main(asked: Sequence[str]) -> int:
+    """See the module."""
+    commit, *names = asked
+    code = 0
+    with with_our_checker(commit) as tree:
+        for known in REGRESSIONS:
+            if names and not any(name in (known.world, known.name) for name in names):
+                continue
+            found = finds(tree, known)
+            code = code or int(not found)
+            sys.stdout.write(f"{known.world}: {known.name}\n  {found or 'NOT FOUND'}\n")
+            sys.stdout.flush()
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

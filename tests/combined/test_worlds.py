@@ -1,0 +1,52 @@
+"""Faults in combination break no rule; what once did breaks it on the code of then.
+
+Each run has other seeds; a failure prints its plan and the command that repeats it.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tests.combined.__main__ import report
+from tests.combined.against import finds, has_history, with_our_checker
+from tests.combined.regressions import REGRESSIONS, Regression
+from tests.combined.worlds import WORLDS
+
+BEFORE = "0195505"
+"""The commit before these defects were mended."""
+SEEDS = {"leases": 400, "quorum": 60}
+SIMULATED = [known for known in REGRESSIONS if not WORLDS[known.world].real]
+
+
+@pytest.mark.parametrize("name", SEEDS)
+def test_no_plan_breaks_a_rule(name: str) -> None:
+    world, start = WORLDS[name], random.SystemRandom().randrange(10**9)
+    for seed in range(start, start + SEEDS[name]):
+        plan = world.draw(seed)
+        broken = world.play(plan)
+        assert not broken, report(world, plan, broken)
+
+
+@pytest.mark.parametrize("known", SIMULATED, ids=lambda known: known.name)
+def test_a_plan_that_once_broke_a_rule_keeps_it(known: Regression) -> None:
+    world = WORLDS[known.world]
+    broken = world.play(known.plan)
+    assert not broken, report(world, known.plan, broken)
+
+
+def test_a_plan_is_one_history() -> None:
+    """Else a seed would be worth nothing."""
+    for known in SIMULATED:
+        world = WORLDS[known.world]
+        assert world.play(known.plan) == world.play(known.plan)
+
+
+@pytest.mark.skipif(not has_history(BEFORE), reason=f"needs a full clone, with commit {BEFORE}")
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_the_plans_find_what_was_wrong_in_the_code_of_then() -> None:
+    with with_our_checker(BEFORE) as tree:
+        missed = [known.name for known in SIMULATED if not finds(tree, known)]
+    assert not missed

@@ -1,0 +1,65 @@
+"""Memory tables with one planted bug each in what becomes of a take that arrives too late."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from incumbent.model import Ask, GiveOutcome, Granted, Key, TakeOutcome
+from incumbent.stores.table import MemoryTable
+
+
+class LateTakeIsGranted(MemoryTable):
+    late_kept = 0.0
+
+
+class LateIsForgottenAfterATtl(MemoryTable):
+    late_kept = 10.0
+
+
+class OnlyTheUnknownIsGivenUp(MemoryTable):
+    def give(
+        self, key: Key, claim: str, token: int | None, now: float, *rest: Any, **more: Any
+    ) -> GiveOutcome:
+        entry = self._entries.get(key)
+        held = entry and entry.holding(now)
+        if held and held.claim == claim:
+            token = held.token
+        return super().give(key, claim, token, now, *rest, **more)
+
+
+class _LateTake(MemoryTable):
+    def _is_late(self, key: Key, claim: str, now: float) -> bool:
+        return self._given_up.get((key, claim), now) > now
+
+
+class LateTakeUsesItsSlot(_LateTake):
+    def take(
+        self, key: Key, claim: str, ask: Ask, now: float, *rest: Any, **more: Any
+    ) -> TakeOutcome:
+        outcome = super().take(key, claim, ask, now, *rest, **more)
+        if self._is_late(key, claim, now) and ask.slot is not None:
+            other = super().take(key, "somebody else", ask, now, *rest, **more)
+            assert isinstance(other, Granted)
+            super().give(key, other.claim, other.token, now, now, 0.0, None)
+        return outcome
+
+
+class LateTakeStandsInLine(_LateTake):
+    def take(
+        self, key: Key, claim: str, ask: Ask, now: float, *rest: Any, **more: Any
+    ) -> TakeOutcome:
+        outcome = super().take(key, claim, ask, now, *rest, **more)
+        if self._is_late(key, claim, now) and ask.queue is not None:
+            super().take(key, "late", replace(ask, slot=None), now, *rest, **more)
+        return outcome
+
+
+class EverybodyIsLate(MemoryTable):
+    def take(
+        self, key: Key, claim: str, ask: Ask, now: float, *rest: Any, **more: Any
+    ) -> TakeOutcome:
+        for late, until in list(self._given_up.items()):
+            if late[0] == key:
+                self._given_up[key, claim] = until
+        return super().take(key, claim, ask, now, *rest, **more)

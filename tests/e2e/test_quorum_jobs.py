@@ -1,0 +1,87 @@
+"""Jobs that run once in a fleet whose store is a quorum, while its servers are down in turn."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cli.tool import incumbent, start
+from tests.cron.fleet import CronFleet, note
+from tests.faults.quorum_world import Members
+from tests.support.waiting import eventually
+
+pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.timeout(120)]
+
+
+@pytest.fixture
+def three() -> Iterator[Members]:
+    with Members(3) as members:
+        yield members
+
+
+@pytest.fixture
+def url(three: Members) -> str:
+    url = three.url("restart_wait=0", near=True)
+    assert incumbent("-s", url, "run", "first", "--", "true").returncode == 0
+    return url
+
+
+def test_of_five_instances_one_runs_it_whatever_server_is_down(three: Members, url: str) -> None:
+    for at, member in enumerate(three.all):
+        member.server.kill()
+        fleet = [
+            start("-s", url, "run", f"nightly-{at}", "--once-per", "12h", "--", "sleep", "0.5")
+            for _ in range(5)
+        ]
+        said = [instance.communicate()[1] for instance in fleet]
+        assert sorted(it.returncode for it in fleet) == [0, 75, 75, 75, 75], said
+        member.server.restart(empty=False)
+    # It is still used, on whatever majority there is.
+    for at, member in enumerate(three.all):
+        member.server.kill()
+        later = incumbent("-s", url, "run", f"nightly-{at}", "--once-per", "12h", "--", "true")
+        assert later.returncode == 75, later.stderr
+        member.server.restart(empty=False)
+
+
+def test_each_slot_of_a_job_runs_once_while_servers_are_killed_and_emptied(
+    three: Members, url: str, tmp_path: Path
+) -> None:
+    jobs = f'[[job]]\nname = "tick"\nevery = "1s"\ncommand = {note()}\nkeep_runs = 1000\n'
+    fleet = CronFleet(url, tmp_path, jobs)
+    try:
+        for _ in range(3):
+            fleet.start()
+        eventually(lambda: len(fleet.events("ready")) == 3, within=20)
+        for member, empty in zip(three.all, (False, True, False), strict=True):
+            time.sleep(1.5)
+            member.server.kill()
+            time.sleep(1.5)
+            member.server.restart(empty=empty)
+        time.sleep(2)
+    finally:
+        fleet.stop()
+    ran = fleet.ran()
+    assert len(ran) > 4, fleet.errors
+    assert [slot for slot, times in ran.items() if times > 1] == []
+    done = {f"tick@{slot}" for slot, run in fleet.runs("tick").items() if run.state.ended}
+    assert len(done & set(ran)) >= len(ran) - 2
+
+
+def test_a_job_is_paused_and_its_history_is_told_with_one_server_down(
+    three: Members, url: str
+) -> None:
+    three.all[0].server.kill()
+    assert incumbent("-s", url, "run", "job", "--once-per", "1h", "--", "true").returncode == 0
+    assert incumbent("-s", url, "pause", "job", "--reason", "upgrade").returncode == 0
+    refused = incumbent("-s", url, "run", "job", "--", "true")
+    assert (refused.returncode, "paused" in refused.stderr) == (75, True), refused.stderr
+    assert incumbent("-s", url, "unpause", "job").returncode == 0
+    assert incumbent("-s", url, "run", "job", "--", "true").returncode == 0
+    told = incumbent("-s", url, "history", "job", "--json")
+    assert told.returncode == 0, told.stderr
+    assert json.loads(told.stdout)

@@ -1,0 +1,95 @@
+"""Mutations of how one waits on Redis: the line, who watches, and what is heard."""
+
+from __future__ import annotations
+
+from tests.mutants.mutation import Mutation, in_area
+
+_WORDS = "tests/faults/test_redis_words.py"
+_LINES = "tests/faults/test_redis_lines.py"
+_HUB = "tests/unit/test_redis_hub.py"
+_TAKE, _GIVE = "stores/redis/take.lua", "stores/redis/give.lua"
+
+_lua = in_area("Lua")
+_d = in_area("dialects")
+_p = in_area("protocol")
+
+MUTATIONS: tuple[Mutation, ...] = (
+    _lua(
+        "redis: the first in line is overtaken five times",
+        _TAKE,
+        "overtaken >= 4",
+        "overtaken >= 5",
+        "tests/contract/test_redis.py::TestRedis::test_one_that_did_not_is_overtaken_a_few_times_at_most",
+    ),
+    _lua(
+        "redis: a silent process loses one place in line",
+        _TAKE,
+        "    if inbox == own then",
+        "    if inbox then",
+        _WORDS,
+    ),
+    _lua(
+        "redis: the last in line does not watch",
+        _GIVE,
+        "    ask(last, math.ceil(patience * 1.125))\n",
+        "",
+        _WORDS,
+    ),
+    _lua("redis: the next in line does not watch", _GIVE, "    ask(next, patience)\n", "", _WORDS),
+    _lua(
+        "redis: one of the process whose turn it is watches",
+        _GIVE,
+        "if inbox ~= own and who ~= watcher and",
+        "if who ~= watcher and",
+        _WORDS,
+    ),
+    _lua(
+        "redis: who watches goes on when the turn is its own process's",
+        _GIVE,
+        "(looks <= at or string.match(watcher, '^[^/]+') == inbox)",
+        "looks <= at",
+        _WORDS,
+    ),
+    _lua(
+        "redis: nobody watches in the place of one that left",
+        _GIVE,
+        "    elseif watched ~= watcher then",
+        "    elseif false then",
+        _WORDS,
+    ),
+    _lua(
+        "redis: who was granted goes on watching",
+        _TAKE,
+        "    if looks <= at or watcher == me then watcher, looks = '-', 0 end\n    if line",
+        "    if looks <= at then watcher, looks = '-', 0 end\n    if line",
+        _WORDS,
+    ),
+    _d(
+        "redis: a subscription to another incarnation is kept",
+        "stores/redis/waiting/hub.py",
+        "hearing.ear.epoch != place.epoch",
+        "hearing.ear.epoch is None",
+        _HUB,
+    ),
+    _d(
+        "redis: who was told to look is told to look later",
+        "stores/redis/waiting/hub.py",
+        "        if at < waiter.look_at:",
+        "        if at:",
+        _HUB,
+    ),
+    _p(
+        "who is refused for a turn waits longer than the turn",
+        "_core/acquire.py",
+        'place and refused.reason != "reserved"',
+        "place",
+        f"{_LINES}::test_one_that_looked_too_early_looks_again_when_the_turn_of_a_frozen_one_is_over",
+    ),
+    _p(
+        "leaving the line is a doubt",
+        "_core/acquire.py",
+        "port.hand_over(replace(held.debt(now, undo_slot=True), token=0))",
+        "port.hand_over(held.debt(now, undo_slot=True))",
+        f"{_LINES}::test_who_gives_up_leaves_the_line",
+    ),
+)

@@ -1,0 +1,353 @@
+"""Mutations of what speaks to the stores: dialects in Python, scripts in Lua, statements in SQL."""
+
+from __future__ import annotations
+
+from tests.mutants.mutation import Mutation, in_area
+
+
+def _contract(engine: str, kind: str, *names: str) -> tuple[str, ...]:
+    return tuple(f"tests/contract/test_{engine}.py::{kind}::{name}" for name in names)
+
+
+def _redis(*names: str) -> tuple[str, ...]:
+    return _contract("redis", "TestRedis", *names)
+
+
+def _sqlite(*names: str) -> tuple[str, ...]:
+    return _contract("sqlite", "TestSqlite", *names)
+
+
+def _postgresql(*names: str) -> tuple[str, ...]:
+    return _contract("postgresql", "TestPostgresql", *names)
+
+
+_REDIS = ("tests/unit/test_redis_dialect.py",)
+_BALLOTS = ("tests/unit/test_quorum_ballots.py",)
+_NODE = ("tests/quorum/test_node.py",)
+
+_d = in_area("dialects")
+_lua = in_area("Lua")
+_sql = in_area("SQL")
+
+MUTATIONS: tuple[Mutation, ...] = (
+    _d(
+        "redis: the answer to another's claim is a grant",
+        "stores/redis/dialect.py",
+        'raise Mismatch("the answer is another claim\'s")',
+        "pass",
+        *_REDIS,
+    ),
+    _d(
+        "redis: a repeated take counts for twice what is left",
+        "stores/redis/dialect.py",
+        "first._replace(ttl=answer[1] / 1000)",
+        "first._replace(ttl=answer[1] / 500)",
+        *_REDIS,
+    ),
+    _d(
+        "redis: gone counts as released",
+        "stores/redis/dialect.py",
+        "return _RELEASED if answer else _GONE",
+        "return _RELEASED",
+        *_REDIS,
+        *_redis("test_a_second_release_answers_gone"),
+    ),
+    _d(
+        "redis: a guard by a claim guards nothing",
+        "stores/redis/dialect.py",
+        'return ("claim", _held(claim, token))',
+        'return ("none", "")',
+        *_REDIS,
+        *_redis("test_who_lost_the_lease_cannot_write_by_its_claim"),
+    ),
+    _d(
+        "redis: a restarted server is trusted at once",
+        "stores/restart.py",
+        "return max(TTL_DEFAULT, ttl, *learnt) if named is None else named",
+        "return ttl if named is None else named",
+        "tests/unit/test_restart.py",
+    ),
+    _d(
+        "redis: records of the release before are read as if they were ours",
+        "stores/redis/incarnation.py",
+        "RECORD_FORMAT: Final = 2",
+        "RECORD_FORMAT: Final = 1",
+        "tests/formats/test_side_by_side.py::test_this_release_refuses_the_records_of_the_one_before_and_says_what_to_do[redis]",
+    ),
+    _d(
+        "sentinel: no time in which the old master may go on unseen",
+        "stores/redis/layers/sentinel.py",
+        "SETTLE: Final = 3.0",
+        "SETTLE: Final = 0.0",
+        "tests/unit/test_redis_layouts.py",
+        "tests/faults/test_redis_sentinel.py",
+    ),
+    _d(
+        "quorum: one server less than a majority will do",
+        "stores/quorum/ballots.py",
+        "return nodes // 2 + 1",
+        "return nodes // 2",
+        *_BALLOTS,
+    ),
+    _d(
+        "quorum: votes at different ballots count together",
+        "stores/quorum/ballots.py",
+        "    if count < need:\n        return None\n    lefts",
+        "    lefts",
+        *_BALLOTS,
+    ),
+    _d(
+        "quorum: of an even number of clocks the earlier one counts",
+        "stores/quorum/ballots.py",
+        "known[len(known) // 2]",
+        "known[(len(known) - 1) // 2]",
+        *_BALLOTS,
+    ),
+    _d(
+        "quorum: a clock far ahead is followed for ever",
+        "stores/quorum/ballots.py",
+        "if self._last < time + _ASTRAY else time",
+        "if self._last else time",
+        *_BALLOTS,
+        "tests/quorum/test_simulator.py",
+    ),
+    _d(
+        "etcd: the cluster's id is not looked at",
+        "stores/etcd/incarnation.py",
+        "if now.cluster != born.cluster or now.revision < born.modified:",
+        "if now.revision < born.modified:",
+        "tests/faults/test_etcd_restore.py::test_the_marker_of_another_cluster_is_not_believed",
+    ),
+    _d(
+        "etcd: a restored cluster is taken for the one before",
+        "stores/etcd/incarnation.py",
+        "return now.term < born.term or now.applied - now.revision < born.applied - born.modified",
+        "return now.term < 0",
+        "tests/faults/test_etcd_restore.py::test_a_restored_cluster_is_noticed_by_whoever_was_connected_before",
+    ),
+    _d(
+        "etcd: a grant is proved for all of its ttl, whenever it was asked for",
+        "stores/etcd/taking.py",
+        "proved = min(mine.session.proved, mine.due) - sent",
+        "proved = mine.ttl",
+        "tests/faults/test_etcd_sharing.py::test_a_lease_that_joins_others_is_proved_for_what_they_have_left",
+    ),
+    _lua(
+        "redis: a take overwrites whoever holds it",
+        "stores/redis/take.lua",
+        "local how, value, ours = 'NX'",
+        "local how, value, ours = 'GET'",
+        *_redis("test_of_many_contenders_exactly_one_is_granted"),
+    ),
+    _lua(
+        "redis: tokens are the server's clock alone",
+        "stores/redis/take.lua",
+        "local token = math.max(now, string.match(mark, '%d+$'), last and last + 1 or 0)",
+        "local token = math.max(now, string.match(mark, '%d+$'))",
+        "tests/faults/test_redis_records.py",
+        "tests/faults/test_redis_server.py",
+        *_redis("test_the_token_grows_with_every_release"),
+    ),
+    _lua(
+        "redis: a promoted server's tokens are its own clock's",
+        "stores/redis/take.lua",
+        "local token = math.max(now, string.match(mark, '%d+$'), last and last + 1 or 0)",
+        "local token = math.max(now, last and last + 1 or 0)",
+        "tests/faults/test_redis_incarnation.py::test_a_promoted_replica_with_a_slow_clock_gives_larger_tokens",
+    ),
+    _lua(
+        "redis: a take that nobody waits for any more is carried out",
+        "stores/redis/take.lua",
+        "if now > till and #now >= #till then return 0 end",
+        "",
+        "tests/faults/test_redis_late_takes.py",
+        *_redis("test_a_take_that_arrives_too_late_uses_no_slot"),
+    ),
+    _lua(
+        "redis: a used slot is free for everybody",
+        "stores/redis/take.lua",
+        "  used = call('GET', slot)\n",
+        "",
+        *_redis("test_a_slot_is_claimed_once"),
+    ),
+    _lua(
+        "redis: a paused name is granted",
+        "stores/redis/take.lua",
+        "  paused, resign = fields[1], fields[2]\n",
+        "  resign = fields[2]\n",
+        *_redis("test_a_paused_name_is_granted_to_nobody"),
+    ),
+    _lua(
+        "redis: a repeated take shortens the ttl",
+        "stores/redis/take.lua",
+        "  if left < ttl then\n    call('PEXPIRE', KEYS[1], ttl)",
+        "  if left then\n    call('PEXPIRE', KEYS[1], ttl)",
+        *_redis("test_a_repeated_take_never_shortens_the_ttl"),
+    ),
+    _lua(
+        "redis: a renewal shortens the ttl",
+        "stores/redis/renew.lua",
+        "if call('PTTL', key) < ttl then call('PEXPIRE', key, ttl) end",
+        "call('PEXPIRE', key, ttl)",
+        *_redis("test_a_renewal_never_shortens_the_ttl"),
+    ),
+    _lua(
+        "redis: anybody renews",
+        "stores/redis/renew.lua",
+        "  if type(value) == 'string' and sub(value, 1, #head) == head then",
+        "  if type(value) == 'string' then",
+        *_redis("test_a_stranger_cannot_renew"),
+    ),
+    _lua(
+        "redis: anybody releases",
+        "stores/redis/give.lua",
+        "if not value or string.sub(value, 1, #head) ~= head then",
+        "if not value then",
+        *_redis(
+            "test_a_stranger_cannot_release", "test_a_late_release_does_not_hit_the_next_holder"
+        ),
+    ),
+    _lua(
+        "redis: anybody gives a slot back",
+        "stores/redis/give.lua",
+        "  if used and string.sub(used, 1, #ARGV[4]) == ARGV[4] then freed",
+        "  if used then freed",
+        *_redis("test_nobody_else_can_give_a_slot_back"),
+    ),
+    _lua(
+        "redis: a write under a version does not look at it",
+        "stores/redis/put.lua",
+        "holds = old and string.match(old, '^%d+') == want",
+        "holds = old",
+        *_redis("test_a_version_guards_against_a_lost_update"),
+    ),
+    _lua(
+        "quorum: a server that lost its data votes at once",
+        "stores/quorum/take.lua",
+        "  if young > 0 then",
+        "  if young > 1e18 then",
+        *_NODE,
+    ),
+    _lua(
+        "quorum: the floor after a loss is as if nothing had been lost",
+        "stores/quorum/take.lua",
+        "if born > 0 and floor < born + 60000000 then floor = born + 60000000 end",
+        "",
+        *_NODE,
+    ),
+    _lua(
+        "quorum: a ballot below the floor gets a vote",
+        "stores/quorum/take.lua",
+        "if ballot - floor > 0 then",
+        "if ballot then",
+        *_NODE,
+    ),
+    _lua(
+        "quorum: a lease is planted whatever happened since",
+        "stores/quorum/plant.lua",
+        "if (floor or '') ~= ARGV[6] then return 0 end\n",
+        "",
+        *_NODE,
+    ),
+    _lua(
+        "quorum: a vote of a later try is taken back",
+        "stores/quorum/revoke.lua",
+        "  if stored - ballot <= 0 then",
+        "  if stored then",
+        *_NODE,
+    ),
+    _lua(
+        "quorum: anybody renews",
+        "stores/quorum/renew.lua",
+        "  if type(value) == 'string' and string.sub(value, 1, #head) == head then",
+        "  if type(value) == 'string' then",
+        *_NODE,
+    ),
+    _sql(
+        "sqlite: anybody renews",
+        "stores/sqlite/dialect.py",
+        "    WHERE key = ?3 AND claim = ?4 AND token = ?5 AND expires > ?6",
+        "    WHERE key = ?3 AND (claim = ?4 OR token != ?5) AND expires > ?6",
+        *_sqlite("test_a_stranger_cannot_renew", "test_a_renewal_with_another_token_is_refused"),
+    ),
+    _sql(
+        "sqlite: a renewal after the end revives",
+        "stores/sqlite/dialect.py",
+        "AND token = ?5 AND expires > ?6",
+        "AND token = ?5 AND ?6 > 0",
+        *_sqlite("test_a_renewal_after_the_end_brings_nothing_back"),
+    ),
+    _sql(
+        "sqlite: a renewal shortens the ttl",
+        "stores/sqlite/dialect.py",
+        "SET expires = max(expires, ?1)",
+        "SET expires = ?1",
+        *_sqlite("test_a_renewal_never_shortens_the_ttl"),
+    ),
+    _sql(
+        "sqlite: a release hits whoever holds it now",
+        "stores/sqlite/dialect.py",
+        "WHERE key = ? AND claim = ? AND token = coalesce(?, token) AND expires > ?",
+        "WHERE key = ? AND claim >= '' AND ? >= '' AND token = coalesce(?, token) AND expires > ?",
+        *_sqlite("test_a_stranger_cannot_release"),
+    ),
+    _sql(
+        "sqlite: anybody gives a slot back",
+        "stores/sqlite/dialect.py",
+        "DELETE FROM slot WHERE key = ? AND name = ? AND claim = ?",
+        "DELETE FROM slot WHERE key = ? AND name = ? AND claim != ?",
+        *_sqlite("test_nobody_else_can_give_a_slot_back"),
+    ),
+    _sql(
+        "sqlite: tokens start again after a record was forgotten",
+        "stores/sqlite/dialect.py",
+        "SET swept = ?, floor = max(floor, ?)",
+        "SET swept = ?, floor = min(floor, ?)",
+        *_sqlite("test_the_token_grows_after_the_record_was_forgotten"),
+        "tests/unit/test_sqlite_store.py",
+        "tests/unit/test_sqlite_same_as_table.py",
+    ),
+    _sql(
+        "sqlite: a used slot is not on the disk when its run begins",
+        "stores/sqlite/core.py",
+        "        durable = ask.slot is not None",
+        "        durable = False",
+        "tests/unit/test_sqlite_store.py",
+        "tests/faults/test_sqlite_power.py",
+    ),
+    _sql(
+        "postgresql: tokens are the server's clock alone",
+        "stores/postgresql/schema.sql",
+        "new_token := greatest(r.token + 1, (date_part",
+        "new_token := greatest(0, (date_part",
+        "tests/unit/test_postgresql_store.py::test_tokens_grow_though_the_clock_was_set_back",
+    ),
+    _sql(
+        "postgresql: nobody notes that a claim was given up",
+        "stores/postgresql/schema.sql",
+        "    IF p_token IS NULL THEN\n        PERFORM incumbent.give_up(p_key, p_claim);",
+        "    IF false THEN\n        PERFORM incumbent.give_up(p_key, p_claim);",
+        "tests/faults/test_postgresql_late.py::test_who_gave_a_claim_up_can_never_be_granted_it_again",
+    ),
+    _sql(
+        "postgresql: a claim that was given up is granted",
+        "stores/postgresql/schema.sql",
+        "            IF EXISTS (SELECT FROM incumbent.given_up\n",
+        "            IF NOT EXISTS (SELECT FROM incumbent.given_up\n",
+        "tests/faults/test_postgresql_late.py::test_who_gave_a_claim_up_can_never_be_granted_it_again",
+    ),
+    _sql(
+        "postgresql: anybody renews",
+        "stores/postgresql/schema.sql",
+        "        WHERE r.key = a.key AND r.claim = a.claim AND r.token = a.token AND r.expires > now\n        RETURNING",
+        "        WHERE r.key = a.key AND r.token = a.token AND r.expires > now\n        RETURNING",
+        *_postgresql("test_a_stranger_cannot_renew"),
+    ),
+    _sql(
+        "postgresql: a take changes what another has changed meanwhile",
+        "stores/postgresql/schema.sql",
+        "        WHERE key = p_key AND changes = r.changes AND token = r.token AND expires = r.expires\n",
+        "        WHERE key = p_key\n",
+        "tests/faults/test_postgresql_sharing.py::test_of_two_takes_that_looked_at_the_same_moment_one_is_granted",
+    ),
+)

@@ -1,0 +1,115 @@
+"""Mutations of the supervisor and its guard."""
+
+from __future__ import annotations
+
+from tests.mutants.mutation import Mutation, in_area
+
+_m = in_area("supervision")
+
+MUTATIONS: tuple[Mutation, ...] = (
+    _m(
+        "a lease that was taken leaves CMD its grace",
+        "supervise/plan.py",
+        "        if self.lost == _DISPROVED:",
+        "        if False:",
+        "tests/unit/test_supervise_plan.py::test_no_grace_reaches_further_than_the_proof",
+    ),
+    _m(
+        "KILL comes after the deadline",
+        "supervise/plan.py",
+        "        return max(self.stop_at, self.deadline - KILL_LEAD)",
+        "        return self.deadline + KILL_LEAD",
+        "tests/unit/test_supervise_plan.py::test_term_comes_when_the_work_has_to_stop_and_kill_before_the_deadline",
+    ),
+    _m(
+        "KILL waits for the grace beyond the deadline",
+        "supervise/plan.py",
+        "    limit = min(course.kill_at, belief.kill_at)\n    if now >= limit:\n        return _kill",
+        "    limit = course.kill_at\n    if now >= limit:\n        return _kill",
+        "tests/unit/test_supervise_plan.py::test_term_comes_when_the_work_has_to_stop_and_kill_before_the_deadline",
+    ),
+    _m(
+        "a dead guard changes nothing",
+        "supervise/plan.py",
+        "    if not guarded:\n        return _kill(course, now, first=True)\n",
+        "",
+        "tests/unit/test_supervise_plan.py::test_without_a_guard_everything_is_killed_at_once",
+    ),
+    _m(
+        "descendants of CMD are left alone",
+        "supervise/plan.py",
+        "    if not tree:\n        return Step(course, Action.LEAVE)",
+        "    if not child:\n        return Step(course, Action.LEAVE)",
+        "tests/unit/test_supervise_plan.py::test_the_descendants_are_asked_to_end_while_the_lease_is_renewed",
+    ),
+    _m(
+        "what outlives KILL counts as gone",
+        "supervise/plan.py",
+        "        return Step(course, Action.GIVE_UP, limit)",
+        "        return Step(course, Action.LEAVE, limit)",
+        "tests/unit/test_supervise_plan.py::test_what_outlives_kill_is_given_up_and_never_left",
+    ),
+    _m(
+        "KILL is sent once",
+        "supervise/plan.py",
+        "    if now >= course.again_at:\n        return _kill(course, now, first=False)\n",
+        "",
+        "tests/unit/test_supervise_plan.py::test_kill_is_repeated_because_a_fork_may_have_escaped_it",
+    ),
+    _m(
+        "a message may move the guard's deadline beyond one ttl",
+        "supervise/deadline.py",
+        "    bounded = min(kill_at, now + watch.ttl)",
+        "    bounded = kill_at",
+        "tests/unit/test_supervise_deadline.py::test_no_proof_reaches_further_than_a_ttl",
+    ),
+    _m(
+        "an older proof takes the newer back",
+        "supervise/deadline.py",
+        "kill_at=max(bounded, watch.kill_at) if watch.armed else bounded)",
+        "kill_at=bounded)",
+        "tests/unit/test_supervise_deadline.py::test_proofs_that_overtake_each_other_take_nothing_back",
+    ),
+    _m(
+        "proofs of another term count",
+        "supervise/deadline.py",
+        "    if term == 0 or term != watch.term or isnan(kill_at):",
+        "    if isnan(kill_at):",
+        "tests/unit/test_supervise_deadline.py::test_what_is_no_number_and_what_belongs_to_another_term_says_nothing",
+    ),
+    _m(
+        "an armed guard without a supervisor only leaves",
+        "supervise/deadline.py",
+        "        return Verdict.KILL_AND_LEAVE if watch.armed else Verdict.LEAVE",
+        "        return Verdict.LEAVE",
+        "tests/unit/test_supervise_deadline.py::test_without_a_supervisor_the_tree_dies_at_once_and_the_guard_leaves",
+    ),
+    _m(
+        "a command begins under a deadline that has passed",
+        "supervise/deadline.py",
+        "    return term == watch.term and watch.armed and now < watch.kill_at",
+        "    return term == watch.term and watch.armed",
+        "tests/unit/test_supervise_deadline.py::test_a_command_may_begin_only_under_a_deadline_that_is_ahead",
+    ),
+    _m(
+        "CMD may open the local store by default",
+        "supervise/environment.py",
+        '    kept["INCUMBENT_STORE"] = WITHHELD if share_store is None else share_store',
+        '    if share_store is not None:\n        kept["INCUMBENT_STORE"] = share_store',
+        "tests/unit/test_supervise_environment.py::test_the_store_and_every_way_to_it_are_withheld",
+    ),
+    _m(
+        "one look that finds nobody is believed",
+        "supervise/guard.py",
+        "            if empty == _EMPTY:",
+        "            if empty == 1:",
+        "tests/unit/test_supervise_guard.py::test_one_that_forked_while_it_was_looked_for_is_found",
+    ),
+    _m(
+        "a lease is given back while something lives",
+        "supervise/run.py",
+        "        if left_over:\n            abandon(self._lease)\n",
+        "",
+        "tests/unit/test_supervise_survivors.py::test_what_outlives_kill_keeps_its_lease_until_that_runs_out",
+    ),
+)

@@ -1,0 +1,85 @@
+"""Mutations of the threads behind leases, and of what an interruption or a lost record leaves."""
+
+from __future__ import annotations
+
+from tests.mutants.mutation import Mutation, in_area
+
+_LIVES = ("tests/unit/test_keeper_lives.py",)
+_DEADLINES = ("tests/unit/test_deadlines.py",)
+_WAITS = ("tests/unit/test_waits_for_loss.py",)
+_ONCE = ("tests/unit/test_once_interrupted.py",)
+
+_p = in_area("protocol")
+
+MUTATIONS: tuple[Mutation, ...] = (
+    _p(
+        "a debt writes into the keeper's plan",
+        "_drive/keeper.py",
+        "        state.debts.add(debt)\n",
+        "        state.debts.add(debt)\n        state.thread.planned = -inf\n",
+        "tests/unit/test_keeper_plan.py",
+    ),
+    _p(
+        "what ends the keeper's thread ends it for ever",
+        "_drive/thread.py",
+        "                self._bury(alarm)\n                self.wake()",
+        "                self._bury(alarm)",
+        *_LIVES,
+    ),
+    _p(
+        "a thread that could not be started is not tried again",
+        "_drive/thread.py",
+        '            self._bury(alarm)\n            if "shutdown"',
+        '            if "shutdown"',
+        *_LIVES,
+    ),
+    _p(
+        "a watcher that fails silences the others",
+        "_drive/keeper.py",
+        "            call_guarded(watcher)",
+        "            watcher()",
+        *_LIVES,
+    ),
+    _p(
+        "who acts at the deadline waits for the renewal",
+        "_drive/keeper.py",
+        "            self._state.deadlines.watch(held, ahead)",
+        "            pass",
+        *_DEADLINES,
+    ),
+    _p(
+        "gone is a loss also after the deadline",
+        "_core/release.py",
+        "    if port.now() < held.machine.deadline:",
+        "    if port.now():",
+        "tests/unit/test_release_of_what_is_gone.py",
+    ),
+    _p(
+        "an asyncio lock is remembered before it is entered",
+        "aio.py",
+        "        await lease.__aenter__()\n        self._entered.add(lease)\n",
+        "        self._entered.add(lease)\n        await lease.__aenter__()\n",
+        *_WAITS,
+    ),
+    _p(
+        "a wait for the loss leaves its watcher behind",
+        "sync.py",
+        "            keeper.unwatch(self._held, tell)",
+        "            pass",
+        *_WAITS,
+    ),
+    _p(
+        "a cancellation before the function began uses the slot of @once",
+        "decorators.py",
+        "    except BaseException:\n        # Nothing ran, also if it was cancelled",
+        "    except Exception:\n        # Nothing ran, also if it was cancelled",
+        *_ONCE,
+    ),
+    _p(
+        "an interrupted beginning removes the record of an earlier run",
+        "cron/book.py",
+        "        if version and _is_same(found, run):",
+        "        if version:",
+        *_ONCE,
+    ),
+)

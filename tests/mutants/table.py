@@ -1,0 +1,17 @@
+"""All mutations."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.mutants import of_core, of_cron, of_lines, of_stores, of_supervision, of_threads
+from tests.mutants.mutation import Mutation
+
+MUTATIONS: Final[tuple[Mutation, ...]] = (
+    *of_core.MUTATIONS,
+    *of_threads.MUTATIONS,
+    *of_stores.MUTATIONS,
+    *of_lines.MUTATIONS,
+    *of_supervision.MUTATIONS,
+    *of_cron.MUTATIONS,
+)

@@ -1,0 +1,29 @@
+"""Servers that have been served for a minute already, so that no test waits for them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import redis
+
+from incumbent import clock
+from incumbent.stores.redis import open_store
+from incumbent.stores.redis.incarnation import read_mark
+from tests.support.servers import RedisServer
+
+__all__ = ["pretend_age"]
+
+
+def pretend_age(url: str, *servers: RedisServer, seconds: float = 60.0) -> None:
+    """Have the markers of the servers behind `url` say that they were written so long ago."""
+    store = open_store(f"{url}{'&' if '?' in url else '?'}restart_wait=0").store()
+    store.scan("nothing", "", clock.now() + 5)
+    store.close()
+    for server in servers:
+        with redis.Redis(port=server.port, password=server.password) as client:
+            for key in client.scan_iter(match="incumbent:{*}:server*", count=1000):
+                mark = read_mark(client.get(key), "here", key.decode())
+                assert mark is not None
+                us = int(seconds * 1e6)
+                older = replace(mark, since=mark.since - us, seen=mark.seen - us)
+                client.set(key, older.text)

@@ -1,0 +1,192 @@
+"""What acts at a lease's deadline waits for no store."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from incumbent import Client, Election, LeaseLost, Lock, clock
+from incumbent._drive.keeper import Keeper
+from incumbent.links import link_for
+from incumbent.model import Renewal, RenewOutcome
+from tests.support.faulty import FaultyEngine
+from tests.support.pace import in_time
+from tests.support.waiting import eventually
+
+TTL = 0.6
+LATE_AT_MOST = 0.25
+_HANGS = 5.0
+"""Seconds for which a renewal gets no answer: far longer than any lease here."""
+
+
+@pytest.fixture
+def engine() -> FaultyEngine:
+    return FaultyEngine()
+
+
+def keeper_of(engine: FaultyEngine) -> Keeper:
+    return link_for(engine).keeper
+
+
+@pytest.fixture
+def hanging(engine: FaultyEngine, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Renewals hang, whatever they were told to wait for at most; set when the first one does."""
+    hangs, over = threading.Event(), threading.Event()
+
+    def hang(renewals: Sequence[Renewal], until: float) -> list[RenewOutcome]:
+        hangs.set()
+        over.wait(_HANGS)
+        return good(renewals, until)
+
+    good = engine.faulty.renew
+    monkeypatch.setattr(engine.faulty, "renew", hang)
+    yield hangs
+    over.set()
+
+
+def lost_in_time(lock: Lock, hanging: threading.Event, told: threading.Event) -> None:
+    lease = lock.acquire()
+    with in_time(lease.remaining, late_at_most=LATE_AT_MOST):
+        assert hanging.wait(20)
+        assert told.wait(20)
+    assert lease.lost
+
+
+def test_on_lost_does_not_wait_for_the_renewal_that_hangs(
+    engine: FaultyEngine, hanging: threading.Event
+) -> None:
+    told, losses = threading.Event(), list[LeaseLost]()
+
+    def hear(lost: LeaseLost) -> None:
+        losses.append(lost)
+        told.set()
+
+    lost_in_time(Lock("a", store=engine, ttl=TTL, on_lost=hear), hanging, told)
+    assert [lost.reason for lost in losses] == ["expired"]
+
+
+def test_who_waits_for_the_loss_does_not_wait_for_the_renewal_that_hangs(
+    engine: FaultyEngine, hanging: threading.Event
+) -> None:
+    lease = Lock("a", store=engine, ttl=TTL).acquire()
+    with in_time(lease.remaining, late_at_most=LATE_AT_MOST):
+        assert lease.wait_lost(20)
+    assert hanging.is_set()
+
+
+def test_on_revoked_does_not_wait_for_the_renewal_that_hangs(
+    engine: FaultyEngine, hanging: threading.Event
+) -> None:
+    told = threading.Event()
+    election = Election("a", store=engine, ttl=TTL, on_revoked=lambda _: told.set())
+    term = election.campaign()
+    with in_time(term.remaining, late_at_most=LATE_AT_MOST):
+        assert hanging.wait(20)
+        assert told.wait(20)
+
+
+def test_a_lease_that_is_renewed_is_told_of_once_and_only_when_it_ends(
+    engine: FaultyEngine,
+) -> None:
+    losses: list[LeaseLost] = []
+    lease = Lock("a", store=engine, ttl=3, on_lost=losses.append).acquire()
+    first = lease._held.machine.deadline
+    # A busy machine may keep the renewals from running for longer than a short lease lasts.
+    eventually(lambda: clock.now() > first)
+    assert lease.valid
+    assert not losses
+    engine.faulty.down = True
+    assert lease.wait_lost(20)
+    eventually(lambda: losses)
+    time.sleep(0.5)
+    assert len(losses) == 1
+
+
+def test_at_most_for_ends_a_lease_whose_store_hangs(
+    engine: FaultyEngine, hanging: threading.Event
+) -> None:
+    told = threading.Event()
+    lock = Lock("a", store=engine, ttl=2, at_most_for=0.3, on_lost=lambda _: told.set())
+    lease = lock.acquire()
+    with in_time(lease.remaining, late_at_most=LATE_AT_MOST):
+        assert told.wait(3)
+
+
+def test_what_was_released_leaves_nothing_to_watch(engine: FaultyEngine) -> None:
+    lock = Lock("a", store=engine, ttl=60, on_lost=lambda _: None)
+    for _ in range(200):
+        lock.acquire().release()
+    deadlines = keeper_of(engine)._state.deadlines
+    assert len(deadlines._new) + len(deadlines._places) <= 2
+
+
+def test_a_lease_that_ends_before_the_others_wakes_the_thread(engine: FaultyEngine) -> None:
+    far = Lock("far", store=engine, ttl=60, on_lost=lambda _: None).acquire()
+    deadlines = keeper_of(engine)._state.deadlines
+    eventually(lambda: deadlines._places)
+    told = threading.Event()
+    near = Lock("near", store=engine, ttl=TTL, on_lost=lambda _: told.set()).acquire()
+    with in_time(near.remaining, late_at_most=LATE_AT_MOST):
+        engine.faulty.down = True
+        assert told.wait(20)
+    assert far.valid
+    engine.faulty.down = False
+    far.release()
+
+
+def test_a_closed_client_still_tells_of_the_end_of_what_it_renews_no_longer(
+    engine: FaultyEngine,
+) -> None:
+    told = threading.Event()
+    with Client(engine) as client:
+        lease = client.lock("a", ttl=TTL, on_lost=lambda _: told.set()).acquire()
+    with in_time(lease.remaining, late_at_most=LATE_AT_MOST):
+        assert told.wait(20)
+    assert lease.wait_lost(0)
+
+
+def test_a_wait_for_the_loss_begun_after_the_client_was_closed_ends_in_time(
+    engine: FaultyEngine,
+) -> None:
+    with Client(engine) as client:
+        lease = client.lock("a", ttl=TTL).acquire()
+    with in_time(lease.remaining, late_at_most=LATE_AT_MOST):
+        assert lease.wait_lost(20)
+
+
+def test_with_nobody_who_watches_there_is_no_thread(engine: FaultyEngine) -> None:
+    deadlines = keeper_of(engine)._state.deadlines
+    for _ in range(3):
+        lease = Lock("a", store=engine, ttl=TTL, on_lost=lambda _: None).acquire()
+        assert deadlines.thread.alarm is not None
+        lease.release()
+        eventually(lambda: deadlines.thread.alarm is None, within=10)
+
+
+# -- the end of the process
+
+
+_NOBODY_READS = """
+import os, time
+import incumbent
+
+os.set_blocking(2, False)
+try:
+    while True:
+        os.write(2, b"x" * 4096)
+except BlockingIOError:
+    os.set_blocking(2, True)
+lease = incumbent.Lock("a", store="memory:", at_most_for=0.3, if_lost="exit").acquire()
+time.sleep(20)
+"""
+
+
+def test_the_end_of_the_process_waits_for_nobody_who_reads_its_errors() -> None:
+    program = [sys.executable, "-c", _NOBODY_READS]
+    with subprocess.Popen(program, stderr=subprocess.PIPE) as process:
+        assert process.wait(10) == 123

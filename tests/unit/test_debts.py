@@ -1,0 +1,111 @@
+"""What is owed to a store, and for how long: until nothing can be left of a claim."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+
+from incumbent._core.held import Held, Wanted
+from incumbent._core.onestep import run
+from incumbent._core.port import BlockingPort, Debt, Port
+from incumbent._core.release import release_blocking, settle
+from incumbent._drive.link import Link
+from incumbent.cron.claims import Grant, adopted
+from incumbent.errors import StoreUnavailable
+from incumbent.model import Ask, GiveOutcome, Gone, Granted, Key, Refused, Released
+from incumbent.policy import make_policy
+from incumbent.stores.memory import MemoryEngine
+
+KEY = Key("ns", "job")
+
+
+class _Port:
+    """A clock, and a store that answers gives as it is told to."""
+
+    def __init__(self, *answers: GiveOutcome | Exception) -> None:
+        self.instant = 100.0
+        self.answers = list(answers)
+        self.owed: list[Debt] = []
+        self.store = self
+
+    def now(self) -> float:
+        return self.instant
+
+    def draw_claim(self) -> str:
+        return "claim"
+
+    def hand_over(self, debt: Debt) -> None:
+        self.owed.append(debt)
+
+    def _answer(self) -> GiveOutcome:
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+class _Blocking(_Port):
+    def give(self, *_: Any, **__: Any) -> GiveOutcome:
+        return self._answer()
+
+
+class _Awaited(_Port):
+    async def give(self, *_: Any, **__: Any) -> GiveOutcome:
+        return self._answer()
+
+
+def _settled(port: _Port, debt: Debt) -> bool:
+    return run(settle(cast(Port, port), debt, 1.0))
+
+
+def _debt(doubt: int) -> Debt:
+    return Debt(KEY, "claim", None, 120.0, doubt, float("-inf"))
+
+
+def test_a_claim_in_doubt_is_owed_until_the_store_has_answered() -> None:
+    port = _Awaited(StoreUnavailable("away"), Gone())
+    port.instant = 100_000.0
+    assert not _settled(port, _debt(1))
+    assert _settled(port, _debt(1))
+
+
+def test_a_claim_in_doubt_is_told_again_while_its_take_may_arrive() -> None:
+    port = _Awaited(Gone(), Gone(), Released())
+    assert not _settled(port, _debt(1))
+    assert not _settled(port, _debt(1))
+    assert _settled(port, _debt(1))
+
+
+def test_a_certain_claim_is_settled_by_its_ttl() -> None:
+    port = _Awaited()
+    port.instant = 121.0
+    assert _settled(port, _debt(0))
+
+
+@pytest.mark.parametrize("unsure", [0, 1])
+def test_a_release_leaves_a_debt_only_for_a_take_that_was_never_answered(unsure: int) -> None:
+    port = _Blocking(Released())
+    wanted = Wanted(KEY, Ask(15.0, "me"), make_policy(15.0))
+    held = Held(cast(Port, port), wanted)
+    held.unsure = unsure
+    held.machine.sent(port.now())
+    assert held.machine.granted(Granted(held.claim, 7, 15.0), port.now())
+    # An hour later: what held the take up may hold it up for as long as it likes.
+    assert release_blocking(cast(BlockingPort, port), held, port.now() + 3600)
+    assert [debt.doubt for debt in port.owed] == [2] * unsure
+
+
+@pytest.mark.parametrize("unsure", [0, 1])
+def test_whoever_adopts_a_lease_gives_up_the_takes_in_doubt_along_with_it(unsure: int) -> None:
+    """A run of cron goes on in another process, and the take that got no answer may still come."""
+    engine = MemoryEngine()
+    link = Link(engine)
+    wanted = Wanted(KEY, Ask(15.0, "me"), make_policy(15.0))
+    granted = engine.store().take(KEY, "claim", wanted.ask, link.port.now() + 5)
+    assert isinstance(granted, Granted)
+    assert adopted(link, Grant(wanted, "claim", unsure)).release()
+    link.keeper.drain(5.0)
+    late = engine.store().take(KEY, "claim", wanted.ask, link.port.now() + 5)
+    assert isinstance(late, Refused if unsure else Granted)
+    link.close()

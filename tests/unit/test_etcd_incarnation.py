@@ -1,0 +1,191 @@
+"""What tells two incarnations of a cluster apart, and what is never taken for another one."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from incumbent._core.onestep import run
+from incumbent.errors import OutcomeUnknown
+from incumbent.model import Key
+from incumbent.stores.etcd import open_etcd
+from incumbent.stores.etcd.errors import Answered, Reborn
+from incumbent.stores.etcd.incarnation import Born, Status, differs, later, status_of
+from incumbent.stores.etcd.keys import Naming
+from incumbent.stores.etcd.memory import Memory, Mine, Session
+
+CLUSTER = "14837254485918806380"
+START = Status(CLUSTER, 2, 4, 1)
+
+entries = st.lists(st.tuples(st.booleans(), st.integers(0, 1)), max_size=40)
+"""Entries of the log: whether it writes, and how many terms it is later."""
+
+
+def grown(status: Status, log: list[tuple[bool, int]]) -> list[Status]:
+    """The states that a member goes through."""
+    states = [status]
+    for writes, terms in log:
+        cluster, term, applied, revision = states[-1]
+        states.append(Status(cluster, term + terms, applied + 1, revision + writes))
+    return states
+
+
+def marked(status: Status) -> tuple[Born, Status]:
+    """The marker that was written in this state, and the state after it."""
+    after = Status(CLUSTER, status.term, status.applied + 1, status.revision + 1)
+    return Born("e", 0, "", 0.0, CLUSTER, status.term, status.applied, after.revision), after
+
+
+@given(entries, entries, entries)
+def test_a_cluster_that_goes_on_is_never_taken_for_another_one(
+    before: list[tuple[bool, int]], between: list[tuple[bool, int]], since: list[tuple[bool, int]]
+) -> None:
+    # Others may write between the look at a member's status and the marker.
+    seen = grown(START, before)[-1]
+    _, after = marked(grown(seen, between)[-1])
+    born = Born("e", 0, "", 0.0, CLUSTER, seen.term, seen.applied, after.revision)
+    met = None
+    for status in grown(after, since):
+        assert not differs(born, met, status)
+        met = later(met, status)
+
+
+@given(entries, entries, st.integers(0, 5), st.integers(1, 3))
+def test_a_restored_cluster_is_another_one_until_as_much_was_logged_that_writes_nothing(
+    before: list[tuple[bool, int]], since: list[tuple[bool, int]], idle: int, members: int
+) -> None:
+    born, after = marked(grown(START, before)[-1])
+    saved = grown(after, since)[-1]
+    # The log begins anew with an entry a member, and an election; the revision goes on.
+    restored = Status(CLUSTER, 2, members + 1 + idle, saved.revision)
+    written = saved.revision - born.modified
+    if restored.applied < born.applied + written:
+        assert differs(born, None, restored)
+
+
+def test_another_cluster_is_another_one_whatever_its_numbers_are() -> None:
+    born, after = marked(START)
+    assert differs(born, None, after._replace(cluster="1", applied=10**6))
+
+
+def test_a_state_from_before_the_marker_is_another_one() -> None:
+    born, after = marked(START)
+    assert differs(born, None, after._replace(revision=born.modified - 1))
+
+
+def test_an_earlier_log_that_was_put_back_is_another_one_for_who_saw_a_later_entry() -> None:
+    born, after = marked(START)
+    met = grown(after, [(True, 0)] * 20)[-1]
+    put_back = after._replace(term=after.term + 1, applied=after.applied + 3)
+    assert differs(born, met, put_back)
+    assert not differs(born, None, put_back)
+
+
+def test_where_no_member_tells_its_index_the_cluster_s_id_is_all_there_is() -> None:
+    born = Born("e", 0, "", 0.0, CLUSTER, 0, 0, 7)
+    assert not differs(born, None, Status(CLUSTER, 1, 3, 7_000))
+    assert differs(born, None, Status("1", 1, 3, 7_000))
+
+
+def test_an_answer_without_an_index_tells_nothing() -> None:
+    header = {"cluster_id": CLUSTER, "revision": "9", "raft_term": "2"}
+    assert status_of({"header": header, "raftTerm": "2"}) is None
+    assert status_of({"header": header, "raftTerm": "2", "raftAppliedIndex": "12"}) == Status(
+        CLUSTER, 2, 12, 9
+    )
+
+
+def test_an_answer_at_a_smaller_revision_than_was_known_when_it_was_asked_does_not_fit() -> None:
+    memory = Memory()
+    assert memory.heard(CLUSTER, 10, memory.floor)
+    asked_before = memory.floor
+    assert memory.heard(CLUSTER, 12, memory.floor)
+    # It overtook the other one, which was asked before.
+    assert memory.heard(CLUSTER, 11, asked_before)
+    assert not memory.heard(CLUSTER, 11, memory.floor)
+    assert not memory.heard("1", 13, memory.floor)
+
+
+def test_nothing_that_was_remembered_of_a_disowned_incarnation_is_left() -> None:
+    memory = Memory(born=Born("e", 500, "", 0.0))
+    session = memory.new_session(Session("7", 10, 100.0))
+    memory.note(Mine(Key("default", "job"), "c", session, 104.0, "me", 0.0, 10.0, revision=5))
+    memory.disown()
+    assert (memory.born, memory.disowned, memory.mine) == (None, 500, {})
+    # Nothing is kept alive any longer, and nothing is attached to it.
+    assert session.gone
+    assert (memory.sessions, memory.by_id) == ({}, {})
+    memory.disown()
+    assert memory.disowned == 500
+
+
+def _asked(born: Born, *statuses: Status | None) -> tuple[bool, list[str]]:
+    """Whether a member that tells these in turn is taken for another one, and what it was asked."""
+    told, paths = list(statuses), list[str]()
+
+    async def ask(path: str, body: bytes) -> dict[str, object]:
+        paths.append(path.rpartition("/")[2])
+        if paths[-1] == "txn":
+            # It goes through the log, and it changes nothing.
+            assert b"request_delete_range" in body
+            assert Naming("/incumbent").nothing64.encode() in body
+            return {"header": {}}
+        status = told.pop(0)
+        if status is None:
+            raise Answered("permission denied")
+        header = {"cluster_id": status.cluster, "revision": str(status.revision)}
+        return {"header": header, "raftTerm": status.term, "raftAppliedIndex": status.applied}
+
+    return run(open_etcd("etcd://e1").store().operations._is_other(born, ask)), paths
+
+
+def test_a_member_that_starts_or_got_a_snapshot_is_looked_at_again_after_it_did_something() -> None:
+    """Seen on a follower that caught up: its revision was 6,007 and its index still 20."""
+    born, after = marked(START)
+    caught_up = Status(CLUSTER, 2, after.applied + 6000, after.revision + 5990)
+    for odd in (caught_up._replace(applied=after.applied), after._replace(revision=1)):
+        assert _asked(born, odd, caught_up) == (False, ["status", "txn", "status"])
+        assert _asked(born, odd, odd) == (True, ["status", "txn", "status"])
+    assert _asked(born, caught_up) == (False, ["status"])
+
+
+def test_a_member_that_does_not_tell_is_no_other_one() -> None:
+    assert _asked(marked(START)[0], None) == (False, ["status"])
+
+
+def test_an_answer_proves_nothing_once_its_incarnation_is_known_to_be_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another thread noticed it, on a connection of its own."""
+    operations = open_etcd("etcd://e1").store().operations
+    operations.memory.born = born = Born("e", 5, "dmFsdWU=", 0.0)
+
+    async def answer(*_: object, **__: object) -> dict[str, object]:
+        return {"succeeded": True}
+
+    async def answer_late(*_: object, **__: object) -> dict[str, object]:
+        operations.memory.disown()
+        return {"succeeded": True}
+
+    monkeypatch.setattr(operations, "call", answer)
+    assert run(operations.decide(born, b"", 0.0))["succeeded"]
+    monkeypatch.setattr(operations, "call", answer_late)
+    with pytest.raises(OutcomeUnknown, match="another incarnation"):
+        run(operations.decide(born, b"", 0.0))
+
+
+def test_what_was_learnt_while_another_thread_noticed_its_end_is_not_believed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    operations = open_etcd("etcd://e1").store().operations
+    operations.memory.born = old = Born("e", 5, "dmFsdWU=", 0.0)
+    operations.memory.disown()
+
+    async def learn(until: float) -> Born:
+        return old
+
+    monkeypatch.setattr(operations, "_learn", learn)
+    with pytest.raises(Reborn):
+        run(operations.born(0.0))
+    assert operations.memory.born is None

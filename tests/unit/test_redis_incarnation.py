@@ -1,0 +1,232 @@
+"""Which incarnation of a server a connection leads to, decided without a server."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import hiredis
+import pytest
+
+from incumbent.errors import StoreUnavailable
+from incumbent.stores.redis.errors import Outdated
+from incumbent.stores.redis.incarnation import (
+    MARKER_KEY,
+    TOKEN_JUMP,
+    Acquaintance,
+    Mark,
+    Marker,
+    Met,
+    meet,
+    read_mark,
+)
+from incumbent.stores.redis.resp import SCRIPTS
+
+NOW = 1_700_000_000
+FLOOR = int(TOKEN_JUMP * 1e6)
+PLAIN = {"run_id": "run1", "master_replid": "hist1", "master_replid2": "0000", "role": "master"}
+
+
+class Server:
+    """Answers as Redis does; `data` is what it stores."""
+
+    def __init__(self, **info: str) -> None:
+        self.info = {**PLAIN, **info}
+        self.data: dict[str, bytes] = {}
+        self.clock = float(NOW)
+        self.trips = 0
+
+    @property
+    def text(self) -> bytes:
+        return "".join(f"{name}:{said}\r\n" for name, said in self.info.items()).encode()
+
+    def met_by(self, fresh: str, wall: float | None = None, *keys: str) -> Met:
+        marker = Marker(keys or (MARKER_KEY,))
+        wall = self.clock if wall is None else wall
+        program = meet("here", marker, allow_eviction=False, proved=True, wall=wall, fresh=fresh)
+        next(program)
+        reads = [self.data.get(key) for key in marker.keys]
+        time = [b"%d" % self.clock, b"0"]
+        answers: list[Any] = [self.text, time, *reads, *[b"sha"] * len(SCRIPTS)]
+        self.trips = 1
+        try:
+            while True:
+                step = program.send(answers)
+                self.trips += 1
+                answers = list(self._written(step.payload))
+        except StopIteration as end:
+            found: Met = end.value
+            return found
+
+    def _written(self, payload: bytes) -> list[bytes]:
+        reader, written = hiredis.Reader(), []
+        reader.feed(payload)
+        while (parts := reader.gets()) is not False:
+            if parts[0] == b"EVAL":
+                key, seen, text = parts[3].decode(), parts[4], parts[5]
+                if self.data.get(key, b"") == seen:
+                    self.data[key] = text
+                written.append(self.data.get(key, b""))
+        return written
+
+
+def test_a_server_without_a_marker_is_new_and_gets_one() -> None:
+    server = Server()
+    met = server.met_by("aaaa")
+    assert (met.mark.id, met.age, server.trips) == ("aaaa", 0.0, 2)
+    server.clock += 20
+    again = server.met_by("bbbb")
+    assert (again.mark.id, again.age, server.trips) == ("aaaa", 20.0, 1)
+
+
+def test_a_restart_with_its_data_is_another_incarnation() -> None:
+    server = Server()
+    server.met_by("aaaa")
+    server.info["run_id"] = "run2"
+    met = server.met_by("bbbb")
+    assert (met.mark.id, met.mark.epoch, met.mark.floor) == ("bbbb", "bbbb", 0)
+
+
+def test_a_promotion_is_another_incarnation_whose_tokens_jump() -> None:
+    server = Server()
+    server.met_by("aaaa")
+    server.info |= {"master_replid": "hist2", "master_replid2": "hist1"}
+    first = server.met_by("bbbb").mark
+    assert (first.id, first.epoch) == ("bbbb", "bbbb:promoted")
+    assert first.floor == NOW * 1_000_000 + FLOOR
+    # The next master's clock is behind: its floor counts from that of the one before.
+    server.info |= {"run_id": "run2", "master_replid": "hist3", "master_replid2": "hist2"}
+    server.clock -= 40
+    assert server.met_by("cccc").mark.floor == first.floor + FLOOR
+
+
+def test_a_new_history_without_a_second_is_no_promotion() -> None:
+    # A master that lost its last replica an hour ago, or that gets its first.
+    server = Server()
+    server.met_by("aaaa")
+    server.info["master_replid"] = "hist9"
+    met = server.met_by("bbbb")
+    assert (met.mark.id, met.mark.replication) == ("aaaa", "hist9")
+
+
+@pytest.mark.parametrize(("server_step", "client_step"), [(3600, 0), (0, 3600), (-3600, 0)])
+def test_a_clock_that_is_set_makes_no_incarnation_older(server_step: int, client_step: int) -> None:
+    server = Server()
+    server.met_by("aaaa", float(NOW))
+    server.clock += 2 + server_step
+    assert server.met_by("bbbb", NOW + 2.0 + client_step).age <= 2.0
+
+
+def test_without_a_run_id_its_start_tells_one_run_from_another() -> None:
+    server = Server(run_id="", master_replid="", uptime_in_seconds="100")
+    first = server.met_by("aaaa").mark
+    server.clock += 10
+    server.info["uptime_in_seconds"] = "111"
+    assert server.met_by("bbbb").mark.id == first.id
+    server.info["uptime_in_seconds"] = "3"
+    assert server.met_by("cccc").mark.id == "cccc"
+
+
+def test_the_copies_of_a_marker_are_made_alike_and_any_of_them_is_enough() -> None:
+    server, keys = Server(), ("a", "b", "c")
+    server.met_by("aaaa", None, *keys)
+    assert len(set(server.data.values())) == 1
+    del server.data["a"], server.data["c"]
+    assert server.met_by("bbbb", None, *keys).mark.id == "aaaa"
+    assert set(server.data) == set(keys)
+
+
+def test_two_that_write_at_once_agree() -> None:
+    server, keys = Server(), ("a", "b")
+    server.met_by("bbbb", None, "b")
+    server.clock += 1
+    server.met_by("aaaa", None, "a")
+    assert server.met_by("cccc", None, *keys).mark.id == "bbbb"
+    assert len(set(server.data.values())) == 1
+
+
+def test_the_longest_ttl_outlives_a_restart() -> None:
+    server = Server()
+    told = replace(server.met_by("aaaa").mark, longest=60_000)
+    server.data[MARKER_KEY] = told.text.encode()
+    server.info["run_id"] = "run2"
+    assert server.met_by("bbbb").mark.longest == 60_000
+
+
+@pytest.mark.parametrize("there", [b"incumbent1 x", b"incumbent3 aaaa 1 2 3"])
+def test_a_marker_of_another_format_is_refused_for_good(there: bytes) -> None:
+    server = Server()
+    server.data[MARKER_KEY] = there
+    with pytest.raises(StoreUnavailable, match="speaks format 2: stop the instances") as caught:
+        server.met_by("aaaa")
+    assert caught.value.permanent
+    assert server.data[MARKER_KEY] == there
+
+
+def test_a_marker_is_read_as_it_was_written() -> None:
+    for mark in (Mark("a", 1, 2, "run", "hist", 3, 4), Mark("a", 1, 2, "", "")):
+        assert read_mark(mark.text.encode(), "here", "key") == mark
+
+
+# -- what a connection knows
+
+
+def known(server: Server) -> Acquaintance:
+    wire = Acquaintance()
+    wire.introduce(server.met_by("aaaa"), 50.0, 0.0)
+    return wire
+
+
+def look(server: Server) -> list[Any]:
+    return [server.data.get(MARKER_KEY), server.text, [b"%d" % server.clock, b"500000"]]
+
+
+def test_a_look_learns_the_servers_clock() -> None:
+    server = Server()
+    wire = known(server)
+    wire.compare(look(server), 59.0, 60.0)
+    assert wire.looked == 59.0
+    # At least: whoever asks until 61 is answered by then.
+    assert wire.ahead == NOW + 0.5 - 60.0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"role": "slave"},
+        {"master_replid": "hist2", "master_replid2": "hist1"},
+    ],
+)
+def test_a_look_notices_another_role(change: dict[str, str]) -> None:
+    server = Server()
+    wire = known(server)
+    server.info |= change
+    with pytest.raises(Outdated):
+        wire.compare(look(server), 59.0, 60.0)
+    assert wire.looked == 0.0
+
+
+def test_a_look_notices_other_data() -> None:
+    server = Server()
+    wire = known(server)
+    server.data.clear()
+    with pytest.raises(Outdated):
+        wire.compare(look(server), 59.0, 60.0)
+    server.met_by("bbbb")
+    with pytest.raises(Outdated):
+        wire.compare(look(server), 59.0, 60.0)
+
+
+def test_a_look_that_is_refused_proves_nothing() -> None:
+    server = Server()
+    wire = known(server)
+    with pytest.raises(Outdated):
+        wire.compare([Exception("NOPERM"), *look(server)[1:]], 59.0, 60.0)
+
+
+def test_the_first_replica_of_a_master_changes_nothing() -> None:
+    server = Server()
+    wire = known(server)
+    server.info["master_replid"] = "hist9"
+    wire.compare(look(server), 59.0, 60.0)
+    assert wire.replication == b"hist9"
