@@ -65,6 +65,13 @@ MUTATIONS: tuple[Mutation, ...] = (
         _WORDS,
     ),
     _d(
+        "redis: one in line waits at a server where it has no place",
+        "stores/redis/waiting/hub.py",
+        "if place.epoch != hearing.ear.epoch:",
+        "if False:",
+        _HUB,
+    ),
+    _d(
         "redis: a subscription to another incarnation is kept",
         "stores/redis/waiting/hub.py",
         "hearing.ear.epoch != place.epoch",

@@ -319,6 +319,18 @@ def test_a_connection_to_another_server_than_the_one_of_the_takes_is_replaced() 
     scene(play)
 
 
+def test_whose_place_is_at_another_server_than_a_new_connection_looks_at_once() -> None:
+    async def play(it: Scene) -> None:
+        # The address has changed since the take, and the new server's clock is behind.
+        it.host.epoch = "run-2"
+        seen = queued(at=SINCE + 1_000_000, epoch="run-1").seen
+        assert await is_over(it.wait(seen))
+        # Nor is it enough to have looked once: the take may have gone to the old one again.
+        assert await is_over(it.wait(seen))
+
+    scene(play)
+
+
 def test_a_word_of_the_old_server_does_not_keep_anybody_from_asking_the_new_one() -> None:
     async def play(it: Scene) -> None:
         waiting = it.wait(queued(OTHER).seen)

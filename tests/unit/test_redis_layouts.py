@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from binascii import crc_hqx
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -29,11 +30,13 @@ from incumbent.stores.redis.layers.follow import Follow, Followed
 from incumbent.stores.redis.layers.nodes import Cluster
 from incumbent.stores.redis.layers.router import Router
 from incumbent.stores.redis.layers.sentinel import Opinion, majority_of, verdict
+from incumbent.stores.redis.layers.side import BlockingSide
 from incumbent.stores.redis.layers.spread import Part, renew_part
 from incumbent.stores.redis.names import Naming
 from incumbent.stores.redis.options import parse_redis_url
 from incumbent.stores.redis.resp import Step
 from incumbent.stores.redis.server import read_facts
+from tests.support.pace import lasted
 
 SECRET = "pa55-never-shown"
 OLD, NEW = ("10.0.0.1", 6379), ("10.0.0.2", 6379)
@@ -355,3 +358,24 @@ def test_a_lease_is_gone_with_the_incarnation_that_granted_it() -> None:
     gone = Gone("store_restarted")
     assert spread("n:1 before", Wire("run", now), token) == gone
     assert spread("m:1 old", Wire("run:promoted", now), token) == gone
+
+
+# -- many at once ---------------------------------------------------------------------------------
+
+
+def test_what_interrupts_the_caller_is_not_kept_until_all_have_answered() -> None:
+    over = threading.Event()
+
+    async def slow(until: float) -> None:
+        over.wait(max(0.0, until - clock.now()))
+
+    async def interrupted(until: float) -> None:
+        raise KeyboardInterrupt
+
+    began = clock.now()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run(BlockingSide().each([slow, interrupted], began + 5))
+        assert lasted(began, 0.0, 2.5)
+    finally:
+        over.set()

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from incumbent import clock
 from incumbent.errors import StoreUnavailable
-from incumbent.model import Ask, GiveOutcome, Key, Queued, TakeOutcome
+from incumbent.model import Ask, GiveOutcome, Key, TakeOutcome
 from incumbent.stores.loops import LoopEnd
 from incumbent.stores.redis.aiodial import dial
 from incumbent.stores.redis.aiowire import AsyncWire
@@ -91,17 +91,6 @@ class AsyncRedisStore(Exchange[AsyncWire]):
 
     # -- the hot path -------------------------------------------------------------------------
 
-    async def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
-        """See Store.take."""
-        hub = self.hub
-        if hub.waits_on and (said := hub.answer(claim, ask)) is not None:
-            return said
-        sent = _now()
-        outcome = await self._take(key, claim, ask, sent, until)
-        if hub.asked or type(outcome) is Queued:
-            hub.learn(claim, sent, outcome)
-        return outcome
-
     async def give(
         self,
         key: Key,
@@ -131,16 +120,16 @@ class AsyncRedisStore(Exchange[AsyncWire]):
             self._forget(wire)
             raise
 
-    async def _take(self, key: Key, claim: str, ask: Ask, now: float, until: float) -> TakeOutcome:
+    async def ask_server(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
         """By the connection that is there, if it was just looked at; else as `Exchange` does."""
-        dialect, wire = self.dialect, self._shared
+        dialect, wire, now = self.dialect, self._shared, _now()
         if (
             wire is None
             or wire.is_stale(trust=True)
             or now - wire.asked > LOOK_EVERY
             or ask.ttl > wire.serves
         ):
-            return await super().take(key, claim, ask, until)
+            return await super().ask_server(key, claim, ask, until)
         try:
             request = dialect.take(key, claim, ask, wire.sign, until + wire.ahead)
             answer = await wire.ask(request, until)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Hashable, Sequence
+from functools import partial
 from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
 from weakref import WeakSet
 
@@ -46,15 +47,7 @@ from incumbent.stores.redis.taking import is_forgotten, take_program, too_early
 from incumbent.stores.redis.waiting.hub import Bell, Ear, Hub
 from incumbent.stores.repeats import heard_again
 
-__all__ = [
-    "UNUSABLE",
-    "Exchange",
-    "Operate",
-    "carry_out",
-    "close_all",
-    "is_forgotten",
-    "one_give",
-]
+__all__ = ["UNUSABLE", "Exchange", "Operate", "carry_out", "close_all", "is_forgotten", "one_give"]
 
 
 class AnyWire(Known, Protocol):
@@ -110,6 +103,11 @@ class Exchange(ABC, Generic[W]):
 
     async def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
         """See Store.take."""
+        asking = partial(self.ask_server, key, claim, ask, until)
+        return await self.hub.said_or_asked(claim, ask, asking)
+
+    async def ask_server(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
+        """A take, whatever the hub has heard."""
         # A take in doubt is the caller's to repeat, who remembers that there were two.
         taking = self.taking(key, claim, ask, until)
         return await self.do(taking, until, ask.ttl, repeatable=False)

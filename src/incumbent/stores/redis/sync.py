@@ -54,7 +54,7 @@ class RedisStore(BlockingStore[_Blocking]):
         _stores.add(self)
 
     def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
-        """See Store.take."""
+        """See Store.take. What the hub has heard counts as in `Exchange.take`, written out."""
         hub = self._exchange.hub
         if hub.waits_on and (said := hub.answer(claim, ask)) is not None:
             return said
@@ -109,14 +109,14 @@ class RedisStore(BlockingStore[_Blocking]):
         try:
             wire = idle.pop()
         except IndexError:
-            return run(exchange.take(key, claim, ask, until))
+            return run(exchange.ask_server(key, claim, ask, until))
         if (
             now - wire.looked > LOOK_EVERY
             or ask.ttl > wire.serves
             or (now - wire.used > STALE_AFTER and wire.is_stale(trust=False))
         ):
             idle.append(wire)
-            return run(exchange.take(key, claim, ask, until))
+            return run(exchange.ask_server(key, claim, ask, until))
         wire.used = now
         try:
             answer = wire.ask(dialect.take(key, claim, ask, wire.sign, until + wire.ahead), until)

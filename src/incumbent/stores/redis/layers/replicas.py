@@ -39,12 +39,16 @@ class Confirmed(Layer):
 
     async def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
         """See Store.take. A grant that is not confirmed is none, and is given back."""
-        return await self._do(
-            lambda wire: self._take(key, claim, ask, wire, until),
-            until,
-            ask.ttl,
-            repeatable=False,
-        )
+
+        async def asking() -> TakeOutcome:
+            return await self._do(
+                lambda wire: self._take(key, claim, ask, wire, until),
+                until,
+                ask.ttl,
+                repeatable=False,
+            )
+
+        return await self._exchange.hub.said_or_asked(claim, ask, asking)
 
     async def renew(self, renewals: Sequence[Renewal], until: float) -> list[RenewOutcome]:
         """See Store.renew. Raises OutcomeUnknown where it is not confirmed."""

@@ -80,16 +80,17 @@ class _Errand(Generic[T]):
     def __init__(self, work: Callable[[float], Awaitable[T]], until: float) -> None:
         self._work = partial(work, until)
         self._result: list[T] = []
-        self._error: BaseException = OutcomeUnknown("no answer in time")
+        self._error: Exception = OutcomeUnknown("no answer in time")
         self.done = threading.Event()
 
     def run(self) -> None:
-        """Do it; whatever it raises is kept for `outcome`."""
+        """Do it; an Exception is kept for `outcome`. Whatever else it raises ends the caller."""
         try:
             self._result.append(run(cast("Coroutine[Any, Any, T]", self._work())))
-        except BaseException as error:  # noqa: BLE001 - raised to whoever asked
+        except Exception as error:  # noqa: BLE001 - raised to whoever asked
             self._error = error
-        self.done.set()
+        finally:
+            self.done.set()
 
     def outcome(self) -> T | StoreError:
         """What it returned, or its StoreError. Raises any other error."""

@@ -114,10 +114,12 @@ class Hub(Refusals, Turns[Seat, Waiter]):
         )
 
     def _may_have_missed(self, hearing: Hearing, waiter: Waiter) -> bool:
-        """Whether the server may have said something before anybody listened."""
+        """Whether the server of its place may have said something that nobody listened to."""
         place = waiter.place
         if place is None:
             return False
+        if place.epoch != hearing.ear.epoch:
+            return True
         if place.at <= hearing.since and self._known(hearing, place) is None:
             return True
         # Words that were kept for it; what it has heard by itself is newer.

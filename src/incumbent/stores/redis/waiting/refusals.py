@@ -6,6 +6,7 @@ over, if nothing is heard before. Only a refusal is ever repeated by that, and n
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Final, NamedTuple
 
@@ -63,6 +64,18 @@ class Refusals:
     def forget(self) -> None:
         """In a fork's child: all that was the parent's."""
         self.asked, self.waits_on = {}, {}
+
+    async def said_or_asked(
+        self, claim: str, ask: Ask, take: Callable[[], Awaitable[TakeOutcome]]
+    ) -> TakeOutcome:
+        """What the server has said already to one in line; otherwise what `take` returns."""
+        if self.waits_on and (said := self.answer(claim, ask)) is not None:
+            return said
+        sent = _now()
+        outcome = await take()
+        if self.asked or type(outcome) is Queued:
+            self.learn(claim, sent, outcome)
+        return outcome
 
     def learn(self, claim: str, sent: float, outcome: TakeOutcome) -> None:
         """What came of a take that was sent at `sent`."""
