@@ -17,7 +17,7 @@ from incumbent import Client, clock
 from incumbent.errors import StoreError, StoreUnavailable
 from incumbent.model import Ask, Gone, Granted, Key, Renewal
 from incumbent.policy import TTL_DEFAULT
-from incumbent.stores.redis.incarnation import LOOK_EVERY
+from incumbent.stores.redis.incarnation import LOOK_EVERY, MARKER_KEY
 from incumbent.stores.redis.layers.cluster import slot_of
 from tests.faults.redis_world import Party, new_claim, party, soon
 from tests.quorum.walls import ShiftedServer
@@ -329,6 +329,55 @@ def test_a_promoted_replica_with_a_slow_clock_gives_larger_tokens(replicated: bo
             assert replica.cli("EXISTS", one.main) == "0"
             token = after.take(new_claim()).token
             assert token > newest.token
+
+
+def floor_of(server: RedisServer) -> int:
+    return int(server.cli("GET", MARKER_KEY).strip('"').rpartition(" ")[2])
+
+
+def test_a_claim_that_was_granted_before_a_promotion_gets_a_token_of_after_it() -> None:
+    with (
+        RedisServer(REPLICA) as master,
+        RedisServer(REPLICA) as replica,
+        party(master.url) as one,
+        party(replica.url) as after,
+    ):
+        # Whose answer was lost, so that the claim asks again.
+        first = one.take()
+        replicate(replica, master)
+        replica.cli("REPLICAOF", "NO", "ONE")
+        after.key = one.key
+        again = after.take(one.claim)
+        assert again.token >= floor_of(replica) > first.token
+        # From now on a repeat is a repeat.
+        assert after.take(one.claim).token == again.token
+        assert after.refused().holders[0].token == again.token
+
+
+@pytest.mark.parametrize("how", ["sync", "async"])
+def test_a_take_by_a_connection_that_missed_a_promotion_has_a_token_of_after_it(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As if it had looked a moment ago.
+    monkeypatch.setattr(
+        f"incumbent.stores.redis.{'sync' if how == 'sync' else 'aio'}.LOOK_EVERY", 60
+    )
+    with (
+        RedisServer(REPLICA) as master,
+        RedisServer(REPLICA) as other,
+        party(master.url) as one,
+        asyncio.Runner() as runner,
+    ):
+
+        def take() -> Granted:
+            claim = new_claim()
+            return one.take(claim) if how == "sync" else runner.run(one.take_async(claim))
+
+        take()
+        one.key = Key("faults", "missed-a-promotion")
+        replicate(master, other)
+        master.cli("REPLICAOF", "NO", "ONE")
+        assert take().token >= floor_of(master)
 
 
 def test_tokens_grow_over_two_promotions_in_a_row() -> None:

@@ -22,6 +22,7 @@ def _postgresql(*names: str) -> tuple[str, ...]:
 
 
 _REDIS = ("tests/unit/test_redis_dialect.py",)
+_GIVEN_BACK = ("tests/unit/test_redis_given_back.py",)
 _BALLOTS = ("tests/unit/test_quorum_ballots.py",)
 _NODE = ("tests/quorum/test_node.py",)
 
@@ -66,6 +67,20 @@ MUTATIONS: tuple[Mutation, ...] = (
         "return max(TTL_DEFAULT, ttl, *learnt) if named is None else named",
         "return ttl if named is None else named",
         "tests/unit/test_restart.py",
+    ),
+    _d(
+        "redis: a grant that could not be given back was certainly none",
+        "stores/redis/taking.py",
+        "if answer != 1:",
+        "if answer is None:",
+        *_GIVEN_BACK,
+    ),
+    _d(
+        "redis: an undoing that was never sent leaves nothing in doubt",
+        "stores/redis/exchange.py",
+        "error.sent = error.sent or answers is not None",
+        "pass",
+        *_GIVEN_BACK,
     ),
     _d(
         "redis: records of the release before are read as if they were ours",
@@ -154,6 +169,13 @@ MUTATIONS: tuple[Mutation, ...] = (
         "local token = math.max(now, string.match(mark, '%d+$'), last and last + 1 or 0)",
         "local token = math.max(now, last and last + 1 or 0)",
         "tests/faults/test_redis_incarnation.py::test_a_promoted_replica_with_a_slow_clock_gives_larger_tokens",
+    ),
+    _lua(
+        "redis: a claim that was granted before a promotion keeps its token",
+        "stores/redis/take.lua",
+        "string.match(mark, '%d+$') < 0 then",
+        "string.match(mark, '%d+$') < -1e17 then",
+        "tests/faults/test_redis_incarnation.py::test_a_claim_that_was_granted_before_a_promotion_gets_a_token_of_after_it",
     ),
     _lua(
         "redis: a take that nobody waits for any more is carried out",

@@ -35,15 +35,10 @@ from incumbent.model import (
 )
 from incumbent.stores.redis.dialect import Dialect, is_repeatable
 from incumbent.stores.redis.driver import Site
-from incumbent.stores.redis.errors import (
-    Broken,
-    Mismatch,
-    exchange_error,
-    still_in_doubt,
-)
+from incumbent.stores.redis.errors import Broken, Mismatch, exchange_error, still_in_doubt
 from incumbent.stores.redis.incarnation import Known, meet
-from incumbent.stores.redis.resp import Program, as_eval
-from incumbent.stores.redis.taking import is_forgotten, take_program, too_early
+from incumbent.stores.redis.resp import Program, Step, as_eval
+from incumbent.stores.redis.taking import give_back, is_forgotten, take_program, too_early
 from incumbent.stores.redis.waiting.hub import Bell, Ear, Hub
 from incumbent.stores.repeats import heard_again
 
@@ -133,9 +128,8 @@ class Exchange(ABC, Generic[W]):
             taking = self.taking(key, claim, ask, until)
             return await self.do(taking, until, ask.ttl, repeatable=False)
         except StoreUnavailable as error:
-            request = self.dialect.undo(key, first, ask.slot.name if ask.slot else None)
             try:
-                await self.do(one_give(self.dialect, request, key, claim, until), until)
+                await self._run(lambda _: give_back(self.dialect, key, first, ask), until)
             except StoreError:
                 raise still_in_doubt(error, self.site.where) from error
             raise
@@ -350,7 +344,8 @@ def one_give(
     """What sends one give and reads its answer."""
 
     async def operate(wire: W) -> GiveOutcome:
-        return dialect.given(await _ask(wire, request, until), key, claim, None, wire.epoch)
+        (answer,) = await _ask(wire, Step(request, 1), until)
+        return dialect.given(answer, key, claim, None, wire.epoch)
 
     return operate
 
@@ -361,21 +356,23 @@ async def carry_out(wire: AnyWire, program: Program[T], until: float) -> T:
     try:
         while True:
             step = program.send(answers)
-            if step.answers == 1:
-                answers = [await _ask(wire, step.payload, until)]
-            else:
-                answers = await wire.ask_all(step.payload, step.answers, until)
+            try:
+                answers = await _ask(wire, step, until)
+            except Broken as error:
+                # The steps before this one were carried out, such as a take before its undo.
+                error.sent = error.sent or answers is not None
+                raise
     except StopIteration as end:
         result: T = end.value
         return result
 
 
-async def _ask(wire: AnyWire, request: bytes, until: float) -> Any:
-    """One request, one answer. Raises Broken."""
-    (answer,) = await wire.ask_all(request, 1, until)
-    if is_forgotten(answer):
-        (answer,) = await wire.ask_all(as_eval(request), 1, until)
-    return answer
+async def _ask(wire: AnyWire, step: Step, until: float) -> list[Any]:
+    """The answers of one step. Raises Broken."""
+    answers = await wire.ask_all(step.payload, step.answers, until)
+    if step.answers == 1 and is_forgotten(answers[0]):
+        answers = await wire.ask_all(as_eval(step.payload), 1, until)
+    return answers
 
 
 def _put_back(wire: W, whence: list[W], where: list[W]) -> None:

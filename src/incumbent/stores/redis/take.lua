@@ -187,6 +187,12 @@ repeat
     and string.match(value, ' (%S*)$') == string.match(ARGV[5], ' (%S*)$')
   if ours then ahead = false end
   how = ours and not paused and not used and 'XX'
+  if value and string.sub(value, 1, #head) == head
+      and string.match(value, '^%d+', #head + 1) - string.match(mark, '%d+$') < 0 then
+    -- This claim was granted before a promotion, with a token that may be too small: it is
+    -- granted anew.
+    paused, used, ahead, how = false, false, false, 'XX'
+  end
 until not how
 
 if value and string.sub(value, 1, #head) == head then

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
 import hiredis
 
 from incumbent import clock
-from incumbent.errors import StoreError
+from incumbent.errors import OutcomeUnknown, StoreError
 from incumbent.model import Ask, Granted, Key, TakeOutcome
 from incumbent.policy import TTL_DEFAULT
 from incumbent.stores.redis.dialect import Dialect
@@ -19,7 +18,7 @@ from incumbent.stores.redis.incarnation import Known, read_mark
 from incumbent.stores.redis.resp import Program, Step, as_eval, milliseconds
 from incumbent.stores.restart import wait_after_restart
 
-__all__ = ["checked", "is_forgotten", "take_program", "too_early"]
+__all__ = ["give_back", "is_forgotten", "take_program", "too_early"]
 
 _TRIES: Final = 3
 
@@ -31,7 +30,7 @@ def take_program(
 ) -> Program[TakeOutcome]:
     """A take, and in the same round trip a look whether the server is still what it was.
 
-    Raises Outdated if it is not.
+    Raises Outdated if it is not; what was granted is given back then.
     """
     if ask.ttl > max(TTL_DEFAULT, wire.longest):
         yield from _tell_longest(site, wire, ask.ttl)
@@ -41,32 +40,25 @@ def take_program(
     if is_forgotten(answer):
         answer, *seen = yield Step(as_eval(request) + wire.look, 4)
     outcome = dialect.taken(answer, key, claim, ask, wire.epoch)
-    yield from checked(dialect, wire, outcome, seen, sent, key, ask)
-    return outcome
-
-
-def checked(
-    dialect: Dialect,
-    wire: Known,
-    outcome: TakeOutcome,
-    seen: Sequence[Any],
-    sent: float,
-    key: Key,
-    ask: Ask,
-) -> Program[None]:
-    """Compare what the look after a take has `seen`; another incarnation's grant is given back.
-
-    Raises Outdated.
-    """
     try:
         wire.compare(seen, sent, _now())
     except Outdated:
+        wire.looked = 0.0
         if isinstance(outcome, Granted):
-            slot = ask.slot.name if ask.slot else None
-            (answer,) = yield Step(dialect.undo(key, outcome, slot), 1)
-            dialect.given(answer, key, outcome.claim, None, wire.epoch)
+            yield from give_back(dialect, key, outcome, ask)
         raise
     wire.serves = max(wire.serves, ask.ttl)
+    return outcome
+
+
+def give_back(dialect: Dialect, key: Key, grant: Granted, ask: Ask) -> Program[None]:
+    """Give back a grant that is not believed. Raises OutcomeUnknown where it may still stand."""
+    (answer,) = yield Step(dialect.undo(key, grant, ask.slot.name if ask.slot else None), 1)
+    if answer != 1:
+        said = "it was not found" if answer == 0 else f"the answer was {str(answer)!r}"
+        raise OutcomeUnknown(
+            f"{dialect.where}: a grant was not believed and could not be given back: {said}"
+        )
 
 
 def _tell_longest(site: Site, wire: Known, ttl: float) -> Program[None]:

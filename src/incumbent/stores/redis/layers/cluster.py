@@ -9,16 +9,11 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Final, TypeVar
 
-from incumbent import clock
 from incumbent.errors import StoreUnavailable
-from incumbent.model import Ask, Key, TakeOutcome
-from incumbent.stores.redis.dialect import Dialect
 from incumbent.stores.redis.errors import answered_error
 from incumbent.stores.redis.exchange import is_forgotten
 from incumbent.stores.redis.hosts import Address, say_address
-from incumbent.stores.redis.incarnation import Known
 from incumbent.stores.redis.resp import Program, Step, as_eval, pack
-from incumbent.stores.redis.taking import checked
 
 __all__ = [
     "ASKING",
@@ -28,7 +23,6 @@ __all__ = [
     "markers_of",
     "question",
     "slot_of",
-    "take_by_asking",
 ]
 
 T = TypeVar("T")
@@ -86,23 +80,6 @@ def markers_of(topology: Topology, node: Address) -> tuple[str, ...]:
     return tuple(islice((it for it in keys if topology.master_of(slot_of(it)) == node), _COPIES))
 
 
-def take_by_asking(
-    dialect: Dialect, wire: Known, key: Key, claim: str, ask: Ask, until: float
-) -> Program[TakeOutcome]:
-    """As take_program, for a key that is on its way to the node."""
-
-    def take() -> Program[Any]:
-        (answer,) = yield Step(dialect.take(key, claim, ask, wire.sign, until + wire.ahead), 1)
-        return answer
-
-    sent = clock.now()
-    answer = yield from asking(take())
-    seen = yield Step(wire.look, 3)
-    outcome = dialect.taken(answer, key, claim, ask, wire.epoch)
-    yield from checked(dialect, wire, outcome, seen, sent, key, ask)
-    return outcome
-
-
 def question(asked: Address, where: str, *, proved: bool) -> Program[Topology]:
     """Ask one node. Raises StoreUnavailable where it is part of no cluster."""
     info, slots = yield Step(pack("CLUSTER", "INFO") + pack("CLUSTER", "SLOTS"), 2)
@@ -132,15 +109,14 @@ def _topology(info: bytes, slots: Sequence[Any], asked: Address) -> Topology:
 
 
 def asking(program: Program[T]) -> Program[T]:
-    """The same for a key that is on its way to this node; each of its steps has one request."""
+    """The same for a key that is on its way to this node, where each step begins with that key."""
     answers: Any = None
     try:
         while True:
             step = program.send(answers)
-            _, answer = yield Step(ASKING + step.payload, 2)
-            if is_forgotten(answer):
-                _, answer = yield Step(ASKING + as_eval(step.payload), 2)
-            answers = [answer]
+            _, *answers = yield Step(ASKING + step.payload, 1 + step.answers)
+            if step.answers == 1 and is_forgotten(answers[0]):
+                _, *answers = yield Step(ASKING + as_eval(step.payload), 2)
     except StopIteration as end:
         result: T = end.value
         return result

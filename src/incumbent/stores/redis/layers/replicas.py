@@ -17,7 +17,7 @@ from incumbent.stores.redis.exchange import Exchange, carry_out, is_forgotten
 from incumbent.stores.redis.incarnation import Known
 from incumbent.stores.redis.layers.base import Layer
 from incumbent.stores.redis.resp import Program, Step, as_eval, milliseconds, pack
-from incumbent.stores.redis.taking import take_program
+from incumbent.stores.redis.taking import give_back, take_program
 
 __all__ = ["Confirmed"]
 
@@ -82,9 +82,7 @@ class Confirmed(Layer):
         (said,) = yield self._step(b"", 0, until)
         if self._are_enough(said):
             return outcome
-        slot = ask.slot.name if ask.slot else None
-        (answer,) = yield Step(dialect.give(key, claim, outcome.token, 0.0, slot), 1)
-        dialect.given(answer, key, claim, None, wire.epoch)
+        yield from give_back(dialect, key, outcome, ask)
         raise StoreUnavailable(f"{self._too_few(said)}: the grant was given back", retry_after=0.1)
 
     def confirmed(self, program: Program[T], until: float) -> Program[T]:

@@ -31,12 +31,13 @@ from incumbent.stores.redis.exchange import Exchange, carry_out
 from incumbent.stores.redis.hosts import Address, parse_address, say_address
 from incumbent.stores.redis.incarnation import Known
 from incumbent.stores.redis.layers.base import Side
-from incumbent.stores.redis.layers.cluster import Topology, asking, slot_of, take_by_asking
+from incumbent.stores.redis.layers.cluster import Topology, asking, slot_of
 from incumbent.stores.redis.layers.nodes import Cluster
 from incumbent.stores.redis.layers.replicas import Confirmed
 from incumbent.stores.redis.layers.spread import Part, renew_part, slot_of_key
 from incumbent.stores.redis.names import Naming
 from incumbent.stores.redis.resp import Program, Step
+from incumbent.stores.redis.taking import take_program
 
 __all__ = ["Router"]
 
@@ -89,8 +90,8 @@ class Router:
 
         async def operate_asking(node: _Node) -> TakeOutcome:
             def start(wire: Known) -> Program[TakeOutcome]:
-                dialect = node.exchange.dialect
-                return take_by_asking(dialect, wire, key, claim, ask, until)
+                site, dialect = node.exchange.site, node.exchange.dialect
+                return asking(take_program(site, dialect, wire, key, claim, ask, until))
 
             outcome = await _do(node, start, until, ttl=ask.ttl, repeatable=False)
             return _stamped(outcome, node)

@@ -1,0 +1,147 @@
+"""A grant that is not believed is given back, and where that fails nobody says "not taken"."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import hiredis
+import pytest
+
+from incumbent import clock
+from incumbent._core.onestep import run
+from incumbent.errors import OutcomeUnknown, StoreUnavailable
+from incumbent.model import Ask, Key, TakeOutcome
+from incumbent.stores.redis.dialect import Dialect
+from incumbent.stores.redis.driver import Site, Target
+from incumbent.stores.redis.errors import Broken, Outdated
+from incumbent.stores.redis.exchange import carry_out
+from incumbent.stores.redis.incarnation import Acquaintance, Mark, Met
+from incumbent.stores.redis.layers.cluster import ASKING, asking
+from incumbent.stores.redis.layers.replicas import Confirmed
+from incumbent.stores.redis.names import Naming
+from incumbent.stores.redis.resp import Program
+from incumbent.stores.redis.taking import take_program
+
+KEY, CLAIM, ASK = Key("n", "k"), "c1", Ask(10.0, "host-1")
+SITE, DIALECT = Site(Target("tcp", {}), "here"), Dialect(Naming(None), "here")
+MARK = Mark("aaaa", 1, 1, "run1", "hist1")
+GRANT = b"incumbent2 c1 1700000000000000"
+SAME = [MARK.text.encode(), b"role:master\r\nmaster_replid:hist1\r\n", [b"1700000000", b"0"]]
+DEMOTED = [MARK.text.encode(), b"role:slave\r\n", [b"1700000000", b"0"]]
+
+
+class Wire(Acquaintance):
+    """Answers what it was told to, step by step; `sent` is what it was asked."""
+
+    def __init__(self, *answers: Any) -> None:
+        super().__init__()
+        self.introduce(Met(MARK, "key", "hist1", 1.7e9, 60.0), 50.0, 0.0)
+        self.answers, self.sent = list(answers), list[bytes]()
+
+    async def ask_all(self, payload: bytes, answers: int, until: float) -> list[Any]:
+        said = self.answers.pop(0)
+        if isinstance(said, Broken):
+            raise said
+        self.sent.append(payload)
+        assert len(said) == answers
+        return list(said)
+
+
+class Connections:
+    """An exchange that has this one wire."""
+
+    site, dialect = SITE, DIALECT
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+
+    async def do(self, operate: Callable[[Wire], Any], *_: Any, **__: Any) -> Any:
+        return await operate(self._wire)
+
+
+def plainly(wire: Wire) -> TakeOutcome:
+    return run(carry_out(cast("Any", wire), taking(wire), clock.now() + 5))
+
+
+def by_asking(wire: Wire) -> TakeOutcome:
+    return run(carry_out(cast("Any", wire), asking(taking(wire)), clock.now() + 5))
+
+
+def confirmed(wire: Wire) -> TakeOutcome:
+    layer = Confirmed(cast("Any", Connections(wire)), 1, 0.1)
+    return run(layer.take(KEY, CLAIM, ASK, clock.now() + 5))
+
+
+def taking(wire: Wire) -> Program[TakeOutcome]:
+    return take_program(SITE, DIALECT, wire, KEY, CLAIM, ASK, clock.now() + 5)
+
+
+def unconfirmed(*given_back: Any) -> Wire:
+    """A grant that no replica has."""
+    return Wire([GRANT, *SAME], [0], *given_back)
+
+
+READONLY = hiredis.ReplyError("READONLY You can't write against a read only replica.")
+CLUSTERDOWN = hiredis.ReplyError("CLUSTERDOWN The cluster is down")
+ENDS = [
+    pytest.param([READONLY], id="refused"),
+    pytest.param([CLUSTERDOWN], id="cluster-down"),
+    pytest.param([0], id="not-found"),
+]
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_grant_that_cannot_be_given_back_is_in_doubt(end: list[Any]) -> None:
+    with pytest.raises(OutcomeUnknown, match="could not be given back"):
+        plainly(Wire([GRANT, *DEMOTED], end))
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_an_unconfirmed_grant_that_cannot_be_given_back_is_in_doubt(end: list[Any]) -> None:
+    with pytest.raises(OutcomeUnknown, match="could not be given back"):
+        confirmed(unconfirmed(end))
+
+
+@pytest.mark.parametrize("take", [plainly, confirmed])
+def test_a_grant_whose_undoing_was_never_sent_is_in_doubt(
+    take: Callable[[Wire], TakeOutcome],
+) -> None:
+    unsent = Broken("no time is left", sent=False, late=True)
+    wire = Wire([GRANT, *DEMOTED], unsent) if take is plainly else unconfirmed(unsent)
+    with pytest.raises(Broken) as caught:
+        take(wire)
+    assert caught.value.sent
+
+
+def test_a_grant_that_was_given_back_is_certainly_none() -> None:
+    with pytest.raises(Outdated) as caught:
+        plainly(Wire([GRANT, *DEMOTED], [1]))
+    assert not caught.value.sent
+    with pytest.raises(StoreUnavailable, match="given back"):
+        confirmed(unconfirmed([1]))
+
+
+def test_a_connection_whose_grant_was_not_believed_is_trusted_no_more() -> None:
+    wire = Wire([GRANT, *SAME], [GRANT, *DEMOTED], [0])
+    plainly(wire)
+    assert wire.looked > 0.0
+    with pytest.raises(OutcomeUnknown):
+        plainly(wire)
+    assert wire.looked == 0.0
+
+
+def test_where_the_key_is_on_its_way_to_a_node_the_undoing_goes_by_asking_too() -> None:
+    asked = b"OK"
+    wire = Wire([asked, GRANT, *DEMOTED], [asked, 1])
+    with pytest.raises(Outdated):
+        by_asking(wire)
+    assert [each.startswith(ASKING) for each in wire.sent] == [True, True]
+
+
+def test_a_take_by_asking_sends_a_script_that_the_node_forgot() -> None:
+    forgotten = hiredis.ReplyError("NOSCRIPT No matching script.")
+    wire = Wire([b"OK", forgotten, *SAME], [b"OK", GRANT, *SAME])
+    assert by_asking(wire)
+    assert [each.startswith(ASKING) for each in wire.sent] == [True, True]
+    assert b"EVAL\r\n" in wire.sent[1]
