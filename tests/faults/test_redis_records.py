@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import redis
@@ -12,8 +13,20 @@ from redis.lock import Lock as RedisPyLock
 
 from incumbent import clock
 from incumbent.errors import StoreUnavailable
-from incumbent.model import Ask, Gone, Granted, Key, Refused, Released, Renewal, Renewed, Slot
-from tests.faults.redis_world import ASK, Party, party, soon
+from incumbent.model import (
+    Ask,
+    ByClaim,
+    Gone,
+    Granted,
+    Key,
+    Refused,
+    Released,
+    Renewal,
+    Renewed,
+    Slot,
+    Stale,
+)
+from tests.faults.redis_world import ASK, Party, new_claim, party, soon
 from tests.support.servers import RedisServer
 from tests.support.waiting import eventually
 
@@ -80,6 +93,35 @@ def test_a_foreign_value_is_held_and_left_alone(here: Party, raw: redis.Redis, v
     assert 50 < refused.retry_after <= 60
     assert here.store.give(here.key, here.claim, None, soon()) == Gone()
     assert raw.get(here.main) == value.encode()
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_a_record_of_another_version_is_read_by_nobody_and_left_alone(
+    here: Party, raw: redis.Redis, number: int
+) -> None:
+    granted = here.take()
+    value: Any = raw.get(here.main)
+    others = value.replace(b"incumbent2 ", b"incumbent%d " % number)
+    raw.set(here.main, others, px=60_000)
+    said = f"format {number} .* format 2: stop"
+    for read in (
+        lambda: here.store.read(here.key, soon()),
+        lambda: here.store.scan(here.key.namespace, here.key.name, soon()),
+        lambda: here.take(new_claim()),
+    ):
+        with pytest.raises(StoreUnavailable, match=said) as caught:
+            read()
+        assert caught.value.permanent
+        assert here.main in str(caught.value)
+    # The same claim and token in another format are not ours.
+    assert here.store.renew([renewal(here, granted)], soon()) == [Gone()]
+    for token in (granted.token, None):
+        assert here.store.give(here.key, here.claim, token, soon()) == Gone()
+    assert (
+        here.store.put(here.key, "x", b"1", ByClaim(here.claim, granted.token), soon()) == Stale()
+    )
+    assert raw.get(here.main) == others
+    assert raw.pttl(here.main) > 50_000
 
 
 def test_a_foreign_value_without_an_end_has_none_to_wait_for(here: Party, raw: redis.Redis) -> None:

@@ -90,6 +90,13 @@ MUTATIONS: tuple[Mutation, ...] = (
         "tests/formats/test_side_by_side.py::test_this_release_refuses_the_records_of_the_one_before_and_says_what_to_do[redis]",
     ),
     _d(
+        "redis: a record of another version is read as a foreign client's",
+        "stores/redis/dialect.py",
+        'check_format(raw or b"", self.where, each.main)',
+        "pass",
+        "tests/faults/test_redis_records.py::test_a_record_of_another_version_is_read_by_nobody_and_left_alone",
+    ),
+    _d(
         "sentinel: no time in which the old master may go on unseen",
         "stores/redis/layers/sentinel.py",
         "SETTLE: Final = 3.0",

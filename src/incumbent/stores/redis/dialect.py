@@ -288,6 +288,7 @@ class Dialect:
             if broken:
                 found.append(broken[0])
                 continue
+            check_format(raw or b"", self.where, each.main)
             kept = pairs(companion)
             slots = yield from _read_slots(each, slots_named(kept))
             found.append(record_of(each.key, raw, left, kept, slots, standing, now))

@@ -4,7 +4,8 @@
 
 The word `closed` in place of the claim: nobody holds it, and nobody may until the key expires.
 The word `reserved`: the same for all but the holder whose name then stands in place of the meta.
-Anything else is held by a foreign client, also what a newer release of ours may write one day.
+A value of ours with another number is another version's: it is refused, and not read (see
+incarnation.check_format). Anything else is held by a foreign client.
 """
 
 from __future__ import annotations
