@@ -148,6 +148,30 @@ def test_a_wiped_node_whose_clock_is_ahead_is_waited_for_and_no_longer() -> None
             assert actor.rounds_made <= 4
 
 
+def test_a_take_waits_for_votes_that_come_within_its_own_time() -> None:
+    """The same node, 50 ms before the other one admits that floor; a take has 100 ms."""
+    with stage(3, ahead=(0, 25, 0)) as world:
+        world.wait_until(5)
+        world.wipe(1)
+        world.wait_until(29.95)
+        actor = Actor(world, "actor", hears={1, 2})
+        assert actor.take({1, 2}) > 0
+        assert world.heap.time == pytest.approx(30, abs=0.01)
+        assert actor.rounds_made <= 4
+
+
+def test_a_take_does_not_wait_for_a_node_that_is_too_new() -> None:
+    """Who asks hears of it at once, with the seconds it takes."""
+    with stage(3) as world:
+        world.wait_until(5)
+        world.wipe(0, 1)
+        world.wait_until(5.95)
+        actor = Actor(world, "actor")
+        assert not actor.take({0, 1, 2})
+        assert actor.refused_for == pytest.approx(0.05, abs=0.01)
+        assert world.heap.time == pytest.approx(5.95)
+
+
 def both_believe_after_a_holder_with_a_longer_ttl_was_cut_off(
     ttl: float, before: float, restart_wait: float | None
 ) -> bool:

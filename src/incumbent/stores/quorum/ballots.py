@@ -125,10 +125,12 @@ class Undecided:
     """Too few answers. `perhaps`: with those that were lost, it may have been a majority.
 
     `votes_in`: seconds until enough nodes vote, where it is time alone that is missing.
+    `clocks_in`: the same without those that are too new.
     """
 
     perhaps: bool
     votes_in: float | None = None
+    clocks_in: float | None = None
 
 
 Verdict: TypeAlias = "Won | Raise | Lost | Split | Strangers | Undecided"
@@ -138,7 +140,8 @@ AHEAD_MOST_US: Final = 60_000_000
 _ASTRAY: Final = 2_000_000
 """Microseconds by which proposals run ahead of the median before they return to it."""
 _TOGETHER: Final = 0.1
-_IN_TIME: Final = frozenset({"young", "high", "ahead"})
+_BY_CLOCK: Final = frozenset({"high", "ahead"})
+_IN_TIME: Final = _BY_CLOCK | {"young"}
 _BLOCKS: Final = frozenset({"held", "paused", "closed", "reserved"})
 
 
@@ -241,12 +244,13 @@ def _undecided(answers: Sequence[Answer], need: int) -> Undecided:
     willing = sum(_is_willing(it) for it in answers)
     votes = sum(isinstance(it, Vote) for it in answers)
     lost = sum(isinstance(it, Silent) and it.sent for it in answers)
-    waits = sorted(it.left for it in answers if isinstance(it, No) and it.kind in _IN_TIME)
     missing = need - willing
-    return Undecided(votes + lost >= need, _enough_vote_in(waits, missing))
+    in_time = _enough_vote_in(answers, _IN_TIME, missing)
+    return Undecided(votes + lost >= need, in_time, _enough_vote_in(answers, _BY_CLOCK, missing))
 
 
-def _enough_vote_in(waits: Sequence[float], missing: int) -> float | None:
+def _enough_vote_in(answers: Sequence[Answer], kinds: frozenset[str], missing: int) -> float | None:
+    waits = sorted(it.left for it in answers if isinstance(it, No) and it.kind in kinds)
     if not 0 < missing <= len(waits):
         return None
     # Servers that were started together are waited for together: a lease on all of them lasts

@@ -209,9 +209,30 @@ class Rounds:
             case ballots.Strangers(node, marker):
                 await self._take_back(panel, key, claim, turn, until)
                 raise strangers(self.quorum, node, marker)
+            case ballots.Undecided(perhaps=False, clocks_in=float(wait)) if not last:
+                await self._outwait(panel, key, claim, turn, until, verdict, wait)
             case _:
                 await self._give_up(panel, key, claim, turn, until, verdict)
         return None
+
+    async def _outwait(
+        self,
+        panel: Panel,
+        key: Key,
+        claim: str,
+        turn: _Turn,
+        until: float,
+        verdict: ballots.Verdict,
+        wait: float,
+    ) -> None:
+        """What the clocks forbid is allowed soon: nobody has to be told of a moment."""
+        pause = wait + _BACK_OFF
+        fits = _now() + pause + turn.took < until
+        if not fits or not await self._take_back(panel, key, claim, turn, until):
+            await self._give_up(panel, key, claim, turn, until, verdict)
+        await panel.rest(pause)
+        await panel.open(until)
+        turn.above, turn.raising = self._above(turn.answers), True
 
     async def _split(
         self,
