@@ -8,13 +8,14 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import combinations_with_replacement
 
 import pytest
 
 from incumbent import AcquireTimeout, AsyncLock, Lock, NotAcquired
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
-from incumbent.model import Ask, Granted, Key, Refused, Released, TakeOutcome
+from incumbent.model import Ask, Granted, Key, Refused, Released, Slot, TakeOutcome
 from incumbent.stores.quorum import ballots
 from incumbent.stores.quorum.ballots import Answer, Split, Verdict
 from incumbent.stores.quorum.dialect import MARKER
@@ -182,6 +183,39 @@ def test_a_pause_that_one_server_knows_is_one(three: Members, side: str) -> None
         outcome = take(one, side)
         assert isinstance(outcome, Refused)
         assert outcome.reason == "paused"
+
+
+def lost_what_is_beside(member: Member, key: Key) -> None:
+    """It was blank a while ago, and has heard of no change of this name since."""
+    born(member, "1")
+    member.server.cli("DEL", Naming(None).of(key).companion)
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_a_lease_is_given_back_though_the_time_does_not_suffice_for_its_slot(
+    three: Members, side: str
+) -> None:
+    """Whether the slot was used, only a server that is frozen could tell."""
+    with party(three.url(TRUSTED)) as one:
+        granted = one.take(replace(ASK, slot=Slot("day", 60.0)))
+        lost_what_is_beside(three.all[1], one.key)
+        three.all[2].server.freeze()
+        for at in (0, 1):
+            three.all[at].begin("slow")
+        parting = (one.key, one.claim, granted.token, soon(2.0))
+
+        async def give() -> None:
+            store = one.engine.async_store()
+            try:
+                await store.give(*parting, slot="day")
+            finally:
+                await store.aclose()
+
+        # What was said of the slot; of the lease there is nothing to say.
+        with pytest.raises(StoreError, match="does not know what was kept"):
+            one.store.give(*parting, slot="day") if side == "sync" else asyncio.run(give())
+        main = Naming(None).of(one.key).main
+        assert [it.server.cli("GET", main) for it in three.all[:2]] == ["-1", "-1"]
 
 
 # -- as users meet it

@@ -12,11 +12,11 @@ from itertools import combinations
 import pytest
 
 from incumbent import Lock
-from incumbent.errors import StoreError, StoreUnavailable
-from incumbent.model import Ask, Gone, Granted, Key, Refused, Released, Renewed
+from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
+from incumbent.model import Ask, Gone, Granted, Key, Refused, Released, Renewed, Slot, Stored
 from incumbent.policy import TTL_DEFAULT
 from incumbent.stores.redis.names import Naming
-from tests.faults.quorum_world import Member, Members, Party, party
+from tests.faults.quorum_world import Member, Members, Party, party, soon
 from tests.quorum.walls import ShiftedServer
 from tests.support.needs import needs
 from tests.support.waiting import eventually
@@ -88,12 +88,36 @@ def test_a_release_that_finds_a_majority_without_the_lease_says_so(
     ask = Ask(5.0, "host-1")
     for lost in combinations(three.all, 3 - kept):
         with party(three.url()) as holder:
-            granted = holder.take(ask)
+            granted = everywhere(three, holder, ask)
             place = Naming(None).of(holder.key).main
             for member in lost:
                 assert member.server.cli("DEL", place) == "1"
             said = holder.give(granted)
             assert isinstance(said, Released if kept > 1 else Gone)
+
+
+def everywhere(members: Members, one: Party, ask: Ask) -> Granted:
+    """A lease that each master has, also one that answered late."""
+    granted, place = one.take(ask), Naming(None).of(one.key).main
+
+    def is_there(member: Member) -> bool:
+        assert isinstance(one.renew(granted, ask.ttl), Renewed)
+        return f" {granted.token} " in member.server.cli("GET", place)
+
+    for member in members.all:
+        eventually(partial(is_there, member))
+    return granted
+
+
+def test_a_release_that_only_a_silent_master_could_tell_of_is_not_known(three: Members) -> None:
+    """One had it, one had lost it: whether it was held to the end, the third knows."""
+    votes_again(three)
+    with party(three.url()) as holder:
+        granted = everywhere(three, holder, Ask(5.0, "host-1"))
+        three.all[1].server.cli("DEL", Naming(None).of(holder.key).main)
+        three.all[2].begin("refusing")
+        with pytest.raises(OutcomeUnknown):
+            holder.give(granted)
 
 
 def test_masters_that_restarted_do_not_vote_before_one_ttl(three: Members) -> None:
@@ -180,3 +204,19 @@ def test_a_clock_that_steps_at_one_master_costs_nobody_the_lease(shift: float) -
         taken = other.take(ASK)
         assert isinstance(taken, Granted)
         assert taken.token > granted.token
+
+
+@pytest.mark.slow
+@needs(shutil.which("cc") is not None, "a C compiler: the clock is a preloaded library")
+def test_a_master_whose_clock_steps_ahead_lets_no_slot_be_used_twice() -> None:
+    servers = [ShiftedServer() for _ in range(3)]
+    makers = iter(servers)
+    with Members(3, lambda: next(makers)) as members, party(members.url("restart_wait=0")) as one:
+        ask = Ask(TTL, "host-1", slot=Slot("day", AN_HOUR))
+        one.give(one.take(ask))
+        servers[0].set_wall(3 * AN_HOUR)
+        assert isinstance(one.store.put(one.key, "note", b"x", None, soon()), Stored)
+        assert "day" in one.store.read(one.key, soon()).slots
+        again = Party(one.engine, one.key).try_take(ask)
+        assert isinstance(again, Refused)
+        assert again.reason == "closed"

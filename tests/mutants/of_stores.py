@@ -134,6 +134,13 @@ MUTATIONS: tuple[Mutation, ...] = (
         "tests/quorum/test_simulator.py",
     ),
     _d(
+        "quorum: one server's word is enough that a lease was held to its end",
+        "stores/quorum/rounds.py",
+        "released >= (1 if any_will_do else quorum.need)",
+        "released >= 1",
+        "tests/faults/test_quorum_data.py",
+    ),
+    _d(
         "etcd: the cluster's id is not looked at",
         "stores/etcd/incarnation.py",
         "if now.cluster != born.cluster or now.revision < born.modified:",
@@ -284,6 +291,13 @@ MUTATIONS: tuple[Mutation, ...] = (
         "  if stored - ballot <= 0 then",
         "  if stored then",
         *_NODE,
+    ),
+    _lua(
+        "quorum: a used slot is forgotten by the server's own clock",
+        "stores/quorum/accept.lua",
+        "math.floor(ballot / 1000)",
+        "call('TIME')[1] * 1000",
+        "tests/unit/test_quorum_beside.py",
     ),
     _lua(
         "quorum: anybody renews",

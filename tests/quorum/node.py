@@ -320,8 +320,10 @@ class Node:
         entries.pop(request.entry, None)
         if request.value is not None:
             entries[request.entry] = request.value
-        entries = {name: it for name, it in entries.items() if not _is_over(name, it, now)}
-        expires = max(kept.expires or 0, _end(now, request.keep))
+        lefts = {name: _left(it, request.ballot) for name, it in entries.items() if name[0] == "u"}
+        entries = {name: it for name, it in entries.items() if lefts.get(name, 0) >= -2 * MINUTE}
+        keep = request.keep + max([0, *lefts.values()])
+        expires = max(kept.expires or 0, _end(now, keep))
         if any(name.startswith("f:") for name in entries):
             expires = None  # type: ignore[assignment]
         states = (request.ballot, *kept.states)[:8]
@@ -382,9 +384,9 @@ class Node:
             self.data.floor = Kept(ballot, expires)
 
 
-def _is_over(name: str, value: str, now: int) -> bool:
-    """A slot whose time is over by more than clocks are apart."""
-    return name.startswith("u:") and int(value.split(maxsplit=1)[0]) + 120_000 < now // 1000
+def _left(value: str, ballot: int) -> int:
+    """For how long a slot is used, by a ballot taken for the time."""
+    return (int(value.split(maxsplit=1)[0]) - ballot // 1000) * 1000
 
 
 def _and_a_quarter(keep: int) -> int:

@@ -13,6 +13,8 @@ from tests.unit.quorum_node import SECOND, Node
 
 pytestmark = pytest.mark.server
 
+DAY = 86_400_000
+
 
 def the_floor_is_kept_for_as_long_as_is_asked(node: Node) -> None:
     soon = node.now // 1000 + 5000
@@ -102,6 +104,27 @@ def a_slot_whose_time_is_over_is_forgotten(node: Node) -> None:
     assert node.client.hkeys(node.switches) == ["p", "s", "u:late"]
 
 
+def a_clock_that_is_hours_ahead_forgets_no_slot(node: Node) -> None:
+    ballot = node.now - 3 * 3600 * SECOND
+    node.client.hset(node.switches, mapping={"p": ballot - 1, "s": ballot - 1})
+    node.change("u:day", f"={ballot // 1000 + 60_000} a 1 me", ballot)
+    assert node.client.hkeys(node.switches) == ["p", "s", "u:day"]
+
+
+def a_slot_is_kept_beyond_the_last_field(node: Node) -> None:
+    node.change("u:month", f"={node.now // 1000 + 40 * DAY} a 1 me")
+    node.change("f:x", "=1 x")
+    node.change("f:x", "-")
+    assert node.client.pttl(node.switches) > 40 * DAY
+
+
+def a_slot_that_is_given_back_to_a_node_is_kept_as_long(node: Node) -> None:
+    ballot = node.now
+    node.promise(ballot)
+    node.accept(ballot, "=", "", "-", "s", "7", "u:month", f"{ballot // 1000 + 40 * DAY} a 1 me")
+    assert node.client.pttl(node.switches) > 40 * DAY
+
+
 def the_past_also_has_who_never_gave(node: Node) -> None:
     first = node.now
     node.take("a", first, who="one")
@@ -166,7 +189,10 @@ BUGS: dict[Callable[[Node], None], tuple[str, str, str]] = {
     a_renewal_tells_of_no_request_that_came_before_its_holder: ("renew", "< 0 then said[2] = false", "< 0 then said[2] = said[2]"),
     a_request_to_resign_is_above_the_token_of_who_holds_it: ("promise", "if token and", "if false and"),
     what_is_no_field_ends: ("accept", "if lasting then", "if true then"),
-    a_slot_whose_time_is_over_is_forgotten: ("accept", "+ 120000 <", "+ 0 <"),
+    a_slot_whose_time_is_over_is_forgotten: ("accept", "left < -120000", "left < 0"),
+    a_clock_that_is_hours_ahead_forgets_no_slot: ("accept", "math.floor(ballot / 1000)", "call('TIME')[1] * 1000"),
+    a_slot_is_kept_beyond_the_last_field: ("accept", "ARGV[7] + last", "ARGV[7] + 0"),
+    a_slot_that_is_given_back_to_a_node_is_kept_as_long: ("accept", "ARGV[7] + last", "ARGV[7] + 0"),
     the_past_also_has_who_never_gave: ("take", "if last ~= '' then last", "if false then last"),
     a_vote_that_was_taken_back_is_no_past: ("revoke", "last = string.match(last, '^(.*)\\n') or ''", ""),
     a_lease_that_is_planted_again_is_in_the_past_once: ("plant", "(last == '' and '' or last .. '\\n') .. token", "token"),

@@ -3,7 +3,7 @@
 -- ARGV: 1 ballot    2 "incumbent2 <members> "    3 the state that is changed, or "=" if all its entries
 --       follow, with "s"    4 "incumbent1 <claim> <token> " that has to hold the lease, or ""
 --       5 the entry that changes, or ""    6 "=" and what it becomes, or "-" to remove it
---       7 ms to keep what is no field    8... all entries and their values
+--       7 ms to keep the state after its last slot is over    8... all entries and their values
 -- Returns 1 accepted, 0 not: promised to another, or another state; -1 the claim does not hold it.
 local call, ballot, members = redis.call, ARGV[1], ARGV[2]
 local marker, kept = call('GET', KEYS[2]), call('HMGET', KEYS[1], 'p', 's')
@@ -31,17 +31,21 @@ elseif ARGV[5] ~= '' then
   call('HSET', KEYS[1], ARGV[5], string.sub(ARGV[6], 2))
 end
 
-local time, all, lasting = call('TIME'), call('HGETALL', KEYS[1]), false
+-- By the ballot, which is a time: all nodes do the same then, and one whose clock is wrong forgets
+-- nothing. A slot whose time is over is as good as none; a ballot may be a minute ahead.
+local now, all, lasting, last = math.floor(ballot / 1000), call('HGETALL', KEYS[1]), false, 0
 for at = 1, #all, 2 do
   local kind = string.sub(all[at], 1, 2)
   if kind == 'f:' then lasting = true end
-  -- A slot whose time is over is as good as none; clocks are less than a minute apart.
-  if kind == 'u:' and string.match(all[at + 1], '^%d+') + 120000 < time[1] * 1000 then
-    call('HDEL', KEYS[1], all[at])
+  if kind == 'u:' then
+    local left = string.match(all[at + 1], '^%d+') - now
+    if left < -120000 then call('HDEL', KEYS[1], all[at]) end
+    last = math.max(last, left)
   end
 end
+local keep = string.format('%.0f', ARGV[7] + last)
 if lasting then call('PERSIST', KEYS[1])
-elseif call('PTTL', KEYS[1]) < ARGV[7] + 0 then call('PEXPIRE', KEYS[1], ARGV[7]) end
+elseif call('PTTL', KEYS[1]) < keep + 0 then call('PEXPIRE', KEYS[1], keep) end
 
 -- Votes and renewals look here only if they are told to.
 local said, floor = call('HMGET', KEYS[1], 'f:pause', 'f:resign'), redis.pcall('GET', KEYS[4])

@@ -79,17 +79,15 @@ async def change(
     until: float,
     *,
     held: ByClaim | None = None,
-    keep: float = 0.0,
     settles: bool = False,
 ) -> Changed:
     """Change one entry of `key` as `decide` says; `held`: only while that claim holds the lease.
 
-    `settles`: no change that was begun earlier is made any more, also if nothing is edited. `keep`:
-    seconds for which the entry counts. Raises StoreUnavailable if nothing was changed,
-    OutcomeUnknown if nobody knows.
+    `settles`: no change that was begun earlier is made any more, also if nothing is edited. Raises
+    StoreUnavailable if nothing was changed, OutcomeUnknown if nobody knows.
     """
     await found(quorum, panel, until)
-    attempt = _Attempt(quorum, panel, key, entry, held, keep, until)
+    attempt = _Attempt(quorum, panel, key, entry, held, until)
     for count in range(_TURNS):
         changed = await attempt.turn(decide, settles=settles)
         if changed is not None:
@@ -112,11 +110,10 @@ class _Attempt:
         key: Key,
         entry: str,
         held: ByClaim | None,
-        keep: float,
         until: float,
     ) -> None:
         self.quorum, self.panel, self.key, self.entry = quorum, panel, key, entry
-        self.held, self.keep, self.until = held, keep, until
+        self.held, self.until = held, until
         self.above = 0
         self.below: int | None = None
         """What `above` was before a larger ballot was tried for a node that was blank."""
@@ -259,7 +256,7 @@ class _Attempt:
         behind = [node for node, it in promised.items() if max(it.state, 0) != state]
         entries = await self._entries(state, promised) if behind else None
         what = (self.entry, edit.value) if edit else None
-        accept = partial(quorum.dialect.accept, self.key, ballot, what, self.held, self.keep)
+        accept = partial(quorum.dialect.accept, self.key, ballot, what, self.held)
         to_change, to_all = accept(state), None if entries is None else accept(entries)
         steps: list[Step | None] = [None] * len(quorum.names)
         for node, it in enumerate(self.answers):

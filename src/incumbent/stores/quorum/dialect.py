@@ -53,8 +53,8 @@ _KEEP_LEAST: Final = 180.0
 """Seconds for which a node remembers its floor at least: until a ballot a minute ahead of
 its clock is more than a minute behind it, which is the floor where none is kept."""
 _STATE_KEPT: Final = 35 * 86_400.0
-"""Seconds for which a node knows that the last field was removed. One that was away for longer
-might bring it back."""
+"""Seconds for which a node knows that the last field was removed, and the last slot over. One that
+was away for longer might bring it back."""
 
 _take, _give, _revoke = SCRIPTS["take"], SCRIPTS["give"], SCRIPTS["revoke"]
 _renew = SCRIPTS["renew"]
@@ -277,7 +277,6 @@ class QuorumDialect:
         ballot: int,
         edit: tuple[str, bytes | None] | None,
         held: ByClaim | None,
-        keep: float,
         state: int | Sequence[bytes],
     ) -> bytes:
         """The request to accept a change of this state, or of all these entries: see accept.lua."""
@@ -287,8 +286,8 @@ class QuorumDialect:
         before, entries = (str(state), ()) if isinstance(state, int) else ("=", tuple(state))
         keys = (at.fields, MARKER, at.main, at.floor)
         head = (ballot, self._members, before, _held_by(held))
-        kept = milliseconds(_STATE_KEPT + keep)
-        return _accept.call(4, *keys, *head, entry, what if entry else b"", kept, *entries)
+        changed = (entry, what if entry else b"", milliseconds(_STATE_KEPT))
+        return _accept.call(4, *keys, *head, *changed, *entries)
 
     def stand_by(self, key: Key, ask: Ask, unix_us: int) -> Step:
         """The asker stands by, though it asked no node for its vote."""

@@ -154,7 +154,7 @@ async def _read_all(
 class _View:
     """One node's record of one key."""
 
-    def __init__(self, key: Key, answers: Sequence[Any]) -> None:
+    def __init__(self, key: Key, answers: Sequence[Any], unix_us: int) -> None:
         time, raw, left, beside, standing, floor, past = answers
         broken = next((it for it in (time, raw, beside, floor) if isinstance(it, Exception)), None)
         if broken is not None:
@@ -165,7 +165,7 @@ class _View:
         self.state = int(entries.get(b"s", b"0").split()[0])
         """The newest change of fields and slots that it accepted."""
         self.past = pasts_of(floor, past if isinstance(past, bytes) else None)
-        slots = slots_of(entries, int(now * 1e6))
+        slots = slots_of(entries, unix_us)
         self.record = record_of(key, raw, left, entries, slots, standing, now)
 
     @property
@@ -190,12 +190,13 @@ def pasts_of(floor: bytes | None, past: bytes | None) -> list[Past]:
 def _laid_over(quorum: Quorum, key: Key, at: int, heard: Sequence[Heard]) -> tuple[Record, int]:
     views: list[_View] = []
     nodes: list[str] = []
+    unix_us = quorum.clock.unix_us(_now())
     for name, it in zip(quorum.names, heard, strict=True):
         if isinstance(it, Silent):
             nodes.append(f"{name}: {it.why}")
             continue
         try:
-            view = _View(key, it[_ANSWERS * at : _ANSWERS * (at + 1)])
+            view = _View(key, it[_ANSWERS * at : _ANSWERS * (at + 1)], unix_us)
         except ValueError as error:
             nodes.append(f"{name}: {error}")
             continue

@@ -11,7 +11,7 @@ from random import random
 from typing import Final
 
 from incumbent.clock import now as _now
-from incumbent.errors import StoreError, StoreUnavailable
+from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.model import (
     Ask,
     GiveOutcome,
@@ -329,12 +329,18 @@ class Rounds:
         if slot is None:
             return await self._give(panel, key, claim, token, until, closed_for, reserve_for, first)
         doubt: StoreError | None = None
+        # While nobody else can have the lease, which needs its own time to be given back.
+        half = (_now() + until) / 2
         try:
-            # While nobody else can have the lease.
-            await give_slot_back(self.quorum, panel, key, claim, slot, until)
+            await give_slot_back(self.quorum, panel, key, claim, slot, half)
         except StoreError as error:
             doubt = error
-        outcome = await self._give(panel, key, claim, token, until, closed_for, reserve_for)
+        try:
+            outcome = await self._give(panel, key, claim, token, until, closed_for, reserve_for)
+        except StoreError as error:
+            if isinstance(doubt, OutcomeUnknown):
+                raise doubt from error
+            raise
         if doubt is not None:
             raise doubt
         return outcome
@@ -362,21 +368,23 @@ class Rounds:
             heard = await panel.ask([Step(request, 1)] * len(quorum.names), until, agreed_by_most)
         else:
             heard = first
-        released = answered = 0
+        released = missing = 0
         silent: list[Answer] = []
         for node, it in enumerate(heard):
             if not isinstance(it, Silent) and type(it[0]) is int:
-                answered += 1
                 released += it[0]
+                missing += 1 - it[0]
                 continue
             silent.append(silent_of(it, quorum.names[node]))
             panel.owe(node, key, claim, ballot)
-        if answered < quorum.need:
-            sent = any(isinstance(it, Silent) and it.sent for it in silent)
-            raise no_majority(quorum, silent, perhaps=sent or released > 0)
         # A vote that was left with a minority was no lease: a majority may have been another's.
-        kept = released and (token is None or answered - released < quorum.need)
-        return Released() if kept else Gone()
+        any_will_do = token is None and released + missing >= quorum.need
+        if released >= (1 if any_will_do else quorum.need):
+            return Released()
+        if missing >= quorum.need:
+            return Gone()
+        sent = any(isinstance(it, Silent) and it.sent for it in silent)
+        raise no_majority(quorum, silent, perhaps=sent or released > 0)
 
 
 def remember(kept: dict[tuple[Key, str], int], which: tuple[Key, str], ballot: int) -> None:

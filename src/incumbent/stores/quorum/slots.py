@@ -170,7 +170,6 @@ async def _use_slot(
     changed: Changed = await change(
         *(quorum, panel, key, slot_entry(slot.name), decide, until),
         held=ByClaim(grant.claim, grant.token),
-        keep=slot.keep,
     )
     if changed.edited:
         return True
