@@ -22,6 +22,7 @@ from incumbent.stores.redis.layers.replicas import Confirmed
 from incumbent.stores.redis.names import Naming
 from incumbent.stores.redis.resp import Program
 from incumbent.stores.redis.taking import take_program
+from incumbent.stores.redis.waiting.hub import Hub
 
 KEY, CLAIM, ASK = Key("n", "k"), "c1", Ask(10.0, "host-1")
 SITE, DIALECT = Site(Target("tcp", {}), "here"), Dialect(Naming(None), "here")
@@ -51,7 +52,7 @@ class Wire(Acquaintance):
 class Connections:
     """An exchange that has this one wire."""
 
-    site, dialect = SITE, DIALECT
+    site, dialect, hub = SITE, DIALECT, Hub(DIALECT)
 
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
