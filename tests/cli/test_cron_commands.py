@@ -11,19 +11,19 @@ from pathlib import Path
 import pytest
 
 from tests.cli.tool import incumbent
-from tests.cron.fleet import CronFleet
+from tests.cron.fleet import NEVER_DUE, CronFleet
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
 
-JOBS = """
+JOBS = f"""
 [[job]]
-name = "hourly"
-schedule = "0 * * * *"
+name = "rarely"
+schedule = "0 0 29 2 *"
 command = "echo done; test ! -e fail"
 [[job]]
 name = "secret"
-every = "1h"
+{NEVER_DUE}
 command = ["true", "--password=hunter2", "redis://u:hunter2@host"]
 """
 
@@ -48,14 +48,14 @@ def ask(fleet: CronFleet, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_triggered_job_runs_once_and_its_history_says_so(fleet: CronFleet) -> None:
-    done = ask(fleet, "trigger", "hourly", "--reason", "wanted")
+    done = ask(fleet, "trigger", "rarely", "--reason", "wanted")
     assert (done.returncode, "on i1 as manual/" in done.stderr) == (0, True)
     eventually(lambda: fleet.events("ok"), within=5)
-    (run,) = json.loads(ask(fleet, "history", "hourly", "--json", "--since", "1h").stdout)
+    (run,) = json.loads(ask(fleet, "history", "rarely", "--json", "--since", "1h").stdout)
     assert (run["state"], run["instance"], run["output"]) == ("ok", "i1", "done")
-    assert json.loads(ask(fleet, "history", "hourly", "--json", "--since", "0s").stdout) == []
+    assert json.loads(ask(fleet, "history", "rarely", "--json", "--since", "0s").stdout) == []
     table = ask(fleet, "jobs").stdout
-    assert "hourly" in table
+    assert "rarely" in table
     assert "1 up: i1" in table
     assert "hunter2" not in table + json.dumps(_jobs(fleet))
 
@@ -63,37 +63,37 @@ def test_a_triggered_job_runs_once_and_its_history_says_so(fleet: CronFleet) -> 
 def test_a_paused_fleet_runs_nothing_until_it_is_unpaused(fleet: CronFleet) -> None:
     assert ask(fleet, "pause", "secret").returncode == 0
     assert "1 of 2 jobs paused" in ask(fleet, "pause", "--all", "--reason", "freeze").stderr
-    refused = ask(fleet, "trigger", "hourly")
+    refused = ask(fleet, "trigger", "rarely")
     assert (refused.returncode, "paused" in refused.stderr) == (75, True)
-    assert "paused by" in ask(fleet, "why", "hourly").stdout
+    assert "paused by" in ask(fleet, "why", "rarely").stdout
     assert "1 of 2 jobs unpaused" in ask(fleet, "unpause", "--all").stderr
-    assert ask(fleet, "trigger", "hourly").returncode == 0
+    assert ask(fleet, "trigger", "rarely").returncode == 0
     # What was paused by its name stays so.
     assert ask(fleet, "trigger", "secret").returncode == 75
 
 
 def test_why_tells_of_a_slot_that_the_schedule_does_not_have(fleet: CronFleet) -> None:
-    said = ask(fleet, "why", "hourly", "--at", "2020-01-01T00:30:00Z").stdout
+    said = ask(fleet, "why", "rarely", "--at", "2020-01-01T00:30:00Z").stdout
     assert "known only since" in said
-    said = ask(fleet, "why", "hourly", "--at", "2099-01-01T00:30:00Z").stdout
+    said = ask(fleet, "why", "rarely", "--at", "2096-02-29T00:30:00Z").stdout
     assert "has no slot at" in said
-    said = ask(fleet, "why", "hourly", "--at", "2099-01-01T00:00:00Z").stdout
+    said = ask(fleet, "why", "rarely", "--at", "2096-02-29T00:00:00Z").stdout
     assert "not due before" in said
-    assert ask(fleet, "why", "hourly", "--at", "teatime").returncode == 64
+    assert ask(fleet, "why", "rarely", "--at", "teatime").returncode == 64
 
 
 def test_why_tells_how_a_run_failed(fleet: CronFleet) -> None:
     (fleet.folder / "fail").touch()
-    assert ask(fleet, "trigger", "hourly").returncode == 0
+    assert ask(fleet, "trigger", "rarely").returncode == 0
     eventually(lambda: fleet.events("failed"), within=5)
-    assert "failed (1) on i1: exit 1" in ask(fleet, "why", "hourly").stdout
+    assert "failed (1) on i1: exit 1" in ask(fleet, "why", "rarely").stdout
 
 
 def test_a_trigger_that_nobody_takes_says_so(fleet: CronFleet) -> None:
     fleet.stop()
-    done = ask(fleet, "trigger", "hourly", "--timeout", "0.3s")
+    done = ask(fleet, "trigger", "rarely", "--timeout", "0.3s")
     assert (done.returncode, "no instance took it" in done.stderr) == (75, True)
-    unknown = ask(fleet, "trigger", "houry")
+    unknown = ask(fleet, "trigger", "rarly")
     assert (unknown.returncode, "see `jobs`" in unknown.stderr) == (64, True)
 
 

@@ -31,6 +31,8 @@ from tests.support.waiting import eventually
 
 PRESENCE_KEY = Key("default", PRESENCE)
 TIMES = ("--ttl", "1.5", "--grace", "0.3")
+NEVER_DUE = "at = [2099-01-01T00:00:00Z]"
+"""For what runs only when it is triggered: every hour is due while a test crosses the hour."""
 
 
 @dataclass

@@ -10,7 +10,7 @@ import pytest
 from incumbent import clock
 from incumbent.cron.ledger import State
 from tests.cli.tool import incumbent
-from tests.cron.fleet import CronFleet
+from tests.cron.fleet import NEVER_DUE, CronFleet
 from tests.support.pace import took
 from tests.support.waiting import eventually, written
 
@@ -20,10 +20,10 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="/proc"),
 ]
 
-JOBS = """
+JOBS = f"""
 [[job]]
 name = "job"
-every = "1d"
+{NEVER_DUE}
 command = "sleep 60"
 on_failure = "echo $INCUMBENT_RUN_STATE > told"
 """

@@ -16,7 +16,7 @@ import pytest
 
 from incumbent.cron.ledger import State
 from incumbent.cron.schedule import slot_id
-from tests.cron.fleet import CronFleet, children, descendants, identity, note
+from tests.cron.fleet import NEVER_DUE, CronFleet, children, descendants, identity, note
 from tests.faults.postgresql_world import new_database
 from tests.support.etcd import EtcdServer
 from tests.support.postgresql import PostgresServer
@@ -123,7 +123,7 @@ def _check(fleet: CronFleet, ended: float) -> None:
 
 def test_a_run_whose_instance_is_killed_is_lost_and_retried(fleet: CronFleet) -> None:
     fleet.file.write_text(
-        f'[[job]]\nname = "long"\nevery = "1h"\ncommand = {note("time.sleep(6)")}\nretries = 1\n'
+        f'[[job]]\nname = "long"\n{NEVER_DUE}\ncommand = {note("time.sleep(6)")}\nretries = 1\n'
     )
     first, second = fleet.start(), fleet.start()
     eventually(lambda: len(fleet.events("ready")) == 2, within=15)
@@ -140,7 +140,7 @@ def test_a_run_whose_instance_is_killed_is_lost_and_retried(fleet: CronFleet) ->
 def test_a_run_longer_than_the_ttl_ends_well_while_its_instance_claims_other_slots(
     fleet: CronFleet,
 ) -> None:
-    long = f'[[job]]\nname = "long"\nevery = "1h"\ncommand = {note("time.sleep(4)")}\n'
+    long = f'[[job]]\nname = "long"\n{NEVER_DUE}\ncommand = {note("time.sleep(4)")}\n'
     fleet.file.write_text(fleet.jobs + long)
     fleet.start()
     eventually(lambda: fleet.events("ready"))
@@ -153,7 +153,7 @@ def test_a_run_longer_than_the_ttl_ends_well_while_its_instance_claims_other_slo
 @two_stores
 def test_a_term_lets_runs_end_and_starts_no_other(fleet: CronFleet) -> None:
     fleet.file.write_text(
-        f'[[job]]\nname = "long"\nevery = "1h"\ncommand = {note("time.sleep(1.5)")}\n'
+        f'[[job]]\nname = "long"\n{NEVER_DUE}\ncommand = {note("time.sleep(1.5)")}\n'
     )
     process = fleet.start()
     eventually(lambda: fleet.events("ready"), within=15)
@@ -167,7 +167,7 @@ def test_a_term_lets_runs_end_and_starts_no_other(fleet: CronFleet) -> None:
 @two_stores
 def test_a_drain_that_takes_too_long_stops_the_runs(fleet: CronFleet) -> None:
     fleet.file.write_text(
-        f'[[job]]\nname = "long"\nevery = "1h"\ncommand = {note("time.sleep(30)")}\n'
+        f'[[job]]\nname = "long"\n{NEVER_DUE}\ncommand = {note("time.sleep(30)")}\n'
         'on_failure = "echo $INCUMBENT_RUN_STATE > on_failure"\n'
     )
     process = fleet.start("--drain", "0.3")
@@ -197,11 +197,11 @@ def test_a_hup_reads_the_jobs_anew_and_keeps_them_if_they_are_broken(fleet: Cron
 @two_stores
 def test_what_a_command_writes_and_how_it_ended_is_kept(fleet: CronFleet) -> None:
     fleet.file.write_text(
-        '[[job]]\nname = "bad"\nevery = "1h"\ncommand = "echo one; echo two >&2; exit 3"\n'
+        f'[[job]]\nname = "bad"\n{NEVER_DUE}\ncommand = "echo one; echo two >&2; exit 3"\n'
         "keep_output = 5\nretries = 1\nretry_backoff = 0.1\n"
         'on_failure = "echo $INCUMBENT_RUN_STATE $INCUMBENT_RUN_CODE > on_failure"\n'
-        '[[job]]\nname = "late"\nevery = "1h"\ncommand = "sleep 30"\nat_most_for = 0.5\n'
-        '[[job]]\nname = "reads"\nevery = "1h"\ncommand = ["cat"]\nsuccess_codes = [0, 1]\n'
+        f'[[job]]\nname = "late"\n{NEVER_DUE}\ncommand = "sleep 30"\nat_most_for = 0.5\n'
+        f'[[job]]\nname = "reads"\n{NEVER_DUE}\ncommand = ["cat"]\nsuccess_codes = [0, 1]\n'
     )
     fleet.start()
     eventually(lambda: fleet.events("ready"), within=15)
@@ -219,12 +219,12 @@ def test_what_a_command_writes_and_how_it_ended_is_kept(fleet: CronFleet) -> Non
 
 @two_stores
 def test_a_schedule_that_changes_lets_the_run_that_is_on_end(fleet: CronFleet) -> None:
-    job = f'[[job]]\nname = "long"\ncommand = {note("time.sleep(1.5)")}\nevery = '
-    fleet.file.write_text(f'{job}"1h"\n')
+    job = f'[[job]]\nname = "long"\ncommand = {note("time.sleep(1.5)")}\n'
+    fleet.file.write_text(f"{job}{NEVER_DUE}\n")
     process = fleet.start()
     eventually(lambda: fleet.events("ready"), within=15)
     fleet.trigger("long")
-    fleet.file.write_text(f'{job}"2h"\n')
+    fleet.file.write_text(f"{job}{NEVER_DUE.replace('2099', '2098')}\n")
     process.send_signal(signal.SIGHUP)
     eventually(lambda: fleet.events("reloaded"), within=5)
     (reloaded,) = fleet.events("reloaded")
@@ -236,7 +236,7 @@ def test_a_runner_that_is_killed_leaves_nothing_behind_and_its_run_is_lost(
     fleet: CronFleet,
 ) -> None:
     fleet.file.write_text(
-        f'[[job]]\nname = "long"\nevery = "1h"\ncommand = {note("time.sleep(30)")}\n'
+        f'[[job]]\nname = "long"\n{NEVER_DUE}\ncommand = {note("time.sleep(30)")}\n'
         'cwd = "below"\non_failure = "echo told; echo $INCUMBENT_RUN_STATE > on_failure"\n'
     )
     (fleet.folder / "below").mkdir()
