@@ -11,15 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
-import json
-import logging
 import os
-import queue
 import random
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -28,32 +24,9 @@ from typing import Any
 from incumbent import AsyncClient, Client, LeaseLost, NotAcquired, StoreError
 from incumbent.clock import now
 from tests.history.events import Event, GivenUp, Grant, Left, Run, Witness, to_line
+from tests.support.contending import Orders, look, obey, say
 
-_LOOK_EVERY = 0.004
 _SLOT_KEEP = 600.0
-
-
-class Orders:
-    """What comes on the input, read by a thread of its own."""
-
-    def __init__(self) -> None:
-        self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def _read(self) -> None:
-        for line in sys.stdin:
-            self._lines.put(line)
-        self._lines.put("")
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        while line := self._lines.get():
-            yield json.loads(line)
-            self._lines.get()
-
-    @property
-    def stopped(self) -> bool:
-        """Whether the next line is there."""
-        return not self._lines.empty()
 
 
 class Work:
@@ -61,34 +34,23 @@ class Work:
 
     def __init__(self, party: Party, lease: Any, sent: float, until: float) -> None:
         self._party, self._lease, self._sent, self._until = party, lease, sent, until
-        self._heard = self._proved = now()
-        self._began = self._heard
+        self._heard = self._began = now()
         self._file = os.open(Path(party.order["folder"]) / "witness", os.O_RDWR | os.O_CREAT)
 
     def __iter__(self) -> Iterator[float]:
         party = self._party
         alone = self._alone()
         self._began = now()
-        party.say({"event": "Working", "who": party.claim, "alone": alone, "at": self._began})
-        seen = now()
-        while True:
-            # The deadline is at least this: `remaining` is computed after `before`.
-            before = now()
-            left = self._lease.remaining
-            if left <= 0:
-                break
-            seen = before
-            if before + left > self._proved + 0.002:
-                self._proved = before + left
-                party.tell(self._grant(self._proved), proved=True)
-            if before >= self._until or party.orders.stopped:
-                break
-            yield _LOOK_EVERY
+        say({"event": "Working", "who": party.claim, "alone": alone, "at": self._began})
+        seen = yield from look(self._lease, self._until, party.orders, self._prove)
         ended = now()
         os.close(self._file)
         token = self._lease.fencing_token
         party.tell(Witness(party.claim, party.name, token, self._began, ended))
         party.tell(self._grant(seen))
+
+    def _prove(self, until: float) -> None:
+        self._party.tell(self._grant(until), proved=True)
 
     def _alone(self) -> bool:
         try:
@@ -147,13 +109,7 @@ class Party:
 
     def tell(self, event: Event, *, proved: bool = False) -> None:
         """One event; `proved`: it may go on."""
-        self.say(to_line(event) | ({"proved": True} if proved else {}))
-
-    @staticmethod
-    def say(line: dict[str, Any]) -> None:
-        """One line."""
-        sys.stdout.write(json.dumps(line) + "\n")
-        sys.stdout.flush()
+        say(to_line(event) | ({"proved": True} if proved else {}))
 
 
 def contend(order: dict[str, Any], orders: Orders) -> None:
@@ -209,24 +165,17 @@ def _starve(until: float) -> None:
         sum(range(20_000))
 
 
-def main() -> None:
-    """Contend for each order of the input."""
-    # A lease that was lost may be collected later; that is not what is judged here.
-    warnings.simplefilter("ignore", ResourceWarning)
-    logging.disable()
-    kind = sys.argv[2]
-    orders = Orders()
-    Party.say({"ready": kind})
-    for order in orders:
-        for _ in range(order["starves"]):
-            threading.Thread(target=_starve, args=(order["starves_until"],), daemon=True).start()
-        with suppress(StoreError):
-            if kind == "sync":
-                contend(order, orders)
-            else:
-                asyncio.run(contend_async(order, orders))
-        Party.say({"done": {}})
+def carry_out(order: dict[str, Any], orders: Orders) -> dict[str, int]:
+    """Contend until the next line."""
+    for _ in range(order["starves"]):
+        threading.Thread(target=_starve, args=(order["starves_until"],), daemon=True).start()
+    with suppress(StoreError):
+        if sys.argv[2] == "sync":
+            contend(order, orders)
+        else:
+            asyncio.run(contend_async(order, orders))
+    return {}
 
 
 if __name__ == "__main__":
-    main()
+    obey(sys.argv[2], carry_out)

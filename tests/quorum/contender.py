@@ -9,62 +9,29 @@ with lines {"token", "at", "until", "end"}, then {"done": how many errors of eac
 from __future__ import annotations
 
 import asyncio
-import json
-import logging
-import queue
 import random
 import sys
-import threading
 import time
-import warnings
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
 from incumbent import AsyncLock, LeaseLost, Lock, NotAcquired, StoreError
 from incumbent.clock import now
-
-_LOOK_EVERY = 0.004
-_SLACK = 0.002
-
-
-class Orders:
-    """What comes on the input, read by a thread of its own."""
-
-    def __init__(self) -> None:
-        self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def _read(self) -> None:
-        for line in sys.stdin:
-            self._lines.put(line)
-        self._lines.put("")
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        while line := self._lines.get():
-            yield json.loads(line)
-            self._lines.get()
-
-    @property
-    def stopped(self) -> bool:
-        """Whether the next line is there."""
-        return not self._lines.empty()
+from tests.support.contending import Orders, look, obey, say
 
 
 def main() -> None:
     """Contend for each order of the input."""
-    # A lease that was lost may be collected later; that is not what is judged here.
-    warnings.simplefilter("ignore", ResourceWarning)
-    logging.disable()
     url, kind = sys.argv[1:]
-    loop, orders = asyncio.new_event_loop(), Orders()
-    _say({"ready": kind})
-    for order in orders:
+    loop = asyncio.new_event_loop()
+
+    def carry_out(order: dict[str, Any], orders: Orders) -> Counter[str]:
         if kind == "sync":
-            errors = contend(url, order, orders)
-        else:
-            errors = loop.run_until_complete(contend_async(url, order, orders))
-        _say({"done": dict(errors)})
+            return contend(url, order, orders)
+        return loop.run_until_complete(contend_async(url, order, orders))
+
+    obey(kind, carry_out)
 
 
 def contend(url: str, order: dict[str, Any], orders: Orders) -> Counter[str]:
@@ -78,7 +45,7 @@ def contend(url: str, order: dict[str, Any], orders: Orders) -> Counter[str]:
             errors[_name_of(error)] += 1
             time.sleep(dice.uniform(0.01, 0.1))
             continue
-        for pause in Look(lease, now() + _held_for(dice, order["ttl"]), orders):
+        for pause in _look(lease, now() + _held_for(dice, order["ttl"]), orders):
             time.sleep(pause)
         try:
             lease.release()
@@ -98,7 +65,7 @@ async def contend_async(url: str, order: dict[str, Any], orders: Orders) -> Coun
             errors[_name_of(error)] += 1
             await asyncio.sleep(dice.uniform(0.01, 0.1))
             continue
-        for pause in Look(lease, now() + _held_for(dice, order["ttl"]), orders):
+        for pause in _look(lease, now() + _held_for(dice, order["ttl"]), orders):
             await asyncio.sleep(pause)
         try:
             await lease.release()
@@ -107,33 +74,14 @@ async def contend_async(url: str, order: dict[str, Any], orders: Orders) -> Coun
     return errors
 
 
-class Look:
-    """Looks at a lease until an instant or the next order, and says what it proves meanwhile."""
+def _look(lease: Any, until: float, orders: Orders) -> Iterator[float]:
+    """Say what a lease proves until an instant or the next order."""
 
-    def __init__(self, lease: Any, until: float, orders: Orders) -> None:
-        self._lease, self._until, self._orders = lease, until, orders
-        self._proved = 0.0
+    def tell(until: float, end: int = 0) -> None:
+        say({"token": lease.fencing_token, "at": now(), "until": until, "end": end})
 
-    def __iter__(self) -> Iterator[float]:
-        seen = now()
-        while True:
-            # The deadline is at least this: `remaining` is computed after `before`.
-            before = now()
-            left = self._lease.remaining
-            if left <= 0:
-                break
-            seen = before
-            if before + left > self._proved + _SLACK:
-                self._proved = before + left
-                self._tell(self._proved, end=0)
-            if before >= self._until or self._orders.stopped:
-                break
-            yield _LOOK_EVERY
-        self._tell(seen, end=1)
-
-    def _tell(self, until: float, *, end: int) -> None:
-        token = self._lease.fencing_token
-        _say({"token": token, "at": now(), "until": until, "end": end})
+    seen = yield from look(lease, until, orders, tell)
+    tell(seen, end=1)
 
 
 def _held_for(dice: random.Random, ttl: float) -> float:
@@ -142,11 +90,6 @@ def _held_for(dice: random.Random, ttl: float) -> float:
 
 def _name_of(error: Exception) -> str:
     return type(error).__name__
-
-
-def _say(line: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(line) + "\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":
