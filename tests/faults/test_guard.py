@@ -184,7 +184,7 @@ def test_with_supervisor_and_guard_stopped_the_command_outlives_the_lease(
     since = clock.now()
     instance.thaw()
     assert lives, "better than promised: docs/supervision.md says that they overlap"
-    died_within(fleet, since, 0.3)
+    died_within(fleet, since, 1.0)
     assert instance.process.wait(5) == 123
 
 
