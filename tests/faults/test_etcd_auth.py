@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from incumbent import Client, clock
 from incumbent.errors import StoreError, StoreUnavailable
-from incumbent.model import Ask, Granted, Released, Renewed, Slot
+from incumbent.model import Ask, Gone, Granted, Released, Renewed, Slot
 from tests.faults.etcd_world import Party, new_claim, party, soon
 from tests.support.etcd import EtcdServer
 from tests.support.etcd_tls import EtcdTls
@@ -148,6 +149,22 @@ def test_a_restart_that_forgot_the_tokens_is_outlived() -> None:
             assert lease.valid
             assert lease.renew() > 0
             lease.release()
+
+
+def test_a_restored_cluster_is_noticed_though_it_waits_for_the_entry_that_an_old_token_names() -> (
+    None
+):
+    with EtcdServer() as server:
+        server.enable_auth()
+        server.add_user("billing", "sesame", *RIGHTS)
+        with party(server.store_url(PREFIX, login="billing:sesame")) as one:
+            granted = one.take()
+            server.restore(server.snapshot())
+            with suppress(StoreError):
+                one.store.renew([one.renewal(granted)], soon())
+            renewed = one.store.renew([one.renewal(granted)], soon())
+            assert renewed == [Gone("store_restarted")]
+            Party(one.engine).take()
 
 
 # -- TLS

@@ -8,12 +8,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 
 from incumbent import Client, LeaseLost, clock
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.model import Ask, Batch, Gone, Granted, Key, Released, Renewal, RenewOutcome
+from incumbent.stores.etcd.cluster import TXN
 from incumbent.stores.etcd.engine import EtcdEngine
 from tests.faults.etcd_world import ASK, Party, new_claim, party, soon
 from tests.support.etcd import EtcdServer
@@ -355,6 +357,48 @@ def test_the_wait_after_a_restore_counts_the_longest_ttl_that_was_asked_for(
         one.store.take(Key("faults", "else"), new_claim(), Ask(2.0, "me"), soon())
     assert caught.value.retry_after is not None
     assert 80 < caught.value.retry_after <= 90
+
+
+def noted_ttl(server: EtcdServer) -> float:
+    """The longest ttl that a new process would learn."""
+    noted = server.etcdctl("get", "--print-value-only", f"{MARKER}-ttl")
+    return float(json.loads(noted)["ttl"]) if noted else 0.0
+
+
+@pytest.mark.parametrize("ttl", [60.0, 90.0])
+@pytest.mark.parametrize("lost", ["all data", "what was written since the snapshot"])
+def test_a_long_ttl_is_noted_in_each_incarnation(
+    server: EtcdServer, another: Callable[..., Party], lost: str, ttl: float
+) -> None:
+    old, snapshot = another(), server.snapshot()
+    held = old.take(ask=Ask(60.0, "me"))
+    Party(old.engine).take(ask=Ask(70.0, "me"))
+    if lost == "all data":
+        server.restart(empty=True)
+    else:
+        server.restore(snapshot)
+    assert renewed(old, held) == Gone("store_restarted")
+    Party(old.engine).take(ask=Ask(ttl, "me"))
+    assert noted_ttl(server) == ttl
+
+
+def test_a_ttl_is_granted_only_once_it_is_noted_whoever_notes_another_at_the_same_moment(
+    server: EtcdServer, another: Callable[..., Party], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = another(), another()
+    assert isinstance(one.engine, EtcdEngine)
+    operations = one.engine.store().operations
+    call, note = operations.call, operations.dialect.naming.ttl64.encode()
+
+    async def overtaken(path: str, body: bytes, *more: Any, **options: Any) -> Any:
+        if path == TXN and note in body:
+            monkeypatch.undo()
+            other.store.take(Key("faults", "shorter"), new_claim(), Ask(60.0, "you"), soon())
+        return await call(path, body, *more, **options)
+
+    monkeypatch.setattr(operations, "call", overtaken)
+    one.take(ask=Ask(90.0, "me"))
+    assert noted_ttl(server) == 90.0
 
 
 @pytest.mark.parametrize("ttl", [2.0, 15.0, 40.0])

@@ -7,10 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from incumbent._core.onestep import run
-from incumbent.errors import OutcomeUnknown
+from incumbent.errors import OutcomeUnknown, StoreUnavailable
 from incumbent.model import Key
 from incumbent.stores.etcd import open_etcd
+from incumbent.stores.etcd.cluster import TXN
 from incumbent.stores.etcd.errors import Answered, Reborn
+from incumbent.stores.etcd.exchange import Exchange
 from incumbent.stores.etcd.incarnation import Born, Status, differs, later, status_of
 from incumbent.stores.etcd.keys import Naming
 from incumbent.stores.etcd.memory import Memory, Mine, Session
@@ -120,8 +122,8 @@ def test_nothing_that_was_remembered_of_a_disowned_incarnation_is_left() -> None
     assert memory.disowned == 500
 
 
-def _asked(born: Born, *statuses: Status | None) -> tuple[bool, list[str]]:
-    """Whether a member that tells these in turn is taken for another one, and what it was asked."""
+def _asked(born: Born, *statuses: Status | str) -> tuple[bool, list[str]]:
+    """Whether one that tells these, or fails so, is taken for another one; what it was asked."""
     told, paths = list(statuses), list[str]()
 
     async def ask(path: str, body: bytes) -> dict[str, object]:
@@ -132,8 +134,8 @@ def _asked(born: Born, *statuses: Status | None) -> tuple[bool, list[str]]:
             assert Naming("/incumbent").nothing64.encode() in body
             return {"header": {}}
         status = told.pop(0)
-        if status is None:
-            raise Answered("permission denied")
+        if isinstance(status, str):
+            raise Answered(status)
         header = {"cluster_id": status.cluster, "revision": str(status.revision)}
         return {"header": header, "raftTerm": status.term, "raftAppliedIndex": status.applied}
 
@@ -150,8 +152,29 @@ def test_a_member_that_starts_or_got_a_snapshot_is_looked_at_again_after_it_did_
     assert _asked(born, caught_up) == (False, ["status"])
 
 
-def test_a_member_that_does_not_tell_is_no_other_one() -> None:
-    assert _asked(marked(START)[0], None) == (False, ["status"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "etcdserver: permission denied",
+        "unknown service etcdserverpb.Maintenance",
+        "unknown method Status for service etcdserverpb.Maintenance",
+    ],
+)
+def test_a_member_that_does_not_tell_is_no_other_one(text: str) -> None:
+    assert _asked(marked(START)[0], text) == (False, ["status"])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "etcdserver: request timed out",
+        "deadline exceeded",
+        "etcdserver: invalid auth token",
+    ],
+)
+def test_a_member_that_could_not_tell_now_is_not_trusted(text: str) -> None:
+    with pytest.raises(StoreUnavailable, match="refuses a look"):
+        _asked(marked(START)[0], text)
 
 
 def test_an_answer_proves_nothing_once_its_incarnation_is_known_to_be_over(
@@ -173,6 +196,26 @@ def test_an_answer_proves_nothing_once_its_incarnation_is_known_to_be_over(
     monkeypatch.setattr(operations, "call", answer_late)
     with pytest.raises(OutcomeUnknown, match="another incarnation"):
         run(operations.decide(born, b"", 0.0))
+
+
+@pytest.mark.parametrize("revision", [7, 12])
+def test_a_late_answer_of_the_incarnation_before_says_nothing_of_this_one(
+    monkeypatch: pytest.MonkeyPatch, revision: int
+) -> None:
+    operations = open_etcd("etcd://e1").store().operations
+    memory = operations.memory
+    memory.born, memory.floor = Born("e", 5, "b2xk", 0.0), (CLUSTER, 10)
+    this = Born("f", 6, "bmV3", 0.0)
+
+    async def answer_late(*_: object, **__: object) -> dict[str, object]:
+        memory.disown()
+        memory.born, memory.floor = this, (CLUSTER, 3)
+        return {"header": {"cluster_id": CLUSTER, "revision": revision}}
+
+    monkeypatch.setattr(Exchange, "call", answer_late)
+    with pytest.raises(OutcomeUnknown, match="another incarnation"):
+        run(operations.call(TXN, b"", 0.0))
+    assert (memory.born, memory.floor) == (this, (CLUSTER, 3))
 
 
 def test_what_was_learnt_while_another_thread_noticed_its_end_is_not_believed(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from incumbent.model import Key
 from incumbent.stores.etcd.endpoints import Endpoints, share
-from incumbent.stores.etcd.memory import Memory, Mine, Session, Together
+from incumbent.stores.etcd.memory import Memory, Mine, Noted, Session, Together
 from incumbent.stores.etcd.options import Endpoint
 from incumbent.stores.table import HISTORY_KEPT
 
@@ -141,6 +141,15 @@ def test_a_claim_that_moved_belongs_to_one_session() -> None:
     memory.note(mine(long, 160.0))
     memory.lose(short)
     assert memory.mine[KEY, "c"].session is long
+
+
+def test_a_long_ttl_that_is_noted_beside_another_marker_is_not_noted() -> None:
+    noted = Noted("this", 60.0, 5)
+    assert noted.covers(60.0, "this")
+    assert not noted.covers(60.0, "another")
+    assert not noted.covers(61.0, "this")
+    # For so long everybody waits, whatever is noted.
+    assert Noted().covers(15.0, "this")
 
 
 def test_who_failed_is_asked_last_and_who_answered_is_kept() -> None:

@@ -30,7 +30,7 @@ from incumbent.stores.etcd.incarnation import (
     later,
     status_of,
 )
-from incumbent.stores.etcd.memory import Memory
+from incumbent.stores.etcd.memory import Memory, Noted
 from incumbent.stores.etcd.options import Endpoint
 from incumbent.stores.etcd.phrases import absent, delete, modified, put, transaction
 from incumbent.stores.etcd.records import Entry, entries_in, packed, unpacked
@@ -59,7 +59,6 @@ class Birth(Exchange[W]):
         self.dialect = dialect
         self.memory = memory
         self._cluster_id = ""
-        self._ttl_modified = 0
 
     # -- what a holder may count on -------------------------------------------------------------
 
@@ -77,8 +76,8 @@ class Birth(Exchange[W]):
     async def admitted(self, ttl: float, until: float) -> Born:
         """The same, once it is older than a holder from before may believe."""
         born = await self.born(until)
-        if ttl > self.memory.longest:
-            await self._note_ttl(ttl, until)
+        if not self.memory.noted.covers(ttl, born.value):
+            await self._note_ttl(born, ttl, until)
         wait = wait_after_restart(self.site.restart_wait, ttl, self.memory.longest)
         early = born.at + wait - _now()
         if early > 0:
@@ -128,14 +127,15 @@ class Birth(Exchange[W]):
         asked = {"key": naming.born64, "range_end": naming.born_end64}
         reply = await self.call(_RANGE, json.dumps(asked).encode(), until)
         self._cluster_id = str(reply["header"].get("cluster_id", ""))
-        found = None
+        found, noted, memory = None, Noted(), self.memory
         for entry in entries_in(reply):
             if entry.key == self._where():
                 found = entry
                 continue
-            ttl, self._ttl_modified = unpacked(entry.value).get("ttl"), entry.modified
-            if isinstance(ttl, int | float):
-                self.memory.longest = max(self.memory.longest, ttl)
+            ttl = unpacked(entry.value).get("ttl")
+            noted = Noted(ttl=ttl if isinstance(ttl, int | float) else 0.0, modified=entry.modified)
+        memory.noted = noted._replace(marker=_value(found) if found else "")
+        memory.longest = max(memory.longest, noted.ttl)
         return found
 
     def _where(self) -> str:
@@ -188,16 +188,21 @@ class Birth(Exchange[W]):
         compare = modified(key, found.modified) if found else absent(key)
         await self.call(TXN, transaction([compare], [put(key, value)]), until)
 
-    async def _note_ttl(self, ttl: float, until: float) -> None:
-        """Have it known that holders may believe for so long."""
+    async def _note_ttl(self, born: Born, ttl: float, until: float) -> None:
+        """Have it known that holders may believe for so long, before one does.
+
+        Raises Reborn, or at `until` StoreUnavailable.
+        """
         key = self.dialect.naming.ttl64
-        await self.marker(until)
-        if ttl > self.memory.longest:
-            unchanged = modified(key, self._ttl_modified)
-            body = transaction([unchanged], [put(key, packed(ttl=ttl))])
-            if (await self.call(TXN, body, until)).get("succeeded"):
-                self.memory.longest = ttl
-            # Else somebody has noted another one: the next take looks again.
+        while not self.memory.noted.covers(ttl, born.value):
+            if await self.marker_changed(until) or not self.knows(born):
+                raise Reborn(self.site.where)
+            noted = self.memory.noted
+            if noted.ttl < ttl:
+                # Another may note a longer one now: then nothing is written, and it is read again.
+                unchanged = [self.dialect.still(born), modified(key, noted.modified)]
+                body = transaction(unchanged, [put(key, packed(ttl=ttl))])
+                await self.call(TXN, body, until)
 
     async def _ages(self, endpoint: Endpoint, until: float) -> tuple[float, float]:
         """The wall clock of a member, and for how many seconds it has run (0.0: nobody knows)."""
@@ -214,11 +219,14 @@ class Birth(Exchange[W]):
     async def call(self, path: str, body: bytes, until: float, *, repeatable: bool = True) -> Reply:
         """See Exchange.call. What an earlier state of the cluster has answered proves nothing."""
         memory = self.memory
-        floor = memory.floor
+        over, floor = memory.over, memory.floor
         reply = await super().call(path, body, until, repeatable=repeatable)
         if path in {TXN, _RANGE}:
             header = reply["header"]
             cluster, revision = str(header.get("cluster_id", "")), int(header.get("revision", 0))
+            if memory.over != over:
+                # It may be late, and of the incarnation before.
+                raise self._not_the_same()
             if not memory.heard(cluster, revision, floor):
                 memory.disown()
                 raise self._not_the_same()
@@ -272,11 +280,13 @@ class Birth(Exchange[W]):
         status = await self._status(ask)
         if status is not None and differs(born, self.memory.met, status):
             # One that starts, or catches up, shows old numbers for a moment. After a proposal,
-            # which changes nothing, it has carried out all that was before.
+            # which changes nothing, it has carried out all that was before. With a token of another
+            # incarnation it would wait for the entry of the log that the token names.
+            self.site.token = ""
             try:
                 await ask(TXN, transaction([], [delete(self.dialect.naming.nothing64)]))
             except Answered as error:
-                raise StoreUnavailable(f"{self.site.where} refuses a look: {error.text}") from error
+                raise self._refused(error) from error
             status = await self._status(ask)
             if status is not None and differs(born, self.memory.met, status):
                 return True
@@ -285,13 +295,21 @@ class Birth(Exchange[W]):
         return False
 
     async def _status(self, ask: _Ask) -> Status | None:
-        """What a member has carried out; None if it does not tell."""
+        """What a member has carried out; None if it never tells."""
         try:
             return status_of(await ask(_STATUS, b"{}"))
-        except Answered:
-            return None
+        except Answered as error:
+            if error.never:
+                return None
+            raise self._refused(error) from error
+
+    def _refused(self, error: Answered) -> StoreUnavailable:
+        """A look, before anything else was sent."""
+        self._wants_login(error)
+        return StoreUnavailable(f"{self.site.where} refuses a look: {error.text}")
 
     async def _on(self, endpoint: Endpoint, wire: W, until: float, path: str, body: bytes) -> Reply:
+        await self._log_in(endpoint, until, wire)
         request = self._request("POST", path, endpoint, body)
         return self._read(await self.ask(endpoint, wire, request, until))
 

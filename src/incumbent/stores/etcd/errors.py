@@ -67,11 +67,14 @@ class Answered(Exception):
         """No token came with it; a member that was restarted has forgotten those it knew."""
         self.lease_missing = _MISSING in text
         self.lease_exists = "lease already exists" in text
+        self.never = any(phrase in text for phrase in _NEVER)
+        """Nor will it be: it is not served, or not to us."""
         self.elsewhere = any(phrase in text for phrase in _ELSEWHERE)
 
 
 _MISSING: Final = "requested lease not found"
 _STALE_TOKEN: Final = ("invalid auth token", "revision of auth store is old")
+_NEVER: Final = ("permission denied", "unknown service", "unknown method")
 _ELSEWHERE: Final = ("no leader", "leader changed", "timed out", "server stopped", "not healthy")
 _FULL: Final = (
     "its database is full (alarm NOSPACE): compact and defragment it, then `etcdctl alarm disarm`"

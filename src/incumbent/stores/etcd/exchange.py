@@ -158,25 +158,24 @@ class Exchange(ABC, Generic[W]):
     def _went_wrong(self, trail: _Trail, endpoint: Endpoint, error: Exception) -> None:
         """Whether, and whom, to ask again."""
         if isinstance(error, Answered):
-            if error.lease_missing:
+            if error.lease_missing and not trail.doubt:
                 raise LeaseMissing(error.text) from error
             if error.lease_exists:
                 raise LeaseExists(error.text) from error
             trail.failure = error
             trail.doubt = trail.doubt or not error.sure
-            stale = error.stale_token or (error.no_user and self.site.options.username is not None)
-            if stale and trail.logins < _LOGINS:
-                # It was not carried out: the log-in is what has to be repeated.
-                self.site.token = ""
+            if trail.logins < _LOGINS and self._wants_login(error):
                 trail.logins += 1
                 trail.rest += 1
                 return
             if not error.elsewhere:
                 trail.rest = 0
                 return
-        if isinstance(error, Reborn):
-            raise error
         trail.failure = error
+        if isinstance(error, Reborn):
+            # It says nothing of an earlier try, and another one would ask the next incarnation.
+            trail.rest = 0
+            return
         if isinstance(error, StoreUnavailable):
             trail.rest = 0 if error.permanent else trail.rest
         elif not isinstance(error, Answered):
@@ -184,6 +183,13 @@ class Exchange(ABC, Generic[W]):
         if trail.doubt and not trail.repeatable:
             trail.rest = 0
         self.site.endpoints.failed(endpoint, _now())
+
+    def _wants_login(self, error: Answered) -> bool:
+        """Whether the log-in is what has to be repeated: nothing was carried out."""
+        if error.stale_token or (error.no_user and self.site.options.username is not None):
+            self.site.token = ""
+            return True
+        return False
 
     def _failed(self, failure: Exception, *, doubt: bool) -> StoreError:
         site = self.site
@@ -259,8 +265,7 @@ class Exchange(ABC, Generic[W]):
 
     async def _ready(self, endpoint: Endpoint, until: float) -> W:
         """A connection, once there is a token if one is needed. Raises StoreUnavailable."""
-        if not self.site.token and self.site.options.username:
-            await self._log_in(endpoint, until)
+        await self._log_in(endpoint, until)
         return self._trusted(endpoint) or await self._join(endpoint, until)
 
     async def _join(self, endpoint: Endpoint, until: float) -> W:
@@ -272,14 +277,22 @@ class Exchange(ABC, Generic[W]):
         self.all.add(wire)
         return wire
 
-    async def _log_in(self, endpoint: Endpoint, until: float) -> None:
-        """A token, which every member takes; nothing else was sent yet."""
+    async def _log_in(self, endpoint: Endpoint, until: float, on: W | None = None) -> None:
+        """A token if one is needed, which every member takes. `on`: by this connection.
+
+        Nothing else was sent yet. Raises StoreUnavailable.
+        """
         options = self.site.options
+        if self.site.token or not options.username:
+            return
         body = json.dumps({"name": options.username, "password": options.password or ""}).encode()
         request = encode("POST", "/v3/auth/authenticate", endpoint, "", body)
         try:
-            wire = self._trusted(endpoint) or await self._join(endpoint, until)
-            reading = await self.exchange(endpoint, wire, request, until)
+            if on is not None:
+                reading = await self.ask(endpoint, on, request, until)
+            else:
+                wire = self._trusted(endpoint) or await self._join(endpoint, until)
+                reading = await self.exchange(endpoint, wire, request, until)
             self.site.token = str(self._read(reading).get("token", "")) or _OFF
         except Answered as error:
             if "not enabled" in error.text:
@@ -332,8 +345,7 @@ class Exchange(ABC, Generic[W]):
         """
         endpoint = self.site.endpoints.best(_now())
         try:
-            if not self.site.token and self.site.options.username:
-                await self._log_in(endpoint, until)
+            await self._log_in(endpoint, until)
             wire = await self._connect(endpoint, until)
         except StoreUnavailable:
             self.site.endpoints.failed(endpoint, _now())

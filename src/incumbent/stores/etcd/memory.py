@@ -24,7 +24,7 @@ from incumbent.policy import TTL_DEFAULT
 from incumbent.stores.etcd.incarnation import Born, Status
 from incumbent.stores.table import HISTORY_KEPT
 
-__all__ = ["Memory", "Mine", "Proof", "Session", "Together"]
+__all__ = ["Memory", "Mine", "Noted", "Proof", "Session", "Together"]
 
 _LOOKED_MAX: Final = 16_384
 _ENOUGH: Final = 0.8
@@ -131,6 +131,18 @@ class Mine:
         self.together = together
 
 
+class Noted(NamedTuple):
+    """The longest ttl that is noted beside a marker (its value), and at which revision."""
+
+    marker: str = ""
+    ttl: float = TTL_DEFAULT
+    modified: int = 0
+
+    def covers(self, ttl: float, marker: str) -> bool:
+        """Whether whoever finds this marker after a restore waits for so long."""
+        return ttl <= TTL_DEFAULT or (marker == self.marker and ttl <= self.ttl)
+
+
 def _new_ring() -> str:
     return os.urandom(6).hex()
 
@@ -139,18 +151,21 @@ def _new_ring() -> str:
 class Memory:
     """See the module.
 
-    `disowned`: only a marker with a greater base than this is of the present incarnation; `met`:
-    the furthest state of a member that was met; `floor`: of which cluster, and at which revision,
-    the last linearizable answer was; `dialled`: how many connections were made; `longest`: the
-    longest ttl that is known to be used under the prefix.
+    `disowned`: only a marker with a greater base than this is of the present incarnation; `over`:
+    how often one turned out to be over; `met`: the furthest state of a member that was met;
+    `floor`: of which cluster, and at which revision, the last linearizable answer was; `dialled`:
+    how many connections were made; `longest`: the longest ttl that is known to be used under the
+    prefix; `noted`: what was read of it there.
     """
 
     born: Born | None = None
     disowned: int = -1
+    over: int = 0
     met: Status | None = None
     floor: tuple[str, int] = ("", 0)
     dialled: int = 0
     longest: float = TTL_DEFAULT
+    noted: Noted = field(default_factory=Noted)
     sessions: dict[int, Session] = field(default_factory=dict)
     by_id: dict[str, Session] = field(default_factory=dict)
     mine: dict[tuple[Key, str], Mine] = field(default_factory=dict)
@@ -197,6 +212,7 @@ class Memory:
 
     def disown(self) -> None:
         """The cluster is of another incarnation: nothing that is remembered of it counts."""
+        self.over += 1
         born, self.born = self.born, None
         if born is not None:
             self.disowned = max(self.disowned, born.base)

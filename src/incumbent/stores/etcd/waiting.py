@@ -78,8 +78,7 @@ class Waiting(Cluster[W]):
             raise
         except Answered as error:
             self.site.endpoints.failed(endpoint, _now())
-            if error.stale_token:
-                self.site.token = ""
+            self._wants_login(error)
             raise self._failed(error, doubt=False) from error
         finally:
             self.end(wire)
