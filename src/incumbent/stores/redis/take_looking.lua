@@ -1,0 +1,9 @@
+-- A take, and a look at the server in the same step.
+-- KEYS: as take's, and the marker    ARGV: as take's
+-- Returns what take returns, the marker, INFO replication, TIME.
+local marker = table.remove(KEYS)
+local function take()
+-- INNER
+end
+local outcome, try = take(), redis.pcall
+return {outcome, try('GET', marker), try('INFO', 'replication'), try('TIME')}
