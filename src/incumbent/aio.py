@@ -81,6 +81,7 @@ class AsyncLease(LeaseHandle):
         return confirmed
 
     async def _release(self, *, undo_slot: bool = False) -> bool:
+        self._work_is_over()
         try:
             return await release(self._link.async_port(), self._held, undo_slot=undo_slot)
         finally:
@@ -103,8 +104,8 @@ class AsyncLease(LeaseHandle):
             return
         lost = self._take_leave()
         if lost is None:
-            await self._release()
-            lost = self._found_lost() or self._stopped()
+            confirmed = await self._release()
+            lost = (None if confirmed else self._found_lost()) or self._stopped()
         if lost is None:
             return
         if error is None or (own_cancel and isinstance(error, asyncio.CancelledError)):

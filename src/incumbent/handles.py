@@ -36,16 +36,18 @@ _LET_GO = (State.LEAVING, State.RELEASED)
 class LeaseHandle:
     """A lease. Validity is computed at every question: nothing has to notify anybody."""
 
-    __slots__ = ("_held", "_link")
+    __slots__ = ("_exits", "_held", "_link")
 
     def __init__(
         self, link: Link, held: Held, on_lost: OnLost | None = None, if_lost: IfLost = "raise"
     ) -> None:
         self._link = link
         self._held = held
+        self._exits: Callable[[], None] | None = None
         if if_lost == "exit":
+            self._exits = partial(_exit_if_lost, held)
             ahead = min(_EXIT_AHEAD, held.wanted.policy.grace / 2)
-            link.keeper.watch(held, partial(_exit_if_lost, held), ahead=ahead)
+            link.keeper.watch(held, self._exits, ahead=ahead)
         if on_lost is not None:
             link.keeper.watch(held, partial(_call_if_lost, held, on_lost))
 
@@ -124,6 +126,11 @@ class LeaseHandle:
         if held.machine.reason != "forked":
             self._link.keeper.hand_over(held.debt(now, undo_slot=False))
         return self._loss()
+
+    def _work_is_over(self) -> None:
+        """At the start of a release: a loss that it finds is raised, and masks no error."""
+        if self._exits is not None:
+            self._link.keeper.unwatch(self._held, self._exits)
 
     def _found_lost(self) -> LeaseLost | None:
         """After a release: the loss that only the store's answer to it has shown."""

@@ -43,8 +43,9 @@ class LockSettings(TypedDict, total=False):
     that time, by the store's clock. `slot`: the work that `once_per` counts, if not the name's
     own. `on_lost`: called with the LeaseLost, in a thread of its own. `if_lost`: "raise" at the end
     of the body (default), or "exit": end the process at once with code 123, 0.1 s before the proof
-    runs out (C code that keeps the interpreter for longer delays it: see `incumbent run`). `fair`:
-    who waits gets it in the order of arrival; else others may come before, a few times in a row.
+    runs out (C code that keeps the interpreter for longer delays it: see `incumbent run`); a loss
+    that only the release finds is raised. `fair`: who waits gets it in the order of arrival; else
+    others may come before, a few times in a row.
     """
 
     ttl: Duration

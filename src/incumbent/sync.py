@@ -65,6 +65,7 @@ class Lease(LeaseHandle):
         link, held, now = self._link, self._held, clock.now()
         if not held.machine.valid(now):
             self._refuse_release()
+        self._work_is_over()
         confirmed = release_blocking(link.port, held, now)
         link.keeper.disarm(held)
         if not confirmed and (lost := self._found_lost()) is not None:
@@ -73,6 +74,7 @@ class Lease(LeaseHandle):
 
     def _release(self, *, undo_slot: bool = False) -> bool:
         link, held = self._link, self._held
+        self._work_is_over()
         confirmed = release_blocking(link.port, held, clock.now(), undo_slot=undo_slot)
         link.keeper.disarm(held)
         return confirmed
@@ -90,8 +92,7 @@ class Lease(LeaseHandle):
         if self._let_go():
             return
         lost = self._take_leave()
-        if lost is None:
-            self._release()
+        if lost is None and not self._release():
             lost = self._found_lost()
         if lost is None:
             return

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-__all__ = ["original", "start_thread"]
+__all__ = ["original", "start_bare_thread", "start_thread"]
 
 
 def original(module: str, name: str) -> Any:
@@ -24,6 +24,13 @@ def original(module: str, name: str) -> Any:
 def start_thread(work: Callable[[], None], name: str) -> None:
     """Start a daemon thread that no event loop of the application can starve."""
     if "gevent.monkey" in sys.modules:
-        original("_thread", "start_new_thread")(work, ())
+        start_bare_thread(work)
         return
     import_module("threading").Thread(target=work, name=name, daemon=True).start()
+
+
+def start_bare_thread(work: Callable[[], None]) -> None:
+    """The same without a name, and without the locks of `threading`: for finalizers, which may come
+    while their own thread is inside of those.
+    """
+    original("_thread", "start_new_thread")(work, ())

@@ -22,16 +22,30 @@ MUTATIONS: tuple[Mutation, ...] = (
     _p(
         "what ends the keeper's thread ends it for ever",
         "_drive/thread.py",
-        "                self._bury(alarm)\n                self.wake()",
-        "                self._bury(alarm)",
+        "            self._rung = True\n        finally:",
+        "        finally:",
         *_LIVES,
     ),
     _p(
         "a thread that could not be started is not tried again",
         "_drive/thread.py",
-        '            self._bury(alarm)\n            if "shutdown"',
-        '            if "shutdown"',
+        "                self._bury()\n\n    def _ring",
+        "                pass\n\n    def _ring",
         *_LIVES,
+    ),
+    _p(
+        "who wakes a thread that is about to end is not heard",
+        "_drive/thread.py",
+        "        self._rung = True\n        # Kept",
+        "        # Kept",
+        "tests/unit/test_keeper_plan.py",
+    ),
+    _p(
+        "every wait for a loss takes another place",
+        "_drive/deadlines.py",
+        "        sooner = ahead > self._ahead.get(held.ref, -1.0)",
+        "        sooner = True",
+        *_DEADLINES,
     ),
     _p(
         "a watcher that fails silences the others",
@@ -52,6 +66,13 @@ MUTATIONS: tuple[Mutation, ...] = (
         "_core/release.py",
         "    if port.now() < held.machine.deadline:",
         "    if port.now():",
+        "tests/unit/test_release_of_what_is_gone.py",
+    ),
+    _p(
+        "a loss that a release finds ends the process before the body's error is shown",
+        "handles.py",
+        "            self._link.keeper.unwatch(self._held, self._exits)",
+        "            pass",
         "tests/unit/test_release_of_what_is_gone.py",
     ),
     _p(

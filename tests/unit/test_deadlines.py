@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from incumbent import Client, Election, LeaseLost, Lock, clock
+from incumbent._drive.deadlines import Deadlines
 from incumbent._drive.keeper import Keeper
 from incumbent.links import link_for
 from incumbent.model import Renewal, RenewOutcome
@@ -123,6 +124,26 @@ def test_what_was_released_leaves_nothing_to_watch(engine: FaultyEngine) -> None
         lock.acquire().release()
     deadlines = keeper_of(engine)._state.deadlines
     assert len(deadlines._new) + len(deadlines._places) <= 2
+
+
+@pytest.mark.parametrize("aheads", [(0.0,) * 20, (0.1, 0.0) * 10, (0.0, 0.1) * 10])
+def test_who_watches_through_many_deadlines_has_one_place(
+    engine: FaultyEngine, aheads: tuple[float, ...]
+) -> None:
+    lease = Lock("a", store=engine, ttl=60).acquire()
+    held, deadlines = lease._held, Deadlines(lambda held: None)
+    # The test takes the thread's steps.
+    deadlines.thread.stopped = True
+    for ahead in aheads:
+        held.machine.deadline = clock.now()
+        deadlines.watch(held, ahead)
+        deadlines._next()
+        held.machine.deadline = clock.now() + 60
+        deadlines._act()
+    assert deadlines._ahead == {held.ref: max(aheads)}
+    # One that is void stays until its time comes.
+    assert len(deadlines._places) <= len(set(aheads))
+    lease.release()
 
 
 def test_a_lease_that_ends_before_the_others_wakes_the_thread(engine: FaultyEngine) -> None:

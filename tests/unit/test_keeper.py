@@ -17,7 +17,7 @@ import pytest
 from incumbent import Client, LeaseLost, Lock, clock
 from incumbent._core.onestep import run
 from incumbent._core.renew import renew
-from incumbent._drive.alarm import _ConditionAlarm, make_alarm
+from incumbent._drive.alarm import Alarm, _QueueAlarm, make_alarm
 from incumbent._drive.keeper import Keeper
 from incumbent._drive.notifier import Notifier
 from incumbent.links import link_for
@@ -37,8 +37,8 @@ def keeper_of(engine: FaultyEngine) -> Keeper:
     return link_for(engine).keeper
 
 
-@pytest.mark.parametrize("alarm", [make_alarm(), _ConditionAlarm()])
-def test_an_alarm_sleeps_until_its_instant_or_until_it_is_woken(alarm: _ConditionAlarm) -> None:
+@pytest.mark.parametrize("alarm", [make_alarm(), _QueueAlarm()])
+def test_an_alarm_sleeps_until_its_instant_or_until_it_is_woken(alarm: Alarm) -> None:
     started = clock.now()
     alarm.wait_until(started + 0.05)
     assert lasted(started, 0.045, 1)
@@ -48,7 +48,6 @@ def test_an_alarm_sleeps_until_its_instant_or_until_it_is_woken(alarm: _Conditio
     threading.Timer(0.05, alarm.wake).start()
     alarm.wait_until(inf)
     assert took(started) < 2
-    alarm.close()
 
 
 @needs(Path("/proc/self/fd").is_dir(), "counts the descriptors that Linux lists")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from itertools import pairwise
@@ -12,12 +14,14 @@ from math import inf
 import pytest
 
 from incumbent import Lock, clock
+from incumbent._core.port import Debt
 from incumbent._drive import thread as threads
 from incumbent._drive.alarm import _BoottimeAlarm, make_alarm
 from incumbent._drive.keeper import Keeper
 from incumbent._drive.thread import AlarmThread
 from incumbent.links import link_for
-from incumbent.unpatched import start_thread
+from incumbent.model import Key
+from incumbent.unpatched import start_bare_thread
 from tests.support.faulty import FaultyEngine
 from tests.support.needs import needs
 from tests.support.waiting import eventually
@@ -72,7 +76,7 @@ def test_a_thread_that_dies_at_every_step_does_not_spin(
         lives.append(clock.now())
         raise OverflowError
 
-    thread = AlarmThread("dying", threading.RLock(), plan, lambda: None)
+    thread = AlarmThread("dying", plan, lambda: None)
     with caplog.at_level(logging.CRITICAL, "incumbent"):
         thread.wake()
         eventually(lambda: len(lives) >= 5)
@@ -81,17 +85,48 @@ def test_a_thread_that_dies_at_every_step_does_not_spin(
     assert all(pause >= 0.019 * 2**at for at, pause in enumerate(pauses[:4]))
 
 
+def test_a_claim_is_handed_over_while_another_thread_is_inside_of_the_mutex(
+    engine: FaultyEngine,
+) -> None:
+    """A finalizer does it, in the middle of anything: waiting could be a deadlock."""
+    keeper = keeper_of(engine)
+    debt = Debt(Key("default", "a"), "c" * 32, None, inf, 0, -inf)
+    with keeper._state.mutex:
+        finalizer = threading.Thread(target=keeper.hand_over, args=(debt,), daemon=True)
+        finalizer.start()
+        finalizer.join(10)
+        assert not finalizer.is_alive()
+    keeper.drain(1)
+
+
+_INSIDE_OF_THREADING = """
+import threading
+from math import inf
+from incumbent._drive.thread import AlarmThread
+
+planned = threading.Event()
+thread = AlarmThread("woken", lambda: planned.set() or inf, lambda: None)
+with threading._active_limbo_lock:
+    thread.wake()
+assert planned.wait(10)
+"""
+
+
+def test_a_thread_is_started_though_its_starter_is_inside_of_threading() -> None:
+    subprocess.run([sys.executable, "-c", _INSIDE_OF_THREADING], timeout=20, check=True)
+
+
 def test_a_thread_that_could_not_be_started_is_started_by_the_next_lease(
     engine: FaultyEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    good, refusals = start_thread, iter([True])
+    good, refusals = start_bare_thread, iter([True])
 
-    def refuse(work: Callable[[], None], name: str) -> None:
+    def refuse(work: Callable[[], None]) -> None:
         if next(refusals, False):
             raise RuntimeError("can't start new thread")
-        good(work, name)
+        good(work)
 
-    monkeypatch.setattr(threads, "start_thread", refuse)
+    monkeypatch.setattr(threads, "start_bare_thread", refuse)
     first = Lock("a", store=engine, ttl=TTL).acquire()
     assert "no thread can be started: can't start new thread" in caplog.text
     with Lock("b", store=engine, ttl=TTL):
@@ -134,7 +169,6 @@ def test_an_alarm_takes_every_instant(instant: float) -> None:
     alarm = make_alarm()
     alarm.wake()
     alarm.wait_until(instant)
-    alarm.close()
 
 
 def test_a_watcher_that_fails_costs_the_others_nothing(

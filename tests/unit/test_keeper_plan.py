@@ -9,18 +9,21 @@ from math import inf
 from types import FrameType
 from typing import Any
 
+import pytest
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
 from incumbent import Lease, Lock, clock
 from incumbent._core.port import Debt
 from incumbent._core.renew import SOONEST
+from incumbent._drive import thread as threads
 from incumbent._drive.keeper import Keeper
+from incumbent._drive.thread import AlarmThread
 from incumbent.links import link_for
 from incumbent.model import Key
 from tests.support.faulty import FaultyEngine
 
-_WATCHED = ("/_drive/keeper.py", "/_drive/buckets.py", "/_drive/debts.py")
+_WATCHED = ("/_drive/keeper.py", "/_drive/buckets.py", "/_drive/debts.py", "/_drive/thread.py")
 _TTLS = (0.5, 3.0, 60.0)
 
 
@@ -31,13 +34,10 @@ class Idle:
         self.woken = False
 
     def wait_until(self, instant: float) -> None:
-        raise NotImplementedError
+        """Nobody sleeps."""
 
     def wake(self) -> None:
         self.woken = True
-
-    def close(self) -> None:
-        """There is nothing to close."""
 
 
 @contextmanager
@@ -134,6 +134,38 @@ def test_a_debt_at_any_instruction_of_the_plan_leaves_an_instant_to_sleep_until(
         assert bench.alarm.woken or until <= bench.first_due(), f"at instruction {step}"
         bench.keeper._state.debts._owed.clear()
     bench.end()
+
+
+def test_a_wake_at_any_instruction_of_a_thread_that_ends_is_not_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lives: list[Callable[[], None]] = []
+    monkeypatch.setattr(threads, "start_bare_thread", lives.append)
+    monkeypatch.setattr(threads, "make_alarm", Idle)
+
+    def live(at: int) -> int:
+        noted: list[bool] = []
+
+        def come() -> None:
+            noted.append(True)
+            thread.wake()
+
+        def plan() -> float:
+            return 0.0 if noted else inf
+
+        thread = AlarmThread("rare", plan, noted.clear, ends_when_idle=True)
+        thread.wake()
+        with interrupted(at, come) as steps:
+            while lives:
+                lives.pop()()
+        assert not noted, f"at instruction {at}"
+        assert thread.alarm is None
+        return steps[0]
+
+    steps = live(-1)
+    assert steps > 50
+    for step in range(1, steps + 1):
+        live(step)
 
 
 OPERATION = st.tuples(st.sampled_from(["take", "leave", "hurry", "owe"]), st.integers(0, 400))

@@ -19,9 +19,12 @@ from incumbent import (
     Term,
     clock,
     exclusive,
+    handles,
     once,
 )
+from incumbent._core.held import Held
 from incumbent.cron.ledger import State, runs_of
+from incumbent.handles import LeaseHandle
 from incumbent.lease import State as LeaseState
 from incumbent.model import Ask, Gone, Granted, Key
 from tests.support.faulty import Fault, FaultyEngine
@@ -82,6 +85,63 @@ def test_the_error_of_a_body_whose_lease_was_removed_is_not_masked(engine: Fault
         remove(engine)
         raise ZeroDivisionError
     assert "gone from the store" in failed.value.__notes__[0]
+
+
+@pytest.fixture
+def exits(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of leases whose loss would have ended the process."""
+    names: list[str] = []
+
+    def record(held: Held) -> None:
+        if held.machine.state is LeaseState.LOST:
+            names.append(held.wanted.key.name)
+
+    monkeypatch.setattr(handles, "_exit_if_lost", record)
+    return names
+
+
+def test_a_release_that_finds_the_loss_ends_no_process_and_masks_no_error(
+    engine: FaultyEngine, exits: list[str]
+) -> None:
+    lock = Lock("a", store=engine, ttl=TTL, if_lost="exit")
+    with pytest.raises(ZeroDivisionError), lock:
+        remove(engine, rival=False)
+        raise ZeroDivisionError
+    with pytest.raises(LeaseLost), lock:
+        remove(engine, rival=False)
+    lease = lock.acquire()
+    remove(engine, rival=False)
+    with pytest.raises(LeaseLost):
+        lease.release()
+    assert exits == []
+
+
+def test_a_loss_before_the_release_ends_the_process(engine: FaultyEngine, exits: list[str]) -> None:
+    lease = Lock("a", store=engine, ttl=TTL, if_lost="exit").acquire()
+    remove(engine, rival=False)
+    with pytest.raises(LeaseLost):
+        lease.renew()
+    assert exits == ["a"]
+
+
+def test_a_body_whose_deadline_passes_while_the_store_confirms_its_release_has_succeeded(
+    engine: FaultyEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look = LeaseHandle._take_leave
+
+    def look_and_expire(self: LeaseHandle) -> LeaseLost | None:
+        lost = look(self)
+        self._held.machine.expired()
+        return lost
+
+    async def work() -> None:
+        async with AsyncLock("a", store=engine, ttl=TTL):
+            pass
+
+    monkeypatch.setattr(LeaseHandle, "_take_leave", look_and_expire)
+    with Lock("a", store=engine, ttl=TTL):
+        pass
+    asyncio.run(work())
 
 
 def test_who_watches_hears_of_the_loss_that_the_release_found(engine: FaultyEngine) -> None:
@@ -172,6 +232,19 @@ def test_the_error_of_a_task_whose_lease_was_removed_is_not_masked(engine: Fault
     with pytest.raises(ZeroDivisionError) as failed:
         asyncio.run(work())
     assert "gone from the store" in failed.value.__notes__[0]
+
+
+def test_an_async_release_that_finds_the_loss_ends_no_process_and_masks_no_error(
+    engine: FaultyEngine, exits: list[str]
+) -> None:
+    async def work() -> None:
+        async with AsyncLock("a", store=engine, ttl=TTL, if_lost="exit"):
+            remove(engine)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(work())
+    assert exits == []
 
 
 def test_a_cancelled_task_whose_lease_was_removed_stays_cancelled(engine: FaultyEngine) -> None:

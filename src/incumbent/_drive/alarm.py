@@ -7,8 +7,10 @@ systems sleep on a condition.
 from __future__ import annotations
 
 import os
+import queue
 import select
 import threading
+from contextlib import suppress
 from math import inf
 from typing import Protocol
 
@@ -32,34 +34,34 @@ class Alarm(Protocol):
         ...
 
     def wake(self) -> None:
-        """End the present wait, or else the next one at once; safe in signal handlers."""
+        """End the present wait, or else the next one at once; safe in signal handlers and
+        finalizers.
+        """
         ...
 
-    def close(self) -> None:
-        """Let go of descriptors."""
-        ...
 
+class _QueueAlarm:
+    """On a queue whose `put` may interrupt any other use of it; that of an Event may not."""
 
-class _ConditionAlarm:
     def __init__(self) -> None:
-        self._event = threading.Event()
+        self._rings: queue.SimpleQueue[None] = original("queue", "SimpleQueue")()
 
     def wait_until(self, instant: float) -> None:
         left = instant - clock.now()
-        self._event.wait(None if left > threading.TIMEOUT_MAX else max(0.0, left))
-        self._event.clear()
+        with suppress(queue.Empty):
+            self._rings.get(timeout=None if left > threading.TIMEOUT_MAX else max(0.0, left))
+            while True:
+                self._rings.get_nowait()
 
     def wake(self) -> None:
-        self._event.set()
-
-    def close(self) -> None:
-        """There is nothing to close."""
+        self._rings.put(None)
 
 
 class _BoottimeAlarm:
     """Gives the interpreter away once a wait: beside threads that burn CPU each return costs some
     milliseconds a thread. So what cannot block is called without (PyDLL), and the timer, which
-    setting it anew makes unreadable, is never read.
+    setting it anew makes unreadable, is never read. Its descriptors are closed once nobody has it,
+    so that no number is written to that is another file's by then.
     """
 
     def __init__(self) -> None:
@@ -74,19 +76,24 @@ class _BoottimeAlarm:
         self._libc = ctypes.PyDLL(None, use_errno=True)
         self._byref, self._errno = ctypes.byref, ctypes.get_errno
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._process, self._ours = os.getpid(), [self._wake_fd]
         self._timer_fd = self._libc.timerfd_create(_CLOCK_BOOTTIME, _NONBLOCK_CLOEXEC)
         if self._timer_fd < 0:
-            os.close(self._wake_fd)
             raise OSError(ctypes.get_errno(), "timerfd_create failed")
+        self._ours.append(self._timer_fd)
         self._poll = original("select", "poll")()
-        for fd in (self._wake_fd, self._timer_fd):
+        for fd in self._ours:
             self._poll.register(fd, select.POLLIN)
 
     def wait_until(self, instant: float) -> None:
-        self._set(instant)
-        for fd, _ in self._poll.poll():
-            if fd == self._wake_fd:
-                os.read(fd, 8)
+        try:
+            self._set(instant)
+            for fd, _ in self._poll.poll():
+                if fd == self._wake_fd:
+                    os.read(fd, 8)
+        except OSError:
+            self._disown()
+            raise
 
     def _set(self, instant: float) -> None:
         # All zero would disarm the timer, which is what "for ever" wants; the past must still fire.
@@ -96,11 +103,22 @@ class _BoottimeAlarm:
             raise OSError(self._errno(), "timerfd_settime failed")
 
     def wake(self) -> None:
-        os.eventfd_write(self._wake_fd, 1)
+        try:
+            os.eventfd_write(self._wake_fd, 1)
+        except OSError:
+            self._disown()
+            raise
 
-    def close(self) -> None:
-        os.close(self._wake_fd)
-        os.close(self._timer_fd)
+    def _disown(self) -> None:
+        """Others closed them: the numbers may be theirs by now."""
+        self._ours = []
+
+    def __del__(self) -> None:
+        # In the child of a fork the numbers may be others' too: a daemon closes all that are open.
+        if self._process == os.getpid():
+            for fd in self._ours:
+                with suppress(OSError):
+                    os.close(fd)
 
 
 def make_alarm() -> Alarm:
@@ -109,4 +127,4 @@ def make_alarm() -> Alarm:
         return _BoottimeAlarm()
     except (ImportError, OSError, AttributeError):
         # No timerfd or eventfd here: deadlines still hold, only suspends are noticed later.
-        return _ConditionAlarm()
+        return _QueueAlarm()

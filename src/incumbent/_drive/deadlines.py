@@ -16,7 +16,6 @@ from incumbent import clock
 from incumbent._core.held import Held
 from incumbent._drive.thread import AlarmThread
 from incumbent.lease import IllegalInput, State
-from incumbent.unpatched import original
 
 __all__ = ["Deadlines"]
 
@@ -31,9 +30,10 @@ class Deadlines:
         released before the thread wakes. Its steps are atomic."""
         self._places: list[tuple[float, int, float, weakref.ref[Held]]] = []
         """A heap of the ends as they were. Renewals move them: that is seen when one comes."""
+        self._ahead: dict[weakref.ref[Held], float] = {}
+        """How long before its deadline each lease's place is; another place of it is void."""
         self._numbers = count()
-        mutex = original("_thread", "RLock")()
-        self.thread = AlarmThread("incumbent-deadlines", mutex, self._next, self._act, rests=False)
+        self.thread = AlarmThread("incumbent-deadlines", self._next, self._act, ends_when_idle=True)
 
     def watch(self, held: Held, ahead: float) -> None:
         """Tell of `held` when time ends it: at its deadline, or `ahead` seconds before."""
@@ -46,21 +46,24 @@ class Deadlines:
         """Nobody watches it any more."""
         self._new.pop(held.ref, None)
 
+    # -- the thread, which alone has to do with places -----------------------------------------
+
     def _next(self) -> float:
-        with self.thread.mutex:
-            self.thread.planned = self._first()
-            for ref in list(self._new):
-                ahead, held = self._new.pop(ref, 0.0), ref()
-                if held is not None:
-                    self._place(held, ahead)
-            self.thread.planned = self._first()
-            return self.thread.planned
+        self.thread.planned = self._first()
+        for ref in list(self._new):
+            ahead, held = self._new.pop(ref, 0.0), ref()
+            if held is not None:
+                self._place(held, ahead)
+        self.thread.planned = self._first()
+        return self.thread.planned
 
     def _first(self) -> float:
         return self._places[0][0] if self._places else inf
 
     def _place(self, held: Held, ahead: float) -> None:
-        if held.machine.state in (State.HELD, State.LOST):
+        sooner = ahead > self._ahead.get(held.ref, -1.0)
+        if sooner and held.machine.state in (State.HELD, State.LOST):
+            self._ahead[held.ref] = ahead
             place = (held.machine.deadline - ahead, next(self._numbers), ahead, held.ref)
             heapq.heappush(self._places, place)
 
@@ -69,8 +72,7 @@ class Deadlines:
             machine = held.machine
             if machine.state is State.HELD:
                 if clock.now() < machine.deadline - ahead:
-                    with self.thread.mutex:
-                        self._place(held, ahead)
+                    self._place(held, ahead)
                     continue
                 self._end(held)
             if machine.state is State.LOST:
@@ -84,10 +86,12 @@ class Deadlines:
 
     def _due(self, now: float) -> list[tuple[Held, float]]:
         due = []
-        with self.thread.mutex:
-            while self._first() <= now:
-                _, _, ahead, ref = heapq.heappop(self._places)
-                held = ref()
-                if held is not None:
-                    due.append((held, ahead))
+        while self._first() <= now:
+            _, _, ahead, ref = heapq.heappop(self._places)
+            if self._ahead.get(ref) != ahead:
+                continue
+            del self._ahead[ref]
+            held = ref()
+            if held is not None:
+                due.append((held, ahead))
         return due

@@ -73,7 +73,7 @@ class _State:
     """What one keeper thread owns; a fork's child starts with a new one."""
 
     def __init__(self, keeper: Keeper) -> None:
-        # One mutex for all: what is planned and when the thread wakes are decided together.
+        # Of the buckets, and of when the thread wakes: the two are decided together.
         self.mutex: threading.RLock = original("_thread", "RLock")()
         self.buckets = Buckets(self.mutex)
         self.new: dict[weakref.ref[Held], None] = {}
@@ -81,7 +81,6 @@ class _State:
         self.debts = Debts()
         self.thread = AlarmThread(
             "incumbent-keeper",
-            self.mutex,
             lambda: keeper._next(self),
             lambda: keeper._tick(self),
         )
@@ -92,7 +91,7 @@ class _State:
     def renew_mutex(self) -> None:
         """At the interpreter's end: a thread that was ended inside of the mutex has it for ever."""
         # By its type: nothing can be imported any more.
-        self.mutex = self.buckets.mutex = self.thread.mutex = type(self.mutex)()
+        self.mutex = self.buckets.mutex = type(self.mutex)()
 
     def refs(self) -> list[weakref.ref[Held]]:
         """All that are remembered; one that moves into its bucket now is perhaps there twice."""

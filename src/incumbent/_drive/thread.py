@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import logging
 import sys
-import threading
 from collections.abc import Callable
-from contextlib import suppress
 from math import inf
 
 from incumbent._drive.alarm import Alarm, make_alarm
-from incumbent.unpatched import original, start_thread
+from incumbent.unpatched import original, start_bare_thread
 
 __all__ = ["AlarmThread", "call_guarded"]
 
@@ -25,24 +23,27 @@ _PAUSE_MOST = 1.0
 class AlarmThread:
     """Sleeps until the instant that `plan` says, then calls `act`, and so on.
 
-    It is started when it is first woken. `mutex` is what `plan` may need: no other is taken here.
-    `rests`: with nothing planned it sleeps for ever; else it ends, until it is woken again.
+    It is started when it is first woken. `ends_when_idle`: with nothing planned it ends, until it
+    is woken again. No lock is taken here: who wakes it may be a finalizer, which comes in the
+    middle of anything.
     """
 
     def __init__(
         self,
         name: str,
-        mutex: threading.RLock,
         plan: Callable[[], float],
         act: Callable[[], None],
         *,
-        rests: bool = True,
+        ends_when_idle: bool = False,
     ) -> None:
         self.name = name
-        self.mutex = mutex
         self._plan = plan
         self._act = act
-        self._rests = rests
+        self._ends_when_idle = ends_when_idle
+        self._absent = {True}
+        """Not empty while there is no thread. Who takes it out starts one."""
+        self._rung = False
+        """Whether it was woken since it began to plan."""
         self._deaths = 0
         self.alarm: Alarm | None = None
         self.planned = inf
@@ -54,12 +55,13 @@ class AlarmThread:
         if sys.is_finalizing():
             # There is no thread to wake any more: what is owed now is left to the ttl.
             return
-        # Under the mutex: a thread that ends closes its alarm, whose numbers may then be others'.
-        with self.mutex:
-            if self.alarm is None and not self.stopped:
-                self._start()
-            if self.alarm is not None:
-                self._ring(self.alarm)
+        self._rung = True
+        # Kept here meanwhile: the alarm of a thread that ends is closed once nobody has it.
+        alarm = self.alarm
+        if alarm is not None:
+            self._ring(alarm)
+        elif not self.stopped:
+            self._start()
 
     def stop(self) -> None:
         """End it; it is started no more."""
@@ -69,14 +71,22 @@ class AlarmThread:
     # -- one life ----------------------------------------------------------------------------
 
     def _start(self) -> None:
-        alarm = self.alarm = make_alarm()
         try:
-            start_thread(lambda: self._live(alarm), self.name)
+            self._absent.pop()
+        except KeyError:
+            return  # Another thread starts it, which will plan all that was noted before.
+        started = False
+        try:
+            alarm = self.alarm = make_alarm()
+            start_bare_thread(lambda: self._live(alarm))
+            started = True
         except RuntimeError as error:
-            # Whoever needs it next tries again.
-            self._bury(alarm)
             if "shutdown" not in str(error):
                 _log.error("%s: no thread can be started: %s", self.name, error)
+        finally:
+            if not started:
+                # Whoever needs it next tries again.
+                self._bury()
 
     def _ring(self, alarm: Alarm) -> None:
         try:
@@ -84,16 +94,16 @@ class AlarmThread:
         except OSError:
             # Somebody closed its descriptors: the one who sleeps on them finds itself replaced.
             _log.exception("%s: its alarm was closed by others; it starts again", self.name)
+            self._bury()
             self._start()
 
     def _live(self, alarm: Alarm) -> None:
         try:
             while self.alarm is alarm and not self.stopped:
-                # In one go, so that who comes later finds either the plan or no thread.
-                with self.mutex:
-                    until = self._plan()
-                    if until == inf and not self._rests:
-                        return self._bury(alarm)
+                self._rung = False
+                until = self._plan()
+                if until == inf and self._ends_when_idle:
+                    break
                 alarm.wait_until(until)
                 self._act()
                 self._deaths = 0
@@ -101,20 +111,20 @@ class AlarmThread:
             _log.exception("%s ended by an error; it starts again", self.name)
             original("time", "sleep")(min(_PAUSE_MOST, _PAUSE * 2**self._deaths))
             self._deaths += 1
+            self._rung = True
         finally:
             self._end(alarm)
 
     def _end(self, alarm: Alarm) -> None:
-        with self.mutex:
-            if self.alarm is alarm:
-                self._bury(alarm)
+        if self.alarm is alarm:
+            self._bury()
+            # Who came since it planned found it living: the next one sees to it.
+            if self._rung:
                 self.wake()
 
-    def _bury(self, alarm: Alarm) -> None:
+    def _bury(self) -> None:
         self.alarm, self.planned = None, inf
-        # Somebody may have closed its descriptors: that must not cost us the next thread.
-        with suppress(OSError):
-            alarm.close()
+        self._absent.add(True)
 
 
 def call_guarded(callback: Callable[[], None]) -> None:

@@ -248,9 +248,6 @@ class _Alarm:
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._asleep, _PATIENCE)
 
-    def close(self) -> None:
-        """There is nothing to close."""
-
 
 class _Store(MemoryStore):
     """A memory store that can be cut off, and that forgets on request."""
