@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+import psycopg
 import pytest
 
 from incumbent import Client
@@ -179,6 +180,20 @@ def test_a_take_whose_process_is_gone_before_it_arrives_uses_no_slot(
     eventually(lambda: network.live == 0)
     with Client(direct.engine) as other, other.lock("nightly", once_per=43_200.0, timeout=5):
         pass
+
+
+def test_a_take_that_waited_for_a_locked_row_until_its_time_was_over_is_not_carried_out(
+    here: Party, database: str, postgres_server: PostgresServer
+) -> None:
+    granted = here.take()
+    here.store.give(here.key, here.claim, granted.token, soon())
+    with psycopg.connect(postgres_server.url_of(database)) as operator:
+        operator.execute("select from incumbent.record for update")
+        take_in_vain(here, 0.3)
+        time.sleep(0.2)
+        operator.rollback()
+    eventually(lambda: postgres_server.psql(BUSY, database) == [(0,)])
+    nothing_is_left(database, postgres_server, str(here.key))
 
 
 def test_who_gave_a_claim_up_can_never_be_granted_it_again(direct: Party) -> None:

@@ -468,6 +468,58 @@ def test_tokens_grow_over_what_was_forgotten_though_the_clock_was_set_back(
     store.close()
 
 
+@pytest.mark.parametrize("what_comes", ["a take", "a field", "a claim that is given up"])
+def test_tokens_grow_over_a_record_that_is_forgotten_at_the_same_moment(
+    postgres_server: PostgresServer, database: str, store: PostgresStore, run: Run, what_comes: str
+) -> None:
+    store.give(_KEY, _ONE, granted(store).token, soon())
+    ahead = 9_000_000_000_000_000
+    ask: dict[str, Callable[[], object]] = {
+        "a take": lambda: granted(store),
+        "a field": lambda: store.put(_KEY, "state", b"x", None, soon()),
+        "a claim that is given up": lambda: store.give(_KEY, _TWO, None, soon()),
+    }
+    with (
+        psycopg.connect(postgres_server.url_of(database)) as sweeper,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        sweeper.execute("delete from incumbent.record")
+        sweeper.execute(f"update incumbent.forgotten set highest = {ahead}".encode())
+        coming = pool.submit(ask[what_comes])
+        _blocked(run, 1)
+        sweeper.commit()
+        coming.result()
+    assert run(f"select token >= {ahead} from incumbent.record") == [(True,)]
+
+
+def test_without_the_highest_forgotten_token_no_record_begins_until_the_schema_is_mended(
+    store: PostgresStore, run: Run
+) -> None:
+    granted(store)
+    run("delete from incumbent.forgotten")
+    other = Key("default", "other")
+    asked: list[Callable[[], object]] = [
+        lambda: store.take(other, _ONE, _ASK, soon()),
+        lambda: store.put(other, "state", b"x", None, soon()),
+        lambda: store.give(other, _TWO, None, soon()),
+    ]
+    for ask in asked:
+        with pytest.raises(StoreUnavailable, match="doctor --fix"):
+            ask()
+    run(schema())
+    granted(store, key=other)
+
+
+def test_a_new_epoch_begins_without_the_highest_forgotten_token_too(
+    store: PostgresStore, run: Run
+) -> None:
+    first = granted(store)
+    run("delete from incumbent.forgotten; delete from incumbent.epoch")
+    second = granted(store, key=Key("default", "other"))
+    assert second.token > first.token
+    assert run("select highest from incumbent.forgotten") == [(second.token - 1,)]
+
+
 # As a promotion: crash recovery empties the epoch, and the newest commits may be missing.
 PROMOTED = "truncate incumbent.epoch; delete from incumbent.record"
 

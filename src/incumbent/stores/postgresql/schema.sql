@@ -169,8 +169,11 @@ BEGIN
         -- The newest grants may be missing, and this server's clock be behind that of the one that
         -- gave them: by a minute at most. On the disk before any token of this epoch is.
         SET LOCAL synchronous_commit TO DEFAULT;
-        UPDATE incumbent.forgotten SET highest = 60000000 + greatest(highest,
-            (date_part('epoch', clock_timestamp()) * 1000000)::bigint) RETURNING highest INTO lost;
+        INSERT INTO incumbent.forgotten AS f (highest)
+            VALUES (60000000 + (date_part('epoch', clock_timestamp()) * 1000000)::bigint)
+            ON CONFLICT (one) DO UPDATE
+                SET highest = greatest(60000000 + f.highest, excluded.highest)
+            RETURNING highest INTO lost;
         UPDATE incumbent.epoch SET floor = lost;
     END IF;
     SELECT * INTO e FROM incumbent.epoch;
@@ -283,10 +286,14 @@ BEGIN
             grants = r.grants + 1, changes = r.changes + 1,
             forget_on = ((now + greatest(p_ttl, p_keep) * us) AT TIME ZONE 'UTC')::date + 2
         WHERE key = p_key AND changes = r.changes AND token = r.token AND expires = r.expires
-            AND doubted = r.doubted
-            AND (p_until IS NULL OR clock_timestamp() <= timestamptz 'epoch' + p_until * us);
+            AND doubted = r.doubted;
         EXIT WHEN FOUND;
     END LOOP;
+    -- It may have waited for the row's lock: then nothing of it is kept.
+    IF clock_timestamp() > timestamptz 'epoch' + p_until * us THEN
+        RAISE EXCEPTION 'the row was locked until nobody waited for the take any more'
+            USING ERRCODE = 'lock_not_available';
+    END IF;
 
     IF r.grants > 0 THEN
         INSERT INTO incumbent.history AS h (key, place, holder, token, started, ended)
@@ -329,12 +336,17 @@ BEGIN
         ' incumbent here' USING ERRCODE = 'feature_not_supported';
 END $$;
 
--- Begin a record, if there is none.
+-- Begin a record. Only after a statement that found none: a record that is forgotten meanwhile would
+-- come back with a token from before.
 CREATE OR REPLACE FUNCTION incumbent.remember(p_key text) RETURNS void
-LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
     INSERT INTO incumbent.record (key, token) SELECT p_key, highest FROM incumbent.forgotten
-        ON CONFLICT DO NOTHING
-$$;
+        ON CONFLICT DO NOTHING;
+    IF NOT FOUND AND NOT EXISTS (SELECT FROM incumbent.forgotten) THEN
+        RAISE EXCEPTION 'incumbent.forgotten has lost its row' USING ERRCODE = 'undefined_table';
+    END IF;
+END $$;
 
 -- Why a record is not granted, as json, or null. A switched record that is granted has no pause.
 CREATE OR REPLACE FUNCTION incumbent.why_not(
@@ -525,11 +537,14 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     life CONSTANT interval := interval '1 hour';
 BEGIN
-    PERFORM incumbent.remember(p_key);
-    -- The record's lock first, as everywhere. It always changes: a take that has looked looks again.
-    UPDATE incumbent.record
-        SET doubted = greatest(doubted + interval '1 microsecond', clock_timestamp() + life)
-        WHERE key = p_key;
+    LOOP
+        -- The record's lock first, as everywhere. It always changes: a take that looked looks again.
+        UPDATE incumbent.record
+            SET doubted = greatest(doubted + interval '1 microsecond', clock_timestamp() + life)
+            WHERE key = p_key;
+        EXIT WHEN FOUND;
+        PERFORM incumbent.remember(p_key);
+    END LOOP;
     INSERT INTO incumbent.given_up (key, claim, until)
         VALUES (p_key, p_claim, clock_timestamp() + life)
         ON CONFLICT (key, claim) DO UPDATE SET until = excluded.until;
