@@ -29,6 +29,7 @@ from incumbent.model import (
     Stored,
     Unproved,
 )
+from incumbent.stores.redis.incarnation import read_mark
 from incumbent.stores.redis.layers.cluster import slot_of
 from tests.faults.redis_nodes import (
     another,
@@ -353,6 +354,16 @@ def test_leases_of_a_promoted_node_are_held_when_the_slots_of_its_marker_move() 
             here.store.close()
             assert renewed(here, granted) == Renewed()
             assert here.refused().holders[0].token == granted.token
+
+
+def test_every_copy_of_a_nodes_marker_tells_of_the_longest_ttl() -> None:
+    with RedisCluster() as cluster, party(cluster.url) as here:
+        here.take(ask=Ask(40.0, "h"))
+        node = cluster.node_of(slot(here))
+        with cluster.client(node) as client:
+            markers = client.scan_iter(match="incumbent:{*}:server:*", count=1000)
+            told = [read_mark(client.get(key), "here", "key") for key in markers]
+        assert [mark and mark.longest for mark in told] == [40_000] * 3
 
 
 def test_a_cluster_without_all_its_slots_is_unavailable_not_free() -> None:

@@ -380,6 +380,19 @@ def test_a_take_by_a_connection_that_missed_a_promotion_has_a_token_of_after_it(
         assert take().token >= floor_of(master)
 
 
+def test_tokens_grow_where_a_promoted_replica_loses_its_data() -> None:
+    with RedisServer(REPLICA) as master, RedisServer(REPLICA) as replica:
+        pretend_age(master.url, master)
+        replicate(replica, master)
+        replica.cli("REPLICAOF", "NO", "ONE")
+        tokens = []
+        for _ in range(2):
+            with party(replica.url) as one:
+                tokens.append(one.take().token)
+            replica.restart(empty=True)
+        assert tokens == sorted(tokens)
+
+
 def test_tokens_grow_over_two_promotions_in_a_row() -> None:
     with (
         RedisServer(REPLICA) as first,

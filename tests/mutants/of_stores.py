@@ -76,6 +76,27 @@ MUTATIONS: tuple[Mutation, ...] = (
         *_GIVEN_BACK,
     ),
     _d(
+        "redis: a longer ttl is granted though nobody could be told of it",
+        "stores/redis/taking.py",
+        "raise met.problem",
+        "pass",
+        *_GIVEN_BACK,
+    ),
+    _d(
+        "redis: data lost soon after a promotion leave tokens of the clock alone",
+        "stores/redis/incarnation.py",
+        "default=clock + _JUMP)",
+        "default=0)",
+        "tests/unit/test_redis_incarnation.py",
+    ),
+    _d(
+        "redis: the floors of promotions in a row add up",
+        "stores/redis/incarnation.py",
+        "return max(clock, floor + _GROWN)",
+        "return max(clock, floor + _JUMP)",
+        "tests/unit/test_redis_incarnation.py",
+    ),
+    _d(
         "redis: an undoing that was never sent leaves nothing in doubt",
         "stores/redis/exchange.py",
         "error.sent = error.sent or answers is not None",

@@ -1,8 +1,12 @@
-"""A grant that is not believed is given back, and where that fails nobody says "not taken"."""
+"""What goes before a take, and what after a grant that is not believed.
+
+That one is given back, and where that fails nobody says "not taken".
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, cast
 
 import hiredis
@@ -11,7 +15,7 @@ import pytest
 from incumbent import clock
 from incumbent._core.onestep import run
 from incumbent.errors import OutcomeUnknown, StoreUnavailable
-from incumbent.model import Ask, Key, TakeOutcome
+from incumbent.model import Ask, Granted, Key, TakeOutcome
 from incumbent.stores.redis.dialect import Dialect
 from incumbent.stores.redis.driver import Site, Target
 from incumbent.stores.redis.errors import Broken, Outdated
@@ -20,7 +24,7 @@ from incumbent.stores.redis.incarnation import Acquaintance, Mark, Met
 from incumbent.stores.redis.layers.cluster import ASKING, asking
 from incumbent.stores.redis.layers.replicas import Confirmed
 from incumbent.stores.redis.names import Naming
-from incumbent.stores.redis.resp import Program
+from incumbent.stores.redis.resp import SCRIPTS, Program
 from incumbent.stores.redis.taking import take_program
 from incumbent.stores.redis.waiting.hub import Hub
 
@@ -61,12 +65,12 @@ class Connections:
         return await operate(self._wire)
 
 
-def plainly(wire: Wire) -> TakeOutcome:
-    return run(carry_out(cast("Any", wire), taking(wire), clock.now() + 5))
+def plainly(wire: Wire, ask: Ask = ASK) -> TakeOutcome:
+    return run(carry_out(cast("Any", wire), taking(wire, ask), clock.now() + 5))
 
 
-def by_asking(wire: Wire) -> TakeOutcome:
-    return run(carry_out(cast("Any", wire), asking(taking(wire)), clock.now() + 5))
+def by_asking(wire: Wire, ask: Ask = ASK) -> TakeOutcome:
+    return run(carry_out(cast("Any", wire), asking(taking(wire, ask)), clock.now() + 5))
 
 
 def confirmed(wire: Wire) -> TakeOutcome:
@@ -74,8 +78,8 @@ def confirmed(wire: Wire) -> TakeOutcome:
     return run(layer.take(KEY, CLAIM, ASK, clock.now() + 5))
 
 
-def taking(wire: Wire) -> Program[TakeOutcome]:
-    return take_program(SITE, DIALECT, wire, KEY, CLAIM, ASK, clock.now() + 5)
+def taking(wire: Wire, ask: Ask = ASK) -> Program[TakeOutcome]:
+    return take_program(SITE, DIALECT, wire, KEY, CLAIM, ask, clock.now() + 5)
 
 
 def unconfirmed(*given_back: Any) -> Wire:
@@ -146,3 +150,38 @@ def test_a_take_by_asking_sends_a_script_that_the_node_forgot() -> None:
     assert by_asking(wire)
     assert [each.startswith(ASKING) for each in wire.sent] == [True, True]
     assert b"EVAL\r\n" in wire.sent[1]
+
+
+# -- a ttl that is longer than all before
+
+
+LONG = Ask(40.0, "host-1")
+TOLD = replace(MARK, longest=40_000).text.encode()
+INFO = b"role:master\r\nrun_id:run1\r\nmaster_replid:hist1\r\nuptime_in_seconds:99\r\n"
+MEETING = [INFO, [b"1700000000", b"0"], MARK.text.encode(), *[b"sha"] * len(SCRIPTS)]
+OOM = hiredis.ReplyError("OOM command not allowed")
+
+
+@pytest.mark.parametrize("take", [plainly, by_asking])
+def test_a_long_ttl_is_told_before_it_is_taken(take: Callable[[Wire, Ask], TakeOutcome]) -> None:
+    asked = [b"OK"] if take is by_asking else []
+    wire = Wire([*asked, *MEETING], [*asked, TOLD], [*asked, GRANT, TOLD, *SAME[1:]])
+    assert isinstance(take(wire, LONG), Granted)
+    assert TOLD in wire.sent[1]
+    assert wire.longest == 40.0
+
+
+@pytest.mark.parametrize("answer", [OOM, READONLY])
+def test_a_long_ttl_that_nobody_can_be_told_of_is_not_taken(answer: hiredis.ReplyError) -> None:
+    wire = Wire(MEETING, [answer])
+    with pytest.raises(StoreUnavailable, match=r"OOM|READONLY"):
+        plainly(wire, LONG)
+    assert wire.answers == []
+
+
+def test_a_long_ttl_is_not_told_to_another_incarnation() -> None:
+    other = replace(MARK, id="bbbb").text.encode()
+    meeting = [other if each == MARK.text.encode() else each for each in MEETING]
+    told = replace(MARK, id="bbbb", longest=40_000).text.encode()
+    with pytest.raises(Outdated):
+        plainly(Wire(meeting, [told]), LONG)

@@ -25,6 +25,7 @@ from incumbent.stores.redis.resp import SCRIPTS
 NOW = 1_700_000_000
 FLOOR = int(TOKEN_JUMP * 1e6)
 PLAIN = {"run_id": "run1", "master_replid": "hist1", "master_replid2": "0000", "role": "master"}
+PROMOTED = {"master_replid": "hist2", "master_replid2": "hist1"}
 
 
 class Server:
@@ -35,15 +36,23 @@ class Server:
         self.data: dict[str, bytes] = {}
         self.clock = float(NOW)
         self.trips = 0
+        self.refuses: hiredis.ReplyError | None = None
 
     @property
     def text(self) -> bytes:
         return "".join(f"{name}:{said}\r\n" for name, said in self.info.items()).encode()
 
-    def met_by(self, fresh: str, wall: float | None = None, *keys: str) -> Met:
+    def met_by(self, fresh: str, wall: float | None = None, *keys: str, longest: int = 0) -> Met:
         marker = Marker(keys or (MARKER_KEY,))
-        wall = self.clock if wall is None else wall
-        program = meet("here", marker, allow_eviction=False, proved=True, wall=wall, fresh=fresh)
+        program = meet(
+            "here",
+            marker,
+            allow_eviction=False,
+            proved=True,
+            wall=self.clock if wall is None else wall,
+            fresh=fresh,
+            longest=longest,
+        )
         next(program)
         reads = [self.data.get(key) for key in marker.keys]
         time = [b"%d" % self.clock, b"0"]
@@ -58,12 +67,15 @@ class Server:
             found: Met = end.value
             return found
 
-    def _written(self, payload: bytes) -> list[bytes]:
-        reader, written = hiredis.Reader(), []
+    def _written(self, payload: bytes) -> list[Any]:
+        reader, written = hiredis.Reader(), list[Any]()
         reader.feed(payload)
         while (parts := reader.gets()) is not False:
             if parts[0] == b"EVAL":
                 key, seen, text = parts[3].decode(), parts[4], parts[5]
+                if self.refuses:
+                    written.append(self.refuses)
+                    continue
                 if self.data.get(key, b"") == seen:
                     self.data[key] = text
                 written.append(self.data.get(key, b""))
@@ -84,20 +96,71 @@ def test_a_restart_with_its_data_is_another_incarnation() -> None:
     server.met_by("aaaa")
     server.info["run_id"] = "run2"
     met = server.met_by("bbbb")
-    assert (met.mark.id, met.mark.epoch, met.mark.floor) == ("bbbb", "bbbb", 0)
+    assert (met.mark.id, met.mark.promoted) == ("bbbb", False)
 
 
 def test_a_promotion_is_another_incarnation_whose_tokens_jump() -> None:
     server = Server()
     server.met_by("aaaa")
-    server.info |= {"master_replid": "hist2", "master_replid2": "hist1"}
+    server.info |= PROMOTED
     first = server.met_by("bbbb").mark
-    assert (first.id, first.epoch) == ("bbbb", "bbbb:promoted")
-    assert first.floor == NOW * 1_000_000 + FLOOR
-    # The next master's clock is behind: its floor counts from that of the one before.
+    assert (first.id, first.promoted) == ("bbbb:promoted", True)
+    assert first.floor >= NOW * 1_000_000 + FLOOR
+    # The next master's clock is behind: its floor is above that of the one before.
     server.info |= {"run_id": "run2", "master_replid": "hist3", "master_replid2": "hist2"}
     server.clock -= 40
-    assert server.met_by("cccc").mark.floor == first.floor + FLOOR
+    assert first.floor < server.met_by("cccc").mark.floor < first.floor + FLOOR
+
+
+def promoted(server: Server) -> Mark:
+    server.met_by("aaaa")
+    server.info |= PROMOTED
+    return server.met_by("bbbb").mark
+
+
+def ahead(server: Server, mark: Mark) -> float:
+    return mark.floor / 1e6 - server.clock
+
+
+def test_a_restart_after_a_promotion_is_none() -> None:
+    server = Server()
+    first = promoted(server)
+    server.info |= {"run_id": "run2", "master_replid2": "0000"}
+    after = server.met_by("cccc").mark
+    assert (first.promoted, after.promoted) == (True, False)
+    assert after.floor > first.floor
+
+
+def test_the_floors_of_a_server_that_restarts_all_the_time_do_not_add_up() -> None:
+    server = Server()
+    promoted(server)
+    for number in range(100):
+        # From a snapshot it comes back as if it had been promoted.
+        server.info |= {"run_id": f"again{number}", "master_replid": f"again{number}"}
+        server.clock += 5
+        assert TOKEN_JUMP <= ahead(server, server.met_by(f"{number}").mark) <= TOKEN_JUMP + 2
+
+
+def test_whenever_data_are_lost_tokens_grow() -> None:
+    server = Server()
+    server.met_by("aaaa")
+    # Until its floor is behind it.
+    server.clock += 3600
+    floors = [promoted(server).floor]
+    # A restart without data: nothing tells of the promotion.
+    server.info |= PLAIN | {"run_id": "run2"}
+    for fresh in ("cccc", "dddd"):
+        server.data.clear()
+        server.clock += 2
+        floors.append(server.met_by(fresh).mark.floor)
+    assert floors == sorted(floors)
+    assert ahead(server, server.met_by("eeee").mark) <= TOKEN_JUMP + 2
+
+
+def test_a_promoted_server_that_knows_nothing_of_the_one_before_is_above_its_floor() -> None:
+    one, other = Server(), Server(**PROMOTED)
+    other.clock -= TOKEN_JUMP - 1
+    assert other.met_by("bbbb").mark.floor > one.met_by("aaaa").mark.floor
 
 
 def test_a_new_history_without_a_second_is_no_promotion() -> None:
@@ -151,6 +214,25 @@ def test_the_longest_ttl_outlives_a_restart() -> None:
     server.data[MARKER_KEY] = told.text.encode()
     server.info["run_id"] = "run2"
     assert server.met_by("bbbb").mark.longest == 60_000
+
+
+def test_a_longer_ttl_is_told_to_every_copy_of_the_marker() -> None:
+    server, keys = Server(), ("a", "b", "c")
+    server.met_by("aaaa", None, *keys)
+    met = server.met_by("bbbb", None, *keys, longest=40_000)
+    assert (met.mark.id, met.mark.longest, met.problem) == ("aaaa", 40_000, None)
+    assert set(server.data.values()) == {met.mark.text.encode()}
+    # A shorter one says nothing new.
+    assert server.met_by("cccc", None, *keys, longest=20_000).mark.longest == 40_000
+    assert server.trips == 1
+
+
+def test_a_longer_ttl_that_cannot_be_written_is_a_problem() -> None:
+    server = Server()
+    server.met_by("aaaa")
+    server.refuses = hiredis.ReplyError("OOM command not allowed")
+    assert server.met_by("bbbb").problem is None
+    assert "OOM" in str(server.met_by("bbbb", longest=40_000).problem)
 
 
 @pytest.mark.parametrize("there", [b"incumbent1 x", b"incumbent3 aaaa 1 2 3"])

@@ -208,7 +208,7 @@ def test_behind_sentinels_a_promotion_settles_for_longer_than_they_take_to_publi
 
 def test_a_master_that_was_promoted_a_moment_ago_has_yet_to_settle() -> None:
     wire, plain = Acquaintance(), Mark("abc", 1, 1, "run", "hist")
-    for mark, born in ((replace(plain, floor=5), 62.0), (plain, 59.0)):
+    for mark, born in ((replace(plain, id="abc:promoted"), 62.0), (plain, 59.0)):
         wire.introduce(Met(mark, "key", "hist", 1.7e9, 1.0), 60.0, 3.0)
         assert wire.born == born
 
@@ -348,7 +348,7 @@ def test_a_lease_is_renewed_where_it_was_granted_or_came_with_its_slot() -> None
     assert spread("n:1 run", Wire("run", now), token) == Renewed()
     assert spread("m:1 old", Wire("run", now), token) == Renewed()
     # It was a master long before the lease was granted.
-    assert spread("m:1 old", Wire("run:promoted", now - 100), token) == Renewed()
+    assert spread("m:1 old", Wire("run:promoted", now - 200), token) == Renewed()
 
 
 def test_a_lease_is_gone_with_the_incarnation_that_granted_it() -> None:

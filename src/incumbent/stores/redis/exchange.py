@@ -10,7 +10,6 @@ Whatever interrupts an exchange (any BaseException) closes its connection.
 
 from __future__ import annotations
 
-import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from functools import partial
@@ -36,9 +35,9 @@ from incumbent.model import (
 from incumbent.stores.redis.dialect import Dialect, is_repeatable
 from incumbent.stores.redis.driver import Site
 from incumbent.stores.redis.errors import Broken, Mismatch, exchange_error, still_in_doubt
-from incumbent.stores.redis.incarnation import Known, meet
+from incumbent.stores.redis.incarnation import Known
 from incumbent.stores.redis.resp import Program, Step, as_eval
-from incumbent.stores.redis.taking import give_back, is_forgotten, take_program, too_early
+from incumbent.stores.redis.taking import give_back, is_forgotten, meeting, take_program, too_early
 from incumbent.stores.redis.waiting.hub import Bell, Ear, Hub
 from incumbent.stores.repeats import heard_again
 
@@ -279,16 +278,8 @@ class Exchange(ABC, Generic[W]):
         site = self.site
         wire = await self.dial(until)
         self.all.add(wire)
-        program = meet(
-            site.where,
-            site.marker,
-            allow_eviction=site.allow_eviction,
-            proved=site.proved,
-            wall=clock.wall(),
-            fresh=secrets.token_hex(4),
-        )
         try:
-            met = await carry_out(wire, program, until)
+            met = await carry_out(wire, meeting(site), until)
         except UNUSABLE as error:
             wire.close()
             raise StoreUnavailable(f"{site.where} cannot be reached: {error}") from error

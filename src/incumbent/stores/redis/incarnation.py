@@ -47,6 +47,10 @@ TOKEN_JUMP: Final = 60.0
 MARKER_KEY: Final = "incumbent:{incumbent}:server"
 
 _MICRO: Final = 1_000_000
+_JUMP: Final = int(TOKEN_JUMP * _MICRO)
+_GROWN: Final = _MICRO
+"""By how much a name's tokens are above the floor at most while that is ahead of the clock: by one
+a take."""
 _TRIES: Final = 3
 _RESTART_APART: Final = 2 * _MICRO
 """Where a server does not say which run this is: how exactly its start is known (microseconds)."""
@@ -82,8 +86,8 @@ class Mark:
 
     `since`, `seen`: when it was written, by the server's clock and by the writer's (microseconds);
     `run`, `replication`: of which run of the server, and of which history of its data; `longest`:
-    the largest ttl that was asked for, in milliseconds; `floor`: no token is smaller; 0 unless the
-    server was promoted.
+    the largest ttl that was asked for, in milliseconds; `floor`: no token is smaller, since those
+    of the servers before may have run ahead of this one's clock.
     """
 
     id: str
@@ -102,9 +106,9 @@ class Mark:
         return f"incumbent{RECORD_FORMAT} {self.id} {numbers}"
 
     @property
-    def epoch(self) -> str:
-        """The incarnation, as grants and renewals name it; with a colon if it was promoted."""
-        return f"{self.id}:promoted" if self.floor else self.id
+    def promoted(self) -> bool:
+        """Whether the server was a replica before, which its id says."""
+        return ":" in self.id
 
     def is_of(self, facts: Facts, start: int) -> bool:
         """Whether the server that says `facts` is still the one that this speaks of."""
@@ -161,12 +165,20 @@ class Met(NamedTuple):
 
 
 def meet(
-    where: str, marker: Marker, *, allow_eviction: bool, proved: bool, wall: float, fresh: str
+    where: str,
+    marker: Marker,
+    *,
+    allow_eviction: bool,
+    proved: bool,
+    wall: float,
+    fresh: str,
+    longest: int = 0,
 ) -> Program[Met]:
-    """Look at the server, leave the scripts there, and find or write its marker.
+    """Look at the server, leave the scripts there, and find or write its marker, in all copies.
 
-    `wall`: our clock; `fresh`: the id of a new incarnation. One round trip, two where the marker
-    has to be written. Raises StoreUnavailable for a server that must not grant leases.
+    `wall`: our clock; `fresh`: the id of a new incarnation; `longest`: a ttl in milliseconds that
+    the marker has to tell of. One round trip, two where the marker has to be written. Raises
+    StoreUnavailable for a server that must not grant leases.
     """
     reads = [pack("GET", key) for key in marker.keys]
     answers = yield Step(b"".join((_INFO, _TIME, *reads, *_LOADS)), 2 + len(reads) + len(_LOADS))
@@ -180,7 +192,11 @@ def meet(
     now, said = _micros(time), dict(zip(marker.keys, answers[2:], strict=False))
     # In a cluster a slot may have gone elsewhere, with its copy.
     there = {key: raw for key, raw in said.items() if raw is None or isinstance(raw, bytes)}
-    mark, known = _chosen(there, where, facts, now, wall, fresh)
+
+    def choose() -> tuple[Mark, bool]:
+        return _chosen(there, where, facts, now, wall, fresh, longest)
+
+    mark, known = choose()
     problem: StoreError | None = None
     try:
         for _ in range(_TRIES):
@@ -188,7 +204,9 @@ def meet(
             if there and not todo:
                 break
             there |= yield from _write(todo, mark, marker, where, said, proved=proved)
-            mark, known = _chosen(there, where, facts, now, wall, fresh)
+            mark, known = choose()
+        else:
+            raise StoreUnavailable(f"{where}: its marker changes all the time", retry_after=0.1)
     except StoreError as error:
         problem = None if known else error
     age = min(now - mark.since, int(wall * _MICRO) - mark.seen) / _MICRO
@@ -227,26 +245,39 @@ def _unmarked(answers: Sequence[Any], where: str, *, routed: bool, proved: bool)
 
 
 def _chosen(
-    there: dict[str, bytes | None], where: str, facts: Facts, now: int, wall: float, fresh: str
+    there: dict[str, bytes | None],
+    where: str,
+    facts: Facts,
+    now: int,
+    wall: float,
+    fresh: str,
+    longest: int,
 ) -> tuple[Mark, bool]:
-    """The marker of this incarnation, and whether it was there: the oldest, or a new one."""
+    """What all copies should say, and whether one does: the oldest that fits, or a new one."""
     found = [mark for key, raw in there.items() if (mark := read_mark(raw, where, key))]
+    told = max((mark.longest for mark in found), default=0)
+    longest = max(told, longest)
     start = now - facts.uptime * _MICRO
     fitting = [mark for mark in found if mark.is_of(facts, start)]
-    if not fitting:
-        return _new_mark(facts, now, wall, fresh, found), False
-    first = min(fitting, key=lambda mark: (mark.since, mark.id))
-    longest = max(mark.longest for mark in found)
-    return replace(first, replication=facts.replication, longest=longest), True
+    if fitting:
+        first = min(fitting, key=lambda mark: (mark.since, mark.id))
+        mark = replace(first, replication=facts.replication, longest=longest)
+        return mark, told == longest
+    run = facts.run or f"~{start}"
+    identity = f"{fresh}:promoted" if facts.promoted else fresh
+    floor = _floor(facts, now, found)
+    seen = int(wall * _MICRO)
+    return Mark(identity, now, seen, run, facts.replication, longest, floor), False
 
 
-def _new_mark(facts: Facts, now: int, wall: float, fresh: str, before: Sequence[Mark]) -> Mark:
-    run = facts.run or f"~{now - facts.uptime * _MICRO}"
-    longest = max((mark.longest for mark in before), default=0)
-    floor = max((mark.floor for mark in before), default=0)
-    if facts.promoted:
-        floor = max(now, floor) + int(TOKEN_JUMP * _MICRO)
-    return Mark(fresh, now, int(wall * _MICRO), run, facts.replication, longest, floor)
+def _floor(facts: Facts, now: int, before: Sequence[Mark]) -> int:
+    """No token of the servers before this one was larger."""
+    # What the clock of the one before said at most: another server's, or its own.
+    clock = now + _JUMP if facts.promoted else now
+    # Without a marker that one may have been promoted itself. With one, its floor is known, and no
+    # jump is added: the floors of a server that restarts all the time would run away.
+    floor = max((mark.floor for mark in before), default=clock + _JUMP)
+    return max(clock, floor + _GROWN)
 
 
 def _micros(time: Sequence[bytes]) -> int:
@@ -307,10 +338,10 @@ class Acquaintance:
     def introduce(self, met: Met, received: float, settle: float) -> None:
         """Know the server that was met; the answer came at `received`."""
         mark = met.mark
-        self.mark, self.epoch, self.marked_at = mark, mark.epoch, met.key
+        self.mark, self.epoch, self.marked_at = mark, mark.id, met.key
         self.problem = met.problem
         # Below zero as long as the master before it may still be heard.
-        self.born = received - met.age + (settle if mark.floor else 0.0)
+        self.born = received - met.age + (settle if mark.promoted else 0.0)
         self.ahead = met.time - received
         self.asked = self.looked = self.serves = 0.0
         self.replication = met.replication.encode()

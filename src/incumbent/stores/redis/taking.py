@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any, Final
+import secrets
+from typing import Any
 
 import hiredis
 
@@ -14,13 +14,11 @@ from incumbent.policy import TTL_DEFAULT
 from incumbent.stores.redis.dialect import Dialect
 from incumbent.stores.redis.driver import Site
 from incumbent.stores.redis.errors import Outdated, restart_error
-from incumbent.stores.redis.incarnation import Known, read_mark
+from incumbent.stores.redis.incarnation import Known, Met, meet
 from incumbent.stores.redis.resp import Program, Step, as_eval, milliseconds
 from incumbent.stores.restart import wait_after_restart
 
-__all__ = ["give_back", "is_forgotten", "take_program", "too_early"]
-
-_TRIES: Final = 3
+__all__ = ["give_back", "is_forgotten", "meeting", "take_program", "too_early"]
 
 _now = clock.now
 
@@ -61,17 +59,30 @@ def give_back(dialect: Dialect, key: Key, grant: Granted, ask: Ask) -> Program[N
         )
 
 
+def meeting(site: Site, longest: float = 0.0) -> Program[Met]:
+    """See incarnation.meet; `longest` in seconds."""
+    return meet(
+        site.where,
+        site.marker,
+        allow_eviction=site.allow_eviction,
+        proved=site.proved,
+        wall=clock.wall(),
+        fresh=secrets.token_hex(4),
+        longest=milliseconds(longest) if longest else 0,
+    )
+
+
 def _tell_longest(site: Site, wire: Known, ttl: float) -> Program[None]:
-    """Leave word of a ttl that is larger than all before, for who comes after a restart."""
-    for _ in range(_TRIES):
-        told = replace(wire.mark, longest=milliseconds(ttl))
-        (there,) = yield Step(site.marker.write(wire.marked_at, wire.mark.text, told.text), 1)
-        found = read_mark(there, site.where, wire.marked_at)
-        if found is None or found.id != wire.mark.id:
-            return
-        wire.mark = found
-        if wire.longest >= ttl:
-            return
+    """Leave word of a ttl that is larger than all before, for who comes after a restart.
+
+    Raises StoreError where that cannot be written: nobody would wait for so long.
+    """
+    met = yield from meeting(site, ttl)
+    if met.problem is not None:
+        raise met.problem
+    if met.mark.id != wire.mark.id:
+        raise Outdated("its data are others")
+    wire.mark = met.mark
 
 
 def too_early(site: Site, wire: Known, ttl: float, now: float) -> StoreError | None:
@@ -85,8 +96,7 @@ def too_early(site: Site, wire: Known, ttl: float, now: float) -> StoreError | N
     left = wire.born + wait - now
     if wait <= 0 or left <= 0:
         return None
-    promoted = bool(wire.mark.floor)
-    return restart_error(site.where, promoted=promoted, age=now - wire.born, left=left)
+    return restart_error(site.where, promoted=wire.mark.promoted, age=now - wire.born, left=left)
 
 
 def is_forgotten(answer: Any) -> bool:

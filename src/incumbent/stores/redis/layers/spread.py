@@ -29,7 +29,7 @@ from incumbent.stores.redis.resp import Program, Step, as_eval
 
 __all__ = ["Part", "renew_part", "slot_of_key"]
 
-_CLOCKS: Final = 5.0 + TOKEN_JUMP
+_CLOCKS: Final = 10.0 + 2 * TOKEN_JUMP
 """Seconds by which a token may be ahead of the clock of another node."""
 _AT_ONCE: Final = 500
 """Leases renewed by one script call."""
