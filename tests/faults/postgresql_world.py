@@ -14,7 +14,7 @@ from typing import TypeVar
 from incumbent import clock
 from incumbent.errors import StoreError
 from incumbent.model import Ask, Granted, Key, Refused, Renewal
-from incumbent.stores.base import Engine, Store
+from incumbent.stores.base import AsyncStore, Engine, Store
 from incumbent.stores.registry import open_engine
 from tests.support.pace import in_time
 from tests.support.postgresql import PostgresServer
@@ -108,6 +108,14 @@ def party(url: str, options: str = "restart_wait=0") -> Iterator[Party]:
         yield Party(engine)
     finally:
         engine.store().close()
+
+
+async def settled(one: Party) -> AsyncStore:
+    """Its asynchronous side. Nothing is on its way any more: what is sent next leaves at once."""
+    store = one.engine.async_store()
+    for _ in range(2):
+        await store.read(one.key, soon())
+    return store
 
 
 def patiently(ask: Callable[[], _T], within: float = 8.0) -> _T:

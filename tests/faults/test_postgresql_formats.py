@@ -12,7 +12,7 @@ from incumbent.errors import StoreUnavailable
 from incumbent.model import Renewed, Slot
 from incumbent.stores.postgresql.engine import PostgresEngine
 from incumbent.stores.postgresql.server import RECORD_FORMAT
-from tests.faults.postgresql_world import ASK, Party, new_claim, new_database, party, schema, soon
+from tests.faults.postgresql_world import ASK, Party, new_claim, party, schema, soon
 from tests.support.postgresql import PostgresServer
 
 # What format 1 lacked. Its take had one argument less, under the same name.
@@ -28,11 +28,6 @@ BACK_TO_1 = """
             'up', 100.0) from incumbent.version v $$;
 """
 TAKE_OF_1 = "select incumbent.take('a/b', 'c', 9000000, 'h', '', 1, 0, null, null, 0)"
-
-
-@pytest.fixture
-def database(postgres_server: PostgresServer) -> str:
-    return new_database(postgres_server)
 
 
 @pytest.fixture

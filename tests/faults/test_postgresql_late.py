@@ -6,7 +6,7 @@ import asyncio
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 import psycopg
@@ -15,7 +15,15 @@ import pytest
 from incumbent import Client
 from incumbent.errors import OutcomeUnknown
 from incumbent.model import Gone, Refused, Released, Slot
-from tests.faults.postgresql_world import ASK, Party, new_claim, new_database, party, soon
+from tests.faults.postgresql_world import (
+    ASK,
+    Party,
+    new_claim,
+    new_database,
+    party,
+    settled,
+    soon,
+)
 from tests.support.postgresql import PostgresServer
 from tests.support.proxy import FaultProxy
 from tests.support.waiting import eventually
@@ -24,39 +32,15 @@ SLOT = Slot("monday", 43_200.0)
 ONCE = replace(ASK, slot=SLOT)
 
 
-@pytest.fixture
-def database(postgres_server: PostgresServer) -> str:
-    return new_database(postgres_server)
-
-
-@pytest.fixture
-def network(postgres_server: PostgresServer) -> Iterator[FaultProxy]:
-    with FaultProxy(postgres_server.port) as faulty:
-        yield faulty
-
-
-@pytest.fixture
-def here(postgres_server: PostgresServer, database: str, network: FaultProxy) -> Iterator[Party]:
-    with party(postgres_server.url_of(database, port=network.port)) as one:
-        yield one
-
-
-@pytest.fixture
-def direct(postgres_server: PostgresServer, database: str, here: Party) -> Iterator[Party]:
-    with party(postgres_server.url_of(database)) as one:
-        one.key = here.key
-        yield one
-
-
-def settle(here: Party) -> None:
+def settle(far: Party) -> None:
     """Of the second read nothing is on its way any more: what is sent next leaves at once."""
     for _ in range(2):
-        here.store.read(here.key, soon())
+        far.store.read(far.key, soon())
 
 
-def take_in_vain(here: Party, within: float) -> None:
+def take_in_vain(far: Party, within: float) -> None:
     with pytest.raises(OutcomeUnknown):
-        here.store.take(here.key, here.claim, ONCE, soon(within))
+        far.store.take(far.key, far.claim, ONCE, soon(within))
 
 
 def nothing_is_left(database: str, server: PostgresServer, key: str) -> None:
@@ -68,41 +52,39 @@ def nothing_is_left(database: str, server: PostgresServer, key: str) -> None:
 
 
 def test_a_take_that_the_network_held_back_until_its_time_was_over_is_refused(
-    here: Party, direct: Party, network: FaultProxy, database: str, postgres_server: PostgresServer
+    far: Party, near: Party, network: FaultProxy, database: str, postgres_server: PostgresServer
 ) -> None:
-    settle(here)
+    settle(far)
     network.blackhole()
-    take_in_vain(here, 0.3)
+    take_in_vain(far, 0.3)
     time.sleep(0.3)
     network.heal()
     eventually(lambda: network.live == 0)  # it arrived, and what it was answered too
-    nothing_is_left(database, postgres_server, str(here.key))
-    direct.take(new_claim(), ask=ONCE)
+    nothing_is_left(database, postgres_server, str(far.key))
+    near.take(new_claim(), ask=ONCE)
 
 
 def test_a_take_that_was_given_up_before_its_time_was_over_is_refused_when_it_arrives(
-    here: Party, direct: Party, network: FaultProxy, database: str, postgres_server: PostgresServer
+    far: Party, near: Party, network: FaultProxy, database: str, postgres_server: PostgresServer
 ) -> None:
     # As by a cancellation: the claim is given up while the take may still come.
     async def main() -> None:
-        store = here.engine.async_store()
-        for _ in range(2):
-            await store.read(here.key, soon())  # the second leaves nothing on its way
+        store = await settled(far)
         network.blackhole()
-        taking = asyncio.create_task(store.take(here.key, here.claim, ONCE, soon(30)))
+        taking = asyncio.create_task(store.take(far.key, far.claim, ONCE, soon(30)))
         await asyncio.sleep(0.1)
         taking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await taking
-        given = direct.store.give(here.key, here.claim, None, soon(), slot=SLOT.name)
+        given = near.store.give(far.key, far.claim, None, soon(), slot=SLOT.name)
         assert given == Gone()
         network.heal()
         await store.aclose()
 
     asyncio.run(main())
     eventually(lambda: network.live == 0)
-    nothing_is_left(database, postgres_server, str(here.key))
-    direct.take(new_claim(), ask=ONCE)
+    nothing_is_left(database, postgres_server, str(far.key))
+    near.take(new_claim(), ask=ONCE)
 
 
 BUSY = """
@@ -111,25 +93,23 @@ BUSY = """
 """
 
 
-def freeze_during_a_take(here: Party, server: PostgresServer) -> None:
-    settle(here)
+def freeze_during_a_take(far: Party, server: PostgresServer) -> None:
+    settle(far)
     server.freeze()
     try:
-        take_in_vain(here, 0.3)
+        take_in_vain(far, 0.3)
         time.sleep(0.3)
     finally:
         server.thaw()
 
 
-def freeze_during_a_take_on_asyncio(here: Party, server: PostgresServer) -> None:
+def freeze_during_a_take_on_asyncio(far: Party, server: PostgresServer) -> None:
     async def main() -> None:
-        store = here.engine.async_store()
-        for _ in range(2):
-            await store.read(here.key, soon())
+        store = await settled(far)
         server.freeze()
         try:
             with pytest.raises(OutcomeUnknown):
-                await store.take(here.key, here.claim, ONCE, soon(0.3))
+                await store.take(far.key, far.claim, ONCE, soon(0.3))
             await asyncio.sleep(0.3)
         finally:
             server.thaw()
@@ -143,11 +123,11 @@ def test_a_frozen_server_does_not_execute_later_what_nobody_waits_for_any_more(
     freeze: Callable[[Party, PostgresServer], None], own_postgres: PostgresServer
 ) -> None:
     database = new_database(own_postgres)
-    with party(own_postgres.url_of(database)) as here:
-        freeze(here, own_postgres)
+    with party(own_postgres.url_of(database)) as far:
+        freeze(far, own_postgres)
         eventually(lambda: own_postgres.psql(BUSY) == [(0,)])
-        nothing_is_left(database, own_postgres, str(here.key))
-        here.take(new_claim(), ask=ONCE)
+        nothing_is_left(database, own_postgres, str(far.key))
+        far.take(new_claim(), ask=ONCE)
 
 
 ASKS_AND_DIES = """
@@ -166,9 +146,9 @@ except (StoreUnavailable, OutcomeUnknown):
 
 
 def test_a_take_whose_process_is_gone_before_it_arrives_uses_no_slot(
-    here: Party, direct: Party, network: FaultProxy
+    far: Party, near: Party, network: FaultProxy
 ) -> None:
-    command = [sys.executable, "-c", ASKS_AND_DIES, f"{here.engine.url}?restart_wait=0"]
+    command = [sys.executable, "-c", ASKS_AND_DIES, f"{far.engine.url}?restart_wait=0"]
     asker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert asker.stdout is not None
     assert asker.stdout.readline() == "ready\n"
@@ -178,49 +158,49 @@ def test_a_take_whose_process_is_gone_before_it_arrives_uses_no_slot(
     time.sleep(0.3)
     network.heal()
     eventually(lambda: network.live == 0)
-    with Client(direct.engine) as other, other.lock("nightly", once_per=43_200.0, timeout=5):
+    with Client(near.engine) as other, other.lock("nightly", once_per=43_200.0, timeout=5):
         pass
 
 
 def test_a_take_that_waited_for_a_locked_row_until_its_time_was_over_is_not_carried_out(
-    here: Party, database: str, postgres_server: PostgresServer
+    far: Party, database: str, postgres_server: PostgresServer
 ) -> None:
-    granted = here.take()
-    here.store.give(here.key, here.claim, granted.token, soon())
+    granted = far.take()
+    far.store.give(far.key, far.claim, granted.token, soon())
     with psycopg.connect(postgres_server.url_of(database)) as operator:
         operator.execute("select from incumbent.record for update")
-        take_in_vain(here, 0.3)
+        take_in_vain(far, 0.3)
         time.sleep(0.2)
         operator.rollback()
     eventually(lambda: postgres_server.psql(BUSY, database) == [(0,)])
-    nothing_is_left(database, postgres_server, str(here.key))
+    nothing_is_left(database, postgres_server, str(far.key))
 
 
-def test_who_gave_a_claim_up_can_never_be_granted_it_again(direct: Party) -> None:
-    granted = direct.take()
-    assert direct.store.give(direct.key, direct.claim, None, soon()) == Released()
-    refused = direct.store.take(direct.key, direct.claim, ASK, soon())
+def test_who_gave_a_claim_up_can_never_be_granted_it_again(near: Party) -> None:
+    granted = near.take()
+    assert near.store.give(near.key, near.claim, None, soon()) == Released()
+    refused = near.store.take(near.key, near.claim, ASK, soon())
     assert isinstance(refused, Refused)
-    assert direct.take(new_claim()).token > granted.token
+    assert near.take(new_claim()).token > granted.token
 
 
 def test_a_certain_release_leaves_no_mark(
-    direct: Party, database: str, postgres_server: PostgresServer
+    near: Party, database: str, postgres_server: PostgresServer
 ) -> None:
-    granted = direct.take()
-    direct.store.give(direct.key, direct.claim, granted.token, soon())
-    direct.take()
+    granted = near.take()
+    near.store.give(near.key, near.claim, granted.token, soon())
+    near.take()
     assert postgres_server.psql("select * from incumbent.given_up", database) == []
 
 
 def test_a_server_whose_clock_jumped_ahead_is_asked_what_time_it_is_and_serves_on(
-    direct: Party,
+    near: Party,
 ) -> None:
     # What a connection knows of the server's clock may be old.
-    direct.take()
-    exchange = direct.store.exchange  # type: ignore[attr-defined]
+    near.take()
+    exchange = near.store.exchange  # type: ignore[attr-defined]
     (wire,) = exchange.idle
     wire.ahead -= 3600.0
-    direct.key = direct.key._replace(name="other")
-    direct.take(new_claim())
+    near.key = near.key._replace(name="other")
+    near.take(new_claim())
     assert wire.closed

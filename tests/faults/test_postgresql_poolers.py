@@ -30,11 +30,6 @@ LISTENING = "select 1 from pg_stat_activity where query ilike 'listen%'"
 MODES = ["transaction", "session", "statement"]
 
 
-@pytest.fixture
-def database(postgres_server: PostgresServer) -> str:
-    return new_database(postgres_server)
-
-
 @pytest.fixture(params=MODES)
 def pooler(request: pytest.FixtureRequest, postgres_server: PostgresServer) -> Iterator[PgBouncer]:
     with PgBouncer(postgres_server, request.param) as bouncer:

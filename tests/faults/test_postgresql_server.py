@@ -29,11 +29,6 @@ from tests.support.waiting import eventually
 
 
 @pytest.fixture
-def database(postgres_server: PostgresServer) -> str:
-    return new_database(postgres_server)
-
-
-@pytest.fixture
 def here(postgres_server: PostgresServer, database: str) -> Iterator[Party]:
     with party(postgres_server.url_of(database)) as one:
         yield one

@@ -7,7 +7,6 @@ import gc
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
@@ -31,19 +30,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.fixture
 def url(postgres_server: PostgresServer) -> str:
     return postgres_server.url_of(new_database(postgres_server))
-
-
-@pytest.fixture
-def network(postgres_server: PostgresServer) -> Iterator[FaultProxy]:
-    with FaultProxy(postgres_server.port) as faulty:
-        yield faulty
-
-
-@pytest.fixture
-def here(postgres_server: PostgresServer, network: FaultProxy) -> Iterator[Party]:
-    database = new_database(postgres_server)
-    with party(postgres_server.url_of(database, port=network.port)) as one:
-        yield one
 
 
 # -- drivers of the user's own
@@ -109,12 +95,12 @@ def test_the_password_of_a_driver_never_shows() -> None:
 # -- loops and tasks
 
 
-def test_many_tasks_share_an_engine_and_one_is_granted(here: Party, network: FaultProxy) -> None:
+def test_many_tasks_share_an_engine_and_one_is_granted(far: Party, network: FaultProxy) -> None:
     async def main() -> None:
         claims = [new_claim() for _ in range(40)]
-        store = here.engine.async_store()
+        store = far.engine.async_store()
         outcomes = await asyncio.gather(
-            *(store.take(here.key, claim, ASK, soon(5)) for claim in claims)
+            *(store.take(far.key, claim, ASK, soon(5)) for claim in claims)
         )
         (granted,) = [each for each in outcomes if isinstance(each, Granted)]
         assert granted.claim == claims[outcomes.index(granted)]
@@ -125,11 +111,11 @@ def test_many_tasks_share_an_engine_and_one_is_granted(here: Party, network: Fau
 
 
 def test_a_loop_that_ends_leaves_no_connection_and_no_warning(
-    here: Party, network: FaultProxy
+    far: Party, network: FaultProxy
 ) -> None:
     async def main() -> None:
-        store = here.engine.async_store()
-        assert isinstance(await store.take(here.key, here.claim, ASK, soon()), Granted)
+        store = far.engine.async_store()
+        assert isinstance(await store.take(far.key, far.claim, ASK, soon()), Granted)
 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -138,12 +124,12 @@ def test_a_loop_that_ends_leaves_no_connection_and_no_warning(
     eventually(lambda: network.live == 0)
 
 
-def test_a_store_that_was_closed_opens_again(here: Party) -> None:
-    here.take()
-    here.store.close()
-    here.take()
-    asyncio.run(here.take_async())
-    asyncio.run(here.take_async())
+def test_a_store_that_was_closed_opens_again(far: Party) -> None:
+    far.take()
+    far.store.close()
+    far.take()
+    asyncio.run(far.take_async())
+    asyncio.run(far.take_async())
 
 
 def test_an_engine_that_is_dropped_closes_its_connections(
@@ -161,56 +147,56 @@ def test_an_engine_that_is_dropped_closes_its_connections(
 
 
 def test_a_forks_child_shares_no_connection_with_its_parent(
-    here: Party, network: FaultProxy
+    far: Party, network: FaultProxy
 ) -> None:
-    granted = here.take()
+    granted = far.take()
     before = network.accepted
 
     def child() -> int:
-        outcome = here.store.take(here.key, new_claim(), ASK, soon())
-        here.store.close()
+        outcome = far.store.take(far.key, new_claim(), ASK, soon())
+        far.store.close()
         return 0 if isinstance(outcome, Refused) else 2
 
     assert in_a_child(child) == 0
     assert network.accepted == before + 1
     # The parent's connection lives on, in step.
-    assert here.store.give(here.key, here.claim, granted.token, soon()) == Released()
+    assert far.store.give(far.key, far.claim, granted.token, soon()) == Released()
     assert network.accepted == before + 1
 
 
 def test_a_fork_within_a_loop_leaves_the_parents_loop_alone(
-    here: Party, network: FaultProxy
+    far: Party, network: FaultProxy
 ) -> None:
     async def main() -> None:
-        store = here.engine.async_store()
-        granted = await store.take(here.key, here.claim, ASK, soon())
+        store = far.engine.async_store()
+        granted = await store.take(far.key, far.claim, ASK, soon())
         assert isinstance(granted, Granted)
         before = network.accepted
 
         def child() -> int:
             gc.collect()
-            return 0 if isinstance(here.refused(), Refused) else 2
+            return 0 if isinstance(far.refused(), Refused) else 2
 
         assert in_a_child(child) == 0
-        assert await store.give(here.key, here.claim, granted.token, soon()) == Released()
+        assert await store.give(far.key, far.claim, granted.token, soon()) == Released()
         assert network.accepted == before + 1
         await store.aclose()
 
     asyncio.run(main())
 
 
-def test_a_waiter_forked_away_leaves_its_parent_listening(here: Party) -> None:
-    here.take()
-    seen = here.refused().seen
-    here.store.wait_change(here.key, seen, soon(0.1))
+def test_a_waiter_forked_away_leaves_its_parent_listening(far: Party) -> None:
+    far.take()
+    seen = far.refused().seen
+    far.store.wait_change(far.key, seen, soon(0.1))
 
     def child() -> int:
-        here.store.wait_change(here.key, seen, soon(0.1))
+        far.store.wait_change(far.key, seen, soon(0.1))
         return 0
 
     assert in_a_child(child) == 0
-    here.store.wait_change(here.key, seen, soon(0.1))
-    assert here.refused().seen == seen
+    far.store.wait_change(far.key, seen, soon(0.1))
+    assert far.refused().seen == seen
 
 
 def test_a_program_that_never_closes_ends_without_a_word(url: str) -> None:

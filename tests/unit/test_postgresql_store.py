@@ -71,6 +71,19 @@ def store(postgres_server: PostgresServer, database: str) -> Iterator[PostgresSt
     store.close()
 
 
+Moved = tuple[MovedWorld, PostgresStore]
+
+
+@pytest.fixture
+def moved(postgres_server: PostgresServer) -> Iterator[Moved]:
+    """A store whose leases are counted by a clock that a test moves."""
+    world = MovedWorld(postgres_server, 1_800_000_000.0)
+    store = world.engine.store()
+    assert isinstance(store, PostgresStore)
+    yield world, store
+    store.close()
+
+
 def granted(store: PostgresStore, claim: str = _ONE, key: Key = _KEY, ask: Ask = _ASK) -> Granted:
     outcome = store.take(key, claim, ask, soon())
     assert isinstance(outcome, Granted), outcome
@@ -406,11 +419,9 @@ def test_who_waits_for_a_slot_is_told_when_it_is_given_back_after_the_lease_ende
 
 
 def test_records_are_forgotten_a_few_at_a_time_but_never_what_still_says_something(
-    postgres_server: PostgresServer,
+    moved: Moved,
 ) -> None:
-    world = MovedWorld(postgres_server, 1_800_000_000.0)
-    store = world.engine.store()
-    assert isinstance(store, PostgresStore)
+    world, store = moved
     brief = Ask(10.0, "a", keep_record=10.0)
     for index in range(100):
         granted(store, key=Key("old", f"n{index}"), ask=brief)
@@ -423,39 +434,30 @@ def test_records_are_forgotten_a_few_at_a_time_but_never_what_still_says_somethi
     assert (sum(forgotten), max(forgotten) <= 64, forgotten[2]) == (100, True, 0)
     left = store.scan("old", "", soon())
     assert [record.key.name for record in left] == ["field", "slot"]
-    store.close()
 
 
-def test_a_forgotten_records_next_token_is_larger(postgres_server: PostgresServer) -> None:
-    world = MovedWorld(postgres_server, 1_800_000_000.0)
-    store = world.engine.store()
-    assert isinstance(store, PostgresStore)
+def test_a_forgotten_records_next_token_is_larger(moved: Moved) -> None:
+    world, store = moved
     first = granted(store, ask=Ask(10.0, "a", keep_record=1.0))
     world.pass_time(4 * 86_400)
     world.server.psql("select incumbent.sweep()", world.database)
     assert store.scan("default", "", soon()) == ()
     assert granted(store).token > first.token
-    store.close()
 
 
-def test_tokens_grow_though_the_clock_was_set_back(postgres_server: PostgresServer) -> None:
-    world = MovedWorld(postgres_server, 1_800_000_000.0)
-    store = world.engine.store()
-    assert isinstance(store, PostgresStore)
+def test_tokens_grow_though_the_clock_was_set_back(moved: Moved) -> None:
+    world, store = moved
     first = granted(store)
     assert isinstance(store.give(_KEY, first.claim, first.token, soon()), Released)
     world.pass_time(-3600.0)
     assert granted(store).token > first.token
-    store.close()
 
 
 @pytest.mark.parametrize("what_comes", ["a take", "a field", "a claim that is given up"])
 def test_tokens_grow_over_what_was_forgotten_though_the_clock_was_set_back(
-    postgres_server: PostgresServer, what_comes: str
+    moved: Moved, what_comes: str
 ) -> None:
-    world = MovedWorld(postgres_server, 1_800_000_000.0)
-    store = world.engine.store()
-    assert isinstance(store, PostgresStore)
+    world, store = moved
     first = granted(store, ask=Ask(10.0, "a", keep_record=1.0))
     world.pass_time(4 * 86_400)
     world.server.psql("select incumbent.sweep()", world.database)
@@ -465,7 +467,6 @@ def test_tokens_grow_over_what_was_forgotten_though_the_clock_was_set_back(
     elif what_comes == "a claim that is given up":
         store.give(_KEY, _TWO, None, soon())
     assert granted(store).token > first.token
-    store.close()
 
 
 @pytest.mark.parametrize("what_comes", ["a take", "a field", "a claim that is given up"])
@@ -525,11 +526,9 @@ PROMOTED = "truncate incumbent.epoch; delete from incumbent.record"
 
 
 def test_tokens_grow_over_promotions_to_servers_with_slower_clocks_that_lack_the_last_grants(
-    postgres_server: PostgresServer,
+    moved: Moved,
 ) -> None:
-    world = MovedWorld(postgres_server, 1_800_000_000.0)
-    store = world.engine.store()
-    assert isinstance(store, PostgresStore)
+    world, store = moved
     tokens = [granted(store).token]
     versions = []
     for behind in (20.0, 25.0, -45.0, 59.0):  # a fleet whose clocks are up to a minute apart
@@ -542,15 +541,12 @@ def test_tokens_grow_over_promotions_to_servers_with_slower_clocks_that_lack_the
         tokens.append(granted(store).token)
     assert tokens == sorted(set(tokens))
     assert versions == sorted(set(versions))
-    store.close()
 
 
 def test_tokens_are_those_of_the_clock_again_a_minute_after_each_epoch(
-    postgres_server: PostgresServer,
+    moved: Moved,
 ) -> None:
-    world = MovedWorld(postgres_server, 1_800_000_000.0)
-    store = world.engine.store()
-    assert isinstance(store, PostgresStore)
+    world, store = moved
     tokens = []
     for _ in range(4):
         world.server.psql(PROMOTED, world.database)
@@ -559,7 +555,6 @@ def test_tokens_are_those_of_the_clock_again_a_minute_after_each_epoch(
     assert tokens[-1] > 1_800_000_000_000_000 + 5 * 60_000_000
     world.pass_time(301.0)
     assert granted(store).token == 1_800_000_301_000_000
-    store.close()
 
 
 def test_a_schema_that_is_applied_again_moves_no_token_ahead(
@@ -573,11 +568,9 @@ def test_a_schema_that_is_applied_again_moves_no_token_ahead(
 
 @pytest.mark.parametrize("what_comes", ["nothing", "a take", "a field"])
 def test_a_stale_holder_stays_refused_after_its_record_and_its_fence_were_forgotten(
-    postgres_server: PostgresServer, what_comes: str
+    moved: Moved, what_comes: str
 ) -> None:
-    world = MovedWorld(postgres_server, 1_800_000_000.0)
-    store = world.engine.store()
-    assert isinstance(store, PostgresStore)
+    world, store = moved
     brief = Ask(10.0, "a", keep_record=1.0)
     stale = granted(store, ask=brief)
     world.pass_time(20.0)
@@ -594,15 +587,12 @@ def test_a_stale_holder_stays_refused_after_its_record_and_its_fence_were_forgot
     elif what_comes == "a field":
         store.put(_KEY, "state", b"x", None, soon())
     assert world.server.psql(fence.format(stale.token), world.database) == [(False,)]
-    store.close()
 
 
 def test_claims_that_were_given_up_are_forgotten_after_an_hour(
-    postgres_server: PostgresServer,
+    moved: Moved,
 ) -> None:
-    world = MovedWorld(postgres_server, 1_800_000_000.0)
-    store = world.engine.store()
-    assert isinstance(store, PostgresStore)
+    world, store = moved
     store.give(_KEY, _ONE, None, soon())
     world.pass_time(3599.0)
     world.server.psql("select incumbent.sweep()", world.database)
@@ -612,7 +602,6 @@ def test_claims_that_were_given_up_are_forgotten_after_an_hour(
     left = "select count(*) from incumbent.given_up"
     assert world.server.psql(left, world.database) == [(0,)]
     granted(store)
-    store.close()
 
 
 # -- connections
