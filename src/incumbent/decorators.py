@@ -159,8 +159,7 @@ def _recorded(lease: Lease, function: Any, call: Callable[[], Any]) -> Any:
         state, why = _how(error, lease)
         drive(once.end(state, clock.wall(), why=why))
         raise
-    drive(once.end(State.OK if lease.valid else State.LOST, clock.wall()))
-    drive(once.prune(clock.wall()))
+    drive(once.succeed(clock.wall()))
     return result
 
 
@@ -200,6 +199,5 @@ async def _recorded_async(lease: AsyncLease, function: Any, call: Callable[[], A
         # Cancelled at the renew deadline there is a grace left, and it is for this.
         await once.end(state, clock.wall(), why=why)
         raise
-    await once.end(State.OK if lease.valid else State.LOST, clock.wall())
-    await once.prune(clock.wall())
+    await once.succeed(clock.wall())
     return result

@@ -79,7 +79,7 @@ class LeaseLost(LockError):
     `reason`: "expired" (the proof ran out), "taken" (the store has another record or none),
     "broken" (an operator asked for it), "resigned" (our own doing), "paused", "store_restarted",
     "at_most_for" (its own bound), "need" (still held, but not for as long as `check(need=)`
-    asked), "forked".
+    asked), "forked", "unrecorded" (the ledger could not be told of the end under the lease).
     """
 
     def __init__(self, message: str = "", *, name: str = "", reason: str = "expired") -> None:

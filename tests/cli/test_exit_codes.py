@@ -19,7 +19,7 @@ from incumbent.durations import parse_duration
 from incumbent.links import link_for
 from incumbent.model import Ask, Granted, Key
 from tests.cli.tool import command_line, environment, incumbent, python, start
-from tests.support.servers import free_port
+from tests.support.servers import RedisServer, free_port
 from tests.support.waiting import eventually
 
 SHORT = ("--ttl", "0.6", "--grace", "0.1")
@@ -209,9 +209,35 @@ def test_a_command_that_outlived_its_lease_reports_no_success(
     assert "CMD ended after" in said
     assert result_of(file)["reason"] == "taken"
     if recorded:
-        history = incumbent("-s", store, "history", "job", "--json").stdout
-        assert '"lost"' in history
-        assert '"ok"' not in history
+        assert '"lost"' in history_of(store)
+        assert '"ok"' not in history_of(store)
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("code", [0, 7])
+def test_an_end_that_the_ledger_cannot_be_told_in_time_is_lost_here_and_there(
+    tmp_path: Path, code: int
+) -> None:
+    """CMD ends within its lease, but the store is away until that has run out."""
+    file, go = tmp_path / "result", tmp_path / "go"
+    script = f"while ! test -e {go}; do sleep 0.01; done; exit {code}"
+    words = ("run", "-q", "job", "--ttl", "6", "--once-per", "1h", "--result-file", str(file), "--")
+    with RedisServer() as server:
+        store = f"{server.url}?restart_wait=0"
+        with start("-s", store, *words, "sh", "-c", script) as us:
+            eventually(lambda: '"running"' in history_of(store))
+            server.freeze()
+            go.touch()
+            _, said = us.communicate()
+            server.thaw()
+        assert us.returncode == (code or 123)
+        assert "before the end of the work was on record; CMD ended after" in said
+        assert result_of(file)["reason"] == "unrecorded"
+        assert '"ok"' not in history_of(store)
+
+
+def history_of(store: str) -> str:
+    return incumbent("-s", store, "history", "job", "--json").stdout
 
 
 @pytest.mark.parametrize("code", [0, 7])

@@ -22,6 +22,13 @@ MUTATIONS: tuple[Mutation, ...] = (
         "tests/unit/test_cron_book.py::test_of_two_that_prune_at_a_time_none_undoes_the_others_word",
     ),
     _m(
+        "success that the ledger could not be told is reported all the same",
+        "cli/recording.py",
+        "        return ending if ending.cause else replace(ending, cause=UNRECORDED, outlived=True)",
+        "        return ending",
+        "tests/cli/test_exit_codes.py",
+    ),
+    _m(
         "a run that lost its lease writes its end",
         "cron/book.py",
         "        outcome = await self._put(moved, ByClaim(pen.claim, pen.token))",

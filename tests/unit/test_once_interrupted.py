@@ -7,8 +7,19 @@ from typing import Any
 
 import pytest
 
-from incumbent import StoreError, clock, once
-from incumbent.cron.ledger import runs_of
+from incumbent import (
+    LeaseLost,
+    Lock,
+    OutcomeUnknown,
+    StoreError,
+    StoreUnavailable,
+    clock,
+    once,
+)
+from incumbent._core.onestep import run as drive
+from incumbent.cron.ledger import State, runs_of
+from incumbent.cron.once import begin_once
+from incumbent.links import link_for
 from incumbent.model import Key
 from tests.support.faulty import Fault, FaultyEngine
 from tests.support.waiting import eventually
@@ -127,6 +138,55 @@ def test_an_interruption_leaves_the_record_of_an_earlier_run_alone(engine: Fault
     assert runs_on_record(engine) == ["ok"]
     free_again(engine)
     assert job() is None
+
+
+def test_an_end_whose_answer_was_lost_is_on_record_all_the_same(
+    engine: FaultyEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lease = Lock("job", store=engine, once_per=60).acquire()
+    link = link_for(engine)
+    run = drive(begin_once(link.port, lease._held, 0.0, "once/today", "job"))
+    assert run is not None
+    good = engine.faulty.put
+
+    def lose_the_answer(*asked: Any) -> Any:
+        good(*asked)
+        (holding,) = engine.faulty.read(lease._held.wanted.key, clock.now() + 1).holdings
+        engine.faulty.give(lease._held.wanted.key, holding.claim, None, clock.now() + 1)
+        monkeypatch.setattr(engine.faulty, "put", good)
+        raise OutcomeUnknown("planned")
+
+    monkeypatch.setattr(engine.faulty, "put", lose_the_answer)
+    assert drive(run.end(State.OK, 1.0))
+    assert runs_on_record(engine) == ["ok"]
+    with pytest.raises(LeaseLost):
+        lease.release()
+
+
+def test_success_that_cannot_be_put_on_record_is_none(
+    engine: FaultyEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*asked: Any) -> Any:
+        raise StoreUnavailable("planned: no right to write", permanent=True)
+
+    @once("job", per=60, store=engine)
+    def job() -> str:
+        monkeypatch.setattr(engine.faulty, "put", refuse)
+        return "ran"
+
+    @once("other", per=60, store=engine)
+    async def other() -> str:
+        monkeypatch.setattr(engine.faulty, "put", refuse)
+        return "ran"
+
+    good = engine.faulty.put
+    with pytest.raises(LeaseLost) as lost:
+        job()
+    assert lost.value.reason == "unrecorded"
+    monkeypatch.setattr(engine.faulty, "put", good)
+    with pytest.raises(LeaseLost, match="before the end of the work was on record"):
+        asyncio.run(other())
+    assert runs_on_record(engine) == ["running"]
 
 
 @pytest.mark.parametrize("settings", SETTINGS)

@@ -7,7 +7,7 @@ from incumbent.durations import say_seconds
 from incumbent.errors import AcquireTimeout, LeaseLost, NotAcquired, OutcomeUnknown
 from incumbent.model import Notice, Refused
 
-__all__ = ["asked_by", "late_grant", "lease_lost", "not_acquired"]
+__all__ = ["UNRECORDED", "asked_by", "late_grant", "lease_lost", "not_acquired"]
 
 
 def not_acquired(
@@ -59,7 +59,11 @@ def late_grant(wanted: Wanted, took: float) -> OutcomeUnknown:
     )
 
 
+UNRECORDED = "unrecorded"
+"""The reason where the ledger could not be told of an end under the lease, and will say `lost`."""
+
 _LOST = {
+    UNRECORDED: "ended before the end of the work was on record",
     "expired": "could not be renewed in time",
     "taken": "is gone from the store: deleted, evicted or taken",
     "broken": "was asked for by an operator",

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from incumbent import clock
 from incumbent._core.onestep import run as drive
+from incumbent._core.words import UNRECORDED
 from incumbent.cli.parser import Request
 from incumbent.cli.verdict import Verdict
 from incumbent.cron.execute import without_secrets
@@ -69,7 +70,11 @@ def end(once: OnceRun, lease: Lease, ending: Ending | None, verdict: Verdict) ->
     in_time = drive(once.end(state, clock.wall(), code=code, why=why))
     if ending.survivors:
         return ending
+    if not in_time:
+        ending = left(lease, ending)
+        # The ledger will say that it was lost, and so do we.
+        return ending if ending.cause else replace(ending, cause=UNRECORDED, outlived=True)
     # On record under the lease, as the store saw: what happens to it now is none of CMD's.
-    ending = replace(ending, confirmed=give_back(lease)) if in_time else left(lease, ending)
+    ending = replace(ending, confirmed=give_back(lease))
     drive(once.prune(clock.wall()))
     return ending

@@ -135,14 +135,16 @@ class Book:
                     return None
                 await self._port.sleep_until(wake)
 
-    async def outlived(self, run: Run, why: str, now: float) -> bool:
-        """Put on record that a run went on beyond its lease; False if it is not on record as ours
-        and going on.
+    async def outlived(self, run: Run, why: str, now: float) -> State | None:
+        """Put on record that a run went on beyond its lease, unless its end is there; returns what
+        is on record then, None if that is not ours.
         """
         found, version = runs_of((await self.read()).fields).get(run.slot, (run, 0))
-        if not version or found.token != run.token or found.state.ended:
-            return False
-        return await self.lose(found, version, why, now)
+        if not version or found.token != run.token:
+            return None
+        if found.state.ended:
+            return found.state
+        return State.LOST if await self.lose(found, version, why, now) else None
 
     async def undo(self, run: Run) -> None:
         """Nothing came of it: the slot is as if we had not begun. Another's record stays."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from contextlib import suppress
 from dataclasses import dataclass
 
 from incumbent._core.held import Held
+from incumbent._core.words import UNRECORDED, lease_lost
 from incumbent.cron.book import Book, BookPort, Pen
 from incumbent.cron.ledger import JOB, Run, State
 from incumbent.durations import say_seconds
@@ -35,21 +35,30 @@ class OnceRun:
     ) -> bool:
         """Put its end on record, before the lease is given back; False if it could not be.
 
-        A run that outlived its lease is put on record as lost, whatever came of it.
+        Then it is lost, whatever came of it: on record at once, or by whoever looks.
         """
         pen = Pen(self.held.claim, self.held.machine.token)
         until = max(self.held.machine.deadline, self.port.now() + _SHORT)
         ended = await self.book.insist(
             self.run, state, pen, until, ended=wall, code=code, why=why[:500]
         )
-        if ended is None:
-            await self._outlived(wall, why)
-        return ended is not None
+        return ended is not None or await self._found(state, wall, why)
 
-    async def _outlived(self, wall: float, why: str) -> None:
-        after = f"; it had ended before: {why}" if why else ""
-        with suppress(StoreError):
-            await self.book.outlived(self.run, f"the lease was lost before its end{after}", wall)
+    async def _found(self, state: State, wall: float, why: str) -> bool:
+        """Whether that is on record all the same, by a request whose answer was lost."""
+        lost = f"{why or state}, but the lease was lost before that was on record"
+        try:
+            return await self.book.outlived(self.run, lost, wall) is state
+        except StoreError:
+            return False
+
+    async def succeed(self, wall: float) -> None:
+        """Put on record that all is well; raises LeaseLost if that cannot be."""
+        machine = self.held.machine
+        state = State.OK if machine.valid(self.port.now()) else State.LOST
+        if not await self.end(state, wall):
+            raise lease_lost(self.held.wanted.key.name, machine.reason or UNRECORDED)
+        await self.prune(wall)
 
     async def undo(self) -> None:
         """It never started: the slot is anybody's again."""

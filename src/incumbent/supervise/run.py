@@ -74,7 +74,8 @@ class Ending:
     `survivors`: processes that even KILL did not end; then the lease was not given back.
     `confirmed`: whether the store confirmed the release. `leaving`: the first of `stop_on` that
     came, also after another cause; empty for none. `outlived`: CMD ended by itself, and the release
-    found that the lease had been lost before: then that is the cause.
+    found that the lease had been lost before: then that is the cause; or the ledger could not be
+    told under the lease.
     """
 
     cause: str
