@@ -177,7 +177,7 @@ class ElectionHandle(LockHandle[T], Generic[T]):
         return term
 
     def _ended(self, ref: Callable[[], T | None], number: int) -> None:
-        """In the keeper's thread, or in the one that released: only tell, and do not wait."""
+        """In any thread: only tell, and do not wait."""
         term = ref()
         if self._leader is not None and self._leader.term == number:
             self._leader_seen(None)

@@ -95,7 +95,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     _p(
         "leaving the line is a doubt",
         "_core/acquire.py",
-        "port.hand_over(replace(held.debt(now, undo_slot=True), token=0))",
+        "port.hand_over(replace(held.debt(now, undo_slot=True), only_leaves_line=True))",
         "port.hand_over(held.debt(now, undo_slot=True))",
         f"{_LINES}::test_who_gives_up_leaves_the_line",
     ),

@@ -94,7 +94,7 @@ def _compensate(port: Port, held: Held) -> None:
         port.hand_over(held.debt(now, undo_slot=True))
     elif held.in_line:
         # Until the store hears that it leaves the line, the others wait for this one too.
-        port.hand_over(replace(held.debt(now, undo_slot=True), token=0))
+        port.hand_over(replace(held.debt(now, undo_slot=True), only_leaves_line=True))
 
 
 async def _try_on(

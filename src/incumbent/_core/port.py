@@ -23,7 +23,7 @@ class Debt:
     the store is told again until `until`, and after it until it has answered once.
     `closed_until`: what at_least_for still asks of the name, by this process's clock.
     `reserve_for`: the successor for whom the name is kept free until `reserved_until`, likewise.
-    `token`: 0 if the claim certainly holds nothing and only leaves the line; else None.
+    `only_leaves_line`: the claim certainly holds nothing.
     """
 
     key: Key
@@ -34,7 +34,7 @@ class Debt:
     closed_until: float
     reserve_for: str | None = None
     reserved_until: float = -inf
-    token: int | None = None
+    only_leaves_line: bool = False
 
     def parting(self, now: float) -> tuple[float, str | None]:
         """`closed_for` and `reserve_for` of a give at `now`; closing goes before a reservation."""

@@ -87,7 +87,8 @@ async def settle(port: Port, debt: Debt, timeout: float) -> bool:
     """Tell the store that a claim is dead; True when nothing of it is left.
 
     A claim in doubt is owed until the store has answered, however long that takes: its take may
-    still be on its way, and arrives behind whatever held it up.
+    still be on its way, and arrives behind whatever held it up. It is told again until then also
+    where one answer would do (`refuses_late`): a failover may lose what a store knows of a claim.
     """
     now = port.now()
     if now >= debt.until and not debt.doubt:
@@ -97,7 +98,7 @@ async def settle(port: Port, debt: Debt, timeout: float) -> bool:
         outcome = await port.give(
             debt.key,
             debt.claim,
-            debt.token,
+            0 if debt.only_leaves_line else None,
             now + timeout,
             closed_for=closed_for,
             reserve_for=reserve_for,
