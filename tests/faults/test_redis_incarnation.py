@@ -101,6 +101,20 @@ def test_an_idle_connection_on_asyncio_notices_that_its_master_was_a_replica() -
         asyncio.run(main(master, other))
 
 
+def test_an_idle_connection_notices_a_switchover_that_left_the_marker_as_it_was() -> None:
+    with (
+        RedisServer(REPLICA) as master,
+        RedisServer(REPLICA) as other,
+        holder_and_asker(master.url) as (_, asker),
+    ):
+        replicate(other, master)
+        other.cli("REPLICAOF", "NO", "ONE")
+        replicate(master, other)
+        master.cli("REPLICAOF", "NO", "ONE")
+        time.sleep(LOOK_EVERY)
+        assert_refused(asker)
+
+
 def test_an_idle_connection_notices_a_switchover_there_and_back_with_a_client_in_between() -> None:
     with RedisServer(REPLICA) as master, RedisServer(REPLICA) as other:
         replicate(other, master)

@@ -1,4 +1,7 @@
-"""While the first in line looks, the others ask nobody, whatever stands before the connections."""
+"""Requests that are spared, whatever stands before the connections.
+
+While the first in line looks, the others ask nobody. A look at the server goes with a take.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,17 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from typing import Any, NamedTuple
 
 import pytest
 import redis
 
-from incumbent.model import Ask, Queue, Queued, TakeOutcome
-from tests.faults.redis_world import Party, party, soon
+from incumbent.model import Ask, Queue, Queued, Slot, TakeOutcome
+from tests.faults.redis_world import Party, new_claim, party, soon
 from tests.support.redis_cluster import RedisCluster
 from tests.support.redis_sentinels import Sentinels
-from tests.support.servers import RedisServer
+from tests.support.servers import RedisServer, free_port
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.server
@@ -130,3 +134,51 @@ def test_who_has_heard_that_the_first_in_line_looked_asks_nobody(
         outcome, requests = side(one, first_looks, fleet)
         assert isinstance(outcome, Queued)
         assert requests == 0
+
+
+def clients_commands(raw: redis.Redis, do: Callable[[], object]) -> list[str]:
+    """What clients sent meanwhile."""
+    watch: Any = raw.monitor  # redis-py does not say what it returns
+    with watch() as monitor:
+        raw.echo("begin")
+        do()
+        raw.echo("end")
+        said = [it for it in _until_end(monitor) if it["client_type"] != "lua"]
+    words = [it["command"].partition(" ")[0] for it in said]
+    return words[words.index("ECHO") + 1 :]
+
+
+def _until_end(monitor: Any) -> Iterator[dict[str, str]]:
+    for command in monitor.listen():
+        if command["command"] == "ECHO end":
+            return
+        yield command
+
+
+@pytest.mark.parametrize("options", ["restart_wait=0", "restart_wait=0&functions=yes"])
+def test_a_look_at_the_server_is_no_request_of_its_own(
+    redis_server: RedisServer, options: str
+) -> None:
+    ask = Ask(9.0, "me", slot=Slot("today", 60.0), queue=Queue(3.0), candidacy=5.0)
+    with redis.Redis(port=redis_server.port) as raw, party(redis_server.url, options) as one:
+        one.engine.fix(soon())
+        for each in (WAITS, ask, Ask(9.0, "me")):
+            # A connection that has not looked yet, for it has not taken anything.
+            one.store.close()
+            one.store.read(one.key, soon())
+            sent = clients_commands(raw, partial(one.take, ask=each))
+            assert sent == ["FCALL" if "functions" in options else "EVALSHA"]
+            # A claim that is given up without its token is refused from then on.
+            one.store.give(one.key, one.claim, None, soon())
+            one.claim = new_claim()
+
+
+def test_where_one_address_is_a_whole_cluster_the_look_goes_beside_the_take() -> None:
+    with RedisServer(["--cluster-enabled", "yes", "--cluster-port", str(free_port())]) as server:
+        server.cli("CLUSTER", "ADDSLOTSRANGE", "0", "16383")
+        eventually(lambda: "cluster_state:ok" in server.cli("CLUSTER", "INFO"))
+        with redis.Redis(port=server.port) as raw, party(server.url) as one:
+            one.store.read(one.key, soon())
+            sent = clients_commands(raw, one.take)
+    # The server does not run, or show, what keys of two slots would be.
+    assert sent == ["EVALSHA", "GET", "INFO", "TIME"]

@@ -110,6 +110,13 @@ MUTATIONS: tuple[Mutation, ...] = (
         "RECORD_FORMAT: Final = 1",
         "tests/formats/test_side_by_side.py::test_this_release_refuses_the_records_of_the_one_before_and_says_what_to_do[redis]",
     ),
+    _lua(
+        "redis: a look beside a take says that the server is a master as before",
+        "stores/redis/take_looking.lua",
+        "try('INFO', 'replication')",
+        "'role:master'",
+        "tests/faults/test_redis_incarnation.py::test_an_idle_connection_notices_a_switchover_that_left_the_marker_as_it_was",
+    ),
     _d(
         "redis: a record of another version is read as a foreign client's",
         "stores/redis/dialect.py",

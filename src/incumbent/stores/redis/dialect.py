@@ -37,7 +37,7 @@ from incumbent.stores.redis.incarnation import check_format
 from incumbent.stores.redis.names import Names, Naming, quoted
 from incumbent.stores.redis.records import mark_of, pairs, record_of, refused, slots_named
 from incumbent.stores.redis.renewals import renew_program
-from incumbent.stores.redis.resp import SCRIPTS, Part, Program, Step, milliseconds, pack
+from incumbent.stores.redis.resp import SCRIPTS, Part, Program, Script, Step, milliseconds, pack
 from incumbent.stores.redis.waiting.places import in_line, line_words, new_inbox
 
 __all__ = ["Dialect", "is_repeatable"]
@@ -46,8 +46,8 @@ _SCANNED: Final = 500
 _READ_AT_ONCE: Final = 100
 _CACHED: Final = 256
 
-_take, _give = SCRIPTS["take"], SCRIPTS["give"]
-_put = SCRIPTS["put"]
+_take, _give, _put = SCRIPTS["take"], SCRIPTS["give"], SCRIPTS["put"]
+_take_looking = SCRIPTS["take_looking"]
 
 
 class Dialect:
@@ -75,7 +75,7 @@ class Dialect:
         """
         kept = self._tails.get(id(ask))
         if kept is None and (ask.slot is not None or ask.candidacy > 0):
-            return self._take_more(key, claim, ask, sign, till)
+            return self._take_more(_take, key, claim, ask, sign, till)
         secret = claim.encode()
         tail = kept[1] if kept is not None and kept[2] is sign else self._tail(ask, sign)
         heads = self._head(key)
@@ -87,14 +87,23 @@ class Dialect:
             till * 1e6,
         )
 
-    def _take_more(self, key: Key, claim: str, ask: Ask, sign: bytes, till: float) -> bytes:
+    def take_looking(
+        self, key: Key, claim: str, ask: Ask, sign: bytes, till: float, marker: str
+    ) -> bytes:
+        """The same request with a look at the server, of which the `marker` has this key."""
+        return self._take_more(_take_looking, key, claim, ask, sign, till, marker)
+
+    def _take_more(
+        self, script: Script, key: Key, claim: str, ask: Ask, sign: bytes, till: float, *more: str
+    ) -> bytes:
         names, slot = self.naming.of(key), ask.slot
         keys = [names.main, names.companion]
-        parts = [
-            *_ask_parts(ask, quoted(slot.name) if slot else "-", sign),
-            line_words(self.inbox, ask, quoted(ask.holder)),
-            milliseconds(slot.keep) if slot else "-",
-        ]
+        parts = [*_ask_parts(ask, quoted(slot.name) if slot else "-", sign)]
+        special = slot is not None or ask.candidacy > 0
+        if special or ask.queue is not None:
+            parts.append(line_words(self.inbox, ask, quoted(ask.holder)))
+        if special:
+            parts.append(milliseconds(slot.keep) if slot else "-")
         if ask.queue is not None:
             keys.append(names.line)
         if slot is not None:
@@ -102,8 +111,9 @@ class Dialect:
         if ask.candidacy > 0:
             keys.append(names.candidates)
             parts += (milliseconds(ask.candidacy), names.channel)
+        keys += more
         last = b"%016d" % (till * 1e6)
-        return _take.call(len(keys), *keys, _held(claim, None), *parts, last)
+        return script.call(len(keys), *keys, _held(claim, None), *parts, last)
 
     def _head(self, key: Key) -> _Heads:
         try:

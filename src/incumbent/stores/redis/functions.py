@@ -94,6 +94,12 @@ class FunctionDialect(Dialect):
         """See Dialect.take."""
         return _as_call(super().take(key, claim, ask, sign, till))
 
+    def take_looking(
+        self, key: Key, claim: str, ask: Ask, sign: bytes, till: float, marker: str
+    ) -> bytes:
+        """See Dialect.take_looking."""
+        return _as_call(super().take_looking(key, claim, ask, sign, till, marker))
+
     def give(
         self,
         key: Key,

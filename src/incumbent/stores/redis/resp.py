@@ -45,12 +45,18 @@ _COMMENT: Final = re.compile(rb"^ *--.*$", re.MULTILINE)
 
 
 class Script:
-    """A Lua script beside this file, as it is sent: without comments, each on its line."""
+    """A Lua script beside this file, as it is sent: without comments, each on its line.
 
-    def __init__(self, name: str) -> None:
-        self.text = _COMMENT.sub(b"", (Path(__file__).parent / f"{name}.lua").read_bytes())
+    `inner`: a script that stands in it, where it says so.
+    """
+
+    def __init__(self, name: str, inner: str = "") -> None:
+        text = (Path(__file__).parent / f"{name}.lua").read_bytes()
+        if inner:
+            text = text.replace(b"-- INNER\n", Script(inner).text)
+        self.text: bytes = _COMMENT.sub(b"", text)
         # The server's name for a script, not a matter of security.
-        self.sha = sha1(self.text, usedforsecurity=False).hexdigest().encode()
+        self.sha: bytes = sha1(self.text, usedforsecurity=False).hexdigest().encode()
 
     def call(self, keys: int, *parts: Part) -> bytes:
         """One request that runs it; the first `keys` of `parts` are keys."""
@@ -62,7 +68,9 @@ class Script:
         return b"*%d\r\n" % (3 + len(keys) + more) + whole.partition(b"\r\n")[2]
 
 
-SCRIPTS: Final = {name: Script(name) for name in ("take", "renew", "give", "put")}
+SCRIPTS: Final = {name: Script(name) for name in ("take", "renew", "give", "put")} | {
+    "take_looking": Script("take_looking", inner="take")
+}
 
 _EVALSHA: Final = b"$7\r\nEVALSHA\r\n$40\r\n"
 _TEXTS: Final = {script.sha: script.text for script in SCRIPTS.values()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 from typing import Any
 
 import hiredis
@@ -14,7 +15,7 @@ from incumbent.policy import TTL_DEFAULT
 from incumbent.stores.redis.dialect import Dialect
 from incumbent.stores.redis.driver import Site
 from incumbent.stores.redis.errors import Outdated, restart_error
-from incumbent.stores.redis.incarnation import Known, Met, meet
+from incumbent.stores.redis.incarnation import MARKER_KEY, Known, Met, meet
 from incumbent.stores.redis.resp import Program, Step, as_eval, milliseconds
 from incumbent.stores.restart import wait_after_restart
 
@@ -33,10 +34,7 @@ def take_program(
     if ask.ttl > max(TTL_DEFAULT, wire.longest):
         yield from _tell_longest(site, wire, ask.ttl)
     wire.asked = sent = _now()
-    request = dialect.take(key, claim, ask, wire.sign, until + wire.ahead)
-    answer, *seen = yield Step(request + wire.look, 4)
-    if is_forgotten(answer):
-        answer, *seen = yield Step(as_eval(request) + wire.look, 4)
+    answer, seen = yield from _take_and_look(dialect, wire, key, claim, ask, until + wire.ahead)
     outcome = dialect.taken(answer, key, claim, ask, wire.epoch)
     try:
         wire.compare(seen, sent, _now())
@@ -47,6 +45,23 @@ def take_program(
         raise
     wire.serves = max(wire.serves, ask.ttl)
     return outcome
+
+
+def _take_and_look(
+    dialect: Dialect, wire: Known, key: Key, claim: str, ask: Ask, till: float
+) -> Program[tuple[Any, Sequence[Any]]]:
+    """What the server says to the take, and what to the look."""
+    if wire.marked_at == MARKER_KEY:
+        request = dialect.take_looking(key, claim, ask, wire.sign, till, MARKER_KEY)
+        (said,) = yield Step(request, 1)
+        if not _is_error(said, "CROSSSLOT"):
+            return (said[0], said[1:]) if type(said) is list else (said, ())
+    # In a cluster the marker has another slot than the lease, and no script may see both.
+    request = dialect.take(key, claim, ask, wire.sign, till)
+    answer, *seen = yield Step(request + wire.look, 4)
+    if is_forgotten(answer):
+        answer, *seen = yield Step(as_eval(request) + wire.look, 4)
+    return answer, seen
 
 
 def give_back(dialect: Dialect, key: Key, grant: Granted, ask: Ask) -> Program[None]:
@@ -101,4 +116,8 @@ def too_early(site: Site, wire: Known, ttl: float, now: float) -> StoreError | N
 
 def is_forgotten(answer: Any) -> bool:
     """Whether the server does not know the script (any more): it has to be sent along."""
-    return type(answer) is hiredis.ReplyError and str(answer).startswith("NOSCRIPT")
+    return _is_error(answer, "NOSCRIPT")
+
+
+def _is_error(answer: Any, code: str) -> bool:
+    return type(answer) is hiredis.ReplyError and str(answer).startswith(code)
