@@ -15,13 +15,14 @@ import pytest
 
 from incumbent import AcquireTimeout, AsyncLock, Lock, NotAcquired
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
-from incumbent.model import Ask, Granted, Key, Refused, Released, Slot, TakeOutcome
+from incumbent.model import Ask, Granted, Key, Record, Refused, Released, Slot, TakeOutcome
 from incumbent.stores.quorum import ballots
 from incumbent.stores.quorum.ballots import Answer, Split, Verdict
 from incumbent.stores.quorum.dialect import MARKER
 from incumbent.stores.redis.names import Naming
 from tests.cli.tool import incumbent
 from tests.faults.quorum_world import Member, Members, Party, party, soon
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.server
 
@@ -192,6 +193,71 @@ def lost_what_is_beside(member: Member, key: Key) -> None:
 
 
 @pytest.mark.parametrize("side", SIDES)
+def test_a_server_that_missed_a_pause_is_told_by_the_next_take(three: Members, side: str) -> None:
+    with party(three.url(TRUSTED)) as one:
+        one.store.put(one.key, "pause", b"{}", None, soon())
+        companion = Naming(None).of(one.key).companion
+        three.all[2].server.cli("DEL", companion)
+
+        def is_told() -> bool:
+            outcome = take(one, side)
+            assert isinstance(outcome, Refused)
+            assert outcome.reason == "paused"
+            return three.all[2].server.cli("HGET", companion, "f:pause").endswith("{}")
+
+        # A vote that came too late to be looked at tells nothing.
+        eventually(is_told)
+
+
+def read(one: Party, side: str) -> Record | StoreError:
+    async def main() -> Record:
+        store = one.engine.async_store()
+        try:
+            return await store.read(one.key, soon())
+        finally:
+            await store.aclose()
+
+    try:
+        return one.store.read(one.key, soon()) if side == "sync" else asyncio.run(main())
+    except StoreError as error:
+        return error
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_what_only_a_silent_server_may_know_is_not_read_as_never_said(
+    three: Members, side: str
+) -> None:
+    """One missed the pause, one lost its data, and the third is down."""
+    with party(three.url(TRUSTED)) as one:
+        one.store.put(one.key, "pause", b"{}", None, soon())
+        three.all[2].server.cli("DEL", Naming(None).of(one.key).companion)
+        lost_what_is_beside(three.all[1], one.key)
+        three.all[0].begin("refusing")
+        outcome = read(one, side)
+        assert isinstance(outcome, StoreUnavailable), outcome
+        assert "does not know what was kept" in str(outcome)
+        three.all[0].end()
+        outcome = read(one, side)
+        assert isinstance(outcome, Record)
+        assert "pause" in outcome.fields
+
+
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("replaced", [1, 3])
+def test_a_name_that_was_read_while_all_were_up_is_known_without_each_of_them(
+    three: Members, replaced: int, side: str
+) -> None:
+    """Of a name that was never changed a server that was blank knows nothing by itself."""
+    with party(three.url(TRUSTED)) as one, party(three.url(TRUSTED)) as other:
+        for member in three.all[:replaced]:
+            born(member, "1")
+        assert isinstance(read(one, side), Record)
+        three.all[2].begin("refusing")
+        assert isinstance(read(one, side), Record)
+        assert isinstance(read(other, side), StoreUnavailable)
+
+
+@pytest.mark.parametrize("side", SIDES)
 def test_a_lease_is_given_back_though_the_time_does_not_suffice_for_its_slot(
     three: Members, side: str
 ) -> None:
@@ -324,6 +390,21 @@ def test_an_error_is_no_answer_that_makes_a_majority(three: Members, side: str) 
         granted = one.take(ASK)
         hurt()
         assert one.give(granted) == Released()
+
+
+def test_the_doctor_says_that_new_names_need_servers_that_forgot_nothing(three: Members) -> None:
+    with party(three.url(TRUSTED)) as one:
+        one.take(ASK)
+        assert not any("blank" in what for _, what, _ in one.engine.diagnose(15.0, soon()))
+        born(three.all[1], "1")
+        level, what, todo = one.engine.diagnose(15.0, soon())[1]
+        assert (level, what.partition(" ")[0]) == ("ok", "1")
+        assert "2 of the other 2" in what
+        born(three.all[2], "1")
+        level, what, todo = one.engine.diagnose(15.0, soon())[1]
+        assert (level, what.partition(" ")[0]) == ("warning", "2")
+        assert "all 3" in what
+        assert "status" in todo
 
 
 def test_the_doctor_says_that_a_majority_is_too_new(three: Members) -> None:

@@ -311,6 +311,11 @@ def test_a_script_that_was_forgotten_is_sent_again_while_one_server_is_frozen(
         store = one.engine.async_store()
         granted = await store.take(one.key, one.claim, ASK, soon())
         assert isinstance(granted, Granted)
+        renewal = Renewal(one.key, one.claim, granted.token, 10.0, granted.epoch)
+        place = Naming(None).of(one.key).main
+        while any(server.cli("EXISTS", place) == "0" for server in guarded):
+            # One that was connected late has it by now.
+            assert await store.renew([renewal], soon()) == [Renewed()]
         for server in guarded:
             server.cli("SCRIPT", "FLUSH")
         guarded[2].freeze()

@@ -89,7 +89,7 @@ def test_who_begins_rounds_that_do_not_fit_any_more_leaves_doubts(
     outcomes: Counter[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        rounds._Turn, "took", property(lambda _: 0.0, lambda *_: None), raising=False
+        rounds._Take, "took", property(lambda _: 0.0, lambda *_: None), raising=False
     )
     longest_gap(0)
     assert outcomes["OutcomeUnknown"] > 0.12 * outcomes.total(), outcomes

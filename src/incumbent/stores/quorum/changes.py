@@ -29,12 +29,13 @@ from incumbent.stores.quorum.group import Quorum, no_majority, silent_of, strang
 from incumbent.stores.quorum.panel import Heard, Panel
 from incumbent.stores.redis.resp import Step
 
-__all__ = ["Changed", "Decide", "Edit", "change"]
+__all__ = ["FORGOTTEN", "Changed", "Decide", "Edit", "change"]
 
 _TURNS: Final = 20
 _BACK_OFF: Final = 0.001
 _BACK_OFF_MOST: Final = 0.05
-_FORGOTTEN: Final = -1
+FORGOTTEN: Final = -1
+"""The state of a node that was blank, and has accepted nothing since: what it was, nobody knows."""
 _REMEMBERED: Final = 8
 """So many ballots a node keeps of the way to its state."""
 
@@ -59,7 +60,7 @@ class Changed(NamedTuple):
 
 
 class _Promised(NamedTuple):
-    """One node's state and the entry; `state` _FORGOTTEN: it was blank.
+    """One node's state and the entry; `state` FORGOTTEN: it was blank.
 
     `states`: the ballots of the changes that led to it, as far as it knows, the newest first.
     """
@@ -227,7 +228,7 @@ class _Attempt:
 
     def _suffice(self, answers: Sequence[Any]) -> bool:
         told = [it for it in answers if isinstance(it, _Promised)]
-        knowing = sum(it.state != _FORGOTTEN for it in told)
+        knowing = sum(it.state != FORGOTTEN for it in told)
         return knowing >= self.quorum.need or len(told) == len(self.quorum.names)
 
     def _read(self, node: int, heard: Heard) -> Any:
@@ -242,7 +243,7 @@ class _Attempt:
             return No("high", now=int(said[1]))
         states, entry, holds = said
         if states == b"-":
-            return _Promised(_FORGOTTEN, None, bool(holds))
+            return _Promised(FORGOTTEN, None, bool(holds))
         ballots = tuple(map(int, states.split()))
         return _Promised(ballots[0], entry or None, bool(holds), ballots)
 

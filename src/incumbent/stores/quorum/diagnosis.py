@@ -29,7 +29,7 @@ def diagnose(quorum: Quorum, nodes: Sequence[Node], ttl: float, until: float) ->
     """See Engine.diagnose."""
     found: list[Finding] = []
     offsets: list[float] = []
-    sound = young = 0
+    sound = young = blank = 0
     for place, node in enumerate(nodes):
         # Each has its share of the time that is left, so that one cannot use up all of it.
         by = clock.now() + max(0.0, until - clock.now()) / (len(nodes) - place)
@@ -37,10 +37,12 @@ def diagnose(quorum: Quorum, nodes: Sequence[Node], ttl: float, until: float) ->
         found += about
         if look is not None:
             offsets.append(look.offset)
+            blank += look.marker is not None and quorum.dialect.was_blank(look.marker)
         if all(level != "error" for level, _, _ in about):
             sound += 1
             young += look is not None and look.young > 0
-    return [_of_majority(quorum, sound, young), *_of_clocks(offsets), *found]
+    summary = [_of_majority(quorum, sound, young), *_of_losses(quorum, blank)]
+    return [*summary, *_of_clocks(offsets), *found]
 
 
 def _of_node(
@@ -107,6 +109,21 @@ def _of_majority(quorum: Quorum, sound: int, young: int) -> Finding:
     if sound < len(quorum.names):
         return ("warning", what, "bring back the rest before another one fails")
     return ("ok", what, "")
+
+
+def _of_losses(quorum: Quorum, blank: int) -> list[Finding]:
+    if not blank:
+        return []
+    count = len(quorum.names)
+    # See changes: a majority that has forgotten nothing must tell, or all.
+    enough = count - blank >= quorum.need
+    needed = f"{quorum.need} of the other {count - blank}" if enough else f"all {count}"
+    what = (
+        f"{blank} of {count} servers were blank once (replaced, or emptied): fields and slots of a"
+        f" name that was not used since need {needed} at first"
+    )
+    todo = "look at such a name while all are up (incumbent status NAME): then a majority knows it"
+    return [("ok", what, "") if enough else ("warning", what, todo)]
 
 
 def _of_clocks(offsets: Sequence[float]) -> list[Finding]:

@@ -116,6 +116,10 @@ class QuorumDialect:
         """Whether this is the marker of a node of this quorum, in our format."""
         return type(marker) is bytes and marker.startswith(self._members)
 
+    def was_blank(self, marker: Any) -> bool:
+        """Whether a node with this marker may have forgotten what is not there."""
+        return not self.is_ours(marker) or marker.split(b" ")[2] != b"0"
+
     def heard_marker(self, marker: Any) -> None:
         """A node says this: learn of the longest ttl that it knows."""
         if self.is_ours(marker):
@@ -333,8 +337,9 @@ class QuorumDialect:
             + pack("HGETALL", at.fields)
             + pack("ZRANGE", at.candidates, "0", "-1", "WITHSCORES")
             + pack("GET", at.floor)
-            + pack("GET", at.past),
-            7,
+            + pack("GET", at.past)
+            + pack("GET", MARKER),
+            8,
         )
 
     def channel(self, key: Key) -> str:

@@ -17,6 +17,7 @@ from incumbent.errors import StoreError, StoreUnavailable
 from incumbent.model import Candidate, Field, Holding, Key, Past, Record
 from incumbent.stores.notices import RESIGN
 from incumbent.stores.quorum.ballots import Answer, Silent, majority_of
+from incumbent.stores.quorum.changes import FORGOTTEN
 from incumbent.stores.quorum.dialect import mark_of_value
 from incumbent.stores.quorum.fields import settle
 from incumbent.stores.quorum.group import Quorum, answered_by_most, no_majority, silent_of
@@ -33,7 +34,7 @@ _HISTORY_KEPT: Final = 20
 _CANDIDATES_KEPT: Final = 100
 _SCANNED: Final = 500
 _READ_AT_ONCE: Final = 100
-_ANSWERS: Final = 7
+_ANSWERS: Final = 8
 _LAST: Final = 33
 """Where the last holdings begin in the value of the floor."""
 _LOOK_AGAIN: Final = 0.01
@@ -154,18 +155,19 @@ async def _read_all(
 class _View:
     """One node's record of one key."""
 
-    def __init__(self, key: Key, answers: Sequence[Any], unix_us: int) -> None:
-        time, raw, left, beside, standing, floor, past = answers
+    def __init__(self, quorum: Quorum, key: Key, answers: Sequence[Any]) -> None:
+        time, raw, left, beside, standing, floor, past, self.marker = answers
         broken = next((it for it in (time, raw, beside, floor) if isinstance(it, Exception)), None)
         if broken is not None:
             raise ValueError(str(broken))
         now = int(time[0]) + int(time[1]) / 1e6
         self.raw: bytes | None = raw
         entries = pairs(beside)
-        self.state = int(entries.get(b"s", b"0").split()[0])
-        """The newest change of fields and slots that it accepted."""
+        states = entries.get(b"s") or (b"-1" if quorum.dialect.was_blank(self.marker) else b"0")
+        self.state = int(states.split()[0])
+        """The newest change of fields and slots that it accepted; see changes.FORGOTTEN."""
         self.past = pasts_of(floor, past if isinstance(past, bytes) else None)
-        slots = slots_of(entries, unix_us)
+        slots = slots_of(entries, quorum.clock.unix_us(_now()))
         self.record = record_of(key, raw, left, entries, slots, standing, now)
 
     @property
@@ -190,13 +192,12 @@ def pasts_of(floor: bytes | None, past: bytes | None) -> list[Past]:
 def _laid_over(quorum: Quorum, key: Key, at: int, heard: Sequence[Heard]) -> tuple[Record, int]:
     views: list[_View] = []
     nodes: list[str] = []
-    unix_us = quorum.clock.unix_us(_now())
     for name, it in zip(quorum.names, heard, strict=True):
         if isinstance(it, Silent):
             nodes.append(f"{name}: {it.why}")
             continue
         try:
-            view = _View(key, it[_ANSWERS * at : _ANSWERS * (at + 1)], unix_us)
+            view = _View(quorum, key, it[_ANSWERS * at : _ANSWERS * (at + 1)])
         except ValueError as error:
             nodes.append(f"{name}: {error}")
             continue
@@ -207,11 +208,20 @@ def _laid_over(quorum: Quorum, key: Key, at: int, heard: Sequence[Heard]) -> tup
             f"no majority of {quorum.where} ({quorum.need} of {len(quorum.names)} needed) can be"
             f" read: {'; '.join(nodes)}"
         )
+    return _merged(key, views, quorum.need, tuple(nodes)), _agree(quorum, views)
+
+
+def _agree(quorum: Quorum, views: Sequence[_View]) -> int:
+    """How many nodes have the newest fields; all of them where there is nothing to settle."""
+    if all(it.marker is None for it in views):
+        # A new quorum.
+        return len(quorum.names)
     newest = max(it.state for it in views)
-    agree = sum(it.state == newest for it in views)
-    # Where all that can be asked agree, there is nothing to settle.
-    agree = len(quorum.names) if agree == len(views) else agree
-    return _merged(key, views, quorum.need, tuple(nodes)), agree
+    agree = sum(it.state == newest != FORGOTTEN for it in views)
+    if newest <= 0 and len(views) == len(quorum.names):
+        # Nobody has any. Once that is settled, a majority knows it without those that were blank.
+        return max(agree, quorum.need)
+    return len(quorum.names) if agree == len(views) else agree
 
 
 def _said(record: Record) -> str:

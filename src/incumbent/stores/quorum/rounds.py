@@ -7,6 +7,7 @@ it is left at any node that answers, or the caller is told that the outcome is u
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from random import random
 from typing import Final
 
@@ -46,16 +47,23 @@ _BACK_OFF_MOST: Final = 0.03
 _REMEMBERED: Final = 4096
 
 
-class _Turn:
-    """What one take has learnt."""
+@dataclass(slots=True)
+class _Take:
+    """What one take wants, and what it has learnt."""
 
-    def __init__(self, ballot: int) -> None:
-        self.ballot = ballot
-        self.above = 0
-        self.raising = False
-        self.answers: list[Answer] = []
-        self.took = 0.0
-        """Seconds of the last round."""
+    panel: Panel
+    key: Key
+    claim: str
+    ask: Ask
+    until: float
+    ballot: int = 0
+    above: int = 0
+    raising: bool = False
+    answers: list[Answer] = field(default_factory=list)
+    took: float = 0.0
+    """Seconds of the last round."""
+    last: bool = False
+    """No other round follows."""
 
 
 class Rounds:
@@ -107,15 +115,14 @@ class Rounds:
         if first is None and not self.quorum.clock.knows():
             mute = [silent_of(it, "") for it in await panel.ask([None] * len(panel.born), until)]
             raise no_majority(self.quorum, mute, perhaps=False)
-        turn = _Turn(first[0] if first else 0)
-        turn.above = self.taken_back.get((key, claim), 0)
-        turn.raising = turn.above > 0
+        above = self.taken_back.get((key, claim), 0)
+        take = _Take(panel, key, claim, ask, until, first[0] if first else 0, above, above > 0)
         for count in range(_TURNS):
             if count or first is None:
-                await self._ask_for_votes(panel, key, claim, ask, until, turn)
+                await self._ask_for_votes(take)
             elif first is not None:
-                turn.answers = self._read_votes(first[1], claim, turn.ballot)
-            outcome = await self._settle(panel, key, claim, ask, until, turn, count)
+                take.answers = self._read_votes(first[1], claim, take.ballot)
+            outcome = await self._settle(take, count)
             if outcome is not None:
                 return outcome
         raise AssertionError("the last turn settles it")
@@ -127,12 +134,10 @@ class Rounds:
             for node, it in enumerate(heard)
         ])  # fmt: skip
 
-    async def _ask_for_votes(
-        self, panel: Panel, key: Key, claim: str, ask: Ask, until: float, turn: _Turn
-    ) -> None:
-        quorum, now = self.quorum, _now()
-        turn.ballot = ballot = quorum.clock.propose(now, turn.above)
-        request = quorum.dialect.take(key, claim, ask, ballot, raising=turn.raising)
+    async def _ask_for_votes(self, take: _Take) -> None:
+        quorum, panel, claim, ask, now = self.quorum, take.panel, take.claim, take.ask, _now()
+        take.ballot = ballot = quorum.clock.propose(now, take.above)
+        request = quorum.dialect.take(take.key, claim, ask, ballot, raising=take.raising)
         wait, step = quorum.dialect.wait_of(ask.ttl), Step(request, 1)
         young = {
             node: No("young", left=born + wait - now)
@@ -147,11 +152,11 @@ class Rounds:
                 for node, it in enumerate(heard)
             ])  # fmt: skip
 
-        heard = await panel.ask(steps, until, enough)
-        turn.took = _now() - now
-        turn.answers = self._read_votes(heard, claim, turn.ballot)
+        heard = await panel.ask(steps, take.until, enough)
+        take.took = _now() - now
+        take.answers = self._read_votes(heard, claim, ballot)
         for node, no in young.items():
-            turn.answers[node] = no
+            take.answers[node] = no
 
     def _read_votes(self, heard: Sequence[Heard], claim: str, ballot: int) -> list[Answer]:
         return [self._read_vote(node, it, claim, ballot) for node, it in enumerate(heard)]
@@ -175,129 +180,101 @@ class Rounds:
             return no._replace(kind="ahead", left=early / 1e6)
         return no
 
-    async def _settle(
-        self,
-        panel: Panel,
-        key: Key,
-        claim: str,
-        ask: Ask,
-        until: float,
-        turn: _Turn,
-        count: int,
-    ) -> TakeOutcome | None:
+    async def _settle(self, take: _Take, count: int) -> TakeOutcome | None:
         """The outcome, or None after which another turn is worth it."""
-        verdict = decide(turn.answers)
-        gone = self.taken_back.get((key, claim), 0)
+        verdict = decide(take.answers)
+        gone = self.taken_back.get((take.key, take.claim), 0)
         if isinstance(verdict, ballots.Won) and verdict.token <= gone:
             verdict = ballots.Raise(gone)
-        last = count == _TURNS - 1 or _now() >= until
+        take.last = count == _TURNS - 1 or _now() >= take.until
         match verdict:
             case ballots.Won(token, left, paused):
-                if paused and await is_paused(self.quorum, panel, key, until):
-                    await self._take_back(panel, key, claim, turn, until)
-                    return Refused("paused", seen=_pause_seen(self.quorum, turn.answers))
-                self.taken_back.pop((key, claim), None)
-                return Granted(claim, token, ask.ttl if left is None else left, self.quorum.epoch)
-            case ballots.Raise(above) if not last:
-                turn.above, turn.raising = max(self._above(turn.answers), min(above, gone)), True
+                if paused and await self._is_paused(take):
+                    await self._take_back(take)
+                    return Refused("paused", seen=_pause_seen(self.quorum, take.answers))
+                self.taken_back.pop((take.key, take.claim), None)
+                left = take.ask.ttl if left is None else left
+                return Granted(take.claim, token, left, self.quorum.epoch)
+            case ballots.Raise(above) if not take.last:
+                take.above, take.raising = max(self._above(take.answers), min(above, gone)), True
                 return None
             case ballots.Lost(no):
-                await self._take_back(panel, key, claim, turn, until)
+                await self._take_back(take)
+                if no.kind == "paused" and any(isinstance(it, Vote) for it in take.answers):
+                    # One that missed it is told, before those that know it fail.
+                    await self._is_paused(take)
                 return self.quorum.dialect.refusal(no)
             case ballots.Split():
-                return await self._split(panel, key, claim, turn, until, count, verdict)
+                return await self._split(take, count, verdict)
             case ballots.Strangers(node, marker):
-                await self._take_back(panel, key, claim, turn, until)
+                await self._take_back(take)
                 raise strangers(self.quorum, node, marker)
-            case ballots.Undecided(perhaps=False, clocks_in=float(wait)) if not last:
-                await self._outwait(panel, key, claim, turn, until, verdict, wait)
+            case ballots.Undecided(perhaps=False, clocks_in=float(wait)) if not take.last:
+                await self._outwait(take, verdict, wait)
             case _:
-                await self._give_up(panel, key, claim, turn, until, verdict)
+                await self._give_up(take, verdict)
         return None
 
-    async def _outwait(
-        self,
-        panel: Panel,
-        key: Key,
-        claim: str,
-        turn: _Turn,
-        until: float,
-        verdict: ballots.Verdict,
-        wait: float,
-    ) -> None:
+    async def _is_paused(self, take: _Take) -> bool:
+        """Whether that is the last word; those that missed it know it from now on."""
+        return await is_paused(self.quorum, take.panel, take.key, take.until)
+
+    async def _outwait(self, take: _Take, verdict: ballots.Verdict, wait: float) -> None:
         """What the clocks forbid is allowed soon: nobody has to be told of a moment."""
         pause = wait + _BACK_OFF
-        fits = _now() + pause + turn.took < until
-        if not fits or not await self._take_back(panel, key, claim, turn, until):
-            await self._give_up(panel, key, claim, turn, until, verdict)
-        await panel.rest(pause)
-        await panel.open(until)
-        turn.above, turn.raising = self._above(turn.answers), True
+        fits = _now() + pause + take.took < take.until
+        if not fits or not await self._take_back(take):
+            await self._give_up(take, verdict)
+        await take.panel.rest(pause)
+        await take.panel.open(take.until)
+        take.above, take.raising = self._above(take.answers), True
 
-    async def _split(
-        self,
-        panel: Panel,
-        key: Key,
-        claim: str,
-        turn: _Turn,
-        until: float,
-        count: int,
-        split: ballots.Split,
-    ) -> TakeOutcome | None:
+    async def _split(self, take: _Take, count: int, split: ballots.Split) -> TakeOutcome | None:
         """One of those who split the vote goes on; the others take theirs back and wait."""
-        turn.above, turn.raising = self._above(turn.answers), True
+        take.above, take.raising = self._above(take.answers), True
         # As long as a round takes: who comes back sooner meets the same others again.
-        pause = max(min(_BACK_OFF_MOST, _BACK_OFF * 2.0**count), turn.took) * (0.5 + random())
+        pause = max(min(_BACK_OFF_MOST, _BACK_OFF * 2.0**count), take.took) * (0.5 + random())
         # A round that nobody could wait for would leave votes behind, and a doubt.
-        last = count == _TURNS - 1 or _now() + pause + turn.took >= until
+        last = take.last or _now() + pause + take.took >= take.until
         if split.no.kind == "paused" and not last:
-            # If that is the last word, all who missed it know it from now on, and say so.
-            await is_paused(self.quorum, panel, key, until)
+            # If that is the last word, all who missed it say so from now on.
+            await self._is_paused(take)
         if last or not split.first or count >= _TURNS // 2:
-            confirmed = await self._take_back(panel, key, claim, turn, until)
+            confirmed = await self._take_back(take)
             if last and not (confirmed and split.refused):
                 # A minority that has it for another is no word of the quorum.
-                raise no_majority(self.quorum, turn.answers, perhaps=not confirmed)
+                raise no_majority(self.quorum, take.answers, perhaps=not confirmed)
             if last:
                 return self.quorum.dialect.refusal(split.no)
-        await panel.rest(pause)
+        await take.panel.rest(pause)
         # Perhaps one that was still being connected knows who has it.
-        await panel.open(until)
+        await take.panel.open(take.until)
         return None
 
-    async def _give_up(
-        self,
-        panel: Panel,
-        key: Key,
-        claim: str,
-        turn: _Turn,
-        until: float,
-        verdict: ballots.Verdict,
-    ) -> None:
+    async def _give_up(self, take: _Take, verdict: ballots.Verdict) -> None:
         """Too few nodes say anything."""
         perhaps = isinstance(verdict, ballots.Undecided) and verdict.perhaps
         if not perhaps:
-            perhaps = not await self._take_back(panel, key, claim, turn, until)
+            perhaps = not await self._take_back(take)
         after = verdict.votes_in if isinstance(verdict, ballots.Undecided) else None
-        raise no_majority(self.quorum, turn.answers, perhaps=perhaps, retry_after=after)
+        raise no_majority(self.quorum, take.answers, perhaps=perhaps, retry_after=after)
 
-    async def _take_back(
-        self, panel: Panel, key: Key, claim: str, turn: _Turn, until: float
-    ) -> bool:
+    async def _take_back(self, take: _Take) -> bool:
         """Take back all votes, also those whose answer was lost; True if all of them are gone."""
-        concerned = [_may_hold(it) for it in turn.answers]
+        concerned = [_may_hold(it) for it in take.answers]
         if not any(concerned):
             return True
-        ballot = max(turn.ballot, *map(_seen_vote, turn.answers))
+        key, claim, panel = take.key, take.claim, take.panel
+        ballot = max(take.ballot, *map(_seen_vote, take.answers))
         remember(self.taken_back, (key, claim), ballot)
         step = Step(self.quorum.dialect.revoke(key, claim, ballot), 1)
         steps = [step if it else None for it in concerned]
-        voted = [isinstance(it, Vote) for it in turn.answers]
+        voted = [isinstance(it, Vote) for it in take.answers]
 
         def enough(heard: Sequence[Heard | None]) -> bool:
             return all(it is not None for it, had in zip(heard, voted, strict=True) if had)
 
-        by = max(until, _now() + TAKE_BACK_WITHIN)
+        by = max(take.until, _now() + TAKE_BACK_WITHIN)
         heard = await panel.ask(steps, by, enough)
         confirmed = True
         for node, it in enumerate(heard):
