@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import socket
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.tool import environment, incumbent, start
+from tests.cli.tool import command_line, environment, incumbent, start
 from tests.support.proxy import FaultProxy
 from tests.support.servers import RedisServer
 from tests.support.waiting import eventually
@@ -113,13 +114,27 @@ def test_a_misspelt_variable_is_refused(store: str, touched: Path) -> None:
 
 
 @pytest.mark.parametrize("variable", ["SLOT", "ONCE_PER", "AT_LEAST_FOR", "WAIT"])
-def test_a_variable_that_is_about_one_start_is_refused_where_something_would_run(
-    store: str, touched: Path, variable: str
+def test_a_variable_that_is_about_one_start_is_named_and_changes_none(
+    store: str, variable: str
 ) -> None:
     name = f"INCUMBENT_{variable}"
-    refused(
-        run(store, touched, **{name: "1h"}), f"{name} cannot come from the environment: give --"
-    )
+    for _ in range(2):
+        done = incumbent("-s", store, "run", "job", "--", "echo", "ran", env={name: "1h"})
+        assert (done.returncode, done.stdout) == (0, "ran\n")
+        assert f"ignored: {name} cannot come from the environment: give --" in done.stderr
+
+
+@pytest.mark.parametrize("slot", [("--slot", "today"), ("--once-per", "1h")])
+def test_what_a_command_is_given_neither_refuses_nor_changes_a_run_inside_of_it(
+    store: str, slot: tuple[str, str]
+) -> None:
+    inner = shlex.join(("env", *command_line("run", "inner", "--", "env")))
+    outer = ("run", "outer", "--share-store", *slot, "--", "sh", "-c", f"{inner}; {inner}")
+    done = incumbent("-q", "-s", store, *outer)
+    assert done.returncode == 0
+    assert "INCUMBENT_" not in done.stderr
+    assert done.stdout.count("INCUMBENT_LEASE_NAME=inner") == 2
+    assert "INCUMBENT_LEASE_SLOT" not in done.stdout
 
 
 def test_the_environment_makes_no_operator_write_or_remove(store: str) -> None:

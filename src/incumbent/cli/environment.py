@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from incumbent.cli.table import FLAGS, PREFIX, SETTINGS, VARIABLES, Option
 from incumbent.errors import ConfigError
 
-__all__ = ["distance", "flags_in", "refuse_flags", "settings_from", "unknown_variables"]
+__all__ = ["distance", "flags_in", "settings_from", "unknown_variables"]
 
 _YES: Final = frozenset({"1", "true", "yes", "on"})
 _NO: Final = frozenset({"0", "false", "no", "off"})
@@ -48,18 +48,6 @@ def flags_in(environ: Mapping[str, str]) -> list[str]:
         for name, flag in sorted(FLAGS.items())
         if environ.get(name) and not _is_link(name, environ[name])
     ]
-
-
-def refuse_flags(
-    environ: Mapping[str, str], options: Iterable[Option], given: Collection[str]
-) -> None:
-    """Raises ConfigError if one of `options` stands in the environment only, and would not count.
-
-    Ignored, it might let run what was meant to be kept from running.
-    """
-    missing = {it.variable: environ.get(it.variable, "") for it in options if it.dest not in given}
-    for line in flags_in(missing):
-        raise ConfigError(line, name="environment")
 
 
 def unknown_variables(environ: Mapping[str, str]) -> list[str]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final, NoReturn
 
-from incumbent.cli.environment import refuse_flags, settings_from
+from incumbent.cli.environment import settings_from
 from incumbent.cli.table import COMMANDS, GLOBAL, Command, Option
 
 __all__ = ["Request", "UsageError", "parse"]
@@ -57,8 +57,6 @@ def parse(arguments: Sequence[str], environ: Mapping[str, str]) -> Request:
     flags = vars(_parser(ours).parse_args(ours))
     command = flags.pop("command")
     options = (*GLOBAL, *COMMANDS[command].options)
-    if COMMANDS[command].acts:
-        refuse_flags(environ, options, flags)
     return Request(command, _merged(flags, settings_from(environ, options)), tuple(command_line))
 
 
