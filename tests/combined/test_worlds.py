@@ -13,6 +13,7 @@ from tests.combined.__main__ import report
 from tests.combined.against import finds, has_history, with_our_checker
 from tests.combined.regressions import REGRESSIONS, Regression
 from tests.combined.worlds import WORLDS
+from tests.support.needs import needs
 
 BEFORE = "0195505"
 """The commit before these defects were mended."""
@@ -43,7 +44,7 @@ def test_a_plan_is_one_history() -> None:
         assert world.play(known.plan) == world.play(known.plan)
 
 
-@pytest.mark.skipif(not has_history(BEFORE), reason=f"needs a full clone, with commit {BEFORE}")
+@needs(has_history(BEFORE), f"a full clone, with commit {BEFORE}")
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_the_plans_find_what_was_wrong_in_the_code_of_then() -> None:

@@ -23,6 +23,7 @@ from incumbent.stores.registry import open_engine
 from tests.combined.against import has_history, tree_of
 from tests.faults.quorum_world import Members
 from tests.support.etcd import EtcdServer
+from tests.support.needs import needs
 from tests.support.postgresql import PostgresServer
 from tests.support.servers import RedisServer
 
@@ -33,7 +34,7 @@ TTL = 3.0
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.server,
-    pytest.mark.skipif(not has_history(BEFORE), reason=f"needs a full clone, with commit {BEFORE}"),
+    needs(has_history(BEFORE), f"a full clone, with commit {BEFORE}"),
 ]
 
 
