@@ -12,7 +12,7 @@ import pytest
 import redis
 
 from incumbent.errors import StoreUnavailable
-from incumbent.model import Batch, Renewal, Renewed
+from incumbent.model import Batch, Released, Renewal, Renewed
 from incumbent.stores.redis.functions import LIBRARY, LIBRARY_NAME
 from incumbent.stores.redis.loaded import load_functions, look_at_functions
 from tests.cli.tool import incumbent
@@ -143,6 +143,18 @@ def test_a_client_of_ones_own_calls_functions_too(server: RedisServer) -> None:
     assert fixed(server.url)[0][0] == "ok"
     one.take()
     one.store.close()
+
+
+def test_a_server_out_of_memory_renews_and_lets_go_by_functions_too(own_redis: RedisServer) -> None:
+    with party(own_redis.url, CALLS) as one:
+        one.engine.fix(soon())
+        granted = one.take()
+        own_redis.cli("CONFIG", "SET", "maxmemory", "1")
+        renewal = Renewal(one.key, one.claim, granted.token, 10.0, granted.epoch)
+        assert one.store.renew([renewal], soon()) == [Renewed()]
+        assert one.store.give(one.key, one.claim, granted.token, soon()) == Released()
+        with pytest.raises(StoreUnavailable, match="OOM"):
+            one.take(new_claim())
 
 
 def test_a_missing_right_to_call_is_named(server: RedisServer) -> None:

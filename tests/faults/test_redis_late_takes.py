@@ -59,6 +59,17 @@ def test_a_claim_that_was_given_up_in_doubt_is_not_granted_later(own_redis: Redi
         assert one.store.give(one.key, other.claim, other.token, soon()) == Released()
 
 
+def test_a_claim_in_doubt_is_noted_by_a_server_out_of_memory_too(own_redis: RedisServer) -> None:
+    with party(own_redis.url) as one:
+        other = one.take(new_claim())
+        own_redis.cli("CONFIG", "SET", "maxmemory", "1")
+        assert one.store.give(one.key, one.claim, None, soon()) == Gone()
+        own_redis.cli("CONFIG", "SET", "maxmemory", "0")
+        assert one.store.give(one.key, other.claim, other.token, soon()) == Released()
+        with pytest.raises(StoreUnavailable, match="too late"):
+            one.take()
+
+
 def test_a_name_is_as_fast_as_ever_once_the_doubt_is_over() -> None:
     with ShiftedServer() as server, party(server.url) as one:
         one.take(new_claim(), ask=Ask(0.1, "h"))
@@ -68,8 +79,10 @@ def test_a_name_is_as_fast_as_ever_once_the_doubt_is_over() -> None:
         first = one.take(new_claim(), ask=Ask(0.1, "h"))
         assert one.store.give(one.key, first.claim, first.token, soon()) == Released()
         assert server.cli("HEXISTS", one.companion, "d") == "0"
-        assert server.cli("HEXISTS", one.companion, f"d:{one.claim}") == "0"
         assert server.cli("HGET", one.companion, "x") != "0"
+        # The claim itself stays beside it until the next one.
+        one.store.give(one.key, new_claim(), None, soon())
+        assert server.cli("HEXISTS", one.companion, f"d:{one.claim}") == "0"
 
 
 def test_a_claim_in_doubt_is_noted_once_and_for_a_minute_or_two_however_many_there_are() -> None:

@@ -12,6 +12,7 @@ import redis
 from redis.lock import Lock as RedisPyLock
 
 from incumbent import clock
+from incumbent._core.onestep import run
 from incumbent.errors import StoreUnavailable
 from incumbent.model import (
     Ask,
@@ -26,6 +27,7 @@ from incumbent.model import (
     Slot,
     Stale,
 )
+from incumbent.stores.redis.taking import give_back
 from tests.faults.redis_world import ASK, Party, new_claim, party, soon
 from tests.support.servers import RedisServer
 from tests.support.waiting import eventually
@@ -209,6 +211,34 @@ def test_a_record_that_expired_during_a_long_holding_comes_back_bounded(
     here.store.give(here.key, here.claim, granted.token, soon())
     assert raw.pttl(here.companion) > 0
     assert here.take().token > granted.token
+
+
+@pytest.mark.parametrize("paused", [False, True])
+def test_a_record_that_came_back_for_a_claim_in_doubt_has_the_last_token(
+    here: Party, raw: redis.Redis, paused: bool
+) -> None:
+    granted = here.take()
+    raw.delete(here.companion)
+    here.store.give(here.key, new_claim(), None, soon())
+    if paused:
+        here.store.put(here.key, "pause", b"{}", None, soon())
+    assert here.store.give(here.key, here.claim, granted.token, soon()) == Released()
+    assert raw.hget(here.companion, "t") == str(granted.token).encode()
+    # What has been written stays until it is removed.
+    assert (raw.ttl(here.companion) == -1) == paused
+
+
+def test_who_looks_on_hears_of_a_grant_that_is_given_back(here: Party, raw: redis.Redis) -> None:
+    granted = here.take()
+    channel = f"{here.main}:c"
+    with raw.pubsub() as heard:  # type: ignore[no-untyped-call]
+        heard.subscribe(channel)
+        assert heard.get_message(timeout=2)["type"] == "subscribe"
+        exchange = here.store._exchange
+        undo = give_back(exchange.dialect, here.key, granted, ASK)
+        run(exchange._run(lambda _: undo, soon()))
+        # As after a release: an empty message tells of a reservation or a field.
+        assert heard.get_message(timeout=2)["data"] == b"given"
 
 
 def test_tokens_grow_even_when_the_clock_of_the_server_does_not(

@@ -255,6 +255,13 @@ MUTATIONS: tuple[Mutation, ...] = (
         "tests/faults/test_redis_incarnation.py::test_a_claim_that_was_granted_before_a_promotion_gets_a_token_of_after_it",
     ),
     _lua(
+        "redis: a server out of memory notes no claim in doubt",
+        "stores/redis/give.lua",
+        "  try('HDEL', KEYS[2], 'i')\n  if not swept",
+        "  if not swept",
+        "tests/faults/test_redis_late_takes.py::test_a_claim_in_doubt_is_noted_by_a_server_out_of_memory_too",
+    ),
+    _lua(
         "redis: a take that nobody waits for any more is carried out",
         "stores/redis/take.lua",
         "if now > till and #now >= #till then return 0 end",

@@ -40,6 +40,9 @@ _DIGEST: Final = sha1(
 ).hexdigest()[:8]
 _NAMES: Final = {script.sha: f"incumbent_{name}_{_DIGEST}" for name, script in _ALL.items()}
 
+_FLAGS: Final = dict.fromkeys(("give", "renew"), "'allow-oom'")
+"""A server out of memory refuses all functions but these; of a script it refuses commands."""
+
 LIBRARIES: Final = "incumbent_"
 """How the names of the libraries of all releases begin."""
 LIBRARY_NAME: Final = f"{LIBRARIES}{_DIGEST}"
@@ -47,9 +50,10 @@ LIBRARY: Final = "\n".join(
     [
         f"#!lua name={LIBRARY_NAME}",
         *(
-            f"redis.register_function('{_NAMES[script.sha]}', function(KEYS, ARGV)\n"
-            f"{script.text.decode()}end)"
-            for script in _ALL.values()
+            f"redis.register_function{{function_name='{_NAMES[script.sha]}',"
+            f" flags={{{_FLAGS.get(name, '')}}}, callback=function(KEYS, ARGV)\n"
+            f"{script.text.decode()}end}}"
+            for name, script in _ALL.items()
         ),
     ]
 )

@@ -3,7 +3,7 @@
 -- KEYS: the lease, its companion, the line of those who wait (see take), and the tombstone of the
 --       slot if that is given back too
 -- ARGV: 1 "incumbent2 <claim> <token> ", or without the token if any will do   2 channel
---       3 ms to stay closed, or 0    4 "incumbent2 <claim> "   5 whom it is reserved for, if anybody
+--       3 ms to stay closed, or 0    4 "incumbent2 <claim> "   5 whom it is reserved for, or ""
 --       6 anything, if the grant was not believed: the data may be of another incarnation
 local call, try, head = redis.call, redis.pcall, ARGV[1]
 local value, time, calm = call('GET', KEYS[1]), call('TIME'), try('HGET', KEYS[2], 'x')
@@ -17,7 +17,7 @@ if type(calm) == 'string' and calm ~= '0' and value and not ARGV[3]
   return 1
 end
 
-local freed = false
+local successor, freed = ARGV[5] ~= '' and ARGV[5], false
 if KEYS[4] then
   local used = call('GET', KEYS[4])
   if used and string.sub(used, 1, #ARGV[4]) == ARGV[4] then freed = call('DEL', KEYS[4]) end
@@ -111,8 +111,8 @@ if type(turn) == 'string' then
 end
 
 if ARGV[6] and type(calm) == 'string' then
-  try('HSET', KEYS[2], 'x', '0')
   try('HDEL', KEYS[2], 'i')
+  try('HSET', KEYS[2], 'x', '0')
 end
 
 if head == ARGV[4] then
@@ -121,7 +121,9 @@ if head == ARGV[4] then
   local now = time[1] .. string.sub('00000' .. time[2], -6)
   local over, doubts = string.format('%.0f', now + 60000000), try('HGET', KEYS[2], 'd')
   local swept = type(doubts) == 'string' and string.match(doubts, ' (%d+)$')
-  if swept and swept + 60000000 < tonumber(now) then
+  -- First: a server out of memory refuses what adds to it, unless a script has written before.
+  try('HDEL', KEYS[2], 'i')
+  if not swept or swept + 60000000 < tonumber(now) then
     -- Once a minute, so that a server which is overloaded for long does not keep them all.
     local fields = try('HGETALL', KEYS[2])
     for at = 1, #fields, 2 do
@@ -133,7 +135,6 @@ if head == ARGV[4] then
   end
   try('HSET', KEYS[2], 'd:' .. string.sub(head, 12, -2), over, 'd', over .. ' ' .. (swept or now),
     'x', '0')
-  try('HDEL', KEYS[2], 'i')
   if call('PTTL', KEYS[2]) == -1 and not try('HGET', KEYS[2], 'k') then
     call('PEXPIRE', KEYS[2], 86400000)
   end
@@ -147,9 +148,9 @@ end
 
 if ARGV[3] and ARGV[3] ~= '0' then
   local word, rest = 'closed ', string.sub(value, #ARGV[4] + 1)
-  if ARGV[5] then
+  if successor then
     -- The name stands where the meta was.
-    word, rest = 'reserved ', string.match(rest, '^%S+ %S+ %S+ %S+ %S* ') .. ARGV[5]
+    word, rest = 'reserved ', string.match(rest, '^%S+ %S+ %S+ %S+ %S* ') .. successor
   end
   call('SET', KEYS[1], 'incumbent2 ' .. word .. rest, 'PX', ARGV[3])
 else
@@ -159,13 +160,13 @@ end
 local place
 if ARGV[3] then place = string.match(value, '^%S+ %S+ %d+ (%d+)')
 else place = string.match(value, '^%d+', #head + 1) end
-if redis.pcall('HSET', KEYS[2], 'e' .. place, time[1] .. ' ' .. time[2]) == 1
-    and call('HLEN', KEYS[2]) == 1 then
+if try('HSET', KEYS[2], 'e' .. place, time[1] .. ' ' .. time[2]) == 1
+    and not call('HGET', KEYS[2], 't') then
   -- The companion had expired during a long holding: it must not come back without an end.
-  redis.pcall('HSET', KEYS[2], 't', string.match(value, '^%S+ %S+ (%d+)'), 'n', place)
-  call('PEXPIRE', KEYS[2], 86400000)
+  try('HSET', KEYS[2], 't', string.match(value, '^%S+ %S+ (%d+)'), 'n', place)
+  if not call('HGET', KEYS[2], 'k') then call('PEXPIRE', KEYS[2], 86400000) end
 end
 if pass_on then pass_on(0) end
 -- Those in line are told themselves: this is for all who only look on, as a successor does too.
-call('PUBLISH', ARGV[2], ARGV[5] and '' or 'given')
+call('PUBLISH', ARGV[2], successor and '' or 'given')
 return 1

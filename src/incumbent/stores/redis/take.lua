@@ -53,11 +53,7 @@ local given_up = kept[5]
 if given_up then
   if kept[7] and kept[7] > now then return 0 end
   if string.sub(given_up, 1, 16) <= now then
-    -- All of them are over.
-    local fields = call('HGETALL', KEYS[2])
-    for at = 1, #fields, 2 do
-      if string.sub(fields[at], 1, 2) == 'd:' then call('HDEL', KEYS[2], fields[at]) end
-    end
+    -- All of them are over; the next one that is noted removes them (see give).
     call('HDEL', KEYS[2], 'd')
     given_up = false
   end
