@@ -17,7 +17,7 @@ from tests.support.etcd import ETCDCTL, EtcdServer
 ASK = Ask(10.0, "host-1")
 
 
-def soon(seconds: float = 2.0) -> float:
+def soon(seconds: float = 5.0) -> float:
     return clock.now() + seconds
 
 
@@ -37,7 +37,7 @@ class Party:
     def store(self) -> Store:
         return self.engine.store()
 
-    def take(self, claim: str = "", within: float = 2.0, ask: Ask = ASK) -> Granted:
+    def take(self, claim: str = "", within: float = 5.0, ask: Ask = ASK) -> Granted:
         outcome = self.store.take(self.key, claim or self.claim, ask, soon(within))
         assert isinstance(outcome, Granted), outcome
         return outcome
@@ -47,7 +47,7 @@ class Party:
         assert isinstance(outcome, Refused), outcome
         return outcome
 
-    async def take_async(self, claim: str = "", within: float = 2.0, ask: Ask = ASK) -> Granted:
+    async def take_async(self, claim: str = "", within: float = 5.0, ask: Ask = ASK) -> Granted:
         store = self.engine.async_store()
         outcome = await store.take(self.key, claim or self.claim, ask, soon(within))
         assert isinstance(outcome, Granted), outcome

@@ -30,7 +30,7 @@ AGED = """
 _T = TypeVar("_T")
 
 
-def soon(seconds: float = 2.0) -> float:
+def soon(seconds: float = 5.0) -> float:
     return clock.now() + seconds
 
 
@@ -69,7 +69,7 @@ class Party:
     def store(self) -> Store:
         return self.engine.store()
 
-    def take(self, claim: str = "", within: float = 2.0, ask: Ask = ASK) -> Granted:
+    def take(self, claim: str = "", within: float = 5.0, ask: Ask = ASK) -> Granted:
         outcome = self.store.take(self.key, claim or self.claim, ask, soon(within))
         assert isinstance(outcome, Granted), outcome
         return outcome
@@ -86,7 +86,7 @@ class Party:
         assert isinstance(outcome, Refused), outcome
         return outcome
 
-    async def take_async(self, claim: str = "", within: float = 2.0, ask: Ask = ASK) -> Granted:
+    async def take_async(self, claim: str = "", within: float = 5.0, ask: Ask = ASK) -> Granted:
         store = self.engine.async_store()
         try:
             outcome = await store.take(self.key, claim or self.claim, ask, soon(within))

@@ -17,7 +17,7 @@ from incumbent.stores.redis.sync import RedisStore
 ASK = Ask(10.0, "host-1")
 
 
-def soon(seconds: float = 2.0) -> float:
+def soon(seconds: float = 5.0) -> float:
     return clock.now() + seconds
 
 
@@ -45,7 +45,7 @@ class Party:
     def companion(self) -> str:
         return f"{self.main}:r"
 
-    def take(self, claim: str = "", within: float = 2.0, ask: Ask = ASK) -> Granted:
+    def take(self, claim: str = "", within: float = 5.0, ask: Ask = ASK) -> Granted:
         outcome = self.store.take(self.key, claim or self.claim, ask, soon(within))
         assert isinstance(outcome, Granted), outcome
         return outcome
@@ -55,7 +55,7 @@ class Party:
         assert isinstance(outcome, Refused), outcome
         return outcome
 
-    async def take_async(self, claim: str = "", within: float = 2.0, ask: Ask = ASK) -> Granted:
+    async def take_async(self, claim: str = "", within: float = 5.0, ask: Ask = ASK) -> Granted:
         store = self.engine.async_store()
         outcome = await store.take(self.key, claim or self.claim, ask, soon(within))
         assert isinstance(outcome, Granted), outcome

@@ -22,6 +22,7 @@ from tests.faults.postgresql_world import (
     settled,
     soon,
 )
+from tests.support.pace import took
 from tests.support.postgresql import PostgresServer
 from tests.support.proxy import FaultProxy
 from tests.support.waiting import eventually
@@ -170,7 +171,7 @@ def test_losing_the_connection_is_hint_enough(far: Party, network: FaultProxy) -
         # Told, or listening again on another connection: what happens now is not missed.
         with party(far.engine.url.replace(str(network.port), str(network.target[1]))) as other:
             other.store.give(far.key, far.claim, None, soon())
-        assert waiting.result() < 2.0
+        assert waiting.result() < 6.0
 
 
 def test_a_waiter_in_a_black_hole_returns_in_time(far: Party, network: FaultProxy) -> None:
@@ -189,12 +190,11 @@ def test_a_waiter_is_told_within_milliseconds(far: Party, near: Party, how: str)
     far.take()
     seen = far.refused().seen
 
-    def wait() -> float:
+    def wait() -> None:
         if how == "sync":
             far.store.wait_change(far.key, seen, soon(8))
         else:
             asyncio.run(waited())
-        return clock.now()
 
     async def waited() -> None:
         store = far.engine.async_store()
@@ -206,7 +206,8 @@ def test_a_waiter_is_told_within_milliseconds(far: Party, near: Party, how: str)
         time.sleep(0.3)
         given = clock.now()
         near.store.give(far.key, far.claim, None, soon())
-        assert waiting.result() - given < 0.25
+        waiting.result()
+        assert took(given) < 0.25
 
 
 def test_waiting_sends_nothing(far: Party, postgres_server: PostgresServer, database: str) -> None:

@@ -213,4 +213,4 @@ def test_a_take_that_the_network_held_back_until_its_claim_was_given_up_is_refus
         for member in held.all:
             member.proxy.heal()
         time.sleep(0.5)
-        assert bool(near.store.read(near.key, soon()).holdings) == (not gives_up)
+        eventually(lambda: bool(near.store.read(near.key, soon()).holdings) == (not gives_up))

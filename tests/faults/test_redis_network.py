@@ -177,11 +177,11 @@ def test_an_answer_that_comes_late_is_not_read_by_the_next_request(
     here: Party, proxy: FaultProxy
 ) -> None:
     here.take()
-    proxy.delay(0.0, reply=0.3)
+    proxy.delay(0.0, reply=0.6)
     with pytest.raises(OutcomeUnknown):
-        here.take(within=0.1)
+        here.take(within=0.3)
     proxy.heal()
-    time.sleep(0.3)
+    time.sleep(0.6)
     stranger = new_claim()
     assert isinstance(here.store.take(here.key, stranger, ASK, soon()), Refused)
 

@@ -88,7 +88,7 @@ def test_a_certificate_for_another_name_is_refused(
 def test_a_server_without_tls_is_unavailable(redis_server: RedisServer, files: TlsFiles) -> None:
     url = redis_server.url.replace("redis://", "rediss://")
     with party(url, options(files)) as one, pytest.raises(StoreUnavailable):
-        one.take()
+        one.take(within=1.0)
 
 
 def test_a_client_certificate_is_shown_where_it_is_wanted(files: TlsFiles) -> None:
