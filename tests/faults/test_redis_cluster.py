@@ -210,10 +210,12 @@ def test_leases_are_held_while_redis_cli_reshards(cluster: RedisCluster) -> None
         give_back(here, taken)
 
 
-def test_a_node_that_names_only_a_port_means_its_own_host(cluster: RedisCluster) -> None:
+# Where it has no hostname to announce, it says "?".
+@pytest.mark.parametrize("kind", ["unknown-endpoint", "hostname"])
+def test_a_node_that_names_only_a_port_means_its_own_host(cluster: RedisCluster, kind: str) -> None:
     how = "cluster-preferred-endpoint-type"
     for node in cluster.nodes:
-        node.cli("CONFIG", "SET", how, "unknown-endpoint")
+        node.cli("CONFIG", "SET", how, kind)
     try:
         with party(cluster.url) as here:
             granted = here.take()

@@ -20,6 +20,7 @@ __all__ = [
     "SLOTS",
     "Topology",
     "asking",
+    "host_of",
     "markers_of",
     "question",
     "slot_of",
@@ -100,12 +101,18 @@ def _topology(info: bytes, slots: Sequence[Any], asked: Address) -> Topology:
     epoch = int(said["cluster_current_epoch"]) if said.get("cluster_state") == "ok" else -1
     found = Topology(epoch)
     for start, end, master, *_ in sorted(slots, key=lambda each: int(each[0])):
-        host = (master[0] or b"").decode()
         found.starts.append(start)
         found.ends.append(end)
-        # Left out where the node does not know under which address it is reached.
-        found.masters.append((host if host not in ("", "?") else asked[0], master[1]))
+        found.masters.append((host_of((master[0] or b"").decode(), asked), master[1]))
     return found
+
+
+def host_of(said: str, asked: Address | None) -> str:
+    """The host that the node `asked` names; its own where it does not say one.
+
+    cluster-preferred-endpoint-type: "" with unknown-endpoint, "?" with hostname and without one.
+    """
+    return said if said not in ("", "?") or asked is None else asked[0]
 
 
 def asking(program: Program[T]) -> Program[T]:

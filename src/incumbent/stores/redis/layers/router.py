@@ -31,7 +31,7 @@ from incumbent.stores.redis.exchange import Exchange, carry_out
 from incumbent.stores.redis.hosts import Address, parse_address, say_address
 from incumbent.stores.redis.incarnation import Known
 from incumbent.stores.redis.layers.base import Side
-from incumbent.stores.redis.layers.cluster import Topology, asking, slot_of
+from incumbent.stores.redis.layers.cluster import Topology, asking, host_of, slot_of
 from incumbent.stores.redis.layers.nodes import Cluster
 from incumbent.stores.redis.layers.replicas import Confirmed
 from incumbent.stores.redis.layers.spread import Part, renew_part, slot_of_key
@@ -300,8 +300,7 @@ class Router:
         if not error.address:
             raise error
         host, port = parse_address(error.address)
-        # Without a host it means its own (cluster-preferred-endpoint-type unknown-endpoint).
-        address = (host or (by[0] if by else ""), port)
+        address = (host_of(host, by), port)
         if error.ask:
             asks[slot] = address
         else:
