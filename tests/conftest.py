@@ -7,6 +7,7 @@ import logging
 import signal
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
 
 from incumbent.policy import TTL_MAX
@@ -21,6 +22,15 @@ from tests.support.servers import RedisServer
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+# A busy machine may take any time for an example; where CI is set that is the default already.
+hypothesis.settings.register_profile(
+    "patient",
+    hypothesis.settings.get_profile(hypothesis.settings.get_current_profile_name()),
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.load_profile("patient")
 
 SERVER_FIXTURES = {
     *("redis_server", "own_redis", "proxy", "etcd_server", "own_etcd"),

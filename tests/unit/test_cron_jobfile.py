@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from incumbent.cron.jobfile import parse_jobfile
@@ -226,7 +226,6 @@ last=1'''
     assert place("job", 1, "nothing") == (12, 1)
 
 
-@settings(deadline=None)
 @given(st.text())
 def test_any_text_is_read_or_refused(text: str) -> None:
     _, problems = parse_jobfile(text, "jobs.toml")
@@ -243,7 +242,6 @@ values = st.recursive(
 )
 
 
-@settings(deadline=None)
 @given(st.dictionaries(st.sampled_from(sorted(SETTINGS)), values))
 def test_any_value_of_any_setting_is_read_or_refused(table: dict[str, str]) -> None:
     text = "\n".join(["[[job]]", *(f"{key} = {value}" for key, value in table.items())])

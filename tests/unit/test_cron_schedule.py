@@ -7,7 +7,7 @@ from itertools import pairwise
 from zoneinfo import ZoneInfo
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from incumbent.cron.schedule import (
@@ -155,7 +155,6 @@ CHANGES = [
 ]
 
 
-@settings(deadline=None)
 @given(
     st.sampled_from(CHANGES),
     st.integers(-7200, 7200),
@@ -175,7 +174,6 @@ def test_a_rhythm_is_what_the_clock_shows(
     assert found == [it for it in seen if after < it <= after + 300 * 60]
 
 
-@settings(deadline=None)
 @given(st.sampled_from(ZONES), instants, st.integers(0, 23), st.integers(0, 59))
 def test_a_fixed_time_comes_once_on_every_day(
     zone: str, start: int, hour: int, minute: int
@@ -192,7 +190,6 @@ def test_a_fixed_time_comes_once_on_every_day(
     assert all(b - a == timedelta(days=1) for a, b in pairwise(days))
 
 
-@settings(deadline=None)
 @given(
     st.sampled_from(["30 2 * * *", "*/20 * * * *", "0,30 1-3 * * *", "15 0 * * 1"]),
     st.sampled_from(ZONES),
@@ -215,7 +212,6 @@ def test_the_answer_depends_on_the_instant_alone(
 numbers = st.sets(st.integers(1, 12), min_size=1).map(lambda it: ",".join(map(str, sorted(it))))
 
 
-@settings(deadline=None)
 @given(
     st.sampled_from(["*", "1", "29", "30", "31", "30,31", "L", "LW", "*/31", "*/30", "15-31/16"]),
     numbers,
@@ -304,7 +300,6 @@ def test_an_interval_is_counted_from_the_epoch() -> None:
     assert Every(1.512).next_after(2131903.368) == 2131904.88
 
 
-@settings(deadline=None)
 @given(st.integers(1000, 10**8), st.floats(0, 4e9))
 def test_an_interval_never_stands_still_nor_skips(milliseconds: int, instant: float) -> None:
     every = Every(milliseconds / 1000)

@@ -174,7 +174,7 @@ STEP = st.tuples(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(before=st.lists(OPERATION, max_size=4), steps=st.lists(STEP, min_size=1, max_size=6))
 def test_nothing_is_forgotten_and_nothing_is_late_whatever_comes_in_between(
     before: list[tuple[str, int]], steps: list[tuple[str, int, list[tuple[str, int]]]]

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -225,10 +225,5 @@ def close(value: float | None) -> float | None:
     return None if value is None else round(value, 3)
 
 
-SameAsTable.TestCase.settings = settings(
-    max_examples=50,
-    stateful_step_count=30,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow],
-)
+SameAsTable.TestCase.settings = settings(max_examples=50, stateful_step_count=30)
 TestSameAsTable = SameAsTable.TestCase
