@@ -29,6 +29,13 @@ MUTATIONS: tuple[Mutation, ...] = (
         "tests/cli/test_exit_codes.py",
     ),
     _m(
+        "an operator's clock alone says how old a trigger is",
+        "cron/instance.py",
+        "max(trigger.when, looked)",
+        "trigger.when",
+        "tests/unit/test_cron_instance.py",
+    ),
+    _m(
         "a run that lost its lease writes its end",
         "cron/book.py",
         "        outcome = await self._put(moved, ByClaim(pen.claim, pen.token))",

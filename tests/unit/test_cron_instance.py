@@ -6,6 +6,7 @@ import itertools
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 import pytest
@@ -33,6 +34,7 @@ from incumbent.errors import ConfigError
 from incumbent.links import link_for
 from incumbent.model import Key, Record, Refused
 from incumbent.stores.notices import PAUSE
+from tests.support.waiting import eventually
 
 SPEC = JobSpec(name="job", schedule=Every(86_400), command=("true",))
 DAY = 86_400.0
@@ -138,19 +140,41 @@ def test_a_clock_two_days_ahead_forgets_nobody_who_lives(
         moved(1200.0)
 
 
-def test_a_clock_an_hour_ahead_takes_no_trigger_away_from_others(
+def test_a_trigger_by_a_clock_that_is_behind_is_taken_by_who_saw_it_come(
     link: Link, instance: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[Slot] = []
+    monkeypatch.setattr(instance, "_take_trigger", lambda _, slot: taken.append(slot))
+    eventually(lambda: instance._looked > 0)
+    trigger, now = Trigger("x", "job", clock.wall() - 3600.0), clock.wall()
+    put(link, CONTROL, trigger.field, encode(job="job", when=trigger.when))
+
+    def hear() -> list[Slot]:
+        instance._hear()
+        return taken
+
+    eventually(hear)
+    (slot,) = taken
+    assert slot.name == trigger.slot
+    assert slot.due > now - 60.0
+
+
+def test_a_clock_an_hour_ahead_takes_no_trigger_away_from_others(
+    link: Link, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trigger = Trigger("x", "job", clock.wall() - 3600.0)
     put(link, CONTROL, trigger.field, encode(job="job", when=trigger.when))
-    instance._heard.append(read(link, CONTROL))
+    instance = Instance([SPEC], link, "n", "me", Launches(), quiet)
+    instance._heard.append((-inf, read(link, CONTROL)))
     instance._hear()
+    assert "x" not in instance._asked
     assert triggers(read(link, CONTROL)) == [trigger]
     now = clock.now
     monkeypatch.setattr(clock, "now", lambda: now() + STALE + 1)
-    instance._heard.append(read(link, CONTROL))
+    instance._heard.append((clock.wall(), read(link, CONTROL)))
     instance._hear()
     assert triggers(read(link, CONTROL)) == []
+    instance.close()
 
 
 def test_one_instance_of_the_fleet_sweeps_at_a_time(link: Link, instance: Instance) -> None:

@@ -107,9 +107,11 @@ class Instance:
         self._wake_fd, self._write_fd = os.pipe()
         for fd in (self._wake_fd, self._write_fd):
             os.set_blocking(fd, False)
-        self._heard: list[Record] = []
+        self._heard: list[tuple[float, Record]] = []
+        self._looked = -inf
+        """When the listening thread looked last, by our wall clock."""
         self._asked: set[str] = set()
-        self._stand_since: dict[str, float] = {}
+        self._standing: dict[str, tuple[float, float]] = {}
         self._answered = False
         self._next_try = -inf
         self._tries = 0
@@ -271,10 +273,12 @@ class Instance:
         seen = ""
         while not self._stopped:
             try:
+                looks = clock.wall()
                 record = store.read(key, clock.now() + 2.0)
                 if record.fields:
-                    self._heard.append(record)
+                    self._heard.append((self._looked, record))
                     self.wake()
+                self._looked = looks
                 until = clock.now() + _LOOK_AT_CONTROL * (0.8 + 0.4 * draw_jitter())
                 again = record.seen == seen
                 seen = record.seen
@@ -291,18 +295,20 @@ class Instance:
 
     def _hear(self) -> None:
         while self._heard:
-            record = self._heard.pop(0)
+            looked, record = self._heard.pop(0)
             self._pause = pause_of(record)
             for trigger in triggers(record):
-                since = self._stand_since.setdefault(trigger.id, clock.now())
-                if clock.wall() - trigger.when > STALE:
+                # An operator's clock may be behind, but what came since we looked is new.
+                seen = (clock.now(), max(trigger.when, looked))
+                since, when = self._standing.setdefault(trigger.id, seen)
+                if clock.wall() - when > STALE:
                     # Not before it has stood as long by our steady clock: the wall clock may be
                     # wrong, and others take it.
                     if clock.now() - since > STALE:
                         self.over(trigger.slot)
                 elif trigger.id not in self._asked:
                     self._asked.add(trigger.id)
-                    self._take_trigger(trigger.job, Slot(trigger.slot, trigger.when))
+                    self._take_trigger(trigger.job, Slot(trigger.slot, when))
 
     def _take_trigger(self, job: str, slot: Slot) -> None:
         dispatcher = self._executor.dispatcher
