@@ -106,15 +106,15 @@ class AsyncRedisStore(Exchange[AsyncWire]):
         dialect, wire = self.dialect, self._shared
         request = dialect.give(key, claim, token, closed_for, slot, reserve_for)
         if wire is None or wire.is_stale(trust=True):
-            return await self.do(one_give(dialect, request, key, claim, until), until)
+            return await self.do(one_give(dialect, request, key, until), until)
         try:
             answer = await wire.ask(request, until)
             if is_forgotten(answer):
                 answer = await wire.ask(as_eval(request), until)
-            return dialect.given(answer, key, claim, None, wire.epoch)
+            return dialect.given(answer, key)
         except UNUSABLE as error:
             self._end_if_unusable(wire, error)
-            again: Operate[AsyncWire, GiveOutcome] = one_give(dialect, request, key, claim, until)
+            again: Operate[AsyncWire, GiveOutcome] = one_give(dialect, request, key, until)
             return await self.again(error, again, until, 0.0, repeatable=True)
         except Demoted:
             self._forget(wire)

@@ -224,7 +224,7 @@ class Dialect:
         held = (_held(grant.claim, grant.token), names.channel, 0, _held(grant.claim, None))
         return _give.call(len(keys), *keys, *held, "", "undo")
 
-    def given(self, answer: Any, key: Key, claim: str, ask: Ask | None, epoch: str) -> GiveOutcome:
+    def given(self, answer: Any, key: Key) -> GiveOutcome:
         """The outcome of a give."""
         if type(answer) is not int:
             raise self._unusable(answer, key)

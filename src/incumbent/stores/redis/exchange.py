@@ -151,7 +151,7 @@ class Exchange(ABC, Generic[W]):
         """See Store.give."""
         dialect = self.dialect
         request = dialect.give(key, claim, token, closed_for, slot, reserve_for)
-        return await self.do(one_give(dialect, request, key, claim, until), until)
+        return await self.do(one_give(dialect, request, key, until), until)
 
     async def put(
         self, key: Key, field: str, value: bytes | None, guard: Guard, until: float
@@ -329,14 +329,12 @@ class Exchange(ABC, Generic[W]):
         return await self._run(lambda _: self.dialect.unchanged(key, seen), until)
 
 
-def one_give(
-    dialect: Dialect, request: bytes, key: Key, claim: str, until: float
-) -> Operate[W, GiveOutcome]:
+def one_give(dialect: Dialect, request: bytes, key: Key, until: float) -> Operate[W, GiveOutcome]:
     """What sends one give and reads its answer."""
 
     async def operate(wire: W) -> GiveOutcome:
         (answer,) = await _ask(wire, Step(request, 1), until)
-        return dialect.given(answer, key, claim, None, wire.epoch)
+        return dialect.given(answer, key)
 
     return operate
 

@@ -1,7 +1,7 @@
 -- Give. Deletes or closes only what the claim holds; what is only for people may fail (pcall), so
 -- that a server out of memory still lets go.
--- KEYS: the lease, its companion, the line of those who wait (see take), and the tombstone of the
---       slot if that is given back too
+-- KEYS: the lease, its companion (its fields are listed in take), the line of those who wait, and
+--       the tombstone of the slot if that is given back too
 -- ARGV: 1 "incumbent2 <claim> <token> ", or without the token if any will do   2 channel
 --       3 ms to stay closed, or 0    4 "incumbent2 <claim> "   5 whom it is reserved for, or ""
 --       6 anything, if the grant was not believed: the data may be of another incarnation

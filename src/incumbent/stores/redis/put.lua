@@ -1,4 +1,4 @@
--- Put. `k` counts the fields: while there is one, the companion has no end.
+-- Put. The fields of the companion are listed in take.
 -- KEYS: the lease, its companion
 -- ARGV: 1 "f:<field>"  2 guard: none, absent, version, claim  3 the version, or "incumbent2 <claim>
 --       <token> "      4 "=" and the value, or "-" to remove  5 channel

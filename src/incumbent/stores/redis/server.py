@@ -5,41 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import inf
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from incumbent.durations import say_seconds
 from incumbent.errors import StoreUnavailable
 from incumbent.stores.redis.errors import Demoted, answered_error
-from incumbent.stores.redis.resp import SCRIPTS, Program, Script, Step, pack
+from incumbent.stores.redis.resp import Program, Script, Step, pack
 
-__all__ = ["MARKER", "PROMOTED", "Facts", "Marker", "admit", "diagnosis", "greeting", "read_facts"]
+__all__ = ["Facts", "admit", "diagnosis", "greeting", "read_facts"]
 
 Finding = tuple[str, str, str]
 
 _INFO: Final = pack("INFO")
 _PING: Final = pack("PING")
-_LOADS: Final = tuple(pack("SCRIPT", "LOAD", script.text) for script in SCRIPTS.values())
-PROMOTED: Final = Script("promoted")
-
-
-class Marker(NamedTuple):
-    """Where clients note when they first saw a promoted replica as the master.
-
-    `settle`: seconds for which the master before it may have gone on unseen; `function`: the name
-    of the function that looks, if it is not a script.
-    """
-
-    key: str
-    settle: float = 0.0
-    function: str = ""
-
-    def look(self, promoted: str) -> bytes:
-        """The request whose answer is the milliseconds since then."""
-        how = ("FCALL", self.function) if self.function else ("EVAL", PROMOTED.text)
-        return pack(*how, 1, self.key, promoted)
-
-
-MARKER: Final = Marker("incumbent:{incumbent}:promoted")
+_PROMOTED: Final = Script("promoted")
+_PROMOTED_KEY: Final = "incumbent:{incumbent}:promoted"
+"""Where clients note when they first saw a promoted replica as the master."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,25 +96,22 @@ def _product(said: dict[str, str]) -> str:
     return "Valkey" if "valkey_version" in said else "Redis"
 
 
-def greeting(
-    where: str, *, allow_eviction: bool, proved: bool, marker: Marker = MARKER
-) -> Program[Facts]:
-    """Look at the server and leave the scripts there; one round trip, two to a promoted replica.
+def greeting(where: str, *, allow_eviction: bool, proved: bool) -> Program[Facts]:
+    """Look at a node of a quorum; one round trip, two to a promoted replica.
 
     Raises StoreUnavailable for a server that must not grant leases.
     """
-    answers = yield Step(b"".join((_INFO, *_LOADS)), 1 + len(_LOADS))
-    if not isinstance(answers[0], bytes):
-        raise answered_error(str(answers[0]), where, proved=proved)
-    facts = read_facts(answers[0])
+    (info,) = yield Step(_INFO, 1)
+    if not isinstance(info, bytes):
+        raise answered_error(str(info), where, proved=proved)
+    facts = read_facts(info)
     admit(facts, where, allow_eviction=allow_eviction)
-    # That scripts cannot be loaded (an administrator may have done it) shows when one is missing.
     if facts.promoted:
-        (since,) = yield Step(marker.look(facts.promoted), 1)
+        request = pack("EVAL", _PROMOTED.text, 1, _PROMOTED_KEY, facts.promoted)
+        (since,) = yield Step(request, 1)
         if not isinstance(since, int):
             raise answered_error(str(since), where, proved=proved)
-        # Below zero as long as the master before it may still be heard.
-        return replace(facts, master_for=max(0.0, since / 1000) - marker.settle)
+        return replace(facts, master_for=max(0.0, since / 1000))
     return facts
 
 

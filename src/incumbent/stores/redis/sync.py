@@ -82,16 +82,16 @@ class RedisStore(BlockingStore[_Blocking]):
         try:
             wire = idle.pop()
         except IndexError:
-            return run(exchange.do(one_give(dialect, request, key, claim, until), until))
+            return run(exchange.do(one_give(dialect, request, key, until), until))
         if now - wire.used > STALE_AFTER and wire.is_stale(trust=False):
             idle.append(wire)
-            return run(exchange.do(one_give(dialect, request, key, claim, until), until))
+            return run(exchange.do(one_give(dialect, request, key, until), until))
         wire.used = now
         try:
-            outcome = dialect.given(wire.ask(request, until), key, claim, None, wire.epoch)
+            outcome = dialect.given(wire.ask(request, until), key)
         except UNUSABLE as error:
             wire.close()
-            again: Operate[Wire, GiveOutcome] = one_give(dialect, request, key, claim, until)
+            again: Operate[Wire, GiveOutcome] = one_give(dialect, request, key, until)
             return run(exchange.again(error, again, until, 0.0, repeatable=True))
         except BaseException:
             wire.close()

@@ -12,14 +12,21 @@
 --       server's clock
 -- Returns the grant, in a list of its own where the companion is not known to be of that
 -- incarnation; 0 if it came too late; or a list that tells why not.
--- The line: a sorted set of "<claim> <ARGV[6]>" by arrival. The companion's `q`, there while
--- somebody waits: "<until when it is the first one's turn, unix ms> <how often it was overtaken>
--- <who watches> <until when that one looks, unix ms> <the first>". Who watches ("<inbox>/<id>" of
--- one in line, or "-") was told to look, in case the first stays silent.
--- The companion's `x`: 0 if it may have a `q` or a `k` (see put): who gives it one says so here. Or
--- "<until when, unix us> <ARGV[4]>": until then it need not be told for how long to stay. Its `i`: of
--- which incarnation it is known to be. Its `d`: "<until when a claim that was given up in doubt is
--- refused, unix us> <when those that are over were last removed>", and `d:<claim>` until when that is.
+-- The line: a sorted set of "<claim> <ARGV[6]>" by arrival.
+-- The fields of the companion, for all scripts:
+--   t  the last token    n  its place in the history, 0 to 19
+--   h<place>  a holding: "<token> <since, unix us> <slot or -> <holder>"
+--   e<place>  when that was given back: "<unix s> <us of that second>"
+--   f:<name>  a field that was put: "<version> <value>"    v  the last version    k  how many there
+--      are: while there is one, the companion has no end
+--   q  there while somebody waits: "<until when it is the first one's turn, unix ms> <how often it
+--      was overtaken> <who watches> <until when that one looks, unix ms> <the first>". Who watches
+--      ("<inbox>/<id>" of one in line, or "-") was told to look, in case the first stays silent.
+--   x  0 if there may be a `q`, `k` or `d`: who gives it one says so here. Or "<until when, unix us>
+--      <ARGV[4]>": until then it need not be told for how long to stay.
+--   i  of which incarnation the companion is known to be
+--   d:<claim>  until when a claim that was given up in doubt is refused, unix us
+--   d  "<until when the last of them is> <when those that are over were last removed>"
 local call, head, count = redis.call, ARGV[1], #ARGV
 local till = ARGV[count]
 ARGV[count] = nil

@@ -118,12 +118,12 @@ class Router:
         async def operate_asking(node: _Node) -> GiveOutcome:
             dialect = node.exchange.dialect
 
-            def start(wire: Known) -> Program[GiveOutcome]:
+            def start() -> Program[GiveOutcome]:
                 request = dialect.give(key, claim, token, closed_for, slot, reserve_for)
                 (answer,) = yield Step(request, 1)
-                return dialect.given(answer, key, claim, None, wire.epoch)
+                return dialect.given(answer, key)
 
-            return await _do(node, lambda wire: asking(start(wire)), until)
+            return await _do(node, lambda _: asking(start()), until)
 
         return await self._at(key, until, operate, operate_asking)
 
