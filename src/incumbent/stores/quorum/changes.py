@@ -8,6 +8,12 @@ All entries of a name are one state, which a majority changes from one to the ne
 2. Accept: the change is made where that promise still holds, to a node that has this state, or that
    is given all of it. It is done when a majority has accepted it.
 
+A state is a number:
+
+    the ballot of the last change
+    NEVER       0   nothing was ever changed, or the last field and slot are gone for 35 days
+    FORGOTTEN  -1   the node was blank, and has accepted nothing since ("-" in promise.lua)
+
 A node that lost its data has forgotten what it accepted. So of those who tell a majority must have
 forgotten nothing, or all must tell; the next change gives it all entries back. What it promised was
 not above its birth and a minute, where it begins again (see promise.lua).
@@ -25,17 +31,23 @@ from incumbent.errors import StoreError
 from incumbent.model import ByClaim, Key
 from incumbent.stores.quorum.ballots import No, Silent
 from incumbent.stores.quorum.founding import found
-from incumbent.stores.quorum.group import Quorum, no_majority, silent_of, strangers
+from incumbent.stores.quorum.group import (
+    Quorum,
+    no_majority,
+    said_by_most,
+    silent_of,
+    strangers,
+)
 from incumbent.stores.quorum.panel import Heard, Panel
 from incumbent.stores.redis.resp import Step
 
-__all__ = ["FORGOTTEN", "Changed", "Decide", "Edit", "change"]
+__all__ = ["FORGOTTEN", "NEVER", "Changed", "Decide", "Edit", "change"]
 
 _TURNS: Final = 20
 _BACK_OFF: Final = 0.001
 _BACK_OFF_MOST: Final = 0.05
+NEVER: Final = 0
 FORGOTTEN: Final = -1
-"""The state of a node that was blank, and has accepted nothing since: what it was, nobody knows."""
 _REMEMBERED: Final = 8
 """So many ballots a node keeps of the way to its state."""
 
@@ -60,7 +72,7 @@ class Changed(NamedTuple):
 
 
 class _Promised(NamedTuple):
-    """One node's state and the entry; `state` FORGOTTEN: it was blank.
+    """One node's state and the entry.
 
     `states`: the ballots of the changes that led to it, as far as it knows, the newest first.
     """
@@ -137,7 +149,7 @@ class _Attempt:
         same = sum(it.state == newest.state for it in promised.values())
         if edit is None and not (settles or self.sent) and same >= self.quorum.need:
             return Changed(edited=False, ballot=newest.state, seen=newest.entry, held=held)
-        if not await self._accept(ballot, max(newest.state, 0), edit, promised):
+        if not await self._accept(ballot, max(newest.state, NEVER), edit, promised):
             return None
         if ours is not None:
             return Changed(edited=True, ballot=ours, seen=newest.entry)
@@ -221,7 +233,7 @@ class _Attempt:
         above = min(floors, default=0)
         if self.sent or self.below is not None or not self.above < above <= limit:
             return False
-        if not any(it.state > 0 for it in self.answers if isinstance(it, _Promised)):
+        if not any(it.state > NEVER for it in self.answers if isinstance(it, _Promised)):
             return False
         self.below, self.above = self.above, above
         return True
@@ -254,7 +266,7 @@ class _Attempt:
     ) -> bool:
         """Whether a majority has accepted it."""
         quorum = self.quorum
-        behind = [node for node, it in promised.items() if max(it.state, 0) != state]
+        behind = [node for node, it in promised.items() if max(it.state, NEVER) != state]
         entries = await self._entries(state, promised) if behind else None
         what = (self.entry, edit.value) if edit else None
         accept = partial(quorum.dialect.accept, self.key, ballot, what, self.held)
@@ -265,16 +277,11 @@ class _Attempt:
             request = to_all if node in behind else None if isinstance(it, No) else to_change
             steps[node] = None if request is None else Step(request, 1)
         self.sent[ballot] = edit
-        heard = await self.panel.ask(steps, self.until, self._accepted_by_most)
-        said = [it[0] for it in heard if not isinstance(it, Silent)]
+        heard = await self.panel.ask(steps, self.until, _accepted_by_most)
         # Where none can have accepted it, it is as if it had not been asked.
         if all(it is None or _is_refused(heard[at]) for at, it in enumerate(steps)):
             del self.sent[ballot]
-        return said.count(1) >= quorum.need
-
-    def _accepted_by_most(self, heard: Sequence[Heard | None]) -> bool:
-        said = [it[0] for it in heard if it is not None and not isinstance(it, Silent)]
-        return said.count(1) >= self.quorum.need
+        return _accepted_by_most(heard)
 
     async def _entries(self, state: int, promised: Mapping[int, _Promised]) -> list[bytes] | None:
         """All entries of `state`, as names and values, from a node that has it."""
@@ -294,11 +301,17 @@ class _Attempt:
     def failure(self) -> StoreError:
         """Why there is no majority for it."""
         answers = [
-            it if isinstance(it, Silent | No) else No("promised" if it.state >= 0 else "forgot")
+            it
+            if isinstance(it, Silent | No)
+            else No("forgot" if it.state == FORGOTTEN else "promised")
             for it in self.answers
         ]
         perhaps = any(edit is not None for edit in self.sent.values())
         return no_majority(self.quorum, answers, perhaps=perhaps)
+
+
+def _accepted_by_most(heard: Sequence[Heard | None]) -> bool:
+    return said_by_most(heard, lambda word: word == 1)
 
 
 def _is_refused(heard: Heard) -> bool:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from operator import eq
 from typing import Any, Final, NamedTuple
 
 from incumbent.durations import say_seconds
@@ -14,7 +16,15 @@ from incumbent.stores.quorum.dialect import MARKER, RECORD_FORMAT, QuorumDialect
 from incumbent.stores.quorum.panel import NOT_ASKED, Heard
 from incumbent.stores.redis.errors import Mismatch
 
-__all__ = ["Quorum", "answered_by_most", "no_majority", "silent_of", "strangers"]
+__all__ = [
+    "Quorum",
+    "agreed_by_most",
+    "answered_by_most",
+    "no_majority",
+    "said_by_most",
+    "silent_of",
+    "strangers",
+]
 
 
 _FORMAT: Final = re.compile(rb"incumbent(\d+) ")
@@ -39,20 +49,20 @@ class Quorum(NamedTuple):
         return self.dialect.members.decode()
 
 
+def said_by_most(heard: Sequence[Heard | None], is_it: Callable[[Any], bool]) -> bool:
+    """Whether a majority has said such a word."""
+    words = [it[0] for it in heard if it is not None and not isinstance(it, Silent)]
+    return sum(map(is_it, words)) >= ballots.majority_of(len(heard))
+
+
 def answered_by_most(heard: Sequence[Heard | None]) -> bool:
     """Whether a majority has answered, and no errors."""
-    answered = sum(
-        it is not None and not isinstance(it, Silent) and not isinstance(it[0], Exception)
-        for it in heard
-    )
-    return answered >= ballots.majority_of(len(heard))
+    return said_by_most(heard, lambda word: not isinstance(word, Exception))
 
 
 def agreed_by_most(heard: Sequence[Heard | None]) -> bool:
-    """Whether a majority has answered the same."""
-    said = [it[0] for it in heard if it is not None and not isinstance(it, Silent)]
-    need = ballots.majority_of(len(heard))
-    return any(type(word) is int and said.count(word) >= need for word in said)
+    """Whether a majority has answered 1, or 0."""
+    return any(said_by_most(heard, partial(eq, word)) for word in (1, 0))
 
 
 def silent_of(heard: Heard, where: str) -> Silent:

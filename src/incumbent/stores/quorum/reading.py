@@ -17,7 +17,7 @@ from incumbent.errors import StoreError, StoreUnavailable
 from incumbent.model import Candidate, Field, Holding, Key, Past, Record
 from incumbent.stores.notices import RESIGN
 from incumbent.stores.quorum.ballots import Answer, Silent, majority_of
-from incumbent.stores.quorum.changes import FORGOTTEN
+from incumbent.stores.quorum.changes import FORGOTTEN, NEVER
 from incumbent.stores.quorum.dialect import mark_of_value
 from incumbent.stores.quorum.fields import settle
 from incumbent.stores.quorum.group import Quorum, answered_by_most, no_majority, silent_of
@@ -163,9 +163,9 @@ class _View:
         now = int(time[0]) + int(time[1]) / 1e6
         self.raw: bytes | None = raw
         entries = pairs(beside)
-        states = entries.get(b"s") or (b"-1" if quorum.dialect.was_blank(self.marker) else b"0")
-        self.state = int(states.split()[0])
-        """The newest change of fields and slots that it accepted; see changes.FORGOTTEN."""
+        unsaid = FORGOTTEN if quorum.dialect.was_blank(self.marker) else NEVER
+        self.state = int(entries[b"s"].split()[0]) if b"s" in entries else unsaid
+        """Of fields and slots: see changes."""
         self.past = pasts_of(floor, past if isinstance(past, bytes) else None)
         slots = slots_of(entries, quorum.clock.unix_us(_now()))
         self.record = record_of(key, raw, left, entries, slots, standing, now)
@@ -218,7 +218,7 @@ def _agree(quorum: Quorum, views: Sequence[_View]) -> int:
         return len(quorum.names)
     newest = max(it.state for it in views)
     agree = sum(it.state == newest != FORGOTTEN for it in views)
-    if newest <= 0 and len(views) == len(quorum.names):
+    if newest <= NEVER and len(views) == len(quorum.names):
         # Nobody has any. Once that is settled, a majority knows it without those that were blank.
         return max(agree, quorum.need)
     return len(quorum.names) if agree == len(views) else agree
