@@ -5,6 +5,7 @@ from __future__ import annotations
 import select
 import socket
 import threading
+from collections.abc import Callable, Sequence
 from functools import partial
 from math import ceil
 from typing import Any, Final
@@ -52,6 +53,7 @@ class WireEar:
         for end in (self._mine, self._others):
             end.setblocking(False)
         close_with(self, partial(_close_all, (self._mine, self._others)))
+        self._ready = _watch(wire.fileno(), self._mine.fileno())
 
     def say(self, request: bytes, until: float) -> None:
         """See hub.Ear."""
@@ -62,10 +64,10 @@ class WireEar:
         """See hub.Ear."""
         while (message := self._wire.buffered()) is False:
             left = until - _now()
-            heard, poked = _readable(self._wire, self._mine, max(0.0, min(left, _SLICE)))
-            if heard:
+            ready = self._ready(max(0.0, min(left, _SLICE)))
+            if self._wire.fileno() in ready:
                 self._wire.fill()
-            elif poked:
+            elif ready:
                 self._mine.recv(1024)
                 return None
             elif left <= 0:
@@ -93,13 +95,12 @@ def _close_all(ends: tuple[socket.socket, ...]) -> None:
         end.close()
 
 
-def _readable(wire: Wire, own: socket.socket, seconds: float) -> tuple[bool, bool]:
+def _watch(*fds: int) -> Callable[[float], Sequence[int]]:
+    """What waits for so many seconds, and returns which of them can be read."""
     if not hasattr(select, "poll"):
-        ready, _, _ = select.select([wire.fileno(), own.fileno()], [], [], seconds)
-        return wire.fileno() in ready, own.fileno() in ready
+        return lambda seconds: select.select(fds, [], [], seconds)[0]
     poll = select.poll()
-    poll.register(wire, select.POLLIN)
-    poll.register(own, select.POLLIN)
+    for fd in fds:
+        poll.register(fd, select.POLLIN)
     # Up to the next millisecond: down would spin.
-    ready_fds = {fd for fd, _ in poll.poll(ceil(seconds * 1000))}
-    return wire.fileno() in ready_fds, own.fileno() in ready_fds
+    return lambda seconds: [fd for fd, _ in poll.poll(ceil(seconds * 1000))]
