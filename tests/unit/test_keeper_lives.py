@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import subprocess
@@ -16,7 +17,7 @@ import pytest
 from incumbent import Lock, clock
 from incumbent._core.port import Debt
 from incumbent._drive import thread as threads
-from incumbent._drive.alarm import _BoottimeAlarm, make_alarm
+from incumbent._drive.alarm import _BoottimeAlarm, _QueueAlarm, make_alarm
 from incumbent._drive.keeper import Keeper
 from incumbent._drive.thread import AlarmThread
 from incumbent.links import link_for
@@ -169,6 +170,15 @@ def test_an_alarm_takes_every_instant(instant: float) -> None:
     alarm = make_alarm()
     alarm.wake()
     alarm.wait_until(instant)
+
+
+def test_where_there_is_no_such_alarm_another_takes_its_place_without_a_word(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr(os, "eventfd", raising=False)
+    alarm = make_alarm()
+    gc.collect()
+    assert isinstance(alarm, _QueueAlarm)
 
 
 def test_a_watcher_that_fails_costs_the_others_nothing(

@@ -65,6 +65,8 @@ class _BoottimeAlarm:
     """
 
     def __init__(self) -> None:
+        self._process = os.getpid()
+        self._ours: list[int] = []
         import ctypes
 
         class Itimerspec(ctypes.Structure):
@@ -76,7 +78,7 @@ class _BoottimeAlarm:
         self._libc = ctypes.PyDLL(None, use_errno=True)
         self._byref, self._errno = ctypes.byref, ctypes.get_errno
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._process, self._ours = os.getpid(), [self._wake_fd]
+        self._ours.append(self._wake_fd)
         self._timer_fd = self._libc.timerfd_create(_CLOCK_BOOTTIME, _NONBLOCK_CLOEXEC)
         if self._timer_fd < 0:
             raise OSError(ctypes.get_errno(), "timerfd_create failed")
