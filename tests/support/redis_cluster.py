@@ -107,8 +107,15 @@ class RedisCluster:
         eventually(lambda: _field(self.replicas[at].cli("INFO"), "slave_repl_offset") >= written)
 
     def wait_until_agreed(self) -> None:
-        """Until every node that runs says the same of all slots, as redis-cli demands."""
-        eventually(lambda: len({self._slots(one) for one in self.running}) == 1)
+        """Until every node that runs says the same of all slots, as redis-cli demands.
+
+        And knows the newest epoch: one that gets a slot under an older one loses it again to a
+        word of its former owner that is still on its way, and then each sends to the other.
+        """
+        eventually(lambda: len({self._view(one) for one in self.running}) == 1)
+
+    def _view(self, node: ClusterNode) -> tuple[object, ...]:
+        return node.state("cluster_current_epoch"), self._slots(node)
 
     def _slots(self, node: ClusterNode) -> tuple[tuple[int, int, int], ...]:
         with self.client(node) as client:
@@ -138,6 +145,7 @@ class RedisCluster:
 
     def begin_to_move(self, slot: int, target: ClusterNode) -> ClusterNode:
         """The slot is on its way; its keys are where they were. Returns where that is."""
+        self.wait_until_agreed()
         source = self.node_of(slot)
         target.cli("CLUSTER", "SETSLOT", str(slot), "IMPORTING", source.id)
         source.cli("CLUSTER", "SETSLOT", str(slot), "MIGRATING", target.id)
