@@ -306,6 +306,20 @@ def test_the_doctor_names_what_is_wrong(own_redis: RedisServer, redis_server: Re
         assert word in found
 
 
+def test_the_doctor_names_a_resync_that_ends_between_two_looks(own_redis: RedisServer) -> None:
+    def warned() -> bool:
+        with party(own_redis.url) as one:
+            return "there and back" in str(one.engine.diagnose(15.0, soon()))
+
+    assert not warned()
+    own_redis.cli("CONFIG", "SET", "repl-diskless-sync-delay", "1")
+    assert warned()
+    own_redis.cli("CONFIG", "SET", "repl-diskless-sync-delay", "2")
+    assert not warned()
+    own_redis.cli("CONFIG", "SET", "repl-diskless-sync", "no")
+    assert warned()
+
+
 def test_the_doctor_survives_a_server_that_is_not_there() -> None:
     with party("redis://127.0.0.1:1") as one:
         ((level, what, _),) = one.engine.diagnose(15.0, soon())

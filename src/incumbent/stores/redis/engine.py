@@ -14,7 +14,7 @@ from incumbent.stores.redis.dialect import Dialect
 from incumbent.stores.redis.driver import Site
 from incumbent.stores.redis.exchange import carry_out
 from incumbent.stores.redis.loaded import load_functions, look_at_functions
-from incumbent.stores.redis.marked import look_at_marker
+from incumbent.stores.redis.marked import look_at_marker, look_at_resync
 from incumbent.stores.redis.names import Naming
 from incumbent.stores.redis.resp import Program
 from incumbent.stores.redis.server import diagnosis
@@ -85,6 +85,7 @@ def examine(site: Site, ttl: float, until: float) -> list[Finding]:
 
     def program() -> Program[list[Finding]]:
         found = yield from diagnosis(ttl, site.restart_wait, clock.now, clock.wall, marked=True)
+        found += yield from look_at_resync()
         found += yield from look_at_marker(site, ttl)
         functions = yield from look_at_functions(needed=_calls_functions(site))
         return [*found, *functions]

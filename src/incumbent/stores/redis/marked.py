@@ -1,6 +1,8 @@
-"""Since when a server is what it is, by its marker: for `doctor`, who writes nothing. Pure."""
+"""What `doctor` says of a server's marker and of its replicas' resync; it writes nothing. Pure."""
 
 from __future__ import annotations
+
+from typing import Final
 
 from incumbent import clock
 from incumbent.durations import say_seconds
@@ -8,14 +10,17 @@ from incumbent.errors import StoreUnavailable
 from incumbent.policy import TTL_DEFAULT
 from incumbent.stores.redis.driver import Site
 from incumbent.stores.redis.errors import answered_error
-from incumbent.stores.redis.incarnation import read_mark
+from incumbent.stores.redis.incarnation import LOOK_EVERY, read_mark
 from incumbent.stores.redis.resp import Program, Step, pack
 from incumbent.stores.redis.server import read_facts
 from incumbent.stores.restart import wait_after_restart
 
-__all__ = ["look_at_marker"]
+__all__ = ["look_at_marker", "look_at_resync"]
 
 Finding = tuple[str, str, str]
+
+_RESYNC_LEAST: Final = 2
+"""Seconds of repl-diskless-sync-delay with which no resync ends between two looks at a server."""
 
 
 def look_at_marker(site: Site, ttl: float) -> Program[list[Finding]]:
@@ -62,3 +67,23 @@ def _about_wait(site: Site, longest: float, ttl: float) -> list[Finding]:
         f" {say_seconds(believed)}"
     )
     return [("warning", what, f"name restart_wait={say_seconds(believed)}")]
+
+
+def look_at_resync() -> Program[list[Finding]]:
+    """Findings for `doctor`: how soon a master that becomes a replica has its new master's data."""
+    (said,) = yield Step(pack("CONFIG", "GET", "repl-diskless-sync*"), 1)
+    if not isinstance(said, list):
+        return []
+    settings = dict(zip(said[::2], said[1::2], strict=False))
+    delay = int(settings.get(b"repl-diskless-sync-delay", b"0"))
+    diskless = settings.get(b"repl-diskless-sync") == b"yes"
+    if diskless and delay >= _RESYNC_LEAST:
+        return []
+    what = f"repl-diskless-sync-delay {delay}" if diskless else "repl-diskless-sync no"
+    return [
+        (
+            "warning",
+            f"{what}: a switchover there and back in less than {LOOK_EVERY} s may go unnoticed",
+            f"set repl-diskless-sync yes, and repl-diskless-sync-delay {_RESYNC_LEAST} or more",
+        )
+    ]
