@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from incumbent.errors import ConfigError
-from incumbent.serve.address import authorized, parse_address, read_secret, require_guarded
+from incumbent.serve.address import authorized, parse_address, read_secret
 
 SECRET = "s3cret-s3cret-s3cret"
 
@@ -23,7 +23,7 @@ SECRET = "s3cret-s3cret-s3cret"
     ],
 )
 def test_addresses_are_read_as_people_write_them(text: str, host: str, port: int) -> None:
-    address = parse_address(text)
+    address = parse_address(text, guarded=True)
     assert (address.host, address.port) == (host, port)
     assert address.loopback is (host != "0.0.0.0")
 
@@ -31,29 +31,19 @@ def test_addresses_are_read_as_people_write_them(text: str, host: str, port: int
 @pytest.mark.parametrize("text", ["", "8080", "::1:8080", "a:b", "h:65536", "[::1]", "http://h:1"])
 def test_what_is_no_address_is_refused_with_examples(text: str) -> None:
     with pytest.raises(ConfigError, match=r"127\.0\.0\.1:8080"):
-        parse_address(text)
+        parse_address(text, guarded=True)
 
 
 def test_a_host_that_does_not_resolve_is_refused() -> None:
     with pytest.raises(ConfigError, match="resolved"):
-        parse_address("999.1.1.1:80")
+        parse_address("999.1.1.1:80", guarded=True)
 
 
-@pytest.mark.parametrize(
-    ("public", "file", "lacking"),
-    [
-        (False, None, "--listen-public and --token-file"),
-        (True, None, "add --token-file"),
-        (False, "f", "add --listen-public"),
-    ],
-)
-def test_other_hosts_are_let_in_only_on_purpose(
-    public: bool, file: str | None, lacking: str
-) -> None:
-    with pytest.raises(ConfigError, match=lacking):
-        require_guarded(parse_address("0.0.0.0:0"), public=public, token_file=file)
-    require_guarded(parse_address("0.0.0.0:0"), public=True, token_file="f")
-    require_guarded(parse_address("127.0.0.1:0"), public=public, token_file=file)
+def test_other_hosts_are_let_in_only_with_a_token() -> None:
+    with pytest.raises(ConfigError, match="add --token-file"):
+        parse_address("0.0.0.0:0", guarded=False)
+    parse_address("0.0.0.0:0", guarded=True)
+    parse_address("127.0.0.1:0", guarded=False)
 
 
 def written(path: Path, content: str, mode: int = 0o600) -> str:

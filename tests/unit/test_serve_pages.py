@@ -9,12 +9,13 @@ from math import inf
 
 import pytest
 
+from incumbent._drive.keeper import Stats
 from incumbent.serve.metrics import metrics_text
-from incumbent.serve.pages import PATHS, answer, summary
+from incumbent.serve.pages import PATHS, answer
 from incumbent.serve.situation import LOSSES, View
+from incumbent.serve.systemd import summary
 
 STANDBY = View(
-    at=1000.0,
     wall=1_700_000_000.0,
     name="switch-7",
     holder="node-1",
@@ -25,7 +26,7 @@ STANDBY = View(
     term=0,
     proven_for=0.0,
     late=0.0,
-    unheard_for=1.0,
+    unanswered_for=1.0,
     patience=30.0,
     store_up=True,
 )
@@ -35,7 +36,7 @@ LEADER = replace(
 
 
 def status(path: str, view: View) -> int:
-    return answer(path, view, "1.0").status
+    return answer(path, view).status
 
 
 @pytest.mark.parametrize("view", [STANDBY, LEADER, replace(STANDBY, leader=None)])
@@ -48,18 +49,18 @@ def test_standby_leader_and_paused_are_ready_alike(view: View) -> None:
     [
         ({"role": "stopping"}, "stopping"),
         ({"late": 60.0}, "overdue"),
-        ({"unheard_for": 31.0}, "31s"),
-        ({"unheard_for": inf}, "yet"),
+        ({"unanswered_for": 31.0}, "31s"),
+        ({"unanswered_for": inf}, "yet"),
     ],
 )
 def test_who_cannot_take_over_is_not_ready(change: dict[str, object], word: str) -> None:
-    page = answer("/readyz", replace(STANDBY, **change), "1.0")  # type: ignore[arg-type]
+    page = answer("/readyz", replace(STANDBY, **change))  # type: ignore[arg-type]
     assert page.status == 503
     assert word in page.body
 
 
 def test_healthz_asks_only_for_the_loop_to_turn() -> None:
-    lonely = replace(STANDBY, unheard_for=inf, store_up=False, role="stopping")
+    lonely = replace(STANDBY, unanswered_for=inf, store_up=False, role="stopping")
     assert status("/healthz", lonely) == 200
     assert status("/healthz", replace(STANDBY, late=4.0)) == 200
     assert status("/healthz", replace(STANDBY, late=6.0)) == 503
@@ -72,7 +73,7 @@ def test_leaderz_says_yes_on_a_proved_leader_only() -> None:
 
 
 def test_leader_says_what_is_proved_and_for_how_long() -> None:
-    facts = json.loads(answer("/leader", LEADER, "1.0").body)
+    facts = json.loads(answer("/leader", LEADER).body)
     assert facts == {
         "name": "switch-7",
         "holder": "node-1",
@@ -87,12 +88,12 @@ def test_leader_says_what_is_proved_and_for_how_long() -> None:
 
 
 def test_a_standby_names_the_leader_and_no_term_of_its_own() -> None:
-    facts = json.loads(answer("/leader", replace(STANDBY, term=4), "1.0").body)
+    facts = json.loads(answer("/leader", replace(STANDBY, term=4)).body)
     assert (facts["leader"], facts["term"], facts["proven_until"]) == ("node-2", None, None)
 
 
 def test_an_unknown_path_is_told_the_known_ones() -> None:
-    page = answer("/", STANDBY, "1.0")
+    page = answer("/", STANDBY)
     assert page.status == 404
     assert all(path in page.body for path in PATHS)
 
@@ -148,15 +149,15 @@ def samples(text: str) -> dict[tuple[str, str], float]:
 
 
 def test_metrics_keep_to_the_format_whatever_the_labels_are() -> None:
-    odd = replace(LEADER, isolation='a"b\\c\nd', losses={'x"\n': 2}, renewal_took=0.000012)
+    odd = replace(
+        LEADER, isolation='a"b\\c\nd', losses={'x"\n': 2}, renewals=Stats(last_took=0.000012)
+    )
     found = samples(metrics_text(odd, "1.0"))
     assert found["incumbent_build_info", r'name="switch-7",version="1.0",isolation="a\"b\\c\nd"']
 
 
 def test_metrics_tell_a_leaders_numbers() -> None:
-    view = replace(
-        LEADER, terms=3, losses={"expired": 2}, renewals=10, renewal_failures=1, restarts=4
-    )
+    view = replace(LEADER, terms=3, losses={"expired": 2}, renewals=Stats(10, 1), restarts=4)
     text = metrics_text(view, "1.0")
     found = samples(text)
     name = 'name="switch-7"'

@@ -48,7 +48,7 @@ def test_it_starts_neither_leading_nor_ready(situation: Situation) -> None:
     assert (view.role, view.leading, view.term) == ("starting", False, 0)
     assert view.healthy
     assert not view.ready
-    assert view.unheard_for == inf
+    assert view.unanswered_for == inf
 
 
 def test_a_lead_is_proved_by_the_lease_at_the_instant_of_the_question(
@@ -117,7 +117,7 @@ def test_listeners_hear_of_changes_only(situation: Situation) -> None:
     situation.on_change(lambda: heard.append("change"))
     situation.standby("node-2")
     situation.standby("node-2")
-    situation.unanswered(OSError())
+    situation.unanswered()
     assert len(heard) == 1
     situation.answered()
     situation.answered()
@@ -137,8 +137,8 @@ def test_the_keepers_numbers_are_read_at_the_question(situation: Situation, move
     assert not situation.look().ready
     lease._link.keeper.stats = Stats(5, 2, clock.now() - 3, 0.004)
     view = situation.look()
-    assert (view.renewals, view.renewal_failures, view.renewal_took) == (5, 2, 0.004)
-    assert 3 <= view.unheard_for < 4
+    assert view.renewals == lease._link.keeper.stats
+    assert 3 <= view.unanswered_for < 4
     assert view.ready
     assert view.store_up
     lease._held.failures = 1
@@ -149,5 +149,5 @@ def test_a_real_renewal_is_counted(situation: Situation, lease: Lease) -> None:
     situation.leading(lease)
     lease.renew()
     view = situation.look()
-    assert view.renewals == 1
-    assert view.unheard_for < 5
+    assert view.renewals.renewals == 1
+    assert view.unanswered_for < 5

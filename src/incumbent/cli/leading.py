@@ -146,7 +146,7 @@ class Leading:
         """In the midst of standing by, at every answer."""
         self._promise()
         if isinstance(answer, StoreError):
-            self._situation.unanswered(answer)
+            self._situation.unanswered()
             return
         self._answered = True
         leader = answer.holders[0].holder if answer.holders else None
@@ -173,7 +173,7 @@ class Leading:
         """What was answered before may be answered again: a store is being set up anew."""
         if not self._answered:
             raise error
-        self._situation.unanswered(error)
+        self._situation.unanswered()
         tell_outage(self._lock, error)
         return self._pause(self._backoff.after(0.0, draw_jitter()))
 

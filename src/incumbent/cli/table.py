@@ -13,7 +13,7 @@ SETTINGS: Final = frozenset(
     (
         *("store", "namespace", "holder", "json", "quiet", "verbose"),
         *("ttl", "grace", "isolate", "share_store", "busy_exit_code"),
-        *("listen", "listen_public", "token_file", "status_file"),
+        *("listen", "token_file"),
         *("drain", "max_runs", "no_output"),
     )
 )
@@ -111,9 +111,7 @@ _CAMPAIGN = (
 )
 _HEALTH = (
     Option(("--listen",), "serve /healthz, /readyz, /leader, /leaderz, /metrics", "HOST:PORT"),
-    Option(("--listen-public",), "allow another address than loopback; needs --token-file"),
-    Option(("--token-file",), "the file with the secret that the pages ask for", "F"),
-    Option(("--status-file",), "keep a file with how this instance is, as JSON", "F"),
+    Option(("--token-file",), "the token of the pages; needed beyond the loopback address", "F"),
 )
 _WORK = (
     Option(("--workers",), "processes of this service", "N"),

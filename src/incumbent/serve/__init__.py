@@ -1,1 +1,1 @@
-"""What an instance says of itself: HTTP pages, a status file, systemd."""
+"""How this instance is doing: HTTP pages and notifications to systemd."""

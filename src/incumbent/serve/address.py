@@ -1,4 +1,4 @@
-"""Where to listen and who may ask: settings checked before anything is bound."""
+"""The settings of the HTTP pages, checked before a socket is opened: address and token."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from incumbent.errors import ConfigError
 
-__all__ = ["Address", "authorized", "parse_address", "read_secret", "require_guarded"]
+__all__ = ["Address", "authorized", "parse_address", "read_secret"]
 
 _SHAPE: Final = re.compile(
     r"(?:\[(?P<six>[0-9A-Fa-f:.%\w]+)\]|(?P<host>[^\[\]:/@\s]*)):(?P<port>\d{1,5})"
@@ -35,74 +35,69 @@ class Address(NamedTuple):
 
     @property
     def url(self) -> str:
-        """As one would open it."""
+        """The URL for a browser."""
         host = f"[{self.host}]" if self.family == socket.AF_INET6 else self.host
         return f"http://{host}:{self.port}"
 
 
-def parse_address(text: str) -> Address:
-    """HOST:PORT, [::1]:PORT or :PORT (then the loopback address). Raises ConfigError."""
-    found = _SHAPE.fullmatch(text)
-    if found is None or int(found["port"]) > 65535:
-        raise ConfigError(
-            f"--listen {text!r} is no address: use HOST:PORT, as 127.0.0.1:8080, [::1]:8080, or"
-            " port 0 for a free one",
-            name="listen",
+def parse_address(text: str, *, guarded: bool) -> Address:
+    """HOST:PORT, [::1]:PORT or :PORT (the loopback address).
+
+    Raises ConfigError, also if other hosts can reach it and it is not `guarded` by a token.
+    """
+    match = _SHAPE.fullmatch(text)
+    if match is None or int(match["port"]) > 65535:
+        raise _bad_listen(
+            f"{text!r} is no address: use HOST:PORT, as 127.0.0.1:8080, [::1]:8080, or"
+            " port 0 for a free one"
         )
-    host = found["six"] or found["host"] or "127.0.0.1"
+    host = match["six"] or match["host"] or "127.0.0.1"
     try:
         family, _, _, _, where = socket.getaddrinfo(
-            host, int(found["port"]), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            host, int(match["port"]), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
     except (OSError, UnicodeError) as error:
-        raise ConfigError(
-            f"--listen {text!r}: the host cannot be resolved ({error})", name="listen"
-        ) from error
-    return Address(family, str(where[0]), int(where[1]))
-
-
-def require_guarded(address: Address, *, public: bool, token_file: str | None) -> None:
-    """Raise ConfigError if others could reach `address` without having been meant to."""
-    if address.loopback or (public and token_file is not None):
-        return
-    lacking = [
-        option
-        for option, given in (("--listen-public", public), ("--token-file", token_file))
-        if not given
-    ]
-    raise ConfigError(
-        f"--listen {address.host} can be reached from other hosts: add {' and '.join(lacking)},"
-        " or use 127.0.0.1",
-        name="listen",
-    )
+        raise _bad_listen(f"{text!r}: the host cannot be resolved ({error})") from error
+    address = Address(family, str(where[0]), int(where[1]))
+    if not guarded and not address.loopback:
+        raise _bad_listen(
+            f"{text} can be reached from other hosts: add --token-file, or use 127.0.0.1"
+        )
+    return address
 
 
 def read_secret(path: str) -> str:
-    """The first line of a token file. Raises ConfigError, which never shows what is in it."""
+    """The first line of a token file. Raises ConfigError, whose text never contains the token."""
     try:
         with Path(path).open("rb") as file:
             mode = os.fstat(file.fileno()).st_mode
             line = file.readline(4096).rstrip(b"\r\n")
     except OSError as error:
-        raise _bad(path, f"cannot be read ({error.strerror})") from None
+        raise _bad_token(path, f"cannot be read ({error.strerror})") from None
     if mode & stat.S_IROTH:
-        raise _bad(path, "can be read by everybody on this host: chmod o-rwx it")
+        raise _bad_token(path, "can be read by everybody on this host: chmod o-rwx it")
     if len(line) < _SHORTEST:
-        raise _bad(path, f"is too short: its first line needs at least {_SHORTEST} characters")
+        raise _bad_token(
+            path, f"is too short: its first line needs at least {_SHORTEST} characters"
+        )
     if not re.fullmatch(rb"[!-~]+", line):
-        raise _bad(path, "has blanks or other than ASCII characters in its first line")
+        raise _bad_token(path, "has blanks or other than ASCII characters in its first line")
     return line.decode("ascii")
 
 
 def authorized(header: str | None, secret: str | None) -> bool:
-    """Whether an Authorization header proves that its sender knows `secret`; None asks for none."""
+    """Whether the Authorization header contains `secret`; always, if `secret` is None."""
     if secret is None:
         return True
-    scheme, _, given = (header or "").partition(" ")
-    # Bytes, for strings with other than ASCII characters cannot be compared in constant time.
-    same = hmac.compare_digest(given.strip().encode("utf-8", "replace"), secret.encode())
+    scheme, _, token = (header or "").partition(" ")
+    # compare_digest takes only bytes if there may be other than ASCII characters.
+    same = hmac.compare_digest(token.strip().encode("utf-8", "replace"), secret.encode())
     return same and scheme.lower() == "bearer"
 
 
-def _bad(path: str, what: str) -> ConfigError:
-    return ConfigError(f"--token-file {path} {what}", name="token_file")
+def _bad_listen(problem: str) -> ConfigError:
+    return ConfigError(f"--listen {problem}", name="listen")
+
+
+def _bad_token(path: str, problem: str) -> ConfigError:
+    return ConfigError(f"--token-file {path} {problem}", name="token_file")

@@ -1,17 +1,16 @@
-"""What this instance is doing, as its pages show it.
+"""The state of this instance, for its pages.
 
-The main loop tells (`standby`, `leading`, ...); whoever asks gets a `View`. What a view says of the
-lease is asked of the lease at that instant: a notification that was missed cannot make it wrong.
+The main loop reports (`standby`, `leading`, ...), and `look` answers with a `View`. Each view asks
+the lease itself, at that instant: a report that was missed cannot make it wrong.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
-from typing import Final
+from typing import Any, Final
 
 from incumbent import clock
 from incumbent._drive.keeper import Keeper, Stats
@@ -21,60 +20,54 @@ from incumbent.stores.waiting import subscription_losses
 __all__ = ["LOSSES", "Situation", "View"]
 
 LOSSES: Final = (
-    "expired",
-    "taken",
-    "broken",
-    "paused",
-    "store_restarted",
-    "at_most_for",
-    "forked",
+    *("expired", "taken", "broken", "paused", "store_restarted", "at_most_for", "forked"),
 )
-"""The reasons of LeaseLost with which a term ends."""
+"""The reasons of LeaseLost that end a term."""
 
-_IN_ORDER: Final = frozenset({"signal", "resign", "resigned", "transfer", "transferred"})
-"""Causes (the part before a colon) that somebody wanted: no loss."""
+_INTENDED: Final = frozenset({"", "signal", "resign", "resigned", "transfer", "transferred"})
+"""Causes (the part before a colon) that are no loss; "": the command ended by itself."""
+
+_VISIBLE: Final = ("role", "leader", "store_up")
+"""A change of these is reported at once, the rest at the next regular report."""
 
 _START_UP: Final = 30.0
-"""Seconds from the start to the loop's first promise."""
+"""Seconds from the start to the first promise of the main loop."""
 _SLACK: Final = 5.0
-"""Seconds by which a loop on a busy machine may be late."""
+"""Seconds by which the main loop may be late on a busy machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class View:
     """This instance at one instant. All durations are seconds."""
 
-    at: float
-    """The instant on `clock.now`; `wall` is the same one on the wall clock, for people."""
-    wall: float
     name: str
     holder: str
     isolation: str
-    role: str
-    """"starting", "standby", "leading", "backing_off", "ended" (between terms), "stopping"."""
-    leader: str | None
-    """Who leads, as far as is known here; of another it may be old."""
-    leading: bool
-    """Whether this instance holds the lease, with a proof."""
-    term: int
-    """The present term of this instance, else its last; 0 before the first."""
-    proven_for: float
-    """How long the lease is proved without another renewal; 0.0 when it is not."""
-    late: float
-    """How long the main loop is overdue; 0.0 while it keeps its promises."""
-    unheard_for: float
-    """How long ago the store answered; inf before its first answer."""
     patience: float
-    """How long an answer of the store counts as recent."""
-    store_up: bool
-    """Whether the last question to the store was answered."""
+    """For how long an answer of the store counts as recent: two ttls."""
+    role: str = "starting"
+    """"starting", "standby", "leading", "backing_off", "ended" (between terms), "stopping"."""
+    leader: str | None = None
+    """The leader as this instance knows it; may be old if it is another instance."""
+    term: int = 0
+    """The present or last term of this instance; 0 before the first."""
+    store_up: bool = False
+    """Whether the store answered the last request."""
     terms: int = 0
     restarts: int = 0
     losses: Mapping[str, int] = field(default_factory=dict)
     """Lost terms by reason."""
-    renewals: int = 0
-    renewal_failures: int = 0
-    renewal_took: float = 0.0
+    wall: float = 0.0
+    """The instant on the wall clock, for people."""
+    leading: bool = False
+    """Whether this instance holds the lease, with a proof."""
+    proven_for: float = 0.0
+    """For how long the lease is proved without another renewal; 0.0 if it is not."""
+    late: float = 0.0
+    """How long the main loop is overdue; 0.0 while it keeps its promise."""
+    unanswered_for: float = inf
+    """Time since the last answer of the store; inf before the first."""
+    renewals: Stats = field(default_factory=Stats)
     subscription_losses: int = 0
     """How often a connection by which this process waits was lost."""
 
@@ -86,147 +79,109 @@ class View:
     @property
     def ready(self) -> bool:
         """Whether this instance leads or could take over; never the same as "leads"."""
-        return self.role != "stopping" and self.healthy and self.unheard_for <= self.patience
+        return self.role != "stopping" and self.healthy and self.unanswered_for <= self.patience
 
 
 class Situation:
-    """The state of one instance; any thread may tell or look. `ttl`: that of the lease, seconds."""
+    """The state of one instance. Thread-safe. `ttl`: that of the lease, in seconds."""
 
     def __init__(
         self, name: str, holder: str, isolation: str = "pgroup", *, ttl: float = 15.0
     ) -> None:
-        # Reentrant, for a signal handler may tell while its thread is telling.
+        # Reentrant: a signal handler may report while its thread is reporting.
         self._mutex = threading.RLock()
-        self._fixed = (name, holder, isolation)
-        self._patience = 2 * ttl
-        self._role = "starting"
-        self._leader: str | None = None
+        self._reported = View(name, holder, isolation, patience=2 * ttl)
         self._lease: LeaseHandle | None = None
         self._keeper: Keeper | None = None
         self._promise = clock.now() + _START_UP
         self._answered_at = -inf
-        self._store_up = False
-        self._term = self._terms = self._restarts = 0
-        self._losses: Counter[str] = Counter()
         self._listeners: tuple[Callable[[], None], ...] = ()
 
-    # -- what the main loop tells ------------------------------------------------------------
-
     def standby(self, leader: str | None) -> None:
-        """A candidate: `leader` holds the lease, or nobody known does."""
-        self._become("standby", leader)
+        """A candidate now; `leader`: the holder of the lease, if one is known."""
+        self._report(role="standby", leader=leader)
 
     def leading(self, lease: LeaseHandle) -> None:
         """A term began."""
         with self._mutex:
-            if lease is not self._lease:
-                self._terms += 1
-            self._lease, self._term = lease, lease.fencing_token
-            # Its counters go on over all terms, for one process has one keeper a store.
+            terms = self._reported.terms + (lease is not self._lease)
+            self._lease = lease
+            # The counters continue over all terms: one process has one keeper a store.
             self._keeper = lease._link.keeper
         self.answered()
-        self._become("leading", None)
+        self._report(role="leading", leader=None, term=lease.fencing_token, terms=terms)
 
     def backing_off(self) -> None:
-        """Waiting before standing again."""
-        self._become("backing_off", None)
+        """Waits before the next candidacy."""
+        self._report(role="backing_off", leader=None)
 
     def stopping(self) -> None:
-        """On the way to the exit of this process; there is no way back."""
-        self._become("stopping", self._leader)
+        """The process is about to exit. Final: later roles are ignored."""
+        self._report(role="stopping")
 
     def ended(self, cause: str) -> None:
         """The term ended. `cause`: a reason of LeaseLost, "signal:SIGTERM", or "" (by itself)."""
         kind = cause.partition(":")[0]
         with self._mutex:
             self._lease = None
-            if kind and kind not in _IN_ORDER:
-                self._losses[kind] += 1
-        self._become("ended", None)
+            losses = dict(self._reported.losses)
+            if kind not in _INTENDED:
+                losses[kind] = losses.get(kind, 0) + 1
+            self._report(role="ended", leader=None, losses=losses)
 
     def restarted(self) -> None:
         """A command was started again."""
         with self._mutex:
-            self._restarts += 1
+            self._report(restarts=self._reported.restarts + 1)
 
     def pulse(self, until: float) -> None:
-        """The main loop turned, and promises to do so again by `until` (an instant of clock.now).
+        """The main loop turned, and promises to turn again by `until` (an instant of clock.now).
 
-        A promise of never (inf) makes /healthz say nothing: wait in bounded steps.
+        With a promise of inf /healthz never fails: wait in bounded steps instead.
         """
         self._promise = until
 
     def answered(self) -> None:
-        """The store gave an answer, whichever."""
+        """The store answered, whatever it said."""
         self._answered_at = clock.now()
-        self._set_store(up=True)
+        self._report(store_up=True)
 
-    def unanswered(self, error: BaseException | None = None) -> None:
-        """The store gave none. `error` is not kept: pages are read by strangers."""
-        del error
-        self._set_store(up=False)
+    def unanswered(self) -> None:
+        """The store gave no answer."""
+        self._report(store_up=False)
 
-    # -- what the reporters ask --------------------------------------------------------------
+    def _report(self, **changes: Any) -> None:
+        with self._mutex:
+            before = self._reported
+            if before.role == "stopping":
+                changes.pop("role", None)
+            after = self._reported = replace(before, **changes)
+        if any(getattr(before, name) != getattr(after, name) for name in _VISIBLE):
+            for listener in self._listeners:
+                listener()
 
     def on_change(self, listener: Callable[[], None]) -> None:
-        """Call `listener`, in the thread that tells, after each change; it must not block."""
+        """Call `listener` after each change, in the reporting thread; it must not block."""
         with self._mutex:
             self._listeners += (listener,)
 
     def look(self) -> View:
-        """Everything, now."""
-        now = clock.now()
+        """The view of this instant."""
         with self._mutex:
-            lease, leader, (name, holder, isolation) = self._lease, self._leader, self._fixed
+            now, reported, lease = clock.now(), self._reported, self._lease
             remaining = 0.0 if lease is None else lease.remaining
             stats = Stats() if self._keeper is None else self._keeper.stats
-            return View(
-                at=now,
+            # While this instance leads, the keeper alone asks the store.
+            store_up = reported.store_up if lease is None else lease._held.failures == 0
+            return replace(
+                reported,
                 wall=clock.wall(),
-                name=name,
-                holder=holder,
-                isolation=isolation,
-                role=self._role,
-                leader=holder if remaining > 0 else leader,
+                leader=reported.holder if remaining > 0 else reported.leader,
                 leading=remaining > 0,
-                term=self._term,
                 proven_for=remaining,
                 late=max(0.0, now - self._promise),
-                unheard_for=max(0.0, now - max(self._answered_at, stats.last_answer)),
-                patience=self._patience,
-                store_up=self._is_store_up(),
-                terms=self._terms,
-                restarts=self._restarts,
-                losses=dict(self._losses),
-                renewals=stats.renewals,
-                renewal_failures=stats.failures,
-                renewal_took=stats.last_took,
+                unanswered_for=max(0.0, now - max(self._answered_at, stats.last_answer)),
+                store_up=store_up,
+                renewals=stats,
                 subscription_losses=subscription_losses(),
             )
-
-    def _is_store_up(self) -> bool:
-        """While it leads only the keeper asks the store: then its renewals tell."""
-        if self._lease is None:
-            return self._store_up
-        return self._lease._held.failures == 0
-
-    # -- moves -------------------------------------------------------------------------------
-
-    def _become(self, role: str, leader: str | None) -> None:
-        with self._mutex:
-            if self._role == "stopping":
-                role = "stopping"
-            changed = (role, leader) != (self._role, self._leader)
-            self._role, self._leader = role, leader
-        if changed:
-            self._tell()
-
-    def _set_store(self, *, up: bool) -> None:
-        with self._mutex:
-            changed, self._store_up = self._store_up is not up, up
-        if changed:
-            self._tell()
-
-    def _tell(self) -> None:
-        for listener in self._listeners:
-            listener()

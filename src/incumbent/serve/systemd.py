@@ -1,76 +1,101 @@
-"""Tells systemd how it goes (Type=notify): datagrams as sd_notify(3) documents them.
+"""Notifies systemd (Type=notify) with the datagrams of sd_notify(3).
 
-READY=1 once the store answered or we stand by, STATUS= at changes, WATCHDOG=1 only while /healthz
-would be 200, STOPPING=1 at the end.
+READY=1 once the store answered or this instance stands by, STATUS= at changes, WATCHDOG=1 only
+while /healthz would answer 200, STOPPING=1 at the end.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import socket
+import threading
 from collections.abc import Mapping
 from math import inf
+from typing import Final
 
-from incumbent.serve.pages import summary
-from incumbent.serve.situation import View
+from incumbent.serve.situation import Situation, View
 
-__all__ = ["Systemd", "systemd_from"]
+__all__ = ["Notifier", "summary"]
+
+_EVERY: Final = 5.0
+"""Seconds between attempts to send what systemd has not taken yet."""
 
 
-class Systemd:
-    """`address`: NOTIFY_SOCKET; `alive_every`: seconds between signs of life, inf for none."""
+class Notifier:
+    """Reports `situation` to the service manager of NOTIFY_SOCKET until it is closed."""
 
-    def __init__(self, address: str, alive_every: float = inf) -> None:
+    def __init__(self, situation: Situation, environ: Mapping[str, str]) -> None:
+        self._situation = situation
         # systemd writes the NUL byte of an abstract name as "@".
-        self._address = "\0" + address[1:] if address.startswith("@") else address
+        self._address = re.sub("^@", "\0", environ["NOTIFY_SOCKET"])
+        self._watchdog_every = _watchdog_every(environ)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        # A full queue must not stop us: what matters is said again with the next tick.
+        # If the queue is full, the datagram is sent again at the next turn.
         self._socket.setblocking(False)
-        self._alive_every = alive_every
-        self._said = ""
-        self._ready = self._stopping = False
-        self.every = min(alive_every, 5.0)
-        """Seconds between ticks when nothing changes."""
+        self._status = ""
+        self._ready = self._stopping = self._closed = False
+        self._wake = threading.Event()
+        situation.on_change(self._wake.set)
+        self._thread = threading.Thread(target=self._run, name="incumbent-systemd", daemon=True)
+        self._thread.start()
 
-    def tell(self, view: View) -> None:
-        """Say what systemd does not know yet."""
-        if not self._ready and view.role != "stopping" and _is_up(view):
+    def close(self) -> None:
+        """Report once more, then end."""
+        self._closed = True
+        self._wake.set()
+        self._thread.join()
+        self._socket.close()
+
+    def _run(self) -> None:
+        while not self._closed:
+            self._report(self._situation.look())
+            self._wake.wait(min(self._watchdog_every, _EVERY))
+            self._wake.clear()
+        self._report(self._situation.look())
+
+    def _report(self, view: View) -> None:
+        """Send what systemd does not know yet."""
+        up = view.unanswered_for < inf or view.role in ("standby", "leading")
+        if not self._ready and up and view.role != "stopping":
             self._ready = self._send("READY=1")
         if not self._stopping and view.role == "stopping":
             self._stopping = self._send("STOPPING=1")
         line = summary(view)
-        if line != self._said and self._send(f"STATUS={line}"):
-            self._said = line
-        if self._alive_every < inf and view.healthy:
+        if line != self._status and self._send(f"STATUS={line}"):
+            self._status = line
+        if self._watchdog_every < inf and view.healthy:
             self._send("WATCHDOG=1")
-
-    def close(self, view: View) -> None:
-        """The last words."""
-        self.tell(view)
-        self._socket.close()
 
     def _send(self, line: str) -> bool:
         try:
-            self._socket.sendto(line.encode(), self._address)
+            self._socket.sendto(line.encode("utf-8", "replace"), self._address)
         except OSError:
             return False
         return True
 
 
-def _is_up(view: View) -> bool:
-    return view.unheard_for < inf or view.role in ("standby", "leading")
-
-
-def systemd_from(environ: Mapping[str, str]) -> Systemd | None:
-    """The service manager that started this process, if it wants to be told.
-
-    WATCHDOG_USEC (sd_watchdog_enabled(3)) is ignored if WATCHDOG_PID names another process.
-    """
-    address = environ.get("NOTIFY_SOCKET", "")
-    if not address.startswith(("/", "@")):
-        return None
+def _watchdog_every(environ: Mapping[str, str]) -> float:
+    """Half of the watchdog's interval in seconds, sd_watchdog_enabled(3); inf if there is none."""
     micros = environ.get("WATCHDOG_USEC", "")
-    meant = environ.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
-    if meant and micros.isdecimal() and int(micros) > 0:
-        return Systemd(address, int(micros) / 1_000_000 / 2)
-    return Systemd(address)
+    for_us = environ.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
+    return int(micros) / 2_000_000 if for_us and micros.isdecimal() and int(micros) else inf
+
+
+def summary(view: View) -> str:
+    """The view in one line."""
+    if view.role == "stopping":
+        return f"stopping; {view.name} is still held" if view.leading else "stopping"
+    if view.leading:
+        return f"leading {view.name}, term {view.term}"
+    if not view.store_up and view.role != "starting":
+        return "no leader here: the store gives no answer"
+    return _ROLES.get(view.role, view.role) + (f", led by {view.leader}" if view.leader else "")
+
+
+_ROLES: Final = {
+    "standby": "standing by",
+    "leading": "the lease is no longer proved, the work is being stopped",
+    "backing_off": "standing again soon",
+    "ended": "the term ended",
+}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from incumbent.cli.exits import UNPROVED, say
 from incumbent.cli.leading import Leading, Say
@@ -59,16 +60,16 @@ def _lead(request: Request, url: str, signals: Signals, guard: Guard, tell: Say)
             return Leading(request, url, lock, signals, guard, situation, tell).run()
 
 
-def _health(request: Request, situation: Situation) -> AbstractContextManager[object]:
+@contextmanager
+def _health(request: Request, situation: Situation) -> Iterator[None]:
     if request.command != "lead":
         # The workers of one service would all answer at one address, and for one unit.
-        return nullcontext()
+        yield
+        return
     from incumbent.serve.health import start_health
 
-    return start_health(
-        situation,
-        listen=request.text("listen"),
-        public=request.on("listen_public"),
-        token_file=request.text("token_file"),
-        status_file=request.text("status_file"),
-    )
+    listen, token_file = request.text("listen"), request.text("token_file")
+    with start_health(situation, listen=listen, token_file=token_file) as url:
+        if listen is not None and listen.endswith(":0"):
+            say(f"listening on {url}")
+        yield
