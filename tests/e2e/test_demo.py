@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from incumbent import clock
+from incumbent.demo.accounts import Account
+from incumbent.demo.stage import Stage
 from tests.cli.tool import command_line, environment
 from tests.support.pace import took
 from tests.support.servers import ROOT
@@ -119,6 +121,33 @@ def test_it_is_coloured_on_a_terminal_and_ends_with_its_interrupt_key(folder: Pa
         os.close(theirs)
     assert ESCAPE in said
     eventually(lambda: processes_in(folder) == [], within=2)
+
+
+def test_the_judge_sees_who_lives_beside_whom() -> None:
+    with Stage() as stage:
+
+        def start(who: str, number: int) -> subprocess.Popen[bytes]:
+            process = stage.start(who, stage.worker("plain", who))
+            eventually(lambda: len(stage.ask(accounts="plain")) == number, within=10)
+            return process
+
+        first = start("one", 1)
+        second = start("two", 2)
+        stage.kill(first)
+        stage.kill(second)
+        start("three", 3)
+        accounts = [Account(**facts) for facts in stage.ask(accounts="plain")]
+    assert [list(account.met) for account in accounts] == [[], [0], []]
+    assert accounts[2].ended is None
+
+
+def test_the_device_refuses_a_smaller_term_of_the_same_side() -> None:
+    with Stage() as stage:
+        answers = [
+            stage.ask(write=term, side=side)
+            for term, side in ((5, "ours"), (4, "ours"), (5, "ours"), (4, "other"), (0, "ours"))
+        ]
+    assert answers == ["taken", "refused", "taken", "taken", "taken"]
 
 
 def test_five_instances_of_one_job_run_it_once() -> None:

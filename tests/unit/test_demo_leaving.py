@@ -1,4 +1,4 @@
-"""The demo is asked to leave while it starts a process."""
+"""The demo is asked to end while it starts a process, or waits."""
 
 from __future__ import annotations
 
@@ -7,48 +7,38 @@ from collections.abc import Iterator
 
 import pytest
 
-from incumbent.demo.leaving import Leaving
+from incumbent.demo.stage import Stage
 
 
 @pytest.fixture
-def leaving() -> Iterator[Leaving]:
+def stage() -> Iterator[Stage]:
     before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    leaving = Leaving()
-    leaving.listen()
-    yield leaving
+    with Stage() as stage:
+        yield stage
     for signum, handler in before.items():
         signal.signal(signum, handler)
 
 
-@pytest.mark.parametrize(
-    ("signum", "raised"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)]
-)
-def test_a_signal_ends_the_demo_at_once(
-    leaving: Leaving, signum: int, raised: type[BaseException]
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_a_process_is_started_ends_the_demo_at_its_next_wait(
+    stage: Stage, signum: int
 ) -> None:
-    with pytest.raises(raised):
-        signal.raise_signal(signum)
-
-
-@pytest.mark.parametrize(
-    ("signum", "raised"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)]
-)
-def test_a_signal_while_a_process_is_started_ends_the_demo_after_it(
-    leaving: Leaving, signum: int, raised: type[BaseException]
-) -> None:
-    started = False
-    with pytest.raises(raised), leaving.later():
-        signal.raise_signal(signum)
-        started = True
-    assert started
+    signal.raise_signal(signum)
+    process = stage.start("one", ["sleep", "60"])
+    with pytest.raises(SystemExit) as ended:
+        stage.hold(60)
+    assert ended.value.code == 128 + signum
+    stage.__exit__()
+    assert process.returncode == -signal.SIGKILL
+    assert not stage.folder.exists()
 
 
 def test_an_ignored_interrupt_stays_ignored() -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN), signal.getsignal(signal.SIGTERM)
     try:
-        Leaving().listen()
-        assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+        with Stage():
+            assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
     finally:
         signal.signal(signal.SIGINT, before[0])
         signal.signal(signal.SIGTERM, before[1])

@@ -13,21 +13,13 @@ from incumbent.demo.accounts import (
     spans_shared,
     writes_beside,
 )
-from incumbent.demo.timeline import Mark, Row, draw, spell
+from incumbent.demo.timeline import Row, draw, spell
 
 
 def account(
-    number: int,
-    term: int,
-    first: float,
-    last: float,
-    *,
-    alone: bool = True,
-    met: tuple[int, ...] = (),
+    number: int, term: int, first: float, last: float, *, met: tuple[int, ...] = ()
 ) -> Account:
-    return Account(
-        number, "ours", f"c{number}", term, alone, first, met=met, first=first, last=last, gone=last
-    )
+    return Account(number, "ours", f"c{number}", term, first, met, first, last, last)
 
 
 APART = [account(1, 5, 0.0, 1.0), account(2, 9, 1.5, 3.0)]
@@ -39,10 +31,6 @@ APART = [account(1, 5, 0.0, 1.0), account(2, 9, 1.5, 3.0)]
 def test_leaders_one_after_the_other_with_growing_terms_are_without_fault() -> None:
     assert faults_in(APART) == []
     assert seconds_shared(APART) == 0
-
-
-def test_a_worker_that_found_the_file_lock_taken_is_a_fault() -> None:
-    assert faults_in([APART[0], replace(APART[1], alone=False)])
 
 
 def test_a_worker_that_met_a_living_one_is_a_fault() -> None:
@@ -69,7 +57,7 @@ def test_writes_that_only_touch_share_no_time() -> None:
 
 
 def test_a_worker_that_never_wrote_shares_no_time() -> None:
-    silent = replace(account(2, 2, 0.0, 9.0), first=None, last=None)
+    silent = replace(account(2, 2, 0.0, 9.0), first_write=None, last_write=None)
     assert seconds_shared([account(1, 1, 0.0, 4.0), silent]) == 0
     assert writes_beside(account(1, 1, 0.0, 4.0), silent) == 0
 
@@ -77,18 +65,6 @@ def test_a_worker_that_never_wrote_shares_no_time() -> None:
 def test_the_old_one_is_measured_from_the_first_write_of_the_new_one() -> None:
     assert writes_beside(account(1, 1, 0.0, 2.5), account(2, 2, 2.0, 9.0)) == pytest.approx(0.5)
     assert writes_beside(*APART) == 0
-
-
-def test_the_first_and_the_last_write_are_kept_and_each_answer_is_counted() -> None:
-    one = Account(1, "ours", "c1", 7, True, 0.0)
-    one.wrote(1.0, taken=True)
-    one.wrote(2.0, taken=False)
-    assert one.span == (1.0, 2.0)
-    assert (one.taken, one.refused) == (1, 1)
-
-
-def test_an_account_survives_its_line_of_json() -> None:
-    assert Account(**APART[0].as_dict()) == APART[0]
 
 
 # -- the drawing ---------------------------------------------------------------------------------
@@ -113,13 +89,11 @@ def test_a_span_shorter_than_a_column_is_still_seen() -> None:
 
 
 def test_a_mark_is_drawn_over_its_span() -> None:
-    assert drawn(Row([(0.0, 4.0)], [Mark(2.1, "K")])) == "##K#"
+    assert drawn(Row([(0.0, 4.0)], [(2.1, "K")])) == "##K#"
 
 
 def test_what_lies_outside_is_cut_off_and_a_late_mark_is_kept_at_the_edge() -> None:
-    assert drawn(Row([(-3.0, 1.0), (9.0, 99.0)], [Mark(-1.0, "X"), Mark(10.0, "T")])) == (
-        "#        T"
-    )
+    assert drawn(Row([(-3.0, 1.0), (9.0, 99.0)], [(-1.0, "X"), (10.0, "T")])) == ("#        T")
 
 
 def test_all_rows_begin_in_the_same_column_as_the_axis() -> None:

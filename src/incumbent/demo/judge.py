@@ -1,66 +1,107 @@
-"""The judge: a process of its own, which believes no contender and asks the kernel.
+"""The judge: a separate process that trusts no contender and asks the kernel.
 
     python -m incumbent.demo.judge SOCKET
 
-A worker overlaps with another if it found the other's file lock taken, or if the other's connection
-was still open when it began: whatever arrived by then is read first, so an end that came before is
-seen as one. Each account is printed as a line of JSON at its beginning, its first write and its
-end, and all of them once more when standard input ends.
+The judge is also the device that workers write to. It remembers the largest term of each side and
+refuses a write with a smaller one. A plain loop has no term and sends 0, which is never refused.
+
+The processes of a worker inherit its connection, so that the kernel closes it with the last of
+them. Before a worker begins, the judge reads what has arrived on all other connections: a worker
+that ended earlier is seen as ended, and whoever else is still connected lives.
+
+A message is one JSON object: `{"begin": {...}}`, `{"write": TERM, "side": SIDE}`, answered by
+"taken" or "refused", and `{"accounts": SIDE}`, answered by the accounts of that side. A peer waits
+for the answer before it sends again, so that what arrives at once is one message.
 """
 
 from __future__ import annotations
 
 import json
+import selectors
+import socket
 import sys
 import time
+from contextlib import suppress
+from dataclasses import asdict
+from typing import Any
 
 from incumbent.demo.accounts import Account
-from incumbent.demo.lines import LineServer
 
 __all__: list[str] = []
 
 
 class _Judge:
     def __init__(self, path: str) -> None:
-        self._accounts: dict[int, Account] = {}
-        self._server = LineServer(path, self._said, self._ended)
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(path)
+        self._listener.listen()
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._open: set[socket.socket] = set()
+        self._accounts: list[Account] = []
+        self._account_of: dict[socket.socket, Account] = {}
+        self._largest: dict[str, int] = {}
 
-    def sit(self) -> None:
-        self._server.serve()
-        self._server.catch_up()
-        for account in self._accounts.values():
-            _print(account)
+    def serve(self) -> None:
+        while True:
+            for key, _ in self._selector.select():
+                if key.fileobj is self._listener:
+                    connection, _ = self._listener.accept()
+                    connection.setblocking(False)
+                    self._open.add(connection)
+                    self._selector.register(connection, selectors.EVENT_READ, connection)
+                else:
+                    self._read(key.data)
 
-    def _said(self, number: int, line: str) -> str:
-        said = json.loads(line)
-        if "side" in said:
-            self._begin(number, said)
-            return ""
-        account = self._accounts[number]
-        first = account.first is None
-        account.wrote(said["wrote"], taken=said["taken"])
-        if first:
-            _print(account)
-        return ""
+    def _read(self, connection: socket.socket) -> None:
+        """Handle everything that has arrived on a connection, and its end."""
+        while connection in self._open:
+            try:
+                message = connection.recv(65536)
+            except BlockingIOError:
+                return
+            except ConnectionError:
+                message = b""
+            if not message:
+                self._end(connection)
+                return
+            answer = json.dumps(self._handle(connection, json.loads(message)))
+            with suppress(OSError):
+                connection.sendall(answer.encode() + b"\n")
 
-    def _begin(self, number: int, said: dict[str, object]) -> None:
-        account = Account(number=number, **said)  # type: ignore[arg-type]  # as the worker sends it
-        self._accounts[number] = account
-        self._server.catch_up()
-        others = (other for other in self._accounts.values() if other is not account)
-        account.met = tuple(o.number for o in others if o.side == account.side and o.gone is None)
-        _print(account)
+    def _handle(self, connection: socket.socket, message: dict[str, Any]) -> Any:
+        if "begin" in message:
+            return self._begin(connection, message["begin"])
+        if "write" in message:
+            return self._write(connection, message["side"], message["write"])
+        return [asdict(each) for each in self._accounts if each.side == message["accounts"]]
 
-    def _ended(self, number: int) -> None:
-        if number in self._accounts:
-            self._accounts[number].gone = time.monotonic()
-            _print(self._accounts[number])
+    def _begin(self, connection: socket.socket, worker: dict[str, Any]) -> str:
+        for other in self._open - {connection}:
+            self._read(other)
+        alive = [each for each in self._account_of.values() if each.side == worker["side"]]
+        met = [each.number for each in alive]
+        account = Account(len(self._accounts), began=time.monotonic(), met=met, **worker)
+        self._accounts.append(account)
+        self._account_of[connection] = account
+        return "begun"
 
+    def _write(self, connection: socket.socket, side: str, term: int) -> str:
+        largest = self._largest.get(side, 0)
+        taken = term == 0 or term >= largest
+        self._largest[side] = max(term, largest)
+        if (account := self._account_of.get(connection)) is not None:
+            account.last_write = time.monotonic()
+            account.first_write = account.first_write or account.last_write
+        return "taken" if taken else "refused"
 
-def _print(account: Account) -> None:
-    sys.stdout.write(json.dumps(account.as_dict()) + "\n")
-    sys.stdout.flush()
+    def _end(self, connection: socket.socket) -> None:
+        self._open.remove(connection)
+        self._selector.unregister(connection)
+        connection.close()
+        if (account := self._account_of.pop(connection, None)) is not None:
+            account.ended = time.monotonic()
 
 
 if __name__ == "__main__":
-    _Judge(sys.argv[1]).sit()
+    _Judge(sys.argv[1]).serve()

@@ -1,11 +1,11 @@
 """The plain loop that the demo compares with: SET NX PX, a thread that renews, a child.
 
-    python -m incumbent.demo.naive FILE WHO TTL -- CMD...
+    python -m incumbent.demo.naive FILE TTL CMD...
 
-It does what such loops do: a random value is compared before renewing and deleting, an error of the
-store is tried again at the next renewal, and the child is stopped as soon as a renewal says that
-the key is another's. It has no deadline of its own, no guard beside it and no fencing token. The
-engine of Redis is stood in for by one table in SQLite.
+It does what such loops do: it compares a random value before it renews, tries again at the next
+renewal after an error of the store, and stops the child as soon as a renewal says that the key
+belongs to another. It has no deadline of its own, no guard process and no fencing token. One table
+in SQLite stands in for Redis.
 """
 
 from __future__ import annotations
@@ -16,84 +16,61 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from contextlib import closing
 from typing import Final
 
-__all__ = ["Keys"]
+__all__: list[str] = []
 
 _RETRY_EVERY: Final = 0.1
 _STORE_TIMEOUT: Final = 0.3
 _LOOK_EVERY: Final = 0.01
 
-
-class Keys:
-    """`SET key value NX PX`, and compare-and-renew, as one would send them to Redis."""
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._change("CREATE TABLE IF NOT EXISTS keys (key TEXT PRIMARY KEY, value, until)", ())
-
-    def set_nx(self, key: str, value: str, ttl: float) -> bool:
-        """Whether the key was free, and is ours for `ttl` seconds."""
-        return self._change(
-            "INSERT INTO keys VALUES (?1, ?2, ?4 + ?3) ON CONFLICT (key) DO UPDATE"
-            " SET value = ?2, until = ?4 + ?3 WHERE until <= ?4",
-            (key, value, ttl),
-        )
-
-    def renew(self, key: str, value: str, ttl: float) -> bool:
-        """Whether it was still ours, and is for another `ttl` seconds."""
-        return self._change(
-            "UPDATE keys SET until = ?4 + ?3 WHERE key = ?1 AND value = ?2 AND until > ?4",
-            (key, value, ttl),
-        )
-
-    def _change(self, statement: str, values: tuple[object, ...]) -> bool:
-        connection = sqlite3.connect(self._path, timeout=_STORE_TIMEOUT, isolation_level=None)
-        try:
-            connection.execute("BEGIN IMMEDIATE")
-            # The server's clock, asked when the server gets to it.
-            now = (time.monotonic(),) if values else ()
-            changed = connection.execute(statement, (*values, *now)).rowcount
-            connection.execute("COMMIT")
-        finally:
-            connection.close()
-        return changed > 0
+_TABLE: Final = "CREATE TABLE IF NOT EXISTS keys (key TEXT PRIMARY KEY, value, until)"
+_SET_NX_PX: Final = """
+    INSERT INTO keys VALUES ('plain', ?1, ?3 + ?2) ON CONFLICT (key) DO UPDATE
+    SET value = ?1, until = ?3 + ?2 WHERE until <= ?3"""
+_RENEW: Final = """
+    UPDATE keys SET until = ?3 + ?2 WHERE key = 'plain' AND value = ?1 AND until > ?3"""
 
 
-def _call(ask: Callable[[], bool]) -> bool | None:
-    """None: the store gave no answer."""
+def _ask(path: str, statement: str, value: str, ttl: float) -> bool | None:
+    """Whether the key is ours for another `ttl` seconds; None if the store gave no answer."""
     try:
-        return ask()
+        with closing(sqlite3.connect(path, timeout=_STORE_TIMEOUT, isolation_level=None)) as store:
+            store.execute(_TABLE)
+            store.execute("BEGIN IMMEDIATE")
+            # The server's clock, read once the server has begun with the request.
+            changed = store.execute(statement, (value, ttl, time.monotonic())).rowcount
+            store.execute("COMMIT")
     except sqlite3.OperationalError:
         return None
+    return changed > 0
 
 
-def _campaign(keys: Keys, key: str, ttl: float, command: list[str]) -> None:
+def _campaign(path: str, ttl: float, command: list[str]) -> None:
     while True:
         value = secrets.token_hex(16)
-        if _call(lambda value=value: keys.set_nx(key, value, ttl)):  # type: ignore[misc]
-            _lead(keys, key, value, ttl, command)
+        if _ask(path, _SET_NX_PX, value, ttl):
+            _lead(path, value, ttl, command)
         time.sleep(_RETRY_EVERY)
 
 
-def _lead(keys: Keys, key: str, value: str, ttl: float, command: list[str]) -> None:
+def _lead(path: str, value: str, ttl: float, command: list[str]) -> None:
     lost = threading.Event()
 
     def renew() -> None:
-        while not lost.is_set():
-            time.sleep(ttl / 3)
-            if _call(lambda: keys.renew(key, value, ttl)) is False:
+        while not lost.wait(ttl / 3):
+            if _ask(path, _RENEW, value, ttl) is False:
                 lost.set()
 
     threading.Thread(target=renew, daemon=True).start()
     child = subprocess.Popen(command)
-    while child.poll() is None and not lost.is_set():
-        time.sleep(_LOOK_EVERY)
+    while child.poll() is None and not lost.wait(_LOOK_EVERY):
+        pass
     lost.set()
     child.terminate()
     child.wait()
 
 
 if __name__ == "__main__":
-    _campaign(Keys(sys.argv[1]), "plain", float(sys.argv[3]), sys.argv[5:])
+    _campaign(sys.argv[1], float(sys.argv[2]), sys.argv[3:])

@@ -8,26 +8,17 @@ two           #####z
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import ceil, floor
+from typing import NamedTuple
 
-__all__ = ["Mark", "Row", "draw", "spell"]
-
-
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """Something that was done to a contender, or to all (a row of its own), at an instant."""
-
-    at: float
-    sign: str
+__all__ = ["Row", "draw", "spell"]
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One line: `spans` are drawn as `sign`, marks over them."""
+class Row(NamedTuple):
+    """One line: `spans` are drawn as `sign`, and over them each of the `marks` (instant, sign)."""
 
     spans: Sequence[tuple[float, float]]
-    marks: Sequence[Mark] = ()
+    marks: Sequence[tuple[float, str]] = ()
     sign: str = "#"
 
 
@@ -64,10 +55,10 @@ def _cells(row: Row, start: float, column: float, width: int) -> str:
         for at in _columns((begin - start) / column, (end - start) / column):
             if 0 <= at < width:
                 cells[at] = row.sign
-    for mark in row.marks:
-        at = min(width - 1, floor((mark.at - start) / column))
+    for instant, sign in row.marks:
+        at = min(width - 1, floor((instant - start) / column))
         if at >= 0:
-            cells[at] = mark.sign
+            cells[at] = sign
     return "".join(cells)
 
 

@@ -6,7 +6,6 @@ import os
 import sys
 
 from incumbent.cli.parser import Request
-from incumbent.demo.leaving import Leaving
 from incumbent.demo.story import tell
 
 __all__ = ["command"]
@@ -17,10 +16,7 @@ _COLOURS = {"bold": 1, "red": 31, "green": 32}
 def command(request: Request) -> int:
     """See the module. The store is one of its own, whatever the settings say."""
     del request
-    # What was started is ended on the way out.
-    leaving = Leaving()
-    leaving.listen()
-    return tell(_say, _paint, leaving)
+    return tell(_say, _paint)
 
 
 def _say(line: str) -> None:
