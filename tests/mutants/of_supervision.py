@@ -93,10 +93,10 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     _m(
         "CMD may open the local store by default",
-        "supervise/environment.py",
+        "supervise/answers.py",
         '    kept["INCUMBENT_STORE"] = WITHHELD if share_store is None else share_store',
         '    if share_store is not None:\n        kept["INCUMBENT_STORE"] = share_store',
-        "tests/unit/test_supervise_environment.py::test_the_store_and_every_way_to_it_are_withheld",
+        "tests/unit/test_supervise_answers.py::test_the_store_and_every_way_to_it_are_withheld",
     ),
     _m(
         "one look that finds nobody is believed",

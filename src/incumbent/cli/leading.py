@@ -38,11 +38,10 @@ from incumbent.serve.situation import Situation
 from incumbent.supervise.child import CannotStart
 from incumbent.supervise.guarding import Guard, GuardFault
 from incumbent.supervise.kernel import Waiter
+from incumbent.supervise.launch import Ready
 from incumbent.supervise.plan import Course, Phase
-from incumbent.supervise.ready import Ready
 from incumbent.supervise.run import Ending
-from incumbent.supervise.signals import Interrupted, Signals
-from incumbent.supervise.terminal import find_terminal
+from incumbent.supervise.signals import Interrupted, Signals, find_terminal
 from incumbent.sync import Lease, Lock
 
 __all__ = ["Leading", "Say"]

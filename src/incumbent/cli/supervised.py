@@ -6,11 +6,11 @@ import os
 from collections.abc import Callable, Collection, Sequence
 
 from incumbent.cli.parser import Request
-from incumbent.supervise.environment import child_environment
+from incumbent.supervise.answers import child_environment
 from incumbent.supervise.guarding import Guard
 from incumbent.supervise.holding import give_back, slot_of, ttl_of
+from incumbent.supervise.launch import Ready
 from incumbent.supervise.plan import Course
-from incumbent.supervise.ready import Ready
 from incumbent.supervise.run import Ending, Listener, supervise
 from incumbent.supervise.signals import Signals
 from incumbent.sync import Lease

@@ -23,8 +23,8 @@ from incumbent.cron.events import Events
 from incumbent.cron.ledger import OUTPUT_MOST, Run, State
 from incumbent.cron.stage import Stage
 from incumbent.errors import ConfigError, NotAcquired, StoreError
+from incumbent.supervise.answers import WITHHELD, child_environment
 from incumbent.supervise.child import CannotStart
-from incumbent.supervise.environment import WITHHELD, child_environment
 from incumbent.supervise.guarding import GuardFault
 from incumbent.supervise.holding import give_back, ttl_of
 from incumbent.supervise.kernel import Waiter

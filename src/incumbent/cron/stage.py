@@ -11,7 +11,7 @@ from incumbent._drive.link import Link
 from incumbent.cron.events import Events
 from incumbent.cron.output import Output
 from incumbent.supervise.guarding import Guard
-from incumbent.supervise.ready import Ready
+from incumbent.supervise.launch import Ready
 from incumbent.supervise.signals import Signals
 
 __all__ = ["Place", "Stage", "give_stdin"]

@@ -25,8 +25,7 @@ from incumbent.cron.pool import Pool, Runner
 from incumbent.cron.runner import be_runner
 from incumbent.cron.running import Task, facts_for, run_on_failure
 from incumbent.cron.stage import Place
-from incumbent.supervise.kernel import libc
-from incumbent.supervise.namespaces import name_process
+from incumbent.supervise.kernel import libc, name_process
 
 __all__ = ["Notify", "StandBy", "Stop", "Zygote", "ZygoteGone"]
 
@@ -108,7 +107,7 @@ class Zygote:
 
 
 _LOADED_EARLY: Final = (
-    *("incumbent.supervise.guard", "incumbent.supervise.inits", "incumbent.supervise.namespaces"),
+    *("incumbent.supervise.guard", "incumbent.supervise.inits", "incumbent.supervise.kernel"),
     # What a first connection loads: the look-up of a name encodes it.
     *("encodings.idna", "ipaddress", "selectors", "random"),
 )

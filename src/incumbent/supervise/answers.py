@@ -1,7 +1,8 @@
-"""Answers a supervised command's question "am I still?" on a unix socket.
+"""What CMD learns about its lease: variables of its environment, and a socket that answers.
 
-Who connects gets one line of JSON at once, computed at that instant, and the end of the connection.
-The answer fits into any socket's buffer, so nobody who does not read can make the supervisor wait.
+A process that connects gets one line of JSON at once, computed at that instant, and the end of the
+connection. The answer fits into any socket's buffer, so that a peer that does not read cannot make
+the supervisor wait.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import json
 import os
 import socket
 import tempfile
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, Self
@@ -18,7 +20,15 @@ from incumbent.errors import ConfigError
 from incumbent.supervise.holding import belief_of, slot_of
 from incumbent.sync import Lease
 
-__all__ = ["LeaseSocket"]
+__all__ = ["WITHHELD", "LeaseSocket", "child_environment"]
+
+WITHHELD: Final = "withheld:"
+"""A store URL that every incumbent refuses with an explanation."""
+
+_CREDENTIALS: Final = ("INCUMBENT_STORE_FILE", "INCUMBENT_STORE_PASSWORD_FILE")
+_LEASE: Final = "INCUMBENT_LEASE_"
+_OF_THE_SERVICE: Final = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
+"""CMD must not tell the service manager that its supervisor is well."""
 
 _BACKLOG: Final = 128
 _AT_ONCE: Final = 32
@@ -30,8 +40,7 @@ _LONGEST_PATH: Final = 100
 class LeaseSocket:
     """A context manager; `path` is for INCUMBENT_LEASE_SOCKET, `fd` and `ready` for the loop.
 
-    Whoever asks while it has no `lease` gets no answer. Raises ConfigError if there is no folder
-    for the socket.
+    Without a `lease` it does not answer. Raises ConfigError if there is no folder for the socket.
     """
 
     def __init__(self, lease: Lease | None = None) -> None:
@@ -42,8 +51,8 @@ class LeaseSocket:
         self._socket.setblocking(False)
         try:
             self._socket.bind(self.path)
-            # CMD may have become another user. The folder can be passed through, not listed or
-            # written, so nobody else can put a socket of theirs in our place.
+            # CMD may run as another user. The folder can be passed through, but neither listed nor
+            # written, so that no other user can replace the socket.
             Path(self.path).chmod(0o666)
             self._folder.chmod(0o711)
             self._socket.listen(_BACKLOG)
@@ -53,7 +62,7 @@ class LeaseSocket:
         self.fd = self._socket.fileno()
 
     def ready(self) -> None:
-        """Answer who has asked; never blocks and never raises."""
+        """Answer everybody who has asked; never blocks and never raises."""
         for _ in range(_AT_ONCE):
             try:
                 peer, _address = self._socket.accept()
@@ -61,12 +70,12 @@ class LeaseSocket:
                 return
             with peer, suppress(OSError):
                 peer.setblocking(False)
-                # Only now: whoever connected earlier must not hear of a later proof.
+                # Computed after the peer connected, from when it counts `remaining`.
                 if self.lease is not None:
                     peer.send(_answer(self.lease))
 
     def close(self) -> None:
-        """Remove it: from here on there is no answer, which counts as no."""
+        """Remove it. From now on there is no answer, which means: not held."""
         self._socket.close()
         with suppress(OSError):
             Path(self.path).unlink(missing_ok=True)
@@ -93,18 +102,47 @@ def _answer(lease: Lease) -> bytes:
 
 
 def _private_folder() -> Path:
-    """A new one, where a command that became another user can reach it as well."""
+    """A new folder that a command which runs as another user can reach as well."""
     tried: list[str] = []
-    # A container whose root is read-only has the last one at least.
+    # A container with a read-only root has at least /dev/shm.
     for base in (os.environ.get("TMPDIR"), "/tmp", "/var/tmp", "/dev/shm"):  # noqa: S108
         if not base or len(os.fsencode(base)) > _LONGEST_PATH - len("/incumbent-xxxxxxxx/lease"):
             continue
         tried.append(base)
         with suppress(OSError):
-            # Absolute, for CMD and the guard may be elsewhere.
+            # Absolute: CMD and the guard may have other working directories.
             return Path(tempfile.mkdtemp(prefix="incumbent-", dir=base)).absolute()
     raise ConfigError(
         f"no folder for the lease's socket can be made in {', '.join(tried)}: set TMPDIR to a"
         " folder that can be written",
         name="tmpdir",
     )
+
+
+# -- the environment ------------------------------------------------------------------------------
+
+
+def child_environment(
+    environ: Mapping[str, str],
+    *,
+    name: str,
+    holder: str,
+    term: int,
+    slot: str | None,
+    share_store: str | None,
+    socket: str | None = None,
+) -> dict[str, str]:
+    """`environ` with the variables of the lease.
+
+    `share_store`: the URL of the store, if CMD may use it. `socket`: the path of the LeaseSocket.
+    """
+    kept = {
+        key: value
+        for key, value in environ.items()
+        # Without a lease of our own parent.
+        if not key.startswith(_LEASE) and key not in (*_CREDENTIALS, *_OF_THE_SERVICE)
+    }
+    kept["INCUMBENT_STORE"] = WITHHELD if share_store is None else share_store
+    lease = {"NAME": name, "HOLDER": holder, "TERM": str(term), "SLOT": slot, "SOCKET": socket}
+    kept.update({_LEASE + key: value for key, value in lease.items() if value is not None})
+    return kept

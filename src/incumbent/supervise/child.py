@@ -1,4 +1,4 @@
-"""CMD: in a process group of its own, born under the guard."""
+"""CMD: the process, in a process group of its own, born under the guard."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import signal
 from collections.abc import Mapping, Sequence
 
 from incumbent.supervise.launch import Launch
-from incumbent.supervise.terminal import Terminal
+from incumbent.supervise.signals import Terminal
 from incumbent.supervise.tree import Tree
 
 __all__ = ["CannotStart", "Child"]
@@ -23,8 +23,8 @@ class CannotStart(Exception):
 
     def __init__(self, command: str, error: OSError) -> None:
         missing = isinstance(error, FileNotFoundError) or _only_out_of_reach(command, error)
-        said = "not found" if missing else (error.strerror or "cannot be executed").lower()
-        super().__init__(f"{command}: {said}")
+        problem = "not found" if missing else (error.strerror or "cannot be executed").lower()
+        super().__init__(f"{command}: {problem}")
         self.code = _NOT_FOUND if missing else _NOT_EXECUTABLE
 
 
@@ -39,9 +39,8 @@ def _only_out_of_reach(command: str, error: OSError) -> bool:
 class Child:
     """The process, the tree below it, and the terminal that they have meanwhile.
 
-    `launch` becomes it. Raises CannotStart, or GuardFault if it would have run unguarded; then
-    nothing ran.
-    `leave`: what CMD leaves behind is no concern of ours.
+    `launch` becomes CMD. `leave`: descendants that outlive CMD are ignored. Raises CannotStart, or
+    GuardFault if CMD would have run unguarded; then nothing ran.
     """
 
     def __init__(
@@ -65,7 +64,7 @@ class Child:
         self.stopped = False
 
     def look(self) -> None:
-        """Notice that it ended, was stopped, or goes on."""
+        """Notice that CMD has ended, was stopped, or goes on."""
         while self.status is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
             if pid == 0:
@@ -84,7 +83,7 @@ class Child:
     def _has_stopped(self) -> None:
         self.stopped = True
         if self._terminal is not None:
-            # Who would answer at the keyboard otherwise? The shell does not see CMD stop.
+            # The shell does not see that CMD stopped, so that we answer at the keyboard.
             self._terminal.take_back()
             _log.warning("stopped, and the lease is kept: ^Z again resumes it, ^C ends it")
 
@@ -93,17 +92,17 @@ class Child:
         return self.tree.lives(child=self.status is None)
 
     def signal_tree(self, *signums: int) -> None:
-        """To CMD and everything that it started, in this order."""
+        """Signal CMD and everything that it started, in this order."""
         self.tree.signal(*signums, child=self.status is None)
 
     def resume(self) -> None:
-        """Have a stopped group go on, with its terminal."""
+        """Continue a stopped group, with its terminal."""
         if self._terminal is not None:
             self._terminal.give(self.pid)
         self.tree.signal_group(signal.SIGCONT)
 
     def close(self) -> None:
-        """Nothing of it is left, or it is left alone: the terminal is ours again."""
+        """End the term: take the terminal back, and ignore what is left."""
         if self._terminal is not None:
             self._terminal.take_back()
         self.tree.close()

@@ -1,6 +1,6 @@
 """The guard: a process without network, files or threads that kills the tree when time is up.
 
-It is a fork of the supervisor, which leaves it a socket, a pidfd of itself, and nothing else.
+It is a fork of the supervisor. It keeps one socket and a pidfd of the supervisor, and nothing else.
 """
 
 from __future__ import annotations
@@ -16,15 +16,11 @@ from typing import NoReturn
 from incumbent import clock
 from incumbent.supervise.deadline import Watch, begun, covers, ended, judge, proved
 from incumbent.supervise.inits import Init, Inits, keep_only
-from incumbent.supervise.kernel import Waiter, readable
-from incumbent.supervise.namespaces import name_process
+from incumbent.supervise.kernel import Waiter, name_process, readable
 from incumbent.supervise.processes import descendants, marked, send
-from incumbent.supervise.wire import Kind, Message, receive
+from incumbent.supervise.wire import MARK, Kind, Message, mark_of, receive
 
-__all__ = ["MARK", "be_guard", "mark_of"]
-
-MARK = "INCUMBENT_LEASE_MARK"
-"""The variable by which a descendant is known that left its group and lost its parents."""
+__all__ = ["be_guard"]
 
 _ROUNDS = 100
 _PAUSE = 0.002
@@ -34,17 +30,12 @@ _SEE_OFF = 0.2
 """Seconds for the last namespaces to end before the guard leaves."""
 
 
-def mark_of(secret: str, term: int) -> str:
-    """The value of MARK for one term of one guard."""
-    return f"{secret}-{term}"
-
-
 def be_guard(
     channel: int, supervisor: int, supervisor_pid: int, secret: str, *, namespaces: bool
 ) -> NoReturn:
     """Become the guard, in the child of a fork.
 
-    `supervisor` is a pidfd; `namespaces`: whether to find out if there can be PID namespaces.
+    `supervisor` is a pidfd; `namespaces`: whether to try PID namespaces.
     """
     guard: _Guard | None = None
     code = 1
@@ -54,7 +45,7 @@ def be_guard(
         guard.run(namespaces=namespaces)
         code = 0
     finally:
-        # Also for a defect of ours: who does not guard must not let anything run.
+        # Also after a defect of ours: without a guard nothing may run.
         if code and guard is not None:
             guard.kill()
         os._exit(code)
@@ -91,15 +82,15 @@ class _Guard:
         self._group = 0
         self._inits: Inits | None = None
         self._init: Init | None = None
-        self._litter = ""
+        self._socket_path = ""
 
     def run(self, *, namespaces: bool) -> None:
-        self._hello(namespaces=namespaces)
+        self._send(Message(Kind.HELLO, text=self._prepare(namespaces=namespaces)))
         while True:
             inits = self._inits.fds if self._inits else []
             self._waiter.wait((self._channel, self._supervisor, *inits), self._watch.kill_at)
-            # All that was said comes first: after a freeze the latest proof may be in the queue.
-            connected = self._drain()
+            # Messages come first: after a freeze the latest proof may still be in the queue.
+            connected = self._receive_all()
             supervised = connected and not readable(self._supervisor)
             verdict = judge(self._watch, clock.now(), supervised=supervised)
             if verdict.kills:
@@ -111,38 +102,35 @@ class _Guard:
                 self._inits.reap()
 
     def _leave(self) -> None:
-        # Not every PID 1 reaps: what is ours to reap is not left to it.
+        # Not every PID 1 reaps orphans, so that we reap our own.
         if self._inits is not None:
             self._inits.close(_SEE_OFF)
-        if self._litter:
+        if self._socket_path:
             with suppress(OSError):
-                os.unlink(self._litter)  # noqa: PTH108
+                os.unlink(self._socket_path)  # noqa: PTH108
             with suppress(OSError):
-                os.rmdir(os.path.dirname(self._litter))  # noqa: PTH106, PTH120
+                os.rmdir(os.path.dirname(self._socket_path))  # noqa: PTH106, PTH120
 
-    def _hello(self, *, namespaces: bool) -> None:
+    def _prepare(self, *, namespaces: bool) -> str:
+        """Make the first PID namespace; the reason if there can be none."""
         if not namespaces:
-            self._say(Message(Kind.HELLO, text="not wanted"))
-            return
+            return "not wanted"
         try:
             self._inits = Inits(self._supervisor)
             self._inits.prepare()
         except OSError as error:
-            self._say(Message(Kind.HELLO, text=error.strerror or str(error) or "refused"))
-        else:
-            self._say(Message(Kind.HELLO))
+            return error.strerror or str(error) or "refused"
+        return ""
 
-    def _say(self, message: Message, fds: tuple[int, ...] = ()) -> None:
-        try:
+    # -- messages --------------------------------------------------------------------------------
+
+    def _send(self, message: Message, fds: tuple[int, ...] = ()) -> None:
+        # A supervisor that does not receive the answer starts no command; its pidfd tells its end.
+        with suppress(OSError):
             socket.send_fds(self._socket, [message.packed()], fds)
-        except OSError:
-            # Who does not listen does not start a command either; the pidfd says the rest.
-            return
 
-    # -- what it is told -----------------------------------------------------------------------
-
-    def _drain(self) -> bool:
-        """False when nobody will say anything any more."""
+    def _receive_all(self) -> bool:
+        """False when the supervisor has closed the socket."""
         while True:
             try:
                 message = receive(self._channel)
@@ -150,9 +138,9 @@ class _Guard:
                 return True
             if message is None:
                 return False
-            self._hear(message)
+            self._handle(message)
 
-    def _hear(self, message: Message) -> None:
+    def _handle(self, message: Message) -> None:
         match message.kind:
             case Kind.NEW:
                 self._begin(message)
@@ -163,9 +151,9 @@ class _Guard:
                 self._end()
             case Kind.BORN if covers(self._watch, message.term, clock.now()):
                 self._group = message.pid
-                self._say(Message(Kind.ARMED, message.term))
+                self._send(Message(Kind.ARMED, message.term))
             case Kind.FOLDER:
-                self._litter = message.text
+                self._socket_path = message.text
             case _:
                 pass
 
@@ -175,16 +163,16 @@ class _Guard:
         self._isolation, self._group = message.isolation, 0
         if message.isolation != "pidns":
             self._watch = begun(message.term, message.seconds)
-            self._say(Message(Kind.READY, message.term))
+            self._send(Message(Kind.READY, message.term))
             return
         try:
             self._init = self._next_init()
             namespace = os.open(f"/proc/{self._init.pid}/ns/pid", os.O_RDONLY)
         except OSError:
-            # No answer: the supervisor starts nothing and says why.
+            # Without an answer the supervisor starts nothing, and reports that.
             return
         self._watch = begun(message.term, message.seconds)
-        self._say(Message(Kind.READY, message.term, self._init.pid), (self._init.fd, namespace))
+        self._send(Message(Kind.READY, message.term, self._init.pid), (self._init.fd, namespace))
         os.close(namespace)
 
     def _next_init(self) -> Init:
@@ -194,12 +182,12 @@ class _Guard:
 
     def _end(self) -> None:
         if self._isolation == "pidns" and self._init is not None:
-            # The supervisor saw it empty, or gave it up: then it must not live on here either.
+            # The supervisor saw it empty, or gave it up: it must not live on here either.
             self._init.kill()
         self._init, self._group = None, 0
         self._watch = ended(self._watch, self._watch.term)
 
-    # -- what it does ----------------------------------------------------------------------------
+    # -- killing ---------------------------------------------------------------------------------
 
     def kill(self) -> None:
         """Kill everything of the present term."""
@@ -209,7 +197,7 @@ class _Guard:
             if self._init is not None:
                 self._init.kill()
         elif self._isolation == "container":
-            # Everything but ourselves and PID 1, which is the supervisor: its end is everyone's.
+            # Every process but ourselves and PID 1, the supervisor, whose end ends the container.
             send((-1,), signal.SIGKILL)
         else:
             self._kill_group(mark_of(self._secret, term).encode())
@@ -219,8 +207,8 @@ class _Guard:
             send((-self._group,), signal.SIGKILL)
         empty = 0
         for _ in range(_ROUNDS):
-            # Who forks meanwhile is found in the next round; so is the child of one that forked
-            # after the list was made, and was gone before it was looked at.
+            # A process that is forked meanwhile is found in the next round. So is the child of a
+            # process that forked after the list was made and ended before it was looked at.
             left = self._descendants() | set(marked(MARK.encode() + b"=" + mark))
             empty = 0 if left else empty + 1
             if empty == _EMPTY:

@@ -1,6 +1,6 @@
-"""The supervisor's side of the guard: starts it, tells it each proof, and notices when it is gone.
+"""The supervisor's side of the guard: start it, send it each proof, notice its death.
 
-Nothing here waits for the guard for longer than a moment: a frozen guard must not freeze us.
+Every wait for the guard is short: a frozen guard must not freeze the supervisor.
 """
 
 from __future__ import annotations
@@ -12,17 +12,15 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
-from typing import TYPE_CHECKING, Final
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from typing import Final
 
 from incumbent import clock
 from incumbent.errors import ConfigError
-from incumbent.supervise.kernel import readable
+from incumbent.supervise.guard import be_guard
+from incumbent.supervise.kernel import become_subreaper, entering, own_proc, readable
 from incumbent.supervise.processes import children
-from incumbent.supervise.wire import ISOLATIONS, Kind, Message, receive
-
-if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
+from incumbent.supervise.wire import ISOLATIONS, MARK, Kind, Message, mark_of
 
 __all__ = ["Cover", "Guard", "GuardFault", "start_guard"]
 
@@ -39,48 +37,55 @@ _ESCAPE: Final = (
 
 
 class GuardFault(Exception):
-    """The guard does not do its part, so that no command may run."""
+    """The guard does not answer or is dead, so that no command may run."""
 
 
 class Guard:
-    """See the module. Without a guard process (not on Linux) it promises nothing and says so.
+    """The guard process `pid` at the other end of `channel`; without both (not on Linux) nothing.
 
-    `isolation`: pidns, container or pgroup. `fd`: readable once the guard is dead, or -1.
+    `isolation`: pidns, container or pgroup. `secret`: part of the mark on its commands. `fd`:
+    readable once the guard is dead, or -1.
     """
 
-    def __init__(self, isolation: str, pid: int = 0, channel: socket.socket | None = None) -> None:
+    def __init__(
+        self,
+        isolation: str,
+        pid: int = 0,
+        channel: socket.socket | None = None,
+        secret: str = "",
+    ) -> None:
         self.isolation = isolation
         self.pid = pid
-        self.secret = os.urandom(8).hex()
+        self.secret = secret
         self.fd = os.pidfd_open(pid) if pid else -1
         self.channel = channel
         self.home = os.open("/proc/self/ns/pid", os.O_RDONLY) if pid else -1
         self.spared = set(children() or ()) | {pid}
-        """Children of ours that belong to no command: the guard, and who was there before."""
+        """Children of ours that belong to no command: the guard, and earlier children."""
         self._terms = 0
 
     def alive(self, within: float = 0.0) -> bool:
-        """Whether it can still kill; `within`: seconds to look for its death."""
+        """Whether it can still kill; `within`: seconds to wait for its death."""
         return self.fd < 0 or not readable(self.fd, within)
 
     def cover(self, ttl: float, *, leave: bool = False) -> Cover:
         """Begin a term of at most `ttl` seconds from proof to proof; GuardFault if it cannot.
 
-        Nothing may run before the first proof, so that it can be begun before the lease is held.
-        `leave`: what is to outlive the term cannot be in a namespace, which ends with its init.
+        A term may begin before the lease is held: nothing runs before the first proof. `leave`:
+        descendants may outlive the term, so that they cannot be in a namespace, which ends with it.
         """
         self._terms += 1
         isolation = "pgroup" if leave and self.isolation == "pidns" else self.isolation
         return Cover(self, self._terms, ttl, isolation)
 
-    def litter(self, path: str) -> None:
-        """A socket, alone in its folder, that is removed if we are killed; one at a time."""
+    def remove_later(self, path: str) -> None:
+        """Have the guard remove this socket and its folder if we are killed; empty for none."""
         if self.channel is not None:
             with suppress(OSError):
                 os.write(self.channel.fileno(), Message(Kind.FOLDER, text=path).packed())
 
     def close(self) -> None:
-        """The guard leaves; what it still watches it kills first."""
+        """End the guard. It first kills what it still watches."""
         if self.channel is not None:
             self.channel.close()
             if not readable(self.fd, _LEAVE_WITHIN):
@@ -105,120 +110,94 @@ class Cover:
             self._begin(guard.channel, ttl)
 
     def _begin(self, channel: socket.socket, ttl: float) -> None:
-        if self.isolation != "pidns":
-            self._subreap()
+        if self.isolation != "pidns" and os.getpid() != 1:
+            become_subreaper()
         try:
-            self._tell(Message(Kind.NEW, self.term, 0, ttl, self.isolation))
-            said, fds = _answer(channel, Kind.READY, self.term)
+            self._send(Message(Kind.NEW, self.term, 0, ttl, self.isolation))
+            answer, fds = _receive(channel, Kind.READY, self.term)
         except OSError as error:
             raise GuardFault(f"the guard cannot be told of a new term: {error}") from error
-        self.init_pid = said.pid
+        self.init_pid = answer.pid
         if fds:
             self.init, self.namespace = fds
 
-    def _subreap(self) -> None:
-        from incumbent.supervise.namespaces import subreap
-
-        if os.getpid() != 1:
-            subreap()
-
-    def _tell(self, message: Message) -> None:
+    def _send(self, message: Message) -> None:
         channel = self.guard.channel
         if channel is not None:
             os.write(channel.fileno(), message.packed())
 
     def prove(self, kill_at: float) -> None:
-        """From any thread, and never blocking: the tree may live until `kill_at`."""
-        # A guard that takes no more messages keeps to its last deadline.
+        """Let the tree live until `kill_at`. From any thread; never blocks."""
+        # A guard that takes no more messages keeps its last deadline.
         with suppress(OSError, ValueError):
-            self._tell(Message(Kind.PROOF, self.term, 0, kill_at))
+            self._send(Message(Kind.PROOF, self.term, 0, kill_at))
 
     @property
     def broken(self) -> bool:
-        """Whether its namespace ended meanwhile: nothing can be started in it."""
+        """Whether its namespace has ended, so that nothing can be started in it."""
         return self.init >= 0 and readable(self.init)
 
     @property
     def inode(self) -> int:
-        """What names the PID namespace; 0 without one."""
+        """The inode of the PID namespace; 0 without one."""
         return os.fstat(self.namespace).st_ino if self.namespace >= 0 else 0
 
     def entering(self) -> AbstractContextManager[None]:
         """Within it the next fork is born where the guard can kill it."""
         if self.namespace < 0:
             return nullcontext()
-        from incumbent.supervise.namespaces import entering
-
         return entering(self.namespace, self.guard.home)
 
     def settle(self) -> Callable[[], None]:
-        """What the process calls that will be the command: it sees what its isolation shows."""
-        if self.namespace < 0:
-            return lambda: None
-        from incumbent.supervise.namespaces import own_proc
-
-        return own_proc()
+        """What the process calls that becomes the command, to get the /proc of its namespace."""
+        return own_proc() if self.namespace >= 0 else lambda: None
 
     @property
     def fds(self) -> tuple[int, ...]:
-        """What that process needs until its exec."""
+        """The descriptors that this process needs until its exec."""
         return () if self.guard.channel is None else (self.guard.channel.fileno(),)
 
     def before_exec(self) -> Callable[[], None]:
-        """What it calls before its exec: it goes on only once the guard is armed."""
+        """What it calls before its exec; it returns only once the guard is armed."""
         channel = self.guard.channel
         if channel is None:
             return lambda: None
-        fd = channel.fileno()
 
         def call() -> None:
-            os.write(fd, Message(Kind.BORN, self.term, os.getpid()).packed())
-            _await_armed(fd, self.term)
+            self._send(Message(Kind.BORN, self.term, os.getpid()))
+            _receive(channel, Kind.ARMED, self.term)
 
         return call
 
     def mark(self) -> dict[str, str]:
-        """What the command's environment needs, so that its descendants can be told."""
-        from incumbent.supervise.guard import MARK, mark_of
-
+        """The variable by which the guard finds the command's descendants."""
         return {MARK: mark_of(self.guard.secret, self.term)}
 
     def end(self) -> None:
-        """Nothing of the command is left, or it is left alone: the guard forgets it."""
-        if self.guard.channel is not None:
-            with suppress(OSError):
-                self._tell(Message(Kind.END, self.term))
+        """End the term: the guard forgets it, and kills nothing of it any more."""
+        with suppress(OSError):
+            self._send(Message(Kind.END, self.term))
         for fd in (self.init, self.namespace):
             if fd >= 0:
                 os.close(fd)
         self.init = self.namespace = -1
 
 
-def _await_armed(fd: int, term: int) -> None:
-    until = clock.now() + _ANSWER_WITHIN
-    while readable(fd, max(0.0, until - clock.now())):
-        said = receive(fd)
-        if said is None:
-            break
-        if said.kind is Kind.ARMED and said.term == term:
-            return
-    raise TimeoutError("the guard is not armed")
-
-
-def _answer(
+def _receive(
     channel: socket.socket, kind: Kind, term: int = 0, within: float = _ANSWER_WITHIN
 ) -> tuple[Message, list[int]]:
+    """The guard's answer of this kind, with its descriptors. Raises GuardFault or OSError."""
     until = clock.now() + within
-    while readable(channel.fileno(), max(0.0, until - clock.now())):
+    while readable(channel.fileno(), until - clock.now()):
         data, fds, _, _ = socket.recv_fds(channel, 512, 2)
         for fd in fds:
             # recv_fds of Python 3.11 drops flags, MSG_CMSG_CLOEXEC too: CMD would have them.
             os.set_inheritable(fd, False)
         if not data:
             raise GuardFault("the guard is gone")
-        said = Message.parsed(data)
-        if said.kind is kind and said.term == term:
-            return said, fds
+        message = Message.parsed(data)
+        if message.kind is kind and message.term == term:
+            return message, fds
         for fd in fds:
             os.close(fd)
     raise GuardFault("the guard does not answer")
@@ -231,8 +210,8 @@ def _answer(
 def start_guard(isolate: str = "auto") -> Iterator[Guard]:
     """The guard of this process, for as long as the context lasts.
 
-    To be called in the main thread before there is any other, and before a store is opened: it
-    forks. Raises ConfigError where `isolate` ("auto" or one of ISOLATIONS) cannot be had.
+    It forks: call it in the main thread, before there is another thread and before a store is
+    opened. Raises ConfigError if the system does not have `isolate` ("auto" or one of ISOLATIONS).
     """
     if isolate not in ("auto", *ISOLATIONS):
         raise ConfigError(f"isolate={isolate!r}: auto, {', '.join(ISOLATIONS)}", name="isolate")
@@ -252,9 +231,6 @@ def _without(isolate: str) -> Guard:
 
 
 def _fork_guard(isolate: str) -> Guard:
-    # Here, so that the guard finds it loaded and shares its memory with us.
-    from incumbent.supervise.guard import be_guard
-
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.setblocking(False)
     secret, own_pid = os.urandom(8).hex(), os.getpid()
@@ -266,10 +242,9 @@ def _fork_guard(isolate: str) -> Guard:
         be_guard(its.detach(), own_fd, own_pid, secret, namespaces=wanted)
     its.close()
     os.close(own_fd)
-    guard = Guard("pgroup", pid, ours)
-    guard.secret = secret
+    guard = Guard("pgroup", pid, ours, secret)
     try:
-        refused = _answer(ours, Kind.HELLO, within=_HELLO_WITHIN)[0].text
+        refused = _receive(ours, Kind.HELLO, within=_HELLO_WITHIN)[0].text
         guard.isolation = _choose(isolate, refused)
     except BaseException:
         guard.close()

@@ -1,7 +1,7 @@
 """The guard's PID namespaces: each has an init that lives while supervisor and guard both do.
 
-Its death is the tree's: the kernel kills every process of the namespace, and keeps init as a zombie
-until the last of them is reaped. CMD's parent is the supervisor, so nobody waits for init here.
+When init dies the kernel kills every process of the namespace, and keeps init as a zombie until the
+last of them is reaped. CMD is a child of the supervisor and not of init.
 """
 
 from __future__ import annotations
@@ -9,12 +9,18 @@ from __future__ import annotations
 import os
 import select
 import signal
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import NoReturn
 
-from incumbent.supervise.kernel import die_with_parent, readable
-from incumbent.supervise.namespaces import name_process, new_pid_namespace, own_proc
+from incumbent.supervise.kernel import (
+    die_with_parent,
+    name_process,
+    new_pid_namespace,
+    own_proc,
+    readable,
+)
 
 __all__ = ["Init", "Inits", "keep_only"]
 
@@ -29,8 +35,8 @@ class Init:
     fd: int
 
     def kill(self) -> None:
-        """And with it everything in its namespace."""
-        # A closed number may be another file's, or another init's.
+        """KILL it, and with it everything in its namespace."""
+        # The number of a closed descriptor may belong to another file, or to another init.
         if self.fd < 0:
             return
         with suppress(ProcessLookupError):
@@ -43,24 +49,23 @@ class Inits:
     def __init__(self, supervisor: int) -> None:
         self._supervisor = supervisor
         self._home = os.open("/proc/self/ns/pid", os.O_RDONLY)
-        # Nobody writes: its end tells an init that the guard is gone, as the pidfd does of the
-        # supervisor.
+        # Nobody writes to this pipe. Its end tells an init that the guard is gone.
         self._life, self._held = os.pipe()
         self._all: dict[int, Init] = {}
         self._spare: Init | None = None
 
     @property
     def fds(self) -> list[int]:
-        """Readable when an init is dead."""
+        """Descriptors that are readable when an init is dead."""
         return list(self._all)
 
     def prepare(self) -> None:
-        """Have one ready; OSError with the reason if there can be none."""
+        """Make the next one ahead. Raises OSError with the reason if there can be none."""
         if self._spare is None or self._spare.fd < 0 or readable(self._spare.fd):
             self._spare = self._make()
 
     def next(self) -> Init:
-        """The one that was prepared."""
+        """The one that `prepare` made. Raises OSError."""
         self.prepare()
         init, self._spare = self._spare, None
         if init is None:
@@ -68,7 +73,7 @@ class Inits:
         return init
 
     def reap(self) -> None:
-        """Forget who is dead and leave no zombie."""
+        """Forget dead ones, and leave no zombie."""
         for fd, init in list(self._all.items()):
             if readable(fd):
                 with suppress(ChildProcessError):
@@ -78,7 +83,7 @@ class Inits:
                 os.close(fd)
 
     def close(self, within: float) -> None:
-        """Kill all and see them off, for at most `within` seconds; our end would kill them too."""
+        """Kill all, and wait for their end for at most `within` seconds."""
         for init in self._all.values():
             init.kill()
         for fd in list(self._all):
@@ -96,31 +101,31 @@ class Inits:
         init = Init(pid, os.pidfd_open(pid))
         self._all[init.fd] = init
         try:
-            said = os.read(report, 512) if readable(report, _PROBE_TIMEOUT) else b"no answer"
+            answer = os.read(report, 512) if readable(report, _PROBE_TIMEOUT) else b"no answer"
         finally:
             os.close(report)
-        if said != b"ok":
+        if answer != b"ok":
             init.kill()
-            raise OSError(said.decode(errors="replace") or "its init ended")
+            raise OSError(answer.decode(errors="replace") or "its init ended")
         return init
 
 
-def _be_init(lives: tuple[int, int], report: int, die: object) -> NoReturn:
+def _be_init(lives: tuple[int, int], report: int, die: Callable[[], object] | None) -> NoReturn:
     try:
-        if callable(die):
+        if die is not None:
             die()
-        # The kernel reaps for who ignores it; an init has nothing to ask its orphans.
+        # With SIGCHLD ignored the kernel reaps the orphans.
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
         name_process("incumbent-init")
         keep_only((*lives, report))
         try:
-            # What CMD will do: where it is refused, the namespace is of no use.
+            # CMD will do the same: a namespace that refuses it is of no use.
             own_proc()()
             os.write(report, b"ok")
         except OSError as error:
             os.write(report, str(error.strerror or error).encode())
         os.close(report)
-        # One of them is enough: a frozen guard does not see that the supervisor is dead.
+        # Either end is enough: a frozen guard does not see that the supervisor is dead.
         poll = select.poll()
         for fd in lives:
             poll.register(fd, select.POLLIN)

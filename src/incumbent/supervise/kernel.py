@@ -1,6 +1,7 @@
-"""What Linux offers beyond Python 3.11: timers on CLOCK_BOOTTIME, parent-death signals, pidfds.
+"""What Linux offers beyond Python 3.11: timers on CLOCK_BOOTTIME, pidfds, prctl(2), namespaces.
 
-Where the system has none of it (macOS) each function says so, and its caller does with less.
+Where the system has none of it (macOS) each function says so, and its caller does with less. ctypes
+is imported only where a function needs it: it is heavy, and most processes never do.
 """
 
 from __future__ import annotations
@@ -9,23 +10,41 @@ import os
 import select
 import signal
 import sys
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from incumbent import clock
 
 if TYPE_CHECKING:
     import ctypes
 
-__all__ = ["Waiter", "die_with_parent", "libc", "pidfds", "readable", "writable"]
+__all__ = [
+    "Waiter",
+    "become_subreaper",
+    "die_with_parent",
+    "entering",
+    "libc",
+    "name_process",
+    "new_pid_namespace",
+    "own_proc",
+    "pidfds",
+    "readable",
+    "writable",
+]
 
-_PR_SET_PDEATHSIG = 1
-_CLOCK_BOOTTIME = 7
-_ABSOLUTE = 1
-_NANO = 1_000_000_000
-_POLL_LONGEST = 86_400.0
+_PR_SET_PDEATHSIG: Final = 1
+_PR_SET_NAME: Final = 15
+_PR_SET_CHILD_SUBREAPER: Final = 36
+_NEWPID: Final = 0x20000000
+_NEWNS: Final = 0x00020000
+_MS_NOSUID_NODEV_NOEXEC: Final = 2 | 4 | 8
+_MS_PRIVATE_ALL: Final = (1 << 18) | (1 << 14)
+_CLOCK_BOOTTIME: Final = 7
+_TFD_TIMER_ABSTIME: Final = 1
+_NANO: Final = 1_000_000_000
+_POLL_LONGEST: Final = 86_400.0
 
 
 @cache
@@ -38,11 +57,26 @@ def libc() -> ctypes.CDLL | None:
     return ctypes.CDLL(None, use_errno=True)
 
 
-def die_with_parent() -> Callable[[], object] | None:
-    """What the child calls after the fork, prepared before it: nothing is looked up in between.
+def _call(function: str, *arguments: object) -> None:
+    """Call a function of the C library. Raises OSError."""
+    library = libc()
+    if library is None:
+        raise OSError(f"{function}: only on Linux")
+    if getattr(library, function)(*arguments) != 0:
+        import ctypes
 
-    prctl(2), PR_SET_PDEATHSIG: KILL when the *thread* that forked ends. It is the child's own; the
-    rest of its tree is the guard's business.
+        code = ctypes.get_errno()
+        raise OSError(code, f"{function}: {os.strerror(code)}")
+
+
+# -- this process --------------------------------------------------------------------------------
+
+
+def die_with_parent() -> Callable[[], object] | None:
+    """What the child calls after the fork; prepared before it, so that it only makes system calls.
+
+    prctl(2), PR_SET_PDEATHSIG: KILL when the *thread* that forked ends. Only for the child itself;
+    the guard takes care of its descendants. None if the system does not have it.
     """
     library = libc()
     if library is None:
@@ -51,11 +85,24 @@ def die_with_parent() -> Callable[[], object] | None:
 
     def call() -> None:
         prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        # In a PID namespace of its own the parent is outside, and that is called 0.
+        # In a PID namespace of its own the parent is outside, with the number 0.
         if os.getppid() not in (parent, 0):
             os._exit(128 + signal.SIGKILL)
 
     return call
+
+
+def name_process(name: str) -> None:
+    """What ps(1) shows of this process, at most 15 letters."""
+    _call("prctl", _PR_SET_NAME, name.encode(), 0, 0, 0)
+
+
+def become_subreaper() -> None:
+    """From now on the orphans of our descendants become our children."""
+    _call("prctl", _PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+# -- waiting -------------------------------------------------------------------------------------
 
 
 class Waiter:
@@ -81,22 +128,22 @@ class Waiter:
     def _arm(self, until: float) -> None:
         import ctypes
 
-        # All zero disarms, which is what "never" wants; an instant in the past still fires.
+        # All zero disarms, which means "never"; an instant in the past still fires.
         ns = 0 if until == float("inf") else max(1, int(until * _NANO) + 1)
         spec = (ctypes.c_long * 4)(0, 0, *divmod(ns, _NANO))
         library = libc()
         if library is not None:
-            library.timerfd_settime(self._timer_fd, _ABSOLUTE, ctypes.byref(spec), None)
+            library.timerfd_settime(self._timer_fd, _TFD_TIMER_ABSTIME, ctypes.byref(spec), None)
 
     def close(self) -> None:
-        """Let go of the timer."""
+        """Close the timer."""
         if self._timer_fd >= 0:
             os.close(self._timer_fd)
             self._timer_fd = -1
 
 
 def pidfds(pids: Iterable[int]) -> list[int]:
-    """Descriptors that become readable when a process ends; who is gone already has none."""
+    """Descriptors that become readable when a process ends; none for a process that has ended."""
     found: list[int] = []
     for pid in pids:
         with suppress(OSError, AttributeError):
@@ -106,13 +153,69 @@ def pidfds(pids: Iterable[int]) -> list[int]:
 
 def readable(fd: int, within: float = 0.0) -> bool:
     """Whether `fd` becomes readable (a pidfd: its process ended) `within` seconds."""
-    poll = select.poll()
-    poll.register(fd, select.POLLIN)
-    return bool(poll.poll(within * 1000))
+    return _polled(fd, select.POLLIN, within)
 
 
 def writable(fd: int, within: float) -> bool:
-    """Whether `fd` takes something `within` seconds, or says at once that it never will."""
+    """Whether `fd` becomes writable `within` seconds, or is already known to never be."""
+    return _polled(fd, select.POLLOUT, within)
+
+
+def _polled(fd: int, event: int, within: float) -> bool:
     poll = select.poll()
-    poll.register(fd, select.POLLOUT)
-    return bool(poll.poll(within * 1000))
+    poll.register(fd, event)
+    return bool(poll.poll(max(0.0, within) * 1000))
+
+
+# -- namespaces: unshare(2), setns(2), mount(2) --------------------------------------------------
+
+
+@contextmanager
+def new_pid_namespace(home: int) -> Iterator[None]:
+    """Within it the first fork is the init of a new PID namespace; `home` is our own's descriptor.
+
+    Raises OSError without CAP_SYS_ADMIN.
+    """
+    _call("unshare", _NEWPID)
+    try:
+        yield
+    finally:
+        # A thread that stays there can neither unshare again nor be joined by other threads.
+        _call("setns", home, _NEWPID)
+
+
+@contextmanager
+def entering(namespace: int, home: int) -> Iterator[None]:
+    """Within it this thread's forks are born in `namespace`; no thread can be started."""
+    _call("setns", namespace, _NEWPID)
+    try:
+        yield
+    finally:
+        _call("setns", home, _NEWPID)
+
+
+def own_proc() -> Callable[[], None]:
+    """What gives the calling process its own mounts, with the /proc of its PID namespace.
+
+    Prepared here, called between fork and exec, so that it only makes system calls there.
+    """
+    import ctypes
+
+    library = libc()
+    if library is None:
+        raise OSError("there are no namespaces on this system")
+    unshare, mount = library.unshare, library.mount
+    root, proc = ctypes.c_char_p(b"/"), ctypes.c_char_p(b"/proc")
+    kind, none = ctypes.c_char_p(b"proc"), ctypes.c_char_p(None)
+    private, safe = ctypes.c_ulong(_MS_PRIVATE_ALL), ctypes.c_ulong(_MS_NOSUID_NODEV_NOEXEC)
+
+    def call() -> None:
+        if (
+            unshare(_NEWNS) != 0
+            or mount(none, root, none, private, none) != 0
+            or mount(kind, proc, kind, safe, none) != 0
+        ):
+            code = ctypes.get_errno()
+            raise OSError(code, f"a /proc of its own: {os.strerror(code)}")
+
+    return call

@@ -1,7 +1,7 @@
-"""A process that waits to become CMD: forked ahead, for a fork takes longer than all that is left.
+"""A process that waits to become CMD, forked before the election: a fork takes longest of all.
 
-It is born under the guard, in its namespace and a process group of its own, and it becomes CMD only
-when it was told to *and* the guard has said that a deadline is set. It ends with its supervisor.
+It is born under the guard, in its namespace and a process group of its own. It becomes CMD only
+after it got the command *and* the guard confirmed a deadline. It ends with its supervisor.
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ import signal
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Final, NoReturn
+from typing import Final, NoReturn, Self
 
 from incumbent import clock
+from incumbent.supervise.answers import LeaseSocket
 from incumbent.supervise.guarding import Cover, Guard, GuardFault
 from incumbent.supervise.kernel import die_with_parent, readable, writable
-from incumbent.supervise.terminal import Terminal
+from incumbent.supervise.signals import Terminal
 
-__all__ = ["Launch", "new_launch"]
+__all__ = ["Launch", "Ready", "new_launch"]
 
 _WITHIN: Final = 3.0
-"""Seconds from the word to the exec; the guard's answer has one of them."""
+"""Seconds from sending the command to the exec; the guard's answer may take one of them."""
 _UNGUARDED: Final = 255
 """In place of an errno: the guard did not answer."""
 _RESTORED: Final = (signal.SIGPIPE, signal.SIGXFSZ)
@@ -44,7 +45,7 @@ class Launch:
             self.pid = _fork(cover, go, report)
         except OSError as error:
             self._close()
-            # That is how a fork into a namespace fails whose init is dead.
+            # For example because the init of its namespace is dead.
             raise GuardFault(f"the command could not be forked: {error}") from error
         finally:
             os.close(go)
@@ -60,37 +61,36 @@ class Launch:
     ) -> None:
         """Return once it is CMD. Raises OSError as exec does, or GuardFault; then nothing ran."""
         until = clock.now() + _WITHIN
-        word = json.dumps([list(command), dict(environment), terminal is not None])
+        order = json.dumps([list(command), dict(environment), terminal is not None])
         try:
-            self._send(word.encode(), until)
-            if not readable(self._report, max(0.0, until - clock.now())):
+            self._send(order.encode(), until)
+            if not readable(self._report, until - clock.now()):
                 raise GuardFault("the command does not come up")
-            said = os.read(self._report, 1)
+            report = os.read(self._report, 1)
         except BaseException:
             self.end()
             raise
-        if not said:
+        if not report:
             self._close()
             return
         self.end()
-        if said[0] == _UNGUARDED:
+        if report[0] == _UNGUARDED:
             raise GuardFault("the command could not be put under the guard")
-        raise OSError(said[0], os.strerror(said[0]))
+        raise OSError(report[0], os.strerror(report[0]))
 
-    def _send(self, word: bytes, until: float) -> None:
-        while word:
-            if not writable(self._go, max(0.0, until - clock.now())):
+    def _send(self, order: bytes, until: float) -> None:
+        while order:
+            if not writable(self._go, until - clock.now()):
                 raise GuardFault("the command does not come up")
             try:
-                word = word[os.write(self._go, word) :]
+                order = order[os.write(self._go, order) :]
             except BrokenPipeError:
-                # It is gone, and has said why if it could.
-                return
+                return  # It has ended, after its report if there is one.
         os.close(self._go)
         self._go = -1
 
     def end(self) -> None:
-        """It is not needed: nothing of CMD has begun."""
+        """End the process; nothing of CMD has begun."""
         if self._ended:
             return
         with suppress(ProcessLookupError):
@@ -120,20 +120,55 @@ def new_launch(guard: Guard, ttl: float, *, leave: bool = False) -> Launch:
         raise
 
 
+class Ready:
+    """What a candidate prepares for its next term: a socket, and a process under the guard.
+
+    `ttl` and `leave`: see `Guard.cover`. Raises ConfigError if there is no folder for the socket,
+    GuardFault if the guard does not answer.
+    """
+
+    def __init__(self, guard: Guard, ttl: float, *, leave: bool = False) -> None:
+        self._guard = guard
+        self.socket = LeaseSocket()
+        # From here on it is removed even if we are killed.
+        guard.remove_later(self.socket.path)
+        try:
+            self.launch = new_launch(guard, ttl, leave=leave)
+        except BaseException:
+            self._close_socket()
+            raise
+
+    def close(self) -> None:
+        """End what was prepared, after the term or without one."""
+        self.launch.end()
+        self.launch.cover.end()
+        self._close_socket()
+
+    def _close_socket(self) -> None:
+        self.socket.close()
+        self._guard.remove_later("")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
 def _fork(cover: Cover, go: int, report: int) -> int:
-    # All that the child needs is looked up here: it only makes system calls until its exec.
+    # Everything is looked up here, so that the child only makes system calls until its exec.
     die, settle, guarded = die_with_parent(), cover.settle(), cover.before_exec()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         with warnings.catch_warnings(), cover.entering():
-            # Of threads, which the child does not have and does not wait for.
+            # About threads, which the child neither has nor waits for.
             warnings.simplefilter("ignore", DeprecationWarning)
             pid = os.fork()
             if pid == 0:
                 _child(die, settle, guarded, cover.fds, go, report, before)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    # Here as well: whoever signals the group must find it.
+    # Here as well as in the child: the group must exist before anybody signals it.
     with suppress(OSError):
         os.setpgid(pid, pid)
     return pid
@@ -155,11 +190,11 @@ def _child(
             die()
         os.setpgid(0, 0)
         _as_others_start(mask)
-        # Connections of ours must end when we close them.
+        # The connections of the supervisor must end when it closes them.
         _close_ours({go, report, *kept})
         settle()
-        command, environment, at_terminal = _word(go)
-        # Before the terminal changes hands: a command that may not run must not take it along.
+        command, environment, at_terminal = _receive(go)
+        # Before the terminal changes hands: a command that may not run must not get it.
         guarded()
         if at_terminal:
             # Here, not in the parent: CMD must not read before the terminal is its own.
@@ -175,14 +210,11 @@ def _child(
         os._exit(1)
 
 
-def _word(go: int) -> tuple[list[str], dict[str, str], bool]:
-    parts = []
-    while part := os.read(go, 65536):
-        parts.append(part)
-    if not parts:
-        # The supervisor is gone, or does not need us.
-        os._exit(0)
-    command, environment, at_terminal = json.loads(b"".join(parts))
+def _receive(go: int) -> tuple[list[str], dict[str, str], bool]:
+    order = b"".join(iter(lambda: os.read(go, 65536), b""))
+    if not order:
+        os._exit(0)  # The supervisor is gone, or does not need us.
+    command, environment, at_terminal = json.loads(order)
     return command, environment, at_terminal
 
 
@@ -195,7 +227,7 @@ def _as_others_start(mask: set[int]) -> None:
 
 
 def _close_ours(kept: set[int]) -> None:
-    """What exec would close anyway; what our caller left open is meant for CMD."""
+    """Close what exec would close anyway; inherited descriptors are meant for CMD."""
     for fd in _open_fds():
         if fd not in kept:
             with suppress(OSError):

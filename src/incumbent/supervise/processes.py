@@ -1,6 +1,6 @@
-"""Which processes there are, read from /proc: groups, descendants, namespaces, marked ones.
+"""The processes of this host, read from /proc: groups, descendants, namespaces, marked ones.
 
-Zombies do not count: they hold nothing and do nothing.
+Zombies do not count unless a function says so: they hold nothing and do nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = [
 
 
 def send(pids: Iterable[int], signum: int) -> None:
-    """Send a signal; who is gone, or another user's, does not get it."""
+    """Send a signal to all that still exist and belong to this user."""
     for pid in pids:
         with suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signum)
@@ -35,14 +35,8 @@ def _pids() -> list[int]:
 
 
 def _read(path: str) -> bytes:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        parts = []
-        while part := os.read(fd, 65536):
-            parts.append(part)
-        return b"".join(parts)
-    finally:
-        os.close(fd)
+    with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - read for every process
+        return file.read()
 
 
 def _living() -> Iterator[tuple[int, int, int]]:
@@ -77,10 +71,10 @@ def descendants(ancestor: int, but: Iterable[int] = ()) -> list[int]:
 
 
 def children(parent: int = 0) -> list[int] | None:
-    """The direct children of a main thread (0: ours), zombies included; None if nobody lists them.
+    """The direct children of a main thread (0: ours), zombies included; None if not listed.
 
-    Orphans that go to a process are children of its main thread. The list may miss one while others
-    end, but it is never empty while there are any (proc(5)).
+    Orphans become children of the main thread of their new parent. The list may miss a child while
+    others end, but it is never empty while there are any (proc(5)).
     """
     pid = parent or os.getpid()
     try:
@@ -90,7 +84,7 @@ def children(parent: int = 0) -> list[int] | None:
 
 
 def below(ancestor: int) -> list[int]:
-    """Its descendants, zombies included, by asking only them; OSError if nobody lists them."""
+    """Its descendants, zombies included, without reading every process; OSError if not listed."""
     found: list[int] = []
     open_ = [ancestor]
     while open_:
@@ -106,7 +100,7 @@ def _children_of_all_threads(pid: int) -> list[int]:
         for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208
             found += map(int, _read(f"/proc/{pid}/task/{thread}/children").split())
     except OSError:
-        # Who is gone has no children any more; who is there does not list them on this system.
+        # An ended process has no children. Otherwise this system does not list them.
         if os.path.exists(f"/proc/{pid}/stat"):  # noqa: PTH110
             raise
     return found

@@ -34,8 +34,7 @@ from incumbent.supervise.holding import (
 from incumbent.supervise.kernel import Waiter, pidfds
 from incumbent.supervise.launch import Launch, new_launch
 from incumbent.supervise.plan import Action, Course, Phase, asked_to_leave, decide
-from incumbent.supervise.signals import Signals
-from incumbent.supervise.terminal import find_terminal
+from incumbent.supervise.signals import Signals, find_terminal
 from incumbent.sync import Lease
 
 __all__ = ["Ending", "Listener", "left", "supervise"]

@@ -1,7 +1,7 @@
-"""Signals to the supervisor: obeyed while it waits for the lease, passed on while CMD runs.
+"""Job control: signals to the supervisor, and whose turn it is at the terminal.
 
-The handlers only note what came; `signal.set_wakeup_fd` makes the poll return whichever thread the
-kernel picked.
+A signal ends the wait for the lease, and is passed on to CMD while CMD runs. The handlers only note
+it; `signal.set_wakeup_fd` makes the poll return, whichever thread the kernel picked.
 """
 
 from __future__ import annotations
@@ -11,20 +11,17 @@ import signal
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Final, Self
 
-__all__ = ["FORWARDED", "Interrupted", "Signals"]
+__all__ = ["FORWARDED", "Interrupted", "Signals", "Terminal", "find_terminal"]
 
 FORWARDED: Final = (
-    signal.SIGTERM,
-    signal.SIGINT,
-    signal.SIGHUP,
-    signal.SIGQUIT,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
+    *(signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT),
+    *(signal.SIGUSR1, signal.SIGUSR2),
 )
 _OF_THE_TERMINAL: Final = (signal.SIGTSTP, signal.SIGCONT)
+_STDIN: Final = 0
 
 _Handler = Callable[[int, FrameType | None], object] | int | signal.Handlers | None
 
@@ -44,7 +41,7 @@ class Signals:
     """
 
     def __init__(self) -> None:
-        self._came: deque[int] = deque()
+        self._pending: deque[int] = deque()
         self._before: dict[int, _Handler] = {}
         self._raising = False
 
@@ -57,12 +54,7 @@ class Signals:
             self._handle(signum)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for signum, handler in self._before.items():
             signal.signal(signum, signal.SIG_DFL if handler is None else handler)
         signal.set_wakeup_fd(self._wakeup_before)
@@ -72,7 +64,7 @@ class Signals:
 
     @contextmanager
     def interrupting(self) -> Iterator[None]:
-        """Within it the first signal raises Interrupted; what follows it is only noted."""
+        """Within it the first signal raises Interrupted; later signals are only noted."""
         self._raising = True
         try:
             self._raise_if_any()
@@ -81,22 +73,22 @@ class Signals:
             self._raising = False
 
     def follow_the_job(self) -> None:
-        """From now on also notice that CMD ended or stopped, and ^Z and `fg` to ourselves."""
+        """From now on also note the end or stop of CMD, and our own ^Z and `fg`."""
         if signal.SIGCHLD in self._before:
             return
         for signum in _OF_THE_TERMINAL:
             self._handle(signum)
-        # Also where it was ignored: then the kernel would keep no exit code for us.
+        # Even if it was ignored before: the kernel would then keep no exit code.
         self._before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, self._note)
 
     def take(self) -> list[int]:
         """The signals since the last call, oldest first."""
         with suppress(BlockingIOError):
             os.read(self.fd, 4096)
-        return [self._came.popleft() for _ in range(len(self._came))]
+        return [self._pending.popleft() for _ in range(len(self._pending))]
 
     def wake(self) -> None:
-        """From any thread: have the poll return."""
+        """Make the poll return. From any thread."""
         if self._write_fd >= 0:
             with suppress(OSError):
                 os.write(self._write_fd, b"\0")
@@ -106,10 +98,39 @@ class Signals:
             self._before[signum] = signal.signal(signum, self._note)
 
     def _note(self, signum: int, frame: FrameType | None) -> None:
-        self._came.append(signum)
+        self._pending.append(signum)
         self._raise_if_any()
 
     def _raise_if_any(self) -> None:
-        if self._raising and self._came:
+        if self._raising and self._pending:
             self._raising = False
-            raise Interrupted(self._came.popleft())
+            raise Interrupted(self._pending.popleft())
+
+
+class Terminal:
+    """The terminal on standard input, of which our process group is the foreground."""
+
+    def __init__(self) -> None:
+        self._ours = os.getpgrp()
+
+    def give(self, group: int) -> None:
+        """Make `group` the foreground: it reads, and ^C and ^Z go to it."""
+        # tcsetpgrp(3) from the background stops the caller, unless it blocks SIGTTOU.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTTOU,))
+        try:
+            with suppress(OSError):
+                os.tcsetpgrp(_STDIN, group)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def take_back(self) -> None:
+        """Make our group the foreground again."""
+        self.give(self._ours)
+
+
+def find_terminal() -> Terminal | None:
+    """The terminal that is ours to give: none for background jobs and redirected input."""
+    try:
+        return Terminal() if os.tcgetpgrp(_STDIN) == os.getpgrp() else None
+    except OSError:
+        return None

@@ -1,10 +1,10 @@
 """Everything that a command started, as far as its isolation lets the supervisor see and end it.
 
-- A PID namespace: all of its processes but its init. Orphans become init's children, so that none
-  is left once CMD is gone and init has no children, or is dead.
-- PID 1 of a container, or a subreaper: our descendants. An orphan becomes our child, so that none
-  is left once we have no children.
-- Where the system tells nothing (not Linux): the process group.
+- PID namespace: all of its processes but its init. Orphans become children of init. The tree is
+  empty once CMD has ended and init has no children, or is dead.
+- PID 1 of a container, or a subreaper: our descendants. Orphans become our children. The tree is
+  empty once we have no children.
+- Not Linux: the process group.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _KERNEL_WITHIN: Final = 0.25
 
 
 class Tree:
-    """The processes of one term; `pid` is CMD's, and its group's. `leave`: others are nobody's."""
+    """The processes of one term. `pid`: CMD and its group. `leave`: descendants do not count."""
 
     def __init__(self, pid: int, cover: Cover, *, leave: bool) -> None:
         self._pid = pid
@@ -75,7 +75,7 @@ class Tree:
             return not orphans
         if self.members():
             return False
-        # A scan may be out of date; the end of init is the kernel's word that nobody is left.
+        # A scan may be out of date; if init ends, the kernel guarantees an empty namespace.
         self._kill_init()
         return readable(self._cover.init, _KERNEL_WITHIN)
 
@@ -93,7 +93,7 @@ class Tree:
         return None if found is None else set(found) - self._cover.guard.spared - {self._pid}
 
     def _reap(self) -> None:
-        """Orphans that came to us; never a child of somebody else in this process."""
+        """Reap orphans that became our children, and no child of other code in this process."""
         for pid in self._our_children() or ():
             with suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
@@ -104,12 +104,12 @@ class Tree:
             self._reap()
 
     def signal_group(self, signum: int) -> None:
-        """As a terminal does: CMD and what stayed in its group."""
+        """Signal CMD and what stayed in its group, as a terminal does."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._pid, signum)
 
     def kill(self) -> None:
-        """Everything; a namespace dies with its init."""
+        """KILL everything; a namespace dies with its init."""
         if self._cover.init >= 0:
             self._kill_init()
             return
@@ -117,20 +117,20 @@ class Tree:
         send(self._outside_the_group(self.members()), signal.SIGKILL)
 
     def signal(self, *signums: int, child: bool) -> None:
-        """To everything that CMD started, in this order; `child`: CMD itself was not waited for."""
+        """Signal everything that CMD started, in this order; `child`: CMD was not waited for."""
         rest = self._outside_the_group(self._started(child=child))
         for signum in signums:
             self.signal_group(signum)
             send(rest, signum)
 
     def _started(self, *, child: bool) -> list[int] | None:
-        """`members` but CMD, without a look at every process of the machine where that can be."""
+        """`members` without CMD, found without reading every process of the host if possible."""
         if self._cover.guard.channel is None:
             return self.members()
         try:
-            # The number of a CMD that was waited for may be somebody else's.
+            # The pid of a CMD that was waited for may belong to another process by now.
             found = below(self._pid) if child else []
-            # Who inherits orphans comes last: what moves there meanwhile is still found.
+            # The new parent of orphans comes last, so that those that move there are still found.
             if self._cover.init >= 0:
                 return found + below(self._cover.init_pid)
             for orphan in self._our_children() or ():
@@ -153,7 +153,7 @@ class Tree:
             signal.pidfd_send_signal(self._cover.init, signal.SIGKILL)
 
     def close(self) -> None:
-        """What is left from now on belongs to nobody."""
+        """End the term. What is left from now on belongs to no command."""
         if self._cover.init < 0 and self._cover.guard.channel is not None:
             self._cover.guard.spared |= self._our_children() or set()
         self._cover.end()

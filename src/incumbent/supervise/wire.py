@@ -1,4 +1,4 @@
-"""What supervisor and guard tell each other: datagrams of one fixed size, so none comes in part."""
+"""The messages between supervisor and guard: datagrams, so that none arrives in part."""
 
 from __future__ import annotations
 
@@ -8,17 +8,20 @@ from enum import IntEnum
 from struct import Struct
 from typing import Final
 
-__all__ = ["ISOLATIONS", "Kind", "Message", "receive"]
+__all__ = ["ISOLATIONS", "MARK", "Kind", "Message", "mark_of", "receive"]
 
 ISOLATIONS: Final = ("pidns", "container", "pgroup")
 """From the strongest to the weakest."""
+
+MARK: Final = "INCUMBENT_LEASE_MARK"
+"""The variable that identifies a descendant which left its group and lost its parents."""
 
 _LAYOUT: Final = Struct("=BBIqd")
 _LONGEST: Final = 512
 
 
 class Kind(IntEnum):
-    """The first three go to the guard, BORN and FOLDER too; the others come from it."""
+    """HELLO, READY and ARMED come from the guard; the others go to it."""
 
     NEW = 1
     """A term begins; `seconds` is its ttl."""
@@ -34,7 +37,7 @@ class Kind(IntEnum):
     ARMED = 7
     """The answer to BORN: a deadline is set."""
     FOLDER = 8
-    """The text is a socket of the supervisor's, to remove with its folder; empty for none."""
+    """The text is the path of the supervisor's socket, to remove with its folder; or empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,19 +52,24 @@ class Message:
     text: str = ""
 
     def packed(self) -> bytes:
-        """As bytes."""
+        """The message as bytes; the text is cut at the longest datagram."""
         code = ISOLATIONS.index(self.isolation)
         head = _LAYOUT.pack(self.kind, code, self.term, self.pid, self.seconds)
         return head + self.text.encode()[: _LONGEST - len(head)]
 
     @classmethod
     def parsed(cls, data: bytes) -> Message:
-        """From bytes; raises ValueError for what nobody of us sent."""
+        """From bytes. Raises ValueError for bytes that `packed` does not make."""
         if len(data) < _LAYOUT.size:
             raise ValueError(f"a message of {len(data)} bytes")
         kind, code, term, pid, seconds = _LAYOUT.unpack_from(data)
         text = data[_LAYOUT.size :].decode(errors="replace")
         return cls(Kind(kind), term, pid, seconds, ISOLATIONS[code], text)
+
+
+def mark_of(secret: str, term: int) -> str:
+    """The value of MARK for one term of one guard."""
+    return f"{secret}-{term}"
 
 
 def receive(fd: int) -> Message | None:
