@@ -251,14 +251,6 @@ DAEMONISES = Path(__file__).with_name("daemonises.py")
 
 
 @BOTH
-def test_descendants_may_be_left_when_that_is_asked_for(fleet: Fleet, isolation: str) -> None:
-    script = f"{sys.executable} -S {DAEMONISES} {fleet.folder}; exit 3"
-    line = ("run", "job", "--isolate", isolation, "--leave-descendants", "--", "sh", "-c", script)
-    assert incumbent("-s", fleet.store, *line).returncode == 3
-    assert fleet.worker_lives()
-
-
-@BOTH
 def test_no_process_and_no_zombie_is_left(fleet: Fleet, isolation: str) -> None:
     instance = begin(fleet, isolation, "--for", "0.2")
     inits = named("incumbent-init", instance.guard)

@@ -82,7 +82,7 @@ def test_the_page_lists_every_setting_and_no_other() -> None:
 
 
 def test_what_would_write_or_remove_or_refuse_is_no_setting() -> None:
-    dangerous = ("FORCE", "FIX", "ALL", "SLOT", "ONCE_PER", "WAIT", "LEAVE_DESCENDANTS")
+    dangerous = ("FORCE", "FIX", "ALL", "SLOT", "ONCE_PER", "WAIT")
     assert {f"INCUMBENT_{name}" for name in dangerous} <= FLAGS.keys()
     assert VARIABLES.isdisjoint(FLAGS)
 

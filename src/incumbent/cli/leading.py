@@ -133,8 +133,7 @@ class Leading:
         """Have ready what does not depend on the lease: the hand-over is shorter by that much."""
         if self._ready is None or self._ready.launch.broken:
             self._discard()
-            leave = self._request.on("leave_descendants")
-            self._ready = Ready(self._guard, self._ttl, leave=leave)
+            self._ready = Ready(self._guard, self._ttl)
 
     def _discard(self) -> None:
         if self._ready is not None:

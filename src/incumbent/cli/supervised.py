@@ -37,9 +37,8 @@ def supervise_command(
     it back is always the caller's business. Raises CannotStart or GuardFault, and ConfigError if
     no socket can be made; the lease was given back then.
     """
-    leave = request.on("leave_descendants")
     try:
-        mine = ready or Ready(guard, ttl_of(lease), leave=leave)
+        mine = ready or Ready(guard, ttl_of(lease))
     except BaseException:
         if not keep:
             give_back(lease, undo_slot=True)
@@ -52,7 +51,6 @@ def supervise_command(
             _environment(request, url, lease, mine.socket.path),
             signals,
             guard,
-            leave_descendants=leave,
             stop_on=stop_on,
             told=told,
             listeners=(mine.socket, *listeners),

@@ -78,7 +78,6 @@ _AT_LEAST_FOR = Option(
 _HOLDER = Option(("--holder",), "who we are, for people (host:pid)", "ID")
 _SHARE_STORE = Option(("--share-store",), "let CMD use the store; it is withheld otherwise")
 _ISOLATE = Option(("--isolate",), "auto (default), pidns, container or pgroup", "HOW")
-_LEAVE = Option(("--leave-descendants",), "unsafe: what CMD leaves behind lives on, unleased")
 
 _RUN = (
     Option(("-n", "--no-wait"), "skip with exit 75 if another holds it (default)"),
@@ -94,7 +93,6 @@ _RUN = (
     Option(("-E", "--busy-exit-code"), "instead of 75", "N"),
     _SHARE_STORE,
     _ISOLATE,
-    _LEAVE,
     Option(("--result-file",), "write how it ended to this file, as JSON", "F"),
 )
 _CAMPAIGN = (
@@ -107,7 +105,6 @@ _CAMPAIGN = (
     _HOLDER,
     _SHARE_STORE,
     _ISOLATE,
-    _LEAVE,
 )
 _HEALTH = (
     Option(("--listen",), "serve /healthz, /readyz, /leader, /leaderz, /metrics", "HOST:PORT"),

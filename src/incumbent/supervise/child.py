@@ -39,8 +39,8 @@ def _only_out_of_reach(command: str, error: OSError) -> bool:
 class Child:
     """The process, the tree below it, and the terminal that they have meanwhile.
 
-    `launch` becomes CMD. `leave`: descendants that outlive CMD are ignored. Raises CannotStart, or
-    GuardFault if CMD would have run unguarded; then nothing ran.
+    `launch` becomes CMD. Raises CannotStart, or GuardFault if CMD would have run unguarded; then
+    nothing ran.
     """
 
     def __init__(
@@ -49,8 +49,6 @@ class Child:
         environment: Mapping[str, str],
         terminal: Terminal | None,
         launch: Launch,
-        *,
-        leave: bool = False,
     ) -> None:
         self._terminal = terminal
         try:
@@ -58,7 +56,7 @@ class Child:
         except OSError as error:
             raise CannotStart(command[0], error) from error
         self.pid = launch.pid
-        self.tree = Tree(self.pid, launch.cover, leave=leave)
+        self.tree = Tree(self.pid, launch.cover)
         self.status: int | None = None
         """Its exit code, or 128 + n for signal n, once it ended."""
         self.stopped = False

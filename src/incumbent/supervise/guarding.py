@@ -68,15 +68,13 @@ class Guard:
         """Whether it can still kill; `within`: seconds to wait for its death."""
         return self.fd < 0 or not readable(self.fd, within)
 
-    def cover(self, ttl: float, *, leave: bool = False) -> Cover:
+    def cover(self, ttl: float) -> Cover:
         """Begin a term of at most `ttl` seconds from proof to proof; GuardFault if it cannot.
 
-        A term may begin before the lease is held: nothing runs before the first proof. `leave`:
-        descendants may outlive the term, so that they cannot be in a namespace, which ends with it.
+        A term may begin before the lease is held: nothing runs before the first proof.
         """
         self._terms += 1
-        isolation = "pgroup" if leave and self.isolation == "pidns" else self.isolation
-        return Cover(self, self._terms, ttl, isolation)
+        return Cover(self, self._terms, ttl)
 
     def remove_later(self, path: str) -> None:
         """Have the guard remove this socket and its folder if we are killed; empty for none."""
@@ -100,20 +98,20 @@ class Guard:
 class Cover:
     """One term under the guard. `init`: pidfd of the namespace's init, -1 without one."""
 
-    def __init__(self, guard: Guard, term: int, ttl: float, isolation: str) -> None:
+    def __init__(self, guard: Guard, term: int, ttl: float) -> None:
         self.guard = guard
         self.term = term
-        self.isolation = isolation
         self.init = self.namespace = -1
         self.init_pid = 0
         if guard.channel is not None:
             self._begin(guard.channel, ttl)
 
     def _begin(self, channel: socket.socket, ttl: float) -> None:
-        if self.isolation != "pidns" and os.getpid() != 1:
+        isolation = self.guard.isolation
+        if isolation != "pidns" and os.getpid() != 1:
             become_subreaper()
         try:
-            self._send(Message(Kind.NEW, self.term, 0, ttl, self.isolation))
+            self._send(Message(Kind.NEW, self.term, 0, ttl, isolation))
             answer, fds = _receive(channel, Kind.READY, self.term)
         except OSError as error:
             raise GuardFault(f"the guard cannot be told of a new term: {error}") from error

@@ -107,12 +107,9 @@ class Launch:
         self._go = self._report = -1
 
 
-def new_launch(guard: Guard, ttl: float, *, leave: bool = False) -> Launch:
-    """One for a term of at most `ttl` seconds from proof to proof; `leave`: see `Guard.cover`.
-
-    Raises GuardFault.
-    """
-    cover = guard.cover(ttl, leave=leave)
+def new_launch(guard: Guard, ttl: float) -> Launch:
+    """One for a term of at most `ttl` seconds from proof to proof. Raises GuardFault."""
+    cover = guard.cover(ttl)
     try:
         return Launch(cover)
     except BaseException:
@@ -123,17 +120,17 @@ def new_launch(guard: Guard, ttl: float, *, leave: bool = False) -> Launch:
 class Ready:
     """What a candidate prepares for its next term: a socket, and a process under the guard.
 
-    `ttl` and `leave`: see `Guard.cover`. Raises ConfigError if there is no folder for the socket,
-    GuardFault if the guard does not answer.
+    `ttl`: see `Guard.cover`. Raises ConfigError if there is no folder for the socket, GuardFault if
+    the guard does not answer.
     """
 
-    def __init__(self, guard: Guard, ttl: float, *, leave: bool = False) -> None:
+    def __init__(self, guard: Guard, ttl: float) -> None:
         self._guard = guard
         self.socket = LeaseSocket()
         # From here on it is removed even if we are killed.
         guard.remove_later(self.socket.path)
         try:
-            self.launch = new_launch(guard, ttl, leave=leave)
+            self.launch = new_launch(guard, ttl)
         except BaseException:
             self._close_socket()
             raise

@@ -93,7 +93,6 @@ def supervise(
     signals: Signals,
     guard: Guard,
     *,
-    leave_descendants: bool = False,
     stop_on: Collection[int] = frozenset(),
     told: Callable[[Course], None] | None = None,
     listeners: Sequence[Listener] = (),
@@ -103,11 +102,10 @@ def supervise(
     """Run `command` to its end, or to the end of the lease, and give the lease back.
 
     `stop_on`: signals that end the term in order: CMD gets them, and KILL after the grace. `told`
-    hears every phase, the first one included, and of the signal to leave. `leave_descendants`: what
-    outlives CMD is left alone, which is unsafe. `launch`: what was forked for this term. `keep`:
-    giving the lease back is the caller's business, who has more to do under it; only what outlives
-    KILL still ends its renewal. Raises CannotStart or GuardFault; then nothing ran, and lease and
-    slot were given back at once (not with `keep`).
+    hears every phase, the first one included, and of the signal to leave. `launch`: what was forked
+    for this term. `keep`: giving the lease back is the caller's business, who has more to do under
+    it; only what outlives KILL still ends its renewal. Raises CannotStart or GuardFault; then
+    nothing ran, and lease and slot were given back at once (not with `keep`).
     """
     began = clock.now()
     if cause := belief_of(lease).verdict(began):
@@ -117,8 +115,8 @@ def supervise(
     signals.follow_the_job()
     try:
         if launch is None or launch.broken:
-            launch = new_launch(guard, ttl_of(lease), leave=leave_descendants)
-        child = _begin(lease, command, environment, launch, leave=leave_descendants)
+            launch = new_launch(guard, ttl_of(lease))
+        child = _begin(lease, command, environment, launch)
     except (CannotStart, GuardFault):
         if not keep:
             give_back(lease, undo_slot=True)
@@ -140,12 +138,7 @@ def left(lease: Lease, ending: Ending) -> Ending:
 
 
 def _begin(
-    lease: Lease,
-    command: Sequence[str],
-    environment: Mapping[str, str],
-    launch: Launch,
-    *,
-    leave: bool,
+    lease: Lease, command: Sequence[str], environment: Mapping[str, str], launch: Launch
 ) -> Child:
     cover = launch.cover
 
@@ -155,7 +148,7 @@ def _begin(
     try:
         prove()
         follow(lease, prove)
-        return Child(command, environment, find_terminal(), launch, leave=leave)
+        return Child(command, environment, find_terminal(), launch)
     except BaseException:
         launch.end()
         cover.end()

@@ -32,12 +32,11 @@ _KERNEL_WITHIN: Final = 0.25
 
 
 class Tree:
-    """The processes of one term. `pid`: CMD and its group. `leave`: descendants do not count."""
+    """The processes of one term. `pid`: CMD, and its group."""
 
-    def __init__(self, pid: int, cover: Cover, *, leave: bool) -> None:
+    def __init__(self, pid: int, cover: Cover) -> None:
         self._pid = pid
         self._cover = cover
-        self._leave = leave
         self._inode = cover.inode
         self._empty = False
 
@@ -55,7 +54,7 @@ class Tree:
         if child:
             return True
         if not self._empty:
-            self._empty = self._leave or self._nothing_left()
+            self._empty = self._nothing_left()
         return not self._empty
 
     def _nothing_left(self) -> bool:
