@@ -350,7 +350,7 @@ with start_guard(sys.argv[2]) as guard, Signals() as signals:
         ending = supervise(
             Lock("job", store=sys.argv[1], timeout=0).acquire(), ["sh", "-c", sys.argv[3]],
             os.environ, signals, guard, stop_on={signal.SIGTERM}, listeners=[bell],
-            told=lambda course: print(course.phase.name, flush=True),
+            report=lambda course: print(course.phase.name, flush=True),
         )
         print(ending.cause, ending.status, ending.confirmed, flush=True)
 """

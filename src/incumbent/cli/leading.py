@@ -205,7 +205,7 @@ class Leading:
                 self._signals,
                 self._guard,
                 stop_on=ENDING_SIGNALS,
-                told=lambda course: self._turn(lease, course),
+                report=lambda course: self._turn(lease, course),
                 listeners=(pulse,),
                 ready=ready,
             )

@@ -15,7 +15,7 @@ from incumbent.cron.once import OnceRun, begin_once
 from incumbent.cron.schedule import slot_id
 from incumbent.errors import StoreError
 from incumbent.supervise.holding import give_back, slot_of
-from incumbent.supervise.run import Ending, left
+from incumbent.supervise.run import Ending, release_after
 from incumbent.sync import Lease
 
 __all__ = ["begin", "end", "on_record_already"]
@@ -71,7 +71,7 @@ def end(once: OnceRun, lease: Lease, ending: Ending | None, verdict: Verdict) ->
     if ending.survivors:
         return ending
     if not in_time:
-        ending = left(lease, ending)
+        ending = release_after(lease, ending)
         # The ledger will say that it was lost, and so do we.
         return ending if ending.cause else replace(ending, cause=UNRECORDED, outlived=True)
     # On record under the lease, as the store saw: what happens to it now is none of CMD's.

@@ -205,7 +205,7 @@ class _Running:
                 listeners=(ready.socket, self._output),
                 keep=True,
                 launch=ready.launch,
-                told=self._told_course,
+                report=self._told_course,
             )
             self._stage.stopped |= bool(ending.leaving)
             return ending

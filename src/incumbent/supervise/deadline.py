@@ -1,9 +1,9 @@
-"""What the guard does, and when. Pure: it is told what came, whether the supervisor lives, and now.
+"""What the guard does, and when. Pure: messages, instants and the supervisor's state are arguments.
 
 1. Armed by the first proof of a term, it kills at the deadline of the latest proof it received.
-2. No message makes a deadline later than one ttl from its receipt, nor an earlier one of a proof
-   that was already given; messages of another term say nothing.
-3. An armed guard whose supervisor is gone kills at once. One that is not armed only leaves.
+2. No message moves the deadline to later than one ttl from its receipt, or to earlier than an
+   earlier proof did; messages of another term are ignored.
+3. An armed guard whose supervisor is gone kills at once, then ends. An unarmed guard only ends.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The one place where supervision looks into a lease: what it proves, and how it is left."""
+"""The one place where supervision looks into a lease: what it proves, and how it is given back."""
 
 from __future__ import annotations
 
@@ -39,35 +39,35 @@ def ttl_of(lease: Lease) -> float:
 
 
 def slot_of(lease: Lease) -> str | None:
-    """The slot that was claimed along with it."""
+    """The slot that was claimed with the lease."""
     return lease._held.wanted.slot
 
 
 def watch(lease: Lease, wake: Callable[[], None]) -> None:
-    """Call `wake`, from any thread, when the holding ends."""
+    """Call `wake`, from any thread, when the lease ends."""
     lease._link.keeper.watch(lease._held, wake)
 
 
-def follow(lease: Lease, told: Callable[[], None]) -> None:
-    """Call `told` in the keeper's thread after each proved renewal; it must not block."""
-    lease._link.keeper.follow(lease._held, told)
+def follow(lease: Lease, proved: Callable[[], None]) -> None:
+    """Call `proved` in the keeper's thread after each proved renewal; it must not block."""
+    lease._link.keeper.follow(lease._held, proved)
 
 
 def give_back(lease: Lease, *, undo_slot: bool = False) -> bool:
-    """Tell the store that it is over, also after a loss; False if nobody confirmed it."""
+    """Release the lease in the store, also after a loss; whether the store confirmed it."""
     if lease._take_leave() is not None:
         return False
     return lease._release(undo_slot=undo_slot)
 
 
 def found_lost(lease: Lease) -> str:
-    """After `give_back`: the reason of a loss that only its answer has shown; else empty."""
+    """After `give_back`: the reason of a loss that only its answer showed; else empty."""
     lost = lease._found_lost()
     return "" if lost is None else lost.reason
 
 
 def abandon(lease: Lease) -> None:
-    """Neither renew nor release it: something of the command lives, so the ttl has to end it."""
+    """Neither renew nor release: something of the command lives, and the ttl ends the lease."""
     held = lease._held
     if held.machine.valid(clock.now()):
         held.machine.left()

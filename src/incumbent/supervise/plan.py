@@ -1,4 +1,4 @@
-"""What to do with a command, and when to look again. Pure: all instants are handed in.
+"""What to do with a command, and when to decide again. Pure: all instants are arguments.
 
     RUNNING --- CMD ended, descendants of it are left ----------> ENDING --+
        |                                                                   |
@@ -6,11 +6,11 @@
        |                                                                         |
        +-------- the guard is dead ----------------------------------------------+
 
-1. Whatever happened, KILL falls before the lease's deadline, and TERM a grace before it where the
-   time suffices. Without a guard it falls at once, as it does where the store has no record of the
+1. Whatever happens, KILL is sent before the lease's deadline, and TERM one grace before KILL if the
+   time suffices. KILL is sent at once if the guard is dead, or if the store has no record of the
    lease any more: then the proof is over, and another may hold it.
-2. Only an empty tree lets the lease go; KILL that does not help gives up instead.
-3. KILL is repeated for as long as something lives: who forks may have escaped the first one.
+2. The lease is given back only when the tree is empty. If something survives KILL, it is not.
+3. KILL is repeated as long as something lives: a process may fork and escape the first one.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ __all__ = [
 ]
 
 KILL_LEAD = 0.02
-"""Seconds before the deadline at which KILL is sent: a process needs some to be gone."""
+"""Seconds before the deadline at which KILL is sent: a process needs time to end."""
 
 _DISPROVED = "taken"
-"""The one reason that disproves what was proved: a store that restarted grants nothing for as long,
-and an operator's wish leaves the record."""
+"""The one reason that ends a proof early. A store that restarted grants nothing for as long as the
+proof lasts, and an operator's request leaves the record in place."""
 _KILL_EVERY = 0.05
 """Seconds between KILL and KILL."""
 _GIVE_UP_AFTER = 5.0
-"""Seconds after KILL; who still lives then sleeps in the kernel or belongs to another user."""
+"""Seconds after KILL. What still lives then sleeps in the kernel or belongs to another user."""
 
 
 @dataclass(frozen=True, slots=True)
 class Belief:
-    """What the lease says at one instant; `lost` is the reason, empty while it is held."""
+    """The state of the lease at one instant; `lost` is the reason, empty while it is held."""
 
     stop_at: float
     deadline: float
@@ -144,7 +144,7 @@ def decide(
 
 
 def _with_cause(course: Course, now: float, belief: Belief, *, tree: bool, guarded: bool) -> Course:
-    # What ended by itself before it had to stop was in time.
+    # A command that ended by itself before it had to stop was in time.
     verdict = belief.verdict(now) if tree else belief.lost
     return asked_to_stop(course, verdict or ("" if guarded else "guard"))
 

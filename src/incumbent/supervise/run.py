@@ -4,10 +4,10 @@
         |           :
       guard ------ init of CMD's PID namespace
 
-The supervisor follows the lease and ends CMD's tree in order; the guard (`guarding`) ends it when
-the supervisor is dead or frozen, by the latest deadline it was told. docs/supervision.md says what
-that promises under each isolation; with supervisor *and* guard frozen nobody is left to kill.
-Renewal goes on for as long as anything of the tree lives.
+The supervisor follows the lease and ends CMD's tree in order. If the supervisor is dead or frozen,
+the guard (`guarding`) kills the tree by the latest deadline that it received. docs/supervision.md
+says what that guarantees under each isolation; if supervisor *and* guard are frozen, nothing kills.
+The lease is renewed as long as anything of the tree lives.
 """
 
 from __future__ import annotations
@@ -37,35 +37,32 @@ from incumbent.supervise.plan import Action, Course, Phase, asked_to_leave, deci
 from incumbent.supervise.signals import Signals, find_terminal
 from incumbent.sync import Lease
 
-__all__ = ["Ending", "Listener", "left", "supervise"]
+__all__ = ["Ending", "Listener", "release_after", "supervise"]
 
 _TERMINATING: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
 _LOOK_EVERY: Final = 0.02
 """Seconds between looks at processes that the system does not list."""
 _WATCHED_MOST: Final = 64
 _DEATH_WITHIN: Final = 0.02
-"""Seconds by which the guard's own death may be seen after that of the tree it takes along."""
+"""Seconds by which the guard's death may be seen after that of the tree, which dies with it."""
 
 
 class Listener(Protocol):
-    """What also wants to be served while CMD runs: `ready` is called when `fd` is readable.
-
-    It must neither block nor raise.
-    """
+    """Something else to serve while CMD runs: `ready` is called when `fd` is readable."""
 
     @property
     def fd(self) -> int:
-        """A descriptor that stays the same."""
+        """A descriptor, always the same."""
         ...
 
     def ready(self) -> None:
-        """Serve what came."""
+        """Read and handle what arrived; must neither block nor raise."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How it ended. `cause`: why we stopped it (empty: by itself); `status`: CMD's, if it ended.
+    """How a term ended. `cause`: why CMD was stopped, or empty; `status`: CMD's exit code, if any.
 
     A cause is a reason of the lease ("expired", "taken", ...), "at_most_for", "signal:SIGTERM" for
     one of `stop_on`, or "guard": the guard was dead.
@@ -74,7 +71,7 @@ class Ending:
     `confirmed`: whether the store confirmed the release. `leaving`: the first of `stop_on` that
     came, also after another cause; empty for none. `outlived`: CMD ended by itself, and the release
     found that the lease had been lost before: then that is the cause; or the ledger could not be
-    told under the lease.
+    written under the lease.
     """
 
     cause: str
@@ -94,17 +91,17 @@ def supervise(
     guard: Guard,
     *,
     stop_on: Collection[int] = frozenset(),
-    told: Callable[[Course], None] | None = None,
+    report: Callable[[Course], None] | None = None,
     listeners: Sequence[Listener] = (),
     launch: Launch | None = None,
     keep: bool = False,
 ) -> Ending:
     """Run `command` to its end, or to the end of the lease, and give the lease back.
 
-    `stop_on`: signals that end the term in order: CMD gets them, and KILL after the grace. `told`
-    hears every phase, the first one included, and of the signal to leave. `launch`: what was forked
-    for this term. `keep`: giving the lease back is the caller's business, who has more to do under
-    it; only what outlives KILL still ends its renewal. Raises CannotStart or GuardFault; then
+    `stop_on`: signals that end the term in order: CMD gets them, and KILL after the grace. `report`
+    is called with each phase, the first included, and after the signal to leave. `launch`: the
+    process that was forked for this term. `keep`: the caller gives the lease back, and may use it
+    until then; only survivors of KILL still end its renewal. Raises CannotStart or GuardFault; then
     nothing ran, and lease and slot were given back at once (not with `keep`).
     """
     began = clock.now()
@@ -121,15 +118,15 @@ def supervise(
         if not keep:
             give_back(lease, undo_slot=True)
         raise
-    watcher = _Watch(lease, child, signals, guard, frozenset(stop_on), told, listeners)
+    watcher = _Watch(lease, child, signals, guard, frozenset(stop_on), report, listeners)
     ending = watcher.end(began)
     if keep or ending.survivors:
         return ending
-    return left(lease, ending)
+    return release_after(lease, ending)
 
 
-def left(lease: Lease, ending: Ending) -> Ending:
-    """Give the lease back: the same ending, and whether CMD outlived its lease."""
+def release_after(lease: Lease, ending: Ending) -> Ending:
+    """Give the lease back. Returns `ending` with what the release showed."""
     proved = not belief_of(lease).lost
     confirmed = give_back(lease)
     # A lease that ran out only after CMD had ended was not outlived.
@@ -156,7 +153,7 @@ def _begin(
 
 
 class _Watch:
-    """Decides, does, waits: until nothing of the command is left."""
+    """The loop of one term: decide, act, wait, until nothing of the command is left."""
 
     def __init__(
         self,
@@ -165,7 +162,7 @@ class _Watch:
         signals: Signals,
         guard: Guard,
         stop_on: frozenset[int],
-        told: Callable[[Course], None] | None,
+        report: Callable[[Course], None] | None,
         listeners: Sequence[Listener],
     ) -> None:
         self._lease = lease
@@ -173,7 +170,7 @@ class _Watch:
         self._signals = signals
         self._guard = guard
         self._stop_on = stop_on
-        self._told = told
+        self._report = report
         self._listeners = {listener.fd: listener for listener in listeners}
         self._grace = grace_of(lease)
         self._course = Course()
@@ -198,8 +195,8 @@ class _Watch:
         return Ending(cause, status, seconds, False, survivors, leaving)
 
     def _follow(self) -> bool:
-        """True if something outlives even KILL."""
-        self._tell()
+        """Run the loop; whether something outlives even KILL."""
+        self._report_course()
         while True:
             self._child.look()
             step = decide(
@@ -213,17 +210,17 @@ class _Watch:
             )
             before, self._course = self._course, step.course
             if step.course.phase is not before.phase:
-                self._tell()
+                self._report_course()
             if step.action in (Action.LEAVE, Action.GIVE_UP):
                 return step.action is Action.GIVE_UP
             self._do(step.action, step.wake)
 
-    def _tell(self) -> None:
-        if self._told is not None:
-            self._told(self._course)
+    def _report_course(self) -> None:
+        if self._report is not None:
+            self._report(self._course)
 
     def _guarded(self) -> bool:
-        # The guard takes the tree along, whose end may be seen first.
+        # The tree dies with the guard, and its end may be seen first.
         killed = self._child.status == 128 + signal.SIGKILL and not self._course.cause
         return self._guard.alive(_DEATH_WITHIN if killed else 0.0)
 
@@ -267,8 +264,8 @@ class _Watch:
         stopping = bool(self._course.cause)
         self._course = asked_to_leave(self._course, signal.Signals(signum).name)
         if self._course.phase is not Phase.RUNNING:
-            # Else the next step tells, with the phase that it begins.
-            self._tell()
+            # Otherwise the next step reports, with the phase that it begins.
+            self._report_course()
         if stopping:
             self._pass_on(signum)
         else:
