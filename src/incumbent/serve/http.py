@@ -6,20 +6,25 @@ A slow or hostile peer occupies one of `_AT_ONCE` places for at most `_TIMEOUT`.
 from __future__ import annotations
 
 import asyncio
+import hmac
 import logging
+import os
+import re
 import socket
+import stat
 import threading
 from email.parser import HeaderParser
 from email.utils import formatdate
 from http import HTTPStatus
-from typing import Final
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Final, NamedTuple
 
 from incumbent.errors import ConfigError
-from incumbent.serve.address import Address, authorized, parse_address, read_secret
 from incumbent.serve.pages import OPEN_PATHS, TEXT, Page, answer
 from incumbent.serve.situation import Situation
 
-__all__ = ["PageServer"]
+__all__ = ["Address", "PageServer", "authorized", "parse_address", "read_secret"]
 
 _log = logging.getLogger("incumbent")
 
@@ -27,6 +32,10 @@ _TIMEOUT: Final = 2.0
 """Seconds for the head of a request to arrive and for the response to be taken."""
 _LONGEST_HEAD: Final = 8192
 _AT_ONCE: Final = 16
+_ADDRESS: Final = re.compile(
+    r"(?:\[(?P<six>[0-9A-Fa-f:.%\w]+)\]|(?P<host>[^\[\]:/@\s]*)):(?P<port>\d{1,5})"
+)
+_SHORTEST_TOKEN: Final = 16
 
 
 class PageServer:
@@ -127,3 +136,83 @@ def _listen(address: Address) -> socket.socket:
             " port 0 takes a free one",
             name="listen",
         ) from error
+
+
+# -- settings --------------------------------------------------------------------------------------
+
+
+class Address(NamedTuple):
+    """A resolved address; port 0 lets the system choose."""
+
+    family: int
+    host: str
+    port: int
+
+    @property
+    def url(self) -> str:
+        """The URL for a browser."""
+        host = f"[{self.host}]" if self.family == socket.AF_INET6 else self.host
+        return f"http://{host}:{self.port}"
+
+
+def parse_address(text: str, *, guarded: bool) -> Address:
+    """HOST:PORT, [::1]:PORT or :PORT (the loopback address).
+
+    Raises ConfigError, also if other hosts can reach it and it is not `guarded` by a token.
+    """
+    match = _ADDRESS.fullmatch(text)
+    if match is None or int(match["port"]) > 65535:
+        raise _bad_listen(
+            f"{text!r} is no address: use HOST:PORT, as 127.0.0.1:8080, [::1]:8080, or"
+            " port 0 for a free one"
+        )
+    host = match["six"] or match["host"] or "127.0.0.1"
+    try:
+        family, _, _, _, where = socket.getaddrinfo(
+            host, int(match["port"]), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except (OSError, UnicodeError) as error:
+        raise _bad_listen(f"{text!r}: the host cannot be resolved ({error})") from error
+    address = Address(family, str(where[0]), int(where[1]))
+    if not guarded and not ip_address(address.host.partition("%")[0]).is_loopback:
+        raise _bad_listen(
+            f"{text} can be reached from other hosts: add --token-file, or use 127.0.0.1"
+        )
+    return address
+
+
+def read_secret(path: str) -> str:
+    """The first line of a token file. Raises ConfigError, whose text never contains the token."""
+    try:
+        with Path(path).open("rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            line = file.readline(4096).rstrip(b"\r\n")
+    except OSError as error:
+        raise _bad_token(path, f"cannot be read ({error.strerror})") from None
+    if mode & stat.S_IROTH:
+        raise _bad_token(path, "can be read by everybody on this host: chmod o-rwx it")
+    if len(line) < _SHORTEST_TOKEN:
+        raise _bad_token(
+            path, f"is too short: its first line needs at least {_SHORTEST_TOKEN} characters"
+        )
+    if not re.fullmatch(rb"[!-~]+", line):
+        raise _bad_token(path, "has blanks or other than ASCII characters in its first line")
+    return line.decode("ascii")
+
+
+def authorized(header: str | None, secret: str | None) -> bool:
+    """Whether the Authorization header contains `secret`; always, if `secret` is None."""
+    if secret is None:
+        return True
+    scheme, _, token = (header or "").partition(" ")
+    # compare_digest takes only bytes if there may be other than ASCII characters.
+    same = hmac.compare_digest(token.strip().encode("utf-8", "replace"), secret.encode())
+    return same and scheme.lower() == "bearer"
+
+
+def _bad_listen(problem: str) -> ConfigError:
+    return ConfigError(f"--listen {problem}", name="listen")
+
+
+def _bad_token(path: str, problem: str) -> ConfigError:
+    return ConfigError(f"--token-file {path} {problem}", name="token_file")

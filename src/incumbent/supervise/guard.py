@@ -17,8 +17,8 @@ from incumbent import clock
 from incumbent.supervise.deadline import Watch, begun, covers, ended, judge, proved
 from incumbent.supervise.inits import Init, Inits, keep_only
 from incumbent.supervise.kernel import Waiter, name_process, readable
+from incumbent.supervise.messages import MARK, Kind, Message, mark_of, receive
 from incumbent.supervise.processes import descendants, marked, send
-from incumbent.supervise.wire import MARK, Kind, Message, mark_of, receive
 
 __all__ = ["be_guard"]
 

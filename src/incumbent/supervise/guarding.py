@@ -19,8 +19,8 @@ from incumbent import clock
 from incumbent.errors import ConfigError
 from incumbent.supervise.guard import be_guard
 from incumbent.supervise.kernel import become_subreaper, entering, own_proc, readable
+from incumbent.supervise.messages import ISOLATIONS, MARK, Kind, Message, mark_of
 from incumbent.supervise.processes import children
-from incumbent.supervise.wire import ISOLATIONS, MARK, Kind, Message, mark_of
 
 __all__ = ["Cover", "Guard", "GuardFault", "start_guard"]
 
@@ -146,7 +146,7 @@ class Cover:
             return nullcontext()
         return entering(self.namespace, self.guard.home)
 
-    def settle(self) -> Callable[[], None]:
+    def mount_proc(self) -> Callable[[], None]:
         """What the process calls that becomes the command, to get the /proc of its namespace."""
         return own_proc() if self.namespace >= 0 else lambda: None
 

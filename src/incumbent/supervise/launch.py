@@ -154,7 +154,7 @@ class Ready:
 
 def _fork(cover: Cover, go: int, report: int) -> int:
     # Everything is looked up here, so that the child only makes system calls until its exec.
-    die, settle, guarded = die_with_parent(), cover.settle(), cover.before_exec()
+    die, mount_proc, guarded = die_with_parent(), cover.mount_proc(), cover.before_exec()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         with warnings.catch_warnings(), cover.entering():
@@ -162,7 +162,7 @@ def _fork(cover: Cover, go: int, report: int) -> int:
             warnings.simplefilter("ignore", DeprecationWarning)
             pid = os.fork()
             if pid == 0:
-                _child(die, settle, guarded, cover.fds, go, report, before)
+                _child(die, mount_proc, guarded, cover.fds, go, report, before)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     # Here as well as in the child: the group must exist before anybody signals it.
@@ -173,7 +173,7 @@ def _fork(cover: Cover, go: int, report: int) -> int:
 
 def _child(
     die: Callable[[], object] | None,
-    settle: Callable[[], None],
+    mount_proc: Callable[[], None],
     guarded: Callable[[], None],
     kept: tuple[int, ...],
     go: int,
@@ -189,7 +189,7 @@ def _child(
         _as_others_start(mask)
         # The connections of the supervisor must end when it closes them.
         _close_ours({go, report, *kept})
-        settle()
+        mount_proc()
         command, environment, at_terminal = _receive(go)
         # Before the terminal changes hands: a command that may not run must not get it.
         guarded()

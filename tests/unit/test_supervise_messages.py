@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from incumbent.supervise.wire import ISOLATIONS, Kind, Message, receive
+from incumbent.supervise.messages import ISOLATIONS, Kind, Message, receive
 
 
 @pytest.mark.parametrize("isolation", ISOLATIONS)
