@@ -23,7 +23,7 @@ from tests.support.servers import ROOT
 
 __all__ = ["finds", "has_history", "tree_of"]
 
-_OURS = ("tests/history", "tests/combined")
+_OURS = ("tests/history", "tests/combined", "tests/sim")
 _WITHIN = 600.0
 
 
@@ -50,7 +50,7 @@ def tree_of(commit: str) -> Iterator[Path]:
 
 @contextmanager
 def with_our_checker(commit: str) -> Iterator[Path]:
-    """The tree of a commit, with the checker and the generator of today."""
+    """The tree of a commit, with the checker, the generator and the simulator of today."""
     with tree_of(commit) as tree:
         for name in _OURS:
             shutil.rmtree(tree / name, ignore_errors=True)

@@ -13,15 +13,17 @@ from incumbent._core.port import Debt, Port
 from incumbent._core.release import settle
 from incumbent.lease import State
 from incumbent.model import Ask, Granted, Key, Slot
-from incumbent.testing.sim import world as simulated
-from incumbent.testing.sim.judge import Judge
-from incumbent.testing.sim.network import Fate, Network
-from incumbent.testing.sim.process import Process
-from incumbent.testing.sim.profiles import Profile
-from incumbent.testing.sim.tasks import Exchange
 from tests.combined.plan import Fault, Plan
 from tests.history.checker import Broken, check
 from tests.history.events import GivenUp, Grant, History, Left, Removed, Run, Stands
+from tests.sim import world as simulated
+from tests.sim.judge import Judge
+from tests.sim.network import Network
+from tests.sim.process import Process
+from tests.sim.profiles import Fate, Profile
+from tests.sim.server import Server
+from tests.sim.setting import KEY, Client
+from tests.sim.tasks import Exchange
 
 TIMES: Final = (1, 1, 2, 3)
 """How often one kind befalls a world."""
@@ -44,7 +46,7 @@ class Teller(Judge):
         super().__init__(world)
         self.told = History()
         self.verdicts: list[str] = []
-        self._open: dict[str, tuple[Process, Held, float, float]] = {}
+        self._open: dict[str, tuple[Client, Held, float, float]] = {}
         self._left_at: dict[str, float] = {}
         self._first: dict[str, float] = {}
 
@@ -61,7 +63,7 @@ class Teller(Judge):
         if ask.slot is not None:
             self.told.tell(Stands(key.name, claim, true, ask.slot.name))
 
-    def began(self, process: Process, held: Held, asked: list[str]) -> None:
+    def began(self, process: Client, held: Held, asked: list[str]) -> None:
         """See Judge.began."""
         super().began(process, held, asked)
         sent = process.when(held.machine._sent)
@@ -72,7 +74,7 @@ class Teller(Judge):
             keep = slot.keep * (1 - 3 * held.wanted.policy.rho)
             self.told.tell(Run(process.name, key, slot.name, held.claim, begin, keep))
 
-    def leaves(self, process: Process, held: Held, *, undone: bool) -> None:
+    def leaves(self, process: Client, held: Held, *, undone: bool) -> None:
         """See Judge.leaves."""
         super().leaves(process, held, undone=undone)
         self._ends(held.claim)
@@ -85,7 +87,7 @@ class Teller(Judge):
                 for one in self.told.events
             ]
 
-    def left(self, process: Process, held: Held) -> None:
+    def left(self, process: Client, held: Held) -> None:
         """See Judge.left."""
         super().left(process, held)
         said = {State.RELEASED: "released", State.LOST: "lost"}
@@ -93,14 +95,14 @@ class Teller(Judge):
         at = self._left_at.pop(held.claim)
         self.told.tell(Left(process.name, held.wanted.key.name, held.claim, at, word))
 
-    def lost(self, process: Process, held: Held) -> None:
+    def lost(self, process: Client, held: Held) -> None:
         """See Judge.lost."""
         super().lost(process, held)
         self._ends(held.claim)
         key = held.wanted.key.name
         self.told.tell(Left(process.name, key, held.claim, self._world.now, "lost"))
 
-    def died(self, process: Process) -> None:
+    def died(self, process: Client) -> None:
         """See Judge.died."""
         for claim, (owner, *_) in list(self._open.items()):
             if owner is process:
@@ -152,12 +154,12 @@ class Teller(Judge):
 class HoldingNetwork(Network):
     """Bytes may be held on their way, and arrive when the network is whole again."""
 
-    def __init__(self, world: Any) -> None:
-        super().__init__(world)
-        self.held_until: dict[Process, float] = {}
-        self.slow_until: dict[Process, float] = {}
+    def __init__(self, world: Any, server: Server) -> None:
+        super().__init__(world, server)
+        self.held_until: dict[Client, float] = {}
+        self.slow_until: dict[Client, float] = {}
 
-    def carry(self, process: Process, task: Any, exchange: Exchange) -> None:
+    def carry(self, process: Client, task: Any, exchange: Exchange) -> None:
         """See Network.carry."""
         held = self.held_until.get(process, 0.0)
         world = self._world
@@ -248,13 +250,13 @@ class CombinedWorld(simulated.World):
 
     def _put_back(self, kept: Any) -> None:
         self.say("server", "is restored")
-        holdings = kept.read(simulated._KEY, self.server.now()).holdings
+        holdings = kept.read(KEY, self.server.now()).holdings
         self.judge.restored({holding.claim for holding in holdings})  # type: ignore[attr-defined]
         self.server.table = kept
         self.server.come_back(empty=False)
 
     def _record_deleted(self, _: Fault) -> None:
-        self.server.break_by_force(simulated._KEY)
+        self.server.break_by_force(KEY)
 
     def _cut_one_way(self, fault: Fault) -> None:
         self._of(fault).cut_off(fault.lasts * self.ttl)
@@ -312,7 +314,7 @@ def play(plan: Plan, history: list[str] | None = None) -> list[Broken]:
     with (
         patch.object(simulated, "Judge", judged),
         patch.object(simulated, "Network", HoldingNetwork),
-        patch("incumbent.testing.sim.keeper.settle", settling),
+        patch("tests.sim.process.settle", settling),
     ):
         CombinedWorld(plan, history).play()
     told = judges[0].told

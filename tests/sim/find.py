@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from incumbent.testing.sim import SimulationFailure, run
+from tests.sim import SimulationFailure, run
 from tests.sim.mutants import BY_NAME, WITHIN
 from tests.sim.regressions import REGRESSIONS, Regression
 

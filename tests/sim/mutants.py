@@ -20,9 +20,9 @@ from incumbent.errors import OutcomeUnknown, StoreError
 from incumbent.lease import TRANSITIONS, Input, LeaseMachine, State
 from incumbent.model import Ask, Granted
 from incumbent.stores.table import MemoryTable
-from incumbent.testing.sim import server
-from incumbent.testing.sim.process import Process
 from tests.contract import mutants as tables
+from tests.sim import server
+from tests.sim.process import Process
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 WITHIN = 10_000
@@ -211,7 +211,7 @@ def _with_debts(patch: pytest.MonkeyPatch, **changed: Any) -> None:
             )
         return await settle(port, replace(debt, **changed), timeout)
 
-    patch.setattr("incumbent.testing.sim.keeper.settle", changed_settle)
+    patch.setattr("tests.sim.process.settle", changed_settle)
 
 
 @mutant("network", "overlap", "two records", "leak", "outlives", "revived")
@@ -251,7 +251,7 @@ def renewals_are_not_sent(patch: pytest.MonkeyPatch) -> None:
     async def nothing(port: Port, leases: Any) -> None:
         return None
 
-    patch.setattr("incumbent.testing.sim.keeper.renew", nothing)
+    patch.setattr("tests.sim.process.renew", nothing)
 
 
 _TOO_LONG = ("outlives", "two records", "overlap")

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from incumbent.testing.sim import PROFILES, SimulationFailure, run
+from tests.sim import PROFILES, SimulationFailure, run
 from tests.sim.mutants import MUTANTS, WITHIN, Mutant
 
 

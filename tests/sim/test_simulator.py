@@ -9,12 +9,12 @@ import os
 
 import pytest
 
-from incumbent.testing.sim import PROFILES, Profile, SimulationFailure, replay, run
-from incumbent.testing.sim.__main__ import main
-from incumbent.testing.sim.judge import Judge, Violation
-from incumbent.testing.sim.world import World
+from tests.sim import PROFILES, Profile, SimulationFailure, replay, run
+from tests.sim.__main__ import main
+from tests.sim.judge import Judge, Violation
 from tests.sim.mutants import BY_NAME
 from tests.sim.regressions import REGRESSIONS, Regression
+from tests.sim.world import World
 
 FIRST = int(os.environ.get("INCUMBENT_SIM_SEED", "0"))
 # Split for the workers of a parallel run.
@@ -79,7 +79,7 @@ def test_a_failure_says_how_to_see_it_again(
     assert main(["--profile", "calm", "--seeds", "7:9"]) == 1
     said = capsys.readouterr().out
     assert "example: planted" in said
-    assert "python -m incumbent.testing.sim --profile calm --seeds 7:8" in said
+    assert "python -m tests.sim --profile calm --seeds 7:8" in said
 
 
 def test_a_trace_is_a_history_to_read(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,1 +1,1 @@
-"""For tests of others: the contract suite, the simulator, and the pytest plugin (opt-in)."""
+"""For tests of others: the contract suite, and the pytest plugin (opt-in)."""

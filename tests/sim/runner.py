@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from incumbent.testing.sim.judge import Violation
-from incumbent.testing.sim.profiles import PROFILES, Profile
-from incumbent.testing.sim.world import World
+from tests.sim.judge import Violation
+from tests.sim.profiles import PROFILES, Profile
+from tests.sim.world import World
 
 __all__ = ["SimulationFailure", "Tally", "replay", "run"]
 
@@ -28,7 +28,7 @@ class SimulationFailure(AssertionError):
     def __init__(self, profile: Profile, seed: int, rule: str, trace: str, histories: int) -> None:
         super().__init__(
             f"profile {profile.name}, seed {seed}\n{trace}\nagain:"
-            f" python -m incumbent.testing.sim --profile {profile.name} --seeds {seed}:{seed + 1}"
+            f" python -m tests.sim --profile {profile.name} --seeds {seed}:{seed + 1}"
         )
         self.profile = profile
         self.seed = seed

@@ -3,11 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum, auto
 from functools import cached_property
 
-from incumbent.testing.sim.network import Fate
+__all__ = ["PROFILES", "Fate", "Profile"]
 
-__all__ = ["PROFILES", "Profile"]
+
+class Fate(Enum):
+    """What can befall one exchange."""
+
+    FINE = auto()
+    REFUSED = auto()
+    LOST_REQUEST = auto()
+    LOST_REPLY = auto()
+    LATE_REQUEST = auto()
+    SLOW_REPLY = auto()
+    RESET = auto()
+    STALL_BEFORE_SENDING = auto()
+    STALL_BEFORE_REPLY = auto()
+    CROSSED_REPLY = auto()
 
 
 @dataclass(frozen=True)

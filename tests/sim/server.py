@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from incumbent.errors import StoreUnavailable
 from incumbent.model import (
@@ -17,10 +16,9 @@ from incumbent.model import (
 )
 from incumbent.stores.notices import PAUSE, RESIGN, encode_notice
 from incumbent.stores.table import MemoryTable
-from incumbent.testing.sim.tasks import Clock, Task
-
-if TYPE_CHECKING:
-    from incumbent.testing.sim.world import World
+from tests.sim.judge import Judge
+from tests.sim.setting import Setting
+from tests.sim.tasks import Task
 
 __all__ = ["Server"]
 
@@ -30,10 +28,10 @@ _WALL = 1_700_000_000.0
 class Server:
     """Applies one operation at a time; the judge sees what it answered."""
 
-    def __init__(self, world: World, rate: float) -> None:
+    def __init__(self, world: Setting, judge: Judge) -> None:
         self._world = world
-        self._judge = world.judge
-        self.clock = Clock(rate, world.rng.random() * 1000.0)
+        self._judge = judge
+        self.clock = world.store_clock
         self.wall_offset = _WALL
         # As short as it may be where all ask for the same ttl.
         wait = world.profile.restart_wait
@@ -57,7 +55,6 @@ class Server:
     # -- operations --------------------------------------------------------------------------
 
     def take(self, key: Key, claim: str, ask: Ask) -> TakeOutcome:
-        """See MemoryTable.take."""
         now = self.now()
         outcome = self.table.take(key, claim, ask, now, self.wall(), self.restart_wait)
         if isinstance(outcome, Granted):
@@ -68,7 +65,6 @@ class Server:
         return outcome
 
     def renew(self, renewals: Sequence[Renewal]) -> list[RenewOutcome]:
-        """See MemoryTable.renew."""
         now = self.now()
         outcomes = []
         for renewal in renewals:
@@ -80,7 +76,6 @@ class Server:
     def give(
         self, key: Key, claim: str, token: int | None, closed_for: float, slot: str | None
     ) -> GiveOutcome:
-        """See MemoryTable.give."""
         now = self.now()
         outcome = self.table.give(key, claim, token, now, self.wall(), closed_for, slot)
         self._judge.given(key, claim, outcome, now, closed_for)

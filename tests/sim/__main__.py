@@ -1,4 +1,4 @@
-"""`python -m incumbent.testing.sim --profile X --seeds A:B [--trace]`."""
+"""`python -m tests.sim --profile X --seeds A:B [--trace]`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import argparse
 import sys
 import time
 
-from incumbent.testing.sim.profiles import PROFILES
-from incumbent.testing.sim.runner import SimulationFailure, replay, run
+from tests.sim.profiles import PROFILES
+from tests.sim.runner import SimulationFailure, replay, run
 
 _STEP = 1000
 
@@ -30,7 +30,7 @@ def main(args: list[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m incumbent.testing.sim", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.sim", description=__doc__)
     parser.add_argument("--profile", default="all", choices=["all", *PROFILES])
     parser.add_argument("--seeds", type=_seeds, default=range(10_000), metavar="A:B")
     parser.add_argument("--trace", action="store_true", help="show the history of the first seed")

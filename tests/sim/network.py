@@ -2,48 +2,31 @@
 
 from __future__ import annotations
 
-from enum import Enum, auto
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from incumbent.errors import OutcomeUnknown, StoreUnavailable
 from incumbent.model import Granted
-from incumbent.testing.sim.tasks import Exchange, Task
+from tests.sim.profiles import Fate
+from tests.sim.server import Server
+from tests.sim.setting import Client, Setting
+from tests.sim.tasks import Exchange, Task
 
-if TYPE_CHECKING:
-    from incumbent.testing.sim.process import Process
-    from incumbent.testing.sim.world import World
-
-__all__ = ["Fate", "Network"]
+__all__ = ["Network"]
 
 _GIVES_LOST = 2
-
-
-class Fate(Enum):
-    """What can befall one exchange."""
-
-    FINE = auto()
-    REFUSED = auto()
-    LOST_REQUEST = auto()
-    LOST_REPLY = auto()
-    LATE_REQUEST = auto()
-    SLOW_REPLY = auto()
-    RESET = auto()
-    STALL_BEFORE_SENDING = auto()
-    STALL_BEFORE_REPLY = auto()
-    CROSSED_REPLY = auto()
 
 
 class Network:
     """Carries requests; each one's fate is drawn when it is sent."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: Setting, server: Server) -> None:
         self._world = world
         self._rng = world.rng
         self._likely = world.profile.fates
-        self._server = world.server
+        self.server = server
         self._gives: dict[str, int] = {}
 
-    def carry(self, process: Process, task: Task, exchange: Exchange) -> None:
+    def carry(self, process: Client, task: Task, exchange: Exchange) -> None:
         """Take a request from a task; it is resumed with the answer or an error."""
         world = self._world
         fate = process.cut or self._fate(exchange)
@@ -65,7 +48,7 @@ class Network:
         chance = self._rng.random()
         if chance >= self._likely[0][0]:
             return Fate.FINE
-        if exchange.apply == self._server.give and self._may_not_lose(exchange.args[1]):
+        if exchange.apply == self.server.give and self._may_not_lose(exchange.args[1]):
             return Fate.FINE
         return next(fate for least, fate in reversed(self._likely) if chance < least)
 
@@ -74,7 +57,7 @@ class Network:
         lost = self._gives[claim] = self._gives.get(claim, 0) + 1
         return lost > _GIVES_LOST
 
-    def _arrival(self, process: Process, fate: Fate, overdue: float) -> float:
+    def _arrival(self, process: Client, fate: Fate, overdue: float) -> float:
         world, rng = self._world, self._rng
         way = world.quick()
         if fate is Fate.LATE_REQUEST:
@@ -91,7 +74,7 @@ class Network:
     def _arrive(
         self, task: Task, serial: int, exchange: Exchange, fate: Fate, overdue: float
     ) -> None:
-        world, server = self._world, self._server
+        world, server = self._world, self.server
         if world.now < server.frozen_until:
             world.at(server.frozen_until, self._arrive, task, serial, exchange, fate, overdue)
             if serial == task.serial:
@@ -107,16 +90,14 @@ class Network:
 
     def _apply(self, exchange: Exchange, fate: Fate) -> tuple[Any, BaseException | None]:
         try:
-            self._server.refuse_if_down()
+            self.server.refuse_if_down()
             answer = exchange.apply(*exchange.args)
         except StoreUnavailable as error:
             return None, error
         if fate is Fate.RESET:
             return None, OutcomeUnknown("connection reset")
-        if fate is Fate.CROSSED_REPLY and isinstance(self._server.last_grant, Granted):
-            return (
-                self._server.last_grant if exchange.apply == self._server.take else answer
-            ), None
+        if fate is Fate.CROSSED_REPLY and isinstance(self.server.last_grant, Granted):
+            return (self.server.last_grant if exchange.apply == self.server.take else answer), None
         return answer, None
 
     def _way_back(self, fate: Fate, overdue: float) -> float:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from incumbent._core.held import Held, Wanted
 from incumbent.lease import State
 from incumbent.model import (
@@ -18,10 +16,7 @@ from incumbent.model import (
     RenewOutcome,
     Slot,
 )
-
-if TYPE_CHECKING:
-    from incumbent.testing.sim.process import Process
-    from incumbent.testing.sim.world import World
+from tests.sim.setting import Client, Setting
 
 __all__ = ["Judge", "Violation"]
 
@@ -53,7 +48,7 @@ class Judge:
     is compared with every other belief at that very instant.
     """
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: Setting) -> None:
         self._world = world
         self._strict = not world.profile.overlaps
         self.overlaps = 0
@@ -61,8 +56,8 @@ class Judge:
         self.losses = 0
         self._live: dict[Key, _Live] = {}
         self._tokens: dict[Key, int] = {}
-        self._believing: dict[Key, list[tuple[Process, Held]]] = {}
-        self._all: list[tuple[Process, Held]] = []
+        self._believing: dict[Key, list[tuple[Client, Held]]] = {}
+        self._all: list[tuple[Client, Held]] = []
         self._closed: dict[Key, float] = {}
         self._at_least: dict[str, float] = {}
         self._floor: dict[Key, float] = {}
@@ -159,7 +154,7 @@ class Judge:
 
     # -- what the processes believe ----------------------------------------------------------
 
-    def began(self, process: Process, held: Held, asked: list[str]) -> None:
+    def began(self, process: Client, held: Held, asked: list[str]) -> None:
         """An acquire returned a lease."""
         machine, wanted, world = held.machine, held.wanted, self._world
         self._all.append((process, held))
@@ -188,21 +183,21 @@ class Judge:
             self.fail("slot", f"{slot.name} ran as {before[0]} and as {held.claim}")
         self._runs[run] = (held.claim, granted + slot.keep)
 
-    def renewal_ended(self, process: Process, held: Held, *, answered: bool) -> None:
+    def renewal_ended(self, process: Client, held: Held, *, noticed: bool) -> None:
         """The keeper has tried; whatever came of it, this is where a belief may have grown."""
         if held.machine.state is not State.HELD:
             return
-        if answered and held.claim in process.port.told_to_go:
+        if noticed:
             self.fail("notice", f"{process.name} was asked for {held.claim}, and goes on")
         self._check_proof(process, held)
 
-    def acts(self, process: Process, held: Held) -> None:
+    def acts(self, process: Client, held: Held) -> None:
         """A check said: still yours."""
         if not _believes(process, held):
             self.fail("told", f"{process.name} was told that it holds what it cannot prove")
         self._check_alone(process, held)
 
-    def _check_proof(self, process: Process, held: Held) -> None:
+    def _check_proof(self, process: Client, held: Held) -> None:
         self._check_alone(process, held)
         if not self._strict or not _believes(process, held):
             return
@@ -210,13 +205,12 @@ class Judge:
         if live is None or live.claim != held.claim or live.epoch != held.machine.epoch:
             # After a restart, restart_wait protects the holder in place of the record.
             return
-        server = self._world.server
-        end = process.clock.when(held.machine.deadline)
-        if self._world.profile.strict_proofs and server.clock.at(end) > live.expires + _ROUNDING:
-            over = server.clock.at(end) - live.expires
+        end = self._world.store_clock.at(process.when(held.machine.deadline))
+        if self._world.profile.strict_proofs and end > live.expires + _ROUNDING:
+            over = end - live.expires
             self.fail("outlives", f"{process.name} believes {over:.4f} s beyond its record")
 
-    def _check_alone(self, process: Process, held: Held) -> None:
+    def _check_alone(self, process: Client, held: Held) -> None:
         for other, theirs in self._believing.get(held.wanted.key, ()):
             if theirs is held or not _believes(other, theirs) or not _believes(process, held):
                 continue
@@ -227,38 +221,40 @@ class Judge:
                     "overlap", f"{process.name} and {other.name}, which believes {left:.4f} s more"
                 )
 
-    def succeeded(self, process: Process, held: Held) -> None:
+    def succeeded(self, process: Client, held: Held) -> None:
         """A body ended, and nothing tells its caller that the lease was lost."""
         if not _believes(process, held):
             self.fail("success", f"{process.name} reports success for a lease that it lost")
 
-    def leaves(self, process: Process, held: Held, *, undone: bool) -> None:
+    def leaves(self, process: Client, held: Held, *, undone: bool) -> None:
         """A release begins."""
         if self._world.history is not None:
             self._world.say(process.name, f"releases {held.wanted.key.name} as {held.claim[-4:]}")
         if undone:
             self._undone.add(held.claim)
 
-    def released(self, process: Process, held: Held, *, confirmed: bool) -> None:
+    def released(
+        self, process: Client, held: Held, outcome: GiveOutcome | None, *, confirmed: bool
+    ) -> None:
         """A release ended by an answer, or by none."""
-        said, lost = process.port.released.get(held.claim), held.machine.state is State.LOST
+        lost = held.machine.state is State.LOST
         if self._world.history is not None:
             what = "confirmed" if confirmed else "lost before" if lost else "not known"
             self._world.say(process.name, f"has released {held.claim[-4:]}: {what}")
         in_time = process.now() < held.machine.deadline
-        if confirmed is not isinstance(said, Released):
-            self.fail("release", f"{process.name} says {confirmed}, and heard {said}")
-        if lost is not (isinstance(said, Gone) and in_time):
-            self.fail("release", f"{process.name} reports loss: {lost}, and heard {said}")
+        if confirmed is not isinstance(outcome, Released):
+            self.fail("release", f"{process.name} says {confirmed}, and heard {outcome}")
+        if lost is not (isinstance(outcome, Gone) and in_time):
+            self.fail("release", f"{process.name} reports loss: {lost}, and heard {outcome}")
 
-    def left(self, process: Process, held: Held) -> None:
+    def left(self, process: Client, held: Held) -> None:
         """A release ended, by an answer or by an interruption."""
         if held.machine.state is State.HELD:
             self.fail("left", f"{process.name} still believes what it has released")
         self._forget(held)
         self._expect_gone(process, held.wanted, [held.claim])
 
-    def lost(self, process: Process, held: Held) -> None:
+    def lost(self, process: Client, held: Held) -> None:
         """A body ended in LeaseLost."""
         self.losses += 1
         if self._world.history is not None:
@@ -268,14 +264,14 @@ class Judge:
         self._forget(held)
 
     def ended_without(
-        self, process: Process, wanted: Wanted, asked: list[str], error: BaseException
+        self, process: Client, wanted: Wanted, asked: list[str], error: BaseException
     ) -> None:
         """An acquire ended without a lease."""
         if self._world.history is not None:
             self._world.say(process.name, f"acquired nothing: {error!r}")
         self._expect_gone(process, wanted, asked)
 
-    def died(self, process: Process) -> None:
+    def died(self, process: Client) -> None:
         """SIGKILL: it believes nothing any more."""
         if self._world.history is not None:
             self._world.say(process.name, "dies")
@@ -292,20 +288,20 @@ class Judge:
 
     # -- nothing leaks -----------------------------------------------------------------------
 
-    def _expect_gone(self, process: Process, wanted: Wanted, claims: list[str]) -> None:
+    def _expect_gone(self, process: Client, wanted: Wanted, claims: list[str]) -> None:
         world = self._world
         if world.profile.prompt and claims:
             by = world.now + world.ttl * world.profile.prompt
             world.at(by, self._check_gone, process, wanted.key, tuple(claims))
 
-    def _check_gone(self, process: Process, key: Key, claims: tuple[str, ...]) -> None:
+    def _check_gone(self, process: Client, key: Key, claims: tuple[str, ...]) -> None:
         live = self._live.get(key)
         if live is None or process.dead or live.claim not in claims:
             return
-        if live.expires > self._world.server.now():
+        if live.expires > self._world.store_clock.at(self._world.now):
             self.fail("leak", f"{live.claim} of {process.name} still stands in the store")
 
 
-def _believes(process: Process, held: Held) -> bool:
+def _believes(process: Client, held: Held) -> bool:
     # Not `valid`: looking must change nothing.
     return held.machine.state is State.HELD and process.now() < held.machine.deadline
