@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
 from math import inf
@@ -39,17 +39,7 @@ from incumbent._drive.sync import SyncPort
 from incumbent.errors import StoreUnavailable
 from incumbent.handles import LeaseHandle
 from incumbent.lease import State
-from incumbent.model import (
-    Ask,
-    GiveOutcome,
-    Guard,
-    Key,
-    PutOutcome,
-    Record,
-    Renewal,
-    RenewOutcome,
-    TakeOutcome,
-)
+from incumbent.model import Key
 from incumbent.stores.memory import MemoryEngine, MemoryStore
 from incumbent.stores.registry import open_engine
 
@@ -270,38 +260,6 @@ class _Store(MemoryStore):
                 if key.name == name and entry.held is not None:
                     entry.held.expires = min(entry.held.expires, self._now())
 
-    def _reach(self) -> None:
-        if self.cut:
-            raise StoreUnavailable("the test has cut the store off")
-
-    def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
-        self._reach()
-        return super().take(key, claim, ask, until)
-
-    def renew(self, renewals: Sequence[Renewal], until: float) -> list[RenewOutcome]:
-        self._reach()
-        return super().renew(renewals, until)
-
-    def give(
-        self, key: Key, claim: str, token: int | None, until: float, **how: Any
-    ) -> GiveOutcome:
-        self._reach()
-        return super().give(key, claim, token, until, **how)
-
-    def put(
-        self, key: Key, field: str, value: bytes | None, guard: Guard, until: float
-    ) -> PutOutcome:
-        self._reach()
-        return super().put(key, field, value, guard, until)
-
-    def read(self, key: Key, until: float) -> Record:
-        self._reach()
-        return super().read(key, until)
-
-    def scan(self, namespace: str, prefix: str, until: float) -> tuple[Record, ...]:
-        self._reach()
-        return super().scan(namespace, prefix, until)
-
     def wait_change(self, key: Key, seen: str, until: float) -> None:
         with self._changed:
             told = self._told
@@ -309,3 +267,16 @@ class _Store(MemoryStore):
                 lambda: self._told != told or self._table.seen(key) != seen,
                 max(0.0, until - self._now()),
             )
+
+
+def _cut_off(operation: Callable[..., Any]) -> Callable[..., Any]:
+    def reach(store: _Store, *args: Any, **how: Any) -> Any:
+        if store.cut:
+            raise StoreUnavailable("the test has cut the store off")
+        return operation(store, *args, **how)
+
+    return reach
+
+
+for _name in ("take", "renew", "give", "put", "read", "scan"):
+    setattr(_Store, _name, _cut_off(getattr(MemoryStore, _name)))

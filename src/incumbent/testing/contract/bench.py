@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from threading import Barrier
-from typing import Any, Literal, Protocol, Self, TypeAlias, TypeVar
+from typing import Any, Literal, Self, TypeAlias, TypedDict, TypeVar, Unpack, cast
+
+import pytest
 
 from incumbent import clock
-from incumbent.errors import StoreError
+from incumbent.errors import OutcomeUnknown, StoreError
 from incumbent.model import (
     Ask,
     GiveOutcome,
@@ -20,6 +22,7 @@ from incumbent.model import (
     Guard,
     Key,
     PutOutcome,
+    Queue,
     Record,
     Refused,
     Renewal,
@@ -27,15 +30,14 @@ from incumbent.model import (
     Slot,
     TakeOutcome,
 )
-from incumbent.stores.base import AsyncStore, Engine, Store
+from incumbent.stores.base import Engine, Store
+from incumbent.stores.notices import PAUSE, encode_notice
 
 __all__ = [
     "ANSWER_WITHIN",
     "DRIVERS",
     "LONG",
-    "AsyncDriver",
     "Bench",
-    "BlockingDriver",
     "Driver",
     "Hook",
     "World",
@@ -52,6 +54,33 @@ LONG = 60.0
 """A ttl that does not end while a case runs."""
 
 _T = TypeVar("_T")
+_PAUSED = encode_notice(who="operator")
+
+
+class _More(TypedDict, total=False):
+    meta: bytes
+    slot: Slot | None
+    keep_record: float
+    candidacy: float
+    queue: Queue | None
+
+
+class _Asked(_More, total=False):
+    """What a take may say beside its name and its claim; see Ask."""
+
+    ttl: float | None
+    holder: str
+
+
+class _Renewing(TypedDict, total=False):
+    ttl: float | None
+    meta: bytes | None
+
+
+class _Given(TypedDict, total=False):
+    closed_for: float
+    reserve_for: str | None
+    slot: str | None
 
 
 class World:
@@ -83,131 +112,65 @@ class World:
         raise NotImplementedError
 
 
-class Driver(Protocol):
-    """One side of an engine behind the blocking face."""
-
-    @property
-    def store(self) -> Store:
-        """The face."""
-        ...
-
-    def close(self) -> None:
-        """Let go of what this driver alone has used."""
-        ...
-
-
-class BlockingDriver:
-    """The blocking side as it is; many threads share it."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.store: Store = engine.store()
-
-    def close(self) -> None:
-        """The store is the engine's, and others may be using it."""
-
-
-class AsyncDriver:
-    """The asynchronous side: each call is one run of a loop of its own."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._runner = asyncio.Runner()
-        self.store: Store = _LoopStore(engine, self._runner)
-
-    def close(self) -> None:
-        """Let go of the loop's connections, then of the loop."""
-        with self._runner:
-            self.store.close()
-
-
 class _LoopStore:
+    """Each operation of the blocking Store is that of the AsyncStore, in the loop."""
+
     def __init__(self, engine: Engine, runner: asyncio.Runner) -> None:
         self._engine = engine
         self._runner = runner
 
-    def _run(self, call: Callable[[AsyncStore], Coroutine[Any, Any, _T]]) -> _T:
-        async def ask() -> _T:
-            return await call(self._engine.async_store())
+    def __getattr__(self, operation: str) -> Callable[..., Any]:
+        async def ask(*args: Any, **how: Any) -> Any:
+            return await getattr(self._engine.async_store(), operation)(*args, **how)
 
-        return self._runner.run(ask())
-
-    def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
-        return self._run(lambda store: store.take(key, claim, ask, until))
-
-    def renew(self, renewals: Sequence[Renewal], until: float) -> list[RenewOutcome]:
-        return self._run(lambda store: store.renew(renewals, until))
-
-    def give(
-        self,
-        key: Key,
-        claim: str,
-        token: int | None,
-        until: float,
-        *,
-        closed_for: float = 0.0,
-        reserve_for: str | None = None,
-        slot: str | None = None,
-    ) -> GiveOutcome:
-        return self._run(
-            lambda store: store.give(
-                key, claim, token, until, closed_for=closed_for, reserve_for=reserve_for, slot=slot
-            )
-        )
-
-    def put(
-        self, key: Key, field: str, value: bytes | None, guard: Guard, until: float
-    ) -> PutOutcome:
-        return self._run(lambda store: store.put(key, field, value, guard, until))
-
-    def read(self, key: Key, until: float) -> Record:
-        return self._run(lambda store: store.read(key, until))
-
-    def scan(self, namespace: str, prefix: str, until: float) -> tuple[Record, ...]:
-        return self._run(lambda store: store.scan(namespace, prefix, until))
-
-    def wait_change(self, key: Key, seen: str, until: float) -> None:
-        self._run(lambda store: store.wait_change(key, seen, until))
+        return lambda *args, **how: self._runner.run(ask(*args, **how))
 
     def close(self) -> None:
-        self._run(lambda store: store.aclose())
+        self.aclose()
 
 
-DRIVERS: dict[str, Callable[[Engine], Driver]] = {
-    "blocking": BlockingDriver,
-    "async": AsyncDriver,
-}
+@contextmanager
+def _blocking(engine: Engine) -> Iterator[Store]:
+    yield engine.store()  # it is the engine's, and others may be using it: nobody closes it here
+
+
+@contextmanager
+def _asynchronous(engine: Engine) -> Iterator[Store]:
+    with asyncio.Runner() as runner, closing(_LoopStore(engine, runner)) as store:
+        yield cast(Store, store)
+
+
+Driver: TypeAlias = Callable[[Engine], AbstractContextManager[Store]]
+"""One side of an engine behind the blocking face; many threads share the blocking one."""
+DRIVERS: dict[str, Driver] = {"blocking": _blocking, "async": _asynchronous}
 
 
 class Bench:
     """A case's view of one store: a namespace of its own, and the contract in short words."""
 
     def __init__(
-        self,
-        world: World,
-        open_driver: Callable[[Engine], Driver],
-        ttl: float,
-        namespace: str | None = None,
+        self, world: World, driver: Driver, ttl: float, namespace: str | None = None
     ) -> None:
         self.world = world
         self.ttl = ttl
         """A ttl short enough to be outlived."""
         self.long = min(LONG, world.engine.capabilities.ttl_max)
         self.namespace = namespace or f"contract-{secrets.token_hex(4)}"
-        self._open_driver = open_driver
-        self._driver = open_driver(world.engine)
-        self.store = self._driver.store
+        self._driver = driver
+        self._opened = ExitStack()
+        self.store = self._opened.enter_context(driver(world.engine))
 
     def close(self) -> None:
         """Let go of this bench's own connections."""
-        self._driver.close()
+        self._opened.close()
 
     def restart(self, *, empty: bool) -> None:
         """Restart the store, and come back to it as its clients do."""
         before = self.world.engine
         self.world.restart(empty=empty)
         if self.world.engine is not before:
-            self._driver.close()
-            self._driver = self._open_driver(self.world.engine)
-            self.store = self._driver.store
+            self._opened.close()
+            self.store = self._opened.enter_context(self._driver(self.world.engine))
         # Connections from before end with an error; only the requests after that one count.
         for _ in range(3):
             with suppress(StoreError):
@@ -216,11 +179,8 @@ class Bench:
     @contextmanager
     def another(self) -> Iterator[Self]:
         """The same world for another thread, which needs a driver of its own."""
-        bench = type(self)(self.world, self._open_driver, self.ttl, self.namespace)
-        try:
+        with closing(type(self)(self.world, self._driver, self.ttl, self.namespace)) as bench:
             yield bench
-        finally:
-            bench.close()
 
     def in_threads(self, count: int, work: Callable[[Bench, int], _T]) -> list[_T]:
         """Run `work(bench, index)` in `count` threads that start together."""
@@ -240,6 +200,11 @@ class Bench:
         """Let so much of the store's time pass that a ttl of `seconds` is over."""
         unit = self.world.engine.capabilities.ttl_unit
         self.world.pass_time(seconds + 2 * unit + 0.01)
+
+    def lasts(self, seconds: float | None, long: float = 0.0) -> bool:
+        """Whether that is what is left of a long ttl (or of `long`) after a few requests."""
+        whole = long or self.long
+        return seconds is not None and whole / 2 < seconds <= whole + 1
 
     @staticmethod
     def until() -> float:
@@ -264,46 +229,18 @@ class Bench:
         *,
         ttl: float | None = None,
         holder: str = "somebody",
-        meta: bytes = b"",
-        slot: Slot | None = None,
-        keep_record: float = 86_400.0,
-        candidacy: float = 0.0,
+        **more: Unpack[_More],
     ) -> TakeOutcome:
         """Take `name` for `claim` (a fresh one by default) and `ttl` (a long one by default)."""
-        ask = Ask(
-            self.long if ttl is None else ttl,
-            holder,
-            meta=meta,
-            slot=slot,
-            keep_record=keep_record,
-            candidacy=candidacy,
-        )
+        ask = Ask(self.long if ttl is None else ttl, holder, **more)
         return self.store.take(self.key(name), claim or self.draw(), ask, self.until())
 
     def granted(
-        self,
-        name: str = "job",
-        claim: str | None = None,
-        *,
-        ttl: float | None = None,
-        holder: str = "somebody",
-        meta: bytes = b"",
-        slot: Slot | None = None,
-        keep_record: float = 86_400.0,
-        candidacy: float = 0.0,
+        self, name: str = "job", claim: str | None = None, **ask: Unpack[_Asked]
     ) -> Granted:
         """Take, and insist on a grant for this very claim."""
         claim = claim or self.draw()
-        outcome = self.take(
-            name,
-            claim,
-            ttl=ttl,
-            holder=holder,
-            meta=meta,
-            slot=slot,
-            keep_record=keep_record,
-            candidacy=candidacy,
-        )
+        outcome = self.take(name, claim, **ask)
         if not isinstance(outcome, Granted):
             raise AssertionError(f"{name!r} should have been granted: {outcome!r}")
         if outcome.claim != claim:
@@ -311,19 +248,28 @@ class Bench:
         return outcome
 
     def refused(
-        self,
-        name: str = "job",
-        claim: str | None = None,
-        *,
-        slot: Slot | None = None,
-        holder: str = "the-refused",
-        candidacy: float = 0.0,
+        self, name: str = "job", claim: str | None = None, **ask: Unpack[_Asked]
     ) -> Refused:
         """Take, and insist on a refusal."""
-        outcome = self.take(name, claim, slot=slot, holder=holder, candidacy=candidacy)
+        ask.setdefault("holder", "the-refused")
+        outcome = self.take(name, claim, **ask)
         if not isinstance(outcome, Refused):
             raise AssertionError(f"{name!r} should have been refused: {outcome!r}")
         return outcome
+
+    def expired(self, name: str = "job", **ask: Unpack[_Asked]) -> Granted:
+        """A grant whose short ttl is over."""
+        ask["ttl"] = self.ttl
+        grant = self.granted(name, **ask)
+        self.outlive(self.ttl)
+        return grant
+
+    def unheard(self, name: str = "job", **ask: Unpack[_Asked]) -> str:
+        """The claim of a take whose answer was lost."""
+        claim = self.draw()
+        with self.world.lose_reply(), pytest.raises(OutcomeUnknown):
+            self.take(name, claim, **ask)
+        return claim
 
     def renewal(
         self,
@@ -337,16 +283,9 @@ class Bench:
         life = self.long if ttl is None else ttl
         return Renewal(self.key(name), grant.claim, grant.token, life, grant.epoch, meta)
 
-    def renew(
-        self,
-        grant: Granted,
-        name: str = "job",
-        *,
-        ttl: float | None = None,
-        meta: bytes | None = None,
-    ) -> RenewOutcome:
+    def renew(self, grant: Granted, name: str = "job", **how: Unpack[_Renewing]) -> RenewOutcome:
         """Renew one lease."""
-        return self.renew_all([self.renewal(grant, name, ttl=ttl, meta=meta)])[0]
+        return self.renew_all([self.renewal(grant, name, **how)])[0]
 
     def renew_all(self, renewals: Sequence[Renewal]) -> list[RenewOutcome]:
         """Renew a batch; there must be one answer for each."""
@@ -355,25 +294,23 @@ class Bench:
             raise AssertionError(f"{len(renewals)} renewals, {len(outcomes)} answers")
         return outcomes
 
-    def give(
-        self,
-        grant: Granted,
-        name: str = "job",
-        *,
-        closed_for: float = 0.0,
-        reserve_for: str | None = None,
-        slot: str | None = None,
-    ) -> GiveOutcome:
+    def give(self, grant: Granted, name: str = "job", **how: Unpack[_Given]) -> GiveOutcome:
         """Give a grant back."""
-        return self.store.give(
-            self.key(name),
-            grant.claim,
-            grant.token,
-            self.until(),
-            closed_for=closed_for,
-            reserve_for=reserve_for,
-            slot=slot,
-        )
+        return self.store.give(self.key(name), grant.claim, grant.token, self.until(), **how)
+
+    def give_up(self, claim: str, name: str = "job", **how: Unpack[_Given]) -> GiveOutcome:
+        """Give a claim back without a token: whatever it has, or will have."""
+        return self.store.give(self.key(name), claim, None, self.until(), **how)
+
+    def pause(self, value: bytes | None = _PAUSED, name: str = "job") -> None:
+        """Throw the operator's switch; None: put it back."""
+        self.put(PAUSE, value, name=name)
+
+    def waited(self, seen: str, seconds: float, name: str = "job") -> float:
+        """Wait for a change for so long at most; returns how long it took."""
+        started = clock.now()
+        self.store.wait_change(self.key(name), seen, started + seconds)
+        return clock.now() - started
 
     def put(
         self, field: str, value: bytes | None, guard: Guard = None, name: str = "job"

@@ -7,16 +7,18 @@ from typing import TypeVar
 
 __all__ = ["needs", "needs_of"]
 
-_Case = TypeVar("_Case", bound=Callable[..., object])
+_Marked = TypeVar("_Marked", bound=Callable[..., object])
 _NEEDS = "incumbent_needs"
 
 
-def needs(*what: str) -> Callable[[_Case], _Case]:
-    """The case exists only for stores with these capabilities and hooks."""
+def needs(*what: str) -> Callable[[_Marked], _Marked]:
+    """The case (or each of a class) exists only for stores with these capabilities and hooks."""
 
-    def mark(case: _Case) -> _Case:
-        setattr(case, _NEEDS, frozenset(what))
-        return case
+    def mark(marked: _Marked) -> _Marked:
+        inside = vars(marked).items() if isinstance(marked, type) else ()
+        for case in [case for name, case in inside if name.startswith("test_")] or [marked]:
+            setattr(case, _NEEDS, needs_of(case) | frozenset(what))
+        return marked
 
     return mark
 

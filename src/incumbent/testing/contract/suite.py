@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import asdict
 from typing import ClassVar
 
 import pytest
@@ -12,33 +14,15 @@ from incumbent.model import Capabilities
 from incumbent.stores.base import Engine
 from incumbent.testing.contract.bench import DRIVERS, Bench, Hook, World
 from incumbent.testing.contract.cases.candidates import CandidateCases, ReservationCases
-from incumbent.testing.contract.cases.faults import FaultCases
-from incumbent.testing.contract.cases.fields import FieldCases, NoticeCases
-from incumbent.testing.contract.cases.late import LateCases
+from incumbent.testing.contract.cases.faults import FaultCases, LateCases, RestartCases
+from incumbent.testing.contract.cases.fields import FieldCases, NoticeCases, SlotCases
 from incumbent.testing.contract.cases.leases import LeaseCases, RepeatCases
-from incumbent.testing.contract.cases.lines import LineCases
-from incumbent.testing.contract.cases.names import NameCases
-from incumbent.testing.contract.cases.records import RecordCases
-from incumbent.testing.contract.cases.renewals import RenewalCases
-from incumbent.testing.contract.cases.restarts import RestartCases
-from incumbent.testing.contract.cases.slots import SlotCases
-from incumbent.testing.contract.cases.tokens import TokenCases
-from incumbent.testing.contract.cases.waits import WaitCases
+from incumbent.testing.contract.cases.records import NameCases, RecordCases
+from incumbent.testing.contract.cases.renewals import RenewalCases, TokenCases
+from incumbent.testing.contract.cases.waits import LineCases, WaitCases
 from incumbent.testing.contract.marks import needs_of
 
 __all__ = ["StoreContract"]
-
-_FLAGS = (
-    "fencing",
-    "fields",
-    "slots",
-    "notices",
-    "ttl_change",
-    "queue",
-    "candidates",
-    "reservations",
-    "refuses_late",
-)
 
 
 class StoreContract(
@@ -72,7 +56,7 @@ class StoreContract(
 
     def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)
-        flags = {flag for flag in _FLAGS if getattr(cls.capabilities, flag)}
+        flags = {name for name, value in asdict(cls.capabilities).items() if value is True}
         # What a restart leaves alone has a case of its own.
         flags.add("survives_restart" if cls.capabilities.survives_failover else "ends_by_restart")
         offered = flags | cls.hooks
@@ -89,11 +73,10 @@ class StoreContract(
     @pytest.fixture(params=list(DRIVERS))
     def bench(self, world: World, request: pytest.FixtureRequest) -> Iterator[Bench]:
         """The world through one of its two sides."""
-        bench = Bench(world, DRIVERS[request.param], self.ttl)
         try:
-            yield bench
+            with closing(Bench(world, DRIVERS[request.param], self.ttl)) as bench:
+                yield bench
         finally:
-            bench.close()
             world.engine.store().close()
 
     def test_the_engine_is_as_the_class_declares(self, bench: Bench) -> None:

@@ -1,19 +1,21 @@
-"""Cases: "no", "not sent" and "don't know" are three answers."""
+"""Cases: lost answers, stores that are away, takes that come too late, and restarts."""
 # ruff: noqa: S101 - a contract's cases are assertions
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
 
 import pytest
 
 from incumbent import clock
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
-from incumbent.model import Gone, Renewed, Slot
+from incumbent.model import Gone, Granted, Queue, Queued, Refused, Released, Renewed, Slot
 from incumbent.testing.contract.bench import ANSWER_WITHIN, LONG, Bench
 from incumbent.testing.contract.marks import needs
 
-__all__ = ["FaultCases"]
+__all__ = ["FaultCases", "LateCases", "RestartCases"]
 
 
 class FaultCases:
@@ -21,18 +23,14 @@ class FaultCases:
 
     @needs("lose_reply")
     def test_a_take_whose_answer_was_lost_is_the_same_grant_again(self, bench: Bench) -> None:
-        claim = bench.draw()
-        with bench.world.lose_reply(), pytest.raises(OutcomeUnknown):
-            bench.take(claim=claim)
+        claim = bench.unheard()
         (holding,) = bench.read().holdings
         assert bench.granted(claim=claim).token == holding.token
         assert len(bench.read().history) == 1
 
     @needs("lose_reply")
     def test_a_repeat_after_a_lost_answer_raises_the_ttl(self, bench: Bench) -> None:
-        claim = bench.draw()
-        with bench.world.lose_reply(), pytest.raises(OutcomeUnknown):
-            bench.take(claim=claim, ttl=bench.ttl)
+        claim = bench.unheard(ttl=bench.ttl)
         bench.granted(claim=claim, ttl=bench.long)
         bench.outlive(bench.ttl)
         bench.refused()
@@ -40,24 +38,20 @@ class FaultCases:
     @needs("lose_reply")
     def test_a_take_that_was_refused_unheard_is_unknown_too(self, bench: Bench) -> None:
         grant = bench.granted()
-        with bench.world.lose_reply(), pytest.raises(OutcomeUnknown):
-            bench.take()
+        bench.unheard()
         assert bench.renew(grant) == Renewed()
 
     @needs("lose_reply")
     def test_who_never_heard_of_its_grant_can_give_it_back(self, bench: Bench) -> None:
-        claim = bench.draw()
-        with bench.world.lose_reply(), pytest.raises(OutcomeUnknown):
-            bench.take(claim=claim)
-        bench.store.give(bench.key(), claim, None, bench.until())
+        claim = bench.unheard()
+        bench.give_up(claim)
         bench.granted()
 
     @needs("lose_reply", "slots")
     def test_who_never_heard_of_its_slot_can_give_it_back(self, bench: Bench) -> None:
-        claim, slot = bench.draw(), Slot("today", LONG)
-        with bench.world.lose_reply(), pytest.raises(OutcomeUnknown):
-            bench.take(claim=claim, slot=slot)
-        bench.store.give(bench.key(), claim, None, bench.until(), slot=slot.name)
+        slot = Slot("today", LONG)
+        claim = bench.unheard(slot=slot)
+        bench.give_up(claim, slot=slot.name)
         bench.granted(slot=slot)
 
     @needs("lose_reply", "ttl_change")
@@ -85,8 +79,7 @@ class FaultCases:
     @needs("lose_reply")
     def test_a_lost_answer_is_never_taken_for_the_next_one(self, bench: Bench) -> None:
         grant = bench.granted("mine")
-        with bench.world.lose_reply(), pytest.raises(OutcomeUnknown):
-            bench.take("other")
+        bench.unheard("other")
         assert bench.refused("mine").holders[0].token == grant.token
         assert bench.renew(grant, "mine") == Renewed()
 
@@ -126,10 +119,8 @@ class FaultCases:
         seen = bench.refused().seen
         with bench.world.cut():
             started = clock.now()
-            try:
-                bench.store.wait_change(bench.key(), seen, started + 0.3)
-            except StoreError:
-                pass  # saying that it cannot listen is as good as a hint
+            with suppress(StoreError):  # saying that it cannot listen is as good as a hint
+                bench.waited(seen, 0.3)
             assert clock.now() - started < ANSWER_WITHIN
 
     @needs("cut")
@@ -140,10 +131,183 @@ class FaultCases:
 
 
 def _requests(bench: Bench) -> list[Callable[[], object]]:
-    grant_like = bench.draw()
     return [
         lambda: bench.take("new"),
-        lambda: bench.store.give(bench.key("new"), grant_like, None, bench.until()),
+        lambda: bench.give_up(bench.draw(), "new"),
         bench.read,
         bench.scan,
     ]
+
+
+_TODAY = Slot("2030-01-01", LONG)
+
+
+@needs("refuses_late")
+class LateCases:
+    """Nobody waits for its answer any more, and nobody would ever give back what it brings."""
+
+    def test_a_take_that_arrives_after_its_claim_was_given_up_brings_nothing(
+        self, bench: Bench
+    ) -> None:
+        claim = bench.draw()
+        assert bench.give_up(claim) == Gone()
+        _arrives_in_vain(bench, claim)
+
+    def test_it_brings_nothing_after_a_ttl_either(self, bench: Bench) -> None:
+        claim = bench.draw()
+        bench.give_up(claim)
+        bench.outlive(bench.ttl)
+        _arrives_in_vain(bench, claim)
+
+    def test_a_second_take_of_a_claim_that_was_granted_and_given_up_brings_nothing(
+        self, bench: Bench
+    ) -> None:
+        grant = bench.granted()
+        assert bench.give_up(grant.claim) == Released()
+        _arrives_in_vain(bench, grant.claim)
+
+    @needs("lose_reply")
+    def test_a_second_take_of_a_claim_that_nobody_heard_of_brings_nothing(
+        self, bench: Bench
+    ) -> None:
+        claim = bench.unheard()
+        assert bench.give_up(claim) == Released()
+        _arrives_in_vain(bench, claim)
+
+    @needs("slots")
+    def test_a_take_that_arrives_too_late_uses_no_slot(self, bench: Bench) -> None:
+        claim = bench.draw()
+        assert bench.give_up(claim, slot=_TODAY.name) == Gone()
+        _arrives(bench, claim, slot=_TODAY)
+        assert bench.read().slots == {}
+        bench.granted(slot=_TODAY)
+
+    @needs("queue")
+    def test_a_take_that_arrives_too_late_stands_in_no_line(self, bench: Bench) -> None:
+        grant = bench.granted()
+        late, waiter = bench.draw(), bench.draw()
+        bench.give_up(late)
+        queue = Queue(bench.long, fair=True)
+        _arrives(bench, late, queue=queue)
+        queued = bench.take(claim=waiter, holder="the-waiter", queue=queue)
+        assert isinstance(queued, Queued)
+        assert queued.place == 0
+        bench.give(grant)
+        bench.granted(claim=waiter, holder="the-waiter", queue=queue)
+
+    def test_others_are_granted_meanwhile_and_keep_what_they_have(self, bench: Bench) -> None:
+        claim = bench.draw()
+        bench.give_up(claim)
+        grant = bench.granted(holder="bob")
+        _arrives(bench, claim)
+        assert bench.refused().holders[0].holder == "bob"
+        assert bench.give(grant) == Released()
+
+
+def _arrives(bench: Bench, claim: str, **ask: Any) -> None:
+    """The take arrives; what is answered reaches nobody, as long as it is no grant."""
+    with suppress(StoreError):
+        outcome = bench.take(claim=claim, holder="the-late", **ask)
+        assert not isinstance(outcome, Granted), outcome
+
+
+def _arrives_in_vain(bench: Bench, claim: str) -> None:
+    _arrives(bench, claim)
+    assert bench.read().holdings == ()
+    bench.granted()
+
+
+class RestartCases:
+    """What was believed of a store ends with its restart, and tokens still grow."""
+
+    @needs("wipe", "restart_wait")
+    def test_a_store_that_lost_its_data_grants_nothing_for_one_ttl(self, bench: Bench) -> None:
+        _grants_nothing_for_one_ttl(bench, empty=True)
+
+    @needs("restart", "restart_wait")
+    def test_a_store_that_kept_its_data_grants_nothing_for_one_ttl(self, bench: Bench) -> None:
+        _grants_nothing_for_one_ttl(bench, empty=False)
+
+    @needs("wipe")
+    def test_a_wipe_ends_what_was_believed(self, bench: Bench) -> None:
+        _ends_what_was_believed(bench, empty=True)
+
+    @needs("restart", "ends_by_restart")
+    def test_a_restart_ends_what_was_believed(self, bench: Bench) -> None:
+        _ends_what_was_believed(bench, empty=False)
+
+    @needs("restart", "survives_restart")
+    def test_a_restart_ends_nothing_where_leases_survive_a_failover(self, bench: Bench) -> None:
+        grant = bench.granted()
+        bench.restart(empty=False)
+        assert bench.renew(grant) == Renewed()
+        bench.refused()
+
+    @needs("wipe", "fencing")
+    def test_the_token_grows_over_a_wipe(self, bench: Bench) -> None:
+        _token_grows(bench, empty=True)
+
+    @needs("restart", "fencing")
+    def test_the_token_grows_over_a_restart(self, bench: Bench) -> None:
+        _token_grows(bench, empty=False)
+
+    @needs("restart", "fields")
+    def test_fields_survive_a_restart(self, bench: Bench) -> None:
+        bench.put("state", b"kept")
+        bench.restart(empty=False)
+        assert bench.read().fields["state"].value == b"kept"
+
+    @needs("restart", "notices")
+    def test_a_pause_survives_a_restart(self, bench: Bench) -> None:
+        _admitted(bench, "other")
+        bench.pause()
+        bench.restart(empty=False)
+        _admitted(bench, "other")
+        outcome = bench.take(ttl=bench.ttl)
+        assert isinstance(outcome, Refused)
+        assert outcome.reason == "paused"
+
+    @needs("restart", "fields")
+    def test_versions_do_not_come_back_after_a_restart(self, bench: Bench) -> None:
+        first = bench.put("state", b"1")
+        bench.restart(empty=False)
+        assert bench.put("state", b"2") != first
+
+
+def _grants_nothing_for_one_ttl(bench: Bench, *, empty: bool) -> None:
+    _admitted(bench)
+    bench.restart(empty=empty)
+    for name in ("job", "never-seen"):
+        with pytest.raises(StoreUnavailable) as caught:
+            # Long enough that the wait is not over before a slow machine has asked.
+            bench.take(name, ttl=bench.long)
+        assert caught.value.retry_after is not None
+        assert 0 < caught.value.retry_after <= bench.long + 2
+    _admitted(bench)
+
+
+def _ends_what_was_believed(bench: Bench, *, empty: bool) -> None:
+    grant = _admitted(bench)
+    bench.restart(empty=empty)
+    assert bench.renew(grant) == Gone("store_restarted")
+
+
+def _token_grows(bench: Bench, *, empty: bool) -> None:
+    first = _admitted(bench)
+    bench.give(first)
+    bench.restart(empty=empty)
+    assert _admitted(bench).token > first.token
+
+
+def _admitted(bench: Bench, name: str = "job") -> Granted:
+    """A grant as soon as the wait is over; a server of this test's own may be young as well."""
+    for _ in range(5):
+        try:
+            outcome = bench.take(name, ttl=bench.ttl)
+        except StoreUnavailable as error:
+            bench.outlive(error.retry_after or bench.ttl)
+        else:
+            if isinstance(outcome, Granted):
+                return outcome
+            bench.outlive(bench.ttl)
+    raise AssertionError("the store never granted again")

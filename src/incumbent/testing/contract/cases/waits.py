@@ -1,20 +1,22 @@
-"""Cases: a hint may be early, late, lost or spurious; it never delays an answer past `until`."""
+"""Cases: waiting for a change, and the line of those who wait."""
 # ruff: noqa: S101 - a contract's cases are assertions
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from typing import Any
 
 from incumbent import clock
 from incumbent.errors import StoreError
-from incumbent.model import Granted, Refused
+from incumbent.model import OVERTAKEN_MOST, Gone, Granted, Queue, Queued, Refused, TakeOutcome
 from incumbent.testing.contract.bench import Bench
 from incumbent.testing.contract.marks import needs
 
-__all__ = ["WaitCases"]
+__all__ = ["LineCases", "WaitCases"]
+
 
 HINTED_WITHIN = 5.0
 PATIENCE = 15.0
@@ -26,37 +28,29 @@ class WaitCases:
 
     def test_a_wait_for_nothing_ends_at_until(self, bench: Bench) -> None:
         bench.granted()
-        seen = bench.refused().seen
-        started = clock.now()
-        bench.store.wait_change(bench.key(), seen, started + 0.2)
-        assert clock.now() - started < 0.2 + HINTED_WITHIN
+        assert bench.waited(bench.refused().seen, 0.2) < 0.2 + HINTED_WITHIN
 
     def test_a_wait_whose_time_is_over_returns_at_once(self, bench: Bench) -> None:
         bench.granted()
         seen = bench.refused().seen
-        over = clock.now() - 1
-        assert _took(lambda: bench.store.wait_change(bench.key(), seen, over)) < 1
+        assert _took(lambda: bench.waited(seen, -1)) < 1
 
     def test_a_waiter_is_told_of_a_release(self, bench: Bench) -> None:
         grant = bench.granted()
-        with _waiting(bench, bench.refused().seen) as waiter:
+        with _told(bench, bench.refused().seen):
             bench.give(grant)
-            assert waiter.result(HINTED_WITHIN) < HINTED_WITHIN
 
     def test_all_waiters_are_told_of_a_release(self, bench: Bench) -> None:
         grant = bench.granted()
         seen = bench.refused().seen
-        with _waiting(bench, seen) as one, _waiting(bench, seen) as two:
+        with _told(bench, seen), _told(bench, seen):
             bench.give(grant)
-            assert max(one.result(HINTED_WITHIN), two.result(HINTED_WITHIN)) < HINTED_WITHIN
 
     def test_a_release_before_the_wait_is_not_missed(self, bench: Bench) -> None:
         grant = bench.granted()
         seen = bench.refused().seen
         bench.give(grant)
-        started = clock.now()
-        bench.store.wait_change(bench.key(), seen, started + PATIENCE)
-        assert clock.now() - started < HINTED_WITHIN
+        assert bench.waited(seen, PATIENCE) < HINTED_WITHIN
 
     def test_a_record_is_seen_as_a_refusal_is(self, bench: Bench) -> None:
         assert bench.read().seen == ""
@@ -65,23 +59,19 @@ class WaitCases:
 
     def test_a_reader_is_told_of_a_release(self, bench: Bench) -> None:
         grant = bench.granted()
-        with _waiting(bench, bench.read().seen) as waiter:
+        with _told(bench, bench.read().seen):
             bench.give(grant)
-            assert waiter.result(HINTED_WITHIN) < HINTED_WITHIN
 
     def test_a_waiter_is_told_of_another_meta(self, bench: Bench) -> None:
         grant = bench.granted(meta=b"old")
-        with _waiting(bench, bench.read().seen) as waiter:
+        with _told(bench, bench.read().seen):
             bench.renew(grant, meta=b"new")
-            assert waiter.result(HINTED_WITHIN) < HINTED_WITHIN
 
     def test_another_meta_before_the_wait_is_not_missed(self, bench: Bench) -> None:
         grant = bench.granted(meta=b"old")
         seen = bench.refused().seen
         bench.renew(grant, meta=b"new")
-        started = clock.now()
-        bench.store.wait_change(bench.key(), seen, started + PATIENCE)
-        assert clock.now() - started < HINTED_WITHIN
+        assert bench.waited(seen, PATIENCE) < HINTED_WITHIN
 
     def test_a_renewal_that_changes_nothing_is_no_change(self, bench: Bench) -> None:
         grant = bench.granted(meta=b"same")
@@ -93,9 +83,8 @@ class WaitCases:
     @needs("candidates")
     def test_who_waits_is_told_of_a_candidates_grant(self, bench: Bench) -> None:
         bench.give(bench.granted())
-        with _waiting(bench, bench.read().seen) as waiter:
+        with _told(bench, bench.read().seen):
             bench.granted(candidacy=bench.long)
-            assert waiter.result(HINTED_WITHIN) < HINTED_WITHIN
 
     def test_a_waiter_that_is_told_of_nothing_knows_when_to_try_again(self, bench: Bench) -> None:
         bench.granted(ttl=bench.ttl)
@@ -107,14 +96,10 @@ class WaitCases:
         assert isinstance(bench.take(), Granted) or isinstance(refusal, Granted)
 
     def test_a_wait_on_a_name_that_nobody_knows_ends_at_until(self, bench: Bench) -> None:
-        started = clock.now()
-        bench.store.wait_change(bench.key("unknown"), "", started + 0.1)
-        assert clock.now() - started < HINTED_WITHIN
+        assert bench.waited("", 0.1, "unknown") < HINTED_WITHIN
 
     def test_a_wait_with_a_strange_memory_is_harmless(self, bench: Bench) -> None:
-        started = clock.now()
-        bench.store.wait_change(bench.key(), "what another version has seen", started + 0.1)
-        assert clock.now() - started < HINTED_WITHIN
+        assert bench.waited("what another version has seen", 0.1) < HINTED_WITHIN
 
     def test_a_request_whose_time_is_over_answers_quickly(self, bench: Bench) -> None:
         key, over = bench.key(), clock.now() - 1
@@ -128,25 +113,261 @@ class WaitCases:
 
 def _took(ask: Callable[[], object]) -> float:
     started = clock.now()
-    try:
+    with suppress(StoreError):  # no time left is a reason not to try
         ask()
-    except StoreError:
-        pass  # no time left is a reason not to try
     return clock.now() - started
 
 
 @contextmanager
-def _waiting(bench: Bench, seen: str) -> Iterator[Future[float]]:
-    """A waiter in a thread of its own; its result says for how long it waited."""
+def _told(bench: Bench, seen: str) -> Iterator[None]:
+    """One waits in a thread of its own, and is told of what the block does."""
 
     def wait() -> float:
         with bench.another() as mine:
-            started = clock.now()
-            mine.store.wait_change(mine.key(), seen, started + PATIENCE)
-            return clock.now() - started
+            return mine.waited(seen, PATIENCE)
 
     with ThreadPoolExecutor(1) as pool:
         waiter = pool.submit(wait)
         # Whether it waits already cannot be seen from here; told early or late, it must return.
         time.sleep(0.05)
-        yield waiter
+        yield
+        assert waiter.result(HINTED_WITHIN) < HINTED_WITHIN
+
+
+@needs("queue")
+class LineCases:
+    """The first in line has its turn, for as long as it is heard of."""
+
+    def test_who_waits_stands_in_line_in_the_order_of_arrival(self, bench: Bench) -> None:
+        bench.granted(holder="alice")
+        for place in range(3):
+            queued = _place(bench, bench.draw())
+            assert (queued.place, queued.reason) == (place, "held")
+            assert [it.holder for it in queued.holders] == ["alice"]
+
+    def test_who_asks_again_keeps_its_place(self, bench: Bench) -> None:
+        bench.granted()
+        claims = [bench.draw() for _ in range(3)]
+        for claim in (*claims, *reversed(claims)):
+            assert _place(bench, claim).place == claims.index(claim)
+
+    def test_a_fair_line_is_served_in_the_order_of_arrival(self, bench: Bench) -> None:
+        grant = bench.granted()
+        first, second, third = _line(bench, 3)
+        for claim, others in ((first, (third, second)), (second, (third,)), (third, ())):
+            bench.give(grant)
+            for other in others:
+                assert _place(bench, other).reason == "reserved"
+            grant = _got(bench, claim)
+
+    def test_nobody_comes_before_one_that_asked_for_fairness(self, bench: Bench) -> None:
+        grant = bench.granted()
+        (first,) = _line(bench, 1)
+        bench.give(grant)
+        for _ in range(OVERTAKEN_MOST + 2):
+            refusal = bench.refused()
+            assert (refusal.reason, refusal.holders[0].holder) == ("reserved", first[:8])
+            assert refusal.retry_after is not None
+            assert 0 < refusal.retry_after <= bench.long + 0.1
+            assert _place(bench, bench.draw(), fair=False).reason == "reserved"
+        _got(bench, first)
+
+    def test_one_that_did_not_is_overtaken_a_few_times_at_most(self, bench: Bench) -> None:
+        grant = bench.granted()
+        (first,) = _line(bench, 1, fair=False)
+        for _ in range(OVERTAKEN_MOST):
+            bench.give(grant)
+            grant = bench.granted()
+            assert _place(bench, first, fair=False).place == 0
+        bench.give(grant)
+        assert bench.refused().reason == "reserved"
+        _place(bench, bench.draw(), fair=False)
+        _got(bench, first, fair=False)
+
+    def test_a_grant_in_turn_begins_the_count_anew(self, bench: Bench) -> None:
+        grant = bench.granted()
+        first, _ = _line(bench, 2, fair=False)
+        for _ in range(OVERTAKEN_MOST):
+            bench.give(grant)
+            grant = bench.granted()
+        bench.give(grant)
+        bench.give(_got(bench, first, fair=False))
+        bench.granted()
+
+    def test_a_silent_first_has_its_turn_no_longer_than_its_heartbeat(self, bench: Bench) -> None:
+        grant = bench.granted()
+        _line(bench, 1, heartbeat=bench.ttl)
+        (second,) = _line(bench, 1)
+        bench.give(grant)
+        _place(bench, second)
+        bench.outlive(bench.ttl)
+        _got(bench, second)
+
+    def test_the_turn_passes_when_the_holder_died_and_the_first_is_silent(
+        self, bench: Bench
+    ) -> None:
+        bench.granted(ttl=bench.ttl)
+        _line(bench, 1, heartbeat=bench.ttl)
+        (second,) = _line(bench, 1)
+        bench.outlive(bench.ttl)
+        bench.outlive(bench.ttl)
+        # Who looks then may take it, and does not come before another one in vain.
+        bench.give(_got(bench, second))
+        _got(bench, bench.draw(), ttl=bench.ttl)
+
+    def test_the_first_has_its_turn_also_when_the_holder_died(self, bench: Bench) -> None:
+        bench.granted(ttl=bench.ttl)
+        (first,) = _line(bench, 1)
+        bench.outlive(bench.ttl)
+        assert bench.refused().reason == "reserved"
+        _got(bench, first)
+
+    def test_who_leaves_the_line_is_not_waited_for(self, bench: Bench) -> None:
+        grant = bench.granted()
+        first, second = _line(bench, 2)
+        bench.give_up(first)
+        assert _place(bench, second).place == 0
+        bench.give(grant)
+        _got(bench, second)
+
+    def test_who_leaves_without_having_been_granted_is_not_waited_for_and_may_come_again(
+        self, bench: Bench
+    ) -> None:
+        grant = bench.granted()
+        first, second = _line(bench, 2)
+        assert bench.store.give(bench.key(), first, 0, bench.until()) == Gone()
+        assert [_place(bench, claim).place for claim in (second, first)] == [0, 1]
+        bench.give(grant)
+        bench.give(_got(bench, second))
+        _got(bench, first)
+
+    def test_who_leaves_when_its_turn_has_come_passes_it_on(self, bench: Bench) -> None:
+        grant = bench.granted()
+        (first,) = _line(bench, 1)
+        bench.give(grant)
+        second = bench.draw()
+        seen = _place(bench, second).seen
+        bench.give_up(first)
+        assert bench.waited(seen, PATIENCE) < HINTED_WITHIN
+        _got(bench, second)
+
+    def test_who_was_granted_stands_in_line_no_more(self, bench: Bench) -> None:
+        grant = bench.granted()
+        (first,) = _line(bench, 1)
+        bench.give(grant)
+        grant = _got(bench, first)
+        second = bench.draw()
+        assert _place(bench, second).place == 0
+        bench.give(grant)
+        _got(bench, second)
+
+    def test_the_holder_repeats_its_take_whoever_waits(self, bench: Bench) -> None:
+        claim = bench.draw()
+        grant = _got(bench, claim)
+        _line(bench, 1)
+        assert _got(bench, claim).token == grant.token
+
+    def test_who_tries_once_stands_in_no_line(self, bench: Bench) -> None:
+        grant = bench.granted()
+        assert not isinstance(bench.take(), Queued)
+        first = bench.draw()
+        assert _place(bench, first).place == 0
+        bench.give(grant)
+        _got(bench, first)
+
+    def test_waiting_is_no_change(self, bench: Bench) -> None:
+        bench.granted()
+        seen = bench.refused().seen
+        _line(bench, 1)
+        assert bench.refused().seen == seen == bench.read().seen
+
+    def test_lines_of_different_names_are_apart(self, bench: Bench) -> None:
+        for name in ("a", "a:q", "a/b"):
+            bench.granted(name)
+            assert _place(bench, bench.draw(), name).place == 0
+        assert bench.scan() == ["a", "a/b", "a:q"]
+
+    @needs("reservations")
+    def test_a_successor_comes_before_the_line(self, bench: Bench) -> None:
+        grant = bench.granted()
+        (first,) = _line(bench, 1)
+        bench.give(grant, closed_for=bench.long, reserve_for="bob")
+        assert _place(bench, first).reason == "reserved"
+        bench.give(bench.granted(holder="bob"))
+        _got(bench, first)
+
+    @needs("notices")
+    def test_a_pause_keeps_the_line(self, bench: Bench) -> None:
+        grant = bench.granted()
+        (first,) = _line(bench, 1)
+        second = bench.draw()
+        bench.pause()
+        bench.give(grant)
+        assert _place(bench, first).reason == _place(bench, second).reason == "paused"
+        bench.pause(None)
+        _place(bench, second)
+        _got(bench, first)
+
+    def test_who_is_next_is_told_of_a_release(self, bench: Bench) -> None:
+        grant = bench.granted()
+        line = _line(bench, 2)
+
+        def wait(claim: str) -> float:
+            with bench.another() as mine:
+                started = clock.now()
+                # As waiters do: a wait may end early, and then they look.
+                while isinstance(outcome := _ask(mine, claim), Refused):
+                    mine.waited(outcome.seen, PATIENCE)
+                    if clock.now() - started > PATIENCE:
+                        break
+                else:
+                    mine.give(outcome)
+                return clock.now() - started
+
+        with ThreadPoolExecutor(2) as pool:
+            waiting = [pool.submit(wait, claim) for claim in line]
+            time.sleep(0.1)
+            bench.give(grant)
+            assert max(it.result() for it in waiting) < HINTED_WITHIN
+
+    @needs("candidates")
+    def test_a_candidate_in_line_is_listed(self, bench: Bench) -> None:
+        bench.granted()
+        claim = bench.draw()
+        _place(bench, claim, candidacy=bench.long)
+        assert [it.holder for it in bench.read().candidates] == [claim[:8]]
+
+
+def _ask(
+    bench: Bench,
+    claim: str,
+    name: str = "job",
+    *,
+    fair: bool = True,
+    heartbeat: float | None = None,
+    **ask: Any,
+) -> TakeOutcome:
+    """One that waits asks; its holder's name is the start of its claim."""
+    queue = Queue(bench.long if heartbeat is None else heartbeat, fair)
+    return bench.take(name, claim, holder=claim[:8], queue=queue, **ask)
+
+
+def _place(bench: Bench, claim: str, name: str = "job", **ask: Any) -> Queued:
+    outcome = _ask(bench, claim, name, **ask)
+    assert isinstance(outcome, Queued), outcome
+    return outcome
+
+
+def _got(bench: Bench, claim: str, **ask: Any) -> Granted:
+    outcome = _ask(bench, claim, **ask)
+    assert isinstance(outcome, Granted), outcome
+    assert outcome.claim == claim
+    return outcome
+
+
+def _line(bench: Bench, count: int, **ask: Any) -> list[str]:
+    """The claims of so many who came to stand in line, one after the other."""
+    claims = [bench.draw() for _ in range(count)]
+    for claim in claims:
+        _place(bench, claim, **ask)
+    return claims
