@@ -157,6 +157,7 @@ def test_a_member_that_starts_or_got_a_snapshot_is_looked_at_again_after_it_did_
     [
         "etcdserver: permission denied",
         "unknown service etcdserverpb.Maintenance",
+        "Not Found",
         "unknown method Status for service etcdserverpb.Maintenance",
     ],
 )

@@ -94,7 +94,8 @@ class AlarmThread:
         except OSError:
             # Somebody closed its descriptors: the one who sleeps on them finds itself replaced.
             _log.exception("%s: its alarm was closed by others; it starts again", self.name)
-            self._bury()
+            if self.alarm is alarm:
+                self._bury()
             self._start()
 
     def _live(self, alarm: Alarm) -> None:

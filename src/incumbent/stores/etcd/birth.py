@@ -116,7 +116,9 @@ class Birth(Exchange[W]):
         found = await self.marker(until)
         if known is not None and found and _value(found) == known.value:
             return False
-        self.memory.disown()
+        # Another thread may have learnt of a newer one meanwhile.
+        if known is not None and self.memory.born is known:
+            self.memory.disown()
         return True
 
     # -- the marker -----------------------------------------------------------------------------

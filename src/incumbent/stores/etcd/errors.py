@@ -74,7 +74,10 @@ class Answered(Exception):
 
 _MISSING: Final = "requested lease not found"
 _STALE_TOKEN: Final = ("invalid auth token", "revision of auth store is old")
-_NEVER: Final = ("permission denied", "unknown service", "unknown method")
+_NEVER: Final = (
+    *("permission denied", "unknown service", "unknown method"),
+    *("Not Found", "Not Implemented"),  # A gateway that does not route the call.
+)
 _ELSEWHERE: Final = ("no leader", "leader changed", "timed out", "server stopped", "not healthy")
 _FULL: Final = (
     "its database is full (alarm NOSPACE): compact and defragment it, then `etcdctl alarm disarm`"

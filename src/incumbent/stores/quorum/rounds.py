@@ -7,6 +7,7 @@ it is left at any node that answers, or the caller is told that the outcome is u
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from random import random
 from typing import Final
@@ -202,7 +203,8 @@ class Rounds:
                 await self._take_back(take)
                 if no.kind == "paused" and any(isinstance(it, Vote) for it in take.answers):
                     # One that missed it is told, before those that know it fail.
-                    await self._is_paused(take)
+                    with suppress(StoreError):
+                        await self._is_paused(take)
                 return self.quorum.dialect.refusal(no)
             case ballots.Split():
                 return await self._split(take, count, verdict)

@@ -71,12 +71,12 @@ def _about_wait(site: Site, longest: float, ttl: float) -> list[Finding]:
 
 def look_at_resync() -> Program[list[Finding]]:
     """Findings for `doctor`: how soon a master that becomes a replica has its new master's data."""
-    (said,) = yield Step(pack("CONFIG", "GET", "repl-diskless-sync*"), 1)
-    if not isinstance(said, list):
+    info, said = yield Step(pack("INFO") + pack("CONFIG", "GET", "repl-diskless-sync*"), 2)
+    settings = dict(zip(said[::2], said[1::2], strict=False)) if isinstance(said, list) else {}
+    if b"repl-diskless-sync" not in settings or not read_facts(info).replicas:
         return []
-    settings = dict(zip(said[::2], said[1::2], strict=False))
-    delay = int(settings.get(b"repl-diskless-sync-delay", b"0"))
-    diskless = settings.get(b"repl-diskless-sync") == b"yes"
+    delay = int(settings[b"repl-diskless-sync-delay"])
+    diskless = settings[b"repl-diskless-sync"] == b"yes"
     if diskless and delay >= _RESYNC_LEAST:
         return []
     what = f"repl-diskless-sync-delay {delay}" if diskless else "repl-diskless-sync no"

@@ -40,6 +40,7 @@ class Facts:
     maxmemory: int
     policy: str
     aof: bool
+    replicas: int = 0
     promoted: str = ""
     master_for: float = inf
     run: str = ""
@@ -79,6 +80,7 @@ def read_facts(text: bytes) -> Facts:
         maxmemory=_number(said, "maxmemory"),
         policy=said.get("maxmemory_policy", "noeviction"),
         aof=said.get("aof_enabled") == "1",
+        replicas=_number(said, "connected_slaves"),
         promoted=promoted,
         run=said.get("run_id", ""),
         replication=said.get("master_replid", ""),
