@@ -46,7 +46,7 @@ def _from_file(environ: Mapping[str, str]) -> str | None:
 
 
 def _this_host() -> str:
-    from incumbent.stores.sqlite.placement import detect_here
+    from incumbent.stores.sqlite.host import detect_here
 
     where = detect_here()
     if where is not None:

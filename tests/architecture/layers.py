@@ -110,5 +110,5 @@ AVOIDED = frozenset({"unlock", "obtain", "refresh", "watchdog", "resource", "own
 # Where users look, a token is a fencing token; the store contract says `token` for short.
 NO_BARE_TOKEN = ("sync", "aio", "handles", "errors")
 
-LONGEST_FILE = 399
+LONGEST_FILE = 600
 LONGEST_FUNCTION = 50

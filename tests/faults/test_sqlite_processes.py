@@ -130,7 +130,7 @@ def end(process: subprocess.Popen[str]) -> None:
 
 STOPS_IN_A_TRANSACTION = """
 import signal
-link = engine._make()[0].pool.borrow()
+link = engine.store().file.borrow()
 link.execute("BEGIN IMMEDIATE")
 print("in", flush=True)
 os.kill(os.getpid(), signal.SIGSTOP)
@@ -198,7 +198,7 @@ def test_a_fork_in_the_middle_of_a_transaction_leaves_the_child_without_the_file
     tmp_path: Path,
 ) -> None:
     code = """
-pool = engine._make()[0].pool
+pool = engine.store().file
 link = pool.borrow()
 link.execute("BEGIN IMMEDIATE")
 reader, writer = os.pipe()
@@ -221,7 +221,7 @@ print(type(take()).__name__)
 def test_a_child_never_closes_what_its_parent_has_open(tmp_path: Path) -> None:
     code = """
 import gc, sqlite3
-link = engine._make()[0].pool.borrow()
+link = engine.store().file.borrow()
 link.execute("BEGIN IMMEDIATE")
 child = os.fork()
 if not child:
@@ -244,7 +244,7 @@ def test_a_child_that_ends_after_its_parent_does_not_close_the_parents_connectio
 ) -> None:
     # A last close would copy and delete a log that may be somebody else's by then.
     code = """
-link = engine._make()[0].pool.borrow()
+link = engine.store().file.borrow()
 link.execute("BEGIN IMMEDIATE")
 reader, writer = os.pipe()
 if os.fork():
@@ -312,7 +312,7 @@ mark("other")
 second = SqliteEngine(Path(sys.argv[1])).store()
 mark("reopening")
 second.take(Key("default", "b"), "b", Ask(1.0, "me"), soon())
-link = engine._make()[0].pool.borrow()
+link = engine.store().file.borrow()
 link.execute("UPDATE state SET reserved = floor + 10")
 third = SqliteEngine(Path(sys.argv[1])).store()
 mark("reserving")
@@ -383,7 +383,7 @@ print(held[0].claim)
 def test_a_file_that_may_not_be_written_is_refused_for_good(tmp_path: Path, what: str) -> None:
     # Root may write anywhere, so the process becomes somebody else first.
     code = f"""
-from incumbent.stores.sqlite import aio, diagnosis
+from incumbent.stores.sqlite import doctor
 if {what == "file"}:
     take()
     store.close()

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import ModuleType
 from typing import NamedTuple
 
 import pytest
 
-from incumbent.stores.sqlite import dialect, lines
+from incumbent.stores.sqlite import schema
 from incumbent.testing.contract import Bench, StoreContract
 from incumbent.testing.contract.bench import DRIVERS
 from tests.contract.test_sqlite import SqliteWorld
@@ -22,7 +21,6 @@ class Bug(NamedTuple):
     name: str
     of: str
     by: str
-    module: ModuleType = dialect
 
 
 CAUGHT_BY = {
@@ -61,14 +59,12 @@ CAUGHT_BY = {
     "the_holder_is_told_of_a_pause": Bug("TOUCH", "max(switched, excluded.switched)", "switched"),
     "a_field_can_be_removed": Bug("DROP_FIELD", "name = ?", "name = ? || 'x'"),
     "a_fair_line_is_served_in_the_order_of_arrival": Bug(
-        "_STAND", "1 + coalesce(max(place), 0)", "-coalesce(count(*), 0)", lines
+        "JOIN_LINE", "1 + coalesce(max(place), 0)", "-coalesce(count(*), 0)"
     ),
-    "who_leaves_the_line_is_not_waited_for": Bug("_LEAVE", "AND claim = ?", "AND ? = 0", lines),
-    "the_first_has_its_turn_also_when_the_holder_died": Bug(
-        "_TURN", "due = ?", "due = 0 * ?", lines
-    ),
+    "who_leaves_the_line_is_not_waited_for": Bug("LEAVE_LINE", "AND claim = ?", "AND ? = 0"),
+    "the_first_has_its_turn_also_when_the_holder_died": Bug("SET_TURN", "due = ?", "due = 0 * ?"),
     "one_that_did_not_is_overtaken_a_few_times_at_most": Bug(
-        "_TURN", "overtaken = ?", "overtaken = 0 * ?", lines
+        "SET_TURN", "overtaken = ?", "overtaken = 0 * ?"
     ),
     "nobody_comes_before_one_that_asked_for_fairness": Bug(
         "GIVE", "due = ? + lined", "due = 0 * ?"
@@ -87,7 +83,7 @@ CAUGHT_BY_OWN = {
     ),
     "a_renewal_that_comes_late_revives_nothing": Bug("RENEW", "expires > ?6", "expires >= ?6"),
     "an_unreadable_newer_row_counts_as_held": Bug("SEE", "l.format", "min(l.format, 1)"),
-    "a_slot_is_open_to_the_claim_that_took_it": Bug("SEE_SLOT", "SELECT claim", "SELECT ''"),
+    "a_slot_is_open_to_the_claim_that_took_it": Bug("SEE_SLOT", "claim != ?", "? IS NOT NULL"),
 }
 
 
@@ -108,9 +104,9 @@ def test_a_planted_bug_is_caught(
 ) -> None:
     _run(tmp_path / "sound", case)
     bug = CAUGHT_BY[case]
-    statement = getattr(bug.module, bug.name)
+    statement = getattr(schema, bug.name)
     assert bug.of in statement
-    monkeypatch.setattr(bug.module, bug.name, statement.replace(bug.of, bug.by))
+    monkeypatch.setattr(schema, bug.name, statement.replace(bug.of, bug.by))
     with pytest.raises((AssertionError, pytest.fail.Exception)):
         _run(tmp_path / "planted", case)
 
@@ -130,8 +126,8 @@ def test_a_planted_bug_is_caught_by_a_test_of_the_file(
 ) -> None:
     _run_own(tmp_path / "sound", test)
     bug = CAUGHT_BY_OWN[test]
-    statement = getattr(bug.module, bug.name)
+    statement = getattr(schema, bug.name)
     assert bug.of in statement
-    monkeypatch.setattr(bug.module, bug.name, statement.replace(bug.of, bug.by))
+    monkeypatch.setattr(schema, bug.name, statement.replace(bug.of, bug.by))
     with pytest.raises((AssertionError, pytest.fail.Exception)):
         _run_own(tmp_path / "planted", test)

@@ -29,12 +29,10 @@ from incumbent.model import (
     Stored,
 )
 from incumbent.stores.sqlite import SqliteEngine, schema
-from incumbent.stores.sqlite.core import Core
+from incumbent.stores.sqlite.connection import Connection
+from incumbent.stores.sqlite.file import SqliteFile
 from incumbent.stores.sqlite.host import Host
-from incumbent.stores.sqlite.link import Link
-from incumbent.stores.sqlite.pool import Pool
-from incumbent.stores.sqlite.store import SqliteStore
-from incumbent.stores.sqlite.upkeep import Upkeep
+from incumbent.stores.sqlite.retry import SqliteStore
 from tests.support.pace import lasted
 
 KEY = Key("default", "report")
@@ -42,7 +40,7 @@ ASK = Ask(10.0, "me")
 
 
 class Machine:
-    """A host with one file; upkeep runs in line, so that what it does can be looked at."""
+    """A host with one file; cleaning up runs in line, so that its effect can be looked at."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -50,9 +48,8 @@ class Machine:
         self.booted = 0.0
         self.time = 1_000.0
         self.wall_time = 1_800_000_000.0
-        self.pool = Pool(path, self.host)
-        self.core = Core(self.pool, Upkeep(self.pool, lambda work: work()))
-        self.store = SqliteStore(self.core)
+        self.file = SqliteFile(path, self.host, spawn=lambda work: work())
+        self.store = SqliteStore(self.file)
 
     def host(self) -> Host:
         booted = self.booted
@@ -412,10 +409,10 @@ def test_an_event_loop_goes_on_while_a_peer_locks_the_file(tmp_path: Path) -> No
 
 def test_a_full_disk_is_certainly_not_applied(machine: Machine) -> None:
     machine.give(machine.grant())
-    link = machine.pool.borrow()
-    (pages,) = link.execute("PRAGMA page_count").fetchone()
-    link.execute(f"PRAGMA max_page_count = {pages}")
-    machine.pool.put_back(link)
+    connection = machine.file.borrow()
+    (pages,) = connection.execute("PRAGMA page_count").fetchone()
+    connection.execute(f"PRAGMA max_page_count = {pages}")
+    machine.file.put_back(connection)
     with pytest.raises(StoreUnavailable, match="free some space") as caught:
         for number in range(100):
             machine.take(Key("default", f"{'x' * 150}{number}"))
@@ -423,8 +420,8 @@ def test_a_full_disk_is_certainly_not_applied(machine: Machine) -> None:
 
 
 def failing_commit(machine: Machine, code: int) -> None:
-    link = machine.pool.borrow()
-    execute = link.execute
+    connection = machine.file.borrow()
+    execute = connection.execute
 
     def fail(statement: str, *values: object) -> sqlite3.Cursor:
         if statement == "COMMIT":
@@ -433,8 +430,8 @@ def failing_commit(machine: Machine, code: int) -> None:
             raise error
         return execute(statement, *values)
 
-    link.execute = fail
-    machine.pool.put_back(link)
+    connection.execute = fail
+    machine.file.put_back(connection)
 
 
 def test_a_commit_that_fails_on_the_disk_is_unknown(machine: Machine) -> None:
@@ -462,8 +459,8 @@ def test_an_interruption_anywhere_leaves_no_lock_and_no_half_of_a_change(
     machine: Machine, place: str, when: str
 ) -> None:
     machine.give(machine.grant())
-    link = machine.pool.borrow()
-    execute = link.execute
+    connection = machine.file.borrow()
+    execute = connection.execute
 
     def interrupt(statement: str, *values: object) -> sqlite3.Cursor:
         hit = statement.lstrip().startswith(place)
@@ -474,8 +471,8 @@ def test_an_interruption_anywhere_leaves_no_lock_and_no_half_of_a_change(
             raise Interrupted
         return cursor
 
-    link.execute = interrupt
-    machine.pool.put_back(link)
+    connection.execute = interrupt
+    machine.file.put_back(connection)
     with pytest.raises(Interrupted):
         machine.take(claim="a")
     applied = place == "COMMIT" and when == "after"
@@ -487,18 +484,18 @@ def test_an_interruption_anywhere_leaves_no_lock_and_no_half_of_a_change(
 
 def test_a_signal_handler_in_the_middle_has_a_connection_of_its_own(machine: Machine) -> None:
     machine.give(machine.grant())
-    used: list[Link] = []
+    used: list[Connection] = []
     seen: list[object] = []
 
     def handler(number: int, frame: FrameType | None) -> None:
-        other = machine.pool.borrow()
+        other = machine.file.borrow()
         used.append(other)
-        machine.pool.put_back(other)
+        machine.file.put_back(other)
         seen.append(machine.store.read(KEY, soon()).holdings)
 
     before = signal.signal(signal.SIGUSR1, handler)
-    link = machine.pool.borrow()
-    execute = link.execute
+    connection = machine.file.borrow()
+    execute = connection.execute
 
     def with_signal(statement: str, *values: object) -> sqlite3.Cursor:
         cursor = execute(statement, *values)
@@ -506,14 +503,14 @@ def test_a_signal_handler_in_the_middle_has_a_connection_of_its_own(machine: Mac
             signal.raise_signal(signal.SIGUSR1)
         return cursor
 
-    link.execute = with_signal
-    machine.pool.put_back(link)
+    connection.execute = with_signal
+    machine.file.put_back(connection)
     try:
         granted = machine.grant()
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert used
-    assert link not in used
+    assert connection not in used
     assert set(seen) == {()}
     assert machine.store.renew([renewal(granted)], soon()) == [Renewed()]
 
@@ -589,9 +586,9 @@ def test_a_batch_of_renewals_is_one_transaction(machine: Machine) -> None:
     keys = [Key("default", f"k{number}") for number in range(10)]
     batch = [renewal(machine.grant(key), key) for key in keys]
     statements: list[str] = []
-    link = machine.pool.borrow()
-    link.connection.set_trace_callback(statements.append)
-    machine.pool.put_back(link)
+    connection = machine.file.borrow()
+    connection.raw.set_trace_callback(statements.append)
+    machine.file.put_back(connection)
     assert machine.store.renew(batch, soon()) == [Renewed()] * 10
     assert sum(statement.startswith("BEGIN") for statement in statements) == 1
 
@@ -607,13 +604,13 @@ def test_waiting_reads_and_takes_no_lock(machine: Machine) -> None:
 
 
 def test_only_so_many_connections_are_kept(machine: Machine) -> None:
-    links = [machine.pool.borrow() for _ in range(20)]
-    for link in links:
-        machine.pool.put_back(link)
+    connections = [machine.file.borrow() for _ in range(20)]
+    for connection in connections:
+        machine.file.put_back(connection)
     usable = 0
-    for link in links:
+    for connection in connections:
         try:
-            link.execute("SELECT 1")
+            connection.execute("SELECT 1")
             usable += 1
         except sqlite3.ProgrammingError:
             pass

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from incumbent.model import (
     Ask,
@@ -19,6 +20,8 @@ from incumbent.stores.base import Store
 
 __all__ = ["InlineAsyncStore"]
 
+T = TypeVar("T")
+
 
 class InlineAsyncStore:
     """An AsyncStore without `wait_change`. Each call takes microseconds: a thread costs more."""
@@ -26,13 +29,17 @@ class InlineAsyncStore:
     def __init__(self, store: Store) -> None:
         self._store = store
 
+    async def _run(self, until: float, operation: Callable[[], T]) -> T:
+        # The one place for what an engine adds to an operation, such as another try.
+        return operation()
+
     async def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
         """See Store.take."""
-        return self._store.take(key, claim, ask, until)
+        return await self._run(until, lambda: self._store.take(key, claim, ask, until))
 
     async def renew(self, renewals: Sequence[Renewal], until: float) -> list[RenewOutcome]:
         """See Store.renew."""
-        return self._store.renew(renewals, until)
+        return await self._run(until, lambda: self._store.renew(renewals, until))
 
     async def give(
         self,
@@ -46,23 +53,26 @@ class InlineAsyncStore:
         slot: str | None = None,
     ) -> GiveOutcome:
         """See Store.give."""
-        return self._store.give(
-            key, claim, token, until, closed_for=closed_for, reserve_for=reserve_for, slot=slot
+        return await self._run(
+            until,
+            lambda: self._store.give(
+                key, claim, token, until, closed_for=closed_for, reserve_for=reserve_for, slot=slot
+            ),
         )
 
     async def put(
         self, key: Key, field: str, value: bytes | None, guard: Guard, until: float
     ) -> PutOutcome:
         """See Store.put."""
-        return self._store.put(key, field, value, guard, until)
+        return await self._run(until, lambda: self._store.put(key, field, value, guard, until))
 
     async def read(self, key: Key, until: float) -> Record:
         """See Store.read."""
-        return self._store.read(key, until)
+        return await self._run(until, lambda: self._store.read(key, until))
 
     async def scan(self, namespace: str, prefix: str, until: float) -> tuple[Record, ...]:
         """See Store.scan."""
-        return self._store.scan(namespace, prefix, until)
+        return await self._run(until, lambda: self._store.scan(namespace, prefix, until))
 
     async def aclose(self) -> None:
         """The blocking side owns whatever there is to close."""

@@ -1,23 +1,24 @@
-"""`sqlite:` as an engine: what it can do, and where its file is."""
+"""`sqlite:` as an engine: what it can do, and which file a URL names."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from incumbent.errors import ConfigError
 from incumbent.model import Capabilities
-from incumbent.stores.sqlite.filesystem import check_file_system
-from incumbent.stores.sqlite.location import path_of
+from incumbent.stores.sqlite.host import Host, check_file_system, this_host
 
 if TYPE_CHECKING:
-    from incumbent.stores.sqlite.aio import AsyncSqliteStore
-    from incumbent.stores.sqlite.core import Core
-    from incumbent.stores.sqlite.host import Host
-    from incumbent.stores.sqlite.store import SqliteStore
+    from incumbent.stores.sqlite.retry import AsyncSqliteStore, SqliteStore
 
-__all__ = ["SqliteEngine", "open_sqlite"]
+__all__ = ["SqliteEngine", "default_path", "open_sqlite", "path_of"]
+
+_FORMS: Final = (
+    'write "sqlite:" for the file of this user, or "sqlite:///absolute/path.db" for one of your own'
+)
 
 
 class SqliteEngine:
@@ -43,7 +44,7 @@ class SqliteEngine:
         path: Path,
         *,
         default: bool = False,
-        host: Callable[[], Host] | None = None,
+        host: Callable[[], Host] = this_host,
         check_place: Callable[[Path], None] = check_file_system,
     ) -> None:
         """`default` lets missing folders be made; `host` and `check_place` are for tests."""
@@ -53,46 +54,37 @@ class SqliteEngine:
         self._default = default
         self._host = host
         self._check_place = check_place
-        self._made: tuple[Core, SqliteStore] | None = None
-        self._async: AsyncSqliteStore | None = None
+        self._store: SqliteStore | None = None
+        self._async_store: AsyncSqliteStore | None = None
 
     def store(self) -> SqliteStore:
         """See Engine.store."""
-        return self._make()[1]
+        # sqlite3 is loaded here, not by a program that only names a store. Two threads that come
+        # at once would make two stores over one file, which is as good as one.
+        if self._store is None:
+            from incumbent.stores.sqlite.file import SqliteFile
+            from incumbent.stores.sqlite.retry import SqliteStore
+
+            self._store = SqliteStore(
+                SqliteFile(
+                    self.path, self._host, default=self._default, check_place=self._check_place
+                )
+            )
+        return self._store
 
     def async_store(self) -> AsyncSqliteStore:
         """See Engine.async_store."""
-        if self._async is None:
-            from incumbent.stores.sqlite.aio import AsyncSqliteStore
+        if self._async_store is None:
+            from incumbent.stores.sqlite.retry import AsyncSqliteStore
 
-            self._async = AsyncSqliteStore(self._make()[0])
-        return self._async
+            self._async_store = AsyncSqliteStore(self.store().file)
+        return self._async_store
 
     def diagnose(self, ttl: float, until: float) -> list[tuple[str, str, str]]:
         """See Engine.diagnose."""
-        from incumbent.stores.sqlite.diagnosis import findings
+        from incumbent.stores.sqlite.doctor import findings
 
-        return findings(self.path, self._make()[0])
-
-    def _make(self) -> tuple[Core, SqliteStore]:
-        # sqlite3 is loaded here, not by whoever only names a store. Two threads that come at once
-        # would make two stores over one file, which is as good as one.
-        if self._made is None:
-            from incumbent.stores.sqlite.core import Core
-            from incumbent.stores.sqlite.host import this_host
-            from incumbent.stores.sqlite.pool import Pool
-            from incumbent.stores.sqlite.store import SqliteStore
-            from incumbent.stores.sqlite.upkeep import Upkeep
-
-            pool = Pool(
-                self.path,
-                self._host or this_host,
-                default=self._default,
-                check_place=self._check_place,
-            )
-            core = Core(pool, Upkeep(pool))
-            self._made = (core, SqliteStore(core))
-        return self._made
+        return findings(self.store().file)
 
 
 def open_sqlite(url: str, environ: Mapping[str, str] = os.environ) -> SqliteEngine:
@@ -101,3 +93,48 @@ def open_sqlite(url: str, environ: Mapping[str, str] = os.environ) -> SqliteEngi
     Raises ConfigError for another form, for any option, and for a network file system.
     """
     return SqliteEngine(path_of(url, environ), default=url == "sqlite:")
+
+
+def path_of(url: str, environ: Mapping[str, str] = os.environ) -> Path:
+    """The absolute path that `url` names; ConfigError for any other form and for any option."""
+    scheme, colon, rest = url.partition(":")
+    place, mark, options = rest.partition("?")
+    if scheme != "sqlite" or not colon:
+        raise _refused(url, "is not a sqlite URL")
+    if mark:
+        option = options.partition("=")[0]
+        raise _refused(url, f"has the option {option!r}, and this store knows none")
+    if not place:
+        return default_path(environ)
+    if not place.startswith("//"):
+        raise _refused(url, "has no // before its path")
+    if not place.startswith("///"):
+        raise _refused(url, f"names a host, {place[2:].partition('/')[0]!r}: a file is local")
+    path = place[2:]
+    if "%" in path:
+        from urllib.parse import unquote
+
+        path = unquote(path)
+    if "\0" in path or path.endswith("/") or "#" in url:
+        raise _refused(url, "does not name a file (a # in a path is written %23)")
+    return Path(path)
+
+
+def default_path(environ: Mapping[str, str]) -> Path:
+    """`$XDG_STATE_HOME/incumbent/incumbent.db`, else below ~/.local/state (XDG Base Directory)."""
+    state = environ.get("XDG_STATE_HOME", "")
+    if state.startswith("/"):  # the specification says to ignore a relative one
+        return Path(state, "incumbent", "incumbent.db")
+    try:
+        home = environ.get("HOME", "") or Path.home()
+    except RuntimeError as error:
+        raise ConfigError(
+            "sqlite: has no place for its file: neither XDG_STATE_HOME nor HOME is set, and this"
+            ' user has no home. Name the file: "sqlite:///absolute/path.db"',
+            name="store",
+        ) from error
+    return Path(home, ".local", "state", "incumbent", "incumbent.db")
+
+
+def _refused(url: str, why: str) -> ConfigError:
+    return ConfigError(f"{url} {why}: {_FORMS}", name="store")

@@ -1,32 +1,46 @@
-"""The clock and the identity of the *host*, the same in each of its containers.
+"""What this process runs on: the host's clock and identity, its file systems, and containers.
 
-A time namespace shifts CLOCK_BOOTTIME by an offset of its own at the same boot id
-(time_namespaces(7)); ttls in a file that two of them share must not be counted on shifted clocks.
-What cannot be read is refused: a guess would let one container steal from another.
+A file excludes on its own host only. SQLite's write-ahead log needs memory shared by all its users
+(https://sqlite.org/wal.html, "Overview", disadvantage 2), and ttls are counted on one kernel's
+clock. A time namespace shifts CLOCK_BOOTTIME by an offset of its own at the same boot id
+(time_namespaces(7)), so that offset is taken off again. Facts about the clock that cannot be read
+are refused: a guess would let one container steal from another.
 """
 
 from __future__ import annotations
 
+import os
 import sys
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from incumbent import clock
-from incumbent.errors import StoreUnavailable
+from incumbent.errors import ConfigError, StoreUnavailable
 
-__all__ = ["Host", "boottime_offset", "this_host"]
+__all__ = [
+    "UNKNOWN",
+    "Host",
+    "boottime_offset",
+    "check_file_system",
+    "detect_here",
+    "detect_orchestrator",
+    "file_system_of",
+    "is_doubtful",
+    "this_host",
+    "type_in",
+]
 
 _BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
+_MOUNTS: Final = "/proc/self/mountinfo"
 _OFFSETS: Final = "/proc/self/timens_offsets"
 _OUR_NAMESPACE: Final = "/proc/self/ns/time"
 _CHILDRENS_NAMESPACE: Final = "/proc/self/ns/time_for_children"
 
+# -- the clock and the boot ------------------------------------------------------------------
 
-@dataclass(frozen=True, slots=True)
-class Host:
+
+class Host(NamedTuple):
     """`now`: seconds since the host's boot, suspend included; `wall`: seconds since 1970."""
 
     now: Callable[[], float]
@@ -35,13 +49,15 @@ class Host:
 
 
 def this_host(platform: str = sys.platform) -> Host:
-    """The host this process runs on.
+    """The host this process runs on, the same in each of its containers.
 
     Raises StoreUnavailable (permanent) where its boot id or its boot time cannot be known.
     """
     if platform == "linux":
-        return Host(_host_clock(), clock.wall, _linux_boot_id())
-    return Host(_other_clock, clock.wall, _other_boot_id())  # pragma: no cover - not Linux
+        offset = _offset_of_this_process()
+        now = (lambda: clock.now() - offset) if offset else clock.now
+        return Host(now, clock.wall, _linux_boot_id())
+    return Host(clock.now, clock.wall, _other_boot_id())  # pragma: no cover - not Linux
 
 
 def boottime_offset(offsets: str) -> float:
@@ -53,13 +69,6 @@ def boottime_offset(offsets: str) -> float:
             seconds, nanoseconds = numbers
             return int(seconds) + int(nanoseconds) / 1e9
     raise ValueError("no line for boottime")
-
-
-def _host_clock() -> Callable[[], float]:
-    offset = _offset_of_this_process()
-    if not offset:
-        return clock.now
-    return lambda: clock.now() - offset
 
 
 def _offset_of_this_process() -> float:
@@ -80,7 +89,7 @@ def _offset_of_this_process() -> float:
 
 def _linux_boot_id() -> str:
     try:
-        mounts = Path("/proc/self/mountinfo").read_text(errors="surrogateescape")
+        mounts = Path(_MOUNTS).read_text(errors="surrogateescape")
         boot_id = Path(_BOOT_ID).read_text().strip()
     except OSError as error:
         raise _unknowable(f"{error.filename} cannot be read ({error.strerror})") from error
@@ -88,19 +97,6 @@ def _linux_boot_id() -> str:
     if f" {_BOOT_ID} " in mounts:
         raise _unknowable(f"{_BOOT_ID} is hidden by a mount, so it is not the host's")
     return boot_id
-
-
-def _unknowable(what: str) -> StoreUnavailable:
-    return StoreUnavailable(
-        f"the boot time of the host cannot be known: {what}. Leases in a file count on it; use"
-        " a network store such as redis://host here",
-        permanent=True,
-    )
-
-
-def _other_clock() -> float:  # pragma: no cover - not Linux
-    # macOS counts sleep in CLOCK_MONOTONIC, and not in what time.monotonic() reads there.
-    return time.clock_gettime(time.CLOCK_MONOTONIC)
 
 
 def _other_boot_id() -> str:  # pragma: no cover - not Linux
@@ -112,3 +108,138 @@ def _other_boot_id() -> str:  # pragma: no cover - not Linux
     except (OSError, subprocess.SubprocessError) as error:
         raise _unknowable(f"{' '.join(command)} failed") from error
     return found.stdout.strip()
+
+
+def _unknowable(what: str) -> StoreUnavailable:
+    return StoreUnavailable(
+        f"the boot time of the host cannot be known: {what}. Leases in a file count on it; use"
+        " a network store such as redis://host here",
+        permanent=True,
+    )
+
+
+# -- file systems ----------------------------------------------------------------------------
+
+UNKNOWN: Final = ""
+
+_SHARED: Final = frozenset(
+    {
+        # network and cluster file systems
+        "nfs", "nfs4", "cifs", "smb2", "smb3", "smbfs", "ncpfs", "afs", "coda", "ceph",
+        "glusterfs", "lustre", "beegfs", "gpfs", "gfs2", "ocfs2", "orangefs", "pvfs2",
+        # folders of another kernel: the host of a virtual machine, or Docker Desktop's
+        "9p", "virtiofs", "vboxsf", "vmhgfs", "prl_fs", "osxfs", "grpcfuse", "fakeowner",
+        # the same through FUSE, without "fuse."
+        "sshfs", "s3fs", "rclone", "vmhgfs-fuse", "ceph-fuse", "goofys", "gcsfuse", "blobfuse",
+        "blobfuse2", "davfs", "davfs2", "juicefs", "seaweedfs", "moosefs", "mfs", "cephfs",
+        "gvfsd-fuse", "smbnetfs", "hdfs", "curlftpfs",
+    }
+)  # fmt: skip
+
+
+def type_in(mountinfo: str, path: str) -> str:
+    """The type of the mount that holds the absolute, resolved `path`; "" if none is listed.
+
+    `mountinfo` is as in proc(5); types have the names of mount(8).
+    """
+    best, found = -1, UNKNOWN
+    for line in mountinfo.splitlines():
+        before, _, after = line.partition(" - ")
+        fields, kind = before.split(" "), after.partition(" ")[0]
+        if len(fields) < 5 or not kind:
+            continue
+        point = fields[4]
+        for code in ("\\040", "\\011", "\\012", "\\134"):
+            point = point.replace(code, chr(int(code[1:], 8)))
+        # Not strictly longer: of two mounts on one point the later one covers the earlier.
+        within = path == point or path.startswith(point.rstrip("/") + "/")
+        if within and len(point) >= best:
+            best, found = len(point), kind
+    return found
+
+
+def is_doubtful(kind: str) -> bool:
+    """Whether only its owner can know if the file system is local."""
+    return kind == UNKNOWN or kind.startswith("fuse")
+
+
+def file_system_of(path: Path) -> str:
+    """The type of the file system under `path`, which need not exist yet; "" where none says."""
+    try:
+        mountinfo = Path(_MOUNTS).read_text(errors="surrogateescape")
+    except OSError:
+        return UNKNOWN
+    return type_in(mountinfo, os.path.realpath(path))
+
+
+def check_file_system(path: Path, kind_of: Callable[[Path], str] = file_system_of) -> None:
+    """Raise ConfigError if `path` lies where locks do not exclude."""
+    kind = kind_of(path)
+    if kind.removeprefix("fuse.") in _SHARED:
+        raise ConfigError(
+            f"{path} cannot hold leases: {kind} can be shared with other machines or kernels, and a"
+            " lease in a file excludes on one host only. Name a path on a local disk, or a network"
+            " store such as redis://host",
+            name="store",
+        )
+
+
+# -- containers ------------------------------------------------------------------------------
+
+_VARIABLES: Final = {
+    "KUBERNETES_SERVICE_HOST": "a Kubernetes pod",
+    "NOMAD_ALLOC_ID": "a Nomad allocation",
+    "ECS_CONTAINER_METADATA_URI": "an ECS task",
+    "ECS_CONTAINER_METADATA_URI_V4": "an ECS task",
+    "AWS_LAMBDA_FUNCTION_NAME": "an AWS Lambda function",
+    "K_SERVICE": "a Cloud Run or Knative service",
+    "CONTAINER_APP_NAME": "an Azure container app",
+    "FLY_ALLOC_ID": "a Fly.io machine",
+    "DYNO": "a Heroku dyno",
+}
+_MARKERS: Final = {
+    "/.dockerenv": "a Docker container",
+    "/run/.containerenv": "a Podman container",
+}
+_CGROUPS: Final = ("kubepods", "docker", "containerd", "libpod", "crio", "lxc", "garden", "ecs")
+
+
+def detect_orchestrator(
+    environ: Mapping[str, str],
+    exists: Callable[[str], bool],
+    read: Callable[[str], str],
+) -> str | None:
+    """Say in what this process runs, such as "a Docker container (/.dockerenv exists)", or None.
+
+    A container has files of its own: replicas that each fell back to the embedded default would
+    all lead. `read` returns a file's text and may raise OSError, which counts as no sign.
+    """
+    for variable, what in _VARIABLES.items():
+        if environ.get(variable):
+            return f"{what} ({variable} is set)"
+    if kind := environ.get("container"):
+        return f"a {kind} container (the variable container is set)"
+    for path, what in _MARKERS.items():
+        if exists(path):
+            return f"{what} ({path} exists)"
+    return _container_in_cgroup(read)
+
+
+def detect_here() -> str | None:
+    """`detect_orchestrator` of this very process."""
+    return detect_orchestrator(os.environ, os.path.exists, lambda path: Path(path).read_text())
+
+
+def _container_in_cgroup(read: Callable[[str], str]) -> str | None:
+    try:
+        text = read("/proc/1/cgroup")
+    except (OSError, UnicodeDecodeError):
+        return None
+    for line in text.splitlines():
+        path = line.rpartition(":")[2]
+        # A part of the path must begin with the word: "/docker/3f2a" and "/kubepods.slice" do, a
+        # host's "/system.slice/docker.service" says only that Docker is installed.
+        for part in path.split("/"):
+            if part.startswith(_CGROUPS) and not part.endswith(".service"):
+                return f"a container (/proc/1/cgroup has {path})"
+    return None

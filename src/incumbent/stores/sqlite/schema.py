@@ -1,36 +1,30 @@
-"""The tables, and what has to be set right in them whenever a connection is opened. Pure.
+"""The file's format: its tables, its statements, and the state that each opening sets. Pure.
 
 A file of another format (the major version) is refused and left alone. Minor versions only add
 columns (with defaults) and tables, and every statement names its columns, so that processes of
 neighbouring releases share one file. A row whose `format` is newer than ours counts as held, since
-we cannot know what it means.
+we cannot know what it means ("format <= 1" in a statement is FORMAT).
 
 Instants: `since`, `expires` and `closed_until` count on the host's boot time; the columns named
 wall, `started`, `ended` and `forget_at` on the wall clock.
 
 Tokens: each key counts its own, from a `floor` that all keys share. No token above `reserved` is
-given, and `reserved` is on the disk (one synced commit) before a token up to it is. The commits of
-single leases are not synced, so a power loss may take the last of them back; the next boot starts
-above `reserved`, hence above every token that was ever given.
+given, and `reserved` is on the disk before a token up to it is given, or with the first one. The
+commits of single leases are not synced, so a power loss may take the last of them back; the next
+boot starts above `reserved`, hence above every token that was ever given.
 
 A row of `reservation` belongs to the closing that the same token left: a neighbouring release that
 knows no reservations leaves it standing when it grants or closes, and refuses everybody meanwhile.
+
+A row of `waiting` is one claim in line. The lease's row has `lined`, the heartbeat of the first in
+line (0.0: nobody waits), `due` and `overtaken`: if nobody waits, nothing more is read.
 """
 
 from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-__all__ = [
-    "APPLICATION_ID",
-    "BLOCK",
-    "FORMAT",
-    "MINOR",
-    "RECORD_FORMAT",
-    "TABLES",
-    "State",
-    "settled",
-]
+__all__ = ["State", "settled"]
 
 APPLICATION_ID: Final = 0x1EA5E001
 """In the file's header, so that another program's database is never written to."""
@@ -47,6 +41,15 @@ BLOCK: Final = 20 * 60 * 1_000_000
 Every opening lifts the floor to the wall clock's microseconds (so that a lost file or log does not
 repeat tokens), and within a block that costs no sync.
 """
+
+HISTORY_KEPT: Final = 20
+"""Past holdings that a record remembers: the last one in its own row, 19 in a ring (ARCHIVE)."""
+
+CANDIDATES_KEPT: Final = 100
+"""Candidates that a record lists; beyond these, the ones that expire first are left out."""
+
+PUT_KEEPS: Final = 86_400.0
+"""Seconds for which a record that has no field any more is remembered after the last `put`."""
 
 TABLES: Final = (
     """
@@ -143,12 +146,129 @@ TABLES: Final = (
     ) WITHOUT ROWID""",
 )
 
-READ_VERSION: Final = "SELECT major, minor FROM state WHERE id = 1"
-READ_STATE: Final = "SELECT major, minor, born, boot, floor, reserved FROM state WHERE id = 1"
+SEE: Final = """
+    SELECT s.boot, s.floor, s.reserved, l.format, l.claim, l.holder, l.token, l.ttl, l.meta,
+        l.since, l.expires, l.started, l.ended, l.closed_until, l.grants, l.changes, l.version,
+        l.switched, l.lined, l.due, l.overtaken
+    FROM state AS s LEFT JOIN lease AS l ON l.key = ? WHERE s.id = 1"""
+SEE_BOOT: Final = "SELECT boot FROM state WHERE id = 1"
+SEE_CHANGES: Final = "SELECT changes FROM lease WHERE key = ?"
+SEE_KEYS: Final = "SELECT key FROM lease WHERE key >= ? AND key < ? ORDER BY key"
+SEE_PAST: Final = "SELECT holder, token, started, ended FROM past WHERE key = ? ORDER BY token"
+SEE_FIELDS: Final = "SELECT name, value, version FROM field WHERE key = ? ORDER BY name"
+SEE_FIELD: Final = "SELECT value, version FROM field WHERE key = ? AND name = ?"
+SEE_SLOTS: Final = "SELECT name, expires FROM slot WHERE key = ? AND expires > ? ORDER BY name"
+SEE_SLOT: Final = """
+    SELECT claim, holder, token, ttl, since, expires FROM slot
+    WHERE key = ? AND name = ? AND claim != ? AND expires > ?"""
+
+REPEAT: Final = "UPDATE lease SET expires = ? WHERE key = ?"
+ARCHIVE: Final = """
+    INSERT OR REPLACE INTO past (key, place, holder, token, started, ended)
+    SELECT key, grants % 19, holder, token, started, ended
+    FROM lease WHERE key = ?"""
+GRANT: Final = """
+    INSERT INTO lease (key, claim, holder, token, ttl, meta, since, expires, started, forget_at,
+        grants, changes)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 1, 1)
+    ON CONFLICT (key) DO UPDATE SET format = 1, claim = excluded.claim, holder = excluded.holder,
+        token = excluded.token, ttl = excluded.ttl, meta = excluded.meta, since = excluded.since,
+        expires = excluded.expires, started = excluded.started, ended = NULL, closed_until = 0,
+        closed_for = 0, forget_at = excluded.forget_at, switched = 0, grants = grants + 1,
+        changes = changes + 1"""
+GRANT_SLOT: Final = """
+    INSERT OR REPLACE INTO slot
+        (key, name, claim, holder, token, ttl, since, expires, expires_wall, keep)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
+
+RENEW: Final = """
+    UPDATE lease SET expires = max(expires, ?1), meta = coalesce(?2, meta),
+        changes = changes + (?2 IS NOT NULL AND ?2 IS NOT meta)
+    WHERE key = ?3 AND claim = ?4 AND token = ?5 AND expires > ?6 AND format <= 1
+    RETURNING switched"""
+
+GIVE: Final = """
+    UPDATE lease SET claim = NULL, expires = 0, ended = ?, closed_until = ?, closed_wall = ?,
+        closed_for = ?, due = ? + lined, changes = changes + 1
+    WHERE key = ? AND claim = ? AND token = coalesce(?, token) AND expires > ?
+        AND format <= 1"""
+GIVE_SLOT: Final = "DELETE FROM slot WHERE key = ? AND name = ? AND claim = ?"
+
+RESERVE: Final = """
+    INSERT OR REPLACE INTO reservation (key, holder, token)
+    SELECT key, ?, token FROM lease WHERE key = ?"""
+SEE_RESERVATION: Final = "SELECT holder FROM reservation WHERE key = ? AND token = ?"
+
+STAND: Final = """
+    INSERT OR REPLACE INTO candidate (key, holder, boot, expires) VALUES (?, ?, ?, ?)"""
+CROWD_OUT: Final = """
+    DELETE FROM candidate WHERE key = ?1 AND (boot != ?2 OR expires <= ?3 OR holder NOT IN (
+        SELECT holder FROM candidate WHERE key = ?1 AND boot = ?2
+        ORDER BY expires DESC, holder DESC LIMIT ?4))"""
+STAND_DOWN: Final = "DELETE FROM candidate WHERE key = ? AND holder = ?"
+SEE_CANDIDATES: Final = """
+    SELECT holder, expires FROM candidate WHERE key = ? AND boot = ? AND expires > ?
+    ORDER BY holder"""
+
+# `switched` says that a field "pause" or "resign" may stand; it may say so in vain, never keep
+# silent.
+TOUCH: Final = """
+    INSERT INTO lease (key, version, switched, forget_at, changes) VALUES (?, ?, ?, ?, 1)
+    ON CONFLICT (key) DO UPDATE SET version = excluded.version,
+        switched = max(switched, excluded.switched),
+        forget_at = max(forget_at, excluded.forget_at), changes = changes + 1"""
+WRITE_FIELD: Final = "INSERT OR REPLACE INTO field (key, name, value, version) VALUES (?, ?, ?, ?)"
+DROP_FIELD: Final = "DELETE FROM field WHERE key = ? AND name = ?"
+
+SEE_LINE: Final = "SELECT claim, holder, heartbeat, fair FROM waiting WHERE key = ? ORDER BY place"
+JOIN_LINE: Final = """
+    INSERT INTO waiting (key, claim, place, holder, heartbeat, fair)
+    SELECT ?1, ?2, 1 + coalesce(max(place), 0), ?3, ?4, ?5 FROM waiting WHERE key = ?1"""
+LEAVE_LINE: Final = "DELETE FROM waiting WHERE key = ? AND claim = ?"
+SET_TURN: Final = "UPDATE lease SET lined = ?, due = ?, overtaken = ? WHERE key = ?"
+CHANGED: Final = "UPDATE lease SET changes = changes + 1 WHERE key = ?"
+SEE_TURN: Final = """
+    SELECT l.claim, l.expires, l.closed_until, l.due, l.lined, l.overtaken, w.claim, w.fair,
+        EXISTS (SELECT 1 FROM waiting WHERE key = ?1 AND claim = ?2),
+        EXISTS (SELECT 1 FROM waiting AS me JOIN reservation AS r ON r.key = me.key
+            WHERE me.key = ?1 AND me.claim = ?2 AND r.token = l.token AND r.holder = me.holder)
+    FROM lease AS l LEFT JOIN waiting AS w ON w.key = l.key
+    WHERE l.key = ?1 ORDER BY w.place LIMIT 1"""
+
+# A sweep looks at a window of keys: from the last key of the sweep before to the key `limit` rows
+# further on. A window that reaches the end covers all keys behind it, and the next starts anew.
+SWEEP_WINDOW: Final = """
+    SELECT swept, (SELECT key FROM lease WHERE key > swept ORDER BY key LIMIT 1 OFFSET :limit)
+    FROM state WHERE id = 1"""
+SWEEP_END: Final = "\U0010ffff"
+SWEEP_SLOTS: Final = "DELETE FROM slot WHERE key > :after AND key <= :upto AND expires <= :now"
+SWEEP_LEASES: Final = """
+    DELETE FROM lease WHERE key > :after AND key <= :upto AND forget_at <= :wall
+        AND (claim IS NULL OR expires <= :now) AND closed_until <= :now AND format <= 1
+        AND NOT EXISTS (SELECT 1 FROM field WHERE field.key = lease.key)
+        AND NOT EXISTS (SELECT 1 FROM slot WHERE slot.key = lease.key)
+    RETURNING token"""
+SWEEP_BESIDE: Final = (
+    """DELETE FROM past WHERE key > :after AND key <= :upto
+        AND NOT EXISTS (SELECT 1 FROM lease WHERE lease.key = past.key)""",
+    """DELETE FROM reservation WHERE key > :after AND key <= :upto AND NOT EXISTS (
+        SELECT 1 FROM lease AS l WHERE l.key = reservation.key AND l.token = reservation.token
+            AND l.closed_until > :now)""",
+    """DELETE FROM candidate WHERE key > :after AND key <= :upto
+        AND (expires <= :now OR boot != (SELECT boot FROM state WHERE id = 1))""",
+    """DELETE FROM waiting WHERE key > :after AND key <= :upto
+        AND NOT EXISTS (SELECT 1 FROM lease WHERE lease.key = waiting.key)""",
+)
+# A forgotten key starts again from the floor, which therefore rises above its last token.
+SWEPT: Final = "UPDATE state SET swept = ?, floor = max(floor, ?) WHERE id = 1"
+
+SEE_VERSION: Final = "SELECT major, minor FROM state WHERE id = 1"
+SEE_STATE: Final = "SELECT major, minor, born, boot, floor, reserved FROM state WHERE id = 1"
 WRITE_STATE: Final = """
     INSERT INTO state (id, major, minor, born, boot, floor, reserved) VALUES (1, ?, ?, ?, ?, ?, ?)
     ON CONFLICT (id) DO UPDATE SET minor = excluded.minor, boot = excluded.boot,
         floor = excluded.floor, reserved = excluded.reserved"""
+RESERVE_TOKENS: Final = "UPDATE state SET reserved = ? WHERE id = 1"
 
 # What is left of a closing or a slot is counted by the wall clock over a reboot, for boot time
 # starts again; bounded by its whole length, in case that clock was set back meanwhile.
@@ -173,27 +293,17 @@ class State(NamedTuple):
     reserved: int
 
 
-def settled(
-    state: State | None,
-    boot_id: str,
-    wall: float,
-    fresh: str,
-    *,
-    above: int = 0,
-    block: int = BLOCK,
-) -> State:
+def settled(state: State | None, boot_id: str, wall: float, fresh: str) -> State:
     """The state as an opening must leave it; `fresh` names the file if it is new.
 
-    A boot other than the stored one starts above all that was reserved. `above` is a token that
-    reached `reserved`: the floor stays, and more is reserved.
+    A boot other than the stored one starts above all that was reserved.
     """
     micros = int(wall * 1_000_000)
     if state is None:
-        return State(RECORD_FORMAT, MINOR, fresh, boot_id, micros, micros + block)
+        return State(RECORD_FORMAT, MINOR, fresh, boot_id, micros, micros + BLOCK)
     rebooted = state.boot != boot_id
     floor = max(state.reserved if rebooted else state.floor, micros)
-    highest = max(floor, above)
     # Kept until half of it is used up, so that most openings need no sync.
-    enough = not rebooted and highest + block // 2 < state.reserved
-    reserved = state.reserved if enough else highest + block
+    enough = not rebooted and floor + BLOCK // 2 < state.reserved
+    reserved = state.reserved if enough else floor + BLOCK
     return State(RECORD_FORMAT, max(state.minor, MINOR), state.born, boot_id, floor, reserved)

@@ -1,0 +1,286 @@
+"""One connection to the file: how it is opened, whether its file is still the one that the path
+names, and sqlite3's errors in the words of the contract."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Callable, Container
+from pathlib import Path
+from typing import Final, TypeAlias
+
+from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
+from incumbent.stores.sqlite import schema
+from incumbent.stores.sqlite.host import Host
+from incumbent.stores.sqlite.schema import State
+
+__all__ = ["Connection", "FileBusy", "SpoiledFile", "in_use_elsewhere", "sweep", "translated"]
+
+Execute: TypeAlias = "Callable[..., sqlite3.Cursor]"
+
+_CHECK_LOG_EVERY: Final = 0.1
+_SWEPT_AT_OPENING: Final = 32
+_PAGE: Final = 1024  # a commit checks and writes whole pages: small ones halve its time here
+_LOG_KEPT: Final = 2 << 20
+
+# -- errors ----------------------------------------------------------------------------------
+
+
+class FileBusy(Exception):
+    """Somebody else writes just now: nothing was changed, and another try may succeed."""
+
+
+class SpoiledFile(StoreUnavailable):
+    """This process can prove nothing any more about the file it used."""
+
+
+_BUSY: Final = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL})
+_CERTAIN: Final = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY})
+"""Failures of a COMMIT that leave no valid commit frame in the log; _BUSY is another."""
+
+_ADVICE: Final = {
+    sqlite3.SQLITE_FULL: ("its disk or quota is full: free some space", False),
+    sqlite3.SQLITE_READONLY: (
+        "it may not be written to: this user needs write permission on it, its -wal and its folder",
+        True,
+    ),
+    sqlite3.SQLITE_PERM: ("this user may not open it", True),
+    sqlite3.SQLITE_AUTH: ("this user may not open it", True),
+    sqlite3.SQLITE_CANTOPEN: (
+        "it cannot be opened: look whether its folder exists and whether this user may write there",
+        True,
+    ),
+    sqlite3.SQLITE_NOTADB: ("it is not a SQLite database: name another file", True),
+    sqlite3.SQLITE_CORRUPT: (
+        "it is damaged: stop everything that uses it, and move it away; a new one is made",
+        True,
+    ),
+}
+
+
+def translated(
+    error: sqlite3.Error, path: Path, *, committing: bool = False
+) -> FileBusy | StoreError:
+    """What the caller may conclude from `error`: OutcomeUnknown only if a COMMIT had begun."""
+    # The upper bits tell the kinds of one error apart (https://sqlite.org/rescode.html).
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
+    if code in _BUSY:
+        return FileBusy()
+    advice, permanent = _ADVICE.get(code, ("look at the disk and at the system's log", False))
+    message = f"cannot use {path}: {error}; {advice}"
+    if committing and code not in _CERTAIN:
+        return OutcomeUnknown(f"{message}. Whether the last change was kept is not known")
+    return StoreUnavailable(message, permanent=permanent)
+
+
+def in_use_elsewhere() -> SpoiledFile:
+    """The file's boot id is not ours any more: two kernels use it, and neither sees the other."""
+    return SpoiledFile(
+        "the file is in use on another boot of this host, or on another host: a lease in a file"
+        " excludes on one host only. Use a network store such as redis://host",
+        permanent=True,
+    )
+
+
+# -- the connection --------------------------------------------------------------------------
+
+
+class Connection:
+    """A connection that has one user at a time. `epoch` names the file and the host's boot.
+
+    `os.stat` rather than `Path.stat`: it is called for every operation.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_checked",
+        "_cursor",
+        "_log_identity",
+        "_path",
+        "durable",
+        "epoch",
+        "execute",
+        "host",
+        "identity",
+        "log_bytes",
+        "raw",
+    )
+
+    def __init__(self, path: str, host: Host) -> None:
+        self._path = path
+        self.identity = _identity(path)
+        """Device and inode of the file."""
+        self._log_identity: tuple[int, ...] = ()
+        self._checked = 0.0
+        self.host = host
+        self.epoch = ""
+        self.log_bytes = 0
+        self.durable = False
+        """Whether a commit waits until it is on the disk: else a power loss may take it back."""
+        self.raw: sqlite3.Connection
+        self._cursor: sqlite3.Cursor
+        self.execute: Execute
+
+    def connect(self, known: Container[str], *, alone: bool) -> None:
+        """Open the file as it is now, and set right in it what another boot left.
+
+        `known`: the epochs in which this process has used it; none of them can come back.
+        `alone`: this process has no other connection, which would have set things right before.
+        """
+        self.raw = sqlite3.connect(
+            self._path, timeout=0, isolation_level=None, check_same_thread=False
+        )
+        # One cursor, so that none is made for each statement: each user reads all rows it wants
+        # before it executes the next statement.
+        self._cursor = self.raw.cursor()
+        self.execute = self._cursor.execute
+        _prepare(self.execute, self._path)
+        self.make_durable(False)
+        # Without the write lock if possible: a signal handler may be here in the middle of a
+        # transaction of its own thread.
+        state = None if alone else _read_state(self.execute)
+        if state is None or state.boot != self.host.boot_id or state.minor < schema.MINOR:
+            state = self._settle(known)
+        self._log_identity = self._look_at_log()
+        self.epoch = self._epoch_in(state)
+        if self.moved():
+            raise FileBusy
+
+    def _settle(self, known: Container[str]) -> State:
+        # Only a reservation of tokens waits for the disk, so the first try goes without.
+        while True:
+            self.execute("BEGIN IMMEDIATE")
+            old = _read_state(self.execute)
+            if old is not None and old.boot != self.host.boot_id and self._epoch_in(old) in known:
+                raise in_use_elsewhere()  # the other boot came while this process used the file
+            wall = self.host.wall()
+            new = schema.settled(old, self.host.boot_id, wall, os.urandom(16).hex())
+            if self.durable or (old is not None and old.reserved == new.reserved):
+                _change(self.execute, old, new, self.host.now(), wall)
+                self.execute("COMMIT")
+                return new
+            self.execute("ROLLBACK")
+            self.make_durable(True)
+
+    def _epoch_in(self, state: State) -> str:
+        device, inode = self.identity
+        return f"{self.host.boot_id}:{device:x}:{inode:x}:{state.born}"
+
+    def make_durable(self, durable: bool) -> None:
+        """Set `durable` for the next transactions."""
+        self.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
+        self.durable = durable
+
+    def moved(self) -> bool:
+        """Whether the path names another file by now, or none."""
+        try:
+            return _identity(self._path) != self.identity
+        except OSError:
+            return True
+
+    def torn(self, now: float) -> bool:
+        """Whether the log or its index was removed under us, looked up ten times a second."""
+        if now < self._checked + _CHECK_LOG_EVERY:
+            return False
+        self._checked = now
+        try:
+            return self._look_at_log() != self._log_identity
+        except OSError:
+            return True
+
+    def _look_at_log(self) -> tuple[int, ...]:
+        self.log_bytes = os.stat(self._path + "-wal").st_size  # noqa: PTH116
+        return _identity(self._path + "-wal") + _identity(self._path + "-shm")
+
+    def close(self) -> None:
+        """Close the connection, and roll back what is open."""
+        # The cursor first: a statement that was not read to its end would keep a closed connection,
+        # its transaction and its lock alive (https://sqlite.org/c3ref/close.html, "zombie").
+        for part in ("_cursor", "raw"):
+            if hasattr(self, part):  # opening it may have failed
+                getattr(self, part).close()
+
+    def keep_for_ever(self) -> None:
+        """Never close it: that would act on files that are not the connection's own any more."""
+        if hasattr(self, "raw"):
+            # A list would be emptied at exit, and so close it after all; an object with one more
+            # reference than there are is never destroyed.
+            import ctypes
+
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.raw))
+
+
+def _identity(path: str) -> tuple[int, int]:
+    found = os.stat(path)  # noqa: PTH116
+    return (found.st_dev, found.st_ino)
+
+
+def _prepare(execute: Execute, path: str) -> None:
+    if _is_new(execute, path):
+        execute(f"PRAGMA page_size = {_PAGE}")
+    (mode,) = execute("PRAGMA journal_mode = WAL").fetchone()
+    if mode != "wal":
+        raise StoreUnavailable(
+            f"cannot use {path}: its file system allows no write-ahead log (it stays in mode"
+            f" {mode}); name a path on a local disk",
+            permanent=True,
+        )
+    execute("PRAGMA wal_autocheckpoint = 0")  # a checkpoint syncs: it is done beside the work
+    execute(f"PRAGMA journal_size_limit = {_LOG_KEPT}")
+
+
+def _is_new(execute: Execute, path: str) -> bool:
+    execute("BEGIN")  # one snapshot: somebody may be making the file just now
+    (application,) = execute("PRAGMA application_id").fetchone()
+    filled = execute("SELECT 1 FROM sqlite_master").fetchone()
+    execute("ROLLBACK")
+    if application == schema.APPLICATION_ID:
+        return False
+    if application or filled:
+        raise StoreUnavailable(
+            f"{path} is a database of another program: name a file for leases alone",
+            permanent=True,
+        )
+    return True
+
+
+def _read_state(execute: Execute) -> State | None:
+    """What the file says of itself, or None if it is new."""
+    if not execute("SELECT 1 FROM sqlite_master WHERE name = 'state'").fetchone():
+        return None
+    major, minor = execute(schema.SEE_VERSION).fetchone()
+    if major != schema.RECORD_FORMAT:
+        (_, _, path) = execute("PRAGMA database_list").fetchone()
+        raise StoreUnavailable(
+            f"{path} has format {major}.{minor}, and this release of incumbent knows"
+            f" {schema.RECORD_FORMAT}.x: use the release that wrote it, or name another file. Or"
+            " stop every process that uses it and move it away: a new one is made, without the"
+            " pauses, used slots and runs that it remembers",
+            permanent=True,
+        )
+    return State(*execute(schema.SEE_STATE).fetchone())
+
+
+def _change(execute: Execute, old: State | None, new: State, now: float, wall: float) -> None:
+    if old is None:
+        execute(f"PRAGMA application_id = {schema.APPLICATION_ID}")
+    if old is None or old.minor < new.minor:
+        for table in schema.TABLES:
+            execute(table)
+    if old is not None and old.boot != new.boot:
+        for statement in schema.REBOOT:
+            execute(statement, {"now": now, "wall": wall})
+    execute(schema.WRITE_STATE, new)
+    sweep(execute, now, wall, _SWEPT_AT_OPENING)
+
+
+def sweep(execute: Execute, now: float, wall: float, limit: int) -> None:
+    """Within a transaction: forget what is due among the next `limit` keys."""
+    after, upto = execute(schema.SWEEP_WINDOW, {"limit": limit - 1}).fetchone()
+    window = {"after": after, "upto": upto or schema.SWEEP_END, "now": now, "wall": wall}
+    execute(schema.SWEEP_SLOTS, window)
+    forgotten = execute(schema.SWEEP_LEASES, window).fetchall()
+    for statement in schema.SWEEP_BESIDE:
+        execute(statement, window)
+    highest = max((token for (token,) in forgotten), default=0)
+    execute(schema.SWEPT, (upto or "", highest))

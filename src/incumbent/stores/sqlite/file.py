@@ -1,0 +1,346 @@
+"""The file as this process uses it: transactions, connections, forks, and cleaning up.
+
+Each connection has one user at a time. A signal handler or finaliser that comes in the middle of
+an operation finds its connection taken and opens another. A connection that is interrupted in a
+transaction is closed, which rolls it back.
+
+Forks. SQLite keeps a table of its POSIX locks in the process's memory. A child inherits the table
+but not the locks, and then believes of a connection that it opens itself that the file is locked
+already: its log can be deleted by others while it writes to it, and both sides lead. So all
+connections are closed just before a fork. Where one is in use and does not come back in time, the
+child finds the file spoiled and refuses it, and the inherited connection is never closed
+(https://sqlite.org/howtocorrupt.html, 2.6).
+
+Cleaning up. A checkpoint syncs the log and the file. So the log is never checkpointed by the
+operation that fills it: a thread that lives as long as the work does it. The first commit after a
+checkpoint syncs the log's new header (https://sqlite.org/src/info/ff5be73dee); the sweep that
+follows at once takes that upon itself, unless an operation comes in between: at most one for each
+`_LOG_BYTES`.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sqlite3
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, NamedTuple, TypeAlias, TypeVar
+
+from incumbent.errors import ConfigError, StoreError, StoreUnavailable
+from incumbent.stores.sqlite.connection import (
+    Connection,
+    FileBusy,
+    SpoiledFile,
+    sweep,
+    translated,
+)
+from incumbent.stores.sqlite.host import Host, check_file_system, this_host
+
+__all__ = ["DURABLE", "ONE_STATEMENT", "READ", "WRITE", "Mode", "SqliteFile", "make_file"]
+
+T = TypeVar("T")
+Spawn: TypeAlias = "Callable[[Callable[[], None]], object]"
+
+_IDLE_KEPT: Final = 8
+_FORK_WAITS: Final = 1.0
+
+_LOG_BYTES: Final = 2 << 20
+"""Bytes of the write-ahead log from which on it is copied into the file."""
+
+_FORCED_FROM: Final = 4 * _LOG_BYTES
+_FORCED_TRIES: Final = 20
+_SWEPT_AT_ONCE: Final = 1024
+
+_spoiled: dict[tuple[int, int], str] = {}
+"""Files, by device and inode, that this process must not open again, and why."""
+
+
+class Mode(NamedTuple):
+    """How a transaction begins and ends; `durable`: its commit waits for the disk.
+
+    `compare`: first, the file is compared with the path.
+    """
+
+    begin: str
+    end: str
+    durable: bool = False
+    compare: bool = True
+
+
+WRITE: Final = Mode("BEGIN IMMEDIATE", "COMMIT")
+DURABLE: Final = Mode("BEGIN IMMEDIATE", "COMMIT", durable=True)
+READ: Final = Mode("BEGIN", "ROLLBACK")
+ONE_STATEMENT: Final = Mode("", "", compare=False)
+"""A statement that is a transaction of its own, and is worth no look at the path: a change that
+goes into a file which was just removed is lost no more than one that is in it already."""
+
+_BEGINS_ITSELF: Final = Mode("", "")
+
+
+def _in_background(work: Callable[[], None]) -> None:
+    threading.Thread(target=work, name="incumbent-sqlite-upkeep", daemon=True).start()
+
+
+class SqliteFile:
+    """The connections of one file in this process; `spawn` starts what is done beside the work."""
+
+    def __init__(
+        self,
+        path: Path,
+        host: Callable[[], Host] = this_host,
+        *,
+        default: bool = False,
+        check_place: Callable[[Path], None] = check_file_system,
+        spawn: Spawn = _in_background,
+    ) -> None:
+        """`host`, `check_place` and `spawn` are handed in by tests."""
+        self.path = path
+        self._host = host
+        self._default = default
+        self._check_place = check_place
+        self._spawn = spawn
+        self._cleaning = threading.Lock()
+        self._idle: list[Connection] = []
+        # Weak, so that a connection which an exception left without a user is collected.
+        self._open: weakref.WeakSet[Connection] = weakref.WeakSet()
+        # Reentrant: a signal handler may open a connection while its thread is opening one.
+        self._opening = threading.RLock()
+        self._known: set[str] = set()
+        self._process = os.getpid()
+        _files.add(self)
+
+    def transact(self, work: Callable[[Connection], T], mode: Mode = WRITE) -> T:
+        """Do `work` once, in one transaction.
+
+        Raises FileBusy if somebody else writes, StoreUnavailable or ConfigError if the file cannot
+        be used, OutcomeUnknown if the disk failed during the commit.
+        """
+        begin, end, durable, compare = mode
+        db = self.borrow(compare=compare)
+        committing = not begin
+        try:
+            if db.durable is not durable:
+                db.make_durable(durable)
+            if begin:
+                db.execute(begin)
+            outcome = work(db)
+            if begin:
+                committing = mode is not READ
+                db.execute(end)
+        except sqlite3.Error as error:
+            reason = translated(error, self.path, committing=committing)
+            # A connection that could not even begin is as good as before.
+            unchanged = isinstance(reason, FileBusy) and not db.raw.in_transaction
+            (self.put_back if unchanged else self.discard)(db)
+            raise reason from error
+        except BaseException:
+            self.discard(db)
+            raise
+        self.put_back(db)
+        if db.log_bytes > _LOG_BYTES:
+            self._clean_up_soon(db)
+        return outcome
+
+    # -- connections -------------------------------------------------------------------------
+
+    def borrow(self, *, compare: bool = True) -> Connection:
+        """A connection to the file that the path names; its user alone may touch it.
+
+        With `compare` it is the file that the path names now. Raises as `transact`.
+        """
+        if os.getpid() != self._process:
+            self.forked()  # by code that runs no hooks
+        idle = self._idle
+        while idle:
+            try:
+                db = idle.pop()
+            except IndexError:  # another thread was faster
+                break
+            if not compare or self._is_current(db):
+                return db
+        return self._another()
+
+    def put_back(self, db: Connection) -> None:
+        """Free for the next user."""
+        if len(self._idle) < _IDLE_KEPT:
+            self._idle.append(db)
+        else:
+            self.discard(db)
+
+    def discard(self, db: Connection) -> None:
+        """Close a connection that is in an unknown state."""
+        self._open.discard(db)
+        db.close()
+
+    def close(self) -> None:
+        """Close what nobody uses; a later operation opens the file again."""
+        if os.getpid() != self._process:
+            self.forked()
+        while self._idle:
+            try:
+                self.discard(self._idle.pop())
+            except IndexError:
+                return
+
+    def _another(self) -> Connection:
+        # Held also while the process forks, so that nothing is opened just then.
+        with self._opening:
+            self._check_place(self.path)
+            make_file(self.path, default=self._default)
+            try:
+                db = Connection(str(self.path), self._host())
+            except FileNotFoundError:  # somebody is replacing it
+                raise FileBusy from None
+            self._require_unspoiled(db)
+            # By identity: a connection to the file that stood here before is no company.
+            alone = all(other.identity != db.identity for other in list(self._open))
+            self._open.add(db)
+            try:
+                db.connect(self._known, alone=alone)
+            except BaseException as error:
+                self.discard(db)
+                if isinstance(error, sqlite3.Error):
+                    raise translated(error, self.path) from error
+                raise
+            self._known.add(db.epoch)
+            return db
+
+    def _is_current(self, db: Connection) -> bool:
+        moved = db.moved()
+        if not moved and not db.torn(db.host.now()):
+            return True
+        self._open.discard(db)
+        db.keep_for_ever()
+        if not moved:
+            _spoiled[db.identity] = (
+                "its -wal or -shm file was removed while it was in use. Leave these files alone,"
+                " keep the file out of folders that are cleaned by age, and restart this process"
+            )
+            self._require_unspoiled(db)
+        return False
+
+    def _require_unspoiled(self, db: Connection) -> None:
+        if db.identity in _spoiled:
+            why = _spoiled[db.identity]
+            raise SpoiledFile(f"cannot use {self.path}: {why}", permanent=True)
+
+    # -- forks -------------------------------------------------------------------------------
+
+    def before_fork(self) -> None:
+        """Close every connection; wait a moment for those in use."""
+        until = time.monotonic() + _FORK_WAITS
+        self._opening.acquire(timeout=_FORK_WAITS)
+        self.close()
+        while self._open and time.monotonic() < until:
+            time.sleep(0.0005)
+            self.close()
+
+    def after_fork(self) -> None:
+        """In the parent: connections may be opened again."""
+        try:
+            self._opening.release()
+        except RuntimeError:
+            pass  # it could not be had in time
+
+    def forked(self) -> None:
+        """In the child: nothing of the parent's is used, nor closed."""
+        self._process = os.getpid()
+        self._opening = threading.RLock()
+        self._idle = []
+        for db in list(self._open):
+            _spoiled[db.identity] = (
+                "this process was forked while a thread was using it. Run the work in a process"
+                " that was started anew (multiprocessing's spawn, or subprocess)"
+            )
+            db.keep_for_ever()
+        self._open = weakref.WeakSet()
+
+    # -- cleaning up -------------------------------------------------------------------------
+
+    def _clean_up_soon(self, db: Connection) -> None:
+        log_bytes, db.log_bytes = db.log_bytes, 0
+        if not self._cleaning.acquire(blocking=False):
+            return
+        try:
+            self._spawn(lambda: self._clean_up(log_bytes))
+        except RuntimeError:  # no thread to be had: the next operation asks again
+            self._cleaning.release()
+
+    def _clean_up(self, log_bytes: int) -> None:
+        def work(db: Connection) -> None:
+            _copy_log(db, log_bytes)
+            db.execute("BEGIN IMMEDIATE")
+            sweep(db.execute, db.host.now(), db.host.wall(), _SWEPT_AT_ONCE)
+            db.execute("COMMIT")
+
+        try:
+            self.transact(work, _BEGINS_ITSELF)
+        except (StoreError, ConfigError, FileBusy):
+            pass  # nobody waits for it; an operation that has the same trouble will say so
+        finally:
+            self._cleaning.release()
+
+
+def _copy_log(db: Connection, log_bytes: int) -> None:
+    # PASSIVE holds nobody up, but under steady writing it never reaches the end of the log, which
+    # then grows. Far beyond the limit the rest, which is little by now, is copied with the writers
+    # held up; that needs an instant in which none of them writes.
+    db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+    for _ in range(_FORCED_TRIES if log_bytes > _FORCED_FROM else 0):
+        (busy, _, _) = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        if not busy:
+            return
+        time.sleep(0.0005)
+
+
+def make_file(path: Path, *, default: bool) -> None:
+    """Create the file, for its owner only, unless it exists; the default's folders too.
+
+    Raises StoreUnavailable (permanent) that says what is missing.
+    """
+    try:
+        if default:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # Never open an existing one: closing it again would drop every POSIX lock that this
+        # process holds on it (https://sqlite.org/howtocorrupt.html, 2.2).
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
+    except FileExistsError:
+        if path.is_dir():
+            raise _unusable(path, "it is a folder: name a file in it") from None
+    except FileNotFoundError as error:
+        todo = f"its folder does not exist: mkdir -p -m 700 {path.parent}"
+        raise _unusable(path, todo) from error
+    except NotADirectoryError as error:
+        raise _unusable(path, f"{path.parent} is not a folder") from error
+    except PermissionError as error:
+        todo = f"user {os.geteuid()} may not write to {path.parent}"
+        raise _unusable(path, todo) from error
+    except OSError as error:
+        raise _unusable(path, str(error.strerror), permanent=error.errno == errno.EROFS) from error
+
+
+def _unusable(path: Path, why: str, *, permanent: bool = True) -> StoreUnavailable:
+    return StoreUnavailable(f"cannot create {path}: {why}", permanent=permanent)
+
+
+_files: weakref.WeakSet[SqliteFile] = weakref.WeakSet()
+
+
+def _for_each(act: Callable[[SqliteFile], None]) -> Callable[[], None]:
+    def hook() -> None:
+        for file in list(_files):
+            act(file)
+
+    return hook
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_for_each(SqliteFile.before_fork),
+        after_in_parent=_for_each(SqliteFile.after_fork),
+        after_in_child=_for_each(SqliteFile.forked),
+    )
