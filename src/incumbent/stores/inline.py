@@ -34,11 +34,9 @@ class InlineAsyncStore:
         return operation()
 
     async def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
-        """See Store.take."""
         return await self._run(until, lambda: self._store.take(key, claim, ask, until))
 
     async def renew(self, renewals: Sequence[Renewal], until: float) -> list[RenewOutcome]:
-        """See Store.renew."""
         return await self._run(until, lambda: self._store.renew(renewals, until))
 
     async def give(
@@ -52,7 +50,6 @@ class InlineAsyncStore:
         reserve_for: str | None = None,
         slot: str | None = None,
     ) -> GiveOutcome:
-        """See Store.give."""
         return await self._run(
             until,
             lambda: self._store.give(
@@ -63,15 +60,12 @@ class InlineAsyncStore:
     async def put(
         self, key: Key, field: str, value: bytes | None, guard: Guard, until: float
     ) -> PutOutcome:
-        """See Store.put."""
         return await self._run(until, lambda: self._store.put(key, field, value, guard, until))
 
     async def read(self, key: Key, until: float) -> Record:
-        """See Store.read."""
         return await self._run(until, lambda: self._store.read(key, until))
 
     async def scan(self, namespace: str, prefix: str, until: float) -> tuple[Record, ...]:
-        """See Store.scan."""
         return await self._run(until, lambda: self._store.scan(namespace, prefix, until))
 
     async def aclose(self) -> None:

@@ -91,21 +91,6 @@ class Connection:
     `os.stat` rather than `Path.stat`: it is called for every operation.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_checked",
-        "_cursor",
-        "_log_identity",
-        "_path",
-        "durable",
-        "epoch",
-        "execute",
-        "host",
-        "identity",
-        "log_bytes",
-        "raw",
-    )
-
     def __init__(self, path: str, host: Host) -> None:
         self._path = path
         self.identity = _identity(path)

@@ -64,7 +64,6 @@ class Core:
         self.file = file
 
     def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
-        """See Store.take."""
         name = flat(key)
         mode = DURABLE if ask.slot else WRITE
         while True:
@@ -74,7 +73,7 @@ class Core:
             mode = DURABLE  # more tokens are reserved
 
     def renew(self, renewals: Sequence[Renewal], until: float) -> list[RenewOutcome]:
-        """See Store.renew; the whole batch is one transaction."""
+        """The whole batch is one transaction."""
         try:
             return self._transact(until, lambda db: _renew(db, renewals))
         except SpoiledFile:
@@ -92,7 +91,6 @@ class Core:
         reserve_for: str | None = None,
         slot: str | None = None,
     ) -> GiveOutcome:
-        """See Store.give."""
         name = flat(key)
         outcome = self._transact(
             until,
@@ -106,22 +104,18 @@ class Core:
     def put(
         self, key: Key, field: str, value: bytes | None, guard: Guard, until: float
     ) -> PutOutcome:
-        """See Store.put."""
         name = flat(key)
         return self._transact(until, lambda db: _put(db, name, field, value, guard), DURABLE)
 
     def read(self, key: Key, until: float) -> Record:
-        """See Store.read."""
         return self._transact(until, lambda db: _record(db, key), READ)
 
     def scan(self, namespace: str, prefix: str, until: float) -> tuple[Record, ...]:
-        """See Store.scan."""
         first = f"{namespace}/{prefix}"
         # Names are ASCII, so DEL sorts behind each of them.
         return self._transact(until, lambda db: _records(db, first, f"{first}\x7f"), READ)
 
     def wait_change(self, key: Key, seen: str, until: float) -> None:
-        """See Store.wait_change."""
         for pause in self.looks(key, seen, until):
             time.sleep(pause)
 
@@ -144,7 +138,7 @@ class Core:
             pause = min(pause * _LOOK_GROWTH, _LONGEST_LOOK)
 
     def close(self) -> None:
-        """See Store.close; a later operation opens the file again."""
+        """Close the connections; a later operation opens the file again."""
         self.file.close()
 
     def _transact(self, until: float, work: Callable[[Connection], T], mode: Mode = WRITE) -> T:

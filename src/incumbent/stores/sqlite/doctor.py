@@ -10,7 +10,7 @@ from typing import Final, TypeAlias
 from incumbent.errors import ConfigError, StoreError
 from incumbent.stores.sqlite.connection import FileBusy
 from incumbent.stores.sqlite.file import READ, SqliteFile
-from incumbent.stores.sqlite.host import UNKNOWN, detect_here, file_system_of, is_doubtful
+from incumbent.stores.sqlite.host import detect_here, file_system_of, is_doubtful
 
 __all__ = ["findings"]
 
@@ -46,8 +46,8 @@ def _file_system(path: Path) -> Finding:
     kind = file_system_of(path)
     if not is_doubtful(kind):
         return ("ok", f"{path} lies on {kind}", "")
-    what = "an unknown file system" if kind == UNKNOWN else kind
-    return ("warning", f"{path} lies on {what}", "make sure that no other machine can mount it")
+    what = f"{path} lies on {kind or 'an unknown file system'}"
+    return ("warning", what, "make sure that no other machine can mount it")
 
 
 def _space(path: Path) -> list[Finding]:

@@ -22,7 +22,7 @@ _FORMS: Final = (
 
 
 class SqliteEngine:
-    """See stores.base.Engine. Nothing is opened before the first operation.
+    """The Engine. Nothing is opened before the first operation.
 
     Promises exclusion on one host. No take arrives late: the process that asks carries it out,
     before it can give the claim up. A reboot ends every lease. Closings, slots and fields outlive
@@ -58,7 +58,6 @@ class SqliteEngine:
         self._async_store: AsyncSqliteStore | None = None
 
     def store(self) -> SqliteStore:
-        """See Engine.store."""
         # sqlite3 is loaded here, not by a program that only names a store. Two threads that come
         # at once would make two stores over one file, which is as good as one.
         if self._store is None:
@@ -73,7 +72,6 @@ class SqliteEngine:
         return self._store
 
     def async_store(self) -> AsyncSqliteStore:
-        """See Engine.async_store."""
         if self._async_store is None:
             from incumbent.stores.sqlite.retry import AsyncSqliteStore
 
@@ -81,7 +79,6 @@ class SqliteEngine:
         return self._async_store
 
     def diagnose(self, ttl: float, until: float) -> list[tuple[str, str, str]]:
-        """See Engine.diagnose."""
         from incumbent.stores.sqlite.doctor import findings
 
         return findings(self.store().file)

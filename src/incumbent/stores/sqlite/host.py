@@ -19,7 +19,6 @@ from incumbent import clock
 from incumbent.errors import ConfigError, StoreUnavailable
 
 __all__ = [
-    "UNKNOWN",
     "Host",
     "boottime_offset",
     "check_file_system",
@@ -120,8 +119,6 @@ def _unknowable(what: str) -> StoreUnavailable:
 
 # -- file systems ----------------------------------------------------------------------------
 
-UNKNOWN: Final = ""
-
 _SHARED: Final = frozenset(
     {
         # network and cluster file systems
@@ -142,7 +139,7 @@ def type_in(mountinfo: str, path: str) -> str:
 
     `mountinfo` is as in proc(5); types have the names of mount(8).
     """
-    best, found = -1, UNKNOWN
+    best, found = -1, ""
     for line in mountinfo.splitlines():
         before, _, after = line.partition(" - ")
         fields, kind = before.split(" "), after.partition(" ")[0]
@@ -160,7 +157,7 @@ def type_in(mountinfo: str, path: str) -> str:
 
 def is_doubtful(kind: str) -> bool:
     """Whether only its owner can know if the file system is local."""
-    return kind == UNKNOWN or kind.startswith("fuse")
+    return not kind or kind.startswith("fuse")
 
 
 def file_system_of(path: Path) -> str:
@@ -168,7 +165,7 @@ def file_system_of(path: Path) -> str:
     try:
         mountinfo = Path(_MOUNTS).read_text(errors="surrogateescape")
     except OSError:
-        return UNKNOWN
+        return ""
     return type_in(mountinfo, os.path.realpath(path))
 
 

@@ -43,7 +43,7 @@ def pauses(path: Path, until: float, now: Callable[[], float] = clock.now) -> It
 
 
 class SqliteStore(Core):
-    """See Store. Any number of threads and processes of one host may share the file."""
+    """The blocking Store. Threads and processes of one host, any number, may share the file."""
 
     def _transact(self, until: float, work: Callable[[Connection], T], mode: Mode = WRITE) -> T:
         waits = pauses(self.file.path, until)
@@ -55,7 +55,7 @@ class SqliteStore(Core):
 
 
 class AsyncSqliteStore(InlineAsyncStore):
-    """See AsyncStore. Nothing in it belongs to one loop."""
+    """The AsyncStore. Nothing in it belongs to one loop."""
 
     def __init__(self, file: SqliteFile) -> None:
         self._core = Core(file)
@@ -72,12 +72,11 @@ class AsyncSqliteStore(InlineAsyncStore):
                 await sleep(next(waits))
 
     async def wait_change(self, key: Key, seen: str, until: float) -> None:
-        """See Store.wait_change."""
         from asyncio import sleep
 
         for pause in self._core.looks(key, seen, until):
             await sleep(pause)
 
     async def aclose(self) -> None:
-        """See AsyncStore.aclose; all loops share the connections, and open them again."""
+        """Close the connections, which all loops share; a later operation opens them again."""
         self._core.close()
