@@ -270,6 +270,29 @@ print(*store.renew([Renewal(key, "parent", got.token, 10.0, got.epoch)], soon())
     assert run(tmp_path / "leases.db", code) == ["1", "Renewed(notices=())"]
 
 
+def test_a_child_cleans_up_although_the_fork_left_its_parents_cleaning_behind(
+    tmp_path: Path,
+) -> None:
+    code = """
+from incumbent.stores.sqlite.file import SqliteFile
+from incumbent.stores.sqlite.retry import SqliteStore
+begun = []
+store = SqliteStore(SqliteFile(Path(sys.argv[1]), spawn=begun.append))
+def fill_the_log(number):
+    until = soon(20)
+    while len(begun) < number and soon(0) < until:
+        store.give(key, "a", take().token, soon())
+fill_the_log(1)
+child = os.fork()
+if not child:
+    fill_the_log(2)
+    os._exit(len(begun))
+_, status = os.waitpid(child, 0)
+print(os.waitstatus_to_exitcode(status))
+"""
+    assert run(tmp_path / "leases.db", code) == ["2"]
+
+
 # -- time, disks, permissions ----------------------------------------------------------------
 
 UNSHARE_TIME = ("unshare", "-T", "--boottime", "100000")

@@ -91,12 +91,23 @@ class Core:
         reserve_for: str | None = None,
         slot: str | None = None,
     ) -> GiveOutcome:
-        name = flat(key)
-        outcome = self._transact(
-            until,
-            lambda db: _give(db, name, claim, token, closed_for, reserve_for, slot),
-            DURABLE if slot is not None or closed_for > 0 else ONE_STATEMENT,
-        )
+        name, closes = flat(key), closed_for > 0
+
+        def work(db: Connection) -> GiveOutcome:
+            if slot is not None:
+                db.execute(schema.GIVE_SLOT, (name, slot, claim))
+            now, wall = db.host.now(), db.host.wall()
+            # A closing is stored by both clocks, for the wall clock outlives a reboot. The turn of
+            # the first in line begins now.
+            closing = (now + closed_for if closes else 0.0, wall + closed_for, closed_for)
+            if not db.execute(schema.GIVE, (wall, *closing, now, name, claim, token, now)).rowcount:
+                return Gone()
+            if closes and reserve_for:
+                db.execute(schema.RESERVE, (reserve_for, name))
+            return Released()
+
+        durable = closes or slot is not None
+        outcome = self._transact(until, work, DURABLE if durable else ONE_STATEMENT)
         if isinstance(outcome, Gone):
             self._transact(until, lambda db: _leave(db, name, claim))
         return outcome
@@ -156,7 +167,7 @@ def _take(db: Connection, name: str, claim: str, ask: Ask) -> TakeOutcome | None
     slot = _other_user(db, name, claim, ask, now)
     paused = bool(row.switched) and PAUSE in _fields(db, name)
     seen = seen_of(db.epoch, row.changes)
-    refused = row.refusal(ask.holder, slot, _reserved_for(db, name, row, now), paused, now, seen)
+    refused = row.refusal(ask.holder, slot, paused, now, seen)
     line = KeptLine(db, name, row) if row.lined or (refused and ask.queue) else None
     if refused is None and line is not None and not row.closed(now):
         refused = line.refusal(claim, now, seen)
@@ -194,13 +205,6 @@ def _other_user(db: Connection, name: str, claim: str, ask: Ask, now: float) -> 
         return None
     user, holder, token, ttl, since, expires = found
     return Holding(holder, token, expires - now, ttl, now - since, claim=user)
-
-
-def _reserved_for(db: Connection, name: str, row: Row, now: float) -> str:
-    if not row.closed(now):
-        return ""
-    found = db.execute(schema.SEE_RESERVATION, (name, row.token)).fetchone()
-    return str(found[0]) if found else ""
 
 
 def _fields(db: Connection, name: str) -> dict[str, Field]:
@@ -249,29 +253,6 @@ def _renew_one(db: Connection, renewal: Renewal, now: float) -> RenewOutcome:
     return Renewed(notices_for(token, values_of.get(PAUSE), values_of.get(RESIGN)))
 
 
-def _give(
-    db: Connection,
-    name: str,
-    claim: str,
-    token: int | None,
-    closed_for: float,
-    reserve_for: str | None,
-    slot: str | None,
-) -> GiveOutcome:
-    if slot is not None:
-        db.execute(schema.GIVE_SLOT, (name, slot, claim))
-    now, wall = db.host.now(), db.host.wall()
-    # A closing is stored by both clocks, for the wall clock outlives a reboot. The turn of the
-    # first in line begins now.
-    until = now + closed_for if closed_for > 0 else 0.0
-    values = (wall, until, wall + closed_for, closed_for, now, name, claim, token, now)
-    if not db.execute(schema.GIVE, values).rowcount:
-        return Gone()
-    if reserve_for and closed_for > 0:
-        db.execute(schema.RESERVE, (reserve_for, name))
-    return Released()
-
-
 def _leave(db: Connection, name: str, claim: str) -> None:
     """`claim`, which holds nothing, may wait in line."""
     row, now = _see(db, name), db.host.now()
@@ -315,7 +296,7 @@ def _record(db: Connection, key: Key) -> Record:
         tuple(history),
         tuple(Candidate(holder, expires - now) for holder, expires in standing),
         seen_of(db.epoch, row.changes),
-        _reserved_for(db, name, row, now),
+        (row.reserved_for or "") if row.closed(now) else "",
     )
 
 

@@ -133,9 +133,10 @@ class SqliteFile:
                 db.execute(end)
         except sqlite3.Error as error:
             reason = translated(error, self.path, committing=committing)
-            # A connection that could not even begin is as good as before.
-            unchanged = isinstance(reason, FileBusy) and not db.raw.in_transaction
-            (self.put_back if unchanged else self.discard)(db)
+            if isinstance(reason, FileBusy) and not db.raw.in_transaction:
+                self.put_back(db)  # it could not even begin, and is as good as before
+            else:
+                self.discard(db)
             raise reason from error
         except BaseException:
             self.discard(db)
@@ -250,6 +251,7 @@ class SqliteFile:
         """In the child: nothing of the parent's is used, nor closed."""
         self._process = os.getpid()
         self._opening = threading.RLock()
+        self._cleaning = threading.Lock()
         self._idle = []
         for db in list(self._open):
             _spoiled[db.identity] = (

@@ -34,6 +34,7 @@ class Row(NamedTuple):
     lined: float
     due: float
     overtaken: int
+    reserved_for: str | None
 
     @property
     def known(self) -> bool:
@@ -54,7 +55,7 @@ class Row(NamedTuple):
         return self.claim == claim and self.expires > now and not self.newer
 
     def closed(self, now: float) -> bool:
-        """Whether a release keeps the lease closed."""
+        """Whether a release keeps the lease closed: to everybody, or but for `reserved_for`."""
         return self.known and self.closed_until > now
 
     def next_token(self) -> int:
@@ -69,22 +70,19 @@ class Row(NamedTuple):
         return Holding(self.holder, self.token, left, self.ttl, age, self.meta, self.claim or "")
 
     def refusal(
-        self, holder: str, slot: Holding | None, reserved: str, paused: bool, now: float, seen: str
+        self, holder: str, slot: Holding | None, paused: bool, now: float, seen: str
     ) -> Refused | None:
-        """Why `holder` may not have the lease now, or None.
-
-        `slot`: the other claim that used the slot. `reserved`: the only holder that a closing lets
-        in, or "".
-        """
+        """Why `holder` may not have the lease now, or None; `slot`: the other user of its slot."""
         if self.held(now):
             holding = self.holding(now)
             return Refused("held", (holding,), holding.remaining, seen)
         if paused:
             return Refused("paused", seen=seen)
-        if self.closed(now) and not (reserved and reserved == holder):
+        if self.closed(now) and self.reserved_for != holder:
             left = self.closed_until - now
-            if reserved:
-                return Refused("reserved", (Holding(reserved, remaining=left),), left, seen)
+            if self.reserved_for:
+                named = Holding(self.reserved_for, remaining=left)
+                return Refused("reserved", (named,), left, seen)
             return Refused("closed", (Holding(self.holder, self.token, left),), left, seen)
         return Refused("closed", (slot,), slot.remaining, seen) if slot else None
 

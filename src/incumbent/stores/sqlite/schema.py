@@ -149,8 +149,9 @@ TABLES: Final = (
 SEE: Final = """
     SELECT s.boot, s.floor, s.reserved, l.format, l.claim, l.holder, l.token, l.ttl, l.meta,
         l.since, l.expires, l.started, l.ended, l.closed_until, l.grants, l.changes, l.version,
-        l.switched, l.lined, l.due, l.overtaken
-    FROM state AS s LEFT JOIN lease AS l ON l.key = ? WHERE s.id = 1"""
+        l.switched, l.lined, l.due, l.overtaken, r.holder
+    FROM state AS s LEFT JOIN lease AS l ON l.key = ?
+        LEFT JOIN reservation AS r ON r.key = l.key AND r.token = l.token WHERE s.id = 1"""
 SEE_BOOT: Final = "SELECT boot FROM state WHERE id = 1"
 SEE_CHANGES: Final = "SELECT changes FROM lease WHERE key = ?"
 SEE_KEYS: Final = "SELECT key FROM lease WHERE key >= ? AND key < ? ORDER BY key"
@@ -197,7 +198,6 @@ GIVE_SLOT: Final = "DELETE FROM slot WHERE key = ? AND name = ? AND claim = ?"
 RESERVE: Final = """
     INSERT OR REPLACE INTO reservation (key, holder, token)
     SELECT key, ?, token FROM lease WHERE key = ?"""
-SEE_RESERVATION: Final = "SELECT holder FROM reservation WHERE key = ? AND token = ?"
 
 STAND: Final = """
     INSERT OR REPLACE INTO candidate (key, holder, boot, expires) VALUES (?, ?, ?, ?)"""
