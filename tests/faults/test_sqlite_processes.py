@@ -274,10 +274,11 @@ def test_a_child_cleans_up_although_the_fork_left_its_parents_cleaning_behind(
     tmp_path: Path,
 ) -> None:
     code = """
-from incumbent.stores.sqlite.file import SqliteFile
+from incumbent.stores.sqlite import file
 from incumbent.stores.sqlite.retry import SqliteStore
+file._LOG_BYTES = 100_000
 begun = []
-store = SqliteStore(SqliteFile(Path(sys.argv[1]), spawn=begun.append))
+store = SqliteStore(file.SqliteFile(Path(sys.argv[1]), spawn=begun.append))
 def fill_the_log(number):
     until = soon(20)
     while len(begun) < number and soon(0) < until:

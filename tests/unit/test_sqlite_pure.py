@@ -13,7 +13,7 @@ import pytest
 from incumbent import clock
 from incumbent.errors import ConfigError, OutcomeUnknown, StoreUnavailable
 from incumbent.model import Key
-from incumbent.stores.sqlite import SqliteEngine, open_sqlite, schema
+from incumbent.stores.sqlite import SqliteEngine, host, open_sqlite, schema
 from incumbent.stores.sqlite.connection import SpoiledFile
 from incumbent.stores.sqlite.core import Core
 from incumbent.stores.sqlite.engine import default_path, path_of
@@ -147,20 +147,27 @@ def test_the_innermost_and_latest_mount_says_the_type(path: str, kind: str) -> N
         *("fuse.sshfs", "fuse.glusterfs", "fuse.s3fs"),
     ],
 )
-def test_a_file_system_that_machines_share_is_refused(kind: str) -> None:
+def test_a_file_system_that_machines_share_is_refused(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "file_system_of", lambda path: kind)
     with pytest.raises(ConfigError, match=kind):
-        check_file_system(Path("/x"), lambda path: kind)
+        check_file_system(Path("/x"))
 
 
-def test_another_fuse_is_doubtful_but_not_refused() -> None:
-    check_file_system(Path("/x"), lambda path: "fuse.mergerfs")
+def test_another_fuse_is_doubtful_but_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "file_system_of", lambda path: "fuse.mergerfs")
+    check_file_system(Path("/x"))
     assert is_doubtful("fuse.mergerfs")
     assert not is_doubtful("ext4")
 
 
-def test_an_engine_is_not_even_made_on_a_network_file_system(tmp_path: Path) -> None:
+def test_an_engine_is_not_even_made_on_a_network_file_system(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "file_system_of", lambda path: "nfs4")
     with pytest.raises(ConfigError, match="redis://"):
-        SqliteEngine(tmp_path / "x", check_place=lambda p: check_file_system(p, lambda _: "nfs4"))
+        SqliteEngine(tmp_path / "x")
 
 
 # -- containers ------------------------------------------------------------------------------

@@ -179,7 +179,7 @@ def _take(db: Connection, name: str, claim: str, ask: Ask) -> TakeOutcome | None
         if line is not None and ask.queue is not None:
             return line.stand(claim, ask, ask.queue, now, refused)
         return refused
-    token = row.next_token()
+    token = max(row.token or 0, row.floor) + 1
     if token > row.reserved:
         if not db.durable:
             return None
@@ -280,7 +280,7 @@ def _put(db: Connection, name: str, field: str, value: bytes | None, guard: Guar
 def _record(db: Connection, key: Key) -> Record:
     now, name = db.host.now(), flat(key)
     row = _see(db, name)
-    if not row.known:
+    if row.format is None:
         return Record(key)
     slots = db.execute(schema.SEE_SLOTS, (name, now)).fetchall()
     history = [Past(*found) for found in db.execute(schema.SEE_PAST, (name,)).fetchall()]

@@ -45,15 +45,13 @@ class SqliteEngine:
         *,
         default: bool = False,
         host: Callable[[], Host] = this_host,
-        check_place: Callable[[Path], None] = check_file_system,
     ) -> None:
-        """`default` lets missing folders be made; `host` and `check_place` are for tests."""
-        check_place(path)
+        """`default` lets missing folders be made; `host` is handed in by tests."""
+        check_file_system(path)
         self.path = path
         self.url = f"sqlite://{path}"
         self._default = default
         self._host = host
-        self._check_place = check_place
         self._store: SqliteStore | None = None
         self._async_store: AsyncSqliteStore | None = None
 
@@ -64,11 +62,8 @@ class SqliteEngine:
             from incumbent.stores.sqlite.file import SqliteFile
             from incumbent.stores.sqlite.retry import SqliteStore
 
-            self._store = SqliteStore(
-                SqliteFile(
-                    self.path, self._host, default=self._default, check_place=self._check_place
-                )
-            )
+            file = SqliteFile(self.path, self._host, default=self._default)
+            self._store = SqliteStore(file)
         return self._store
 
     def async_store(self) -> AsyncSqliteStore:

@@ -94,14 +94,12 @@ class SqliteFile:
         host: Callable[[], Host] = this_host,
         *,
         default: bool = False,
-        check_place: Callable[[Path], None] = check_file_system,
         spawn: Spawn = _in_background,
     ) -> None:
-        """`host`, `check_place` and `spawn` are handed in by tests."""
+        """`default` lets missing folders be made; `host` and `spawn` are handed in by tests."""
         self.path = path
         self._host = host
         self._default = default
-        self._check_place = check_place
         self._spawn = spawn
         self._cleaning = threading.Lock()
         self._idle: list[Connection] = []
@@ -190,7 +188,7 @@ class SqliteFile:
     def _another(self) -> Connection:
         # Held also while the process forks, so that nothing is opened just then.
         with self._opening:
-            self._check_place(self.path)
+            check_file_system(self.path)
             make_file(self.path, default=self._default)
             try:
                 db = Connection(str(self.path), self._host())
@@ -312,21 +310,20 @@ def make_file(path: Path, *, default: bool) -> None:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
     except FileExistsError:
         if path.is_dir():
-            raise _unusable(path, "it is a folder: name a file in it") from None
-    except FileNotFoundError as error:
-        todo = f"its folder does not exist: mkdir -p -m 700 {path.parent}"
-        raise _unusable(path, todo) from error
-    except NotADirectoryError as error:
-        raise _unusable(path, f"{path.parent} is not a folder") from error
-    except PermissionError as error:
-        todo = f"user {os.geteuid()} may not write to {path.parent}"
-        raise _unusable(path, todo) from error
+            why = "it is a folder: name a file in it"
+            raise StoreUnavailable(f"cannot create {path}: {why}", permanent=True) from None
     except OSError as error:
-        raise _unusable(path, str(error.strerror), permanent=error.errno == errno.EROFS) from error
-
-
-def _unusable(path: Path, why: str, *, permanent: bool = True) -> StoreUnavailable:
-    return StoreUnavailable(f"cannot create {path}: {why}", permanent=permanent)
+        code, text = error.errno or 0, error.strerror or ""
+        denied = f"user {os.geteuid()} may not write to {path.parent}"
+        lasting = {
+            errno.ENOENT: f"its folder does not exist: mkdir -p -m 700 {path.parent}",
+            errno.ENOTDIR: f"{path.parent} is not a folder",
+            errno.EACCES: denied,
+            errno.EPERM: denied,
+            errno.EROFS: text,
+        }
+        why, permanent = lasting.get(code, text), code in lasting
+        raise StoreUnavailable(f"cannot create {path}: {why}", permanent=permanent) from error
 
 
 _files: weakref.WeakSet[SqliteFile] = weakref.WeakSet()

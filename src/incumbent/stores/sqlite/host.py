@@ -169,9 +169,9 @@ def file_system_of(path: Path) -> str:
     return type_in(mountinfo, os.path.realpath(path))
 
 
-def check_file_system(path: Path, kind_of: Callable[[Path], str] = file_system_of) -> None:
+def check_file_system(path: Path) -> None:
     """Raise ConfigError if `path` lies where locks do not exclude."""
-    kind = kind_of(path)
+    kind = file_system_of(path)
     if kind.removeprefix("fuse.") in _SHARED:
         raise ConfigError(
             f"{path} cannot hold leases: {kind} can be shared with other machines or kernels, and a"

@@ -37,11 +37,6 @@ class Row(NamedTuple):
     reserved_for: str | None
 
     @property
-    def known(self) -> bool:
-        """Whether there is a record of the key at all."""
-        return self.format is not None
-
-    @property
     def newer(self) -> bool:
         """Whether a later release wrote the row: it counts as held, for we cannot read it."""
         return self.format is not None and self.format > FORMAT
@@ -56,11 +51,7 @@ class Row(NamedTuple):
 
     def closed(self, now: float) -> bool:
         """Whether a release keeps the lease closed: to everybody, or but for `reserved_for`."""
-        return self.known and self.closed_until > now
-
-    def next_token(self) -> int:
-        """The token of the next grant."""
-        return max(self.token or 0, self.floor) + 1
+        return (self.closed_until or 0) > now
 
     def holding(self, now: float) -> Holding:
         """The present holding, as far as it can be read."""
