@@ -167,7 +167,8 @@ def _take(db: Connection, name: str, claim: str, ask: Ask) -> TakeOutcome | None
     slot = _other_user(db, name, claim, ask, now)
     paused = bool(row.switched) and PAUSE in _fields(db, name)
     seen = seen_of(db.epoch, row.changes)
-    refused = row.refusal(ask.holder, slot, paused, now, seen)
+    reserved = _reserved_for(db, name, row, now)
+    refused = row.refusal(ask.holder, slot, reserved, paused, now, seen)
     line = KeptLine(db, name, row) if row.lined or (refused and ask.queue) else None
     if refused is None and line is not None and not row.closed(now):
         refused = line.refusal(claim, now, seen)
@@ -200,11 +201,20 @@ def _see(db: Connection, name: str) -> Row:
 def _other_user(db: Connection, name: str, claim: str, ask: Ask, now: float) -> Holding | None:
     if ask.slot is None:
         return None
-    found = db.execute(schema.SEE_SLOT, (name, ask.slot.name, claim, now)).fetchone()
-    if found is None:
+    found = db.execute(schema.SEE_SLOT, (name, ask.slot.name)).fetchone()
+    if found is None or found[0] == claim:
         return None
     user, holder, token, ttl, since, expires = found
+    if expires <= now:
+        return None
     return Holding(holder, token, expires - now, ttl, now - since, claim=user)
+
+
+def _reserved_for(db: Connection, name: str, row: Row, now: float) -> str:
+    if not row.closed(now):
+        return ""
+    found = db.execute(schema.SEE_RESERVATION, (name, row.token)).fetchone()
+    return str(found[0]) if found else ""
 
 
 def _fields(db: Connection, name: str) -> dict[str, Field]:
@@ -279,24 +289,24 @@ def _put(db: Connection, name: str, field: str, value: bytes | None, guard: Guar
 
 def _record(db: Connection, key: Key) -> Record:
     now, name = db.host.now(), flat(key)
-    row = _see(db, name)
-    if row.format is None:
-        return Record(key)
+    row, fields = _see(db, name), _fields(db, name)
     slots = db.execute(schema.SEE_SLOTS, (name, now)).fetchall()
     history = [Past(*found) for found in db.execute(schema.SEE_PAST, (name,)).fetchall()]
     if row.grants:  # the last holding stands in the row itself
         history.append(Past(row.holder, row.token, row.started, row.ended))
     standing = db.execute(schema.SEE_CANDIDATES, (name, db.host.boot_id, now)).fetchall()
+    if row.format is None:
+        return Record(key)
     return Record(
         key,
         (row.holding(now),) if row.held(now) else (),
         max(0.0, row.closed_until - now),
-        _fields(db, name),
+        fields,
         {slot: expires - now for slot, expires in slots},
         tuple(history),
         tuple(Candidate(holder, expires - now) for holder, expires in standing),
         seen_of(db.epoch, row.changes),
-        (row.reserved_for or "") if row.closed(now) else "",
+        _reserved_for(db, name, row, now),
     )
 
 

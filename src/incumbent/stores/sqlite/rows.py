@@ -34,7 +34,6 @@ class Row(NamedTuple):
     lined: float
     due: float
     overtaken: int
-    reserved_for: str | None
 
     @property
     def newer(self) -> bool:
@@ -50,7 +49,7 @@ class Row(NamedTuple):
         return self.claim == claim and self.expires > now and not self.newer
 
     def closed(self, now: float) -> bool:
-        """Whether a release keeps the lease closed: to everybody, or but for `reserved_for`."""
+        """Whether a release keeps the lease closed: perhaps but for one holder."""
         return (self.closed_until or 0) > now
 
     def holding(self, now: float) -> Holding:
@@ -61,19 +60,21 @@ class Row(NamedTuple):
         return Holding(self.holder, self.token, left, self.ttl, age, self.meta, self.claim or "")
 
     def refusal(
-        self, holder: str, slot: Holding | None, paused: bool, now: float, seen: str
+        self, holder: str, slot: Holding | None, reserved: str, paused: bool, now: float, seen: str
     ) -> Refused | None:
-        """Why `holder` may not have the lease now, or None; `slot`: the other user of its slot."""
+        """Why `holder` may not have the lease now, or None.
+
+        `slot`: the other user of its slot. `reserved`: the holder that a closing lets in, or "".
+        """
         if self.held(now):
             holding = self.holding(now)
             return Refused("held", (holding,), holding.remaining, seen)
         if paused:
             return Refused("paused", seen=seen)
-        if self.closed(now) and self.reserved_for != holder:
+        if self.closed(now) and not (reserved and reserved == holder):
             left = self.closed_until - now
-            if self.reserved_for:
-                named = Holding(self.reserved_for, remaining=left)
-                return Refused("reserved", (named,), left, seen)
+            if reserved:
+                return Refused("reserved", (Holding(reserved, remaining=left),), left, seen)
             return Refused("closed", (Holding(self.holder, self.token, left),), left, seen)
         return Refused("closed", (slot,), slot.remaining, seen) if slot else None
 

@@ -149,9 +149,8 @@ TABLES: Final = (
 SEE: Final = """
     SELECT s.boot, s.floor, s.reserved, l.format, l.claim, l.holder, l.token, l.ttl, l.meta,
         l.since, l.expires, l.started, l.ended, l.closed_until, l.grants, l.changes, l.version,
-        l.switched, l.lined, l.due, l.overtaken, r.holder
-    FROM state AS s LEFT JOIN lease AS l ON l.key = ?
-        LEFT JOIN reservation AS r ON r.key = l.key AND r.token = l.token WHERE s.id = 1"""
+        l.switched, l.lined, l.due, l.overtaken
+    FROM state AS s LEFT JOIN lease AS l ON l.key = ? WHERE s.id = 1"""
 SEE_BOOT: Final = "SELECT boot FROM state WHERE id = 1"
 SEE_CHANGES: Final = "SELECT changes FROM lease WHERE key = ?"
 SEE_KEYS: Final = "SELECT key FROM lease WHERE key >= ? AND key < ? ORDER BY key"
@@ -160,8 +159,7 @@ SEE_FIELDS: Final = "SELECT name, value, version FROM field WHERE key = ? ORDER 
 SEE_FIELD: Final = "SELECT value, version FROM field WHERE key = ? AND name = ?"
 SEE_SLOTS: Final = "SELECT name, expires FROM slot WHERE key = ? AND expires > ? ORDER BY name"
 SEE_SLOT: Final = """
-    SELECT claim, holder, token, ttl, since, expires FROM slot
-    WHERE key = ? AND name = ? AND claim != ? AND expires > ?"""
+    SELECT claim, holder, token, ttl, since, expires FROM slot WHERE key = ? AND name = ?"""
 
 REPEAT: Final = "UPDATE lease SET expires = ? WHERE key = ?"
 ARCHIVE: Final = """
@@ -198,6 +196,7 @@ GIVE_SLOT: Final = "DELETE FROM slot WHERE key = ? AND name = ? AND claim = ?"
 RESERVE: Final = """
     INSERT OR REPLACE INTO reservation (key, holder, token)
     SELECT key, ?, token FROM lease WHERE key = ?"""
+SEE_RESERVATION: Final = "SELECT holder FROM reservation WHERE key = ? AND token = ?"
 
 STAND: Final = """
     INSERT OR REPLACE INTO candidate (key, holder, boot, expires) VALUES (?, ?, ?, ?)"""
