@@ -75,14 +75,14 @@ WRITE: Final = Mode("BEGIN IMMEDIATE", "COMMIT")
 DURABLE: Final = Mode("BEGIN IMMEDIATE", "COMMIT", durable=True)
 READ: Final = Mode("BEGIN", "ROLLBACK")
 ONE_STATEMENT: Final = Mode("", "", compare=False)
-"""A statement that is a transaction of its own, and is worth no look at the path: a change that
-goes into a file which was just removed is lost no more than one that is in it already."""
+"""A statement that is a transaction of its own, without a look at the path: a change that goes into
+a file which was just removed is lost no more than a change that is in it already."""
 
 _BEGINS_ITSELF: Final = Mode("", "")
 
 
 def _in_background(work: Callable[[], None]) -> None:
-    threading.Thread(target=work, name="incumbent-sqlite-upkeep", daemon=True).start()
+    threading.Thread(target=work, name="incumbent-sqlite-checkpoint", daemon=True).start()
 
 
 class SqliteFile:
@@ -164,7 +164,7 @@ class SqliteFile:
         return self._another()
 
     def put_back(self, db: Connection) -> None:
-        """Free for the next user."""
+        """Let the next user have this connection."""
         if len(self._idle) < _IDLE_KEPT:
             self._idle.append(db)
         else:
@@ -176,7 +176,7 @@ class SqliteFile:
         db.close()
 
     def close(self) -> None:
-        """Close what nobody uses; a later operation opens the file again."""
+        """Close the connections that are not in use; a later operation opens the file again."""
         if os.getpid() != self._process:
             self.forked()
         while self._idle:
