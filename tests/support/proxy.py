@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Self
+from typing import ClassVar, Self
 
 CONNECT_WITHIN = 5.0
 END_WITHIN = 5.0
@@ -79,6 +79,9 @@ class _Link:
 
 class FaultProxy:
     """Forwards to `(host, port)`; every fault lasts until `heal()`."""
+
+    tap: ClassVar[Callable[[object, bytes], None] | None] = None
+    """Gets what clients send through any proxy, with the connection; see tests/recorded."""
 
     def __init__(self, port: int, host: str = "127.0.0.1") -> None:
         self.target = (host, port)
@@ -241,6 +244,8 @@ class FaultProxy:
         source, _ = link.ends(way)
         with suppress(OSError):
             while chunk := source.recv(65536):
+                if way is Way.REQUEST and FaultProxy.tap is not None:
+                    FaultProxy.tap(link, chunk)
                 self._forward(link, way, chunk)
         self._end_of_stream(link, way)
         with self._changed:

@@ -1,0 +1,48 @@
+"""What differs from run to run is named by what it is: claims, instants, revisions, ports."""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["normal"]
+
+_RULES = [
+    (re.compile(pattern), name)
+    for pattern, name in (
+        # Namespaces and names that a test draws.
+        (r"\bcontract-[0-9a-f]{8}", "<ns>"),
+        (r"\bbegin(!?\w?)/[0-9a-f]{8}", r"begin\1/<name>"),
+        (r"\b(job-|kept-|n|h)\d+\b", r"\1<n>"),
+        (r"\b127\.0\.0\.1:\d+", "<address>"),
+        (r"(?<![0-9a-f])[0-9a-f]{40}(?![0-9a-f])", "<digest>"),
+        (r"(?<![0-9a-f])[0-9a-f]{32}(?![0-9a-f])", "<claim>"),
+        (r"\b(?:\d{10}\.\d+|\d+\.\d{5,})", "<instant>"),
+        (r"(?<![\d.])\d{13,}(\.\d+)?", "<number>"),
+        # A float may lie a millionth above.
+        (r"(\d)00001'", r"\g<1>00000'"),
+        # Ids of a process, a waiter or a server: random digits.
+        (
+            r"(?<![0-9a-f%.<])(?<!x')(?!\d+000\b)(?:[0-9a-f]{16}|[0-9a-f]{12}|[0-9a-f]{8})(?![0-9a-f])",
+            "<id>",
+        ),
+        # A look at the history, which one take in a few has beside it.
+        (r', {"request_range": {"key": "[^"]*/h/", [^{}]*"keys_only": true}}', ""),
+        # How often a server was used before.
+        (r"(<claim>):\d+", r"\1:<n>"),
+        (r"((?:revision|applied|term)\\?\": ?\\?\"?)[1-9]\d*", r"\1<n>"),
+        (r"(/h/<id>)/\d+", r"\1/<n>"),
+        (r"\bSCAN \d+", "SCAN <n>"),
+        # The longest ttl that a quorum knows of.
+        (r"(incumbent2 3:<id> 0) \d+ 0\b", r"\1 <longest> 0"),
+        (r"(incumbent2 3:<id>  ?)\d{5,} (?=[a-z]:)", r"\1<longest> "),
+        # What is left of a time.
+        (r"(changed\(\$1, \$2, \$3\) \(.*), '\d+'", r"\1, '<left>'"),
+    )
+]
+
+
+def normal(request: str) -> str:
+    """The request as it is the same in every run."""
+    for pattern, name in _RULES:
+        request = pattern.sub(name, request)
+    return request
