@@ -10,15 +10,18 @@ import random
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
+from math import inf
 from typing import Any
 
 import pytest
 
-from incumbent.stores.quorum import rounds
+from incumbent.errors import StoreError
+from incumbent.stores.quorum import changes, rounds
+from incumbent.stores.quorum.changes import Edit
 from tests.quorum.bugs import Bugs, planted
-from tests.quorum.claimant import SimPanel
+from tests.quorum.claimant import KEY, Claimant, SimPanel
 from tests.quorum.simulator import PROFILES, History
-from tests.quorum.world import Network
+from tests.quorum.world import Network, Process
 
 CALM = 5.0
 EIGHT = replace(
@@ -31,6 +34,9 @@ EIGHT = replace(
     calm=CALM,
     beside=0.0,
 )
+NOBODY = replace(EIGHT, contenders=0)
+WITHIN = 20.0
+"""Seconds that a change has, where it has enough of them."""
 
 
 class _Kept(dict[int, Any]):
@@ -41,9 +47,21 @@ class _Kept(dict[int, Any]):
 
 
 @pytest.fixture
-def outcomes(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+def slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    begin = SimPanel.__init__
+
+    def keep(panel: SimPanel, *arguments: Any, **more: Any) -> None:
+        begin(panel, *arguments, **more)
+        panel.sessions = _Kept()
+
+    monkeypatch.setattr(SimPanel, "__init__", keep)
+    monkeypatch.setattr(Network, "_travel", lambda self: self.heap.dice.uniform(0.02, 0.04))
+
+
+@pytest.fixture
+def outcomes(slow: None, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """What became of all takes, by the names of their types."""
-    counts, take, begin = Counter[str](), rounds.Rounds.take, SimPanel.__init__
+    counts, take = Counter[str](), rounds.Rounds.take
 
     async def counted(*arguments: Any) -> Any:
         try:
@@ -54,13 +72,7 @@ def outcomes(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         counts[type(outcome).__name__] += 1
         return outcome
 
-    def keep(panel: SimPanel, *arguments: Any, **more: Any) -> None:
-        begin(panel, *arguments, **more)
-        panel.sessions = _Kept()
-
     monkeypatch.setattr(rounds.Rounds, "take", counted)
-    monkeypatch.setattr(SimPanel, "__init__", keep)
-    monkeypatch.setattr(Network, "_travel", lambda self: self.heap.dice.uniform(0.02, 0.04))
     return counts
 
 
@@ -93,3 +105,45 @@ def test_who_begins_rounds_that_do_not_fit_any_more_leaves_doubts(
     )
     longest_gap(0)
     assert outcomes["OutcomeUnknown"] > 0.12 * outcomes.total(), outcomes
+
+
+def told_after_changing_one_entry(start: int, contenders: int, histories: int = 10) -> list[float]:
+    """Seconds after which each of them, who begin together, has its change; inf if it gave up."""
+    found: list[float] = []
+
+    async def change(one: Claimant) -> None:
+        began = one.process.now()
+        await one.panel.open(began + WITHIN)
+        try:
+            await changes.change(
+                *(one.quorum, one.panel, KEY, "f:x", lambda *_: Edit(b"1 x"), began + WITHIN)
+            )
+            found.append(one.process.now() - began)
+        except StoreError:
+            found.append(inf)
+
+    with planted(Bugs()):
+        for seed in range(start, start + histories):
+            world = History(NOBODY, seed, Bugs())
+            for at in range(contenders):
+                process = Process(world.heap, world.network, f"p{at}")
+                one = Claimant(process, world.machines, "m", world.sight, world.dice)
+                process.start(change(one))
+            world.heap.run(WITHIN + 1)
+    return found
+
+
+@pytest.mark.usefixtures("slow")
+def test_changes_in_slow_rounds_do_not_knock_each_other_out_for_long() -> None:
+    start = random.SystemRandom().randrange(10**9)
+    told = told_after_changing_one_entry(start, contenders=5)
+    assert len(told) == 50
+    assert max(told) < WITHIN / 2, (start, sorted(told)[-5:])
+
+
+@pytest.mark.usefixtures("slow")
+def test_changes_tried_again_sooner_than_a_turn_takes_knock_each_other_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(changes, "_DOUBLINGS", -7)
+    assert max(told_after_changing_one_entry(0, contenders=5)) > WITHIN / 2

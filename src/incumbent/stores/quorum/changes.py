@@ -21,6 +21,7 @@ not above its birth and a minute, where it begins again (see promise.lua).
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from random import random
@@ -43,9 +44,8 @@ from incumbent.stores.redis.resp import Step
 
 __all__ = ["FORGOTTEN", "NEVER", "Changed", "Decide", "Edit", "change"]
 
-_TURNS: Final = 20
 _BACK_OFF: Final = 0.001
-_BACK_OFF_MOST: Final = 0.05
+_DOUBLINGS: Final = 3
 NEVER: Final = 0
 FORGOTTEN: Final = -1
 _REMEMBERED: Final = 8
@@ -101,11 +101,14 @@ async def change(
     """
     await found(quorum, panel, until)
     attempt = _Attempt(quorum, panel, key, entry, held, until)
-    for count in range(_TURNS):
+    for count in itertools.count():
+        began = _now()
         changed = await attempt.turn(decide, settles=settles)
         if changed is not None:
             return changed
-        pause = min(_BACK_OFF_MOST, _BACK_OFF * 2.0**count) * (0.5 + random()) + attempt.early
+        # As long as a turn takes: who comes back sooner meets the same others again.
+        pause = max(_BACK_OFF, _now() - began) * 2 ** min(count, _DOUBLINGS)
+        pause = pause * (0.5 + random()) + attempt.early
         if _now() + pause >= until:
             break
         await panel.rest(pause)

@@ -27,7 +27,7 @@ from incumbent.model import (
 from incumbent.stores.quorum.ballots import Silent
 from incumbent.stores.quorum.changes import Changed, Edit, change
 from incumbent.stores.quorum.dialect import mark_of_value
-from incumbent.stores.quorum.fields import unchanged
+from incumbent.stores.quorum.fields import state_of, unchanged
 from incumbent.stores.quorum.group import Quorum, answered_by_most
 from incumbent.stores.quorum.panel import Panel
 from incumbent.stores.redis.names import quoted
@@ -149,8 +149,10 @@ async def _refused_slot(
     said = [it[0] for it in heard if not isinstance(it, Silent) and isinstance(it[0], list)]
     if not any(_is_others(used_of(it[1]), claim, now) for it in said):
         return None
-    # Perhaps it is of a claim that got no majority: then no change comes of it any more.
-    changed = await change(quorum, panel, key, entry, unchanged, until, settles=True)
+    # Perhaps it is of a claim that got no majority, and nodes that missed it are told. Where all
+    # agree nothing is written: a fleet that comes late would knock out each other's changes.
+    differ = len({state_of(it) for it in heard} - {None}) > 1
+    changed = await change(quorum, panel, key, entry, unchanged, until, settles=differ)
     return _refusal(slot, used_of(changed.seen), claim, now)
 
 
