@@ -32,6 +32,8 @@ _RULES = [
         (r"((?:revision|applied|term)\\?\": ?\\?\"?)[1-9]\d*", r"\1<n>"),
         (r"(/h/<id>)/\d+", r"\1/<n>"),
         (r"\bSCAN \d+", "SCAN <n>"),
+        # The ballots that a field of a quorum knows: how many, contention decides.
+        (r" s(?: <number>)+", " s <numbers>"),
         # The longest ttl that a quorum knows of.
         (r"(incumbent2 3:<id> 0) \d+ 0\b", r"\1 <longest> 0"),
         (r"(incumbent2 3:<id>  ?)\d{5,} (?=[a-z]:)", r"\1<longest> "),

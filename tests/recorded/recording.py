@@ -123,8 +123,13 @@ def unseen(recording: Recording, run: Cases, wanted: Iterable[str]) -> set[str]:
     """What depends on timing, and was sent in none of the cases that sent it in every run."""
     expected = set().union(*(recording.always[case] for case in wanted)) & recording.timed
     renamed = _renamed_texts(recording, run)
-    seen = {_kind(request) for requests in run.values() for request in requests}
-    return {f"- {it}" for it in expected if _kind(_rename(it, renamed)) not in seen}
+    seen = {_sort(request) for requests in run.values() for request in requests}
+    return {f"- {it}" for it in expected if _sort(_rename(it, renamed)) not in seen}
+
+
+def _sort(request: str) -> str:
+    # Which of several contenders wins decides on a number.
+    return re.sub(r"(?<= )\d+(?= |$)", "0", _kind(request))
 
 
 def _rename(request: str, renamed: dict[str, str]) -> str:
