@@ -15,10 +15,12 @@ from incumbent import clock
 from incumbent.errors import StoreError
 from incumbent.model import Ask, GiveOutcome, Granted, Key, Refused, Renewal, RenewOutcome
 from incumbent.stores.base import Engine, Store
+from incumbent.stores.quorum.dialect import MARKER
 from incumbent.stores.redis.names import Naming
 from incumbent.stores.registry import open_engine
 from tests.support.proxy import FaultProxy, Way, _Link
 from tests.support.servers import RedisServer
+from tests.support.waiting import eventually
 
 DURABLE = ("--appendonly", "yes", "--appendfsync", "everysec")
 SLOW = 0.12
@@ -131,6 +133,22 @@ class Members:
         if "restart_wait" not in options:
             options += f"{'&' if options else ''}restart_wait={QUARANTINE}s"
         return f"redis+quorum://{hosts}?{options}"
+
+    def found(self, url: str) -> None:
+        """Empty, and marked as new together by one process: none of them has forgotten anything.
+
+        A server that is connected too late, on a busy machine, is marked as one that was replaced.
+        """
+
+        def founded() -> bool:
+            for one in self.all:
+                one.server.cli("FLUSHALL")
+            with party(url) as first:
+                first.give(first.take(Ask(10.0, "first")))
+            markers = [one.server.cli("GET", MARKER) for one in self.all]
+            return all(marker.split()[2:3] == ["0"] for marker in markers)
+
+        eventually(founded)
 
     def keys(self) -> list[set[str]]:
         """The keys of each master."""

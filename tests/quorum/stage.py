@@ -79,7 +79,8 @@ class Actor:
     rounds_made: int = 0
     reach: set[int] = field(default_factory=set)
     unheard: set[int] = field(default_factory=set)
-    lost_plants: bool = False
+    deaf_to: str = ""
+    """The script whose requests reach nobody."""
     late: str = ""
     """The script whose requests are on their way until `arrive`."""
     on_their_way: list[tuple[int, bytes]] = field(default_factory=list)
@@ -107,7 +108,7 @@ class Actor:
         sent = self.stage.heap.time
         try:
             ask = Ask(self.ttl, self.name)
-            outcome = self._run(self.rounds.take(self, KEY, self.claim, ask, sent + 0.1))
+            outcome = self.run(self.rounds.take(self, KEY, self.claim, ask, sent + 0.1))
             if isinstance(outcome, Granted):
                 self.granted, self.believes_until = outcome, sent + SPAN / TTL * self.ttl
                 return outcome.token
@@ -122,7 +123,7 @@ class Actor:
         sent = self.stage.heap.time
         renewal = Renewal(KEY, self.claim, self.granted.token, TTL, self.granted.epoch)
         with suppress(StoreError):
-            (outcome,) = self._run(upkeep.renew(self.quorum, self, [renewal], sent + 0.1))
+            (outcome,) = self.run(upkeep.renew(self.quorum, self, [renewal], sent + 0.1))
             if isinstance(outcome, Renewed) and sent < self.believes_until:
                 self.believes_until = sent + SPAN
                 return True
@@ -133,7 +134,7 @@ class Actor:
         self.reach, self.unheard = set(reach), set()
         until = self.stage.heap.time + 0.1
         with suppress(StoreError):
-            self._run(self.rounds.give(self, KEY, self.claim, None, until, 0.0, None))
+            self.run(self.rounds.give(self, KEY, self.claim, None, until, 0.0, None))
 
     def arrive(self) -> None:
         """What was on its way does so."""
@@ -146,7 +147,7 @@ class Actor:
         return self.stage.heap.time < self.believes_until
 
     @staticmethod
-    def _run(coroutine: Awaitable[T]) -> T:
+    def run(coroutine: Awaitable[T]) -> T:
         return run(coroutine)  # type: ignore[arg-type]
 
     # -- see Panel
@@ -172,7 +173,8 @@ class Actor:
         return [NOT_ASKED if step is None else self._one(at, step) for at, step in enumerate(steps)]
 
     def _one(self, at: int, step: Step) -> Heard:
-        if at not in self.reach or (self.lost_plants and SCRIPTS["plant"].sha in step.payload):
+        deaf = self.deaf_to and SCRIPTS[self.deaf_to].sha in step.payload
+        if deaf or at not in self.reach:
             return Silent(StoreUnavailable("out of reach"), sent=False)
         if self.late and SCRIPTS[self.late].sha in step.payload:
             self.on_their_way.append((at, step.payload))

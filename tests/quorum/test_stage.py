@@ -7,12 +7,13 @@ from contextlib import contextmanager
 
 import pytest
 
+from incumbent.errors import OutcomeUnknown
 from incumbent.stores.quorum import rounds
 from incumbent.stores.quorum.ballots import No
 from tests.quorum.bugs import Bugs, planted
 from tests.quorum.claimant import TTL
 from tests.quorum.node import LONGEST, SECOND, Kept, Node, Plant, Take
-from tests.quorum.stage import Actor, Stage
+from tests.quorum.stage import KEY, Actor, Stage
 
 
 @contextmanager
@@ -50,7 +51,7 @@ def both_believe_after_two_of_five_lost_their_data(*bugs: str) -> bool:
         assert holder.take({0, 1, 2})
         world.wait_until(0.1)
         world.wipe(1, 2)
-        holder.lost_plants = True
+        holder.deaf_to = "plant"
         for at in (0.3, 0.6, 0.9):
             world.wait_until(at)
             holder.renew({0, 1, 2, 3, 4})
@@ -256,3 +257,17 @@ def test_a_vote_that_could_not_be_raised_is_taken_back_all_the_same() -> None:
     assert rounds._may_hold(refused)
     assert not rounds._may_hold(No("high"))
     assert not rounds._may_hold(No("held", raw=b"incumbent1 other 1 0 1 1000 other "))
+
+
+@pytest.mark.parametrize("unheard", ["promise", "give"])
+def test_a_give_of_which_half_was_done_is_not_called_undone(unheard: str) -> None:
+    """What it does for the slot comes first; the other half gets no answer, or none is asked."""
+    with stage(3) as world:
+        actor = Actor(world, "actor")
+        token = actor.take({0, 1, 2})
+        actor.deaf_to = unheard
+        until = world.heap.time + 0.1
+        with pytest.raises(OutcomeUnknown, match=r"is given back, .* is not"):
+            actor.run(
+                actor.rounds.give(actor, KEY, actor.claim, token, until, 0.0, None, slot="day")
+            )

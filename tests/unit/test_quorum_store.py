@@ -12,7 +12,7 @@ import pytest
 
 from incumbent import clock
 from incumbent.errors import StoreError, StoreUnavailable
-from incumbent.model import Ask, Granted, Key, Refused, Released, Renewal, Renewed, Stored
+from incumbent.model import Ask, Granted, Key, Refused, Released, Renewal, Renewed, Slot, Stored
 from incumbent.stores.notices import PAUSE, encode_notice
 from incumbent.stores.quorum import open_quorum
 from incumbent.stores.quorum.dialect import MARKER
@@ -264,3 +264,24 @@ def test_after_a_fork_parent_and_child_do_not_share_connections(
 
     assert in_a_child(ask) == 0
     assert store.give(key, grant.claim, grant.token, soon()) == Released()
+
+
+def test_who_is_refused_a_used_slot_writes_only_where_servers_differ(
+    servers: list[RedisServer], store: QuorumStore, key: Key
+) -> None:
+    companion, ask = f"incumbent:{{{key}}}:r", Ask(30.0, "me", slot=Slot("day", 60.0))
+
+    def refused() -> bool:
+        return isinstance(store.take(key, secrets.token_hex(16), ask, soon()), Refused)
+
+    def states() -> set[str]:
+        return {server.cli("HGET", companion, "s") for server in servers}
+
+    assert isinstance(store.take(key, "0" * 32, ask, soon()), Granted)
+    eventually(lambda: len(states()) == 1)
+    before = states()
+    assert refused()
+    assert states() == before
+    servers[2].cli("DEL", companion)
+    assert refused()
+    assert servers[2].cli("HEXISTS", companion, "u:day") == "1"

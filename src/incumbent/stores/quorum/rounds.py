@@ -319,10 +319,14 @@ class Rounds:
         except StoreError as error:
             if isinstance(doubt, OutcomeUnknown):
                 raise doubt from error
+            if doubt is None:
+                raise _half_done(f"slot {slot} is given back, its lease is not", error) from error
             raise
-        if doubt is not None:
-            raise doubt
-        return outcome
+        if doubt is None:
+            return outcome
+        if isinstance(outcome, Released):
+            raise _half_done(f"the lease is given back, slot {slot} is not", doubt) from doubt
+        raise doubt
 
     async def _give(
         self,
@@ -364,6 +368,11 @@ class Rounds:
             return Gone()
         sent = any(isinstance(it, Silent) and it.sent for it in silent)
         raise no_majority(quorum, silent, perhaps=sent or released > 0)
+
+
+def _half_done(what: str, error: StoreError) -> OutcomeUnknown:
+    after = error.retry_after
+    return OutcomeUnknown(f"{what}: {error}", permanent=error.permanent, retry_after=after)
 
 
 def remember(kept: dict[tuple[Key, str], int], which: tuple[Key, str], ballot: int) -> None:
