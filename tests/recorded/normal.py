@@ -34,6 +34,9 @@ _RULES = [
         (r"\bSCAN \d+", "SCAN <n>"),
         # The ballots that a field of a quorum knows: how many, contention decides.
         (r" s(?: <number>)+", " s <numbers>"),
+        # What the one of several writers wrote that came first.
+        (r"('<ns>/job', 'state', x'3)\d'", r"\1<n>'"),
+        (r"(f:state =?<number>) \d\b", r"\1 <n>"),
         # The longest ttl that a quorum knows of.
         (r"(incumbent2 3:<id> 0) \d+ 0\b", r"\1 <longest> 0"),
         (r"(incumbent2 3:<id>  ?)\d{5,} (?=[a-z]:)", r"\1<longest> "),
