@@ -25,7 +25,7 @@ from incumbent.stores.names import make_key
 if TYPE_CHECKING:
     from incumbent.aio_elections import AsyncElection
 
-__all__ = ["AsyncClient", "AsyncLease", "AsyncLock"]
+__all__ = ["AsyncClient", "AsyncLease", "AsyncLock", "enclose"]
 
 
 class AsyncLease(LeaseHandle):
@@ -89,8 +89,7 @@ class AsyncLease(LeaseHandle):
 
     async def __aenter__(self) -> Self:
         self.check()
-        self._scope = LeaseScope(self._held)
-        self._link.keeper.watch(self._held, self._scope.look_soon, ahead=None)
+        self._scope = enclose(self)
         return self
 
     async def __aexit__(
@@ -118,6 +117,13 @@ class AsyncLease(LeaseHandle):
             return None
         reason = "at_most_for" if self._held.machine.bounded else "expired"
         return lease_lost(self.name, reason, "; the body was cancelled within the lease")
+
+
+def enclose(lease: LeaseHandle) -> LeaseScope:
+    """Cancel the calling task at the end of the lease, until the scope is closed."""
+    scope = LeaseScope(lease._held)
+    lease._link.keeper.watch(lease._held, scope.look_soon, ahead=None)
+    return scope
 
 
 class AsyncLock(LockHandle[AsyncLease]):

@@ -13,6 +13,7 @@ from incumbent import clock
 from incumbent._core.acquire import acquire
 from incumbent._core.observe import Observation, observe, read_leader
 from incumbent._core.words import lease_lost
+from incumbent._drive.link import Link
 from incumbent.aio import AsyncLease
 from incumbent.bodies import awaitable, refuse_generator
 from incumbent.candidacy import ElectionHandle, Metadata, Steering, TermHandle
@@ -135,7 +136,7 @@ class AsyncElection(ElectionHandle[AsyncTerm]):
 
     def observe(self, timeout: Duration | None = None) -> AsyncIterator[Leader | None]:
         """The present leader, then each change; see Election.observe."""
-        return _AsyncNews(self, self._observation(), parse_timeout(timeout))
+        return _AsyncNews(self._link, self._observation(), parse_timeout(timeout))
 
     async def proclaim(self, metadata: Metadata) -> None:
         """Replace the metadata of this term and of the later ones; see Election.proclaim."""
@@ -165,8 +166,8 @@ class AsyncElection(ElectionHandle[AsyncTerm]):
 class _AsyncNews:
     """The iterator of `AsyncElection.observe`; a class, so that no generator outlives its loop."""
 
-    def __init__(self, election: AsyncElection, seen: Observation, timeout: float | None) -> None:
-        self._link = election._link
+    def __init__(self, link: Link, seen: Observation, timeout: float | None) -> None:
+        self._link = link
         self._seen = seen
         self._timeout = timeout
 

@@ -11,7 +11,7 @@ from incumbent import clock
 from incumbent._core.onestep import run as drive
 from incumbent.bodies import is_async, name_of, not_deferred, refuse_generator
 from incumbent.cron.ledger import State
-from incumbent.cron.once import begin_once
+from incumbent.cron.once import OnceRun, begin_once
 from incumbent.durations import Duration
 from incumbent.errors import ConfigError, NotAcquired
 from incumbent.options import LockSettings, require
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from incumbent.handles import LeaseHandle, LockHandle
     from incumbent.sync import Lease
 
-__all__ = ["exclusive", "once"]
+__all__ = ["begin_on_record", "exclusive", "once"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 L = TypeVar("L", bound="LockHandle[Any]")
@@ -92,7 +92,7 @@ def _how(error: BaseException, lease: LeaseHandle) -> tuple[State, str]:
     """What to put on record of a call that raised."""
     if lease.valid:
         return State.FAILED, f"{type(error).__name__}: {error}"
-    bounded = lease._held.machine.reason == "at_most_for"
+    bounded = lease.belief.proof.lost == "at_most_for"
     return (State.TIMED_OUT if bounded else State.LOST), str(error) or type(error).__name__
 
 
@@ -144,9 +144,9 @@ def _wrap_sync(function: Any, namer: Callable[..., str], common: Any, *, skip: b
 
 def _recorded(lease: Lease, function: Any, call: Callable[[], Any]) -> Any:
     """The call, with its beginning and its end in the ledger."""
-    port, wall = lease._link.port, clock.wall()
+    wall = clock.wall()
     try:
-        once = drive(begin_once(port, lease._held, wall, _stamp(wall), name_of(function)))
+        once = begin_on_record(lease, wall, _stamp(wall), name_of(function))
     except BaseException:
         # Nothing ran: the slot is anybody's again.
         lease._release(undo_slot=True)
@@ -161,6 +161,11 @@ def _recorded(lease: Lease, function: Any, call: Callable[[], Any]) -> Any:
         raise
     drive(once.succeed(clock.wall()))
     return result
+
+
+def begin_on_record(lease: Lease, wall: float, stamp: str, what: str) -> OnceRun | None:
+    """See `cron.once.begin_once`."""
+    return drive(begin_once(lease._link.port, lease._held, wall, stamp, what))
 
 
 def _wrap_async(function: Any, namer: Callable[..., str], common: Any, *, skip: bool) -> Any:

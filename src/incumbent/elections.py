@@ -11,7 +11,7 @@ from typing import Any, Self, TypeVar
 
 from incumbent import clock
 from incumbent._core.acquire import acquire
-from incumbent._core.observe import Observation, observe, read_leader
+from incumbent._core.observe import Observation, ReadingPort, observe, read_leader
 from incumbent._core.onestep import run
 from incumbent._core.words import lease_lost
 from incumbent.bodies import is_async, name_of, not_deferred, refuse_generator
@@ -163,7 +163,7 @@ class Election(ElectionHandle[Term]):
         Goes on through outages and raises only a permanent StoreError. With `timeout` it ends once
         that many seconds brought no news. A change that is over before it is seen is left out.
         """
-        return _News(self, self._observation(), parse_timeout(timeout))
+        return _News(self._link.port, self._observation(), parse_timeout(timeout))
 
     def proclaim(self, metadata: Metadata) -> None:
         """Replace the metadata of this term, now, and of the later terms of this candidate.
@@ -203,8 +203,8 @@ class Election(ElectionHandle[Term]):
 class _News:
     """The iterator of `Election.observe`."""
 
-    def __init__(self, election: Election, seen: Observation, timeout: float | None) -> None:
-        self._port = election._link.port
+    def __init__(self, port: ReadingPort, seen: Observation, timeout: float | None) -> None:
+        self._port = port
         self._seen = seen
         self._timeout = timeout
 

@@ -14,6 +14,7 @@ from incumbent._core.held import Held
 from incumbent._core.words import asked_by, lease_lost
 from incumbent._drive.link import Link
 from incumbent._drive.notifier import notifier
+from incumbent.belief import Belief
 from incumbent.durations import Duration, parse_duration, say_seconds
 from incumbent.entered import Entered
 from incumbent.errors import AlreadyReleased, LeaseLost, Misuse, StoreUnavailable
@@ -85,6 +86,11 @@ class LeaseHandle:
         """Whether the lease ended without our letting go of it."""
         machine = self._held.machine
         return not machine.valid(clock.now()) and machine.state is State.LOST
+
+    @property
+    def belief(self) -> Belief:
+        """For other parts of this project only: it changes without notice."""
+        return Belief(self._link, self._held)
 
     def check(self, need: Duration = 0.0) -> None:
         """Return only if the lease is proved for at least `need` more.

@@ -11,6 +11,7 @@ belief, and the answers of a renewal that was overtaken are legal (and ignored) 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum
 from math import inf
 from typing import Final
@@ -18,7 +19,7 @@ from typing import Final
 from incumbent.model import Granted
 from incumbent.policy import Policy
 
-__all__ = ["TRANSITIONS", "IllegalInput", "Input", "LeaseMachine", "State"]
+__all__ = ["TRANSITIONS", "IllegalInput", "Input", "LeaseMachine", "Proof", "State"]
 
 
 class _Named(Enum):
@@ -137,6 +138,23 @@ def _prove_anew(sent: float, policy: Policy) -> tuple[float, Policy | None, floa
     return proof
 
 
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What is proved of a lease at one instant; `lost` is the reason, empty while it is held."""
+
+    stop_at: float
+    deadline: float
+    lost: str = ""
+    bounded: bool = False
+    """Whether at_most_for, not the proof, is what ends it at `stop_at`."""
+
+    def verdict(self, now: float) -> str:
+        """Why the work has to stop now, or an empty string."""
+        if self.lost or now < self.stop_at:
+            return self.lost
+        return "at_most_for" if self.bounded else "expired"
+
+
 class LeaseMachine:
     """One claim, from the first request to its end. `at_most_for` (seconds) bounds the holding."""
 
@@ -183,6 +201,11 @@ class LeaseMachine:
     def remaining(self, now: float) -> float:
         """Seconds for which the lease is proved; 0.0 when it is not."""
         return self.deadline - now if self.valid(now) else 0.0
+
+    def proof(self, now: float) -> Proof:
+        """All that is proved at `now`, as one value: a renewal cannot change it half-way."""
+        lost = "" if self.valid(now) else self.reason or "expired"
+        return Proof(self.stop_at, self.deadline, lost, self.bounded)
 
     @property
     def bounded(self) -> bool:

@@ -4,25 +4,31 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable
+from dataclasses import replace
 from importlib import import_module
 from types import EllipsisType, TracebackType
 from typing import TYPE_CHECKING, Self, Unpack
 
 from incumbent import clock
-from incumbent._core.acquire import acquire_blocking
+from incumbent._core.acquire import Told, acquire, acquire_blocking
+from incumbent._core.onestep import run
 from incumbent._core.release import release_blocking
 from incumbent.candidacy import Metadata, OnElected, OnLeaderChange, OnRevoked
 from incumbent.durations import Duration
-from incumbent.errors import NotAcquired
+from incumbent.errors import NotAcquired, StoreError
 from incumbent.handles import ClientHandle, LeaseHandle, LockHandle
 from incumbent.model import Record
 from incumbent.options import LockSettings, parse_timeout
+from incumbent.policy import Policy
 from incumbent.stores.names import make_key
 
 if TYPE_CHECKING:
     from incumbent.elections import Election
 
-__all__ = ["Client", "Lease", "Lock"]
+__all__ = ["Candidate", "Client", "Lease", "Lock", "give_back"]
+
+_STANDS_FOR = 1.5
+"""Times the ttl: a candidate asks again at least once a ttl."""
 
 
 class Lease(LeaseHandle):
@@ -101,6 +107,13 @@ class Lease(LeaseHandle):
         error.add_note(str(lost))
 
 
+def give_back(lease: Lease, *, undo_slot: bool = False) -> bool:
+    """Release the lease in the store, also after a loss; whether the store confirmed it."""
+    if lease._take_leave() is not None:
+        return False
+    return lease._release(undo_slot=undo_slot)
+
+
 class Lock(LockHandle[Lease]):
     """A name that one holder at a time can lease. Settings: see `incumbent.options.LockSettings`.
 
@@ -156,6 +169,38 @@ class Lock(LockHandle[Lease]):
         trace: TracebackType | None,
     ) -> None:
         self._entered.pop().__exit__(kind, error, trace)
+
+
+class Candidate(Lock):
+    """A lock for `incumbent lead`: it is listed among the candidates while it waits."""
+
+    __slots__ = ()
+
+    def stand(self, meta: bytes, told: Told) -> Lease:
+        """Wait for the lease for ever; `told` hears every answer that is no grant.
+
+        `meta`: what the record says of us. Raises a permanent StoreError, and whatever a signal
+        handler raises.
+        """
+        policy = self.policy
+        candidacy = policy.ttl * _STANDS_FOR + policy.request_timeout
+        ask = replace(self._wanted.ask, meta=meta, candidacy=candidacy)
+        wanted = replace(self._wanted, ask=ask)
+        return Lease(*self._armed(run(acquire(self._link.port, wanted, None, told))))
+
+    @property
+    def holder(self) -> str:
+        """Who we are, as others see it."""
+        return self._wanted.ask.holder
+
+    @property
+    def policy(self) -> Policy:
+        """The times of its leases."""
+        return self._wanted.policy
+
+    def tell_outage(self, error: StoreError) -> None:
+        """Say that the store is away, once a minute at most."""
+        self._link.keeper.tell_outage(self._wanted.key, error)
 
 
 class Client(ClientHandle):

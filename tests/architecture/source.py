@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -71,6 +72,33 @@ def own_imports(module: str, *, at_run_time: bool = False) -> Iterator[str]:
     for name in imports(module, at_run_time=at_run_time):
         if name == "incumbent" or name.startswith("incumbent."):
             yield name.removeprefix("incumbent").removeprefix(".")
+
+
+def private_reads(module: str) -> Iterator[ast.Attribute]:
+    """Every `x._y`, apart from those of `self`, `cls` and `super()`."""
+    for node in ast.walk(tree(module)):
+        if not isinstance(node, ast.Attribute) or not re.match("_[^_]", node.attr):
+            continue
+        if ast.unparse(node.value) not in {"self", "cls", "super()"}:
+            yield node
+
+
+@cache
+def private_names(module: str) -> frozenset[str]:
+    """What the module itself defines with one underscore before its name."""
+    names: set[str] = set()
+    for node in ast.walk(tree(module)):
+        if isinstance(node, ast.ClassDef | FunctionNode):
+            names.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif (
+            isinstance(node, ast.Attribute)
+            and isinstance(node.ctx, ast.Store)
+            and ast.unparse(node.value) == "self"
+        ):
+            names.add(node.attr)
+    return frozenset(name for name in names if name[0] == "_")
 
 
 def functions(module: str) -> Iterator[FunctionNode]:

@@ -17,6 +17,8 @@ from tests.architecture.layers import (
     LONGEST_FILE,
     LONGEST_FUNCTION,
     NO_BARE_TOKEN,
+    PEEKING,
+    PUBLIC_ALL_THE_SAME,
     ROOT,
 )
 
@@ -99,6 +101,17 @@ def test_no_module_imports_itself_in_a_circle() -> None:
     while leaves := {name for name, used in graph.items() if not used & graph.keys()}:
         graph = {name: used for name, used in graph.items() if name not in leaves}
     assert not graph, f"these import each other: {sorted(graph)}"
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_what_is_private_is_read_within_its_package_only(module: str) -> None:
+    package = module.rpartition(".")[0]
+    # A package and the one that it lies in: they share their privacy.
+    near = [n for n in source.own_imports(module) if within(package, n.rpartition(".")[0])]
+    known = set().union(*(source.private_names(name) for name in (module, *near)))
+    allowed = known | PUBLIC_ALL_THE_SAME | PEEKING.get(module, set())
+    strays = [node for node in source.private_reads(module) if node.attr not in allowed]
+    assert not [f"line {node.lineno}: {ast.unparse(node)}" for node in strays]
 
 
 @pytest.mark.parametrize("module", MODULES)

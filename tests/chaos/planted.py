@@ -9,10 +9,9 @@ from dataclasses import replace
 
 from incumbent import clock
 from incumbent.cli.main import main
-from incumbent.supervise import guard, run, tree
+from incumbent.lease import LeaseMachine, Proof
+from incumbent.supervise import guard, tree
 from incumbent.supervise.deadline import Verdict, Watch, judge
-from incumbent.supervise.plan import Belief
-from incumbent.sync import Lease
 
 _LATE = 3.0
 
@@ -28,15 +27,15 @@ def no_deadline_in_the_guard() -> None:
 
 def killing_after_the_deadline() -> None:
     """Supervisor and guard are late by the same."""
-    belief_of: Callable[[Lease], Belief] = run.belief_of  # type: ignore[attr-defined]
 
-    def late(lease: Lease) -> Belief:
-        belief = belief_of(lease)
+    def late(machine: LeaseMachine, now: float) -> Proof:
+        proof = prove(machine, now)
         return replace(
-            belief, stop_at=belief.stop_at + _LATE, deadline=belief.deadline + _LATE, lost=""
+            proof, stop_at=proof.stop_at + _LATE, deadline=proof.deadline + _LATE, lost=""
         )
 
-    run.belief_of = late  # type: ignore[attr-defined]
+    prove = LeaseMachine.proof
+    LeaseMachine.proof = late  # type: ignore[assignment, method-assign]
     no_deadline_in_the_guard()
 
 

@@ -143,7 +143,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     _m(
         "a coroutine goes on when its proof is over",
         "cron/calls.py",
-        "        cause = belief_of(self._lease).verdict(clock.now())",
+        "        cause = self._lease.belief.proof.verdict(clock.now())",
         '        cause = ""',
         "tests/unit/test_jobs.py::test_a_coroutine_without_a_loop_gets_one_and_is_cancelled_in_time",
     ),

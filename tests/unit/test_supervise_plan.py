@@ -8,16 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from incumbent.lease import Proof
 from incumbent.supervise.plan import (
     KILL_LEAD,
     Action,
-    Belief,
     Course,
     Phase,
     Step,
     asked_to_leave,
     asked_to_stop,
     decide,
+    kill_at,
 )
 
 GRACE = 1.0
@@ -25,13 +26,13 @@ ORDER = list(Phase)
 
 
 def step(
-    course: Course, now: float, belief: Belief, *, child: bool = True, tree: bool = True
+    course: Course, now: float, proof: Proof, *, child: bool = True, tree: bool = True
 ) -> Step:
-    return decide(course, now, belief, GRACE, child=child, tree=tree)
+    return decide(course, now, proof, GRACE, child=child, tree=tree)
 
 
-def held(stop_at: float = 10.0, *, lost: str = "", bounded: bool = False) -> Belief:
-    return Belief(stop_at, stop_at + GRACE, lost, bounded)
+def held(stop_at: float = 10.0, *, lost: str = "", bounded: bool = False) -> Proof:
+    return Proof(stop_at, stop_at + GRACE, lost, bounded)
 
 
 def test_a_command_with_a_proved_lease_is_left_alone() -> None:
@@ -98,7 +99,7 @@ def test_the_descendants_do_not_outlive_the_lease_either() -> None:
     asked = step(Course(), 9.9, held(), child=False)
     stopped = step(asked.course, 10.89, held(), child=False)
     assert stopped.wake == 9.9 + GRACE
-    lost = step(asked.course, 10, Belief(9.0, 9.5, "expired"), child=False)
+    lost = step(asked.course, 10, Proof(9.0, 9.5, "expired"), child=False)
     assert (lost.action, lost.course.cause) == (Action.KILL, "expired")
 
 
@@ -160,19 +161,19 @@ class World:
 
     course: Course = field(default_factory=Course)
     now: float = 0.0
-    belief: Belief = field(default_factory=held)
+    proof: Proof = field(default_factory=held)
     child: bool = True
     tree: bool = True
     said: list[Action] = field(default_factory=list)
 
     def renew(self) -> None:
-        if not self.belief.lost and self.now < self.belief.deadline:
-            self.belief = held(self.now + 10)
+        if not self.proof.lost and self.now < self.proof.deadline:
+            self.proof = held(self.now + 10)
 
     def look(self) -> Step:
-        if self.now >= self.belief.deadline and not self.belief.lost:
-            self.belief = Belief(self.belief.stop_at, self.belief.deadline, "expired")
-        found = step(self.course, self.now, self.belief, child=self.child, tree=self.tree)
+        if self.now >= self.proof.deadline and not self.proof.lost:
+            self.proof = Proof(self.proof.stop_at, self.proof.deadline, "expired")
+        found = step(self.course, self.now, self.proof, child=self.child, tree=self.tree)
         self.course = found.course
         self.said.append(found.action)
         return found
@@ -202,7 +203,7 @@ def happen(world: World, event: str) -> None:
         case "renew":
             world.renew()
         case "lose":
-            world.belief = Belief(world.belief.stop_at, world.belief.deadline, "taken")
+            world.proof = Proof(world.proof.stop_at, world.proof.deadline, "taken")
         case "child ends":
             world.child = False
         case "tree ends":
@@ -214,10 +215,10 @@ def judge(world: World, found: Step) -> None:
     if not world.tree:
         return
     if found.course.phase is not Phase.KILLED:
-        assert world.now < world.belief.kill_at, "alive beyond the last instant for KILL"
+        assert world.now < kill_at(world.proof), "alive beyond the last instant for KILL"
     if found.action is Action.WAIT:
         assert found.wake > world.now, "a busy loop"
         if found.course.phase is not Phase.KILLED:
-            assert found.wake <= world.belief.kill_at, "sleeps through its deadline"
+            assert found.wake <= kill_at(world.proof), "sleeps through its deadline"
     if found.course.phase is Phase.KILLED:
         assert Action.KILL in world.said

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 from incumbent import clock
 from incumbent._core.words import lease_lost
+from incumbent._drive.sync import draw_jitter
 from incumbent.cli.exits import FAULT
 from incumbent.cli.parser import Request
 from incumbent.cli.restarting import (
@@ -19,16 +21,6 @@ from incumbent.cli.restarting import (
     code_of_signal,
     exit_after,
     restart_from,
-)
-from incumbent.cli.standing import (
-    draw_jitter,
-    follow,
-    meta_of,
-    notice_of,
-    proclaim,
-    stand,
-    tell_outage,
-    ttl_of,
 )
 from incumbent.cli.supervised import supervise_command
 from incumbent.durations import say_seconds
@@ -42,7 +34,7 @@ from incumbent.supervise.launch import Ready
 from incumbent.supervise.plan import Course, Phase
 from incumbent.supervise.run import Ending
 from incumbent.supervise.signals import Interrupted, Signals, find_terminal
-from incumbent.sync import Lease, Lock
+from incumbent.sync import Candidate, Lease
 
 __all__ = ["Leading", "Say"]
 
@@ -65,7 +57,7 @@ class Leading:
         self,
         request: Request,
         url: str,
-        lock: Lock,
+        lock: Candidate,
         signals: Signals,
         guard: Guard,
         situation: Situation,
@@ -79,7 +71,7 @@ class Leading:
         self._situation = situation
         self._tell = say
         self._restart = restart_from(request.text("restart"))
-        self._ttl = ttl_of(lock)
+        self._ttl = lock.policy.ttl
         self._backoff = Backoff(self._ttl)
         self._said = ""
         self._answered = False
@@ -127,7 +119,7 @@ class Leading:
                 raise Interrupted(signum)
         self._prepare()
         with self._signals.interrupting():
-            return stand(self._lock, self._hear)
+            return self._lock.stand(self._meta(), self._hear)
 
     def _prepare(self) -> None:
         """Have ready what does not depend on the lease: the hand-over is shorter by that much."""
@@ -172,7 +164,7 @@ class Leading:
         if not self._answered:
             raise error
         self._situation.unanswered()
-        tell_outage(self._lock, error)
+        self._lock.tell_outage(error)
         return self._pause(self._backoff.after(0.0, draw_jitter()))
 
     # -- leading -----------------------------------------------------------------------------
@@ -197,7 +189,7 @@ class Leading:
     def _supervise(self, lease: Lease) -> Ending:
         ready, self._ready = self._ready, None
         with _Pulse(self._promise) as pulse:
-            follow(lease, pulse.beat)
+            lease.belief.follow(pulse.beat)
             return supervise_command(
                 self._request,
                 self._url,
@@ -215,8 +207,12 @@ class Leading:
         if course.leaving:
             self._situation.stopping()
         if course.phase in (Phase.ENDING, Phase.STOPPING):
-            meta = meta_of(self._guard.isolation, state="stopping")
-            proclaim(lease, meta, after=_SHOWN_AFTER)
+            lease.belief.proclaim(self._meta(state="stopping"), after=_SHOWN_AFTER)
+
+    def _meta(self, **more: str) -> bytes:
+        """What the record says of this process, for `status`."""
+        facts: dict[str, Any] = {"isolation": self._guard.isolation, "host": os.uname().nodename}
+        return json.dumps({**facts, "pid": os.getpid(), **more}).encode()
 
     # -- between terms -----------------------------------------------------------------------
 
@@ -302,7 +298,7 @@ def _how(lease: Lease, ending: Ending) -> str:
 
 
 def _lost(lease: Lease, reason: str) -> str:
-    notice = notice_of(lease)
+    notice = lease.belief.notice
     if notice is None:
         return "reached --at-most-for" if reason == "at_most_for" else _short(lease, reason)
     what = {"pause": "paused", "resign": "asked to resign"}.get(notice.kind, "asked to hand over")

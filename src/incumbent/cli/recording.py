@@ -11,12 +11,12 @@ from incumbent.cli.parser import Request
 from incumbent.cli.verdict import Verdict
 from incumbent.cron.execute import without_secrets
 from incumbent.cron.ledger import State, runs_of
-from incumbent.cron.once import OnceRun, begin_once
+from incumbent.cron.once import OnceRun
 from incumbent.cron.schedule import slot_id
+from incumbent.decorators import begin_on_record
 from incumbent.errors import StoreError
-from incumbent.supervise.holding import give_back, slot_of
 from incumbent.supervise.run import Ending, release_after
-from incumbent.sync import Lease
+from incumbent.sync import Lease, give_back
 
 __all__ = ["begin", "end", "on_record_already"]
 
@@ -33,7 +33,7 @@ def begin(request: Request, lease: Lease) -> OnceRun | None:
     what = without_secrets(" ".join(request.words))[:_COMMAND_SHOWN]
     try:
         stamp = f"once/{slot_id(wall)}"
-        return drive(begin_once(lease._link.port, lease._held, wall, stamp, what))
+        return begin_on_record(lease, wall, stamp, what)
     except StoreError:
         give_back(lease, undo_slot=True)
         raise
@@ -41,9 +41,9 @@ def begin(request: Request, lease: Lease) -> OnceRun | None:
 
 def on_record_already(lease: Lease, code: int) -> Verdict:
     """The verdict on a slot whose tombstone is gone, and whose record is not."""
-    slot = slot_of(lease) or ""
+    slot = lease.belief.slot or ""
     try:
-        record = lease._link.store.read(lease._held.wanted.key, clock.now() + 1.0)
+        record = lease.belief.link.store.read(lease.belief.key, clock.now() + 1.0)
         found = runs_of(record.fields).get(slot)
     except StoreError:
         found = None

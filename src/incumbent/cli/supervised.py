@@ -8,12 +8,11 @@ from collections.abc import Callable, Collection, Sequence
 from incumbent.cli.parser import Request
 from incumbent.supervise.answers import child_environment
 from incumbent.supervise.guarding import Guard
-from incumbent.supervise.holding import give_back, slot_of, ttl_of
 from incumbent.supervise.launch import Ready
 from incumbent.supervise.plan import Course
 from incumbent.supervise.run import Ending, Listener, supervise
 from incumbent.supervise.signals import Signals
-from incumbent.sync import Lease
+from incumbent.sync import Lease, give_back
 
 __all__ = ["supervise_command"]
 
@@ -38,7 +37,7 @@ def supervise_command(
     no socket can be made; the lease was given back then.
     """
     try:
-        mine = ready or Ready(guard, ttl_of(lease))
+        mine = ready or Ready(guard, lease.belief.policy.ttl)
     except BaseException:
         if not keep:
             give_back(lease, undo_slot=True)
@@ -65,7 +64,7 @@ def _environment(request: Request, url: str, lease: Lease, socket: str) -> dict[
         name=lease.name,
         holder=lease.holder,
         term=lease.fencing_token,
-        slot=slot_of(lease),
+        slot=lease.belief.slot,
         share_store=url if request.on("share_store") else None,
         socket=socket,
     )

@@ -17,7 +17,6 @@ from incumbent.cron.events import Said
 from incumbent.cron.ledger import Run, State
 from incumbent.durations import say_seconds
 from incumbent.errors import StoreError
-from incumbent.supervise.holding import belief_of
 from incumbent.sync import Lease
 
 __all__ = ["Attempts", "End", "stopped"]
@@ -57,7 +56,7 @@ class Attempts:
 
     @property
     def _pen(self) -> Pen:
-        return Pen(self.lease._held.claim, self.lease.fencing_token)
+        return Pen(self.lease.belief.claim, self.lease.fencing_token)
 
     def begin(self) -> bool:
         """Put it on record as running. If that cannot be, nothing may run.
@@ -103,7 +102,7 @@ class Attempts:
 
     def _end(self, end: End) -> Run | None:
         lease = self.lease
-        until = max(belief_of(lease).deadline, clock.now() + 1.0)
+        until = max(lease.belief.deadline, clock.now() + 1.0)
         ended = drive(
             self.book.insist(
                 self.run,

@@ -20,6 +20,7 @@ from typing import Any, Final
 from incumbent import clock
 from incumbent._core.held import Held
 from incumbent._drive.aio import LeaseScope
+from incumbent.aio import enclose
 from incumbent.bodies import is_async, not_deferred
 from incumbent.cron.attempts import Attempts, End, stopped
 from incumbent.cron.book import Book
@@ -30,8 +31,7 @@ from incumbent.cron.ledger import OUTPUT_MOST, Run, State
 from incumbent.cron.spec import JobSpec
 from incumbent.errors import LeaseLost, StoreError
 from incumbent.model import Refused
-from incumbent.supervise.holding import belief_of, give_back
-from incumbent.sync import Lease
+from incumbent.sync import Lease, give_back
 
 __all__ = ["CallLauncher", "JobRun", "wants_run"]
 
@@ -155,7 +155,7 @@ class _OneRun:
         )
         self._attempts = Attempts(
             lease,
-            Book(lease._link.port, lease._held.wanted.key),
+            Book(lease.belief.link.port, lease.belief.key),
             run,
             self._said,
             spec.retries,
@@ -212,7 +212,7 @@ class _OneRun:
 
     def _stopped(self, began: float) -> End | None:
         """Work that outlived its lease has no success to report."""
-        cause = belief_of(self._lease).verdict(clock.now())
+        cause = self._lease.belief.proof.verdict(clock.now())
         return stopped(cause, clock.now() - began) if cause else None
 
     def _call(self) -> None:
@@ -232,8 +232,7 @@ class _OneRun:
             raise error.exit from None
 
     async def _within(self, work: Coroutine[Any, Any, Any]) -> None:
-        scope = self._scope = LeaseScope(self._lease._held)
-        self._lease._link.keeper.watch(self._lease._held, scope.look_soon, ahead=None)
+        scope = self._scope = enclose(self._lease)
         try:
             await work
         except SystemExit as error:

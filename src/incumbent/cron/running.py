@@ -26,11 +26,10 @@ from incumbent.errors import ConfigError, NotAcquired, StoreError
 from incumbent.supervise.answers import WITHHELD, child_environment
 from incumbent.supervise.child import CannotStart
 from incumbent.supervise.guarding import GuardFault
-from incumbent.supervise.holding import give_back, ttl_of
 from incumbent.supervise.kernel import Waiter
 from incumbent.supervise.plan import Course, Phase
 from incumbent.supervise.run import Ending, supervise
-from incumbent.sync import Lease
+from incumbent.sync import Lease, give_back
 
 __all__ = [
     "ENDED_WELL",
@@ -102,7 +101,7 @@ class _Running:
         self._output = stage.output()
         self._output.serve(min(task.output_bytes, OUTPUT_MOST), self._told)
         self._survived = False
-        self._book = Book(lease._link.port, lease._held.wanted.key)
+        self._book = Book(lease.belief.link.port, lease.belief.key)
         run = Run(
             task.slot,
             State.RUNNING,
@@ -184,7 +183,7 @@ class _Running:
         return self._verdict(ending)
 
     def _supervise(self, command: Sequence[str], more: Mapping[str, str]) -> Ending:
-        with self._stage.ready(ttl_of(self._lease)) as ready:
+        with self._stage.ready(self._lease.belief.policy.ttl) as ready:
             ready.socket.lease = self._lease
             environment = child_environment(
                 {**os.environ, **self._task.env, **more},

@@ -107,7 +107,7 @@ class Situation:
             terms = self._reported.terms + (lease is not self._lease)
             self._lease = lease
             # The counters continue over all terms: one process has one keeper a store.
-            self._keeper = lease._link.keeper
+            self._keeper = lease.belief.link.keeper
         self.answered()
         self._report(role="leading", leader=None, term=lease.fencing_token, terms=terms)
 
@@ -172,7 +172,7 @@ class Situation:
             remaining = 0.0 if lease is None else lease.remaining
             stats = Stats() if self._keeper is None else self._keeper.stats
             # While this instance leads, the keeper alone asks the store.
-            store_up = reported.store_up if lease is None else lease._held.failures == 0
+            store_up = reported.store_up if lease is None else lease.belief.answered
             return replace(
                 reported,
                 wall=clock.wall(),

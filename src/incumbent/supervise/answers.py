@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Final, Self
 
 from incumbent.errors import ConfigError
-from incumbent.supervise.holding import belief_of, slot_of
 from incumbent.sync import Lease
 
 __all__ = ["WITHHELD", "LeaseSocket", "child_environment"]
@@ -94,9 +93,9 @@ def _answer(lease: Lease) -> bytes:
         "name": lease.name,
         "holder": lease.holder,
         "term": lease.fencing_token,
-        "slot": slot_of(lease),
+        "slot": lease.belief.slot,
         "remaining": lease.remaining,
-        "lost": belief_of(lease).lost,
+        "lost": lease.belief.proof.lost,
     }
     return json.dumps(facts).encode() + b"\n"
 

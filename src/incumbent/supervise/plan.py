@@ -19,16 +19,18 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from math import inf
 
+from incumbent.lease import Proof
+
 __all__ = [
     "KILL_LEAD",
     "Action",
-    "Belief",
     "Course",
     "Phase",
     "Step",
     "asked_to_leave",
     "asked_to_stop",
     "decide",
+    "kill_at",
 ]
 
 KILL_LEAD = 0.02
@@ -43,28 +45,11 @@ _GIVE_UP_AFTER = 5.0
 """Seconds after KILL. What still lives then sleeps in the kernel or belongs to another user."""
 
 
-@dataclass(frozen=True, slots=True)
-class Belief:
-    """The state of the lease at one instant; `lost` is the reason, empty while it is held."""
-
-    stop_at: float
-    deadline: float
-    lost: str = ""
-    bounded: bool = False
-    """Whether at_most_for, not the proof, is what ends it at `stop_at`."""
-
-    @property
-    def kill_at(self) -> float:
-        """The last instant at which KILL may be sent."""
-        if self.lost == _DISPROVED:
-            return -inf
-        return max(self.stop_at, self.deadline - KILL_LEAD)
-
-    def verdict(self, now: float) -> str:
-        """Why the command has to stop now, or an empty string."""
-        if self.lost or now < self.stop_at:
-            return self.lost
-        return "at_most_for" if self.bounded else "expired"
+def kill_at(proof: Proof) -> float:
+    """The last instant at which KILL may be sent."""
+    if proof.lost == _DISPROVED:
+        return -inf
+    return max(proof.stop_at, proof.deadline - KILL_LEAD)
 
 
 class Phase(Enum):
@@ -123,7 +108,7 @@ def asked_to_leave(course: Course, signal: str) -> Course:
 def decide(
     course: Course,
     now: float,
-    belief: Belief,
+    proof: Proof,
     grace: float,
     *,
     child: bool,
@@ -131,7 +116,7 @@ def decide(
     guarded: bool = True,
 ) -> Step:
     """The next step; `child`: CMD lives, `tree`: it or a descendant does, `guarded`: the guard."""
-    course = _with_cause(course, now, belief, tree=tree, guarded=guarded)
+    course = _with_cause(course, now, proof, tree=tree, guarded=guarded)
     if not tree:
         return Step(course, Action.LEAVE)
     if course.phase is Phase.KILLED:
@@ -139,28 +124,28 @@ def decide(
     if not guarded:
         return _kill(course, now, first=True)
     if course.phase is Phase.RUNNING:
-        return _running(course, now, belief, grace, child=child)
-    return _leaving(course, now, belief)
+        return _running(course, now, proof, grace, child=child)
+    return _leaving(course, now, proof)
 
 
-def _with_cause(course: Course, now: float, belief: Belief, *, tree: bool, guarded: bool) -> Course:
+def _with_cause(course: Course, now: float, proof: Proof, *, tree: bool, guarded: bool) -> Course:
     # A command that ended by itself before it had to stop was in time.
-    verdict = belief.verdict(now) if tree else belief.lost
+    verdict = proof.verdict(now) if tree else proof.lost
     return asked_to_stop(course, verdict or ("" if guarded else "guard"))
 
 
-def _running(course: Course, now: float, belief: Belief, grace: float, *, child: bool) -> Step:
+def _running(course: Course, now: float, proof: Proof, grace: float, *, child: bool) -> Step:
     if child and not course.cause:
-        return Step(course, Action.WAIT, belief.stop_at)
+        return Step(course, Action.WAIT, proof.stop_at)
     phase = Phase.STOPPING if course.cause else Phase.ENDING
     course = replace(course, phase=phase, kill_at=now + grace)
-    if now >= min(course.kill_at, belief.kill_at):
+    if now >= min(course.kill_at, kill_at(proof)):
         return _kill(course, now, first=True)
     return Step(course, Action.TERM)
 
 
-def _leaving(course: Course, now: float, belief: Belief) -> Step:
-    limit = min(course.kill_at, belief.kill_at)
+def _leaving(course: Course, now: float, proof: Proof) -> Step:
+    limit = min(course.kill_at, kill_at(proof))
     if now >= limit:
         return _kill(course, now, first=True)
     return Step(course, Action.WAIT, limit)

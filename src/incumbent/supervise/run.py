@@ -21,21 +21,11 @@ from typing import Final, Protocol
 from incumbent import clock
 from incumbent.supervise.child import CannotStart, Child
 from incumbent.supervise.guarding import Guard, GuardFault
-from incumbent.supervise.holding import (
-    abandon,
-    belief_of,
-    follow,
-    found_lost,
-    give_back,
-    grace_of,
-    ttl_of,
-    watch,
-)
 from incumbent.supervise.kernel import Waiter, pidfds
 from incumbent.supervise.launch import Launch, new_launch
-from incumbent.supervise.plan import Action, Course, Phase, asked_to_leave, decide
+from incumbent.supervise.plan import Action, Course, Phase, asked_to_leave, decide, kill_at
 from incumbent.supervise.signals import Signals, find_terminal
-from incumbent.sync import Lease
+from incumbent.sync import Lease, give_back
 
 __all__ = ["Ending", "Listener", "release_after", "supervise"]
 
@@ -105,14 +95,14 @@ def supervise(
     nothing ran, and lease and slot were given back at once (not with `keep`).
     """
     began = clock.now()
-    if cause := belief_of(lease).verdict(began):
+    if cause := lease.belief.proof.verdict(began):
         if not keep:
             give_back(lease, undo_slot=True)
         return Ending(cause, None, 0.0)
     signals.follow_the_job()
     try:
         if launch is None or launch.broken:
-            launch = new_launch(guard, ttl_of(lease))
+            launch = new_launch(guard, lease.belief.policy.ttl)
         child = _begin(lease, command, environment, launch)
     except (CannotStart, GuardFault):
         if not keep:
@@ -127,11 +117,12 @@ def supervise(
 
 def release_after(lease: Lease, ending: Ending) -> Ending:
     """Give the lease back. Returns `ending` with what the release showed."""
-    proved = not belief_of(lease).lost
+    proved = lease.valid
     confirmed = give_back(lease)
     # A lease that ran out only after CMD had ended was not outlived.
-    lost = found_lost(lease) if proved and not confirmed and not ending.cause else ""
-    return replace(ending, confirmed=confirmed, cause=ending.cause or lost, outlived=bool(lost))
+    outlived = proved and not confirmed and not ending.cause and lease.lost
+    lost = lease.belief.proof.lost if outlived else ""
+    return replace(ending, confirmed=confirmed, cause=ending.cause or lost, outlived=outlived)
 
 
 def _begin(
@@ -140,11 +131,11 @@ def _begin(
     cover = launch.cover
 
     def prove() -> None:
-        cover.prove(belief_of(lease).kill_at)
+        cover.prove(kill_at(lease.belief.proof))
 
     try:
         prove()
-        follow(lease, prove)
+        lease.belief.follow(prove)
         return Child(command, environment, find_terminal(), launch)
     except BaseException:
         launch.end()
@@ -172,11 +163,11 @@ class _Watch:
         self._stop_on = stop_on
         self._report = report
         self._listeners = {listener.fd: listener for listener in listeners}
-        self._grace = grace_of(lease)
+        self._grace = lease.belief.policy.grace
         self._course = Course()
         self._stop_signal: int = signal.SIGTERM
         self._waiter = Waiter()
-        watch(lease, signals.wake)
+        lease.belief.watch(signals.wake)
 
     def end(self, began: float) -> Ending:
         try:
@@ -191,7 +182,7 @@ class _Watch:
         seconds = clock.now() - began
         status, cause, leaving = self._child.status, self._course.cause, self._course.leaving
         if left_over:
-            abandon(self._lease)
+            self._lease.belief.abandon()
         return Ending(cause, status, seconds, False, survivors, leaving)
 
     def _follow(self) -> bool:
@@ -202,7 +193,7 @@ class _Watch:
             step = decide(
                 self._course,
                 clock.now(),
-                belief_of(self._lease),
+                self._lease.belief.proof,
                 self._grace,
                 child=self._child.status is None,
                 tree=self._child.tree_lives(),

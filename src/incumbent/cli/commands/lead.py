@@ -10,14 +10,13 @@ from incumbent.cli.leading import Leading, Say
 from incumbent.cli.parser import Request
 from incumbent.cli.restarting import restart_from
 from incumbent.cli.settings import lock_settings, lock_times
-from incumbent.cli.standing import candidate, holder_of, ttl_of
 from incumbent.errors import StoreError
 from incumbent.serve.situation import Situation
 from incumbent.store_url import store_url
 from incumbent.stores.names import make_key
 from incumbent.supervise.guarding import Guard, start_guard
 from incumbent.supervise.signals import Signals
-from incumbent.sync import Client, Lock
+from incumbent.sync import Candidate, Client
 
 __all__ = ["command", "lead"]
 
@@ -51,11 +50,10 @@ def lead(request: Request, label: str) -> int:
 def _lead(request: Request, url: str, signals: Signals, guard: Guard, tell: Say) -> int:
     # Left last, for leaving it pays what is still owed to the store.
     with Client(url, namespace=request.namespace) as client:
-        lock = Lock(
+        lock = Candidate(
             request.name, store=client, namespace=request.namespace, **lock_settings(request)
         )
-        candidate(lock, guard.isolation)
-        situation = Situation(request.name, holder_of(lock), guard.isolation, ttl=ttl_of(lock))
+        situation = Situation(request.name, lock.holder, guard.isolation, ttl=lock.policy.ttl)
         with _health(request, situation):
             return Leading(request, url, lock, signals, guard, situation, tell).run()
 

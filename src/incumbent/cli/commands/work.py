@@ -11,11 +11,11 @@ from math import inf
 from typing import Final
 
 from incumbent import clock
+from incumbent._drive.sync import draw_jitter
 from incumbent.cli.exits import CANNOT_START, FAULT, OK, USAGE, code_of, say
 from incumbent.cli.parser import Request
 from incumbent.cli.restarting import ENDING_SIGNALS, Backoff, code_of_signal, restart_from
 from incumbent.cli.settings import lock_times
-from incumbent.cli.standing import draw_jitter
 from incumbent.errors import ConfigError
 from incumbent.options import default_holder
 from incumbent.store_url import store_url

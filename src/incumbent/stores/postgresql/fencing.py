@@ -51,7 +51,7 @@ def _is_psycopg(connection: Any) -> bool:
 
 def _arguments(lease: Any) -> tuple[str, int]:
     # A lease shows its name only; its key has the namespace too.
-    return flat(lease._held.wanted.key), lease.fencing_token
+    return flat(lease.belief.key), lease.fencing_token
 
 
 def _statement(lease: Any) -> tuple[Any, dict[str, Any]]:
