@@ -64,19 +64,9 @@ class Belief:
         """What is proved at this instant."""
         return self._held.machine.proof(clock.now())
 
-    @property
-    def stop_at(self) -> float:
-        """The instant at which the work is stopped; a renewal moves it."""
-        return self._held.machine.stop_at
-
-    @property
-    def deadline(self) -> float:
-        """The instant at which the proof ends; a renewal moves it."""
-        return self._held.machine.deadline
-
-    def watch(self, ended: Callable[[], None], *, ahead: float | None = 0.0) -> None:
-        """Call `ended`, from any thread, when the lease ends; see Keeper.watch."""
-        self.link.keeper.watch(self._held, ended, ahead=ahead)
+    def watch(self, ended: Callable[[], None]) -> None:
+        """Call `ended`, from any thread, when the lease ends; it must not block."""
+        self.link.keeper.watch(self._held, ended)
 
     def follow(self, proved: Callable[[], None]) -> None:
         """Call `proved` in the keeper's thread after each proved renewal; it must not block."""

@@ -56,7 +56,8 @@ class Attempts:
 
     @property
     def _pen(self) -> Pen:
-        return Pen(self.lease.belief.claim, self.lease.fencing_token)
+        belief = self.lease.belief
+        return Pen(belief.claim, belief.token)
 
     def begin(self) -> bool:
         """Put it on record as running. If that cannot be, nothing may run.
@@ -102,7 +103,7 @@ class Attempts:
 
     def _end(self, end: End) -> Run | None:
         lease = self.lease
-        until = max(lease.belief.deadline, clock.now() + 1.0)
+        until = max(lease.belief.proof.deadline, clock.now() + 1.0)
         ended = drive(
             self.book.insist(
                 self.run,
