@@ -77,7 +77,8 @@ def test_a_signal_during_a_slow_take_leaves_nothing_in_the_store(
     fleet = Fleet(f"{proxy.url}?restart_wait=0", tmp_path)
     # The first use of a database takes one exchange more.
     pretend_age(own_redis.url, own_redis)
-    proxy.delay(0.0, reply=0.4)
+    # To connect is three pieces of replies, each as late, within a second.
+    proxy.delay(0.0, reply=0.2)
     only = fleet.start("--ttl", "10s")
     eventually(lambda: "cmdstat_evalsha" in own_redis.cli("INFO", "commandstats"))
     # Faster again, but slow enough that an exit has to wait for the clean-up.

@@ -17,8 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from redis import Redis as RawRedis
 
 from incumbent import Client, Lease, LockError, StoreUnavailable
+from incumbent.stores.quorum.dialect import MARKER
 from incumbent.stores.registry import open_engine
 from tests.combined.against import has_history, tree_of
 from tests.faults.quorum_world import Members
@@ -26,6 +28,7 @@ from tests.support.etcd import EtcdServer
 from tests.support.needs import needs
 from tests.support.postgresql import PostgresServer
 from tests.support.servers import RedisServer
+from tests.support.waiting import eventually
 
 BEFORE = "0195505"
 """The last commit whose records had no format number."""
@@ -119,6 +122,20 @@ def prepare(url: str) -> None:
     if url.startswith("postgresql"):
         engine: Any = open_engine(url)
         engine.fix(float("inf"))
+    if "+quorum" in url:
+        eventually(lambda: is_marked_everywhere(url))
+
+
+def is_marked_everywhere(url: str) -> bool:
+    """Whether every server of a quorum knows this release, also one that was connected late."""
+    with Client(url) as client, client.lock("first", ttl=TTL):
+        pass
+    ports = [int(port) for port in re.findall(r"127\.0\.0\.1:(\d+)", url)]
+    found = []
+    for port in ports:
+        with RawRedis(port=port) as raw:
+            found.append(raw.exists(MARKER))
+    return all(found)
 
 
 def taken(client: Client, name: str = "job") -> Lease | LockError:
