@@ -172,8 +172,9 @@ def test_what_cannot_be_started_gives_lease_and_slot_back(
 
 def test_a_broken_lease_is_123(store: str, tmp_path: Path) -> None:
     file = tmp_path / "result"
-    line = ("run", "job", *SHORT, "--result-file", str(file), "--", "sleep", "30")
-    with start("-s", store, *line) as us:
+    # Longer than a busy machine stands still: it is to be broken, not lost.
+    bound = ("--ttl", "3", "--grace", "0.1", "--result-file", str(file))
+    with start("-s", store, "run", "job", *bound, "--", "sleep", "30") as us:
         eventually(lambda: '"held"' in incumbent("-s", store, "status", "--json").stdout)
         assert incumbent("-s", store, "break", "job").returncode == 0
         _, said = us.communicate()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -169,6 +170,17 @@ def test_a_cut_store_is_not_a_no(incumbent_world: World) -> None:
 def test_a_body_that_outlived_its_lease_reports_no_success(incumbent_world: World) -> None:
     with pytest.raises(LeaseLost), incumbent.Lock("job") as lease:
         incumbent_world.lose(lease)
+
+
+def test_time_passes_at_once_although_a_thread_has_nothing_more_to_do(
+    incumbent_world: World,
+) -> None:
+    lease = incumbent.Lock("job", on_lost=print).acquire()
+    incumbent_world.advance(1)
+    lease.release()
+    began = time.monotonic()
+    incumbent_world.advance(60)
+    assert time.monotonic() - began < 4
 
 
 # -- asyncio ---------------------------------------------------------------------------------

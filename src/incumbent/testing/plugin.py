@@ -36,6 +36,7 @@ from incumbent._drive.aio import AsyncPort, LeaseScope
 from incumbent._drive.link import Link
 from incumbent._drive.notifier import notifier
 from incumbent._drive.sync import SyncPort
+from incumbent._drive.thread import AlarmThread
 from incumbent.errors import StoreUnavailable
 from incumbent.handles import LeaseHandle
 from incumbent.lease import State
@@ -133,8 +134,10 @@ class World:
         self._memory.tell_all()
         for keeper in list(keepers._keepers):
             for thread in (keeper._state.thread, keeper._state.deadlines.thread):
-                if isinstance(thread.alarm, _Alarm) and not thread.stopped:
-                    thread.alarm.look()
+                # One that ends meanwhile may be started anew by whoever wakes it.
+                while isinstance(thread.alarm, _Alarm) and not thread.stopped:
+                    if thread.alarm.look(thread):
+                        break
         for held in self._held():
             _look_at_scopes(held, self.now())
         _await_callbacks()
@@ -231,12 +234,18 @@ class _Alarm:
             self._woken = True
             self._changed.notify_all()
 
-    def look(self) -> None:
-        """Wake the keeper, and return when it sleeps again."""
+    def look(self, thread: AlarmThread) -> bool:
+        """Wake the thread, and return when it sleeps again; False if it has ended instead."""
+        until = _real_now() + _PATIENCE
         with self._changed:
             self._woken, self._asleep = True, False
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._asleep, _PATIENCE)
+            while not self._asleep and _real_now() < until:
+                if thread.alarm is not self or thread.stopped:
+                    return False
+                # Nobody tells of the end of a thread.
+                self._changed.wait(_STEP)
+        return True
 
 
 class _Store(MemoryStore):
