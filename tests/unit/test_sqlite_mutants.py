@@ -98,15 +98,18 @@ def _run(folder: Path, case: str) -> None:
         world.engine.store().close()
 
 
+def _plant(bug: Bug, monkeypatch: pytest.MonkeyPatch) -> None:
+    statement = getattr(schema, bug.name)
+    assert bug.of in statement
+    monkeypatch.setattr(schema, bug.name, statement.replace(bug.of, bug.by))
+
+
 @pytest.mark.parametrize("case", CAUGHT_BY)
 def test_a_planted_bug_is_caught(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _run(tmp_path / "sound", case)
-    bug = CAUGHT_BY[case]
-    statement = getattr(schema, bug.name)
-    assert bug.of in statement
-    monkeypatch.setattr(schema, bug.name, statement.replace(bug.of, bug.by))
+    _plant(CAUGHT_BY[case], monkeypatch)
     with pytest.raises((AssertionError, pytest.fail.Exception)):
         _run(tmp_path / "planted", case)
 
@@ -125,9 +128,6 @@ def test_a_planted_bug_is_caught_by_a_test_of_the_file(
     test: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _run_own(tmp_path / "sound", test)
-    bug = CAUGHT_BY_OWN[test]
-    statement = getattr(schema, bug.name)
-    assert bug.of in statement
-    monkeypatch.setattr(schema, bug.name, statement.replace(bug.of, bug.by))
+    _plant(CAUGHT_BY_OWN[test], monkeypatch)
     with pytest.raises((AssertionError, pytest.fail.Exception)):
         _run_own(tmp_path / "planted", test)

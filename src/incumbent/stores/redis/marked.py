@@ -75,7 +75,7 @@ def look_at_resync() -> Program[list[Finding]]:
     settings = dict(zip(said[::2], said[1::2], strict=False)) if isinstance(said, list) else {}
     if b"repl-diskless-sync" not in settings or not read_facts(info).replicas:
         return []
-    delay = int(settings[b"repl-diskless-sync-delay"])
+    delay = int(settings.get(b"repl-diskless-sync-delay", b"0"))
     diskless = settings[b"repl-diskless-sync"] == b"yes"
     if diskless and delay >= _RESYNC_LEAST:
         return []
