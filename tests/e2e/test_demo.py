@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from incumbent import clock
+from incumbent.demo import judge
 from incumbent.demo.accounts import Account
 from incumbent.demo.stage import Stage
 from tests.cli.tool import command_line, environment
@@ -139,6 +141,23 @@ def test_the_judge_sees_who_lives_beside_whom() -> None:
         accounts = [Account(**facts) for facts in stage.ask(accounts="plain")]
     assert [list(account.met) for account in accounts] == [[], [0], []]
     assert accounts[2].ended is None
+
+
+def test_the_judge_answers_as_soon_as_its_socket_can_be_seen(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = folder / "judge"
+    seen = []
+
+    class Listener(socket.socket):
+        def listen(self, backlog: int = 0) -> None:
+            seen.append(path.exists())
+            super().listen(backlog)
+
+    monkeypatch.setattr("incumbent.demo.judge.socket.socket", Listener)
+    with judge._Judge(str(path))._listener, socket.socket(socket.AF_UNIX) as peer:
+        peer.connect(str(path))
+    assert seen == [False]
 
 
 def test_the_device_refuses_a_smaller_term_of_the_same_side() -> None:

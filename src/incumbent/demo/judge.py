@@ -23,6 +23,7 @@ import sys
 import time
 from contextlib import suppress
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from incumbent.demo.accounts import Account
@@ -33,8 +34,11 @@ __all__: list[str] = []
 class _Judge:
     def __init__(self, path: str) -> None:
         self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(path)
+        unseen = Path(f"{path}.new")
+        self._listener.bind(str(unseen))
         self._listener.listen()
+        # Others look for the path: a socket that is bound and does not listen yet refuses them.
+        unseen.rename(path)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._open: set[socket.socket] = set()
