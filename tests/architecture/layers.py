@@ -57,6 +57,7 @@ LAYERS = (
             "stores.line",
             "stores.names",
             "stores.notices",
+            "stores.plan",
             "stores.restart",
             "stores.table",
             "stores.waiting",

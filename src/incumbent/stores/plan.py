@@ -1,0 +1,154 @@
+"""How an engine says what an operation needs, apart from any connection: as a plan.
+
+A dialect is pure. It makes a plan of each operation; a runner carries the plan out. Whatever stands
+between the two (the routing of a cluster, replicas that must confirm, a planted fault) wraps one
+method, `Planned.run`, instead of seven.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, Protocol, TypeAlias, TypeVar
+
+from incumbent.model import (
+    Ask,
+    GiveOutcome,
+    Guard,
+    Key,
+    PutOutcome,
+    Record,
+    Renewal,
+    RenewOutcome,
+    TakeOutcome,
+)
+
+__all__ = ["Dialect", "Kind", "Plan", "Planned", "Program"]
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+Facts = TypeVar("Facts")
+Facts_contra = TypeVar("Facts_contra", contravariant=True)
+
+Kind: TypeAlias = Literal["take", "renew", "give", "put", "read", "scan", "look"]
+Program: TypeAlias = Generator[Any, Any, T]
+"""Yields requests, is sent their replies, and returns an outcome."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan(Generic[Facts_contra, T_co]):
+    """One operation.
+
+    `start(facts, until)` begins the program; `facts` is what the runner's connection knows of its
+    server, `until` (an instant of `incumbent.clock.now`) is when the outcome must be there.
+    `keys` and `renewals` say what the operation is about, for whoever routes it.
+    `repeatable`: a second try may follow a first one that was perhaps carried out.
+    `ttl`: seconds of the lease that is asked for; 0 where none is.
+    """
+
+    kind: Kind
+    start: Callable[[Facts_contra, float], Program[T_co]]
+    keys: Sequence[Key] = ()
+    renewals: Sequence[Renewal] = ()
+    repeatable: bool = True
+    ttl: float = 0.0
+
+
+class Dialect(Protocol[Facts_contra]):
+    """Makes the plan of each operation (see stores.base.Store)."""
+
+    def take(self, key: Key, claim: str, ask: Ask) -> Plan[Facts_contra, TakeOutcome]:
+        """A take is never repeatable: its caller repeats it, and remembers that there were two."""
+        ...
+
+    def renew(self, renewals: Sequence[Renewal]) -> Plan[Facts_contra, list[RenewOutcome]]:
+        """One outcome for each renewal, in the same order."""
+        ...
+
+    def give(
+        self,
+        key: Key,
+        claim: str,
+        token: int | None,
+        *,
+        closed_for: float = 0.0,
+        reserve_for: str | None = None,
+        slot: str | None = None,
+    ) -> Plan[Facts_contra, GiveOutcome]:
+        """Whoever repeats a give reads its outcome by `stores.repeats`."""
+        ...
+
+    def put(
+        self, key: Key, field: str, value: bytes | None, guard: Guard
+    ) -> Plan[Facts_contra, PutOutcome]:
+        """Repeatable if a second, equal write gives the same outcome."""
+        ...
+
+    def read(self, key: Key) -> Plan[Facts_contra, Record]:
+        """All that is known of a key."""
+        ...
+
+    def scan(self, namespace: str, prefix: str) -> Plan[Facts_contra, tuple[Record, ...]]:
+        """All that is known of each key with that prefix."""
+        ...
+
+
+class Planned(ABC, Generic[Facts]):
+    """The operations of stores.base.AsyncStore by the plans of `dialect`.
+
+    The asynchronous side awaits them; `stores.blocking` runs each in one step.
+    """
+
+    dialect: Dialect[Facts]
+
+    @abstractmethod
+    async def run(self, plan: Plan[Facts, T], until: float) -> T:
+        """Carry out a plan. Raises StoreError, at `until` at the latest."""
+
+    @abstractmethod
+    async def wait_change(self, key: Key, seen: str, until: float) -> None:
+        """See Store.wait_change. Raises StoreError if nobody can listen."""
+
+    @abstractmethod
+    def let_go(self) -> None:
+        """Close what is not in use; what is in use is closed when it comes back."""
+
+    async def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
+        """See Store.take."""
+        return await self.run(self.dialect.take(key, claim, ask), until)
+
+    async def renew(self, renewals: Sequence[Renewal], until: float) -> list[RenewOutcome]:
+        """See Store.renew."""
+        return await self.run(self.dialect.renew(renewals), until)
+
+    async def give(
+        self,
+        key: Key,
+        claim: str,
+        token: int | None,
+        until: float,
+        *,
+        closed_for: float = 0.0,
+        reserve_for: str | None = None,
+        slot: str | None = None,
+    ) -> GiveOutcome:
+        """See Store.give."""
+        plan = self.dialect.give(
+            key, claim, token, closed_for=closed_for, reserve_for=reserve_for, slot=slot
+        )
+        return await self.run(plan, until)
+
+    async def put(
+        self, key: Key, field: str, value: bytes | None, guard: Guard, until: float
+    ) -> PutOutcome:
+        """See Store.put."""
+        return await self.run(self.dialect.put(key, field, value, guard), until)
+
+    async def read(self, key: Key, until: float) -> Record:
+        """See Store.read."""
+        return await self.run(self.dialect.read(key), until)
+
+    async def scan(self, namespace: str, prefix: str, until: float) -> tuple[Record, ...]:
+        """See Store.scan."""
+        return await self.run(self.dialect.scan(namespace, prefix), until)
