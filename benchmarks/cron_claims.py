@@ -20,8 +20,8 @@ from incumbent.cron.claims import Claimer
 from incumbent.cron.judge import Slot
 from incumbent.cron.schedule import Every
 from incumbent.cron.spec import JobSpec
-from incumbent.links import new_link
 from incumbent.model import Refused
+from incumbent.protocol.link import new_link
 
 __all__ = ["Figure", "cron_rows"]
 
@@ -129,7 +129,7 @@ def rest_rows(url: str, seconds: float) -> list[Figure]:
 
 
 def _registered(url: str) -> int:
-    from incumbent.sync import Client
+    from incumbent.locks import Client
 
     with Client(url, namespace="rest") as client:
         return sum(it.key.name.startswith("j") for it in client.scan("j", 20))

@@ -22,8 +22,8 @@ from incumbent.cron.claims import Claimer
 from incumbent.cron.judge import Slot
 from incumbent.cron.schedule import Every
 from incumbent.cron.spec import JobSpec
-from incumbent.links import new_link
 from incumbent.model import Refused
+from incumbent.protocol.link import new_link
 
 __all__ = ["cron_peer_rows"]
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from incumbent.election import Leader
     from incumbent.elections import Election, Term
     from incumbent.inside import CurrentLease, current
-    from incumbent.sync import Client, Lease, Lock
+    from incumbent.locks import Client, Lease, Lock
 
 __all__ = [
     "AcquireTimeout",
@@ -67,13 +67,13 @@ _HOMES = {
     "AsyncLease": "incumbent.aio",
     "AsyncLock": "incumbent.aio",
     "AsyncTerm": "incumbent.aio_elections",
-    "Client": "incumbent.sync",
+    "Client": "incumbent.locks",
     "Election": "incumbent.elections",
     "JobRun": "incumbent.cron.calls",
     "Jobs": "incumbent.cron.jobs",
     "Leader": "incumbent.election",
-    "Lease": "incumbent.sync",
-    "Lock": "incumbent.sync",
+    "Lease": "incumbent.locks",
+    "Lock": "incumbent.locks",
     "CurrentLease": "incumbent.inside",
     "Term": "incumbent.elections",
     "current": "incumbent.inside",

@@ -9,17 +9,17 @@ from types import EllipsisType, TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from incumbent import clock
-from incumbent._core.acquire import acquire
-from incumbent._core.held import Held
-from incumbent._core.release import release
-from incumbent._core.words import lease_lost
-from incumbent._drive.aio import LeaseScope
 from incumbent.candidacy import Metadata, OnElected, OnLeaderChange, OnRevoked
 from incumbent.durations import Duration
 from incumbent.errors import LeaseLost, NotAcquired
 from incumbent.handles import ClientHandle, LeaseHandle, LockHandle
 from incumbent.model import Record
 from incumbent.options import LockSettings, parse_timeout
+from incumbent.protocol.acquire import acquire
+from incumbent.protocol.aio import LeaseScope
+from incumbent.protocol.held import Held
+from incumbent.protocol.release import release
+from incumbent.protocol.words import lease_lost
 from incumbent.stores.names import make_key
 
 if TYPE_CHECKING:

@@ -10,10 +10,6 @@ from types import EllipsisType, TracebackType
 from typing import Any, Self, TypeVar
 
 from incumbent import clock
-from incumbent._core.acquire import acquire
-from incumbent._core.observe import Observation, observe, read_leader
-from incumbent._core.words import lease_lost
-from incumbent._drive.link import Link
 from incumbent.aio import AsyncLease
 from incumbent.bodies import awaitable, refuse_generator
 from incumbent.candidacy import ElectionHandle, Metadata, Steering, TermHandle
@@ -22,6 +18,10 @@ from incumbent.election import Leader
 from incumbent.errors import LeaseLost, StoreUnavailable
 from incumbent.lease import State
 from incumbent.options import parse_timeout
+from incumbent.protocol.acquire import acquire
+from incumbent.protocol.link import Link
+from incumbent.protocol.observe import Observation, observe, read_leader
+from incumbent.protocol.words import lease_lost
 
 __all__ = ["AsyncElection", "AsyncTerm"]
 

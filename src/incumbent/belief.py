@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Final
 
 from incumbent import clock
-from incumbent._core.held import Held
-from incumbent._drive.link import Link
 from incumbent.lease import Proof
 from incumbent.model import Key, Notice
 from incumbent.policy import Policy
+from incumbent.protocol.held import Held
+from incumbent.protocol.link import Link
 
 __all__ = ["Belief"]
 

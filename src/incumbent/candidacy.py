@@ -11,9 +11,6 @@ from functools import partial
 from typing import Any, Generic, TypeVar, Unpack
 
 from incumbent import clock
-from incumbent._core.observe import Observation
-from incumbent._drive.notifier import notifier
-from incumbent._drive.sync import draw_jitter
 from incumbent.durations import Duration
 from incumbent.election import Leader, Standing, encode_metadata, leader_by_refusal, read_metadata
 from incumbent.errors import ConfigError, LeaseLost, Misuse, NotCandidate, NotHeld, StoreError
@@ -21,6 +18,9 @@ from incumbent.handles import LeaseHandle, LockHandle, loss_of
 from incumbent.lease import State
 from incumbent.model import Record, Refused
 from incumbent.options import LockSettings
+from incumbent.protocol.chance import draw_jitter
+from incumbent.protocol.notifier import notifier
+from incumbent.protocol.observe import Observation
 
 __all__ = [
     "ElectionHandle",

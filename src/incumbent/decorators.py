@@ -8,18 +8,18 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, cast
 
 from incumbent import clock
-from incumbent._core.onestep import run as drive
 from incumbent.bodies import is_async, name_of, not_deferred, refuse_generator
 from incumbent.cron.ledger import State
 from incumbent.cron.once import OnceRun, begin_once
 from incumbent.durations import Duration
 from incumbent.errors import ConfigError, NotAcquired
 from incumbent.options import LockSettings, require
+from incumbent.protocol.port import run as drive
 
 if TYPE_CHECKING:
     from incumbent.aio import AsyncLease
     from incumbent.handles import LeaseHandle, LockHandle
-    from incumbent.sync import Lease
+    from incumbent.locks import Lease
 
 __all__ = ["begin_on_record", "exclusive", "once"]
 
@@ -126,7 +126,7 @@ def _wrap_sync(function: Any, namer: Callable[..., str], common: Any, *, skip: b
 
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        from incumbent.sync import Lock
+        from incumbent.locks import Lock
 
         try:
             lease = _built(Lock, namer(*args, **kwargs), common).acquire()

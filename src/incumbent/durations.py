@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from incumbent.errors import ConfigError
 
-__all__ = ["DAY", "Duration", "parse_duration", "say_seconds"]
+__all__ = ["DAY", "Duration", "backoff_delay", "parse_duration", "say_seconds"]
 
 Duration: TypeAlias = "float | int | str | timedelta"
 
@@ -87,3 +87,12 @@ def say_seconds(seconds: float) -> str:
         if count:
             parts.append(f"{count}{unit}")
     return "".join(parts)
+
+
+def backoff_delay(tries: int, jitter: float, *, base: float = 0.05, cap: float = 5.0) -> float:
+    """Seconds to wait after the `tries`-th failure in a row; `jitter` is uniform in [0, 1).
+
+    Exponential backoff with full jitter (Brooker, "Exponential Backoff And Jitter", AWS, 2015).
+    """
+    # 2 ** 30 * base is far above any cap; the bound keeps the power from overflowing.
+    return jitter * min(cap, base * 2.0 ** min(tries, 30))

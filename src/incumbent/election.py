@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, cast
 
-from incumbent.backoff import backoff_delay
+from incumbent.durations import backoff_delay
 from incumbent.errors import ConfigError
 from incumbent.model import META_MAX, Holding, Record, Refused
 

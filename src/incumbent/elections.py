@@ -10,18 +10,18 @@ from types import EllipsisType, TracebackType
 from typing import Any, Self, TypeVar
 
 from incumbent import clock
-from incumbent._core.acquire import acquire
-from incumbent._core.observe import Observation, ReadingPort, observe, read_leader
-from incumbent._core.onestep import run
-from incumbent._core.words import lease_lost
 from incumbent.bodies import is_async, name_of, not_deferred, refuse_generator
 from incumbent.candidacy import ElectionHandle, Metadata, Steering, TermHandle
 from incumbent.durations import Duration
 from incumbent.election import Leader
 from incumbent.errors import LeaseLost, Misuse, StoreUnavailable
 from incumbent.lease import State
+from incumbent.locks import Lease
 from incumbent.options import parse_timeout
-from incumbent.sync import Lease
+from incumbent.protocol.acquire import acquire
+from incumbent.protocol.observe import Observation, ReadingPort, observe, read_leader
+from incumbent.protocol.port import run
+from incumbent.protocol.words import lease_lost
 
 __all__ = ["Election", "Term"]
 

@@ -10,17 +10,15 @@ from types import EllipsisType
 from typing import Any, Generic, NoReturn, TypeVar, Unpack
 
 from incumbent import clock
-from incumbent._core.held import Held
-from incumbent._core.words import asked_by, lease_lost
-from incumbent._drive.link import Link
-from incumbent._drive.notifier import notifier
 from incumbent.belief import Belief
 from incumbent.durations import Duration, parse_duration, say_seconds
-from incumbent.entered import Entered
-from incumbent.errors import AlreadyReleased, LeaseLost, Misuse, StoreUnavailable
+from incumbent.errors import AlreadyReleased, LeaseLost, Misuse, NotHeld, StoreUnavailable
 from incumbent.lease import State
-from incumbent.links import link_for, own_link
 from incumbent.options import IfLost, LockSettings, OnLost, parse_timeout, wanted_from
+from incumbent.protocol.held import Held
+from incumbent.protocol.link import Link, link_for, own_link
+from incumbent.protocol.notifier import notifier
+from incumbent.protocol.words import asked_by, lease_lost
 from incumbent.unpatched import original
 
 __all__ = ["ClientHandle", "LeaseHandle", "LockHandle", "loss_of"]
@@ -157,6 +155,35 @@ class LeaseHandle:
                 name=self.name,
             )
         return self.remaining
+
+
+class Entered(Generic[L]):
+    """Leases by the thread or task that `me` names."""
+
+    __slots__ = ("_leases", "_me", "_name")
+
+    def __init__(self, name: str, me: Callable[[], Hashable]) -> None:
+        self._name = name
+        self._me = me
+        self._leases: dict[Hashable, L] = {}
+
+    def refuse_reentry(self) -> None:
+        """Raise Misuse where waiting would be waiting for oneself."""
+        if self._leases and self._me() in self._leases:
+            raise Misuse(f"the lock on {self._name!r} is held by this very caller: not reentrant")
+
+    def add(self, lease: L) -> None:
+        """Remember the caller's lease."""
+        self._leases[self._me()] = lease
+
+    def pop(self) -> L:
+        """The caller's lease; one that another thread or task entered, if it is the only one."""
+        lease = self._leases.pop(self._me(), None)
+        if lease is None and len(self._leases) == 1:
+            _, lease = self._leases.popitem()
+        if lease is None:
+            raise NotHeld(f"the lock on {self._name!r} was not entered here")
+        return lease
 
 
 class LockHandle(Generic[L]):

@@ -13,9 +13,9 @@ import time
 from typing import Final, NamedTuple
 
 from incumbent import clock
-from incumbent._core.words import lease_lost
 from incumbent.durations import Duration, parse_duration, say_seconds
 from incumbent.errors import LeaseLost, Misuse
+from incumbent.protocol.words import lease_lost
 
 __all__ = ["CurrentLease", "current"]
 

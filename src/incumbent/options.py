@@ -8,11 +8,11 @@ from functools import lru_cache
 from math import inf
 from typing import Any, Literal, TypedDict, Unpack
 
-from incumbent._core.held import Wanted
 from incumbent.durations import DAY, Duration, parse_duration, say_seconds
 from incumbent.errors import ConfigError, LeaseLost
 from incumbent.model import META_MAX, ONCE, Ask, Capabilities, Queue, Slot
 from incumbent.policy import TTL_DEFAULT, Policy, make_policy
+from incumbent.protocol.held import Wanted
 from incumbent.stores.names import check_name, make_key
 
 __all__ = [

@@ -34,7 +34,6 @@ LAYERS = (
         (
             "lease",
             "policy",
-            "backoff",
             "election",
             "job",
             "quorum",
@@ -72,7 +71,8 @@ LAYERS = (
     Layer(
         "protocols",
         (
-            "_core",
+            *("protocol.acquire", "protocol.held", "protocol.observe", "protocol.port"),
+            *("protocol.release", "protocol.renew", "protocol.words"),
             "cron.book",
             "cron.control",
             "cron.dispatch",
@@ -83,11 +83,11 @@ LAYERS = (
         WORLD,
     ),
     Layer("system", ("clock", "unpatched", "stores.loops")),
-    Layer("stores", ("stores",)),
-    Layer("drivers", ("_drive",)),
-    Layer("settings", ("store_url", "links", "options", "entered")),
+    Layer("stores", ("stores", "store_url")),
+    Layer("drivers", ("protocol",)),
+    Layer("settings", ("options",)),
     Layer("leases", ("belief", "handles", "inside", "candidacy")),
-    Layer("facades", ("sync", "aio", "elections", "aio_elections")),
+    Layer("facades", ("locks", "aio", "elections", "aio_elections")),
     Layer("decorators", ("decorators",)),
     Layer("supervision", ("supervise",)),
     Layer("jobs", ("cron",)),
@@ -109,7 +109,7 @@ DRIVERS = {
 # The vocabulary has one word for each thing; these would be a second one.
 AVOIDED = frozenset({"unlock", "obtain", "refresh", "watchdog", "resource", "owner"})
 # Where users look, a token is a fencing token; the store contract says `token` for short.
-NO_BARE_TOKEN = ("sync", "aio", "handles", "errors")
+NO_BARE_TOKEN = ("locks", "aio", "handles", "errors")
 
 # Documented by the standard library, in spite of the underscore.
 PUBLIC_ALL_THE_SAME = frozenset({"_exit", "_make", "_replace"})

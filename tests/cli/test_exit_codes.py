@@ -16,8 +16,8 @@ import pytest
 
 from incumbent import clock
 from incumbent.durations import parse_duration
-from incumbent.links import link_for
 from incumbent.model import Ask, Granted, Key
+from incumbent.protocol.link import link_for
 from tests.cli.tool import command_line, environment, incumbent, python, start
 from tests.support.servers import RedisServer, free_port
 from tests.support.waiting import eventually

@@ -8,11 +8,11 @@ from typing import Any, Final
 from unittest.mock import patch
 
 from incumbent import policy
-from incumbent._core.held import Held, Wanted
-from incumbent._core.port import Debt, Port
-from incumbent._core.release import settle
 from incumbent.lease import State
 from incumbent.model import Ask, Granted, Key, Slot
+from incumbent.protocol.held import Held, Wanted
+from incumbent.protocol.port import Debt, Port
+from incumbent.protocol.release import settle
 from tests.combined.plan import Fault, Plan
 from tests.history.checker import Broken, check
 from tests.history.events import GivenUp, Grant, History, Left, Removed, Run, Stands

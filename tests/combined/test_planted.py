@@ -9,9 +9,9 @@ from unittest.mock import patch
 
 import pytest
 
-from incumbent._core import release
-from incumbent._core.port import Debt, Port
 from incumbent.lease import LeaseMachine
+from incumbent.protocol import release
+from incumbent.protocol.port import Debt, Port
 from incumbent.stores import table
 from incumbent.stores.table import MemoryTable
 from tests.combined import leases

@@ -23,9 +23,9 @@ from incumbent.cron.judge import Slot
 from incumbent.cron.ledger import Run, read_job, runs_of
 from incumbent.cron.load import load_jobs
 from incumbent.cron.spec import JobSpec
-from incumbent.links import new_link
+from incumbent.locks import Client
 from incumbent.model import Key, Refused
-from incumbent.sync import Client
+from incumbent.protocol.link import new_link
 from tests.cli.tool import command_line, environment, incumbent
 from tests.support.waiting import eventually
 

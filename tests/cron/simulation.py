@@ -20,11 +20,6 @@ from functools import partial
 from heapq import heappop, heappush
 from math import inf
 
-from incumbent._core.acquire import acquire
-from incumbent._core.held import Held, Wanted
-from incumbent._core.onestep import run as drive
-from incumbent._core.port import Debt
-from incumbent._core.release import release, settle
 from incumbent.cron.book import Pen
 from incumbent.cron.control import PRESENCE, PRESENT_EVERY, UP, encode
 from incumbent.cron.events import Quiet
@@ -51,6 +46,11 @@ from incumbent.model import (
 )
 from incumbent.model import Slot as StoreSlot
 from incumbent.policy import make_policy
+from incumbent.protocol.acquire import acquire
+from incumbent.protocol.held import Held, Wanted
+from incumbent.protocol.port import Debt
+from incumbent.protocol.port import run as drive
+from incumbent.protocol.release import release, settle
 from incumbent.stores.table import MemoryTable
 from tests.cron.quick import QuickTable, remembering
 

@@ -24,8 +24,8 @@ from incumbent.cron.schedule import Every
 from incumbent.cron.spec import JobSpec
 from incumbent.cron.stage import Place
 from incumbent.cron.zygote import StandBy, Zygote
-from incumbent.links import new_link
 from incumbent.model import Key, Refused
+from incumbent.protocol.link import new_link
 from tests.cron.fleet import CronFleet, children, descendants, identity
 from tests.support.waiting import eventually
 

@@ -333,7 +333,7 @@ import os, signal, sys
 from incumbent.supervise.guarding import start_guard
 from incumbent.supervise.run import supervise
 from incumbent.supervise.signals import Signals
-from incumbent.sync import Lock
+from incumbent.locks import Lock
 
 class Bell:
     def __init__(self):

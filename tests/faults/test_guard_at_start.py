@@ -74,7 +74,7 @@ from incumbent.supervise.guarding import GuardFault, start_guard
 from incumbent.supervise.launch import new_launch
 from incumbent.supervise.run import supervise
 from incumbent.supervise.signals import Signals
-from incumbent.sync import Lock
+from incumbent.locks import Lock
 
 with start_guard(sys.argv[2]) as guard, Signals() as signals:
     launch = new_launch(guard, 15) if sys.argv[3] == "ahead" else None

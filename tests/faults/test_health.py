@@ -21,9 +21,9 @@ import pytest
 
 from incumbent import clock
 from incumbent.errors import ConfigError
+from incumbent.locks import Lease, Lock
 from incumbent.serve.health import start_health
 from incumbent.serve.situation import Situation
-from incumbent.sync import Lease, Lock
 from tests.support.faulty import FaultyEngine
 from tests.support.needs import needs
 from tests.support.pace import lasted, took

@@ -12,7 +12,6 @@ import redis
 from redis.lock import Lock as RedisPyLock
 
 from incumbent import clock
-from incumbent._core.onestep import run
 from incumbent.errors import StoreUnavailable
 from incumbent.model import (
     Ask,
@@ -27,6 +26,7 @@ from incumbent.model import (
     Slot,
     Stale,
 )
+from incumbent.protocol.port import run
 from incumbent.stores.redis.taking import give_back
 from tests.faults.redis_world import ASK, Party, new_claim, party, soon
 from tests.support.servers import RedisServer

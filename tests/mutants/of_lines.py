@@ -87,14 +87,14 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     _p(
         "who is refused for a turn waits longer than the turn",
-        "_core/acquire.py",
+        "protocol/acquire.py",
         'place and refused.reason != "reserved"',
         "place",
         f"{_LINES}::test_one_that_looked_too_early_looks_again_when_the_turn_of_a_frozen_one_is_over",
     ),
     _p(
         "leaving the line is a doubt",
-        "_core/acquire.py",
+        "protocol/acquire.py",
         "port.hand_over(replace(held.debt(now, undo_slot=True), only_leaves_line=True))",
         "port.hand_over(held.debt(now, undo_slot=True))",
         f"{_LINES}::test_who_gives_up_leaves_the_line",

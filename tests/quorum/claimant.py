@@ -219,7 +219,7 @@ class Claimant:
             await self.panel.rest(self.dice.choice(self.naps) * self.dice.uniform(0.5, 1.5))
 
     async def _take(self) -> tuple[Granted | None, float]:
-        """At most a few tries of one claim, as `_core.acquire` makes them."""
+        """At most a few tries of one claim, as `protocol.acquire` makes them."""
         self._claims += 1
         claim = f"{self.process.name}-{self._claims}"
         sent = self.process.now()

@@ -8,9 +8,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from incumbent._core.onestep import run
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.model import Ask, Granted, Key, Renewal, Renewed
+from incumbent.protocol.port import run
 from incumbent.stores.quorum import upkeep
 from incumbent.stores.quorum.ballots import BallotClock, Silent
 from incumbent.stores.quorum.dialect import QuorumDialect

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from incumbent._core.held import Held, Wanted
 from incumbent.lease import State
 from incumbent.model import (
     Ask,
@@ -16,6 +15,7 @@ from incumbent.model import (
     RenewOutcome,
     Slot,
 )
+from incumbent.protocol.held import Held, Wanted
 from tests.sim.setting import Client, Setting
 
 __all__ = ["Judge", "Violation"]

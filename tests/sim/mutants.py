@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from incumbent import policy
-from incumbent._core import acquire, release
-from incumbent._core.held import Held
-from incumbent._core.port import Debt, Port
-from incumbent._core.words import late_grant
 from incumbent.errors import OutcomeUnknown, StoreError
 from incumbent.lease import TRANSITIONS, Input, LeaseMachine, State
 from incumbent.model import Ask, Granted
+from incumbent.protocol import acquire, release
+from incumbent.protocol.held import Held
+from incumbent.protocol.port import Debt, Port
+from incumbent.protocol.words import late_grant
 from incumbent.stores.table import MemoryTable
 from tests.contract import mutants as tables
 from tests.sim import server

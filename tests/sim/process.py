@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from math import inf
 from typing import Any, cast
 
-from incumbent._core.acquire import acquire
-from incumbent._core.held import Held, Wanted
-from incumbent._core.port import Debt
-from incumbent._core.release import release, settle
-from incumbent._core.renew import first_due, next_due, renew
-from incumbent.backoff import backoff_delay
+from incumbent.durations import backoff_delay
 from incumbent.errors import LockError, StoreError
 from incumbent.lease import State
 from incumbent.model import Ask, GiveOutcome, Key, Renewal, Renewed, RenewOutcome, TakeOutcome
+from incumbent.protocol.acquire import acquire
+from incumbent.protocol.held import Held, Wanted
+from incumbent.protocol.port import Debt
+from incumbent.protocol.release import release, settle
+from incumbent.protocol.renew import first_due, next_due, renew
 from tests.sim.judge import Judge
 from tests.sim.network import Network
 from tests.sim.profiles import Fate
@@ -309,7 +309,7 @@ class _Owed:
 
 
 class SimKeeper:
-    """The keeper without its threads; its order of work is that of incumbent._drive.keeper."""
+    """The keeper without its threads; its order of work is that of incumbent.protocol.keeper."""
 
     def __init__(self, process: Process) -> None:
         self._process = process

@@ -6,8 +6,8 @@ from random import Random
 from typing import Protocol
 
 from incumbent import policy
-from incumbent._core.held import Wanted
 from incumbent.model import Ask, Key, Slot
+from incumbent.protocol.held import Wanted
 from tests.sim.profiles import Fate, Profile
 from tests.sim.tasks import Clock, Schedule
 

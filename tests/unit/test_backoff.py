@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from incumbent.backoff import backoff_delay
+from incumbent.durations import backoff_delay
 
 tries = st.integers(0, 10**9)
 jitters = st.floats(0, 1, exclude_max=True)

@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 
 from incumbent import AcquireTimeout, Lock, NotAcquired, clock
-from incumbent._core.acquire import acquire, acquire_blocking
-from incumbent._core.held import Held, Wanted
-from incumbent._core.onestep import run
-from incumbent._core.port import Debt
-from incumbent._core.release import release, release_blocking
-from incumbent._drive.sync import SyncPort
-from incumbent.links import link_for
+from incumbent.protocol.acquire import acquire, acquire_blocking
+from incumbent.protocol.held import Held, Wanted
+from incumbent.protocol.link import link_for
+from incumbent.protocol.port import Debt, run
+from incumbent.protocol.release import release, release_blocking
+from incumbent.protocol.sync import SyncPort
 from tests.support.faulty import Fault, FaultyEngine
 
 _Acquire = Callable[[SyncPort, Wanted], Held]

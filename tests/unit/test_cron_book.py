@@ -11,13 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from incumbent import clock
-from incumbent._core.onestep import run as drive
-from incumbent._drive.link import Link
 from incumbent.cron.book import Book, Pen
 from incumbent.cron.ledger import Run, State, joined, pruned_spans, runs_of
 from incumbent.cron.schedule import slot_id
-from incumbent.links import link_for
 from incumbent.model import Ask, Granted, Key, Record
+from incumbent.protocol.link import Link, link_for
+from incumbent.protocol.port import run as drive
 
 KEY = Key("n", "job")
 NOW = 1_000_000_000.0

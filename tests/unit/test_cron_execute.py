@@ -18,9 +18,9 @@ from incumbent.cron.ledger import encode as encode_run
 from incumbent.cron.output import Output
 from incumbent.cron.schedule import Every
 from incumbent.cron.spec import JobSpec
-from incumbent.links import link_for
 from incumbent.model import Ask, Key, Refused
 from incumbent.model import Slot as StoreSlot
+from incumbent.protocol.link import link_for
 
 NUMBERS = itertools.count()
 

@@ -8,8 +8,8 @@ import pytest
 
 from incumbent import clock
 from incumbent.cron.control import CONTROL
-from incumbent.links import new_link
 from incumbent.model import Key
+from incumbent.protocol.link import new_link
 from tests.support.pace import took
 from tests.support.servers import RedisServer
 

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from incumbent import clock
-from incumbent._drive.link import Link
 from incumbent.cli.main import main
 from incumbent.cron.control import (
     CONTROL,
@@ -31,8 +30,8 @@ from incumbent.cron.ledger import encode as encode_run
 from incumbent.cron.schedule import Every
 from incumbent.cron.spec import JobSpec
 from incumbent.errors import ConfigError
-from incumbent.links import link_for
 from incumbent.model import Key, Record, Refused
+from incumbent.protocol.link import Link, link_for
 from incumbent.stores.notices import PAUSE
 from tests.support.waiting import eventually
 

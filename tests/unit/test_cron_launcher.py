@@ -7,9 +7,6 @@ from typing import Any
 import pytest
 
 from incumbent import clock
-from incumbent._core.held import Held
-from incumbent._core.onestep import run
-from incumbent._core.release import release
 from incumbent.cron.claims import Claimer
 from incumbent.cron.commands_launcher import CommandLauncher, Settings
 from incumbent.cron.judge import Slot
@@ -18,8 +15,11 @@ from incumbent.cron.running import ENDED_WELL, GAVE_BACK
 from incumbent.cron.schedule import Every
 from incumbent.cron.spec import JobSpec
 from incumbent.cron.zygote import ZygoteGone
-from incumbent.links import link_for
 from incumbent.model import Key, Refused
+from incumbent.protocol.held import Held
+from incumbent.protocol.link import link_for
+from incumbent.protocol.port import run
+from incumbent.protocol.release import release
 
 SPEC = JobSpec(name="job", schedule=Every(60), command=("true",), on_failure=("true",))
 SLOT = Slot("manual/abc", 1_000_000_000.0)

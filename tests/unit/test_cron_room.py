@@ -16,8 +16,8 @@ from incumbent.cron.schedule import Every
 from incumbent.cron.soon import Soon
 from incumbent.cron.spec import JobSpec
 from incumbent.errors import ConfigError, StoreUnavailable
-from incumbent.links import new_link
 from incumbent.model import Key
+from incumbent.protocol.link import new_link
 
 WALL = 1_800_000_000.0
 

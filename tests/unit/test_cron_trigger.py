@@ -8,8 +8,8 @@ from incumbent import clock
 from incumbent.cli.main import main
 from incumbent.cron.control import CONTROL, triggers
 from incumbent.cron.ledger import JOB, Run, State, encode, field_of
-from incumbent.links import link_for
 from incumbent.model import Ask, Key
+from incumbent.protocol.link import link_for
 
 STORE = "memory:trigger-without-a-hint"
 JOB_KEY = Key("default", "job")

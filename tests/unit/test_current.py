@@ -20,8 +20,8 @@ import pytest
 
 import incumbent
 from incumbent import CurrentLease, LeaseLost, Misuse, clock
+from incumbent.locks import Lease, Lock
 from incumbent.supervise.answers import LeaseSocket
-from incumbent.sync import Lease, Lock
 from tests.support.faulty import FaultyEngine
 from tests.support.forks import exit_code, fork
 from tests.support.needs import needs

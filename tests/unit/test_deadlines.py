@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from incumbent import Client, Election, LeaseLost, Lock, clock
-from incumbent._drive.deadlines import Deadlines
-from incumbent._drive.keeper import Keeper
-from incumbent.links import link_for
 from incumbent.model import Renewal, RenewOutcome
+from incumbent.protocol.deadlines import Deadlines
+from incumbent.protocol.keeper import Keeper
+from incumbent.protocol.link import link_for
 from tests.support.faulty import FaultyEngine
 from tests.support.pace import in_time
 from tests.support.waiting import eventually

@@ -6,15 +6,14 @@ from typing import Any, cast
 
 import pytest
 
-from incumbent._core.held import Held, Wanted
-from incumbent._core.onestep import run
-from incumbent._core.port import BlockingPort, Debt, Port
-from incumbent._core.release import release_blocking, settle
-from incumbent._drive.link import Link
 from incumbent.cron.claims import Grant, adopted
 from incumbent.errors import StoreUnavailable
 from incumbent.model import Ask, GiveOutcome, Gone, Granted, Key, Refused, Released
 from incumbent.policy import make_policy
+from incumbent.protocol.held import Held, Wanted
+from incumbent.protocol.link import Link
+from incumbent.protocol.port import BlockingPort, Debt, Port, run
+from incumbent.protocol.release import release_blocking, settle
 from incumbent.stores.memory import MemoryEngine
 
 KEY = Key("ns", "job")

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from incumbent import clock
-from incumbent._core.onestep import run
 from incumbent.errors import OutcomeUnknown
+from incumbent.protocol.port import run
 from incumbent.stores.etcd import open_etcd
 from incumbent.stores.etcd.cluster import TXN
 from incumbent.stores.etcd.errors import Answered, Broken, LeaseMissing, Reborn

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from incumbent._core.onestep import run
 from incumbent.errors import OutcomeUnknown, StoreUnavailable
 from incumbent.model import Key
+from incumbent.protocol.port import run
 from incumbent.stores.etcd import open_etcd
 from incumbent.stores.etcd.cluster import TXN
 from incumbent.stores.etcd.errors import Answered, Reborn

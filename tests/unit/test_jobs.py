@@ -13,7 +13,6 @@ import pytest
 
 import incumbent
 from incumbent import clock
-from incumbent._core.held import Held
 from incumbent.cron import background
 from incumbent.cron.calls import CallLauncher
 from incumbent.cron.claims import Claimer
@@ -22,8 +21,9 @@ from incumbent.cron.ledger import PRUNED, Run, State, read_job, runs_of
 from incumbent.cron.schedule import Every
 from incumbent.cron.spec import JobSpec
 from incumbent.errors import ConfigError, LeaseLost, Misuse
-from incumbent.links import link_for
 from incumbent.model import Capabilities, Key
+from incumbent.protocol.held import Held
+from incumbent.protocol.link import link_for
 from incumbent.stores.memory import MemoryEngine
 from tests.support.servers import free_port
 from tests.support.waiting import eventually

@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 
 from incumbent import Client, LeaseLost, Lock, clock
-from incumbent._core.onestep import run
-from incumbent._core.renew import renew
-from incumbent._drive.alarm import Alarm, _QueueAlarm, make_alarm
-from incumbent._drive.keeper import Keeper
-from incumbent._drive.notifier import Notifier
-from incumbent.links import link_for
 from incumbent.model import Renewal, Renewed
+from incumbent.protocol.alarm import Alarm, _QueueAlarm, make_alarm
+from incumbent.protocol.keeper import Keeper
+from incumbent.protocol.link import link_for
+from incumbent.protocol.notifier import Notifier
+from incumbent.protocol.port import run
+from incumbent.protocol.renew import renew
 from tests.support.faulty import Fault, FaultyEngine
 from tests.support.needs import needs
 from tests.support.pace import lasted, took

@@ -11,12 +11,12 @@ from math import inf
 import pytest
 
 from incumbent import Lease, Lock, clock
-from incumbent._core.held import Held
-from incumbent._drive.buckets import FULL, Bucket, Buckets, _next_in_phase, grid
-from incumbent._drive.keeper import Keeper, _requests
 from incumbent.lease import LeaseMachine, State
-from incumbent.links import link_for
 from incumbent.model import Batch, Renewal, RenewOutcome
+from incumbent.protocol.buckets import FULL, Bucket, Buckets, _next_in_phase, grid
+from incumbent.protocol.held import Held
+from incumbent.protocol.keeper import Keeper, _requests
+from incumbent.protocol.link import link_for
 from tests.support.faulty import Fault, FaultyEngine
 from tests.support.waiting import eventually
 

@@ -14,16 +14,21 @@ from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
 from incumbent import Lease, Lock, clock
-from incumbent._core.port import Debt
-from incumbent._core.renew import SOONEST
-from incumbent._drive import thread as threads
-from incumbent._drive.keeper import Keeper
-from incumbent._drive.thread import AlarmThread
-from incumbent.links import link_for
 from incumbent.model import Key
+from incumbent.protocol import thread as threads
+from incumbent.protocol.keeper import Keeper
+from incumbent.protocol.link import link_for
+from incumbent.protocol.port import Debt
+from incumbent.protocol.renew import SOONEST
+from incumbent.protocol.thread import AlarmThread
 from tests.support.faulty import FaultyEngine
 
-_WATCHED = ("/_drive/keeper.py", "/_drive/buckets.py", "/_drive/debts.py", "/_drive/thread.py")
+_WATCHED = (
+    "/protocol/keeper.py",
+    "/protocol/buckets.py",
+    "/protocol/debts.py",
+    "/protocol/thread.py",
+)
 _TTLS = (0.5, 3.0, 60.0)
 
 

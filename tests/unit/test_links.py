@@ -10,11 +10,11 @@ from itertools import count
 
 import pytest
 
-from incumbent import Lock, links
-from incumbent._drive import notifier as notifiers
-from incumbent._drive.link import Link
-from incumbent._drive.notifier import Notifier
-from incumbent.links import link_for
+from incumbent import Lock
+from incumbent.protocol import link as links
+from incumbent.protocol import notifier as notifiers
+from incumbent.protocol.link import Link, link_for
+from incumbent.protocol.notifier import Notifier
 from incumbent.unpatched import start_thread
 from tests.support.forks import in_a_child
 from tests.support.waiting import eventually

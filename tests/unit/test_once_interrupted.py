@@ -16,11 +16,11 @@ from incumbent import (
     clock,
     once,
 )
-from incumbent._core.onestep import run as drive
 from incumbent.cron.ledger import State, runs_of
 from incumbent.cron.once import begin_once
-from incumbent.links import link_for
 from incumbent.model import Key
+from incumbent.protocol.link import link_for
+from incumbent.protocol.port import run as drive
 from tests.support.faulty import Fault, FaultyEngine
 from tests.support.waiting import eventually
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from incumbent import ConfigError, Lock
-from incumbent.links import link_for
 from incumbent.model import Capabilities
 from incumbent.options import wanted_from
+from incumbent.protocol.link import link_for
 from incumbent.store_url import store_url
 
 CAN = Capabilities()

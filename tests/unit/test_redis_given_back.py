@@ -13,9 +13,9 @@ import hiredis
 import pytest
 
 from incumbent import clock
-from incumbent._core.onestep import run
 from incumbent.errors import OutcomeUnknown, StoreUnavailable
 from incumbent.model import Ask, Granted, Key, TakeOutcome
+from incumbent.protocol.port import run
 from incumbent.stores.redis.dialect import Dialect
 from incumbent.stores.redis.driver import Site, Target
 from incumbent.stores.redis.errors import Broken, Outdated

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from incumbent import clock
-from incumbent._core.onestep import run
 from incumbent.errors import ConfigError, StoreError, StoreUnavailable
 from incumbent.model import Gone, Key, Renewal, Renewed, RenewOutcome
+from incumbent.protocol.port import run
 from incumbent.stores.redis import open_redis, open_store
 from incumbent.stores.redis.dialect import Dialect
 from incumbent.stores.redis.driver import Site, Target

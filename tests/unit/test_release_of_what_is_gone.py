@@ -22,11 +22,11 @@ from incumbent import (
     handles,
     once,
 )
-from incumbent._core.held import Held
 from incumbent.cron.ledger import State, runs_of
 from incumbent.handles import LeaseHandle
 from incumbent.lease import State as LeaseState
 from incumbent.model import Ask, Gone, Granted, Key
+from incumbent.protocol.held import Held
 from tests.support.faulty import Fault, FaultyEngine
 
 TTL = 60.0

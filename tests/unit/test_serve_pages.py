@@ -9,7 +9,7 @@ from math import inf
 
 import pytest
 
-from incumbent._drive.keeper import Stats
+from incumbent.protocol.keeper import Stats
 from incumbent.serve.metrics import metrics_text
 from incumbent.serve.pages import PATHS, answer
 from incumbent.serve.situation import LOSSES, View

@@ -8,9 +8,9 @@ from math import inf
 import pytest
 
 from incumbent import clock
-from incumbent._drive.keeper import Stats
+from incumbent.locks import Lease, Lock
+from incumbent.protocol.keeper import Stats
 from incumbent.serve.situation import Situation
-from incumbent.sync import Lease, Lock
 from tests.support.faulty import FaultyEngine
 
 

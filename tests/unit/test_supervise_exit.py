@@ -6,10 +6,10 @@ import threading
 from typing import Any
 
 from incumbent import clock
-from incumbent._drive.keeper import Keeper
+from incumbent.locks import Lock
 from incumbent.model import GiveOutcome, Released
+from incumbent.protocol.keeper import Keeper
 from incumbent.stores.memory import MemoryStore
-from incumbent.sync import Lock
 from tests.support.faulty import FaultyEngine
 from tests.support.pace import took
 

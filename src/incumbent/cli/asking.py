@@ -13,14 +13,14 @@ from incumbent.cli.parser import Request
 from incumbent.cli.show import print_json
 from incumbent.durations import say_seconds
 from incumbent.errors import ConfigError
-from incumbent.links import link_for
+from incumbent.locks import Client
 from incumbent.model import Holding, Key, PutOutcome, Record
 from incumbent.options import require
 from incumbent.policy import TTL_DEFAULT
+from incumbent.protocol.link import link_for
 from incumbent.stores.base import Store
 from incumbent.stores.names import make_key
 from incumbent.stores.notices import RESIGN, encode_notice
-from incumbent.sync import Client
 
 __all__ = ["WITHIN", "Asking", "patience_of"]
 

@@ -11,8 +11,6 @@ from contextlib import suppress
 from typing import Any, Protocol, Self
 
 from incumbent import clock
-from incumbent._core.words import lease_lost
-from incumbent._drive.sync import draw_jitter
 from incumbent.cli.exits import FAULT
 from incumbent.cli.parser import Request
 from incumbent.cli.restarting import (
@@ -25,7 +23,10 @@ from incumbent.cli.restarting import (
 from incumbent.cli.supervised import supervise_command
 from incumbent.durations import say_seconds
 from incumbent.errors import StoreError
+from incumbent.locks import Candidate, Lease
 from incumbent.model import Refused
+from incumbent.protocol.chance import draw_jitter
+from incumbent.protocol.words import lease_lost
 from incumbent.serve.situation import Situation
 from incumbent.supervise.child import CannotStart
 from incumbent.supervise.guarding import Guard, GuardFault
@@ -34,7 +35,6 @@ from incumbent.supervise.launch import Ready
 from incumbent.supervise.plan import Course, Phase
 from incumbent.supervise.run import Ending
 from incumbent.supervise.signals import Interrupted, Signals, find_terminal
-from incumbent.sync import Candidate, Lease
 
 __all__ = ["Leading", "Say"]
 

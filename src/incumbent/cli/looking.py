@@ -8,9 +8,9 @@ from collections.abc import Callable
 from incumbent import clock
 from incumbent.cli.exits import say
 from incumbent.errors import StoreError
-from incumbent.links import link_for
+from incumbent.locks import Client
 from incumbent.model import Record
-from incumbent.sync import Client
+from incumbent.protocol.link import link_for
 
 __all__ = ["look_until", "wait_for_change"]
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from incumbent import clock
-from incumbent._core.onestep import run as drive
-from incumbent._core.words import UNRECORDED
 from incumbent.cli.parser import Request
 from incumbent.cli.verdict import Verdict
 from incumbent.cron.execute import without_secrets
@@ -15,8 +13,10 @@ from incumbent.cron.once import OnceRun
 from incumbent.cron.schedule import slot_id
 from incumbent.decorators import begin_on_record
 from incumbent.errors import StoreError
+from incumbent.locks import Lease, give_back
+from incumbent.protocol.port import run as drive
+from incumbent.protocol.words import UNRECORDED
 from incumbent.supervise.run import Ending, release_after
-from incumbent.sync import Lease, give_back
 
 __all__ = ["begin", "end", "on_record_already"]
 

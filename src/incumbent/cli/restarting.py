@@ -6,8 +6,8 @@ import signal
 from enum import Enum
 from typing import Final
 
-from incumbent.backoff import backoff_delay
 from incumbent.cli.exits import FAULT, LOST, OK, TOO_LONG
+from incumbent.durations import backoff_delay
 from incumbent.errors import ConfigError
 from incumbent.supervise.run import Ending
 

@@ -6,13 +6,13 @@ import os
 from collections.abc import Callable, Collection, Sequence
 
 from incumbent.cli.parser import Request
+from incumbent.locks import Lease, give_back
 from incumbent.supervise.answers import child_environment
 from incumbent.supervise.guarding import Guard
 from incumbent.supervise.launch import Ready
 from incumbent.supervise.plan import Course
 from incumbent.supervise.run import Ending, Listener, supervise
 from incumbent.supervise.signals import Signals
-from incumbent.sync import Lease, give_back
 
 __all__ = ["supervise_command"]
 

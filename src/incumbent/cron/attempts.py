@@ -10,14 +10,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from incumbent import clock
-from incumbent._core.onestep import run as drive
-from incumbent.backoff import backoff_delay
 from incumbent.cron.book import Book, Pen
 from incumbent.cron.events import Said
 from incumbent.cron.ledger import Run, State
-from incumbent.durations import say_seconds
+from incumbent.durations import backoff_delay, say_seconds
 from incumbent.errors import StoreError
-from incumbent.sync import Lease
+from incumbent.locks import Lease
+from incumbent.protocol.port import run as drive
 
 __all__ = ["Attempts", "End", "stopped"]
 

@@ -14,8 +14,8 @@ from incumbent.cron.events import Said
 from incumbent.cron.instance import Instance
 from incumbent.cron.spec import JobSpec
 from incumbent.errors import StoreError
-from incumbent.links import link_for
 from incumbent.options import LockSettings
+from incumbent.protocol.link import link_for
 
 __all__ = ["Background", "OwnLoop"]
 

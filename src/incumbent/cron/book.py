@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from incumbent._core.port import Port
-from incumbent.backoff import backoff_delay
 from incumbent.cron.ledger import (
     JOB,
     Run,
@@ -28,6 +26,7 @@ from incumbent.cron.ledger import (
     step,
     surplus,
 )
+from incumbent.durations import backoff_delay
 from incumbent.errors import OutcomeUnknown, StoreError
 from incumbent.model import (
     ABSENT,
@@ -40,6 +39,7 @@ from incumbent.model import (
     Record,
     Stored,
 )
+from incumbent.protocol.port import Port
 
 __all__ = ["Book", "BookPort", "Pen"]
 

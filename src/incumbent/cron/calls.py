@@ -18,8 +18,6 @@ from functools import partial
 from typing import Any, Final
 
 from incumbent import clock
-from incumbent._core.held import Held
-from incumbent._drive.aio import LeaseScope
 from incumbent.aio import enclose
 from incumbent.bodies import is_async, not_deferred
 from incumbent.cron.attempts import Attempts, End, stopped
@@ -30,8 +28,10 @@ from incumbent.cron.judge import Slot
 from incumbent.cron.ledger import OUTPUT_MOST, Run, State
 from incumbent.cron.spec import JobSpec
 from incumbent.errors import LeaseLost, StoreError
+from incumbent.locks import Lease, give_back
 from incumbent.model import Refused
-from incumbent.sync import Lease, give_back
+from incumbent.protocol.aio import LeaseScope
+from incumbent.protocol.held import Held
 
 __all__ = ["CallLauncher", "JobRun", "wants_run"]
 

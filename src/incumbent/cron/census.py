@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from incumbent import clock
-from incumbent._drive.link import Link
 from incumbent.cron.control import PRESENCE, UP, Present, encode, is_job_name, presences, up_now
 from incumbent.cron.known import (
     FORGET_AFTER,
@@ -23,6 +22,7 @@ from incumbent.cron.known import (
 from incumbent.cron.ledger import JOB, read_job
 from incumbent.cron.spec import JobSpec
 from incumbent.model import ByVersion, Guard, Key, Record
+from incumbent.protocol.link import Link
 
 __all__ = ["Census"]
 

@@ -6,19 +6,19 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from incumbent._core.acquire import acquire
-from incumbent._core.held import Held, Wanted
-from incumbent._core.onestep import run
-from incumbent._core.release import release
-from incumbent._drive.link import Link
 from incumbent.cron.judge import Slot
 from incumbent.cron.ledger import SLOT_KEEP
 from incumbent.cron.spec import JobSpec
 from incumbent.errors import NotAcquired, StoreError
+from incumbent.locks import Lease
 from incumbent.model import Refused
 from incumbent.model import Slot as StoreSlot
 from incumbent.options import LockSettings, require, wanted_from
-from incumbent.sync import Lease
+from incumbent.protocol.acquire import acquire
+from incumbent.protocol.held import Held, Wanted
+from incumbent.protocol.link import Link
+from incumbent.protocol.port import run
+from incumbent.protocol.release import release
 
 __all__ = ["Claimer", "Grant", "adopted"]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from incumbent._core.held import Held
 from incumbent.cron.claims import Claimer
 from incumbent.cron.events import Said
 from incumbent.cron.execute import CannotLaunch
@@ -14,6 +13,7 @@ from incumbent.cron.running import ENDED_WELL, GAVE_BACK, STARTED, UNTOLD, Task
 from incumbent.cron.spec import JobSpec
 from incumbent.cron.zygote import Notify, StandBy, Stop, Zygote, ZygoteGone
 from incumbent.model import Refused
+from incumbent.protocol.held import Held
 
 __all__ = ["CommandLauncher", "Settings"]
 

@@ -18,11 +18,11 @@ from heapq import heappop, heappush
 from math import inf
 from typing import Final, TypeAlias
 
-from incumbent.backoff import backoff_delay
 from incumbent.cron.agenda import Agenda, Changes, Due
 from incumbent.cron.judge import GRACE, Findings, Slot
 from incumbent.cron.ledger import SLOT_KEEP
 from incumbent.cron.spec import JobSpec
+from incumbent.durations import backoff_delay
 from incumbent.model import Refused
 
 __all__ = ["Claim", "Dispatcher", "Look", "Order"]

@@ -10,7 +10,6 @@ from dataclasses import replace
 from math import inf
 from typing import Any, Final, Protocol, TypeVar
 
-from incumbent._core.onestep import run as drive
 from incumbent.cron.agenda import Agenda
 from incumbent.cron.book import Book, BookPort
 from incumbent.cron.control import PRESENCE, PRESENT_EVERY, Peers, presences
@@ -29,6 +28,7 @@ from incumbent.cron.ledger import JOB, Run, State, orphans, read_job
 from incumbent.cron.spec import JobSpec
 from incumbent.errors import StoreError
 from incumbent.model import ABSENT, Field, Key, Record, Refused
+from incumbent.protocol.port import run as drive
 from incumbent.stores.notices import PAUSE
 
 __all__ = ["CannotLaunch", "Executor", "Launcher", "facts_of_job", "without_secrets"]

@@ -13,10 +13,6 @@ from math import inf
 from typing import Any, Final, Protocol
 
 from incumbent import clock
-from incumbent._core.onestep import run as drive
-from incumbent._drive.link import Link
-from incumbent._drive.sync import draw_jitter
-from incumbent.backoff import backoff_delay
 from incumbent.cron.census import Census
 from incumbent.cron.control import (
     CONTROL,
@@ -33,10 +29,14 @@ from incumbent.cron.execute import Executor, Launcher
 from incumbent.cron.judge import Slot
 from incumbent.cron.soon import AHEAD, Soon
 from incumbent.cron.spec import JobSpec
+from incumbent.durations import backoff_delay
 from incumbent.errors import ConfigError, NotAcquired, StoreError
+from incumbent.locks import Lock
 from incumbent.model import Key, Record
+from incumbent.protocol.chance import draw_jitter
+from incumbent.protocol.link import Link
+from incumbent.protocol.port import run as drive
 from incumbent.supervise.kernel import Waiter
-from incumbent.sync import Lock
 from incumbent.unpatched import start_thread
 
 __all__ = ["MAX_RUNS", "Instance", "Source", "check_names"]

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from incumbent._core.held import Held
-from incumbent._core.words import UNRECORDED, lease_lost
 from incumbent.cron.book import Book, BookPort, Pen
 from incumbent.cron.ledger import JOB, Run, State
 from incumbent.durations import say_seconds
 from incumbent.errors import StoreError
 from incumbent.model import ABSENT, ONCE, Slot
+from incumbent.protocol.held import Held
+from incumbent.protocol.words import UNRECORDED, lease_lost
 
 __all__ = ["OnceRun", "begin_once"]
 

@@ -12,15 +12,14 @@ from contextlib import suppress
 from typing import Final
 
 from incumbent import clock
-from incumbent._drive.link import Link
 from incumbent.cron.control import CONTROL
 from incumbent.cron.events import Events
 from incumbent.cron.packets import unpacked
 from incumbent.cron.running import STARTED, STOPPING, Task, run_task
 from incumbent.cron.stage import Place, Stage, give_stdin
 from incumbent.errors import ConfigError, StoreError
-from incumbent.links import new_link
 from incumbent.model import Key
+from incumbent.protocol.link import Link, new_link
 from incumbent.supervise.guarding import GuardFault, start_guard
 from incumbent.supervise.kernel import Waiter
 from incumbent.supervise.signals import Signals

@@ -23,13 +23,13 @@ from incumbent.cron.events import Events
 from incumbent.cron.ledger import OUTPUT_MOST, Run, State
 from incumbent.cron.stage import Stage
 from incumbent.errors import ConfigError, NotAcquired, StoreError
+from incumbent.locks import Lease, give_back
 from incumbent.supervise.answers import WITHHELD, child_environment
 from incumbent.supervise.child import CannotStart
 from incumbent.supervise.guarding import GuardFault
 from incumbent.supervise.kernel import Waiter
 from incumbent.supervise.plan import Course, Phase
 from incumbent.supervise.run import Ending, supervise
-from incumbent.sync import Lease, give_back
 
 __all__ = [
     "ENDED_WELL",

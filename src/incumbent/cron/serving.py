@@ -20,9 +20,9 @@ from incumbent.cron.stage import Place
 from incumbent.cron.zygote import Zygote
 from incumbent.durations import parse_duration
 from incumbent.errors import ConfigError
-from incumbent.links import new_link
 from incumbent.options import LockSettings
 from incumbent.policy import TTL_DEFAULT
+from incumbent.protocol.link import new_link
 from incumbent.supervise.signals import Signals
 
 __all__ = ["Fleet", "serve_jobs"]

@@ -7,10 +7,10 @@ from math import ceil, inf
 from typing import Final
 
 from incumbent import clock
-from incumbent._drive.link import Link
 from incumbent.cron.control import PRESENCE, presences, up_now
 from incumbent.errors import StoreError
 from incumbent.model import Key
+from incumbent.protocol.link import Link
 
 __all__ = ["AHEAD", "Soon"]
 

@@ -7,9 +7,9 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from incumbent._drive.link import Link
 from incumbent.cron.events import Events
 from incumbent.cron.output import Output
+from incumbent.protocol.link import Link
 from incumbent.supervise.guarding import Guard
 from incumbent.supervise.launch import Ready
 from incumbent.supervise.signals import Signals

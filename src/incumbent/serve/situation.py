@@ -13,8 +13,8 @@ from math import inf
 from typing import Any, Final
 
 from incumbent import clock
-from incumbent._drive.keeper import Keeper, Stats
 from incumbent.handles import LeaseHandle
+from incumbent.protocol.keeper import Keeper, Stats
 from incumbent.stores.waiting import subscription_losses
 
 __all__ = ["LOSSES", "Situation", "View"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Generic, Protocol, TypeVar
 
-from incumbent._core.onestep import run
 from incumbent.model import (
     Ask,
     GiveOutcome,
@@ -17,6 +16,7 @@ from incumbent.model import (
     RenewOutcome,
     TakeOutcome,
 )
+from incumbent.protocol.port import run
 
 __all__ = ["BlockingStore", "Operations"]
 

@@ -200,5 +200,5 @@ _engines: dict[str, MemoryEngine] = {}
 
 def open_memory(url: str) -> MemoryEngine:
     """The engine of `memory:` or `memory:LABEL`; one a label and process."""
-    # In one step, and without a lock: see links.
+    # In one step, and without a lock: see protocol.link.
     return _engines.setdefault(url, MemoryEngine(url))

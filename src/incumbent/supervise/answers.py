@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from incumbent.errors import ConfigError
-from incumbent.sync import Lease
+from incumbent.locks import Lease
 
 __all__ = ["WITHHELD", "LeaseSocket", "child_environment"]
 

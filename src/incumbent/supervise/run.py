@@ -19,13 +19,13 @@ from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 from incumbent import clock
+from incumbent.locks import Lease, give_back
 from incumbent.supervise.child import CannotStart, Child
 from incumbent.supervise.guarding import Guard, GuardFault
 from incumbent.supervise.kernel import Waiter, pidfds
 from incumbent.supervise.launch import Launch, new_launch
 from incumbent.supervise.plan import Action, Course, Phase, asked_to_leave, decide, kill_at
 from incumbent.supervise.signals import Signals, find_terminal
-from incumbent.sync import Lease, give_back
 
 __all__ = ["Ending", "Listener", "release_after", "supervise"]
 

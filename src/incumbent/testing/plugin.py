@@ -28,19 +28,20 @@ from typing import Any
 
 import pytest
 
-from incumbent import clock, links
-from incumbent._core.held import Held
-from incumbent._drive import keeper as keepers
-from incumbent._drive import thread as threads
-from incumbent._drive.aio import AsyncPort, LeaseScope
-from incumbent._drive.link import Link
-from incumbent._drive.notifier import notifier
-from incumbent._drive.sync import SyncPort
-from incumbent._drive.thread import AlarmThread
+from incumbent import clock
 from incumbent.errors import StoreUnavailable
 from incumbent.handles import LeaseHandle
 from incumbent.lease import State
 from incumbent.model import Key
+from incumbent.protocol import keeper as keepers
+from incumbent.protocol import link
+from incumbent.protocol import thread as threads
+from incumbent.protocol.aio import AsyncPort, LeaseScope
+from incumbent.protocol.held import Held
+from incumbent.protocol.link import Link
+from incumbent.protocol.notifier import notifier
+from incumbent.protocol.sync import SyncPort
+from incumbent.protocol.thread import AlarmThread
 from incumbent.stores.memory import MemoryEngine, MemoryStore
 from incumbent.stores.registry import open_engine
 
@@ -65,11 +66,11 @@ def incumbent_world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
         monkeypatch.setattr(port, "now", staticmethod(world.now))
     monkeypatch.setattr(threads, "make_alarm", lambda: _Alarm(world))
     monkeypatch.setenv("INCUMBENT_STORE", world.url)
-    monkeypatch.setitem(links._by_url, world.url, world._link)
-    monkeypatch.setitem(links._by_object, world.store, world._link)
+    monkeypatch.setitem(link._by_url, world.url, world._link)
+    monkeypatch.setitem(link._by_object, world.store, world._link)
     # A client has a link of its own, to the same store.
     monkeypatch.setattr(
-        links, "open_engine", lambda url: world.store if url == world.url else open_engine(url)
+        link, "open_engine", lambda url: world.store if url == world.url else open_engine(url)
     )
     yield world
     world._link.close()
@@ -213,7 +214,7 @@ def _await_callbacks() -> None:
 
 
 class _Alarm:
-    """The keeper's sleep on the moved clock; see incumbent._drive.alarm.Alarm."""
+    """The keeper's sleep on the moved clock; see incumbent.protocol.alarm.Alarm."""
 
     def __init__(self, world: World) -> None:
         self._world = world

@@ -6,11 +6,11 @@ from incumbent import clock
 from incumbent.cli.asking import WITHIN, Asking
 from incumbent.cli.parser import Request
 from incumbent.durations import say_seconds
+from incumbent.locks import Client
 from incumbent.model import Holding, Released
 from incumbent.policy import TTL_DEFAULT
 from incumbent.store_url import store_url
 from incumbent.stores.names import make_key
-from incumbent.sync import Client
 
 __all__ = ["command"]
 

@@ -12,8 +12,8 @@ from incumbent.cli.parser import Request
 from incumbent.cli.show import print_json
 from incumbent.durations import say_seconds
 from incumbent.errors import ConfigError, StoreError
-from incumbent.links import link_for
 from incumbent.policy import TTL_DEFAULT, Policy, make_policy
+from incumbent.protocol.link import link_for
 from incumbent.store_url import store_url
 from incumbent.stores.base import Engine
 from incumbent.stores.names import make_key

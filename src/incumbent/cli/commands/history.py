@@ -10,9 +10,9 @@ from incumbent.cli.show import iso, past_as_json, print_json, table
 from incumbent.cli.when import since_of
 from incumbent.cron.ledger import Run, running
 from incumbent.durations import say_seconds
+from incumbent.locks import Client
 from incumbent.model import Past, Record
 from incumbent.store_url import store_url
-from incumbent.sync import Client
 
 __all__ = ["command"]
 

@@ -21,12 +21,12 @@ from incumbent.cron.control import CONTROL, PRESENCE, Present, pause_of, presenc
 from incumbent.cron.known import KNOWN, gone_since, had_by_nobody, is_by_the_clock, read_sets
 from incumbent.cron.ledger import read_job, running
 from incumbent.durations import say_seconds
-from incumbent.links import link_for
+from incumbent.locks import Client
 from incumbent.model import Record
 from incumbent.options import require
+from incumbent.protocol.link import link_for
 from incumbent.store_url import store_url
 from incumbent.stores.notices import PAUSE
-from incumbent.sync import Client
 
 __all__ = ["command"]
 

@@ -11,12 +11,12 @@ from incumbent.cli.parser import Request
 from incumbent.cli.restarting import restart_from
 from incumbent.cli.settings import lock_settings, lock_times
 from incumbent.errors import StoreError
+from incumbent.locks import Candidate, Client
 from incumbent.serve.situation import Situation
 from incumbent.store_url import store_url
 from incumbent.stores.names import make_key
 from incumbent.supervise.guarding import Guard, start_guard
 from incumbent.supervise.signals import Signals
-from incumbent.sync import Candidate, Client
 
 __all__ = ["command", "lead"]
 

@@ -12,11 +12,11 @@ from incumbent.cli.parser import Request
 from incumbent.cli.show import print_json, said_by
 from incumbent.cron.control import CONTROL
 from incumbent.errors import ConfigError
+from incumbent.locks import Client
 from incumbent.model import ABSENT, ByVersion, Key, Record, Stale
 from incumbent.store_url import store_url
 from incumbent.stores.names import make_key
 from incumbent.stores.notices import PAUSE, read_notice
-from incumbent.sync import Client
 
 __all__ = ["command"]
 

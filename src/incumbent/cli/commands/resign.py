@@ -10,11 +10,11 @@ from incumbent.cli.exits import BUSY
 from incumbent.cli.looking import look_until
 from incumbent.cli.parser import Request
 from incumbent.errors import ConfigError
-from incumbent.links import link_for
+from incumbent.locks import Client
 from incumbent.model import Holding, Record
+from incumbent.protocol.link import link_for
 from incumbent.store_url import store_url
 from incumbent.stores.names import make_key
-from incumbent.sync import Client
 
 __all__ = ["command"]
 

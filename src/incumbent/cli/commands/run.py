@@ -6,7 +6,6 @@ from collections.abc import Callable
 from signal import Signals as SignalName
 
 from incumbent import clock
-from incumbent._core.words import lease_lost
 from incumbent.cli import exits, show
 from incumbent.cli.exits import fault_line, say
 from incumbent.cli.parser import Request
@@ -15,14 +14,15 @@ from incumbent.cli.supervised import supervise_command
 from incumbent.cli.verdict import Verdict, check_result_file, write_result
 from incumbent.durations import parse_duration, say_seconds
 from incumbent.errors import ConfigError, Misuse, NotAcquired, StoreError
-from incumbent.links import link_for
+from incumbent.locks import Lease, Lock
 from incumbent.options import default_holder, require
+from incumbent.protocol.link import link_for
+from incumbent.protocol.words import lease_lost
 from incumbent.store_url import store_url
 from incumbent.supervise.child import CannotStart
 from incumbent.supervise.guarding import Guard, GuardFault, start_guard
 from incumbent.supervise.run import Ending
 from incumbent.supervise.signals import Interrupted, Signals
-from incumbent.sync import Lease, Lock
 
 __all__ = ["command"]
 

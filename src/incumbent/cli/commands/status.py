@@ -12,10 +12,10 @@ from incumbent.cli.parser import Request
 from incumbent.cli.show import facts_of, print_json, record_as_json, said_by, state_of, table
 from incumbent.durations import say_seconds
 from incumbent.errors import StoreError
+from incumbent.locks import Client
 from incumbent.model import Record
 from incumbent.store_url import store_url
 from incumbent.stores.notices import PAUSE, RESIGN
-from incumbent.sync import Client
 
 __all__ = ["command"]
 

@@ -14,11 +14,11 @@ from incumbent.cli.parser import Request
 from incumbent.cron.control import CONTROL, Trigger, encode, pause_of
 from incumbent.cron.ledger import JOB, Run, State, runs_of
 from incumbent.durations import parse_duration
+from incumbent.locks import Client
 from incumbent.model import Key, Record
 from incumbent.store_url import store_url
 from incumbent.stores.names import make_key
 from incumbent.stores.notices import PAUSE
-from incumbent.sync import Client
 
 __all__ = ["command"]
 

@@ -12,8 +12,8 @@ from incumbent.cli.when import instant_of
 from incumbent.cron.control import PRESENCE, presences, up_now
 from incumbent.cron.known import KNOWN, had_by_nobody, is_by_the_clock, read_sets
 from incumbent.cron.ledger import JOB, read_job
+from incumbent.locks import Client
 from incumbent.store_url import store_url
-from incumbent.sync import Client
 
 __all__ = ["command"]
 

@@ -6,9 +6,9 @@ import ssl
 from functools import partial
 from typing import TYPE_CHECKING
 
-from incumbent._core.onestep import run
 from incumbent.errors import ConfigError
 from incumbent.model import Capabilities
+from incumbent.protocol.port import run
 from incumbent.stores.etcd.diagnosis import diagnose
 from incumbent.stores.etcd.dialect import Dialect
 from incumbent.stores.etcd.endpoints import Endpoints

@@ -8,9 +8,9 @@ from importlib.resources import files
 from typing import TYPE_CHECKING
 
 from incumbent import clock
-from incumbent._core.onestep import run
 from incumbent.errors import StoreError
 from incumbent.model import Capabilities
+from incumbent.protocol.port import run
 from incumbent.stores.postgresql.dialect import HELLO, Dialect
 from incumbent.stores.postgresql.driver import Site
 from incumbent.stores.postgresql.errors import Answered, Broken, answered_error

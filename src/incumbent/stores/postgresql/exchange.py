@@ -1,7 +1,7 @@
 """What both sides do with connections, written once, as coroutines.
 
-The asynchronous side awaits them. The blocking side runs each in one step (`_core.onestep`), with
-connections that block instead of suspending.
+The asynchronous side awaits them. The blocking side runs each in one step (`protocol.port.run`),
+with connections that block instead of suspending.
 
 Connections are taken off a list and put back: `list.pop` and `list.append` are atomic, so there is
 no lock that a signal handler or `__del__` could meet; re-entry takes or opens another connection.

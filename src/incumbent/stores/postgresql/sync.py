@@ -13,7 +13,6 @@ from typing import Any, Final, TypeVar
 from weakref import WeakSet
 
 from incumbent import clock
-from incumbent._core.onestep import run
 from incumbent.model import (
     Ask,
     GiveOutcome,
@@ -25,6 +24,7 @@ from incumbent.model import (
     RenewOutcome,
     TakeOutcome,
 )
+from incumbent.protocol.port import run
 from incumbent.stores.postgresql.dial import Dial, look_up
 from incumbent.stores.postgresql.dialect import Dialect, Request
 from incumbent.stores.postgresql.driver import DriverError, Site

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from incumbent import clock
-from incumbent._core.onestep import run
 from incumbent.durations import say_seconds
 from incumbent.errors import StoreError
+from incumbent.protocol.port import run
 from incumbent.stores.quorum.dialect import MARKER
 from incumbent.stores.quorum.group import Quorum, strangers
 from incumbent.stores.quorum.panel import Node

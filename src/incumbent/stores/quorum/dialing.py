@@ -9,9 +9,9 @@ from queue import Empty, SimpleQueue
 from typing import Final
 from weakref import WeakSet
 
-from incumbent._core.onestep import run
 from incumbent.clock import now as _now
 from incumbent.errors import StoreError, StoreUnavailable
+from incumbent.protocol.port import run
 from incumbent.stores.quorum.group import Quorum
 from incumbent.stores.quorum.link import Link
 from incumbent.stores.quorum.panel import Node, Welcome, welcome

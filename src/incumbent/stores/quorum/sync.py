@@ -7,7 +7,6 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final, TypeVar
 from weakref import WeakSet
 
-from incumbent._core.onestep import run
 from incumbent.clock import now as _now
 from incumbent.errors import StoreError
 from incumbent.model import (
@@ -23,6 +22,7 @@ from incumbent.model import (
     RenewOutcome,
     TakeOutcome,
 )
+from incumbent.protocol.port import run
 from incumbent.stores.quorum.dialing import Dialer
 from incumbent.stores.quorum.fields import put_field
 from incumbent.stores.quorum.group import Quorum, agreed_by_most

@@ -13,10 +13,10 @@ from typing import Any, Final
 
 import hiredis
 
-from incumbent._core.onestep import run as run_at_once
 from incumbent.clock import now as _now
 from incumbent.errors import StoreError
 from incumbent.model import Key
+from incumbent.protocol.port import run as run_at_once
 from incumbent.stores.collected import close_with
 from incumbent.stores.quorum.dialing import Dialer
 from incumbent.stores.quorum.group import Quorum

@@ -6,9 +6,9 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 from incumbent import clock
-from incumbent._core.onestep import run
 from incumbent.errors import StoreError
 from incumbent.model import Capabilities
+from incumbent.protocol.port import run
 from incumbent.stores.redis.dial import dial
 from incumbent.stores.redis.dialect import Dialect
 from incumbent.stores.redis.driver import Site

@@ -8,8 +8,8 @@ from collections.abc import Hashable
 from weakref import WeakSet
 
 from incumbent import clock
-from incumbent._core.onestep import run
 from incumbent.model import Ask, GiveOutcome, Key, Queued, TakeOutcome
+from incumbent.protocol.port import run
 from incumbent.stores.blocking import BlockingStore
 from incumbent.stores.redis.dial import dial
 from incumbent.stores.redis.dialect import Dialect

@@ -8,8 +8,8 @@ from functools import partial
 from typing import TypeAlias
 
 from incumbent import clock
-from incumbent._core.onestep import run
 from incumbent.errors import StoreError
+from incumbent.protocol.port import run
 from incumbent.stores.blocking import Operations
 from incumbent.stores.redis.dialect import Dialect
 from incumbent.stores.redis.driver import Site, Target, target_at

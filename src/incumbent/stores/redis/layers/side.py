@@ -8,8 +8,8 @@ from functools import partial
 from typing import Any, Generic, TypeVar, cast
 
 from incumbent import clock
-from incumbent._core.onestep import run
 from incumbent.errors import OutcomeUnknown, StoreError
+from incumbent.protocol.port import run
 from incumbent.stores.redis.dial import dial
 from incumbent.stores.redis.dialect import Dialect
 from incumbent.stores.redis.driver import Site

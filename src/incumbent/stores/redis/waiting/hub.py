@@ -20,7 +20,7 @@ from typing import Any, Final
 import hiredis
 
 from incumbent import clock
-from incumbent.backoff import backoff_delay
+from incumbent.durations import backoff_delay
 from incumbent.errors import StoreError, StoreUnavailable
 from incumbent.model import Key
 from incumbent.stores.redis.dialect import Dialect

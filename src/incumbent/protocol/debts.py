@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from math import inf
 
 from incumbent import clock
-from incumbent._core.onestep import run
-from incumbent._core.port import Debt, Port
-from incumbent._core.release import settle
-from incumbent._drive.sync import draw_jitter
-from incumbent.backoff import backoff_delay
+from incumbent.durations import backoff_delay
+from incumbent.protocol.chance import draw_jitter
+from incumbent.protocol.port import Debt, Port, run
+from incumbent.protocol.release import settle
 from incumbent.unpatched import original
 
 __all__ = ["Debts"]

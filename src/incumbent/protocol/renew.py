@@ -7,12 +7,12 @@ from collections.abc import Iterable, Sequence
 from math import inf
 from typing import NamedTuple
 
-from incumbent._core.held import Held
-from incumbent._core.port import Port
-from incumbent.backoff import backoff_delay
+from incumbent.durations import backoff_delay
 from incumbent.errors import StoreError
 from incumbent.lease import IllegalInput, State
 from incumbent.model import Batch, Gone, Renewal, Renewed, RenewOutcome
+from incumbent.protocol.held import Held
+from incumbent.protocol.port import Port
 
 __all__ = ["SOONEST", "Batches", "Round", "first_due", "next_due", "renew"]
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from incumbent._core.port import Port
-from incumbent.backoff import backoff_delay
+from incumbent.durations import backoff_delay
 from incumbent.election import Leader, leader_of, watch_for
 from incumbent.errors import StoreError
 from incumbent.model import Key, Record
+from incumbent.protocol.port import Port
 
 __all__ = ["Observation", "ReadingPort", "observe", "read_leader"]
 

@@ -18,19 +18,19 @@ from dataclasses import dataclass
 from math import inf
 
 from incumbent import clock
-from incumbent._core.held import Held
-from incumbent._core.onestep import run
-from incumbent._core.port import Debt
-from incumbent._core.renew import SOONEST, Batches, Round, first_due, next_due, renew
-from incumbent._drive.buckets import FULL, Bucket, Buckets
-from incumbent._drive.deadlines import Deadlines
-from incumbent._drive.debts import Debts
-from incumbent._drive.notifier import notifier
-from incumbent._drive.sync import SyncPort, draw_jitter
-from incumbent._drive.thread import AlarmThread, call_guarded
 from incumbent.errors import StoreError
 from incumbent.lease import State
 from incumbent.model import Key
+from incumbent.protocol.buckets import FULL, Bucket, Buckets
+from incumbent.protocol.chance import draw_jitter
+from incumbent.protocol.deadlines import Deadlines
+from incumbent.protocol.debts import Debts
+from incumbent.protocol.held import Held
+from incumbent.protocol.notifier import notifier
+from incumbent.protocol.port import Debt, run
+from incumbent.protocol.renew import SOONEST, Batches, Round, first_due, next_due, renew
+from incumbent.protocol.sync import SyncPort
+from incumbent.protocol.thread import AlarmThread, call_guarded
 from incumbent.stores.base import Store
 from incumbent.unpatched import original
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import inf
 
-from incumbent._core.port import Debt, Port
 from incumbent.lease import LeaseMachine, State
 from incumbent.model import Ask, Key, Notice, Queue, Renewal
 from incumbent.policy import Policy
+from incumbent.protocol.port import Debt, Port
 
 __all__ = ["RESERVED", "Held", "Wanted"]
 

@@ -6,10 +6,10 @@ before the deadline, the lease was lost, and the machine says so. A repeated one
 
 from __future__ import annotations
 
-from incumbent._core.held import Held
-from incumbent._core.port import BlockingPort, Debt, Port
 from incumbent.errors import StoreError
 from incumbent.model import GiveOutcome, Released
+from incumbent.protocol.held import Held
+from incumbent.protocol.port import BlockingPort, Debt, Port
 
 __all__ = ["release", "release_blocking", "settle"]
 

@@ -6,14 +6,14 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from incumbent import clock
-from incumbent._core.held import Held
-from incumbent._drive.sync import draw_claim, draw_jitter
 from incumbent.errors import Misuse
 from incumbent.lease import State
+from incumbent.protocol.chance import draw_claim, draw_jitter
+from incumbent.protocol.held import Held
 from incumbent.stores.base import AsyncStore
 
 if TYPE_CHECKING:
-    from incumbent._drive.keeper import Keeper
+    from incumbent.protocol.keeper import Keeper
 
 __all__ = ["AsyncPort", "LeaseScope"]
 

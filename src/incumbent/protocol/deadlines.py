@@ -13,9 +13,9 @@ from itertools import count
 from math import inf
 
 from incumbent import clock
-from incumbent._core.held import Held
-from incumbent._drive.thread import AlarmThread
 from incumbent.lease import IllegalInput, State
+from incumbent.protocol.held import Held
+from incumbent.protocol.thread import AlarmThread
 
 __all__ = ["Deadlines"]
 

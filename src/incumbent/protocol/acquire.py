@@ -11,14 +11,13 @@ from dataclasses import replace
 from math import inf
 from typing import TypeAlias
 
-from incumbent._core.held import Held, Wanted
-from incumbent._core.onestep import run
-from incumbent._core.port import BlockingPort, Port
-from incumbent._core.words import late_grant, not_acquired
-from incumbent.backoff import backoff_delay
+from incumbent.durations import backoff_delay
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.lease import State
 from incumbent.model import Ask, Granted, Queued, Refused, TakeOutcome
+from incumbent.protocol.held import Held, Wanted
+from incumbent.protocol.port import BlockingPort, Port, run
+from incumbent.protocol.words import late_grant, not_acquired
 
 __all__ = ["Told", "acquire", "acquire_blocking"]
 

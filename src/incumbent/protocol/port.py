@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 from incumbent.errors import StoreError
 from incumbent.model import Ask, GiveOutcome, Key, Renewal, RenewOutcome, TakeOutcome
 
-__all__ = ["BlockingPort", "BlockingStore", "Debt", "Port"]
+__all__ = ["BlockingPort", "BlockingStore", "Debt", "Port", "run"]
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,3 +130,14 @@ class BlockingPort(Port, Protocol):
     def store(self) -> BlockingStore:
         """The store that the port asks."""
         ...
+
+
+def run(protocol: Coroutine[Any, Any, T]) -> T:
+    """Drive a protocol to its end in one step; its port blocks instead of suspending."""
+    try:
+        protocol.send(None)
+    except StopIteration as done:
+        result: T = done.value
+        return result
+    protocol.close()
+    raise RuntimeError("a blocking protocol suspended: its port must not await anything")

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from math import inf
 
-from incumbent._drive.alarm import Alarm, make_alarm
+from incumbent.protocol.alarm import Alarm, make_alarm
 from incumbent.unpatched import original, start_bare_thread
 
 __all__ = ["AlarmThread", "call_guarded"]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from incumbent._core.held import Wanted
 from incumbent.durations import say_seconds
 from incumbent.errors import AcquireTimeout, LeaseLost, NotAcquired, OutcomeUnknown
 from incumbent.model import Notice, Refused
+from incumbent.protocol.held import Wanted
 
 __all__ = ["UNRECORDED", "asked_by", "late_grant", "lease_lost", "not_acquired"]
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import random
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -20,25 +18,13 @@ from incumbent.model import (
     RenewOutcome,
     TakeOutcome,
 )
+from incumbent.protocol.chance import draw_claim, draw_jitter
 from incumbent.stores.base import Store
 
 if TYPE_CHECKING:
-    from incumbent._drive.keeper import Keeper
+    from incumbent.protocol.keeper import Keeper
 
-__all__ = ["SyncPort", "draw_claim", "draw_jitter"]
-
-# Chance of our own: an application that seeds `random` alike everywhere must not align a fleet.
-_chance = random.Random()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_chance.seed)
-
-draw_jitter = _chance.random
-"""A uniform random number in [0, 1), to spread what would else happen at once."""
-
-
-def draw_claim() -> str:
-    """128 random bits as 32 hexadecimal digits."""
-    return os.urandom(16).hex()
+__all__ = ["SyncPort"]
 
 
 class SyncPort:

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from functools import lru_cache
 from math import floor, frexp, inf, ldexp
 
-from incumbent._core.held import Held
-from incumbent._core.renew import Batches
+from incumbent.protocol.held import Held
+from incumbent.protocol.renew import Batches
 
 __all__ = ["FULL", "Bucket", "Buckets"]
 

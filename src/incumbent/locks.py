@@ -10,9 +10,6 @@ from types import EllipsisType, TracebackType
 from typing import TYPE_CHECKING, Self, Unpack
 
 from incumbent import clock
-from incumbent._core.acquire import Told, acquire, acquire_blocking
-from incumbent._core.onestep import run
-from incumbent._core.release import release_blocking
 from incumbent.candidacy import Metadata, OnElected, OnLeaderChange, OnRevoked
 from incumbent.durations import Duration
 from incumbent.errors import NotAcquired, StoreError
@@ -20,6 +17,9 @@ from incumbent.handles import ClientHandle, LeaseHandle, LockHandle
 from incumbent.model import Record
 from incumbent.options import LockSettings, parse_timeout
 from incumbent.policy import Policy
+from incumbent.protocol.acquire import Told, acquire, acquire_blocking
+from incumbent.protocol.port import run
+from incumbent.protocol.release import release_blocking
 from incumbent.stores.names import make_key
 
 if TYPE_CHECKING:

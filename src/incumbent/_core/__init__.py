@@ -1,1 +1,0 @@
-"""The protocols of a lease, written once as coroutines against a Port."""

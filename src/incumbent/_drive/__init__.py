@@ -1,1 +1,0 @@
-"""Drivers of the protocols: blocking, asyncio, and the keeper thread that renews."""

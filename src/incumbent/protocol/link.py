@@ -1,0 +1,114 @@
+"""What a process has of one engine: its keeper, a port for blocking callers, one for each loop.
+
+`link_for` finds the one that belongs to what a user names as `store=`.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any, Final
+
+from incumbent.protocol.keeper import Keeper
+from incumbent.store_url import store_url
+from incumbent.stores.base import Engine
+from incumbent.stores.registry import engine_for_object, open_engine
+
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
+    from collections.abc import Callable
+
+    from incumbent.protocol.aio import AsyncPort
+
+    _Latest = tuple[Callable[[], AbstractEventLoop], weakref.ref[AbstractEventLoop], AsyncPort]
+
+__all__ = ["Link", "link_for", "new_link", "own_link"]
+
+
+class Link:
+    """The drivers of one engine."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.store = engine.store()
+        self.keeper = Keeper(self.store)
+        self.port = self.keeper.port
+        self._loops: weakref.WeakKeyDictionary[AbstractEventLoop, AsyncPort] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._latest: _Latest | None = None
+        self.closed = False
+        """Whether leases are renewed no longer: none may be taken."""
+
+    def async_port(self) -> AsyncPort:
+        """The port of the running loop."""
+        latest = self._latest
+        if latest is not None:
+            running, loop, port = latest
+            if loop() is running():
+                return port
+        return self._find_port()
+
+    def _find_port(self) -> AsyncPort:
+        # Imported only now: blocking code has no use for asyncio.
+        from asyncio import get_running_loop
+
+        from incumbent.protocol.aio import AsyncPort
+
+        loop = get_running_loop()
+        port = self._loops.get(loop)
+        if port is None:
+            port = self._loops[loop] = AsyncPort(self.engine.async_store(), self.keeper)
+        self._latest = (get_running_loop, weakref.ref(loop), port)
+        return port
+
+    def close(self) -> None:
+        """End the keeper and let go of the blocking connections; leases are not given back."""
+        self.closed = True
+        self.keeper.close()
+        self.store.close()
+
+    async def aclose(self) -> None:
+        """`close`, and the running loop's connections too."""
+        await self.engine.async_store().aclose()
+        self.close()
+
+
+_by_url: Final[dict[str, Link]] = {}
+_by_object: Final[weakref.WeakKeyDictionary[Any, Link]] = weakref.WeakKeyDictionary()
+
+
+def link_for(store: Any) -> Link:
+    """The shared link of a URL, a driver object, a client's own link, or (None) the default.
+
+    Raises ConfigError for what cannot be a store, and where the default would be unsafe.
+    """
+    if store is None:
+        store = store_url()
+    if isinstance(store, Link):
+        return store
+    own = getattr(store, "_link", None)
+    if isinstance(own, Link):
+        return own
+    if not isinstance(store, str):
+        # Before it becomes a key: this is where what is no store at all is refused.
+        engine_for_object(store)
+    known: Any = _by_url if isinstance(store, str) else _by_object
+    link: Link | None = known.get(store)
+    if link is None:
+        # In one step, and without a lock: a signal handler or a fork's child could find it taken.
+        link = known.setdefault(store, new_link(store))
+    return link
+
+
+def own_link(store: Any) -> Link:
+    """A link that the caller may close, for nobody shares it; if `store` is a client, the client's.
+
+    Raises as `link_for`.
+    """
+    if isinstance(store, Link) or isinstance(getattr(store, "_link", None), Link):
+        return link_for(store)
+    return new_link(store_url() if store is None else store)
+
+
+def new_link(store: Any) -> Link:
+    return Link(open_engine(store) if isinstance(store, str) else engine_for_object(store))
