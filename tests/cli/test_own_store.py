@@ -58,7 +58,7 @@ def test_an_installed_store_is_found_by_its_scheme(installed: Path, tmp_path: Pa
 
 
 def test_an_installed_store_excludes(installed: Path, tmp_path: Path) -> None:
-    inner = f"{sys.executable} -m incumbent -s directory://{tmp_path}/leases run job -n -- true"
+    inner = f"{sys.executable} -m incumbent -s directory://{tmp_path}/leases run job -- true"
     done = incumbent(installed, tmp_path, "run", "job", "--", *inner.split())
     assert done.returncode == 75, done.stderr
 

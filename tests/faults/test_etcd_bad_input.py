@@ -66,7 +66,7 @@ def refused(url: str) -> StoreUnavailable:
 def exits_69(url: str, folder: Path) -> str:
     """The command says why in its last line, and did not run."""
     mark = folder / "ran"
-    done = incumbent("-s", url, "run", "job", "-n", "--", "touch", str(mark))
+    done = incumbent("-s", url, "run", "job", "--", "touch", str(mark))
     assert done.returncode == 69, done.stderr
     assert not mark.exists()
     assert "Traceback" not in done.stderr

@@ -225,7 +225,7 @@ def test_waiters_that_give_up_leave_no_lease_behind(own_etcd: EtcdServer) -> Non
 def test_a_process_that_loses_leaves_no_lease_behind(own_etcd: EtcdServer) -> None:
     with Client(own_etcd.store_url()) as client, client.lock("job").acquire():
         before = own_etcd.leases()
-        done = incumbent("-s", own_etcd.store_url(), "run", "job", "-n", "--", "true")
+        done = incumbent("-s", own_etcd.store_url(), "run", "job", "--", "true")
         assert done.returncode == 75
         assert own_etcd.leases() == before
 

@@ -148,7 +148,7 @@ def test_a_host_that_is_not_there_is_an_outage(tmp_path: Path) -> None:
             one.take()
         assert not caught.value.permanent
         assert "sesame" not in str(caught.value)
-    done = incumbent("-s", url, "run", "-n", "job", "--", "touch", str(tmp_path / "ran"))
+    done = incumbent("-s", url, "run", "job", "--", "touch", str(tmp_path / "ran"))
     assert done.returncode == 69
     assert not (tmp_path / "ran").exists()
 
@@ -165,7 +165,7 @@ def test_a_host_that_is_not_there_is_an_outage(tmp_path: Path) -> None:
     ],
 )
 def test_a_malformed_url_is_refused_without_being_shown(url: str) -> None:
-    done = incumbent("-s", url, "run", "-n", "job", "--", "echo", "it ran")
+    done = incumbent("-s", url, "run", "job", "--", "echo", "it ran")
     assert (done.returncode, done.stdout) == (64, ""), done.stderr
     assert "sesame" not in done.stderr.replace("sesame is", "")
     assert "ses/ame" not in done.stderr

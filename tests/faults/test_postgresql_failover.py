@@ -50,7 +50,7 @@ def test_a_standby_alone_is_refused_with_what_to_do(pair: Pair) -> None:
                 one.take() if how == "sync" else asyncio.run(one.take_async())
             assert "primary" in str(caught.value)
             assert not caught.value.permanent  # it may be promoted
-    done = incumbent("-s", standby.url_of(database), "run", "-n", "x", "--", "true")
+    done = incumbent("-s", standby.url_of(database), "run", "x", "--", "true")
     assert done.returncode == 69, done.stderr
     assert "primary" in done.stderr
 

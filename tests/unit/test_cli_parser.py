@@ -49,7 +49,7 @@ def test_wait_takes_its_duration_only_with_an_equals_sign(line: str, wait: str |
     ("line", "right"),
     [
         ("run nightly date -u", "incumbent run nightly -- date -u"),
-        ("run --ttl 5s nightly -n date", "incumbent run --ttl 5s nightly -n -- date"),
+        ("run --ttl 5s nightly -q date", "incumbent run --ttl 5s nightly -q -- date"),
         ("-s memory: run --wait nightly date", "incumbent -s memory: run --wait nightly -- date"),
         ("run n npm x -- -f", "incumbent run n -- npm x -- -f"),
         ("run nightly", "incumbent run nightly -- CMD"),
@@ -76,7 +76,7 @@ def test_the_corrected_line_can_be_pasted_into_a_shell() -> None:
         "run n --no-such -- x",
         "run n --tt 5 -- x",
         "run n --ttl -- x",
-        "run n --wait -n -- x",
+        "run n --no-wait -- x",
         "status -- x",
         "wait",
         "wait a b",

@@ -68,7 +68,6 @@ def fleet_from(request: Request) -> Fleet:
         holder,
         request.text("isolate") or "auto",
         request.on("share_store"),
-        not request.on("no_output"),
     )
     _check_holder(holder)
     return Fleet(request.namespace, settings, lock, drain, max_runs(request.text("max_runs")))

@@ -57,15 +57,7 @@ def parse(arguments: Sequence[str], environ: Mapping[str, str]) -> Request:
     flags = vars(_parser(ours).parse_args(ours))
     command = flags.pop("command")
     options = (*GLOBAL, *COMMANDS[command].options)
-    return Request(command, _merged(flags, settings_from(environ, options)), tuple(command_line))
-
-
-def _merged(
-    flags: dict[str, str | bool], variables: dict[str, str | bool]
-) -> dict[str, str | bool]:
-    if "wait" in flags and "no_wait" in flags:
-        raise UsageError("--wait and --no-wait exclude each other")
-    return {**variables, **flags}
+    return Request(command, {**settings_from(environ, options), **flags}, tuple(command_line))
 
 
 def _split(arguments: Sequence[str]) -> tuple[list[str], list[str], bool]:

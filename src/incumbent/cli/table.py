@@ -14,7 +14,7 @@ SETTINGS: Final = frozenset(
         *("store", "namespace", "holder", "json", "quiet", "verbose"),
         *("ttl", "grace", "isolate", "share_store", "busy_exit_code"),
         *("listen", "token_file"),
-        *("drain", "max_runs", "no_output"),
+        *("drain", "max_runs"),
     )
 )
 """Options that may come from the environment: what a deployment says once for all its commands.
@@ -80,8 +80,7 @@ _SHARE_STORE = Option(("--share-store",), "let CMD use the store; it is withheld
 _ISOLATE = Option(("--isolate",), "auto (default), pidns, container or pgroup", "HOW")
 
 _RUN = (
-    Option(("-n", "--no-wait"), "skip with exit 75 if another holds it (default)"),
-    Option(("--wait",), "wait for the lease, for at most DUR if given", "[=DUR]"),
+    Option(("--wait",), "wait for the lease, for at most DUR if given; else exit 75", "[=DUR]"),
     Option(("--fair",), "with --wait: in the order of arrival"),
     _TTL,
     _GRACE,
@@ -116,7 +115,6 @@ _WORK = (
 )
 _CRON = (
     Option(("--check",), "tell every problem of FILE, or the next runs; run nothing"),
-    Option(("--next",), "how many runs of each job --check tells (3)", "N"),
     _TTL,
     _GRACE,
     _HOLDER,
@@ -126,7 +124,6 @@ _CRON = (
         ("--drain",), "after TERM, how long runs may go on before they are stopped (25s)", "DUR"
     ),
     Option(("--max-runs",), "how many runs at a time here; what is more waits (100)", "N"),
-    Option(("--no-output",), "keep what commands write out of our own output"),
 )
 _SINCE = Option(("--since",), "only what began after: 2h, 2026-11-21T05:30Z", "WHEN")
 _ALL = Option(("--all",), "every job of the namespace")

@@ -26,7 +26,6 @@ class Settings:
     holder: str
     isolate: str = "auto"
     share_store: bool = False
-    show_output: bool = True
 
 
 class CommandLauncher:
@@ -88,7 +87,6 @@ class CommandLauncher:
             on_failure=spec.on_failure,
             keep_runs=spec.keep_runs,
             keep_for=spec.keep_for,
-            show_output=settings.show_output,
         )
 
     def failed(self, spec: JobSpec, run: Run) -> None:

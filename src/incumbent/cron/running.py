@@ -77,7 +77,6 @@ class Task:
     on_failure: tuple[str, ...] | None = None
     keep_runs: int = 100
     keep_for: float = 30 * 86_400.0
-    show_output: bool = True
 
 
 def run_task(task: Task, stage: Stage) -> int:
@@ -127,8 +126,7 @@ class _Running:
             self._stage.started()
 
     def _told(self, line: str) -> None:
-        if self._task.show_output:
-            self._events("output", slot=self._task.slot, line=line)
+        self._events("output", slot=self._task.slot, line=line)
 
     def run(self) -> int:
         try:

@@ -16,18 +16,16 @@ from incumbent.cron.load import Loaded, load_jobs
 from incumbent.cron.schedule import slot_id
 from incumbent.cron.spec import JobSpec, Problem
 from incumbent.cron.zones import find_zone
-from incumbent.errors import ConfigError
 
 __all__ = ["command"]
 
 _RUNS = 3
-_MOST_RUNS = 1000
+"""How many runs of each job are shown."""
 _HEAD = ("NEXT RUN", "UTC", "JOB", "SCHEDULE")
 
 
 def command(request: Request) -> int:
     """See the module."""
-    runs = _runs(request.text("next"))
     if not request.on("check"):
         from incumbent.cli.cron_serving import serve
 
@@ -35,11 +33,11 @@ def command(request: Request) -> int:
     now = time.time()
     loaded = _loaded(request.name, now)
     if request.on("json"):
-        print_json(_as_json(loaded, now, runs))
+        print_json(_as_json(loaded, now))
     else:
         _tell(loaded, quiet=request.on("quiet"))
         if not loaded.errors:
-            _show(loaded, now, runs)
+            _show(loaded, now)
     return USAGE if loaded.errors else OK
 
 
@@ -52,14 +50,6 @@ def _loaded(name: str, now: float) -> Loaded:
 
     # Their settings were checked where they were said.
     return Loaded(find_jobs(name).specs, ())
-
-
-def _runs(text: str | None) -> int:
-    if text is None:
-        return _RUNS
-    if not text.isascii() or not text.isdecimal() or not 1 <= int(text[:9]) <= _MOST_RUNS:
-        raise ConfigError(f"--next={text[:40]!r}: a number from 1 to {_MOST_RUNS}", name="next")
-    return int(text)
 
 
 def _tell(loaded: Loaded, *, quiet: bool) -> None:
@@ -80,17 +70,17 @@ class _Run:
         return datetime.fromtimestamp(self.slot, find_zone(self.spec.timezone))
 
 
-def _next_runs(spec: JobSpec, now: float, runs: int) -> Iterator[_Run]:
+def _next_runs(spec: JobSpec, now: float) -> Iterator[_Run]:
     slot = spec.schedule.next_after(now)
-    for _ in range(runs):
+    for _ in range(_RUNS):
         if slot is None:
             return
         yield _Run(slot, spec)
         slot = spec.schedule.next_after(slot)
 
 
-def _show(loaded: Loaded, now: float, runs: int) -> None:
-    found = [run for spec in loaded.specs for run in _next_runs(spec, now, runs)]
+def _show(loaded: Loaded, now: float) -> None:
+    found = [run for spec in loaded.specs for run in _next_runs(spec, now)]
     # Stable: what is due at the same instant stays in the order of the file.
     found.sort(key=lambda run: run.slot)
     table([_HEAD, *(_row(run) for run in found)])
@@ -102,14 +92,14 @@ def _row(run: _Run) -> tuple[str, ...]:
     return (when, slot_id(run.slot), run.spec.name, run.spec.schedule.describe())
 
 
-def _as_json(loaded: Loaded, now: float, runs: int) -> dict[str, Any]:
+def _as_json(loaded: Loaded, now: float) -> dict[str, Any]:
     return {
-        "jobs": [_job_as_json(spec, now, runs) for spec in loaded.specs],
+        "jobs": [_job_as_json(spec, now) for spec in loaded.specs],
         "problems": [_problem_as_json(problem) for problem in loaded.problems],
     }
 
 
-def _job_as_json(spec: JobSpec, now: float, runs: int) -> dict[str, Any]:
+def _job_as_json(spec: JobSpec, now: float) -> dict[str, Any]:
     return {
         "name": spec.name,
         "schedule": spec.schedule.describe(),
@@ -117,7 +107,7 @@ def _job_as_json(spec: JobSpec, now: float, runs: int) -> dict[str, Any]:
         "source": spec.source,
         "next": [
             {"slot": slot_id(run.slot), "local": run.local().isoformat()}
-            for run in _next_runs(spec, now, runs)
+            for run in _next_runs(spec, now)
         ],
     }
 
