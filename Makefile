@@ -11,23 +11,27 @@ VENV := .venv
 BIN := $(VENV)/bin
 PINS := pyproject.toml constraints.txt
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
-PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
+TESTS := $(BIN)/python -m tests
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test quick chaos mutants lint format type bench docs servers clean
+.PHONY: help demo test test-all quick chaos mutants lint format type bench docs servers clean
 
 help: ## show this
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.core ## leaders killed, frozen and cut off, on SQLite, beside a plain loop
 	@$(BIN)/incumbent demo
 
-test: $(VENV)/.test servers ## every test; brings the servers it needs
-	$(PYTEST)
+test: $(VENV)/.test servers ## the tests, in some minutes; brings the servers that they need
+	$(TESTS) thin $(WORKERS) $(PYTEST_ARGS)
+
+test-all: test ## and every product of store, fault and driver, and all seeds
+	$(TESTS) rest $(WORKERS) $(PYTEST_ARGS)
 
 quick: $(VENV)/.test ## what needs no server, in at most a minute
-	$(PYTEST) -m "not slow and not server" tests/unit tests/architecture $(wildcard tests/contract)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS) \
+	  -m "not slow and not server and not full" tests/unit tests/architecture tests/contract
 
 lint: $(VENV)/.lint ## style and defects
 	$(BIN)/ruff check .

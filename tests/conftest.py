@@ -6,11 +6,13 @@ import gc
 import logging
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 import hypothesis
 import pytest
 
 from incumbent.policy import TTL_MAX
+from tests import tiers
 from tests.support.etcd import EtcdServer
 from tests.support.postgresql import PostgresServer
 from tests.support.proxy import FaultProxy
@@ -32,17 +34,45 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("patient")
 
+LEFT = pytest.StashKey[int]()
 SERVER_FIXTURES = {
     *("redis_server", "own_redis", "proxy", "etcd_server", "own_etcd"),
     *("postgres_server", "own_postgres"),
 }
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whatever asks for a server is marked so, that `make quick` can leave it out."""
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark what needs a server, for `make quick`, and what tests/tiers.py says of each test."""
     for item in items:
         if SERVER_FIXTURES & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.server)
+    tiers.mark(items)
+    stale = [] if any("::" in given for given in config.args) else tiers.stale(items)
+    if stale:
+        raise pytest.UsageError(f"tests/tiers.py names what there is not: {stale}")
+
+
+def pytest_deselected(items: list[pytest.Item]) -> None:
+    """Count what is left to `make test-all`; each worker of a parallel run finds the same."""
+    if items:
+        config = items[0].config
+        left = sum(item.get_closest_marker("full") is not None for item in items)
+        config.stash[LEFT] = left
+        getattr(config, "workeroutput", {})["left"] = left
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """A worker of pytest-xdist has ended."""
+    node.config.stash[LEFT] = getattr(node, "workeroutput", {}).get("left", 0)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    config = terminalreporter.config
+    left = config.stash.get(LEFT, 0)
+    if left and config.option.markexpr.startswith(tiers.THIN):
+        terminalreporter.write_line(f"{left} tests of these files are left to `make test-all`")
 
 
 def pytest_collection_finish() -> None:
