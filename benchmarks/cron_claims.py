@@ -129,7 +129,7 @@ def rest_rows(url: str, seconds: float) -> list[Figure]:
 
 
 def _registered(url: str) -> int:
-    from incumbent.locks import Client
+    from incumbent.clients import Client
 
     with Client(url, namespace="rest") as client:
         return sum(it.key.name.startswith("j") for it in client.scan("j", 20))

@@ -18,15 +18,14 @@ from incumbent.errors import (
 )
 
 if TYPE_CHECKING:
-    from incumbent.aio import AsyncClient, AsyncLease, AsyncLock
-    from incumbent.aio_elections import AsyncElection, AsyncTerm
+    from incumbent.clients import AsyncClient, Client
     from incumbent.cron.calls import JobRun
     from incumbent.cron.jobs import Jobs
     from incumbent.decorators import exclusive, once
     from incumbent.election import Leader
-    from incumbent.elections import Election, Term
+    from incumbent.elections import AsyncElection, AsyncTerm, Election, Term
     from incumbent.inside import CurrentLease, current
-    from incumbent.locks import Client, Lease, Lock
+    from incumbent.locks import AsyncLease, AsyncLock, Lease, Lock
 
 __all__ = [
     "AcquireTimeout",
@@ -62,12 +61,12 @@ __all__ = [
 
 # Loaded at first use: who only blocks need not pay for asyncio at every start of a command.
 _HOMES = {
-    "AsyncClient": "incumbent.aio",
-    "AsyncElection": "incumbent.aio_elections",
-    "AsyncLease": "incumbent.aio",
-    "AsyncLock": "incumbent.aio",
-    "AsyncTerm": "incumbent.aio_elections",
-    "Client": "incumbent.locks",
+    "AsyncClient": "incumbent.clients",
+    "AsyncElection": "incumbent.elections",
+    "AsyncLease": "incumbent.locks",
+    "AsyncLock": "incumbent.locks",
+    "AsyncTerm": "incumbent.elections",
+    "Client": "incumbent.clients",
     "Election": "incumbent.elections",
     "JobRun": "incumbent.cron.calls",
     "Jobs": "incumbent.cron.jobs",

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any, Generic, TypeVar, Unpack
+from typing import Any, Generic, TypeAlias, TypeVar, Unpack
 
 from incumbent import clock
 from incumbent.durations import Duration
@@ -20,22 +20,23 @@ from incumbent.model import Record, Refused
 from incumbent.options import LockSettings
 from incumbent.protocol.chance import draw_jitter
 from incumbent.protocol.notifier import notifier
-from incumbent.protocol.observe import Observation
+from incumbent.protocol.observe import Observation, ReadingPort, read_leader
 
-__all__ = [
-    "ElectionHandle",
-    "Metadata",
-    "OnElected",
-    "OnLeaderChange",
-    "OnRevoked",
-    "Steering",
-    "TermHandle",
-]
+__all__ = ["ElectionHandle", "ElectionSettings", "Metadata", "Steering", "TermHandle"]
 
-Metadata = Mapping[str, str] | bytes | None
-OnElected = Callable[[Any], None]
-OnRevoked = Callable[[LeaseLost | None], None]
-OnLeaderChange = Callable[[Leader | None], None]
+Metadata: TypeAlias = Mapping[str, str] | bytes | None
+OnElected: TypeAlias = Callable[[Any], None]
+OnRevoked: TypeAlias = Callable[[LeaseLost | None], None]
+OnLeaderChange: TypeAlias = Callable[[Leader | None], None]
+
+
+class ElectionSettings(LockSettings, total=False):
+    """Keyword settings of every election: those of locks, and what `Election` says of these."""
+
+    metadata: Metadata
+    on_elected: OnElected | None
+    on_revoked: OnRevoked | None
+    on_leader_change: OnLeaderChange | None
 
 
 class Steering:
@@ -244,6 +245,9 @@ class ElectionHandle(LockHandle[T], Generic[T]):
                 candidates=names,
             )
         term._held.reserve_for = to
+
+    def _read_leader(self, port: ReadingPort) -> Coroutine[Any, Any, Leader | None]:
+        return read_leader(port, self._wanted.key, self._wanted.policy.request_timeout)
 
     def _observation(self) -> Observation:
         policy = self._wanted.policy

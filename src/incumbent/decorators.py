@@ -17,9 +17,8 @@ from incumbent.options import LockSettings, require
 from incumbent.protocol.port import run as drive
 
 if TYPE_CHECKING:
-    from incumbent.aio import AsyncLease
     from incumbent.handles import LeaseHandle, LockHandle
-    from incumbent.locks import Lease
+    from incumbent.locks import AsyncLease, Lease
 
 __all__ = ["begin_on_record", "exclusive", "once"]
 
@@ -171,7 +170,7 @@ def begin_on_record(lease: Lease, wall: float, stamp: str, what: str) -> OnceRun
 def _wrap_async(function: Any, namer: Callable[..., str], common: Any, *, skip: bool) -> Any:
     @functools.wraps(function)
     async def wrapper(*args: Any, **kwargs: Any) -> Any:
-        from incumbent.aio import AsyncLock
+        from incumbent.locks import AsyncLock
 
         try:
             lease = await _built(AsyncLock, namer(*args, **kwargs), common).acquire()

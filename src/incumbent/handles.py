@@ -16,12 +16,12 @@ from incumbent.errors import AlreadyReleased, LeaseLost, Misuse, NotHeld, StoreU
 from incumbent.lease import State
 from incumbent.options import IfLost, LockSettings, OnLost, parse_timeout, wanted_from
 from incumbent.protocol.held import Held
-from incumbent.protocol.link import Link, link_for, own_link
+from incumbent.protocol.link import Link, link_for
 from incumbent.protocol.notifier import notifier
 from incumbent.protocol.words import asked_by, lease_lost
 from incumbent.unpatched import original
 
-__all__ = ["ClientHandle", "LeaseHandle", "LockHandle", "loss_of"]
+__all__ = ["LeaseHandle", "LockHandle", "loss_of", "refuse_copy"]
 
 L = TypeVar("L")
 
@@ -109,7 +109,7 @@ class LeaseHandle:
         raise self._loss()
 
     def __reduce__(self) -> NoReturn:
-        _refuse_copy(self)
+        refuse_copy(self)
 
     def __repr__(self) -> str:
         state = "valid" if self.valid else self._held.machine.reason or "released"
@@ -216,7 +216,7 @@ class LockHandle(Generic[L]):
         return f"<{type(self).__name__} {self.name!r} of {self._link.engine.url}>"
 
     def __reduce__(self) -> NoReturn:
-        _refuse_copy(self)
+        refuse_copy(self)
 
     @property
     def name(self) -> str:
@@ -238,32 +238,7 @@ class LockHandle(Generic[L]):
         return clock.now() + self._wanted.policy.request_timeout
 
 
-class ClientHandle:
-    """One store, one namespace and common settings for many locks."""
-
-    def __init__(
-        self, store: Any = None, *, namespace: str = "default", **settings: Unpack[LockSettings]
-    ) -> None:
-        self._link = own_link(store)
-        self._namespace = namespace
-        self._settings = settings
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} of {self.url}>"
-
-    def __reduce__(self) -> NoReturn:
-        _refuse_copy(self)
-
-    @property
-    def url(self) -> str:
-        """Where the store is, without any password."""
-        return self._link.engine.url
-
-    def _for_lock(self, settings: LockSettings) -> Any:
-        return {"store": self, "namespace": self._namespace, **self._settings, **settings}
-
-
-def _refuse_copy(of: object) -> NoReturn:
+def refuse_copy(of: object) -> NoReturn:
     raise TypeError(
         f"a {type(of).__name__} is of this process and cannot be copied or pickled: hand on the"
         " name and the URL of the store, and make another there"

@@ -1,31 +1,33 @@
-"""Locks for blocking code."""
+"""Locks and their leases, for blocking code and for asyncio.
+
+An asyncio body is cancelled before its proof runs out; blocking code is told. asyncio is imported
+when its side is first used: who only blocks need not pay for it at every start of a command.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable
 from dataclasses import replace
-from importlib import import_module
+from functools import partial
 from types import EllipsisType, TracebackType
-from typing import TYPE_CHECKING, Self, Unpack
+from typing import TYPE_CHECKING, Self
 
 from incumbent import clock
-from incumbent.candidacy import Metadata, OnElected, OnLeaderChange, OnRevoked
 from incumbent.durations import Duration
-from incumbent.errors import NotAcquired, StoreError
-from incumbent.handles import ClientHandle, LeaseHandle, LockHandle
-from incumbent.model import Record
-from incumbent.options import LockSettings, parse_timeout
+from incumbent.errors import LeaseLost, NotAcquired, StoreError
+from incumbent.handles import LeaseHandle, LockHandle
+from incumbent.options import parse_timeout
 from incumbent.policy import Policy
 from incumbent.protocol.acquire import Told, acquire, acquire_blocking
 from incumbent.protocol.port import run
-from incumbent.protocol.release import release_blocking
-from incumbent.stores.names import make_key
+from incumbent.protocol.release import release, release_blocking
+from incumbent.protocol.words import lease_lost
 
 if TYPE_CHECKING:
-    from incumbent.elections import Election
+    from incumbent.protocol.aio import LeaseScope
 
-__all__ = ["Candidate", "Client", "Lease", "Lock", "give_back"]
+__all__ = ["AsyncLease", "AsyncLock", "Candidate", "Lease", "Lock", "enclose", "give_back"]
 
 _STANDS_FOR = 1.5
 """Times the ttl: a candidate asks again at least once a ttl."""
@@ -68,20 +70,19 @@ class Lease(LeaseHandle):
         Raises LeaseLost if it was lost before, also where only the store's answer shows that;
         AlreadyReleased if it was released before.
         """
-        link, held, now = self._link, self._held, clock.now()
-        if not held.machine.valid(now):
+        now = clock.now()
+        if not self._held.machine.valid(now):
             self._refuse_release()
-        self._work_is_over()
-        confirmed = release_blocking(link.port, held, now)
-        link.keeper.disarm(held)
+        confirmed = self._release(now)
         if not confirmed and (lost := self._found_lost()) is not None:
             raise lost
         return confirmed
 
-    def _release(self, *, undo_slot: bool = False) -> bool:
+    def _release(self, now: float | None = None, *, undo_slot: bool = False) -> bool:
         link, held = self._link, self._held
         self._work_is_over()
-        confirmed = release_blocking(link.port, held, clock.now(), undo_slot=undo_slot)
+        now = clock.now() if now is None else now
+        confirmed = release_blocking(link.port, held, now, undo_slot=undo_slot)
         link.keeper.disarm(held)
         return confirmed
 
@@ -112,6 +113,93 @@ def give_back(lease: Lease, *, undo_slot: bool = False) -> bool:
     if lease._take_leave() is not None:
         return False
     return lease._release(undo_slot=undo_slot)
+
+
+class AsyncLease(LeaseHandle):
+    """A held lease; renewed in the background until it is released. An async context manager.
+
+    Inside `async with` the task is cancelled at the lease's renew_deadline, so that its clean-up
+    still runs within the lease; the caller then gets LeaseLost. Outside it is told, as `Lease` is.
+    """
+
+    __slots__ = ("_scope",)
+
+    _scope: LeaseScope
+
+    async def renew(self) -> float:
+        """Renew now, and return the seconds that are proved; see Lease.renew."""
+        from incumbent.protocol.aio import until_told
+
+        self.check()
+        await until_told(partial(self._link.keeper.renew_now, self._held), self.remaining)
+        return self._renewal_verdict()
+
+    async def wait_lost(self, timeout: Duration | None = None) -> bool:
+        """Wait until the holding ends, for at most `timeout` seconds; True if it was lost."""
+        from incumbent.protocol.aio import until_told
+
+        keeper, held = self._link.keeper, self._held
+        seconds = parse_timeout(timeout)
+        await until_told(partial(keeper.watch, held), seconds, partial(keeper.unwatch, held))
+        return self.lost
+
+    async def release(self) -> bool:
+        """Give the lease back; see Lease.release. A cancellation leaves nothing believed."""
+        if not self.valid:
+            self._refuse_release()
+        confirmed = await self._release()
+        if not confirmed and (lost := self._found_lost()) is not None:
+            raise lost
+        return confirmed
+
+    async def _release(self, *, undo_slot: bool = False) -> bool:
+        self._work_is_over()
+        try:
+            return await release(self._link.async_port(), self._held, undo_slot=undo_slot)
+        finally:
+            self._link.keeper.disarm(self._held)
+
+    async def __aenter__(self) -> Self:
+        self.check()
+        self._scope = enclose(self)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        from asyncio import CancelledError
+
+        own_cancel = self._scope.close()
+        if self._let_go():
+            return
+        lost = self._take_leave()
+        if lost is None:
+            confirmed = await self._release()
+            lost = (None if confirmed else self._found_lost()) or self._stopped()
+        if lost is None:
+            return
+        if error is None or (own_cancel and isinstance(error, CancelledError)):
+            raise lost from error
+        error.add_note(str(lost))
+
+    def _stopped(self) -> LeaseLost | None:
+        """A body that the scope stopped has no success to report, though its lease was proved."""
+        if not self._scope.fired:
+            return None
+        reason = "at_most_for" if self._held.machine.bounded else "expired"
+        return lease_lost(self.name, reason, "; the body was cancelled within the lease")
+
+
+def enclose(lease: LeaseHandle) -> LeaseScope:
+    """Cancel the calling task at the end of the lease, until the scope is closed."""
+    from incumbent.protocol.aio import LeaseScope
+
+    scope = LeaseScope(lease._held)
+    lease._link.keeper.watch(lease._held, scope.look_soon, ahead=None)
+    return scope
 
 
 class Lock(LockHandle[Lease]):
@@ -171,6 +259,58 @@ class Lock(LockHandle[Lease]):
         self._entered.pop().__exit__(kind, error, trace)
 
 
+class AsyncLock(LockHandle[AsyncLease]):
+    """A name that one holder at a time can lease, for asyncio; see `incumbent.Lock`.
+
+    May be shared by tasks and event loops.
+
+    >>> async def main():
+    ...     async with AsyncLock("invoice-7", store="memory:", timeout=5) as lease:
+    ...         lease.check(need=2)
+    """
+
+    __slots__ = ()
+
+    @staticmethod
+    def _me() -> Callable[[], Hashable]:
+        from asyncio import current_task
+
+        return current_task
+
+    async def acquire(self, timeout: Duration | EllipsisType | None = ...) -> AsyncLease:
+        """Wait for the lease; see Lock.acquire. A cancellation leaves nothing believed."""
+        held = await acquire(self._link.async_port(), self._wanted, self._seconds(timeout))
+        return AsyncLease(*self._armed(held))
+
+    async def try_acquire(self) -> AsyncLease | None:
+        """Try once: the lease, or None if the store says that it is not ours."""
+        try:
+            return await self.acquire(0)
+        except NotAcquired:
+            return None
+
+    async def held_by(self) -> str | None:
+        """Who holds it now, for people; the answer may be old when it arrives."""
+        record = await self._link.engine.async_store().read(self._wanted.key, self._read_until())
+        return record.holdings[0].holder if record.holdings else None
+
+    async def __aenter__(self) -> AsyncLease:
+        self._entered.refuse_reentry()
+        lease = await self.acquire()
+        # Remembered once it is entered: what was lost meanwhile, by a frozen process, is not.
+        await lease.__aenter__()
+        self._entered.add(lease)
+        return lease
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._entered.pop().__aexit__(kind, error, trace)
+
+
 class Candidate(Lock):
     """A lock for `incumbent lead`: it is listed among the candidates while it waits."""
 
@@ -201,60 +341,3 @@ class Candidate(Lock):
     def tell_outage(self, error: StoreError) -> None:
         """Say that the store is away, once a minute at most."""
         self._link.keeper.tell_outage(self._wanted.key, error)
-
-
-class Client(ClientHandle):
-    """One store, one namespace and common settings for many locks; owns its connections.
-
-    `close` (or leaving the `with` block) ends the renewals: leases that are still held run out.
-    """
-
-    def lock(
-        self, name: str, *, timeout: Duration | None = None, **settings: Unpack[LockSettings]
-    ) -> Lock:
-        """A lock of this client's store and namespace; `settings` overrule the client's."""
-        return Lock(name, timeout=timeout, **self._for_lock(settings))
-
-    def election(
-        self,
-        name: str,
-        *,
-        metadata: Metadata = None,
-        timeout: Duration | None = None,
-        on_elected: OnElected | None = None,
-        on_revoked: OnRevoked | None = None,
-        on_leader_change: OnLeaderChange | None = None,
-        **settings: Unpack[LockSettings],
-    ) -> Election:
-        """A candidate in this client's store and namespace; `settings` overrule the client's."""
-        # Elections are made of locks, so they are loaded when the first of them is wanted.
-        made: type[Election] = import_module("incumbent.elections").Election
-        return made(
-            name,
-            metadata=metadata,
-            timeout=timeout,
-            on_elected=on_elected,
-            on_revoked=on_revoked,
-            on_leader_change=on_leader_change,
-            **self._for_lock(settings),
-        )
-
-    def read(self, name: str, timeout: Duration = 1.0) -> Record:
-        """Everything that the store knows of a name; for people, never for a decision."""
-        until = clock.now() + (parse_timeout(timeout) or 0.0)
-        return self._link.store.read(make_key(self._namespace, name), until)
-
-    def scan(self, prefix: str = "", timeout: Duration = 5.0) -> tuple[Record, ...]:
-        """The records of all names that begin with `prefix`; for people."""
-        until = clock.now() + (parse_timeout(timeout) or 0.0)
-        return self._link.store.scan(self._namespace, prefix, until)
-
-    def close(self) -> None:
-        """End the renewals and let go of the connections."""
-        self._link.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

@@ -87,7 +87,7 @@ LAYERS = (
     Layer("drivers", ("protocol",)),
     Layer("settings", ("options",)),
     Layer("leases", ("belief", "handles", "inside", "candidacy")),
-    Layer("facades", ("locks", "aio", "elections", "aio_elections")),
+    Layer("facades", ("locks", "elections", "clients")),
     Layer("decorators", ("decorators",)),
     Layer("supervision", ("supervise",)),
     Layer("jobs", ("cron",)),
@@ -109,7 +109,7 @@ DRIVERS = {
 # The vocabulary has one word for each thing; these would be a second one.
 AVOIDED = frozenset({"unlock", "obtain", "refresh", "watchdog", "resource", "owner"})
 # Where users look, a token is a fencing token; the store contract says `token` for short.
-NO_BARE_TOKEN = ("locks", "aio", "handles", "errors")
+NO_BARE_TOKEN = ("locks", "handles", "errors")
 
 # Documented by the standard library, in spite of the underscore.
 PUBLIC_ALL_THE_SAME = frozenset({"_exit", "_make", "_replace"})

@@ -140,8 +140,9 @@ def words(name: str) -> list[str]:
     return [word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)]
 
 
-def test_importing_the_package_loads_no_driver_and_no_event_loop() -> None:
-    script = "import sys, incumbent; print(*sorted(sys.modules))"
+def test_what_users_import_loads_no_driver_and_no_event_loop() -> None:
+    used = "incumbent.Lock, incumbent.AsyncLock, incumbent.Client, incumbent.Election"
+    script = f"import sys, incumbent; {used}; print(*sorted(sys.modules))"
     loaded = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     ).stdout.split()

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from incumbent import clock
+from incumbent.clients import Client
 from incumbent.cron.control import PRESENCE
 from incumbent.cron.events import Quiet
 from incumbent.cron.execute import Executor
@@ -23,7 +24,6 @@ from incumbent.cron.judge import Slot
 from incumbent.cron.ledger import Run, read_job, runs_of
 from incumbent.cron.load import load_jobs
 from incumbent.cron.spec import JobSpec
-from incumbent.locks import Client
 from incumbent.model import Key, Refused
 from incumbent.protocol.link import new_link
 from tests.cli.tool import command_line, environment, incumbent

@@ -77,7 +77,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     _p(
         "an asyncio lock is remembered before it is entered",
-        "aio.py",
+        "locks.py",
         "        await lease.__aenter__()\n        self._entered.add(lease)\n",
         "        self._entered.add(lease)\n        await lease.__aenter__()\n",
         *_WAITS,

@@ -11,9 +11,9 @@ from incumbent.cli.exits import BUSY, OK, say
 from incumbent.cli.looking import look_until
 from incumbent.cli.parser import Request
 from incumbent.cli.show import print_json
+from incumbent.clients import Client
 from incumbent.durations import say_seconds
 from incumbent.errors import ConfigError
-from incumbent.locks import Client
 from incumbent.model import Holding, Key, PutOutcome, Record
 from incumbent.options import require
 from incumbent.policy import TTL_DEFAULT

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from incumbent import clock
 from incumbent.cli.exits import say
+from incumbent.clients import Client
 from incumbent.errors import StoreError
-from incumbent.locks import Client
 from incumbent.model import Record
 from incumbent.protocol.link import link_for
 

@@ -18,7 +18,6 @@ from functools import partial
 from typing import Any, Final
 
 from incumbent import clock
-from incumbent.aio import enclose
 from incumbent.bodies import is_async, not_deferred
 from incumbent.cron.attempts import Attempts, End, stopped
 from incumbent.cron.book import Book
@@ -28,7 +27,7 @@ from incumbent.cron.judge import Slot
 from incumbent.cron.ledger import OUTPUT_MOST, Run, State
 from incumbent.cron.spec import JobSpec
 from incumbent.errors import LeaseLost, StoreError
-from incumbent.locks import Lease, give_back
+from incumbent.locks import Lease, enclose, give_back
 from incumbent.model import Refused
 from incumbent.protocol.aio import LeaseScope
 from incumbent.protocol.held import Held

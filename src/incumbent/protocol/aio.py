@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeAlias
 
 from incumbent import clock
 from incumbent.errors import Misuse
@@ -15,7 +16,9 @@ from incumbent.stores.base import AsyncStore
 if TYPE_CHECKING:
     from incumbent.protocol.keeper import Keeper
 
-__all__ = ["AsyncPort", "LeaseScope"]
+__all__ = ["AsyncPort", "LeaseScope", "until_told"]
+
+Tell: TypeAlias = "Callable[[], None]"
 
 
 class AsyncPort:
@@ -98,3 +101,25 @@ class LeaseScope:
         if self._timer is not None:
             self._timer.cancel()
         self._timer = self._loop.call_later(left, self._look)
+
+
+async def until_told(
+    ask: Callable[[Tell], None], timeout: float | None, forget: Callable[[Tell], None] | None = None
+) -> None:
+    """Wait until what `ask` is given was called, from any thread, for at most `timeout` seconds."""
+    loop = asyncio.get_running_loop()
+    told = asyncio.Event()
+
+    def tell() -> None:
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(told.set)
+
+    ask(tell)
+    try:
+        async with asyncio.timeout(timeout):
+            await told.wait()
+    except TimeoutError:
+        return
+    finally:
+        if forget is not None:
+            forget(tell)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from incumbent import clock
 from incumbent.cli.asking import WITHIN, Asking
 from incumbent.cli.parser import Request
+from incumbent.clients import Client
 from incumbent.durations import say_seconds
-from incumbent.locks import Client
 from incumbent.model import Holding, Released
 from incumbent.policy import TTL_DEFAULT
 from incumbent.store_url import store_url

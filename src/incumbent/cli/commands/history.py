@@ -8,9 +8,9 @@ from incumbent.cli.ledger_show import result_of, run_as_json, runs_in, took, whe
 from incumbent.cli.parser import Request
 from incumbent.cli.show import iso, past_as_json, print_json, table
 from incumbent.cli.when import since_of
+from incumbent.clients import Client
 from incumbent.cron.ledger import Run, running
 from incumbent.durations import say_seconds
-from incumbent.locks import Client
 from incumbent.model import Past, Record
 from incumbent.store_url import store_url
 

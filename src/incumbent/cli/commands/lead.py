@@ -10,8 +10,9 @@ from incumbent.cli.leading import Leading, Say
 from incumbent.cli.parser import Request
 from incumbent.cli.restarting import restart_from
 from incumbent.cli.settings import lock_settings, lock_times
+from incumbent.clients import Client
 from incumbent.errors import StoreError
-from incumbent.locks import Candidate, Client
+from incumbent.locks import Candidate
 from incumbent.serve.situation import Situation
 from incumbent.store_url import store_url
 from incumbent.stores.names import make_key

@@ -10,9 +10,9 @@ from incumbent.cli.exits import OK, say
 from incumbent.cli.ledger_show import jobs_of
 from incumbent.cli.parser import Request
 from incumbent.cli.show import print_json, said_by
+from incumbent.clients import Client
 from incumbent.cron.control import CONTROL
 from incumbent.errors import ConfigError
-from incumbent.locks import Client
 from incumbent.model import ABSENT, ByVersion, Key, Record, Stale
 from incumbent.store_url import store_url
 from incumbent.stores.names import make_key

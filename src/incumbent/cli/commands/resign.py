@@ -9,8 +9,8 @@ from incumbent.cli.asking import Asking
 from incumbent.cli.exits import BUSY
 from incumbent.cli.looking import look_until
 from incumbent.cli.parser import Request
+from incumbent.clients import Client
 from incumbent.errors import ConfigError
-from incumbent.locks import Client
 from incumbent.model import Holding, Record
 from incumbent.protocol.link import link_for
 from incumbent.store_url import store_url

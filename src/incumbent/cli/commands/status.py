@@ -10,9 +10,9 @@ from incumbent.cli.exits import OK, say
 from incumbent.cli.looking import wait_for_change
 from incumbent.cli.parser import Request
 from incumbent.cli.show import facts_of, print_json, record_as_json, said_by, state_of, table
+from incumbent.clients import Client
 from incumbent.durations import say_seconds
 from incumbent.errors import StoreError
-from incumbent.locks import Client
 from incumbent.model import Record
 from incumbent.store_url import store_url
 from incumbent.stores.notices import PAUSE, RESIGN

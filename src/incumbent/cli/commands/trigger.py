@@ -11,10 +11,10 @@ from incumbent.cli.exits import BUSY, OK, USAGE
 from incumbent.cli.ledger_show import result_of
 from incumbent.cli.looking import look_until
 from incumbent.cli.parser import Request
+from incumbent.clients import Client
 from incumbent.cron.control import CONTROL, Trigger, encode, pause_of
 from incumbent.cron.ledger import JOB, Run, State, runs_of
 from incumbent.durations import parse_duration
-from incumbent.locks import Client
 from incumbent.model import Key, Record
 from incumbent.store_url import store_url
 from incumbent.stores.names import make_key

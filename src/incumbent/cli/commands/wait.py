@@ -7,8 +7,8 @@ from incumbent.cli.exits import BUSY, OK, say
 from incumbent.cli.looking import look_until
 from incumbent.cli.parser import Request
 from incumbent.cli.show import print_json, record_as_json, state_of
+from incumbent.clients import Client
 from incumbent.durations import parse_duration, say_seconds
-from incumbent.locks import Client
 from incumbent.model import Record
 from incumbent.store_url import store_url
 from incumbent.stores.names import make_key

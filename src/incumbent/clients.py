@@ -1,0 +1,120 @@
+"""Clients: one store and common settings for many locks and elections, blocking and asyncio."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn, Self, Unpack
+
+from incumbent import clock
+from incumbent.candidacy import ElectionSettings
+from incumbent.durations import Duration
+from incumbent.elections import AsyncElection, Election
+from incumbent.handles import refuse_copy
+from incumbent.locks import AsyncLock, Lock
+from incumbent.model import Record
+from incumbent.options import LockSettings, parse_timeout
+from incumbent.protocol.link import own_link
+from incumbent.stores.names import make_key
+
+__all__ = ["AsyncClient", "Client"]
+
+
+class ClientHandle:
+    """One store, one namespace and common settings for many locks."""
+
+    def __init__(
+        self, store: Any = None, *, namespace: str = "default", **settings: Unpack[LockSettings]
+    ) -> None:
+        self._link = own_link(store)
+        self._namespace = namespace
+        self._settings = settings
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self.url}>"
+
+    def __reduce__(self) -> NoReturn:
+        refuse_copy(self)
+
+    @property
+    def url(self) -> str:
+        """Where the store is, without any password."""
+        return self._link.engine.url
+
+    def _with_ours(self, settings: LockSettings) -> Any:
+        return {"store": self, "namespace": self._namespace, **self._settings, **settings}
+
+
+class Client(ClientHandle):
+    """One store, one namespace and common settings for many locks; owns its connections.
+
+    `close` (or leaving the `with` block) ends the renewals: leases that are still held run out.
+    """
+
+    def lock(
+        self, name: str, *, timeout: Duration | None = None, **settings: Unpack[LockSettings]
+    ) -> Lock:
+        """A lock of this client's store and namespace; `settings` overrule the client's."""
+        return Lock(name, timeout=timeout, **self._with_ours(settings))
+
+    def election(
+        self, name: str, *, timeout: Duration | None = None, **settings: Unpack[ElectionSettings]
+    ) -> Election:
+        """A candidate in this client's store and namespace; `settings` overrule the client's."""
+        return Election(name, timeout=timeout, **self._with_ours(settings))
+
+    def read(self, name: str, timeout: Duration = 1.0) -> Record:
+        """Everything that the store knows of a name; for people, never for a decision."""
+        return self._link.store.read(make_key(self._namespace, name), _until(timeout))
+
+    def scan(self, prefix: str = "", timeout: Duration = 5.0) -> tuple[Record, ...]:
+        """The records of all names that begin with `prefix`; for people."""
+        return self._link.store.scan(self._namespace, prefix, _until(timeout))
+
+    def close(self) -> None:
+        """End the renewals and let go of the connections."""
+        self._link.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class AsyncClient(ClientHandle):
+    """One store, one namespace and common settings for many locks; see `incumbent.Client`."""
+
+    def lock(
+        self, name: str, *, timeout: Duration | None = None, **settings: Unpack[LockSettings]
+    ) -> AsyncLock:
+        """A lock of this client's store and namespace; `settings` overrule the client's."""
+        return AsyncLock(name, timeout=timeout, **self._with_ours(settings))
+
+    def election(
+        self, name: str, *, timeout: Duration | None = None, **settings: Unpack[ElectionSettings]
+    ) -> AsyncElection:
+        """A candidate in this client's store and namespace; `settings` overrule the client's."""
+        return AsyncElection(name, timeout=timeout, **self._with_ours(settings))
+
+    async def read(self, name: str, timeout: Duration = 1.0) -> Record:
+        """Everything that the store knows of a name; for people, never for a decision."""
+        key = make_key(self._namespace, name)
+        return await self._link.engine.async_store().read(key, _until(timeout))
+
+    async def scan(self, prefix: str = "", timeout: Duration = 5.0) -> tuple[Record, ...]:
+        """The records of all names that begin with `prefix`; for people."""
+        until = _until(timeout)
+        return await self._link.engine.async_store().scan(self._namespace, prefix, until)
+
+    async def aclose(self) -> None:
+        """End the renewals and let go of the connections."""
+        await self._link.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+
+def _until(timeout: Duration) -> float:
+    return clock.now() + (parse_timeout(timeout) or 0.0)
