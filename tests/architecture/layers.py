@@ -83,6 +83,7 @@ LAYERS = (
         WORLD,
     ),
     Layer("system", ("clock", "unpatched", "stores.loops")),
+    Layer("sockets", ("net",)),
     Layer("stores", ("stores", "store_url")),
     Layer("drivers", ("protocol",)),
     Layer("settings", ("options",)),

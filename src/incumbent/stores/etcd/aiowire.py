@@ -1,25 +1,17 @@
-"""One asynchronous connection: a protocol of ours, and how it is made within a deadline.
-
-Names are resolved on a daemon thread: the event loop's own resolver runs on its executor, which
-asyncio.run joins at the end, so that a hanging resolver would hang the whole program's exit.
-"""
+"""One asynchronous connection: a protocol of ours, and how it is made within a deadline."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-import socket
-from collections.abc import Sequence
 from math import inf
-from typing import Any
 
 from incumbent import clock
 from incumbent.errors import StoreUnavailable
-from incumbent.stores.etcd.dial import as_address, tune
+from incumbent.net.aiodial import connect
 from incumbent.stores.etcd.errors import Broken, connect_error, is_refusal_of_certificate
 from incumbent.stores.etcd.exchange import Site
 from incumbent.stores.etcd.options import Endpoint
-from incumbent.unpatched import start_thread
 
 __all__ = ["AsyncWire", "dial"]
 
@@ -156,58 +148,8 @@ async def dial(site: Site, endpoint: Endpoint, until: float) -> AsyncWire:
     left = min(_LONGEST, until - clock.now())
     try:
         async with asyncio.timeout(left):
-            return await _connect(site, endpoint)
+            return await connect(AsyncWire, endpoint.host, endpoint.port, tls=site.tls)
     except TimeoutError as error:
         raise StoreUnavailable(f"{endpoint} cannot be reached: no connection in time") from error
     except OSError as error:
         raise connect_error(error, str(endpoint), proved=site.proved) from error
-
-
-async def _connect(site: Site, endpoint: Endpoint) -> AsyncWire:
-    loop = asyncio.get_running_loop()
-    failure: OSError = OSError("the name has no address")
-    for address in await _addresses(endpoint):
-        secured: dict[str, Any] = (
-            {} if site.tls is None else {"ssl": site.tls, "server_hostname": endpoint.host}
-        )
-        try:
-            transport, wire = await loop.create_connection(
-                AsyncWire, address, endpoint.port, **secured
-            )
-        except OSError as error:
-            failure = error
-            continue
-        tune(transport.get_extra_info("socket"))
-        return wire
-    raise failure
-
-
-async def _addresses(endpoint: Endpoint) -> Sequence[str]:
-    known = as_address(endpoint.host)
-    if known is not None:
-        return [known]
-    loop = asyncio.get_running_loop()
-    found: asyncio.Future[list[str]] = loop.create_future()
-
-    def resolve() -> None:
-        try:
-            entries = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
-            answer: Any = list(dict.fromkeys(str(entry[4][0]) for entry in entries))
-        except OSError as error:
-            answer = error
-        try:
-            loop.call_soon_threadsafe(_tell, found, answer)
-        except RuntimeError:
-            pass  # the loop is gone, and with it whoever asked
-
-    start_thread(resolve, "incumbent-resolve")
-    return await found
-
-
-def _tell(found: asyncio.Future[list[str]], answer: Any) -> None:
-    if found.done():
-        return
-    if isinstance(answer, OSError):
-        found.set_exception(answer)
-    else:
-        found.set_result(answer)

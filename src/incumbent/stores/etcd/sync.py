@@ -6,13 +6,12 @@ import os
 from weakref import WeakSet
 
 from incumbent.stores.blocking import BlockingStore
-from incumbent.stores.etcd.dial import dial
 from incumbent.stores.etcd.dialect import Dialect
 from incumbent.stores.etcd.exchange import Site
 from incumbent.stores.etcd.memory import Memory
 from incumbent.stores.etcd.operations import Operations
 from incumbent.stores.etcd.options import Endpoint
-from incumbent.stores.etcd.wire import Wire
+from incumbent.stores.etcd.wire import Wire, dial
 
 __all__ = ["EtcdStore"]
 

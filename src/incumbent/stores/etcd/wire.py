@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import os
-import select
 import socket
 import ssl
-from math import ceil
 from struct import Struct
 from typing import Final
 
 from incumbent import clock
+from incumbent.errors import StoreUnavailable
+from incumbent.net.dial import connect, is_ready, wait_ready
 from incumbent.stores.collected import close_with
-from incumbent.stores.etcd.errors import Broken, is_refusal_of_certificate
+from incumbent.stores.etcd.errors import Broken, connect_error, is_refusal_of_certificate
+from incumbent.stores.etcd.exchange import Site
+from incumbent.stores.etcd.options import Endpoint
 from incumbent.unpatched import original
 
-__all__ = ["Wire", "wait_ready"]
+__all__ = ["Wire", "dial"]
 
 _STALE_AFTER: Final = 0.1
 """A connection unused for longer is looked at before it is trusted: one system call."""
 _CHUNK: Final = 65_536
-_SLICE: Final = 1.0
-"""Seconds of one poll; then our clock is asked again, which also counts suspend."""
 _GLANCE: Final = 0.01
 """Seconds that a plain system call waits. What takes longer is waited for with poll, whose timeout
 goes on counting while signals interrupt it; the kernel's own would begin again each time."""
@@ -71,7 +71,7 @@ class Wire:
         """Whether the server closed it, or sent something that nobody asked for."""
         if _now() - self.used < _STALE_AFTER:
             return False
-        return _poll(self._sock, writing=False, seconds=0)
+        return is_ready(self._sock, writing=False)
 
     def send(self, request: bytes, until: float) -> None:
         """All of a request. Raises Broken."""
@@ -103,23 +103,11 @@ class Wire:
                 raise Broken(str(error), sent=sent) from error
 
 
-def wait_ready(sock: socket.socket, until: float, *, writing: bool) -> bool:
-    """Whether the socket became ready before `until`, or was closed by another thread."""
-    while (left := until - _now()) > 0:
-        if sock.fileno() < 0:
-            return True
-        if _poll(sock, writing=writing, seconds=min(left, _SLICE)):
-            return True
-    return False
-
-
-def _poll(sock: socket.socket, *, writing: bool, seconds: float) -> bool:
-    if sock.fileno() < 0:
-        return True
-    if not hasattr(select, "poll"):
-        reads, writes = ([], [sock]) if writing else ([sock], [])
-        return any(select.select(reads, writes, [], seconds))
-    poll = select.poll()
-    poll.register(sock, select.POLLOUT if writing else select.POLLIN)
-    # Up to the next millisecond: down would spin.
-    return bool(poll.poll(ceil(seconds * 1000)))
+def dial(site: Site, endpoint: Endpoint, until: float) -> Wire:
+    """A connection. Raises StoreUnavailable, at `until` (of clock.now) at the latest."""
+    if _now() >= until:
+        raise StoreUnavailable(f"{endpoint}: no time is left to connect")
+    try:
+        return Wire(connect(endpoint.host, endpoint.port, until, tls=site.tls))
+    except OSError as error:
+        raise connect_error(error, str(endpoint), proved=site.proved) from error

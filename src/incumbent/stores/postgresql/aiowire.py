@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Sequence
 
 from incumbent import clock
-from incumbent.stores.postgresql.dial import Dial, look_up
+from incumbent.net.aiodial import resolve
+from incumbent.stores.postgresql.dial import Dial
 from incumbent.stores.postgresql.listening import Bell, Listening
 from incumbent.stores.postgresql.wire import AnyWire
 
@@ -53,9 +53,7 @@ def _late(waiter: asyncio.Future[bool]) -> None:
 
 
 class AsyncDial(Dial):
-    """Names are resolved on a daemon thread: the loop's own resolver runs on its executor, which
-    asyncio.run joins at the end, so that a hanging resolver would hang the whole program's exit.
-    """
+    """How one event loop waits for the dialling."""
 
     async def ready(self, fd: int, until: float, *, writing: bool) -> bool:
         """See Dial.ready."""
@@ -63,31 +61,8 @@ class AsyncDial(Dial):
 
     async def resolve(self, host: str, port: str, until: float) -> Sequence[str]:
         """See Dial.resolve."""
-        loop = asyncio.get_running_loop()
-        found: asyncio.Future[list[str]] = loop.create_future()
-
-        def work() -> None:
-            try:
-                answer: list[str] | OSError = look_up(host, port)
-            except OSError as error:
-                answer = error
-            try:
-                loop.call_soon_threadsafe(_tell, found, answer)
-            except RuntimeError:
-                pass  # the loop is gone, and with it whoever asked
-
-        threading.Thread(target=work, name="incumbent-resolve", daemon=True).start()
         async with asyncio.timeout(max(0.0, until - _now())):
-            return await found
-
-
-def _tell(found: asyncio.Future[list[str]], answer: list[str] | OSError) -> None:
-    if found.done():
-        return
-    if isinstance(answer, OSError):
-        found.set_exception(answer)
-    else:
-        found.set_result(answer)
+            return await resolve(host, port)
 
 
 class _Bell:

@@ -5,10 +5,8 @@ Each host gets its share of the time that is left, so that a dead one does not u
 
 from __future__ import annotations
 
-import socket
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from ipaddress import ip_address
 from typing import Any, Final
 
 from incumbent import clock
@@ -16,7 +14,7 @@ from incumbent.errors import StoreUnavailable
 from incumbent.stores.postgresql.driver import DriverError, Site, Target, pq
 from incumbent.stores.postgresql.errors import connect_error
 
-__all__ = ["Dial", "look_up"]
+__all__ = ["Dial"]
 
 _LONGEST: Final = 3600.0
 _READING: Final = pq.PollingStatus.READING
@@ -85,10 +83,7 @@ class Dial(ABC):
         host = target.host
         if target.hostaddr or not host or host.startswith(("/", "@")):
             return [target.hostaddr]
-        try:
-            return [str(ip_address(host))]
-        except ValueError:
-            return await self.resolve(host, target.port or "5432", until)
+        return await self.resolve(host, target.port or "5432", until)
 
     async def _attempt(self, site: Site, conninfo: bytes, until: float) -> Any:
         try:
@@ -122,9 +117,3 @@ def _unavailable(site: Site, failures: list[str], *, late: bool) -> StoreUnavail
     # Of several hosts one may come back: only what all of them say is final.
     both.permanent = bool(errors) and all(error.permanent for error in errors)
     return both
-
-
-def look_up(host: str, port: str) -> list[str]:
-    """Ask the system's resolver, which has no timeout."""
-    entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(str(entry[4][0]) for entry in entries))

@@ -24,8 +24,9 @@ from incumbent.model import (
     RenewOutcome,
     TakeOutcome,
 )
+from incumbent.net.names import resolve
 from incumbent.protocol.port import run
-from incumbent.stores.postgresql.dial import Dial, look_up
+from incumbent.stores.postgresql.dial import Dial
 from incumbent.stores.postgresql.dialect import Dialect, Request
 from incumbent.stores.postgresql.driver import DriverError, Site
 from incumbent.stores.postgresql.errors import Answered
@@ -83,28 +84,7 @@ class _Dial(Dial):
         return wait_for(fd, until, writing=writing)
 
     async def resolve(self, host: str, port: str, until: float) -> Sequence[str]:
-        found: list[Any] = []
-        done = threading.Event()
-
-        def work() -> None:
-            try:
-                found.append(look_up(host, port))
-            except OSError as error:
-                found.append(error)
-            done.set()
-
-        try:
-            threading.Thread(target=work, name="incumbent-resolve", daemon=True).start()
-        except RuntimeError:
-            # The interpreter is ending and starts no threads: better late than leaving leases.
-            work()
-        while not done.wait(min(_SLICE, max(0.0, until - _now()))):
-            if _now() >= until:
-                raise TimeoutError
-        answer: list[str] | OSError = found[0]
-        if isinstance(answer, OSError):
-            raise answer
-        return answer
+        return resolve(host, port, until)
 
 
 class _Bell:

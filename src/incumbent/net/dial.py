@@ -1,0 +1,128 @@
+"""Making a blocking connection: TCP or a unix socket, with TLS or without, within a deadline.
+
+Each step waits with poll, up to one common deadline. No thread is needed, but for a name.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import socket
+from math import ceil
+from typing import TYPE_CHECKING, Any, Final
+
+from incumbent import clock
+from incumbent.net.names import resolve
+from incumbent.unpatched import original
+
+if TYPE_CHECKING:
+    import ssl
+
+__all__ = ["connect", "connect_unix", "is_ready", "tune", "wait_ready"]
+
+_SLICE: Final = 1.0
+"""Seconds of one poll; then our clock is asked again, which also counts suspend."""
+_KEEPALIVE: Final = (("TCP_KEEPIDLE", 2), ("TCP_KEEPINTVL", 1), ("TCP_KEEPCNT", 3))
+"""A subscription gets nothing for hours: a host that vanished must be noticed all the same."""
+_UNDER_WAY: Final = (errno.EINPROGRESS, getattr(errno, "WSAEWOULDBLOCK", errno.EINPROGRESS))
+_NO_CONNECTION: Final = "no connection in time"
+
+_now = clock.now
+
+
+def connect(
+    host: str, port: int, until: float, *, tls: ssl.SSLContext | None = None
+) -> socket.socket:
+    """A connection to the first address of `host` that accepts one; it does not block.
+
+    With `tls` its certificate is checked against `host`. Raises OSError, at `until` at the latest.
+    """
+    failure = OSError("the name has no address")
+    for address in resolve(host, port, until):
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        try:
+            sock = _connected(family, (address, port), until)
+            return sock if tls is None else _secured(tls, sock, host, until)
+        except OSError as error:
+            failure = error
+    raise failure
+
+
+def connect_unix(path: str, until: float) -> socket.socket:
+    """The same to a unix socket. Raises OSError, at `until` at the latest."""
+    return _connected(socket.AF_UNIX, path, until)
+
+
+def _connected(family: int, where: Any, until: float) -> socket.socket:
+    # Not gevent's: its sockets belong to the hub of one thread, and the keeper's uses these too.
+    sock: socket.socket = original("socket", "socket")(family, socket.SOCK_STREAM)
+    try:
+        sock.setblocking(False)
+        if family in (socket.AF_INET, socket.AF_INET6):
+            tune(sock)
+        code = sock.connect_ex(where)
+        if code in _UNDER_WAY:
+            if not wait_ready(sock, until, writing=True):
+                raise TimeoutError(_NO_CONNECTION)
+            code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if code:
+            raise OSError(code, os.strerror(code))
+        return sock
+    except BaseException:
+        sock.close()
+        raise
+
+
+def tune(sock: socket.socket) -> None:
+    """Send small requests at once, and probe a silent connection."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _KEEPALIVE:
+        if hasattr(socket, name):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def _secured(
+    context: ssl.SSLContext, sock: socket.socket, host: str, until: float
+) -> ssl.SSLSocket:
+    import ssl  # only where TLS is used: it takes 10 ms
+
+    try:
+        secured = context.wrap_socket(sock, server_hostname=host, do_handshake_on_connect=False)
+    except BaseException:
+        sock.close()
+        raise
+    try:
+        while True:
+            try:
+                secured.do_handshake()
+                return secured
+            except (ssl.SSLWantReadError, ssl.SSLWantWriteError) as error:
+                writing = isinstance(error, ssl.SSLWantWriteError)
+                if not wait_ready(secured, until, writing=writing):
+                    raise TimeoutError("no TLS handshake in time") from error
+    except BaseException:
+        secured.close()
+        raise
+
+
+def wait_ready(sock: socket.socket, until: float, *, writing: bool) -> bool:
+    """Whether the socket became ready before `until`, or was closed by another thread."""
+    while (left := until - _now()) > 0:
+        if is_ready(sock, writing=writing, seconds=min(left, _SLICE)):
+            return True
+    return False
+
+
+def is_ready(sock: socket.socket, *, writing: bool, seconds: float = 0) -> bool:
+    """The same within `seconds`, by one system call."""
+    if sock.fileno() < 0:
+        return True
+    if not hasattr(select, "poll"):
+        reads, writes = ([], [sock]) if writing else ([sock], [])
+        return any(select.select(reads, writes, [], seconds))
+    poll = select.poll()
+    poll.register(sock, select.POLLOUT if writing else select.POLLIN)
+    # Up to the next millisecond: down would spin.
+    return bool(poll.poll(ceil(seconds * 1000)))

@@ -1,0 +1,89 @@
+"""Resolving a host's name within a deadline.
+
+The system's resolver has no timeout, so a name is resolved on a thread of its own. That thread is
+abandoned if it takes too long. An address needs no thread.
+"""
+
+from __future__ import annotations
+
+import _thread
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final, TypeVar
+
+from incumbent import clock
+
+__all__ = ["literal_address", "look_up", "resolve", "run_bounded"]
+
+T = TypeVar("T")
+
+_SLICE: Final = 1.0
+"""Seconds of one wait; then our clock is asked again, which also counts suspend."""
+_LATE: Final = "the name was not resolved in time"
+
+_now = clock.now
+
+
+def literal_address(host: str) -> str | None:
+    """`host` if it is an address already."""
+    # The zone of an IPv6 address ("fe80::1%eth0") is no part of its syntax.
+    six = host.partition("%")[0]
+    for family, text in ((socket.AF_INET, host), (socket.AF_INET6, six)):
+        with suppress(OSError, ValueError):
+            socket.inet_pton(family, text)
+            return host
+    return None
+
+
+def look_up(host: str, port: int | str) -> list[str]:
+    """The addresses of a name, from the system's resolver, which has no timeout.
+
+    Raises OSError.
+    """
+    try:
+        entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except UnicodeError as error:
+        raise OSError(f"{host!r} is no host name") from error
+    return list(dict.fromkeys(str(entry[4][0]) for entry in entries))
+
+
+def resolve(host: str, port: int | str, until: float) -> list[str]:
+    """The addresses of `host`. Raises OSError, at `until` at the latest."""
+    address = literal_address(host)
+    if address is not None:
+        return [address]
+    return run_bounded(lambda: look_up(host, port), until, _LATE)
+
+
+def run_bounded(work: Callable[[], T], until: float, late: str) -> T:
+    """What `work` returns or raises. Raises TimeoutError(`late`) at `until`; `work` then goes on.
+
+    For what has no timeout of its own: it runs on a daemon thread.
+    """
+    # Looked up in `_thread` at each call: under gevent this is a greenlet, and waiting for it lets
+    # other greenlets run. Finalizers come here too, perhaps from inside the locks of `threading`.
+    done = _thread.allocate_lock()
+    done.acquire()
+    results: list[T] = []
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(work())
+        except BaseException as error:  # noqa: BLE001 - raised to the caller
+            failures.append(error)
+        finally:
+            done.release()
+
+    try:
+        _thread.start_new_thread(run, ())
+    except RuntimeError:
+        # The interpreter is ending and starts no threads: better late than leaving leases.
+        run()
+    while not done.acquire(timeout=min(_SLICE, max(0.0, until - _now()))):
+        if _now() >= until:
+            raise TimeoutError(late)
+    if failures:
+        raise failures[0]
+    return results[0]
