@@ -90,9 +90,10 @@ LAYERS = (
     Layer("leases", ("belief", "handles", "inside", "candidacy")),
     Layer("facades", ("locks", "elections", "clients")),
     Layer("decorators", ("decorators",)),
+    Layer("health", ("serve",)),
     Layer("supervision", ("supervise",)),
     Layer("jobs", ("cron",)),
-    Layer("outermost", ("testing", "cli", "demo", "serve", "__main__")),
+    Layer("outermost", ("testing", "cli", "demo", "__main__")),
 )
 
 # `import incumbent` brings the facades, so importing the package itself is as high as they are.

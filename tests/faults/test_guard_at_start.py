@@ -71,7 +71,7 @@ def waiting_child(pid: int, but: int) -> int:
 FROZEN = """
 import os, signal, sys
 from incumbent.supervise.guarding import GuardFault, start_guard
-from incumbent.supervise.launch import new_launch
+from incumbent.supervise.child import new_launch
 from incumbent.supervise.run import supervise
 from incumbent.supervise.signals import Signals
 from incumbent.locks import Lock

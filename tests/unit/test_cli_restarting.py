@@ -6,8 +6,8 @@ import pytest
 
 from incumbent.cli.commands.work import seat_of
 from incumbent.cli.parser import UsageError, parse
-from incumbent.cli.restarting import Backoff, Restart, exit_after, restart_from
 from incumbent.errors import ConfigError
+from incumbent.supervise.campaign import Backoff, Restart, exit_after, restart_from
 from incumbent.supervise.run import Ending
 
 ALWAYS, ON_FAILURE, NEVER = Restart.ALWAYS, Restart.ON_FAILURE, Restart.NEVER

@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 import sys
-from typing import Final
 
 from incumbent.errors import ConfigError, LockError, Misuse, NotAcquired, StoreError
+from incumbent.supervise.codes import (
+    BUSY,
+    CANNOT_START,
+    FAULT,
+    LOST,
+    OK,
+    TOO_LONG,
+    UNPROVED,
+    USAGE,
+)
 
 __all__ = [
     "BUSY",
@@ -20,15 +29,6 @@ __all__ = [
     "fault_line",
     "say",
 ]
-
-OK: Final = 0
-USAGE: Final = 64
-UNPROVED: Final = 69
-BUSY: Final = 75
-LOST: Final = 123
-TOO_LONG: Final = 124
-FAULT: Final = 125
-CANNOT_START: Final = (126, 127)
 
 
 def say(line: str) -> None:

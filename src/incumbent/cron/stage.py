@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from incumbent.cron.events import Events
 from incumbent.cron.output import Output
 from incumbent.protocol.link import Link
+from incumbent.supervise.child import Ready
 from incumbent.supervise.guarding import Guard
-from incumbent.supervise.launch import Ready
 from incumbent.supervise.signals import Signals
 
 __all__ = ["Place", "Stage", "give_stdin"]

@@ -107,7 +107,7 @@ class Zygote:
 
 
 _LOADED_EARLY: Final = (
-    *("incumbent.supervise.guard", "incumbent.supervise.inits", "incumbent.supervise.kernel"),
+    *("incumbent.supervise.guard", "incumbent.supervise.kernel"),
     # What a first connection loads: the look-up of a name encodes it.
     *("encodings.idna", "ipaddress", "selectors", "random"),
 )

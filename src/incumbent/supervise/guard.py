@@ -1,22 +1,35 @@
 """The guard: a process without network, files or threads that kills the tree when time is up.
 
 It is a fork of the supervisor. It keeps one socket and a pidfd of the supervisor, and nothing else.
+
+It makes PID namespaces ahead. Each has an init that lives while supervisor and guard both do. When
+init dies the kernel kills every process of the namespace, and keeps init as a zombie until the last
+of them is reaped. CMD is a child of the supervisor and not of init.
 """
 
 from __future__ import annotations
 
 import gc
 import os
+import select
 import signal
 import socket
 import time
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import NoReturn
 
 from incumbent import clock
 from incumbent.supervise.deadline import Watch, begun, covers, ended, judge, proved
-from incumbent.supervise.inits import Init, Inits, keep_only
-from incumbent.supervise.kernel import Waiter, name_process, readable
+from incumbent.supervise.kernel import (
+    Waiter,
+    die_with_parent,
+    name_process,
+    new_pid_namespace,
+    own_proc,
+    readable,
+)
 from incumbent.supervise.messages import MARK, Kind, Message, mark_of, receive
 from incumbent.supervise.processes import descendants, marked, send
 
@@ -28,6 +41,8 @@ _EMPTY = 3
 """Rounds in a row that find nobody: a daemon leaves its parents by two forks."""
 _SEE_OFF = 0.2
 """Seconds for the last namespaces to end before the guard leaves."""
+_PROBE_TIMEOUT = 2.0
+"""Seconds for the init of a new namespace to come up."""
 
 
 def be_guard(
@@ -61,7 +76,7 @@ def _detach(fds: tuple[int, ...]) -> None:
     gc.disable()
     os.setsid()
     os.chdir("/")
-    keep_only(fds)
+    _keep_only(fds)
     name_process("incumbent-guard")
 
 
@@ -80,8 +95,8 @@ class _Guard:
         self._watch = Watch()
         self._isolation = "pgroup"
         self._group = 0
-        self._inits: Inits | None = None
-        self._init: Init | None = None
+        self._inits: _Inits | None = None
+        self._init: _Init | None = None
         self._socket_path = ""
 
     def run(self, *, namespaces: bool) -> None:
@@ -116,7 +131,7 @@ class _Guard:
         if not namespaces:
             return "not wanted"
         try:
-            self._inits = Inits(self._supervisor)
+            self._inits = _Inits(self._supervisor)
             self._inits.prepare()
         except OSError as error:
             return error.strerror or str(error) or "refused"
@@ -175,7 +190,7 @@ class _Guard:
         self._send(Message(Kind.READY, message.term, self._init.pid), (self._init.fd, namespace))
         os.close(namespace)
 
-    def _next_init(self) -> Init:
+    def _next_init(self) -> _Init:
         if self._inits is None:
             raise OSError("no PID namespace")
         return self._inits.next()
@@ -220,3 +235,126 @@ class _Guard:
         if self._group == 0 or readable(self._supervisor):
             return set()
         return set(descendants(self._supervisor_pid, but=(os.getpid(),)))
+
+
+# -- PID namespaces ------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Init:
+    """One namespace; `fd` is the pidfd of its init, -1 once it was reaped."""
+
+    pid: int
+    fd: int
+
+    def kill(self) -> None:
+        """KILL it, and with it everything in its namespace."""
+        # The number of a closed descriptor may belong to another file, or to another init.
+        if self.fd < 0:
+            return
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.fd, signal.SIGKILL)
+
+
+class _Inits:
+    """All namespaces of this guard: the next, the present one, and those that are dying."""
+
+    def __init__(self, supervisor: int) -> None:
+        self._supervisor = supervisor
+        self._home = os.open("/proc/self/ns/pid", os.O_RDONLY)
+        # Nobody writes to this pipe. Its end tells an init that the guard is gone.
+        self._life, self._held = os.pipe()
+        self._all: dict[int, _Init] = {}
+        self._spare: _Init | None = None
+
+    @property
+    def fds(self) -> list[int]:
+        """Descriptors that are readable when an init is dead."""
+        return list(self._all)
+
+    def prepare(self) -> None:
+        """Make the next one ahead. Raises OSError with the reason if there can be none."""
+        if self._spare is None or self._spare.fd < 0 or readable(self._spare.fd):
+            self._spare = self._make()
+
+    def next(self) -> _Init:
+        """The one that `prepare` made. Raises OSError."""
+        self.prepare()
+        init, self._spare = self._spare, None
+        if init is None:
+            raise OSError("no namespace was prepared")
+        return init
+
+    def reap(self) -> None:
+        """Forget dead ones, and leave no zombie."""
+        for fd, init in list(self._all.items()):
+            if readable(fd):
+                with suppress(ChildProcessError):
+                    os.waitpid(init.pid, os.WNOHANG)
+                del self._all[fd]
+                init.fd = -1
+                os.close(fd)
+
+    def close(self, within: float) -> None:
+        """Kill all, and wait for their end for at most `within` seconds."""
+        for init in self._all.values():
+            init.kill()
+        for fd in list(self._all):
+            readable(fd, within)
+        self.reap()
+
+    def _make(self) -> _Init:
+        report, write = os.pipe()
+        die = die_with_parent()
+        with new_pid_namespace(self._home):
+            pid = os.fork()
+            if pid == 0:
+                _be_init((self._life, self._supervisor), write, die)
+        os.close(write)
+        init = _Init(pid, os.pidfd_open(pid))
+        self._all[init.fd] = init
+        try:
+            answer = os.read(report, 512) if readable(report, _PROBE_TIMEOUT) else b"no answer"
+        finally:
+            os.close(report)
+        if answer != b"ok":
+            init.kill()
+            raise OSError(answer.decode(errors="replace") or "its init ended")
+        return init
+
+
+def _be_init(lives: tuple[int, int], report: int, die: Callable[[], object] | None) -> NoReturn:
+    try:
+        if die is not None:
+            die()
+        # With SIGCHLD ignored the kernel reaps the orphans.
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        name_process("incumbent-init")
+        _keep_only((*lives, report))
+        try:
+            # CMD will do the same: a namespace that refuses it is of no use.
+            own_proc()()
+            os.write(report, b"ok")
+        except OSError as error:
+            os.write(report, str(error.strerror or error).encode())
+        os.close(report)
+        # Either end is enough: a frozen guard does not see that the supervisor is dead.
+        poll = select.poll()
+        for fd in lives:
+            poll.register(fd, select.POLLIN)
+        poll.poll()
+    finally:
+        os._exit(0)
+
+
+def _keep_only(fds: tuple[int, ...]) -> None:
+    """Close all descriptors but `fds`, with nothing at the standard ones: pipes must end."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for standard in range(3):
+        if standard not in fds:
+            os.dup2(null, standard)
+    with suppress(OSError):
+        for fd in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208
+            if fd > 2 and fd not in fds:
+                with suppress(OSError):
+                    os.close(fd)

@@ -20,14 +20,14 @@ from typing import Final, Protocol
 
 from incumbent import clock
 from incumbent.locks import Lease, give_back
-from incumbent.supervise.child import CannotStart, Child
+from incumbent.supervise.answers import child_environment
+from incumbent.supervise.child import CannotStart, Child, Launch, Ready, new_launch
 from incumbent.supervise.guarding import Guard, GuardFault
 from incumbent.supervise.kernel import Waiter, pidfds
-from incumbent.supervise.launch import Launch, new_launch
 from incumbent.supervise.plan import Action, Course, Phase, asked_to_leave, decide, kill_at
 from incumbent.supervise.signals import Signals, find_terminal
 
-__all__ = ["Ending", "Listener", "release_after", "supervise"]
+__all__ = ["Command", "Ending", "Listener", "release_after", "supervise", "supervise_command"]
 
 _TERMINATING: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
 _LOOK_EVERY: Final = 0.02
@@ -51,6 +51,14 @@ class Listener(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Command:
+    """CMD and its arguments. `share_store`: the URL of the store, if CMD may use it."""
+
+    words: Sequence[str]
+    share_store: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Ending:
     """How a term ended. `cause`: why CMD was stopped, or empty; `status`: CMD's exit code, if any.
 
@@ -71,6 +79,54 @@ class Ending:
     survivors: tuple[int, ...] = ()
     leaving: str = ""
     outlived: bool = False
+
+
+def supervise_command(
+    command: Command,
+    lease: Lease,
+    signals: Signals,
+    guard: Guard,
+    *,
+    stop_on: Collection[int] = frozenset(),
+    report: Callable[[Course], None] | None = None,
+    listeners: Sequence[Listener] = (),
+    ready: Ready | None = None,
+    keep: bool = False,
+) -> Ending:
+    """`supervise` with the variables of the lease and its socket, as `run`, `lead` and `work` do.
+
+    `ready`: what was prepared for this term, else it is made now; closed at the end. Raises
+    ConfigError too, if no socket can be made; the lease was given back then (not with `keep`).
+    """
+    try:
+        mine = ready or Ready(guard, lease.belief.policy.ttl)
+    except BaseException:
+        if not keep:
+            give_back(lease, undo_slot=True)
+        raise
+    with mine:
+        mine.socket.lease = lease
+        environment = child_environment(
+            os.environ,
+            name=lease.name,
+            holder=lease.holder,
+            term=lease.fencing_token,
+            slot=lease.belief.slot,
+            share_store=command.share_store,
+            socket=mine.socket.path,
+        )
+        return supervise(
+            lease,
+            command.words,
+            environment,
+            signals,
+            guard,
+            stop_on=stop_on,
+            report=report,
+            listeners=(mine.socket, *listeners),
+            launch=mine.launch,
+            keep=keep,
+        )
 
 
 def supervise(

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from incumbent.cli.exits import UNPROVED, say
-from incumbent.cli.leading import Leading, Say
 from incumbent.cli.parser import Request
-from incumbent.cli.restarting import restart_from
 from incumbent.cli.settings import lock_settings, lock_times
 from incumbent.clients import Client
 from incumbent.errors import StoreError
@@ -16,7 +14,9 @@ from incumbent.locks import Candidate
 from incumbent.serve.situation import Situation
 from incumbent.store_url import store_url
 from incumbent.stores.names import make_key
+from incumbent.supervise.campaign import Campaign, Restart, restart_from
 from incumbent.supervise.guarding import Guard, start_guard
+from incumbent.supervise.run import Command
 from incumbent.supervise.signals import Signals
 
 __all__ = ["command", "lead"]
@@ -33,7 +33,7 @@ def lead(request: Request, label: str) -> int:
     # What can be refused is refused before a process is forked or a file is made.
     make_key(request.namespace, request.name)
     lock_times(request)
-    restart_from(request.text("restart"))
+    restart = restart_from(request.text("restart"))
 
     def tell(line: str) -> None:
         if not request.on("quiet"):
@@ -42,13 +42,21 @@ def lead(request: Request, label: str) -> int:
     # The guard is forked while there is neither a thread nor a connection.
     with start_guard(request.text("isolate") or "auto") as guard, Signals() as signals:
         try:
-            return _lead(request, url, signals, guard, tell)
+            return _lead(request, url, restart, signals, guard, tell)
         except StoreError as error:
             say(f"{label}: the store could not be proved, nothing ran: {error}")
             return UNPROVED
 
 
-def _lead(request: Request, url: str, signals: Signals, guard: Guard, tell: Say) -> int:
+def _lead(
+    request: Request,
+    url: str,
+    restart: Restart,
+    signals: Signals,
+    guard: Guard,
+    tell: Callable[[str], None],
+) -> int:
+    command = Command(request.words, url if request.on("share_store") else None)
     # Left last, for leaving it pays what is still owed to the store.
     with Client(url, namespace=request.namespace) as client:
         lock = Candidate(
@@ -56,7 +64,7 @@ def _lead(request: Request, url: str, signals: Signals, guard: Guard, tell: Say)
         )
         situation = Situation(request.name, lock.holder, guard.isolation, ttl=lock.policy.ttl)
         with _health(request, situation):
-            return Leading(request, url, lock, signals, guard, situation, tell).run()
+            return Campaign(lock, command, restart, signals, guard, situation, tell).run()
 
 
 @contextmanager

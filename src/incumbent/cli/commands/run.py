@@ -10,7 +10,6 @@ from incumbent.cli import exits, show
 from incumbent.cli.exits import fault_line, say
 from incumbent.cli.parser import Request
 from incumbent.cli.settings import lock_settings
-from incumbent.cli.supervised import supervise_command
 from incumbent.cli.verdict import Verdict, check_result_file, write_result
 from incumbent.durations import parse_duration, say_seconds
 from incumbent.errors import ConfigError, Misuse, NotAcquired, StoreError
@@ -21,7 +20,7 @@ from incumbent.protocol.words import lease_lost
 from incumbent.store_url import store_url
 from incumbent.supervise.child import CannotStart
 from incumbent.supervise.guarding import Guard, GuardFault, start_guard
-from incumbent.supervise.run import Ending
+from incumbent.supervise.run import Command, Ending, supervise_command
 from incumbent.supervise.signals import Interrupted, Signals
 
 __all__ = ["command"]
@@ -71,7 +70,8 @@ def _run(request: Request) -> Verdict:
             return _busy(error, busy_code)
         except Interrupted as signal:
             return _interrupted(signal)
-        return _hold(request, url, lease, signals, guard)
+        command = Command(request.words, url if request.on("share_store") else None)
+        return _hold(request, command, lease, signals, guard)
 
 
 # -- settings ------------------------------------------------------------------------------------
@@ -115,16 +115,16 @@ def _interrupted(signal: Interrupted) -> Verdict:
     return Verdict("interrupted", 128 + signal.signum, line, reason=name)
 
 
-def _hold(request: Request, url: str, lease: Lease, signals: Signals, guard: Guard) -> Verdict:
+def _hold(
+    request: Request, command: Command, lease: Lease, signals: Signals, guard: Guard
+) -> Verdict:
     term, started = lease.fencing_token, clock.wall()
     if request.on("verbose"):
         say(f"{request.name}: acquired, term {term}")
     if _on_record(request):
-        verdict = _hold_on_record(request, url, lease, signals, guard)
+        verdict = _hold_on_record(request, command, lease, signals, guard)
     else:
-        verdict = _supervised(
-            request, lambda: supervise_command(request, url, lease, signals, guard)
-        )
+        verdict = _supervised(request, lambda: supervise_command(command, lease, signals, guard))
     return verdict.during(term, started, clock.wall())
 
 
@@ -142,7 +142,7 @@ def _supervised(request: Request, work: Callable[[], Ending]) -> Verdict:
 
 
 def _hold_on_record(
-    request: Request, url: str, lease: Lease, signals: Signals, guard: Guard
+    request: Request, command: Command, lease: Lease, signals: Signals, guard: Guard
 ) -> Verdict:
     """The same for a slot: the ledger has its beginning before CMD starts, and then its end."""
     from incumbent.cli.recording import begin, end, on_record_already
@@ -153,7 +153,7 @@ def _hold_on_record(
     endings: list[Ending] = []
 
     def work() -> Ending:
-        endings.append(supervise_command(request, url, lease, signals, guard, keep=True))
+        endings.append(supervise_command(command, lease, signals, guard, keep=True))
         return endings[0]
 
     verdict = _supervised(request, work)

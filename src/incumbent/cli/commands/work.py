@@ -13,13 +13,13 @@ from typing import Final
 from incumbent import clock
 from incumbent.cli.exits import CANNOT_START, FAULT, OK, USAGE, code_of, say
 from incumbent.cli.parser import Request
-from incumbent.cli.restarting import ENDING_SIGNALS, Backoff, code_of_signal, restart_from
 from incumbent.cli.settings import lock_times
 from incumbent.errors import ConfigError
 from incumbent.options import default_holder
 from incumbent.protocol.chance import draw_jitter
 from incumbent.store_url import store_url
 from incumbent.stores.names import make_key
+from incumbent.supervise.campaign import ENDING_SIGNALS, Backoff, code_of_signal, restart_from
 from incumbent.supervise.kernel import Waiter, libc
 from incumbent.supervise.signals import FORWARDED, Signals
 

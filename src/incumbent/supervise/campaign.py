@@ -1,4 +1,7 @@
-"""The life of one `lead`: stand, lead, give back, pause, stand again; one line at each turn."""
+"""A candidate that campaigns for ever: stand, lead, give back, pause, stand again.
+
+CMD runs during each term. One line tells of each turn. The first part is pure: what follows a term.
+"""
 
 from __future__ import annotations
 
@@ -8,72 +11,151 @@ import signal
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Protocol, Self
+from enum import Enum
+from typing import Any, Final, Self
 
 from incumbent import clock
-from incumbent.cli.exits import FAULT
-from incumbent.cli.parser import Request
-from incumbent.cli.restarting import (
-    ENDING_SIGNALS,
-    Backoff,
-    code_of_signal,
-    exit_after,
-    restart_from,
-)
-from incumbent.cli.supervised import supervise_command
-from incumbent.durations import say_seconds
-from incumbent.errors import StoreError
+from incumbent.durations import backoff_delay, say_seconds
+from incumbent.errors import ConfigError, StoreError
 from incumbent.locks import Candidate, Lease
 from incumbent.model import Refused
 from incumbent.protocol.chance import draw_jitter
 from incumbent.protocol.words import lease_lost
 from incumbent.serve.situation import Situation
-from incumbent.supervise.child import CannotStart
+from incumbent.supervise.child import CannotStart, Ready
+from incumbent.supervise.codes import FAULT, LOST, OK, TOO_LONG
 from incumbent.supervise.guarding import Guard, GuardFault
 from incumbent.supervise.kernel import Waiter
-from incumbent.supervise.launch import Ready
 from incumbent.supervise.plan import Course, Phase
-from incumbent.supervise.run import Ending
+from incumbent.supervise.run import Command, Ending, supervise_command
 from incumbent.supervise.signals import Interrupted, Signals, find_terminal
 
-__all__ = ["Leading", "Say"]
+__all__ = [
+    "ENDING_SIGNALS",
+    "Backoff",
+    "Campaign",
+    "Restart",
+    "code_of_signal",
+    "exit_after",
+    "restart_from",
+]
 
+ENDING_SIGNALS: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
+"""They begin an orderly stop; others are for CMD alone."""
+
+_BASE, _CAP = 0.5, 30.0
+"""Seconds of a pause between terms: the first, the longest."""
+_RESIGNED: Final = "broken"
 _SLACK = 10.0
 """Seconds beyond one ttl for which the loop may be silent: a request and its backoff."""
 _SHOWN_AFTER = 0.1
 """Seconds of an end that others need not hear of: they are told of the release itself."""
 
 
-class Say(Protocol):
-    """One line about this instance."""
-
-    def __call__(self, line: str, /) -> None: ...
+# -- what follows a term -------------------------------------------------------------------------
 
 
-class Leading:
-    """One instance. Runs in the main thread."""
+class Restart(Enum):
+    """After which ends of CMD to stand again."""
+
+    ALWAYS = "always"
+    ON_FAILURE = "on-failure"
+    NEVER = "never"
+
+
+def restart_from(text: str | None) -> Restart:
+    """`--restart`; raises ConfigError."""
+    try:
+        return Restart(text or "always")
+    except ValueError:
+        raise ConfigError(
+            f"restart={text!r}: always, on-failure or never", name="restart"
+        ) from None
+
+
+def code_of_signal(signum: int) -> int:
+    """The exit code when a signal ended it: 0 for TERM, which is how services are stopped."""
+    return OK if signum == signal.SIGTERM else 128 + signum
+
+
+def exit_after(restart: Restart, ending: Ending, *, at_keyboard: bool = False) -> int | None:
+    """With which code to exit after a term; None: stand again.
+
+    `at_keyboard`: CMD had the terminal, so a ^C reached CMD and not us, and is obeyed all the same.
+    """
+    kind, _, name = ending.cause.partition(":")
+    if kind == "signal":
+        return code_of_signal(signal.Signals[name])
+    if ending.survivors or kind == "guard":
+        return FAULT
+    if ending.leaving:
+        # It came while the term was ending for another reason.
+        return code_of_signal(signal.Signals[ending.leaving])
+    by_itself = ending.outlived or not ending.cause
+    if by_itself and at_keyboard and ending.status == 128 + signal.SIGINT:
+        return ending.status
+    if restart is Restart.NEVER:
+        return _code_of_the_only_term(ending)
+    done = restart is Restart.ON_FAILURE and not ending.cause and ending.status == 0
+    return OK if done else None
+
+
+def _code_of_the_only_term(ending: Ending) -> int:
+    if ending.cause == "at_most_for":
+        return TOO_LONG
+    # What CMD itself failed with is not masked.
+    own = ending.status if ending.outlived or not ending.cause else None
+    return own or (LOST if ending.cause else 0)
+
+
+class Backoff:
+    """Pauses between terms, or between starts; `healthy` (seconds): a term that long ends a row."""
+
+    def __init__(self, healthy: float) -> None:
+        self._healthy = healthy
+        self._tries = 0
+
+    def after(self, seconds: float, jitter: float, *, cause: str = "") -> float:
+        """Seconds to wait after a term of `seconds`; `jitter` is uniform in [0, 1)."""
+        if seconds > self._healthy:
+            self._tries = 0
+        if cause == "paused":
+            # The pause itself is waited out as a candidate.
+            return 0.0
+        if cause == _RESIGNED:
+            # Never nothing: the others hear of it only now, and it was asked for to be theirs.
+            return _BASE + backoff_delay(0, jitter, base=_BASE)
+        delay = backoff_delay(self._tries, jitter, base=_BASE, cap=_CAP)
+        self._tries += 1
+        return delay
+
+
+# -- the campaign --------------------------------------------------------------------------------
+
+
+class Campaign:
+    """One instance. Runs in the main thread. `say` gets one line at each turn."""
 
     def __init__(
         self,
-        request: Request,
-        url: str,
         lock: Candidate,
+        command: Command,
+        restart: Restart,
         signals: Signals,
         guard: Guard,
         situation: Situation,
-        say: Say,
+        say: Callable[[str], None],
     ) -> None:
-        self._request = request
-        self._url = url
         self._lock = lock
+        self._command = command
+        self._restart = restart
         self._signals = signals
         self._guard = guard
         self._situation = situation
-        self._tell = say
-        self._restart = restart_from(request.text("restart"))
+        self._say = say
         self._ttl = lock.policy.ttl
         self._backoff = Backoff(self._ttl)
-        self._said = ""
+        self._last_line = ""
         self._answered = False
         self._ready: Ready | None = None
 
@@ -98,16 +180,16 @@ class Leading:
             except Interrupted as interrupt:
                 code = self._obey(interrupt.signum)
             except CannotStart as error:
-                self._tell(str(error))
+                self._say(str(error))
                 return error.code
             except GuardFault as error:
-                self._tell(f"{error}: no command may run any more")
+                self._say(f"{error}: no command may run any more")
                 return FAULT
             except StoreError as error:
                 code = self._outlast(error)
             if code is not None:
                 return code
-        self._tell("the guard is dead: no command may run any more")
+        self._say("the guard is dead: no command may run any more")
         return FAULT
 
     # -- standing by -------------------------------------------------------------------------
@@ -119,7 +201,7 @@ class Leading:
                 raise Interrupted(signum)
         self._prepare()
         with self._signals.interrupting():
-            return self._lock.stand(self._meta(), self._hear)
+            return self._lock.stand(self._meta(), self._learn)
 
     def _prepare(self) -> None:
         """Have ready what does not depend on the lease: the hand-over is shorter by that much."""
@@ -132,7 +214,7 @@ class Leading:
             self._ready.close()
             self._ready = None
 
-    def _hear(self, answer: Refused | StoreError) -> None:
+    def _learn(self, answer: Refused | StoreError) -> None:
         """In the midst of standing by, at every answer."""
         self._promise()
         if isinstance(answer, StoreError):
@@ -145,14 +227,14 @@ class Leading:
         self._say_once(f"standing by: {_why(answer.reason, leader)}")
 
     def _say_once(self, line: str) -> None:
-        if line != self._said:
-            self._said = line
-            self._tell(line)
+        if line != self._last_line:
+            self._last_line = line
+            self._say(line)
 
     def _obey(self, signum: int) -> int | None:
         if signum in ENDING_SIGNALS:
             self._situation.stopping()
-            self._tell(f"{signal.Signals(signum).name}: ends")
+            self._say(f"{signal.Signals(signum).name}: ends")
             return code_of_signal(signum)
         if signum == signal.SIGTSTP:
             # Our handler is for ^Z while CMD runs; now there is only ourselves to stop.
@@ -171,13 +253,13 @@ class Leading:
 
     def _term(self, lease: Lease) -> int | None:
         self._answered = True
-        self._said = ""
-        self._tell(f"leading, term {lease.fencing_token}")
+        self._last_line = ""
+        self._say(f"leading, term {lease.fencing_token}")
         self._situation.leading(lease)
         had_terminal = find_terminal() is not None
         ending = self._supervise(lease)
         self._situation.ended(ending.cause)
-        self._tell(f"term {lease.fencing_token} ended: {_how(lease, ending)}")
+        self._say(f"term {lease.fencing_token} ended: {_how(lease, ending)}")
         code = exit_after(self._restart, ending, at_keyboard=had_terminal)
         if code is not None:
             return code
@@ -191,8 +273,7 @@ class Leading:
         with _Pulse(self._promise) as pulse:
             lease.belief.follow(pulse.beat)
             return supervise_command(
-                self._request,
-                self._url,
+                self._command,
                 lease,
                 self._signals,
                 self._guard,
