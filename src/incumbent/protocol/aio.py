@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from incumbent import clock
 from incumbent.errors import Misuse
 from incumbent.lease import State
 from incumbent.protocol.chance import draw_claim, draw_jitter
 from incumbent.protocol.held import Held
+from incumbent.protocol.sync import Upkeep
 from incumbent.stores.base import AsyncStore
-
-if TYPE_CHECKING:
-    from incumbent.protocol.keeper import Keeper
 
 __all__ = ["AsyncPort", "LeaseScope", "until_told"]
 
@@ -28,7 +26,7 @@ class AsyncPort:
     jitter = staticmethod(draw_jitter)
     draw_claim = staticmethod(draw_claim)
 
-    def __init__(self, store: AsyncStore, keeper: Keeper) -> None:
+    def __init__(self, store: AsyncStore, keeper: Upkeep) -> None:
         self.hand_over = keeper.hand_over
         self.tell_outage = keeper.tell_outage
         self.take = store.take

@@ -16,9 +16,7 @@ __all__ = ["Observation", "ReadingPort", "observe", "read_leader"]
 class ReadingPort(Port, Protocol):
     """A Port that can also look, for people."""
 
-    async def read(self, key: Key, until: float) -> Record:
-        """See stores.base.Store.read."""
-        ...
+    async def read(self, key: Key, until: float) -> Record: ...
 
 
 class Observation:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from math import inf
 from typing import Any, Protocol, TypeVar
 
 from incumbent.errors import StoreError
-from incumbent.model import Ask, GiveOutcome, Key, Renewal, RenewOutcome, TakeOutcome
+from incumbent.model import Key
+from incumbent.stores.base import AsyncLeases, Store
 
-__all__ = ["BlockingPort", "BlockingStore", "Debt", "Port", "run"]
+__all__ = ["BlockingPort", "Debt", "Port", "run"]
 
 T = TypeVar("T")
 
@@ -47,8 +48,8 @@ class Debt:
         return (reserved, self.reserve_for) if reserved > 0 else (0.0, None)
 
 
-class Port(Protocol):
-    """Clock, chance, waits and store. Instants are seconds on `now`'s clock."""
+class Port(AsyncLeases, Protocol):
+    """A store, and beside it clock, chance and waits. Instants are seconds on `now`'s clock."""
 
     def now(self) -> float:
         """The present instant, on a clock that goes on during suspend."""
@@ -70,56 +71,8 @@ class Port(Protocol):
         """Somebody waits, and the store gives no answer: say so, but not at every try."""
         ...
 
-    async def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
-        """See stores.base.Store.take."""
-        ...
-
-    async def renew(self, renewals: Sequence[Renewal], until: float) -> list[RenewOutcome]:
-        """See stores.base.Store.renew."""
-        ...
-
-    async def give(
-        self,
-        key: Key,
-        claim: str,
-        token: int | None,
-        until: float,
-        *,
-        closed_for: float = 0.0,
-        reserve_for: str | None = None,
-        slot: str | None = None,
-    ) -> GiveOutcome:
-        """See stores.base.Store.give."""
-        ...
-
-    async def wait_change(self, key: Key, seen: str, until: float) -> None:
-        """See stores.base.Store.wait_change."""
-        ...
-
     async def sleep_until(self, instant: float) -> None:
         """Wait for an instant."""
-        ...
-
-
-class BlockingStore(Protocol):
-    """What is asked of a store without a coroutine."""
-
-    def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
-        """See stores.base.Store.take."""
-        ...
-
-    def give(
-        self,
-        key: Key,
-        claim: str,
-        token: int | None,
-        until: float,
-        *,
-        closed_for: float = 0.0,
-        reserve_for: str | None = None,
-        slot: str | None = None,
-    ) -> GiveOutcome:
-        """See stores.base.Store.give."""
         ...
 
 
@@ -127,7 +80,7 @@ class BlockingPort(Port, Protocol):
     """A Port whose waits block, so that its store can also be asked at once."""
 
     @property
-    def store(self) -> BlockingStore:
+    def store(self) -> Store:
         """The store that the port asks."""
         ...
 

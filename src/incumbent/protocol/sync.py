@@ -1,30 +1,39 @@
-"""The blocking driver: a protocol is one step of a coroutine that never suspends."""
+"""The blocking port: a protocol is one step of a coroutine that never suspends."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Coroutine
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from incumbent import clock
-from incumbent.model import (
-    Ask,
-    GiveOutcome,
-    Guard,
-    Key,
-    PutOutcome,
-    Record,
-    Renewal,
-    RenewOutcome,
-    TakeOutcome,
-)
+from incumbent.errors import StoreError
+from incumbent.model import Key
 from incumbent.protocol.chance import draw_claim, draw_jitter
+from incumbent.protocol.port import Debt
 from incumbent.stores.base import Store
 
-if TYPE_CHECKING:
-    from incumbent.protocol.keeper import Keeper
+__all__ = ["SyncPort", "Upkeep"]
 
-__all__ = ["SyncPort"]
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Upkeep(Protocol):
+    """What a port needs of a keeper; see Port."""
+
+    def hand_over(self, debt: Debt) -> None: ...
+
+    def tell_outage(self, key: Key, error: StoreError) -> None: ...
+
+
+def _in_one_step(
+    of: Callable[[Store], Callable[P, T]],
+) -> Callable[Concatenate[SyncPort, P], Coroutine[Any, Any, T]]:
+    async def operation(self: SyncPort, /, *args: P.args, **settings: P.kwargs) -> T:
+        return of(self.store)(*args, **settings)
+
+    return operation
 
 
 class SyncPort:
@@ -34,48 +43,17 @@ class SyncPort:
     jitter = staticmethod(draw_jitter)
     draw_claim = staticmethod(draw_claim)
 
-    def __init__(self, store: Store, keeper: Keeper) -> None:
+    def __init__(self, store: Store, keeper: Upkeep) -> None:
         self.store = store
         self.hand_over = keeper.hand_over
         self.tell_outage = keeper.tell_outage
 
-    async def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
-        """See Port.take."""
-        return self.store.take(key, claim, ask, until)
-
-    async def renew(self, renewals: Sequence[Renewal], until: float) -> list[RenewOutcome]:
-        """See Port.renew."""
-        return self.store.renew(renewals, until)
-
-    async def give(
-        self,
-        key: Key,
-        claim: str,
-        token: int | None,
-        until: float,
-        *,
-        closed_for: float = 0.0,
-        reserve_for: str | None = None,
-        slot: str | None = None,
-    ) -> GiveOutcome:
-        """See Port.give."""
-        return self.store.give(
-            key, claim, token, until, closed_for=closed_for, reserve_for=reserve_for, slot=slot
-        )
-
-    async def put(
-        self, key: Key, field: str, value: bytes | None, guard: Guard, until: float
-    ) -> PutOutcome:
-        """See stores.base.Store.put."""
-        return self.store.put(key, field, value, guard, until)
-
-    async def read(self, key: Key, until: float) -> Record:
-        """See stores.base.Store.read."""
-        return self.store.read(key, until)
-
-    async def wait_change(self, key: Key, seen: str, until: float) -> None:
-        """See Port.wait_change."""
-        self.store.wait_change(key, seen, until)
+    take = _in_one_step(lambda store: store.take)
+    renew = _in_one_step(lambda store: store.renew)
+    give = _in_one_step(lambda store: store.give)
+    put = _in_one_step(lambda store: store.put)
+    read = _in_one_step(lambda store: store.read)
+    wait_change = _in_one_step(lambda store: store.wait_change)
 
     async def sleep_until(self, instant: float) -> None:
         """See Port.sleep_until; signal handlers run meanwhile, and may end it by raising."""

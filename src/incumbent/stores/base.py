@@ -43,7 +43,7 @@ from incumbent.model import (
     TakeOutcome,
 )
 
-__all__ = ["AsyncStore", "Engine", "Store"]
+__all__ = ["AsyncLeases", "AsyncStore", "Engine", "Store"]
 
 
 class Store(Protocol):
@@ -110,16 +110,12 @@ class Store(Protocol):
         ...
 
 
-class AsyncStore(Protocol):
-    """The same operations for coroutines of one event loop."""
+class AsyncLeases(Protocol):
+    """What a lease needs of a store, for coroutines; each operation is that of `Store`."""
 
-    async def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
-        """See Store.take."""
-        ...
+    async def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome: ...
 
-    async def renew(self, renewals: Sequence[Renewal], until: float) -> list[RenewOutcome]:
-        """See Store.renew."""
-        ...
+    async def renew(self, renewals: Sequence[Renewal], until: float) -> list[RenewOutcome]: ...
 
     async def give(
         self,
@@ -131,27 +127,21 @@ class AsyncStore(Protocol):
         closed_for: float = 0.0,
         reserve_for: str | None = None,
         slot: str | None = None,
-    ) -> GiveOutcome:
-        """See Store.give."""
-        ...
+    ) -> GiveOutcome: ...
+
+    async def wait_change(self, key: Key, seen: str, until: float) -> None: ...
+
+
+class AsyncStore(AsyncLeases, Protocol):
+    """A store for coroutines of one event loop; each operation is that of `Store`."""
 
     async def put(
         self, key: Key, field: str, value: bytes | None, guard: Guard, until: float
-    ) -> PutOutcome:
-        """See Store.put."""
-        ...
+    ) -> PutOutcome: ...
 
-    async def read(self, key: Key, until: float) -> Record:
-        """See Store.read."""
-        ...
+    async def read(self, key: Key, until: float) -> Record: ...
 
-    async def scan(self, namespace: str, prefix: str, until: float) -> tuple[Record, ...]:
-        """See Store.scan."""
-        ...
-
-    async def wait_change(self, key: Key, seen: str, until: float) -> None:
-        """See Store.wait_change."""
-        ...
+    async def scan(self, namespace: str, prefix: str, until: float) -> tuple[Record, ...]: ...
 
     async def aclose(self) -> None:
         """Let go of this loop's connections; leases are not given back."""

@@ -1,13 +1,13 @@
-"""The switches beside a lease (fields "pause" and "resign"): as values, and as notices."""
+"""Fields beside a lease: the switches "pause" and "resign", and what a guarded `put` may write."""
 
 from __future__ import annotations
 
 import json
 from typing import Final
 
-from incumbent.model import Notice
+from incumbent.model import Absent, ByClaim, ByVersion, Field, Guard, Notice
 
-__all__ = ["PAUSE", "RESIGN", "encode_notice", "notices_for", "read_notice"]
+__all__ = ["PAUSE", "RESIGN", "encode_notice", "guard_holds", "notices_for", "read_notice"]
 
 PAUSE: Final = "pause"
 RESIGN: Final = "resign"
@@ -42,3 +42,16 @@ def notices_for(token: int, pause: bytes | None, resign: bytes | None) -> tuple[
             who, reason = str(said.get("who", "")), str(said.get("reason", ""))
             found.append(Notice("transfer" if to else "resign", who, reason, to))
     return tuple(found)
+
+
+def guard_holds(guard: Guard, old: Field | None, held: tuple[str, int] | None) -> bool:
+    """Whether a `put` may write over `old`; `held`: claim and token of the present holding."""
+    match guard:
+        case None:
+            return True
+        case Absent():
+            return old is None
+        case ByVersion(version):
+            return old is not None and old.version == version
+        case ByClaim(claim, token):
+            return held == (claim, token)

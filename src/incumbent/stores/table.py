@@ -12,10 +12,7 @@ from dataclasses import dataclass, field
 
 from incumbent.errors import StoreUnavailable
 from incumbent.model import (
-    Absent,
     Ask,
-    ByClaim,
-    ByVersion,
     Candidate,
     Field,
     GiveOutcome,
@@ -39,7 +36,7 @@ from incumbent.model import (
     TakeOutcome,
 )
 from incumbent.stores.line import Line, Waiter
-from incumbent.stores.notices import PAUSE, RESIGN, notices_for
+from incumbent.stores.notices import PAUSE, RESIGN, guard_holds, notices_for
 from incumbent.stores.restart import restart_words, wait_after_restart
 
 __all__ = ["CANDIDATES_KEPT", "HISTORY_KEPT", "LATE_KEPT", "MemoryTable"]
@@ -231,7 +228,9 @@ class MemoryTable:
     def put(self, key: Key, name: str, value: bytes | None, guard: Guard, now: float) -> PutOutcome:
         """See Store.put."""
         entry = self._entries.get(key, _Entry())
-        if not _guard_holds(entry, entry.fields.get(name), guard, now):
+        holding = entry.holding(now)
+        held = (holding.claim, holding.token) if holding else None
+        if not guard_holds(guard, entry.fields.get(name), held):
             return Stale()
         entry.changes += 1
         # Versions must outlive the last field for a while, or an old guard would match again.
@@ -349,19 +348,6 @@ def _end_history(history: deque[Past], token: int, wall: float) -> None:
     for index, past in enumerate(history):
         if past.token == token:
             history[index] = Past(past.holder, past.token, past.started, wall)
-
-
-def _guard_holds(entry: _Entry, old: Field | None, guard: Guard, now: float) -> bool:
-    match guard:
-        case None:
-            return True
-        case Absent():
-            return old is None
-        case ByVersion(version):
-            return old is not None and old.version == version
-        case ByClaim(claim, token):
-            held = entry.holding(now)
-            return held is not None and (held.claim, held.token) == (claim, token)
 
 
 def _forgettable(entry: _Entry, now: float) -> bool:

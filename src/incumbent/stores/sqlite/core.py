@@ -36,7 +36,7 @@ from incumbent.model import (
     TakeOutcome,
 )
 from incumbent.stores.names import flat, unflat
-from incumbent.stores.notices import PAUSE, RESIGN, notices_for
+from incumbent.stores.notices import PAUSE, RESIGN, guard_holds, notices_for
 from incumbent.stores.sqlite import schema
 from incumbent.stores.sqlite.connection import (
     Connection,
@@ -46,7 +46,7 @@ from incumbent.stores.sqlite.connection import (
 )
 from incumbent.stores.sqlite.file import DURABLE, ONE_STATEMENT, READ, WRITE, Mode, SqliteFile
 from incumbent.stores.sqlite.line import KeptLine, may_look
-from incumbent.stores.sqlite.rows import Row, guard_holds, seen_of
+from incumbent.stores.sqlite.rows import Row, seen_of
 
 __all__ = ["Core"]
 
@@ -274,7 +274,7 @@ def _put(db: Connection, name: str, field: str, value: bytes | None, guard: Guar
     row = _see(db, name)
     found = db.execute(schema.SEE_FIELD, (name, field)).fetchone()
     old = Field(*found) if found else None
-    if not guard_holds(row, old, guard, db.host.now()):
+    if not guard_holds(guard, old, row.holder_at(db.host.now())):
         return Stale()
     # A removal leaves the version where it is.
     version = (row.version or 0) + (value is not None)

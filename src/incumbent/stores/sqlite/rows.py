@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from incumbent.model import Absent, ByClaim, ByVersion, Field, Guard, Holding, Refused
+from incumbent.model import Holding, Refused
 from incumbent.stores.sqlite.schema import FORMAT
 
-__all__ = ["Row", "guard_holds", "seen_of"]
+__all__ = ["Row", "seen_of"]
 
 
 class Row(NamedTuple):
@@ -48,6 +48,11 @@ class Row(NamedTuple):
         """Whether this claim holds the lease."""
         return self.claim == claim and self.expires > now and not self.newer
 
+    def holder_at(self, now: float) -> tuple[str, int] | None:
+        """The claim that holds the lease, with its token."""
+        claim = self.claim
+        return (claim, self.token) if claim is not None and self.held_by(claim, now) else None
+
     def closed(self, now: float) -> bool:
         """Whether a release keeps the lease closed: perhaps but for one holder."""
         return (self.closed_until or 0) > now
@@ -82,16 +87,3 @@ class Row(NamedTuple):
 def seen_of(epoch: str, changes: int | None) -> str:
     """What `wait_change` compares: another text after every change, and for another file."""
     return "" if changes is None else f"{epoch}:{changes}"
-
-
-def guard_holds(row: Row, old: Field | None, guard: Guard, now: float) -> bool:
-    """Whether a `put` under `guard` may write over `old`."""
-    match guard:
-        case None:
-            return True
-        case Absent():
-            return old is None
-        case ByVersion(version):
-            return old is not None and old.version == version
-        case ByClaim(claim, token):
-            return row.held_by(claim, now) and row.token == token
