@@ -17,8 +17,8 @@ from tests.support.servers import RedisServer
 from benchmarks.cron_fleet import cpu_of_trees, end, events, start, until
 from benchmarks.harness import Figure
 from incumbent.cron.claims import Claimer
-from incumbent.cron.judge import Slot
 from incumbent.cron.schedule import Every
+from incumbent.cron.slots import Slot
 from incumbent.cron.spec import JobSpec
 from incumbent.model import Refused
 from incumbent.protocol.link import new_link

@@ -19,8 +19,8 @@ from typing import Any
 from benchmarks.harness import Figure
 from benchmarks.postgresql_pairs import bench_server
 from incumbent.cron.claims import Claimer
-from incumbent.cron.judge import Slot
 from incumbent.cron.schedule import Every
+from incumbent.cron.slots import Slot
 from incumbent.cron.spec import JobSpec
 from incumbent.model import Refused
 from incumbent.protocol.link import new_link

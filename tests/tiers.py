@@ -63,7 +63,7 @@ TIMING: dict[str, str] = {
     "combined/test_fleets.py": PROCESSES,
     "cron/test_disproved.py": PROCESSES,
     "cron/test_processes.py": PROCESSES,
-    "cron/test_runners.py": PROCESSES,
+    "cron/test_workers.py": PROCESSES,
     "e2e/test_cotyledon.py": PROCESSES,
     "e2e/test_demo.py": PROCESSES,
     "e2e/test_disproved.py": PROCESSES,

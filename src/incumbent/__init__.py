@@ -19,7 +19,7 @@ from incumbent.errors import (
 
 if TYPE_CHECKING:
     from incumbent.clients import AsyncClient, Client
-    from incumbent.cron.calls import JobRun
+    from incumbent.cron.functions import JobRun
     from incumbent.cron.jobs import Jobs
     from incumbent.decorators import exclusive, once
     from incumbent.election import Leader
@@ -68,7 +68,7 @@ _HOMES = {
     "AsyncTerm": "incumbent.elections",
     "Client": "incumbent.clients",
     "Election": "incumbent.elections",
-    "JobRun": "incumbent.cron.calls",
+    "JobRun": "incumbent.cron.functions",
     "Jobs": "incumbent.cron.jobs",
     "Leader": "incumbent.election",
     "Lease": "incumbent.locks",

@@ -17,12 +17,12 @@ from typing import Any
 
 from incumbent import clock
 from incumbent.clients import Client
-from incumbent.cron.control import PRESENCE
 from incumbent.cron.events import Quiet
 from incumbent.cron.execute import Executor
-from incumbent.cron.judge import Slot
 from incumbent.cron.ledger import Run, read_job, runs_of
 from incumbent.cron.load import load_jobs
+from incumbent.cron.presence import PRESENCE
+from incumbent.cron.slots import Slot
 from incumbent.cron.spec import JobSpec
 from incumbent.model import Key, Refused
 from incumbent.protocol.link import new_link

@@ -12,7 +12,7 @@ from functools import cache, lru_cache
 from typing import Any
 from unittest import mock
 
-from incumbent.cron import agenda, book, execute, judge, ledger, schedule
+from incumbent.cron import agenda, execute, ledger, schedule, slots
 from incumbent.cron.schedule import Every
 from incumbent.cron.spec import JobSpec
 from incumbent.model import Field, Key, Record
@@ -117,17 +117,17 @@ def remembering() -> Iterator[None]:
         (ledger, "decode", lru_cache(maxsize=150_000)(ledger.decode)),
         (ledger, "open_runs", _once("open_runs", ledger.open_runs)),
         (ledger, "settled_spans", _once("settled_spans", ledger.settled_spans)),
-        (judge, "settled_spans", _once("settled_spans", ledger.settled_spans)),
-        (judge, "missed_slots", _of_spec(agenda.missed_slots)),
+        (slots, "settled_spans", _once("settled_spans", ledger.settled_spans)),
+        (slots, "missed_slots", _of_spec(agenda.missed_slots)),
         (execute, "facts_of_job", _facts(_of_spec(execute.facts_of_job))),
         (Every, "describe", cache(Every.describe)),
     ]
-    known_until = _of_record(judge.known_until, lambda _: True)
-    named += [(module, "known_until", known_until) for module in (judge, execute)]
-    named.append((execute, "holes", _of_record(judge.holes, _is_quiet)))
-    named += [(module, "slot_id", slot_id) for module in (agenda, judge)]
-    named += [(module, "runs_of", runs_of) for module in (judge, book)]
-    named += [(module, "read_job", read_job) for module in (judge, book, execute)]
+    known_until = _of_record(slots.known_until, lambda _: True)
+    named += [(module, "known_until", known_until) for module in (slots, execute)]
+    named.append((execute, "holes", _of_record(slots.holes, _is_quiet)))
+    named += [(module, "slot_id", slot_id) for module in (agenda, slots)]
+    named += [(module, "runs_of", runs_of) for module in (slots, ledger)]
+    named += [(module, "read_job", read_job) for module in (slots, ledger, execute)]
     with ExitStack() as stack:
         for where, name, instead in named:
             stack.enter_context(mock.patch.object(where, name, instead))

@@ -1,6 +1,6 @@
 """A fleet of cron instances in simulated time: clocks apart, crashes, outages, a year in minutes.
 
-It runs the code of the real instances (`Executor`, `Dispatcher`, `judge`, `Book`) against the
+It runs the code of the real instances (`Executor`, `Dispatcher`, `judge`, `Ledger`) against the
 executable specification of a store. What is made up: processes, their runs, time and chance.
 
     python -m tests.cron.simulation --instances 50 --jobs 1000 --days 365 --seed 1
@@ -20,13 +20,13 @@ from functools import partial
 from heapq import heappop, heappush
 from math import inf
 
-from incumbent.cron.book import Pen
-from incumbent.cron.control import PRESENCE, PRESENT_EVERY, UP, encode
+from incumbent.cron.control import encode
 from incumbent.cron.events import Quiet
 from incumbent.cron.execute import Executor
-from incumbent.cron.judge import CLOCK_SPREAD, GRACE, Slot
-from incumbent.cron.ledger import RUN, SLOT_KEEP, Run, State, decode
+from incumbent.cron.ledger import RUN, SLOT_KEEP, Authority, Run, State, decode
+from incumbent.cron.presence import PRESENCE, PRESENT_EVERY, UP
 from incumbent.cron.schedule import Every, Schedule, slot_id
+from incumbent.cron.slots import CLOCK_SPREAD, GRACE, Slot
 from incumbent.cron.spec import CatchUp, JobSpec
 from incumbent.errors import NotAcquired, OutcomeUnknown, StoreUnavailable
 from incumbent.lease import State as LeaseState
@@ -253,8 +253,8 @@ class SimRun:
     ends: float
 
     @property
-    def pen(self) -> Pen:
-        return Pen(self.held.claim, self.held.machine.token)
+    def authority(self) -> Authority:
+        return Authority(self.held.claim, self.held.machine.token)
 
     def turn(self) -> None:
         world, life = self.instance.world, self.instance.life
@@ -297,10 +297,10 @@ class SimRun:
 
     def _end(self) -> None:
         world, instance = self.instance.world, self.instance
-        book = instance.executor.book(self.spec.name)
+        ledger = instance.executor.ledger(self.spec.name)
         state = State.FAILED if int(self.ends * 1000) % 10 == 0 else State.OK
         try:
-            drive(book.move(self.run, state, self.pen, ended=instance.wall()))
+            drive(ledger.move(self.run, state, self.authority, ended=instance.wall()))
         except OutcomeUnknown:
             self._again()
             return
@@ -313,7 +313,9 @@ class SimRun:
         self._forget()
         if world.chance.random() < 0.3:
             instance.try_(
-                lambda: drive(book.prune(self.spec.keep_runs, self.spec.keep_for, instance.wall()))
+                lambda: drive(
+                    ledger.prune(self.spec.keep_runs, self.spec.keep_for, instance.wall())
+                )
             )
 
     def _again(self) -> None:
@@ -375,7 +377,7 @@ class SimInstance:
             self._tell(life)
 
     def _tell(self, life: int) -> None:
-        """A sign of life, as Census writes it."""
+        """A sign of life, as Presence writes it."""
         if life != self.life or not self.up:
             return
         key, name = Key(NAMESPACE, PRESENCE), f"{UP}i{self.index}"
@@ -444,7 +446,7 @@ class SimInstance:
             slot.name, State.RUNNING, slot.due, f"i{self.index}", token, wall, attempt=slot.attempt
         )
         try:
-            begun = drive(self.executor.book(spec.name).begin(run))
+            begun = drive(self.executor.ledger(spec.name).begin(run))
         except (StoreUnavailable, OutcomeUnknown):
             drive(release(self.port, grant, undo_slot=True))
             assert self.executor.dispatcher is not None

@@ -9,9 +9,9 @@ from unittest.mock import patch
 
 import pytest
 
-from incumbent.cron.judge import CLOCK_SPREAD
 from incumbent.cron.ledger import State
 from incumbent.cron.schedule import slot_id
+from incumbent.cron.slots import CLOCK_SPREAD
 from tests.cron import simulation
 from tests.cron.simulation import EPOCH, Plan, World, make_specs, simulate
 from tests.history.checker import check

@@ -232,7 +232,7 @@ def test_a_schedule_that_changes_lets_the_run_that_is_on_end(fleet: CronFleet) -
     eventually(lambda: [it.state for it in fleet.runs("long").values()] == [State.OK], within=10)
 
 
-def test_a_runner_that_is_killed_leaves_nothing_behind_and_its_run_is_lost(
+def test_a_worker_that_is_killed_leaves_nothing_behind_and_its_run_is_lost(
     fleet: CronFleet,
 ) -> None:
     fleet.file.write_text(
@@ -245,10 +245,10 @@ def test_a_runner_that_is_killed_leaves_nothing_behind_and_its_run_is_lost(
     fleet.trigger("long")
     eventually(fleet.ran, within=10)
     (zygote,) = children(process.pid)
-    (runner,) = children(zygote)
-    below = {pid: identity(pid) for pid in descendants(runner)}
+    (worker,) = children(zygote)
+    below = {pid: identity(pid) for pid in descendants(worker)}
     assert len(below) >= 2
-    os.kill(runner, signal.SIGKILL)
+    os.kill(worker, signal.SIGKILL)
     eventually(lambda: [it.state for it in fleet.runs("long").values()] == [State.LOST], within=10)
     # A namespace's init stays until the machine's own PID 1 has reaped its last process.
     eventually(lambda: not any(it and identity(pid) == it for pid, it in below.items()), within=5)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from incumbent.cron import book, dispatch, execute, judge, ledger
+from incumbent.cron import dispatch, execute, ledger, slots
 from incumbent.cron.ledger import State
 from incumbent.cron.schedule import Every, cron_schedule, slot_id
 from incumbent.cron.spec import CatchUp, JobSpec
@@ -161,10 +161,10 @@ def claims_no_slot(patch: pytest.MonkeyPatch) -> None:
         return await take(self, key, claim, replace(ask, slot=None), until)
 
     patch.setattr(SimPort, "take", without)
-    patch.setattr(book.Book, "begin", _begins_blindly)
+    patch.setattr(ledger.Ledger, "begin", _begins_blindly)
 
 
-async def _begins_blindly(self: book.Book, run: Any) -> bool:
+async def _begins_blindly(self: ledger.Ledger, run: Any) -> bool:
     await self._field(f"run/{run.slot}", ledger.encode(run), None)
     return True
 
@@ -174,15 +174,15 @@ def nobody_looks_again(patch: pytest.MonkeyPatch) -> None:
 
 
 def missed_slots_are_not_written(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(judge, "_wait_or_miss", lambda *_: None)
+    patch.setattr(slots, "_wait_or_miss", lambda *_: None)
 
 
 def the_dead_are_not_declared_lost(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(judge, "orphans", lambda _: [])
+    patch.setattr(slots, "orphans", lambda _: [])
 
 
 def an_end_is_written_without_the_token(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(book, "ByClaim", lambda *_: None)
+    patch.setattr(ledger, "ByClaim", lambda *_: None)
     # Who was cut off for long tells of its end all the same.
     patch.setattr(simulation, "POLICY", simulation.POLICY)
     patch.setattr(simulation.SimRun, "turn", _ends_however_late)
@@ -201,13 +201,13 @@ def an_unanswered_claim_is_forgotten(patch: pytest.MonkeyPatch) -> None:
         self._failures = 0
 
     patch.setattr(dispatch.Dispatcher, "failed", forgets)
-    patch.setattr(judge, "holes", lambda *_: [])
+    patch.setattr(slots, "holes", lambda *_: [])
     patch.setattr(execute, "holes", lambda *_: [])
 
 
 def a_lost_run_is_overwritten(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(book, "ByVersion", lambda _: None)
-    patch.setattr(judge, "orphans", _all_that_run)
+    patch.setattr(ledger, "ByVersion", lambda _: None)
+    patch.setattr(slots, "orphans", _all_that_run)
 
 
 def _all_that_run(record: Any) -> Any:
@@ -228,15 +228,15 @@ BUGS: list[Callable[[pytest.MonkeyPatch], None]] = [
 
 
 def begin_runs_what_was_forgotten(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(book, "is_settled", lambda *_: False)
+    patch.setattr(ledger, "is_settled", lambda *_: False)
 
 
 def nobody_remembers_what_was_removed(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(book, "joined", lambda spans: tuple(spans)[:-1])
+    patch.setattr(ledger, "joined", lambda spans: tuple(spans)[:-1])
 
 
 def a_slot_of_an_hour_ago_begins_unseen(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(book.Book, "begin", book.Book.begin_named)
+    patch.setattr(ledger.Ledger, "begin", ledger.Ledger.begin_named)
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     _p(
         "an interrupted beginning removes the record of an earlier run",
-        "cron/book.py",
+        "cron/ledger.py",
         "        if version and _is_same(found, run):",
         "        if version:",
         *_ONCE,

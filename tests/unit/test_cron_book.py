@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from incumbent import clock
-from incumbent.cron.book import Book, Pen
-from incumbent.cron.ledger import Run, State, joined, pruned_spans, runs_of
+from incumbent.cron.ledger import Authority, Ledger, Run, State, joined, pruned_spans, runs_of
 from incumbent.cron.schedule import slot_id
 from incumbent.model import Ask, Granted, Key, Record
 from incumbent.protocol.link import Link, link_for
@@ -29,14 +28,14 @@ def link() -> Link:
     return link_for(f"memory:book{next(NUMBERS)}")
 
 
-def claimed(link: Link, claim: str = "c") -> Pen:
+def claimed(link: Link, claim: str = "c") -> Authority:
     granted = link.store.take(KEY, claim, Ask(15.0, "i1"), clock.now() + 1)
     assert isinstance(granted, Granted)
-    return Pen(claim, granted.token)
+    return Authority(claim, granted.token)
 
 
-def run(pen: Pen, due: float = NOW) -> Run:
-    return Run(slot_id(due), State.RUNNING, due, "i1", pen.token, due)
+def run(authority: Authority, due: float = NOW) -> Run:
+    return Run(slot_id(due), State.RUNNING, due, "i1", authority.token, due)
 
 
 def on_record(link: Link) -> dict[str, State]:
@@ -45,23 +44,23 @@ def on_record(link: Link) -> dict[str, State]:
 
 
 def test_who_lost_the_lease_cannot_write_ok(link: Link) -> None:
-    book, pen = Book(link.port, KEY), claimed(link)
-    its = run(pen)
-    assert drive(book.begin(its))
-    link.store.give(KEY, "c", pen.token, clock.now() + 1)
+    ledger, authority = Ledger(link.port, KEY), claimed(link)
+    its = run(authority)
+    assert drive(ledger.begin(its))
+    link.store.give(KEY, "c", authority.token, clock.now() + 1)
     claimed(link, "another")
-    assert drive(book.move(its, State.OK, pen)) is None
+    assert drive(ledger.move(its, State.OK, authority)) is None
     assert on_record(link) == {its.slot: State.RUNNING}
     (_, version), *_ = runs_of(link.store.read(KEY, clock.now() + 1).fields).values()
-    assert drive(book.lose(its, version, "gone", NOW))
-    assert not drive(book.lose(its, version, "gone", NOW))
+    assert drive(ledger.lose(its, version, "gone", NOW))
+    assert not drive(ledger.lose(its, version, "gone", NOW))
     assert on_record(link) == {its.slot: State.LOST}
 
 
 def test_a_slot_that_is_on_record_is_not_begun(link: Link) -> None:
-    book, pen = Book(link.port, KEY), claimed(link)
-    drive(book.note(Run(slot_id(NOW), State.SKIPPED, NOW, why="paused")))
-    assert not drive(book.begin(run(pen)))
+    ledger, authority = Ledger(link.port, KEY), claimed(link)
+    drive(ledger.note(Run(slot_id(NOW), State.SKIPPED, NOW, why="paused")))
+    assert not drive(ledger.begin(run(authority)))
     assert on_record(link) == {slot_id(NOW): State.SKIPPED}
 
 
@@ -72,86 +71,86 @@ def test_a_slot_that_is_on_record_is_not_begun(link: Link) -> None:
 def test_the_ledger_is_bounded_by_count_and_by_age_and_says_up_to_where(
     link: Link, keep: int, keep_for: float, left: list[int]
 ) -> None:
-    book = Book(link.port, KEY)
+    ledger = Ledger(link.port, KEY)
     for age in range(10):
         due = NOW - age * DAY
-        drive(book.note(Run(slot_id(due), State.OK if age != 3 else State.MISSED, due)))
-    drive(book.prune(keep, keep_for, NOW))
+        drive(ledger.note(Run(slot_id(due), State.OK if age != 3 else State.MISSED, due)))
+    drive(ledger.prune(keep, keep_for, NOW))
     left = [age for age in left if age < keep]
     assert sorted(on_record(link)) == sorted(slot_id(NOW - age * DAY) for age in left)
     fields = link.store.read(KEY, clock.now() + 1).fields
     spans = pruned_spans(fields)
     assert (spans[0][0], spans[-1][1]) == (NOW - 9 * DAY, NOW - (max(left) + 1) * DAY)
-    assert drive(book.prune(keep, keep_for, NOW)) == 0
+    assert drive(ledger.prune(keep, keep_for, NOW)) == 0
 
 
-def pruned(link: Link, *dues: float, slot: Callable[[float], str] = slot_id) -> Book:
+def pruned(link: Link, *dues: float, slot: Callable[[float], str] = slot_id) -> Ledger:
     """A ledger that had these, and has forgotten them; the newest of all is kept."""
-    book = Book(link.port, KEY)
+    ledger = Ledger(link.port, KEY)
     for due in (*dues, max(dues) + 1):
-        drive(book.note(Run(slot(due), State.OK, due)))
-    drive(book.prune(1, 90 * DAY, NOW))
-    return book
+        drive(ledger.note(Run(slot(due), State.OK, due)))
+    drive(ledger.prune(1, 90 * DAY, NOW))
+    return ledger
 
 
 def test_a_slot_that_was_forgotten_is_not_begun_again(link: Link) -> None:
-    book, pen = pruned(link, NOW), claimed(link)
-    assert not drive(book.begin(run(pen, NOW)))
-    retry = replace(run(pen, NOW), slot=f"{slot_id(NOW)}#2", attempt=2)
-    assert not drive(book.begin(retry))
-    assert drive(book.begin(run(pen, NOW + 60)))
+    ledger, authority = pruned(link, NOW), claimed(link)
+    assert not drive(ledger.begin(run(authority, NOW)))
+    retry = replace(run(authority, NOW), slot=f"{slot_id(NOW)}#2", attempt=2)
+    assert not drive(ledger.begin(retry))
+    assert drive(ledger.begin(run(authority, NOW + 60)))
 
 
 def test_a_slot_that_is_missed_as_one_of_many_is_not_begun(link: Link) -> None:
-    book, pen = Book(link.port, KEY), claimed(link)
+    ledger, authority = Ledger(link.port, KEY), claimed(link)
     many = Run(slot_id(NOW), State.MISSED, NOW, count=3, first=NOW - 120)
-    drive(book.note(many))
-    assert not drive(book.begin(run(pen, NOW - 60)))
-    assert drive(book.begin(run(pen, NOW - 180)))
+    drive(ledger.note(many))
+    assert not drive(ledger.begin(run(authority, NOW - 60)))
+    assert drive(ledger.begin(run(authority, NOW - 180)))
 
 
 def test_records_of_a_clock_a_year_ahead_cancel_nothing_of_today(link: Link) -> None:
-    book, pen = pruned(link, NOW - 60, NOW + 365 * DAY), claimed(link)
-    assert drive(book.begin(run(pen, NOW)))
-    assert not drive(book.begin(run(pen, NOW + 365 * DAY)))
+    ledger, authority = pruned(link, NOW - 60, NOW + 365 * DAY), claimed(link)
+    assert drive(ledger.begin(run(authority, NOW)))
+    assert not drive(ledger.begin(run(authority, NOW + 365 * DAY)))
 
 
 def test_triggers_and_slots_forget_apart(link: Link) -> None:
-    book, pen = pruned(link, NOW, NOW + 60, slot=lambda due: f"manual/{due}"), claimed(link)
-    assert drive(book.begin(run(pen, NOW)))
-    assert not drive(book.begin(replace(run(pen), slot="manual/another")))
+    ledger, authority = pruned(link, NOW, NOW + 60, slot=lambda due: f"manual/{due}"), claimed(link)
+    assert drive(ledger.begin(run(authority, NOW)))
+    assert not drive(ledger.begin(replace(run(authority), slot="manual/another")))
 
 
 def test_what_is_named_by_its_caller_goes_by_its_name_alone(link: Link) -> None:
-    book, pen = pruned(link, NOW), claimed(link)
-    assert drive(book.begin_named(replace(run(pen), slot="2026-11-21")))
+    ledger, authority = pruned(link, NOW), claimed(link)
+    assert drive(ledger.begin_named(replace(run(authority), slot="2026-11-21")))
 
 
 def test_what_an_older_release_has_forgotten_stays_forgotten(link: Link) -> None:
-    book, pen = Book(link.port, KEY), claimed(link)
+    ledger, authority = Ledger(link.port, KEY), claimed(link)
     link.store.put(KEY, "pruned", repr(NOW).encode(), None, clock.now() + 1)
-    assert not drive(book.begin(run(pen, NOW - 30 * DAY)))
+    assert not drive(ledger.begin(run(authority, NOW - 30 * DAY)))
     for age in (2, 1, 0):
-        drive(book.note(Run(slot_id(NOW + 60 - age), State.OK, NOW + 60 - age)))
-    drive(book.prune(1, DAY, NOW))
-    assert not drive(book.begin(run(pen, NOW - 30 * DAY)))
+        drive(ledger.note(Run(slot_id(NOW + 60 - age), State.OK, NOW + 60 - age)))
+    drive(ledger.prune(1, DAY, NOW))
+    assert not drive(ledger.begin(run(authority, NOW - 30 * DAY)))
 
 
 def test_of_two_that_prune_at_a_time_none_undoes_the_others_word(
     link: Link, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    book = Book(link.port, KEY)
+    ledger = Ledger(link.port, KEY)
     for second in range(3):
-        drive(book.note(Run(slot_id(NOW + second), State.OK, NOW + second)))
-    seen = drive(book.read())
-    drive(book.note(Run(slot_id(NOW + 3), State.OK, NOW + 3)))
-    assert drive(book.prune(1, DAY, NOW)) == 3
+        drive(ledger.note(Run(slot_id(NOW + second), State.OK, NOW + second)))
+    seen = drive(ledger.read())
+    drive(ledger.note(Run(slot_id(NOW + 3), State.OK, NOW + 3)))
+    assert drive(ledger.prune(1, DAY, NOW)) == 3
 
     async def stale() -> Record:
         return seen
 
-    monkeypatch.setattr(book, "read", stale)
-    assert drive(book.prune(1, DAY, NOW)) == 0
+    monkeypatch.setattr(ledger, "read", stale)
+    assert drive(ledger.prune(1, DAY, NOW)) == 0
     fields = link.store.read(KEY, clock.now() + 1).fields
     assert pruned_spans(fields)[-1][1] == NOW + 2
 
@@ -170,7 +169,7 @@ def test_joined_spans_cover_every_one_and_join_the_nearest(
 
 
 def test_what_was_noted_while_a_run_was_about_to_begin_counts(link: Link) -> None:
-    book, pen = Book(link.port, KEY), claimed(link)
-    drive(book.note(Run(slot_id(NOW), State.LOST, NOW, why="vanished")))
-    assert not drive(book.begin_named(run(pen)))
+    ledger, authority = Ledger(link.port, KEY), claimed(link)
+    drive(ledger.note(Run(slot_id(NOW), State.LOST, NOW, why="vanished")))
+    assert not drive(ledger.begin_named(run(authority)))
     assert on_record(link) == {slot_id(NOW): State.LOST}

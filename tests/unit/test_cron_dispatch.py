@@ -6,8 +6,8 @@ from math import inf
 
 from incumbent.cron.agenda import Agenda
 from incumbent.cron.dispatch import Claim, Dispatcher, Look
-from incumbent.cron.judge import Findings, Slot, judge
 from incumbent.cron.schedule import Every
+from incumbent.cron.slots import Findings, Slot, judge
 from incumbent.cron.spec import CatchUp, JobSpec, Overlap
 from incumbent.model import Holding, Key, Record, Refused
 

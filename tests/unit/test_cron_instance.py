@@ -13,21 +13,13 @@ import pytest
 
 from incumbent import clock
 from incumbent.cli.main import main
-from incumbent.cron.control import (
-    CONTROL,
-    PRESENCE,
-    STALE,
-    UP,
-    Trigger,
-    encode,
-    presences,
-    triggers,
-)
+from incumbent.cron.control import CONTROL, STALE, Trigger, encode, triggers
 from incumbent.cron.instance import Instance
-from incumbent.cron.judge import Slot
 from incumbent.cron.ledger import JOB, Run, State, field_of, read_job, run_at
 from incumbent.cron.ledger import encode as encode_run
+from incumbent.cron.presence import PRESENCE, UP, presences
 from incumbent.cron.schedule import Every
+from incumbent.cron.slots import Slot
 from incumbent.cron.spec import JobSpec
 from incumbent.errors import ConfigError
 from incumbent.model import Key, Record, Refused

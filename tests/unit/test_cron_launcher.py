@@ -8,12 +8,12 @@ import pytest
 
 from incumbent import clock
 from incumbent.cron.claims import Claimer
-from incumbent.cron.commands_launcher import CommandLauncher, Settings
-from incumbent.cron.judge import Slot
 from incumbent.cron.ledger import Run, State
-from incumbent.cron.running import ENDED_WELL, GAVE_BACK
 from incumbent.cron.schedule import Every
+from incumbent.cron.serving import CommandLauncher, Settings
+from incumbent.cron.slots import Slot
 from incumbent.cron.spec import JobSpec
+from incumbent.cron.worker import ENDED_WELL, GAVE_BACK
 from incumbent.cron.zygote import ZygoteGone
 from incumbent.model import Key, Refused
 from incumbent.protocol.held import Held

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from incumbent.cron.judge import GRACE, Slot, holes, judge, known_until, retry_due
 from incumbent.cron.ledger import (
     SLOT_KEEP,
     TRANSITIONS,
@@ -26,6 +25,7 @@ from incumbent.cron.ledger import (
     surplus,
 )
 from incumbent.cron.schedule import Every, slot_id
+from incumbent.cron.slots import GRACE, Slot, holes, judge, known_until, retry_due
 from incumbent.cron.spec import CatchUp, JobSpec
 from incumbent.model import Field, Holding, Key, Record
 

@@ -1,4 +1,4 @@
-"""Which runners are forked, and when."""
+"""Which workers are forked, and when."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import socket
 import pytest
 
 from incumbent import clock
-from incumbent.cron.pool import Pool, Runner
-from incumbent.cron.running import Task
+from incumbent.cron.worker import Task
+from incumbent.cron.zygote import Pool, Worker
 
 
 @pytest.mark.parametrize("first", ["its end", "its channel"])
@@ -18,13 +18,13 @@ def test_one_that_died_before_it_was_prepared_is_replaced_though_nothing_is_hear
 ) -> None:
     now = 100.0
     monkeypatch.setattr(clock, "now", lambda: now)
-    made: list[Runner] = []
+    made: list[Worker] = []
     ends: list[socket.socket] = []
 
-    def fork(task: Task | None) -> Runner:
+    def fork(task: Task | None) -> Worker:
         ours, its = socket.socketpair()
         ends.append(its)
-        made.append(Runner(1000 + len(made), ours, None, comes_up=task is None))
+        made.append(Worker(1000 + len(made), ours, None, comes_up=task is None))
         return made[-1]
 
     pool = Pool(fork, lambda *_: None, select.poll())

@@ -1,4 +1,4 @@
-"""How many runs there may be here, and for how many runners stand by."""
+"""How many runs there may be here, and for how many workers stand by."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import pytest
 from incumbent import clock
 from incumbent.cli.cron_serving import max_runs
 from incumbent.cron.agenda import Agenda
-from incumbent.cron.control import PRESENCE, UP, encode
+from incumbent.cron.capacity import Capacity
+from incumbent.cron.control import encode
 from incumbent.cron.dispatch import Claim, Dispatcher
-from incumbent.cron.judge import Slot
+from incumbent.cron.presence import PRESENCE, UP
 from incumbent.cron.schedule import Every
-from incumbent.cron.soon import Soon
+from incumbent.cron.slots import Slot
 from incumbent.cron.spec import JobSpec
 from incumbent.errors import ConfigError, StoreUnavailable
 from incumbent.model import Key
@@ -59,11 +60,11 @@ def soon() -> Any:
         said = encode(since=0.0, seen=clock.wall(), jobs=1)
         until = clock.now() + 1
         link.store.put(Key("n", PRESENCE), f"{UP}i{number}", said, None, until)
-    yield Soon(link, "n")
+    yield Capacity(link, "n")
     link.close()
 
 
-def test_runners_stand_by_for_the_even_share_and_some_more(soon: Soon) -> None:
+def test_workers_stand_by_for_the_even_share_and_some_more(soon: Capacity) -> None:
     assert soon.runs(0, 0, 100) == (0, 0)
     # A single run is not worth it.
     assert soon.runs(1, 0, 100) == (0, 0)
@@ -72,15 +73,15 @@ def test_runners_stand_by_for_the_even_share_and_some_more(soon: Soon) -> None:
     assert soon.runs(10_000, 0, 7) == (7, 24)
 
 
-def test_what_waits_for_room_here_keeps_runners(soon: Soon) -> None:
+def test_what_waits_for_room_here_keeps_workers(soon: Capacity) -> None:
     assert soon.runs(0, 5, 100) == (5, 5)
 
 
-def test_idle_runners_stay_for_a_while_after_a_burst(
-    soon: Soon, monkeypatch: pytest.MonkeyPatch
+def test_idle_workers_stay_for_a_while_after_a_burst(
+    soon: Capacity, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = clock.now()
-    monkeypatch.setattr("incumbent.cron.soon.clock.now", lambda: now)
+    monkeypatch.setattr("incumbent.cron.capacity.clock.now", lambda: now)
     assert soon.runs(40, 0, 100) == (10, 10)
     now += 2.0
     assert soon.runs(0, 0, 100) == (0, 10)
@@ -89,7 +90,7 @@ def test_idle_runners_stay_for_a_while_after_a_burst(
 
 
 def test_without_an_answer_the_instance_counts_as_the_only_one(
-    soon: Soon, monkeypatch: pytest.MonkeyPatch
+    soon: Capacity, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def silent(key: Key, until: float) -> Any:
         raise StoreUnavailable("no answer")

@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from incumbent.cli.job_reasons import explain_job
-from incumbent.cron.control import Present
-from incumbent.cron.judge import GRACE
 from incumbent.cron.ledger import JOB, Run, State, encode, field_of
+from incumbent.cron.presence import Present
 from incumbent.cron.schedule import slot_id
+from incumbent.cron.slots import GRACE
 from incumbent.model import Field, Holding, Key, Past, Record
 
 DUE = 1_795_239_000.0

@@ -13,12 +13,12 @@ import pytest
 
 import incumbent
 from incumbent import clock
-from incumbent.cron import background
-from incumbent.cron.calls import CallLauncher
+from incumbent.cron import functions
 from incumbent.cron.claims import Claimer
-from incumbent.cron.judge import Slot
+from incumbent.cron.functions import CallLauncher
 from incumbent.cron.ledger import PRUNED, Run, State, read_job, runs_of
 from incumbent.cron.schedule import Every
+from incumbent.cron.slots import Slot
 from incumbent.cron.spec import JobSpec
 from incumbent.errors import ConfigError, LeaseLost, Misuse
 from incumbent.model import Capabilities, Key
@@ -283,7 +283,7 @@ def test_a_start_that_cannot_be_put_on_record_gives_the_slot_back(
         raise incumbent.StoreUnavailable("away")
 
     with monkeypatch.context() as patch:
-        patch.setattr("incumbent.cron.book.Book.begin_named", fails)
+        patch.setattr("incumbent.cron.ledger.Ledger.begin_named", fails)
         with pytest.raises(incumbent.StoreUnavailable):
             call()
     call()
@@ -322,7 +322,7 @@ def test_a_function_that_calls_exit_ends_its_own_run_and_nothing_else(
 def test_an_event_loop_goes_on_while_the_store_is_asked_for_the_first_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(background, "_BEGIN_WITHIN", 0.4)
+    monkeypatch.setattr(functions, "_BEGIN_WITHIN", 0.4)
     jobs = incumbent.Jobs(f"redis://127.0.0.1:{free_port()}")
 
     @jobs.every("1h")

@@ -8,11 +8,10 @@ from incumbent import clock
 from incumbent.cli.exits import UNPROVED, USAGE, say
 from incumbent.cli.parser import Request
 from incumbent.cli.settings import lock_times
-from incumbent.cron.commands_launcher import Settings
 from incumbent.cron.events import Events
 from incumbent.cron.instance import MAX_RUNS
 from incumbent.cron.load import load_jobs
-from incumbent.cron.serving import Fleet, serve_jobs
+from incumbent.cron.serving import Fleet, Settings, serve_jobs
 from incumbent.cron.spec import JobSpec
 from incumbent.durations import parse_duration
 from incumbent.errors import ConfigError, StoreError

@@ -6,10 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from incumbent.cli.ledger_show import next_slot, result_of, runs_in, say_up
 from incumbent.cli.show import iso, said_by
-from incumbent.cron.control import Present
-from incumbent.cron.judge import GRACE
-from incumbent.cron.known import is_by_the_clock
 from incumbent.cron.ledger import Run, pruned_spans, read_job
+from incumbent.cron.presence import Present, is_by_the_clock
+from incumbent.cron.slots import GRACE
 from incumbent.durations import say_seconds
 from incumbent.model import Record
 from incumbent.stores.notices import PAUSE

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from incumbent.cli.show import iso
-from incumbent.cron.control import GONE_AFTER, Present, is_job_name, up_now
-from incumbent.cron.known import GONE
+from incumbent.cron.control import is_job_name
 from incumbent.cron.ledger import JOB, Run, State, read_job, running, runs_of
+from incumbent.cron.presence import GONE, GONE_AFTER, Present, up_now
 from incumbent.cron.schedule import Every, cron_schedule, slot_id
 from incumbent.durations import say_seconds
 from incumbent.errors import ConfigError

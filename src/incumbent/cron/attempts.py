@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from incumbent import clock
-from incumbent.cron.book import Book, Pen
 from incumbent.cron.events import Said
-from incumbent.cron.ledger import Run, State
+from incumbent.cron.ledger import Authority, Ledger, Run, State
 from incumbent.durations import backoff_delay, say_seconds
 from incumbent.errors import StoreError
 from incumbent.locks import Lease
@@ -45,7 +44,7 @@ class Attempts:
     """
 
     lease: Lease
-    book: Book
+    ledger: Ledger
     run: Run
     said: Said
     retries: int = 0
@@ -54,9 +53,9 @@ class Attempts:
     keep_for: float = 30 * 86_400.0
 
     @property
-    def _pen(self) -> Pen:
+    def authority(self) -> Authority:
         belief = self.lease.belief
-        return Pen(belief.claim, belief.token)
+        return Authority(belief.claim, belief.token)
 
     def begin(self) -> bool:
         """Put it on record as running. If that cannot be, nothing may run.
@@ -67,13 +66,13 @@ class Attempts:
         tries = 0
         while True:
             try:
-                return drive(self.book.begin(self.run))
+                return drive(self.ledger.begin(self.run))
             except StoreError:
                 tries += 1
                 wake = clock.now() + backoff_delay(tries, 0.5, cap=1.0)
                 if wake >= until:
                     raise
-                drive(self.book.sleep_until(wake))
+                drive(self.ledger.sleep_until(wake))
 
     def go_through(self, attempt: Callable[[], End], pause: Callable[[float], bool]) -> Run | None:
         """Attempt until it is well or the retries are used up; the record, None if it is lost."""
@@ -96,7 +95,7 @@ class Attempts:
 
     def _move(self, state: State, **changes: object) -> None:
         until = clock.now() + min(1.0, self.lease.remaining)
-        moved = drive(self.book.insist(self.run, state, self._pen, until, **changes))
+        moved = drive(self.ledger.insist(self.run, state, self.authority, until, **changes))
         # A state in between that could not be written is no reason to stop: the last one counts.
         self.run = moved or self.run
 
@@ -104,10 +103,10 @@ class Attempts:
         lease = self.lease
         until = max(lease.belief.proof.deadline, clock.now() + 1.0)
         ended = drive(
-            self.book.insist(
+            self.ledger.insist(
                 self.run,
                 end.state,
-                self._pen,
+                self.authority,
                 until,
                 ended=clock.wall(),
                 code=end.code,
@@ -132,7 +131,7 @@ class Attempts:
         if chance * min(_PRUNE_EVERY, max(1, self.keep_runs // 4)) >= 1:
             return
         try:
-            drive(self.book.prune(self.keep_runs, self.keep_for, clock.wall()))
+            drive(self.ledger.prune(self.keep_runs, self.keep_for, clock.wall()))
         except StoreError as error:
             self.said("store", why=f"the ledger could not be pruned: {error}")
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from incumbent.cron.judge import Slot
 from incumbent.cron.ledger import SLOT_KEEP
+from incumbent.cron.slots import Slot
 from incumbent.cron.spec import JobSpec
 from incumbent.errors import NotAcquired, StoreError
 from incumbent.locks import Lease

@@ -19,8 +19,8 @@ from math import inf
 from typing import Final, TypeAlias
 
 from incumbent.cron.agenda import Agenda, Changes, Due
-from incumbent.cron.judge import GRACE, Findings, Slot
 from incumbent.cron.ledger import SLOT_KEEP
+from incumbent.cron.slots import GRACE, Findings, Slot
 from incumbent.cron.spec import JobSpec
 from incumbent.durations import backoff_delay
 from incumbent.model import Refused

@@ -11,11 +11,11 @@ from math import inf
 from typing import Any, Final, Protocol, TypeVar
 
 from incumbent.cron.agenda import Agenda
-from incumbent.cron.book import Book, BookPort
-from incumbent.cron.control import PRESENCE, PRESENT_EVERY, Peers, presences
 from incumbent.cron.dispatch import Claim, Dispatcher, Look
 from incumbent.cron.events import Said
-from incumbent.cron.judge import (
+from incumbent.cron.ledger import JOB, Ledger, LedgerPort, Run, State, orphans, read_job
+from incumbent.cron.presence import PRESENCE, PRESENT_EVERY, Peers, presences
+from incumbent.cron.slots import (
     Findings,
     Slot,
     fails_for_good,
@@ -24,7 +24,6 @@ from incumbent.cron.judge import (
     known_until,
     retry_due,
 )
-from incumbent.cron.ledger import JOB, Run, State, orphans, read_job
 from incumbent.cron.spec import JobSpec
 from incumbent.errors import StoreError
 from incumbent.model import ABSENT, Field, Key, Record, Refused
@@ -66,7 +65,7 @@ class Executor:
         self,
         specs: Iterable[JobSpec],
         namespace: str,
-        port: BookPort,
+        port: LedgerPort,
         launcher: Launcher[Any],
         said: Said,
         wall: Callable[[], float],
@@ -83,9 +82,9 @@ class Executor:
         self._peers = Peers()
         self.dispatcher: Dispatcher | None = None
 
-    def book(self, name: str) -> Book:
+    def ledger(self, name: str) -> Ledger:
         """The ledger of a job."""
-        return Book(self._port, Key(self._namespace, name))
+        return Ledger(self._port, Key(self._namespace, name))
 
     # -- the start -----------------------------------------------------------------------------
 
@@ -132,12 +131,12 @@ class Executor:
         facts = facts_of_job(spec)
         same = before.get("schedule") == facts["schedule"]
         facts["since"] = before.get("since") if same and before else self._wall()
-        book = self.book(spec.name)
+        ledger = self.ledger(spec.name)
         if pause is not None and JOB not in fields:
             until = self._port.now() + 2.0
             key = Key(self._namespace, spec.name)
             drive(self._port.put(key, PAUSE, pause, ABSENT, until))
-        return drive(book.register(fields, facts))
+        return drive(ledger.register(fields, facts))
 
     def reload(self, specs: Iterable[JobSpec]) -> Any:
         """Other jobs from now on."""
@@ -200,12 +199,12 @@ class Executor:
         return True
 
     def _look(self, order: Look) -> None:
-        spec, book = order.spec, self.book(order.spec.name)
-        record = drive(book.read())
+        spec, ledger = order.spec, self.ledger(order.spec.name)
+        record = drive(ledger.read())
         self._answered()
         findings = judge(spec, record, order.slots, self._wall())
         self._spare_what_is_to_come(order, findings)
-        self._write(spec, book, findings)
+        self._write(spec, ledger, findings)
         self._ready().found(order, findings, self._port.now())
 
     def _spare_what_is_to_come(self, order: Look, findings: Findings) -> None:
@@ -219,12 +218,12 @@ class Executor:
             findings.notes = [run for run in findings.notes if run.state is not State.MISSED]
             findings.again += [(PRESENT_EVERY, slot) for slot in order.slots if slot.missed]
 
-    def _write(self, spec: JobSpec, book: Book, findings: Findings) -> None:
+    def _write(self, spec: JobSpec, ledger: Ledger, findings: Findings) -> None:
         for run, version, why in findings.lost:
-            if drive(book.lose(run, version, why, self._wall())):
+            if drive(ledger.lose(run, version, why, self._wall())):
                 self._written(spec, replace(run, state=State.LOST, why=why))
         for run in findings.notes:
-            if drive(book.note(run)):
+            if drive(ledger.note(run)):
                 self._written(spec, run)
 
     def _written(self, spec: JobSpec, run: Run) -> None:

@@ -13,21 +13,12 @@ from math import inf
 from typing import Any, Final, Protocol
 
 from incumbent import clock
-from incumbent.cron.census import Census
-from incumbent.cron.control import (
-    CONTROL,
-    PRESENT_EVERY,
-    STALE,
-    SWEEP,
-    TRIGGER,
-    is_job_name,
-    pause_of,
-    triggers,
-)
+from incumbent.cron.capacity import AHEAD, Capacity
+from incumbent.cron.control import CONTROL, STALE, SWEEP, TRIGGER, is_job_name, pause_of, triggers
 from incumbent.cron.events import Said
 from incumbent.cron.execute import Executor, Launcher
-from incumbent.cron.judge import Slot
-from incumbent.cron.soon import AHEAD, Soon
+from incumbent.cron.presence import PRESENT_EVERY, Presence
+from incumbent.cron.slots import Slot
 from incumbent.cron.spec import JobSpec
 from incumbent.durations import backoff_delay
 from incumbent.errors import ConfigError, NotAcquired, StoreError
@@ -99,7 +90,7 @@ class Instance:
         self._load = load
         self._max_runs = max_runs
         self._starting = starting
-        self._soon = Soon(link, namespace)
+        self._capacity = Capacity(link, namespace)
         self._waiting = 0
         self._full_told = -inf
         self._executor = Executor(self.specs, namespace, link.port, launcher, said, clock.wall)
@@ -120,7 +111,7 @@ class Instance:
         self._present_at = -inf
         self._housekeeping_at = -inf
         self._sweep_at = clock.now() + _SWEEP_EVERY * (0.5 + draw_jitter())
-        self._census = Census(link, namespace, holder)
+        self._presence = Presence(link, namespace, holder)
         self._stopped = False
         self._offset = clock.wall() - clock.now()
 
@@ -186,7 +177,7 @@ class Instance:
         self._stopped = True
         if self._answered:
             with suppress(StoreError):
-                self._census.part()
+                self._presence.part()
         self._waiter.close()
         fds = (self._wake_fd, self._write_fd)
         # First: the listening thread may want to wake us, and numbers are given anew.
@@ -195,7 +186,7 @@ class Instance:
             os.close(fd)
 
     def _pace(self, claims: int, refused: int) -> None:
-        time.sleep(self._soon.pause(claims, refused, self._load(), draw_jitter()))
+        time.sleep(self._capacity.pause(claims, refused, self._load(), draw_jitter()))
 
     def _room(self) -> float:
         return min(self._max_runs - self._load(), _STARTS_MOST - self._starting())
@@ -208,12 +199,12 @@ class Instance:
             self._said("full", running=self._load(), waiting=self._waiting, why=why)
 
     def stand_by(self) -> tuple[int, int]:
-        """How many runners to have ready for what is due soon, and how many idle ones to keep."""
+        """How many workers to have ready for what is due soon, and how many idle ones to keep."""
         dispatcher = self._executor.dispatcher
         if self._stopped or dispatcher is None:
             return 0, 0
         jobs = dispatcher.agenda.count_until(clock.wall() + AHEAD, _COUNTED)
-        return self._soon.runs(jobs, self._waiting, max(0, self._max_runs - self._load()))
+        return self._capacity.runs(jobs, self._waiting, max(0, self._max_runs - self._load()))
 
     # -- the start -----------------------------------------------------------------------------
 
@@ -332,7 +323,7 @@ class Instance:
             now = clock.now()
             if now >= self._present_at:
                 self._present_at = now + PRESENT_EVERY * (0.9 + 0.2 * draw_jitter())
-                self._census.tell(self.specs)
+                self._presence.tell(self.specs)
             if now >= self._sweep_at:
                 self._sweep()
         except StoreError as error:
@@ -345,7 +336,7 @@ class Instance:
         for _ in range(min(_REGISTER_AT_ONCE, len(self._unregistered))):
             spec, fields = self._unregistered[-1]
             if fields is None:
-                fields = drive(self._executor.book(spec.name).read()).fields
+                fields = drive(self._executor.ledger(spec.name).read()).fields
             self._executor.register(spec, fields, self._pause)
             self._unregistered.pop()
 
@@ -368,7 +359,7 @@ class Instance:
         records = self._link.store.scan(self._namespace, "", began + _SCAN_WITHIN)
         jobs = {it.key.name: it for it in records if is_job_name(it.key.name)}
         self._executor.sweep(jobs, clock.now())
-        self._census.sweep(records)
+        self._presence.sweep(records)
         # What takes long is done less often.
         self._sweep_at += 200 * (clock.now() - began)
 

@@ -11,9 +11,8 @@ from math import inf
 from typing import Any, Final, Self, TypedDict, TypeVar, Unpack
 
 from incumbent.bodies import is_async, refuse_generator
-from incumbent.cron.background import Background
-from incumbent.cron.calls import JobRun
 from incumbent.cron.events import Said
+from incumbent.cron.functions import Background, JobRun
 from incumbent.cron.schedule import Every, Schedule, cron_schedule
 from incumbent.cron.settings import DEFAULTS, check_job_name
 from incumbent.cron.spec import CatchUp, JobSpec

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from incumbent.cron.book import Book, BookPort, Pen
-from incumbent.cron.ledger import JOB, Run, State
+from incumbent.cron.ledger import JOB, Authority, Ledger, LedgerPort, Run, State
 from incumbent.durations import say_seconds
 from incumbent.errors import StoreError
 from incumbent.model import ABSENT, ONCE, Slot
@@ -25,9 +24,9 @@ _SHORT = 1.0
 class OnceRun:
     """A run that is on record as running; `wall` instants are the caller's clock."""
 
-    port: BookPort
+    port: LedgerPort
     held: Held
-    book: Book
+    ledger: Ledger
     run: Run
 
     async def end(
@@ -37,10 +36,10 @@ class OnceRun:
 
         Then it is lost, whatever came of it: on record at once, or by whoever looks.
         """
-        pen = Pen(self.held.claim, self.held.machine.token)
+        authority = Authority(self.held.claim, self.held.machine.token)
         until = max(self.held.machine.deadline, self.port.now() + _SHORT)
-        ended = await self.book.insist(
-            self.run, state, pen, until, ended=wall, code=code, why=why[:500]
+        ended = await self.ledger.insist(
+            self.run, state, authority, until, ended=wall, code=code, why=why[:500]
         )
         return ended is not None or await self._found(state, wall, why)
 
@@ -48,7 +47,7 @@ class OnceRun:
         """Whether that is on record all the same, by a request whose answer was lost."""
         lost = f"{why or state}, but the lease was lost before that was on record"
         try:
-            return await self.book.outlived(self.run, lost, wall) is state
+            return await self.ledger.outlived(self.run, lost, wall) is state
         except StoreError:
             return False
 
@@ -63,7 +62,7 @@ class OnceRun:
     async def undo(self) -> None:
         """It never started: the slot is anybody's again."""
         try:
-            await self.book.undo(self.run)
+            await self.ledger.undo(self.run)
         except StoreError:
             # Then it is found as lost, which is the safe side.
             return
@@ -72,14 +71,14 @@ class OnceRun:
         """Keep the ledger within its bounds, now and then."""
         if self.port.jitter() < 1 / 8:
             try:
-                await self.book.prune(_KEEP_RUNS, _KEEP_FOR, wall)
+                await self.ledger.prune(_KEEP_RUNS, _KEEP_FOR, wall)
             except StoreError:
                 # The next run prunes.
                 return
 
 
 async def begin_once(
-    port: BookPort, held: Held, wall: float, stamp: str, what: str
+    port: LedgerPort, held: Held, wall: float, stamp: str, what: str
 ) -> OnceRun | None:
     """Put what was just claimed on record; None if its slot is on record already.
 
@@ -89,11 +88,11 @@ async def begin_once(
     wanted = held.wanted
     slot = wanted.ask.slot
     name = stamp if slot is None or slot.name == ONCE else slot.name
-    book = Book(port, wanted.key)
+    ledger = Ledger(port, wanted.key)
     run = Run(name, State.RUNNING, wall, wanted.ask.holder, held.machine.token, wall)
-    once = OnceRun(port, held, book, run)
+    once = OnceRun(port, held, ledger, run)
     try:
-        if not await book.begin_named(run):
+        if not await ledger.begin_named(run):
             return None
         await _register(once, slot, what)
     except BaseException:

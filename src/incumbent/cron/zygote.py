@@ -1,7 +1,10 @@
-"""The process that forks runners: it never has a thread or a connection, so that a fork is safe.
+"""The process that forks workers: it never has a thread or a connection, so that a fork is safe.
 
-The instance tells it what was granted; it has a runner do each, and says how that ended. When the
-instance is gone, the runners get TERM: what they run ends in order, under their own leases.
+The instance tells it what was granted; it has a worker do each, and says how that ended. When the
+instance is gone, the workers get TERM: what they run ends in order, under their own leases.
+
+Workers that stand by for what is due soon are forked one after the other, so that what is to be run
+now never waits for more than one of them.
 """
 
 from __future__ import annotations
@@ -14,20 +17,29 @@ import socket
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
+from math import ceil
 from typing import Final, NoReturn, TypeAlias
 
+from incumbent import clock
 from incumbent.cron.events import Events
 from incumbent.cron.ledger import Run
-from incumbent.cron.packets import packed, unpacked
-from incumbent.cron.pool import Pool, Runner
-from incumbent.cron.runner import be_runner
-from incumbent.cron.running import Task, facts_for, run_on_failure
-from incumbent.cron.stage import Place
+from incumbent.cron.worker import (
+    LEAVES,
+    PREPARED,
+    STARTED,
+    Place,
+    Task,
+    be_worker,
+    facts_for,
+    packed,
+    run_on_failure,
+    unpacked,
+)
 from incumbent.supervise.kernel import libc, name_process
 
-__all__ = ["Notify", "StandBy", "Stop", "Zygote", "ZygoteGone"]
+__all__ = ["Notify", "Pool", "StandBy", "Stop", "Worker", "Zygote", "ZygoteGone"]
 
 _PR_SET_PDEATHSIG: Final = 1
 _FAULT: Final = 125
@@ -38,12 +50,12 @@ _TO_END: Final = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 
 
 class Stop:
-    """Have all runners stop what they run."""
+    """Have all workers stop what they run."""
 
 
 @dataclass(frozen=True, slots=True)
 class StandBy:
-    """Have so many runners ready for what is due soon; of those that are idle keep so many."""
+    """Have so many workers ready for what is due soon; of those that are idle keep so many."""
 
     ready: int
     kept: int
@@ -100,7 +112,7 @@ class Zygote:
         return found
 
     def close(self) -> None:
-        """It stops its runners, waits for them, and goes."""
+        """It stops its workers, waits for them, and goes."""
         self._socket.close()
         with suppress(ChildProcessError):
             os.waitpid(self.pid, 0)
@@ -114,7 +126,7 @@ _LOADED_EARLY: Final = (
 
 
 def _warm_up(url: str) -> None:
-    """Load what every runner needs, once: their forks share it."""
+    """Load what every worker needs, once: their forks share it."""
     from incumbent.stores.registry import open_engine
 
     for module in _LOADED_EARLY:
@@ -149,7 +161,7 @@ class _Forking:
         self._came = b""
         self._poll = select.poll()
         self._poll.register(channel, select.POLLIN)
-        self._pool = Pool(self._fork_runner, self._say, self._poll)
+        self._pool = Pool(self._fork_worker, self._say, self._poll)
         self._connected = True
         self._wake, self._write = os.pipe()
         for fd in (self._wake, self._write):
@@ -159,7 +171,7 @@ class _Forking:
         signal.signal(signal.SIGCHLD, lambda *_: None)
 
     def run(self) -> None:
-        """Until the instance is gone and every runner with it."""
+        """Until the instance is gone and every worker with it."""
         channel, patience = self._channel.fileno(), None
         while self._connected or len(self._pool):
             ready = {fd for fd, _ in self._poll.poll(patience)}
@@ -198,18 +210,18 @@ class _Forking:
             case _:
                 self._pool.stop()
 
-    def _fork_runner(self, task: Task | None) -> Runner | None:
+    def _fork_worker(self, task: Task | None) -> Worker | None:
         ours, its = socket.socketpair()
         with its:
             pid = self._fork(
                 task.job if task else "",
-                lambda events: be_runner(self._place, its, task, events),
+                lambda events: be_worker(self._place, its, task, events),
                 closing=(ours,),
             )
         if pid == 0:
             ours.close()
             return None
-        return Runner(pid, ours, (task.job, task.slot) if task else None, comes_up=task is None)
+        return Worker(pid, ours, (task.job, task.slot) if task else None, comes_up=task is None)
 
     def _fork_notify(self, message: Notify) -> None:
         def work(events: Events) -> None:
@@ -276,3 +288,190 @@ class _Forking:
         if self._connected:
             with suppress(OSError):
                 self._channel.sendall(packed((job, slot, code)))
+
+
+_AGAIN_AFTER: Final = 10.0
+"""Seconds after one that could not prepare itself."""
+_HANDED_MOST: Final = 65_536
+"""Bytes that a socket takes at once from whoever must not wait; a new worker has them at birth."""
+_SHORT: Final = 5.0
+"""Seconds of a task for which its worker is expected back."""
+
+
+@dataclass(slots=True)
+class Worker:
+    """One of them. `task`: job and slot of what it does, None if nothing; `comes_up`: not yet."""
+
+    pid: int
+    channel: socket.socket
+    task: tuple[str, str] | None
+    comes_up: bool
+    since: float = field(default_factory=clock.now)
+    """When it began with its task."""
+    prepared: bool = False
+    leaves: bool = False
+
+
+Fork = Callable[[Task | None], Worker | None]
+"""Forks a worker that begins with a task; None (and said so) if the system refuses."""
+Said = Callable[[str, str, int], None]
+"""Hears that a task has begun, and how it ended: job, slot, code."""
+
+
+class Pool:
+    """See the module; `poll` is told of the workers' channels."""
+
+    def __init__(self, fork: Fork, said: Said, poll: select.poll) -> None:
+        self._fork = fork
+        self._said = said
+        self._poll = poll
+        self._by_fd: dict[int, Worker] = {}
+        self._by_pid: dict[int, Worker] = {}
+        self.others: set[int] = set()
+        """Processes that are no workers, to be reaped and stopped as those."""
+        self._ready = self._kept = 0
+        self._not_before = 0.0
+
+    def __len__(self) -> int:
+        return len(self._by_pid) + len(self.others)
+
+    @property
+    def channels(self) -> list[socket.socket]:
+        """For a child, which must not keep them open."""
+        return [it.channel for it in self._by_fd.values()]
+
+    # -- what the instance wants -----------------------------------------------------------------
+
+    def do(self, task: Task) -> None:
+        """At once: by who is prepared, else by who is idle, else by a new one."""
+        data = packed(task)
+        fits = len(data) <= _HANDED_MOST
+        for worker in sorted(self._idle() if fits else (), key=lambda it: not it.prepared):
+            if self._hand(worker, data):
+                worker.task, worker.since = (task.job, task.slot), clock.now()
+                worker.prepared = worker.comes_up = False
+                return
+        if self._start(task) is None:
+            self._said(task.job, task.slot, _FAULT)
+
+    def stand_by(self, ready: int, kept: int) -> None:
+        """Fork until so many are idle; those of the idle that are more than `kept` leave."""
+        self._ready, self._kept = ready, kept
+        idle = sorted(self._idle(), key=lambda it: it.prepared)
+        for worker in idle[: max(0, len(idle) - kept)]:
+            self._dismiss(worker)
+
+    def prepare(self) -> int | None:
+        """Fork the next one that is to stand by, unless one is about to be ready.
+
+        Returns after how many milliseconds to come again though nothing is heard, if ever.
+        """
+        idle, now = self._idle(), clock.now()
+        back_soon = sum(it.task is not None and now - it.since < _SHORT for it in self._all())
+        if len(idle) + back_soon >= self._ready or any(it.comes_up for it in idle):
+            return None
+        if now >= self._not_before:
+            if self._start(None) is not None:
+                return None
+            self._not_before = now + _AGAIN_AFTER
+        return ceil((self._not_before - now) * 1000)
+
+    def stop(self) -> None:
+        """TERM to every worker."""
+        for pid in (*self._by_pid, *self.others):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+
+    def _all(self) -> list[Worker]:
+        return [it for it in self._by_fd.values() if not it.leaves]
+
+    def _idle(self) -> list[Worker]:
+        return [it for it in self._all() if it.task is None]
+
+    def _start(self, task: Task | None) -> Worker | None:
+        worker = self._fork(task)
+        if worker is not None:
+            self._by_pid[worker.pid] = worker
+            self._by_fd[worker.channel.fileno()] = worker
+            self._poll.register(worker.channel, select.POLLIN)
+        return worker
+
+    def _hand(self, worker: Worker, data: bytes) -> bool:
+        try:
+            if worker.channel.send(data, socket.MSG_DONTWAIT) == len(data):
+                return True
+        except OSError:
+            pass
+        # It does not read, or has half of a task.
+        self._dismiss(worker)
+        with suppress(ProcessLookupError):
+            os.kill(worker.pid, signal.SIGKILL)
+        return False
+
+    def _dismiss(self, worker: Worker) -> None:
+        """Its end of the channel tells it; it is known until it was reaped."""
+        worker.leaves = True
+        if self._by_fd.pop(worker.channel.fileno(), None) is not None:
+            self._poll.unregister(worker.channel)
+            worker.channel.close()
+
+    # -- what the workers say ----------------------------------------------------------------------
+
+    def hear(self, fd: int) -> None:
+        """A channel is readable."""
+        worker = self._by_fd.get(fd)
+        if worker is None:
+            return
+        try:
+            said = worker.channel.recv(16, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return
+        except OSError:
+            said = b""
+        if not said:
+            self._count_failure(worker)
+            self._dismiss(worker)
+        for code in said:
+            self._take(worker, code)
+
+    def _take(self, worker: Worker, code: int) -> None:
+        if code == PREPARED:
+            worker.prepared, worker.comes_up = True, False
+        elif code == LEAVES:
+            self._dismiss(worker)
+        elif code == STARTED:
+            if worker.task is not None:
+                self._said(*worker.task, STARTED)
+        elif worker.task is not None:
+            task, worker.task = worker.task, None
+            self._said(*task, code)
+            if len(self._idle()) > self._kept:
+                self._dismiss(worker)
+
+    def reap(self) -> None:
+        """See who ended."""
+        while len(self):
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            self.others.discard(pid)
+            if (worker := self._by_pid.get(pid)) is not None:
+                self._ended(worker, os.waitstatus_to_exitcode(status))
+
+    def _ended(self, worker: Worker, code: int) -> None:
+        if (fd := worker.channel.fileno()) >= 0:
+            # What it said last.
+            self.hear(fd)
+        if worker.task is not None:
+            self._said(*worker.task, code or _FAULT)
+        self._count_failure(worker)
+        self._dismiss(worker)
+        del self._by_pid[worker.pid]
+
+    def _count_failure(self, worker: Worker) -> None:
+        """It is gone; had it come up, or been told to leave, that would say nothing of the next."""
+        if worker.comes_up and not worker.leaves:
+            self._not_before = clock.now() + _AGAIN_AFTER

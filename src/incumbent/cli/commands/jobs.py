@@ -18,9 +18,19 @@ from incumbent.cli.ledger_show import (
 from incumbent.cli.parser import Request
 from incumbent.cli.show import iso, print_json, table
 from incumbent.clients import Client
-from incumbent.cron.control import CONTROL, PRESENCE, Present, pause_of, presences, up_now
-from incumbent.cron.known import KNOWN, gone_since, had_by_nobody, is_by_the_clock, read_sets
+from incumbent.cron.control import CONTROL, pause_of
 from incumbent.cron.ledger import read_job, running
+from incumbent.cron.presence import (
+    KNOWN,
+    PRESENCE,
+    Present,
+    gone_since,
+    had_by_nobody,
+    is_by_the_clock,
+    presences,
+    read_sets,
+    up_now,
+)
 from incumbent.durations import say_seconds
 from incumbent.model import Record
 from incumbent.options import require

@@ -10,9 +10,16 @@ from incumbent.cli.reasons import explain
 from incumbent.cli.show import print_json, record_as_json
 from incumbent.cli.when import instant_of
 from incumbent.clients import Client
-from incumbent.cron.control import PRESENCE, presences, up_now
-from incumbent.cron.known import KNOWN, had_by_nobody, is_by_the_clock, read_sets
 from incumbent.cron.ledger import JOB, read_job
+from incumbent.cron.presence import (
+    KNOWN,
+    PRESENCE,
+    had_by_nobody,
+    is_by_the_clock,
+    presences,
+    read_sets,
+    up_now,
+)
 from incumbent.store_url import store_url
 
 __all__ = ["command"]

@@ -1,4 +1,4 @@
-"""This instance's share of what is due: for how much runners stand by, and how fast it claims."""
+"""This instance's share of what is due: for how much workers stand by, and how fast it claims."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from math import ceil, inf
 from typing import Final
 
 from incumbent import clock
-from incumbent.cron.control import PRESENCE, presences, up_now
+from incumbent.cron.presence import PRESENCE, presences, up_now
 from incumbent.errors import StoreError
 from incumbent.model import Key
 from incumbent.protocol.link import Link
 
-__all__ = ["AHEAD", "Soon"]
+__all__ = ["AHEAD", "Capacity"]
 
 AHEAD: Final = 15.0
 """Seconds for which to look ahead."""
 _MOST: Final = 24
-"""Runners, of about 13 MB each; what is due beyond them is forked then, and takes longer."""
+"""Workers, of about 13 MB each; what is due beyond them is forked then, and takes longer."""
 _MORE: Final = 1.25
 """Times the even share: chance spreads runs over the instances."""
 _LINGER: Final = 3.0
-"""Seconds for which runners stay that are not needed: no end in the middle of a burst."""
+"""Seconds for which workers stay that are not needed: no end in the middle of a burst."""
 _SPREAD, _SPREAD_MOST = 0.004, 0.3
 """Seconds between two claims of one instant, so that the instances of a fleet mix."""
 _FIRST_SPREAD, _A_RUN = 0.02, 0.005
@@ -30,7 +30,7 @@ _COUNT_EVERY: Final = 60.0
 _WITHIN: Final = 1.0
 
 
-class Soon:
+class Capacity:
     """Of one instance."""
 
     def __init__(self, link: Link, namespace: str) -> None:
@@ -43,7 +43,7 @@ class Soon:
         self._lower_at = -inf
 
     def runs(self, jobs: int, waiting: int, room: float) -> tuple[int, int]:
-        """How many runners to have ready, and how many of those that are idle to keep.
+        """How many workers to have ready, and how many of those that are idle to keep.
 
         `jobs`: those with a slot within AHEAD, anywhere; `waiting`: slots for which there was no
         room here; `room`: for runs.
@@ -68,7 +68,7 @@ class Soon:
         now = clock.now()
         if now >= self._count_at:
             self._count_at = now + _COUNT_EVERY
-            # Not knowing it wastes runners, and nothing else.
+            # Not knowing it wastes workers, and nothing else.
             with suppress(StoreError):
                 up = up_now(presences(self._store.read(self._key, now + _WITHIN)), clock.wall())
                 self.instances = max(1, len(up))

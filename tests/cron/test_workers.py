@@ -1,4 +1,4 @@
-"""Runners that stand by and do one task after the other: what is the same, and what is left."""
+"""Workers that stand by and do one task after the other: what is the same, and what is left."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ import pytest
 from incumbent import clock
 from incumbent.cron.claims import Claimer
 from incumbent.cron.events import Events
-from incumbent.cron.judge import Slot
 from incumbent.cron.ledger import Run, State, runs_of
-from incumbent.cron.running import ENDED_WELL, GAVE_BACK, STARTED, Task
 from incumbent.cron.schedule import Every
+from incumbent.cron.slots import Slot
 from incumbent.cron.spec import JobSpec
-from incumbent.cron.stage import Place
+from incumbent.cron.worker import ENDED_WELL, GAVE_BACK, STARTED, Place, Task
 from incumbent.cron.zygote import StandBy, Zygote
 from incumbent.model import Key, Refused
 from incumbent.protocol.link import new_link
@@ -77,15 +76,15 @@ class Bench:
         fields = self.link.store.read(Key("default", "job"), clock.now() + 5).fields
         return runs_of(fields)[slot][0]
 
-    def runners(self) -> list[int]:
+    def workers(self) -> list[int]:
         return sorted(pid for pid in children(self.zygote.pid) if identity(pid))
 
-    def stand_by(self, runners: int = 1) -> list[int]:
+    def stand_by(self, workers: int = 1) -> list[int]:
         """With the process that waits to become a command."""
-        self.zygote.send(StandBy(runners, runners))
-        eventually(lambda: len(self.runners()) == runners)
-        eventually(lambda: all(map(is_prepared, self.runners())))
-        return self.runners()
+        self.zygote.send(StandBy(workers, workers))
+        eventually(lambda: len(self.workers()) == workers)
+        eventually(lambda: all(map(is_prepared, self.workers())))
+        return self.workers()
 
     def close(self) -> None:
         self.zygote.close()
@@ -93,9 +92,9 @@ class Bench:
         os.close(self._log)
 
 
-def is_prepared(runner: int) -> bool:
+def is_prepared(worker: int) -> bool:
     # A guard has its parent's name until it gives itself one.
-    return sorted(map(name_of, children(runner))) == ["incumbent-guard", "incumbent-zygot"]
+    return sorted(map(name_of, children(worker))) == ["incumbent-guard", "incumbent-zygot"]
 
 
 def name_of(pid: int) -> str:
@@ -108,8 +107,8 @@ def standard(pid: int) -> list[Path]:
     return [Path(f"/proc/{pid}/fd/{number}").readlink() for number in (1, 2)]
 
 
-def guard_of(runner: int) -> int:
-    (guard,) = [pid for pid in children(runner) if name_of(pid) == "incumbent-guard"]
+def guard_of(worker: int) -> int:
+    (guard,) = [pid for pid in children(worker) if name_of(pid) == "incumbent-guard"]
     return guard
 
 
@@ -120,13 +119,13 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     made.close()
 
 
-def test_a_runner_does_one_task_after_the_other_and_each_has_its_own_output(bench: Bench) -> None:
+def test_a_worker_does_one_task_after_the_other_and_each_has_its_own_output(bench: Bench) -> None:
     before = bench.stand_by()
     for word in ("one", "two", "three"):
         run = bench.run(f"echo {word}; echo and $INCUMBENT_LEASE_SLOT >&2")
         assert (run.state, run.output) == (State.OK, f"{word}\nand {run.slot}")
     assert bench.run("exit 3").code == 3
-    assert bench.runners() == before
+    assert bench.workers() == before
     # Between tasks it has no task's pipe.
     assert standard(before[0]) == standard(bench.zygote.pid)
     # One that nobody wants any more leaves after its task.
@@ -135,75 +134,75 @@ def test_a_runner_does_one_task_after_the_other_and_each_has_its_own_output(benc
     bench.zygote.send(StandBy(0, 0))
     assert bench.ended() == ENDED_WELL
     assert bench.record(slot).state is State.OK
-    eventually(lambda: not bench.runners())
+    eventually(lambda: not bench.workers())
 
 
-def test_a_task_that_moves_its_runner_or_feeds_it_is_the_last_of_it(
+def test_a_task_that_moves_its_worker_or_feeds_it_is_the_last_of_it(
     bench: Bench, tmp_path: Path
 ) -> None:
     here = Path.cwd()
     (first,) = bench.stand_by()
     assert bench.run("pwd; cat", cwd=str(tmp_path), stdin="words").output == f"{tmp_path}\nwords"
-    eventually(lambda: first not in bench.runners())
+    eventually(lambda: first not in bench.workers())
     assert bench.run("pwd; cat").output == str(here)
 
 
 def test_what_a_command_left_behind_is_gone_before_the_next_task(bench: Bench) -> None:
-    (runner,) = bench.stand_by()
+    (worker,) = bench.stand_by()
     assert bench.run("sleep 300 & echo $!").state is State.OK
-    below = [name_of(pid) for pid in descendants(runner)]
+    below = [name_of(pid) for pid in descendants(worker)]
     assert "sleep" not in below
-    assert bench.runners() == [runner]
+    assert bench.workers() == [worker]
 
 
-def test_a_runner_that_is_gone_or_has_no_guard_is_replaced(bench: Bench) -> None:
-    (runner,) = bench.stand_by()
+def test_a_worker_that_is_gone_or_has_no_guard_is_replaced(bench: Bench) -> None:
+    (worker,) = bench.stand_by()
     # One that dies while it comes up is replaced later.
     assert bench.run("true").state is State.OK
-    os.kill(runner, signal.SIGKILL)
-    eventually(lambda: bench.runners() not in ([], [runner]), within=6)
+    os.kill(worker, signal.SIGKILL)
+    eventually(lambda: bench.workers() not in ([], [worker]), within=6)
     (second,) = bench.stand_by()
     assert bench.run("true").state is State.OK
     os.kill(guard_of(second), signal.SIGKILL)
     # At once, and not when it would have prepared for the next task.
-    eventually(lambda: second not in bench.runners(), within=6)
+    eventually(lambda: second not in bench.workers(), within=6)
     (third,) = bench.stand_by()
     assert bench.run("true").state is State.OK
-    assert bench.runners() == [third]
+    assert bench.workers() == [third]
 
 
-def test_a_runner_whose_guard_died_gives_the_slot_back(bench: Bench) -> None:
-    (runner,) = bench.stand_by()
-    guard = guard_of(runner)
-    os.kill(runner, signal.SIGSTOP)
+def test_a_worker_whose_guard_died_gives_the_slot_back(bench: Bench) -> None:
+    (worker,) = bench.stand_by()
+    guard = guard_of(worker)
+    os.kill(worker, signal.SIGSTOP)
     try:
         slot = bench.send("true")
         os.kill(guard, signal.SIGKILL)
         eventually(lambda: not identity(guard))
     finally:
         # Who is stopped hears no TERM either.
-        os.kill(runner, signal.SIGCONT)
+        os.kill(worker, signal.SIGCONT)
     # Nothing ran without a guard: the task was not taken, or was given back.
     assert bench.ended() in (GAVE_BACK, 125)
     fields = bench.link.store.read(Key("default", "job"), clock.now() + 5).fields
     assert slot not in runs_of(fields)
 
 
-def test_a_command_of_a_runner_that_was_used_before_dies_with_it(bench: Bench) -> None:
-    (runner,) = bench.stand_by()
+def test_a_command_of_a_worker_that_was_used_before_dies_with_it(bench: Bench) -> None:
+    (worker,) = bench.stand_by()
     bench.run("true")
     bench.run("true")
     bench.send("trap '' TERM; setsid sh -c 'sleep 300' & sleep 300")
-    eventually(lambda: [name_of(it) for it in descendants(runner)].count("sleep") == 2)
-    tree = [pid for pid in descendants(runner) if name_of(pid) == "sleep"]
-    os.kill(runner, signal.SIGKILL)
+    eventually(lambda: [name_of(it) for it in descendants(worker)].count("sleep") == 2)
+    tree = [pid for pid in descendants(worker) if name_of(pid) == "sleep"]
+    os.kill(worker, signal.SIGKILL)
     eventually(lambda: not any(map(identity, tree)), within=TTL)
     assert bench.ended() == -signal.SIGKILL
 
 
-def test_runners_leave_with_their_instance(bench: Bench) -> None:
+def test_workers_leave_with_their_instance(bench: Bench) -> None:
     below = [bench.zygote.pid, *bench.stand_by(3)]
-    below += [pid for runner in below[1:] for pid in descendants(runner)]
+    below += [pid for worker in below[1:] for pid in descendants(worker)]
     assert len(below) >= 1 + 3 * 3
     bench.zygote.close()
     assert not any(map(identity, below))

@@ -12,7 +12,7 @@ import inspect
 import random
 import threading
 import traceback
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import CancelledError
 from functools import partial
 from typing import Any, Final
@@ -20,19 +20,21 @@ from typing import Any, Final
 from incumbent import clock
 from incumbent.bodies import is_async, not_deferred
 from incumbent.cron.attempts import Attempts, End, stopped
-from incumbent.cron.book import Book
 from incumbent.cron.claims import Claimer
 from incumbent.cron.events import Said
-from incumbent.cron.judge import Slot
-from incumbent.cron.ledger import OUTPUT_MOST, Run, State
+from incumbent.cron.instance import Instance
+from incumbent.cron.ledger import OUTPUT_MOST, Ledger, Run, State
+from incumbent.cron.slots import Slot
 from incumbent.cron.spec import JobSpec
 from incumbent.errors import LeaseLost, StoreError
 from incumbent.locks import Lease, enclose, give_back
 from incumbent.model import Refused
+from incumbent.options import LockSettings
 from incumbent.protocol.aio import LeaseScope
 from incumbent.protocol.held import Held
+from incumbent.protocol.link import link_for
 
-__all__ = ["CallLauncher", "JobRun", "wants_run"]
+__all__ = ["Background", "CallLauncher", "JobRun", "OwnLoop", "wants_run"]
 
 _LOOK_EVERY: Final = 0.2
 """Seconds between looks of a pause at whether its lease still holds."""
@@ -93,12 +95,12 @@ class CallLauncher:
         """See Launcher."""
         link = self._claimer.link
         link.keeper.arm(grant)
-        one = _OneRun(self, spec, slot, Lease(link, grant), self._said)
+        one = _FunctionRun(self, spec, slot, Lease(link, grant), self._said)
         self.running[spec.name, slot.name] = one.stop
         name = f"incumbent-job {spec.name}"
         threading.Thread(target=self._life, args=(spec, slot, one), name=name, daemon=True).start()
 
-    def _life(self, spec: JobSpec, slot: Slot, one: _OneRun) -> None:
+    def _life(self, spec: JobSpec, slot: Slot, one: _FunctionRun) -> None:
         try:
             if not one.run():
                 self.given_back.append((spec.name, slot))
@@ -132,7 +134,7 @@ class _Exit(Exception):
         self.exit = exit_
 
 
-class _OneRun:
+class _FunctionRun:
     def __init__(
         self, launcher: CallLauncher, spec: JobSpec, slot: Slot, lease: Lease, said: Said
     ) -> None:
@@ -154,7 +156,7 @@ class _OneRun:
         )
         self._attempts = Attempts(
             lease,
-            Book(lease.belief.link.port, lease.belief.key),
+            Ledger(lease.belief.link.port, lease.belief.key),
             run,
             self._said,
             spec.retries,
@@ -263,3 +265,117 @@ def wants_run(call: Callable[..., Any]) -> bool:
         return "run" in inspect.signature(call).parameters
     except (TypeError, ValueError):
         return False
+
+
+_BEGIN_WITHIN = 10.0
+
+
+class OwnLoop:
+    """An event loop in a thread of its own."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(
+            target=self.loop.run_forever, name="incumbent-jobs-loop", daemon=True
+        )
+        self._thread.start()
+
+    def close(self) -> None:
+        """End it; what still runs on it was cancelled before."""
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(5.0)
+        if not self._thread.is_alive():
+            self.loop.close()
+
+
+class Background:
+    """Runs the jobs until it is stopped. `loop`: for coroutines; None makes one if needed."""
+
+    def __init__(
+        self,
+        specs: Iterable[JobSpec],
+        store: Any,
+        namespace: str,
+        lock: LockSettings,
+        said: Said,
+        loop: asyncio.AbstractEventLoop | None,
+        *,
+        coroutines: bool,
+    ) -> None:
+        link = link_for(store)
+        claimer = Claimer(link, namespace, lock)
+        self._launcher = CallLauncher(claimer, said, self._over)
+        self._instance = Instance(
+            specs,
+            link,
+            namespace,
+            str(lock["holder"]),
+            self._launcher,
+            said,
+            lambda: len(self._launcher.running),
+        )
+        for spec in self._instance.specs:
+            claimer.wanted(spec)
+        self._own = OwnLoop() if coroutines and loop is None else None
+        self._launcher.loop = self._own.loop if self._own else loop
+        self._said = said
+        self._begun = threading.Event()
+        self._error: StoreError | None = None
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="incumbent-jobs", daemon=True)
+
+    def start(self) -> None:
+        """Begin. Raises a StoreError that trying again cannot help, if it comes at once."""
+        self._thread.start()
+        self._begun.wait(_BEGIN_WITHIN)
+        if self._error is not None:
+            self._thread.join()
+            self._close_loop()
+            raise self._error
+
+    def stop(self, drain: float) -> bool:
+        """See Jobs.stop."""
+        until = clock.now() + drain
+        self._instance.stop()
+        self._said("stopping", running=len(self._launcher.running))
+        self._wait_until(until, lambda: not self._launcher.running)
+        if self._launcher.running:
+            self._launcher.stop_all()
+            self._wait_until(clock.now() + 5.0, lambda: not self._launcher.running)
+        self._stopping = True
+        self._instance.wake()
+        self._thread.join(10.0)
+        self._close_loop()
+        self._said("stopped")
+        return not self._launcher.running
+
+    def _wait_until(self, until: float, done: Callable[[], bool]) -> None:
+        pause = threading.Event()
+        while not done() and clock.now() < until:
+            pause.wait(0.02)
+
+    def _close_loop(self) -> None:
+        if self._own is not None:
+            self._own.close()
+
+    def _over(self) -> None:
+        self._instance.wake()
+
+    def _run(self) -> None:
+        instance, launcher = self._instance, self._launcher
+        try:
+            while not self._stopping:
+                instance.turn()
+                if instance.ready:
+                    self._begun.set()
+                while launcher.over:
+                    instance.over(launcher.over.pop())
+                while launcher.given_back:
+                    instance.came_back(*launcher.given_back.pop())
+                while launcher.vanished:
+                    instance.vanished(*launcher.vanished.pop(), 0.0)
+        except StoreError as error:
+            self._error = error
+        finally:
+            self._begun.set()
+            instance.close()
