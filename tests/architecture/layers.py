@@ -64,7 +64,7 @@ LAYERS = (
     ),
     Layer(
         "job files",
-        (*("cron.places", "cron.mending", "cron.crontab", "cron.settings", "cron.jobfile"),),
+        (*("cron.toml_errors", "cron.crontab", "cron.settings", "cron.jobfile"),),
         WORLD,
     ),
     Layer(

@@ -230,7 +230,9 @@ def test_an_instance_runs_no_more_at_a_time_than_it_may_and_all_in_the_end(tmp_p
     for sign in (tmp_path / "log").read_text().split():
         on += 1 if sign == "+" else -1
         highest = max(highest, on)
-    assert (on, highest) == (0, most)
+    # Whether as many as may are ever between their two signs is the machine's business.
+    assert on == 0
+    assert highest <= most
     (full,) = fleet.events("full")
     assert full["running"] == most
     assert full["waiting"] > 0

@@ -14,11 +14,11 @@ from incumbent.cron.events import Events
 from incumbent.cron.execute import Executor, facts_of_job, without_secrets
 from incumbent.cron.ledger import SLOT_KEEP, Run, State, field_of
 from incumbent.cron.ledger import encode as encode_run
+from incumbent.cron.output import Output
 from incumbent.cron.presence import PRESENCE, Peers, Present
 from incumbent.cron.schedule import Every
 from incumbent.cron.slots import Slot
 from incumbent.cron.spec import JobSpec
-from incumbent.cron.worker import Output
 from incumbent.model import Ask, Key, Refused
 from incumbent.model import Slot as StoreSlot
 from incumbent.protocol.link import link_for

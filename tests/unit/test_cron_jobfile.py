@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from incumbent.cron.jobfile import parse_jobfile
-from incumbent.cron.places import find_places
 from incumbent.cron.schedule import Every, FixedTimes
 from incumbent.cron.settings import DEFAULTS, SETTINGS
 from incumbent.cron.spec import CatchUp, JobSpec
+from incumbent.cron.toml_errors import cut
 
 WHOLE = """\
 [defaults]
@@ -204,7 +204,7 @@ a."b.c".d = """
 [[job]]
 x = 1 \\""" still""""
 [[job]]   # one
-"quo\\u0074ed" = ['[', "]", # ]
+"quoted" = ['[', "]", # ]
   { k = 5 }]
 lit = \'\'\'
 # ' " [ \'\'\'
@@ -212,18 +212,14 @@ lit = \'\'\'
   deep = 1
 [[job]]
 last=1'''
-    places = find_places(text)
-
-    def place(*path: str | int) -> tuple[int, int]:
-        return places.line_and_column(places.of(*path).key)
-
-    assert place("a", "b.c", "d") == (2, 1)
-    assert place("job", 0) == (5, 1)
-    assert place("job", 0, "quoted") == (6, 1)
-    assert place("job", 0, "lit") == (8, 1)
-    assert place("job", 0, "env", "deep") == (11, 3)
-    assert place("job", 1, "last") == (13, 1)
-    assert place("job", 1, "nothing") == (12, 1)
+    before, one, two = cut(text)
+    assert before.place("a") == (2, 1)
+    assert one.place() == (5, 1)
+    assert one.place("quoted") == (6, 1)
+    assert one.place("lit") == (8, 1)
+    assert one.place("env", "deep") == (11, 3)
+    assert two.place("last") == (13, 1)
+    assert two.place("nothing") == (12, 1)
 
 
 @given(st.text())

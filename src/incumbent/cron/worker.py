@@ -30,6 +30,7 @@ from incumbent.cron.claims import Grant, adopted
 from incumbent.cron.control import CONTROL
 from incumbent.cron.events import Events
 from incumbent.cron.ledger import OUTPUT_MOST, Ledger, Run, State
+from incumbent.cron.output import Output
 from incumbent.errors import ConfigError, NotAcquired, StoreError
 from incumbent.locks import Lease, give_back
 from incumbent.model import Key
@@ -50,7 +51,6 @@ __all__ = [
     "STARTED",
     "STOPPING",
     "UNTOLD",
-    "Output",
     "Place",
     "Stage",
     "Task",
@@ -83,84 +83,6 @@ def unpacked(data: bytes) -> tuple[list[Any], bytes]:
         found.append(pickle.loads(data[_HEAD.size : _HEAD.size + length]))  # noqa: S301
         data = data[_HEAD.size + length :]
     return found, data
-
-
-_AT_ONCE = 65_536
-_LONGEST_LINE = 2048
-
-
-class Output:
-    """Reads the command's standard output and error; a Listener of its supervision.
-
-    `most`: bytes that are kept. `told` hears every line; it must neither block nor raise.
-    """
-
-    def __init__(self, most: int = 0, told: Callable[[str], None] = lambda _: None) -> None:
-        self.fd, self._writing = os.pipe()
-        os.set_blocking(self.fd, False)
-        self._most = most
-        self._told = told
-        self._tail = b""
-        self._line = b""
-
-    def serve(self, most: int, told: Callable[[str], None]) -> None:
-        """From now on for this run: see the class."""
-        self._most, self._told = most, told
-
-    def become_stdout(self) -> None:
-        """From now on what this process and its children write comes here."""
-        for fd in (1, 2):
-            os.dup2(self._writing, fd)
-        os.close(self._writing)
-        self._writing = -1
-
-    def ready(self) -> None:
-        """Take what came, one portion: a command that floods must not keep others waiting."""
-        self._take()
-
-    def _take(self) -> bool:
-        try:
-            data = os.read(self.fd, _AT_ONCE)
-        except BlockingIOError:
-            return False
-        if self._most:
-            self._tail = (self._tail + data)[-self._most :]
-        self._pass_on(data)
-        return True
-
-    def drain(self) -> None:
-        """Take all that is there, within reason, once the command has ended."""
-        for _ in range(16):
-            if not self._take():
-                break
-        if self._line:
-            self._say(self._line)
-            self._line = b""
-
-    def close(self) -> None:
-        """Nobody writes any more; nothing is read."""
-        for fd in (self.fd, self._writing):
-            if fd >= 0:
-                os.close(fd)
-
-    def tail(self) -> str:
-        """The end of what was written; what is no UTF-8 is replaced."""
-        return self._tail.decode("utf-8", "replace").strip("\n\ufffd")
-
-    def clear(self) -> None:
-        """Another attempt begins."""
-        self._tail = b""
-
-    def _pass_on(self, data: bytes) -> None:
-        *lines, self._line = (self._line + data).split(b"\n")
-        for line in lines:
-            self._say(line)
-        while len(self._line) > _LONGEST_LINE:
-            self._say(self._line[:_LONGEST_LINE])
-            self._line = self._line[_LONGEST_LINE:]
-
-    def _say(self, line: bytes) -> None:
-        self._told(line[:_LONGEST_LINE].decode("utf-8", "replace"))
 
 
 @dataclass(frozen=True, slots=True)
