@@ -3,7 +3,8 @@
     python -m tests thin|rest WORKERS [arguments of pytest]
 
 `thin` is what `make test` runs, `rest` is what it leaves to `make test-all`; tests/tiers.py says
-which and why. Tests that measure time run last, so that they do not measure the load of the others.
+which and why. Tests that measure time run after the others, and those that load the machine alone,
+so that nobody measures the load of others.
 """
 
 from __future__ import annotations
@@ -23,27 +24,28 @@ NO_TESTS = 5
 
 def main(tier: str, workers: str, *given: str) -> int:
     within = {"thin": tiers.THIN, "rest": tiers.REST}[tier]
-    together = run("-n", workers, "-m", f"{within} and not timing", *_files(tier, given), *given)
-    timing = _files(tier, given, timing=True)
-    alone = run("-n", FEW, "-m", f"{within} and timing", *timing, *given)
-    failed = {together, alone} - {0, NO_TESTS}
-    return max(failed) if failed else min(together, alone)
-
-
-def _files(tier: str, given: tuple[str, ...], *, timing: bool = False) -> list[str]:
-    """Where the tests of this part are: the others need not be collected. Given files go first."""
-    if any(Path(word.partition("::")[0]).exists() for word in given):
-        return []
-    left, measured = {left.file for left in tiers.LEFT}, set(tiers.TIMING)
-    if tier == "thin":
-        names = measured if timing else set[str]()
+    left = {left.file for left in tiers.LEFT}
+    timing, crowd = set(tiers.TIMING), set(tiers.CROWD)
+    if tier == "rest":
+        together, timing, crowd = left - timing - crowd, left & timing, left & crowd
     else:
-        names = left & measured if timing else left - measured
-    return [str(tiers.TESTS.relative_to(Path.cwd()) / name) for name in sorted(names)]
+        together = set[str]()
+    codes = {
+        run(workers, f"{within} and not timing and not crowd", together, given),
+        run(FEW, f"{within} and timing", timing, given),
+        run("1", f"{within} and crowd", crowd, given),
+    }
+    failed = codes - {0, NO_TESTS}
+    return max(failed) if failed else min(codes)
 
 
-def run(*arguments: str) -> int:
-    command = [sys.executable, "-m", "pytest", "--dist", "worksteal", *arguments]
+def run(workers: str, marks: str, files: set[str], given: tuple[str, ...]) -> int:
+    """Run the tests with these marks; only `files` have any, so the others are not collected."""
+    if any(Path(word.partition("::")[0]).exists() for word in given):
+        files = set()
+    where = [str(tiers.TESTS.relative_to(Path.cwd()) / name) for name in sorted(files)]
+    options = ("-n", workers, "--dist", "worksteal", "-m", marks)
+    command = [sys.executable, "-m", "pytest", *options, *where, *given]
     return subprocess.run(command, check=False).returncode
 
 

@@ -6,10 +6,14 @@ from tests import tiers
 
 
 def test_the_tiers_name_files_that_exist() -> None:
-    names = {*tiers.TIMING, *(left.file for left in tiers.LEFT)}
+    names = {*tiers.TIMING, *tiers.CROWD, *(left.file for left in tiers.LEFT)}
     assert not [name for name in sorted(names) if not (tiers.TESTS / name).exists()]
 
 
 def test_no_test_is_left_twice() -> None:
     names = [left.test for left in tiers.LEFT]
     assert sorted(names) == sorted(set(names))
+
+
+def test_no_file_runs_at_two_times() -> None:
+    assert not tiers.TIMING.keys() & tiers.CROWD.keys()

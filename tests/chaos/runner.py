@@ -56,7 +56,7 @@ def run(
     try:
         with _Fleet(schedule, folder, product) as fleet:
             leads = fleet.live_through(patience)
-        eventually(lambda: not judge.worker_lives(folder), within=10)
+        eventually(lambda: not judge.worker_lives(folder))
         return Outcome(schedule, judge.look(folder), fleet.said, leads)
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -142,10 +142,10 @@ def test_the_environment_makes_no_operator_write_or_remove(store: str) -> None:
     holder = start("-s", store, "run", "job", "--", "sleep", "30")
     try:
         look = ("-s", store, "status", "job", "--json")
-        eventually(lambda: '"state": "held"' in incumbent(*look, env=env).stdout, within=15)
+        eventually(lambda: '"state": "held"' in incumbent(*look, env=env).stdout)
         asked = incumbent("-s", store, "break", "job", env=env)
         # Asked, the holder let go in order: its record was not removed under it.
-        assert holder.wait(10) == 123
+        assert holder.wait(20) == 123
         assert "was asked for by an operator" in holder.communicate()[1]
     finally:
         holder.kill()

@@ -70,7 +70,7 @@ def test_wait_returns_when_the_name_is_free(store: str, held: subprocess.Popen[s
         time.sleep(0.3)
         assert waiting.poll() is None
         held.terminate()
-        assert waiting.wait(5) == 0
+        assert waiting.wait(20) == 0
         waiting.communicate()
 
 
@@ -92,7 +92,7 @@ def test_break_asks_the_holder_and_tells_what_it_did(
     done = incumbent("-s", store, "break", "job", "--reason", "maintenance")
     assert done.returncode == 0
     assert "them has let go of it" in done.stderr or "ttl ran out" in done.stderr
-    assert held.wait(5) == 123
+    assert held.wait(20) == 123
 
 
 def test_break_outlasts_a_holder_that_cannot_answer(
@@ -112,7 +112,7 @@ def test_a_forced_break_says_how_long_two_may_act(store: str, held: subprocess.P
     assert done.returncode == 0
     assert "them may act beside the next holder for up to" in done.stderr
     assert status(store, "job")["state"] != "held"
-    assert held.wait(5) == 123
+    assert held.wait(20) == 123
 
 
 def test_break_of_what_nobody_holds_does_nothing(store: str) -> None:

@@ -62,7 +62,7 @@ class Service:
 
     def stop(self) -> int:
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(15)
+        return self.process.wait(20)
 
 
 def _parse(line: str) -> Line:

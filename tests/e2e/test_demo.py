@@ -77,7 +77,7 @@ def test_it_shows_every_scene_in_time_and_leaves_nothing(folder: Path) -> None:
     assert ESCAPE not in said
     assert seconds < AT_MOST
     # What waited to become a command ends with its supervisor, a moment after it.
-    eventually(lambda: processes_in(folder) == [], within=2)
+    eventually(lambda: processes_in(folder) == [], within=5)
     assert list(folder.iterdir()) == []
 
 
@@ -86,21 +86,21 @@ def test_an_ended_demo_ends_its_processes_and_removes_its_folder(
     folder: Path, signum: int, code: int
 ) -> None:
     demo = start_demo(folder)
-    eventually(lambda: len(processes_in(folder)) >= 8, within=15)
+    eventually(lambda: len(processes_in(folder)) >= 8)
     demo.send_signal(signum)
     said, _ = demo.communicate(timeout=20)
     assert demo.returncode == code, said
     # What waited to become a command ends with its supervisor, a moment after it.
-    eventually(lambda: processes_in(folder) == [], within=2)
+    eventually(lambda: processes_in(folder) == [], within=5)
     assert list(folder.iterdir()) == []
 
 
 def test_a_killed_demo_leaves_no_process(folder: Path) -> None:
     demo = start_demo(folder)
-    eventually(lambda: len(processes_in(folder)) >= 8, within=15)
+    eventually(lambda: len(processes_in(folder)) >= 8)
     demo.kill()
     demo.communicate(timeout=20)
-    eventually(lambda: not processes_in(folder), within=10)
+    eventually(lambda: not processes_in(folder))
 
 
 def test_it_is_coloured_on_a_terminal_and_ends_with_its_interrupt_key(folder: Path) -> None:
@@ -113,7 +113,7 @@ def test_it_is_coloured_on_a_terminal_and_ends_with_its_interrupt_key(folder: Pa
     )
     try:
         said = os.read(ours, 4096).decode()
-        eventually(lambda: len(processes_in(folder)) >= 8, within=15)
+        eventually(lambda: len(processes_in(folder)) >= 8)
         os.write(ours, b"\x03")
         assert demo.wait(timeout=20) == 130
     finally:
@@ -122,7 +122,7 @@ def test_it_is_coloured_on_a_terminal_and_ends_with_its_interrupt_key(folder: Pa
         os.close(ours)
         os.close(theirs)
     assert ESCAPE in said
-    eventually(lambda: processes_in(folder) == [], within=2)
+    eventually(lambda: processes_in(folder) == [], within=5)
 
 
 def test_the_judge_sees_who_lives_beside_whom() -> None:
@@ -130,7 +130,7 @@ def test_the_judge_sees_who_lives_beside_whom() -> None:
 
         def start(who: str, number: int) -> subprocess.Popen[bytes]:
             process = stage.start(who, stage.worker("plain", who))
-            eventually(lambda: len(stage.ask(accounts="plain")) == number, within=10)
+            eventually(lambda: len(stage.ask(accounts="plain")) == number)
             return process
 
         first = start("one", 1)

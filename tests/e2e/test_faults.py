@@ -54,9 +54,9 @@ def test_the_worker_dies_inside_the_lease_when_the_store_is_away(
     assert first.returncode == 123, said
     assert "could not be renewed in time; stopped after" in said
     end()
-    eventually(lambda: len(fleet.begun) == 2, within=10)
+    eventually(lambda: len(fleet.begun) == 2)
     second.terminate()
-    assert second.wait(5) == 128 + signal.SIGTERM
+    assert second.wait(20) == 128 + signal.SIGTERM
     fleet.judge()
 
 
@@ -67,7 +67,7 @@ def test_a_short_outage_stops_nobody(place: Place, fleet: Fleet) -> None:
     begin()
     time.sleep(0.7)
     end()
-    assert only.wait(8) == 0
+    assert only.wait(20) == 0
     fleet.judge()
 
 
@@ -84,7 +84,7 @@ def test_a_signal_during_a_slow_take_leaves_nothing_in_the_store(
     # Faster again, but slow enough that an exit has to wait for the clean-up.
     proxy.delay(0.0, reply=0.1)
     only.terminate()
-    assert only.wait(5) == 128 + signal.SIGTERM
+    assert only.wait(20) == 128 + signal.SIGTERM
     state = incumbent("-s", f"{own_redis.url}?restart_wait=0", "status", "job", "--json").stdout
     assert '"free"' in state
     assert not fleet.begun
@@ -98,7 +98,7 @@ def test_the_worker_is_stopped_when_the_record_is_gone(
     first = fleet.begin()
     own_redis.cli("FLUSHALL")
     died_within(fleet, clock.now(), TTL)
-    assert first.wait(5) == 123
+    assert first.wait(20) == 123
     fleet.close()
 
 
@@ -118,7 +118,7 @@ def test_an_instance_that_was_frozen_past_its_lease_kills_at_once(fleet: Fleet) 
     time.sleep(1.3 * TTL)
     first.send_signal(signal.SIGCONT)
     died_within(fleet, clock.now(), 1.0)
-    assert first.wait(5) == 123
+    assert first.wait(20) == 123
 
 
 def test_what_the_command_leaves_behind_is_stopped_before_the_release(
@@ -126,8 +126,8 @@ def test_what_the_command_leaves_behind_is_stopped_before_the_release(
 ) -> None:
     first = fleet.begin(worker=("--stubborn", "--orphan"))
     second = fleet.start("--wait=10", worker=("--for", "0.1"))
-    assert second.wait(10) == 0
-    assert first.wait(5) == 0
+    assert second.wait(20) == 0
+    assert first.wait(20) == 0
     fleet.judge()
     record = incumbent("-s", place.url, "status", "job", "--json").stdout
     assert '"state": "free"' in record
@@ -146,8 +146,8 @@ def test_a_stopped_worker_keeps_its_lease_and_dies_when_the_store_is_away(
     place.faults["silent"][0]()
     died_within(fleet, clock.now(), TTL)
     place.faults["silent"][1]()
-    assert first.wait(5) == 123
-    eventually(lambda: len(fleet.begun) == 2, within=10)
+    assert first.wait(20) == 123
+    eventually(lambda: len(fleet.begun) == 2)
     second.terminate()
     fleet.judge()
 

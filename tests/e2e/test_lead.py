@@ -33,7 +33,7 @@ def lead(
 
 def three(fleet: Fleet, times: tuple[str, ...] = CALM) -> dict[str, subprocess.Popen[str]]:
     leads = {name: lead(fleet, name, times) for name in "abc"}
-    eventually(lambda: len(candidates(fleet)) == 2 and len(fleet.begun) >= 1, within=15)
+    eventually(lambda: len(candidates(fleet)) == 2 and len(fleet.begun) >= 1)
     return leads
 
 
@@ -67,7 +67,7 @@ def test_on_term_the_next_one_leads(fleet: Fleet) -> None:
         before = len(fleet.begun)
         first = leads.pop(holder(fleet))
         first.terminate()
-        assert first.wait(5) == 0
+        assert first.wait(20) == 0
         if leads:
             eventually(partial(more_began, fleet, before))
             eventually(fleet.worker_lives)
@@ -81,7 +81,7 @@ def test_a_candidate_obeys_signals(fleet: Fleet) -> None:
     for name in candidates(fleet):
         signum, code = next(codes)
         leads[name].send_signal(signum)
-        assert leads[name].wait(5) == code
+        assert leads[name].wait(20) == code
     assert fleet.worker_lives()
     fleet.judge()
 
@@ -91,7 +91,7 @@ def test_a_command_that_ends_gives_the_others_their_turn(fleet: Fleet) -> None:
     eventually(lambda: len(fleet.begun) >= 8, within=30)
     for instance in leads.values():
         instance.terminate()
-    said = [instance.communicate(timeout=5)[1] for instance in leads.values()]
+    said = [instance.communicate(timeout=20)[1] for instance in leads.values()]
     assert sum("leading, term" in each for each in said) >= 2
     fleet.judge()
 
@@ -149,7 +149,7 @@ def test_a_silent_store_ends_the_term_inside_the_lease_and_one_leads_again(
     time.sleep(TTL)
     assert not fleet.worker_lives()
     end()
-    eventually(lambda: len(fleet.begun) >= 2, within=15)
+    eventually(lambda: len(fleet.begun) >= 2)
     fleet.judge()
 
 

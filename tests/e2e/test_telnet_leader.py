@@ -67,7 +67,7 @@ class Instance:
 
     def kill(self) -> None:
         self.signal(signal.SIGKILL)
-        self.process.wait(10)
+        self.process.wait(20)
 
     def stop(self) -> int:
         """In order; what it exited with."""
@@ -75,7 +75,7 @@ class Instance:
         if self.process.poll() is None:
             self.signal(signal.SIGCONT)
             self.signal(signal.SIGTERM)
-        return self.process.wait(15)
+        return self.process.wait(20)
 
 
 Fault = tuple[Callable[[Instance], object], Callable[[Instance], object]]

@@ -19,7 +19,7 @@ from tests.cli.tool import command_line, environment, incumbent
 from tests.e2e.fleet import locked_file
 from tests.support.pace import took
 
-WITHIN = 10.0
+WITHIN = 20.0
 TTL = 0.9
 CTRL_C, CTRL_Z = b"\x03", b"\x1a"
 IN_TERMINAL = Path(__file__).with_name("in_terminal.py")

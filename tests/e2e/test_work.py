@@ -31,7 +31,12 @@ def records(fleet: Fleet) -> list[dict[str, object]]:
 
 
 def children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    """Of a process that may end meanwhile."""
+    try:
+        text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    except OSError:
+        return []
+    return [int(child) for child in text.split()]
 
 
 def who_works(service: subprocess.Popen[str]) -> list[int]:
@@ -44,14 +49,17 @@ def who_works(service: subprocess.Popen[str]) -> list[int]:
 
 
 def command_of(pid: int) -> list[str]:
-    return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    except OSError:
+        return []
 
 
 def test_one_of_four_works_and_term_drains(fleet: Fleet) -> None:
     service = work(fleet, 1, *worker(fleet, "--for", "0.5"))
     eventually(lambda: len(fleet.begun) >= 4, within=20)
     service.terminate()
-    _, said = service.communicate(timeout=10)
+    _, said = service.communicate(timeout=20)
     assert service.returncode == 0, said
     assert not fleet.worker_lives()
     fleet.judge()
@@ -59,28 +67,28 @@ def test_one_of_four_works_and_term_drains(fleet: Fleet) -> None:
 
 def test_two_seats_are_held_by_two(fleet: Fleet) -> None:
     service = work(fleet, 2, "sleep", "60")
-    eventually(lambda: [it["state"] for it in records(fleet)] == ["held", "held"], within=15)
+    eventually(lambda: [it["state"] for it in records(fleet)] == ["held", "held"])
     assert [it["name"] for it in records(fleet)] == ["job/1", "job/2"]
     service.terminate()
-    assert service.wait(10) == 0
+    assert service.wait(20) == 0
     eventually(lambda: [it["state"] for it in records(fleet)] == ["free", "free"])
 
 
 def test_a_worker_that_is_killed_is_replaced(fleet: Fleet) -> None:
     service = work(fleet, 1, *worker(fleet))
-    eventually(lambda: who_works(service) and len(children(service.pid)) == 4, within=15)
+    eventually(lambda: who_works(service) and len(children(service.pid)) == 4)
     before = len(fleet.begun)
     os.kill(who_works(service)[0], signal.SIGKILL)
-    eventually(lambda: len(fleet.begun) > before, within=15)
+    eventually(lambda: len(fleet.begun) > before)
     eventually(lambda: len(children(service.pid)) == 4)
     service.terminate()
-    assert service.wait(10) == 0
+    assert service.wait(20) == 0
     fleet.judge()
 
 
 def test_workers_drain_when_their_parent_is_killed(fleet: Fleet) -> None:
     service = work(fleet, 1, *worker(fleet))
-    eventually(lambda: len(fleet.begun) == 1, within=15)
+    eventually(lambda: len(fleet.begun) == 1)
     service.kill()
     eventually(lambda: not fleet.worker_lives())
     eventually(lambda: records(fleet)[0]["state"] == "free")
@@ -88,4 +96,4 @@ def test_workers_drain_when_their_parent_is_killed(fleet: Fleet) -> None:
 
 
 def test_a_command_that_does_not_exist_ends_the_service(fleet: Fleet) -> None:
-    assert work(fleet, 1, "no-such-command").wait(15) == 127
+    assert work(fleet, 1, "no-such-command").wait(20) == 127

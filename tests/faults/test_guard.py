@@ -76,8 +76,7 @@ def named(name: str, parent: int) -> list[int]:
 
 
 def guard_of(pid: int) -> int:
-    eventually(lambda: named("incumbent-guard", pid))
-    return named("incumbent-guard", pid)[0]
+    return eventually(lambda: named("incumbent-guard", pid))[0]
 
 
 def gone(pid: int) -> bool:
@@ -155,7 +154,7 @@ def test_the_tree_is_dead_before_another_can_lead(
     finally:
         instance.thaw()
         second.terminate()
-        second.wait(5)
+        second.wait(20)
 
 
 @needs(sys.platform == "linux", "the guard needs Linux")
@@ -185,14 +184,14 @@ def test_with_supervisor_and_guard_stopped_the_command_outlives_the_lease(
     instance.thaw()
     assert lives, "better than promised: docs/supervision.md says that they overlap"
     died_within(fleet, since, 1.0)
-    assert instance.process.wait(5) == 123
+    assert instance.process.wait(20) == 123
 
 
 @BOTH
 def test_a_guard_that_is_stopped_alone_stops_nobody(fleet: Fleet, isolation: str) -> None:
     instance = begin(fleet, isolation, "--for", str(2 * TTL))
     instance.send(instance.guard, STOP)
-    assert instance.process.wait(5 * TTL) == 0
+    assert instance.process.wait(20) == 0
     assert gone(instance.guard)
 
 
@@ -204,7 +203,7 @@ def test_a_guard_that_was_stopped_heeds_the_proofs_in_its_queue(
     instance.send(instance.guard, STOP)
     time.sleep(1.3 * TTL)
     instance.thaw()
-    assert instance.process.wait(5 * TTL) == 0
+    assert instance.process.wait(20) == 0
 
 
 @BOTH
@@ -213,7 +212,7 @@ def test_the_death_of_the_guard_is_a_fault_of_ours_and_gives_the_lease_back(
 ) -> None:
     instance = begin(fleet, isolation, *DAEMON)
     os.kill(instance.guard, KILL)
-    _, said = instance.process.communicate(timeout=5)
+    _, said = instance.process.communicate(timeout=20)
     assert instance.process.returncode == 125
     assert "the guard is dead" in said
     assert '"free"' in incumbent("-s", fleet.store, "status", "job", "--json").stdout
@@ -228,7 +227,7 @@ def test_a_thawed_supervisor_says_that_the_lease_is_over(fleet: Fleet, isolation
     died_within(fleet, since, TTL)
     time.sleep(0.3)
     instance.thaw()
-    assert instance.process.wait(5) == 123
+    assert instance.process.wait(20) == 123
 
 
 # -- the tree ------------------------------------------------------------------------------------
@@ -252,10 +251,11 @@ DAEMONISES = Path(__file__).with_name("daemonises.py")
 
 @BOTH
 def test_no_process_and_no_zombie_is_left(fleet: Fleet, isolation: str) -> None:
-    instance = begin(fleet, isolation, "--for", "0.2")
+    instance = begin(fleet, isolation)
     inits = named("incumbent-init", instance.guard)
     assert len(inits) >= (isolation == "pidns")
-    assert instance.process.wait(5) == 0
+    (fleet.folder / "stop").touch()
+    assert instance.process.wait(20) == 0
     assert all(map(gone, (instance.guard, *inits)))
 
 
@@ -270,14 +270,14 @@ def test_a_guard_leaves_with_a_supervisor_that_is_killed(fleet: Fleet, isolation
 @BOTH
 def test_orphans_are_reaped_while_the_command_runs(fleet: Fleet, isolation: str) -> None:
     count = "ps -eo stat= | grep -c ^Z" if isolation == "pidns" else "echo 0"
-    script = f"for i in 1 2 3 4 5; do (true &) ; done; sleep 0.3; {count} >{fleet.folder}/zombies"
+    # A busy machine may need a while until all have ended and are reaped.
+    none = f"for i in $(seq 100); do [ $({count}) = 0 ] && exit 0; sleep 0.1; done; exit 1"
+    script = f"for i in 1 2 3 4 5; do (true &) ; done; sleep 0.3; {none}"
     process = start(
         *("-s", fleet.store, "run", "job", "--isolate", isolation, "--", "sh", "-c", script)
     )
     fleet.started.append(process)
-    eventually(lambda: (fleet.folder / "zombies").exists() or process.poll() is not None)
-    assert process.wait(5) in (0, 1)
-    assert (fleet.folder / "zombies").read_text() == "0\n"
+    assert process.wait(20) == 0
 
 
 @needs(ROOT, "PID namespaces need root")

@@ -68,7 +68,7 @@ class Older:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.close()
-        self._process.wait(10)
+        self._process.wait(20)
         self._process.stdout.close()
 
 

@@ -24,7 +24,7 @@ from typing import Self
 from tests.support.etcd_tls import ClientCertificate, EtcdTls
 from tests.support.servers import ServerFailed, find_server, free_port
 
-START_WITHIN = 20.0
+START_WITHIN = 30.0
 STOP_WITHIN = 5.0
 START_TRIES = 3
 # A lone member elects itself within a tick, and leases may be as short as 1 s.
@@ -254,7 +254,7 @@ class EtcdServer:
         return self.etcdctl("get", "--prefix", prefix, "--keys-only").split()
 
     def metrics(self) -> str:
-        with urllib.request.urlopen(f"{self.place.status}/metrics", timeout=2) as answer:
+        with urllib.request.urlopen(f"{self.place.status}/metrics", timeout=10) as answer:
             return str(answer.read().decode())
 
     def requests(self) -> dict[str, int]:

@@ -146,8 +146,11 @@ class Sentinels:
         eventually(lambda: all(self._knows_all(one) for one in self.sentinels))
 
     def _knows_all(self, one: SentinelServer) -> bool:
-        with self._client(one) as client:
-            said = client.sentinel_master(SERVICE)
+        try:
+            with self._client(one) as client:
+                said = client.sentinel_master(SERVICE)
+        except redis.RedisError:
+            return False
         others = int(said["num-other-sentinels"])
         return bool(others == 2 and int(said["num-slaves"]) == len(self.nodes) - 1)
 

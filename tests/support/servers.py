@@ -25,7 +25,7 @@ from typing import Final, Self
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVERS = ROOT / ".servers" / "bin"
-START_WITHIN = 10.0
+START_WITHIN = 30.0
 STOP_WITHIN = 5.0
 # Another process may take the port between the look and the start.
 START_TRIES = 3

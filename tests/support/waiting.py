@@ -5,20 +5,27 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from tests.support.pace import now, took
+
+T = TypeVar("T")
 
 # A bound for what must come at all: on a machine that does ten other things a process alone
 # takes seconds to start.
 _AT_ALL = 20.0
 
 
-def eventually(condition: Callable[[], object], within: float = _AT_ALL) -> None:
-    """Return when `condition` holds; fail after `within` seconds."""
+def eventually(condition: Callable[[], T], within: float = _AT_ALL) -> T:
+    """Return when `condition` holds, with what it returned; fail after `within` seconds.
+
+    What it returned is what was true: asked again, it may be true no longer.
+    """
     began = now()
-    while not condition():
+    while not (found := condition()):
         assert took(began) < within, f"did not come true within {within} s"
         time.sleep(0.002)
+    return found
 
 
 def written(path: Path) -> str:
