@@ -7,8 +7,6 @@ import re
 import subprocess
 import sys
 
-import pytest
-
 from tests.architecture import source
 from tests.architecture.layers import (
     AVOIDED,
@@ -32,7 +30,7 @@ def within(module: str, name: str) -> bool:
 
 
 def level(module: str) -> int:
-    """The height of a module's layer."""
+    """The height of a module's layer; a test says which modules have none."""
     if not module:
         return [layer.name for layer in LAYERS].index(ROOT)
     matches = [
@@ -41,29 +39,31 @@ def level(module: str) -> int:
         for name in layer.modules
         if within(module, name)
     ]
-    assert matches, f"incumbent.{module} has no layer: place it in tests/architecture/layers.py"
-    return max(matches)[1]
+    return max(matches)[1] if matches else len(LAYERS)
 
 
-def test_the_package_is_found() -> None:
+def test_every_module_has_its_layer() -> None:
     assert "errors" in MODULES
+    homeless = [name for name in MODULES if level(name) == len(LAYERS)]
+    assert not homeless, "place them in tests/architecture/layers.py"
 
 
-@pytest.mark.parametrize("module", PLACED)
-def test_imports_run_downwards_only(module: str) -> None:
-    here = level(module)
-    upwards = [
-        f"{module} ({LAYERS[here].name}) imports {used or 'incumbent'}"
+def test_imports_run_downwards_only() -> None:
+    assert not [
+        f"{module} ({LAYERS[level(module)].name}) imports {used or 'incumbent'}"
+        for module in PLACED
         for used in source.own_imports(module)
-        if level(used) > here
+        if level(used) > level(module)
     ]
-    assert not upwards
 
 
-@pytest.mark.parametrize("package", sorted(set(MODULES) - set(PLACED)))
-def test_a_package_file_only_collects_names(package: str) -> None:
-    strays = [node for node in source.tree(package).body if not collects(node)]
-    assert not [f"line {node.lineno}: {type(node).__name__}" for node in strays]
+def test_a_package_file_only_collects_names() -> None:
+    assert not [
+        f"{package}, line {node.lineno}: {type(node).__name__}"
+        for package in sorted(set(MODULES) - set(PLACED))
+        for node in source.tree(package).body
+        if not collects(node)
+    ]
 
 
 def collects(node: ast.stmt) -> bool:
@@ -78,22 +78,26 @@ def collects(node: ast.stmt) -> bool:
     return isinstance(node, kinds) or source.is_for_types(node)
 
 
-@pytest.mark.parametrize("module", PLACED)
-def test_a_decision_knows_nothing_of_the_world(module: str) -> None:
-    banned = LAYERS[level(module)].banned
-    used = {name.partition(".")[0] for name in source.imports(module)}
-    assert not used & banned
+def outside(module: str) -> set[str]:
+    """The packages that a module imports anything of."""
+    return {name.partition(".")[0] for name in source.imports(module)}
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_a_driver_is_imported_by_its_own_store_only(module: str) -> None:
-    used = {name.partition(".")[0] for name in source.imports(module)}
-    strays = {
-        name
-        for name in used & DRIVERS.keys()
-        if not any(within(module, place) for place in DRIVERS[name])
-    }
-    assert not strays
+def test_a_decision_knows_nothing_of_the_world() -> None:
+    assert not [
+        f"{module} imports {used}"
+        for module in PLACED
+        for used in outside(module) & LAYERS[level(module)].banned
+    ]
+
+
+def test_a_driver_is_imported_by_its_own_store_only() -> None:
+    assert not [
+        f"{module} imports {used}"
+        for module in MODULES
+        for used in outside(module) & DRIVERS.keys()
+        if not any(within(module, place) for place in DRIVERS[used])
+    ]
 
 
 def test_no_module_imports_itself_in_a_circle() -> None:
@@ -103,36 +107,51 @@ def test_no_module_imports_itself_in_a_circle() -> None:
     assert not graph, f"these import each other: {sorted(graph)}"
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_what_is_private_is_read_within_its_package_only(module: str) -> None:
+def test_what_is_private_is_read_within_its_package_only() -> None:
+    assert not [
+        f"{module}, line {node.lineno}: {ast.unparse(node)}"
+        for module in MODULES
+        for node in private_reads_of_others(module)
+    ]
+
+
+def private_reads_of_others(module: str) -> list[ast.Attribute]:
     package = module.rpartition(".")[0]
     # A package and the one that it lies in: they share their privacy.
     near = [n for n in source.own_imports(module) if within(package, n.rpartition(".")[0])]
     known = set().union(*(source.private_names(name) for name in (module, *near)))
     allowed = known | PUBLIC_ALL_THE_SAME | PEEKING.get(module, set())
-    strays = [node for node in source.private_reads(module) if node.attr not in allowed]
-    assert not [f"line {node.lineno}: {ast.unparse(node)}" for node in strays]
+    return [node for node in source.private_reads(module) if node.attr not in allowed]
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_files_stay_short(module: str) -> None:
-    lines = source.modules()[module].read_text(encoding="utf-8").count("\n")
-    assert lines <= LONGEST_FILE
+def test_files_stay_short() -> None:
+    lines = {
+        name: path.read_text(encoding="utf-8").count("\n")
+        for name, path in source.modules().items()
+    }
+    assert not {name: count for name, count in lines.items() if count > LONGEST_FILE}
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_functions_stay_short(module: str) -> None:
-    long = {f.name: source.length(f) for f in source.functions(module)}
-    assert not {name: lines for name, lines in long.items() if lines > LONGEST_FUNCTION}
+def test_functions_stay_short() -> None:
+    assert not [
+        f"{module}: {function.name} has {source.length(function)} lines"
+        for module in MODULES
+        for function in source.functions(module)
+        if source.length(function) > LONGEST_FUNCTION
+    ]
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_public_names_keep_to_the_vocabulary(module: str) -> None:
-    names = [(name, line) for name, line in source.public_names(module) if name[0] != "_"]
-    avoided = [f"line {line}: {name}" for name, line in names if AVOIDED & set(words(name))]
-    assert not avoided
-    if any(within(module, place) for place in NO_BARE_TOKEN):
-        assert not [f"line {line}" for name, line in names if name == "token"]
+def test_public_names_keep_to_the_vocabulary() -> None:
+    assert not [
+        f"{module}, line {line}: {name}"
+        for module in MODULES
+        for name, line in source.public_names(module)
+        if name[0] != "_" and (AVOIDED & set(words(name)) or is_bare_token(module, name))
+    ]
+
+
+def is_bare_token(module: str, name: str) -> bool:
+    return name == "token" and any(within(module, place) for place in NO_BARE_TOKEN)
 
 
 def words(name: str) -> list[str]:
