@@ -45,8 +45,7 @@ async def lead(settings: Settings, host: Host) -> None:
         settings.name,
         store=settings.store,
         namespace=settings.namespace,
-        ttl=settings.ttl,
-        renew_every=settings.renew_every,
+        policy=incumbent.Policy(settings.ttl, renew_every=settings.renew_every),
         holder=settings.holder,
     )
     while True:

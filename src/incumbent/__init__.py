@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from incumbent.elections import AsyncElection, AsyncTerm, Election, Term
     from incumbent.inside import CurrentLease, current
     from incumbent.locks import AsyncLease, AsyncLock, Lease, Lock
+    from incumbent.policy import Policy
 
 __all__ = [
     "AcquireTimeout",
@@ -51,6 +52,7 @@ __all__ = [
     "NotCandidate",
     "NotHeld",
     "OutcomeUnknown",
+    "Policy",
     "StoreError",
     "StoreUnavailable",
     "Term",
@@ -74,6 +76,7 @@ _HOMES = {
     "Lease": "incumbent.locks",
     "Lock": "incumbent.locks",
     "CurrentLease": "incumbent.inside",
+    "Policy": "incumbent.policy",
     "Term": "incumbent.elections",
     "current": "incumbent.inside",
     "exclusive": "incumbent.decorators",

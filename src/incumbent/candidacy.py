@@ -119,18 +119,16 @@ class ElectionHandle(LockHandle[T], Generic[T]):
         on_leader_change: OnLeaderChange | None = None,
         **settings: Unpack[LockSettings],
     ) -> None:
-        if metadata is not None:
-            if "meta" in settings:
-                raise ConfigError("metadata and meta: name one of them", name="metadata")
-            settings["meta"] = encode_metadata(metadata)
+        encoded = encode_metadata(metadata)
         super().__init__(name, store=store, namespace=namespace, timeout=timeout, **settings)
         policy = self._wanted.policy
+        ask = replace(self._wanted.ask, meta=encoded)
         if self._link.engine.capabilities.candidates:
             # A waiter asks again at least once a ttl, in line once in two: this outlasts one lost
             # request.
             waits = policy.ttl if self._wanted.queue is None else 2 * policy.ttl
-            candidacy = 2 * waits + policy.request_timeout
-            self._wanted = replace(self._wanted, ask=replace(self._wanted.ask, candidacy=candidacy))
+            ask = replace(ask, candidacy=2 * waits + policy.request_timeout)
+        self._wanted = replace(self._wanted, ask=ask)
         self._on_elected = on_elected
         self._on_revoked = on_revoked
         self._on_leader_change = on_leader_change

@@ -11,7 +11,7 @@ from incumbent.elections import AsyncElection, Election
 from incumbent.handles import refuse_copy
 from incumbent.locks import AsyncLock, Lock
 from incumbent.model import Record
-from incumbent.options import LockSettings, parse_timeout
+from incumbent.options import LockSettings, overruled, parse_timeout
 from incumbent.protocol.link import own_link
 from incumbent.stores.names import make_key
 
@@ -40,7 +40,8 @@ class ClientHandle:
         return self._link.engine.url
 
     def _with_ours(self, settings: LockSettings) -> Any:
-        return {"store": self, "namespace": self._namespace, **self._settings, **settings}
+        ours = overruled(self._settings, settings)
+        return {"store": self, "namespace": self._namespace, **ours}
 
 
 class Client(ClientHandle):

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypedDict, Unpack
 
 from incumbent.durations import DAY, Duration, parse_duration, say_seconds
 from incumbent.errors import ConfigError, LeaseLost
-from incumbent.model import META_MAX, ONCE, Ask, Capabilities, Queue, Slot
+from incumbent.model import ONCE, Ask, Capabilities, Queue, Slot
 from incumbent.policy import TTL_DEFAULT, Policy, make_policy
 from incumbent.protocol.held import Wanted
 from incumbent.stores.names import check_name, make_key
@@ -20,7 +20,9 @@ __all__ = [
     "LockSettings",
     "OnLost",
     "default_holder",
+    "overruled",
     "parse_timeout",
+    "policy_from",
     "require",
     "wanted_from",
 ]
@@ -37,25 +39,21 @@ class LockSettings(TypedDict, total=False):
     """Keyword settings of every lock; durations are 15.0, "15s" or timedelta.
 
     `ttl` (15 s): the time to detect a crash, not the length of the work. `grace`: what the clean-up
-    needs at the end. `renew_every`, `request_timeout`, `margin`, `rho`: see `incumbent.policy`.
-    `holder`: who we are, for people. `meta`: up to 1 KiB beside the lease. `at_most_for`: bounds a
-    hung holder. `at_least_for`: the name stays closed until then. `once_per`: at most one start in
-    that time, by the store's clock. `slot`: the work that `once_per` counts, if not the name's
-    own. `on_lost`: called with the LeaseLost, in a thread of its own. `if_lost`: "raise" at the end
-    of the body (default), or "exit": end the process at once with code 123, 0.1 s before the proof
-    runs out (C code that keeps the interpreter for longer delays it: see `incumbent run`); a loss
-    that only the release finds is raised. `fair`: who waits gets it in the order of arrival; else
-    others may come before, a few times in a row.
+    needs at the end. `policy`: an `incumbent.Policy`, which says these two and all other times.
+    `holder`: who we are, for people. `at_most_for`: bounds a hung holder. `at_least_for`: the name
+    stays closed until then. `once_per`: at most one start in that time, by the store's clock.
+    `slot`: the work that `once_per` counts, if not the name's own. `on_lost`: called with the
+    LeaseLost, in a thread of its own. `if_lost`: "raise" at the end of the body (default), or
+    "exit": end the process at once with code 123, 0.1 s before the proof runs out (C code that
+    keeps the interpreter for longer delays it: see `incumbent run`); a loss that only the release
+    finds is raised. `fair`: who waits gets it in the order of arrival; else others may come before,
+    a few times in a row.
     """
 
     ttl: Duration
     grace: Duration | None
-    renew_every: Duration | None
-    request_timeout: Duration | None
-    margin: Duration | None
-    rho: float
+    policy: Policy | None
     holder: str | None
-    meta: bytes
     at_most_for: Duration | None
     at_least_for: Duration | None
     once_per: Duration | None
@@ -81,6 +79,29 @@ def require(can: Capabilities, what: str, *parts: Literal["slots", "fields", "no
         )
 
 
+def policy_from(settings: LockSettings) -> Policy:
+    """The times that `ttl` and `grace`, or else `policy`, amount to; raises ConfigError."""
+    policy, grace = settings.get("policy"), settings.get("grace")
+    if policy is None:
+        return make_policy(settings.get("ttl", TTL_DEFAULT), grace=grace)
+    if not isinstance(policy, Policy):
+        raise ConfigError(f"policy: a Policy, not {type(policy).__name__}", name="policy")
+    if "ttl" in settings or grace is not None:
+        raise ConfigError("policy says ttl and grace too: name them only there", name="policy")
+    return policy
+
+
+def overruled(settings: LockSettings, by: LockSettings) -> LockSettings:
+    """`settings`, of which those that `by` names are replaced: a policy goes with `ttl`."""
+    kept = settings.copy()
+    if by.get("policy") is not None:
+        kept.pop("ttl", None)
+        kept.pop("grace", None)
+    elif "ttl" in by or by.get("grace") is not None:
+        kept.pop("policy", None)
+    return {**kept, **by}
+
+
 def parse_timeout(timeout: Duration | None) -> float | None:
     """Seconds to wait for a lease; None waits, 0 tries once."""
     return None if timeout is None else parse_duration(timeout, "timeout")
@@ -92,14 +113,7 @@ def wanted_from(
     """Check the settings against each other and against what the store can; raises ConfigError."""
     key = make_key(namespace, name)
     _refuse_unknown(settings)
-    policy = make_policy(
-        settings.get("ttl", TTL_DEFAULT),
-        grace=settings.get("grace"),
-        renew_every=settings.get("renew_every"),
-        request_timeout=settings.get("request_timeout"),
-        margin=settings.get("margin"),
-        rho=settings.get("rho", 0.01),
-    )
+    policy = policy_from(settings)
     _check_ttl(policy, can)
     slot = _slot(settings, can)
     at_least_for = _optional(settings.get("at_least_for"), "at_least_for", 0.0)
@@ -113,7 +127,6 @@ def wanted_from(
     ask = _ask(
         policy.ttl,
         _holder(settings.get("holder")),
-        _meta(settings.get("meta", b"")),
         slot,
         _JOB_RECORD if slot or at_least_for else _LOCK_RECORD,
     )
@@ -122,9 +135,9 @@ def wanted_from(
 
 
 @lru_cache(maxsize=256)
-def _ask(ttl: float, holder: str, meta: bytes, slot: Slot | None, keep_record: float) -> Ask:
+def _ask(ttl: float, holder: str, slot: Slot | None, keep_record: float) -> Ask:
     # Shared by all locks with equal settings: a process may hold ten thousand.
-    return Ask(ttl=ttl, holder=holder, meta=meta, slot=slot, keep_record=keep_record)
+    return Ask(ttl=ttl, holder=holder, slot=slot, keep_record=keep_record)
 
 
 def _refuse_unknown(settings: Any) -> None:
@@ -191,11 +204,3 @@ def _holder(holder: str | None) -> str:
             f"holder={holder[:60]!r}: 1 to 200 printable characters without blanks", name="holder"
         )
     return holder
-
-
-def _meta(meta: bytes) -> bytes:
-    if not isinstance(meta, bytes):
-        raise ConfigError(f"meta: bytes, not {type(meta).__name__}", name="meta")
-    if len(meta) > META_MAX:
-        raise ConfigError(f"meta: {len(meta)} bytes, at most {META_MAX}", name="meta")
-    return meta

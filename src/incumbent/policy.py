@@ -10,7 +10,7 @@ same conservative order); the drift bound follows Gray and Cheriton, "Leases", 1
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 from incumbent.durations import DAY, Duration, parse_duration, say_seconds
@@ -23,9 +23,13 @@ TTL_MIN = 0.1
 TTL_MAX = DAY
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, init=False)
 class Policy:
-    """One validated set of times, all in seconds; `rho` is the bound of clock drift (a ratio)."""
+    """All times of a lease, in seconds; `rho` is the bound of clock drift (a ratio).
+
+    >>> Policy("30s", grace="2s", request_timeout="500ms").renew_every
+    6.0
+    """
 
     ttl: float
     renew_every: float
@@ -33,41 +37,58 @@ class Policy:
     margin: float
     request_timeout: float
     rho: float
-    span: float
+    span: float = field(init=False)
     """From the instant before sending to the deadline: `ttl * (1 - 2 rho) - margin`."""
-    renew_deadline: float
+    renew_deadline: float = field(init=False)
     """From the instant before sending until the work is stopped: `span - grace`."""
 
+    def __init__(
+        self,
+        ttl: Duration = TTL_DEFAULT,
+        *,
+        grace: Duration | None = None,
+        renew_every: Duration | None = None,
+        request_timeout: Duration | None = None,
+        margin: Duration | None = None,
+        rho: float = 0.01,
+    ) -> None:
+        """Fill in the defaults and refuse what cannot fit, with the numbers (ConfigError)."""
+        life = parse_duration(ttl, "ttl", least=TTL_MIN, most=TTL_MAX)
+        times = (
+            life,
+            _given(grace, "grace", min(5.0, life / 3)),
+            _given(renew_every, "renew_every", life / 5),
+            _given(request_timeout, "request_timeout", min(1.0, life / 6)),
+            _given(margin, "margin", max(0.05, life / 60)),
+            rho,
+        )
+        names = ("ttl", "grace", "renew_every", "request_timeout", "margin", "rho")
+        for name, value in zip(names, times, strict=True):
+            object.__setattr__(self, name, value)
+        span, left = _fit(*times)
+        object.__setattr__(self, "span", span)
+        object.__setattr__(self, "renew_deadline", left)
 
-def make_policy(
-    ttl: Duration = TTL_DEFAULT,
-    *,
-    grace: Duration | None = None,
-    renew_every: Duration | None = None,
-    request_timeout: Duration | None = None,
-    margin: Duration | None = None,
-    rho: float = 0.01,
-) -> Policy:
-    """Fill in the defaults and refuse what cannot fit, with the numbers (ConfigError)."""
+
+def make_policy(ttl: Duration = TTL_DEFAULT, *, grace: Duration | None = None) -> Policy:
+    """The policy of these two: one object for all locks with equal ones. Raises as `Policy`."""
     life = parse_duration(ttl, "ttl", least=TTL_MIN, most=TTL_MAX)
-    return _validated(
-        life,
-        _given(grace, "grace", min(5.0, life / 3)),
-        _given(renew_every, "renew_every", life / 5),
-        _given(request_timeout, "request_timeout", min(1.0, life / 6)),
-        _given(margin, "margin", max(0.05, life / 60)),
-        rho,
-    )
+    return _shared(life, None if grace is None else _given(grace, "grace", 0.0))
+
+
+@lru_cache(maxsize=256)
+def _shared(ttl: float, grace: float | None) -> Policy:
+    return Policy(ttl, grace=grace)
 
 
 def _given(value: Duration | None, what: str, default: float) -> float:
     return default if value is None else parse_duration(value, what, most=TTL_MAX)
 
 
-@lru_cache(maxsize=256)
-def _validated(
+def _fit(
     ttl: float, grace: float, renew_every: float, request: float, margin: float, rho: float
-) -> Policy:
+) -> tuple[float, float]:
+    """`span` and `renew_deadline`."""
     if not 0 <= rho < 0.25:
         raise ConfigError(f"rho={rho!r} is not a bound of clock drift: 0 <= rho < 0.25", name="rho")
     for what, seconds in (("renew_every", renew_every), ("request_timeout", request)):
@@ -77,7 +98,7 @@ def _validated(
     left = span - grace
     if renew_every + request >= left:
         raise ConfigError(_does_not_fit(ttl, grace, renew_every, request, margin, rho), name="ttl")
-    return Policy(ttl, renew_every, grace, margin, request, rho, span, left)
+    return span, left
 
 
 def _does_not_fit(

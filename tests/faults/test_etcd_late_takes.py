@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from incumbent import Client, OutcomeUnknown, clock
+from incumbent import Client, OutcomeUnknown, Policy, clock
 from incumbent.model import Ask, Gone, Granted, Refused, Released, Slot
 from tests.faults.etcd_world import ASK, Party, new_claim, party, soon
 from tests.support.etcd import EtcdServer
@@ -42,8 +42,9 @@ def test_a_take_that_arrives_after_ttl_and_timeout_leaves_no_lease_though_others
         kept = client.lock("kept", ttl="1s", timeout=2).acquire()
         proxy.hold(TAKE)
         since = clock.now()
+        policy = Policy("1s", request_timeout="0.3s")
         with pytest.raises(OutcomeUnknown):
-            client.lock(other.key.name, ttl="1s", timeout=0, request_timeout="0.3s").acquire()
+            client.lock(other.key.name, timeout=0, policy=policy).acquire()
         assert proxy.holds
         # For as long as the claim was owed before: one ttl and one request_timeout.
         time.sleep(max(0.0, since + 1.0 + 0.3 + 0.3 - clock.now()))

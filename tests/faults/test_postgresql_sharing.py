@@ -15,7 +15,7 @@ import sqlalchemy
 from psycopg_pool import AsyncConnectionPool, ConnectionPool
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from incumbent import AsyncLock, Lock, NotAcquired
+from incumbent import AsyncLock, Lock, NotAcquired, Policy
 from incumbent.errors import ConfigError
 from incumbent.model import Granted, Refused, Released
 from tests.faults.postgresql_world import ASK, Party, new_claim, new_database, party, soon
@@ -49,8 +49,9 @@ def held_by_both_sides(driver: object, url: str) -> None:
 
 
 async def refused_on_asyncio(driver: object) -> None:
+    policy = Policy(1.0, request_timeout=0.35)
     with pytest.raises(NotAcquired):
-        await AsyncLock("job", store=driver, ttl=1.0, request_timeout=0.35, timeout=0).acquire()
+        await AsyncLock("job", store=driver, policy=policy, timeout=0).acquire()
 
 
 def test_a_psycopg_pool_is_a_store(url: str) -> None:

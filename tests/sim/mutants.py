@@ -84,14 +84,14 @@ def deadline_from_the_reply(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("drift", "overlap", overlaps_only=True)
 def no_drift_margin(patch: pytest.MonkeyPatch) -> None:
-    validated = policy._validated
+    fit = policy._fit
 
-    def generous(*numbers: float) -> policy.Policy:
-        made = validated(*numbers)
-        extra = 2 * made.rho * made.ttl
-        return replace(made, span=made.span + extra, renew_deadline=made.renew_deadline + extra)
+    def generous(ttl: float, *others: float) -> tuple[float, float]:
+        span, left = fit(ttl, *others)
+        extra = 2 * others[-1] * ttl
+        return span + extra, left + extra
 
-    patch.setattr(policy, "_validated", generous)
+    patch.setattr(policy, "_fit", generous)
 
 
 @mutant("pauses", "overlap", "told", overlaps_only=True)

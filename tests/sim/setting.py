@@ -49,7 +49,7 @@ class Setting(Schedule):
         self.history = history
         self._claims = 0
         self.ttl = rng.choice(profile.ttls)
-        self.policy = policy.make_policy(self.ttl, margin=profile.margin)
+        self.policy = policy.Policy(self.ttl, margin=profile.margin)
         self._quick = self.policy.request_timeout * 0.1
         self.store_clock = self.draw_clock()
 

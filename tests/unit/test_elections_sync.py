@@ -494,11 +494,6 @@ def test_a_client_hands_its_settings_to_its_elections() -> None:
         assert leader.metadata == {"at": "here"}
 
 
-def test_metadata_stands_in_one_place_only(engine: FaultyEngine) -> None:
-    with pytest.raises(incumbent.ConfigError):
-        election(engine, metadata={}, meta=b"x")
-
-
 @contextmanager
 def interrupted_at(engine: FaultyEngine, op: str) -> Iterator[None]:
     """Ctrl-C while an operation waits for its answer, which the store has applied already."""

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from incumbent import Client, LeaseLost, Lock, clock
+from incumbent import Client, LeaseLost, Lock, Policy, clock
 from incumbent.model import Renewal, Renewed
 from incumbent.protocol.alarm import Alarm, _QueueAlarm, make_alarm
 from incumbent.protocol.keeper import Keeper
@@ -292,7 +292,7 @@ def test_a_renewal_waits_for_its_answer_no_longer_than_a_request_may_take(
         patience.append(until - sent)
         return [Renewed() for _ in renewals]
 
-    with Lock("a", store=engine, ttl=30, request_timeout=0.7).acquire() as lease:
+    with Lock("a", store=engine, policy=Policy(30, request_timeout=0.7)).acquire() as lease:
         sent = clock.now()
         monkeypatch.setattr(port, "renew", renew_until)
         assert run(renew(port, [lease._held])) is None

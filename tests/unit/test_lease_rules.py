@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from incumbent.lease import TRANSITIONS, IllegalInput, Input, LeaseMachine, State
 from incumbent.model import Granted
-from incumbent.policy import Policy, make_policy
+from incumbent.policy import Policy
 from tests.unit.test_lease import FEED, POLICY, T0, everything
 
 Event: TypeAlias = tuple[Input | None, float, float]
@@ -41,7 +41,7 @@ histories = st.tuples(beginnings, st.lists(usual | anything, max_size=12)).map(
     lambda parts: [*parts[0], *(event for part in parts[1] for event in part)]
 )
 policies = st.builds(
-    lambda ttl, grace, rho: make_policy(ttl, grace=ttl * grace, rho=rho),
+    lambda ttl, grace, rho: Policy(ttl, grace=ttl * grace, rho=rho),
     st.floats(2, 3600),
     st.floats(0, 0.4),
     st.floats(0, 0.05),

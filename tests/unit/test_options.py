@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from incumbent import ConfigError, Lock
+from incumbent import Client, ConfigError, Lock, Policy
 from incumbent.model import Capabilities
 from incumbent.options import wanted_from
 from incumbent.protocol.link import link_for
@@ -31,15 +31,17 @@ CAN = Capabilities()
         ({"ttl": "soon"}, "not a duration"),
         ({"ttl": 0.12}, "too short"),
         ({"ttl": 15, "grace": 14}, "leaves"),
-        ({"ttl": 15, "request_timeout": 9}, "too short"),
+        ({"policy": "15s"}, "policy: a Policy, not str"),
+        ({"policy": Policy(5), "ttl": 5}, "policy says ttl and grace too"),
+        ({"policy": Policy(5), "grace": 1}, "policy says ttl and grace too"),
         ({"holder": "a b"}, "holder"),
         ({"holder": ""}, "holder"),
         ({"holder": 5}, "holder: a text, not int"),
-        ({"meta": "x"}, "meta: bytes, not str"),
         ({"slot": "2026-11-21"}, "slot: say with once_per"),
         ({"slot": "a b", "once_per": "1h"}, "'a b' is not a name"),
         ({"holder": "x" * 201}, "holder"),
-        ({"meta": b"x" * 1025}, "1025 bytes"),
+        ({"meta": b"x"}, "unknown setting 'meta'"),
+        ({"renew_every": 5}, "unknown setting 'renew_every'"),
         ({"at_least_for": 10, "at_most_for": 5}, "longer than"),
         ({"at_most_for": 0}, "at_most_for"),
         ({"once_per": "0s"}, "once_per"),
@@ -53,6 +55,16 @@ def test_a_setting_that_cannot_work_is_refused_and_named(
 ) -> None:
     with pytest.raises(ConfigError, match=said):
         wanted_from("default", "a", CAN, **settings)
+
+
+def test_a_policy_says_all_times_and_those_of_a_lock_go_before_those_of_its_client() -> None:
+    policy = Policy("30s", grace="2s", request_timeout="500ms")
+    assert Lock("a", store="memory:", policy=policy)._wanted.policy is policy
+    with Client("memory:", policy=policy) as client:
+        assert client.lock("a", grace=None)._wanted.policy is policy
+        assert client.lock("a", ttl=9)._wanted.policy == Policy(9)
+    with Client("memory:", ttl=9, grace=1) as client:
+        assert client.election("a", policy=policy)._wanted.policy is policy
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a..b", "a\n", "a\0", "ä", "x" * 201, "{a}", None, 5])

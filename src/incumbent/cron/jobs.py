@@ -18,7 +18,7 @@ from incumbent.cron.settings import DEFAULTS, check_job_name
 from incumbent.cron.spec import CatchUp, JobSpec
 from incumbent.durations import Duration, parse_duration, say_seconds
 from incumbent.errors import ConfigError, Misuse, StoreError
-from incumbent.options import LockSettings, default_holder
+from incumbent.options import LockSettings, default_holder, overruled
 from incumbent.stores.names import make_key
 from incumbent.supervise.kernel import Waiter
 from incumbent.supervise.signals import Signals
@@ -146,10 +146,10 @@ class Jobs:
         if holder is not None:
             self._settings["holder"] = holder
         make_key(self._namespace, "x")
-        if ttl is not None:
-            self._settings["ttl"] = ttl
+        times: LockSettings = {} if ttl is None else {"ttl": ttl}
         if grace is not None:
-            self._settings["grace"] = grace
+            times["grace"] = grace
+        self._settings = overruled(self._settings, times)
 
     # -- running them --------------------------------------------------------------------------
 

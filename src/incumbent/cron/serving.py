@@ -23,11 +23,9 @@ from incumbent.cron.slots import Slot
 from incumbent.cron.spec import JobSpec
 from incumbent.cron.worker import ENDED_WELL, GAVE_BACK, STARTED, UNTOLD, Place, Task
 from incumbent.cron.zygote import Notify, StandBy, Stop, Zygote, ZygoteGone
-from incumbent.durations import parse_duration
 from incumbent.errors import ConfigError
 from incumbent.model import Refused
-from incumbent.options import LockSettings
-from incumbent.policy import TTL_DEFAULT
+from incumbent.options import LockSettings, policy_from
 from incumbent.protocol.held import Held
 from incumbent.protocol.link import new_link
 from incumbent.supervise.signals import Signals
@@ -174,7 +172,7 @@ class Fleet:
     @property
     def ttl(self) -> float:
         """Seconds."""
-        return parse_duration(self.lock.get("ttl", TTL_DEFAULT), "ttl")
+        return policy_from(self.lock).ttl
 
     @property
     def place(self) -> Place:
