@@ -15,8 +15,8 @@ import pytest
 from incumbent import Client, LeaseLost, clock
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.model import Ask, Batch, Gone, Granted, Key, Released, Renewal, RenewOutcome
-from incumbent.stores.etcd.cluster import TXN
 from incumbent.stores.etcd.engine import EtcdEngine
+from incumbent.stores.etcd.requests import TXN, Request
 from tests.faults.etcd_world import ASK, Party, new_claim, party, soon
 from tests.support.etcd import EtcdServer
 from tests.support.etcd_cluster import EtcdCluster, url_of
@@ -388,15 +388,15 @@ def test_a_ttl_is_granted_only_once_it_is_noted_whoever_notes_another_at_the_sam
     one, other = another(), another()
     assert isinstance(one.engine, EtcdEngine)
     operations = one.engine.store().operations
-    call, note = operations.call, operations.dialect.naming.ttl64.encode()
+    call, note = operations.client.call, operations.dialect.requests.naming.ttl64.encode()
 
-    async def overtaken(path: str, body: bytes, *more: Any, **options: Any) -> Any:
-        if path == TXN and note in body:
+    async def overtaken(request: Request, until: float) -> Any:
+        if request.path == TXN and note in request.body:
             monkeypatch.undo()
             other.store.take(Key("faults", "shorter"), new_claim(), Ask(60.0, "you"), soon())
-        return await call(path, body, *more, **options)
+        return await call(request, until)
 
-    monkeypatch.setattr(operations, "call", overtaken)
+    monkeypatch.setattr(operations.client, "call", overtaken)
     one.take(ask=Ask(90.0, "me"))
     assert noted_ttl(server) == 90.0
 

@@ -11,8 +11,8 @@ from incumbent import clock
 from incumbent.errors import OutcomeUnknown
 from incumbent.protocol.port import run
 from incumbent.stores.etcd import open_etcd
-from incumbent.stores.etcd.cluster import TXN
 from incumbent.stores.etcd.errors import Answered, Broken, LeaseMissing, Reborn
+from incumbent.stores.etcd.requests import TXN, Request
 from tests.faults.etcd_world import party, soon
 from tests.support.etcd import EtcdServer
 from tests.support.proxy import FaultProxy
@@ -25,14 +25,14 @@ def call_that_meets(
     monkeypatch: pytest.MonkeyPatch, *failures: Exception, repeatable: bool = True
 ) -> tuple[Call, list[Exception]]:
     """A request whose tries end so, one after the other; and those that are left."""
-    operations, left = open_etcd("etcd://e1,e2,e3").store().operations, list(failures)
+    client, left = open_etcd("etcd://e1,e2,e3").store().operations.client, list(failures)
 
     async def fail(*_: object) -> None:
         raise left.pop(0)
 
-    monkeypatch.setattr(operations, "_try", fail)
+    monkeypatch.setattr(client, "_try", fail)
     until = clock.now() + 5
-    return lambda: run(operations.call(TXN, b"", until, repeatable=repeatable)), left
+    return lambda: run(client.call(Request(TXN, b"", repeatable), until)), left
 
 
 @pytest.mark.parametrize("then", [Reborn("e1"), Answered(MISSING)])

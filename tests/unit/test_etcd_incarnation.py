@@ -10,12 +10,13 @@ from incumbent.errors import OutcomeUnknown, StoreUnavailable
 from incumbent.model import Key
 from incumbent.protocol.port import run
 from incumbent.stores.etcd import open_etcd
-from incumbent.stores.etcd.cluster import TXN
+from incumbent.stores.etcd.client import drive
 from incumbent.stores.etcd.errors import Answered, Reborn
-from incumbent.stores.etcd.exchange import Exchange
-from incumbent.stores.etcd.incarnation import Born, Status, differs, later, status_of
-from incumbent.stores.etcd.keys import Naming
-from incumbent.stores.etcd.memory import Memory, Mine, Session
+from incumbent.stores.etcd.incarnation import Incarnation, Status, differs, later, status_of
+from incumbent.stores.etcd.records import Naming
+from incumbent.stores.etcd.requests import TXN, Request, Steps
+from incumbent.stores.etcd.sessions import ClaimState, Memory, Session
+from incumbent.stores.etcd.url import Endpoint
 
 CLUSTER = "14837254485918806380"
 START = Status(CLUSTER, 2, 4, 1)
@@ -33,10 +34,10 @@ def grown(status: Status, log: list[tuple[bool, int]]) -> list[Status]:
     return states
 
 
-def marked(status: Status) -> tuple[Born, Status]:
+def marked(status: Status) -> tuple[Incarnation, Status]:
     """The marker that was written in this state, and the state after it."""
     after = Status(CLUSTER, status.term, status.applied + 1, status.revision + 1)
-    return Born("e", 0, "", 0.0, CLUSTER, status.term, status.applied, after.revision), after
+    return Incarnation("e", 0, "", 0.0, CLUSTER, status.term, status.applied, after.revision), after
 
 
 @given(entries, entries, entries)
@@ -46,7 +47,7 @@ def test_a_cluster_that_goes_on_is_never_taken_for_another_one(
     # Others may write between the look at a member's status and the marker.
     seen = grown(START, before)[-1]
     _, after = marked(grown(seen, between)[-1])
-    born = Born("e", 0, "", 0.0, CLUSTER, seen.term, seen.applied, after.revision)
+    born = Incarnation("e", 0, "", 0.0, CLUSTER, seen.term, seen.applied, after.revision)
     met = None
     for status in grown(after, since):
         assert not differs(born, met, status)
@@ -85,7 +86,7 @@ def test_an_earlier_log_that_was_put_back_is_another_one_for_who_saw_a_later_ent
 
 
 def test_where_no_member_tells_its_index_the_cluster_s_id_is_all_there_is() -> None:
-    born = Born("e", 0, "", 0.0, CLUSTER, 0, 0, 7)
+    born = Incarnation("e", 0, "", 0.0, CLUSTER, 0, 0, 7)
     assert not differs(born, None, Status(CLUSTER, 1, 3, 7_000))
     assert differs(born, None, Status("1", 1, 3, 7_000))
 
@@ -100,21 +101,21 @@ def test_an_answer_without_an_index_tells_nothing() -> None:
 
 def test_an_answer_at_a_smaller_revision_than_was_known_when_it_was_asked_does_not_fit() -> None:
     memory = Memory()
-    assert memory.heard(CLUSTER, 10, memory.floor)
+    assert memory.fits(CLUSTER, 10, memory.floor)
     asked_before = memory.floor
-    assert memory.heard(CLUSTER, 12, memory.floor)
+    assert memory.fits(CLUSTER, 12, memory.floor)
     # It overtook the other one, which was asked before.
-    assert memory.heard(CLUSTER, 11, asked_before)
-    assert not memory.heard(CLUSTER, 11, memory.floor)
-    assert not memory.heard("1", 13, memory.floor)
+    assert memory.fits(CLUSTER, 11, asked_before)
+    assert not memory.fits(CLUSTER, 11, memory.floor)
+    assert not memory.fits("1", 13, memory.floor)
 
 
 def test_nothing_that_was_remembered_of_a_disowned_incarnation_is_left() -> None:
-    memory = Memory(born=Born("e", 500, "", 0.0))
+    memory = Memory(incarnation=Incarnation("e", 500, "", 0.0))
     session = memory.new_session(Session("7", 10, 100.0))
-    memory.note(Mine(Key("default", "job"), "c", session, 104.0, "me", 0.0, 10.0, revision=5))
+    memory.note(ClaimState(Key("default", "job"), "c", session, 104.0, "me", 0.0, 10.0, revision=5))
     memory.disown()
-    assert (memory.born, memory.disowned, memory.mine) == (None, 500, {})
+    assert (memory.incarnation, memory.disowned, memory.claims) == (None, 500, {})
     # Nothing is kept alive any longer, and nothing is attached to it.
     assert session.gone
     assert (memory.sessions, memory.by_id) == ({}, {})
@@ -122,24 +123,25 @@ def test_nothing_that_was_remembered_of_a_disowned_incarnation_is_left() -> None
     assert memory.disowned == 500
 
 
-def _asked(born: Born, *statuses: Status | str) -> tuple[bool, list[str]]:
+def _asked(born: Incarnation, *statuses: Status | str) -> tuple[bool, list[str]]:
     """Whether one that tells these, or fails so, is taken for another one; what it was asked."""
-    told, paths = list(statuses), list[str]()
+    left, paths = list(statuses), list[str]()
 
-    async def ask(path: str, body: bytes) -> dict[str, object]:
-        paths.append(path.rpartition("/")[2])
+    async def ask(request: Request) -> dict[str, object]:
+        paths.append(request.path.rpartition("/")[2])
         if paths[-1] == "txn":
             # It goes through the log, and it changes nothing.
-            assert b"request_delete_range" in body
-            assert Naming("/incumbent").nothing64.encode() in body
+            assert b"request_delete_range" in request.body
+            assert Naming("/incumbent").nothing64.encode() in request.body
             return {"header": {}}
-        status = told.pop(0)
+        status = left.pop(0)
         if isinstance(status, str):
             raise Answered(status)
         header = {"cluster_id": status.cluster, "revision": str(status.revision)}
         return {"header": header, "raftTerm": status.term, "raftAppliedIndex": status.applied}
 
-    return run(open_etcd("etcd://e1").store().operations._is_other(born, ask)), paths
+    markers = open_etcd("etcd://e1").store().operations.client.markers
+    return run(drive(markers.is_other(born, Endpoint("e1")), ask)), paths
 
 
 def test_a_member_that_starts_or_got_a_snapshot_is_looked_at_again_after_it_did_something() -> None:
@@ -182,54 +184,61 @@ def test_an_answer_proves_nothing_once_its_incarnation_is_known_to_be_over(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Another thread noticed it, on a connection of its own."""
-    operations = open_etcd("etcd://e1").store().operations
-    operations.memory.born = born = Born("e", 5, "dmFsdWU=", 0.0)
+    client = open_etcd("etcd://e1").store().operations.client
+    client.memory.incarnation = born = Incarnation("e", 5, "dmFsdWU=", 0.0)
+    request = Request(TXN, incarnation=born)
+    reply = {"header": {"cluster_id": CLUSTER, "revision": 9}, "succeeded": True}
 
-    async def answer(*_: object, **__: object) -> dict[str, object]:
-        return {"succeeded": True}
+    async def answer(*_: object) -> dict[str, object]:
+        return reply
 
-    async def answer_late(*_: object, **__: object) -> dict[str, object]:
-        operations.memory.disown()
-        return {"succeeded": True}
+    async def answer_late(*_: object) -> dict[str, object]:
+        client.memory.disown()
+        return reply
 
-    monkeypatch.setattr(operations, "call", answer)
-    assert run(operations.decide(born, b"", 0.0))["succeeded"]
-    monkeypatch.setattr(operations, "call", answer_late)
+    monkeypatch.setattr(client, "call", answer)
+    assert run(client.answer(request, 0.0))["succeeded"]
+    client.memory.incarnation = Incarnation("f", 6, "bmV3", 0.0)
     with pytest.raises(OutcomeUnknown, match="another incarnation"):
-        run(operations.decide(born, b"", 0.0))
+        run(client.answer(request, 0.0))
+    client.memory.incarnation = born
+    monkeypatch.setattr(client, "call", answer_late)
+    with pytest.raises(OutcomeUnknown, match="another incarnation"):
+        run(client.answer(request, 0.0))
 
 
 @pytest.mark.parametrize("revision", [7, 12])
 def test_a_late_answer_of_the_incarnation_before_says_nothing_of_this_one(
     monkeypatch: pytest.MonkeyPatch, revision: int
 ) -> None:
-    operations = open_etcd("etcd://e1").store().operations
-    memory = operations.memory
-    memory.born, memory.floor = Born("e", 5, "b2xk", 0.0), (CLUSTER, 10)
-    this = Born("f", 6, "bmV3", 0.0)
+    client = open_etcd("etcd://e1").store().operations.client
+    memory = client.memory
+    memory.incarnation, memory.floor = Incarnation("e", 5, "b2xk", 0.0), (CLUSTER, 10)
+    this = Incarnation("f", 6, "bmV3", 0.0)
 
-    async def answer_late(*_: object, **__: object) -> dict[str, object]:
+    async def answer_late(*_: object) -> dict[str, object]:
         memory.disown()
-        memory.born, memory.floor = this, (CLUSTER, 3)
+        memory.incarnation, memory.floor = this, (CLUSTER, 3)
         return {"header": {"cluster_id": CLUSTER, "revision": revision}}
 
-    monkeypatch.setattr(Exchange, "call", answer_late)
+    monkeypatch.setattr(client, "call", answer_late)
     with pytest.raises(OutcomeUnknown, match="another incarnation"):
-        run(operations.call(TXN, b"", 0.0))
-    assert (memory.born, memory.floor) == (this, (CLUSTER, 3))
+        run(client.answer(Request(TXN), 0.0))
+    assert (memory.incarnation, memory.floor) == (this, (CLUSTER, 3))
 
 
 def test_what_was_learnt_while_another_thread_noticed_its_end_is_not_believed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    operations = open_etcd("etcd://e1").store().operations
-    operations.memory.born = old = Born("e", 5, "dmFsdWU=", 0.0)
-    operations.memory.disown()
+    client = open_etcd("etcd://e1").store().operations.client
+    client.memory.incarnation = old = Incarnation("e", 5, "dmFsdWU=", 0.0)
+    client.memory.disown()
 
-    async def learn(until: float) -> Born:
+    def learn() -> Steps[Incarnation]:
+        yield from ()
         return old
 
-    monkeypatch.setattr(operations, "_learn", learn)
+    monkeypatch.setattr(client.markers, "_learn", learn)
     with pytest.raises(Reborn):
-        run(operations.born(0.0))
-    assert operations.memory.born is None
+        run(client.carry_out(client.markers.identify(), 0.0))
+    assert client.memory.incarnation is None

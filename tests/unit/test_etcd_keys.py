@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from incumbent.model import Key
-from incumbent.stores.etcd.keys import Names, Naming, after
+from incumbent.stores.etcd.records import Names, Naming, after
 
 LETTERS = "aA0._:/@-"
 NAMES = st.text(LETTERS, min_size=1, max_size=8)

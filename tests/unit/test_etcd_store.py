@@ -16,17 +16,16 @@ from incumbent.errors import OutcomeUnknown
 from incumbent.model import Ask, Gone, Granted, Key, Released, Renewal, Renewed, TakeOutcome
 from incumbent.stores.base import Store
 from incumbent.stores.etcd import open_etcd
-from incumbent.stores.etcd.answers import as_of
-from incumbent.stores.etcd.dialect import Dialect
-from incumbent.stores.etcd.incarnation import Born
-from incumbent.stores.etcd.keys import Naming
-from incumbent.stores.etcd.memory import Mine, Session
-from incumbent.stores.etcd.options import parse_etcd_url
+from incumbent.stores.etcd.incarnation import Incarnation
+from incumbent.stores.etcd.records import Naming
+from incumbent.stores.etcd.requests import Requests, as_of
+from incumbent.stores.etcd.sessions import ClaimState, Session
+from incumbent.stores.etcd.url import parse_etcd_url
 from tests.support.etcd import EtcdServer
 from tests.support.proxy import FaultProxy
 
 TTL = 2.0
-BORN = Born("e", 0, "bWFya2Vy", 0.0)
+INCARNATION = Incarnation("e", 0, "bWFya2Vy", 0.0)
 SPACE = f"unit-{secrets.token_hex(4)}"
 
 
@@ -126,12 +125,12 @@ def test_a_take_that_never_arrived_does_not_cost_the_next_one_its_lease(
 ) -> None:
     store, name = open_etcd(etcd_server.store_url()).store(), key()
     kept = granted(store, name)
-    memory = store.operations.memory
-    session = memory.mine[name, kept.claim].session
-    memory.note(Mine(name, "0" * 32, session, clock.now(), "me", 0.0, TTL))
+    memory = store.operations.client.memory
+    session = memory.claims[name, kept.claim].session
+    memory.note(ClaimState(name, "0" * 32, session, clock.now(), "me", 0.0, TTL))
     keep_alive(store, name, kept, TTL / 4)
     assert not isinstance(take(other, name), Granted)
-    assert (name, "0" * 32) not in memory.mine
+    assert (name, "0" * 32) not in memory.claims
     store.close()
 
 
@@ -154,22 +153,22 @@ def test_hundreds_of_leases_cost_one_keep_alive(etcd_server: EtcdServer, mine: S
 def test_every_proof_reads_something_that_must_be_linearizable() -> None:
     """Comparisons alone are answered by a member that lost its cluster."""
     options = parse_etcd_url("etcd://e1")
-    dialect = Dialect(Naming(options.prefix))
-    held = Mine(key(), "c", Session("7", 2, 0.0), 0.0, "me", 0.0, 2.0, revision=5)
-    again = dialect.again(held, Ask(2.0, "me"), BORN, write=False)
-    for proof in (dialect.all_quiet([held], BORN, held), again):
-        assert proof.count(b"request_range") == 2
-        assert b"serializable" not in proof
+    requests = Requests(Naming(options.prefix))
+    held = ClaimState(key(), "c", Session("7", 2, 0.0), 0.0, "me", 0.0, 2.0, revision=5)
+    again = requests.again(held, Ask(2.0, "me"), INCARNATION, write=False)
+    for proof in (requests.all_quiet([held], INCARNATION, held), again):
+        assert proof.body.count(b"request_range") == 2
+        assert b"serializable" not in proof.body
 
 
 def test_whoever_takes_a_name_writes_the_same_key() -> None:
     """Etcd looks at each key that ever was in a range: a key of each claim would slow all down."""
-    dialect = Dialect(Naming("/p"))
+    requests = Requests(Naming("/p"))
     session, name = Session("7", 2, 0.0), key()
     keys = []
     for claim in ("a" * 32, "b" * 32):
-        held = Mine(name, claim, session, 0.0, "me", 0.0, 2.0)
-        asked = json.loads(dialect.take(held, Ask(2.0, "me"), BORN))
+        held = ClaimState(name, claim, session, 0.0, "me", 0.0, 2.0)
+        asked = json.loads(requests.take(held, Ask(2.0, "me"), INCARNATION).body)
         keys.append(asked["success"][0]["request_put"]["key"])
     assert keys[0] == keys[1]
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from incumbent.stores.etcd.aiowire import AsyncWire, dial
 from incumbent.stores.etcd.dialect import Dialect
-from incumbent.stores.etcd.exchange import Site
-from incumbent.stores.etcd.memory import Memory
 from incumbent.stores.etcd.operations import Operations
-from incumbent.stores.etcd.options import Endpoint
+from incumbent.stores.etcd.site import Site
+from incumbent.stores.etcd.url import Endpoint
 from incumbent.stores.loops import LoopEnd
 
 __all__ = ["AsyncEtcdStore"]
@@ -16,14 +15,13 @@ __all__ = ["AsyncEtcdStore"]
 class AsyncEtcdStore(Operations[AsyncWire]):
     """See stores.base.AsyncStore. Belongs to the loop in which it was made."""
 
-    def __init__(self, site: Site, dialect: Dialect, memory: Memory) -> None:
-        super().__init__(site, dialect, memory)
+    def __init__(self, site: Site, dialect: Dialect) -> None:
+        super().__init__(site, dialect, self._dialled)
         self._end = LoopEnd(self.let_go)
 
-    async def dial(self, endpoint: Endpoint, until: float) -> AsyncWire:
-        """See Exchange.dial."""
+    async def _dialled(self, site: Site, endpoint: Endpoint, until: float) -> AsyncWire:
         await self._end.watch()
-        return await dial(self.site, endpoint, until)
+        return await dial(site, endpoint, until)
 
     async def aclose(self) -> None:
         """See AsyncStore.aclose."""
@@ -32,5 +30,5 @@ class AsyncEtcdStore(Operations[AsyncWire]):
 
     def detach(self) -> None:
         """See AsyncWire.detach."""
-        for wire in list(self.all):
+        for wire in list(self.client.all):
             wire.detach()

@@ -10,8 +10,8 @@ from incumbent import clock
 from incumbent.errors import StoreUnavailable
 from incumbent.net.aiodial import connect
 from incumbent.stores.etcd.errors import Broken, connect_error, is_refusal_of_certificate
-from incumbent.stores.etcd.exchange import Site
-from incumbent.stores.etcd.options import Endpoint
+from incumbent.stores.etcd.site import Site
+from incumbent.stores.etcd.url import Endpoint
 
 __all__ = ["AsyncWire", "dial"]
 

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING
 from incumbent.errors import ConfigError
 from incumbent.model import Capabilities
 from incumbent.protocol.port import run
-from incumbent.stores.etcd.diagnosis import diagnose
 from incumbent.stores.etcd.dialect import Dialect
-from incumbent.stores.etcd.endpoints import Endpoints
-from incumbent.stores.etcd.exchange import Site
-from incumbent.stores.etcd.keys import Naming
-from incumbent.stores.etcd.memory import Memory
-from incumbent.stores.etcd.options import EtcdOptions, parse_etcd_url
+from incumbent.stores.etcd.doctor import diagnose
+from incumbent.stores.etcd.records import Naming
+from incumbent.stores.etcd.requests import Requests
+from incumbent.stores.etcd.site import Site
 from incumbent.stores.etcd.sync import EtcdStore
+from incumbent.stores.etcd.url import EtcdOptions, parse_etcd_url
 
 if TYPE_CHECKING:
     from incumbent.stores.etcd.aio import AsyncEtcdStore
@@ -49,16 +48,9 @@ class EtcdEngine:
 
     def __init__(self, options: EtcdOptions) -> None:
         self.url = options.shown
-        self._site = Site(
-            options,
-            options.shown,
-            Endpoints(options.endpoints),
-            _context(options) if options.tls else None,
-            restart_wait=options.restart_wait,
-        )
-        self._dialect = Dialect(Naming(options.prefix))
-        self._memory = Memory()
-        self._store = EtcdStore(self._site, self._dialect, self._memory)
+        self._site = Site(options, _context(options) if options.tls else None)
+        self._dialect = Dialect(self._site, Requests(Naming(options.prefix)))
+        self._store = EtcdStore(self._site, self._dialect)
         self._loops: dict[str, Loops[AsyncEtcdStore]] = {}
 
     def __repr__(self) -> str:
@@ -80,12 +72,12 @@ class EtcdEngine:
 
         # One atomic step instead of a lock, which a fork could copy while somebody holds it.
         return self._loops.setdefault(
-            "all", Loops(partial(AsyncEtcdStore, self._site, self._dialect, self._memory))
+            "all", Loops(partial(AsyncEtcdStore, self._site, self._dialect))
         )
 
     def diagnose(self, ttl: float, until: float) -> list[tuple[str, str, str]]:
         """See Engine.diagnose. Looks also at a cluster that would be refused."""
-        return run(diagnose(self._store.operations, ttl, until))
+        return run(diagnose(self._store.operations.client, ttl, until))
 
 
 def _context(options: EtcdOptions) -> ssl.SSLContext:

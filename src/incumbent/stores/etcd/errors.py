@@ -19,12 +19,12 @@ __all__ = [
     "Reborn",
     "certificate_error",
     "connect_error",
+    "error_text",
     "exchange_error",
     "format_error",
     "gateway_error",
     "is_refusal_of_certificate",
     "restart_error",
-    "said",
 ]
 
 
@@ -106,7 +106,7 @@ _REFUSED: Final[dict[str, tuple[str, float | None]]] = {
 }
 
 
-def said(reply: dict[str, Any]) -> str:
+def error_text(reply: dict[str, Any]) -> str:
     """The error within an answer, or nothing."""
     error = reply.get("error")
     if isinstance(error, dict):

@@ -13,22 +13,19 @@ notices it; a process that is new cannot.
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
-__all__ = ["RECORD_FORMAT", "Born", "Status", "differs", "later", "status_of"]
-
-RECORD_FORMAT: Final = 2
-"""Of the marker and of a lease's value; those without a number are of format 1."""
+__all__ = ["Incarnation", "Status", "differs", "later", "status_of"]
 
 
-class Born(NamedTuple):
+class Incarnation(NamedTuple):
     """The incarnation of the cluster, as the marker under the prefix says.
 
     `base` + a revision is a fencing token; `value` is the marker's, in base64 (its revision may be
     the same in the next incarnation); `at` the instant (of clock.now) at which this one began, as
-    the servers' clocks tell. `term` and `applied`: the last entry of the
-    log that a member had carried out, shortly before the marker was written
-    at the revision `modified`; 0 where no member told.
+    the servers' clocks tell. `term` and `applied`: the last entry of the log that a member had
+    carried out, shortly before the marker was written at the revision `modified`; 0 where no
+    member told.
     """
 
     epoch: str
@@ -63,20 +60,20 @@ def status_of(reply: dict[str, Any]) -> Status | None:
     )
 
 
-def differs(born: Born, met: Status | None, now: Status) -> bool:
+def differs(known: Incarnation, met: Status | None, now: Status) -> bool:
     """Whether a member that has carried out all that was asked before is of another incarnation.
 
     `met`: the furthest state of a member that this process has met. One that lags behind, or is
     starting, may look different too: it has to carry something out first.
     """
-    if now.cluster != born.cluster or now.revision < born.modified:
+    if now.cluster != known.cluster or now.revision < known.modified:
         return True
     # The log's next leader has all that was carried out before: a later term has later entries.
     if met is not None and now.term > met.term and now.applied < met.applied:
         return True
-    if not born.applied:
+    if not known.applied:
         return False
-    return now.term < born.term or now.applied - now.revision < born.applied - born.modified
+    return now.term < known.term or now.applied - now.revision < known.applied - known.modified
 
 
 def later(met: Status | None, now: Status) -> Status:

@@ -2,7 +2,12 @@
 
 The proof is one transaction of comparisons for many leases: all there, and no switch set. Only
 if that fails each is asked for apart. It comes after the keep-alive, so that it also proves that
-the member which answered the keep-alive was the leader still (see memory).
+the member which answered the keep-alive was the leader still (see sessions).
+
+Renewals that are sent again and again are prepared once (see model.Batch). An answer says of which
+state of the cluster it is. If that is the state of which a look at keys was answered before, none
+of them can have changed: it need not be taken again. So while nobody writes, thousands of leases
+cost the look at a few of them.
 """
 
 from __future__ import annotations
@@ -10,26 +15,43 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, Final
 
 from incumbent import clock
 from incumbent.errors import OutcomeUnknown
 from incumbent.model import Batch, Gone, Key, Renewal, Renewed, RenewOutcome
-from incumbent.stores.etcd.answers import as_of, seconds, term_of
-from incumbent.stores.etcd.cluster import TXN, Cluster
-from incumbent.stores.etcd.dialect import BATCH
 from incumbent.stores.etcd.errors import LeaseMissing
-from incumbent.stores.etcd.exchange import W
-from incumbent.stores.etcd.incarnation import Born
-from incumbent.stores.etcd.memory import Mine, Proof, Session
-from incumbent.stores.etcd.prepared import Prepared, prepare
-from incumbent.stores.etcd.records import entries_in, entry_of, mine_of, unpacked
+from incumbent.stores.etcd.incarnation import Incarnation
+from incumbent.stores.etcd.leases import Leases
+from incumbent.stores.etcd.marker import Markers
+from incumbent.stores.etcd.records import entries_in, entry_of
+from incumbent.stores.etcd.requests import (
+    BATCH,
+    AsOf,
+    Reply,
+    Request,
+    Steps,
+    as_of,
+    seconds,
+    term_of,
+)
+from incumbent.stores.etcd.sessions import (
+    ClaimState,
+    Memory,
+    Proof,
+    RenewalGroup,
+    Session,
+    state_of,
+)
 from incumbent.stores.notices import notices_for
 
-__all__ = ["Renewing"]
+__all__ = ["Prepared", "Renewing"]
 
 _EACH: Final = 50
 """Transactions within one."""
+_FIRST: Final = 8
+"""Leases of the first look of several, which tells whether the others are needed."""
 _RENEWED: Final = Renewed()
 
 _now = clock.now
@@ -37,222 +59,267 @@ _now = clock.now
 
 @dataclass(slots=True)
 class _Item:
-    """One renewal on its way. `mine` is what the key is to be, `write` whether it must be written.
+    """One renewal on its way. `state` is what the key is to be, `write` whether it must be written.
 
     `lease`: the etcd lease that it is attached to before; `outcome` None: not known yet.
     """
 
     renewal: Renewal
-    mine: Mine | None = None
+    state: ClaimState | None = None
     write: bool = False
     lease: str = ""
     outcome: RenewOutcome | None = None
 
 
-class Renewing(Cluster[W]):
-    """See the module."""
+@dataclass(slots=True)
+class _Look:
+    """Whether some leases are there and unpaused. `as_of`: the state that last said yes."""
 
-    async def renew(self, renewals: Sequence[Renewal], until: float) -> list[RenewOutcome]:
+    request: Request
+    as_of: AsOf | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Leases of one ttl and one session, all of which were renewed."""
+
+    incarnation: Incarnation
+    session: Session
+    ttl: float
+    looks: list[_Look]
+    group: RenewalGroup
+
+    def holds(self, memory: Memory, now: float) -> bool:
+        """Whether all is as it was when this was prepared."""
+        session, group = self.session, self.group
+        return (
+            group.whole
+            and group.due > now
+            and not session.gone
+            and session.ttl >= self.ttl
+            and memory.by_id.get(session.id) is session
+            and memory.incarnation is self.incarnation
+        )
+
+
+class Renewing:
+    """Programs of a renewal."""
+
+    def __init__(self, markers: Markers, leases: Leases) -> None:
+        self._markers = markers
+        self._leases = leases
+        self._requests = markers.requests
+        self._memory = markers.memory
+
+    def renew(self, renewals: Sequence[Renewal]) -> Steps[list[RenewOutcome]]:
         """See Store.renew."""
         if not renewals:
             return []
-        if not isinstance(renewals, Batch):
-            return [item.outcome or Gone() for item in await self._each(renewals, until)]
-        prepared = renewals.prepared
-        if isinstance(prepared, Prepared) and await self._again(prepared, until):
+        batch = renewals if isinstance(renewals, Batch) else None
+        prepared = batch and batch.prepared
+        if isinstance(prepared, Prepared) and (yield from self._again(prepared)):
             return [_RENEWED] * len(renewals)
-        items = await self._each(renewals, until)
-        renewals.prepared = self._prepare(items)
+        items = yield from self._each(renewals)
+        if batch is not None:
+            batch.prepared = self._prepare(items)
         return [item.outcome or Gone() for item in items]
 
     # -- the same again -----------------------------------------------------------------------
 
     def _prepare(self, items: list[_Item]) -> Prepared | None:
-        """What sends the same renewals again, if all of it went as usual."""
-        mines, born, ttl = [], self.memory.born, items[0].renewal.ttl
+        """What sends the same renewals again, if all of it went as usual, in one session."""
+        states, known, ttl = [], self._memory.incarnation, items[0].renewal.ttl
         for item in items:
-            mine, renewal = item.mine, item.renewal
-            if mine is None or item.outcome != _RENEWED or renewal.ttl != ttl:
+            state, renewal = item.state, item.renewal
+            if state is None or item.outcome != _RENEWED or renewal.ttl != ttl:
                 return None
-            if born is None or renewal.epoch != born.epoch:
+            if known is None or renewal.epoch != known.epoch:
                 return None
-            mines.append(mine)
-        return prepare(self.memory, self.dialect, mines, ttl)
+            states.append(state)
+        session = states[0].session
+        if known is None or any(state.session is not session for state in states):
+            return None
+        group = RenewalGroup(min(state.ends for state in states))
+        for state in states:
+            state.join(group)
+        newest = max(states, key=lambda state: state.revision)
+        all_quiet = self._requests.all_quiet
+        looks = [_Look(all_quiet(some, known, newest)) for some in _shares(states)]
+        return Prepared(known, session, ttl, looks, group)
 
-    async def _again(self, prepared: Prepared, until: float) -> bool:
+    def _again(self, prepared: Prepared) -> Steps[bool]:
         """Whether all of them are renewed; False: they have to be looked at one by one."""
         session, sent = prepared.session, _now()
-        if not prepared.holds(self.memory, sent):
+        if not prepared.holds(self._memory, sent):
             return False
         # Also where no answer comes: what the store may keep is not removed as overdue.
-        prepared.extend(sent)
-        await self.keep_alive(session, until)
-        if not prepared.holds(self.memory, sent):
+        prepared.group.due = max(prepared.group.due, sent + prepared.ttl)
+        yield from self._leases.keep_alive(session)
+        if not prepared.holds(self._memory, sent):
             return False
         proof, current = session.pending, None
         for look in prepared.looks:
             if current is not None and look.as_of == current:
                 # Nothing at all has changed in the cluster since.
                 continue
-            reply = await self.decide(prepared.born, look.body, until)
+            reply = yield look.request
             if not reply.get("succeeded") or not session.confirm(proof, term_of(reply)):
                 return False
-            look.as_of = as_of(reply, self.memory.dialled)
+            look.as_of = as_of(reply, self._memory.dialled)
             current = current or look.as_of
-        await self.sweep(session, until)
+        yield from self._leases.sweep(session)
         return True
 
     # -- one by one ---------------------------------------------------------------------------
 
-    async def _each(self, renewals: Sequence[Renewal], until: float) -> list[_Item]:
-        born, now = await self.born(until), _now()
-        items = [self._known(renewal, born, now) for renewal in renewals]
+    def _each(self, renewals: Sequence[Renewal]) -> Steps[list[_Item]]:
+        incarnation, now = (yield from self._markers.identify()), _now()
+        items = [self._known(renewal, incarnation, now) for renewal in renewals]
         # Twice: an etcd lease that turns out to be gone, or a new leader, asks for another look.
         for _ in range(3):
-            await self._adopt(items, born, until)
-            if await self._extend(items, born, until):
-                await self._reasoned(items, until)
+            yield from self._adopt(items, incarnation)
+            if (yield from self._extend(items, incarnation)):
+                yield from self._reasoned(items)
                 return items
+        where = self._markers.site.where
         raise OutcomeUnknown(
-            f"{self.site.where}: its leader changed while leases were renewed; nothing is proved"
+            f"{where}: its leader changed while leases were renewed; nothing is proved"
         )
 
-    async def _reasoned(self, items: list[_Item], until: float) -> None:
+    def _reasoned(self, items: list[_Item]) -> Steps[None]:
         """What is gone is so for a reason of its own if the cluster lost its data."""
         gone = [item for item in items if item.outcome is None or item.outcome == Gone()]
-        if gone and await self.marker_changed(until):
+        if gone and (yield from self._markers.changed()):
             for item in gone:
                 item.outcome = Gone("store_restarted")
 
-    def _known(self, renewal: Renewal, born: Born, now: float) -> _Item:
-        if renewal.epoch != born.epoch:
+    def _known(self, renewal: Renewal, incarnation: Incarnation, now: float) -> _Item:
+        if renewal.epoch != incarnation.epoch:
             return _Item(renewal, outcome=Gone("store_restarted"))
-        mine = self.memory.mine.get((renewal.key, renewal.claim))
-        if mine is None or not mine.revision or mine.session.gone:
+        state = self._memory.claims.get((renewal.key, renewal.claim))
+        if state is None or not state.revision or state.session.gone:
             return _Item(renewal)
-        if born.base + mine.revision != renewal.token or mine.ends <= now:
+        if incarnation.base + state.revision != renewal.token or state.ends <= now:
             return _Item(renewal, outcome=Gone())
-        return _Item(renewal, mine)
+        return _Item(renewal, state)
 
-    async def _adopt(self, items: list[_Item], born: Born, until: float) -> None:
+    def _adopt(self, items: list[_Item], incarnation: Incarnation) -> Steps[None]:
         """Leases of which nothing is remembered are what their keys say."""
-        unknown = [item for item in items if item.mine is None and item.outcome is None]
+        unknown = [item for item in items if item.state is None and item.outcome is None]
         for start in range(0, len(unknown), BATCH):
             batch = unknown[start : start + BATCH]
-            body = self.dialect.lookup([item.renewal.key for item in batch])
-            reply = await self.call(TXN, body, until)
+            reply = yield self._requests.lookup([item.renewal.key for item in batch])
             for item, response in zip(batch, reply["responses"], strict=True):
-                self._adopt_one(item, born, response)
+                self._adopt_one(item, incarnation, response)
 
-    def _adopt_one(self, item: _Item, born: Born, response: dict[str, Any]) -> None:
-        renewal, memory = item.renewal, self.memory
+    def _adopt_one(self, item: _Item, incarnation: Incarnation, response: Reply) -> None:
+        renewal, memory = item.renewal, self._memory
         entry = entry_of(renewal.claim, response)
-        if entry is None or born.base + entry.created != renewal.token:
+        if entry is None or incarnation.base + entry.created != renewal.token:
             item.outcome = Gone()
             return
-        ttl = float(unpacked(entry.value).get("ttl", renewal.ttl))
+        ttl = float(entry.fields.get("ttl", renewal.ttl))
         session = memory.by_id.get(entry.lease)
         if session is None:
             session = memory.by_id[entry.lease] = Session(entry.lease, seconds(ttl), 0.0)
-        item.mine = mine_of(renewal.key, entry, session, _now() + renewal.ttl)
-        memory.note(item.mine)
+        item.state = state_of(renewal.key, entry, session, _now() + renewal.ttl)
+        memory.note(item.state)
 
-    async def _extend(self, items: list[_Item], born: Born, until: float) -> bool:
+    def _extend(self, items: list[_Item], incarnation: Incarnation) -> Steps[bool]:
         """One round; False: something changed meanwhile, and another round is needed."""
         sent = _now()
-        await self._choose_sessions(items, until)
-        waiting = [item for item in items if item.mine is not None and item.outcome is None]
-        sessions = {item.mine.session for item in waiting if item.mine is not None}
+        yield from self._choose_sessions(items)
+        waiting = [item for item in items if item.state is not None and item.outcome is None]
+        sessions = {item.state.session for item in waiting if item.state is not None}
         for item in waiting:
-            if item.mine is not None:
+            if item.state is not None:
                 # Also where no answer comes: what the store may keep is not removed as overdue.
-                item.mine.due = max(item.mine.ends, sent + item.renewal.ttl)
+                item.state.due = max(item.state.ends, sent + item.renewal.ttl)
         for session in sessions:
-            await self.keep_alive(session, until)
-        if any(item.mine and item.mine.session.ttl < item.renewal.ttl for item in waiting):
+            yield from self._leases.keep_alive(session)
+        if any(item.state and item.state.session.ttl < item.renewal.ttl for item in waiting):
             return False
         if any(session.gone for session in sessions):
             for item in waiting:
-                if item.mine is not None and item.mine.session.gone:
-                    item.mine, item.write, item.lease = None, False, ""
+                if item.state is not None and item.state.session.gone:
+                    item.state, item.write, item.lease = None, False, ""
             return False
         try:
-            proved = await self._verify(waiting, born, until)
+            proved = yield from self._verify(waiting, incarnation)
         except LeaseMissing:
             return False
         for session in sessions:
-            await self.sweep(session, until)
+            yield from self._leases.sweep(session)
         return proved
 
-    async def _choose_sessions(self, items: list[_Item], until: float) -> None:
+    def _choose_sessions(self, items: list[_Item]) -> Steps[None]:
         """A longer ttl needs another etcd lease, and new metadata must be written."""
         for item in items:
-            mine, renewal = item.mine, item.renewal
-            if mine is None or item.outcome is not None:
+            state, renewal = item.state, item.renewal
+            if state is None or item.outcome is not None:
                 continue
-            item.lease = item.lease or mine.session.id
-            if mine.session.ttl < renewal.ttl:
-                session = await self.session(renewal.ttl, until)
-                item.mine = mine = _changed(mine, session=session, ttl=renewal.ttl)
+            item.lease = item.lease or state.session.id
+            if state.session.ttl < renewal.ttl:
+                session = yield from self._leases.session(renewal.ttl)
+                item.state = state = _changed(state, session=session, ttl=renewal.ttl)
                 item.write = True
-            if renewal.meta is not None and renewal.meta != mine.meta:
-                item.mine = _changed(mine, meta=renewal.meta)
+            if renewal.meta is not None and renewal.meta != state.meta:
+                item.state = _changed(state, meta=renewal.meta)
                 item.write = True
 
-    async def _verify(self, waiting: list[_Item], born: Born, until: float) -> bool:
+    def _verify(self, waiting: list[_Item], incarnation: Incarnation) -> Steps[bool]:
         """Whether all of it is proved. Sets the outcomes."""
         quiet = [item for item in waiting if not item.write]
         each = [item for item in waiting if item.write]
         proved = True
         for start in range(0, len(quiet), BATCH):
-            loud = await self._quiet(quiet[start : start + BATCH], born, until)
+            loud = yield from self._quiet(quiet[start : start + BATCH], incarnation)
             proved = proved and loud is not None
             each += loud or []
         for batch in _apart(each):
-            proved = await self._ask_each(batch, born, until) and proved
+            proved = (yield from self._ask_each(batch, incarnation)) and proved
         if not proved:
             for item in waiting:
                 if isinstance(item.outcome, Renewed):
                     item.outcome = None
         return proved
 
-    async def _quiet(self, batch: list[_Item], born: Born, until: float) -> list[_Item] | None:
+    def _quiet(self, batch: list[_Item], incarnation: Incarnation) -> Steps[list[_Item] | None]:
         """Those that have to be asked for each apart; None: not proved."""
-        answer = await self._all_quiet(batch, born, until)
-        if answer is not None:
-            return [] if answer else None
+        proved = yield from self._all_quiet(batch, incarnation)
+        if proved is not None:
+            return [] if proved else None
         if len(batch) <= BATCH // 2:
             return batch
         # A switch of any name in the namespace tells no more than that.
         loud: list[_Item] = []
         for start in range(0, len(batch), BATCH // 2):
-            some = await self._quiet(batch[start : start + BATCH // 2], born, until)
+            some = yield from self._quiet(batch[start : start + BATCH // 2], incarnation)
             if some is None:
                 return None
             loud += some
         return loud
 
-    async def _all_quiet(self, batch: list[_Item], born: Born, until: float) -> bool | None:
+    def _all_quiet(self, batch: list[_Item], incarnation: Incarnation) -> Steps[bool | None]:
         """Whether they are proved; None: one is gone, or somebody set a switch."""
-        mines = [item.mine for item in batch if item.mine is not None]
-        proofs = {mine.session: mine.session.pending for mine in mines}
-        newest = max(mines, key=lambda mine: mine.revision)
-        reply = await self.decide(born, self.dialect.all_quiet(mines, born, newest), until)
+        states = [item.state for item in batch if item.state is not None]
+        proofs = _pending(states)
+        newest = max(states, key=lambda state: state.revision)
+        reply = yield self._requests.all_quiet(states, incarnation, newest)
         if not reply.get("succeeded"):
             return None
         for item in batch:
             item.outcome = _RENEWED
-        term = term_of(reply)
-        return _confirmed(proofs, term)
+        return _confirmed(proofs, reply)
 
-    async def _ask_each(self, batch: list[_Item], born: Born, until: float) -> bool:
-        asked = [(it.mine, it.write, it.lease) for it in batch if it.mine is not None]
-        for mine, write, _ in asked:
+    def _ask_each(self, batch: list[_Item], incarnation: Incarnation) -> Steps[bool]:
+        asked = [(it.state, it.write, it.lease) for it in batch if it.state is not None]
+        for state, write, _ in asked:
             if write:
                 # If nobody hears of it, the key says with which etcd lease it lives.
-                self.memory.drop(mine.key, mine.claim)
-        proofs = {mine.session: mine.session.pending for mine, _, _ in asked}
-        reply = await self.decide(born, self.dialect.each(asked, born), until)
+                self._memory.drop(state.key, state.claim)
+        proofs = _pending([state for state, _, _ in asked])
+        reply = yield self._requests.each(asked, incarnation)
         if not reply.get("succeeded"):
             # Another incarnation, as the marker says: see _reasoned.
             for item in batch:
@@ -260,20 +327,19 @@ class Renewing(Cluster[W]):
             return True
         for item, response in zip(batch, reply["responses"], strict=True):
             self._answered(item, response["response_txn"])
-        term = term_of(reply)
-        return _confirmed(proofs, term)
+        return _confirmed(proofs, reply)
 
-    def _answered(self, item: _Item, found: dict[str, Any]) -> None:
-        mine = item.mine
-        if mine is None:
+    def _answered(self, item: _Item, found: Reply) -> None:
+        state = item.state
+        if state is None:
             return
         if not found.get("succeeded"):
             item.outcome = Gone()
-            self.memory.drop(mine.key, mine.claim)
+            self._memory.drop(state.key, state.claim)
             return
         if item.write:
-            self.memory.note(mine)
-            item.write, item.lease = False, mine.session.id
+            self._memory.note(state)
+            item.write, item.lease = False, state.session.id
         pause, resign = (entries_in(response) for response in found["responses"][:2])
         item.outcome = Renewed(
             notices_for(
@@ -282,6 +348,14 @@ class Renewing(Cluster[W]):
                 resign[0].value if resign else None,
             )
         )
+
+
+def _shares(states: Sequence[ClaimState]) -> list[Sequence[ClaimState]]:
+    """For one look each."""
+    if len(states) <= BATCH // 2:
+        return [states]
+    starts = [0, *range(_FIRST, len(states), BATCH), len(states)]
+    return [states[start:end] for start, end in pairwise(starts)]
 
 
 def _apart(items: Sequence[_Item]) -> list[list[_Item]]:
@@ -300,10 +374,15 @@ def _apart(items: Sequence[_Item]) -> list[list[_Item]]:
     return [some[at : at + _EACH] for some in rounds for at in range(0, len(some), _EACH)]
 
 
-def _changed(mine: Mine, **fields: Any) -> Mine:
-    return replace(mine, due=mine.ends, together=None, **fields)
+def _changed(state: ClaimState, **fields: Any) -> ClaimState:
+    return replace(state, due=state.ends, group=None, **fields)
 
 
-def _confirmed(proofs: dict[Session, Proof | None], term: str) -> bool:
-    confirmed = [session.confirm(proof, term) for session, proof in proofs.items()]
+def _pending(states: Sequence[ClaimState]) -> dict[Session, Proof | None]:
+    """What the reply to the next request may prove."""
+    return {state.session: state.session.pending for state in states}
+
+
+def _confirmed(proofs: dict[Session, Proof | None], reply: Reply) -> bool:
+    confirmed = [session.confirm(proof, term_of(reply)) for session, proof in proofs.items()]
     return all(confirmed)

@@ -9,20 +9,13 @@ from typing import Final
 from incumbent import clock
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.model import Ask, Granted, Holding, Key, Refused, TakeOutcome
-from incumbent.stores.etcd.answers import Present, revision_of, seconds, term_of
-from incumbent.stores.etcd.cluster import TXN, Cluster
 from incumbent.stores.etcd.errors import LeaseMissing, Reborn
-from incumbent.stores.etcd.exchange import Reply, W
-from incumbent.stores.etcd.incarnation import Born
-from incumbent.stores.etcd.memory import Mine
-from incumbent.stores.etcd.records import (
-    Entry,
-    entries_in,
-    holding_of,
-    mine_of,
-    surplus_candidates,
-    unpacked,
-)
+from incumbent.stores.etcd.incarnation import Incarnation
+from incumbent.stores.etcd.leases import Leases
+from incumbent.stores.etcd.marker import Markers
+from incumbent.stores.etcd.records import Entry, entries_in, holding_of, surplus_candidates
+from incumbent.stores.etcd.requests import Obstacles, Reply, Steps, revision_of, seconds, term_of
+from incumbent.stores.etcd.sessions import ClaimState, state_of
 from incumbent.stores.table import CANDIDATES_KEPT
 
 __all__ = ["Taking"]
@@ -33,229 +26,244 @@ _now = clock.now
 
 
 @dataclass(slots=True)
-class _Try:
+class _Attempt:
     """One take; what a refusal taught is used by the next round."""
 
     key: Key
     claim: str
     ask: Ask
-    until: float
     admitted_by: int | None = None
     own_slot: bool = False
     slot_lease: str = ""
 
 
-class Taking(Cluster[W]):
-    """See the module."""
+class Taking:
+    """Programs of a take."""
 
-    async def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
+    def __init__(self, markers: Markers, leases: Leases) -> None:
+        self._markers = markers
+        self._leases = leases
+        self._requests = markers.requests
+        self._memory = markers.memory
+
+    def take(self, key: Key, claim: str, ask: Ask) -> Steps[TakeOutcome]:
         """See Store.take."""
-        tried = _Try(key, claim, ask, until)
+        attempt = _Attempt(key, claim, ask)
         for _ in range(_ROUNDS):
             try:
-                born = await self.admitted(ask.ttl, until)
-                outcome = await self._round(tried, born)
+                incarnation = yield from self._markers.admit(ask.ttl)
+                outcome = yield from self._round(attempt, incarnation)
             except LeaseMissing:
-                self._distrust(tried)
+                self._distrust(attempt)
                 continue
             except Reborn:
-                tried.slot_lease = ""
+                attempt.slot_lease = ""
                 continue
             if outcome is not None:
-                await self._tidy(tried, outcome)
+                yield from self._tidy(attempt, outcome)
                 return outcome
-        raise StoreUnavailable(f"{self.site.where}: what stands at {key} keeps changing")
+        where = self._markers.site.where
+        raise StoreUnavailable(f"{where}: what stands at {key} keeps changing")
 
-    def _distrust(self, tried: _Try) -> None:
+    def _distrust(self, attempt: _Attempt) -> None:
         """One of the etcd leases is gone, and the answer does not say which."""
-        ask, memory = tried.ask, self.memory
+        ask, memory = attempt.ask, self._memory
         session = memory.sessions.get(seconds(ask.ttl))
         if session is not None:
             memory.lose(session)
         memory.histories.pop(seconds(ask.keep_record), None)
-        memory.standing.pop((tried.key, ask.holder), None)
-        tried.slot_lease = ""
+        memory.standing.pop((attempt.key, ask.holder), None)
+        attempt.slot_lease = ""
 
-    async def _round(self, tried: _Try, born: Born) -> TakeOutcome | None:
+    def _round(self, attempt: _Attempt, incarnation: Incarnation) -> Steps[TakeOutcome | None]:
         """None: it was not granted, and nothing that stands there says why (any more)."""
-        ask, until = tried.ask, tried.until
-        wants_slot = ask.slot is not None and not tried.own_slot and not tried.slot_lease
-        if wants_slot or not self.has_session(ask.ttl):
+        ask, leases = attempt.ask, self._leases
+        wants_slot = ask.slot is not None and not attempt.own_slot and not attempt.slot_lease
+        if wants_slot or not leases.has_session(ask.ttl):
             # Most of those who ask are too late, and should leave no etcd lease behind.
-            reply = await self.call(TXN, self.dialect.look(tried.key, tried.claim, ask), until)
-            found = self.dialect.present(tried.key, ask, reply["responses"])
-            outcome = await self._present(tried, born, reply, found) if found.stands else None
-            if outcome is not None:
-                return await self._stand_by(tried, outcome)
-            tried.own_slot = found.own_slot(tried.claim)
-            if ask.slot is not None and not tried.own_slot:
-                tried.slot_lease = (await self.grant(seconds(ask.slot.keep), until)).id
-        session = await self.session(ask.ttl, until)
-        if not self.knows(born):
+            reply, found = yield from self._look(attempt)
+            if found:
+                outcome = yield from self._obstructed(attempt, incarnation, reply, found)
+                if outcome is not None:
+                    yield from self._stand_by(attempt, outcome)
+                    return outcome
+            attempt.own_slot = found.own_slot(attempt.claim)
+            if ask.slot is not None and not attempt.own_slot:
+                slot_lease = yield from leases.grant(seconds(ask.slot.keep))
+                attempt.slot_lease = slot_lease.id
+        session = yield from leases.session(ask.ttl)
+        if not self._markers.knows(incarnation):
             return None
-        history = await self.history(ask.keep_record, until)
-        mine = Mine(
-            *(tried.key, tried.claim, session, _now() + ask.ttl),
+        history = yield from leases.history(ask.keep_record)
+        state = ClaimState(
+            *(attempt.key, attempt.claim, session, _now() + ask.ttl),
             *(ask.holder, clock.wall(), ask.ttl, ask.meta),
             history=history,
-            past64=self.dialect.past64(tried.key, self.memory.place(tried.key)),
+            past64=self._requests.naming.of(attempt.key).past64(self._memory.place(attempt.key)),
         )
-        return await self._send(tried, born, mine)
+        return (yield from self._send(attempt, incarnation, state))
 
-    async def _stand_by(self, tried: _Try, outcome: TakeOutcome) -> TakeOutcome:
+    def _look(self, attempt: _Attempt) -> Steps[tuple[Reply, Obstacles]]:
+        key, ask = attempt.key, attempt.ask
+        reply = yield self._requests.look(key, attempt.claim, ask)
+        return reply, self._requests.obstacles(key, ask, reply)
+
+    def _candidacy(self, attempt: _Attempt) -> Steps[str]:
+        """The etcd lease of the asker's candidacy."""
+        ask = attempt.ask
+        standing = yield from self._leases.standing((attempt.key, ask.holder), ask.candidacy)
+        return standing.id
+
+    def _stand_by(self, attempt: _Attempt, outcome: TakeOutcome) -> Steps[None]:
         """A refusal that came without a take leaves its candidate all the same."""
-        if isinstance(outcome, Refused) and tried.ask.candidacy > 0:
-            place = (tried.key, tried.ask.holder)
-            lease = (await self.standing(place, tried.ask.candidacy, tried.until)).id
-            body = self.dialect.stand_by(tried.key, tried.ask, clock.wall(), lease)
-            await self.call(TXN, body, tried.until)
-        return outcome
+        if isinstance(outcome, Refused) and attempt.ask.candidacy > 0:
+            lease = yield from self._candidacy(attempt)
+            yield self._requests.stand_by(attempt.key, attempt.ask, clock.wall(), lease)
 
-    async def _tidy(self, tried: _Try, outcome: TakeOutcome) -> None:
+    def _tidy(self, attempt: _Attempt, outcome: TakeOutcome) -> Steps[None]:
         """A slot that was not taken needs no etcd lease; left alone it ends by itself."""
-        if tried.slot_lease and isinstance(outcome, Refused):
+        if attempt.slot_lease and isinstance(outcome, Refused):
             with suppress(StoreError, LeaseMissing):
-                await self.revoke(tried.slot_lease, tried.until)
+                yield from self._leases.revoke(attempt.slot_lease)
 
-    async def _send(self, tried: _Try, born: Born, mine: Mine) -> TakeOutcome | None:
-        ask, memory, session = tried.ask, self.memory, mine.session
-        standing = ""
-        if ask.candidacy > 0:
-            place = (tried.key, ask.holder)
-            standing = (await self.standing(place, ask.candidacy, tried.until)).id
-        body = self.dialect.take(
-            mine,
+    def _send(
+        self, attempt: _Attempt, incarnation: Incarnation, state: ClaimState
+    ) -> Steps[TakeOutcome | None]:
+        ask, memory, session = attempt.ask, self._memory, state.session
+        standing = (yield from self._candidacy(attempt)) if ask.candidacy > 0 else ""
+        request = self._requests.take(
+            state,
             ask,
-            born,
-            admitted_by=tried.admitted_by,
-            own_slot=tried.own_slot,
-            slot_lease=tried.slot_lease,
+            incarnation,
+            admitted_by=attempt.admitted_by,
+            own_slot=attempt.own_slot,
+            slot_lease=attempt.slot_lease,
             standing=standing,
         )
-        before, proof, sent = memory.mine.get((tried.key, tried.claim)), session.pending, _now()
+        before = memory.claims.get((attempt.key, attempt.claim))
+        proof, sent = session.pending, _now()
         # Noted before it is sent: if nobody ever hears of it, it is removed when its time is over.
-        memory.note(mine)
+        memory.note(state)
         try:
-            # A take in doubt is the caller's to repeat, who remembers that there were two.
-            reply = await self.decide(born, body, tried.until, repeatable=False)
+            reply = yield request
         except (StoreUnavailable, LeaseMissing):
-            self._restore(mine, before)
+            self._restore(state, before)
             raise
         except OutcomeUnknown:
-            memory.placed(tried.key)
+            memory.placed(attempt.key)
             raise
         session.confirm(proof, term_of(reply))
         if reply.get("succeeded"):
-            memory.placed(tried.key)
-            mine.revision = revision_of(reply)
-            mine.due = sent + ask.ttl
-            mine.surplus = self.dialect.surplus(tried.claim, reply["responses"])
-            return _granted(mine, born, sent)
-        self._restore(mine, before)
-        found = self.dialect.held(ask, reply["responses"])
+            memory.placed(attempt.key)
+            state.revision = revision_of(reply)
+            state.due = sent + ask.ttl
+            state.surplus = self._requests.surplus(attempt.claim, reply)
+            return _granted(state, incarnation, sent)
+        self._restore(state, before)
+        found = self._requests.held(ask, reply)
         if found is None:
-            reply = await self.call(
-                TXN, self.dialect.look(tried.key, tried.claim, ask), tried.until
-            )
-            found = self.dialect.present(tried.key, ask, reply["responses"])
-            if found.marker != born.value:
-                self.memory.disown()
+            reply, found = yield from self._look(attempt)
+            if found.marker != incarnation.value:
+                memory.disown()
                 return None
-        return await self._present(tried, born, reply, found)
+        return (yield from self._obstructed(attempt, incarnation, reply, found))
 
-    def _restore(self, mine: Mine, before: Mine | None) -> None:
-        self.memory.drop(mine.key, mine.claim)
+    def _restore(self, state: ClaimState, before: ClaimState | None) -> None:
+        self._memory.drop(state.key, state.claim)
         if before is not None and not before.session.gone:
-            self.memory.note(before)
+            self._memory.note(before)
 
     # -- what stands there --------------------------------------------------------------------
 
-    async def _present(
-        self, tried: _Try, born: Born, reply: Reply, found: Present
-    ) -> TakeOutcome | None:
-        self.memory.saw(tried.key, found.seen, revision_of(reply))
+    def _obstructed(
+        self, attempt: _Attempt, incarnation: Incarnation, reply: Reply, found: Obstacles
+    ) -> Steps[TakeOutcome | None]:
+        self._memory.note_seen(attempt.key, found.seen, revision_of(reply))
         if found.given_up:
             return Refused("closed", seen=found.seen)
         if found.candidates > CANDIDATES_KEPT:
-            await self._prune(tried)
+            yield from self._prune(attempt.key)
         lease = found.lease
-        if lease is not None and unpacked(lease.value).get("claim") == tried.claim:
-            return await self._same_grant(tried, born, lease)
-        return await self._refusal(tried, born, found)
+        if lease is not None and lease.fields.get("claim") == attempt.claim:
+            return (yield from self._same_grant(attempt, incarnation, lease))
+        return (yield from self._refusal(attempt, incarnation, found))
 
-    async def _refusal(self, tried: _Try, born: Born, found: Present) -> Refused | None:
+    def _refusal(
+        self, attempt: _Attempt, incarnation: Incarnation, found: Obstacles
+    ) -> Steps[Refused | None]:
         if found.lease is not None:
-            holding = holding_of(found.lease, born.base, {}, clock.wall())
+            holding = holding_of(found.lease, incarnation.base, {}, clock.wall())
             # When a holder that died is gone its key goes too, and who waits is told of that.
             return Refused("held", (holding,), holding.ttl, found.seen)
         if found.pause is not None:
             return Refused("paused", seen=found.seen)
         # From here on only what really is in the way counts.
-        tried.admitted_by = 0
-        closing, slots = found.closing, found.slots_of_others(tried.claim)
+        attempt.admitted_by = 0
+        closing, slots = found.closing, found.slots_of_others(attempt.claim)
         if closing is not None:
-            reserved_for = unpacked(closing.value).get("reserved_for")
-            if reserved_for and reserved_for == tried.ask.holder:
-                tried.admitted_by = closing.modified
-            else:
-                return await self._closed(tried, born, closing, found.seen)
+            reserved_for = closing.fields.get("reserved_for")
+            if not reserved_for or reserved_for != attempt.ask.holder:
+                return (yield from self._closed(incarnation, closing, found.seen))
+            attempt.admitted_by = closing.modified
         if slots:
-            return await self._closed(tried, born, slots[0], found.seen)
-        tried.own_slot = bool(found.slots)
+            return (yield from self._closed(incarnation, slots[0], found.seen))
+        attempt.own_slot = bool(found.slots)
         return None
 
-    async def _closed(self, tried: _Try, born: Born, closing: Entry, seen: str) -> Refused | None:
-        fields = unpacked(closing.value)
-        left = (await self.lives({closing.lease}, tried.until)).get(closing.lease)
+    def _closed(self, incarnation: Incarnation, closing: Entry, seen: str) -> Steps[Refused]:
+        fields = closing.fields
+        lives = yield from self._leases.lives({closing.lease})
+        left = lives.get(closing.lease)
         if left is not None and left <= 0:
             left = 0.5  # it is over, and its key is about to go
         reserved_for = str(fields.get("reserved_for", ""))
         if reserved_for:
             return Refused("reserved", (Holding(reserved_for, 0, left),), left, seen)
-        token = int(fields.get("token", born.base + closing.created))
+        token = int(fields.get("token", incarnation.base + closing.created))
         return Refused("closed", (Holding(str(fields.get("holder", "")), token, left),), left, seen)
 
-    async def _prune(self, tried: _Try) -> None:
+    def _prune(self, key: Key) -> Steps[None]:
         """Of too many candidates those are left out whose time is over first."""
-        reply = await self.call(TXN, self.dialect.candidates(tried.key), tried.until)
+        reply = yield self._requests.candidates(key)
         surplus = surplus_candidates(entries_in(reply["responses"][0]))
         if surplus:
-            await self.call(TXN, self.dialect.remove(surplus), tried.until)
+            yield self._requests.remove(surplus)
 
     # -- the same claim again -----------------------------------------------------------------
 
-    async def _same_grant(self, tried: _Try, born: Born, lease: Entry) -> Granted | None:
+    def _same_grant(
+        self, attempt: _Attempt, incarnation: Incarnation, lease: Entry
+    ) -> Steps[Granted | None]:
         """Its token, and the ttl becomes max(remaining, ttl)."""
-        fields, ask, memory = unpacked(lease.value), tried.ask, self.memory
-        ttl = max(ask.ttl, float(fields.get("ttl", 0.0)))
+        key, claim, ask, memory = attempt.key, attempt.claim, attempt.ask, self._memory
+        ttl = max(ask.ttl, float(lease.fields.get("ttl", 0.0)))
         session = memory.by_id.get(lease.lease)
         moves = session is None or session.gone or session.ttl < seconds(ttl)
         if session is None or moves:
-            session = await self.session(ttl, tried.until)
+            session = yield from self._leases.session(ttl)
         elif not session.is_fresh(_now()):
-            await self.keep_alive(session, tried.until)
-        known = memory.mine.get((tried.key, tried.claim))
-        mine = mine_of(tried.key, lease, session, _now() + ttl)
-        mine.ttl = ttl
-        if known is not None and known.revision == mine.revision:
-            mine.due = max(known.ends, _now() + ask.ttl)
-            mine.history, mine.surplus = known.history, known.surplus
-            mine.past64 = known.past64
+            yield from self._leases.keep_alive(session)
+        known = memory.claims.get((key, claim))
+        state = state_of(key, lease, session, _now() + ttl)
+        state.ttl = ttl
+        if known is not None and known.revision == state.revision:
+            state.due = max(known.ends, _now() + ask.ttl)
+            state.history, state.surplus = known.history, known.surplus
+            state.past64 = known.past64
         proof, sent = session.pending, _now()
         if moves:
             # If nobody hears of it, the key says with which etcd lease it lives.
-            memory.drop(tried.key, tried.claim)
-        body = self.dialect.again(mine, ask, born, write=moves)
-        reply = await self.decide(born, body, tried.until)
+            memory.drop(key, claim)
+        reply = yield self._requests.again(state, ask, incarnation, write=moves)
         session.confirm(proof, term_of(reply))
         if not reply.get("succeeded"):
-            memory.drop(tried.key, tried.claim)
+            memory.drop(key, claim)
             return None
-        memory.note(mine)
-        return _granted(mine, born, sent)
+        memory.note(state)
+        return _granted(state, incarnation, sent)
 
 
-def _granted(mine: Mine, born: Born, sent: float) -> Granted:
+def _granted(state: ClaimState, incarnation: Incarnation, sent: float) -> Granted:
     """What is proved of it, counted from before it was asked for."""
-    proved = min(mine.session.proved, mine.due) - sent
-    return Granted(mine.claim, born.base + mine.revision, proved, born.epoch)
+    proved = min(state.session.proved, state.due) - sent
+    return Granted(state.claim, incarnation.base + state.revision, proved, incarnation.epoch)

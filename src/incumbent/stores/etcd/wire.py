@@ -13,8 +13,8 @@ from incumbent.errors import StoreUnavailable
 from incumbent.net.dial import connect, is_ready, wait_ready
 from incumbent.stores.collected import close_with
 from incumbent.stores.etcd.errors import Broken, connect_error, is_refusal_of_certificate
-from incumbent.stores.etcd.exchange import Site
-from incumbent.stores.etcd.options import Endpoint
+from incumbent.stores.etcd.site import Site
+from incumbent.stores.etcd.url import Endpoint
 from incumbent.unpatched import original
 
 __all__ = ["Wire", "dial"]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from incumbent.model import Key
-from incumbent.stores.etcd.endpoints import Endpoints, share
-from incumbent.stores.etcd.memory import Memory, Mine, Noted, Session, Together
-from incumbent.stores.etcd.options import Endpoint
+from incumbent.stores.etcd.sessions import ClaimState, Memory, NotedTtl, RenewalGroup, Session
+from incumbent.stores.etcd.site import Endpoints, share
+from incumbent.stores.etcd.url import Endpoint
 from incumbent.stores.table import HISTORY_KEPT
 
 KEY = Key("default", "job")
@@ -15,8 +15,8 @@ def session(memory: Memory | None = None, ttl: int = 10, proved: float = 100.0) 
     return (memory or Memory()).new_session(Session("7", ttl, proved))
 
 
-def mine(of: Session, due: float, claim: str = "c") -> Mine:
-    return Mine(KEY, claim, of, due, "me", 0.0, 10.0, revision=5)
+def mine(of: Session, due: float, claim: str = "c") -> ClaimState:
+    return ClaimState(KEY, claim, of, due, "me", 0.0, 10.0, revision=5)
 
 
 def test_a_keep_alive_alone_proves_nothing() -> None:
@@ -64,7 +64,7 @@ def test_no_ttl_means_gone_and_a_late_answer_does_not_revive_it() -> None:
     one.answered(94.0, 10, "2")
     assert one.gone
     assert not one.is_fresh(95.0)
-    assert (memory.mine, memory.sessions, memory.by_id) == ({}, {}, {})
+    assert (memory.claims, memory.sessions, memory.by_id) == ({}, {}, {})
 
 
 def test_a_lease_that_has_used_up_a_fifth_is_not_fresh() -> None:
@@ -87,14 +87,14 @@ def test_what_is_renewed_together_is_not_overdue() -> None:
     memory = Memory()
     one = session(memory, proved=1000.0)
     old, young = mine(one, 104.0, "old"), mine(one, 104.0, "young")
-    together = Together(104.0)
+    group = RenewalGroup(104.0)
     for it in (old, young):
         memory.note(it)
-        it.join(together)
-    together.due = 120.0
+        it.join(group)
+    group.due = 120.0
     assert memory.overdue(one, 110.0) == []
     memory.drop(KEY, "old")
-    assert not together.whole
+    assert not group.whole
     # What was renewed with others stays renewed.
     assert (old.ends, young.ends) == (120.0, 120.0)
     assert memory.overdue(one, 121.0) == [young]
@@ -105,10 +105,10 @@ def test_a_claim_that_is_noted_anew_is_not_renewed_with_those_from_before() -> N
     one = session(memory)
     before = mine(one, 104.0)
     memory.note(before)
-    together = Together(104.0)
-    before.join(together)
+    group = RenewalGroup(104.0)
+    before.join(group)
     memory.note(mine(one, 110.0))
-    assert not together.whole
+    assert not group.whole
 
 
 def test_a_claim_of_a_short_ttl_is_looked_for_in_time() -> None:
@@ -140,16 +140,16 @@ def test_a_claim_that_moved_belongs_to_one_session() -> None:
     memory.note(mine(short, 104.0))
     memory.note(mine(long, 160.0))
     memory.lose(short)
-    assert memory.mine[KEY, "c"].session is long
+    assert memory.claims[KEY, "c"].session is long
 
 
 def test_a_long_ttl_that_is_noted_beside_another_marker_is_not_noted() -> None:
-    noted = Noted("this", 60.0, 5)
+    noted = NotedTtl("this", 60.0, 5)
     assert noted.covers(60.0, "this")
     assert not noted.covers(60.0, "another")
     assert not noted.covers(61.0, "this")
     # For so long everybody waits, whatever is noted.
-    assert Noted().covers(15.0, "this")
+    assert NotedTtl().covers(15.0, "this")
 
 
 def test_who_failed_is_asked_last_and_who_answered_is_kept() -> None:

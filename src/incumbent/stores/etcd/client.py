@@ -1,7 +1,7 @@
-"""What both sides do with connections, written once, as coroutines.
+"""Programs carried out by whichever member answers, on the connections that are kept to each.
 
-The asynchronous side awaits them. The blocking side runs each in one step (`protocol.port.run`),
-with connections that block instead of suspending.
+The asynchronous side awaits the coroutines. The blocking side runs each in one step
+(`protocol.port.run`), with connections that block instead of suspending.
 
 Connections are taken off a list and put back: `list.pop` and `list.append` are atomic, so there is
 no lock that a signal handler or `__del__` could meet; re-entry takes or opens another connection.
@@ -11,15 +11,14 @@ Whatever interrupts an exchange (any BaseException) closes its connection.
 from __future__ import annotations
 
 import json
-from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, Generic, Protocol, TypeVar
 from weakref import WeakSet
 
 from incumbent import clock
-from incumbent.errors import StoreError, StoreUnavailable
-from incumbent.stores.etcd.endpoints import Endpoints, share
+from incumbent.errors import StoreUnavailable
 from incumbent.stores.etcd.errors import (
     Answered,
     Broken,
@@ -27,18 +26,16 @@ from incumbent.stores.etcd.errors import (
     LeaseMissing,
     Reborn,
     certificate_error,
-    exchange_error,
+    error_text,
     gateway_error,
-    said,
 )
 from incumbent.stores.etcd.http import Garbled, Reading, encode, parse
-from incumbent.stores.etcd.options import Endpoint, EtcdOptions
+from incumbent.stores.etcd.marker import Markers
+from incumbent.stores.etcd.requests import LINEARIZABLE, METRICS, REPEATED, Reply, Request, Steps
+from incumbent.stores.etcd.site import Site, share
+from incumbent.stores.etcd.url import Endpoint
 
-__all__ = ["REPEATED", "Exchange", "Reply", "Site"]
-
-Reply = dict[str, Any]
-REPEATED: Final = " repeated"
-"""Of a reply: whether an earlier try of its request was perhaps carried out."""
+__all__ = ["AnyWire", "Client", "W", "drive"]
 
 _IDLE_MAX: Final = 64
 _LOGINS: Final = 2
@@ -46,6 +43,8 @@ _LOGINS: Final = 2
 _OFF: Final = "-"
 """The server says that authentication is off, so there is nothing to log in to."""
 _GATEWAY_STATUS: Final = (200, 400, 401, 403, 404, 409, 412, 429, 499, 500, 501, 503, 504)
+
+T = TypeVar("T")
 
 _now = clock.now
 
@@ -75,19 +74,6 @@ class AnyWire(Protocol):
 W = TypeVar("W", bound=AnyWire)
 
 
-@dataclass(slots=True)
-class Site:
-    """One configured cluster, shared by all sides. `proved`: it has served this process before."""
-
-    options: EtcdOptions
-    where: str
-    endpoints: Endpoints
-    tls: Any = None
-    token: str = ""
-    proved: bool = False
-    restart_wait: float | None = field(default=None)
-
-
 class _Trail:
     """What has become of one request so far. `rest`: members that may still be asked."""
 
@@ -101,18 +87,22 @@ class _Trail:
         self.failure: Exception | None = None
 
 
-class Exchange(ABC, Generic[W]):
-    """Requests to whichever member answers, by the connections that are kept to each."""
+class Client(Generic[W]):
+    """See the module. `dial` makes a connection; it raises StoreUnavailable, at the limit at most.
 
-    def __init__(self, site: Site) -> None:
+    `all` has every connection that is alive, `idle` those that nobody uses, `streams` the watches.
+    """
+
+    def __init__(
+        self, site: Site, markers: Markers, dial: Callable[[Site, Endpoint, float], Awaitable[W]]
+    ) -> None:
         self.site = site
+        self.markers = markers
+        self.memory = markers.memory
         self.idle: dict[Endpoint, list[W]] = {}
         self.all: WeakSet[W] = WeakSet()
         self.streams: set[W] = set()
-
-    @abstractmethod
-    async def dial(self, endpoint: Endpoint, until: float) -> W:
-        """A connection. Raises StoreUnavailable, at `until` at the latest."""
+        self._dial = dial
 
     def let_go(self) -> None:
         """Close what is not in use, and end what waits; the rest is closed when it comes back."""
@@ -123,22 +113,54 @@ class Exchange(ABC, Generic[W]):
         for wire in streams:
             wire.close()
 
+    # -- programs -----------------------------------------------------------------------------
+
+    async def carry_out(self, program: Steps[T], until: float) -> T:
+        """The outcome of a program. Raises StoreError, at `until` at the latest."""
+        return await drive(program, lambda request: self.answer(request, until))
+
+    async def answer(self, request: Request, until: float) -> Any:
+        """The reply to one request, of the incarnation that it is for.
+
+        What an earlier state of the cluster has answered proves nothing.
+        """
+        if request.endpoint is not None:
+            return await self._answer_of(request.endpoint, request, until)
+        memory = self.memory
+        ended, floor = memory.ended, memory.floor
+        reply = await self.call(request, until)
+        if request.path in LINEARIZABLE:
+            self.markers.check(reply, ended, floor)
+        if request.incarnation is not None and not self.markers.knows(request.incarnation):
+            # Noticed meanwhile, on another connection.
+            raise self.markers.not_the_same()
+        return reply
+
+    async def _answer_of(self, endpoint: Endpoint, request: Request, until: float) -> Any:
+        """What this member replies, whoever else there is."""
+        try:
+            if request.path == METRICS:
+                return await self.get(endpoint, METRICS, until)
+            return await self.post(endpoint, request.path, request.body, until)
+        except (Broken, Garbled) as error:
+            raise self.site.unreachable(error) from error
+
     # -- requests -----------------------------------------------------------------------------
 
-    async def call(self, path: str, body: bytes, until: float, *, repeatable: bool = True) -> Reply:
-        """The answer of one member. `repeatable`: another may be asked after a doubt.
+    async def call(self, request: Request, until: float) -> Reply:
+        """The answer of whichever member.
 
-        Raises StoreUnavailable, OutcomeUnknown, or LeaseMissing.
+        Raises StoreUnavailable, OutcomeUnknown, LeaseMissing, or LeaseExists.
         """
         endpoints = self.site.endpoints
         several = len(endpoints.all) > 1
-        trail = _Trail(endpoints.tries, repeatable=repeatable)
+        trail = _Trail(endpoints.tries, repeatable=request.repeatable)
         while trail.rest > 0 and (now := _now()) < until:
             trail.rest -= 1
             endpoint = endpoints.best(now)
             limit = share(now, until, trail.rest) if several else until
             try:
-                reply = await self._try(endpoint, path, body, (limit, until), repeatable)
+                reply = await self._try(endpoint, request, limit, until)
                 if "header" not in reply and "header" not in reply.get("result", {}):
                     raise Garbled("it does not answer as etcd does")
             except (Answered, Broken, Garbled, StoreUnavailable) as error:
@@ -150,7 +172,7 @@ class Exchange(ABC, Generic[W]):
                 return reply
         try:
             failure = trail.failure or Broken("no time is left", sent=False)
-            raise self._failed(failure, doubt=trail.doubt) from failure
+            raise self.site.failed(failure, doubt=trail.doubt) from failure
         finally:
             # An error that its own frame holds would keep the connections until a collection.
             del trail, failure
@@ -164,7 +186,7 @@ class Exchange(ABC, Generic[W]):
                 raise LeaseExists(error.text) from error
             trail.failure = error
             trail.doubt = trail.doubt or not error.sure
-            if trail.logins < _LOGINS and self._wants_login(error):
+            if trail.logins < _LOGINS and self.site.wants_login(error):
                 trail.logins += 1
                 trail.rest += 1
                 return
@@ -184,40 +206,11 @@ class Exchange(ABC, Generic[W]):
             trail.rest = 0
         self.site.endpoints.failed(endpoint, _now())
 
-    def _wants_login(self, error: Answered) -> bool:
-        """Whether the log-in is what has to be repeated: nothing was carried out."""
-        if error.stale_token or (error.no_user and self.site.options.username is not None):
-            self.site.token = ""
-            return True
-        return False
-
-    def _failed(self, failure: Exception, *, doubt: bool) -> StoreError:
-        site = self.site
-        return exchange_error(
-            failure,
-            site.where,
-            doubt=doubt,
-            proved=site.proved,
-            with_certificate=site.options.cert is not None,
-        )
-
-    async def _try(
-        self,
-        endpoint: Endpoint,
-        path: str,
-        body: bytes,
-        limits: tuple[float, float],
-        repeatable: bool,
-    ) -> Reply:
-        limit, until = limits
+    async def _try(self, endpoint: Endpoint, request: Request, limit: float, until: float) -> Reply:
         wire = await self._ready(endpoint, limit)
         # What must not be repeated has all the time there is; the rest leaves some to others.
-        reading = await self.exchange(
-            endpoint,
-            wire,
-            self._request("POST", path, endpoint, body),
-            limit if repeatable else until,
-        )
+        sent = self._request("POST", request.path, endpoint, request.body)
+        reading = await self.exchange(endpoint, wire, sent, limit if request.repeatable else until)
         return self._read(reading)
 
     def _request(self, method: str, path: str, endpoint: Endpoint, body: bytes) -> bytes:
@@ -234,7 +227,7 @@ class Exchange(ABC, Generic[W]):
             raise gateway_error(reading.status, self.site.where, proved=self.site.proved)
         reply = parse(body)
         if reading.status != 200 or "error" in reply:
-            raise Answered(said(reply) or f"HTTP {reading.status}")
+            raise Answered(error_text(reply) or f"HTTP {reading.status}")
         return reply
 
     async def get(self, endpoint: Endpoint, path: str, until: float) -> Reading:
@@ -242,10 +235,10 @@ class Exchange(ABC, Generic[W]):
         wire = await self._ready(endpoint, until)
         return await self.exchange(endpoint, wire, self._request("GET", path, endpoint, b""), until)
 
-    async def post(self, endpoint: Endpoint, path: str, body: Reply, until: float) -> Reply:
+    async def post(self, endpoint: Endpoint, path: str, body: bytes, until: float) -> Reply:
         """The answer of one member, whoever else there is. Raises as `get`, and Answered."""
         wire = await self._ready(endpoint, until)
-        request = self._request("POST", path, endpoint, json.dumps(body).encode())
+        request = self._request("POST", path, endpoint, body)
         return self._read(await self.exchange(endpoint, wire, request, until))
 
     # -- connections --------------------------------------------------------------------------
@@ -269,11 +262,39 @@ class Exchange(ABC, Generic[W]):
         return self._trusted(endpoint) or await self._join(endpoint, until)
 
     async def _join(self, endpoint: Endpoint, until: float) -> W:
-        """A new connection for requests. Raises StoreUnavailable, Broken."""
-        return await self._connect(endpoint, until)
+        """A new connection for requests, to the incarnation that is known.
+
+        Raises Reborn, StoreUnavailable, Broken.
+        """
+        wire = await self._connect(endpoint, until)
+        self.memory.dialled += 1
+        known = self.memory.incarnation
+        if known is None:
+            return wire
+        try:
+            look = self.markers.is_other(known, endpoint)
+            other = await drive(look, partial(self._on, endpoint, wire, until))
+        except (Broken, Garbled) as error:
+            wire.close()
+            raise Broken(str(error), sent=False) from error
+        except BaseException:
+            wire.close()
+            raise
+        if other:
+            wire.close()
+            if self.markers.knows(known):
+                self.memory.disown()
+            raise Reborn(self.site.where)
+        return wire
+
+    async def _on(self, endpoint: Endpoint, wire: W, until: float, request: Request) -> Reply:
+        """The reply to a look, by this connection, which stays the caller's."""
+        await self._log_in(endpoint, until, wire)
+        sent = self._request("POST", request.path, endpoint, request.body)
+        return self._read(await self.ask(endpoint, wire, sent, until))
 
     async def _connect(self, endpoint: Endpoint, until: float) -> W:
-        wire = await self.dial(endpoint, until)
+        wire = await self._dial(self.site, endpoint, until)
         self.all.add(wire)
         return wire
 
@@ -298,15 +319,12 @@ class Exchange(ABC, Generic[W]):
             if "not enabled" in error.text:
                 self.site.token = _OFF
                 return
-            raise self._not_sent(error) from error
+            found = self.site.failed(error, doubt=False)
+            if not isinstance(found, StoreUnavailable):
+                found = StoreUnavailable(f"{self.site.where} does not log us in: {error.text}")
+            raise found from error
         except (Broken, Garbled) as error:
-            raise StoreUnavailable(f"{self.site.where} cannot be reached: {error}") from error
-
-    def _not_sent(self, error: Answered) -> StoreUnavailable:
-        found = self._failed(error, doubt=False)
-        if isinstance(found, StoreUnavailable):
-            return found
-        return StoreUnavailable(f"{self.site.where} does not log us in: {error.text}")
+            raise self.site.unreachable(error) from error
 
     async def exchange(self, endpoint: Endpoint, wire: W, request: bytes, until: float) -> Reading:
         """One request, one answer. Raises Broken, Garbled."""
@@ -338,7 +356,7 @@ class Exchange(ABC, Generic[W]):
 
     # -- streams ------------------------------------------------------------------------------
 
-    async def stream(self, path: str, body: bytes, until: float) -> tuple[Endpoint, W, Reading]:
+    async def stream(self, request: Request, until: float) -> tuple[Endpoint, W, Reading]:
         """A request whose answers are read by `more`, on a connection of its own.
 
         Raises StoreUnavailable, Broken, Garbled.
@@ -353,7 +371,7 @@ class Exchange(ABC, Generic[W]):
         reading = Reading()
         try:
             wire.used = _now()
-            wire.send(self._request("POST", path, endpoint, body), until)
+            wire.send(self._request("POST", request.path, endpoint, request.body), until)
         except BaseException:
             wire.close()
             raise
@@ -375,6 +393,22 @@ class Exchange(ABC, Generic[W]):
         self.streams.discard(wire)
         with suppress(OSError):
             wire.close()
+
+
+async def drive(program: Steps[T], ask: Callable[[Request], Awaitable[Any]]) -> T:
+    """The outcome of a program whose requests are answered by `ask`."""
+    try:
+        request = next(program)
+        while True:
+            try:
+                reply = await ask(request)
+            except BaseException as error:  # noqa: BLE001 - it is raised where the program waits
+                request = program.throw(error)
+            else:
+                request = program.send(reply)
+    except StopIteration as done:
+        outcome: T = done.value
+        return outcome
 
 
 def _feed(reading: Reading, data: bytes) -> None:

@@ -9,10 +9,10 @@ from typing import Any, Final, TypeAlias
 from incumbent import clock
 from incumbent.durations import say_seconds
 from incumbent.errors import StoreError
-from incumbent.stores.etcd.cluster import Cluster
+from incumbent.stores.etcd.client import Client
 from incumbent.stores.etcd.errors import Answered, Broken
 from incumbent.stores.etcd.http import Garbled, parse
-from incumbent.stores.etcd.options import Endpoint
+from incumbent.stores.etcd.url import Endpoint
 
 __all__ = ["diagnose"]
 
@@ -23,21 +23,21 @@ _QUOTA: Final = 2 * 1024**3
 _FAILURES: Final = (StoreError, Broken, Garbled, Answered, ValueError, KeyError)
 
 
-async def diagnose(cluster: Cluster[Any], ttl: float, until: float) -> list[Finding]:
+async def diagnose(client: Client[Any], ttl: float, until: float) -> list[Finding]:
     """All findings; whatever fails is one of them."""
     found: list[Finding] = []
     well, seen = [], dict[str, str]()
-    for endpoint in cluster.site.endpoints.all:
-        here = await _caught(_member(cluster, endpoint, until, seen), f"{endpoint}")
+    for endpoint in client.site.endpoints.all:
+        here = await _caught(_member(client, endpoint, until, seen), f"{endpoint}")
         found += here
         if all(level != "error" for level, _, _ in here):
             well.append(endpoint)
     if not well:
         return found
     for look in (_alarms, _members, _incarnation, _trip):
-        here = await _caught(look(cluster, well[0], ttl, until), "the cluster")
+        here = await _caught(look(client, well[0], ttl, until), "the cluster")
         found += [it for it in here if it not in found]
-    wait = cluster.site.restart_wait
+    wait = client.site.restart_wait
     if wait == 0:
         found.append((
             "warning",
@@ -58,15 +58,15 @@ async def _caught(look: Coroutine[Any, Any, list[Finding]], who: str) -> list[Fi
 
 
 async def _member(
-    cluster: Cluster[Any], endpoint: Endpoint, until: float, seen: dict[str, str]
+    client: Client[Any], endpoint: Endpoint, until: float, seen: dict[str, str]
 ) -> list[Finding]:
     limit = clock.now() + (until - clock.now()) / 4
-    reading = await cluster.get(endpoint, "/version", limit)
+    reading = await client.get(endpoint, "/version", limit)
     version = str(parse(reading.body).get("etcdserver", "?"))
     numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
     if numbers < _OLDEST:
         return [("error", f"{endpoint} runs etcd {version}", "3.4 is the oldest that is served")]
-    status = await cluster.post(endpoint, "/v3/maintenance/status", {}, limit)
+    status = await client.post(endpoint, "/v3/maintenance/status", b"{}", limit)
     cluster_id = str(status.get("header", {}).get("cluster_id", ""))
     if seen.setdefault("id", cluster_id) != cluster_id:
         what = f"{endpoint} belongs to another cluster than the endpoint before it"
@@ -86,9 +86,9 @@ async def _member(
 
 
 async def _alarms(
-    cluster: Cluster[Any], endpoint: Endpoint, _ttl: float, until: float
+    client: Client[Any], endpoint: Endpoint, _ttl: float, until: float
 ) -> list[Finding]:
-    reply = await cluster.post(endpoint, "/v3/maintenance/alarm", {}, until)
+    reply = await client.post(endpoint, "/v3/maintenance/alarm", b"{}", until)
     raised = [str(it.get("alarm")) for it in reply.get("alarms", ())]
     if not raised:
         return [("ok", "no alarm is raised", "")]
@@ -97,11 +97,11 @@ async def _alarms(
 
 
 async def _members(
-    cluster: Cluster[Any], endpoint: Endpoint, _ttl: float, until: float
+    client: Client[Any], endpoint: Endpoint, _ttl: float, until: float
 ) -> list[Finding]:
-    reply = await cluster.post(endpoint, "/v3/cluster/member/list", {}, until)
+    reply = await client.post(endpoint, "/v3/cluster/member/list", b"{}", until)
     count = len(reply.get("members", ()))
-    named = len(cluster.site.endpoints.all)
+    named = len(client.site.endpoints.all)
     found: list[Finding] = []
     if count < 3:
         what = f"the cluster has {count} member{'s' if count > 1 else ''}"
@@ -117,14 +117,15 @@ async def _members(
 
 
 async def _incarnation(
-    cluster: Cluster[Any], endpoint: Endpoint, ttl: float, until: float
+    client: Client[Any], endpoint: Endpoint, ttl: float, until: float
 ) -> list[Finding]:
     """Whether a restore would be noticed, and whether there was one."""
-    if await cluster.tells_no_status(endpoint, until):
+    markers = client.markers
+    if await client.carry_out(markers.status(endpoint), until) is None:
         what = f"{endpoint} does not tell what it has carried out (Maintenance.Status)"
         return [("warning", what, "a restored snapshot is not noticed: see docs/etcd.md")]
-    place = f"{cluster.dialect.naming.prefix}!born"
-    left = await cluster.waits_for(endpoint, ttl, until)
+    place = markers.place
+    left = await client.carry_out(markers.waits_for(endpoint, ttl), until)
     if left is None:
         what = f"its marker {place} is of an earlier incarnation: it was restored, or copied"
         return [("warning", what, "nothing is granted for restart_wait once an instance connects")]
@@ -136,11 +137,11 @@ async def _incarnation(
 
 
 async def _trip(
-    cluster: Cluster[Any], _endpoint: Endpoint, ttl: float, until: float
+    client: Client[Any], _endpoint: Endpoint, ttl: float, until: float
 ) -> list[Finding]:
-    await cluster.base(until)
+    await client.carry_out(client.markers.base(), until)
     started = clock.now()
-    await cluster.marker(until)
+    await client.carry_out(client.markers.read(), until)
     trip = clock.now() - started
     what = f"a linearizable read takes {say_seconds(trip)}"
     if trip > ttl / 30:

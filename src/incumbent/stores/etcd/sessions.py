@@ -15,16 +15,18 @@ a dict, so there is no lock that a signal handler or a fork could meet.
 from __future__ import annotations
 
 import os
+from base64 import b64decode
 from dataclasses import dataclass, field
 from math import inf
 from typing import Final, NamedTuple
 
 from incumbent.model import Key
 from incumbent.policy import TTL_DEFAULT
-from incumbent.stores.etcd.incarnation import Born, Status
+from incumbent.stores.etcd.incarnation import Incarnation, Status
+from incumbent.stores.etcd.records import Entry, number_in
 from incumbent.stores.table import HISTORY_KEPT
 
-__all__ = ["Memory", "Mine", "Noted", "Proof", "Session", "Together"]
+__all__ = ["ClaimState", "Memory", "NotedTtl", "Proof", "RenewalGroup", "Session", "state_of"]
 
 _LOOKED_MAX: Final = 16_384
 _ENOUGH: Final = 0.8
@@ -55,7 +57,7 @@ class Session:
         self.swept = 0.0
         self.earliest = inf
         """Before that, no claim is overdue."""
-        self.claims: dict[tuple[Key, str], Mine] = {}
+        self.claims: dict[tuple[Key, str], ClaimState] = {}
 
     def answered(self, sent: float, ttl: int, term: str) -> None:
         """A keep-alive that was sent at `sent` brought `ttl` seconds, or none."""
@@ -81,10 +83,10 @@ class Session:
         return not self.gone and until - now >= _ENOUGH * self.ttl
 
 
-class Together:
+class RenewalGroup:
     """Claims that are renewed together, again and again: what is due is noted once for all.
 
-    `due`: as Mine.due; `whole`: each of them is still what this process remembers of its key.
+    `due`: as ClaimState.due; `whole`: each of them is still what this process remembers of its key.
     """
 
     __slots__ = ("due", "whole")
@@ -95,11 +97,11 @@ class Together:
 
 
 @dataclass(slots=True)
-class Mine:
+class ClaimState:
     """One claim of this process. `revision` 0: nobody knows whether its take was carried out.
 
-    `due`: the instant at which it ends unless it is renewed, alone or `together`; `past64`: the key
-    of its entry in the history, once it has one.
+    `due`: the instant at which it ends unless it is renewed, alone or in a `group`; `past64`: the
+    key of its entry in the history, once it has one.
     """
 
     key: Key
@@ -114,24 +116,35 @@ class Mine:
     history: str = "0"
     surplus: tuple[str, ...] = ()
     past64: str = ""
-    together: Together | None = None
+    group: RenewalGroup | None = None
 
     @property
     def ends(self) -> float:
         """The instant at which it ends unless it is renewed."""
-        together = self.together
-        return self.due if together is None else max(self.due, together.due)
+        group = self.group
+        return self.due if group is None else max(self.due, group.due)
 
-    def join(self, together: Together | None) -> None:
+    def join(self, group: RenewalGroup | None) -> None:
         """Be renewed with others from now on, or (None) alone again."""
-        before = self.together
+        before = self.group
         if before is not None:
             self.due = self.ends
             before.whole = False
-        self.together = together
+        self.group = group
 
 
-class Noted(NamedTuple):
+def state_of(key: Key, entry: Entry, session: Session, due: float) -> ClaimState:
+    """A lease of ours as its key says it."""
+    fields = entry.fields
+    return ClaimState(
+        *(key, str(fields.get("claim", "")), session, due),
+        *(str(fields.get("holder", "")), number_in(fields.get("since"))),
+        *(number_in(fields.get("ttl")), b64decode(str(fields.get("meta", "")))),
+        revision=entry.created,
+    )
+
+
+class NotedTtl(NamedTuple):
     """The longest ttl that is noted beside a marker (its value), and at which revision."""
 
     marker: str = ""
@@ -151,24 +164,24 @@ def _new_ring() -> str:
 class Memory:
     """See the module.
 
-    `disowned`: only a marker with a greater base than this is of the present incarnation; `over`:
+    `disowned`: only a marker with a greater base than this is of the present incarnation; `ended`:
     how often one turned out to be over; `met`: the furthest state of a member that was met;
     `floor`: of which cluster, and at which revision, the last linearizable answer was; `dialled`:
     how many connections were made; `longest`: the longest ttl that is known to be used under the
     prefix; `noted`: what was read of it there.
     """
 
-    born: Born | None = None
+    incarnation: Incarnation | None = None
     disowned: int = -1
-    over: int = 0
+    ended: int = 0
     met: Status | None = None
     floor: tuple[str, int] = ("", 0)
     dialled: int = 0
     longest: float = TTL_DEFAULT
-    noted: Noted = field(default_factory=Noted)
+    noted: NotedTtl = field(default_factory=NotedTtl)
     sessions: dict[int, Session] = field(default_factory=dict)
     by_id: dict[str, Session] = field(default_factory=dict)
-    mine: dict[tuple[Key, str], Mine] = field(default_factory=dict)
+    claims: dict[tuple[Key, str], ClaimState] = field(default_factory=dict)
     histories: dict[int, tuple[str, int]] = field(default_factory=dict)
     standing: dict[tuple[Key, str], Session] = field(default_factory=dict)
     looked: dict[Key, tuple[str, int]] = field(default_factory=dict)
@@ -183,23 +196,23 @@ class Memory:
         self.by_id[session.id] = self.sessions[session.ttl] = session
         return session
 
-    def note(self, mine: Mine) -> None:
+    def note(self, state: ClaimState) -> None:
         """A claim whose take is about to be sent, or was carried out."""
-        place, session = (mine.key, mine.claim), mine.session
-        before = self.mine.get(place)
+        place, session = (state.key, state.claim), state.session
+        before = self.claims.get(place)
         if before is not None:
             before.join(None)
             if before.session is not session:
                 before.session.claims.pop(place, None)
-        self.mine[place] = session.claims[place] = mine
-        session.earliest = min(session.earliest, mine.due)
+        self.claims[place] = session.claims[place] = state
+        session.earliest = min(session.earliest, state.due)
 
     def drop(self, key: Key, claim: str) -> None:
         """Nothing of the claim is left."""
-        mine = self.mine.pop((key, claim), None)
-        if mine is not None:
-            mine.join(None)
-            mine.session.claims.pop((key, claim), None)
+        state = self.claims.pop((key, claim), None)
+        if state is not None:
+            state.join(None)
+            state.session.claims.pop((key, claim), None)
 
     def lose(self, session: Session) -> None:
         """The etcd lease is gone, and with it all that was attached."""
@@ -212,18 +225,18 @@ class Memory:
 
     def disown(self) -> None:
         """The cluster is of another incarnation: nothing that is remembered of it counts."""
-        self.over += 1
-        born, self.born = self.born, None
-        if born is not None:
-            self.disowned = max(self.disowned, born.base)
+        self.ended += 1
+        known, self.incarnation = self.incarnation, None
+        if known is not None:
+            self.disowned = max(self.disowned, known.base)
         self.met, self.floor = None, ("", 0)
         # Kept alive any longer, they would keep leases that nobody holds.
         for session in list(self.by_id.values()):
             self.lose(session)
         self.sessions, self.histories, self.standing, self.looked = {}, {}, {}, {}
 
-    def heard(self, cluster: str, revision: int, floor: tuple[str, int]) -> bool:
-        """Whether a linearizable answer fits to `floor`, which was known before it was asked."""
+    def fits(self, cluster: str, revision: int, floor: tuple[str, int]) -> bool:
+        """Whether a linearizable answer fits `floor`, which was known before it was asked."""
         known, least = floor
         if known and (cluster != known or revision < least):
             return False
@@ -231,18 +244,18 @@ class Memory:
             self.floor = (cluster, revision)
         return True
 
-    def overdue(self, session: Session, now: float) -> list[Mine]:
+    def overdue(self, session: Session, now: float) -> list[ClaimState]:
         """Claims whose time ran out; looked for a few times in a ttl."""
         if now < max(session.swept + session.ttl / 8, session.earliest):
             return []
         session.swept = now
         # First, so that a claim that another thread notes meanwhile is not forgotten.
         session.earliest = now + session.ttl / 2
-        ends = [(mine.ends, mine) for mine in list(session.claims.values())]
+        ends = [(state.ends, state) for state in list(session.claims.values())]
         session.earliest = min([session.earliest, *(at for at, _ in ends)])
-        return [mine for at, mine in ends if at <= now]
+        return [state for at, state in ends if at <= now]
 
-    def saw(self, key: Key, seen: str, revision: int) -> None:
+    def note_seen(self, key: Key, seen: str, revision: int) -> None:
         """A refusal or a record with this `seen` was true at this revision."""
         if len(self.looked) >= _LOOKED_MAX:
             self.looked.clear()
@@ -264,4 +277,4 @@ class Memory:
     def forget(self) -> None:
         """In a fork's child: nothing of this is ours."""
         self.places, self.ring = {}, _new_ring()
-        self.sessions, self.by_id, self.mine, self.standing = {}, {}, {}, {}
+        self.sessions, self.by_id, self.claims, self.standing = {}, {}, {}, {}
