@@ -198,8 +198,8 @@ def test_a_server_whose_clock_jumped_ahead_is_asked_what_time_it_is_and_serves_o
 ) -> None:
     # What a connection knows of the server's clock may be old.
     near.take()
-    exchange = near.store.exchange  # type: ignore[attr-defined]
-    (wire,) = exchange.idle
+    operations = near.store.operations  # type: ignore[attr-defined]
+    (wire,) = operations.idle
     wire.ahead -= 3600.0
     near.key = near.key._replace(name="other")
     near.take(new_claim())

@@ -451,9 +451,9 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     _sql(
         "postgresql: a take may be carried out a minute after its time",
-        "stores/postgresql/wire.py",
-        '(*request.parameters, b"%d" % ((until + self.ahead) * 1_000_000))',
-        '(*request.parameters, b"%d" % ((until + self.ahead + 60) * 1_000_000))',
+        "stores/postgresql/dialect.py",
+        'b"%d" % ((until + ahead) * 1_000_000)',
+        'b"%d" % ((until + ahead + 60) * 1_000_000)',
         "tests/faults/test_postgresql_late.py::test_a_take_that_the_network_held_back_until_its_time_was_over_is_refused",
     ),
     _sql(

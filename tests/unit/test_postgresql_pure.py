@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -23,8 +23,10 @@ from incumbent.model import (
     Slot,
     Stale,
     Stored,
+    TakeOutcome,
 )
-from incumbent.stores.postgresql.dialect import Dialect, batches
+from incumbent.stores.plan import Plan
+from incumbent.stores.postgresql.dialect import Dialect
 from incumbent.stores.postgresql.errors import (
     Answered,
     Broken,
@@ -36,9 +38,33 @@ from incumbent.stores.postgresql.errors import (
 )
 from incumbent.stores.postgresql.server import check_schema, check_server, findings
 
+T = TypeVar("T")
+
 KEY = Key("space", "job")
 CLAIM = "c" * 32
 DIALECT = Dialect("here", None)
+
+
+def requests_of(plan: Plan[float, Any], *replies: bytes | None, ahead: float = 0.0) -> list[Any]:
+    """The parameters of the plan's requests, of which all but the last one get a reply."""
+    program = plan.start(ahead, 5.0)
+    return [next(program).parameters, *(program.send(reply).parameters for reply in replies)]
+
+
+def outcome_of(plan: Plan[float, T], *replies: bytes | None) -> T:
+    """What the plan makes of these replies."""
+    program = plan.start(0.0, 5.0)
+    next(program)
+    for reply in replies[:-1]:
+        program.send(reply)
+    with pytest.raises(StopIteration) as end:
+        program.send(replies[-1])
+    outcome: T = end.value.value
+    return outcome
+
+
+def taken(reply: bytes | None, claim: str = CLAIM) -> TakeOutcome:
+    return outcome_of(DIALECT.take(KEY, claim, Ask(1, "me")), reply)
 
 
 # -- requests and answers
@@ -46,43 +72,47 @@ DIALECT = Dialect("here", None)
 
 def test_a_take_rounds_its_times_up_and_names_its_slot() -> None:
     ask = Ask(1.0000001, "me", meta=b"\x00\xff", slot=Slot("today", 60.0), candidacy=2.0)
-    assert DIALECT.take(KEY, CLAIM, ask).parameters == (
+    assert requests_of(DIALECT.take(KEY, CLAIM, ask), ahead=2.5) == [(
         b"space/job", CLAIM.encode(), b"1000001", b"me", b"\\x00ff", b"86400000000", None,
-        b"today", b"60000000", b"2000000",
-    )  # fmt: skip
+        b"today", b"60000000", b"2000000", b"7500000",
+    )]  # fmt: skip
 
 
 def test_a_restart_wait_of_nothing_is_said_and_none_is_left_to_the_server() -> None:
-    waits = [Dialect("here", wait).take(KEY, CLAIM, Ask(1, "me")).parameters[6] for wait in (0, 2)]
+    plans = [Dialect("here", wait).take(KEY, CLAIM, Ask(1, "me")) for wait in (0, 2)]
+    waits = [requests_of(plan)[0][6] for plan in plans]
     assert waits == [b"0", b"2000000"]
 
 
 def test_a_grant_must_echo_its_claim() -> None:
     said = f"granted {CLAIM} 7 1500000 epoch".encode()
-    assert DIALECT.taken(said, CLAIM) == Granted(CLAIM, 7, 1.5, "epoch")
+    assert taken(said) == Granted(CLAIM, 7, 1.5, "epoch")
     with pytest.raises(Mismatch):
-        DIALECT.taken(said, "d" * 32)
+        taken(said, "d" * 32)
     for strange in (None, b"", b"granted", b"[]", b'{"reason": "new"}', b"7"):
         with pytest.raises(Mismatch):
-            DIALECT.taken(strange, CLAIM)
+            taken(strange)
 
 
 def test_a_take_that_came_too_late_was_not_carried_out() -> None:
     with pytest.raises(Broken) as caught:
-        DIALECT.taken(f"late {CLAIM}".encode(), CLAIM)
+        taken(f"late {CLAIM}".encode())
     assert not caught.value.sent
     with pytest.raises(Mismatch):
-        DIALECT.taken(f"late {'d' * 32}".encode(), CLAIM)
+        taken(f"late {'d' * 32}".encode())
 
 
-def test_only_a_take_has_a_time_after_which_nobody_wants_it() -> None:
-    assert DIALECT.take(KEY, CLAIM, Ask(1, "me")).timed
-    assert not DIALECT.give(KEY, CLAIM, None, 0.0, None, None).timed
+def test_only_a_take_may_not_be_repeated_without_its_caller() -> None:
+    assert not DIALECT.take(KEY, CLAIM, Ask(1, "me")).repeatable
+    assert DIALECT.give(KEY, CLAIM, None).repeatable
+    guards = (None, ABSENT, ByVersion(3), ByClaim("c", 4))
+    repeatable = [DIALECT.put(KEY, "f", None, guard).repeatable for guard in guards]
+    assert repeatable == [True, False, False, True]
 
 
 def test_a_young_store_is_unavailable_for_as_long_as_it_says() -> None:
     with pytest.raises(StoreUnavailable, match="restart_wait") as caught:
-        DIALECT.taken(b"wait 2500000 500000", CLAIM)
+        taken(b"wait 2500000 500000")
     assert caught.value.retry_after == 2.5
 
 
@@ -92,7 +122,7 @@ def test_a_refusal_says_who_holds() -> None:
         "left": 0.5,
     }  # fmt: skip
     said = {"reason": "held", "seen": "5.1", "holding": holding, "reserved_for": ""}
-    refused = DIALECT.taken(json.dumps(said).encode(), CLAIM)
+    refused = taken(json.dumps(said).encode())
     assert isinstance(refused, Refused)
     (shown,) = refused.holders
     assert (shown.holder, shown.ttl, shown.held_for, shown.meta) == ("b", 2.0, 1.5, b"\x00\xff")
@@ -101,9 +131,30 @@ def test_a_refusal_says_who_holds() -> None:
 
 def test_renewals_go_by_epoch_and_in_batches() -> None:
     asked = [Renewal(KEY, CLAIM, 1, 1.0, epoch) for epoch in ("a", "b", "a")]
-    assert batches(asked) == [[0, 2], [1]]
-    assert [len(it) for it in batches([asked[0]] * 1001)] == [500, 500, 1]
-    assert batches([]) == []
+    plan = DIALECT.renew(asked)
+    done = f"{CLAIM} [[1, null, null]]".encode()
+    assert [(each[0], each[3]) for each in requests_of(plan, done)] == [
+        (b"a", b"{1,1}"),
+        (b"b", b"{1}"),
+    ]
+    assert outcome_of(plan, done, done) == [Renewed(), Renewed(), Gone()]
+    many = requests_of(DIALECT.renew([asked[0]] * 1001), done, done)
+    assert [each[3].count(b"1") for each in many] == [500, 500, 1]
+
+
+def test_a_scan_goes_on_after_the_last_record_until_nothing_is_left() -> None:
+    holding = {"holder": "", "token": 0, "claim": "", "ttl": 0, "meta": "", "for": None, "left": 0}
+    record = {
+        "key": "space/job", "seen": "", "reserved_for": "", "holding": holding, "fields": None,
+        "slots": None, "candidates": None, "history": None,
+    }  # fmt: skip
+    plan = DIALECT.scan("space", "j")
+    found = json.dumps([record]).encode()
+    assert requests_of(plan, found) == [
+        (b"space/j", b"", b"200"),
+        (b"space/j", b"space/job", b"200"),
+    ]
+    assert [each.key for each in outcome_of(plan, found, b"[]")] == [KEY]
 
 
 def test_a_batch_of_renewals_is_quoted_as_arrays() -> None:
@@ -111,30 +162,31 @@ def test_a_batch_of_renewals_is_quoted_as_arrays() -> None:
         Renewal(KEY, 'a"\\', 1, 1.0, "e", b"\x00"),
         Renewal(KEY, CLAIM, 2, 1.5, "e"),
     ]
-    assert DIALECT.renew(asked).parameters == (
+    assert requests_of(DIALECT.renew(asked)) == [(
         b"e", b'{"space/job","space/job"}', b'{"a\\"\\\\","%b"}' % CLAIM.encode(), b"{1,2}",
         b"{1000000,1500000}", b'{"\\\\x00",NULL}',
-    )  # fmt: skip
+    )]  # fmt: skip
 
 
 def test_the_answer_to_renewals_says_which_were_done_and_what_is_asked() -> None:
     asked = [Renewal(KEY, CLAIM, token, 1.0, "e") for token in (1, 2, 3)]
     resign = json.dumps({"token": 3, "who": "op"}).encode().hex()
     said = f'{CLAIM} [[3, null, "{resign}"], [1, null, null]]'.encode()
-    assert DIALECT.renewed(said, asked) == [Renewed(), Gone(), Renewed((Notice("resign", "op"),))]
-    assert DIALECT.renewed(f"{CLAIM} null".encode(), asked) == [Gone("store_restarted")] * 3
+    plan = DIALECT.renew(asked)
+    assert outcome_of(plan, said) == [Renewed(), Gone(), Renewed((Notice("resign", "op"),))]
+    assert outcome_of(plan, f"{CLAIM} null".encode()) == [Gone("store_restarted")] * 3
     with pytest.raises(Mismatch):
-        DIALECT.renewed(b"other []", asked)
+        outcome_of(plan, b"other []")
 
 
 def test_a_give_must_echo_its_claim() -> None:
     with pytest.raises(Mismatch):
-        DIALECT.given(b"released other", CLAIM)
+        outcome_of(DIALECT.give(KEY, CLAIM, 7), b"released other")
 
 
 def test_the_guards_of_a_write() -> None:
     said = [
-        DIALECT.put(KEY, "f", None, guard).parameters[3:]
+        requests_of(DIALECT.put(KEY, "f", None, guard))[0][3:]
         for guard in (None, ABSENT, ByVersion(3), ByClaim("c", 4))
     ]
     assert said == [
@@ -143,7 +195,8 @@ def test_the_guards_of_a_write() -> None:
         (b"version", b"3", None),
         (b"claim", b"4", b"c"),
     ]
-    assert [DIALECT.stored(it) for it in (b"-1", b"0", b"9")] == [Stale(), Stored(0), Stored(9)]
+    plan = DIALECT.put(KEY, "f", None, None)
+    assert [outcome_of(plan, it) for it in (b"-1", b"0", b"9")] == [Stale(), Stored(0), Stored(9)]
 
 
 def test_a_text_that_libpq_would_cut_is_refused() -> None:

@@ -334,7 +334,7 @@ def test_renewals_of_several_epochs_are_answered_each(store: PostgresStore) -> N
 
 def test_a_session_that_somebody_tidied_up_is_used_on(store: PostgresStore, run: Run) -> None:
     grant = granted(store)
-    (wire,) = store.exchange.idle
+    (wire,) = store.operations.idle
     wire._connection.exec_(b"deallocate all")
     assert store.give(_KEY, _ONE, grant.token, soon()) == Released()
     wire._connection.exec_(b"deallocate all")
@@ -349,7 +349,7 @@ def test_an_answer_with_an_error_leaves_the_connection_in_step(
     for claim in (_ONE, _TWO):
         with pytest.raises(StoreUnavailable, match="no"):
             store.take(Key("default", "other"), claim, Ask(9.0, "x"), soon())
-    assert len(store.exchange.idle) == 1
+    assert len(store.operations.idle) == 1
     assert [it.holder for it in store.read(_KEY, soon()).holdings] == ["somebody"]
 
 

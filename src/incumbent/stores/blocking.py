@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from incumbent.model import (
     Ask,
@@ -17,59 +17,31 @@ from incumbent.model import (
     TakeOutcome,
 )
 from incumbent.protocol.port import run
+from incumbent.stores.base import AsyncLeases
+from incumbent.stores.plan import Plan, Planned
 
-__all__ = ["BlockingStore", "Operations"]
+__all__ = ["BlockingPlanned", "BlockingStore", "Operations"]
 
 
-class Operations(Protocol):
-    """The operations of a store (see stores.base.AsyncStore), and letting go of its connections."""
-
-    async def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
-        """See Store.take."""
-        ...
-
-    async def renew(self, renewals: Sequence[Renewal], until: float) -> list[RenewOutcome]:
-        """See Store.renew."""
-        ...
-
-    async def give(
-        self,
-        key: Key,
-        claim: str,
-        token: int | None,
-        until: float,
-        *,
-        closed_for: float = 0.0,
-        reserve_for: str | None = None,
-        slot: str | None = None,
-    ) -> GiveOutcome:
-        """See Store.give."""
-        ...
+class Operations(AsyncLeases, Protocol):
+    """The operations of stores.base.AsyncStore, and letting go of its connections."""
 
     async def put(
         self, key: Key, field: str, value: bytes | None, guard: Guard, until: float
-    ) -> PutOutcome:
-        """See Store.put."""
-        ...
+    ) -> PutOutcome: ...
 
-    async def read(self, key: Key, until: float) -> Record:
-        """See Store.read."""
-        ...
+    async def read(self, key: Key, until: float) -> Record: ...
 
-    async def scan(self, namespace: str, prefix: str, until: float) -> tuple[Record, ...]:
-        """See Store.scan."""
-        ...
-
-    async def wait_change(self, key: Key, seen: str, until: float) -> None:
-        """See Store.wait_change."""
-        ...
+    async def scan(self, namespace: str, prefix: str, until: float) -> tuple[Record, ...]: ...
 
     def let_go(self) -> None:
         """Close what is not in use; what is in use is closed when it comes back."""
         ...
 
 
+T = TypeVar("T")
 Ops = TypeVar("Ops", bound=Operations)
+Plans = TypeVar("Plans", bound=Planned[Any])
 
 
 class BlockingStore(Generic[Ops]):
@@ -125,3 +97,50 @@ class BlockingStore(Generic[Ops]):
     def close(self) -> None:
         """See Store.close."""
         self.operations.let_go()
+
+
+class BlockingPlanned(BlockingStore[Plans]):
+    """The same by plans. An engine with a shorter way overrides `run`, and nothing else."""
+
+    def run(self, plan: Plan[Any, T], until: float) -> T:
+        """Carry out a plan. Raises StoreError, at `until` at the latest."""
+        return run(self.operations.run(plan, until))
+
+    def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
+        """See Store.take."""
+        return self.run(self.operations.dialect.take(key, claim, ask), until)
+
+    def renew(self, renewals: Sequence[Renewal], until: float) -> list[RenewOutcome]:
+        """See Store.renew."""
+        return self.run(self.operations.dialect.renew(renewals), until)
+
+    def give(
+        self,
+        key: Key,
+        claim: str,
+        token: int | None,
+        until: float,
+        *,
+        closed_for: float = 0.0,
+        reserve_for: str | None = None,
+        slot: str | None = None,
+    ) -> GiveOutcome:
+        """See Store.give."""
+        plan = self.operations.dialect.give(
+            key, claim, token, closed_for=closed_for, reserve_for=reserve_for, slot=slot
+        )
+        return self.run(plan, until)
+
+    def put(
+        self, key: Key, field: str, value: bytes | None, guard: Guard, until: float
+    ) -> PutOutcome:
+        """See Store.put."""
+        return self.run(self.operations.dialect.put(key, field, value, guard), until)
+
+    def read(self, key: Key, until: float) -> Record:
+        """See Store.read."""
+        return self.run(self.operations.dialect.read(key), until)
+
+    def scan(self, namespace: str, prefix: str, until: float) -> tuple[Record, ...]:
+        """See Store.scan."""
+        return self.run(self.operations.dialect.scan(namespace, prefix), until)

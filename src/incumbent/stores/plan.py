@@ -36,7 +36,7 @@ Program: TypeAlias = Generator[Any, Any, T]
 """Yields requests, is sent their replies, and returns an outcome."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Plan(Generic[Facts_contra, T_co]):
     """One operation.
 

@@ -1,4 +1,4 @@
-"""What each operation of the contract says to the server, and what the answers mean. Pure.
+"""The plan of each operation, and what the replies mean. Pure.
 
 Every request is one call of one function, with values that the server casts to its arguments.
 """
@@ -6,10 +6,10 @@ Every request is one call of one function, with values that the server casts to 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from functools import lru_cache
 from math import ceil
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 from incumbent.errors import ConfigError
 from incumbent.model import (
@@ -17,13 +17,18 @@ from incumbent.model import (
     Ask,
     ByClaim,
     ByVersion,
+    Candidate,
+    Field,
     GiveOutcome,
     Gone,
     Granted,
     Guard,
+    Holding,
     Key,
+    Past,
     PutOutcome,
     Record,
+    Refused,
     Released,
     Renewal,
     Renewed,
@@ -32,16 +37,15 @@ from incumbent.model import (
     Stored,
     TakeOutcome,
 )
-from incumbent.stores.names import flat
+from incumbent.stores.names import flat, unflat
 from incumbent.stores.notices import notices_for
+from incumbent.stores.plan import Kind, Plan
 from incumbent.stores.postgresql.errors import Broken, Mismatch, restart_error
-from incumbent.stores.postgresql.records import record_of, refused
 
-__all__ = ["CHANNEL", "HELLO", "LISTEN", "Dialect", "Request", "batches", "is_repeatable"]
+__all__ = ["HELLO", "LISTEN", "Dialect", "Request"]
 
 T = TypeVar("T")
 
-CHANNEL: Final = "incumbent"
 _BATCH: Final = 500
 """Leases renewed by one statement, whose rows are locked meanwhile (some milliseconds)."""
 _READ_AT_ONCE: Final = 200
@@ -54,168 +58,171 @@ _READ: Final = b"SELECT incumbent.read($1)"
 _SCAN: Final = b"SELECT incumbent.scan($1, $2, $3)"
 _CHANGED: Final = b"SELECT incumbent.changed($1, $2, $3)"
 
+Reply: TypeAlias = bytes | None
+
 
 class Request(NamedTuple):
-    """One statement; each parameter is text, or None for NULL. It answers one value.
-
-    `timed`: the connection adds the instant, by the server's clock, after which nobody wants it.
-    """
+    """One statement; each parameter is text, or None for NULL. Its reply is one value."""
 
     sql: bytes
     parameters: tuple[bytes | None, ...] = ()
-    timed: bool = False
 
 
 HELLO: Final = Request(b"SELECT incumbent.hello()")
 LISTEN: Final = Request(b"LISTEN incumbent")
 
+_Program: TypeAlias = Generator[Request, Reply, T]
+
 
 class Dialect:
-    """Packs and reads for one database, of which `where` tells people."""
+    """See stores.plan.Dialect. The facts: by how many seconds the server's clock is ahead of ours.
+
+    `where` is the store's URL in messages. `restart_wait` is seconds, None: the server decides.
+    """
 
     def __init__(self, where: str, restart_wait: float | None) -> None:
-        self.where = where
+        self._where = where
         self._wait = None if restart_wait is None else _us(restart_wait)
 
-    def take(self, key: Key, claim: str, ask: Ask) -> Request:
-        """The request of a take."""
+    def take(self, key: Key, claim: str, ask: Ask) -> Plan[float, TakeOutcome]:
+        """Its request ends with the instant after which the server refuses it."""
         slot = ask.slot
-        return Request(
-            _TAKE,
-            (
-                flat(key).encode(),
-                _text(claim),
-                _us(ask.ttl),
-                _text(ask.holder),
-                _bytes(ask.meta),
-                _us(ask.keep_record),
-                self._wait,
-                _text(slot.name) if slot else None,
-                _us(slot.keep) if slot else None,
-                _us(ask.candidacy),
-            ),
-            timed=True,
+        parameters = (
+            flat(key).encode(),
+            _text(claim),
+            _us(ask.ttl),
+            _text(ask.holder),
+            _bytes(ask.meta),
+            _us(ask.keep_record),
+            self._wait,
+            _text(slot.name) if slot else None,
+            _us(slot.keep) if slot else None,
+            _us(ask.candidacy),
         )
 
-    def taken(self, answer: bytes | None, claim: str) -> TakeOutcome:
-        """The outcome of a take.
+        def start(ahead: float, until: float) -> _Program[TakeOutcome]:
+            last = b"%d" % ((until + ahead) * 1_000_000)
+            reply = yield Request(_TAKE, (*parameters, last))
+            return self._taken(reply, claim)
 
-        Raises Mismatch if the answer is another claim's, and Broken if the take came too late: what
-        the connection knows of the server's clock may be old.
-        """
-        words = _said(answer).split(" ")
+        # A take in doubt is the caller's to repeat, who remembers that there were two.
+        return Plan("take", start, (key,), repeatable=False, ttl=ask.ttl)
+
+    def _taken(self, reply: Reply, claim: str) -> TakeOutcome:
+        words = _decoded(reply).split(" ")
         if words[0] == "granted" and len(words) == 5:
             _, echo, token, ttl, epoch = words
             if echo != claim:
                 raise Mismatch("the answer is another claim's")
             return Granted(claim, int(token), int(ttl) / 1e6, epoch)
         if words == ["late", claim]:
+            # What the connection knows of the server's clock may be old.
             raise Broken("by the server's clock it came too late", sent=False)
         if words[0] == "wait" and len(words) == 3:
-            raise restart_error(self.where, int(words[2]) / 1e6, int(words[1]) / 1e6)
-        return _loaded(answer, refused)
+            raise restart_error(self._where, int(words[2]) / 1e6, int(words[1]) / 1e6)
+        return _parsed(reply, _refusal)
+
+    def renew(self, renewals: Sequence[Renewal]) -> Plan[float, list[RenewOutcome]]:
+        """One request for each epoch, and for each 500 renewals."""
+
+        def start(_ahead: float, _until: float) -> _Program[list[RenewOutcome]]:
+            outcomes: dict[int, RenewOutcome] = {}
+            for places in _batches(renewals):
+                batch = [renewals[place] for place in places]
+                reply = yield _renew_request(batch)
+                outcomes.update(zip(places, _renewed(reply, batch), strict=True))
+            return [outcomes[place] for place in range(len(renewals))]
+
+        return Plan("renew", start, renewals=renewals)
 
     def give(
         self,
         key: Key,
         claim: str,
         token: int | None,
-        closed_for: float,
-        reserve_for: str | None,
-        slot: str | None,
-    ) -> Request:
-        """The request of a give."""
-        return Request(
-            _GIVE,
-            (
-                flat(key).encode(),
-                _text(claim),
-                None if token is None else b"%d" % token,
-                _us(closed_for),
-                _text(reserve_for) if reserve_for else None,
-                None if slot is None else _text(slot),
-            ),
+        *,
+        closed_for: float = 0.0,
+        reserve_for: str | None = None,
+        slot: str | None = None,
+    ) -> Plan[float, GiveOutcome]:
+        """See stores.plan.Dialect."""
+        parameters = (
+            flat(key).encode(),
+            _text(claim),
+            None if token is None else b"%d" % token,
+            _us(closed_for),
+            _text(reserve_for) if reserve_for else None,
+            None if slot is None else _text(slot),
         )
 
-    def given(self, answer: bytes | None, claim: str) -> GiveOutcome:
-        """The outcome of a give. Raises Mismatch if the answer is another claim's."""
-        how, _, echo = _said(answer).partition(" ")
-        if echo != claim or how not in ("released", "gone"):
-            raise Mismatch("the answer is another claim's")
-        return Released() if how == "released" else Gone()
+        def given(reply: Reply) -> GiveOutcome:
+            outcome, _, echo = _decoded(reply).partition(" ")
+            if echo != claim or outcome not in ("released", "gone"):
+                raise Mismatch("the answer is another claim's")
+            return Released() if outcome == "released" else Gone()
 
-    def renew(self, batch: Sequence[Renewal]) -> Request:
-        """The request of some renewals, all of one epoch."""
-        return Request(
-            _RENEW,
-            (
-                _text(batch[0].epoch),
-                _array(_quoted(flat(it.key).encode()) for it in batch),
-                _array(_quoted(_text(it.claim)) for it in batch),
-                _array(b"%d" % it.token for it in batch),
-                _array(_us(it.ttl) for it in batch),
-                _array(b"NULL" if it.meta is None else _quoted(_bytes(it.meta)) for it in batch),
-            ),
-        )
+        return _plan("give", key, Request(_GIVE, parameters), given)
 
-    def renewed(self, answer: bytes | None, batch: Sequence[Renewal]) -> list[RenewOutcome]:
-        """The outcomes of these renewals. Raises Mismatch if the answer is to others."""
-        echo, _, rest = _said(answer).partition(" ")
-        if echo != batch[0].claim:
-            raise Mismatch(f"expected the answer to {len(batch)} renewals")
-        done = json.loads(rest)
-        if done is None:
-            return [Gone("store_restarted")] * len(batch)
-        outcomes: list[RenewOutcome] = [Gone()] * len(batch)
-        for which, pause, resign in done:
-            token = batch[which - 1].token
-            outcomes[which - 1] = Renewed(notices_for(token, _unhex(pause), _unhex(resign)))
-        return outcomes
-
-    def put(self, key: Key, field: str, value: bytes | None, guard: Guard) -> Request:
-        """Write or remove a field."""
-        kind, number, claim = _guard(guard)
+    def put(
+        self, key: Key, field: str, value: bytes | None, guard: Guard
+    ) -> Plan[float, PutOutcome]:
+        """See stores.plan.Dialect."""
         written = None if value is None else _bytes(value)
-        return Request(_PUT, (flat(key).encode(), _text(field), written, kind, number, claim))
+        request = Request(_PUT, (flat(key).encode(), _text(field), written, *_guard(guard)))
 
-    def stored(self, answer: bytes | None) -> PutOutcome:
-        """The outcome of a put."""
-        version = int(_said(answer))
-        return Stale() if version < 0 else Stored(version)
+        def stored(reply: Reply) -> PutOutcome:
+            version = int(_decoded(reply))
+            return Stale() if version < 0 else Stored(version)
 
-    def read(self, key: Key) -> Request:
-        """All that is known of a key."""
-        return Request(_READ, (flat(key).encode(),))
+        repeatable = guard is None or isinstance(guard, ByClaim)
+        return _plan("put", key, request, stored, repeatable=repeatable)
 
-    def record(self, answer: bytes | None, key: Key) -> Record:
-        """What was read."""
-        return Record(key) if answer is None else _loaded(answer, record_of)
+    def read(self, key: Key) -> Plan[float, Record]:
+        """See stores.plan.Dialect."""
 
-    def scan(self, namespace: str, prefix: str, after: str) -> Request:
-        """The next records whose name begins with the prefix."""
-        start = flat(Key(namespace, prefix))
-        return Request(_SCAN, (_text(start), _text(after), b"%d" % _READ_AT_ONCE))
+        def record(reply: Reply) -> Record:
+            return Record(key) if reply is None else _parsed(reply, _record)
 
-    def records(self, answer: bytes | None) -> list[Record]:
-        """What was read; the scan goes on unless nothing was."""
-        return _loaded(answer, lambda found: [record_of(each) for each in found])
+        return _plan("read", key, Request(_READ, (flat(key).encode(),)), record)
 
-    def changed(self, key: Key, seen: str, wait: float) -> Request:
-        """Whether a record is other than it was; with `wait`, changes within it are told."""
-        return Request(_CHANGED, (flat(key).encode(), _text(seen), _us(wait)))
+    def scan(self, namespace: str, prefix: str) -> Plan[float, tuple[Record, ...]]:
+        """One request for each 200 records, until one finds nothing."""
+        start_with = _text(flat(Key(namespace, prefix)))
 
-    def is_same(self, answer: bytes | None) -> bool:
-        """Whether it is not."""
-        return answer == b"same"
+        def start(_ahead: float, _until: float) -> _Program[tuple[Record, ...]]:
+            found: list[Record] = []
+            while True:
+                after = _text(flat(found[-1].key)) if found else b""
+                reply = yield Request(_SCAN, (start_with, after, b"%d" % _READ_AT_ONCE))
+                more = _parsed(reply, lambda records: [_record(each) for each in records])
+                if not more:
+                    return tuple(found)
+                found += more
+
+        return Plan("scan", start)
+
+    def unchanged(self, key: Key, seen: str, wait: float) -> Plan[float, bool]:
+        """Whether a record is as it was; a change in the next `wait` seconds will be notified."""
+        request = Request(_CHANGED, (flat(key).encode(), _text(seen), _us(wait)))
+        return _plan("look", key, request, lambda reply: reply == b"same")
 
 
-def is_repeatable(guard: Guard) -> bool:
-    """Whether a second, equal write would give the same answer as the first."""
-    return guard is None or isinstance(guard, ByClaim)
+def _plan(
+    kind: Kind, key: Key, request: Request, read: Callable[[Reply], T], *, repeatable: bool = True
+) -> Plan[float, T]:
+    """A plan of one request."""
+
+    def start(_ahead: float, _until: float) -> _Program[T]:
+        return read((yield request))
+
+    return Plan(kind, start, (key,), repeatable=repeatable)
 
 
-def batches(renewals: Sequence[Renewal]) -> list[list[int]]:
-    """The places of what goes into one request each: one epoch, and not too many."""
+# -- renewals -------------------------------------------------------------------------------------
+
+
+def _batches(renewals: Sequence[Renewal]) -> list[list[int]]:
+    """The places of the renewals of each request: of one epoch, and not too many."""
     by_epoch: dict[str, list[int]] = {}
     for place, renewal in enumerate(renewals):
         by_epoch.setdefault(renewal.epoch, []).append(place)
@@ -224,6 +231,95 @@ def batches(renewals: Sequence[Renewal]) -> list[list[int]]:
         for places in by_epoch.values()
         for start in range(0, len(places), _BATCH)
     ]
+
+
+def _renew_request(batch: Sequence[Renewal]) -> Request:
+    return Request(
+        _RENEW,
+        (
+            _text(batch[0].epoch),
+            _array(_quoted(flat(each.key).encode()) for each in batch),
+            _array(_quoted(_text(each.claim)) for each in batch),
+            _array(b"%d" % each.token for each in batch),
+            _array(_us(each.ttl) for each in batch),
+            _array(b"NULL" if each.meta is None else _quoted(_bytes(each.meta)) for each in batch),
+        ),
+    )
+
+
+def _renewed(reply: Reply, batch: Sequence[Renewal]) -> list[RenewOutcome]:
+    echo, _, rest = _decoded(reply).partition(" ")
+    if echo != batch[0].claim:
+        raise Mismatch(f"expected the answer to {len(batch)} renewals")
+    done = json.loads(rest)
+    if done is None:
+        return [Gone("store_restarted")] * len(batch)
+    outcomes: list[RenewOutcome] = [Gone()] * len(batch)
+    for place, *fields in done:
+        pause, resign = (None if each is None else bytes.fromhex(each) for each in fields)
+        token = batch[place - 1].token
+        outcomes[place - 1] = Renewed(notices_for(token, pause, resign))
+    return outcomes
+
+
+# -- records --------------------------------------------------------------------------------------
+
+_REASONS: Final[dict[str, Literal["held", "closed", "reserved"]]] = {
+    "held": "held",
+    "closed": "closed",
+    "reserved": "reserved",
+    "slot": "closed",
+}
+
+
+def _refusal(fields: dict[str, Any]) -> Refused:
+    reason, seen = fields["reason"], fields["seen"]
+    if reason == "paused":
+        return Refused("paused", seen=seen)
+    if reason == "given_up":
+        return Refused("closed", seen=seen)
+    holding = _holding(fields["holding"])
+    left = holding.remaining
+    if reason == "reserved":
+        holding = Holding(fields["reserved_for"], remaining=left)
+    elif reason == "closed":
+        holding = Holding(holding.holder, holding.token, left)
+    return Refused(_REASONS[reason], (holding,), left, seen)
+
+
+def _holding(fields: dict[str, Any]) -> Holding:
+    return Holding(
+        fields["holder"],
+        fields["token"],
+        float(fields["left"]),
+        fields["ttl"] / 1e6,
+        max(0.0, float(fields["for"])),
+        bytes.fromhex(fields["meta"]),
+        fields["claim"],
+    )
+
+
+def _record(fields: dict[str, Any]) -> Record:
+    holding = fields["holding"]
+    left, held = float(holding["left"]), holding["claim"] != ""
+    closed = left > 0 and not held
+    return Record(
+        unflat(fields["key"]),
+        (_holding(holding),) if held and left > 0 else (),
+        left if closed else 0.0,
+        {
+            name: Field(bytes.fromhex(value), version)
+            for name, value, version in fields["fields"] or []
+        },
+        {name: float(kept) for name, kept in fields["slots"] or []},
+        tuple(Past(*past) for past in fields["history"] or []),
+        tuple(Candidate(holder, float(age)) for holder, age in fields["candidates"] or []),
+        fields["seen"],
+        fields["reserved_for"] if closed else "",
+    )
+
+
+# -- values ---------------------------------------------------------------------------------------
 
 
 @lru_cache(maxsize=256)
@@ -243,15 +339,11 @@ def _bytes(value: bytes) -> bytes:
     return b"\\x" + value.hex().encode()
 
 
-def _unhex(value: str | None) -> bytes | None:
-    return None if value is None else bytes.fromhex(value)
-
-
 def _quoted(value: bytes) -> bytes:
     return b'"%b"' % value.replace(b"\\", b"\\\\").replace(b'"', b'\\"')
 
 
-def _array(values: Any) -> bytes:
+def _array(values: Iterable[bytes]) -> bytes:
     return b"{%b}" % b",".join(values)
 
 
@@ -267,14 +359,14 @@ def _guard(guard: Guard) -> tuple[bytes, bytes | None, bytes | None]:
             return (b"claim", b"%d" % token, _text(claim))
 
 
-def _said(answer: bytes | None) -> str:
-    if answer is None:
+def _decoded(reply: Reply) -> str:
+    if reply is None:
         raise Mismatch("an empty answer was not expected")
-    return answer.decode()
+    return reply.decode()
 
 
-def _loaded(answer: bytes | None, read: Callable[[Any], T]) -> T:
+def _parsed(reply: Reply, read: Callable[[Any], T]) -> T:
     try:
-        return read(json.loads(_said(answer)))
+        return read(json.loads(_decoded(reply)))
     except (KeyError, TypeError, ValueError) as error:
         raise Mismatch(f"an answer of another shape was expected: {error}") from error

@@ -79,7 +79,7 @@ class PostgresEngine:
         May be repeated, and changes nothing that is there. Needs a role that may create it.
         """
         try:
-            wire = run(self._store.exchange.dial(until))
+            wire = run(self._store.operations.dial(until))
         except StoreError as error:
             return [("error", str(error), "check the address, the password and the network")]
         try:
@@ -96,7 +96,7 @@ class PostgresEngine:
     def diagnose(self, ttl: float, until: float) -> list[_Finding]:
         """See Engine.diagnose."""
         try:
-            wire = run(self._store.exchange.dial(until))
+            wire = run(self._store.operations.dial(until))
         except StoreError as error:
             return [("error", str(error), "check the address, the password and the network")]
         try:

@@ -13,26 +13,16 @@ from __future__ import annotations
 import json
 import logging
 import random
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from abc import abstractmethod
 from typing import Final, Generic, TypeVar
 from weakref import WeakSet
 
 from incumbent import clock
 from incumbent.errors import StoreError, StoreUnavailable
-from incumbent.model import (
-    Ask,
-    GiveOutcome,
-    Guard,
-    Key,
-    PutOutcome,
-    Record,
-    Renewal,
-    RenewOutcome,
-    TakeOutcome,
-)
+from incumbent.model import Key
 from incumbent.stores.names import flat
-from incumbent.stores.postgresql.dialect import HELLO, Dialect, Request, batches, is_repeatable
+from incumbent.stores.plan import Plan, Planned
+from incumbent.stores.postgresql.dialect import HELLO, Dialect
 from incumbent.stores.postgresql.driver import Site
 from incumbent.stores.postgresql.errors import (
     Answered,
@@ -47,7 +37,7 @@ from incumbent.stores.postgresql.server import check_schema, check_server
 from incumbent.stores.postgresql.wire import AnyWire
 from incumbent.stores.repeats import heard_again
 
-__all__ = ["UNUSABLE", "Exchange", "close_all"]
+__all__ = ["Exchange"]
 
 T = TypeVar("T")
 W = TypeVar("W", bound=AnyWire)
@@ -67,8 +57,10 @@ _log = logging.getLogger("incumbent")
 _now = clock.now
 
 
-class Exchange(ABC, Generic[W]):
-    """The operations of a store (see stores.base.AsyncStore), by the connections it keeps."""
+class Exchange(Planned[float], Generic[W]):
+    """Carries out plans, by the connections that it keeps."""
+
+    dialect: Dialect
 
     def __init__(self, site: Site, dialect: Dialect) -> None:
         self.site = site
@@ -89,71 +81,6 @@ class Exchange(ABC, Generic[W]):
     @abstractmethod
     async def nap(self, seconds: float) -> None:
         """Let that time pass."""
-
-    # -- operations ---------------------------------------------------------------------------
-
-    async def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
-        """See Store.take."""
-        dialect = self.dialect
-        request = dialect.take(key, claim, ask)
-        # A take in doubt is the caller's to repeat, who remembers that there were two.
-        return await self.ask(request, lambda it: dialect.taken(it, claim), until, repeatable=False)
-
-    async def renew(self, renewals: Sequence[Renewal], until: float) -> list[RenewOutcome]:
-        """See Store.renew."""
-        outcomes: dict[int, RenewOutcome] = {}
-        for places in batches(renewals):
-            batch = [renewals[place] for place in places]
-            answer = await self._renew_batch(batch, until)
-            outcomes.update(zip(places, answer, strict=True))
-        return [outcomes[place] for place in range(len(renewals))]
-
-    async def _renew_batch(self, batch: Sequence[Renewal], until: float) -> list[RenewOutcome]:
-        dialect = self.dialect
-        request = dialect.renew(batch)
-        return await self.ask(
-            request, lambda it: dialect.renewed(it, batch), until, most=_OPEN_MAX + _SPARE
-        )
-
-    async def give(
-        self,
-        key: Key,
-        claim: str,
-        token: int | None,
-        until: float,
-        *,
-        closed_for: float = 0.0,
-        reserve_for: str | None = None,
-        slot: str | None = None,
-    ) -> GiveOutcome:
-        """See Store.give."""
-        dialect = self.dialect
-        request = dialect.give(key, claim, token, closed_for, reserve_for, slot)
-        return await self.ask(request, lambda it: dialect.given(it, claim), until)
-
-    async def put(
-        self, key: Key, field: str, value: bytes | None, guard: Guard, until: float
-    ) -> PutOutcome:
-        """See Store.put."""
-        request = self.dialect.put(key, field, value, guard)
-        return await self.ask(request, self.dialect.stored, until, repeatable=is_repeatable(guard))
-
-    async def read(self, key: Key, until: float) -> Record:
-        """See Store.read."""
-        dialect = self.dialect
-        return await self.ask(dialect.read(key), lambda it: dialect.record(it, key), until)
-
-    async def scan(self, namespace: str, prefix: str, until: float) -> tuple[Record, ...]:
-        """See Store.scan."""
-        found: list[Record] = []
-        after = ""
-        while True:
-            request = self.dialect.scan(namespace, prefix, after)
-            more = await self.ask(request, self.dialect.records, until)
-            if not more:
-                return tuple(found)
-            found += more
-            after = flat(more[-1].key)
 
     async def wait_change(self, key: Key, seen: str, until: float) -> None:
         """See Store.wait_change. Raises StoreError if nobody can listen."""
@@ -185,33 +112,25 @@ class Exchange(ABC, Generic[W]):
             pause = min(_LAST_PAUSE, pause * 1.5)
 
     async def _is_same(self, key: Key, seen: str, until: float, wait: float = 0.0) -> bool:
-        return await self.ask(self.dialect.changed(key, seen, wait), self.dialect.is_same, until)
+        return await self.run(self.dialect.unchanged(key, seen, wait), until)
 
     def let_go(self) -> None:
         """Close what is not in use; what is in use is closed when it comes back."""
         idle, self.idle = self.idle, []
-        close_all(idle)
+        _close_all(idle)
         self.listening.close()
 
     # -- exchanges ----------------------------------------------------------------------------
 
-    async def ask(
-        self,
-        request: Request,
-        read: Callable[[bytes | None], T],
-        until: float,
-        *,
-        repeatable: bool = True,
-        most: int = _OPEN_MAX,
-    ) -> T:
-        """One statement, and once more on a fresh connection if that was dead already."""
+    async def run(self, plan: Plan[float, T], until: float) -> T:
+        """See Planned.run. Once more on a fresh connection if that was dead already."""
         wire = self._trusted()
         if wire is None:
-            return await self._afresh(request, read, until, most)
+            return await self._afresh(plan, until)
         try:
-            return await self._use(wire, request, read, until)
+            return await self._use(wire, plan, until)
         except UNUSABLE as error:
-            return await self.again(error, request, read, until, repeatable=repeatable)
+            return await self.again(error, plan, until)
 
     def _trusted(self) -> W | None:
         """A connection at hand that the server has not closed."""
@@ -225,13 +144,10 @@ class Exchange(ABC, Generic[W]):
             wire.close()
         return None
 
-    async def _use(
-        self, wire: W, request: Request, read: Callable[[bytes | None], T], until: float
-    ) -> T:
+    async def _use(self, wire: W, plan: Plan[float, T], until: float) -> T:
         idle = self.idle
-        wire.used = _now()
         try:
-            outcome = read(await wire.query(request, until))
+            outcome = await wire.carry_out(plan, until)
         except BaseException as error:
             self.settle(wire, idle, error)
             raise
@@ -257,36 +173,23 @@ class Exchange(ABC, Generic[W]):
         else:
             wire.close()
 
-    async def _afresh(
-        self,
-        request: Request,
-        read: Callable[[bytes | None], T],
-        until: float,
-        most: int = _OPEN_MAX,
-    ) -> T:
+    async def _afresh(self, plan: Plan[float, T], until: float) -> T:
+        most = _OPEN_MAX + _SPARE if plan.kind == "renew" else _OPEN_MAX
         wire = await self._in_turn(until, most) or await self.connect(until)
         try:
-            return await self._use(wire, request, read, until)
+            return await self._use(wire, plan, until)
         except UNUSABLE as error:
             raise exchange_error(error, self.site.where) from error.__cause__ or error
 
-    async def again(
-        self,
-        error: Exception,
-        request: Request,
-        read: Callable[[bytes | None], T],
-        until: float,
-        *,
-        repeatable: bool,
-    ) -> T:
+    async def again(self, error: Exception, plan: Plan[float, T], until: float) -> T:
         """The same on a fresh connection, if it may be repeated after `error`."""
         doubt = not isinstance(error, Broken) or error.sent
-        if not isinstance(error, Broken) or error.late or (doubt and not repeatable):
+        if not isinstance(error, Broken) or error.late or (doubt and not plan.repeatable):
             raise exchange_error(error, self.site.where) from error.__cause__ or error
         # What killed one (a restart, a cut network) killed its neighbours.
-        close_all(self.idle)
+        _close_all(self.idle)
         try:
-            outcome = await self._afresh(request, read, until)
+            outcome = await self._afresh(plan, until)
         except StoreUnavailable as second:
             if doubt:
                 raise still_in_doubt(second, self.site.where) from second
@@ -350,7 +253,7 @@ class Exchange(ABC, Generic[W]):
         site.proved = True
 
 
-def close_all(wires: list[W]) -> None:
+def _close_all(wires: list[W]) -> None:
     """Take all of them off the list and close them."""
     while wires:
         try:

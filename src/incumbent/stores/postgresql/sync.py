@@ -6,26 +6,16 @@ import os
 import select
 import threading
 import time
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from math import ceil
 from typing import Any, Final, TypeVar
 from weakref import WeakSet
 
 from incumbent import clock
-from incumbent.model import (
-    Ask,
-    GiveOutcome,
-    Guard,
-    Key,
-    PutOutcome,
-    Record,
-    Renewal,
-    RenewOutcome,
-    TakeOutcome,
-)
 from incumbent.net.names import resolve
 from incumbent.protocol.port import run
+from incumbent.stores.blocking import BlockingPlanned
+from incumbent.stores.plan import Plan
 from incumbent.stores.postgresql.dial import Dial
 from incumbent.stores.postgresql.dialect import Dialect, Request
 from incumbent.stores.postgresql.driver import DriverError, Site
@@ -39,9 +29,9 @@ __all__ = ["BlockingExchange", "PostgresStore", "Wire"]
 _SLICE: Final = 1.0
 """Seconds of one wait; then our clock is asked again, which also counts suspend."""
 
-T = TypeVar("T")
-
 _now = clock.now
+
+T = TypeVar("T")
 
 
 class Wire(AnyWire):
@@ -56,15 +46,15 @@ class Wire(AnyWire):
         """See AnyWire.ready."""
         return wait_for(self._fd, until, writing=writing)
 
-    def at_once(self, request: Request, until: float) -> bytes | None:
-        """As `query`, without a coroutine where all goes well: a fifth of an exchange."""
+    def query_at_once(self, request: Request, until: float) -> bytes | None:
+        """As `query`, without a coroutine where all goes well."""
         name = self._known.get(request.sql)
         left = until - self.used
         if name is None or left <= 0 or self._coming is not None:
             return run(self.query(request, until))
         connection = self._connection
         try:
-            connection.send_query_prepared(name, self.parameters(request, until))
+            connection.send_query_prepared(name, request.parameters)
             if not connection.flush() and self._poll.poll(ceil(1000 * min(left, _SLICE))):
                 connection.consume_input()
                 if not connection.is_busy():
@@ -77,6 +67,18 @@ class Wire(AnyWire):
         except DriverError as error:
             raise self.lost(error, []) from error
         return run(self.rest(until, []))
+
+    def carry_out_at_once(self, plan: Plan[float, T], until: float) -> T:
+        """As `carry_out`, likewise."""
+        program = plan.start(self.ahead, until)
+        try:
+            request = next(program)
+            while True:
+                request = program.send(self.query_at_once(request, until))
+                self.used = _now()
+        except StopIteration as done:
+            outcome: T = done.value
+            return outcome
 
 
 class _Dial(Dial):
@@ -119,100 +121,42 @@ class BlockingExchange(Exchange[Wire]):
         time.sleep(seconds)  # noqa: ASYNC251 - blocking is what this side is for
 
 
-class PostgresStore:
+class PostgresStore(BlockingPlanned[BlockingExchange]):
     """See stores.base.Store."""
 
     def __init__(self, site: Site, dialect: Dialect) -> None:
-        self._dialect = dialect
-        self.exchange = BlockingExchange(site, dialect)
+        super().__init__(BlockingExchange(site, dialect))
         _stores.add(self)
 
-    def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
-        """See Store.take."""
-        request = self._dialect.take(key, claim, ask)
-        # A take in doubt is the caller's to repeat, who remembers that there were two.
-        return self._ask(request, until, self._dialect.taken, claim, repeatable=False)
-
-    def renew(self, renewals: Sequence[Renewal], until: float) -> list[RenewOutcome]:
-        """See Store.renew."""
-        return run(self.exchange.renew(renewals, until))
-
-    def give(
-        self,
-        key: Key,
-        claim: str,
-        token: int | None,
-        until: float,
-        *,
-        closed_for: float = 0.0,
-        reserve_for: str | None = None,
-        slot: str | None = None,
-    ) -> GiveOutcome:
-        """See Store.give."""
-        request = self._dialect.give(key, claim, token, closed_for, reserve_for, slot)
-        return self._ask(request, until, self._dialect.given, claim, repeatable=True)
-
-    def put(
-        self, key: Key, field: str, value: bytes | None, guard: Guard, until: float
-    ) -> PutOutcome:
-        """See Store.put."""
-        return run(self.exchange.put(key, field, value, guard, until))
-
-    def read(self, key: Key, until: float) -> Record:
-        """See Store.read."""
-        return run(self.exchange.read(key, until))
-
-    def scan(self, namespace: str, prefix: str, until: float) -> tuple[Record, ...]:
-        """See Store.scan."""
-        return run(self.exchange.scan(namespace, prefix, until))
-
-    def wait_change(self, key: Key, seen: str, until: float) -> None:
-        """See Store.wait_change. Raises StoreUnavailable if nobody can listen."""
-        run(self.exchange.wait_change(key, seen, until))
-
-    def close(self) -> None:
-        """See Store.close."""
-        self.exchange.let_go()
-
-    def _ask(
-        self,
-        request: Request,
-        until: float,
-        read: Callable[..., T],
-        claim: str,
-        *,
-        repeatable: bool,
-    ) -> T:
-        """One request by a connection just used, without a coroutine; all else is `Exchange`'s."""
-        exchange, now = self.exchange, _now()
-        reading = partial(read, claim=claim)
-        idle = exchange.idle
+    def run(self, plan: Plan[float, T], until: float) -> T:
+        """See BlockingPlanned.run. A connection that was just used needs no coroutine."""
+        operations, now = self.operations, _now()
+        idle = operations.idle
         try:
             wire = idle.pop()
         except IndexError:
-            wire = None
-        if wire is None or now - wire.used > STALE_AFTER:
-            if wire is not None:
-                idle.append(wire)
-            return run(exchange.ask(request, reading, until, repeatable=repeatable))
+            return super().run(plan, until)
+        if now - wire.used > STALE_AFTER:
+            idle.append(wire)
+            return super().run(plan, until)
         wire.used = now
         try:
-            outcome = reading(wire.at_once(request, until))
+            outcome = wire.carry_out_at_once(plan, until)
         except UNUSABLE as error:
             wire.close()
-            return run(exchange.again(error, request, reading, until, repeatable=repeatable))
+            return run(operations.again(error, plan, until))
         except BaseException as error:
-            exchange.settle(wire, idle, error)
+            operations.settle(wire, idle, error)
             raise
-        exchange.put_back(wire, idle)
+        operations.put_back(wire, idle)
         return outcome
 
     def drop(self) -> None:
         """In a fork's child: let go of all connections. What is in use was other threads'."""
-        exchange = self.exchange
-        exchange.idle, exchange.dialing = [], []
-        exchange.listening = exchange.make_listening()
-        for wire in list(exchange.all):
+        operations = self.operations
+        operations.idle, operations.dialing = [], []
+        operations.listening = operations.make_listening()
+        for wire in list(operations.all):
             wire.detach()
 
 

@@ -8,15 +8,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
 from math import ceil
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from zlib import crc32
 
 from incumbent import clock
+from incumbent.stores.plan import Plan
 from incumbent.stores.postgresql.dialect import Request
 from incumbent.stores.postgresql.driver import DriverError, pq
 from incumbent.stores.postgresql.errors import Answered, Broken
 
-__all__ = ["STALE_AFTER", "AnyWire", "broken", "value_of", "wait_for"]
+__all__ = ["AnyWire", "broken", "value_of", "wait_for"]
+
+T = TypeVar("T")
 
 _BAD: Final = pq.ConnStatus.BAD
 _FATAL_ERROR: Final = pq.ExecStatus.FATAL_ERROR
@@ -39,7 +42,7 @@ _now = clock.now
 
 
 class AnyWire(ABC):
-    """`used`: when the present (or last) exchange began; `direct`: no pooler stands between.
+    """`used`: when the present (or last) request began; `direct`: no pooler stands between.
 
     `ahead`: by how many seconds at most the server's clock (since 1970) is ahead of ours.
     """
@@ -103,6 +106,18 @@ class AnyWire(ABC):
             os.dup2(nothing, self._fd)
             os.close(nothing)
 
+    async def carry_out(self, plan: Plan[float, T], until: float) -> T:
+        """The outcome of a plan. Raises Broken, Answered, and whatever its program raises."""
+        program = plan.start(self.ahead, until)
+        try:
+            request = next(program)
+            while True:
+                self.used = _now()
+                request = program.send(await self.query(request, until))
+        except StopIteration as done:
+            outcome: T = done.value
+            return outcome
+
     async def query(self, request: Request, until: float) -> bytes | None:
         """The one value that the statement answers. Raises Broken, Answered."""
         if until <= _now():
@@ -119,7 +134,7 @@ class AnyWire(ABC):
             return answer
         send = self._connection.send_query_prepared
         try:
-            return await self._ask(send, until, name, self.parameters(request, until))
+            return await self._ask(send, until, name, request.parameters)
         except Answered as error:
             return await self.without_prepared(error, request, until)
 
@@ -139,13 +154,7 @@ class AnyWire(ABC):
 
     async def _unprepared(self, request: Request, until: float) -> bytes | None:
         send = self._connection.send_query_params
-        return await self._ask(send, until, request.sql, self.parameters(request, until))
-
-    def parameters(self, request: Request, until: float) -> tuple[bytes | None, ...]:
-        """Those of `request`; with the instant `until` by the server's clock if it is timed."""
-        if not request.timed:
-            return request.parameters
-        return (*request.parameters, b"%d" % ((until + self.ahead) * 1_000_000))
+        return await self._ask(send, until, request.sql, request.parameters)
 
     def _prepare(self, sql: bytes) -> None:
         """Have it prepared for the next time; nobody waits for that."""
