@@ -37,7 +37,6 @@ class AsyncPort:
         self.wait_change = store.wait_change
 
     async def sleep_until(self, instant: float) -> None:
-        """See Port.sleep_until."""
         await asyncio.sleep(max(0.0, instant - clock.now()))
 
 

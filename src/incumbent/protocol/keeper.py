@@ -166,13 +166,11 @@ class Keeper:
         return late if 0 < since <= deadline and late > _LATE else 0.0
 
     def hand_over(self, debt: Debt) -> None:
-        """See Port.hand_over."""
         state = self._state
         state.debts.add(debt)
         state.thread.wake()
 
     def tell_outage(self, key: Key, error: StoreError) -> None:
-        """See Port.tell_outage."""
         now = clock.now()
         if now - self._state.outage_told >= _OUTAGE_EVERY:
             self._state.outage_told = now

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from incumbent import clock
 from incumbent.model import (
@@ -25,6 +26,8 @@ from incumbent.stores.table import MemoryTable
 
 __all__ = ["MemoryEngine", "MemoryStore", "open_memory"]
 
+T = TypeVar("T")
+
 
 class MemoryStore:
     """A `MemoryTable` behind a mutex. `now` and `wall` are handed in by tests that move clocks."""
@@ -42,21 +45,24 @@ class MemoryStore:
         self._changed = threading.Condition()
         self._listeners: set[Callable[[], None]] = set()
 
-    def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
-        """See Store.take."""
+    def _step(
+        self, operation: Callable[[float], T], tells: Callable[[T], bool] = lambda _: False
+    ) -> T:
+        """One operation at one instant: all of them pass here. `tells`: whether waiters look."""
         with self._changed:
-            outcome = self._table.take(
-                key, claim, ask, self._now(), self._wall(), self._restart_wait
-            )
-            if ask.candidacy > 0 and isinstance(outcome, Granted):
+            outcome = operation(self._now())
+            if tells(outcome):
                 self._tell()
             return outcome
 
+    def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
+        return self._step(
+            lambda now: self._table.take(key, claim, ask, now, self._wall(), self._restart_wait),
+            lambda outcome: ask.candidacy > 0 and isinstance(outcome, Granted),
+        )
+
     def renew(self, renewals: Sequence[Renewal], until: float) -> list[RenewOutcome]:
-        """See Store.renew."""
-        with self._changed:
-            now = self._now()
-            return [self._renew_one(renewal, now) for renewal in renewals]
+        return self._step(lambda now: [self._renew_one(renewal, now) for renewal in renewals])
 
     def _renew_one(self, renewal: Renewal, now: float) -> RenewOutcome:
         before = self._table.seen(renewal.key)
@@ -76,35 +82,27 @@ class MemoryStore:
         reserve_for: str | None = None,
         slot: str | None = None,
     ) -> GiveOutcome:
-        """See Store.give."""
-        with self._changed:
-            outcome = self._table.give(
-                key, claim, token, self._now(), self._wall(), closed_for, slot, reserve_for
-            )
-            self._tell()
-            return outcome
+        return self._step(
+            lambda now: self._table.give(
+                key, claim, token, now, self._wall(), closed_for, slot, reserve_for
+            ),
+            lambda _: True,
+        )
 
     def put(
         self, key: Key, field: str, value: bytes | None, guard: Guard, until: float
     ) -> PutOutcome:
-        """See Store.put."""
-        with self._changed:
-            outcome = self._table.put(key, field, value, guard, self._now())
-            self._tell()
-            return outcome
+        return self._step(
+            lambda now: self._table.put(key, field, value, guard, now), lambda _: True
+        )
 
     def read(self, key: Key, until: float) -> Record:
-        """See Store.read."""
-        with self._changed:
-            return self._table.read(key, self._now())
+        return self._step(lambda now: self._table.read(key, now))
 
     def scan(self, namespace: str, prefix: str, until: float) -> tuple[Record, ...]:
-        """See Store.scan."""
-        with self._changed:
-            return self._table.scan(namespace, prefix, self._now())
+        return self._step(lambda now: self._table.scan(namespace, prefix, now))
 
     def wait_change(self, key: Key, seen: str, until: float) -> None:
-        """See Store.wait_change."""
         with self._changed:
             self._changed.wait_for(
                 lambda: self._table.seen(key) != seen, max(0.0, until - clock.now())
@@ -146,7 +144,6 @@ class AsyncMemoryStore(InlineAsyncStore):
         self._memory = store
 
     async def wait_change(self, key: Key, seen: str, until: float) -> None:
-        """See Store.wait_change."""
         loop = asyncio.get_running_loop()
         changed = asyncio.Event()
 
@@ -183,15 +180,12 @@ class MemoryEngine:
         self._async_store = AsyncMemoryStore(self._store)
 
     def store(self) -> MemoryStore:
-        """See Engine.store."""
         return self._store
 
     def async_store(self) -> AsyncMemoryStore:
-        """See Engine.async_store."""
         return self._async_store
 
     def diagnose(self, ttl: float, until: float) -> list[tuple[str, str, str]]:
-        """See Engine.diagnose."""
         return [("warning", "memory: excludes only within this process", "name a shared store")]
 
 

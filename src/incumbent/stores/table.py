@@ -202,7 +202,6 @@ class MemoryTable:
         slot: str | None,
         reserve_for: str | None = None,
     ) -> GiveOutcome:
-        """See Store.give."""
         if token is None and self.late_kept:
             self._given_up[key, claim] = now + self.late_kept
         entry = self._entries.get(key)
@@ -226,7 +225,6 @@ class MemoryTable:
         return Released()
 
     def put(self, key: Key, name: str, value: bytes | None, guard: Guard, now: float) -> PutOutcome:
-        """See Store.put."""
         entry = self._entries.get(key, _Entry())
         holding = entry.holding(now)
         held = (holding.claim, holding.token) if holding else None
@@ -244,7 +242,6 @@ class MemoryTable:
         return Stored(entry.version)
 
     def read(self, key: Key, now: float) -> Record:
-        """See Store.read."""
         entry = self._entries.get(key)
         if entry is None:
             return Record(key)
@@ -262,7 +259,6 @@ class MemoryTable:
         )
 
     def scan(self, namespace: str, prefix: str, now: float) -> tuple[Record, ...]:
-        """See Store.scan."""
         keys = sorted(
             key
             for key in self._entries
