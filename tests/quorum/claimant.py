@@ -16,7 +16,7 @@ from incumbent.stores.quorum.changes import Edit
 from incumbent.stores.quorum.dialect import QuorumDialect
 from incumbent.stores.quorum.group import Quorum
 from incumbent.stores.quorum.panel import NOT_ASKED, Enough, Heard
-from incumbent.stores.quorum.rounds import Rounds
+from incumbent.stores.quorum.rounds import Parting, Rounds
 from incumbent.stores.redis.names import Naming
 from incumbent.stores.redis.resp import Step
 from tests.quorum.world import LOOK, Machine, Nap, Process, Round
@@ -311,6 +311,6 @@ class Claimant:
         try:
             await self.panel.open(until)
             name = None if slot is None else slot.name
-            await self.rounds.give(self.panel, KEY, claim, token, until, 0.0, None, slot=name)
+            await self.rounds.give(self.panel, Parting(KEY, claim, token, slot=name), until)
         except StoreError:
             pass

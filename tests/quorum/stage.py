@@ -16,7 +16,7 @@ from incumbent.stores.quorum.ballots import BallotClock, Silent
 from incumbent.stores.quorum.dialect import QuorumDialect
 from incumbent.stores.quorum.group import Quorum
 from incumbent.stores.quorum.panel import NOT_ASKED, Enough, Heard
-from incumbent.stores.quorum.rounds import Rounds
+from incumbent.stores.quorum.rounds import Parting, Rounds
 from incumbent.stores.quorum.scripts import SCRIPTS
 from incumbent.stores.redis.names import Naming
 from incumbent.stores.redis.resp import Step
@@ -134,7 +134,7 @@ class Actor:
         self.reach, self.unheard = set(reach), set()
         until = self.stage.heap.time + 0.1
         with suppress(StoreError):
-            self.run(self.rounds.give(self, KEY, self.claim, None, until, 0.0, None))
+            self.run(self.rounds.give(self, Parting(KEY, self.claim, None), until))
 
     def arrive(self) -> None:
         """What was on its way does so."""

@@ -268,6 +268,5 @@ def test_a_give_of_which_half_was_done_is_not_called_undone(unheard: str) -> Non
         actor.deaf_to = unheard
         until = world.heap.time + 0.1
         with pytest.raises(OutcomeUnknown, match=r"is given back, .* is not"):
-            actor.run(
-                actor.rounds.give(actor, KEY, actor.claim, token, until, 0.0, None, slot="day")
-            )
+            parting = rounds.Parting(KEY, actor.claim, token, slot="day")
+            actor.run(actor.rounds.give(actor, parting, until))

@@ -3,41 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Hashable, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from weakref import WeakSet
 
 from incumbent.clock import now as _now
 from incumbent.errors import StoreError, StoreUnavailable
-from incumbent.model import (
-    Ask,
-    GiveOutcome,
-    Guard,
-    Key,
-    PutOutcome,
-    Record,
-    Renewal,
-    RenewOutcome,
-    TakeOutcome,
-)
+from incumbent.model import Key
 from incumbent.stores.loops import LoopEnd
-from incumbent.stores.quorum.aio_waiting import AsyncWaiter
+from incumbent.stores.quorum.aio_waiting import WireEars
 from incumbent.stores.quorum.ballots import Silent
-from incumbent.stores.quorum.fields import put_field
 from incumbent.stores.quorum.group import Quorum
-from incumbent.stores.quorum.panel import NOT_ASKED, Enough, Heard, Node, welcome
-from incumbent.stores.quorum.reading import read, scan
-from incumbent.stores.quorum.rounds import Rounds
+from incumbent.stores.quorum.operations import Operations
+from incumbent.stores.quorum.panel import NOT_ASKED, Enough, Heard, Node, Panel, welcome
 from incumbent.stores.quorum.scripts import as_eval
-from incumbent.stores.quorum.upkeep import renew
+from incumbent.stores.quorum.seats import Ears
 from incumbent.stores.redis.aiodial import dial
 from incumbent.stores.redis.aiowire import AsyncWire
 from incumbent.stores.redis.errors import Broken, Mismatch, exchange_error
 from incumbent.stores.redis.exchange import UNUSABLE, carry_out, is_forgotten
 from incumbent.stores.redis.resp import Step
+from incumbent.stores.redis.waiting.aioear import LoopBell
+from incumbent.stores.redis.waiting.seats import Bell
 
 __all__ = ["AsyncPanel", "AsyncQuorumStore"]
+
+T = TypeVar("T")
 
 _GLANCE: Final = 0.01
 """Seconds for which the rest is waited for once the answers suffice."""
@@ -190,14 +182,16 @@ class _Hearing:
 class _Wires:
     """The connections of one loop."""
 
-    def __init__(self, quorum: Quorum, nodes: Sequence[Node]) -> None:
+    def __init__(
+        self, quorum: Quorum, nodes: Sequence[Node], also_let_go: Callable[[], None]
+    ) -> None:
         self.quorum = quorum
         self.nodes = nodes
+        self._also_let_go = also_let_go
         self.all: list[AsyncWire | None] = [None] * len(nodes)
         self.blank = [False] * len(nodes)
         self.slow: set[int] = set()
         self.made: WeakSet[AsyncWire] = WeakSet()
-        self.listening: AsyncWaiter | None = None
         self._dialing: dict[int, asyncio.Task[None]] = {}
         self.end = LoopEnd(self.let_go)
 
@@ -301,73 +295,41 @@ class _Wires:
         self.all = [None] * len(self.nodes)
         for wire in list(self.made):
             wire.close()
-        if self.listening is not None:
-            self.listening.let_go()
+        self._also_let_go()
 
 
-class AsyncQuorumStore:
+class AsyncQuorumStore(Operations):
     """See stores.base.AsyncStore. Belongs to the loop in which it was made."""
 
     def __init__(self, quorum: Quorum, nodes: Sequence[Node]) -> None:
-        self._quorum = quorum
-        self._wires = _Wires(quorum, nodes)
-        self._rounds = Rounds(quorum)
-        self._waiter = AsyncWaiter(quorum, self._wires)
-        self._wires.listening = self._waiter
+        super().__init__(quorum)
+        self._wires = _Wires(quorum, nodes, self.hub.let_go)
 
-    async def _panel(self, until: float) -> AsyncPanel:
+    async def on_panel(self, operate: Callable[[Panel], Coroutine[Any, Any, T]], until: float) -> T:
+        """See Operations.on_panel."""
         panel = AsyncPanel(self._wires)
         await panel.open(until)
-        return panel
-
-    async def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
-        """See Store.take."""
-        panel = await self._panel(until)
         try:
-            return await self._rounds.take(panel, key, claim, ask, until)
+            return await operate(panel)
         except Mismatch as error:
             self._wires.let_go()
-            raise exchange_error(error, self._quorum.where) from error
+            raise exchange_error(error, self.quorum.where) from error
 
-    async def renew(self, renewals: Sequence[Renewal], until: float) -> list[RenewOutcome]:
-        """See Store.renew."""
-        return await renew(self._quorum, await self._panel(until), renewals, until)
+    def let_go(self) -> None:
+        """See Operations.let_go."""
+        self._wires.let_go()
 
-    async def give(
-        self,
-        key: Key,
-        claim: str,
-        token: int | None,
-        until: float,
-        *,
-        closed_for: float = 0.0,
-        reserve_for: str | None = None,
-        slot: str | None = None,
-    ) -> GiveOutcome:
-        """See Store.give."""
-        panel = await self._panel(until)
-        return await self._rounds.give(
-            panel, key, claim, token, until, closed_for, reserve_for, slot=slot
-        )
+    def new_ears(self) -> Ears:
+        """See Host.new_ears."""
+        return WireEars(self._wires)
 
-    async def put(
-        self, key: Key, field: str, value: bytes | None, guard: Guard, until: float
-    ) -> PutOutcome:
-        """See Store.put."""
-        panel = await self._panel(until)
-        return await put_field(self._quorum, panel, key, field, value, guard, until)
+    def new_bell(self) -> Bell:
+        """See Host.new_bell."""
+        return LoopBell()
 
-    async def read(self, key: Key, until: float) -> Record:
-        """See Store.read."""
-        return await read(self._quorum, await self._panel(until), key, until)
-
-    async def scan(self, namespace: str, prefix: str, until: float) -> tuple[Record, ...]:
-        """See Store.scan."""
-        return await scan(self._quorum, await self._panel(until), namespace, prefix, until)
-
-    async def wait_change(self, key: Key, seen: str, until: float) -> None:
-        """See Store.wait_change. Raises StoreError if no node can be listened to."""
-        await self._waiter.wait(key, seen, until, self._panel)
+    def me(self) -> Hashable:
+        """See Host.me."""
+        return object()
 
     async def aclose(self) -> None:
         """See AsyncStore.aclose."""

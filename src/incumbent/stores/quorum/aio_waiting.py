@@ -4,26 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Hashable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Protocol
 
 from incumbent.clock import now as _now
 from incumbent.errors import StoreError
-from incumbent.model import Key
-from incumbent.stores.quorum.group import Quorum
-from incumbent.stores.quorum.hub import Hub
 from incumbent.stores.quorum.panel import Node
-from incumbent.stores.quorum.reading import is_unchanged
-from incumbent.stores.quorum.seats import CONNECTED, Ears, Word
+from incumbent.stores.quorum.seats import CONNECTED, Word
 from incumbent.stores.redis.aiowire import AsyncWire
 from incumbent.stores.redis.errors import Broken
 from incumbent.stores.redis.waiting.aioear import LoopBell
-from incumbent.stores.redis.waiting.seats import Bell
 
-__all__ = ["AsyncWaiter"]
-
-_Open = Callable[[float], Awaitable[Any]]
+__all__ = ["WireEars"]
 
 
 class _Dials(Protocol):
@@ -31,52 +24,6 @@ class _Dials(Protocol):
 
     async def dial(self, node: int, until: float) -> AsyncWire:
         """A connection to the node. Raises StoreError."""
-
-
-class AsyncWaiter:
-    """One connection to each node for all tasks of a loop that wait."""
-
-    def __init__(self, quorum: Quorum, wires: _Dials) -> None:
-        self._quorum = quorum
-        self._dials = wires
-        self._hub = Hub(quorum)
-
-    async def wait(self, key: Key, seen: str, until: float, panel: _Open) -> None:
-        """See Store.wait_change; `panel` opens one."""
-        host = _Host(self._quorum, self._dials, panel)
-        try:
-            await self._hub.wait(host, key, seen, until)
-        except StoreError:
-            # Once the time is over the caller looks for itself, whatever went wrong meanwhile.
-            if _now() < until:
-                raise
-
-    def let_go(self) -> None:
-        """Close the connections."""
-        self._hub.let_go()
-
-
-class _Host:
-    """See hub.Host."""
-
-    def __init__(self, quorum: Quorum, dials: _Dials, panel: _Open) -> None:
-        self._quorum, self._dials, self._panel = quorum, dials, panel
-
-    async def is_unchanged(self, key: Key, seen: str, until: float) -> bool:
-        """See hub.Host."""
-        return await is_unchanged(self._quorum, await self._panel(until), key, seen, until)
-
-    def new_ears(self) -> Ears:
-        """See hub.Host."""
-        return WireEars(self._dials)
-
-    def new_bell(self) -> Bell:
-        """See hub.Host."""
-        return LoopBell()
-
-    def me(self) -> Hashable:
-        """See hub.Host."""
-        return object()
 
 
 class WireEars:

@@ -23,7 +23,7 @@ _TO_THE_SLOW = 0.005
 class Link(Wire):
     """See redis.wire. A node that answers late is not waited for: its answers are skipped later."""
 
-    __slots__ = ("blank", "lag", "lag_since", "owing", "pull", "push", "took")
+    __slots__ = ("blank", "lag", "lag_since", "owed_undo", "pull", "push", "took")
 
     def __init__(self, sock: Any) -> None:
         super().__init__(sock)
@@ -34,7 +34,7 @@ class Link(Wire):
         self.lag = 0
         """Answers that will come first and are for nobody."""
         self.lag_since = 0.0
-        self.owing: list[tuple[Key, str, int]] = []
+        self.owed_undo: list[tuple[Key, str, int]] = []
         """Votes whose taking back is among these answers; told again if they never come."""
 
     def fileno(self) -> int:
@@ -70,7 +70,7 @@ class Link(Wire):
         while self.lag:
             self.read(_AT_ONCE)
             self.lag -= 1
-        self.owing.clear()
+        self.owed_undo.clear()
 
     def fall_behind(self, answers: int) -> None:
         """Nobody waits for these answers any more."""

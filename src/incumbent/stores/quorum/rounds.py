@@ -36,10 +36,10 @@ from incumbent.stores.quorum.group import (
     strangers,
 )
 from incumbent.stores.quorum.panel import Heard, Panel
-from incumbent.stores.quorum.slots import TAKE_BACK_WITHIN, give_slot_back, take_with_slot
+from incumbent.stores.quorum.slots import TAKE_BACK_WITHIN, Parting, give_slot_back, take_with_slot
 from incumbent.stores.redis.resp import Step
 
-__all__ = ["Rounds"]
+__all__ = ["Parting", "Rounds"]
 
 _TURNS: Final = 10
 """Rounds of one take before those who split the vote are called the holders."""
@@ -68,7 +68,7 @@ class _Take:
 
 
 class Rounds:
-    """Takes and gives."""
+    """Takes and gives. See `slots` for what is taken and given with a slot."""
 
     def __init__(self, quorum: Quorum) -> None:
         self.quorum = quorum
@@ -293,29 +293,24 @@ class Rounds:
     # -- give ---------------------------------------------------------------------------------
 
     async def give(
-        self,
-        panel: Panel,
-        key: Key,
-        claim: str,
-        token: int | None,
-        until: float,
-        closed_for: float,
-        reserve_for: str | None,
-        first: list[Heard] | None = None,
-        slot: str | None = None,
+        self, panel: Panel, parting: Parting, until: float, first: list[Heard] | None = None
     ) -> GiveOutcome:
-        """See Store.give. A majority's word is enough; the others are told when they answer."""
+        """See Store.give. A majority's word is enough; the others are told when they answer.
+
+        `first`: the answers of a round that was made already.
+        """
+        slot = parting.slot
         if slot is None:
-            return await self._give(panel, key, claim, token, until, closed_for, reserve_for, first)
+            return await self._give(panel, parting, until, first)
         doubt: StoreError | None = None
         # While nobody else can have the lease, which needs its own time to be given back.
         half = (_now() + until) / 2
         try:
-            await give_slot_back(self.quorum, panel, key, claim, slot, half)
+            await give_slot_back(self.quorum, panel, parting.key, parting.claim, slot, half)
         except StoreError as error:
             doubt = error
         try:
-            outcome = await self._give(panel, key, claim, token, until, closed_for, reserve_for)
+            outcome = await self._give(panel, parting, until)
         except StoreError as error:
             if isinstance(doubt, OutcomeUnknown):
                 raise doubt from error
@@ -329,25 +324,20 @@ class Rounds:
         raise doubt
 
     async def _give(
-        self,
-        panel: Panel,
-        key: Key,
-        claim: str,
-        token: int | None,
-        until: float,
-        closed_for: float,
-        reserve_for: str | None,
-        first: list[Heard] | None = None,
+        self, panel: Panel, parting: Parting, until: float, first: list[Heard] | None = None
     ) -> GiveOutcome:
         quorum, now = self.quorum, self.quorum.clock.unix_us(_now())
+        key, claim, token = parting.key, parting.claim, parting.token
         ballot = max(quorum.clock.highest, now) if token is None else token
         if first is None:
-            if token is None and closed_for <= 0:
+            if token is None and parting.closed_for <= 0:
                 # Nobody knows whether it was granted: its votes may still be on their way.
                 remember(self.given_up, (key, claim), ballot)
                 request = quorum.dialect.revoke(key, claim, ballot)
             else:
-                request = quorum.dialect.give(key, claim, token, closed_for, reserve_for, now)
+                request = quorum.dialect.give(
+                    key, claim, token, parting.closed_for, parting.reserve_for, now
+                )
             heard = await panel.ask([Step(request, 1)] * len(quorum.names), until, agreed_by_most)
         else:
             heard = first

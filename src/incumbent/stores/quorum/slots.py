@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 from urllib.parse import unquote
 
 from incumbent.clock import now as _now
@@ -32,7 +32,7 @@ from incumbent.stores.quorum.group import Quorum, answered_by_most
 from incumbent.stores.quorum.panel import Panel
 from incumbent.stores.redis.names import quoted
 
-__all__ = ["TAKE_BACK_WITHIN", "give_slot_back", "slots_of", "take_with_slot"]
+__all__ = ["TAKE_BACK_WITHIN", "Parting", "give_slot_back", "slots_of", "take_with_slot"]
 
 TAKE_BACK_WITHIN: Final = 0.05
 """Seconds for taking back what was asked for when the time of the take itself is over."""
@@ -76,6 +76,17 @@ def slots_of(entries: Mapping[bytes, bytes], unix_us: int) -> dict[str, float]:
     return {name: left for name, left in found.items() if left > 0}
 
 
+class Parting(NamedTuple):
+    """What is given back, and for whom the name is closed or kept then: see Store.give."""
+
+    key: Key
+    claim: str
+    token: int | None
+    closed_for: float = 0.0
+    reserve_for: str | None = None
+    slot: str | None = None
+
+
 class Leases(Protocol):
     """What takes and gives the lease that a slot is used under: `rounds`."""
 
@@ -88,16 +99,7 @@ class Leases(Protocol):
     ) -> TakeOutcome:
         """See Store.take, without regard to a slot."""
 
-    async def give(
-        self,
-        panel: Panel,
-        key: Key,
-        claim: str,
-        token: int | None,
-        until: float,
-        closed_for: float,
-        reserve_for: str | None,
-    ) -> GiveOutcome:
+    async def give(self, panel: Panel, parting: Parting, until: float) -> GiveOutcome:
         """See Store.give."""
 
 
@@ -132,7 +134,7 @@ async def _hand_back(leases: Leases, panel: Panel, key: Key, grant: Granted, unt
     """Nothing ran under it. What cannot be told now is owed, or ends with its ttl."""
     by = max(until, _now() + TAKE_BACK_WITHIN)
     try:
-        await leases.give(panel, key, grant.claim, grant.token, by, 0.0, None)
+        await leases.give(panel, Parting(key, grant.claim, grant.token), by)
     except StoreError:
         return False
     return True

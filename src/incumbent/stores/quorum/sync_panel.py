@@ -110,7 +110,7 @@ class SyncPanel:
             self._broken(node, error)
             return
         link.fall_behind(len(owed))
-        link.owing += [(key, claim, ballot) for (key, claim), ballot in owed]
+        link.owed_undo += [(key, claim, ballot) for (key, claim), ballot in owed]
 
     async def rest(self, seconds: float) -> None:
         """See Panel.rest."""
@@ -120,13 +120,13 @@ class SyncPanel:
         """See Panel.owe."""
         link = self.links[node]
         if link is not None and link.lag:
-            link.owing.append((key, claim, ballot))
+            link.owed_undo.append((key, claim, ballot))
         else:
             self._dialer.nodes[node].owes(key, claim, ballot)
 
     # -- one round ----------------------------------------------------------------------------
 
-    def swiftly(
+    def ask_identical(
         self, request: bytes, wanted: bytes, until: float, enough: Enough
     ) -> list[Heard] | None:
         """One request to all nodes of a whole panel: None if all answered nothing but `wanted`.
@@ -139,21 +139,21 @@ class SyncPanel:
         try:
             for link in links:
                 if (sent := link.push(request)) != size:
-                    return self._stuck(request, until, enough, at, sent, None)
+                    return self._finish_slow(request, until, enough, at, sent, None)
                 at += 1
         except OSError as error:
-            return self._stuck(request, until, enough, at, 0, error)
+            return self._finish_slow(request, until, enough, at, 0, error)
         # From the last one on: where all share a core, the others have answered by then.
         try:
             for link in reversed(links):
                 at -= 1
                 if (data := link.pull(_LITTLE)) != wanted:
-                    return self._differs(request, wanted, until, enough, at, data)
+                    return self._fall_back(request, wanted, until, enough, at, data)
         except OSError as error:
-            return self._differs(request, wanted, until, enough, at, error)
+            return self._fall_back(request, wanted, until, enough, at, error)
         return None
 
-    def _stuck(
+    def _finish_slow(
         self,
         request: bytes,
         until: float,
@@ -177,7 +177,7 @@ class SyncPanel:
         self._hear_all(heard, steps, until, enough)
         return self._all(heard, steps)
 
-    def _differs(
+    def _fall_back(
         self,
         request: bytes,
         wanted: bytes,
@@ -293,7 +293,7 @@ class SyncPanel:
         link, self.links[node] = self.links[node], None
         if link is not None:
             link.close()
-            for key, claim, ballot in link.owing:
+            for key, claim, ballot in link.owed_undo:
                 self._dialer.nodes[node].owes(key, claim, ballot)
 
     def rested(self) -> None:

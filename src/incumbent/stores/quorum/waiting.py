@@ -4,87 +4,26 @@ from __future__ import annotations
 
 import select
 import socket
-import threading
-from collections.abc import Callable, Hashable
 from functools import partial
 from math import ceil
 from queue import Empty, SimpleQueue
-from typing import Any, Final
+from typing import Final
 
 import hiredis
 
 from incumbent.clock import now as _now
 from incumbent.errors import StoreError
-from incumbent.model import Key
-from incumbent.protocol.port import run as run_at_once
 from incumbent.stores.collected import close_with
 from incumbent.stores.quorum.dialing import Dialer
-from incumbent.stores.quorum.group import Quorum
-from incumbent.stores.quorum.hub import Hub
 from incumbent.stores.quorum.link import Link
-from incumbent.stores.quorum.reading import is_unchanged
-from incumbent.stores.quorum.seats import CONNECTED, Ears, Word
+from incumbent.stores.quorum.seats import CONNECTED, Word
 from incumbent.stores.redis.errors import Broken
-from incumbent.stores.redis.waiting.ear import LockBell
-from incumbent.stores.redis.waiting.seats import Bell
 
-__all__ = ["SyncWaiter"]
+__all__ = ["LinkEars"]
 
 _SLICE: Final = 5.0
 """Seconds of one wait; then our clock is asked again, which also counts suspend."""
 _FAILURES: Final = (Broken, hiredis.ProtocolError)
-
-_Run = Callable[[float, Any], bool]
-
-
-class SyncWaiter:
-    """One connection to each node for all threads that wait."""
-
-    def __init__(self, quorum: Quorum, dialer: Dialer) -> None:
-        self._quorum = quorum
-        self._dialer = dialer
-        self._hub = Hub(quorum)
-
-    def wait(self, key: Key, seen: str, until: float, run: _Run) -> None:
-        """See Store.wait_change; `run` runs an operation on a panel."""
-        host = _Host(self._quorum, self._dialer, run)
-        try:
-            run_at_once(self._hub.wait(host, key, seen, until))
-        except StoreError:
-            # Once the time is over the caller looks for itself, whatever went wrong meanwhile.
-            if _now() < until:
-                raise
-
-    def let_go(self) -> None:
-        """Close the connections."""
-        self._hub.let_go()
-
-    def forget(self) -> None:
-        """In a fork's child: give the descriptors back."""
-        self._hub.abandon()
-
-
-class _Host:
-    """See hub.Host."""
-
-    def __init__(self, quorum: Quorum, dialer: Dialer, run: _Run) -> None:
-        self._quorum, self._dialer, self._run = quorum, dialer, run
-
-    async def is_unchanged(self, key: Key, seen: str, until: float) -> bool:
-        """See hub.Host."""
-        return self._run(until, lambda panel: is_unchanged(self._quorum, panel, key, seen, until))
-
-    def new_ears(self) -> Ears:
-        """See hub.Host."""
-        return LinkEars(self._dialer)
-
-    def new_bell(self) -> Bell:
-        """See hub.Host."""
-        return LockBell()
-
-    def me(self) -> Hashable:
-        """See hub.Host."""
-        return threading.get_ident()
 
 
 class LinkEars:
