@@ -162,7 +162,7 @@ class ElectionHandle(LockHandle[T], Generic[T]):
         finally:
             self._campaigning.release()
 
-    def _told(self, answer: Refused | StoreError) -> None:
+    def _refused(self, answer: Refused | StoreError) -> None:
         """A campaign was not granted; a store that does not answer has said nothing of leaders."""
         if isinstance(answer, Refused):
             self._leader_seen(leader_by_refusal(answer))

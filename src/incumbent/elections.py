@@ -42,14 +42,14 @@ class Term(TermHandle, Lease):
     work that does not ask is not safe by itself: let what it writes to check `number`.
     """
 
-    __slots__ = ("__weakref__", "_body", "_steering", "_told")
+    __slots__ = ("__weakref__", "_body", "_steering", "_woken")
 
     def __init__(self, *made: Any) -> None:
         super().__init__(*made)
         self._steering = Steering()
         self._body: int | None = None
-        self._told = threading.Event()
-        self._link.keeper.watch(self._held, self._told.set)
+        self._woken = threading.Event()
+        self._link.keeper.watch(self._held, self._woken.set)
 
     def wait_stop(self, timeout: Duration | None = None) -> bool:
         """Block until the work has to stop, for at most `timeout` seconds; True if it has to.
@@ -62,7 +62,7 @@ class Term(TermHandle, Lease):
         while not self.stopping and (now := clock.now()) < until:
             # Renewals move stop_at while this waits, so it is looked at again.
             left = min(until, self._held.machine.stop_at) - now
-            self._told.wait(min(max(0.0, left), threading.TIMEOUT_MAX))
+            self._woken.wait(min(max(0.0, left), threading.TIMEOUT_MAX))
         return self.stopping
 
     def _stopped_short(self) -> LeaseLost | None:
@@ -73,7 +73,7 @@ class Term(TermHandle, Lease):
 
     def _step_down(self, timeout: Duration | None) -> bool:
         self._steering.asked = True
-        self._told.set()
+        self._woken.set()
         if self._body is None:
             return self.release()
         if self._body != threading.get_ident():
@@ -125,7 +125,7 @@ class Election(ElectionHandle[Term]):
         """
         with self._one_campaign():
             wait = self._seconds(timeout)
-            held = run(acquire(self._link.port, self._wanted, wait, self._told))
+            held = run(acquire(self._link.port, self._wanted, wait, self._refused))
             return self._elected(Term(*self._armed(held)))
 
     @contextmanager
@@ -274,7 +274,7 @@ class AsyncElection(ElectionHandle[AsyncTerm]):
         """Stand until elected; see Election.campaign. A cancellation leaves nothing believed."""
         with self._one_campaign():
             wait = self._seconds(timeout)
-            held = await acquire(self._link.async_port(), self._wanted, wait, self._told)
+            held = await acquire(self._link.async_port(), self._wanted, wait, self._refused)
             return self._elected(AsyncTerm(*self._armed(held)))
 
     @asynccontextmanager

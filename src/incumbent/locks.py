@@ -19,7 +19,7 @@ from incumbent.errors import LeaseLost, NotAcquired, StoreError
 from incumbent.handles import LeaseHandle, LockHandle
 from incumbent.options import parse_timeout
 from incumbent.policy import Policy
-from incumbent.protocol.acquire import Told, acquire, acquire_blocking
+from incumbent.protocol.acquire import OnRefusal, acquire, acquire_blocking
 from incumbent.protocol.port import run
 from incumbent.protocol.release import release, release_blocking
 from incumbent.protocol.words import lease_lost
@@ -316,8 +316,8 @@ class Candidate(Lock):
 
     __slots__ = ()
 
-    def stand(self, meta: bytes, told: Told) -> Lease:
-        """Wait for the lease for ever; `told` hears every answer that is no grant.
+    def stand(self, meta: bytes, on_refusal: OnRefusal) -> Lease:
+        """Wait for the lease for ever; `on_refusal` gets every outcome that is no grant.
 
         `meta`: what the record says of us. Raises a permanent StoreError, and whatever a signal
         handler raises.
@@ -326,7 +326,7 @@ class Candidate(Lock):
         candidacy = policy.ttl * _STANDS_FOR + policy.request_timeout
         ask = replace(self._wanted.ask, meta=meta, candidacy=candidacy)
         wanted = replace(self._wanted, ask=ask)
-        return Lease(*self._armed(run(acquire(self._link.port, wanted, None, told))))
+        return Lease(*self._armed(run(acquire(self._link.port, wanted, None, on_refusal))))
 
     @property
     def holder(self) -> str:

@@ -7,7 +7,7 @@ returned, or nothing is believed and the store is told so.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import inf
 from typing import TypeAlias
 
@@ -19,10 +19,10 @@ from incumbent.protocol.held import Held, Wanted
 from incumbent.protocol.port import BlockingPort, Port, run
 from incumbent.protocol.words import late_grant, not_acquired
 
-__all__ = ["Told", "acquire", "acquire_blocking"]
+__all__ = ["OnRefusal", "acquire", "acquire_blocking"]
 
-Told: TypeAlias = "Callable[[Refused | StoreError], None] | None"
-"""Hears every answer that is no grant; must neither block nor raise."""
+OnRefusal: TypeAlias = "Callable[[Refused | StoreError], None] | None"
+"""Called with every outcome that is no grant; must neither block nor raise."""
 
 _HELD = State.HELD
 _ON_ITS_WAY = (State.ASKING, State.ASKING_AGAIN)
@@ -34,7 +34,7 @@ async def acquire(
     port: Port,
     wanted: Wanted,
     timeout: float | None,
-    told: Told = None,
+    on_refusal: OnRefusal = None,
     *,
     claim: str | None = None,
 ) -> Held:
@@ -58,7 +58,7 @@ async def acquire(
         ask = wanted.ask if timeout == 0 else wanted.waiting
         outcome = await _take(port, held, ask, until, started)
         if not isinstance(outcome, Granted):
-            await _try_on(port, held, outcome, timeout, started, until, told)
+            await _Attempt(port, held, started, until, on_refusal).go_on(outcome, timeout)
         return held
     finally:
         if held.machine.state is not _HELD:
@@ -74,7 +74,7 @@ def acquire_blocking(port: BlockingPort, wanted: Wanted, timeout: float | None) 
         ask = wanted.ask if timeout == 0 else wanted.waiting
         outcome = _take_blocking(port, held, ask, until, started)
         if not isinstance(outcome, Granted):
-            run(_try_on(port, held, outcome, timeout, started, until, None))
+            run(_Attempt(port, held, started, until).go_on(outcome, timeout))
         return held
     finally:
         if held.machine.state is not _HELD:
@@ -96,71 +96,96 @@ def _compensate(port: Port, held: Held) -> None:
         port.hand_over(replace(held.debt(now, undo_slot=True), only_leaves_line=True))
 
 
-async def _try_on(
-    port: Port,
-    held: Held,
-    outcome: Refused | StoreError,
-    timeout: float | None,
-    started: float,
-    until: float,
-    told: Told,
-) -> None:
-    """After a first try that was no grant."""
-    if told is not None:
-        told(outcome)
-    try_on = _ask_once_more if timeout == 0 else _try_until
-    await try_on(port, held, outcome, started, until, told)
+@dataclass(slots=True)
+class _Attempt:
+    """An acquire whose first try was no grant."""
 
+    port: Port
+    held: Held
+    started: float
+    until: float
+    on_refusal: OnRefusal = None
 
-async def _ask_once_more(
-    port: Port, held: Held, outcome: Refused | StoreError, started: float, until: float, told: Told
-) -> None:
-    """Only where the first try left a doubt: the same claim again is safe, and tells."""
-    if isinstance(outcome, OutcomeUnknown) and not outcome.permanent:
-        await port.sleep_until(min(until, port.now() + backoff_delay(0, port.jitter())))
-        if port.now() < until:
-            again = await _ask(port, held, held.wanted.ask, until, told)
-            if isinstance(again, Granted):
-                return
-            outcome = again
-    if isinstance(outcome, StoreError):
-        raise outcome
-    raise not_acquired(held.wanted, outcome, port.now() - started, timed_out=False)
+    async def go_on(self, outcome: Refused | StoreError, timeout: float | None) -> None:
+        if self.on_refusal is not None:
+            self.on_refusal(outcome)
+        await (self._ask_once_more if timeout == 0 else self._try_until)(outcome)
 
-
-async def _try_until(
-    port: Port, held: Held, outcome: Refused | StoreError, started: float, until: float, told: Told
-) -> None:
-    failures = again = 0
-    seen = None
-    while True:
+    async def _ask_once_more(self, outcome: Refused | StoreError) -> None:
+        """Only where the first try left a doubt: the same claim again is safe, and settles it."""
+        port, held, until = self.port, self.held, self.until
+        if isinstance(outcome, OutcomeUnknown) and not outcome.permanent:
+            await port.sleep_until(min(until, port.now() + backoff_delay(0, port.jitter())))
+            if port.now() < until:
+                again = await self._ask(held.wanted.ask)
+                if isinstance(again, Granted):
+                    return
+                outcome = again
         if isinstance(outcome, StoreError):
-            failures += 1
-            await _outlast(port, held, outcome, failures, until)
-        elif (now := port.now()) >= until:
-            raise not_acquired(held.wanted, outcome, now - started, timed_out=True)
-        else:
-            failures, again = 0, again + 1 if _sight(outcome) == seen else 0
-            seen = _sight(outcome)
-            await _wait_for_change(port, held, outcome, again, until)
-            if port.now() >= until:
-                # No request fits any more, and one that is not sent would hide the store's "no".
-                continue
-        answer = await _ask(port, held, held.wanted.waiting, until, told)
-        if isinstance(answer, Granted):
-            return
-        if not (isinstance(answer, StoreUnavailable) and port.now() >= until):
-            # What was not sent for want of time says nothing: then the word before it counts.
-            outcome = answer
+            raise outcome
+        raise not_acquired(held.wanted, outcome, port.now() - self.started, timed_out=False)
 
+    async def _try_until(self, outcome: Refused | StoreError) -> None:
+        port, wanted, until = self.port, self.held.wanted, self.until
+        failures = again = 0
+        seen = None
+        while True:
+            if isinstance(outcome, StoreError):
+                failures += 1
+                await self._outlast(outcome, failures)
+            elif (now := port.now()) >= until:
+                raise not_acquired(wanted, outcome, now - self.started, timed_out=True)
+            else:
+                failures, again = 0, again + 1 if _sight(outcome) == seen else 0
+                seen = _sight(outcome)
+                await self._wait_for_change(outcome, again)
+                if port.now() >= until:
+                    # No request fits any more: one that is not sent would hide the store's "no".
+                    continue
+            answer = await self._ask(wanted.waiting)
+            if isinstance(answer, Granted):
+                return
+            if not (isinstance(answer, StoreUnavailable) and port.now() >= until):
+                # What was not sent for want of time says nothing: the outcome before it counts.
+                outcome = answer
 
-async def _ask(
-    port: Port, held: Held, ask: Ask, until: float, told: Told
-) -> Granted | Refused | StoreError:
-    outcome = await _take(port, held, ask, until, port.now())
-    if told is not None and not isinstance(outcome, Granted):
-        told(outcome)
-    return outcome
+    async def _ask(self, ask: Ask) -> Granted | Refused | StoreError:
+        outcome = await _take(self.port, self.held, ask, self.until, self.port.now())
+        if self.on_refusal is not None and not isinstance(outcome, Granted):
+            self.on_refusal(outcome)
+        return outcome
+
+    async def _outlast(self, error: StoreError, failures: int) -> None:
+        """Back off before the next try, or raise what there is no time left to outlast."""
+        if error.permanent:
+            raise error
+        port = self.port
+        delay = max(backoff_delay(failures, port.jitter()), error.retry_after or 0.0)
+        wake = port.now() + delay
+        if wake >= self.until:
+            raise error
+        port.tell_outage(self.held.wanted.key, error)
+        await port.sleep_until(wake)
+
+    async def _wait_for_change(self, refused: Refused, again: int) -> None:
+        """Sleep until the store hints at a change, the holder's ttl ran out, or one ttl is over."""
+        port, wanted, until = self.port, self.held.wanted, self.until
+        ttl = wanted.policy.ttl
+        left = ttl if refused.retry_after is None else min(ttl, refused.retry_after)
+        place = refused.place if isinstance(refused, Queued) else None
+        # The first in line looks alone.
+        wake = min(until, port.now() + left + (0.0 if place == 0 else _HERD * port.jitter()))
+        if again > 1:
+            # Hints may be spurious: many of them must not become a busy loop.
+            pause = backoff_delay(again, port.jitter(), base=0.001, cap=0.05)
+            await port.sleep_until(min(wake, port.now() + pause))
+        try:
+            # When somebody's turn ends without a sign of life, it is anybody's.
+            further_back = place and refused.reason != "reserved"
+            patience = _patience(wanted, place, port.jitter()) if place and further_back else 0.0
+            await port.wait_change(wanted.key, refused.seen, min(until, wake + patience))
+        except StoreError:
+            await port.sleep_until(wake)
 
 
 async def _take(
@@ -226,40 +251,6 @@ def _believe(port: Port, held: Held, grant: Granted, sent: float) -> Granted | S
     return grant
 
 
-async def _outlast(port: Port, held: Held, error: StoreError, failures: int, until: float) -> None:
-    """Back off before the next try, or raise what there is no time left to outlast."""
-    if error.permanent:
-        raise error
-    delay = max(backoff_delay(failures, port.jitter()), error.retry_after or 0.0)
-    wake = port.now() + delay
-    if wake >= until:
-        raise error
-    port.tell_outage(held.wanted.key, error)
-    await port.sleep_until(wake)
-
-
-async def _wait_for_change(
-    port: Port, held: Held, refused: Refused, again: int, until: float
-) -> None:
-    """Sleep until the store hints at a change, the holder's ttl ran out, or one ttl is over."""
-    ttl = held.wanted.policy.ttl
-    left = ttl if refused.retry_after is None else min(ttl, refused.retry_after)
-    place = refused.place if isinstance(refused, Queued) else None
-    # The first in line looks alone.
-    wake = min(until, port.now() + left + (0.0 if place == 0 else _HERD * port.jitter()))
-    if again > 1:
-        # Hints may be spurious: many of them must not become a busy loop.
-        pause = backoff_delay(again, port.jitter(), base=0.001, cap=0.05)
-        await port.sleep_until(min(wake, port.now() + pause))
-    try:
-        # When somebody's turn ends without a sign of life, it is anybody's.
-        further_back = place and refused.reason != "reserved"
-        patience = _patience(held.wanted, place, port.jitter()) if place and further_back else 0.0
-        await port.wait_change(held.wanted.key, refused.seen, min(until, wake + patience))
-    except StoreError:
-        await port.sleep_until(wake)
-
-
 def _patience(wanted: Wanted, place: int, jitter: float) -> float:
     """Seconds that one further back in line leaves to those before it, who look first.
 
@@ -276,5 +267,5 @@ def _patience(wanted: Wanted, place: int, jitter: float) -> float:
 def _sight(refused: Refused) -> object:
     """What a second look has to see again to have been in vain."""
     if isinstance(refused, Queued):
-        return (refused.reason, refused.place, *(it.token for it in refused.holders))
+        return (refused.reason, refused.place, *(holder.token for holder in refused.holders))
     return refused.seen
