@@ -94,117 +94,271 @@ CROWD: dict[str, str] = {
 """Files whose tests run at the very end, one at a time."""
 
 SEEDS = "more seeds of the same worlds"
-STORES = "other stores: the subject is above them; each store has such a test in `make test`"
+STORES = "other stores: the subject is above them, and each has such a test in `make test`"
+SIDES = "the other side (blocking or asyncio), signal or isolation, which goes the same way"
 PAIRS = "kept are twelve in which any two values of isolation, fault, worker and store meet"
-FAULTS = "kept are those in which each store meets another fault, and each fault both workers"
+MEET = "kept are those in which each store, each fault and each worker is met"
+LONG = "long for what it shows beside the tests that are kept"
+NET = "shows that the tests would see a defect: it changes with the tests, not with the product"
 
-LEFT: tuple[Left, ...] = (
-    Left("chaos/test_chaos.py::test_no_random_schedule_has_two_workers_at_once", SEEDS, ("0",)),
-    *(
-        Left(f"cron/test_processes.py::{test}", STORES, (store,))
-        for test, store in {
-            "test_each_slot_runs_once_through_kills_and_freezes": "redis",
-            "test_a_run_whose_instance_is_killed_is_lost_and_retried": "etcd",
-            "test_a_run_longer_than_the_ttl_ends_well_while_its_instance_claims_other_slots": (
-                "postgresql"
-            ),
-            "test_a_term_lets_runs_end_and_starts_no_other": "sqlite",
-            "test_a_drain_that_takes_too_long_stops_the_runs": "redis",
-            "test_a_hup_reads_the_jobs_anew_and_keeps_them_if_they_are_broken": "sqlite",
-            "test_what_a_command_writes_and_how_it_ended_is_kept": "redis",
-            "test_a_schedule_that_changes_lets_the_run_that_is_on_end": "sqlite",
-            "test_a_worker_that_is_killed_leaves_nothing_behind_and_its_run_is_lost": "quorum",
-        }.items()
-    ),
-    Left("cron/test_simulation.py::test_no_slot_runs_twice_whatever_comes_together", SEEDS, ("0",)),
-    *(
-        Left(f"e2e/test_cotyledon.py::{test}", STORES, (store,))
-        for test, store in {
-            "test_every_worker_gets_its_turn_and_none_prints_into_another_s": "sqlite",
-            "test_a_killed_worker_is_restarted_and_its_lease_is_taken_over": "redis",
-            "test_on_term_the_turn_ends_in_order_and_the_service_exits": "etcd",
-        }.items()
-    ),
-    Left(
-        "e2e/test_faults.py::test_the_worker_dies_inside_the_lease_when_the_store_is_away",
-        FAULTS,
-        (
-            *("obedient-sqlite-silent", "obedient-redis-black hole", "obedient-etcd-one-way loss"),
-            *("obedient-postgresql-killed", "stubborn-redis-killed", "stubborn-etcd-silent"),
-            *("stubborn-postgresql-black hole", "stubborn-redis-one-way loss"),
-        ),
-    ),
-    *(
-        Left(f"e2e/test_faults.py::{test}", STORES, (store,))
-        for test, store in {
-            "test_a_short_outage_stops_nobody": "redis",
-            "test_an_instance_that_is_killed_takes_its_worker_along": "etcd",
-            "test_an_instance_that_was_frozen_past_its_lease_kills_at_once": "sqlite",
-            "test_what_the_command_leaves_behind_is_stopped_before_the_release": "postgresql",
-            "test_a_stopped_worker_keeps_its_lease_and_dies_when_the_store_is_away": "redis",
-        }.items()
-    ),
-    *(
-        Left(f"e2e/test_lead.py::{test}", STORES, (store,))
-        for test, store in {
-            "test_on_term_the_next_one_leads": "redis",
-            "test_a_candidate_obeys_signals": "sqlite",
-            "test_a_command_that_ends_gives_the_others_their_turn": "etcd",
-            "test_a_holder_that_is_asked_to_resign_hands_over": "postgresql",
-            "test_a_lease_is_handed_to_the_candidate_that_was_named": "redis",
-            "test_nobody_works_while_it_is_paused": "sqlite",
-            "test_a_silent_store_ends_the_term_inside_the_lease_and_one_leads_again": "etcd",
-        }.items()
-    ),
-    *(
-        Left(f"e2e/test_once_job.py::{test}", STORES, (store,))
-        for test, store in {
-            "test_of_five_instances_one_calls_and_four_say_who_did": "redis",
-            "test_the_next_slot_runs_after_its_holder_was_killed": "etcd",
-            "test_a_lock_inside_the_command_fails_closed": "postgresql",
-        }.items()
-    ),
-    *(
-        Left(f"e2e/test_work.py::{test}", STORES, (store,))
-        for test, store in {
-            "test_one_of_four_works_and_term_drains": "postgresql",
-            "test_two_seats_are_held_by_two": "redis",
-            "test_a_worker_that_is_killed_is_replaced": "etcd",
-            "test_workers_drain_when_their_parent_is_killed": "sqlite",
-            "test_a_command_that_does_not_exist_ends_the_service": "redis",
-        }.items()
-    ),
-    Left(
-        "faults/test_exit_when_lost.py",
-        "longer leases and the calmer holder: a ttl of 15 s takes 20 s a round",
-        ("1s-*", "3s-black_hole-busy", "3s-frozen_store-waits"),
-    ),
-    Left(
-        "faults/test_guard.py::test_the_tree_is_dead_before_another_can_lead",
-        PAIRS,
-        (
-            *(
-                "pidns-supervisor killed---stubborn-sqlite",
-                "pgroup-supervisor killed---daemon-etcd",
-            ),
-            *(
-                "pidns-supervisor stopped---daemon-etcd",
-                "pgroup-supervisor stopped---stubborn-sqlite",
-            ),
-            *("pidns-guard killed---stubborn-etcd", "pgroup-guard killed---daemon-sqlite"),
-            *("pidns-both killed---daemon-sqlite", "pgroup-both killed---stubborn-etcd"),
-            "pidns-guard stopped, supervisor killed---daemon-sqlite",
-            "pgroup-guard stopped, supervisor killed---stubborn-etcd",
-            "pidns-supervisor stopped, guard killed---stubborn-sqlite",
-            "pidns-supervisor stopped, guard killed---daemon-etcd",
-        ),
-    ),
-    Left("sim/test_simulator.py::test_no_history_breaks_a_rule", SEEDS, ("*-0",)),
-    Left(
-        "sim/test_simulator.py::test_a_store_that_forgets_lets_beliefs_overlap_and_tokens_grow",
+# (file, why, {test: what `make test` keeps}), or for a whole file "*".
+_TABLE: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
+    (
+        "chaos/test_chaos.py",
         SEEDS,
-        ("0",),
+        {"test_no_random_schedule_has_two_workers_at_once": ("0",)},
     ),
+    (
+        "chaos/test_chaos.py",
+        NET,
+        {
+            "test_the_judge_sees_every_planted_bug": (),
+            "test_the_same_schedules_without_a_bug_have_no_overlap": (),
+        },
+    ),
+    (
+        "chaos/test_recovery.py",
+        STORES,
+        {"test_after_a_single_fault_one_leads_again": ("processes, SQLite",)},
+    ),
+    (
+        "chaos/test_suspend.py",
+        SIDES,
+        {
+            "test_a_command_that_slept_past_its_lease_is_killed_when_it_wakes": (
+                *("supervisor-pidns", "guard-pgroup"),
+            )
+        },
+    ),
+    (
+        "cli/test_exit_codes.py",
+        SIDES,
+        {
+            "test_the_commands_own_code_is_untouched": ("0", "75"),
+            "test_an_end_that_the_ledger_cannot_be_told_in_time_is_lost_here_and_there": ("7",),
+        },
+    ),
+    ("combined/test_fleets.py", LONG, {"*": ()}),
+    (
+        "cron/test_processes.py",
+        STORES,
+        {
+            "test_each_slot_runs_once_through_kills_and_freezes": ("redis",),
+            "test_a_run_whose_instance_is_killed_is_lost_and_retried": ("etcd",),
+            "test_a_run_longer_than_the_ttl_ends_well_while_its_instance_claims_other_slots": (
+                "postgresql",
+            ),
+            "test_a_term_lets_runs_end_and_starts_no_other": ("sqlite",),
+            "test_a_drain_that_takes_too_long_stops_the_runs": ("redis",),
+            "test_a_hup_reads_the_jobs_anew_and_keeps_them_if_they_are_broken": ("sqlite",),
+            "test_what_a_command_writes_and_how_it_ended_is_kept": ("redis",),
+            "test_a_schedule_that_changes_lets_the_run_that_is_on_end": ("sqlite",),
+            "test_a_worker_that_is_killed_leaves_nothing_behind_and_its_run_is_lost": ("quorum",),
+        },
+    ),
+    (
+        "cron/test_simulation.py",
+        SEEDS,
+        {
+            "test_no_slot_runs_twice_whatever_comes_together": ("0", "1"),
+            "test_each_slot_runs_at_most_once_and_is_on_record": ("0",),
+        },
+    ),
+    (
+        "cron/test_simulation.py",
+        NET,
+        {
+            "test_a_planted_bug_is_seen": (),
+            "test_a_planted_bug_that_needs_wrong_clocks_is_seen_by_chance": (),
+            "test_without_a_bug_the_same_plans_show_no_fault": (),
+        },
+    ),
+    (
+        "e2e/test_cotyledon.py",
+        STORES,
+        {
+            "test_every_worker_gets_its_turn_and_none_prints_into_another_s": ("sqlite",),
+            "test_a_killed_worker_is_restarted_and_its_lease_is_taken_over": ("redis",),
+            "test_on_term_the_turn_ends_in_order_and_the_service_exits": ("etcd",),
+        },
+    ),
+    (
+        "e2e/test_demo.py",
+        SIDES,
+        {"test_an_ended_demo_ends_its_processes_and_removes_its_folder": ("15-*",)},
+    ),
+    (
+        "e2e/test_etcd_examples.py",
+        LONG,
+        {"test_the_client_stops_inside_the_lease_without_a_majority_and_comes_back": ()},
+    ),
+    (
+        "e2e/test_faults.py",
+        MEET,
+        {
+            "test_the_worker_dies_inside_the_lease_when_the_store_is_away": (
+                *("obedient-sqlite-silent", "obedient-redis-black hole"),
+                *("obedient-etcd-one-way loss", "stubborn-redis-killed"),
+                *("stubborn-etcd-silent", "stubborn-postgresql-black hole"),
+            )
+        },
+    ),
+    (
+        "e2e/test_faults.py",
+        STORES,
+        {
+            "test_a_short_outage_stops_nobody": ("redis",),
+            "test_an_instance_that_is_killed_takes_its_worker_along": ("etcd",),
+            "test_an_instance_that_was_frozen_past_its_lease_kills_at_once": ("sqlite",),
+            "test_what_the_command_leaves_behind_is_stopped_before_the_release": ("postgresql",),
+            "test_a_stopped_worker_keeps_its_lease_and_dies_when_the_store_is_away": ("redis",),
+        },
+    ),
+    ("e2e/test_fleet_example.py", LONG, {"*": ()}),
+    (
+        "e2e/test_lead.py",
+        STORES,
+        {
+            "test_on_term_the_next_one_leads": ("redis",),
+            "test_a_candidate_obeys_signals": ("sqlite",),
+            "test_a_command_that_ends_gives_the_others_their_turn": ("etcd",),
+            "test_a_holder_that_is_asked_to_resign_hands_over": ("postgresql",),
+            "test_a_lease_is_handed_to_the_candidate_that_was_named": ("redis",),
+            "test_nobody_works_while_it_is_paused": ("sqlite",),
+            "test_a_silent_store_ends_the_term_inside_the_lease_and_one_leads_again": ("etcd",),
+        },
+    ),
+    (
+        "e2e/test_once_job.py",
+        STORES,
+        {
+            "test_of_five_instances_one_calls_and_four_say_who_did": ("redis",),
+            "test_the_next_slot_runs_after_its_holder_was_killed": ("etcd",),
+            "test_a_lock_inside_the_command_fails_closed": ("postgresql",),
+        },
+    ),
+    (
+        "e2e/test_quorum_jobs.py",
+        LONG,
+        {"test_each_slot_of_a_job_runs_once_while_servers_are_killed_and_emptied": ()},
+    ),
+    (
+        "e2e/test_telnet_leader.py",
+        SIDES,
+        {
+            "test_the_program_closes_its_session_before_another_opens_one": ("killed-*",),
+            "test_told_to_end_the_leader_hangs_up_and_the_next_one_follows_at_once": ("leader.py",),
+        },
+    ),
+    (
+        "e2e/test_work.py",
+        STORES,
+        {
+            "test_one_of_four_works_and_term_drains": ("postgresql",),
+            "test_two_seats_are_held_by_two": ("redis",),
+            "test_a_worker_that_is_killed_is_replaced": ("etcd",),
+            "test_workers_drain_when_their_parent_is_killed": ("sqlite",),
+            "test_a_command_that_does_not_exist_ends_the_service": ("redis",),
+        },
+    ),
+    (
+        "faults/test_exit_when_lost.py",
+        "longer leases: with a ttl of 15 s a round takes 20 s",
+        {"*": ("1s-*", "3s-black_hole-busy")},
+    ),
+    (
+        "faults/test_gevent.py",
+        STORES,
+        {
+            "test_a_hub_that_is_kept_does_not_cost_the_lease": ("sqlite*",),
+            "test_a_hub_that_is_kept_does_not_cost_a_lease_on_etcd": ("etcd",),
+            "test_a_hub_that_is_kept_does_not_cost_a_lease_on_postgresql": (),
+        },
+    ),
+    (
+        "faults/test_guard.py",
+        PAIRS,
+        {
+            "test_the_tree_is_dead_before_another_can_lead": (
+                *("pidns-supervisor killed---stubborn-sqlite",),
+                *("pgroup-supervisor killed---daemon-etcd",),
+                *("pidns-supervisor stopped---daemon-etcd",),
+                *("pgroup-supervisor stopped---stubborn-sqlite",),
+                *("pidns-guard killed---stubborn-etcd", "pgroup-guard killed---daemon-sqlite"),
+                *("pidns-both killed---daemon-sqlite", "pgroup-both killed---stubborn-etcd"),
+                "pidns-guard stopped, supervisor killed---daemon-sqlite",
+                "pgroup-guard stopped, supervisor killed---stubborn-etcd",
+                "pidns-supervisor stopped, guard killed---stubborn-sqlite",
+                "pidns-supervisor stopped, guard killed---daemon-etcd",
+            )
+        },
+    ),
+    (
+        "faults/test_guard.py",
+        SIDES,
+        {
+            "test_a_process_group_has_nobody_to_kill_it_when_both_are_away": ("*worker0",),
+            "test_with_supervisor_and_guard_stopped_the_command_outlives_the_lease": ("*pidns",),
+            "test_a_guard_that_is_stopped_alone_stops_nobody": ("*pgroup",),
+            "test_a_guard_that_was_stopped_heeds_the_proofs_in_its_queue": ("*pidns",),
+            "test_the_death_of_the_guard_is_a_fault_of_ours_and_gives_the_lease_back": ("*pgroup",),
+            "test_a_thawed_supervisor_says_that_the_lease_is_over": ("*pidns",),
+            "test_a_guard_leaves_with_a_supervisor_that_is_killed": ("*pgroup",),
+            "test_one_guard_serves_many_terms_that_signals_end_in_order": ("*pidns",),
+        },
+    ),
+    (
+        "faults/test_guard_at_start.py",
+        SIDES,
+        {
+            "test_a_guard_that_does_not_answer_lets_nothing_run_and_the_lease_is_given_back": (
+                *("ahead-*-pidns", "late-*-pgroup"),
+            ),
+            "test_a_candidate_whose_guard_froze_ends_when_it_is_elected": ("pidns",),
+            "test_a_candidate_replaces_the_waiting_process_that_was_killed": ("pgroup",),
+            "test_a_candidate_leaves_neither_process_nor_folder": ("15-pgroup", "9-pidns"),
+            "test_a_supervisor_that_is_killed_leaves_no_folder": ("pidns",),
+            "test_in_a_container_everything_is_dead_before_another_can_lead": (
+                *("supervisor-9-options2", "supervisor-19-options0", "guard-9-options1"),
+            ),
+        },
+    ),
+    (
+        "faults/test_quorum_schedules.py",
+        SEEDS,
+        {"test_no_random_schedule_lets_two_prove_it_or_a_token_shrink": ("0",)},
+    ),
+    (
+        "faults/test_quorum_schedules.py",
+        NET,
+        {
+            "test_the_judge_sees_two_holders_where_a_single_master_forgets": (),
+            "test_two_of_three_wiped_again_and_again_give_two_holders_only_without_the_quarantine": (),
+        },
+    ),
+    (
+        "faults/test_redis_switchover.py",
+        SIDES,
+        {
+            "test_what_a_waiter_hears_from_the_old_master_is_no_lease": ("sync",),
+            "test_after_a_switchover_waiters_listen_at_the_new_master": ("async",),
+        },
+    ),
+    (
+        "sim/test_simulator.py",
+        SEEDS,
+        {
+            "test_no_history_breaks_a_rule": ("*-0",),
+            "test_a_store_that_forgets_lets_beliefs_overlap_and_tokens_grow": ("0",),
+        },
+    ),
+    ("unit/test_postgresql_mutants.py", NET, {"*": ("a_stranger_*", "the_token_*")}),
+)
+
+LEFT: tuple[Left, ...] = tuple(
+    Left(file if test == "*" else f"{file}::{test}", why, kept)
+    for file, why, tests in _TABLE
+    for test, kept in tests.items()
 )
 
 
