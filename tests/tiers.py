@@ -333,7 +333,7 @@ _TABLE: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
         NET,
         {
             "test_the_judge_sees_two_holders_where_a_single_master_forgets": (),
-            "test_two_of_three_wiped_again_and_again_give_two_holders_only_without_the_quarantine": (),
+            "test_two_of_three_wiped_in_turn_give_two_holders_only_without_the_quarantine": (),
         },
     ),
     (

@@ -69,7 +69,7 @@ WIPES_OF_TWO = tuple(Trouble(0.12 * at, "wiped", at % 2, 0.0) for at in range(1,
 
 @pytest.mark.slow
 @pytest.mark.server
-def test_two_of_three_wiped_again_and_again_give_two_holders_only_without_the_quarantine(
+def test_two_of_three_wiped_in_turn_give_two_holders_only_without_the_quarantine(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with Fleet(3) as fleet:
