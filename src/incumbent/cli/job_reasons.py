@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from incumbent.cli.ledger_show import next_slot, result_of, runs_in, say_up
-from incumbent.cli.show import iso, said_by
+from incumbent.cli.text import iso, said_by
 from incumbent.cron.ledger import Run, pruned_spans, read_job
 from incumbent.cron.presence import Present, is_by_the_clock
 from incumbent.cron.slots import GRACE

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from incumbent.cli.show import iso
+from incumbent.cli.text import iso
 from incumbent.cron.control import is_job_name
 from incumbent.cron.ledger import JOB, Run, State, read_job, running, runs_of
 from incumbent.cron.presence import GONE, GONE_AFTER, Present, up_now

@@ -155,14 +155,14 @@ COMMANDS: Final = {
     "cron": Command(
         "jobs by the clock, from a crontab or a job file (TOML)", "cron", "FILE", _CRON
     ),
-    "status": Command("who holds what", "status", "[NAME]", (_WATCH,)),
-    "wait": Command("wait until NAME is free", "wait", "NAME", (_TIMEOUT,)),
-    "break": Command("ask the holder to stop", "breaking", "NAME", (_FORCE, _REASON)),
-    "resign": Command("ask the holder to hand over", "resign", "NAME", (_TO, _REASON)),
+    "status": Command("who holds what", "look", "[NAME]", (_WATCH,)),
+    "wait": Command("wait until NAME is free", "look", "NAME", (_TIMEOUT,)),
+    "break": Command("ask the holder to stop", "steering", "NAME", (_FORCE, _REASON)),
+    "resign": Command("ask the holder to hand over", "steering", "NAME", (_TO, _REASON)),
     "pause": Command(
-        "end the term, and let nobody hold NAME", "pausing", "[NAME]", (_REASON, _ALL)
+        "end the term, and let nobody hold NAME", "steering", "[NAME]", (_REASON, _ALL)
     ),
-    "unpause": Command("let NAME be held again", "pausing", "[NAME]", (_ALL,)),
+    "unpause": Command("let NAME be held again", "steering", "[NAME]", (_ALL,)),
     "why": Command("why NAME is held, or is not; why a job did not run", "why", "NAME", (_AT,)),
     "history": Command(
         "who held NAME when; what became of a job's slots", "history", "NAME", (_SINCE,)

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass, replace
 
 from incumbent.cli.exits import say
-from incumbent.cli.show import iso
+from incumbent.cli.text import iso
 from incumbent.errors import ConfigError
 
 __all__ = ["Verdict", "check_result_file", "write_result"]

@@ -11,7 +11,7 @@ from typing import Any
 
 from incumbent.cli.exits import OK, USAGE, say
 from incumbent.cli.parser import Request
-from incumbent.cli.show import print_json, table
+from incumbent.cli.text import print_json, table
 from incumbent.cron.load import Loaded, load_jobs
 from incumbent.cron.schedule import slot_id
 from incumbent.cron.spec import JobSpec, Problem

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from incumbent import clock
 from incumbent.cli.exits import OK, UNPROVED, say
 from incumbent.cli.parser import Request
-from incumbent.cli.show import print_json
+from incumbent.cli.text import print_json
 from incumbent.durations import say_seconds
 from incumbent.errors import ConfigError, StoreError
 from incumbent.policy import TTL_DEFAULT, Policy, make_policy

@@ -6,8 +6,7 @@ from incumbent import clock
 from incumbent.cli.exits import OK
 from incumbent.cli.ledger_show import result_of, run_as_json, runs_in, took, when_of
 from incumbent.cli.parser import Request
-from incumbent.cli.show import iso, past_as_json, print_json, table
-from incumbent.cli.when import since_of
+from incumbent.cli.text import iso, past_as_json, print_json, since_of, table
 from incumbent.clients import Client
 from incumbent.cron.ledger import Run, running
 from incumbent.durations import say_seconds

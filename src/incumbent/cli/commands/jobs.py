@@ -16,7 +16,7 @@ from incumbent.cli.ledger_show import (
     took,
 )
 from incumbent.cli.parser import Request
-from incumbent.cli.show import iso, print_json, table
+from incumbent.cli.text import iso, print_json, table
 from incumbent.clients import Client
 from incumbent.cron.control import CONTROL, pause_of
 from incumbent.cron.ledger import read_job, running

@@ -6,10 +6,11 @@ from collections.abc import Callable
 from signal import Signals as SignalName
 
 from incumbent import clock
-from incumbent.cli import exits, show
+from incumbent.cli import exits
 from incumbent.cli.exits import fault_line, say
 from incumbent.cli.parser import Request
 from incumbent.cli.settings import lock_settings
+from incumbent.cli.text import busy
 from incumbent.cli.verdict import Verdict, check_result_file, write_result
 from incumbent.durations import parse_duration, say_seconds
 from incumbent.errors import ConfigError, Misuse, NotAcquired, StoreError
@@ -105,7 +106,7 @@ def _busy_code(request: Request) -> int:
 
 
 def _busy(error: NotAcquired, code: int) -> Verdict:
-    line = f"skipped: {show.busy(error)}"
+    line = f"skipped: {busy(error)}"
     return Verdict("skipped", code, line, held_by=error.held_by, reason=error.reason)
 
 

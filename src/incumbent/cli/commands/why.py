@@ -1,15 +1,18 @@
-"""`why`: why NAME is held, or is not, and why a job ran or did not, in words."""
+"""`why`: why NAME is held, or is not, and why a job ran or did not, in words.
+
+`explain` is pure: from the record, and what time it is.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 from incumbent import clock
 from incumbent.cli.exits import OK
 from incumbent.cli.job_reasons import explain_job
+from incumbent.cli.operator import WITHIN, open_client
 from incumbent.cli.parser import Request
-from incumbent.cli.reasons import explain
-from incumbent.cli.show import print_json, record_as_json
-from incumbent.cli.when import instant_of
-from incumbent.clients import Client
+from incumbent.cli.text import facts_of, instant_of, iso, print_json, record_as_json, said_by
 from incumbent.cron.ledger import JOB, read_job
 from incumbent.cron.presence import (
     KNOWN,
@@ -20,21 +23,26 @@ from incumbent.cron.presence import (
     read_sets,
     up_now,
 )
-from incumbent.store_url import store_url
+from incumbent.durations import say_seconds
+from incumbent.model import Holding, Record
+from incumbent.stores.notices import PAUSE, RESIGN, read_notice
 
-__all__ = ["command"]
+__all__ = ["command", "explain"]
 
-_WITHIN = 2.0
+_LAST = 3
+"""Past holdings that are shown."""
+_NEARLY_OUT = 0.4
+"""Of the ttl: a holder renews every fifth of it, and is that far behind only if renewals fail."""
 
 
 def command(request: Request) -> int:
     """See the module."""
     at = request.text("at")
     instant = None if at is None else instant_of(at, "at", clock.wall())
-    with Client(store_url(request.text("store")), namespace=request.namespace) as client:
-        record = client.read(request.name, _WITHIN)
-        present = client.read(PRESENCE, _WITHIN) if JOB in record.fields else None
-        known = client.read(KNOWN, _WITHIN) if present is not None else None
+    with open_client(request) as client:
+        record = client.read(request.name, WITHIN)
+        present = client.read(PRESENCE, WITHIN) if JOB in record.fields else None
+        known = client.read(KNOWN, WITHIN) if present is not None else None
     # Only now: "held for" in the record counts until it was read.
     now = clock.wall()
     # Of a job that nobody runs, who held its name says nothing that its ledger does not say better.
@@ -49,3 +57,86 @@ def command(request: Request) -> int:
     else:
         print("\n".join(f"{request.name}: {line}" for line in lines))
     return OK
+
+
+def explain(record: Record, now: float) -> list[str]:
+    """One sentence a line, the answer first; `now` is the wall clock."""
+    lines = [line for holding in record.holdings for line in _of_holding(holding, now)]
+    lines += _of_switches(record, now)
+    if not record.holdings and not lines:
+        lines.append("free: whoever asks gets it")
+    lines += [
+        f"slot {name}: claimed for another {say_seconds(left)}"
+        for name, left in record.slots.items()
+    ]
+    lines += _of_candidates(record)
+    lines += _of_history(record)
+    return lines
+
+
+def _of_holding(holding: Holding, now: float) -> Iterator[str]:
+    if holding.foreign:
+        yield (
+            f"held: the value at its key is not ours ({holding.holder}); it counts as held until"
+            " somebody removes it"
+        )
+        return
+    since = ""
+    if holding.held_for is not None:
+        since = f" for {say_seconds(holding.held_for)}, since {iso(now - holding.held_for)}"
+    yield f"held by {holding.holder}{since}, term {holding.token}"
+    facts = facts_of(holding)
+    if facts.get("state") == "stopping":
+        yield f"{holding.holder} is stopping: its command was asked to end"
+    if holding.remaining is not None:
+        yield _of_time(holding, holding.remaining)
+    if "isolation" in facts:
+        where = f"its process is {facts.get('pid', '?')} on {facts.get('host', '?')}"
+        yield f"{where}, isolation {facts['isolation']}"
+
+
+def _of_time(holding: Holding, left: float) -> str:
+    of = "" if holding.ttl is None else f" of {say_seconds(holding.ttl)}"
+    if holding.ttl is not None and left < _NEARLY_OUT * holding.ttl:
+        return (
+            f"ttl: only {say_seconds(left)}{of} left: it has not renewed for a while; is the holder"
+            " gone, frozen or cut off? Nobody else can have it before the ttl is out"
+        )
+    return f"ttl: {say_seconds(left)}{of} left; the holder renews it"
+
+
+def _of_switches(record: Record, now: float) -> Iterator[str]:
+    if PAUSE in record.fields:
+        when = read_notice(record.fields[PAUSE].value).get("when")
+        since = f" since {iso(float(when))}" if isinstance(when, int | float) else ""
+        yield f"paused{said_by(record, PAUSE)}{since}: nobody may hold it until `unpause`"
+    if RESIGN in record.fields and record.holdings:
+        notice = read_notice(record.fields[RESIGN].value)
+        if notice.get("token") == record.holdings[0].token:
+            to = f" to {notice['to']}" if notice.get("to") else ""
+            yield f"its holder was asked to hand over{to}{said_by(record, RESIGN)}"
+    if record.closed_for > 0:
+        left = say_seconds(record.closed_for)
+        if record.reserved_for:
+            yield f"reserved for {record.reserved_for} for another {left}"
+        else:
+            yield f"closed for another {left}: its last holder asked for that (--at-least-for)"
+
+
+def _of_candidates(record: Record) -> Iterator[str]:
+    if record.candidates:
+        names = ", ".join(candidate.holder for candidate in record.candidates)
+        yield f"standing by: {names}"
+    elif record.holdings:
+        yield "nobody is known to stand by"
+
+
+def _of_history(record: Record) -> Iterator[str]:
+    present = {holding.token for holding in record.holdings}
+    ended = [past for past in record.history if past.token not in present]
+    for past in sorted(ended, key=lambda past: past.token, reverse=True)[:_LAST]:
+        before = f"before: {past.holder} from {iso(past.started)}"
+        if past.ended is None:
+            yield f"{before}; its ttl ran out"
+        else:
+            yield f"{before}, released after {say_seconds(max(0.0, past.ended - past.started))}"

@@ -1,4 +1,4 @@
-"""How durations, instants and records are shown; nothing here asks or decides."""
+"""How durations, instants and records are shown, and instants are read; nothing here decides."""
 
 from __future__ import annotations
 
@@ -6,19 +6,21 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from incumbent.durations import say_seconds
-from incumbent.errors import AcquireTimeout, NotAcquired
+from incumbent.durations import parse_duration, say_seconds
+from incumbent.errors import AcquireTimeout, ConfigError, NotAcquired
 from incumbent.model import Holding, Past, Record
 from incumbent.stores.notices import PAUSE, RESIGN, read_notice
 
 __all__ = [
     "busy",
     "facts_of",
+    "instant_of",
     "iso",
     "past_as_json",
     "print_json",
     "record_as_json",
     "said_by",
+    "since_of",
     "state_of",
     "table",
 ]
@@ -70,8 +72,8 @@ def facts_of(holding: Holding) -> dict[str, str]:
 
 def said_by(record: Record, field: str) -> str:
     """Who wrote a switch, and why: " by X (reason)", or nothing."""
-    said = read_notice(record.fields[field].value)
-    who, reason = said.get("who"), said.get("reason")
+    notice = read_notice(record.fields[field].value)
+    who, reason = notice.get("who"), notice.get("reason")
     return (f" by {who}" if who else "") + (f" ({reason})" if reason else "")
 
 
@@ -91,7 +93,7 @@ def record_as_json(record: Record) -> dict[str, Any]:
         "foreign": bool(holding and holding.foreign),
         "isolation": facts.get("isolation"),
         "stopping": facts.get("state") == "stopping",
-        "candidates": [it.holder for it in record.candidates],
+        "candidates": [candidate.holder for candidate in record.candidates],
         "closed_for": record.closed_for,
         "reserved_for": record.reserved_for or None,
         "paused": _notice(record, PAUSE),
@@ -104,8 +106,8 @@ def record_as_json(record: Record) -> dict[str, Any]:
 def _notice(record: Record, field: str) -> dict[str, str] | None:
     if field not in record.fields:
         return None
-    said = read_notice(record.fields[field].value)
-    return {"who": str(said.get("who", "")), "reason": str(said.get("reason", ""))}
+    notice = read_notice(record.fields[field].value)
+    return {"who": str(notice.get("who", "")), "reason": str(notice.get("reason", ""))}
 
 
 def past_as_json(past: Past) -> dict[str, Any]:
@@ -125,6 +127,35 @@ def iso(instant: float) -> str:
 
     local = datetime.fromtimestamp(instant, UTC).astimezone()
     return local.isoformat(sep=" ", timespec="seconds")
+
+
+def since_of(text: str, now: float) -> float:
+    """`2h` ago, or an instant; raises ConfigError."""
+    try:
+        return now - parse_duration(text, "since")
+    except ConfigError:
+        return instant_of(text, "since", now, "2h, ")
+
+
+def instant_of(text: str, what: str, now: float, also: str = "") -> float:
+    """`05:30` (the last one), `2026-11-21T05:30`, with a zone or in local time; ConfigError."""
+    from datetime import UTC, datetime, timedelta
+
+    here = datetime.fromtimestamp(now, UTC).astimezone()
+    try:
+        if len(text) <= 8 and ":" in text:
+            time = datetime.strptime(text, "%H:%M" if text.count(":") == 1 else "%H:%M:%S")  # noqa: DTZ007 - only its time
+            found = here.replace(
+                hour=time.hour, minute=time.minute, second=time.second, microsecond=0
+            )
+            return (found if found <= here else found - timedelta(days=1)).timestamp()
+        found = datetime.fromisoformat(text)
+        return (found if found.tzinfo else found.astimezone()).timestamp()
+    except ValueError:
+        raise ConfigError(
+            f"{what}={text[:40]!r}: write {also}05:30, 2026-11-21T05:30 or 2026-11-21T05:30:00Z",
+            name=what,
+        ) from None
 
 
 def print_json(value: object) -> None:

@@ -1,4 +1,4 @@
-"""`status`: who holds what."""
+"""`status` and `wait`: who holds what, and waiting until a name is free."""
 
 from __future__ import annotations
 
@@ -6,20 +6,18 @@ import sys
 import time
 
 from incumbent import clock
-from incumbent.cli.exits import OK, say
-from incumbent.cli.looking import wait_for_change
+from incumbent.cli.exits import BUSY, OK, say
+from incumbent.cli.operator import WITHIN, open_client, read_until, wait_for_change
 from incumbent.cli.parser import Request
-from incumbent.cli.show import facts_of, print_json, record_as_json, said_by, state_of, table
+from incumbent.cli.text import facts_of, print_json, record_as_json, said_by, state_of, table
 from incumbent.clients import Client
-from incumbent.durations import say_seconds
+from incumbent.durations import parse_duration, say_seconds
 from incumbent.errors import StoreError
 from incumbent.model import Record
-from incumbent.store_url import store_url
 from incumbent.stores.notices import PAUSE, RESIGN
 
 __all__ = ["command"]
 
-_WITHIN = 2.0
 _EVERY = 1.0
 _AT_MOST_EVERY = 0.1
 _CLEAR = "\x1b[H\x1b[2J"
@@ -28,7 +26,9 @@ _HEAD = ("NAME", "STATE", "HOLDER", "TOKEN", "HELD FOR", "TTL LEFT", "NOTES")
 
 def command(request: Request) -> int:
     """See the module."""
-    with Client(store_url(request.text("store")), namespace=request.namespace) as client:
+    if request.command == "wait":
+        return _wait(request)
+    with open_client(request) as client:
         if not request.on("watch"):
             _show(request, client)
             return OK
@@ -38,6 +38,30 @@ def command(request: Request) -> int:
             # That is how one leaves it.
             pass
     return OK
+
+
+# -- wait ----------------------------------------------------------------------------------------
+
+
+def _wait(request: Request) -> int:
+    text = request.text("timeout")
+    timeout = float("inf") if text is None else parse_duration(text, "timeout")
+    with open_client(request) as client:
+        record = read_until(client, request.name, clock.now() + timeout, _is_free)
+    if request.on("json"):
+        print_json(record_as_json(record))
+    if _is_free(record):
+        return OK
+    what = f"held by {record.holdings[0].holder}" if record.holdings else state_of(record)
+    say(f"{request.name}: gave up after {say_seconds(timeout)}: {what}")
+    return BUSY
+
+
+def _is_free(record: Record) -> bool:
+    return state_of(record) == "free"
+
+
+# -- status --------------------------------------------------------------------------------------
 
 
 def _watch(request: Request, client: Client) -> None:
@@ -60,8 +84,8 @@ def _watch(request: Request, client: Client) -> None:
 
 def _show(request: Request, client: Client, *, clear: bool = False) -> Record | None:
     """Returns the record if it is of one name."""
-    one = request.text("name")
-    records = (client.read(one, _WITHIN),) if one else client.scan("", _WITHIN)
+    one = request.name
+    records = (client.read(one, WITHIN),) if one else client.scan("", WITHIN)
     if clear:
         print(_CLEAR, end="")
     if request.on("json"):
@@ -78,9 +102,9 @@ def _row(record: Record) -> tuple[str, ...]:
     name, state = record.key.name, state_of(record)
     if not record.holdings:
         return (name, state, "-", "-", "-", "-", _notes(record))
-    it = record.holdings[0]
-    times = (_seconds(it.held_for), _seconds(it.remaining))
-    return (name, state, it.holder, str(it.token or "-"), *times, _notes(record))
+    holding = record.holdings[0]
+    times = (_seconds(holding.held_for), _seconds(holding.remaining))
+    return (name, state, holding.holder, str(holding.token or "-"), *times, _notes(record))
 
 
 def _seconds(value: float | None) -> str:
@@ -88,28 +112,19 @@ def _seconds(value: float | None) -> str:
 
 
 def _notes(record: Record) -> str:
-    notes = ["not ours"] if any(it.foreign for it in record.holdings) else []
-    notes += [_of_holder(record)]
-    notes += [_told(record, PAUSE, "paused"), _told(record, RESIGN, "asked to resign")]
+    notes = ["not ours"] if any(holding.foreign for holding in record.holdings) else []
+    facts = facts_of(record.holdings[0]) if record.holdings else {}
+    notes += ["stopping"] if facts.get("state") == "stopping" else []
+    notes += [facts["isolation"]] if facts.get("isolation") else []
+    for field, what in ((PAUSE, "paused"), (RESIGN, "asked to resign")):
+        if field in record.fields:
+            notes.append(what + said_by(record, field))
     if record.closed_for > 0:
         what = f"reserved for {record.reserved_for}" if record.reserved_for else "closed"
         notes.append(f"{what} for another {say_seconds(record.closed_for)}")
     if record.candidates:
         notes.append(f"{len(record.candidates)} standing by")
     notes += [f"slot {name}: {say_seconds(left)} left" for name, left in record.slots.items()]
-    return "; ".join(note for note in notes if note)
-
-
-def _told(record: Record, field: str, what: str) -> str:
-    if field not in record.fields:
-        return ""
-    return what + said_by(record, field)
-
-
-def _of_holder(record: Record) -> str:
-    facts = facts_of(record.holdings[0]) if record.holdings else {}
-    notes = ["stopping"] if facts.get("state") == "stopping" else []
-    notes += [facts["isolation"]] if "isolation" in facts else []
     return "; ".join(notes)
 
 

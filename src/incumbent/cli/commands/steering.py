@@ -1,0 +1,159 @@
+"""`break`, `resign`, `pause` and `unpause`: an operator steers who holds a name, or every job."""
+
+from __future__ import annotations
+
+from incumbent import clock
+from incumbent.cli.exits import BUSY, OK, say
+from incumbent.cli.ledger_show import jobs_of
+from incumbent.cli.operator import WITHIN, Operator, open_client, read_until
+from incumbent.cli.parser import Request
+from incumbent.cli.text import print_json, said_by
+from incumbent.clients import Client
+from incumbent.cron.control import CONTROL
+from incumbent.durations import say_seconds
+from incumbent.errors import ConfigError
+from incumbent.model import ABSENT, ByVersion, Holding, Key, Record, Released, Stale
+from incumbent.policy import TTL_DEFAULT
+from incumbent.protocol.link import link_for
+from incumbent.stores.notices import PAUSE, read_notice
+
+__all__ = ["command"]
+
+_SCAN_WITHIN = 5.0
+_RESERVED = 5.0
+"""Seconds for which a name is kept for a successor, at most."""
+
+
+def command(request: Request) -> int:
+    """See the module."""
+    switches = request.command in ("pause", "unpause")
+    every_job = request.on("all")
+    if switches and every_job == bool(request.name):
+        raise ConfigError(f"{request.command}: NAME, or --all for every job", name="name")
+    with open_client(request) as client:
+        if every_job:
+            return _every_job(request, Operator(request, client, "fields", "notices", name=CONTROL))
+        operator = Operator(request, client, "notices")
+        if switches:
+            return _pause(operator) if request.command == "pause" else _unpause(operator)
+        record = operator.read()
+        to = request.text("to") or ""
+        if to:
+            _check_successor(client, record, to)
+        if (code := operator.nobody_to_ask(record)) is not None:
+            return code
+        holding = record.holdings[0]
+        operator.ask_to_resign(holding, to)
+        if request.on("force"):
+            return _remove(operator, holding)
+        return _see_it_end(operator, holding, to, resigning=request.command == "resign")
+
+
+# -- break and resign ----------------------------------------------------------------------------
+
+
+def _check_successor(client: Client, record: Record, to: str) -> None:
+    can = link_for(client).engine.capabilities
+    if not (can.candidates and can.reservations):
+        raise ConfigError("to: this store knows no candidates", name="to")
+    names = [candidate.holder for candidate in record.candidates]
+    if to not in names:
+        known = f"candidates are {', '.join(names)}" if names else "nobody stands by"
+        raise ConfigError(f"to={to!r} does not stand for {record.key.name!r}: {known}", name="to")
+
+
+def _remove(operator: Operator, holding: Holding) -> int:
+    until = clock.now() + WITHIN
+    outcome = operator.store.give(operator.key, holding.claim, holding.token, until)
+    if not isinstance(outcome, Released):
+        return operator.answer("ended", f"{holding.holder} has let go of it meanwhile")
+    left = say_seconds(holding.remaining or holding.ttl or TTL_DEFAULT)
+    line = (
+        f"removed; {holding.holder} may act beside the next holder for up to {left},"
+        " unless its renewal tells it before"
+    )
+    return operator.answer("removed", line, holder=holding.holder)
+
+
+def _see_it_end(operator: Operator, holding: Holding, to: str, *, resigning: bool) -> int:
+    record, how = operator.await_end(holding)
+    if how is None:
+        return operator.still_held(holding, "" if resigning else "; --force?")
+    if to:
+        record = _follow(operator, holding)
+    now = record.holdings[0].holder if record.holdings else None
+    line = f"{holding.holder} {how}" + (f"; {now} holds it now" if now else "")
+    if not resigning:
+        return operator.answer("ended", line, holder=holding.holder)
+    if not to or now == to:
+        return operator.answer("resigned", line, holder=holding.holder, leader=now)
+    line = f"{line}; {to} did not take it"
+    return operator.answer("not_transferred", line, BUSY, holder=holding.holder, leader=now)
+
+
+def _follow(operator: Operator, holding: Holding) -> Record:
+    """Wait until somebody leads again, for as long as the name is kept for the successor."""
+
+    def led(record: Record) -> bool:
+        return bool(record.holdings) and record.holdings[0].token != holding.token
+
+    return read_until(operator.client, operator.key.name, clock.now() + _RESERVED, led)
+
+
+# -- pause and unpause ---------------------------------------------------------------------------
+
+
+def _pause(operator: Operator) -> int:
+    # Who paused it first, and why, stays on record.
+    until = clock.now() + WITHIN
+    outcome = operator.store.put(operator.key, PAUSE, operator.pause_value(), ABSENT, until)
+    record = operator.read()
+    before = f"was paused before{said_by(record, PAUSE)}" if isinstance(outcome, Stale) else ""
+    if not record.holdings:
+        return operator.answer("paused", before or "paused; nobody held it")
+    holding = record.holdings[0]
+    if holding.foreign:
+        line = f"paused; the value at its key is not ours ({holding.holder}) and stays"
+        return operator.answer("paused", before or line)
+    _, how = operator.await_end(holding)
+    if how is None:
+        return operator.still_held(holding, "; it is paused for all others")
+    return operator.answer("paused", f"{before or 'paused'}; {holding.holder} {how}")
+
+
+def _unpause(operator: Operator) -> int:
+    record = operator.read()
+    if PAUSE not in record.fields:
+        return operator.answer("unpaused", "was not paused")
+    operator.store.put(operator.key, PAUSE, None, None, clock.now() + WITHIN)
+    return operator.answer("unpaused", "may be held again")
+
+
+def _every_job(request: Request, operator: Operator) -> int:
+    """The switch for everything comes first: jobs that are made meanwhile find it."""
+    value = operator.pause_value(all=True) if request.command == "pause" else None
+    guard = None if value is None else ABSENT
+    operator.store.put(operator.key, PAUSE, value, guard, clock.now() + WITHIN)
+    jobs = jobs_of(operator.client.scan("", _SCAN_WITHIN))
+    changed = [job.key.name for job in jobs if _switch(operator, job, value)]
+    done = f"{request.command}d"
+    if request.on("json"):
+        names = [job.key.name for job in jobs]
+        print_json({"outcome": done, "exit_code": OK, "changed": changed, "jobs": names})
+        return OK
+    kept = len(jobs) - len(changed)
+    more = f"; {kept} left as they were" if kept else ""
+    say(f"{len(changed)} of {len(jobs)} jobs {done}{more}")
+    return OK
+
+
+def _switch(operator: Operator, record: Record, value: bytes | None) -> bool:
+    """True if it was changed. What was paused by its name stays paused."""
+    key, until = Key(record.key.namespace, record.key.name), clock.now() + WITHIN
+    if value is not None:
+        return not isinstance(operator.store.put(key, PAUSE, value, ABSENT, until), Stale)
+    field = record.fields.get(PAUSE)
+    if field is None or read_notice(field.value).get("all") is not True:
+        return False
+    guard = ByVersion(field.version)
+    return not isinstance(operator.store.put(key, PAUSE, None, guard, until), Stale)

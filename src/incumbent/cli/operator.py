@@ -1,0 +1,217 @@
+"""What operators' commands share: the store, waiting for a record, and a request to a holder."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from typing import Literal
+
+from incumbent import clock
+from incumbent.cli.exits import BUSY, OK, say
+from incumbent.cli.parser import Request
+from incumbent.cli.text import print_json
+from incumbent.clients import Client
+from incumbent.durations import say_seconds
+from incumbent.errors import ConfigError, StoreError
+from incumbent.model import Holding, Key, PutOutcome, Record
+from incumbent.options import require
+from incumbent.policy import TTL_DEFAULT
+from incumbent.protocol.link import link_for
+from incumbent.store_url import store_url
+from incumbent.stores.base import Store
+from incumbent.stores.names import make_key
+from incumbent.stores.notices import RESIGN, encode_notice
+
+__all__ = ["WITHIN", "Operator", "open_client", "read_until", "wait_for_change"]
+
+WITHIN = 2.0
+"""Seconds for one question to the store."""
+_REASON_MAX = 200
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.25
+_READ_WITHIN = 1.0
+_HINT_WITHIN = 5.0
+"""Seconds after which one looks again without a hint: hints may be lost."""
+
+
+def open_client(request: Request) -> Client:
+    """The store of the request, in its namespace. Raises ConfigError, also for a bad NAME."""
+    if request.name:
+        make_key(request.namespace, request.name)
+    return Client(store_url(request.text("store")), namespace=request.namespace)
+
+
+# -- waiting for a record --------------------------------------------------------------------------
+
+
+def read_until(
+    client: Client,
+    name: str,
+    until: float,
+    done: Callable[[Record], bool],
+    hint_within: float = _HINT_WITHIN,
+) -> Record:
+    """The first record for which `done` holds, or the last one before `until`.
+
+    `hint_within`: what looks for a field looks often, for `Record.seen` of a name that is held does
+    not tell of fields: one that is written before the listener listens gives no hint.
+    An outage is waited out, and told once. Raises StoreError if it lasts until the end.
+    """
+    pause, warned, seen = _FIRST_PAUSE, False, None
+    while True:
+        left = until - clock.now()
+        record, error = _read(client, name, min(_READ_WITHIN, max(left, _FIRST_PAUSE)))
+        if record is not None and done(record):
+            return record
+        left = until - clock.now()
+        if left <= 0 or (error is not None and error.permanent):
+            return _last(record, error)
+        if error is not None and not warned:
+            warned = True
+            say(f"{name}: trying on: {error}")
+        if record is not None and record.seen and record.seen != seen:
+            pause, seen = _FIRST_PAUSE, record.seen
+            wait_for_change(client, record, min(until, clock.now() + hint_within))
+        else:
+            # Nothing to compare, or a hint without a change: many must not become a busy loop.
+            seen = None
+            time.sleep(min(pause, left))
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+
+def wait_for_change(client: Client, record: Record, until: float) -> None:
+    """Return when the record may have changed, something of it ran out, or at `until`."""
+    now = clock.now()
+    ends = [holding.remaining for holding in record.holdings if holding.remaining is not None]
+    if record.closed_for > 0:
+        ends.append(record.closed_for)
+    until = min(until, now + _HINT_WITHIN, *(now + end for end in ends))
+    try:
+        if record.seen:
+            link_for(client).store.wait_change(record.key, record.seen, until)
+            return
+    except StoreError:
+        # It gives no hints now; the next look says more.
+        until = min(until, now + _LONGEST_PAUSE)
+    time.sleep(max(0.0, until - clock.now()))
+
+
+def _read(client: Client, name: str, within: float) -> tuple[Record | None, StoreError | None]:
+    try:
+        return client.read(name, within), None
+    except StoreError as error:
+        return None, error
+
+
+def _last(record: Record | None, error: StoreError | None) -> Record:
+    if record is None:
+        assert error is not None  # noqa: S101 - one of the two is there
+        raise error
+    return record
+
+
+# -- a request to a holder -------------------------------------------------------------------------
+
+
+class Operator:
+    """One operator's wish about one name. Raises ConfigError for what cannot be asked.
+
+    `name`: another name than the request's. `parts`: what the store needs for it, see
+    `options.require`.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        client: Client,
+        *parts: Literal["slots", "fields", "notices"],
+        name: str = "",
+    ) -> None:
+        require(link_for(client).engine.capabilities, request.command, *parts)
+        self._json = request.on("json")
+        self.client = client
+        self.key: Key = make_key(request.namespace, name or request.name)
+        self.reason = _reason(request)
+        self.who = _user_at_host()
+
+    @property
+    def store(self) -> Store:
+        """The store itself."""
+        return link_for(self.client).store
+
+    def read(self) -> Record:
+        """The record now."""
+        return self.client.read(self.key.name, WITHIN)
+
+    def answer(self, outcome: str, line: str, code: int = OK, **more: object) -> int:
+        """The answer, in words or in JSON; returns the exit code."""
+        if self._json:
+            facts = {"name": self.key.name, "outcome": outcome, "exit_code": code, "said": line}
+            print_json({**facts, **more})
+        else:
+            say(f"{self.key.name}: {line}")
+        return code
+
+    def nobody_to_ask(self, record: Record) -> int | None:
+        """The answer if no holder can be asked; None if one can."""
+        if not record.holdings:
+            return self.answer("free", "nobody holds it")
+        holding = record.holdings[0]
+        if holding.foreign:
+            line = f"the value at its key is not ours ({holding.holder}); left alone"
+            return self.answer("foreign", line, BUSY)
+        return None
+
+    def ask_to_resign(self, holding: Holding, to: str = "") -> PutOutcome:
+        """Leave word for this holding, which hears of it with its next renewal."""
+        notice = encode_notice(who=self.who, reason=self.reason, to=to, token=holding.token)
+        return self.store.put(self.key, RESIGN, notice, None, clock.now() + WITHIN)
+
+    def pause_value(self, **more: object) -> bytes:
+        """What the field "pause" says."""
+        facts = {"who": self.who, "reason": self.reason, "when": clock.wall()}
+        return json.dumps({**facts, **more}).encode()
+
+    def await_end(self, holding: Holding) -> tuple[Record, str | None]:
+        """The record once `holding` is over, and how it ended; None if it is not."""
+
+        def gone(record: Record) -> bool:
+            return all(now.token != holding.token for now in record.holdings)
+
+        until = clock.now() + _patience(holding)
+        record = read_until(self.client, self.key.name, until, gone)
+        return record, _how(record, holding) if gone(record) else None
+
+    def still_held(self, holding: Holding, hint: str = "") -> int:
+        """The answer when it did not let go."""
+        after = say_seconds(_patience(holding))
+        line = f"{holding.holder} still holds it after {after}{hint}"
+        return self.answer("held", line, BUSY, holder=holding.holder)
+
+
+def _patience(holding: Holding) -> float:
+    """Seconds: it hears within one renewal, and what it does not give back runs out in one ttl."""
+    return 2 * (holding.ttl or holding.remaining or TTL_DEFAULT)
+
+
+def _how(record: Record, holding: Holding) -> str:
+    released = any(past.token == holding.token and past.ended for past in record.history)
+    return "has let go of it" if released else "did not answer; its ttl ran out"
+
+
+def _reason(request: Request) -> str:
+    reason = request.text("reason") or ""
+    if len(reason) > _REASON_MAX or not reason.isprintable():
+        raise ConfigError(f"reason: at most {_REASON_MAX} printable characters", name="reason")
+    return reason
+
+
+def _user_at_host() -> str:
+    import pwd
+
+    try:
+        user = pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        user = str(os.getuid())
+    return f"{user}@{os.uname().nodename}"
