@@ -15,7 +15,7 @@ import pytest
 
 from incumbent import clock
 from incumbent.demo import judge
-from incumbent.demo.accounts import Account
+from incumbent.demo.judge import Account
 from incumbent.demo.stage import Stage
 from tests.cli.tool import command_line, environment
 from tests.support.pace import took

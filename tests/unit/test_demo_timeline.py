@@ -6,14 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from incumbent.demo.accounts import (
+from incumbent.demo.judge import (
     Account,
     faults_in,
     seconds_shared,
     spans_shared,
     writes_beside,
 )
-from incumbent.demo.timeline import Row, draw, spell
+from incumbent.demo.scenes import spell
+from incumbent.demo.story import Row, draw
 
 
 def account(

@@ -13,11 +13,10 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from typing import ClassVar, Final
 
-from incumbent.demo.accounts import Account, writes_beside
+from incumbent.demo.judge import Account, writes_beside
 from incumbent.demo.stage import PATIENCE, Missed, Stage
-from incumbent.demo.timeline import spell
 
-__all__ = ["STORE", "Ours", "Plain", "Side"]
+__all__ = ["STORE", "Ours", "Plain", "Side", "spell"]
 
 TTL: Final = 1.2
 """Seconds; of both sides."""
@@ -89,24 +88,18 @@ class Side(ABC):
         self._running[leader.who].send_signal(signum)
         return at
 
+    def _first(self, wanted: Callable[[Account], object], failure: str) -> Account:
+        return self.stage.until(lambda: next(filter(wanted, self.accounts()), None), failure)
+
     def _next(self, before: Account | None = None) -> Account:
         """The first worker that writes, of those that began after `before`."""
         number = -1 if before is None else before.number
-
-        def look() -> Account | None:
-            later = (a for a in self.accounts() if a.number > number and a.first_write)
-            return next(later, None)
-
-        return self.stage.until(look, "nobody took the lead")
+        return self._first(lambda a: a.number > number and a.first_write, "nobody took the lead")
 
     def _ended(self, account: Account) -> Account:
         """The account once nothing of that worker lives."""
-
-        def look() -> Account | None:
-            same = (a for a in self.accounts() if a.number == account.number and a.ended)
-            return next(same, None)
-
-        return self.stage.until(look, f"the worker of {account.who} was not stopped")
+        failure = f"the worker of {account.who} was not stopped"
+        return self._first(lambda a: a.number == account.number and a.ended, failure)
 
     @contextmanager
     def _silence(self) -> Iterator[float]:
@@ -243,6 +236,13 @@ class Plain(Side):
             f" then {_shared(stopped, following)}",
         )
         return following
+
+
+def spell(seconds: float) -> str:
+    """A measured time with two digits that mean something."""
+    if seconds >= 0.1:
+        return f"{seconds:.2f} s"
+    return f"{seconds * 1000:.{0 if seconds >= 0.01 else 1}f} ms"
 
 
 def _after(begin: float | None, end: float | None) -> str:

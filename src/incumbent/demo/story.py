@@ -1,4 +1,9 @@
-"""The demo from its first line to its last: both sides, the verdict, and who wrote when."""
+"""The demo from its first line to its last: both sides, the verdict, and who wrote when.
+
+seconds 0    1    2    3
+one     ####x
+two           #####z
+"""
 
 from __future__ import annotations
 
@@ -6,15 +11,15 @@ import re
 import shlex
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import Final, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from math import ceil, floor
+from typing import Final, NamedTuple, TypeAlias
 
-from incumbent.demo.accounts import Account, faults_in, seconds_shared, spans_shared
-from incumbent.demo.scenes import STORE, Ours, Plain, Side
+from incumbent.demo.judge import Account, faults_in, seconds_shared, spans_shared
+from incumbent.demo.scenes import STORE, Ours, Plain, Side, spell
 from incumbent.demo.stage import Stage
-from incumbent.demo.timeline import Row, draw, spell
 
-__all__ = ["tell"]
+__all__ = ["Row", "draw", "tell"]
 
 Print: TypeAlias = "Callable[[str], None]"
 Paint: TypeAlias = "Callable[[str, str], str]"
@@ -115,3 +120,53 @@ def _rows(side: Side, accounts: Sequence[Account]) -> dict[str, Row]:
 def _coloured(line: str, paint: Paint) -> str:
     green = re.sub("#+", lambda run: paint(run[0], "green"), line)
     return re.sub("!+", lambda run: paint(run[0], "red"), green)
+
+
+# -- the drawing: instants in, lines out ----------------------------------------------------------
+
+
+class Row(NamedTuple):
+    """One line: `spans` are drawn as `sign`, and over them each of the `marks` (instant, sign)."""
+
+    spans: Sequence[tuple[float, float]]
+    marks: Sequence[tuple[float, str]] = ()
+    sign: str = "#"
+
+
+def draw(rows: Mapping[str, Row], start: float, end: float, width: int) -> list[str]:
+    """The axis, then a line for each row; one column is `(end - start) / width` seconds."""
+    column = max(end - start, 1e-9) / width
+    margin = max(map(len, (*rows, "seconds"))) + 1
+    lines = ["seconds".ljust(margin) + _axis(column, width)]
+    for name, row in rows.items():
+        lines.append((name.ljust(margin) + _cells(row, start, column, width)).rstrip())
+    return lines
+
+
+def _axis(column: float, width: int) -> str:
+    cells = [" "] * (width + 4)
+    # As dense as the numbers can be read.
+    step = next(step for step in (1, 2, 5, 10, 60, 600) if step / column >= 5 or step == 600)
+    for second in range(0, floor(column * width) + 1, step):
+        at = floor(second / column)
+        cells[at : at + len(str(second))] = str(second)
+    return "".join(cells).rstrip()
+
+
+def _cells(row: Row, start: float, column: float, width: int) -> str:
+    cells = [" "] * width
+    for begin, end in row.spans:
+        for at in _columns((begin - start) / column, (end - start) / column):
+            if 0 <= at < width:
+                cells[at] = row.sign
+    for instant, sign in row.marks:
+        at = min(width - 1, floor((instant - start) / column))
+        if at >= 0:
+            cells[at] = sign
+    return "".join(cells)
+
+
+def _columns(begin: float, end: float) -> range:
+    """Columns that are filled to at least a half; of a short span the one in which it begins."""
+    filled = range(ceil(begin - 0.5), floor(end + 0.5))
+    return filled if filled else range(floor(begin), floor(begin) + 1)
