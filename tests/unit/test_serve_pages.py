@@ -10,8 +10,7 @@ from math import inf
 import pytest
 
 from incumbent.protocol.keeper import Stats
-from incumbent.serve.metrics import metrics_text
-from incumbent.serve.pages import PATHS, answer
+from incumbent.serve.pages import PATHS, answer, metrics_text
 from incumbent.serve.situation import LOSSES, View
 from incumbent.serve.systemd import summary
 
