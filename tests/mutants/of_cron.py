@@ -23,7 +23,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     _m(
         "success that the ledger could not be told is reported all the same",
-        "cli/recording.py",
+        "cli/once_record.py",
         "        return ending if ending.cause else replace(ending, cause=UNRECORDED, outlived=True)",
         "        return ending",
         "tests/cli/test_exit_codes.py",

@@ -90,7 +90,7 @@ def _check_separator(ours: list[str], command_line: list[str], *, separated: boo
         rest = ["--", *command_line] if separated else []
         raise UsageError(f"a `--` goes before the command: {_line(ours[:at], ours[at:] + rest)}")
     if not command_line and len(plain) == 2:
-        raise UsageError(f"what is it to run? {_line(ours, [])} CMD...")
+        raise UsageError(f"no command given: {_line(ours, [])} CMD...")
 
 
 def _refuse_wait_without_its_sign(ours: list[str]) -> None:

@@ -60,50 +60,44 @@ class Command:
         return self.runs or self.module == "cron"
 
 
-_STORE = Option(("-s", "--store"), "where leases are: sqlite: (default), redis://host", "URL")
-_NAMESPACE = Option(("-N", "--namespace"), "keeps the names of one fleet apart (default)", "NS")
-_JSON = Option(("--json",), "answer in JSON, for programs")
-_QUIET = Option(("-q", "--quiet"), "no hints and no warnings")
-_VERBOSE = Option(("-v", "--verbose"), "say what happens")
-
-GLOBAL: Final = (_STORE, _NAMESPACE, _JSON, _QUIET, _VERBOSE)
-
-_TTL = Option(("--ttl",), "the time to detect a crash (15s); it renews itself", "DUR")
-_GRACE = Option(("--grace",), "between TERM and KILL (min(5s, ttl/3))", "DUR")
-_REASON = Option(("--reason",), "why, for those who look later", "TEXT")
-_AT_MOST_FOR = Option(("--at-most-for",), "stop CMD after this time (run: exit 124)", "DUR")
-_AT_LEAST_FOR = Option(
-    ("--at-least-for",), "keep the name closed until this time after the start", "DUR"
+GLOBAL: Final = (
+    Option(("-s", "--store"), "where leases are: sqlite: (default), redis://host", "URL"),
+    Option(("-N", "--namespace"), "keeps the names of one fleet apart (default)", "NS"),
+    Option(("--json",), "answer in JSON, for programs"),
+    Option(("-q", "--quiet"), "no hints and no warnings"),
+    Option(("-v", "--verbose"), "say what happens"),
 )
-_HOLDER = Option(("--holder",), "who we are, for people (host:pid)", "ID")
-_SHARE_STORE = Option(("--share-store",), "let CMD use the store; it is withheld otherwise")
-_ISOLATE = Option(("--isolate",), "auto (default), pidns, container or pgroup", "HOW")
+
+_TTL = Option(("--ttl",), "after a crash, how long until another takes over (15s)", "DUR")
+_GRACE = Option(("--grace",), "time between TERM and KILL (min(5s, ttl/3))", "DUR")
+_REASON = Option(("--reason",), "why; `status` and `why` show it", "TEXT")
+_SUPERVISED = (
+    _TTL,
+    _GRACE,
+    Option(("--holder",), "name of this instance in status and logs (host:pid)", "ID"),
+    Option(("--share-store",), "let CMD use the store; its URL is withheld otherwise"),
+    Option(("--isolate",), "auto (default), pidns, container or pgroup", "HOW"),
+)
+_BOUNDS = (
+    Option(("--at-most-for",), "stop CMD after this time (run: exit 124)", "DUR"),
+    Option(("--at-least-for",), "keep the name closed until this time after the start", "DUR"),
+)
 
 _RUN = (
     Option(("--wait",), "wait for the lease, for at most DUR if given; else exit 75", "[=DUR]"),
     Option(("--fair",), "with --wait: in the order of arrival"),
-    _TTL,
-    _GRACE,
+    *_SUPERVISED,
     Option(("--once-per",), "at most one start in this time, by the store's clock", "DUR"),
     Option(("--slot",), "at most one start with this ID, such as a scheduled instant", "ID"),
-    _AT_MOST_FOR,
-    _AT_LEAST_FOR,
-    _HOLDER,
-    Option(("-E", "--busy-exit-code"), "instead of 75", "N"),
-    _SHARE_STORE,
-    _ISOLATE,
+    *_BOUNDS,
+    Option(("-E", "--busy-exit-code"), "exit code when another holds the lease (75)", "N"),
     Option(("--result-file",), "write how it ended to this file, as JSON", "F"),
 )
 _CAMPAIGN = (
     Option(("--restart",), "stand again after a term: always (default), on-failure, never", "WHEN"),
     Option(("--fair",), "candidates lead in the order in which they came"),
-    _TTL,
-    _GRACE,
-    _AT_MOST_FOR,
-    _AT_LEAST_FOR,
-    _HOLDER,
-    _SHARE_STORE,
-    _ISOLATE,
+    *_SUPERVISED,
+    *_BOUNDS,
 )
 _HEALTH = (
     Option(("--listen",), "serve /healthz, /readyz, /leader, /leaderz, /metrics", "HOST:PORT"),
@@ -115,11 +109,7 @@ _WORK = (
 )
 _CRON = (
     Option(("--check",), "tell every problem of FILE, or the next runs; run nothing"),
-    _TTL,
-    _GRACE,
-    _HOLDER,
-    _SHARE_STORE,
-    _ISOLATE,
+    *_SUPERVISED,
     Option(
         ("--drain",), "after TERM, how long runs may go on before they are stopped (25s)", "DUR"
     ),
@@ -127,8 +117,8 @@ _CRON = (
 )
 _SINCE = Option(("--since",), "only what began after: 2h, 2026-11-21T05:30Z", "WHEN")
 _ALL = Option(("--all",), "every job of the namespace")
-_TO = Option(("--to",), "the candidate that is to follow", "HOLDER")
-_WATCH = Option(("--watch",), "again every second, until ^C")
+_TO = Option(("--to",), "the candidate that shall follow", "HOLDER")
+_WATCH = Option(("--watch",), "show it again every second, until ^C")
 _TIMEOUT = Option(("--timeout",), "give up with exit 75 after this time", "DUR")
 _FIX = Option(
     ("--fix",), "first make the schema of this release in the store, or load its functions"
@@ -146,7 +136,7 @@ COMMANDS: Final = {
         runs=True,
     ),
     "work": Command(
-        "N processes of a service, M of them hold at a time",
+        "start N workers here; at most M work at a time in the whole fleet",
         "work",
         "NAME",
         (*_WORK, *_CAMPAIGN),
@@ -155,14 +145,17 @@ COMMANDS: Final = {
     "cron": Command(
         "jobs by the clock, from a crontab or a job file (TOML)", "cron", "FILE", _CRON
     ),
-    "status": Command("who holds what", "look", "[NAME]", (_WATCH,)),
+    "status": Command("show who holds what", "look", "[NAME]", (_WATCH,)),
     "wait": Command("wait until NAME is free", "look", "NAME", (_TIMEOUT,)),
     "break": Command("ask the holder to stop", "steering", "NAME", (_FORCE, _REASON)),
     "resign": Command("ask the holder to hand over", "steering", "NAME", (_TO, _REASON)),
     "pause": Command(
-        "end the term, and let nobody hold NAME", "steering", "[NAME]", (_REASON, _ALL)
+        "stop the holder, and let nobody take NAME",
+        "steering",
+        "[NAME]",
+        (_REASON, _ALL),
     ),
-    "unpause": Command("let NAME be held again", "steering", "[NAME]", (_ALL,)),
+    "unpause": Command("let instances take NAME again", "steering", "[NAME]", (_ALL,)),
     "why": Command("why NAME is held, or is not; why a job did not run", "why", "NAME", (_AT,)),
     "history": Command(
         "who held NAME when; what became of a job's slots", "history", "NAME", (_SINCE,)
@@ -170,9 +163,12 @@ COMMANDS: Final = {
     "jobs": Command("the jobs of the fleet: when next, how last, who", "jobs"),
     "trigger": Command("run a job once now, somewhere", "trigger", "NAME", (_REASON, _TIMEOUT)),
     "doctor": Command(
-        "what the store promises, and whether it fits", "doctor", "", (_TTL, _GRACE, _FIX)
+        "check the store and the settings, and say what to fix",
+        "doctor",
+        "",
+        (_TTL, _GRACE, _FIX),
     ),
-    "demo": Command("faults on real processes, judged from outside, in 20 s", "demo"),
+    "demo": Command("watch leaders being killed, frozen and cut off (20 s, no server)", "demo"),
 }
 
 _OTHER: Final = ("STORE_FILE", "STORE_PASSWORD_FILE")

@@ -72,11 +72,11 @@ def _call(function: str, *arguments: object) -> None:
 # -- this process --------------------------------------------------------------------------------
 
 
-def die_with_parent() -> Callable[[], object] | None:
+def die_with_parent(signum: int = signal.SIGKILL) -> Callable[[], object] | None:
     """What the child calls after the fork; prepared before it, so that it only makes system calls.
 
-    prctl(2), PR_SET_PDEATHSIG: KILL when the *thread* that forked ends. Only for the child itself;
-    the guard takes care of its descendants. None if the system does not have it.
+    prctl(2), PR_SET_PDEATHSIG: `signum` when the *thread* that forked ends. Only for the child
+    itself; the guard takes care of its descendants. None if the system does not have it.
     """
     library = libc()
     if library is None:
@@ -84,10 +84,10 @@ def die_with_parent() -> Callable[[], object] | None:
     prctl, parent = library.prctl, os.getpid()
 
     def call() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        prctl(_PR_SET_PDEATHSIG, signum, 0, 0, 0)
         # In a PID namespace of its own the parent is outside, with the number 0.
         if os.getppid() not in (parent, 0):
-            os._exit(128 + signal.SIGKILL)
+            os._exit(128 + signum)
 
     return call
 

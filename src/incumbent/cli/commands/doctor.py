@@ -63,13 +63,13 @@ def _of_the_store(request: Request, engine: Engine, policy: Policy) -> list[_Fin
 
 
 def _of_the_times(policy: Policy) -> _Finding:
-    said = (
+    line = (
         f"ttl {say_seconds(policy.ttl)}: renewed every {say_seconds(policy.renew_every)}, a request"
         f" may take {say_seconds(policy.request_timeout)}; without a proof the work is stopped"
         f" after {say_seconds(policy.renew_deadline)} and killed {say_seconds(policy.grace)} later,"
         f" {say_seconds(policy.ttl - policy.span)} before the store lets others in"
     )
-    return ("ok", said, "")
+    return ("ok", line, "")
 
 
 def _of_the_isolation() -> _Finding:

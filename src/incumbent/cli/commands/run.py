@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from signal import Signals as SignalName
+from typing import Protocol
 
 from incumbent import clock
 from incumbent.cli import exits
@@ -30,12 +30,16 @@ _HINT_BELOW = 1.0
 """Seconds; instances of a fleet that start further apart than that would each run the job."""
 
 
+class _Supervised(Protocol):
+    def __call__(self, *, keep: bool) -> tuple[Verdict, Ending | None]: ...
+
+
 def command(request: Request) -> int:
     """See the module."""
     result_file = request.text("result_file")
     if result_file:
         check_result_file(result_file)
-    verdict = _guarded(lambda: _run(request))
+    verdict = _verdict(request)
     if verdict.line:
         # A refused setting may be the name itself, of any length.
         say(verdict.line if verdict.outcome == "refused" else f"{request.name}: {verdict.line}")
@@ -45,9 +49,9 @@ def command(request: Request) -> int:
     return verdict.code
 
 
-def _guarded(work: Callable[[], Verdict]) -> Verdict:
+def _verdict(request: Request) -> Verdict:
     try:
-        return work()
+        return _run(request)
     except (ConfigError, Misuse) as error:
         return Verdict("refused", exits.USAGE, str(error), reason=str(error))
     except StoreError as error:
@@ -122,10 +126,20 @@ def _hold(
     term, started = lease.fencing_token, clock.wall()
     if request.on("verbose"):
         say(f"{request.name}: acquired, term {term}")
+
+    def supervised(*, keep: bool) -> tuple[Verdict, Ending | None]:
+        try:
+            ending = supervise_command(command, lease, signals, guard, keep=keep)
+        except CannotStart as error:
+            return Verdict("not_started", error.code, str(error), reason=str(error)), None
+        except GuardFault as error:
+            return Verdict("fault", exits.FAULT, f"{error}; nothing ran", reason="guard"), None
+        return _ended(request, ending), ending
+
     if _on_record(request):
-        verdict = _hold_on_record(request, command, lease, signals, guard)
+        verdict = _hold_on_record(request, lease, supervised)
     else:
-        verdict = _supervised(request, lambda: supervise_command(command, lease, signals, guard))
+        verdict, _ = supervised(keep=False)
     return verdict.during(term, started, clock.wall())
 
 
@@ -133,32 +147,15 @@ def _on_record(request: Request) -> bool:
     return request.text("once_per") is not None or request.text("slot") is not None
 
 
-def _supervised(request: Request, work: Callable[[], Ending]) -> Verdict:
-    try:
-        return _ended(request, work())
-    except CannotStart as error:
-        return Verdict("not_started", error.code, str(error), reason=str(error))
-    except GuardFault as error:
-        return Verdict("fault", exits.FAULT, f"{error}; nothing ran", reason="guard")
-
-
-def _hold_on_record(
-    request: Request, command: Command, lease: Lease, signals: Signals, guard: Guard
-) -> Verdict:
+def _hold_on_record(request: Request, lease: Lease, supervised: _Supervised) -> Verdict:
     """The same for a slot: the ledger has its beginning before CMD starts, and then its end."""
-    from incumbent.cli.recording import begin, end, on_record_already
+    from incumbent.cli.once_record import begin, end, on_record_already
 
     once = begin(request, lease)
     if once is None:
         return on_record_already(lease, _busy_code(request))
-    endings: list[Ending] = []
-
-    def work() -> Ending:
-        endings.append(supervise_command(command, lease, signals, guard, keep=True))
-        return endings[0]
-
-    verdict = _supervised(request, work)
-    ending = end(once, lease, endings[0] if endings else None, verdict)
+    verdict, ending = supervised(keep=True)
+    ending = end(once, lease, ending, verdict)
     return _ended(request, ending) if ending is not None and ending.outlived else verdict
 
 
@@ -173,9 +170,9 @@ def _ended(request: Request, ending: Ending) -> Verdict:
     if ending.cause:
         return _stopped(request, ending)
     if request.on("verbose"):
-        said = "released" if ending.confirmed else "let go, the store did not confirm it,"
-        said = "ended" if _on_record(request) else said
-        say(f"{request.name}: {said} after {say_seconds(ending.seconds)}")
+        how = "released" if ending.confirmed else "let go, the store did not confirm it,"
+        how = "ended" if _on_record(request) else how
+        say(f"{request.name}: {how} after {say_seconds(ending.seconds)}")
     status = ending.status or 0
     return Verdict("ended", status, _hint(request, ending) if status == 0 else "")
 
@@ -197,8 +194,8 @@ def _lost_line(request: Request, ending: Ending) -> str:
 
 
 def _hint(request: Request, ending: Ending) -> str:
-    said = _on_record(request) or request.text("at_least_for")
-    if said or request.on("quiet") or ending.seconds >= _HINT_BELOW:
+    kept = _on_record(request) or request.text("at_least_for")
+    if kept or request.on("quiet") or ending.seconds >= _HINT_BELOW:
         return ""
     return (
         f"held for only {say_seconds(ending.seconds)}: an instance that starts later runs it again;"

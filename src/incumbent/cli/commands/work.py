@@ -20,13 +20,12 @@ from incumbent.protocol.chance import draw_jitter
 from incumbent.store_url import store_url
 from incumbent.stores.names import make_key
 from incumbent.supervise.campaign import ENDING_SIGNALS, Backoff, code_of_signal, restart_from
-from incumbent.supervise.kernel import Waiter, libc
+from incumbent.supervise.kernel import Waiter, die_with_parent
 from incumbent.supervise.signals import FORWARDED, Signals
 
 __all__ = ["command", "seat_of"]
 
 _MOST_WORKERS = 1000
-_PR_SET_PDEATHSIG = 1
 _MEANT_TO_END: Final = frozenset({OK, USAGE, *CANNOT_START})
 """Another start would end the same way."""
 
@@ -101,15 +100,16 @@ class _Service:
                 self._start_due()
                 if not any(worker.pid or worker.start_at < inf for worker in self._workers):
                     return self._last_code()
-                wake = min((it.start_at for it in self._workers if not it.pid), default=inf)
-                waiter.wait((self._signals.fd,), wake)
+                starts = (worker.start_at for worker in self._workers if not worker.pid)
+                waiter.wait((self._signals.fd,), min(starts, default=inf))
                 for signum in self._signals.take():
                     self._obey(signum)
         finally:
             waiter.close()
 
     def _last_code(self) -> int:
-        return max(it.code for it in self._workers) if self._code is None else self._code
+        codes = (worker.code for worker in self._workers)
+        return max(codes) if self._code is None else self._code
 
     def _obey(self, signum: int) -> None:
         if signum in ENDING_SIGNALS:
@@ -167,16 +167,19 @@ class _Service:
         # A signal between the fork and the child's own handlers would be lost in our pipe.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
         try:
-            parent, die = os.getpid(), _term_with_parent()
+            drain_with_parent = die_with_parent(signal.SIGTERM)
             pid = os.fork()
             if pid == 0:
-                _be_worker(lambda: self._become(index, parent, die, before))
+                _be_worker(lambda: self._become(index, drain_with_parent, before))
             return pid
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def _become(
-        self, index: int, parent: int, die: Callable[[], object], mask: set[int | signal.Signals]
+        self,
+        index: int,
+        drain_with_parent: Callable[[], object] | None,
+        mask: set[int | signal.Signals],
     ) -> int:
         self._signals.__exit__(None, None, None)
         # The terminal is nobody's among many: ^C reaches the parent, which drains.
@@ -184,9 +187,8 @@ class _Service:
         stdin = os.open(os.devnull, os.O_RDONLY)
         os.dup2(stdin, 0)
         os.close(stdin)
-        die()
-        if os.getppid() != parent:
-            return OK
+        if drain_with_parent is not None:
+            drain_with_parent()
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         from incumbent.cli.commands.lead import lead
 
@@ -198,15 +200,6 @@ class _Service:
     def _tell(self, line: str) -> None:
         if not self._request.on("quiet"):
             say(f"{self._request.name}: {line}")
-
-
-def _term_with_parent() -> Callable[[], object]:
-    """What has the kernel send TERM to the caller when its parent dies; prepared before a fork."""
-    library = libc()
-    if library is None:
-        return lambda: None
-    prctl = library.prctl
-    return lambda: prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
 def _be_worker(life: Callable[[], int]) -> None:
