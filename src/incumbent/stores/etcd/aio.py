@@ -1,9 +1,16 @@
-"""The asynchronous side: `operations` awaited, with connections of each event loop's own."""
+"""The asynchronous side: a protocol of asyncio's, and operations that are awaited."""
 
 from __future__ import annotations
 
-from incumbent.stores.etcd.aiowire import AsyncWire, dial
+import asyncio
+import os
+from math import inf
+
+from incumbent import clock
+from incumbent.errors import StoreUnavailable
+from incumbent.net.aiodial import connect
 from incumbent.stores.etcd.dialect import Dialect
+from incumbent.stores.etcd.errors import Broken, connect_error, is_refusal_of_certificate
 from incumbent.stores.etcd.operations import Operations
 from incumbent.stores.etcd.site import Site
 from incumbent.stores.etcd.url import Endpoint
@@ -11,24 +18,153 @@ from incumbent.stores.loops import LoopEnd
 
 __all__ = ["AsyncEtcdStore"]
 
+_LONGEST = 3600.0
+
+_now = clock.now
+
+
+class AsyncWire(asyncio.Protocol):
+    """One connection (see client.AnyWire). One timer serves all exchanges: it is moved."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._inbox = bytearray()
+        self._waiter: asyncio.Future[None] | None = None
+        self._failure: Exception | None = None
+        self._ended = False
+        self._until = self._timer_at = inf
+        self._timer: asyncio.TimerHandle | None = None
+        self._transport: asyncio.Transport | None = None
+        self.used = 0.0
+
+    @property
+    def closed(self) -> bool:
+        """Whether it can no longer be used."""
+        return self._failure is not None or self._ended
+
+    def is_stale(self) -> bool:
+        """As `closed`: the event loop notices itself when a server closes one."""
+        return self.closed
+
+    def close(self) -> None:
+        """Let go at once; nothing is written."""
+        self._fail(Broken("closed", sent=True))
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._transport is not None:
+            self._transport.abort()
+
+    def detach(self) -> None:
+        """In a fork's child: give the descriptor back without touching the parent's event loop.
+
+        The loop's epoll object is shared with the parent, so the transport must not be closed.
+        """
+        sock = self._transport.get_extra_info("socket") if self._transport else None
+        if sock is not None and sock.fileno() >= 0:
+            nothing = os.open(os.devnull, os.O_RDWR)
+            os.dup2(nothing, sock.fileno())
+            os.close(nothing)
+
+    def send(self, request: bytes, until: float) -> None:
+        """All of a request. Raises Broken."""
+        if self.closed or self._transport is None:
+            raise Broken(str(self._failure or "closed"), sent=False)
+        if _now() >= until:
+            raise Broken("no time is left", sent=False, late=True)
+        self._transport.write(request)
+
+    async def receive(self, until: float) -> bytes:
+        """Some bytes; none at the end of the connection. Raises Broken."""
+        if not self._inbox and not self._ended and self._failure is None:
+            self._until = until
+            if until < self._timer_at:
+                self._set_timer(until)
+            waiter = self._waiter = self._loop.create_future()
+            try:
+                await waiter
+            finally:
+                self._waiter = None
+        if self._inbox:
+            data = bytes(self._inbox)
+            self._inbox.clear()
+            return data
+        if self._failure is not None:
+            raise self._failure
+        return b""
+
+    def _set_timer(self, until: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = until
+        self._timer = self._loop.call_later(max(0.0, min(_LONGEST, until - _now())), self._tick)
+
+    def _tick(self) -> None:
+        self._timer, self._timer_at = None, inf
+        if self._waiter is None or self._waiter.done():
+            return
+        if self._until > _now():
+            # It was set for an exchange that is over; or the loop's clock is ahead of ours.
+            if self._until < inf:
+                self._set_timer(self._until)
+        else:
+            self._fail(Broken("no answer in time", sent=True, late=True))
+
+    def _fail(self, error: Exception) -> None:
+        if self._failure is None:
+            self._failure = error
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    # -- called by the event loop -------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)  # noqa: S101 - for the types
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._inbox += data
+        self._wake()
+
+    def eof_received(self) -> None:
+        self._ended = True
+        self._wake()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if exc is not None:
+            broken = Broken(str(exc), sent=not is_refusal_of_certificate(str(exc)))
+            broken.__cause__ = exc
+            self._fail(broken)
+        self._ended = True
+        self._wake()
+
 
 class AsyncEtcdStore(Operations[AsyncWire]):
     """See stores.base.AsyncStore. Belongs to the loop in which it was made."""
 
     def __init__(self, site: Site, dialect: Dialect) -> None:
-        super().__init__(site, dialect, self._dialled)
+        super().__init__(site, dialect, self._dial)
         self._end = LoopEnd(self.let_go)
 
-    async def _dialled(self, site: Site, endpoint: Endpoint, until: float) -> AsyncWire:
+    async def _dial(self, site: Site, endpoint: Endpoint, until: float) -> AsyncWire:
+        """A connection. Raises StoreUnavailable, at `until` (of clock.now) at the latest."""
         await self._end.watch()
-        return await dial(site, endpoint, until)
+        try:
+            async with asyncio.timeout(min(_LONGEST, until - _now())):
+                return await connect(AsyncWire, endpoint.host, endpoint.port, tls=site.tls)
+        except TimeoutError as error:
+            text = f"{endpoint} cannot be reached: no connection in time"
+            raise StoreUnavailable(text) from error
+        except OSError as error:
+            raise connect_error(error, str(endpoint), proved=site.proved) from error
 
     async def aclose(self) -> None:
-        """See AsyncStore.aclose."""
         self.let_go()
         await self._end.aclose()
 
     def detach(self) -> None:
-        """See AsyncWire.detach."""
         for wire in list(self.client.all):
             wire.detach()

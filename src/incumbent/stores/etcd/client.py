@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Generic, Protocol, TypeVar
 from weakref import WeakSet
@@ -74,17 +75,15 @@ class AnyWire(Protocol):
 W = TypeVar("W", bound=AnyWire)
 
 
+@dataclass(slots=True)
 class _Trail:
     """What has become of one request so far. `rest`: members that may still be asked."""
 
-    __slots__ = ("doubt", "failure", "logins", "repeatable", "rest")
-
-    def __init__(self, rest: int, *, repeatable: bool) -> None:
-        self.rest = rest
-        self.repeatable = repeatable
-        self.doubt = False
-        self.logins = 0
-        self.failure: Exception | None = None
+    rest: int
+    repeatable: bool
+    doubt: bool = False
+    logins: int = 0
+    failure: Exception | None = None
 
 
 class Client(Generic[W]):
@@ -154,7 +153,7 @@ class Client(Generic[W]):
         """
         endpoints = self.site.endpoints
         several = len(endpoints.all) > 1
-        trail = _Trail(endpoints.tries, repeatable=request.repeatable)
+        trail = _Trail(endpoints.tries, request.repeatable)
         while trail.rest > 0 and (now := _now()) < until:
             trail.rest -= 1
             endpoint = endpoints.best(now)
@@ -237,9 +236,7 @@ class Client(Generic[W]):
 
     async def post(self, endpoint: Endpoint, path: str, body: bytes, until: float) -> Reply:
         """The answer of one member, whoever else there is. Raises as `get`, and Answered."""
-        wire = await self._ready(endpoint, until)
-        request = self._request("POST", path, endpoint, body)
-        return self._read(await self.exchange(endpoint, wire, request, until))
+        return await self._try(endpoint, Request(path, body), until, until)
 
     # -- connections --------------------------------------------------------------------------
 

@@ -56,7 +56,6 @@ class Dialect:
         self._where = site.where
 
     def take(self, key: Key, claim: str, ask: Ask) -> Plan[None, TakeOutcome]:
-        """See plan.Dialect.take."""
         return Plan(
             "take",
             lambda *_: self._taking.take(key, claim, ask),
@@ -66,7 +65,6 @@ class Dialect:
         )
 
     def renew(self, renewals: Sequence[Renewal]) -> Plan[None, list[RenewOutcome]]:
-        """See plan.Dialect.renew."""
         return Plan("renew", lambda *_: self._renewing.renew(renewals), renewals=renewals)
 
     def give(
@@ -79,23 +77,19 @@ class Dialect:
         reserve_for: str | None = None,
         slot: str | None = None,
     ) -> Plan[None, GiveOutcome]:
-        """See plan.Dialect.give."""
         closing = (closed_for, reserve_for or "")
         return Plan("give", lambda *_: self._leave(key, claim, token, closing, slot), (key,))
 
     def put(
         self, key: Key, field: str, value: bytes | None, guard: Guard
     ) -> Plan[None, PutOutcome]:
-        """See plan.Dialect.put."""
         start = lambda *_: self._write(key, field, value, guard)  # noqa: E731 - as the others
         return Plan("put", start, (key,), repeatable=guard is None)
 
     def read(self, key: Key) -> Plan[None, Record]:
-        """See plan.Dialect.read."""
         return Plan("read", lambda *_: self._record(key), (key,))
 
     def scan(self, namespace: str, prefix: str) -> Plan[None, tuple[Record, ...]]:
-        """See plan.Dialect.scan."""
         return Plan("scan", lambda *_: self._records(namespace, prefix))
 
     # -- leaving ------------------------------------------------------------------------------
@@ -233,7 +227,8 @@ class Dialect:
     def _read_from(self, by_key: dict[Key, list[Entry]]) -> Steps[tuple[Record, ...]]:
         base = yield from self.markers.base()
         # A lease or a closing: what ends soon, and what people ask about.
-        timed = {it.lease for found in by_key.values() for it in found if "!r/" not in it.key}
+        entries = [entry for found in by_key.values() for entry in found]
+        timed = {entry.lease for entry in entries if "!r/" not in entry.key}
         lives = yield from self._leases.lives(set(sorted(timed)[:_ASKED_MAX]))
         wall, naming = clock.wall(), self.requests.naming
         return tuple(

@@ -36,9 +36,8 @@ async def diagnose(client: Client[Any], ttl: float, until: float) -> list[Findin
         return found
     for look in (_alarms, _members, _incarnation, _trip):
         here = await _caught(look(client, well[0], ttl, until), "the cluster")
-        found += [it for it in here if it not in found]
-    wait = client.site.restart_wait
-    if wait == 0:
+        found += [finding for finding in here if finding not in found]
+    if client.site.restart_wait == 0:
         found.append((
             "warning",
             "restart_wait=0: a cluster that lost its data grants at once",
@@ -89,7 +88,7 @@ async def _alarms(
     client: Client[Any], endpoint: Endpoint, _ttl: float, until: float
 ) -> list[Finding]:
     reply = await client.post(endpoint, "/v3/maintenance/alarm", b"{}", until)
-    raised = [str(it.get("alarm")) for it in reply.get("alarms", ())]
+    raised = [str(alarm.get("alarm")) for alarm in reply.get("alarms", ())]
     if not raised:
         return [("ok", "no alarm is raised", "")]
     what = f"alarm {', '.join(sorted(set(raised)))}: it takes no writes"

@@ -57,7 +57,6 @@ class EtcdEngine:
         return f"EtcdEngine({self.url!r})"
 
     def store(self) -> EtcdStore:
-        """See Engine.store."""
         return self._store
 
     def async_store(self) -> AsyncEtcdStore:

@@ -121,18 +121,15 @@ def answered_error(
     for phrase, (why, after) in _REFUSED.items():
         if phrase in text:
             first = phrase in _FINAL_AT_FIRST
+            hint = _NO_COMMON_NAME if with_certificate and first else ""
             return StoreUnavailable(
-                f"{where} refused the request: {why} ({text}){_hint(with_certificate and first)}",
+                f"{where} refused the request: {why} ({text}){hint}",
                 permanent=first and not proved,
                 retry_after=after,
             )
     if any(phrase in text for phrase in (*_STALE_TOKEN, _MISSING)):
         return StoreUnavailable(f"{where} refused the request: {text}")
     return OutcomeUnknown(f"{where} answered {text!r}; perhaps the request was carried out")
-
-
-def _hint(with_certificate: bool) -> str:
-    return _NO_COMMON_NAME if with_certificate else ""
 
 
 _NO_COMMON_NAME: Final = (
@@ -143,7 +140,7 @@ _NO_COMMON_NAME: Final = (
 
 def certificate_error(where: str, *, proved: bool) -> StoreUnavailable:
     """The exception for a client certificate that has a common name, where there are passwords."""
-    return StoreUnavailable(f"{where} refused the request{_hint(True)}", permanent=not proved)
+    return StoreUnavailable(f"{where} refused the request{_NO_COMMON_NAME}", permanent=not proved)
 
 
 def connect_error(error: BaseException | None, where: str, *, proved: bool) -> StoreUnavailable:

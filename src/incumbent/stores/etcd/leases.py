@@ -107,7 +107,11 @@ class Leases:
                     self._drop(state)
         # Another take of a claim, noted since, is not overdue: what it is granted is newer.
         known = self._memory.claims
-        return [it for it in batch if it.revision and known.get((it.key, it.claim)) is it]
+        return [
+            state
+            for state in batch
+            if state.revision and known.get((state.key, state.claim)) is state
+        ]
 
     def _drop(self, state: ClaimState) -> None:
         """Unless another take of the claim was noted since."""

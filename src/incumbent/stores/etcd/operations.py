@@ -37,7 +37,6 @@ class Operations(Planned[None], Generic[W]):
         self.client = Client(site, dialect.markers, dial)
 
     async def run(self, plan: Plan[None, T], until: float) -> T:
-        """See Planned.run."""
         return await self.client.carry_out(plan.start(None, until), until)
 
     def let_go(self) -> None:

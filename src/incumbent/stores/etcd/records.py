@@ -72,28 +72,8 @@ def part(text: str) -> str:
 class Names:
     """The keys of one lease; `x64` is the base64 of `x`, `x_end64` that of its range's end."""
 
-    __slots__ = (
-        "closing64",
-        "key",
-        "late",
-        "lease64",
-        "leases",
-        "leases64",
-        "leases_end64",
-        "others64",
-        "pause64",
-        "record",
-        "record64",
-        "record_end64",
-        "resign64",
-        "switches",
-        "switches64",
-        "switches_end64",
-    )
-
     def __init__(self, prefix: str, key: Key) -> None:
         base, name = f"{prefix}/{key.namespace}", quote(key.name, safe=":@")
-        self.key = key
         self.leases = f"{base}/{name}/"
         self.switches = f"{base}!s/{name}/"
         self.record = f"{base}!r/{name}/"
@@ -264,8 +244,8 @@ def number_in(value: object, default: float = 0.0) -> float:
 def seen_in(entries: Iterable[Entry]) -> str:
     """What `wait_change` compares: when the last of these was written.
 
-    Of a name that is held only the lease counts; a switch or a field that is written meanwhile is
-    told by the watch, which begins where the asker has looked.
+    Of a name that is held only the lease counts. The watch shows a switch or a field that is
+    written meanwhile: it begins where the asker has looked.
     """
     newest = max((entry.modified for entry in entries), default=0)
     return str(newest) if newest else ""
@@ -273,7 +253,7 @@ def seen_in(entries: Iterable[Entry]) -> str:
 
 def surplus_candidates(entries: Iterable[Entry]) -> list[str]:
     """The keys of those who are left out: whose time is over first."""
-    ordered = sorted(entries, key=lambda it: (number_in(it.fields.get("until")), it.key))
+    ordered = sorted(entries, key=lambda entry: (number_in(entry.fields.get("until")), entry.key))
     return [entry.key for entry in ordered[:-CANDIDATES_KEPT]]
 
 
@@ -292,7 +272,7 @@ def record_of(
         if place is not None and place[0] == key:
             kind, rest = _kind(place[1], place[2])
             kinds.setdefault(kind, []).append((unquote(rest), entry))
-    leases = sorted((entry for _, entry in kinds["/"]), key=lambda it: it.created)
+    leases = sorted((entry for _, entry in kinds["/"]), key=lambda entry: entry.created)
     closing = next((entry for _, entry in kinds["c"]), None)
     candidates = [Candidate(name, _left(entry, lives, wall)) for name, entry in kinds["w"]]
     changes = [entry for kind, found in kinds.items() if kind != "w" for _, entry in found]
@@ -300,10 +280,10 @@ def record_of(
         key,
         tuple(holding_of(entry, base, lives, wall) for entry in leases[:1]),
         _left(closing, lives, wall) if closing else 0.0,
-        {name: Field(it.value, it.modified) for name, it in (*kinds["!s"], *kinds["f"])},
+        {name: Field(entry.value, entry.modified) for name, entry in (*kinds["!s"], *kinds["f"])},
         {name.rpartition("/")[0]: _left(entry, lives, wall) for name, entry in kinds["t"]},
         _history([entry for _, entry in kinds["h"]], base),
-        tuple(sorted(candidates, key=lambda it: it.holder)),
+        tuple(sorted(candidates, key=lambda candidate: candidate.holder)),
         seen_in(leases or changes),
         str(closing.fields.get("reserved_for", "")) if closing else "",
     )

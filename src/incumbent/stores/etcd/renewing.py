@@ -112,7 +112,6 @@ class Renewing:
         self._memory = markers.memory
 
     def renew(self, renewals: Sequence[Renewal]) -> Steps[list[RenewOutcome]]:
-        """See Store.renew."""
         if not renewals:
             return []
         batch = renewals if isinstance(renewals, Batch) else None
@@ -313,7 +312,7 @@ class Renewing:
         return _confirmed(proofs, reply)
 
     def _ask_each(self, batch: list[_Item], incarnation: Incarnation) -> Steps[bool]:
-        asked = [(it.state, it.write, it.lease) for it in batch if it.state is not None]
+        asked = [(item.state, item.write, item.lease) for item in batch if item.state is not None]
         for state, write, _ in asked:
             if write:
                 # If nobody hears of it, the key says with which etcd lease it lives.

@@ -417,8 +417,8 @@ class Requests:
         compare = [self._still(incarnation), *self._ours(newest)]
         compare += [self._check(state) for state in batch if state is not newest]
         if len(batch) <= BATCH // 2:
-            names = [self.naming.of(state.key) for state in batch]
-            compare += [_absent(it.switches64, it.switches_end64) for it in names]
+            for names in [self.naming.of(state.key) for state in batch]:
+                compare.append(_absent(names.switches64, names.switches_end64))
         else:
             for namespace in {state.key.namespace for state in batch}:
                 compare.append(_absent(*_range(f"{self.naming.prefix}/{namespace}!s/")))
@@ -442,8 +442,10 @@ class Requests:
 
     def remove_leases(self, batch: Sequence[ClaimState]) -> Request:
         """Remove leases whose time ran out; not those that were granted anew, or moved away."""
-        of = self.naming.of
-        return _txn([_nested(self._ours(it), [_delete(of(it.key).lease64)]) for it in batch])
+        return _txn([
+            _nested(self._ours(state), [_delete(self.naming.of(state.key).lease64)])
+            for state in batch
+        ])  # fmt: skip
 
     def lookup(self, keys: Sequence[Key]) -> Request:
         """Leases of which this process knows nothing; see records.entry_of for whose they are."""

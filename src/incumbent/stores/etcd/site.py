@@ -34,13 +34,13 @@ class Endpoints:
         """Whom to ask now: whoever answered last, or who failed longest ago."""
         if not self._shunned or self._shunned.get(self._present, 0.0) <= now:
             return self._present
-        return min(self.all, key=lambda it: self._shunned.get(it, 0.0))
+        return min(self.all, key=lambda endpoint: self._shunned.get(endpoint, 0.0))
 
     def failed(self, endpoint: Endpoint, now: float) -> None:
-        """It gave no answer, or said that it cannot."""
+        """It gave no answer, or answered that it cannot."""
         self._shunned[endpoint] = now + _SHUN
         if endpoint is self._present:
-            self._present = min(self.all, key=lambda it: self._shunned.get(it, 0.0))
+            self._present = min(self.all, key=lambda endpoint: self._shunned.get(endpoint, 0.0))
 
     def answered(self, endpoint: Endpoint) -> None:
         """It is well."""

@@ -1,25 +1,120 @@
-"""The blocking side: `operations`, each in one step."""
+"""The blocking side: a socket driven directly, and operations that are carried out in one step."""
 
 from __future__ import annotations
 
 import os
+import socket
+import ssl
+from struct import Struct
+from typing import Final
 from weakref import WeakSet
 
+from incumbent import clock
+from incumbent.errors import StoreUnavailable
+from incumbent.net.dial import connect, is_ready, wait_ready
 from incumbent.stores.blocking import BlockingStore
+from incumbent.stores.collected import close_with
 from incumbent.stores.etcd.dialect import Dialect
+from incumbent.stores.etcd.errors import Broken, connect_error, is_refusal_of_certificate
 from incumbent.stores.etcd.operations import Operations
 from incumbent.stores.etcd.site import Site
 from incumbent.stores.etcd.url import Endpoint
-from incumbent.stores.etcd.wire import Wire, dial
+from incumbent.unpatched import original
 
 __all__ = ["EtcdStore"]
+
+_STALE_AFTER: Final = 0.1
+"""A connection unused for longer is looked at before it is trusted: one system call."""
+_CHUNK: Final = 65_536
+_GLANCE: Final = 0.01
+"""Seconds that a plain system call waits. What takes longer is waited for with poll, whose timeout
+goes on counting while signals interrupt it; the kernel's own would begin again each time."""
+_TIMEVAL: Final = Struct("@ll").pack(0, int(_GLANCE * 1_000_000))
+_READ_LATER: Final = (BlockingIOError, ssl.SSLWantReadError)
+
+_now = clock.now
+
+
+class Wire:
+    """One connection (see client.AnyWire), with one deadline for all of an exchange.
+
+    `receive` blocks where others suspend.
+    """
+
+    __slots__ = ("__weakref__", "_plain", "_sock", "used")
+
+    closed = False
+    """Nothing shows when a server closes it: see `is_stale`."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        close_with(self, sock.close)
+        self._plain = type(sock) is original("socket", "socket") and os.name == "posix"
+        if self._plain:
+            # The kernel's timeouts, set once, spare the poll that each look would cost.
+            sock.setblocking(True)
+            for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+                sock.setsockopt(socket.SOL_SOCKET, option, _TIMEVAL)
+        self.used = _now()
+
+    def __del__(self) -> None:
+        self._sock.close()
+
+    def close(self) -> None:
+        """Let go, and wake a thread that waits on it. Writes nothing, also with TLS."""
+        try:
+            # Of a socket, and not of TLS: that would say good-bye.
+            original("socket", "socket").shutdown(self._sock, socket.SHUT_RDWR)
+        except (OSError, TypeError):
+            # TypeError: gevent's TLS sockets are no sockets of the system; closing has to do.
+            pass
+        self._sock.close()
+
+    def drop(self) -> None:
+        """In a fork's child: give the descriptor back; the parent's connection goes on."""
+        self._sock.close()
+
+    def is_stale(self) -> bool:
+        """Whether the server closed it, or sent something that nobody asked for."""
+        if _now() - self.used < _STALE_AFTER:
+            return False
+        return is_ready(self._sock, writing=False)
+
+    def send(self, request: bytes, until: float) -> None:
+        """All of a request. Raises Broken."""
+        if _now() >= until:
+            raise Broken("no time is left", sent=False, late=True)
+        sent = 0
+        while sent < len(request):
+            try:
+                sent += self._sock.send(request[sent:] if sent else request)
+            except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError) as error:
+                reading = isinstance(error, ssl.SSLWantReadError)
+                if not wait_ready(self._sock, until, writing=not reading):
+                    raise Broken("it takes nothing more", sent=sent > 0, late=True) from error
+            except (OSError, ValueError) as error:
+                raise Broken(str(error), sent=sent > 0) from error
+
+    async def receive(self, until: float) -> bytes:
+        """Some bytes; none at the end of the connection. Raises Broken."""
+        sock = self._sock
+        while True:
+            try:
+                return sock.recv(_CHUNK)
+            except (*_READ_LATER, ssl.SSLWantWriteError) as error:
+                writing = isinstance(error, ssl.SSLWantWriteError)
+                if not wait_ready(sock, until, writing=writing):
+                    raise Broken("no answer in time", sent=True, late=True) from error
+            except (OSError, ValueError) as error:
+                sent = not is_refusal_of_certificate(str(error))
+                raise Broken(str(error), sent=sent) from error
 
 
 class EtcdStore(BlockingStore[Operations[Wire]]):
     """See stores.base.Store. A close ends the waits of all threads."""
 
     def __init__(self, site: Site, dialect: Dialect) -> None:
-        super().__init__(Operations(site, dialect, _dialled))
+        super().__init__(Operations(site, dialect, _dial))
         _stores.add(self)
 
     def drop(self) -> None:
@@ -31,8 +126,14 @@ class EtcdStore(BlockingStore[Operations[Wire]]):
             wire.drop()
 
 
-async def _dialled(site: Site, endpoint: Endpoint, until: float) -> Wire:
-    return dial(site, endpoint, until)
+async def _dial(site: Site, endpoint: Endpoint, until: float) -> Wire:
+    """A connection. Raises StoreUnavailable, at `until` (of clock.now) at the latest."""
+    if _now() >= until:
+        raise StoreUnavailable(f"{endpoint}: no time is left to connect")
+    try:
+        return Wire(connect(endpoint.host, endpoint.port, until, tls=site.tls))
+    except OSError as error:
+        raise connect_error(error, str(endpoint), proved=site.proved) from error
 
 
 _stores: WeakSet[EtcdStore] = WeakSet()

@@ -47,7 +47,6 @@ class Taking:
         self._memory = markers.memory
 
     def take(self, key: Key, claim: str, ask: Ask) -> Steps[TakeOutcome]:
-        """See Store.take."""
         attempt = _Attempt(key, claim, ask)
         for _ in range(_ROUNDS):
             try:
@@ -193,7 +192,7 @@ class Taking:
     ) -> Steps[Refused | None]:
         if found.lease is not None:
             holding = holding_of(found.lease, incarnation.base, {}, clock.wall())
-            # When a holder that died is gone its key goes too, and who waits is told of that.
+            # The key of a holder that died goes with its etcd lease, and a watch shows that.
             return Refused("held", (holding,), holding.ttl, found.seen)
         if found.pause is not None:
             return Refused("paused", seen=found.seen)
