@@ -63,24 +63,19 @@ __all__ = [
 
 # Loaded at first use: who only blocks need not pay for asyncio at every start of a command.
 _HOMES = {
-    "AsyncClient": "incumbent.clients",
-    "AsyncElection": "incumbent.elections",
-    "AsyncLease": "incumbent.locks",
-    "AsyncLock": "incumbent.locks",
-    "AsyncTerm": "incumbent.elections",
-    "Client": "incumbent.clients",
-    "Election": "incumbent.elections",
-    "JobRun": "incumbent.cron.functions",
-    "Jobs": "incumbent.cron.jobs",
-    "Leader": "incumbent.election",
-    "Lease": "incumbent.locks",
-    "Lock": "incumbent.locks",
-    "CurrentLease": "incumbent.inside",
-    "Policy": "incumbent.policy",
-    "Term": "incumbent.elections",
-    "current": "incumbent.inside",
-    "exclusive": "incumbent.decorators",
-    "once": "incumbent.decorators",
+    name: f"incumbent.{module}"
+    for module, names in {
+        "clients": ("AsyncClient", "Client"),
+        "cron.functions": ("JobRun",),
+        "cron.jobs": ("Jobs",),
+        "decorators": ("exclusive", "once"),
+        "election": ("Leader",),
+        "elections": ("AsyncElection", "AsyncTerm", "Election", "Term"),
+        "inside": ("CurrentLease", "current"),
+        "locks": ("AsyncLease", "AsyncLock", "Lease", "Lock"),
+        "policy": ("Policy",),
+    }.items()
+    for name in names
 }
 
 

@@ -74,7 +74,7 @@ class Belief:
 
     def proclaim(self, meta: bytes, *, after: float = 0.0) -> None:
         """Change the record's metadata, with a renewal of its own `after` seconds at the latest."""
-        self._held.meta = meta
+        self._held.proclaim(meta)
         if self._held.machine.valid(clock.now()):
             self.link.keeper.renew_now(self._held, _nothing, after=after)
 

@@ -212,7 +212,7 @@ class ElectionHandle(LockHandle[T], Generic[T]):
         """Have the next renewals, and later terms, carry new metadata."""
         term = self._leading("proclaim")
         encoded = encode_metadata(metadata)
-        term._held.meta = encoded
+        term._held.proclaim(encoded)
         self._wanted = replace(self._wanted, ask=replace(self._wanted.ask, meta=encoded))
         return term, encoded
 

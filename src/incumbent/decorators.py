@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, cast
+from typing import Any, Literal, TypeVar, Unpack, cast
 
 from incumbent import clock
 from incumbent.bodies import is_async, name_of, not_deferred, refuse_generator
@@ -13,17 +13,15 @@ from incumbent.cron.ledger import State
 from incumbent.cron.once import OnceRun, begin_once
 from incumbent.durations import Duration
 from incumbent.errors import ConfigError, NotAcquired
+from incumbent.handles import LeaseHandle, LockHandle
+from incumbent.locks import AsyncLease, AsyncLock, Lease, Lock
 from incumbent.options import LockSettings, require
 from incumbent.protocol.port import run as drive
-
-if TYPE_CHECKING:
-    from incumbent.handles import LeaseHandle, LockHandle
-    from incumbent.locks import AsyncLease, Lease
 
 __all__ = ["begin_on_record", "exclusive", "once"]
 
 F = TypeVar("F", bound=Callable[..., Any])
-L = TypeVar("L", bound="LockHandle[Any]")
+L = TypeVar("L", bound=LockHandle[Any])
 IfHeld = Literal["wait", "raise", "skip"]
 
 
@@ -125,8 +123,6 @@ def _wrap_sync(function: Any, namer: Callable[..., str], common: Any, *, skip: b
 
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        from incumbent.locks import Lock
-
         try:
             lease = _built(Lock, namer(*args, **kwargs), common).acquire()
         except NotAcquired:
@@ -170,8 +166,6 @@ def begin_on_record(lease: Lease, wall: float, stamp: str, what: str) -> OnceRun
 def _wrap_async(function: Any, namer: Callable[..., str], common: Any, *, skip: bool) -> Any:
     @functools.wraps(function)
     async def wrapper(*args: Any, **kwargs: Any) -> Any:
-        from incumbent.locks import AsyncLock
-
         try:
             lease = await _built(AsyncLock, namer(*args, **kwargs), common).acquire()
         except NotAcquired:

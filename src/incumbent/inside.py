@@ -110,14 +110,14 @@ class CurrentLease:
 def _question(path: str, until: float) -> bytes:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
         _connect(link, path, until)
-        said = b""
-        while not said.endswith(b"\n") and len(said) < _LONGEST:
+        reply = b""
+        while not reply.endswith(b"\n") and len(reply) < _LONGEST:
             link.settimeout(_left(until))
             more = link.recv(4096)
             if not more:
                 raise ConnectionError("it hung up")
-            said += more
-        return said
+            reply += more
+        return reply
 
 
 def _connect(link: socket.socket, path: str, until: float) -> None:

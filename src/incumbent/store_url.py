@@ -65,8 +65,8 @@ def read_secret(path: str, variable: str) -> str:
         with open(path, encoding="utf-8") as file:  # noqa: PTH123 - pathlib costs start-up time
             secret = file.read().rstrip("\r\n")
     except (OSError, UnicodeDecodeError) as error:
-        said = error.strerror if isinstance(error, OSError) else "not a text"
-        raise ConfigError(f"{variable}={path} cannot be read: {said}", name="store") from None
+        problem = error.strerror if isinstance(error, OSError) else "not a text"
+        raise ConfigError(f"{variable}={path} cannot be read: {problem}", name="store") from None
     if not secret.strip():
         raise ConfigError(f"{variable}={path} is empty", name="store")
     return secret

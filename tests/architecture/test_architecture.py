@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 
+import incumbent
 from tests.architecture import source
 from tests.architecture.layers import (
     AVOIDED,
@@ -166,3 +167,7 @@ def test_what_users_import_loads_no_driver_and_no_event_loop() -> None:
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     ).stdout.split()
     assert not {"redis", "hiredis", "sqlite3", "asyncio"} & set(loaded)
+
+
+def test_every_public_name_is_found_where_it_is_said_to_be() -> None:
+    assert all(getattr(incumbent, name) for name in incumbent.__all__)

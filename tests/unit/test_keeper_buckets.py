@@ -145,7 +145,7 @@ def test_what_is_sent_again_unchanged_is_the_same_object(
     leases.pop().release()
     assert len(again()) == 4
     assert again() is sent[-2]
-    leases[0]._held.meta = b"new"
+    leases[0]._held.proclaim(b"new")
     assert [each.meta for each in again()] == [b"new", None, None, None]
     assert leases[0]._held.proclaimed == b"new"
     assert again() is sent[-2]
@@ -161,12 +161,13 @@ def test_metadata_changed_back_after_a_lost_answer_is_sent_again(
     (lease,) = take(engine, 1, ttl=60)
     held, bucket = lease._held, Bucket(0.0, 12.0)
     bucket[held.ref] = None
-    held.meta = old = b"old"
+    old = b"old"
+    held.proclaim(old)
     keeper._renew_buckets([bucket])
-    held.meta = b"new"
+    held.proclaim(b"new")
     engine.faulty.plan("renew", Fault.LOST_REPLY)
     keeper._renew_buckets([bucket])
-    held.meta = old
+    held.proclaim(old)
     bucket[held.ref] = None
     keeper._renew_buckets([bucket])
     assert engine.faulty.read(held.wanted.key, inf).holdings[0].meta == b"old"
@@ -177,7 +178,7 @@ def test_metadata_whose_answer_was_lost_is_proclaimed_by_the_next(engine: Faulty
     keeper = keeper_of(engine)
     (lease,) = take(engine, 1, ttl=60)
     held, bucket = lease._held, Bucket(0.0, 12.0)
-    held.meta = b"new"
+    held.proclaim(b"new")
     engine.faulty.plan("renew", Fault.LOST_REPLY)
     for _ in range(2):
         bucket[held.ref] = None

@@ -105,16 +105,16 @@ async def until_told(
 ) -> None:
     """Wait until what `ask` is given was called, from any thread, for at most `timeout` seconds."""
     loop = asyncio.get_running_loop()
-    told = asyncio.Event()
+    called = asyncio.Event()
 
     def tell() -> None:
         if not loop.is_closed():
-            loop.call_soon_threadsafe(told.set)
+            loop.call_soon_threadsafe(called.set)
 
     ask(tell)
     try:
         async with asyncio.timeout(timeout):
-            await told.wait()
+            await called.wait()
     except TimeoutError:
         return
     finally:

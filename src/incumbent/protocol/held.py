@@ -70,12 +70,12 @@ class Held:
         "followers",
         "in_line",
         "machine",
+        "meta",
         "notice",
         "port",
         "proclaimed",
         "ref",
         "reserve_for",
-        "said",
         "unsure",
         "wanted",
         "watchers",
@@ -101,8 +101,8 @@ class Held:
         self.watchers = self.askers = self.followers = ()
         self.changed = True
         """Whether `renewal` will be another object than it was."""
-        self.said: bytes | None
-        """`meta`, for those to whom a property's call is too dear."""
+        self.meta: bytes | None
+        """Metadata that every renewal carries, None: what the take said. See `proclaim`."""
         self.proclaimed: bytes | None
         """The metadata of the last renewal that was proved."""
         self.notice: Notice | None
@@ -112,18 +112,13 @@ class Held:
         self.bucket: dict[weakref.ref[Held], None] | None
         """Where the keeper remembers it."""
         self._renewal: Renewal | None
-        self.said = self.proclaimed = self.notice = None
+        self.meta = self.proclaimed = self.notice = None
         self.reserve_for = self.bucket = self._renewal = None
         self.ref = weakref.ref(self)
 
-    @property
-    def meta(self) -> bytes | None:
+    def proclaim(self, meta: bytes | None) -> None:
         """New metadata: sent with every renewal from now on, so that the last word stays."""
-        return self.said
-
-    @meta.setter
-    def meta(self, meta: bytes | None) -> None:
-        self.said = meta
+        self.meta = meta
         self.changed = True
 
     def renewal(self) -> Renewal:
@@ -134,7 +129,7 @@ class Held:
             self.changed = False
             wanted, machine = self.wanted, self.machine
             kept = self._renewal = Renewal(
-                wanted.key, self.claim, machine.token, wanted.policy.ttl, machine.epoch, self.said
+                wanted.key, self.claim, machine.token, wanted.policy.ttl, machine.epoch, self.meta
             )
         return kept
 
@@ -169,9 +164,9 @@ class Held:
 
     def take_watchers(self) -> tuple[Callable[[], None], ...]:
         """Who has to be told that the holding ended: each only once."""
-        told = self.watchers + self.askers
+        watchers = self.watchers + self.askers
         self.watchers = self.askers = self.followers = ()
-        return told
+        return watchers
 
     def tell_askers(self) -> None:
         """A renewal was tried."""

@@ -106,5 +106,5 @@ async def settle(port: Port, debt: Debt, timeout: float) -> bool:
         )
     except StoreError as error:
         return error.permanent
-    told = debt.doubt == 0 or (debt.doubt == 1 and isinstance(outcome, Released))
-    return told or now >= debt.until
+    settled = debt.doubt == 0 or (debt.doubt == 1 and isinstance(outcome, Released))
+    return settled or now >= debt.until

@@ -115,7 +115,7 @@ def _ask(turn: Round, leases: Iterable[Held], sent: float) -> float:
     policy, patience = None, inf
     asked, refs = turn.asked, turn.refs
     for held in leases:
-        machine, news = held.machine, held.said is not held.proclaimed
+        machine, news = held.machine, held.meta is not held.proclaimed
         # What at_most_for ends can only win by it that the store gets to know its metadata.
         if (
             machine.renewing

@@ -88,5 +88,5 @@ def asked_by(notice: Notice | None) -> str:
 
 def lease_lost(name: str, reason: str, detail: str = "") -> LeaseLost:
     """The error for a lease that ended by itself."""
-    said = _LOST.get(reason, reason)
-    return LeaseLost(f"the lease on {name!r} {said}{detail}", name=name, reason=reason)
+    what = _LOST.get(reason, reason)
+    return LeaseLost(f"the lease on {name!r} {what}{detail}", name=name, reason=reason)

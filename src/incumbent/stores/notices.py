@@ -33,13 +33,13 @@ def notices_for(token: int, pause: bytes | None, resign: bytes | None) -> tuple[
         return ()
     found = []
     if pause is not None:
-        said = read_notice(pause)
-        found.append(Notice("pause", str(said.get("who", "")), str(said.get("reason", ""))))
+        fields = read_notice(pause)
+        found.append(Notice("pause", str(fields.get("who", "")), str(fields.get("reason", ""))))
     if resign is not None:
-        said = read_notice(resign)
-        if said.get("token") == token:
-            to = str(said.get("to", ""))
-            who, reason = str(said.get("who", "")), str(said.get("reason", ""))
+        fields = read_notice(resign)
+        if fields.get("token") == token:
+            to = str(fields.get("to", ""))
+            who, reason = str(fields.get("who", "")), str(fields.get("reason", ""))
             found.append(Notice("transfer" if to else "resign", who, reason, to))
     return tuple(found)
 

@@ -115,7 +115,7 @@ class MemoryTable:
         self.epoch = uuid.uuid4().hex
         self._started = now
         held = [entry.holding(now) for entry in self._entries.values()]
-        self._longest = 0.0 if empty else max((it.ttl for it in held if it), default=0.0)
+        self._longest = 0.0 if empty else max((one.ttl for one in held if one), default=0.0)
         if empty:
             self._entries.clear()
             self._given_up.clear()
@@ -251,7 +251,7 @@ class MemoryTable:
             (_holding_of(held, now),) if held else (),
             closed.expires - now if closed else 0.0,
             dict(entry.fields),
-            {name: it.expires - now for name, it in entry.slots.items() if it.expires > now},
+            {name: slot.expires - now for name, slot in entry.slots.items() if slot.expires > now},
             tuple(entry.history),
             _candidates(entry, now),
             self.seen(key),
@@ -277,7 +277,7 @@ class MemoryTable:
             return
         for key in [key for key, entry in self._entries.items() if _forgettable(entry, now)]:
             del self._entries[key]
-        self._given_up = {it: until for it, until in self._given_up.items() if until > now}
+        self._given_up = {claim: until for claim, until in self._given_up.items() if until > now}
 
 
 def _refusal(

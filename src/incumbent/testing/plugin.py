@@ -257,7 +257,7 @@ class _Store(MemoryStore):
     def __init__(self, world: World) -> None:
         super().__init__(world.now, world.wall)
         self.cut = False
-        self._told = 0
+        self._hints = 0
 
     def _step(
         self, operation: Callable[[float], T], tells: Callable[[T], bool] = lambda _: False
@@ -269,7 +269,7 @@ class _Store(MemoryStore):
     def tell_all(self) -> None:
         """A hint for everybody who waits: the time has changed."""
         with self._changed:
-            self._told += 1
+            self._hints += 1
             self._tell()
 
     def forget(self, name: str) -> None:
@@ -281,8 +281,8 @@ class _Store(MemoryStore):
 
     def wait_change(self, key: Key, seen: str, until: float) -> None:
         with self._changed:
-            told = self._told
+            hints = self._hints
             self._changed.wait_for(
-                lambda: self._told != told or self._table.seen(key) != seen,
+                lambda: self._hints != hints or self._table.seen(key) != seen,
                 max(0.0, until - self._now()),
             )

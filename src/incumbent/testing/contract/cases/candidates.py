@@ -17,7 +17,7 @@ _HOLDERS = ["a", "host:7/x", "50%-{b}", "\u00fc|,;=?#", "h" * 200]
 
 
 def _standing(bench: Bench, name: str = "job") -> list[str]:
-    return [it.holder for it in bench.read(name).candidates]
+    return [one.holder for one in bench.read(name).candidates]
 
 
 @needs("candidates")
@@ -119,7 +119,7 @@ class ReservationCases:
     def test_a_reservation_refuses_everybody_else(self, bench: Bench) -> None:
         self._reserve(bench, "bob")
         refusal = bench.refused(holder="carol")
-        assert (refusal.reason, [it.holder for it in refusal.holders]) == ("reserved", ["bob"])
+        assert (refusal.reason, [one.holder for one in refusal.holders]) == ("reserved", ["bob"])
         assert bench.lasts(refusal.retry_after)
         assert bench.refused(holder="alice").reason == "reserved"
         assert bench.refused(holder="").reason == "reserved"
@@ -130,7 +130,7 @@ class ReservationCases:
         bench.refused(holder=f"{holder}x"[-200:] if len(holder) < 200 else "h" * 199)
         grant = bench.granted(holder=holder, meta=b"new")
         assert grant.token > before.token
-        assert [(it.holder, it.meta) for it in bench.read().holdings] == [(holder, b"new")]
+        assert [(one.holder, one.meta) for one in bench.read().holdings] == [(holder, b"new")]
         assert bench.refused(holder=holder).reason == "held"
 
     def test_a_grant_ends_the_reservation(self, bench: Bench) -> None:

@@ -117,11 +117,13 @@ class FieldCases:
         bench.put("state", b"1", name="a")
         bench.put("b:state", b"2", name="a")
         bench.put("state", b"3", name="a:b")
-        assert {name: it.value for name, it in bench.read("a").fields.items()} == {
+        assert {name: field.value for name, field in bench.read("a").fields.items()} == {
             "state": b"1",
             "b:state": b"2",
         }
-        assert {name: it.value for name, it in bench.read("a:b").fields.items()} == {"state": b"3"}
+        assert {name: field.value for name, field in bench.read("a:b").fields.items()} == {
+            "state": b"3"
+        }
 
     def test_a_field_is_no_lease(self, bench: Bench) -> None:
         bench.put("state", b"1")

@@ -45,7 +45,7 @@ class RecordCases:
         bench.give(first)
         second = bench.granted(holder="bob")
         past = bench.read().history
-        assert [(it.holder, it.token) for it in past] == [
+        assert [(one.holder, one.token) for one in past] == [
             ("alice", first.token),
             ("bob", second.token),
         ]
@@ -62,25 +62,25 @@ class RecordCases:
     def test_a_refused_take_is_not_in_the_history(self, bench: Bench) -> None:
         bench.granted(holder="alice")
         bench.refused()
-        assert [it.holder for it in bench.read().history] == ["alice"]
+        assert [one.holder for one in bench.read().history] == ["alice"]
 
     def test_the_history_is_bounded(self, bench: Bench) -> None:
         for index in range(HISTORY_KEPT + 5):
             bench.give(bench.granted(holder=f"h{index}"))
         history = bench.read().history
-        assert [it.holder for it in history] == [f"h{index + 5}" for index in range(HISTORY_KEPT)]
-        assert all(it.ended is not None for it in history)
+        assert [one.holder for one in history] == [f"h{index + 5}" for index in range(HISTORY_KEPT)]
+        assert all(past.ended is not None for past in history)
 
     def test_a_holding_that_expired_stays_in_the_history(self, bench: Bench) -> None:
         bench.expired(holder="alice")
-        assert [it.holder for it in bench.read().history] == ["alice"]
+        assert [one.holder for one in bench.read().history] == ["alice"]
 
     def test_reading_and_scanning_say_the_same(self, bench: Bench) -> None:
         grant = bench.granted("a", holder="alice")
         bench.give(grant, "a")
         bench.granted("b", holder="bob")
         records = bench.store.scan(bench.namespace, "", bench.until())
-        shown = {it.key.name: [past.holder for past in it.history] for it in records}
+        shown = {one.key.name: [past.holder for past in one.history] for one in records}
         assert shown == {"a": ["alice"], "b": ["bob"]}
         assert [len(bench.read(name).history) for name in ("a", "b")] == [1, 1]
 

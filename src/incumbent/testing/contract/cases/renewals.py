@@ -108,7 +108,7 @@ class RenewalCases:
         outcomes = bench.renew_all([
             bench.renewal(grants.get(name, made_up), name) for name in names
         ])  # fmt: skip
-        renewed = [name for name, it in zip(names, outcomes, strict=True) if it == Renewed()]
+        renewed = [name for name, one in zip(names, outcomes, strict=True) if one == Renewed()]
         assert renewed == list(grants)
 
     def test_an_empty_batch_has_no_answers(self, bench: Bench) -> None:
@@ -172,7 +172,7 @@ class TokenCases:
 
     @staticmethod
     def _holdings_of(bench: Bench, grant: Granted) -> list[Granted]:
-        return [Granted(it.claim, it.token, grant.ttl) for it in bench.read().holdings]
+        return [Granted(one.claim, one.token, grant.ttl) for one in bench.read().holdings]
 
     def test_the_token_grows_after_the_record_was_forgotten(self, bench: Bench) -> None:
         first = bench.expired(keep_record=bench.ttl)

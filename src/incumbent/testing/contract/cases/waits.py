@@ -143,7 +143,7 @@ class LineCases:
         for place in range(3):
             queued = _place(bench, bench.draw())
             assert (queued.place, queued.reason) == (place, "held")
-            assert [it.holder for it in queued.holders] == ["alice"]
+            assert [one.holder for one in queued.holders] == ["alice"]
 
     def test_who_asks_again_keeps_its_place(self, bench: Bench) -> None:
         bench.granted()
@@ -328,14 +328,14 @@ class LineCases:
             waiting = [pool.submit(wait, claim) for claim in line]
             time.sleep(0.1)
             bench.give(grant)
-            assert max(it.result() for it in waiting) < HINTED_WITHIN
+            assert max(one.result() for one in waiting) < HINTED_WITHIN
 
     @needs("candidates")
     def test_a_candidate_in_line_is_listed(self, bench: Bench) -> None:
         bench.granted()
         claim = bench.draw()
         _place(bench, claim, candidacy=bench.long)
-        assert [it.holder for it in bench.read().candidates] == [claim[:8]]
+        assert [one.holder for one in bench.read().candidates] == [claim[:8]]
 
 
 def _ask(
