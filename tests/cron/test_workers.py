@@ -15,13 +15,14 @@ from typing import Any
 import pytest
 
 from incumbent import clock
+from incumbent.cron.attempts import ENDED_WELL, GAVE_BACK
 from incumbent.cron.claims import Claimer
 from incumbent.cron.events import Events
 from incumbent.cron.ledger import Run, State, runs_of
 from incumbent.cron.schedule import Every
 from incumbent.cron.slots import Slot
 from incumbent.cron.spec import JobSpec
-from incumbent.cron.worker import ENDED_WELL, GAVE_BACK, STARTED, Place, Task
+from incumbent.cron.worker import STARTED, Fleet, Task
 from incumbent.cron.zygote import StandBy, Zygote
 from incumbent.model import Key, Refused
 from incumbent.protocol.link import new_link
@@ -43,7 +44,7 @@ class Bench:
     def __init__(self, folder: Path) -> None:
         self.url = f"sqlite:///{folder}/leases.db"
         self._log = os.open(folder / "log", os.O_WRONLY | os.O_CREAT)
-        self.zygote = Zygote(Place(self.url, "default", "auto", TTL), Events(self._log))
+        self.zygote = Zygote(Fleet(self.url, "default", "me", {"ttl": TTL}), Events(self._log))
         self.link = new_link(self.url)
         self.claimer = Claimer(self.link, "default", {"holder": "me", "ttl": TTL, "grace": 0.2})
         self.number = 0
@@ -51,13 +52,11 @@ class Bench:
     def send(self, command: str, **more: Any) -> str:
         self.number += 1
         line = ("sh", "-c", command)
-        spec = JobSpec(name="job", schedule=Every(60), command=line)
+        spec = JobSpec(name="job", schedule=Every(60), command=line, **more)
         slot = Slot(f"2026-01-01T00:00:{self.number:02}Z", 1_767_225_600.0 + self.number)
         held = self.claimer.claim(spec, slot)
         assert not isinstance(held, Refused), held
-        grant = self.claimer.part_with(held)
-        task = Task("job", slot.name, slot.due, 1, "me", line, grant, {}, **more)
-        self.zygote.send(task)
+        self.zygote.send(Task(spec, slot, self.claimer.part_with(held)))
         return slot.name
 
     def ended(self, within: float = 15.0) -> int:

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from incumbent import clock
+from incumbent.cron.attempts import ENDED_WELL, GAVE_BACK
 from incumbent.cron.claims import Claimer
 from incumbent.cron.ledger import Run, State
 from incumbent.cron.schedule import Every
-from incumbent.cron.serving import CommandLauncher, Settings
+from incumbent.cron.serving import CommandLauncher
 from incumbent.cron.slots import Slot
 from incumbent.cron.spec import JobSpec
-from incumbent.cron.worker import ENDED_WELL, GAVE_BACK
 from incumbent.cron.zygote import ZygoteGone
 from incumbent.model import Key, Refused
 from incumbent.protocol.held import Held
@@ -48,7 +48,7 @@ def launcher(zygote: FakeZygote) -> CommandLauncher:
     link = link_for("memory:launcher")
     claimer = Claimer(link, "n", {"holder": "me"})
     its: Any = zygote
-    made = CommandLauncher(claimer, its, Settings("memory:", "me"), quiet)
+    made = CommandLauncher(claimer, its, quiet)
     made.running["job", SLOT.name] = SLOT
     return made
 
@@ -62,7 +62,8 @@ def test_a_trigger_stands_until_its_run_was_seen_to_its_end(
 ) -> None:
     it = launcher(FakeZygote(("job", SLOT.name, code)))
     it.ready()
-    assert (len(it.over), len(it.given_back), len(it.vanished)) == (over, given_back, vanished)
+    its = it.outcomes
+    assert (len(its.over), len(its.given_back), len(its.vanished)) == (over, given_back, vanished)
     assert not it.running
 
 

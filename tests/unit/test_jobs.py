@@ -405,6 +405,6 @@ def test_a_slot_that_has_had_its_turn_closes_nothing_and_runs_nothing(store: str
     held = launcher.claim(spec, slot)
     assert isinstance(held, Held)
     launcher.launch(spec, slot, held)
-    eventually(lambda: launcher.over == [slot.name])
+    eventually(lambda: launcher.outcomes.over == [slot.name])
     record = link.store.read(key, clock.now() + 1)
     assert (record.holdings, record.closed_for, ran) == ((), 0.0, [])

@@ -9,10 +9,10 @@ from incumbent.cli.exits import UNPROVED, USAGE, say
 from incumbent.cli.parser import Request
 from incumbent.cli.settings import lock_times
 from incumbent.cron.events import Events
-from incumbent.cron.instance import MAX_RUNS
 from incumbent.cron.load import load_jobs
-from incumbent.cron.serving import Fleet, Settings, serve_jobs
+from incumbent.cron.serving import serve_jobs
 from incumbent.cron.spec import JobSpec
+from incumbent.cron.worker import MAX_RUNS, Fleet
 from incumbent.durations import parse_duration
 from incumbent.errors import ConfigError, StoreError
 from incumbent.options import LockSettings, default_holder
@@ -38,7 +38,7 @@ def serve(request: Request) -> int:
     if loaded.errors:
         return USAGE
     fleet = fleet_from(request)
-    events = Events(instance=fleet.settings.holder)
+    events = Events(instance=fleet.holder)
     try:
         return serve_jobs(loaded.specs, fleet, lambda: _reread(request), events)
     except StoreError as error:
@@ -62,14 +62,17 @@ def fleet_from(request: Request) -> Fleet:
     lock: LockSettings = {"holder": holder, "grace": request.text("grace")}
     if (ttl := request.text("ttl")) is not None:
         lock["ttl"] = ttl
-    settings = Settings(
+    _check_holder(holder)
+    return Fleet(
         store_url(request.text("store")),
+        request.namespace,
         holder,
+        lock,
         request.text("isolate") or "auto",
         request.on("share_store"),
+        drain,
+        max_runs(request.text("max_runs")),
     )
-    _check_holder(holder)
-    return Fleet(request.namespace, settings, lock, drain, max_runs(request.text("max_runs")))
 
 
 def max_runs(text: str | None) -> int:

@@ -5,20 +5,28 @@ What an attempt is, a command or a call, is the caller's business.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from incumbent import clock
 from incumbent.cron.events import Said
 from incumbent.cron.ledger import Authority, Ledger, Run, State
+from incumbent.cron.slots import Slot
+from incumbent.cron.spec import JobSpec
 from incumbent.durations import backoff_delay, say_seconds
 from incumbent.errors import StoreError
-from incumbent.locks import Lease
+from incumbent.locks import Lease, give_back
 from incumbent.protocol.port import run as drive
 
-__all__ = ["Attempts", "End", "stopped"]
+__all__ = ["ENDED_WELL", "GAVE_BACK", "UNTOLD", "Attempts", "End", "Outcomes", "stopped"]
 
+ENDED_WELL: Final = 0
+GAVE_BACK: Final = 75
+"""The run could not begin: its slot is anybody's again."""
+UNTOLD: Final = 76
+"""Its lease was lost before its end was on record: whoever looks puts it there."""
 _BEGIN_WITHIN: Final = 5.0
 _LONGEST_PAUSE: Final = 3600.0
 _PRUNE_EVERY: Final = 8
@@ -37,76 +45,117 @@ class End:
 
 
 @dataclass(slots=True)
+class Outcomes:
+    """What became of runs of this instance, until its loop has seen to it."""
+
+    over: list[str] = field(default_factory=list)
+    """Slots that are seen to: of the others, a trigger must stand on."""
+    given_back: list[tuple[str, Slot]] = field(default_factory=list)
+    vanished: list[tuple[str, Slot]] = field(default_factory=list)
+    """What ended without its end on record: a look puts it there."""
+
+    def add(self, job: str, slot: Slot, code: int) -> None:
+        """From any thread: a run has ended with this code."""
+        if code == ENDED_WELL:
+            self.over.append(slot.name)
+        else:
+            (self.given_back if code == GAVE_BACK else self.vanished).append((job, slot))
+
+
 class Attempts:
-    """One run. `pause(seconds)` waits between attempts; False if there must be no more.
+    """One run of a slot under its lease."""
 
-    `wall`: the instance's wall clock, for the record.
-    """
-
-    lease: Lease
-    ledger: Ledger
-    run: Run
-    said: Said
-    retries: int = 0
-    backoff: float = 10.0
-    keep_runs: int = 100
-    keep_for: float = 30 * 86_400.0
+    def __init__(self, lease: Lease, spec: JobSpec, slot: Slot, said: Said) -> None:
+        self._lease = lease
+        self._spec = spec
+        self._said = said
+        self._ledger = Ledger(lease.belief.link.port, lease.belief.key)
+        self.run = Run(
+            slot.name,
+            State.RUNNING,
+            slot.due,
+            lease.holder,
+            lease.fencing_token,
+            clock.wall(),
+            attempt=slot.attempt,
+        )
 
     @property
-    def authority(self) -> Authority:
-        belief = self.lease.belief
+    def _authority(self) -> Authority:
+        belief = self._lease.belief
         return Authority(belief.claim, belief.token)
 
-    def begin(self) -> bool:
-        """Put it on record as running. If that cannot be, nothing may run.
+    def begin(self) -> int | None:
+        """Put it on record as running, and say so; else a code: the lease is given back."""
+        try:
+            if not self._begin():
+                # Nothing ran: at_least_for closes nothing.
+                give_back(self._lease, undo_slot=True)
+                return ENDED_WELL
+        except StoreError as error:
+            return self.leave(str(error))
+        late = round(clock.wall() - self.run.due, 3)
+        self._said("started", slot=self.run.slot, attempt=self.run.attempt, late=late)
+        return None
 
-        Raises StoreError if the store does not say within a few seconds of a proved lease.
-        """
-        until = clock.now() + min(_BEGIN_WITHIN, self.lease.remaining)
+    def leave(self, why: str) -> int:
+        """Nothing ran, and somebody else may run it."""
+        give_back(self._lease, undo_slot=True)
+        self._said("given_back", slot=self.run.slot, why=why)
+        return GAVE_BACK
+
+    def _begin(self) -> bool:
+        """Raises StoreError if the store does not say within a few seconds of a proved lease."""
+        until = clock.now() + min(_BEGIN_WITHIN, self._lease.remaining)
         tries = 0
         while True:
             try:
-                return drive(self.ledger.begin(self.run))
+                return drive(self._ledger.begin(self.run))
             except StoreError:
                 tries += 1
                 wake = clock.now() + backoff_delay(tries, 0.5, cap=1.0)
                 if wake >= until:
                     raise
-                drive(self.ledger.sleep_until(wake))
+                drive(self._ledger.sleep_until(wake))
 
     def go_through(self, attempt: Callable[[], End], pause: Callable[[float], bool]) -> Run | None:
-        """Attempt until it is well or the retries are used up; the record, None if it is lost."""
+        """Attempt until it is well or the retries are used up; the record, None if it is lost.
+
+        `pause(seconds)` waits between attempts; False if there must be no more.
+        """
         while True:
             end = attempt()
-            left = self.retries - (self.run.attempt - 1)
-            if end.state is State.OK or end.final or left <= 0 or not self.lease.valid:
+            left = self._spec.retries - (self.run.attempt - 1)
+            if end.state is State.OK or end.final or left <= 0 or not self._lease.valid:
                 return self._end(end)
             if not self._wait(end, pause):
                 return self._end(End(State.LOST, why="its instance was stopped between attempts"))
 
     def _wait(self, end: End, pause: Callable[[float], bool]) -> bool:
-        delay = min(self.backoff * 2.0 ** (self.run.attempt - 1), _LONGEST_PAUSE)
-        self.said("retry", slot=self.run.slot, attempt=self.run.attempt, why=end.why, seconds=delay)
+        delay = min(self._spec.retry_backoff * 2.0 ** (self.run.attempt - 1), _LONGEST_PAUSE)
+        self._said(
+            "retry", slot=self.run.slot, attempt=self.run.attempt, why=end.why, seconds=delay
+        )
         self._move(State.WAITING, code=end.code, why=end.why, output=end.output)
-        if not pause(delay) or not self.lease.valid:
+        if not pause(delay) or not self._lease.valid:
             return False
         self._move(State.RUNNING, attempt=self.run.attempt + 1)
         return True
 
     def _move(self, state: State, **changes: object) -> None:
-        until = clock.now() + min(1.0, self.lease.remaining)
-        moved = drive(self.ledger.insist(self.run, state, self.authority, until, **changes))
+        until = clock.now() + min(1.0, self._lease.remaining)
+        moved = drive(self._ledger.insist(self.run, state, self._authority, until, **changes))
         # A state in between that could not be written is no reason to stop: the last one counts.
         self.run = moved or self.run
 
     def _end(self, end: End) -> Run | None:
-        lease = self.lease
+        lease = self._lease
         until = max(lease.belief.proof.deadline, clock.now() + 1.0)
         ended = drive(
-            self.ledger.insist(
+            self._ledger.insist(
                 self.run,
                 end.state,
-                self.authority,
+                self._authority,
                 until,
                 ended=clock.wall(),
                 code=end.code,
@@ -122,18 +171,19 @@ class Attempts:
         facts = {"slot": self.run.slot, "attempt": self.run.attempt, "code": end.code}
         if ended is None:
             why = f"{end.why or end.state}, but the lease was lost before that was on record"
-            self.said("lost", **facts, seconds=round(seconds, 3), why=why)
+            self._said("lost", **facts, seconds=round(seconds, 3), why=why)
             return
-        self.said(str(end.state), **facts, seconds=round(seconds, 3), why=end.why or None)
+        self._said(str(end.state), **facts, seconds=round(seconds, 3), why=end.why or None)
 
-    def prune(self, chance: float) -> None:
-        """Keep the ledger within its bounds, now and then; `chance`: from [0, 1)."""
-        if chance * min(_PRUNE_EVERY, max(1, self.keep_runs // 4)) >= 1:
+    def prune(self) -> None:
+        """Keep the ledger within its bounds, now and then."""
+        keep, chance = self._spec.keep_runs, random.SystemRandom().random()
+        if chance * min(_PRUNE_EVERY, max(1, keep // 4)) >= 1:
             return
         try:
-            drive(self.ledger.prune(self.keep_runs, self.keep_for, clock.wall()))
+            drive(self._ledger.prune(keep, self._spec.keep_for, clock.wall()))
         except StoreError as error:
-            self.said("store", why=f"the ledger could not be pruned: {error}")
+            self._said("store", why=f"the ledger could not be pruned: {error}")
 
 
 def stopped(cause: str, seconds: float) -> End:

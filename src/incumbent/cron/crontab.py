@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from hashlib import sha256
-from types import MappingProxyType
 from typing import Final
 
 from incumbent.cron.schedule import CronSchedule, ScheduleError, cron_schedule
@@ -185,7 +184,7 @@ class _Reader:
             stdin=stdin,
             shell=self._env.get("SHELL") or "/bin/sh",
             timezone=schedule.timezone,
-            env=MappingProxyType(dict(self._env)),
+            env=dict(self._env),
             cwd=self._env.get("HOME") or None,
             source=f"{self.path}:{place[0]}",
             command_at=place,

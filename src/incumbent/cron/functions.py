@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import random
 import threading
 import traceback
 from collections.abc import Callable, Coroutine, Iterable
@@ -19,11 +18,11 @@ from typing import Any, Final
 
 from incumbent import clock
 from incumbent.bodies import is_async, not_deferred
-from incumbent.cron.attempts import Attempts, End, stopped
+from incumbent.cron.attempts import ENDED_WELL, UNTOLD, Attempts, End, Outcomes, stopped
 from incumbent.cron.claims import Claimer
 from incumbent.cron.events import Said
 from incumbent.cron.instance import Instance
-from incumbent.cron.ledger import OUTPUT_MOST, Ledger, Run, State
+from incumbent.cron.ledger import OUTPUT_MOST, Run, State
 from incumbent.cron.slots import Slot
 from incumbent.cron.spec import JobSpec
 from incumbent.errors import LeaseLost, StoreError
@@ -80,11 +79,7 @@ class CallLauncher:
         self._over = over
         self.loop: asyncio.AbstractEventLoop | None = None
         self.running: dict[tuple[str, str], Callable[[], None]] = {}
-        self.given_back: list[tuple[str, Slot]] = []
-        self.vanished: list[tuple[str, Slot]] = []
-        """What ended without its end on record: a look puts it there."""
-        self.over: list[str] = []
-        """Slots that are seen to: of what was given back, or vanished, a trigger must stand on."""
+        self.outcomes = Outcomes()
         self.stopping = threading.Event()
 
     def claim(self, spec: JobSpec, slot: Slot) -> Held | Refused:
@@ -101,18 +96,14 @@ class CallLauncher:
         threading.Thread(target=self._life, args=(spec, slot, one), name=name, daemon=True).start()
 
     def _life(self, spec: JobSpec, slot: Slot, one: _FunctionRun) -> None:
+        code = UNTOLD
         try:
-            if not one.run():
-                self.given_back.append((spec.name, slot))
-            elif one.untold:
-                self.vanished.append((spec.name, slot))
-            else:
-                self.over.append(slot.name)
+            code = one.run()
         except BaseException as error:  # noqa: BLE001 - a defect of ours: its work is over
             self._said("fault", job=spec.name, slot=slot.name, why=repr(error))
             one.abandon()
-            self.vanished.append((spec.name, slot))
         finally:
+            self.outcomes.add(spec.name, slot, code)
             self.running.pop((spec.name, slot.name), None)
             self._over()
 
@@ -142,47 +133,18 @@ class _FunctionRun:
         self._spec = spec
         self._slot = slot
         self._lease = lease
-        self._said = partial(said, job=spec.name, term=lease.fencing_token)
+        said = partial(said, job=spec.name, term=lease.fencing_token)
+        self._attempts = Attempts(lease, spec, slot, said)
         self._scope: LeaseScope | None = None
-        self.untold = False
-        run = Run(
-            slot.name,
-            State.RUNNING,
-            slot.due,
-            lease.holder,
-            lease.fencing_token,
-            clock.wall(),
-            attempt=slot.attempt,
-        )
-        self._attempts = Attempts(
-            lease,
-            Ledger(lease.belief.link.port, lease.belief.key),
-            run,
-            self._said,
-            spec.retries,
-            spec.retry_backoff,
-            spec.keep_runs,
-            spec.keep_for,
-        )
 
-    def run(self) -> bool:
-        """False if it could not begin, and the slot was given back."""
-        slot = self._slot.name
-        try:
-            if not self._attempts.begin():
-                # Nothing ran: at_least_for closes nothing.
-                give_back(self._lease, undo_slot=True)
-                return True
-        except StoreError as error:
-            give_back(self._lease, undo_slot=True)
-            self._said("given_back", slot=slot, why=str(error))
-            return False
-        late = round(clock.wall() - self._slot.due, 3)
-        self._said("started", slot=slot, attempt=self._slot.attempt, late=late)
-        self.untold = self._attempts.go_through(self._attempt, self._pause) is None
+    def run(self) -> int:
+        """To its end; the code says whether the slot was given back."""
+        if (code := self._attempts.begin()) is not None:
+            return code
+        ended = self._attempts.go_through(self._attempt, self._pause)
         give_back(self._lease)
-        self._attempts.prune(random.SystemRandom().random())
-        return True
+        self._attempts.prune()
+        return UNTOLD if ended is None else ENDED_WELL
 
     def abandon(self) -> None:
         """Nothing works under the lease any more: it must not be renewed for ever."""
@@ -368,12 +330,7 @@ class Background:
                 instance.turn()
                 if instance.ready:
                     self._begun.set()
-                while launcher.over:
-                    instance.over(launcher.over.pop())
-                while launcher.given_back:
-                    instance.came_back(*launcher.given_back.pop())
-                while launcher.vanished:
-                    instance.vanished(*launcher.vanished.pop(), 0.0)
+                instance.see_to(launcher.outcomes, 0.0)
         except StoreError as error:
             self._error = error
         finally:

@@ -13,6 +13,7 @@ from math import inf
 from typing import Any, Final, Protocol
 
 from incumbent import clock
+from incumbent.cron.attempts import Outcomes
 from incumbent.cron.capacity import AHEAD, Capacity
 from incumbent.cron.control import CONTROL, STALE, SWEEP, TRIGGER, is_job_name, pause_of, triggers
 from incumbent.cron.events import Said
@@ -30,10 +31,7 @@ from incumbent.protocol.port import run as drive
 from incumbent.supervise.kernel import Waiter
 from incumbent.unpatched import start_thread
 
-__all__ = ["MAX_RUNS", "Instance", "Source", "check_names"]
-
-MAX_RUNS: Final = 100
-"""Runs of commands at a time of one instance: a thousand jobs at midnight must not fell a host."""
+__all__ = ["Instance", "Source", "check_names"]
 
 _LOOK_AT_CONTROL: Final = 5.0
 """Seconds after which the control key is read without a hint."""
@@ -313,6 +311,21 @@ class Instance:
                 field = f"{TRIGGER}{slot.removeprefix('manual/').partition('#')[0]}"
                 self._put(CONTROL, field, None, 1.0)
 
+    def see_to(self, outcomes: Outcomes, ttl: float) -> None:
+        """What became of runs here: their triggers, and slots that somebody must look at again."""
+        while outcomes.over:
+            self.over(outcomes.over.pop())
+        dispatcher = self._executor.dispatcher
+        while outcomes.given_back:
+            job, slot = outcomes.given_back.pop()
+            if dispatcher is not None and job in dispatcher.specs:
+                dispatcher.ask(job, slot, clock.now() + 0.5 + draw_jitter())
+        while outcomes.vanished:
+            job, slot = outcomes.vanished.pop()
+            if dispatcher is not None and job in dispatcher.specs:
+                # It ended without a word: its lease runs out within a ttl.
+                dispatcher.witness(job, slot, clock.now() + ttl)
+
     # -- between the orders --------------------------------------------------------------------
 
     def _housekeeping(self) -> None:
@@ -366,16 +379,6 @@ class Instance:
     def _put(self, key: str, field: str, value: bytes | None, within: float) -> None:
         until = clock.now() + within
         self._link.store.put(Key(self._namespace, key), field, value, None, until)
-
-    def came_back(self, job: str, slot: Slot) -> None:
-        """A run that could not begin: its slot was given back."""
-        if self._executor.dispatcher is not None and job in self._executor.dispatcher.specs:
-            self._executor.dispatcher.ask(job, slot, clock.now() + 0.5 + draw_jitter())
-
-    def vanished(self, job: str, slot: Slot, ttl: float) -> None:
-        """A run of ours that ended without a word: its lease runs out within a ttl."""
-        if self._executor.dispatcher is not None and job in self._executor.dispatcher.specs:
-            self._executor.dispatcher.witness(job, slot, clock.now() + ttl)
 
 
 def check_names(specs: Iterable[JobSpec]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any, Final
 
 from incumbent.cron.schedule import Every, FixedTimes, Schedule, ScheduleError, cron_schedule
@@ -174,7 +173,7 @@ class _Reader:
             command=None if isinstance(command, Line) else command,
             shell_line=command.text if isinstance(command, Line) else None,
             timezone=values.get("timezone", "UTC"),
-            env=MappingProxyType(values["env"]),
+            env=values["env"],
             catch_up=CatchUp(
                 values.get("catch_up", usual.mode),
                 values.get("catch_up_limit", usual.limit),

@@ -9,47 +9,42 @@ import os
 import signal
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import replace
 from math import inf
 from typing import Final
 
 from incumbent import clock
+from incumbent.cron.attempts import ENDED_WELL, GAVE_BACK, UNTOLD, Outcomes
 from incumbent.cron.claims import Claimer
 from incumbent.cron.events import Events, Said
 from incumbent.cron.execute import CannotLaunch
-from incumbent.cron.instance import MAX_RUNS, Instance
+from incumbent.cron.instance import Instance
 from incumbent.cron.ledger import Run
+from incumbent.cron.schedule import FixedTimes
 from incumbent.cron.slots import Slot
 from incumbent.cron.spec import JobSpec
-from incumbent.cron.worker import ENDED_WELL, GAVE_BACK, STARTED, UNTOLD, Place, Task
+from incumbent.cron.worker import STARTED, Fleet, Task
 from incumbent.cron.zygote import Notify, StandBy, Stop, Zygote, ZygoteGone
 from incumbent.errors import ConfigError
 from incumbent.model import Refused
-from incumbent.options import LockSettings, policy_from
 from incumbent.protocol.held import Held
 from incumbent.protocol.link import new_link
 from incumbent.supervise.signals import Signals
 
-__all__ = ["CommandLauncher", "Fleet", "Settings", "serve_jobs"]
+__all__ = ["CommandLauncher", "serve_jobs"]
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What all runs of an instance have in common."""
-
-    url: str
-    holder: str
-    isolate: str = "auto"
-    share_store: bool = False
+_ENDING: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGQUIT})
+_FAULT: Final = 125
+_NEVER: Final = FixedTimes(())
 
 
 class CommandLauncher:
     """A Launcher, and a Source for the loop: `told` hears how each run's process ended."""
 
-    def __init__(self, claimer: Claimer, zygote: Zygote, settings: Settings, said: Said) -> None:
+    def __init__(self, claimer: Claimer, zygote: Zygote, said: Said) -> None:
         self._claimer = claimer
         self._zygote = zygote
-        self._settings = settings
         self._said = said
         self.fd = zygote.fd
         self.gone = False
@@ -57,10 +52,7 @@ class CommandLauncher:
         self.running: dict[tuple[str, str], Slot] = {}
         self.starting: set[tuple[str, str]] = set()
         """Those of them whose command does not run yet."""
-        self.given_back: list[tuple[str, Slot]] = []
-        self.vanished: list[tuple[str, Slot]] = []
-        self.over: list[str] = []
-        """Slots that are seen to: of what was given back, or vanished, a trigger must stand on."""
+        self.outcomes = Outcomes()
 
     def claim(self, spec: JobSpec, slot: Slot) -> Held | Refused:
         """See Launcher."""
@@ -71,7 +63,8 @@ class CommandLauncher:
         if self.gone:
             self._claimer.give_back(grant)
             raise CannotLaunch("the process that starts commands is gone")
-        task = self._task(spec, slot, grant)
+        # A worker has no use for the schedule, and some are long.
+        task = Task(replace(spec, schedule=_NEVER), slot, self._claimer.part_with(grant))
         try:
             self._zygote.send(task)
         except ZygoteGone as error:
@@ -81,33 +74,10 @@ class CommandLauncher:
         self.running[spec.name, slot.name] = slot
         self.starting.add((spec.name, slot.name))
 
-    def _task(self, spec: JobSpec, slot: Slot, held: Held) -> Task:
-        settings = self._settings
-        return Task(
-            job=spec.name,
-            slot=slot.name,
-            due=slot.due,
-            attempt=slot.attempt,
-            instance=settings.holder,
-            command=spec.argv or (),
-            grant=self._claimer.part_with(held),
-            env=dict(spec.env),
-            share_store=settings.share_store,
-            stdin=spec.stdin,
-            cwd=spec.cwd,
-            retries=spec.retries,
-            retry_backoff=spec.retry_backoff,
-            success_codes=spec.success_codes,
-            output_bytes=spec.output_bytes,
-            on_failure=spec.on_failure,
-            keep_runs=spec.keep_runs,
-            keep_for=spec.keep_for,
-        )
-
     def failed(self, spec: JobSpec, run: Run) -> None:
         """See Launcher."""
         if spec.on_failure is not None:
-            self._tell(Notify(spec.name, run, spec.on_failure, dict(spec.env), spec.cwd))
+            self._tell(Notify(replace(spec, schedule=_NEVER), run))
 
     def stand_by(self, ready: int, kept: int) -> None:
         """See StandBy."""
@@ -141,44 +111,9 @@ class CommandLauncher:
             slot = self.running.pop((job, name), None)
             if slot is None:
                 continue
-            if code == ENDED_WELL:
-                self.over.append(name)
-            elif code == GAVE_BACK:
-                self.given_back.append((job, slot))
-            elif code == UNTOLD:
-                self.vanished.append((job, slot))
-            else:
+            if code not in (ENDED_WELL, GAVE_BACK, UNTOLD):
                 self._said("fault", job=job, slot=name, why=f"its worker ended with {code}")
-                self.vanished.append((job, slot))
-
-
-_ENDING: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGQUIT})
-_FAULT: Final = 125
-
-
-@dataclass(frozen=True, slots=True)
-class Fleet:
-    """What instances of one fleet agree on, and this one's part in it.
-
-    `drain`: seconds. `max_runs`: at a time, here.
-    """
-
-    namespace: str
-    settings: Settings
-    lock: LockSettings
-    drain: float = 25.0
-    max_runs: int = MAX_RUNS
-
-    @property
-    def ttl(self) -> float:
-        """Seconds."""
-        return policy_from(self.lock).ttl
-
-    @property
-    def place(self) -> Place:
-        """What all runs here have in common."""
-        settings = self.settings
-        return Place(settings.url, self.namespace, settings.isolate, self.ttl)
+            self.outcomes.add(job, slot, code)
 
 
 def serve_jobs(
@@ -193,18 +128,18 @@ def serve_jobs(
     StoreError if the store refuses us for good before its first answer.
     """
     # A fork: before any thread, and before a connection that it would keep open.
-    zygote = Zygote(fleet.place, events)
+    zygote = Zygote(fleet, events)
     try:
         with Signals() as signals:
-            link = new_link(fleet.settings.url)
+            link = new_link(fleet.url)
             try:
                 claimer = Claimer(link, fleet.namespace, fleet.lock)
-                launcher = CommandLauncher(claimer, zygote, fleet.settings, events)
+                launcher = CommandLauncher(claimer, zygote, events)
                 instance = Instance(
                     specs,
                     link,
                     fleet.namespace,
-                    fleet.settings.holder,
+                    fleet.holder,
                     launcher,
                     events,
                     lambda: len(launcher.running),
@@ -244,7 +179,8 @@ class _Serving:
         try:
             while not self._is_over():
                 self._instance.turn((self, self._launcher))
-                self._pass_on()
+                self._instance.see_to(self._launcher.outcomes, self._fleet.ttl)
+                self._launcher.stand_by(*self._instance.stand_by())
                 self._reap()
                 if clock.now() >= self._kill_at:
                     self._kill_at = inf
@@ -270,16 +206,6 @@ class _Serving:
             self._code = _FAULT
             return True
         return self._code is not None and not self._launcher.running
-
-    def _pass_on(self) -> None:
-        launcher, instance = self._launcher, self._instance
-        while launcher.over:
-            instance.over(launcher.over.pop())
-        while launcher.given_back:
-            instance.came_back(*launcher.given_back.pop())
-        while launcher.vanished:
-            instance.vanished(*launcher.vanished.pop(), self._fleet.ttl)
-        launcher.stand_by(*instance.stand_by())
 
     # -- signals, as a Source ------------------------------------------------------------------
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any, Literal
 
 from incumbent.cron.schedule import Schedule
@@ -60,7 +59,7 @@ class JobSpec:
     stdin: str | None = None
     """What a crontab has after the first `%`."""
     timezone: str = "UTC"
-    env: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    env: Mapping[str, str] = field(default_factory=dict)
     """Set on top of the environment of the instance."""
     cwd: str | None = None
     at_most_for: float | None = None

@@ -25,14 +25,14 @@ from typing import Final, NoReturn, TypeAlias
 from incumbent import clock
 from incumbent.cron.events import Events
 from incumbent.cron.ledger import Run
+from incumbent.cron.spec import JobSpec
 from incumbent.cron.worker import (
     LEAVES,
     PREPARED,
     STARTED,
-    Place,
+    Fleet,
     Task,
     be_worker,
-    facts_for,
     packed,
     run_on_failure,
     unpacked,
@@ -61,13 +61,12 @@ class StandBy:
     kept: int
 
 
+@dataclass(frozen=True, slots=True)
 class Notify:
     """Run a job's on_failure command for a run that somebody else was lost with."""
 
-    def __init__(
-        self, job: str, run: Run, command: tuple[str, ...], env: dict[str, str], cwd: str | None
-    ) -> None:
-        self.job, self.run, self.command, self.env, self.cwd = job, run, command, env, cwd
+    spec: JobSpec
+    run: Run
 
 
 Message: TypeAlias = "Task | Notify | StandBy | Stop"
@@ -80,14 +79,14 @@ class ZygoteGone(Exception):
 class Zygote:
     """The instance's side. To be made in the main thread before there is any other."""
 
-    def __init__(self, place: Place, events: Events) -> None:
+    def __init__(self, fleet: Fleet, events: Events) -> None:
         ours, its = socket.socketpair()
-        _warm_up(place.url)
+        _warm_up(fleet.url)
         gc.freeze()
         self.pid = os.fork()
         if self.pid == 0:
             ours.close()
-            _be_zygote(its, place, events)
+            _be_zygote(its, fleet, events)
         its.close()
         self._socket = ours
         self.fd = ours.fileno()
@@ -138,7 +137,7 @@ def _warm_up(url: str) -> None:
 # -- the process -----------------------------------------------------------------------------------
 
 
-def _be_zygote(channel: socket.socket, place: Place, events: Events) -> NoReturn:
+def _be_zygote(channel: socket.socket, fleet: Fleet, events: Events) -> NoReturn:
     code = _FAULT
     try:
         # The terminal is nobody's among many: ^C reaches the instance, which drains.
@@ -147,16 +146,16 @@ def _be_zygote(channel: socket.socket, place: Place, events: Events) -> NoReturn
         for signum in signal.valid_signals() - _LEFT_ALONE:
             if signum < signal.SIGRTMIN:
                 signal.signal(signum, signal.SIG_IGN)
-        _Forking(channel, place, events).run()
+        _Forking(channel, fleet, events).run()
         code = 0
     finally:
         os._exit(code)
 
 
 class _Forking:
-    def __init__(self, channel: socket.socket, place: Place, events: Events) -> None:
+    def __init__(self, channel: socket.socket, fleet: Fleet, events: Events) -> None:
         self._channel = channel
-        self._place = place
+        self._fleet = fleet
         self._events = events
         self._came = b""
         self._poll = select.poll()
@@ -214,22 +213,21 @@ class _Forking:
         ours, its = socket.socketpair()
         with its:
             pid = self._fork(
-                task.job if task else "",
-                lambda events: be_worker(self._place, its, task, events),
+                task.spec.name if task else "",
+                lambda events: be_worker(self._fleet, its, task, events),
                 closing=(ours,),
             )
         if pid == 0:
             ours.close()
             return None
-        return Worker(pid, ours, (task.job, task.slot) if task else None, comes_up=task is None)
+        return Worker(pid, ours, task.key if task else None, comes_up=task is None)
 
     def _fork_notify(self, message: Notify) -> None:
         def work(events: Events) -> None:
-            events = events.knowing(job=message.job, slot=message.run.slot)
-            more = facts_for(message.job, message.run)
-            run_on_failure(message.command, {**message.env, **more}, events, message.cwd)
+            events = events.knowing(job=message.spec.name, slot=message.run.slot)
+            run_on_failure(message.spec, message.run, events)
 
-        if pid := self._fork(message.job, work):
+        if pid := self._fork(message.spec.name, work):
             self._pool.others.add(pid)
 
     def _fork(
@@ -348,11 +346,11 @@ class Pool:
         fits = len(data) <= _HANDED_MOST
         for worker in sorted(self._idle() if fits else (), key=lambda it: not it.prepared):
             if self._hand(worker, data):
-                worker.task, worker.since = (task.job, task.slot), clock.now()
+                worker.task, worker.since = task.key, clock.now()
                 worker.prepared = worker.comes_up = False
                 return
         if self._start(task) is None:
-            self._said(task.job, task.slot, _FAULT)
+            self._said(*task.key, _FAULT)
 
     def stand_by(self, ready: int, kept: int) -> None:
         """Fork until so many are idle; those of the idle that are more than `kept` leave."""
