@@ -79,7 +79,7 @@ def job_file(port: int) -> str:
         seconds = ",".join(map(str, range(number * MINUTE, 60, hour)))
         command = [sys.executable, str(HERE / "call.py"), f"http://127.0.0.1:{port}{path}"]
         jobs.append(
-            f'[[job]]\nname = "{path[1:]}"\nschedule = "{seconds} * * * * *"\nseconds = true\n'
+            f'[[job]]\nname = "{path[1:]}"\nschedule = "{seconds} * * * * *"\n'
             f"command = {json.dumps(command)}\nretries = 1\n"
         )
     return "\n".join(jobs)

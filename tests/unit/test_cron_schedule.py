@@ -90,14 +90,14 @@ def test_a_changed_clock_is_treated_as_in_debian(
 
 
 def test_a_fixed_time_with_seconds_is_treated_like_one_without() -> None:
-    with_seconds = cron_schedule("15 30 2 * * *", BERLIN, seconds=True)
+    with_seconds = cron_schedule("15 30 2 * * *", BERLIN)
     spring = slots(with_seconds, "2026-03-28T12:00Z", 2)
     assert spring == ["2026-03-29T01:00:00Z", "2026-03-30T00:30:15Z"]
     autumn = slots(with_seconds, "2026-10-24T12:00Z", 2)
     assert autumn == ["2026-10-25T00:30:15Z", "2026-10-26T01:30:15Z"]
-    rhythm = cron_schedule("*/30 30 2 * * *", BERLIN, seconds=True)
+    rhythm = cron_schedule("*/30 30 2 * * *", BERLIN)
     assert slots(rhythm, "2026-03-28T12:00Z", 1) == ["2026-03-30T00:30:00Z"]
-    hourly = cron_schedule("0 30 * * * *", BERLIN, seconds=True)
+    hourly = cron_schedule("0 30 * * * *", BERLIN)
     assert slots(hourly, "2026-10-25T00:00Z", 2) == ["2026-10-25T00:30:00Z", "2026-10-25T01:30:00Z"]
 
 
@@ -249,9 +249,10 @@ REFUSED = [
     ("5-1 * * * *", 0, "not a minute"),
     ("*/0 * * * *", 0, "not a minute"),
     ("* * * * FOO", 8, "not a day-of-week"),
-    ("* * * *", 0, "5 fields, not 4"),
-    ("* * * * * *", 0, "seconds = true"),
-    ("", 0, "5 fields, not 0"),
+    ("* * * *", 0, "5 fields, or 6 with seconds as the first of them, not 4"),
+    ("* * * * * * *", 0, "not 7"),
+    ("", 0, "not 0"),
+    ("* * 24 * * *", 4, "not a hour: 0-23"),
     ("@reboot", 0, "no slot in a fleet"),
     ("@every 5m", 0, 'every = "15s"'),
     ("@fortnightly", 0, "is none of"),

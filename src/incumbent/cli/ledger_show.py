@@ -86,7 +86,7 @@ def next_slot(record: Record, now: float) -> float | None:
             return Every(parse_duration(expression.removeprefix("every "), "every")).next_after(now)
         if expression.startswith("at "):
             return None
-        return cron_schedule(expression, zone, seconds=len(expression.split()) == 6).next_after(now)
+        return cron_schedule(expression, zone).next_after(now)
     except (ConfigError, ImportError):
         return None
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from incumbent.cron.schedule import Every, FixedTimes, Schedule, ScheduleError, cron_schedule
-from incumbent.cron.settings import DEFAULTS, SETTINGS, Line
+from incumbent.cron.settings import DEFAULTS, GONE, SETTINGS, Line
 from incumbent.cron.spec import CatchUp, JobSpec, Problem
 from incumbent.cron.toml_errors import Piece, cut
 from incumbent.cron.zones import near_word
@@ -87,8 +87,9 @@ class _Reader:
         values: _Values = {}
         for key, value in table.items():
             if key not in known:
-                only = " (only a [[job]] has it)" if key in SETTINGS else near_word(key, known)
-                self._complain(piece.place(key), f"unknown key {key!r}{only}")
+                hint = GONE.get(key) or near_word(key, known)
+                hint = " (only a [[job]] has it)" if key in SETTINGS else hint
+                self._complain(piece.place(key), f"unknown key {key!r}{hint}")
                 continue
             try:
                 values[key] = known[key](value, key)
@@ -120,8 +121,6 @@ class _Reader:
             text = f"a job needs one of {', '.join(_WHEN)}; it has {what}"
             self._complain(piece.place(*given[1:2]), text)
             return None
-        if values.get("seconds") and "schedule" not in given:
-            self._complain(piece.place("seconds"), "seconds says nothing without schedule")
         if given[0] not in values:
             return None
         try:
@@ -138,8 +137,7 @@ class _Reader:
             return Every(values["every"])
         if kind == "at":
             return FixedTimes(values["at"])
-        seconds = values.get("seconds", False)
-        return cron_schedule(values["schedule"], values.get("timezone", "UTC"), seconds=seconds)
+        return cron_schedule(values["schedule"], values.get("timezone", "UTC"))
 
     # -- together --------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from incumbent.bodies import is_async, refuse_generator
 from incumbent.cron.events import Said
 from incumbent.cron.functions import Background, JobRun
 from incumbent.cron.schedule import Every, Schedule, cron_schedule
-from incumbent.cron.settings import DEFAULTS, check_job_name
+from incumbent.cron.settings import DEFAULTS, GONE, check_job_name
 from incumbent.cron.spec import CatchUp, JobSpec
 from incumbent.durations import Duration, parse_duration, say_seconds
 from incumbent.errors import ConfigError, Misuse, StoreError
@@ -88,14 +88,13 @@ class Jobs:
         expression: str,
         *,
         tz: str = "UTC",
-        seconds: bool = False,
         **settings: Unpack[JobSettings],
     ) -> Callable[[F], F]:
-        """Run the function by a cron expression in the zone `tz`; `seconds`: six fields.
+        """Run the function by a cron expression in the zone `tz`; six fields: seconds first.
 
         Raises ConfigError for what cannot work, also for a second job of the same name.
         """
-        return self._adding(cron_schedule(expression, tz, seconds=seconds), tz, settings)
+        return self._adding(cron_schedule(expression, tz), tz, settings)
 
     def every(self, interval: Duration, **settings: Unpack[JobSettings]) -> Callable[[F], F]:
         """Run the function at the multiples of `interval` since 1970, in UTC."""
@@ -267,8 +266,9 @@ def _checked(settings: JobSettings) -> dict[str, Any]:
     given.pop("name", None)
     unknown = sorted(given.keys() - JobSettings.__annotations__.keys())
     if unknown:
-        known = ", ".join(sorted(JobSettings.__annotations__))
-        raise ConfigError(f"unknown setting {unknown[0]!r}; known are {known}", name=unknown[0])
+        known = f"; known are {', '.join(sorted(JobSettings.__annotations__))}"
+        text = f"unknown setting {unknown[0]!r}{GONE.get(unknown[0], known)}"
+        raise ConfigError(text, name=unknown[0])
     read = {key: DEFAULTS[key](value, key) for key, value in given.items()}
     rule = CatchUp()
     mode: Any = read.pop("catch_up", rule.mode)

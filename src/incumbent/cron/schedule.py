@@ -155,7 +155,6 @@ class CronSchedule:
 
     expression: str
     timezone: str = "UTC"
-    seconds: bool = False
     _plain: str = field(default="", repr=False, compare=False)
     _zone: tzinfo = field(default=UTC, repr=False, compare=False)
     _known: _Known = field(default_factory=_Known, repr=False, compare=False)
@@ -239,17 +238,17 @@ class CronSchedule:
 
 # Equal schedules are one object, so that one answer serves all jobs that have it.
 @lru_cache(maxsize=16_384)
-def cron_schedule(expression: str, timezone: str = "UTC", *, seconds: bool = False) -> CronSchedule:
+def cron_schedule(expression: str, timezone: str = "UTC") -> CronSchedule:
     """The schedule; raises ScheduleError, or ConfigError for the zone.
 
-    `seconds`: six fields, the seconds first.
+    Of six fields the first is the second.
     """
     zone = find_zone(timezone)
     text = " ".join(expression.split())
     plain = _expanded(text) if text.startswith("@") else text
     if not text.startswith("@"):
-        _check_fields(expression, seconds=seconds)
-    made = CronSchedule(text, timezone, seconds, plain, zone)
+        _check_fields(expression)
+    made = CronSchedule(text, timezone, plain, zone)
     if _may_never_come(plain) and made.next_after(0.0) is None:
         raise ScheduleError(f"{text!r} never comes: no day is all that it asks for")
     return made
@@ -275,12 +274,11 @@ def _expanded(macro: str) -> str:
     raise ScheduleError(f"{macro[:40]!r} is none of {', '.join(MACROS)}")
 
 
-def _check_fields(expression: str, *, seconds: bool) -> None:
+def _check_fields(expression: str) -> None:
     words = list(_WORD.finditer(expression))
-    wanted = 6 if seconds else 5
-    if len(words) != wanted:
-        hint = " (for one with seconds set `seconds = true`)" if len(words) == 6 else ""
-        raise ScheduleError(f"a schedule has {wanted} fields, not {len(words)}{hint}")
+    if len(words) not in (5, 6):
+        text = "a schedule has 5 fields, or 6 with seconds as the first of them"
+        raise ScheduleError(f"{text}, not {len(words)}")
     _check_with_cronsim(expression, words)
 
 

@@ -15,7 +15,7 @@ from incumbent.durations import parse_duration
 from incumbent.errors import ConfigError
 from incumbent.stores.names import check_name
 
-__all__ = ["DEFAULTS", "SETTINGS", "Line", "check_job_name"]
+__all__ = ["DEFAULTS", "GONE", "SETTINGS", "Line", "check_job_name"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +54,6 @@ def _word(*words: str) -> Callable[[object, str], str]:
         return value
 
     return read
-
-
-def _switch(value: object, key: str) -> bool:
-    if not isinstance(value, bool):
-        raise ConfigError(f"{key}: true or false, not {_kind(value)}", name=key)
-    return value
 
 
 def _command(value: object, key: str) -> tuple[str, ...] | Line:
@@ -157,8 +151,10 @@ SETTINGS: Final = {
     "name": _name,
     "command": _command,
     "schedule": _text,
-    "seconds": _switch,
     "every": _duration(1, 366 * 86_400),
     "at": _times,
 }
 """What a `[[job]]` may set."""
+
+GONE: Final = {"seconds": ": a schedule with seconds has six fields, and that says it"}
+"""Settings of earlier releases, with what is written now."""
