@@ -1,8 +1,11 @@
-"""`cron FILE` without `--check`: this instance's part in the fleet, until TERM."""
+"""`cron` without `--check`: this instance's part in the fleet, until TERM."""
 
 from __future__ import annotations
 
 import os
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 from incumbent import clock
 from incumbent.cli.exits import UNPROVED, USAGE, say
@@ -19,7 +22,10 @@ from incumbent.options import LockSettings, default_holder
 from incumbent.store_url import store_url
 from incumbent.stores.names import make_key
 
-__all__ = ["max_runs", "serve"]
+if TYPE_CHECKING:
+    from incumbent.cron.jobs import Jobs
+
+__all__ = ["find_jobs", "is_module", "max_runs", "serve"]
 
 _DRAIN = "25s"
 _MOST_RUNS = 100_000
@@ -28,9 +34,7 @@ _MOST_RUNS = 100_000
 def serve(request: Request) -> int:
     """Every instance of the fleet runs this; each slot of each job runs once."""
     if is_module(request.name):
-        from incumbent.cli.cron_module import serve_module
-
-        return serve_module(request)
+        return _serve_module(request)
     loaded = load_jobs(request.name, os.environ, clock.wall())
     for problem in loaded.problems:
         if not (request.on("quiet") and problem.warning):
@@ -96,3 +100,47 @@ def _reread(request: Request) -> tuple[JobSpec, ...]:
     if loaded.errors:
         raise ConfigError("; ".join(map(str, loaded.errors)), name="file")
     return loaded.specs
+
+
+# -- module:jobs -----------------------------------------------------------------------------------
+
+
+def _serve_module(request: Request) -> int:
+    """Run its jobs until TERM; options that were given overrule the object's."""
+    jobs = find_jobs(request.name)
+    lock_times(request)
+    if request.text("max_runs") is not None:
+        raise ConfigError(
+            "--max-runs is for a file of commands, not for functions", name="max_runs"
+        )
+    holder = request.text("holder") or default_holder()
+    jobs.overrule(
+        store=store_url(request.text("store")) if request.text("store") is not None else None,
+        namespace=request.text("namespace"),
+        holder=holder,
+        ttl=request.text("ttl"),
+        grace=request.text("grace"),
+    )
+    try:
+        return jobs.run(said=Events(instance=holder), drain=request.text("drain") or _DRAIN)
+    except StoreError as error:
+        say(f"the store could not be proved, nothing ran: {error}")
+        return UNPROVED
+
+
+def find_jobs(target: str) -> Jobs:
+    """The object that `module:name` names; raises ConfigError."""
+    module, _, name = target.partition(":")
+    # As `python -m` does: what lies in the working directory can be named.
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        found = getattr(import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"{target}: {error}", name="file") from error
+    # It brings asyncio, which a file of commands does without.
+    from incumbent.cron.jobs import Jobs
+
+    if not isinstance(found, Jobs):
+        raise ConfigError(f"{target} is a {type(found).__name__}, no incumbent.Jobs", name="file")
+    return found

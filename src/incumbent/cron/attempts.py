@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from incumbent import clock
-from incumbent.cron.events import Said
+from incumbent.cron.events import Emit
 from incumbent.cron.ledger import Authority, Ledger, Run, State
 from incumbent.cron.slots import Slot
 from incumbent.cron.spec import JobSpec
@@ -65,10 +65,10 @@ class Outcomes:
 class Attempts:
     """One run of a slot under its lease."""
 
-    def __init__(self, lease: Lease, spec: JobSpec, slot: Slot, said: Said) -> None:
+    def __init__(self, lease: Lease, spec: JobSpec, slot: Slot, emit: Emit) -> None:
         self._lease = lease
         self._spec = spec
-        self._said = said
+        self._emit = emit
         self._ledger = Ledger(lease.belief.link.port, lease.belief.key)
         self.run = Run(
             slot.name,
@@ -95,13 +95,13 @@ class Attempts:
         except StoreError as error:
             return self.leave(str(error))
         late = round(clock.wall() - self.run.due, 3)
-        self._said("started", slot=self.run.slot, attempt=self.run.attempt, late=late)
+        self._emit("started", slot=self.run.slot, attempt=self.run.attempt, late=late)
         return None
 
     def leave(self, why: str) -> int:
         """Nothing ran, and somebody else may run it."""
         give_back(self._lease, undo_slot=True)
-        self._said("given_back", slot=self.run.slot, why=why)
+        self._emit("given_back", slot=self.run.slot, why=why)
         return GAVE_BACK
 
     def _begin(self) -> bool:
@@ -133,7 +133,7 @@ class Attempts:
 
     def _wait(self, end: End, pause: Callable[[float], bool]) -> bool:
         delay = min(self._spec.retry_backoff * 2.0 ** (self.run.attempt - 1), _LONGEST_PAUSE)
-        self._said(
+        self._emit(
             "retry", slot=self.run.slot, attempt=self.run.attempt, why=end.why, seconds=delay
         )
         self._move(State.WAITING, code=end.code, why=end.why, output=end.output)
@@ -171,9 +171,9 @@ class Attempts:
         facts = {"slot": self.run.slot, "attempt": self.run.attempt, "code": end.code}
         if ended is None:
             why = f"{end.why or end.state}, but the lease was lost before that was on record"
-            self._said("lost", **facts, seconds=round(seconds, 3), why=why)
+            self._emit("lost", **facts, seconds=round(seconds, 3), why=why)
             return
-        self._said(str(end.state), **facts, seconds=round(seconds, 3), why=end.why or None)
+        self._emit(str(end.state), **facts, seconds=round(seconds, 3), why=end.why or None)
 
     def prune(self) -> None:
         """Keep the ledger within its bounds, now and then."""
@@ -183,7 +183,7 @@ class Attempts:
         try:
             drive(self._ledger.prune(keep, self._spec.keep_for, clock.wall()))
         except StoreError as error:
-            self._said("store", why=f"the ledger could not be pruned: {error}")
+            self._emit("store", why=f"the ledger could not be pruned: {error}")
 
 
 def stopped(cause: str, seconds: float) -> End:

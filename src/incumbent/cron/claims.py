@@ -69,11 +69,11 @@ class Claimer:
         wanted = self.wanted(spec)
         name = slot.name
         ask = replace(wanted.ask, slot=StoreSlot(name, SLOT_KEEP), meta=name.encode())
-        said: list[Refused | StoreError] = []
+        replies: list[Refused | StoreError] = []
         try:
-            return run(acquire(self.link.port, replace(wanted, ask=ask), 0, said.append))
+            return run(acquire(self.link.port, replace(wanted, ask=ask), 0, replies.append))
         except NotAcquired:
-            return next(it for it in reversed(said) if isinstance(it, Refused))
+            return next(it for it in reversed(replies) if isinstance(it, Refused))
 
     def give_back(self, held: Held) -> None:
         """Nothing was done with it: the slot is anybody's again."""

@@ -53,9 +53,9 @@ class Trigger:
         return TRIGGER + self.id
 
 
-def encode(**said: Any) -> bytes:
+def encode(**facts: Any) -> bytes:
     """A field's value."""
-    return json.dumps(said, separators=(",", ":")).encode()
+    return json.dumps(facts, separators=(",", ":")).encode()
 
 
 def triggers(record: Record) -> list[Trigger]:
@@ -63,10 +63,10 @@ def triggers(record: Record) -> list[Trigger]:
     found = []
     for name, field in record.fields.items():
         if name.startswith(TRIGGER):
-            said = read_value(field.value)
-            job, when = said.get("job"), said.get("when")
+            facts = read_value(field.value)
+            job, when = facts.get("job"), facts.get("when")
             if isinstance(job, str) and isinstance(when, int | float):
-                who, reason = str(said.get("who", "")), str(said.get("reason", ""))
+                who, reason = str(facts.get("who", "")), str(facts.get("reason", ""))
                 found.append(Trigger(name.removeprefix(TRIGGER), job, float(when), who, reason))
     return sorted(found, key=lambda it: it.when)
 
@@ -85,7 +85,7 @@ def is_job_name(name: str) -> bool:
 def read_value(value: bytes) -> dict[str, Any]:
     """What `encode` made; empty if nothing readable."""
     try:
-        said = json.loads(value)
+        facts = json.loads(value)
     except ValueError:
         return {}
-    return said if isinstance(said, dict) else {}
+    return facts if isinstance(facts, dict) else {}

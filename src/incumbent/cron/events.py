@@ -11,14 +11,14 @@ from typing import Any, Protocol
 
 from incumbent import clock
 
-__all__ = ["Events", "Quiet", "Said"]
+__all__ = ["Emit", "Events", "Quiet"]
 
 _STDOUT = 1
 _LONGEST = 4096
 """Bytes: as many as a pipe takes in one piece, so that lines of many processes never mix."""
 
 
-class Said(Protocol):
+class Emit(Protocol):
     """Hears of events."""
 
     def __call__(self, event: str, /, **facts: Any) -> None: ...
@@ -28,7 +28,7 @@ class Quiet:
     """Hears of events and says nothing."""
 
     def __call__(self, event: str, /, **facts: Any) -> None:
-        """See Said."""
+        """See Emit."""
 
 
 class Events:
@@ -46,8 +46,8 @@ class Events:
     def __call__(self, event: str, /, **facts: Any) -> None:
         """Say it; facts that are None are left out."""
         when = datetime.fromtimestamp(clock.wall(), UTC).isoformat(timespec="milliseconds")
-        said = {"time": when.replace("+00:00", "Z"), "event": event, **self._always, **facts}
-        line = _line({key: value for key, value in said.items() if value is not None})
+        facts = {"time": when.replace("+00:00", "Z"), "event": event, **self._always, **facts}
+        line = _line({key: value for key, value in facts.items() if value is not None})
         poll = select.poll()
         with suppress(OSError, ValueError):
             poll.register(self._fd, select.POLLOUT)
@@ -57,11 +57,11 @@ class Events:
         self.dropped += 1
 
 
-def _line(said: dict[str, Any]) -> bytes:
+def _line(facts: dict[str, Any]) -> bytes:
     while True:
-        line = json.dumps(said, ensure_ascii=False, default=str).encode("utf-8", "replace") + b"\n"
+        line = json.dumps(facts, ensure_ascii=False, default=str).encode("utf-8", "replace") + b"\n"
         if len(line) <= _LONGEST:
             return line
         # Only texts of a command's making are that long.
-        longest = max(said, key=lambda key: len(str(said[key])))
-        said[longest] = str(said[longest])[: len(str(said[longest])) * 3 // 4]
+        longest = max(facts, key=lambda key: len(str(facts[key])))
+        facts[longest] = str(facts[longest])[: len(str(facts[longest])) * 3 // 4]

@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 from incumbent.cron.agenda import Agenda
 from incumbent.cron.dispatch import Claim, Dispatcher, Look
-from incumbent.cron.events import Said
+from incumbent.cron.events import Emit
 from incumbent.cron.ledger import JOB, Ledger, LedgerPort, Run, State, orphans, read_job
 from incumbent.cron.presence import PRESENCE, PRESENT_EVERY, Peers, presences
 from incumbent.cron.slots import (
@@ -67,14 +67,14 @@ class Executor:
         namespace: str,
         port: LedgerPort,
         launcher: Launcher[Any],
-        said: Said,
+        emit: Emit,
         wall: Callable[[], float],
     ) -> None:
         self._specs = tuple(specs)
         self._namespace = namespace
         self._port = port
         self._launcher = launcher
-        self._said = said
+        self._emit = emit
         self._wall = wall
         self._began = wall()
         self._told = -inf
@@ -194,7 +194,7 @@ class Executor:
         try:
             self._launcher.launch(order.spec, order.slot, grant)
         except CannotLaunch as error:
-            self._said("given_back", job=order.spec.name, slot=order.slot.name, why=str(error))
+            self._emit("given_back", job=order.spec.name, slot=order.slot.name, why=str(error))
             dispatcher.not_launched(order, self._port.now())
         return True
 
@@ -234,7 +234,7 @@ class Executor:
     def _say(self, spec: JobSpec, run: Run) -> None:
         count = run.count if run.count > 1 else None
         who = run.instance or None
-        self._said(str(run.state), job=spec.name, slot=run.slot, why=run.why, count=count, by=who)
+        self._emit(str(run.state), job=spec.name, slot=run.slot, why=run.why, count=count, by=who)
 
     # -- outages -------------------------------------------------------------------------------
 
@@ -242,13 +242,13 @@ class Executor:
         now = self._port.now()
         if not self._outage or now - self._told >= _TELL_EVERY:
             self._told = now
-            self._said("store", ok=False, why=str(error))
+            self._emit("store", ok=False, why=str(error))
         self._outage = True
 
     def _answered(self) -> None:
         if self._outage:
             self._outage = False
-            self._said("store", ok=True)
+            self._emit("store", ok=True)
 
 
 def facts_of_job(spec: JobSpec) -> dict[str, Any]:

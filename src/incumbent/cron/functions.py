@@ -20,7 +20,7 @@ from incumbent import clock
 from incumbent.bodies import is_async, not_deferred
 from incumbent.cron.attempts import ENDED_WELL, UNTOLD, Attempts, End, Outcomes, stopped
 from incumbent.cron.claims import Claimer
-from incumbent.cron.events import Said
+from incumbent.cron.events import Emit
 from incumbent.cron.instance import Instance
 from incumbent.cron.ledger import OUTPUT_MOST, Run, State
 from incumbent.cron.slots import Slot
@@ -73,9 +73,9 @@ class JobRun:
 class CallLauncher:
     """A Launcher. `loop`: where coroutines run. `over` is called, from any thread, after a run."""
 
-    def __init__(self, claimer: Claimer, said: Said, over: Callable[[], None]) -> None:
+    def __init__(self, claimer: Claimer, emit: Emit, over: Callable[[], None]) -> None:
         self._claimer = claimer
-        self._said = said
+        self._emit = emit
         self._over = over
         self.loop: asyncio.AbstractEventLoop | None = None
         self.running: dict[tuple[str, str], Callable[[], None]] = {}
@@ -90,7 +90,7 @@ class CallLauncher:
         """See Launcher."""
         link = self._claimer.link
         link.keeper.arm(grant)
-        one = _FunctionRun(self, spec, slot, Lease(link, grant), self._said)
+        one = _FunctionRun(self, spec, slot, Lease(link, grant), self._emit)
         self.running[spec.name, slot.name] = one.stop
         name = f"incumbent-job {spec.name}"
         threading.Thread(target=self._life, args=(spec, slot, one), name=name, daemon=True).start()
@@ -100,7 +100,7 @@ class CallLauncher:
         try:
             code = one.run()
         except BaseException as error:  # noqa: BLE001 - a defect of ours: its work is over
-            self._said("fault", job=spec.name, slot=slot.name, why=repr(error))
+            self._emit("fault", job=spec.name, slot=slot.name, why=repr(error))
             one.abandon()
         finally:
             self.outcomes.add(spec.name, slot, code)
@@ -127,14 +127,14 @@ class _Exit(Exception):
 
 class _FunctionRun:
     def __init__(
-        self, launcher: CallLauncher, spec: JobSpec, slot: Slot, lease: Lease, said: Said
+        self, launcher: CallLauncher, spec: JobSpec, slot: Slot, lease: Lease, emit: Emit
     ) -> None:
         self._launcher = launcher
         self._spec = spec
         self._slot = slot
         self._lease = lease
-        said = partial(said, job=spec.name, term=lease.fencing_token)
-        self._attempts = Attempts(lease, spec, slot, said)
+        emit = partial(emit, job=spec.name, term=lease.fencing_token)
+        self._attempts = Attempts(lease, spec, slot, emit)
         self._scope: LeaseScope | None = None
 
     def run(self) -> int:
@@ -259,28 +259,28 @@ class Background:
         store: Any,
         namespace: str,
         lock: LockSettings,
-        said: Said,
+        emit: Emit,
         loop: asyncio.AbstractEventLoop | None,
         *,
         coroutines: bool,
     ) -> None:
         link = link_for(store)
         claimer = Claimer(link, namespace, lock)
-        self._launcher = CallLauncher(claimer, said, self._over)
+        self._launcher = CallLauncher(claimer, emit, self._over)
         self._instance = Instance(
             specs,
             link,
             namespace,
             str(lock["holder"]),
             self._launcher,
-            said,
+            emit,
             lambda: len(self._launcher.running),
         )
         for spec in self._instance.specs:
             claimer.wanted(spec)
         self._own = OwnLoop() if coroutines and loop is None else None
         self._launcher.loop = self._own.loop if self._own else loop
-        self._said = said
+        self._emit = emit
         self._begun = threading.Event()
         self._error: StoreError | None = None
         self._stopping = False
@@ -299,7 +299,7 @@ class Background:
         """See Jobs.stop."""
         until = clock.now() + drain
         self._instance.stop()
-        self._said("stopping", running=len(self._launcher.running))
+        self._emit("stopping", running=len(self._launcher.running))
         self._wait_until(until, lambda: not self._launcher.running)
         if self._launcher.running:
             self._launcher.stop_all()
@@ -308,7 +308,7 @@ class Background:
         self._instance.wake()
         self._thread.join(10.0)
         self._close_loop()
-        self._said("stopped")
+        self._emit("stopped")
         return not self._launcher.running
 
     def _wait_until(self, until: float, done: Callable[[], bool]) -> None:

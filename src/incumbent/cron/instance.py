@@ -16,7 +16,7 @@ from incumbent import clock
 from incumbent.cron.attempts import Outcomes
 from incumbent.cron.capacity import AHEAD, Capacity
 from incumbent.cron.control import CONTROL, STALE, SWEEP, TRIGGER, is_job_name, pause_of, triggers
-from incumbent.cron.events import Said
+from incumbent.cron.events import Emit
 from incumbent.cron.execute import Executor, Launcher
 from incumbent.cron.presence import PRESENT_EVERY, Presence
 from incumbent.cron.slots import Slot
@@ -75,7 +75,7 @@ class Instance:
         namespace: str,
         holder: str,
         launcher: Launcher[Any],
-        said: Said,
+        emit: Emit,
         load: Callable[[], int] = lambda: 0,
         max_runs: float = inf,
         starting: Callable[[], int] = lambda: 0,
@@ -84,14 +84,14 @@ class Instance:
         check_names(self.specs)
         self._link = link
         self._namespace = namespace
-        self._said = said
+        self._emit = emit
         self._load = load
         self._max_runs = max_runs
         self._starting = starting
         self._capacity = Capacity(link, namespace)
         self._waiting = 0
         self._full_told = -inf
-        self._executor = Executor(self.specs, namespace, link.port, launcher, said, clock.wall)
+        self._executor = Executor(self.specs, namespace, link.port, launcher, emit, clock.wall)
         self._waiter = Waiter()
         self._wake_fd, self._write_fd = os.pipe()
         for fd in (self._wake_fd, self._write_fd):
@@ -153,7 +153,7 @@ class Instance:
         offset = clock.wall() - clock.now()
         moved, self._offset = offset - self._offset, offset
         if abs(moved) > _CLOCK_SET:
-            self._said("clock", moved=round(moved, 3), why="the wall clock of this host was set")
+            self._emit("clock", moved=round(moved, 3), why="the wall clock of this host was set")
 
     @property
     def ready(self) -> bool:
@@ -194,7 +194,7 @@ class Instance:
         if full and clock.now() - self._full_told >= _FULL_EVERY:
             self._full_told = clock.now()
             why = "slots wait for room, or are left to other instances"
-            self._said("full", running=self._load(), waiting=self._waiting, why=why)
+            self._emit("full", running=self._load(), waiting=self._waiting, why=why)
 
     def stand_by(self) -> tuple[int, int]:
         """How many workers to have ready for what is due soon, and how many idle ones to keep."""
@@ -217,10 +217,10 @@ class Instance:
             self._tries += 1
             self._next_try = clock.now() + backoff_delay(self._tries, draw_jitter(), base=0.2)
             if self._tries == 1:
-                self._said("store", ok=False, why=str(error))
+                self._emit("store", ok=False, why=str(error))
             return
         if self._tries:
-            self._said("store", ok=True)
+            self._emit("store", ok=True)
         self._begin(records)
 
     def _begin(self, records: Sequence[Record]) -> None:
@@ -231,7 +231,7 @@ class Instance:
                 self._pause = pause_of(record)
         self._unregistered = [(spec, fields.get(spec.name, {})) for spec in self.specs]
         self._executor.begin(records)
-        self._said("ready", jobs=len(self.specs), store=self._link.engine.url)
+        self._emit("ready", jobs=len(self.specs), store=self._link.engine.url)
         start_thread(self._listen, "incumbent-cron")
 
     def reload(self, specs: Iterable[JobSpec]) -> None:
@@ -241,10 +241,10 @@ class Instance:
         before = {spec.name: spec for spec in self.specs}
         self.specs = specs
         if self._executor.dispatcher is None:
-            self._said("reloaded", jobs=len(specs))
+            self._emit("reloaded", jobs=len(specs))
             return
         changes = self._executor.reload(specs)
-        self._said(
+        self._emit(
             "reloaded",
             jobs=len(specs),
             added=changes.added or None,
@@ -279,7 +279,7 @@ class Instance:
                 time.sleep(1.0 + draw_jitter())
             except Exception as error:  # noqa: BLE001 - triggers must not end with one defect
                 if not self._stopped:
-                    self._said("fault", why=f"{type(error).__name__}: {error}")
+                    self._emit("fault", why=f"{type(error).__name__}: {error}")
                     time.sleep(1.0)
 
     def _hear(self) -> None:
@@ -343,7 +343,7 @@ class Instance:
             # Nothing of it is urgent, and orders tell of outages.
             self._housekeeping_at = clock.now() + 1.0 + draw_jitter()
             if error.permanent:
-                self._said("store", ok=False, why=str(error))
+                self._emit("store", ok=False, why=str(error))
 
     def _register_some(self) -> None:
         for _ in range(min(_REGISTER_AT_ONCE, len(self._unregistered))):

@@ -11,7 +11,7 @@ from math import inf
 from typing import Any, Final, Self, TypedDict, TypeVar, Unpack
 
 from incumbent.bodies import is_async, refuse_generator
-from incumbent.cron.events import Said
+from incumbent.cron.events import Emit
 from incumbent.cron.functions import Background, JobRun
 from incumbent.cron.schedule import Every, Schedule, cron_schedule
 from incumbent.cron.settings import DEFAULTS, GONE, check_job_name
@@ -152,7 +152,7 @@ class Jobs:
 
     # -- running them --------------------------------------------------------------------------
 
-    def start(self, *, said: Said | None = None) -> Self:
+    def start(self, *, said: Emit | None = None) -> Self:
         """Take part in the fleet from now on, in the background; for a web application's start.
 
         Waits up to 10 s for the store's first answer, and goes on without it. Inside a running
@@ -165,7 +165,7 @@ class Jobs:
         self._background = background
         return self
 
-    async def astart(self, *, said: Said | None = None) -> Self:
+    async def astart(self, *, said: Emit | None = None) -> Self:
         """`start`, for an event loop: it goes on while the store is asked."""
         # Set first: who is cancelled while it waits can still stop it.
         self._background = self._made(said)
@@ -176,7 +176,7 @@ class Jobs:
             raise
         return self
 
-    def _made(self, said: Said | None) -> Background:
+    def _made(self, said: Emit | None) -> Background:
         if self._background is not None:
             raise Misuse("these jobs run already")
         if not self._specs:
@@ -207,7 +207,7 @@ class Jobs:
         """`stop`, for an event loop."""
         return await asyncio.to_thread(self.stop, drain)
 
-    def run(self, *, said: Said | None = None, drain: Duration = _DRAIN) -> int:
+    def run(self, *, said: Emit | None = None, drain: Duration = _DRAIN) -> int:
         """Take part in the fleet until TERM or INT, in the main thread; returns the exit code."""
         with Signals() as signals:
             self.start(said=said)

@@ -173,17 +173,17 @@ _DEFAULTS: Final = {it.name: it.default for it in fields(Run)}
 
 def encode(run: Run) -> bytes:
     """The field's value; the slot is in the field's name."""
-    said = {k: v for k, v in asdict(run).items() if k != "slot" and v != _DEFAULTS[k]}
-    return json.dumps({"v": _FORMAT, **said}, separators=(",", ":"), ensure_ascii=False).encode()
+    stored = {k: v for k, v in asdict(run).items() if k != "slot" and v != _DEFAULTS[k]}
+    return json.dumps({"v": _FORMAT, **stored}, separators=(",", ":"), ensure_ascii=False).encode()
 
 
 def decode(slot: str, value: bytes) -> Run | None:
     """The record, or None for one that a newer release wrote: the slot is taken all the same."""
     try:
-        said = json.loads(value)
-        if said.pop("v") != _FORMAT:
+        stored = json.loads(value)
+        if stored.pop("v") != _FORMAT:
             return None
-        known = {key: it for key, it in said.items() if key in _DEFAULTS}
+        known = {key: it for key, it in stored.items() if key in _DEFAULTS}
         return Run(slot=slot, **{**known, "state": State(known["state"])})
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
@@ -214,10 +214,10 @@ def runs_of(fields: Mapping[str, Field]) -> dict[str, tuple[Run, int]]:
 def read_job(fields: Mapping[str, Field]) -> dict[str, Any]:
     """What is registered of the job; empty if nothing readable is."""
     try:
-        said = json.loads(fields[JOB].value)
+        stored = json.loads(fields[JOB].value)
     except (KeyError, ValueError):
         return {}
-    return said if isinstance(said, dict) else {}
+    return stored if isinstance(stored, dict) else {}
 
 
 # -- what it has forgotten -------------------------------------------------------------------------
@@ -231,11 +231,11 @@ def pruned_field(slot: str) -> str:
 def pruned_spans(fields: Mapping[str, Field], name: str = PRUNED) -> _Spans:
     """From when to when the ledger has forgotten, oldest first."""
     try:
-        said = json.loads(fields[name].value)
-        if isinstance(said, int | float):
+        stored = json.loads(fields[name].value)
+        if isinstance(stored, int | float):
             # Of a release that forgot everything up to an instant.
-            return ((-inf, float(said)),)
-        return tuple((float(first), float(last)) for first, last in said)
+            return ((-inf, float(stored)),)
+        return tuple((float(first), float(last)) for first, last in stored)
     except (KeyError, ValueError, TypeError):
         return ()
 

@@ -92,12 +92,12 @@ def presences(record: Record) -> list[Present]:
     """Who said to be up, whenever that was."""
     found = []
     for name, field in record.fields.items():
-        said = read_value(field.value) if name.startswith(UP) else {}
-        since, seen = said.get("since"), said.get("seen")
+        facts = read_value(field.value) if name.startswith(UP) else {}
+        since, seen = facts.get("since"), facts.get("seen")
         if isinstance(since, int | float) and isinstance(seen, int | float):
-            jobs, instance = said.get("jobs", 0), name.removeprefix(UP)
+            jobs, instance = facts.get("jobs", 0), name.removeprefix(UP)
             jobs = jobs if isinstance(jobs, int) else 0
-            found.append(Present(instance, since, seen, jobs, str(said.get("knows", ""))))
+            found.append(Present(instance, since, seen, jobs, str(facts.get("knows", ""))))
     return sorted(found, key=lambda it: it.instance)
 
 
@@ -202,8 +202,10 @@ class Presence:
             self._set = JobSet(spec.name for spec in specs)
             self._put(KNOWN, self._set.field, self._set.value)
             self._specs, self._told_at = specs, now
-        said = encode(since=self._since, seen=clock.wall(), jobs=len(specs), knows=self._set.digest)
-        self._put(PRESENCE, UP + self._holder, said)
+        facts = encode(
+            since=self._since, seen=clock.wall(), jobs=len(specs), knows=self._set.digest
+        )
+        self._put(PRESENCE, UP + self._holder, facts)
 
     def part(self) -> None:
         """Say goodbye, briefly."""

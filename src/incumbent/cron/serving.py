@@ -16,7 +16,7 @@ from typing import Final
 from incumbent import clock
 from incumbent.cron.attempts import ENDED_WELL, GAVE_BACK, UNTOLD, Outcomes
 from incumbent.cron.claims import Claimer
-from incumbent.cron.events import Events, Said
+from incumbent.cron.events import Emit, Events
 from incumbent.cron.execute import CannotLaunch
 from incumbent.cron.instance import Instance
 from incumbent.cron.ledger import Run
@@ -42,10 +42,10 @@ _NEVER: Final = FixedTimes(())
 class CommandLauncher:
     """A Launcher, and a Source for the loop: `told` hears how each run's process ended."""
 
-    def __init__(self, claimer: Claimer, zygote: Zygote, said: Said) -> None:
+    def __init__(self, claimer: Claimer, zygote: Zygote, emit: Emit) -> None:
         self._claimer = claimer
         self._zygote = zygote
-        self._said = said
+        self._emit = emit
         self.fd = zygote.fd
         self.gone = False
         self._standing = StandBy(0, 0)
@@ -112,7 +112,7 @@ class CommandLauncher:
             if slot is None:
                 continue
             if code not in (ENDED_WELL, GAVE_BACK, UNTOLD):
-                self._said("fault", job=job, slot=name, why=f"its worker ended with {code}")
+                self._emit("fault", job=job, slot=name, why=f"its worker ended with {code}")
             self.outcomes.add(job, slot, code)
 
 

@@ -218,8 +218,8 @@ def _what_it_runs(holding: Holding) -> str:
 
 def paused_by(record: Record) -> str:
     """Who paused it, and why: " by X (reason)", or nothing."""
-    said = read_notice(record.fields[PAUSE].value)
-    who, reason = said.get("who"), said.get("reason")
+    notice = read_notice(record.fields[PAUSE].value)
+    who, reason = notice.get("who"), notice.get("reason")
     return (f" by {who}" if who else "") + (f" ({reason})" if reason else "")
 
 

@@ -185,10 +185,10 @@ class _Worker:
         self._output: Output | None = None
         self._ready: Ready | None = None
 
-    def say(self, *said: int) -> None:
+    def say(self, *codes: int) -> None:
         """To the zygote."""
         with suppress(OSError):
-            self._channel.sendall(bytes(said))
+            self._channel.sendall(bytes(codes))
 
     def connect(self) -> None:
         """The first request of a process takes twenty times as long as the second."""
@@ -459,14 +459,14 @@ class _CommandRun:
 
 def _facts_of(spec: JobSpec, ended: Run) -> dict[str, str]:
     """What an on_failure command finds in its environment."""
-    said = {
+    facts = {
         "JOB": spec.name,
         "SLOT": ended.slot,
         "STATE": str(ended.state),
         "CODE": "" if ended.code is None else str(ended.code),
         "WHY": ended.why,
     }
-    return {_RUN_VARIABLE + key: value for key, value in said.items()}
+    return {_RUN_VARIABLE + key: value for key, value in facts.items()}
 
 
 def run_on_failure(spec: JobSpec, ended: Run, events: Events) -> None:

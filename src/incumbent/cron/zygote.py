@@ -312,16 +312,16 @@ class Worker:
 
 Fork = Callable[[Task | None], Worker | None]
 """Forks a worker that begins with a task; None (and said so) if the system refuses."""
-Said = Callable[[str, str, int], None]
+Report = Callable[[str, str, int], None]
 """Hears that a task has begun, and how it ended: job, slot, code."""
 
 
 class Pool:
     """See the module; `poll` is told of the workers' channels."""
 
-    def __init__(self, fork: Fork, said: Said, poll: select.poll) -> None:
+    def __init__(self, fork: Fork, report: Report, poll: select.poll) -> None:
         self._fork = fork
-        self._said = said
+        self._report = report
         self._poll = poll
         self._by_fd: dict[int, Worker] = {}
         self._by_pid: dict[int, Worker] = {}
@@ -350,7 +350,7 @@ class Pool:
                 worker.prepared = worker.comes_up = False
                 return
         if self._start(task) is None:
-            self._said(*task.key, _FAULT)
+            self._report(*task.key, _FAULT)
 
     def stand_by(self, ready: int, kept: int) -> None:
         """Fork until so many are idle; those of the idle that are more than `kept` leave."""
@@ -421,15 +421,15 @@ class Pool:
         if worker is None:
             return
         try:
-            said = worker.channel.recv(16, socket.MSG_DONTWAIT)
+            codes = worker.channel.recv(16, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return
         except OSError:
-            said = b""
-        if not said:
+            codes = b""
+        if not codes:
             self._count_failure(worker)
             self._dismiss(worker)
-        for code in said:
+        for code in codes:
             self._take(worker, code)
 
     def _take(self, worker: Worker, code: int) -> None:
@@ -439,10 +439,10 @@ class Pool:
             self._dismiss(worker)
         elif code == STARTED:
             if worker.task is not None:
-                self._said(*worker.task, STARTED)
+                self._report(*worker.task, STARTED)
         elif worker.task is not None:
             task, worker.task = worker.task, None
-            self._said(*task, code)
+            self._report(*task, code)
             if len(self._idle()) > self._kept:
                 self._dismiss(worker)
 
@@ -464,7 +464,7 @@ class Pool:
             # What it said last.
             self.hear(fd)
         if worker.task is not None:
-            self._said(*worker.task, code or _FAULT)
+            self._report(*worker.task, code or _FAULT)
         self._count_failure(worker)
         self._dismiss(worker)
         del self._by_pid[worker.pid]

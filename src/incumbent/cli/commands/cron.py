@@ -42,12 +42,10 @@ def command(request: Request) -> int:
 
 
 def _loaded(name: str, now: float) -> Loaded:
-    from incumbent.cli.cron_serving import is_module
+    from incumbent.cli.cron_serving import find_jobs, is_module
 
     if not is_module(name):
         return load_jobs(name, os.environ, now)
-    from incumbent.cli.cron_module import find_jobs
-
     # Their settings were checked where they were said.
     return Loaded(find_jobs(name).specs, ())
 
