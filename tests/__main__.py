@@ -24,7 +24,7 @@ NO_TESTS = 5
 
 def main(tier: str, workers: str, *given: str) -> int:
     within = {"thin": tiers.THIN, "rest": tiers.REST}[tier]
-    left = {left.file for left in tiers.LEFT}
+    left = {left.file for left in tiers.LEFT} | tiers.TURNS
     timing, crowd = set(tiers.TIMING), set(tiers.CROWD)
     if tier == "rest":
         together, timing, crowd = left - timing - crowd, left & timing, left & crowd

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 
@@ -99,6 +100,8 @@ SIDES = "the other side (blocking or asyncio), signal or isolation, which goes t
 PAIRS = "kept are twelve in which any two values of isolation, fault, worker and store meet"
 MEET = "kept are those in which each store, each fault and each worker is met"
 LONG = "long for what it shows beside the tests that are kept"
+CRASHES = "the other way to lose a server, which goes the same way"
+FORMS = "more forms of the same mistake: unit tests of names, durations and URLs have them all"
 NET = "shows that the tests would see a defect: it changes with the tests, not with the product"
 
 # (file, why, {test: what `make test` keeps}), or for a whole file "*".
@@ -131,6 +134,30 @@ _TABLE: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
         },
     ),
     (
+        "cli/test_bad_input.py",
+        FORMS,
+        {
+            "test_a_name_outside_the_alphabet": ("a b", "../x", "name6"),
+            "test_a_ttl_that_is_none": ("0", "nan", "0.05", "soon"),
+            "test_an_option_that_cannot_work": ("options0*", "options5*", "options7*", "options9*"),
+            "test_a_store_that_cannot_be_meant": (
+                "nonsense*",
+                "redis:*port",
+                "sqlite*",
+                "withheld*",
+            ),
+            "test_a_variable_that_is_about_one_start_is_named_and_changes_none": ("ONCE_PER",),
+            "test_a_black_hole_gets_69_within_the_deadline": ("command0-*", "command3-*"),
+            "test_an_address_that_never_answers_gets_69_within_the_deadline": ("command1-*",),
+            "test_a_campaign_that_cannot_work": ("words0-*", "words3-*", "words4-*"),
+        },
+    ),
+    (
+        "cli/test_own_store.py",
+        LONG,
+        {"test_the_template_keeps_the_contract_by_its_one_fixture": ()},
+    ),
+    (
         "cli/test_exit_codes.py",
         SIDES,
         {
@@ -139,6 +166,11 @@ _TABLE: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
         },
     ),
     ("combined/test_fleets.py", LONG, {"*": ()}),
+    (
+        "combined/test_worlds.py",
+        NET,
+        {"test_the_plans_find_what_was_wrong_in_the_code_of_then": ()},
+    ),
     (
         "cron/test_processes.py",
         STORES,
@@ -262,6 +294,18 @@ _TABLE: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
         },
     ),
     (
+        "faults/test_etcd_cluster.py",
+        CRASHES,
+        {
+            "test_a_client_acts_again_soon_after_its_endpoint_went": ("frozen",),
+            "test_a_coroutine_acts_again_soon_after_its_endpoint_went": ("killed",),
+            "test_a_waiter_whose_member_went_hears_of_the_release_elsewhere": ("frozen-*",),
+            "test_a_lost_leader_costs_an_election_and_no_lease": ("killed",),
+            "test_a_client_of_a_leader_that_is_cut_off_goes_to_the_others": ("parted*",),
+            "test_without_a_quorum_a_holder_stops_believing_inside_its_lease": ("frozen",),
+        },
+    ),
+    (
         "faults/test_exit_when_lost.py",
         "longer leases: with a ttl of 15 s a round takes 20 s",
         {"*": ("1s-*", "3s-black_hole-busy")},
@@ -324,6 +368,14 @@ _TABLE: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
         },
     ),
     (
+        "faults/test_postgresql_failover.py",
+        SIDES,
+        {
+            "test_of_several_hosts_the_primary_is_found": ("sync-standby *", "async-primary *"),
+            "test_a_first_host_that_is_frozen_leaves_time_for_the_second": ("async",),
+        },
+    ),
+    (
         "faults/test_quorum_schedules.py",
         SEEDS,
         {"test_no_random_schedule_lets_two_prove_it_or_a_token_shrink": ("0",)},
@@ -334,6 +386,20 @@ _TABLE: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
         {
             "test_the_judge_sees_two_holders_where_a_single_master_forgets": (),
             "test_two_of_three_wiped_in_turn_give_two_holders_only_without_the_quarantine": (),
+        },
+    ),
+    (
+        "faults/test_redis_lines.py",
+        SIDES,
+        {
+            (
+                "test_one_that_is_frozen_when_its_turn_comes_costs_its_heartbeat"
+                "_and_believes_nothing"
+            ): ("sync-default", "async-fair"),
+            (
+                "test_frozen_processes_ahead_cost_one_heartbeat_together"
+                "_however_many_places_they_have"
+            ): ("1-3-default", "2-1-fair"),
         },
     ),
     (
@@ -352,8 +418,21 @@ _TABLE: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
             "test_a_store_that_forgets_lets_beliefs_overlap_and_tokens_grow": ("0",),
         },
     ),
+    ("unit/test_support_etcd.py", NET, {"*": ()}),
     ("unit/test_postgresql_mutants.py", NET, {"*": ("a_stranger_*", "the_token_*")}),
 )
+
+TURNS = frozenset(
+    {
+        *("contract/test_etcd.py", "contract/test_postgresql.py", "contract/test_quorum.py"),
+        *("contract/test_redis_layouts.py", "contract/test_redis_valkey.py"),
+        "contract/test_sqlite.py",
+    }
+)
+"""Contract suites of which `make test` runs each case on one side: which one depends on its name.
+
+Redis and the specification in memory run each case on both.
+"""
 
 LEFT: tuple[Left, ...] = tuple(
     Left(file if test == "*" else f"{file}::{test}", why, kept)
@@ -365,12 +444,20 @@ LEFT: tuple[Left, ...] = tuple(
 def mark(items: Iterable[pytest.Item]) -> None:
     """Mark what `make test` leaves, and what does not run together with all others."""
     for item in items:
-        if any(left.leaves(item) for left in LEFT):
+        if _is_other_side(item) or any(left.leaves(item) for left in LEFT):
             item.add_marker(pytest.mark.full)
         if _file(item) in TIMING:
             item.add_marker(pytest.mark.timing)
         if _file(item) in CROWD:
             item.add_marker(pytest.mark.crowd)
+
+
+def _is_other_side(item: pytest.Item) -> bool:
+    """Whether a case of a contract suite has its turn on the other side."""
+    sides = ("blocking", "async")
+    side = _case(item).partition("-")[0]
+    turn = sides[crc32(_function(item).encode()) % 2]
+    return _file(item) in TURNS and side in sides and side != turn
 
 
 def stale(items: Iterable[pytest.Item]) -> list[str]:

@@ -6,7 +6,7 @@ from tests import tiers
 
 
 def test_the_tiers_name_files_that_exist() -> None:
-    names = {*tiers.TIMING, *tiers.CROWD, *(left.file for left in tiers.LEFT)}
+    names = {*tiers.TIMING, *tiers.CROWD, *tiers.TURNS, *(left.file for left in tiers.LEFT)}
     assert not [name for name in sorted(names) if not (tiers.TESTS / name).exists()]
 
 
