@@ -99,7 +99,7 @@ ROOT = "decorators"
 
 # A driver is imported by its own store and by nobody else; the demo plays a foreign store.
 DRIVERS = {
-    "redis": ("stores.redis",),
+    "redis": (),
     "hiredis": ("stores.redis", "stores.quorum"),
     "sqlite3": ("stores.sqlite", "demo"),
     "psycopg": ("stores.postgresql",),
@@ -116,8 +116,6 @@ PUBLIC_ALL_THE_SAME = frozenset({"_exit", "_make", "_replace"})
 # `x._y` of another package: a library's, or a test bench that steps a keeper's thread itself.
 PEEKING = {
     "cli.parser": {"_SubParsersAction"},
-    "stores.redis.dial": {"_parser", "_sock"},
-    "stores.redis.aiodial": {"_reader", "_writer"},
     "testing.plugin": {
         *("_by_object", "_by_url", "_entries", "_held", "_keepers", "_next", "_state"),
     },

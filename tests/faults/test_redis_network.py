@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -101,7 +102,8 @@ def test_a_second_try_that_cannot_connect_leaves_the_first_in_doubt(
     here.take()
     # The first request arrives and loses its answer; then nobody can connect any more.
     proxy.close_after_request(b"EVALSHA", times=1)
-    here.engine._site.target.arguments["port"] = 1
+    site = here.engine._site
+    site.target = replace(site.target, port=1)
     with pytest.raises(OutcomeUnknown) as caught:
         here.store.give(here.key, here.claim, None, soon())
     assert isinstance(caught.value.__cause__, StoreUnavailable)
@@ -275,19 +277,20 @@ def test_a_name_that_does_not_exist_is_unavailable() -> None:
         asyncio.run(main())
 
 
-def test_a_connection_made_too_late_is_closed(
+def test_a_name_resolved_too_late_is_not_connected_to(
     redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    really = socket.getaddrinfo
+    really, resolved = socket.getaddrinfo, threading.Event()
 
     def delayed(*arguments: Any, **more: Any) -> Any:
         time.sleep(0.3)
+        resolved.set()
         return really(*arguments, **more)
 
     monkeypatch.setattr(socket, "getaddrinfo", delayed)
-    with party(redis_server.url) as one, pytest.raises(StoreUnavailable):
+    url = f"redis://localhost:{redis_server.port}"
+    with party(url) as one, answers_within(0.1), pytest.raises(StoreUnavailable, match="in time"):
         one.take(within=0.1)
-    (late,) = [each for each in threading.enumerate() if each.name == "incumbent-dial"]
-    late.join(5)
+    assert resolved.wait(5)
     # A socket left open would be a ResourceWarning, which is an error here.
     gc.collect()

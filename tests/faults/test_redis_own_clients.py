@@ -31,18 +31,6 @@ def server() -> Iterator[RedisServer]:
         yield running
 
 
-class OwnConnection(redis.Connection):
-    """What a user may have made of it: an argument more."""
-
-    def __init__(self, *arguments: Any, team: str = "", **more: Any) -> None:
-        self.team = team
-        super().__init__(*arguments, **more)  # type: ignore[no-untyped-call]
-
-
-class OwnAsyncConnection(redis.asyncio.Connection):
-    """The same on asyncio."""
-
-
 class Login(redis.CredentialProvider):
     """A login that is asked for at each connection."""
 
@@ -87,12 +75,6 @@ CLIENTS: dict[str, Make] = {
     "an asynchronous blocking pool": lambda s: ASYNC.BlockingConnectionPool(
         port=s.port, password="sesame", max_connections=1
     ),
-    "a connection class": lambda s: BLOCKING.ConnectionPool(
-        connection_class=OwnConnection, port=s.port, password="sesame", team="a"
-    ),
-    "an asynchronous connection class": lambda s: ASYNC.ConnectionPool(
-        connection_class=OwnAsyncConnection, port=s.port, password="sesame"
-    ),
 }
 
 
@@ -115,21 +97,6 @@ def test_both_sides_log_in_as_the_client_does_and_leave_it_alone(
     one.store.close()
     assert pool.connection_kwargs == before
     assert "sesame" not in f"{one.engine!r}{one.engine.url}"
-
-
-def test_the_users_own_connection_class_makes_the_connections(server: RedisServer) -> None:
-    made = []
-
-    class Counted(OwnConnection):
-        def connect(self) -> None:
-            made.append(self)
-            super().connect()  # type: ignore[no-untyped-call]
-
-    pool = BLOCKING.ConnectionPool(connection_class=Counted, port=server.port, password="sesame")
-    one = own_party(pool, restart_wait=0)
-    one.take()
-    one.store.close()
-    assert len(made) == 1
 
 
 def test_a_client_over_tls_keeps_its_checks(tmp_path: Path) -> None:

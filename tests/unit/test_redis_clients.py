@@ -44,11 +44,11 @@ def test_a_sentinels_client_says_all_that_its_url_would(module: Any) -> None:
     )
     own = read_client(manager.master_for("main", username="me", password=SECRET, db=2))
     assert own.options.shown == "rediss+sentinel://me:***@h1:26379,h2:7/main/2"
-    assert own.target.transport == "tls"
-    assert own.target.arguments["password"] == SECRET
-    assert [each.transport for each in own.sentinels] == ["tcp", "tcp"]
-    assert own.sentinels[1].arguments["username"] == "asker"
-    assert "db" not in own.sentinels[1].arguments
+    assert own.target.tls is not None
+    assert own.target.password == SECRET
+    assert [each.tls for each in own.sentinels] == [None, None]
+    assert own.sentinels[1].username == "asker"
+    assert own.sentinels[1].db == 0
     assert SECRET not in f"{own}"
 
 
@@ -57,9 +57,9 @@ def test_a_clusters_client_says_all_that_its_url_would() -> None:
     client = ASYNC.RedisCluster(startup_nodes=started, username="me", password=SECRET, ssl=True)
     own = read_client(client)
     assert own.options.shown == "rediss+cluster://me:***@h1:26379,h2:7"
-    assert own.target.transport == "tls"
-    assert own.target.arguments["ssl_check_hostname"] is True
-    assert not {"host", "port", "db"} & set(own.target.arguments)
+    assert own.target.tls is not None
+    assert own.target.tls.check_hostname is True
+    assert own.target.db == 0
     assert SECRET not in f"{own}"
 
 
@@ -73,6 +73,14 @@ def test_addresses_are_mapped_as_the_client_maps_them() -> None:
 
 
 class OwnConnection(redis.sentinel.SentinelManagedConnection):
+    pass
+
+
+class OwnPlain(redis.Connection):
+    pass
+
+
+class OwnAsync(redis.asyncio.Connection):
     pass
 
 
@@ -98,6 +106,18 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "connections of another make": (
         lambda: BLOCKING.ConnectionPool(connection_class=object),
         "connections of class object",
+    ),
+    "a connection class": (
+        lambda: BLOCKING.ConnectionPool(connection_class=OwnPlain),
+        "connections of class OwnPlain .* credential_provider",
+    ),
+    "an asynchronous connection class": (
+        lambda: ASYNC.ConnectionPool(connection_class=OwnAsync),
+        "connections of class OwnAsync .* credential_provider",
+    ),
+    "checks of the certificate that we have not": (
+        lambda: BLOCKING.Redis(ssl=True, ssl_validate_ocsp=True),
+        "ssl_validate_ocsp is not supported",
     ),
 }
 

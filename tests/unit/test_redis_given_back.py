@@ -29,7 +29,7 @@ from incumbent.stores.redis.taking import take_program
 from incumbent.stores.redis.waiting.hub import Hub
 
 KEY, CLAIM, ASK = Key("n", "k"), "c1", Ask(10.0, "host-1")
-SITE, DIALECT = Site(Target("tcp", {}), "here"), Dialect(Naming(None), "here")
+SITE, DIALECT = Site(Target(), "here"), Dialect(Naming(None), "here")
 MARK = Mark("aaaa", 1, 1, "run1", "hist1")
 GRANT = b"incumbent2 c1 1700000000000000"
 SAME = [MARK.text.encode(), b"role:master\r\nmaster_replid:hist1\r\n", [b"1700000000", b"0"]]

@@ -189,7 +189,7 @@ def test_an_answer_that_comes_late_does_not_replace_a_newer_one() -> None:
         slow.surveys[0].set_result([Opinion(1, OLD)])
         await first
         assert followed.address == NEW
-        assert engine._site.target.arguments["host"] == NEW[0]
+        assert engine._site.target.host == NEW[0]
 
     asyncio.run(main())
 
@@ -303,7 +303,7 @@ class SentAbout:
 @pytest.mark.parametrize("redirections", [0, 2, 5, 12])
 def test_a_renewal_follows_its_slot_for_as_long_as_there_is_time(redirections: int) -> None:
     side = SentAbout(redirections)
-    cluster = Cluster(Site(Target("tcp", {}), "here"), (OLD, NEW))
+    cluster = Cluster(Site(Target(), "here"), (OLD, NEW))
     cluster.topology, cluster.doubted = topology(), False
     # What was learnt by the way is no reason to ask all of them again.
     cluster.asked = clock.now()

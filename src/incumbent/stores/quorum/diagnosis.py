@@ -16,7 +16,6 @@ from incumbent.stores.redis.dial import dial
 from incumbent.stores.redis.exchange import carry_out
 from incumbent.stores.redis.resp import Program, Step, pack
 from incumbent.stores.redis.server import diagnosis, read_facts
-from incumbent.stores.redis.wire import Wire
 
 __all__ = ["diagnose"]
 
@@ -50,7 +49,7 @@ def _of_node(
 ) -> tuple[list[Finding], _Look | None]:
     name = quorum.names[node.index]
     try:
-        wire = Wire(dial(node.site, until))
+        wire = dial(node.site, until)
     except StoreError as error:
         advice = "check the address, the password and the network"
         return [("error", f"{name}: {error}", advice)], None

@@ -15,7 +15,7 @@ from incumbent.protocol.port import run
 from incumbent.stores.quorum.group import Quorum
 from incumbent.stores.quorum.link import Link
 from incumbent.stores.quorum.panel import Node, Welcome, welcome
-from incumbent.stores.redis.dial import dial
+from incumbent.stores.redis.dial import dial_as
 from incumbent.stores.redis.exchange import UNUSABLE, carry_out
 
 __all__ = ["Dialer"]
@@ -125,7 +125,7 @@ class Dialer:
     def connect(self, node: int, until: float) -> Link:
         """A connection that has heard what the node says of itself. Raises StoreError."""
         site = self.nodes[node].site
-        link = Link(dial(site, until))
+        link = dial_as(Link, site, until)
         self.links.add(link)
         try:
             said: Welcome = run(carry_out(link, welcome(site), until))

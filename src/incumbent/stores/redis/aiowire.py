@@ -1,4 +1,4 @@
-"""One asynchronous connection: hiredis in a protocol of ours, on a transport that redis-py made.
+"""One asynchronous connection: hiredis in a protocol of ours.
 
 Many tasks share it. Redis answers in order, so each answer belongs to the request that has waited
 longest, whether its task still waits or not: a task that was cancelled, or had no more time, leaves
@@ -36,7 +36,7 @@ class AsyncWire(Acquaintance, asyncio.Protocol):
     One timer serves all who wait: it is moved, not remade.
     """
 
-    def __init__(self, writer: asyncio.StreamWriter) -> None:
+    def __init__(self) -> None:
         super().__init__()
         reader = hiredis.Reader()
         self._feed, self._gets = reader.feed, reader.gets
@@ -50,12 +50,7 @@ class AsyncWire(Acquaintance, asyncio.Protocol):
         self._failure: Exception | None = None
         self._timer_at = inf
         self._timer: asyncio.TimerHandle | None = None
-        # A StreamWriter that is collected closes its transport.
-        self._writer = writer
-        self._transport = writer.transport
-        self._transport.set_protocol(self)
-        if self._transport.is_closing():
-            self._failure = Broken("the server closed the connection", sent=False)
+        self._transport: asyncio.Transport
         self.hears: Callable[[Any], None] | None = None
         """Hears each message at once, in place of `next`; None when there will be no more."""
         self.retired = False
@@ -218,6 +213,11 @@ class AsyncWire(Acquaintance, asyncio.Protocol):
 
     # -- called by the event loop -------------------------------------------------------------
 
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See asyncio.Protocol. Comes before anything else."""
+        assert isinstance(transport, asyncio.Transport)  # noqa: S101 - for the types
+        self._transport = transport
+
     def data_received(self, data: bytes) -> None:
         """See asyncio.Protocol."""
         self._heard += 1
@@ -258,4 +258,6 @@ class AsyncWire(Acquaintance, asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See asyncio.Protocol."""
-        self._fail(Broken(str(exc or "the server closed the connection"), sent=True))
+        broken = Broken(str(exc or "the server closed the connection"), sent=True)
+        broken.__cause__ = exc
+        self._fail(broken)

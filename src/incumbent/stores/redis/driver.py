@@ -1,62 +1,114 @@
-"""The one place that knows redis-py: it makes and authenticates connections, and nothing else.
-
-Its own retries, health checks and client metadata are off: they would outlive our deadlines
-(redis-py turned a timeout of 1 s into 14.7 s) or cost round trips.
-"""
+"""A configured server: where it is, how its certificate is checked, how to log in there."""
 
 from __future__ import annotations
 
-import inspect
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from incumbent.errors import ConfigError, StoreUnavailable
 from incumbent.stores.redis.hosts import Address
 from incumbent.stores.redis.incarnation import MARKED, Marker
 from incumbent.stores.redis.options import RedisOptions
 
+if TYPE_CHECKING:
+    import ssl
+
 __all__ = [
+    "LoginRefused",
     "Site",
     "Target",
-    "async_arguments",
-    "async_connection_class",
-    "blocking_connection",
+    "Tls",
     "connect_error",
     "site_of_options",
     "target_at",
     "target_of_options",
 ]
 
-_MISSING: Final = "this store needs redis-py and hiredis: pip install 'incumbent[redis]'"
-
 try:
     import hiredis as _hiredis
-    import redis
-    from redis.backoff import NoBackoff
-    from redis.retry import Retry
 except ImportError as error:
-    raise ConfigError(_MISSING, name="store") from error
+    raise ConfigError(
+        "this store needs hiredis: pip install 'incumbent[redis]'", name="store"
+    ) from error
 
 _ = _hiredis.Reader
 
-_OURS: Final = {"health_check_interval": 0, "protocol": 2, "client_name": "incumbent"}
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """How the server's certificate is checked, and which one is shown to it.
+
+    The fields are the options of redis-py without their `ssl_`, and mean the same.
+    """
+
+    ca_certs: str | None = None
+    ca_path: str | None = None
+    ca_data: str | bytes | None = None
+    certfile: str | None = None
+    keyfile: str | None = None
+    password: str | None = field(default=None, repr=False)
+    cert_reqs: Any = "required"
+    check_hostname: bool = True
+    include_verify_flags: Sequence[int] = ()
+    exclude_verify_flags: Sequence[int] = ()
+    min_version: int | None = None
+    ciphers: str | None = None
+
+    def context(self) -> ssl.SSLContext:
+        """Made for each connection, so that files that were replaced count. Raises OSError."""
+        import ssl
+
+        context = ssl.create_default_context()
+        required = self.cert_reqs
+        if isinstance(required, str):
+            required = ssl.VerifyMode[f"CERT_{required.upper()}"]
+        # In this order: a context that checks the name requires a certificate.
+        context.check_hostname = self.check_hostname and required != ssl.CERT_NONE
+        context.verify_mode = required
+        for flag in self.include_verify_flags:
+            context.verify_flags |= flag
+        for flag in self.exclude_verify_flags:
+            context.verify_flags &= ~flag
+        if self.certfile or self.keyfile:
+            context.load_cert_chain(self.certfile or "", self.keyfile, self.password)
+        if self.ca_certs or self.ca_path or self.ca_data:
+            context.load_verify_locations(self.ca_certs, self.ca_path, self.ca_data)
+        if self.min_version is not None:
+            context.minimum_version = ssl.TLSVersion(self.min_version)
+        if self.ciphers:
+            context.set_ciphers(self.ciphers)
+        return context
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A server and how to log in. A class is given where the user's own client names one."""
+    """Where a server is, and how to log in. `path` is that of a unix socket, in place of a host.
 
-    transport: str
-    arguments: dict[str, Any] = field(repr=False)
-    blocking_class: Any = None
-    async_class: Any = None
+    `credentials`: a CredentialProvider of redis-py, which is asked at each connection.
+    """
+
+    host: str = "localhost"
+    port: int = 6379
+    path: str = ""
+    db: int = 0
+    username: str | None = None
+    password: str | None = field(default=None, repr=False)
+    credentials: Any = field(default=None, repr=False)
+    tls: Tls | None = None
+
+    @property
+    def login(self) -> tuple[str, ...]:
+        """The arguments of AUTH, without a provider's; none if nobody logs in."""
+        if self.username:
+            return self.username, self.password or ""
+        return (self.password,) if self.password else ()
 
     @property
     def secrets(self) -> tuple[str, ...]:
         """What must never be shown."""
-        return tuple(
-            text for name in ("password", "ssl_password") if (text := self.arguments.get(name))
-        )
+        found = (self.password, self.tls.password if self.tls else None)
+        return tuple(secret for secret in found if secret and isinstance(secret, str))
 
 
 @dataclass(slots=True)
@@ -75,18 +127,26 @@ class Site:
     sighted: tuple[str, float] = ("", 0.0)
 
 
+class LoginRefused(Exception):
+    """The server replied with an error to a request of the log-in."""
+
+
+_WRONG_LOGIN: Final = (
+    *("WRONGPASS ", "NOAUTH ", "NOPERM ", "ERR invalid password"),
+    *("ERR AUTH <password> called without", "ERR Client sent AUTH"),
+)
+_ALERTS: Final = ("ALERT_CERTIFICATE_", "ALERT_BAD_CERTIFICATE", "ALERT_UNKNOWN_CA")
+"""Alerts of a server that does not accept our certificate, or wants one."""
+
+
 def connect_error(error: BaseException, site: Site) -> StoreUnavailable:
     """The exception for a connection that could not be made: nothing was sent on it."""
     text = str(error) or type(error).__name__
+    refused = isinstance(error, LoginRefused) and text.startswith(_WRONG_LOGIN)
     for secret in site.target.secrets:
         text = text.replace(secret, "***")
-    refused = isinstance(error, redis.AuthenticationError | redis.exceptions.NoPermissionError)
     final = (refused or _is_bad_certificate(error)) and not site.proved
     return StoreUnavailable(f"{site.where} cannot be reached: {text}", permanent=final)
-
-
-_ALERTS: Final = ("ALERT_CERTIFICATE_", "ALERT_BAD_CERTIFICATE", "ALERT_UNKNOWN_CA")
-"""What a server says that does not accept our certificate, or wants one."""
 
 
 def _is_bad_certificate(error: BaseException | None) -> bool:
@@ -102,20 +162,16 @@ def _is_bad_certificate(error: BaseException | None) -> bool:
 
 def target_of_options(options: RedisOptions) -> Target:
     """From a URL."""
-    arguments: dict[str, Any] = {"db": options.db}
-    if options.transport == "unix":
-        arguments["path"] = options.path
-    else:
-        arguments |= {"host": options.host, "port": options.port}
-    if options.username:
-        arguments["username"] = options.username
-    if options.password:
-        arguments["password"] = options.password
-    if options.transport == "tls":
-        # Said again although it is the default of today: older releases did not check the name.
-        arguments |= {"ssl_cert_reqs": "required", "ssl_check_hostname": True}
-        arguments |= dict(options.files)
-    return Target(options.transport, arguments)
+    files: dict[str, Any] = {name.removeprefix("ssl_"): path for name, path in options.files}
+    return Target(
+        host=options.host,
+        port=options.port,
+        path=options.path,
+        db=options.db,
+        username=options.username,
+        password=options.password,
+        tls=Tls(**files) if options.transport == "tls" else None,
+    )
 
 
 def site_of_options(options: RedisOptions) -> Site:
@@ -125,59 +181,6 @@ def site_of_options(options: RedisOptions) -> Site:
     )
 
 
-def target_at(
-    target: Target, address: Address, *, username: str | None = "", password: str | None = ""
-) -> Target:
-    """The same at another address; with another login, or none, if one is given."""
-    host, port = address
-    arguments = target.arguments | {"host": host, "port": port}
-    for name, value in (("username", username), ("password", password)):
-        if value:
-            arguments[name] = value
-        elif value is None:
-            arguments.pop(name, None)
-    return replace(target, arguments=arguments)
-
-
-_CLASSES: Final = {
-    "tls": "SSLConnection",
-    "unix": "UnixDomainSocketConnection",
-    "tcp": "Connection",
-}
-
-
-def blocking_connection(target: Target, timeout: float) -> Any:
-    """A redis-py connection, not connected yet; each of its steps takes `timeout` at most."""
-    made_by = target.blocking_class or getattr(redis, _CLASSES[target.transport])
-    return made_by(**_arguments(target, made_by, timeout))
-
-
-def async_connection_class(target: Target) -> Any:
-    """The class that connects on asyncio."""
-    from redis.asyncio import connection
-
-    return target.async_class or getattr(connection, _CLASSES[target.transport])
-
-
-def async_arguments(target: Target, made_by: Any, timeout: float) -> dict[str, Any]:
-    """What that class is called with."""
-    return _arguments(target, made_by, timeout)
-
-
-def _arguments(target: Target, made_by: Any, timeout: float) -> dict[str, Any]:
-    known: set[str] = set()
-    for base in made_by.__mro__[:-1]:
-        known |= set(inspect.signature(base.__init__).parameters)
-    silent = {"driver_info": None} if "driver_info" in known else _SILENT_BEFORE_8
-    ours = {
-        **_OURS,
-        **silent,
-        "socket_timeout": timeout,
-        "socket_connect_timeout": timeout,
-        "retry": Retry(NoBackoff(), 0),
-    }
-    # The other side's class may not know every argument of the user's own.
-    return {name: value for name, value in (target.arguments | ours).items() if name in known}
-
-
-_SILENT_BEFORE_8: Final = {"lib_name": None, "lib_version": None}
+def target_at(target: Target, address: Address) -> Target:
+    """The same at another address."""
+    return replace(target, host=address[0], port=address[1])

@@ -19,7 +19,6 @@ from incumbent.stores.redis.names import Naming
 from incumbent.stores.redis.resp import Program
 from incumbent.stores.redis.server import diagnosis
 from incumbent.stores.redis.sync import RedisStore
-from incumbent.stores.redis.wire import Wire
 
 if TYPE_CHECKING:
     from incumbent.stores.loops import Loops
@@ -104,7 +103,7 @@ def _calls_functions(site: Site) -> bool:
 
 def _visit(site: Site, program: Program[list[Finding]], until: float) -> list[Finding]:
     try:
-        wire = Wire(dial(site, until))
+        wire = dial(site, until)
     except StoreError as error:
         return [("error", str(error), "check the address, the password and the network")]
     try:

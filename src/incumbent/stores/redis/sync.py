@@ -28,7 +28,7 @@ _now = clock.now
 class _Blocking(Exchange[Wire]):
     async def dial(self, until: float) -> Wire:
         """See Exchange.dial."""
-        return Wire(dial(self.site, until))
+        return dial(self.site, until)
 
     def new_bell(self) -> Bell:
         """See hub.Host."""

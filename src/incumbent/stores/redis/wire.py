@@ -1,21 +1,19 @@
 """One blocking connection: a socket driven directly.
 
-Between the caller and the socket stand one packed request and hiredis; redis-py only makes the
-connection.
+Between the caller and the socket stand one packed request and hiredis.
 """
 
 from __future__ import annotations
 
 import os
-import select
 import socket
-from math import ceil
 from struct import Struct
 from typing import Any, Final
 
 import hiredis
 
 from incumbent import clock
+from incumbent.net.dial import is_ready, wait_ready
 from incumbent.stores.collected import close_with
 from incumbent.stores.redis.errors import Broken
 from incumbent.stores.redis.incarnation import Acquaintance
@@ -30,8 +28,6 @@ _CHUNK: Final = 16_384
 _GLANCE: Final = 0.01
 """Seconds that a plain system call waits. What takes longer is waited for with poll, whose timeout
 goes on counting while signals interrupt it; the kernel's own would begin again each time."""
-_SLICE: Final = 1.0
-"""Seconds of one poll; then our clock is asked again, which also counts suspend."""
 _TIMEVAL: Final = Struct("@ll").pack(0, int(_GLANCE * 1_000_000))
 _CLOSED: Final = "the server closed the connection"
 _NOT_YET: Final = (BlockingIOError, TimeoutError)
@@ -85,7 +81,7 @@ class Wire(Acquaintance):
         """Whether the server closed it, or sent something that nobody asked for."""
         if trust and _now() - self.used < STALE_AFTER:
             return False
-        return _poll(self._sock, writing=False, seconds=0)
+        return is_ready(self._sock, writing=False)
 
     def ask(self, request: bytes, until: float) -> Any:
         """One request, one answer. Raises Broken."""
@@ -167,7 +163,7 @@ class Wire(Acquaintance):
 
     def _send_rest(self, request: bytes, sent: int, until: float) -> None:
         while sent < len(request):
-            if not self._wait(until, writing=True):
+            if not wait_ready(self._sock, until, writing=True):
                 raise Broken("it takes nothing more", sent=sent > 0, late=True)
             try:
                 sent += self._send(request[sent:])
@@ -179,7 +175,7 @@ class Wire(Acquaintance):
     def _recv_later(self, error: OSError, until: float) -> bytes:
         """Go on after a glance that brought nothing."""
         while isinstance(error, _NOT_YET):
-            if not self._wait(until, writing=False):
+            if not wait_ready(self._sock, until, writing=False):
                 raise Broken("no answer in time", sent=True, late=True) from error
             try:
                 return self._recv(_CHUNK)
@@ -187,27 +183,10 @@ class Wire(Acquaintance):
                 error = again
         raise Broken(str(error), sent=True) from error
 
-    def _wait(self, until: float, *, writing: bool) -> bool:
-        """Whether the socket became ready before `until`."""
-        while (left := until - _now()) > 0:
-            if _poll(self._sock, writing=writing, seconds=min(left, _SLICE)):
-                return True
-        return False
-
 
 def _is_plain(sock: socket.socket) -> bool:
     # Windows has these options too, and counts them in another unit.
     return type(sock) is original("socket", "socket") and os.name == "posix"
-
-
-def _poll(sock: socket.socket, *, writing: bool, seconds: float) -> bool:
-    if not hasattr(select, "poll"):
-        reads, writes = ([], [sock]) if writing else ([sock], [])
-        return any(select.select(reads, writes, [], seconds))
-    poll = select.poll()
-    poll.register(sock, select.POLLOUT if writing else select.POLLIN)
-    # Up to the next millisecond: down would spin.
-    return bool(poll.poll(ceil(seconds * 1000)))
 
 
 def _none_sent(error: OSError) -> int:

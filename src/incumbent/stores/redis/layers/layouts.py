@@ -93,14 +93,13 @@ def _sentinel_engine(
 
 
 def _sentinel_target(site: Site, options: RedisOptions, address: Address) -> Target:
-    target = target_at(
-        site.target,
-        address,
+    # A sentinel has no databases, and users of its own.
+    return replace(
+        target_at(site.target, address),
+        db=0,
         username=options.sentinel_username,
         password=options.sentinel_password,
     )
-    plain = {name: value for name, value in target.arguments.items() if name != "db"}
-    return replace(target, arguments=plain)
 
 
 def _cluster_engine(site: Site, options: RedisOptions, reach: Reach) -> LayeredEngine:

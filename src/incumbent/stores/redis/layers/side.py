@@ -18,7 +18,6 @@ from incumbent.stores.redis.exchange import UNUSABLE, Exchange, carry_out
 from incumbent.stores.redis.layers.base import Side
 from incumbent.stores.redis.resp import Program
 from incumbent.stores.redis.sync import RedisStore
-from incumbent.stores.redis.wire import Wire
 
 __all__ = ["BlockingSide"]
 
@@ -142,7 +141,7 @@ def _start(work: Callable[[], None]) -> None:
 
 def _ask(site: Site, program: Callable[[Site], Program[T]], until: float) -> T | StoreError:
     try:
-        wire = Wire(dial(site, until))
+        wire = dial(site, until)
         try:
             return run(carry_out(wire, program(site), until))
         finally:
