@@ -52,68 +52,49 @@ class Wanted:
         return None if self.ask.slot is None else self.ask.slot.name
 
 
+@dataclass(slots=True, weakref_slot=True, eq=False, repr=False)
 class Held:
     """A claim of this process. Collected while it holds, it is given back with a ResourceWarning.
 
     `ref` is what the keeper remembers, so that it never keeps alive a lease nobody can release.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_renewal",
-        "askers",
-        "began",
-        "bucket",
-        "changed",
-        "claim",
-        "failures",
-        "followers",
-        "in_line",
-        "machine",
-        "meta",
-        "notice",
-        "port",
-        "proclaimed",
-        "ref",
-        "reserve_for",
-        "unsure",
-        "wanted",
-        "watchers",
-    )
+    port: Port
+    wanted: Wanted
+    claim: str = field(init=False)
+    machine: LeaseMachine = field(init=False)
+    ref: weakref.ref[Held] = field(init=False)
+    began: float = field(default=inf, init=False)
+    """The instant of the grant."""
+    unsure: int = field(default=0, init=False)
+    """Takes that got no answer, and may arrive at any time."""
+    failures: int = field(default=0, init=False)
+    """Renewals in a row without proof."""
+    in_line: bool = field(default=False, init=False)
+    """Whether the store was told that this claim waits."""
+    watchers: tuple[Callable[[], None], ...] = field(default=(), init=False)
+    """Called once when the holding ends, however it ends; they neither block nor raise."""
+    askers: tuple[Callable[[], None], ...] = field(default=(), init=False)
+    """Called once after the next renewal, whatever came of it; likewise."""
+    followers: tuple[Callable[[], None], ...] = field(default=(), init=False)
+    """Called after every proved renewal, until the holding ends; likewise."""
+    changed: bool = field(default=True, init=False)
+    """Whether `renewal` will be another object than it was."""
+    meta: bytes | None = field(default=None, init=False)
+    """Metadata that every renewal carries, None: what the take said. See `proclaim`."""
+    proclaimed: bytes | None = field(default=None, init=False)
+    """The metadata of the last renewal that was proved."""
+    notice: Notice | None = field(default=None, init=False)
+    """The operator's word that ended the holding."""
+    reserve_for: str | None = field(default=None, init=False)
+    """The successor that the holder itself chose."""
+    bucket: dict[weakref.ref[Held], None] | None = field(default=None, init=False)
+    """Where the keeper remembers it."""
+    _renewal: Renewal | None = field(default=None, init=False)
 
-    def __init__(self, port: Port, wanted: Wanted) -> None:
-        self.port = port
-        self.wanted = wanted
-        self.claim = port.draw_claim()
-        self.machine = LeaseMachine(wanted.policy, wanted.at_most_for)
-        self.began = inf
-        """The instant of the grant."""
-        self.unsure = self.failures = 0
-        """Takes that got no answer, and may arrive at any time; renewals in a row without proof."""
-        self.in_line = False
-        """Whether the store was told that this claim waits."""
-        self.watchers: tuple[Callable[[], None], ...]
-        """Called once when the holding ends, however it ends; they neither block nor raise."""
-        self.askers: tuple[Callable[[], None], ...]
-        """Called once after the next renewal, whatever came of it; likewise."""
-        self.followers: tuple[Callable[[], None], ...]
-        """Called after every proved renewal, until the holding ends; likewise."""
-        self.watchers = self.askers = self.followers = ()
-        self.changed = True
-        """Whether `renewal` will be another object than it was."""
-        self.meta: bytes | None
-        """Metadata that every renewal carries, None: what the take said. See `proclaim`."""
-        self.proclaimed: bytes | None
-        """The metadata of the last renewal that was proved."""
-        self.notice: Notice | None
-        """The operator's word that ended the holding."""
-        self.reserve_for: str | None
-        """The successor that the holder itself chose."""
-        self.bucket: dict[weakref.ref[Held], None] | None
-        """Where the keeper remembers it."""
-        self._renewal: Renewal | None
-        self.meta = self.proclaimed = self.notice = None
-        self.reserve_for = self.bucket = self._renewal = None
+    def __post_init__(self) -> None:
+        self.claim = self.port.draw_claim()
+        self.machine = LeaseMachine(self.wanted.policy, self.wanted.at_most_for)
         self.ref = weakref.ref(self)
 
     def proclaim(self, meta: bytes | None) -> None:
