@@ -104,7 +104,7 @@ class Client(Generic[W]):
         self._dial = dial
 
     def let_go(self) -> None:
-        """Close what is not in use, and end what waits; the rest is closed when it comes back."""
+        """Close idle connections and end watches; the others are closed after their exchange."""
         idle, self.idle = self.idle, {}
         for wires in idle.values():
             _close_all(wires)
@@ -136,7 +136,7 @@ class Client(Generic[W]):
         return reply
 
     async def _answer_of(self, endpoint: Endpoint, request: Request, until: float) -> Any:
-        """What this member replies, whoever else there is."""
+        """The reply of this member and no other."""
         try:
             if request.path == METRICS:
                 return await self.get(endpoint, METRICS, until)
@@ -147,7 +147,7 @@ class Client(Generic[W]):
     # -- requests -----------------------------------------------------------------------------
 
     async def call(self, request: Request, until: float) -> Reply:
-        """The answer of whichever member.
+        """The reply of any one member.
 
         Raises StoreUnavailable, OutcomeUnknown, LeaseMissing, or LeaseExists.
         """
@@ -177,7 +177,7 @@ class Client(Generic[W]):
             del trail, failure
 
     def _went_wrong(self, trail: _Trail, endpoint: Endpoint, error: Exception) -> None:
-        """Whether, and whom, to ask again."""
+        """Note the failure, and decide whether another member is asked."""
         if isinstance(error, Answered):
             if error.lease_missing and not trail.doubt:
                 raise LeaseMissing(error.text) from error
@@ -207,7 +207,7 @@ class Client(Generic[W]):
 
     async def _try(self, endpoint: Endpoint, request: Request, limit: float, until: float) -> Reply:
         wire = await self._ready(endpoint, limit)
-        # What must not be repeated has all the time there is; the rest leaves some to others.
+        # A request that must not be repeated has all the time; others leave some to more members.
         sent = self._request("POST", request.path, endpoint, request.body)
         reading = await self.exchange(endpoint, wire, sent, limit if request.repeatable else until)
         return self._read(reading)
@@ -230,12 +230,12 @@ class Client(Generic[W]):
         return reply
 
     async def get(self, endpoint: Endpoint, path: str, until: float) -> Reading:
-        """What is at `path` of one member. Raises StoreUnavailable, Broken, Garbled."""
+        """GET `path` from one member. Raises StoreUnavailable, Broken, Garbled."""
         wire = await self._ready(endpoint, until)
         return await self.exchange(endpoint, wire, self._request("GET", path, endpoint, b""), until)
 
     async def post(self, endpoint: Endpoint, path: str, body: bytes, until: float) -> Reply:
-        """The answer of one member, whoever else there is. Raises as `get`, and Answered."""
+        """The reply of this member and no other. Raises as `get`, and Answered."""
         return await self._try(endpoint, Request(path, body), until, until)
 
     # -- connections --------------------------------------------------------------------------

@@ -40,7 +40,8 @@ __all__ = ["Dialect"]
 
 _KEEP_HISTORY: Final = 86_400.0
 _ASKED_MAX: Final = 16
-"""Etcd leases whose remaining time is asked for one record; of others the writer's clock tells."""
+"""For so many etcd leases of one read the remaining time is asked; for others the writer's clock is
+used."""
 
 
 class Dialect:
@@ -111,7 +112,7 @@ class Dialect:
                 given = yield from self._give(state, incarnation, closing, slot)
                 if given:
                     return Released()
-                # Not as it was remembered: the key says whose it is.
+                # The key is not as it was remembered: look at it.
             except LeaseMissing:
                 # The history's: it outlived its own.
                 self.memory.histories.clear()
@@ -123,7 +124,7 @@ class Dialect:
     def _held(
         self, key: Key, claim: str, token: int | None, base: int, slot: str | None
     ) -> Steps[ClaimState | None]:
-        """What is to be given back; if nothing is, the slot has been."""
+        """The claim that is to be given back; None: there is none, and its slot is free again."""
         known = self.memory.claims.get((key, claim))
         if token is None:
             return (yield from self._given_up(key, claim, known, slot))
@@ -141,7 +142,7 @@ class Dialect:
     def _given_up(
         self, key: Key, claim: str, known: ClaimState | None, slot: str | None
     ) -> Steps[ClaimState | None]:
-        """First no take of it can come any more, then it is certain what there is of it."""
+        """The same for a claim without a known token: first forbid a late take, then look."""
         history = yield from self._leases.history(_KEEP_HISTORY)
         reply = yield self.requests.give_up(key, claim, history, slot, clock.wall())
         entry = entry_of(claim, reply["responses"][1])
@@ -226,7 +227,7 @@ class Dialect:
 
     def _read_from(self, by_key: dict[Key, list[Entry]]) -> Steps[tuple[Record, ...]]:
         base = yield from self.markers.base()
-        # A lease or a closing: what ends soon, and what people ask about.
+        # Leases and closings end soon, so their remaining time matters.
         entries = [entry for found in by_key.values() for entry in found]
         timed = {entry.lease for entry in entries if "!r/" not in entry.key}
         lives = yield from self._leases.lives(set(sorted(timed)[:_ASKED_MAX]))

@@ -64,7 +64,7 @@ class Answered(Exception):
         """It was certainly not carried out."""
         self.stale_token = any(phrase in text for phrase in _STALE_TOKEN)
         self.no_user = "user name is empty" in text
-        """No token came with it; a member that was restarted has forgotten those it knew."""
+        """No token came with the request; a restarted member has forgotten all tokens."""
         self.lease_missing = _MISSING in text
         self.lease_exists = "lease already exists" in text
         self.never = any(phrase in text for phrase in _NEVER)
@@ -212,7 +212,7 @@ def restart_error(where: str, age: float, left: float) -> StoreUnavailable:
 
 
 def format_error(found: object, where: str, key: str, spoken: int) -> StoreUnavailable:
-    """The exception for what another version of incumbent has written; it is left as it is."""
+    """The exception for records of another version of incumbent, which stay as they are."""
     return StoreUnavailable(
         f"{where}: {key!r} has records of format {found or 1}, and this version speaks {spoken}:"
         " instances of another version use it. Stop them first, then remove the marker with"

@@ -1,4 +1,4 @@
-"""Programs about etcd leases: those that claims share, of the history, of candidates."""
+"""Programs about etcd leases: those of sessions, of the history, and of candidates."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Leases:
         return self._memory.new_session(session)
 
     def history(self, keep: float) -> Steps[str]:
-        """The etcd lease of all that is kept for people, shared by the whole fleet.
+        """The etcd lease of history and marks, shared by the whole fleet.
 
         Its id says what it is for: a new one every `keep` seconds, each living for twice as long.
         """
@@ -84,7 +84,7 @@ class Leases:
             self._memory.lose(session)
 
     def sweep(self, session: Session) -> Steps[None]:
-        """Remove the claims of a living session whose own time ran out."""
+        """Remove claims whose own time ran out although their session lives."""
         overdue = self._memory.overdue(session, _now())
         for start in range(0, len(overdue), 50):
             batch = yield from self._certain(overdue[start : start + 50])
@@ -95,7 +95,7 @@ class Leases:
                 self._drop(state)
 
     def _certain(self, batch: list[ClaimState]) -> Steps[list[ClaimState]]:
-        """Those of which there is a key, with its revision, so that no later grant is removed."""
+        """The claims that have a key, with its revision, so that no later grant is removed."""
         unsure = [state for state in batch if not state.revision]
         if unsure:
             reply = yield self._requests.lookup([state.key for state in unsure])
@@ -105,7 +105,7 @@ class Leases:
                     state.revision = entry.created
                 if not state.revision:
                     self._drop(state)
-        # Another take of a claim, noted since, is not overdue: what it is granted is newer.
+        # Another take of the same claim, noted since, is not overdue: its grant is newer.
         known = self._memory.claims
         return [
             state

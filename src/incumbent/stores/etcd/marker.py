@@ -47,7 +47,7 @@ class Markers:
     # -- what a holder may count on -------------------------------------------------------------
 
     def identify(self) -> Steps[Incarnation]:
-        """The incarnation of the cluster; whoever comes first to a new one says so."""
+        """The incarnation of the cluster; the first process to meet a new one writes its marker."""
         known = self.memory.incarnation
         if known is None:
             known = yield from self._learn()
@@ -71,7 +71,7 @@ class Markers:
         return known.at + wait_after_restart(self.site.restart_wait, ttl, self.memory.longest)
 
     def base(self) -> Steps[int]:
-        """What a revision is added to; reading creates nothing."""
+        """The number to which a revision is added for a token; reading creates no marker."""
         if self.memory.incarnation is not None:
             return self.memory.incarnation.base
         found = yield from self.read()
@@ -105,7 +105,7 @@ class Markers:
     # -- the marker -----------------------------------------------------------------------------
 
     def read(self) -> Steps[Entry | None]:
-        """The marker, and what is known of ttls along with it."""
+        """The marker; notes the longest ttl that stands beside it."""
         reply = yield self.requests.marker()
         self._cluster_id = str(reply["header"].get("cluster_id", ""))
         found, noted, memory = None, NotedTtl(), self.memory
@@ -146,8 +146,8 @@ class Markers:
         raise StoreUnavailable(f"{self.site.where}: its marker {self.place} keeps changing")
 
     def _mark(self, found: Entry | None, status: Status | None, at: float) -> Request:
-        """Say that this incarnation began, unless somebody else just did."""
-        # Also above what only this process remembers, where a clock is behind.
+        """Write the marker of this incarnation, unless another process just did."""
+        # Above every base that this process remembers too, in case a clock is behind.
         before = max(int(self._fields(found)["base"]) if found else 0, self.memory.disowned)
         base = max(int(clock.wall() * 1_000_000), before) + (_STEP if before else 0)
         value = packed(
@@ -162,7 +162,7 @@ class Markers:
         return self.requests.mark(found, value)
 
     def _note_ttl(self, known: Incarnation, ttl: float) -> Steps[None]:
-        """Have it known that holders may believe for so long, before one does.
+        """Note beside the marker that holders may believe for so long, before one does.
 
         Raises Reborn, or when no time is left StoreUnavailable.
         """
@@ -207,7 +207,7 @@ class Markers:
         return known is not None and known.value == incarnation.value
 
     def not_the_same(self) -> OutcomeUnknown:
-        """The exception for an answer of which nobody knows what it is of."""
+        """The exception for an answer of an unknown incarnation."""
         return OutcomeUnknown(
             f"{self.site.where} turned out to be another incarnation of the cluster: it was"
             " restored, put back, or lost its data"

@@ -40,7 +40,7 @@ class Operations(Planned[None], Generic[W]):
         return await self.client.carry_out(plan.start(None, until), until)
 
     def let_go(self) -> None:
-        """Close what is not in use, and end what waits; the rest is closed when it comes back."""
+        """Close idle connections and end watches; the others are closed after their exchange."""
         self.client.let_go()
 
     # -- waiting ------------------------------------------------------------------------------

@@ -83,7 +83,7 @@ class Names:
         self.record64, self.record_end64 = b64(self.record), b64(after(self.record))
         self.lease64 = b64(f"{self.leases}held")
         self.others64 = b64(f"{self.record}w")
-        """Where the candidates begin: whoever stands by is no change."""
+        """Where the candidates begin; a new candidate is no change."""
         self.closing64 = b64(f"{self.switches}closing")
         self.pause64 = b64(self.switches + PAUSE)
         self.resign64 = b64(self.switches + RESIGN)
@@ -142,7 +142,7 @@ class Naming:
         return [(area + start, after(area + start if start else area)) for area in areas]
 
     def parse(self, namespace: str, found: str) -> tuple[Key, str, str] | None:
-        """A key in etcd: whose it is, the kind of thing ("/", "!s", "!r"), and the rest."""
+        """From a key in etcd to its lease, its area ("/", "!s", "!r"), and the rest."""
         base = f"{self.prefix}/{namespace}"
         for kind in ("!s/", "!r/", "/"):
             name, slash, rest = found.removeprefix(base + kind).partition("/")
@@ -208,7 +208,7 @@ def packed(**fields: str | float) -> str:
 
 
 def holding_of(entry: Entry, base: int, lives: Mapping[str, float], wall: float) -> Holding:
-    """Who holds by this key; `lives` has the seconds that are left of etcd leases.
+    """The holder that this key names; `lives` has the seconds that are left of etcd leases.
 
     Raises StoreUnavailable, finally, for a lease that another version of incumbent wrote.
     """
@@ -252,7 +252,7 @@ def seen_in(entries: Iterable[Entry]) -> str:
 
 
 def surplus_candidates(entries: Iterable[Entry]) -> list[str]:
-    """The keys of those who are left out: whose time is over first."""
+    """The keys of candidates beyond the limit: those whose time ends first."""
     ordered = sorted(entries, key=lambda entry: (number_in(entry.fields.get("until")), entry.key))
     return [entry.key for entry in ordered[:-CANDIDATES_KEPT]]
 
@@ -265,7 +265,7 @@ def record_of(
     lives: Mapping[str, float],
     wall: float,
 ) -> Record:
-    """All that the entries (those of this key) say. Without any, an empty record."""
+    """The record of a key from its entries. Without any, an empty record."""
     kinds: dict[str, list[tuple[str, Entry]]] = {kind: [] for kind in ("/", "c", "!s", *"fthw")}
     for entry in entries:
         place = naming.parse(key.namespace, entry.key)
@@ -312,7 +312,7 @@ def _history(entries: list[Entry], base: int) -> tuple[Past, ...]:
         ended = fields.get("ended")
         revision = entry.modified if ended is None else int(fields.get("revision", entry.created))
         if ended is None and revision in found:
-            # Who ended it was another process than who took it, and has noted it once more.
+            # It was ended by another process than took it, which noted it once more.
             continue
         holder, started = str(fields.get("holder", "")), number_in(fields.get("since"))
         found[revision] = Past(holder, base + revision, started, ended)

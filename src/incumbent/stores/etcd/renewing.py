@@ -151,7 +151,7 @@ class Renewing:
         session, sent = prepared.session, _now()
         if not prepared.holds(self._memory, sent):
             return False
-        # Also where no answer comes: what the store may keep is not removed as overdue.
+        # Also if no reply comes: a lease that etcd may keep must not be removed as overdue.
         prepared.group.due = max(prepared.group.due, sent + prepared.ttl)
         yield from self._leases.keep_alive(session)
         if not prepared.holds(self._memory, sent):
@@ -186,7 +186,7 @@ class Renewing:
         )
 
     def _reasoned(self, items: list[_Item]) -> Steps[None]:
-        """What is gone is so for a reason of its own if the cluster lost its data."""
+        """Give leases that are gone another reason if the cluster lost its data."""
         gone = [item for item in items if item.outcome is None or item.outcome == Gone()]
         if gone and (yield from self._markers.changed()):
             for item in gone:
@@ -232,7 +232,7 @@ class Renewing:
         sessions = {item.state.session for item in waiting if item.state is not None}
         for item in waiting:
             if item.state is not None:
-                # Also where no answer comes: what the store may keep is not removed as overdue.
+                # Also if no reply comes: a lease that etcd may keep must not be removed as overdue.
                 item.state.due = max(item.state.ends, sent + item.renewal.ttl)
         for session in sessions:
             yield from self._leases.keep_alive(session)
@@ -284,7 +284,7 @@ class Renewing:
         return proved
 
     def _quiet(self, batch: list[_Item], incarnation: Incarnation) -> Steps[list[_Item] | None]:
-        """Those that have to be asked for each apart; None: not proved."""
+        """The items that must be asked for one by one; None: not proved."""
         proved = yield from self._all_quiet(batch, incarnation)
         if proved is not None:
             return [] if proved else None

@@ -105,7 +105,7 @@ class Obstacles(NamedTuple):
         return any((self.lease, self.pause, self.closing, self.slots, self.given_up))
 
     def slots_of_others(self, claim: str) -> list[Entry]:
-        """By whom the slot was taken."""
+        """The slot as other claims took it."""
         return [entry for entry in self.slots if not entry.key.endswith(f"/{part(claim)}")]
 
     def own_slot(self, claim: str) -> bool:
@@ -299,7 +299,7 @@ class Requests:
             compare.append(_absent(*_range(names.slot(ask.slot.name))))
             kept = packed(holder=state.holder, kept=keep, until=state.since + keep)
             success.append(_put(names.slot64(ask.slot.name, state.claim), kept, slot_lease))
-        # Who holds it is all that most of those who lose want to know; `look` tells the rest.
+        # Most takes that lose only need the holder; `look` reads the rest.
         failure = [_read(names.leases64, names.leases_end64, _FIRST)]
         if ask.candidacy > 0:
             success.append(_delete(names.candidate64(state.holder)))
@@ -308,7 +308,7 @@ class Requests:
         return _txn(success, failure, where=compare, repeatable=False, incarnation=incarnation)
 
     def held(self, ask: Ask, reply: Reply) -> Obstacles | None:
-        """Of a take that was not granted: who holds it, if anybody does."""
+        """The holder that a refused take found, if there is one."""
         responses = reply["responses"]
         leases = entries_in(responses[0])
         if not leases:
@@ -335,7 +335,7 @@ class Requests:
         return _txn(reads)
 
     def obstacles(self, key: Key, ask: Ask, reply: Reply) -> Obstacles:
-        """What those reads found."""
+        """The obstacles that `look` found."""
         responses = reply["responses"]
         leases, switches, others = map(entries_in, responses[:3])
         late, marker = responses[3]["response_range"], entries_in(responses[4])
@@ -360,12 +360,12 @@ class Requests:
         return tuple(kv["key"] for kv in found.get("kvs", ())[: max(0, too_many)])
 
     def candidates(self, key: Key) -> Request:
-        """All who stand by."""
+        """Read all candidates."""
         names = self.naming.of(key)
         return _txn([_read(names.others64, names.record_end64)])
 
     def remove(self, found: Sequence[str]) -> Request:
-        """Remove keys of people's records."""
+        """Remove keys beside a lease, at most one batch."""
         return _txn([_delete(b64(key)) for key in found[:BATCH]])
 
     # -- holding ------------------------------------------------------------------------------
@@ -441,14 +441,14 @@ class Requests:
         return _txn(asked, where=[self._still(incarnation)], incarnation=incarnation)
 
     def remove_leases(self, batch: Sequence[ClaimState]) -> Request:
-        """Remove leases whose time ran out; not those that were granted anew, or moved away."""
+        """Remove leases whose time ran out, unless they were granted anew or moved away."""
         return _txn([
             _nested(self._ours(state), [_delete(self.naming.of(state.key).lease64)])
             for state in batch
         ])  # fmt: skip
 
     def lookup(self, keys: Sequence[Key]) -> Request:
-        """Leases of which this process knows nothing; see records.entry_of for whose they are."""
+        """Read leases that this process does not know; records.entry_of finds their claims."""
         return _txn([_read(self.naming.of(key).lease64) for key in keys])
 
     # -- leaving ------------------------------------------------------------------------------

@@ -84,7 +84,7 @@ class Session:
 
 
 class RenewalGroup:
-    """Claims that are renewed together, again and again: what is due is noted once for all.
+    """Claims that are renewed together, again and again: one instant says when all are due.
 
     `due`: as ClaimState.due; `whole`: each of them is still what this process remembers of its key.
     """
@@ -152,7 +152,7 @@ class NotedTtl(NamedTuple):
     modified: int = 0
 
     def covers(self, ttl: float, marker: str) -> bool:
-        """Whether whoever finds this marker after a restore waits for so long."""
+        """Whether a process that finds this marker after a restore waits for so long."""
         return ttl <= TTL_DEFAULT or (marker == self.marker and ttl <= self.ttl)
 
 
@@ -197,7 +197,7 @@ class Memory:
         return session
 
     def note(self, state: ClaimState) -> None:
-        """A claim whose take is about to be sent, or was carried out."""
+        """Remember a claim whose take is about to be sent, or was carried out."""
         place, session = (state.key, state.claim), state.session
         before = self.claims.get(place)
         if before is not None:

@@ -31,7 +31,7 @@ class Endpoints:
         return max(2, len(self.all))
 
     def best(self, now: float) -> Endpoint:
-        """Whom to ask now: whoever answered last, or who failed longest ago."""
+        """The member to ask now: the one that answered last, or failed longest ago."""
         if not self._shunned or self._shunned.get(self._present, 0.0) <= now:
             return self._present
         return min(self.all, key=lambda endpoint: self._shunned.get(endpoint, 0.0))

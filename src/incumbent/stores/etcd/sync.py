@@ -27,8 +27,8 @@ _STALE_AFTER: Final = 0.1
 """A connection unused for longer is looked at before it is trusted: one system call."""
 _CHUNK: Final = 65_536
 _GLANCE: Final = 0.01
-"""Seconds that a plain system call waits. What takes longer is waited for with poll, whose timeout
-goes on counting while signals interrupt it; the kernel's own would begin again each time."""
+"""Seconds that a plain system call waits. Longer waits use poll, whose timeout goes on counting
+while signals interrupt it; the kernel's own would begin again each time."""
 _TIMEVAL: Final = Struct("@ll").pack(0, int(_GLANCE * 1_000_000))
 _READ_LATER: Final = (BlockingIOError, ssl.SSLWantReadError)
 
@@ -118,7 +118,7 @@ class EtcdStore(BlockingStore[Operations[Wire]]):
         _stores.add(self)
 
     def drop(self) -> None:
-        """In a fork's child: give the descriptors back. What is in use was other threads'."""
+        """In a fork's child: give the descriptors back. Other threads' exchanges are not ours."""
         client = self.operations.client
         client.idle, client.streams = {}, set()
         client.memory.forget()

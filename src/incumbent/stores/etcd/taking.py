@@ -27,7 +27,7 @@ _now = clock.now
 
 @dataclass(slots=True)
 class _Attempt:
-    """One take; what a refusal taught is used by the next round."""
+    """One take; a refusal leaves here what the next round needs."""
 
     key: Key
     claim: str
@@ -79,7 +79,7 @@ class Taking:
         ask, leases = attempt.ask, self._leases
         wants_slot = ask.slot is not None and not attempt.own_slot and not attempt.slot_lease
         if wants_slot or not leases.has_session(ask.ttl):
-            # Most of those who ask are too late, and should leave no etcd lease behind.
+            # Most takes are refused, and should leave no etcd lease behind.
             reply, found = yield from self._look(attempt)
             if found:
                 outcome = yield from self._obstructed(attempt, incarnation, reply, found)
@@ -196,7 +196,7 @@ class Taking:
             return Refused("held", (holding,), holding.ttl, found.seen)
         if found.pause is not None:
             return Refused("paused", seen=found.seen)
-        # From here on only what really is in the way counts.
+        # The next round asks for the absence of real obstacles only.
         attempt.admitted_by = 0
         closing, slots = found.closing, found.slots_of_others(attempt.claim)
         if closing is not None:
@@ -222,7 +222,7 @@ class Taking:
         return Refused("closed", (Holding(str(fields.get("holder", "")), token, left),), left, seen)
 
     def _prune(self, key: Key) -> Steps[None]:
-        """Of too many candidates those are left out whose time is over first."""
+        """Remove surplus candidates: those whose time ends first."""
         reply = yield self._requests.candidates(key)
         surplus = surplus_candidates(entries_in(reply["responses"][0]))
         if surplus:
@@ -263,6 +263,6 @@ class Taking:
 
 
 def _granted(state: ClaimState, incarnation: Incarnation, sent: float) -> Granted:
-    """What is proved of it, counted from before it was asked for."""
+    """The grant, proved from the instant before it was asked for."""
     proved = min(state.session.proved, state.due) - sent
     return Granted(state.claim, incarnation.base + state.revision, proved, incarnation.epoch)
