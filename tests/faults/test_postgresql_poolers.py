@@ -24,7 +24,6 @@ from tests.faults.postgresql_world import (
 )
 from tests.support.pace import took
 from tests.support.postgresql import PgBouncer, PostgresServer
-from tests.support.waiting import eventually
 
 LISTENING = "select 1 from pg_stat_activity where query ilike 'listen%'"
 MODES = ["transaction", "session", "statement"]
@@ -184,40 +183,8 @@ def test_a_pooler_without_its_server_is_unavailable_and_recovers(
         assert renewed == [Renewed()]
 
 
-def test_asking_to_listen_behind_a_transaction_pooler_still_ends_in_time(
-    by_transaction: PgBouncer, database: str
-) -> None:
-    with party(by_transaction.url_of(database), "restart_wait=0&wait=listen") as one:
-        one.take()
-        seen = one.refused().seen
-        with answers_within(0.5):
-            try:
-                one.store.wait_change(one.key, seen, soon(0.5))
-            except StoreError:
-                pass
-
-
 def test_the_doctor_says_how_waiters_learn_behind_a_pooler(
     by_transaction: PgBouncer, database: str
 ) -> None:
     said = incumbent("-s", f"{by_transaction.url_of(database)}?restart_wait=0", "doctor")
     assert "pool" in said.stdout, said.stdout + said.stderr
-
-
-def test_behind_a_session_pooler_who_asks_to_listen_is_woken(
-    postgres_server: PostgresServer, database: str
-) -> None:
-    with (
-        PgBouncer(postgres_server, "session") as bouncer,
-        party(bouncer.url_of(database), "restart_wait=0&wait=listen") as one,
-        party(postgres_server.url_of(database)) as other,
-        ThreadPoolExecutor(1) as pool,
-    ):
-        one.take()
-        seen = one.refused().seen
-        waiting = pool.submit(one.store.wait_change, one.key, seen, soon(20))
-        listening = f"{LISTENING} and datname = '{database}'"
-        eventually(lambda: postgres_server.psql(listening))
-        time.sleep(0.2)
-        other.store.give(one.key, one.claim, None, soon())
-        waiting.result(5)

@@ -12,10 +12,11 @@ from incumbent.errors import StoreError
 from incumbent.model import Capabilities
 from incumbent.protocol.port import run
 from incumbent.stores.postgresql.dialect import HELLO, Dialect
-from incumbent.stores.postgresql.driver import Site
 from incumbent.stores.postgresql.errors import Answered, Broken, answered_error
+from incumbent.stores.postgresql.libpq import Site
 from incumbent.stores.postgresql.server import DIAGNOSE, check_schema, findings
-from incumbent.stores.postgresql.sync import PostgresStore, Wire
+from incumbent.stores.postgresql.store import PostgresStore
+from incumbent.stores.postgresql.wire import Wire
 from incumbent.stores.restart import wait_after_restart
 
 if TYPE_CHECKING:

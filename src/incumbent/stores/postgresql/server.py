@@ -130,7 +130,7 @@ def _about_pooler(direct: bool) -> Finding:
     return (
         "warning",
         "a pooler stands between: waiters poll",
-        "name the server itself, or with a pooler in session mode say ?wait=listen",
+        "name the server itself",
     )
 
 

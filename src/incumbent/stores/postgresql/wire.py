@@ -1,10 +1,9 @@
-"""One connection, of either side: libpq's protocol; how to wait for its socket is the side's."""
+"""One connection, by libpq's protocol; how to wait for its socket is its side's matter."""
 
 from __future__ import annotations
 
 import os
 import select
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
 from math import ceil
@@ -12,12 +11,14 @@ from typing import Any, Final, TypeVar
 from zlib import crc32
 
 from incumbent import clock
+from incumbent.protocol.port import run
 from incumbent.stores.plan import Plan
 from incumbent.stores.postgresql.dialect import Request
-from incumbent.stores.postgresql.driver import DriverError, pq
 from incumbent.stores.postgresql.errors import Answered, Broken
+from incumbent.stores.postgresql.libpq import DriverError, pq
+from incumbent.stores.postgresql.waiting import SLICE, Side, wait_for
 
-__all__ = ["AnyWire", "broken", "value_of", "wait_for"]
+__all__ = ["STALE_AFTER", "Wire"]
 
 T = TypeVar("T")
 
@@ -35,35 +36,32 @@ _IDLED: Final = "57P05"
 requests, before it begins another: one that this answers was not carried out."""
 _NOT_PREPARED: Final = ("26000", "42P05")
 """No such prepared statement; there is one already."""
-_SLICE: Final = 1.0
-"""Seconds of one system call; then our clock is asked again, which also counts suspend."""
 
 _now = clock.now
 
 
-class AnyWire(ABC):
+class Wire:
     """`used`: when the present (or last) request began; `direct`: no pooler stands between.
 
     `ahead`: by how many seconds at most the server's clock (since 1970) is ahead of ours.
     """
 
-    def __init__(self, connection: Any) -> None:
+    def __init__(self, connection: Any, side: Side) -> None:
         connection.nonblocking = 1
         self._connection = connection
+        self._side = side
         self._fd: int = connection.socket
+        self._poll = select.poll()
+        self._poll.register(self._fd, select.POLLIN)
         self.closed = False
         self.direct = False
         self.used = _now()
         self.ahead = 0.0
         self._known: dict[bytes, bytes] = {}
-        self._coming: tuple[bytes, bytes] | None = None
+        self._preparing: tuple[bytes, bytes] | None = None
         self._last_words: list[str] = []
         # It must not refer to this object: nobody but its holder keeps a connection open.
         connection.notice_handler = partial(_note, self._last_words)
-
-    @abstractmethod
-    async def ready(self, until: float, *, writing: bool = False) -> bool:
-        """Wait for the socket; whether it became ready before `until`."""
 
     @property
     def backend(self) -> int:
@@ -86,11 +84,11 @@ class AnyWire(ABC):
             return True
         if _now() - self.used < STALE_AFTER:
             return False
-        if self._coming is not None:
+        if self._preparing is not None:
             # What is there to read may be the answer that comes: whoever uses it will see.
             return False
         # Something that nobody asked for: an end, in most cases.
-        return wait_for(self._fd, 0.0, writing=False)
+        return wait_for(self._fd, 0.0)
 
     def close(self) -> None:
         """Let go at once."""
@@ -118,11 +116,23 @@ class AnyWire(ABC):
             outcome: T = done.value
             return outcome
 
+    def carry_out_at_once(self, plan: Plan[float, T], until: float) -> T:
+        """As `carry_out`, likewise."""
+        program = plan.start(self.ahead, until)
+        try:
+            request = next(program)
+            while True:
+                request = program.send(self.query_at_once(request, until))
+                self.used = _now()
+        except StopIteration as done:
+            outcome: T = done.value
+            return outcome
+
     async def query(self, request: Request, until: float) -> bytes | None:
         """The one value that the statement answers. Raises Broken, Answered."""
         if until <= _now():
             raise Broken("no time is left", sent=False, late=True)
-        if self._coming is not None:
+        if self._preparing is not None:
             await self._prepared(until)
         if self._last_words:
             raise Broken(self._last_words[-1], sent=False)
@@ -136,9 +146,31 @@ class AnyWire(ABC):
         try:
             return await self._ask(send, until, name, request.parameters)
         except Answered as error:
-            return await self.without_prepared(error, request, until)
+            return await self._without_prepared(error, request, until)
 
-    async def without_prepared(
+    def query_at_once(self, request: Request, until: float) -> bytes | None:
+        """As `query`, without a coroutine where all goes well."""
+        name = self._known.get(request.sql)
+        left = until - self.used
+        if name is None or left <= 0 or self._preparing is not None:
+            return run(self.query(request, until))
+        connection = self._connection
+        try:
+            connection.send_query_prepared(name, request.parameters)
+            if not connection.flush() and self._poll.poll(ceil(1000 * min(left, SLICE))):
+                connection.consume_input()
+                if not connection.is_busy():
+                    result = connection.get_result()
+                    if not connection.is_busy() and connection.get_result() is None:
+                        return _value_of(result)
+                    return run(self._rest(until, [result]))
+        except Answered as error:
+            return run(self._without_prepared(error, request, until))
+        except DriverError as error:
+            raise self._lost(error, []) from error
+        return run(self._rest(until, []))
+
+    async def _without_prepared(
         self, error: Answered, request: Request, until: float
     ) -> bytes | None:
         """The same again, if `error` says only that the prepared statement is not there."""
@@ -167,13 +199,13 @@ class AnyWire(ABC):
             self._connection.flush()
         except DriverError:
             return  # whoever uses it next will see
-        self._coming = (sql, name)
+        self._preparing = (sql, name)
 
     async def _prepared(self, until: float) -> None:
-        """Read what became of that."""
-        coming, self._coming = self._coming, None
+        """Read the reply to that."""
+        coming, self._preparing = self._preparing, None
         try:
-            await self.rest(until, [])
+            await self._rest(until, [])
         except Answered:
             self._forget()
         except Broken as error:
@@ -181,7 +213,7 @@ class AnyWire(ABC):
             raise Broken(str(error), sent=False, late=error.late) from error
         else:
             self._known.update([coming] if coming else [])
-        if wait_for(self._fd, 0.0, writing=False):
+        if wait_for(self._fd, 0.0):
             raise Broken("the server closed the connection", sent=False)
 
     def _forget(self) -> None:
@@ -192,10 +224,10 @@ class AnyWire(ABC):
         try:
             send(*what)
         except DriverError as error:
-            raise broken(error) from error
-        return await self.rest(until, [])
+            raise _broken(error) from error
+        return await self._rest(until, [])
 
-    async def rest(self, until: float, results: list[Any]) -> bytes | None:
+    async def _rest(self, until: float, results: list[Any]) -> bytes | None:
         """The value of what was sent, of which `results` have come."""
         connection = self._connection
         try:
@@ -211,11 +243,11 @@ class AnyWire(ABC):
                     break
                 results.append(result)
         except DriverError as error:
-            raise self.lost(error, results) from error
-        values = [value_of(result) for result in results]
+            raise self._lost(error, results) from error
+        values = [_value_of(result) for result in results]
         return values[-1] if values else None
 
-    def lost(self, error: Exception, results: list[Any]) -> Broken:
+    def _lost(self, error: Exception, results: list[Any]) -> Broken:
         """What it means that a request failed by `error` after `results`.
 
         Raises Broken, Answered: the server's own words, if it had some.
@@ -228,37 +260,24 @@ class AnyWire(ABC):
         for result in results:
             # Libpq's own words have no severity.
             if result is not None and result.error_field(_SEVERITY):
-                value_of(result)
-        return broken(error)
+                _value_of(result)
+        return _broken(error)
 
     async def notified(self, until: float) -> list[str]:
         """What was notified; nothing at `until`. Raises Broken."""
         connection = self._connection
         try:
             while not (found := _drained(connection)):
-                if not await self.ready(until):
+                if not await self._side.ready(self._fd, until):
                     return []
                 connection.consume_input()
         except DriverError as error:
-            raise broken(error) from error
+            raise _broken(error) from error
         return found
 
     async def _wait(self, until: float, *, writing: bool = False) -> None:
-        if not await self.ready(until, writing=writing):
+        if not await self._side.ready(self._fd, until, writing=writing):
             raise Broken("no answer in time", sent=True, late=True)
-
-
-def wait_for(fd: int, until: float, *, writing: bool) -> bool:
-    """Block until the descriptor is ready; whether it was before `until`."""
-    poll = select.poll()
-    poll.register(fd, select.POLLOUT if writing else select.POLLIN)
-    while True:
-        left = min(_SLICE, until - _now())
-        # Up to the next millisecond: down would spin.
-        if poll.poll(max(0, ceil(left * 1000))):
-            return True
-        if _now() >= until:
-            return False
 
 
 def _drained(connection: Any) -> list[str]:
@@ -279,11 +298,13 @@ def _note(last_words: list[str], result: Any) -> None:
         last_words.append(text.decode("utf-8", "replace") or "the connection ended")
 
 
-def value_of(result: Any) -> bytes | None:
+def _value_of(result: Any) -> bytes | None:
     """The one value that was answered. Raises Answered, or Broken for a session's last words."""
     if result.status == _FATAL_ERROR:
-        said = [result.error_field(it) or b"" for it in (_SEVERITY, _SQLSTATE, _MESSAGE)]
-        severity, code, text = (it.decode("utf-8", "replace") for it in said)
+        severity, code, text = (
+            (result.error_field(each) or b"").decode("utf-8", "replace")
+            for each in (_SEVERITY, _SQLSTATE, _MESSAGE)
+        )
         if severity != "ERROR":
             raise Broken(text or "the connection ended", sent=code != _IDLED)
         raise Answered(code, text)
@@ -293,6 +314,6 @@ def value_of(result: Any) -> bytes | None:
     return value
 
 
-def broken(error: Exception) -> Broken:
+def _broken(error: Exception) -> Broken:
     """What libpq's error means: once something was sent, all is open."""
     return Broken(" ".join(str(error).split()) or "the server closed the connection", sent=True)

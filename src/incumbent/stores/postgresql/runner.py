@@ -1,4 +1,4 @@
-"""What both sides do with connections, written once, as coroutines.
+"""Carrying out plans by connections, written once for both sides, as coroutines.
 
 The asynchronous side awaits them. The blocking side runs each in one step (`protocol.port.run`),
 with connections that block instead of suspending.
@@ -13,8 +13,7 @@ from __future__ import annotations
 import json
 import logging
 import random
-from abc import abstractmethod
-from typing import Final, Generic, TypeVar
+from typing import Final, TypeVar
 from weakref import WeakSet
 
 from incumbent import clock
@@ -23,7 +22,6 @@ from incumbent.model import Key
 from incumbent.stores.names import flat
 from incumbent.stores.plan import Plan, Planned
 from incumbent.stores.postgresql.dialect import HELLO, Dialect
-from incumbent.stores.postgresql.driver import Site
 from incumbent.stores.postgresql.errors import (
     Answered,
     Broken,
@@ -32,15 +30,16 @@ from incumbent.stores.postgresql.errors import (
     exchange_error,
     still_in_doubt,
 )
-from incumbent.stores.postgresql.listening import Listening
+from incumbent.stores.postgresql.libpq import Site, connect
 from incumbent.stores.postgresql.server import check_schema, check_server
-from incumbent.stores.postgresql.wire import AnyWire
+from incumbent.stores.postgresql.subscriber import Subscriber
+from incumbent.stores.postgresql.waiting import Side
+from incumbent.stores.postgresql.wire import Wire
 from incumbent.stores.repeats import heard_again
 
-__all__ = ["Exchange"]
+__all__ = ["UNUSABLE", "Runner"]
 
 T = TypeVar("T")
-W = TypeVar("W", bound=AnyWire)
 
 UNUSABLE: Final = (Broken, Mismatch)
 _READ_ONLY: Final = "25006"
@@ -57,30 +56,29 @@ _log = logging.getLogger("incumbent")
 _now = clock.now
 
 
-class Exchange(Planned[float], Generic[W]):
+class Runner(Planned[float]):
     """Carries out plans, by the connections that it keeps."""
 
     dialect: Dialect
 
-    def __init__(self, site: Site, dialect: Dialect) -> None:
+    def __init__(self, site: Site, dialect: Dialect, side: Side) -> None:
         self.site = site
         self.dialect = dialect
-        self.idle: list[W] = []
-        self.all: WeakSet[W] = WeakSet()
-        self.dialing: list[None] = []
-        self.listening = self.make_listening()
+        self.side = side
+        self._forget()
 
-    @abstractmethod
-    def make_listening(self) -> Listening[W]:
-        """For those who wait; it connects by `connect`."""
+    def _forget(self) -> None:
+        self.idle: list[Wire] = []
+        self._all: WeakSet[Wire] = WeakSet()
+        self._dialing: list[None] = []
+        self._subscriber = Subscriber(self.connect, self.side.wakeup)
 
-    @abstractmethod
-    async def dial(self, until: float) -> W:
-        """A connection that is logged in. Raises StoreUnavailable, at `until` at the latest."""
-
-    @abstractmethod
-    async def nap(self, seconds: float) -> None:
-        """Let that time pass."""
+    def detach(self) -> None:
+        """In a fork's child: let go of all connections. What is in use was other threads'."""
+        wires = list(self._all)
+        self._forget()
+        for wire in wires:
+            wire.detach()
 
     async def wait_change(self, key: Key, seen: str, until: float) -> None:
         """See Store.wait_change. Raises StoreError if nobody can listen."""
@@ -92,11 +90,11 @@ class Exchange(Planned[float], Generic[W]):
                 raise
 
     async def _wait_change(self, key: Key, seen: str, until: float) -> None:
-        if self.site.listens is None and not await self._is_same(key, seen, until):
+        if self.site.direct is None and not await self._is_same(key, seen, until):
             return
-        if self.site.listens:
+        if self.site.direct:
             wait = max(0.0, until - _now())
-            await self.listening.wait(
+            await self._subscriber.wait(
                 flat(key), until, lambda: self._is_same(key, seen, until, wait)
             )
         else:
@@ -108,7 +106,7 @@ class Exchange(Planned[float], Generic[W]):
             left = until - _now()
             if left <= 0:
                 return
-            await self.nap(min(left, pause * random.uniform(0.8, 1.2)))
+            await self.side.sleep(min(left, pause * random.uniform(0.8, 1.2)))
             pause = min(_LAST_PAUSE, pause * 1.5)
 
     async def _is_same(self, key: Key, seen: str, until: float, wait: float = 0.0) -> bool:
@@ -118,7 +116,7 @@ class Exchange(Planned[float], Generic[W]):
         """Close what is not in use; what is in use is closed when it comes back."""
         idle, self.idle = self.idle, []
         _close_all(idle)
-        self.listening.close()
+        self._subscriber.close()
 
     # -- exchanges ----------------------------------------------------------------------------
 
@@ -132,7 +130,7 @@ class Exchange(Planned[float], Generic[W]):
         except UNUSABLE as error:
             return await self.again(error, plan, until)
 
-    def _trusted(self) -> W | None:
+    def _trusted(self) -> Wire | None:
         """A connection at hand that the server has not closed."""
         while self.idle:
             try:
@@ -144,7 +142,7 @@ class Exchange(Planned[float], Generic[W]):
             wire.close()
         return None
 
-    async def _use(self, wire: W, plan: Plan[float, T], until: float) -> T:
+    async def _use(self, wire: Wire, plan: Plan[float, T], until: float) -> T:
         idle = self.idle
         try:
             outcome = await wire.carry_out(plan, until)
@@ -154,7 +152,7 @@ class Exchange(Planned[float], Generic[W]):
         self.put_back(wire, idle)
         return outcome
 
-    def settle(self, wire: W, idle: list[W], error: BaseException) -> None:
+    def settle(self, wire: Wire, idle: list[Wire], error: BaseException) -> None:
         """After an error on `wire`: keep it if it can serve again; say an answered one."""
         if isinstance(error, Answered):
             if error.code == _READ_ONLY:
@@ -166,7 +164,7 @@ class Exchange(Planned[float], Generic[W]):
         else:
             wire.close()
 
-    def put_back(self, wire: W, idle: list[W]) -> None:
+    def put_back(self, wire: Wire, idle: list[Wire]) -> None:
         # Another list by now: the store was closed, or this is a fork's child.
         if idle is self.idle and len(idle) < _OPEN_MAX and not wire.closed:
             idle.append(wire)
@@ -196,10 +194,10 @@ class Exchange(Planned[float], Generic[W]):
             raise
         return heard_again(outcome, self.site.where) if doubt else outcome
 
-    async def _in_turn(self, until: float, most: int) -> W | None:
+    async def _in_turn(self, until: float, most: int) -> Wire | None:
         """One that was put back, where there are as many as there may be."""
         pause = 0.001
-        while sum(not wire.closed for wire in list(self.all)) + len(self.dialing) >= most:
+        while sum(not wire.closed for wire in list(self._all)) + len(self._dialing) >= most:
             wire = self._trusted()
             if wire is not None:
                 return wire
@@ -209,25 +207,29 @@ class Exchange(Planned[float], Generic[W]):
                     f"{self.site.where}: all {most} connections of this process are in use, and"
                     " none became free in time"
                 )
-            await self.nap(min(pause, left))
+            await self.side.sleep(min(pause, left))
             pause = min(0.02, 2 * pause)
         return None
 
-    async def connect(self, until: float) -> W:
+    async def dial(self, until: float) -> Wire:
+        """A connection that is logged in. Raises StoreUnavailable, at `until` at the latest."""
+        return Wire(await connect(self.site, self.side, until), self.side)
+
+    async def connect(self, until: float) -> Wire:
         """A connection to a database with a schema that we can use."""
         site = self.site
-        self.dialing.append(None)
+        self._dialing.append(None)
         try:
             wire = await self.dial(until)
-            self.all.add(wire)
+            self._all.add(wire)
         finally:
-            self.dialing.pop()
+            self._dialing.pop()
         try:
             check_server(wire.server_version, site.where, proved=site.proved)
             before = _now()
-            said = json.loads(await wire.query(HELLO, until) or b"{}")
-            check_schema(said, site.where, proved=site.proved)
-            wire.ahead = said["now"] - before
+            hello = json.loads(await wire.query(HELLO, until) or b"{}")
+            check_schema(hello, site.where, proved=site.proved)
+            wire.ahead = hello["now"] - before
         except Answered as error:
             wire.close()
             raise answered_error(error, site.where, proved=site.proved) from error
@@ -237,23 +239,19 @@ class Exchange(Planned[float], Generic[W]):
         except BaseException:
             wire.close()
             raise
-        wire.direct = said["pid"] == wire.backend
+        wire.direct = hello["pid"] == wire.backend
         self._learn(wire)
         return wire
 
-    def _learn(self, wire: W) -> None:
+    def _learn(self, wire: Wire) -> None:
         site = self.site
-        if not wire.direct and site.direct is not False and site.waits == "auto":
-            _log.info(
-                "%s: a pooler stands between, so waiting polls; with one in session mode say"
-                " wait=listen",
-                site.where,
-            )
+        if not wire.direct and site.direct is not False:
+            _log.info("%s: a pooler stands between, so waiting polls", site.where)
         site.direct = wire.direct
         site.proved = True
 
 
-def _close_all(wires: list[W]) -> None:
+def _close_all(wires: list[Wire]) -> None:
     """Take all of them off the list and close them."""
     while wires:
         try:

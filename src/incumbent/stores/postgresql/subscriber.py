@@ -1,62 +1,47 @@
-"""One connection that listens, for all who wait: whoever waits longest uses it, and tells others.
+"""One connection that listens, for all waiters of a store.
 
-There is no thread of ours: of those who wait, one is the pump, who waits for the socket; the others
-wait for their bells. When the pump leaves, the next one takes over.
+There is no thread of ours. One of the waiters is the reader: it waits for the socket, and wakes the
+others. When the reader leaves, the next waiter takes over.
 """
 
 from __future__ import annotations
 
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
-from typing import Generic, Protocol, TypeVar
 
 from incumbent import clock
 from incumbent.stores.postgresql.dialect import LISTEN
 from incumbent.stores.postgresql.errors import Broken
-from incumbent.stores.postgresql.wire import AnyWire
+from incumbent.stores.postgresql.waiting import Wakeup
+from incumbent.stores.postgresql.wire import Wire
 
-__all__ = ["Bell", "Listening"]
+__all__ = ["Subscriber"]
 
 _now = clock.now
 
-W = TypeVar("W", bound=AnyWire)
-
-
-class Bell(Protocol):
-    """What a side has for waking one of its own; it stays rung until it is cleared."""
-
-    def ring(self) -> None:
-        """Wake who waits."""
-
-    def clear(self) -> None:
-        """Wait anew."""
-
-    async def wait(self, until: float) -> None:
-        """Return when it is rung, or at `until`."""
-
 
 class _Waiter:
-    __slots__ = ("bell", "key", "told")
+    """`notified`: its key was, or the connection was lost."""
 
-    def __init__(self, key: str, bell: Bell) -> None:
+    __slots__ = ("key", "notified", "wakeup")
+
+    def __init__(self, key: str, wakeup: Wakeup) -> None:
         self.key = key
-        self.bell = bell
-        self.told = False
+        self.wakeup = wakeup
+        self.notified = False
 
 
-class Listening(ABC, Generic[W]):
-    """Those of one store who wait, and their connection."""
+class Subscriber:
+    """The waiters of one store, and their connection."""
 
-    def __init__(self, connect: Callable[[float], Awaitable[W]]) -> None:
+    def __init__(
+        self, connect: Callable[[float], Awaitable[Wire]], wakeup: Callable[[], Wakeup]
+    ) -> None:
         self._connect = connect
+        self._wakeup = wakeup
         self._waiters: set[_Waiter] = set()
-        self._pump = threading.Lock()
-        self._wire: W | None = None
-
-    @abstractmethod
-    def bell(self) -> Bell:
-        """A bell of this side."""
+        self._reading = threading.Lock()
+        self._wire: Wire | None = None
 
     async def wait(self, key: str, until: float, is_same: Callable[[], Awaitable[bool]]) -> None:
         """Return when `key` was notified, at `until`, or when `is_same` says no.
@@ -64,7 +49,7 @@ class Listening(ABC, Generic[W]):
         That is asked only while somebody listens, so that no change falls in between. Raises
         StoreUnavailable if nobody can listen.
         """
-        waiter = _Waiter(key, self.bell())
+        waiter = _Waiter(key, self._wakeup())
         self._waiters.add(waiter)
         try:
             await self._wait(waiter, until, is_same)
@@ -73,25 +58,25 @@ class Listening(ABC, Generic[W]):
 
     def close(self) -> None:
         """Let go of the connection, unless somebody waits on it."""
-        if self._pump.acquire(blocking=False):
+        if self._reading.acquire(blocking=False):
             try:
                 self._drop()
             finally:
-                self._pump.release()
+                self._reading.release()
 
     async def _wait(
         self, waiter: _Waiter, until: float, is_same: Callable[[], Awaitable[bool]]
     ) -> None:
-        asked_by: W | None = None
+        asked_by: Wire | None = None
         while True:
-            waiter.bell.clear()  # before the look, so that no ring is lost after it
-            if waiter.told or _now() >= until:
+            waiter.wakeup.clear()  # before the look, so that no wakeup is lost after it
+            if waiter.notified or _now() >= until:
                 return
-            if self._pump.acquire(blocking=False):
+            if self._reading.acquire(blocking=False):
                 try:
                     await self._listen(waiter, until, is_same)
                 finally:
-                    self._pump.release()
+                    self._reading.release()
                 return
             wire = self._wire
             if wire is not None and wire is not asked_by:
@@ -99,7 +84,7 @@ class Listening(ABC, Generic[W]):
                 if not await is_same():
                     return
             else:
-                await waiter.bell.wait(until)
+                await waiter.wakeup.wait(until)
 
     async def _listen(
         self, waiter: _Waiter, until: float, is_same: Callable[[], Awaitable[bool]]
@@ -108,21 +93,21 @@ class Listening(ABC, Generic[W]):
             wire = self._wire
             if wire is None or wire.closed:
                 wire = self._wire = await self._begin(until)
-                self._ring_all()  # now they can ask
+                self._wake_all()  # now they can ask
             if not await is_same():
                 return
-            while not waiter.told and _now() < until:
+            while not waiter.notified and _now() < until:
                 for key in await wire.notified(until):
-                    self._tell(key)
+                    self._notify(key)
         except Broken:
             # Whoever waits comes back, takes again, and then listens on another connection.
             self._drop()
-            self._tell(None)
+            self._notify(None)
         except BaseException:
             self._drop()
             raise
 
-    async def _begin(self, until: float) -> W:
+    async def _begin(self, until: float) -> Wire:
         wire = await self._connect(until)
         try:
             await wire.query(LISTEN, until)
@@ -136,19 +121,19 @@ class Listening(ABC, Generic[W]):
         if wire is not None:
             wire.close()
 
-    def _tell(self, key: str | None) -> None:
-        """All who wait for `key`; None tells everybody."""
+    def _notify(self, key: str | None) -> None:
+        """Wake the waiters for `key`; None: all of them."""
         for waiter in list(self._waiters):
             if key is None or waiter.key == key:
-                waiter.told = True
-                waiter.bell.ring()
+                waiter.notified = True
+                waiter.wakeup.set()
 
-    def _ring_all(self) -> None:
+    def _wake_all(self) -> None:
         for waiter in list(self._waiters):
-            waiter.bell.ring()
+            waiter.wakeup.set()
 
     def _leave(self, waiter: _Waiter) -> None:
         self._waiters.discard(waiter)
-        if not self._pump.locked():
+        if not self._reading.locked():
             for other in list(self._waiters)[:1]:
-                other.bell.ring()
+                other.wakeup.set()
