@@ -11,7 +11,7 @@ from incumbent import clock
 from incumbent.errors import StoreUnavailable
 from incumbent.model import Renewed, Slot
 from incumbent.stores.postgresql.engine import PostgresEngine
-from incumbent.stores.postgresql.server import RECORD_FORMAT
+from incumbent.stores.postgresql.errors import RECORD_FORMAT
 from tests.faults.postgresql_world import ASK, Party, new_claim, party, schema, soon
 from tests.support.postgresql import PostgresServer
 

@@ -12,9 +12,9 @@ from incumbent.errors import StoreError
 from incumbent.model import Capabilities
 from incumbent.protocol.port import run
 from incumbent.stores.postgresql.dialect import HELLO, Dialect
-from incumbent.stores.postgresql.errors import Answered, Broken, answered_error
+from incumbent.stores.postgresql.doctor import DIAGNOSE, Finding, findings
+from incumbent.stores.postgresql.errors import Answered, Broken, answered_error, check_schema
 from incumbent.stores.postgresql.libpq import Site
-from incumbent.stores.postgresql.server import DIAGNOSE, check_schema, findings
 from incumbent.stores.postgresql.store import PostgresStore
 from incumbent.stores.postgresql.wire import Wire
 from incumbent.stores.restart import wait_after_restart
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from incumbent.stores.postgresql.aio import AsyncPostgresStore
 
 __all__ = ["PostgresEngine", "schema"]
-
-_Finding = tuple[str, str, str]
 
 
 def schema() -> str:
@@ -74,7 +72,7 @@ class PostgresEngine:
             "all", Loops(partial(AsyncPostgresStore, self._site, self._dialect))
         )
 
-    def fix(self, until: float) -> list[_Finding]:
+    def fix(self, until: float) -> list[Finding]:
         """Make the schema, or bring it up to this release; findings as of `diagnose`.
 
         May be repeated, and changes nothing that is there. Needs a role that may create it.
@@ -94,7 +92,7 @@ class PostgresEngine:
             wire.close()
         return [("ok", "the schema incumbent is made and up to date", "")]
 
-    def diagnose(self, ttl: float, until: float) -> list[_Finding]:
+    def diagnose(self, ttl: float, until: float) -> list[Finding]:
         """See Engine.diagnose."""
         try:
             wire = run(self._store.operations.dial(until))
@@ -109,7 +107,7 @@ class PostgresEngine:
         finally:
             wire.close()
 
-    def _examine(self, wire: Wire, ttl: float, until: float) -> list[_Finding]:
+    def _examine(self, wire: Wire, ttl: float, until: float) -> list[Finding]:
         hello = json.loads(run(wire.query(HELLO, until)) or b"{}")
         check_schema(hello, self.url, proved=True)
         began = clock.now()

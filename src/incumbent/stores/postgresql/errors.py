@@ -7,21 +7,32 @@ A FATAL answer ends the session, perhaps after the commit: it leaves the outcome
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.stores.restart import restart_words
 
 __all__ = [
+    "OLDEST",
+    "RECORD_FORMAT",
     "Answered",
     "Broken",
     "Mismatch",
     "answered_error",
+    "check_schema",
+    "check_server",
     "connect_error",
     "exchange_error",
     "restart_error",
     "still_in_doubt",
 ]
+
+
+RECORD_FORMAT: Final = 2
+"""The schema's major version: clients and schemas of another one refuse each other."""
+MINOR: Final = 0
+OLDEST: Final = 130_000
+"""The oldest server, as libpq says versions."""
 
 
 class Broken(Exception):
@@ -123,20 +134,20 @@ def answered_error(error: Answered, where: str, *, proved: bool = True) -> Store
     )
 
 
-def connect_error(said: str, where: str, *, proved: bool, late: bool = False) -> StoreUnavailable:
+def connect_error(words: str, where: str, *, proved: bool, late: bool = False) -> StoreUnavailable:
     """The exception for a connection that could not be made, to any of the hosts."""
-    meaning = _meaning_of(said)
+    meaning = _meaning_of(words)
     more = f"; {meaning.why}" if meaning else ""
     return StoreUnavailable(
-        f"{where} cannot be reached: {said or 'no connection in time'}{more}",
+        f"{where} cannot be reached: {words or 'no connection in time'}{more}",
         permanent=bool(meaning and meaning.final and not proved and not late),
         retry_after=meaning.retry_after if meaning else None,
     )
 
 
-def _meaning_of(said: str) -> _Meaning | None:
-    for words, meaning in _REFUSALS:
-        if words in said and (words not in _NEEDS_DOES_NOT_EXIST or "does not exist" in said):
+def _meaning_of(words: str) -> _Meaning | None:
+    for part, meaning in _REFUSALS:
+        if part in words and (part not in _NEEDS_DOES_NOT_EXIST or "does not exist" in words):
             return meaning
     return None
 
@@ -161,3 +172,32 @@ def restart_error(where: str, age: float, left: float) -> StoreUnavailable:
     """The exception for a store that may have lost what a holder still believes."""
     what = "crashed, was promoted, restored or made"
     return StoreUnavailable(restart_words(where, what, age, left), retry_after=left)
+
+
+def check_server(number: int, where: str, *, proved: bool) -> None:
+    """Raises StoreUnavailable for a server that is too old; `number` is libpq's (150004: 15.4)."""
+    if number < OLDEST:
+        raise StoreUnavailable(
+            f"{where} is PostgreSQL {number // 10_000}: version 13 or later is needed",
+            permanent=not proved,
+        )
+
+
+def check_schema(hello: dict[str, Any], where: str, *, proved: bool) -> None:
+    """Raises StoreUnavailable for a schema that this release cannot use."""
+    major, minor = hello.get("major"), hello.get("minor")
+    if major is None or minor is None or (major, minor) < (RECORD_FORMAT, MINOR):
+        why = (
+            f"older than this release, which needs {RECORD_FORMAT}.{MINOR}: stop the instances of"
+            " the older release, then run `incumbent doctor --fix`; or use another database"
+        )
+    elif major > RECORD_FORMAT:
+        why = (
+            f"newer than this release, which knows {RECORD_FORMAT}.x: upgrade incumbent here, or"
+            " use another database"
+        )
+    else:
+        return
+    raise StoreUnavailable(
+        f"{where}: the schema incumbent has format {major}.{minor}, {why}", permanent=not proved
+    )

@@ -27,11 +27,12 @@ from incumbent.stores.postgresql.errors import (
     Broken,
     Mismatch,
     answered_error,
+    check_schema,
+    check_server,
     exchange_error,
     still_in_doubt,
 )
 from incumbent.stores.postgresql.libpq import Site, connect
-from incumbent.stores.postgresql.server import check_schema, check_server
 from incumbent.stores.postgresql.subscriber import Subscriber
 from incumbent.stores.postgresql.waiting import Side
 from incumbent.stores.postgresql.wire import Wire

@@ -117,7 +117,7 @@ class Wire:
             return outcome
 
     def carry_out_at_once(self, plan: Plan[float, T], until: float) -> T:
-        """As `carry_out`, likewise."""
+        """As `carry_out`, without a coroutine where all goes well."""
         program = plan.start(self.ahead, until)
         try:
             request = next(program)
@@ -149,7 +149,7 @@ class Wire:
             return await self._without_prepared(error, request, until)
 
     def query_at_once(self, request: Request, until: float) -> bytes | None:
-        """As `query`, without a coroutine where all goes well."""
+        """As `query`, likewise."""
         name = self._known.get(request.sql)
         left = until - self.used
         if name is None or left <= 0 or self._preparing is not None:
@@ -203,7 +203,7 @@ class Wire:
 
     async def _prepared(self, until: float) -> None:
         """Read the reply to that."""
-        coming, self._preparing = self._preparing, None
+        prepared, self._preparing = self._preparing, None
         try:
             await self._rest(until, [])
         except Answered:
@@ -212,7 +212,7 @@ class Wire:
             # Of the request itself nothing has left.
             raise Broken(str(error), sent=False, late=error.late) from error
         else:
-            self._known.update([coming] if coming else [])
+            self._known.update([prepared] if prepared else [])
         if wait_for(self._fd, 0.0):
             raise Broken("the server closed the connection", sent=False)
 
