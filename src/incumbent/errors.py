@@ -24,7 +24,10 @@ __all__ = [
 
 
 class LockError(Exception):
-    """Base of everything that happens to a correctly used lease."""
+    """Base class of lease errors: not acquired, lost, store unavailable.
+
+    Programming and configuration errors are Misuse and ConfigError.
+    """
 
     def __init__(self, message: str = "", *, name: str = "") -> None:
         # Only the message is positional, so that pickle's (class, args, __dict__) rebuilds it.

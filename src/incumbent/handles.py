@@ -122,7 +122,7 @@ class LeaseHandle:
         return self._held.machine.state in _LET_GO
 
     def _take_leave(self) -> LeaseLost | None:
-        """Before a release: the loss that the holder must hear of; the rest is cleaned up then."""
+        """Before a release: the loss to report, or None. A lost claim is cleaned up later."""
         held = self._held
         now = clock.now()
         if held.machine.valid(now):
@@ -132,7 +132,7 @@ class LeaseHandle:
         return self._loss()
 
     def _work_is_over(self) -> None:
-        """At the start of a release: a loss that it finds is raised, and masks no error."""
+        """At the start of a release: a loss that it finds is raised, and ends no process."""
         if self._exits is not None:
             self._link.keeper.unwatch(self._held, self._exits)
 

@@ -102,6 +102,12 @@ def test_a_missing_folder_of_a_named_file_is_not_invented(tmp_path: Path) -> Non
     assert caught.value.permanent
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="there is no such folder elsewhere")
+def test_a_folder_that_takes_no_files_is_not_called_missing() -> None:
+    with pytest.raises(StoreUnavailable, match=r"no files can be created in /proc$"):
+        make_file(Path("/proc/leases.db"), default=False)
+
+
 @pytest.mark.parametrize("path", ["", "file/leases.db"], ids=["a folder", "below a file"])
 def test_a_path_that_cannot_be_a_file_is_refused_for_good(tmp_path: Path, path: str) -> None:
     (tmp_path / "file").touch()

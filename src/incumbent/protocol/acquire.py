@@ -49,7 +49,7 @@ async def acquire(
     held = Held(port, wanted)
     started = port.now()
     if claim is not None:
-        # The store knows of it already: whatever comes of this, it will have to be told.
+        # The store has seen this claim already: without a grant its release is owed.
         held.claim = claim
         held.machine.sent(started)
         held.machine.unsure()
@@ -66,7 +66,7 @@ async def acquire(
 
 
 def acquire_blocking(port: BlockingPort, wanted: Wanted, timeout: float | None) -> Held:
-    """`acquire`, of which the first try is no coroutine: that is a thirtieth of a whole lease."""
+    """`acquire` whose first try is no coroutine: that saves a thirtieth of a lease's cost."""
     held = Held(port, wanted)
     started = port.now()
     until = _end(wanted, timeout, started)
@@ -92,7 +92,7 @@ def _compensate(port: Port, held: Held) -> None:
     if held.machine.abandoned():
         port.hand_over(held.debt(now, undo_slot=True))
     elif held.in_line:
-        # Until the store hears that it leaves the line, the others wait for this one too.
+        # Until the store knows that this claim has left the line, the others wait for it.
         port.hand_over(replace(held.debt(now, undo_slot=True), only_leaves_line=True))
 
 
@@ -173,14 +173,14 @@ class _Attempt:
         ttl = wanted.policy.ttl
         left = ttl if refused.retry_after is None else min(ttl, refused.retry_after)
         place = refused.place if isinstance(refused, Queued) else None
-        # The first in line looks alone.
+        # Only one claim is the first in line: it has nobody to spread from.
         wake = min(until, port.now() + left + (0.0 if place == 0 else _HERD * port.jitter()))
         if again > 1:
             # Hints may be spurious: many of them must not become a busy loop.
             pause = backoff_delay(again, port.jitter(), base=0.001, cap=0.05)
             await port.sleep_until(min(wake, port.now() + pause))
         try:
-            # When somebody's turn ends without a sign of life, it is anybody's.
+            # If the first in line stays silent in its turn, anybody may take the lease.
             further_back = place and refused.reason != "reserved"
             patience = _patience(wanted, place, port.jitter()) if place and further_back else 0.0
             await port.wait_change(wanted.key, refused.seen, min(until, wake + patience))
@@ -207,7 +207,7 @@ async def _take(
 def _take_blocking(
     port: BlockingPort, held: Held, ask: Ask, until: float, sent: float
 ) -> Granted | Refused | StoreError:
-    """The same at once."""
+    """`_take` without a coroutine."""
     wanted = held.wanted
     patience = sent + wanted.policy.request_timeout
     held.machine.sent(sent)
@@ -252,20 +252,20 @@ def _believe(port: Port, held: Held, grant: Granted, sent: float) -> Granted | S
 
 
 def _patience(wanted: Wanted, place: int, jitter: float) -> float:
-    """Seconds that one further back in line leaves to those before it, who look first.
+    """Seconds that a waiter further back in line leaves to the waiters before it.
 
-    It is told when it becomes the first; this is for when those before it died with the holder.
+    The store tells it when it becomes the first. This covers waiters that died with the holder.
     """
     queue = wanted.queue
     if queue is None:
         return 0.0
-    # Candidates are listed for as long as they look.
+    # A candidate stays listed only while it asks.
     most = wanted.policy.ttl if wanted.ask.candidacy else inf
     return min(most, queue.heartbeat * (min(place, 3) ** 2 + jitter))
 
 
 def _sight(refused: Refused) -> object:
-    """What a second look has to see again to have been in vain."""
+    """What two refusals have in common if nothing changed between them."""
     if isinstance(refused, Queued):
         return (refused.reason, refused.place, *(holder.token for holder in refused.holders))
     return refused.seen

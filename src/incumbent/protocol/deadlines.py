@@ -1,4 +1,4 @@
-"""Tells who watches a lease that its deadline has come, in a thread that waits for nothing else.
+"""Calls the watchers of a lease at its deadline, in a thread that waits for nothing else.
 
 The keeper's own thread cannot: in a partition it waits for the store's answer at that very instant.
 """
@@ -31,14 +31,14 @@ class Deadlines:
         self._places: list[tuple[float, int, float, weakref.ref[Held]]] = []
         """A heap of the ends as they were. Renewals move them: that is seen when one comes."""
         self._ahead: dict[weakref.ref[Held], float] = {}
-        """How long before its deadline each lease's place is; another place of it is void."""
+        """How long before its deadline each lease's place is; other places of it are void."""
         self._numbers = count()
         self.thread = AlarmThread("incumbent-deadlines", self._next, self._act, ends_when_idle=True)
 
     def watch(self, held: Held, ahead: float) -> None:
         """Tell of `held` when time ends it: at its deadline, or `ahead` seconds before."""
         self._new[held.ref] = max(ahead, self._new.get(held.ref, 0.0))
-        # Noted first, then looked: see Keeper.arm.
+        # Write first, then compare: see Keeper.arm.
         if held.machine.deadline - ahead < self.thread.planned:
             self.thread.wake()
 
@@ -46,7 +46,7 @@ class Deadlines:
         """Nobody watches it any more."""
         self._new.pop(held.ref, None)
 
-    # -- the thread, which alone has to do with places -----------------------------------------
+    # -- the thread: nothing else touches places -----------------------------------------------
 
     def _next(self) -> float:
         self.thread.planned = self._first()

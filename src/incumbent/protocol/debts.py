@@ -1,4 +1,4 @@
-"""What is owed to one store: claims that are dead here and may still stand there."""
+"""What is owed to one store: the release of claims that ended here and may still stand there."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class _Owed:
 
 
 class Debts:
-    """Any thread, and `__del__`, may add; they are paid one at a time."""
+    """Releases that are owed. Any thread, and `__del__`, may add; they are paid one at a time."""
 
     def __init__(self) -> None:
         self._owed: deque[_Owed] = deque()
@@ -46,9 +46,9 @@ class Debts:
         return min((owed.due for owed in list(self._owed)), default=inf)
 
     def pay(self, port: Port, renewals_due: float) -> None:
-        """Pay what is due, until the next renewals are: they matter more.
+        """Pay what is due, until the next renewals are due, which matter more.
 
-        For a second at most: a lease that is taken meanwhile has its own renewals.
+        It takes a second at most, for a lease that is taken meanwhile needs renewals too.
         """
         if not self._owed:
             return

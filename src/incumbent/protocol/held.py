@@ -144,13 +144,13 @@ class Held:
         )
 
     def take_watchers(self) -> tuple[Callable[[], None], ...]:
-        """Who has to be told that the holding ended: each only once."""
+        """The callbacks for the end of the holding; each is returned only once."""
         watchers = self.watchers + self.askers
         self.watchers = self.askers = self.followers = ()
         return watchers
 
     def tell_askers(self) -> None:
-        """A renewal was tried."""
+        """Call those who asked for a renewal, which was tried."""
         askers, self.askers = self.askers, ()
         for asker in askers:
             asker()

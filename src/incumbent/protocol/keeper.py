@@ -42,7 +42,7 @@ _FULL_WHEN_LATE = 4 * FULL
 """The same, where the thread comes too seldom: beside threads that burn CPU each request costs it
 the interpreter some times, however many leases are in it."""
 _FEW = 64
-"""Leases of a bucket that are not worth a request of their own, where others are due too."""
+"""A bucket with fewer leases shares a request with the other buckets that are due."""
 _NEW = 64
 """Leases that may wait for the thread to give them their places. It does so when it wakes, so they
 have to be too few to matter if their renewals then come at once."""
@@ -114,8 +114,8 @@ class Keeper:
         state = self._state
         new = state.new
         new[held.ref] = None
-        # Noted first, then looked: the thread first says until when it sleeps, and then looks what
-        # is new. So one of the two sees the other's.
+        # Write first, then compare. The thread does the same the other way round (it writes
+        # `planned`, then looks for new leases), so one of the two sees what the other wrote.
         soonest = held.began + held.machine.policy.renew_every * SOONEST
         if soonest < state.thread.planned or len(new) > _NEW:
             self._place(state, held)
@@ -210,7 +210,7 @@ class Keeper:
         state.thread.wake()
 
     def _place(self, state: _State, held: Held) -> None:
-        # Thousands that are taken at once are not renewed at once for ever after.
+        # With jitter, so that leases taken together do not stay synchronised.
         self._plan(held, first_due(held, draw_jitter()), earliest=held.began)
         state.new.pop(held.ref, None)
 
@@ -272,7 +272,7 @@ class Keeper:
             self._tell_followers(turn.others)
 
     def _plan_others(self, others: Sequence[Held], sent: float, now: float) -> int:
-        """Plan what does not simply go on with its bucket; returns how many those are."""
+        """Plan the leases that do not stay in their bucket's rhythm; returns how many."""
         stopped = 0
         for held in others:
             if not held.machine.valid(now):
@@ -297,7 +297,7 @@ class Keeper:
 
     @staticmethod
     def _tell_followers(renewed: Sequence[Held]) -> None:
-        """After all that is planned: what they do cannot delay another lease's next renewal."""
+        """Called when all is planned, so that a follower cannot delay another lease's renewal."""
         for held in renewed:
             if held.followers and held.machine.state is State.HELD:
                 for follower in held.followers:
@@ -305,7 +305,7 @@ class Keeper:
 
     def _end(self, held: Held) -> None:
         self._state.buckets.discard(held)
-        # Who lets go of a lease tells them that it ended, once the store knows.
+        # The watchers of a released lease are called by the releaser, once the store knows.
         if held.machine.state is State.LOST:
             self._tell_ended(held)
 
@@ -321,8 +321,8 @@ class Keeper:
 def _requests(due: Sequence[Bucket], now: float) -> Iterator[list[Bucket]]:
     """Which buckets are renewed in one go: small ones together, the others each for itself.
 
-    A bucket for itself says what it said the last time, which need not be prepared again. When
-    the thread is late, there is no time for that.
+    A bucket that is sent by itself repeats its last request, which is prepared already. When the
+    thread is late, fewer requests matter more.
     """
     late = bool(due) and now - due[0].due > due[0].every / 2
     together: list[Bucket] = []

@@ -64,11 +64,11 @@ class Port(AsyncLeases, Protocol):
         ...
 
     def hand_over(self, debt: Debt) -> None:
-        """Have somebody else tell the store, for as long as it takes. Never blocks or raises."""
+        """Have the keeper tell the store, for as long as it takes. Never blocks or raises."""
         ...
 
     def tell_outage(self, key: Key, error: StoreError) -> None:
-        """Somebody waits, and the store gives no answer: say so, but not at every try."""
+        """Report that a waiter gets no answer from the store, but not at every try."""
         ...
 
     async def sleep_until(self, instant: float) -> None:

@@ -1,4 +1,4 @@
-"""Leaving: stop believing first, then tell the store; what it did not confirm stays owed.
+"""Releasing: stop believing first, then tell the store; what it did not confirm stays owed.
 
 Work that outlived its lease reports no success: if the first release finds nothing to give back
 before the deadline, the lease was lost, and the machine says so. A repeated one proves nothing.
@@ -48,7 +48,7 @@ async def release(port: Port, held: Held, *, undo_slot: bool = False) -> bool:
 def release_blocking(
     port: BlockingPort, held: Held, now: float, *, undo_slot: bool = False
 ) -> bool:
-    """The same at `now` without a coroutine: see acquire_blocking."""
+    """`release` at `now`, without a coroutine: see acquire_blocking."""
     machine, wanted = held.machine, held.wanted
     machine.left()
     closed_for, reserve_for = held.parting(now, undo_slot=undo_slot)

@@ -17,7 +17,7 @@ from incumbent.protocol.port import Port
 __all__ = ["SOONEST", "Batches", "Round", "first_due", "next_due", "renew"]
 
 SOONEST = 0.9
-"""Of a renewal interval: what passes at least before the first renewal."""
+"""The first renewal is due after at least this part of a renewal interval."""
 _HELD = State.HELD
 _NOTICED = {"pause": "paused", "resign": "broken", "transfer": "broken"}
 
@@ -40,7 +40,7 @@ class Batches:
         self._before, self._now = self._now, ()
 
     def known(self, refs: Sequence[weakref.ref[Held]]) -> Batch | None:
-        """What was sent for just these."""
+        """The batch that was sent last for exactly these leases."""
         for sent in self._before:
             if sent.refs == refs:
                 self._now += (sent,)
@@ -48,7 +48,7 @@ class Batches:
         return None
 
     def new(self, leases: Sequence[Held], refs: Sequence[weakref.ref[Held]]) -> Batch:
-        """What to send for them."""
+        """A new batch for them."""
         batch = Batch([held.renewal() for held in leases])
         self._now += (_Sent(refs, batch),)
         return batch
@@ -66,14 +66,14 @@ class Round:
 
     def __init__(self) -> None:
         self.asked: list[Held] = []
-        """Those that were worth it."""
+        """The leases that a renewal was sent for."""
         self.refs: list[weakref.ref[Held]] = []
         self.news = False
-        """Whether any of them says another thing than the last time."""
+        """Whether any renewal differs from the one that was sent last."""
         self.skipped: list[Held] = []
-        """All that were not."""
+        """The leases that no renewal was sent for."""
         self.others: list[Held] = []
-        """Of the asked all but those that were renewed and of which nothing else is to be said."""
+        """The asked leases that need more than their next renewal: they failed or are watched."""
 
 
 async def renew(
@@ -111,12 +111,12 @@ async def renew(
 
 
 def _ask(turn: Round, leases: Iterable[Held], sent: float) -> float:
-    """Sort out those that are worth it; returns for how long the answer is waited."""
+    """Sort the leases; returns the instant until which the answer is awaited."""
     policy, patience = None, inf
     asked, refs = turn.asked, turn.refs
     for held in leases:
         machine, news = held.machine, held.meta is not held.proclaimed
-        # What at_most_for ends can only win by it that the store gets to know its metadata.
+        # Where at_most_for ends the lease next, a renewal only brings new metadata to the store.
         if (
             machine.renewing
             or (machine.stop_at >= machine.bound and not news)
@@ -127,7 +127,7 @@ def _ask(turn: Round, leases: Iterable[Held], sent: float) -> float:
         try:
             machine.renew_sent(sent)
         except IllegalInput:
-            # It is not held: another thread perhaps let go of it just now.
+            # It is not held: perhaps another thread released it just now.
             turn.skipped.append(held)
             continue
         asked.append(held)
@@ -186,7 +186,7 @@ def _fail(held: Held) -> None:
 
 
 def first_due(held: Held, jitter: float) -> float:
-    """The instant of the first renewal: leases taken together are not renewed together for ever."""
+    """The instant of the first renewal; leases taken together must not stay synchronised."""
     every = held.wanted.policy.renew_every
     return held.began + every * (SOONEST + (1 - SOONEST) * jitter)
 

@@ -316,7 +316,7 @@ def make_file(path: Path, *, default: bool) -> None:
         code, text = error.errno or 0, error.strerror or ""
         denied = f"user {os.geteuid()} may not write to {path.parent}"
         lasting = {
-            errno.ENOENT: f"its folder does not exist: mkdir -p -m 700 {path.parent}",
+            errno.ENOENT: _no_folder(path.parent),
             errno.ENOTDIR: f"{path.parent} is not a folder",
             errno.EACCES: denied,
             errno.EPERM: denied,
@@ -324,6 +324,12 @@ def make_file(path: Path, *, default: bool) -> None:
         }
         why, permanent = lasting.get(code, text), code in lasting
         raise StoreUnavailable(f"cannot create {path}: {why}", permanent=permanent) from error
+
+
+def _no_folder(folder: Path) -> str:
+    if folder.is_dir():  # such as /proc
+        return f"no files can be created in {folder}"
+    return f"its folder does not exist: mkdir -p -m 700 {folder}"
 
 
 _files: weakref.WeakSet[SqliteFile] = weakref.WeakSet()
