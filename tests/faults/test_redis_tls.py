@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ import pytest
 from incumbent import clock
 from incumbent.errors import OutcomeUnknown, StoreUnavailable
 from incumbent.model import Gone, Refused, Released
+from incumbent.stores.redis.driver import Tls
 from tests.faults.redis_world import Party, new_claim, party, soon
 from tests.support.pace import lasted
 from tests.support.proxy import FaultProxy
@@ -100,6 +104,56 @@ def test_a_client_certificate_is_shown_where_it_is_wanted(files: TlsFiles) -> No
         with party(strict.url, options(files) + shown) as one:
             one.take()
             asyncio.run(one.take_async())
+
+
+@contextmanager
+def insisting(files: TlsFiles) -> Iterator[int]:
+    """A port where a certificate is wanted. The server keeps a connection that it has refused."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(files.ca))
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_cert_chain(files.cert, files.key)
+    refused: list[ssl.SSLSocket] = []
+
+    def serve() -> None:
+        with suppress(OSError):
+            while True:
+                link, _ = listener.accept()
+                secured = context.wrap_socket(link, server_side=True, do_handshake_on_connect=False)
+                refused.append(secured)
+                with suppress(ssl.SSLError):
+                    secured.do_handshake()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield listener.getsockname()[1]
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join(5)
+    for link in refused:
+        link.close()
+
+
+def test_an_authority_that_is_replaced_counts_at_the_next_connection(
+    files: TlsFiles, tmp_path: Path
+) -> None:
+    tls = Tls(ca_certs=str(tmp_path / "ca.pem"))
+    with pytest.raises(FileNotFoundError):
+        tls.context()
+    (tmp_path / "ca.pem").write_text(files.ca.read_text() * 2)
+    before = tls.context()
+    assert tls.context() is before
+    (tmp_path / "ca.pem").write_text(files.ca.read_text())
+    assert tls.context() is not before
+
+
+def test_a_server_that_wants_a_certificate_refuses_for_good(files: TlsFiles) -> None:
+    with insisting(files) as port, party(f"rediss://127.0.0.1:{port}", options(files)) as one:
+        with pytest.raises(StoreUnavailable, match="certificate") as caught:
+            one.take()
+        assert caught.value.permanent
+        with pytest.raises(StoreUnavailable, match="certificate") as caught:
+            asyncio.run(one.take_async())
+        assert caught.value.permanent
 
 
 def test_a_black_hole_under_tls_keeps_the_deadline(server: RedisServer, files: TlsFiles) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Callable
 from typing import Any
 
@@ -61,6 +62,31 @@ def test_a_clusters_client_says_all_that_its_url_would() -> None:
     assert own.target.tls.check_hostname is True
     assert own.target.db == 0
     assert SECRET not in f"{own}"
+
+
+def test_every_option_for_certificates_is_taken_over() -> None:
+    given = {
+        "ssl_check_hostname": False,
+        "ssl_cert_reqs": "none",
+        "ssl_min_version": ssl.TLSVersion.TLSv1_3,
+        "ssl_include_verify_flags": [ssl.VerifyFlags.VERIFY_X509_STRICT],
+        "ssl_exclude_verify_flags": [ssl.VerifyFlags.VERIFY_X509_TRUSTED_FIRST],
+        "ssl_ciphers": "ECDHE+AESGCM",
+    }
+    pool = BLOCKING.ConnectionPool(connection_class=redis.SSLConnection, **given)
+    tls = read_client(pool).target.tls
+    assert tls is not None
+    context = tls.context()
+    assert (context.check_hostname, context.verify_mode) == (False, ssl.CERT_NONE)
+    assert context.minimum_version == ssl.TLSVersion.TLSv1_3
+    assert context.verify_flags & ssl.VerifyFlags.VERIFY_X509_STRICT
+    assert not context.verify_flags & ssl.VerifyFlags.VERIFY_X509_TRUSTED_FIRST
+    plain = read_client(BLOCKING.Redis(ssl=True)).target.tls
+    assert plain is not None
+    assert (plain.context().check_hostname, plain.context().verify_mode) == (
+        True,
+        ssl.CERT_REQUIRED,
+    )
 
 
 def test_addresses_are_mapped_as_the_client_maps_them() -> None:

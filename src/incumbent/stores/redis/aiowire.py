@@ -206,7 +206,9 @@ class AsyncWire(Acquaintance, asyncio.Protocol):
         for sent, each in ((True, self._waiting()), (False, unsent)):
             for future, *_ in each:
                 if not future.done():
-                    future.set_exception(Broken(str(error), sent=sent))
+                    broken = Broken(str(error), sent=sent)
+                    broken.__cause__ = error.__cause__
+                    future.set_exception(broken)
         self._asked.clear()
         if self.hears is not None:
             self.hears(None)

@@ -101,13 +101,14 @@ def _target(transport: str, given: dict[str, Any]) -> Target:
 
 
 def _tls(given: dict[str, Any]) -> Tls:
-    known, options = {field.name for field in fields(Tls)}, {}
+    known = {field.name for field in fields(Tls)}
+    options: dict[str, Any] = {}
     for option, value in given.items():
         name = option.removeprefix("ssl_")
         if name == option or value is None:
             continue
         if name in known:
-            options[name] = value
+            options[name] = tuple(value) if isinstance(value, list) else value
         elif value:
             raise _refused(f"the client's option {option} is not supported")
     return Tls(**options)
