@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 
 from incumbent.model import Granted, Key, Released, Renewal, RenewOutcome
-from incumbent.stores.redis.layers.cluster import slot_of
+from incumbent.stores.redis.cluster import slot_of
 from tests.faults.redis_world import Party, new_claim, soon
 from tests.support.redis_cluster import SLOTS, ClusterNode, RedisCluster
 

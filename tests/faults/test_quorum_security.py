@@ -140,7 +140,7 @@ def wants_certificates(server: RedisServer) -> None:
 
 
 def shown(files: TlsFiles, cert: TlsFiles) -> str:
-    return f"&ssl_ca_certs={files.ca}&ssl_certfile={cert.cert}&ssl_keyfile={cert.key}"
+    return f"&ca={files.ca}&cert={cert.cert}&cert_key={cert.key}"
 
 
 @contextmanager

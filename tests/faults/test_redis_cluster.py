@@ -29,8 +29,8 @@ from incumbent.model import (
     Stored,
     Unproved,
 )
+from incumbent.stores.redis.cluster import slot_of
 from incumbent.stores.redis.incarnation import read_mark
-from incumbent.stores.redis.layers.cluster import slot_of
 from tests.faults.redis_nodes import (
     another,
     give_back,

@@ -13,8 +13,8 @@ import redis
 
 from incumbent.errors import StoreUnavailable
 from incumbent.model import Batch, Released, Renewal, Renewed
+from incumbent.stores.redis.doctor import load_functions, look_at_functions
 from incumbent.stores.redis.functions import LIBRARY, LIBRARY_NAME
-from incumbent.stores.redis.loaded import load_functions, look_at_functions
 from tests.cli.tool import incumbent
 from tests.faults.redis_world import new_claim, own_party, party, soon
 from tests.faults.test_redis_acl import rule

@@ -17,8 +17,8 @@ from incumbent import Client, clock
 from incumbent.errors import StoreError, StoreUnavailable
 from incumbent.model import Ask, Gone, Granted, Key, Renewal
 from incumbent.policy import TTL_DEFAULT
+from incumbent.stores.redis.cluster import slot_of
 from incumbent.stores.redis.incarnation import LOOK_EVERY, MARKER_KEY
-from incumbent.stores.redis.layers.cluster import slot_of
 from tests.faults.redis_world import Party, new_claim, party, soon
 from tests.quorum.walls import ShiftedServer
 from tests.support.anonymous import AnonymousProxy

@@ -107,7 +107,7 @@ def test_after_their_time_nothing_of_them_is_left(here: Party, raw: redis.Redis)
 def test_this_process_remembers_only_so_many_names(here: Party, raw: redis.Redis) -> None:
     began = clock.now()
     asyncio.run(live_all(here, [Ask(10.0, "h")]))
-    dialect = here.engine._dialect
+    dialect = here.engine._commands
     assert len(dialect._heads) <= 4096
     assert len(dialect._tails) <= 256
     assert len(dialect.naming._cache) <= 4096

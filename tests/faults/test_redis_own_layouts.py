@@ -241,10 +241,10 @@ def test_a_sentinels_client_gives_no_leases_without_a_majority(sentinels: Sentin
 
 def test_layers_are_options_of_a_client_as_of_a_url(sentinels: Sentinels) -> None:
     client = sentinel(BLOCKING, sentinels).master_for(SERVICE)
-    one = own_party(client, restart_wait=0, wait_replicas=1, wait_timeout="1s")
+    one = own_party(client, restart_wait=0, wait_replicas="1:1s")
     one.take()
     one.store.close()
-    one = own_party(client, restart_wait=0, wait_replicas=2, wait_timeout=0.05)
+    one = own_party(client, restart_wait=0, wait_replicas="2:50ms")
     with pytest.raises(StoreUnavailable, match="1 of 2 replicas"):
         one.take()
     one.store.close()

@@ -27,7 +27,6 @@ from incumbent.model import (
     Stale,
 )
 from incumbent.protocol.port import run
-from incumbent.stores.redis.taking import give_back
 from tests.faults.redis_world import ASK, Party, new_claim, party, soon
 from tests.support.servers import RedisServer
 from tests.support.waiting import eventually
@@ -235,8 +234,7 @@ def test_who_looks_on_hears_of_a_grant_that_is_given_back(here: Party, raw: redi
         heard.subscribe(channel)
         assert heard.get_message(timeout=2)["type"] == "subscribe"
         exchange = here.store._exchange
-        undo = give_back(exchange.dialect, here.key, granted, ASK)
-        run(exchange._run(lambda _: undo, soon()))
+        run(exchange.run(exchange.dialect.give_back(here.key, granted, ASK), soon()))
         # As after a release: an empty message tells of a reservation or a field.
         assert heard.get_message(timeout=2)["data"] == b"given"
 

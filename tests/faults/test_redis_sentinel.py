@@ -13,7 +13,7 @@ import pytest
 from incumbent import clock
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.model import Ask, Gone, Granted, Refused, Renewal, Renewed, RenewOutcome
-from incumbent.stores.redis.layers import layouts
+from incumbent.stores.redis import engine as redis_engine
 from tests.contract.chosen import ALL
 from tests.faults.redis_world import Party, new_claim, party, soon
 from tests.support.forks import in_a_child
@@ -35,7 +35,7 @@ def running() -> Iterator[Sentinels]:
 
 @pytest.fixture(autouse=True)
 def settles_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layouts, "SETTLE", SETTLE)
+    monkeypatch.setattr(redis_engine, "SETTLE", SETTLE)
 
 
 def renewal(one: Party, granted: Granted) -> Renewal:
@@ -237,7 +237,7 @@ def test_the_master_and_the_sentinels_have_passwords_of_their_own() -> None:
 
 def test_a_grant_that_no_replica_has_is_given_back(running: Sentinels) -> None:
     replicas = [node for node in running.nodes if node is not running.master]
-    options = "restart_wait=0&wait_replicas=1&wait_timeout=100ms"
+    options = "restart_wait=0&wait_replicas=1:100ms"
     with party(running.url, options) as one, asyncio.Runner() as runner:
         granted = one.take()
         assert renewed(one, granted) == Renewed()
@@ -262,7 +262,7 @@ def test_a_grant_that_no_replica_has_is_given_back(running: Sentinels) -> None:
 
 
 def test_more_replicas_than_there_are_confirm_nothing(running: Sentinels) -> None:
-    options = "restart_wait=0&wait_replicas=3&wait_timeout=50ms"
+    options = "restart_wait=0&wait_replicas=3:50ms"
     with (
         party(running.url, options) as one,
         pytest.raises(StoreUnavailable, match="2 of 3 replicas"),

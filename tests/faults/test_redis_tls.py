@@ -37,7 +37,7 @@ def server(files: TlsFiles) -> Iterator[RedisServer]:
 
 
 def options(files: TlsFiles) -> str:
-    return f"restart_wait=0&ssl_ca_certs={files.ca}"
+    return f"restart_wait=0&ca={files.ca}"
 
 
 def test_both_sides_take_and_give_over_tls(server: RedisServer, files: TlsFiles) -> None:
@@ -96,7 +96,7 @@ def test_a_server_without_tls_is_unavailable(redis_server: RedisServer, files: T
 
 
 def test_a_client_certificate_is_shown_where_it_is_wanted(files: TlsFiles) -> None:
-    shown = f"&ssl_certfile={files.cert}&ssl_keyfile={files.key}"
+    shown = f"&cert={files.cert}&cert_key={files.key}"
     with RedisServer(tls=files) as strict:
         strict.cli("CONFIG", "SET", "tls-auth-clients", "yes")
         with party(strict.url, options(files)) as one, pytest.raises(StoreUnavailable):

@@ -41,8 +41,8 @@ def strict(files: TlsFiles) -> Iterator[RedisServer]:
 
 
 def options(files: TlsFiles, shown: TlsFiles | None = None) -> str:
-    mine = f"&ssl_certfile={shown.cert}&ssl_keyfile={shown.key}" if shown else ""
-    return f"restart_wait=0&ssl_ca_certs={files.ca}{mine}"
+    mine = f"&cert={shown.cert}&cert_key={shown.key}" if shown else ""
+    return f"restart_wait=0&ca={files.ca}{mine}"
 
 
 def everything(one: Party) -> None:
@@ -76,12 +76,12 @@ def test_a_certificate_that_the_server_does_not_trust_is_unavailable_not_held(
                 assert caught.value.permanent == ("ALERT" in str(caught.value))
 
 
-@pytest.mark.parametrize("what", ["ssl_certfile", "ssl_ca_certs"])
+@pytest.mark.parametrize("what", ["cert", "ca"])
 def test_a_file_that_is_not_there_is_named(
     strict: RedisServer, files: TlsFiles, tmp_path: Path, what: str
 ) -> None:
     missing = str(tmp_path / "no.crt")
-    right = str(files.cert) if what == "ssl_certfile" else str(files.ca)
+    right = str(files.cert) if what == "cert" else str(files.ca)
     with party(strict.url, options(files, files).replace(right, missing)) as one:
         with pytest.raises(StoreUnavailable, match=r"No such file|no\.crt"):
             one.take()

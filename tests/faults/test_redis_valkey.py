@@ -9,8 +9,8 @@ import pytest
 
 from incumbent.errors import StoreUnavailable
 from incumbent.model import Gone, Granted, Released, Renewal, Renewed
-from incumbent.stores.redis.layers import layouts
-from incumbent.stores.redis.layers.cluster import slot_of
+from incumbent.stores.redis import engine as redis_engine
+from incumbent.stores.redis.cluster import slot_of
 from tests.faults.redis_world import Party, new_claim, party, soon
 from tests.faults.test_redis_server import LOCKER
 from tests.support.needs import needs
@@ -66,7 +66,7 @@ def test_a_user_with_the_least_rights_can_do_everything(server: RedisServer) -> 
 
 
 def test_after_a_failover_only_the_new_master_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layouts, "SETTLE", 0.3)
+    monkeypatch.setattr(redis_engine, "SETTLE", 0.3)
     with (
         Sentinels(program=VALKEY, replicas=1) as sentinels,
         party(sentinels.url.replace("redis", "valkey")) as one,

@@ -163,7 +163,7 @@ def test_what_could_not_be_done_as_the_client_does_it_is_refused(
         ({"key": "lock"}, "key"),
         ({"restart_wait": "soon"}, "restart_wait"),
         ({"wait_replicas": -1}, "wait_replicas"),
-        ({"wait_timeout": 1}, "wait_timeout"),
+        ({"wait_replicas": "1:soon"}, "wait_replicas"),
     ],
 )
 def test_a_clients_wrong_options_are_refused(wrong: dict[str, Any], name: str) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from incumbent.errors import OutcomeUnknown, StoreUnavailable
 from incumbent.model import Ask, Granted, Key, Renewal
-from incumbent.stores.redis.dialect import Dialect
+from incumbent.stores.redis.commands import Commands
 from incumbent.stores.redis.errors import Mismatch, Outdated, answered_error
 from incumbent.stores.redis.names import Naming, quoted
 from incumbent.stores.redis.records import mark_of, read_value
@@ -25,8 +25,8 @@ namespaces = st.text("abc.-_", min_size=1, max_size=5)
 SIGN = b"abcdef12 0"
 
 
-def dialect(template: str | None = None) -> Dialect:
-    return Dialect(Naming(template), "redis://here")
+def dialect(template: str | None = None) -> Commands:
+    return Commands(Naming(template), "redis://here")
 
 
 def parts_of(request: bytes) -> list[bytes]:

@@ -16,20 +16,20 @@ from incumbent import clock
 from incumbent.errors import OutcomeUnknown, StoreUnavailable
 from incumbent.model import Ask, Granted, Key, TakeOutcome
 from incumbent.protocol.port import run
-from incumbent.stores.redis.dialect import Dialect
+from incumbent.stores.plan import Plan
+from incumbent.stores.redis.cluster import ASKING, asking
+from incumbent.stores.redis.commands import Commands
+from incumbent.stores.redis.dialect import Server, take_program
 from incumbent.stores.redis.driver import Site, Target
 from incumbent.stores.redis.errors import Broken, Outdated
 from incumbent.stores.redis.exchange import carry_out
 from incumbent.stores.redis.incarnation import Acquaintance, Mark, Met
-from incumbent.stores.redis.layers.cluster import ASKING, asking
-from incumbent.stores.redis.layers.replicas import Confirmed
 from incumbent.stores.redis.names import Naming
+from incumbent.stores.redis.replicas import Confirmed
 from incumbent.stores.redis.resp import SCRIPTS, Program
-from incumbent.stores.redis.taking import take_program
-from incumbent.stores.redis.waiting.hub import Hub
 
 KEY, CLAIM, ASK = Key("n", "k"), "c1", Ask(10.0, "host-1")
-SITE, DIALECT = Site(Target(), "here"), Dialect(Naming(None), "here")
+SITE, COMMANDS = Site(Target(), "here"), Commands(Naming(None), "here")
 MARK = Mark("aaaa", 1, 1, "run1", "hist1")
 GRANT = b"incumbent2 c1 1700000000000000"
 SAME = [MARK.text.encode(), b"role:master\r\nmaster_replid:hist1\r\n", [b"1700000000", b"0"]]
@@ -56,13 +56,12 @@ class Wire(Acquaintance):
 class Connections:
     """An exchange that has this one wire."""
 
-    site, dialect, hub = SITE, DIALECT, Hub(DIALECT)
-
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
 
-    async def do(self, operate: Callable[[Wire], Any], *_: Any, **__: Any) -> Any:
-        return await operate(self._wire)
+    async def run(self, plan: Plan[Server, Any], until: float) -> Any:
+        program = plan.start(Server(SITE, COMMANDS, self._wire), until)
+        return await carry_out(cast("Any", self._wire), program, until)
 
 
 def plainly(wire: Wire, ask: Ask = ASK) -> TakeOutcome:
@@ -79,7 +78,7 @@ def confirmed(wire: Wire) -> TakeOutcome:
 
 
 def taking(wire: Wire, ask: Ask = ASK) -> Program[TakeOutcome]:
-    return take_program(SITE, DIALECT, wire, KEY, CLAIM, ask, clock.now() + 5)
+    return take_program(Server(SITE, COMMANDS, wire), KEY, CLAIM, ask, clock.now() + 5)
 
 
 def unconfirmed(*given_back: Any) -> Wire:

@@ -11,13 +11,13 @@ import pytest
 from incumbent import clock
 from incumbent.errors import StoreUnavailable
 from incumbent.model import Ask, Key, Queue, Queued, Refused
-from incumbent.stores.redis.dialect import Dialect
+from incumbent.stores.redis.aio import LoopWakeup
+from incumbent.stores.redis.commands import Commands
 from incumbent.stores.redis.errors import Broken
+from incumbent.stores.redis.line import in_line, inbox_channel
 from incumbent.stores.redis.names import Naming
-from incumbent.stores.redis.waiting.aioear import LoopBell
-from incumbent.stores.redis.waiting.hub import Hub
-from incumbent.stores.redis.waiting.places import in_line, inbox_channel
-from incumbent.stores.redis.waiting.seats import Bell, Ear
+from incumbent.stores.redis.readers import Wakeup
+from incumbent.stores.redis.subscription import Subscriber, SubscriptionHub
 from tests.support.pace import lasted
 
 KEY = Key("default", "job")
@@ -37,9 +37,9 @@ class FakeEar:
         self.said: list[Any] = []
         self.asked: list[bytes] = []
         self.broken = False
-        self.bell = LoopBell()
+        self.bell = LoopWakeup()
 
-    def say(self, request: bytes, until: float) -> None:
+    def send(self, request: bytes, until: float) -> None:
         words = request.split(b"\r\n")
         self.asked.append(words[4])
         if words[2] == b"SUBSCRIBE":
@@ -62,7 +62,7 @@ class FakeEar:
         self.broken = True
         self.bell.ring()
 
-    def poke(self) -> None:
+    def wake(self) -> None:
         self.bell.ring()
 
     def close(self) -> None:
@@ -83,7 +83,7 @@ class FakeHost:
     def ear(self) -> FakeEar:
         return self.ears[-1]
 
-    async def open_ear(self, until: float) -> Ear:
+    async def open_subscriber(self, until: float) -> Subscriber:
         if self.away:
             raise StoreUnavailable("away")
         self.ears.append(FakeEar(self.epoch))
@@ -96,15 +96,15 @@ class FakeHost:
         self.looks += 1
         return self.unchanged
 
-    def new_bell(self) -> Bell:
-        return LoopBell()
+    def new_bell(self) -> Wakeup:
+        return LoopWakeup()
 
     def me(self) -> Hashable:
         return object()
 
 
-def dialect() -> Dialect:
-    return Dialect(Naming(None), "redis://here")
+def dialect() -> Commands:
+    return Commands(Naming(None), "redis://here")
 
 
 def queued(
@@ -118,14 +118,14 @@ class Scene:
     """A hub in a running loop, and those who wait with it."""
 
     def __init__(self) -> None:
-        self.hub = Hub(dialect())
+        self.hub = SubscriptionHub(dialect())
         self.host = FakeHost()
 
     def wait(self, seen: str, within: float = 5.0) -> asyncio.Task[None]:
         return asyncio.create_task(self.hub.wait(self.host, KEY, seen, clock.now() + within))
 
     def word(self, text: str) -> None:
-        inbox = inbox_channel(self.hub._dialect.inbox).encode()
+        inbox = inbox_channel(self.hub._commands.inbox).encode()
         self.host.ear.hears([b"message", inbox, text.encode()])
 
     def news(self, payload: bytes = b"") -> None:
@@ -338,7 +338,7 @@ def test_a_word_of_the_old_server_does_not_keep_anybody_from_asking_the_new_one(
         old = it.host.ear
         it.host.epoch = "run-2"
         it.hub.learn(CLAIM, clock.now(), queued(epoch="run-2"))
-        inbox = inbox_channel(it.hub._dialect.inbox).encode()
+        inbox = inbox_channel(it.hub._commands.inbox).encode()
         old.hears([b"message", inbox, HELD.encode()])
         await settled()
         new = it.wait(queued(epoch="run-2").seen)

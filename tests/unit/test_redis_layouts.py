@@ -18,24 +18,21 @@ from incumbent.errors import ConfigError, StoreError, StoreUnavailable
 from incumbent.model import Gone, Key, Renewal, Renewed, RenewOutcome
 from incumbent.protocol.port import run
 from incumbent.stores.redis import open_redis, open_store
-from incumbent.stores.redis.dialect import Dialect
+from incumbent.stores.redis.cluster import SLOTS, Cluster, Topology, markers_of, slot_of
+from incumbent.stores.redis.commands import Commands
 from incumbent.stores.redis.driver import Site, Target
+from incumbent.stores.redis.engine import LayeredEngine
 from incumbent.stores.redis.errors import Moved
 from incumbent.stores.redis.hosts import parse_address, parse_hosts, say_address
 from incumbent.stores.redis.incarnation import Acquaintance, Mark, Met
-from incumbent.stores.redis.layers.base import Side
-from incumbent.stores.redis.layers.cluster import SLOTS, Topology, markers_of, slot_of
-from incumbent.stores.redis.layers.engine import LayeredEngine
-from incumbent.stores.redis.layers.follow import Follow, Followed
-from incumbent.stores.redis.layers.nodes import Cluster
-from incumbent.stores.redis.layers.router import Router
-from incumbent.stores.redis.layers.sentinel import Opinion, majority_of, verdict
-from incumbent.stores.redis.layers.side import BlockingSide
-from incumbent.stores.redis.layers.spread import Part, renew_part
 from incumbent.stores.redis.names import Naming
 from incumbent.stores.redis.options import parse_redis_url
 from incumbent.stores.redis.resp import Step
+from incumbent.stores.redis.router import Router
+from incumbent.stores.redis.sentinel import Follow, Followed, Opinion, majority_of, verdict
 from incumbent.stores.redis.server import read_facts
+from incumbent.stores.redis.sides import BlockingSide, Side
+from incumbent.stores.redis.spread import Part, renew_part
 from tests.support.pace import lasted
 
 SECRET = "pa55-never-shown"
@@ -49,7 +46,7 @@ SILENT = StoreUnavailable("silent")
 def test_sentinels_are_listed_with_the_name_of_the_master() -> None:
     options = parse_redis_url(
         "redis+sentinel://me:pw@s1,s2:7000,[::1]:7001/main/3"
-        "?sentinel_username=s&sentinel_password=t&wait_replicas=2&wait_timeout=50ms"
+        "?sentinel_username=s&sentinel_password=t&wait_replicas=2:50ms"
     )
     assert options.hosts == (("s1", 26379), ("s2", 7000), ("::1", 7001))
     assert (options.service, options.db, options.password) == ("main", 3, "pw")
@@ -82,9 +79,9 @@ def test_a_cluster_is_any_of_its_nodes(scheme: str) -> None:
         ("redis+cluster://h1?sentinel_password=x", "is not an option"),
         ("redis://h1?wait_replicas=0", "1 to 99"),
         ("redis://h1?wait_replicas=x", "1 to 99"),
-        ("redis://h1?wait_timeout=1s", "without wait_replicas"),
-        ("redis://h1?wait_replicas=1&wait_timeout=0", "longer than nothing"),
-        ("redis+cluster://h1?ssl_ca_certs=/ca", "needs the scheme rediss://"),
+        ("redis://h1?wait_replicas=1:soon", "wait_replicas"),
+        ("redis://h1?wait_replicas=1:0", "longer than nothing"),
+        ("redis+cluster://h1?ca=/ca", "need the scheme rediss://"),
         ("redis://h1,h2", r"redis\+sentinel://"),
     ],
 )
@@ -276,7 +273,7 @@ class Sent:
         self._router = router
         self._other = say_address(other)
 
-    async def do(self, *_: object) -> list[tuple[int, RenewOutcome | StoreError]]:
+    async def run(self, *_: object) -> list[tuple[int, RenewOutcome | StoreError]]:
         self._router.redirections -= 1
         if self._router.redirections < 0:
             return [(0, Renewed())]
@@ -290,7 +287,7 @@ class SentAbout:
         self.redirections = redirections
         self.paused = 0.0
 
-    def exchange(self, site: Site, _: Dialect) -> Sent:
+    def exchange(self, site: Site, _: Commands) -> Sent:
         return Sent(self, NEW if say_address(OLD) in site.where else OLD)
 
     async def each(self, works: Sequence[Callable[[float], Any]], until: float) -> list[Any]:
@@ -307,7 +304,7 @@ def test_a_renewal_follows_its_slot_for_as_long_as_there_is_time(redirections: i
     cluster.topology, cluster.doubted = topology(), False
     # What was learnt by the way is no reason to ask all of them again.
     cluster.asked = clock.now()
-    router = Router(cast("Side", side), cluster, Naming(None), Dialect, 0, 0.1)
+    router = Router(cast("Side", side), cluster, Naming(None), Commands, 0, 0.1)
     renewal = Renewal(Key("default", "job"), "c", 1, 1.0, "epoch")
     assert run(router.renew([renewal], clock.now() + 5)) == [Renewed()]
     # Not in a busy loop.
@@ -322,7 +319,7 @@ class Wire:
 def spread(epoch_of_the_lease: str, wire: Wire, token: int) -> RenewOutcome | StoreError:
     """The outcome of one renewal that the node would grant."""
     renewal = Renewal(Key("default", "job"), "c", token, 1.0, epoch_of_the_lease)
-    dialect = Dialect(Naming(None), "here")
+    dialect = Commands(Naming(None), "here")
     part = Part(("n", 1), by_asking=False)
     part.places.append(0)
     program = renew_part(dialect, [renewal], part, wire)

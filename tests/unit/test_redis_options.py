@@ -26,7 +26,7 @@ def test_a_bare_url_is_the_local_server() -> None:
 
 def test_everything_a_url_can_say_is_read() -> None:
     options = parse_redis_url(
-        "rediss://me:s%40me@cache.example:7000/3?ssl_ca_certs=/ca&restart_wait=2m"
+        "rediss://me:s%40me@cache.example:7000/3?ca=/ca&restart_wait=2m"
         "&allow_eviction=yes&key=lock:{name}"
     )
     assert (options.host, options.port, options.db) == ("cache.example", 7000, 3)
@@ -59,8 +59,13 @@ def test_the_password_can_come_from_elsewhere_and_wins() -> None:
     [
         ("redis://host?timeout=5", "timeout is not an option.*known: key, restart_wait"),
         ("redis://host?restart_wiat=5", "restart_wiat is not an option"),
-        ("redis://host?db=1&db=2", "db is given twice"),
-        ("redis://host/1?db=2", "differs from the database in the path"),
+        ("redis://host?key=a&key=b", "key is given twice"),
+        ("redis://host?db=2", "the path names the database"),
+        ("redis+unix:///s?db=one", "not a number of a database"),
+        ("redis://host?wait_timeout=1s", "wait_replicas=1:100ms"),
+        ("rediss://host?ssl_ca_certs=/ca", "is called ca now"),
+        ("rediss://host?ssl_certfile=/c", "is called cert now"),
+        ("rediss://host?ssl_keyfile=/k", "is called cert_key now"),
         ("redis://host/one", "not a number of a database"),
         ("redis://host?restart_wait=-1", "restart_wait"),
         ("redis://host?allow_eviction=perhaps", "yes or no"),
@@ -77,7 +82,7 @@ def test_the_password_can_come_from_elsewhere_and_wins() -> None:
         ("rediss://host?ssl_cert_reqs=optional", "would accept any"),
         ("rediss://host?check_hostname=false", "would accept any"),
         ("rediss://host?ssl_check_hostname=no", "would accept any"),
-        ("redis://host?ssl_ca_certs=/ca", "needs the scheme rediss://"),
+        ("redis://host?ca=/ca", "need the scheme rediss://"),
         ("redis://host?ssl_cert_reqs=none", "would accept any"),
     ],
 )

@@ -8,15 +8,15 @@ import hiredis
 import pytest
 
 from incumbent.model import Batch, Gone, Key, Notice, Renewal, Renewed
-from incumbent.stores.redis.dialect import Dialect
+from incumbent.stores.redis.commands import Commands
 from incumbent.stores.redis.errors import Mismatch, Moved
-from incumbent.stores.redis.functions import LIBRARY, FunctionDialect
-from incumbent.stores.redis.layers.spread import Part, renew_part
+from incumbent.stores.redis.functions import LIBRARY, FunctionCommands
 from incumbent.stores.redis.names import Naming
 from incumbent.stores.redis.resp import SCRIPTS, Step
+from incumbent.stores.redis.spread import Part, renew_part
 from tests.unit.test_redis_renewals import calls_of, echo_of
 
-DIALECT = Dialect(Naming(None), "here")
+DIALECT = Commands(Naming(None), "here")
 LOST = Gone("store_restarted")
 Outcomes = list[tuple[int, Any]] | None
 
@@ -101,7 +101,7 @@ def test_leases_of_one_slot_share_a_call_and_keep_their_places() -> None:
             main = b"{%b}" % key.name[:1].encode() + key.name.encode()
             return main, main + b":r"
 
-    dialect = Dialect(OneSlot(None), "here")
+    dialect = Commands(OneSlot(None), "here")
     renewals = [renewal(name) for name in ("a1", "b", "a2")]
     program = renew_part(dialect, renewals, a_part(3), Wire())
     calls = calls_of(next(program))
@@ -173,7 +173,7 @@ def names_called(step: Step) -> set[tuple[bytes, bytes]]:
 
 
 def test_all_calls_of_a_request_go_by_functions_where_scripts_may_not_be_sent() -> None:
-    dialect = FunctionDialect(Naming(None), "here")
+    dialect = FunctionCommands(Naming(None), "here")
     (spread,) = names_called(next(renew_part(dialect, THREE, a_part(3), Wire())))
     batch = Batch([renewal(str(at), "run") for at in range(2000)])
     program = dialect.renew(batch, "run")
@@ -190,7 +190,7 @@ def test_all_calls_of_a_request_go_by_functions_where_scripts_may_not_be_sent() 
 def test_metadata_that_looks_like_a_call_stays_what_it_is() -> None:
     sha = SCRIPTS["renew"].sha
     meta = b"*3\r\n$7\r\nEVALSHA\r\n$40\r\n%b\r\n" % sha
-    dialect = FunctionDialect(Naming(None), "here")
+    dialect = FunctionCommands(Naming(None), "here")
     for step in (
         next(dialect.renew([renewal("a", "run", meta)], "run")),
         next(renew_part(dialect, [renewal("a", meta=meta)], a_part(1), Wire())),

@@ -19,13 +19,13 @@ from incumbent.stores.quorum.operations import Operations
 from incumbent.stores.quorum.panel import NOT_ASKED, Enough, Heard, Node, Panel, welcome
 from incumbent.stores.quorum.scripts import as_eval
 from incumbent.stores.quorum.seats import Ears
+from incumbent.stores.redis.aio import LoopWakeup
 from incumbent.stores.redis.aiodial import dial
 from incumbent.stores.redis.aiowire import AsyncWire
 from incumbent.stores.redis.errors import Broken, Mismatch, exchange_error
 from incumbent.stores.redis.exchange import UNUSABLE, carry_out, is_forgotten
+from incumbent.stores.redis.readers import Wakeup
 from incumbent.stores.redis.resp import Step
-from incumbent.stores.redis.waiting.aioear import LoopBell
-from incumbent.stores.redis.waiting.seats import Bell
 
 __all__ = ["AsyncPanel", "AsyncQuorumStore"]
 
@@ -323,9 +323,9 @@ class AsyncQuorumStore(Operations):
         """See Host.new_ears."""
         return WireEars(self._wires)
 
-    def new_bell(self) -> Bell:
+    def new_bell(self) -> Wakeup:
         """See Host.new_bell."""
-        return LoopBell()
+        return LoopWakeup()
 
     def me(self) -> Hashable:
         """See Host.me."""

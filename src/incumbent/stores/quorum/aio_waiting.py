@@ -12,9 +12,9 @@ from incumbent.clock import now as _now
 from incumbent.errors import StoreError
 from incumbent.stores.quorum.panel import Node
 from incumbent.stores.quorum.seats import CONNECTED, Word
+from incumbent.stores.redis.aio import LoopWakeup
 from incumbent.stores.redis.aiowire import AsyncWire
 from incumbent.stores.redis.errors import Broken
-from incumbent.stores.redis.waiting.aioear import LoopBell
 
 __all__ = ["WireEars"]
 
@@ -35,7 +35,7 @@ class WireEars:
         self._dials = dials
         self._wires: list[AsyncWire | None] = [None] * len(dials.nodes)
         self._inbox: deque[Word] = deque()
-        self._bell = LoopBell()
+        self._bell = LoopWakeup()
         self._tasks: set[asyncio.Task[None]] = set()
 
     def begin(self, node: int, until: float) -> None:

@@ -13,9 +13,10 @@ from incumbent.stores.quorum.dialect import MARKER
 from incumbent.stores.quorum.group import Quorum, strangers
 from incumbent.stores.quorum.panel import Node
 from incumbent.stores.redis.dial import dial
+from incumbent.stores.redis.doctor import diagnosis
 from incumbent.stores.redis.exchange import carry_out
 from incumbent.stores.redis.resp import Program, Step, pack
-from incumbent.stores.redis.server import diagnosis, read_facts
+from incumbent.stores.redis.server import read_facts
 
 __all__ = ["diagnose"]
 

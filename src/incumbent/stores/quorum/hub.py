@@ -1,6 +1,6 @@
 """One subscriber connection to each node for all who wait, in this process or event loop.
 
-One of those who wait reads all nodes at once, for all of them (see `redis.waiting.turns`). Written
+One of those who wait reads all nodes at once, for all of them (see `redis.readers`). Written
 once, as coroutines. No lock: lists and dictionaries change in atomic steps, so a signal handler may
 come at any time.
 
@@ -25,8 +25,8 @@ from incumbent.model import Key
 from incumbent.stores.quorum.group import Quorum
 from incumbent.stores.quorum.seats import CONNECTED, Ears, Hearing, Host, Seat, Waiter
 from incumbent.stores.redis.errors import Broken, answered_error
+from incumbent.stores.redis.readers import ReaderRole
 from incumbent.stores.redis.resp import pack
-from incumbent.stores.redis.waiting.turns import Turns
 from incumbent.stores.waiting import count_loss
 
 __all__ = ["LINGER", "Hub"]
@@ -48,7 +48,7 @@ _log = logging.getLogger("incumbent")
 _now = clock.now
 
 
-class Hub(Turns[Seat, Waiter]):
+class Hub(ReaderRole[Seat, Waiter]):
     """Who waits in one process or loop."""
 
     def __init__(self, quorum: Quorum) -> None:

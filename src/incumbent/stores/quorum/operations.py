@@ -31,7 +31,7 @@ from incumbent.stores.quorum.reading import is_unchanged, read, scan
 from incumbent.stores.quorum.rounds import Parting, Rounds
 from incumbent.stores.quorum.seats import Ears
 from incumbent.stores.quorum.upkeep import renew
-from incumbent.stores.redis.waiting.seats import Bell
+from incumbent.stores.redis.readers import Wakeup
 
 __all__ = ["Operations"]
 
@@ -119,7 +119,7 @@ class Operations(ABC):
         """See Host.new_ears."""
 
     @abstractmethod
-    def new_bell(self) -> Bell:
+    def new_bell(self) -> Wakeup:
         """See Host.new_bell."""
 
     @abstractmethod

@@ -7,7 +7,7 @@ from math import inf
 from typing import Any, Final, Protocol, TypeAlias
 
 from incumbent.model import Key
-from incumbent.stores.redis.waiting.seats import Bell
+from incumbent.stores.redis.readers import Wakeup
 
 __all__ = ["CONNECTED", "Ears", "Hearing", "Host", "Seat", "Waiter", "Word"]
 
@@ -53,7 +53,7 @@ class Host(Protocol):
     def new_ears(self) -> Ears:
         """None of them connected."""
 
-    def new_bell(self) -> Bell:
+    def new_bell(self) -> Wakeup:
         """A bell that has not been rung."""
 
     def me(self) -> Hashable:
@@ -65,7 +65,7 @@ class Waiter:
 
     __slots__ = ("bell", "channel", "listens", "look_at", "told", "words")
 
-    def __init__(self, bell: Bell, channel: str) -> None:
+    def __init__(self, bell: Wakeup, channel: str) -> None:
         self.bell = bell
         self.channel = channel
         self.listens = self.told = False

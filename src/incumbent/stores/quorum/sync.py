@@ -22,8 +22,7 @@ from incumbent.stores.quorum.seats import Ears
 from incumbent.stores.quorum.sync_panel import SyncPanel
 from incumbent.stores.quorum.waiting import LinkEars
 from incumbent.stores.redis.errors import Mismatch, exchange_error
-from incumbent.stores.redis.waiting.ear import LockBell
-from incumbent.stores.redis.waiting.seats import Bell
+from incumbent.stores.redis.readers import LockWakeup, Wakeup
 
 __all__ = ["QuorumStore"]
 
@@ -103,9 +102,9 @@ class _Blocking(Operations):
         """See Host.new_ears."""
         return LinkEars(self.dialer)
 
-    def new_bell(self) -> Bell:
+    def new_bell(self) -> Wakeup:
         """See Host.new_bell."""
-        return LockBell()
+        return LockWakeup()
 
     def me(self) -> Hashable:
         """See Host.me."""

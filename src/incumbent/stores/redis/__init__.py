@@ -1,6 +1,7 @@
-"""`redis://` leases on one Redis or Valkey server.
+"""Redis and Valkey: one server, a master that sentinels name, or a cluster.
 
-`dialect` knows what to say (pure), `sync` and `aio` how to move it, the Lua scripts decide on the
+`commands` packs requests and reads replies, `dialect` makes plans of them, `exchange` carries plans
+out by the connections to one server (`sync` and `aio`: each side's). The Lua scripts decide on the
 server. hiredis is imported when the first engine is made.
 """
 

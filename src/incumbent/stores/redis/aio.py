@@ -6,32 +6,28 @@ All tasks of a loop share it (see aiowire). It is made once for all who want it 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Hashable
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 from incumbent import clock
 from incumbent.errors import StoreUnavailable
-from incumbent.model import Ask, GiveOutcome, Key, TakeOutcome
+from incumbent.model import Ask, GiveOutcome, Key, Queued, TakeOutcome
 from incumbent.stores.loops import LoopEnd
+from incumbent.stores.plan import Plan
 from incumbent.stores.redis.aiodial import dial
 from incumbent.stores.redis.aiowire import AsyncWire
-from incumbent.stores.redis.dialect import Dialect
+from incumbent.stores.redis.commands import Commands
+from incumbent.stores.redis.dialect import Server, TakePlan, give_plan, is_forgotten, too_early
 from incumbent.stores.redis.driver import Site
 from incumbent.stores.redis.errors import Broken, Demoted, Outdated
-from incumbent.stores.redis.exchange import (
-    UNUSABLE,
-    Exchange,
-    Operate,
-    is_forgotten,
-    one_give,
-)
+from incumbent.stores.redis.exchange import UNUSABLE, Exchange
 from incumbent.stores.redis.incarnation import LOOK_EVERY
+from incumbent.stores.redis.readers import Wakeup
 from incumbent.stores.redis.resp import as_eval
-from incumbent.stores.redis.taking import too_early
-from incumbent.stores.redis.waiting.aioear import AsyncEar, LoopBell
-from incumbent.stores.redis.waiting.hub import Bell, Ear
+from incumbent.stores.redis.subscription import Subscriber
 
-__all__ = ["AsyncRedisStore"]
+__all__ = ["AsyncRedisStore", "LoopWakeup"]
 
 T = TypeVar("T")
 
@@ -41,39 +37,33 @@ _now = clock.now
 class AsyncRedisStore(Exchange[AsyncWire]):
     """See stores.base.AsyncStore. Belongs to the loop in which it was made."""
 
-    def __init__(self, site: Site, dialect: Dialect) -> None:
-        super().__init__(site, dialect)
+    def __init__(self, site: Site, commands: Commands) -> None:
+        super().__init__(site, commands)
         self._end = LoopEnd(self._close_all)
         self._shared: AsyncWire | None = None
         self._dialing: asyncio.Future[StoreUnavailable | None] | None = None
 
     async def dial(self, until: float) -> AsyncWire:
-        """See Exchange.dial."""
         await self._end.watch()
         wire = await dial(self.site, until)
         # Once more, for the store may have been closed meanwhile.
         await self._end.watch()
         return wire
 
-    def new_bell(self) -> Bell:
-        """See hub.Host."""
-        return LoopBell()
+    def new_bell(self) -> Wakeup:
+        return LoopWakeup()
 
     def me(self) -> Hashable:
-        """See hub.Host."""
         return object()
 
-    def make_ear(self, wire: AsyncWire) -> Ear:
-        """See Exchange.make_ear."""
-        return AsyncEar(wire)
+    def make_subscriber(self, wire: AsyncWire) -> Subscriber:
+        return AsyncSubscriber(wire)
 
     async def aclose(self) -> None:
-        """See AsyncStore.aclose."""
         self.let_go()
         await self._end.aclose()
 
     def let_go(self) -> None:
-        """See Exchange.let_go."""
         super().let_go()
         wire, self._shared = self._shared, None
         if wire is not None:
@@ -85,11 +75,26 @@ class AsyncRedisStore(Exchange[AsyncWire]):
             wire.close()
 
     def detach(self) -> None:
-        """See AsyncWire.detach."""
         for wire in list(self.all):
             wire.detach()
 
     # -- the hot path -------------------------------------------------------------------------
+
+    async def run(self, plan: Plan[Server, T], until: float) -> T:
+        if isinstance(plan, TakePlan) and plan.short:
+            return cast("T", await self.take(plan.keys[0], plan.claim, plan.ask, until))
+        return await super().run(plan, until)
+
+    async def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
+        """See Store.take. What the hub has heard counts as in `Exchange.run`, written out."""
+        hub = self.hub
+        if hub.waits_on and (refusal := hub.answer(claim, ask)) is not None:
+            return refusal
+        sent = _now()
+        outcome = await self._take(key, claim, ask, sent, until)
+        if hub.asked or type(outcome) is Queued:
+            hub.learn(claim, sent, outcome)
+        return outcome
 
     async def give(
         self,
@@ -102,52 +107,48 @@ class AsyncRedisStore(Exchange[AsyncWire]):
         reserve_for: str | None = None,
         slot: str | None = None,
     ) -> GiveOutcome:
-        """See Store.give."""
-        dialect, wire = self.dialect, self._shared
-        request = dialect.give(key, claim, token, closed_for, slot, reserve_for)
+        commands, wire = self.commands, self._shared
+        request = commands.give(key, claim, token, closed_for, slot, reserve_for)
         if wire is None or wire.is_stale(trust=True):
-            return await self.do(one_give(dialect, request, key, until), until)
+            return await self.carry(give_plan(lambda _: request, key), until)
         try:
-            answer = await wire.ask(request, until)
-            if is_forgotten(answer):
-                answer = await wire.ask(as_eval(request), until)
-            return dialect.given(answer, key)
+            reply = await wire.ask(request, until)
+            if is_forgotten(reply):
+                reply = await wire.ask(as_eval(request), until)
+            return commands.given(reply, key)
         except UNUSABLE as error:
             self._end_if_unusable(wire, error)
-            again: Operate[AsyncWire, GiveOutcome] = one_give(dialect, request, key, until)
-            return await self.again(error, again, until, 0.0, repeatable=True)
+            return await self.again(error, give_plan(lambda _: request, key), until)
         except Demoted:
             self._forget(wire)
             raise
 
-    async def ask_server(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
+    async def _take(self, key: Key, claim: str, ask: Ask, now: float, until: float) -> TakeOutcome:
         """By the connection that is there, if it was just looked at; else as `Exchange` does."""
-        dialect, wire, now = self.dialect, self._shared, _now()
+        commands, wire = self.commands, self._shared
         if (
             wire is None
             or wire.is_stale(trust=True)
             or now - wire.asked > LOOK_EVERY
             or ask.ttl > wire.serves
         ):
-            return await super().ask_server(key, claim, ask, until)
+            return await self.carry(self.dialect.take(key, claim, ask), until)
         try:
-            request = dialect.take(key, claim, ask, wire.sign, until + wire.ahead)
-            answer = await wire.ask(request, until)
-            if is_forgotten(answer):
-                answer = await wire.ask(as_eval(request), until)
-            outcome = dialect.taken(answer, key, claim, ask, wire.epoch)
+            request = commands.take(key, claim, ask, wire.sign, until + wire.ahead)
+            reply = await wire.ask(request, until)
+            if is_forgotten(reply):
+                reply = await wire.ask(as_eval(request), until)
+            outcome = commands.taken(reply, key, claim, ask, wire.epoch)
         except UNUSABLE as error:
             self._end_if_unusable(wire, error)
-            taking = self.taking(key, claim, ask, until)
-            # A take in doubt is the caller's to repeat, who remembers that there were two.
-            return await self.again(error, taking, until, ask.ttl, repeatable=False)
+            return await self.again(error, self.dialect.take(key, claim, ask), until)
         except Demoted:
             self._forget(wire)
             raise
-        # The answer to the look came before this one.
+        # The reply to the look came before this one.
         if now - wire.looked > LOOK_EVERY:
             return await self.take_looking(key, outcome, ask, until)
-        if type(answer) is list and len(answer) == 1 and not await self._is_known(wire, until):
+        if type(reply) is list and len(reply) == 1 and not await self._is_known(wire, until):
             return await self.take_looking(key, outcome, ask, until)
         return outcome
 
@@ -164,13 +165,13 @@ class AsyncRedisStore(Exchange[AsyncWire]):
         wire = self._shared
         return None if wire is None or wire.is_stale(trust=trust) else wire
 
-    async def _use(self, wire: AsyncWire, operate: Operate[AsyncWire, T], ttl: float) -> T:
-        if ttl and (early := too_early(self.site, wire, ttl, _now())) is not None:
+    async def _use(self, wire: AsyncWire, plan: Plan[Server, T], until: float) -> T:
+        if plan.ttl and (early := too_early(self.site, wire, plan.ttl, _now())) is not None:
             if wire.problem is not None:
                 self._forget(wire)
             raise early
         try:
-            return await operate(wire)
+            return await self._carry_by(wire, plan, until)
         except UNUSABLE as error:
             self._end_if_unusable(wire, error)
             raise
@@ -179,7 +180,6 @@ class AsyncRedisStore(Exchange[AsyncWire]):
             raise
 
     def leave_behind(self, epoch: str) -> None:
-        """See Exchange.leave_behind."""
         wire = self._shared
         if wire is not None and wire.epoch != epoch:
             self._forget(wire)
@@ -239,3 +239,64 @@ class AsyncRedisStore(Exchange[AsyncWire]):
             raise StoreUnavailable(
                 str(failure), permanent=failure.permanent, retry_after=failure.retry_after
             ) from failure
+
+
+class LoopWakeup:
+    """See subscription.Wakeup. Rung in its own loop only."""
+
+    def __init__(self) -> None:
+        self._rung = False
+        self._sleeper: asyncio.Future[None] | None = None
+
+    def ring(self) -> None:
+        self._rung = True
+        if self._sleeper is not None and not self._sleeper.done():
+            self._sleeper.set_result(None)
+
+    async def wait(self, until: float) -> None:
+        if not self._rung:
+            loop = asyncio.get_running_loop()
+            sleeper = self._sleeper = loop.create_future()
+            timer = loop.call_later(max(0.0, until - _now()), self.ring)
+            try:
+                await sleeper
+            finally:
+                timer.cancel()
+                self._sleeper = None
+        self._rung = False
+
+
+class AsyncSubscriber:
+    """See subscription.Subscriber."""
+
+    interruptible = True
+
+    def __init__(self, wire: AsyncWire) -> None:
+        self._wire = wire
+        self.epoch = wire.epoch
+        self._inbox: deque[Any] = deque()
+        self._bell = LoopWakeup()
+        wire.hears = self._receive
+
+    def send(self, request: bytes, until: float) -> None:
+        self._wire.send(request, until)
+
+    async def next(self, until: float) -> Any:
+        if not self._inbox:
+            if self._wire.closed:
+                raise Broken("the subscription was closed", sent=True)
+            if until > _now():
+                await self._bell.wait(until)
+        return self._inbox.popleft() if self._inbox else None
+
+    def wake(self) -> None:
+        self._bell.ring()
+
+    def close(self) -> None:
+        self._wire.hears = None
+        self._wire.close()
+
+    def _receive(self, message: Any) -> None:
+        if message is not None:
+            self._inbox.append(message)
+        self._bell.ring()

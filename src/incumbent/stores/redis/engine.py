@@ -1,35 +1,53 @@
-"""From a URL or a client to an engine, which makes its blocking and its asynchronous side."""
+"""From the options of a URL, or of a client, to an engine, which makes both sides of a store."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
 
 from incumbent import clock
 from incumbent.errors import StoreError
 from incumbent.model import Capabilities
 from incumbent.protocol.port import run
-from incumbent.stores.redis.dial import dial
-from incumbent.stores.redis.dialect import Dialect
-from incumbent.stores.redis.driver import Site
-from incumbent.stores.redis.exchange import carry_out
-from incumbent.stores.redis.loaded import load_functions, look_at_functions
-from incumbent.stores.redis.marked import look_at_marker, look_at_resync
+from incumbent.stores.blocking import BlockingStore
+from incumbent.stores.plan import Planned
+from incumbent.stores.redis.cluster import Cluster
+from incumbent.stores.redis.commands import Commands
+from incumbent.stores.redis.dialect import Server
+from incumbent.stores.redis.doctor import Finding, examine, mend
+from incumbent.stores.redis.driver import Site, Target, target_at
+from incumbent.stores.redis.functions import MARKER_FUNCTION, FunctionCommands
+from incumbent.stores.redis.hosts import Address, Reach, say_address, the_same
 from incumbent.stores.redis.names import Naming
-from incumbent.stores.redis.resp import Program
-from incumbent.stores.redis.server import diagnosis
+from incumbent.stores.redis.options import RedisOptions
+from incumbent.stores.redis.replicas import Confirmed
+from incumbent.stores.redis.router import Router
+from incumbent.stores.redis.sentinel import SETTLE, Follow, Followed, say_master
+from incumbent.stores.redis.sides import BlockingSide, Side
 from incumbent.stores.redis.sync import RedisStore
 
 if TYPE_CHECKING:
     from incumbent.stores.loops import Loops
     from incumbent.stores.redis.aio import AsyncRedisStore
+    from incumbent.stores.redis.aiosides import AsyncFace
 
-__all__ = ["Finding", "RedisEngine", "examine", "mend"]
+__all__ = ["LayeredEngine", "RedisEngine", "layered_engine"]
 
-Finding: TypeAlias = "tuple[str, str, str]"
+S = TypeVar("S")
+A = TypeVar("A", "AsyncRedisStore", "AsyncFace")
+
+Build: TypeAlias = Callable[[Side], Planned[Server]]
+"""Makes the layers of one side."""
+Visit: TypeAlias = Callable[[Site, float], list[Finding]]
+"""What there is to say of one server, until an instant."""
+AtMasters: TypeAlias = Callable[[Side, float, Visit], list[Finding]]
+"""Visits all masters, until an instant."""
 
 
-class RedisEngine:
+class _Engine(ABC, Generic[S, A]):
     """See stores.base.Engine. Connects to nothing before its first operation."""
 
     capabilities = Capabilities(
@@ -41,34 +59,45 @@ class RedisEngine:
         refuses_late=True,
     )
 
-    def __init__(self, site: Site, template: str | None = None) -> None:
-        self.url = site.where
-        self._site = site
-        self._dialect = Dialect(Naming(template), site.where)
-        self._store = RedisStore(site, self._dialect)
-        self._loops: dict[str, Loops[AsyncRedisStore]] = {}
+    def __init__(self, where: str, store: S) -> None:
+        self.url = where
+        self._store = store
+        self._loops: dict[str, Loops[A]] = {}
 
     def __repr__(self) -> str:
-        return f"RedisEngine({self.url!r})"
+        return f"{type(self).__name__}({self.url!r})"
 
-    def store(self) -> RedisStore:
-        """See Engine.store."""
+    def store(self) -> S:
         return self._store
 
-    def async_store(self) -> AsyncRedisStore:
+    def async_store(self) -> A:
         """See Engine.async_store. Raises RuntimeError where no event loop runs."""
         loops = self._loops.get("all")
-        return (loops or self._make_loops()).store()
+        if loops is None:
+            # Imported only now: the blocking side has no use for asyncio.
+            from incumbent.stores.loops import Loops
 
-    def _make_loops(self) -> Loops[AsyncRedisStore]:
-        # Imported only now: the blocking side has no use for asyncio.
-        from incumbent.stores.loops import Loops
+            # One atomic step instead of a lock, which a fork could copy while somebody holds it.
+            loops = self._loops.setdefault("all", Loops(self._async_maker()))
+        return loops.store()
+
+    @abstractmethod
+    def _async_maker(self) -> Callable[[], A]:
+        """What makes the store of one event loop."""
+
+
+class RedisEngine(_Engine[RedisStore, "AsyncRedisStore"]):
+    """One server, without anything between it and the caller."""
+
+    def __init__(self, site: Site, template: str | None = None) -> None:
+        self._site = site
+        self._commands = Commands(Naming(template), site.where)
+        super().__init__(site.where, RedisStore(site, self._commands))
+
+    def _async_maker(self) -> Callable[[], AsyncRedisStore]:
         from incumbent.stores.redis.aio import AsyncRedisStore
 
-        # One atomic step instead of a lock, which a fork could copy while somebody holds it.
-        return self._loops.setdefault(
-            "all", Loops(partial(AsyncRedisStore, self._site, self._dialect))
-        )
+        return partial(AsyncRedisStore, self._site, self._commands)
 
     def fix(self, until: float) -> list[Finding]:
         """Have the server load the functions of this release; findings as of `diagnose`."""
@@ -76,39 +105,126 @@ class RedisEngine:
 
     def diagnose(self, ttl: float, until: float) -> list[Finding]:
         """See Engine.diagnose. Looks also at a server that would be refused."""
-        return examine(self._site, ttl, until)
+        return examine(ttl, self._site, until)
 
 
-def examine(site: Site, ttl: float, until: float) -> list[Finding]:
-    """What there is to say of one server. Looks also at one that would be refused."""
+class LayeredEngine(_Engine[BlockingStore[Planned[Server]], "AsyncFace"]):
+    """A store that needs more than the connections to one server."""
 
-    def program() -> Program[list[Finding]]:
-        found = yield from diagnosis(ttl, site.restart_wait, clock.now, clock.wall, marked=True)
-        found += yield from look_at_resync()
-        found += yield from look_at_marker(site, ttl)
-        functions = yield from look_at_functions(needed=_calls_functions(site))
-        return [*found, *functions]
+    def __init__(self, where: str, build: Build, at_masters: AtMasters) -> None:
+        self._build, self._at_masters = build, at_masters
+        self._side = BlockingSide()
+        super().__init__(where, BlockingStore(build(self._side)))
 
-    return _visit(site, program(), until)
+    def _async_maker(self) -> Callable[[], AsyncFace]:
+        from incumbent.stores.redis.aiosides import make_face
+
+        return partial(make_face, self._build)
+
+    def fix(self, until: float) -> list[Finding]:
+        """Have every master load the functions of this release; findings as of `diagnose`."""
+        return self._at_masters(self._side, until, mend)
+
+    def diagnose(self, ttl: float, until: float) -> list[Finding]:
+        """See Engine.diagnose. Looks also at servers that would be refused."""
+        return self._at_masters(self._side, until, partial(examine, ttl))
 
 
-def mend(site: Site, until: float) -> list[Finding]:
-    """Have one server load the functions of this release."""
-    return _visit(site, load_functions(needed=_calls_functions(site)), until)
+def layered_engine(
+    site: Site,
+    options: RedisOptions,
+    sentinels: Sequence[Target] = (),
+    reach: Reach = the_same,
+) -> LayeredEngine:
+    """The engine of options that need layers; `sentinels`: how each of the `hosts` is reached.
+
+    Without them they are reached as the master is, with the options' login. `reach`: where a server
+    is reached that somebody names.
+    """
+    if options.functions:
+        site.marker = site.marker._replace(function=MARKER_FUNCTION)
+    if options.layout == "sentinel":
+        targets = sentinels or [_sentinel_target(site, options, each) for each in options.hosts]
+        return _sentinel_engine(site, options, targets, reach)
+    if options.layout == "cluster":
+        return _cluster_engine(site, options, reach)
+    return _single_engine(site, options)
 
 
-def _calls_functions(site: Site) -> bool:
-    return bool(site.marker.function)
+def _connections(
+    options: RedisOptions, commands: Commands, site: Site, side: Side
+) -> Planned[Server]:
+    """The connections to one server, and what every one of them needs."""
+    exchange = side.exchange(site, commands)
+    if options.wait_replicas:
+        return Confirmed(exchange, options.wait_replicas, options.wait_timeout)
+    return exchange
 
 
-def _visit(site: Site, program: Program[list[Finding]], until: float) -> list[Finding]:
-    try:
-        wire = dial(site, until)
-    except StoreError as error:
-        return [("error", str(error), "check the address, the password and the network")]
-    try:
-        return run(carry_out(wire, program, until))
-    except Exception as error:  # noqa: BLE001 - whatever it is, a diagnosis reports it
-        return [("error", f"{site.where} answered nothing usable: {error}", "look at its log")]
-    finally:
-        wire.close()
+def _commands(options: RedisOptions) -> type[Commands]:
+    return FunctionCommands if options.functions else Commands
+
+
+def _single_engine(site: Site, options: RedisOptions) -> LayeredEngine:
+    commands = _commands(options)(Naming(options.key), site.where)
+    build = partial(_connections, options, commands, site)
+    return LayeredEngine(site.where, build, lambda _, until, visit: visit(site, until))
+
+
+def _sentinel_engine(
+    site: Site, options: RedisOptions, targets: Sequence[Target], reach: Reach
+) -> LayeredEngine:
+    site.marker = site.marker._replace(settle=SETTLE)
+    commands = _commands(options)(Naming(options.key), site.where)
+    sentinels = tuple(
+        Site(target, f"the sentinel {say_address(address)}")
+        for target, address in zip(targets, options.hosts, strict=True)
+    )
+    followed = Followed(site, sentinels, options.service, reach)
+
+    def build(side: Side) -> Planned[Server]:
+        return Follow(_connections(options, commands, site, side), side, followed)
+
+    def at_the_master(side: Side, until: float, visit: Visit) -> list[Finding]:
+        try:
+            address = run(followed.ask(side, until))
+        except StoreError as error:
+            return [("error", str(error), "check the sentinels, their password and the name")]
+        return [("ok", say_master(address), ""), *visit(site, until)]
+
+    return LayeredEngine(site.where, build, at_the_master)
+
+
+def _sentinel_target(site: Site, options: RedisOptions, address: Address) -> Target:
+    # A sentinel has no databases, and users of its own.
+    return replace(
+        target_at(site.target, address),
+        db=0,
+        username=options.sentinel_username,
+        password=options.sentinel_password,
+    )
+
+
+def _cluster_engine(site: Site, options: RedisOptions, reach: Reach) -> LayeredEngine:
+    cluster, naming = Cluster(site, options.hosts, reach), Naming(options.key)
+
+    def build(side: Side) -> Planned[Server]:
+        return Router(
+            side, cluster, naming, _commands(options), options.wait_replicas, options.wait_timeout
+        )
+
+    def at_all_masters(side: Side, until: float, visit: Visit) -> list[Finding]:
+        try:
+            run(cluster.ask(side, until))
+        except StoreError as error:
+            return [("error", str(error), "check the nodes, their password and the network")]
+        found: list[Finding] = [("ok", cluster.said, "")]
+        nodes = cluster.topology.nodes()
+        for left, address in zip(range(len(nodes), 0, -1), nodes, strict=True):
+            # Each has its share of the time that is left, so that one cannot use up all of it.
+            share = clock.now() + max(0.0, until - clock.now()) / left
+            about = visit(cluster.site_of(address), share)
+            found += [(level, f"{say_address(address)}: {what}", do) for level, what, do in about]
+        return found
+
+    return LayeredEngine(site.where, build, at_all_masters)

@@ -10,38 +10,35 @@ Whatever interrupts an exchange (any BaseException) closes its connection.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Hashable, Sequence
-from functools import partial
-from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
+from abc import abstractmethod
+from collections.abc import Hashable
+from typing import Any, Final, Generic, Protocol, TypeVar, cast
 from weakref import WeakSet
 
 import hiredis
 
 from incumbent import clock
 from incumbent.errors import StoreError, StoreUnavailable
-from incumbent.model import (
-    Ask,
-    GiveOutcome,
-    Granted,
-    Guard,
-    Key,
-    PutOutcome,
-    Record,
-    Renewal,
-    RenewOutcome,
-    TakeOutcome,
+from incumbent.model import Ask, Granted, Key, Queued, TakeOutcome
+from incumbent.stores.plan import Plan, Planned
+from incumbent.stores.redis.commands import Commands
+from incumbent.stores.redis.dialect import (
+    DIALECT,
+    Server,
+    TakePlan,
+    is_forgotten,
+    meeting,
+    too_early,
 )
-from incumbent.stores.redis.dialect import Dialect, is_repeatable
 from incumbent.stores.redis.driver import Site
 from incumbent.stores.redis.errors import Broken, Mismatch, exchange_error, still_in_doubt
 from incumbent.stores.redis.incarnation import Known
+from incumbent.stores.redis.readers import Wakeup
 from incumbent.stores.redis.resp import Program, Step, as_eval
-from incumbent.stores.redis.taking import give_back, is_forgotten, meeting, take_program, too_early
-from incumbent.stores.redis.waiting.hub import Bell, Ear, Hub
+from incumbent.stores.redis.subscription import Subscriber, SubscriptionHub
 from incumbent.stores.repeats import heard_again
 
-__all__ = ["UNUSABLE", "Exchange", "Operate", "carry_out", "close_all", "is_forgotten", "one_give"]
+__all__ = ["UNUSABLE", "Exchange", "carry_out", "close_all", "is_forgotten"]
 
 
 class AnyWire(Known, Protocol):
@@ -71,7 +68,6 @@ class AnyWire(Known, Protocol):
 
 T = TypeVar("T")
 W = TypeVar("W", bound=AnyWire)
-Operate: TypeAlias = Callable[[W], Awaitable[T]]
 
 UNUSABLE: Final = (Broken, Mismatch, hiredis.ProtocolError)
 _IDLE_MAX: Final = 64
@@ -79,100 +75,52 @@ _IDLE_MAX: Final = 64
 _now = clock.now
 
 
-class Exchange(ABC, Generic[W]):
+class Exchange(Planned[Server], Generic[W]):
     """The operations of a store (see stores.base.AsyncStore), by the connections it keeps."""
 
-    def __init__(self, site: Site, dialect: Dialect) -> None:
+    dialect = DIALECT
+
+    def __init__(self, site: Site, commands: Commands) -> None:
         self.site = site
-        self.dialect = dialect
+        self.commands = commands
         self.idle: list[W] = []
-        self.hub = Hub(dialect)
+        self.hub = SubscriptionHub(commands)
         self.all: WeakSet[W] = WeakSet()
 
     @abstractmethod
     async def dial(self, until: float) -> W:
         """A connection that is logged in. Raises StoreUnavailable, at `until` at the latest."""
 
-    # -- operations ---------------------------------------------------------------------------
-
-    async def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
-        """See Store.take."""
-        asking = partial(self.ask_server, key, claim, ask, until)
-        return await self.hub.said_or_asked(claim, ask, asking)
-
-    async def ask_server(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
-        """A take, whatever the hub has heard."""
-        # A take in doubt is the caller's to repeat, who remembers that there were two.
-        taking = self.taking(key, claim, ask, until)
-        return await self.do(taking, until, ask.ttl, repeatable=False)
-
-    def taking(self, key: Key, claim: str, ask: Ask, until: float) -> Operate[W, TakeOutcome]:
-        """A take, with a look whether the server is still what it was."""
-
-        async def operate(wire: W) -> TakeOutcome:
-            program = take_program(self.site, self.dialect, wire, key, claim, ask, until)
-            return await carry_out(wire, program, until)
-
-        return operate
+    async def run(self, plan: Plan[Server, T], until: float) -> T:
+        """See Planned.run. The server may have refused a take of one in line already."""
+        if not isinstance(plan, TakePlan):
+            return await self.carry(plan, until)
+        hub = self.hub
+        if hub.waits_on and (refusal := hub.answer(plan.claim, plan.ask)) is not None:
+            return cast("T", refusal)
+        sent = _now()
+        outcome: Any = await self.carry(plan, until)
+        if hub.asked or type(outcome) is Queued:
+            hub.learn(plan.claim, sent, outcome)
+        return cast("T", outcome)
 
     async def take_looking(
         self, key: Key, first: TakeOutcome, ask: Ask, until: float
     ) -> TakeOutcome:
-        """The same once more, after an answer that is not to be believed without a look."""
+        """The same once more, after a reply that is not to be believed without a look."""
         if not isinstance(first, Granted):
             return first
-        claim = first.claim
         try:
             # A repeat that its caller does not know of would leave no mark against a late one.
-            taking = self.taking(key, claim, ask, until)
-            return await self.do(taking, until, ask.ttl, repeatable=False)
+            return await self.carry(self.dialect.take(key, first.claim, ask), until)
         except StoreUnavailable as error:
             try:
-                await self._run(lambda _: give_back(self.dialect, key, first, ask), until)
+                await self.carry(self.dialect.give_back(key, first, ask), until)
             except StoreError:
                 raise still_in_doubt(error, self.site.where) from error
             raise
 
-    async def renew(self, renewals: Sequence[Renewal], until: float) -> list[RenewOutcome]:
-        """See Store.renew."""
-        return await self._run(lambda epoch: self.dialect.renew(renewals, epoch), until)
-
-    async def give(
-        self,
-        key: Key,
-        claim: str,
-        token: int | None,
-        until: float,
-        *,
-        closed_for: float = 0.0,
-        reserve_for: str | None = None,
-        slot: str | None = None,
-    ) -> GiveOutcome:
-        """See Store.give."""
-        dialect = self.dialect
-        request = dialect.give(key, claim, token, closed_for, slot, reserve_for)
-        return await self.do(one_give(dialect, request, key, until), until)
-
-    async def put(
-        self, key: Key, field: str, value: bytes | None, guard: Guard, until: float
-    ) -> PutOutcome:
-        """See Store.put."""
-        return await self._run(
-            lambda _: self.dialect.put(key, field, value, guard),
-            until,
-            repeatable=is_repeatable(guard),
-        )
-
-    async def read(self, key: Key, until: float) -> Record:
-        """See Store.read."""
-        return await self._run(lambda _: self.dialect.read(key), until)
-
-    async def scan(self, namespace: str, prefix: str, until: float) -> tuple[Record, ...]:
-        """See Store.scan."""
-        return await self._run(lambda _: self.dialect.scan(namespace, prefix), until)
-
     async def wait_change(self, key: Key, seen: str, until: float) -> None:
-        """See Store.wait_change. Raises StoreError if nobody can listen."""
         try:
             await self.hub.wait(self, key, seen, until)
         except StoreError:
@@ -181,35 +129,21 @@ class Exchange(ABC, Generic[W]):
                 raise
 
     def let_go(self) -> None:
-        """Close what is not in use; what is in use is closed when it comes back."""
         idle, self.idle = self.idle, []
         close_all(idle)
         self.hub.let_go()
 
     # -- exchanges ----------------------------------------------------------------------------
 
-    async def _run(
-        self, start: Callable[[str], Program[T]], until: float, *, repeatable: bool = True
-    ) -> T:
-        async def operate(wire: W) -> T:
-            return await carry_out(wire, start(wire.epoch), until)
-
-        return await self.do(operate, until, repeatable=repeatable)
-
-    async def do(
-        self, operate: Operate[W, T], until: float, ttl: float = 0.0, *, repeatable: bool = True
-    ) -> T:
-        """`operate` on one connection, and once more on a fresh one if that was dead already.
-
-        `ttl`: of a lease that is asked for; 0 for all else, which needs no wait after a restart.
-        """
-        wire = self._trusted(trust=repeatable)
+    async def carry(self, plan: Plan[Server, T], until: float) -> T:
+        """By one connection, and once more by a fresh one if that was dead already."""
+        wire = self._trusted(trust=plan.repeatable)
         if wire is None:
-            return await self._afresh(operate, until, ttl)
+            return await self._afresh(plan, until)
         try:
-            return await self._use(wire, operate, ttl)
+            return await self._use(wire, plan, until)
         except UNUSABLE as error:
-            return await self.again(error, operate, until, ttl, repeatable=repeatable)
+            return await self.again(error, plan, until)
 
     def _trusted(self, *, trust: bool) -> W | None:
         """A connection at hand that the server has not closed."""
@@ -223,27 +157,31 @@ class Exchange(ABC, Generic[W]):
             wire.close()
         return None
 
-    async def _use(self, wire: W, operate: Operate[W, T], ttl: float) -> T:
+    async def _use(self, wire: W, plan: Plan[Server, T], until: float) -> T:
         idle = self.idle
         wire.used = now = _now()
-        if ttl and (early := too_early(self.site, wire, ttl, now)) is not None:
+        if plan.ttl and (early := too_early(self.site, wire, plan.ttl, now)) is not None:
             if wire.problem is None:
                 _put_back(wire, idle, self.idle)
             else:
                 wire.close()
             raise early
         try:
-            outcome = await operate(wire)
+            outcome = await self._carry_by(wire, plan, until)
         except BaseException:
             wire.close()
             raise
         _put_back(wire, idle, self.idle)
         return outcome
 
-    async def _afresh(self, operate: Operate[W, T], until: float, ttl: float) -> T:
+    async def _carry_by(self, wire: W, plan: Plan[Server, T], until: float) -> T:
+        program = plan.start(Server(self.site, self.commands, wire), until)
+        return await carry_out(wire, program, until)
+
+    async def _afresh(self, plan: Plan[Server, T], until: float) -> T:
         wire = await self._fresh(until)
         try:
-            return await self._use(wire, operate, ttl)
+            return await self._use(wire, plan, until)
         except UNUSABLE as error:
             raise exchange_error(error, self.site.where) from error.__cause__ or error
 
@@ -251,23 +189,15 @@ class Exchange(ABC, Generic[W]):
         """A connection for `_use`."""
         return await self._connect(until)
 
-    async def again(
-        self,
-        error: Exception,
-        operate: Operate[W, T],
-        until: float,
-        ttl: float,
-        *,
-        repeatable: bool,
-    ) -> T:
-        """`operate` on a fresh connection, if it may be repeated after `error`."""
+    async def again(self, error: Exception, plan: Plan[Server, T], until: float) -> T:
+        """Carry it out on a fresh connection, if it may be repeated after `error`."""
         doubt = not isinstance(error, Broken) or error.sent
-        if not isinstance(error, Broken) or error.late or (doubt and not repeatable):
+        if not isinstance(error, Broken) or error.late or (doubt and not plan.repeatable):
             raise exchange_error(error, self.site.where) from error.__cause__ or error
         # What killed one (a restart, a cut network) killed its neighbours.
         close_all(self.idle)
         try:
-            outcome = await self._afresh(operate, until, ttl)
+            outcome = await self._afresh(plan, until)
         except StoreUnavailable as second:
             if doubt:
                 raise still_in_doubt(second, self.site.where) from second
@@ -294,15 +224,15 @@ class Exchange(ABC, Generic[W]):
         site.proved = True
         return wire
 
-    # -- for the hub: see hub.Host -------------------------------------------------------------
+    # -- for the hub: see subscription.Host --------------------------------------------------
 
     @abstractmethod
-    def new_bell(self) -> Bell:
-        """See hub.Host."""
+    def new_bell(self) -> Wakeup:
+        """See subscription.Host."""
 
     @abstractmethod
     def me(self) -> Hashable:
-        """See hub.Host."""
+        """See subscription.Host."""
 
     def leave_behind(self, epoch: str) -> None:
         """Close what leads to another incarnation of the server than the newest connection."""
@@ -311,32 +241,19 @@ class Exchange(ABC, Generic[W]):
             close_all(idle)
 
     @abstractmethod
-    def make_ear(self, wire: W) -> Ear:
+    def make_subscriber(self, wire: W) -> Subscriber:
         """The connection, to listen by."""
 
-    async def open_ear(self, until: float) -> Ear:
-        """See hub.Host."""
+    async def open_subscriber(self, until: float) -> Subscriber:
         wire = await self._connect(until)
         self.leave_behind(wire.epoch)
-        return self.make_ear(wire)
+        return self.make_subscriber(wire)
 
     async def server_time(self, until: float) -> int:
-        """See hub.Host."""
-        return await self._run(lambda _: self.dialect.time(), until)
+        return await self.carry(self.dialect.time(), until)
 
     async def is_unchanged(self, key: Key, seen: str, until: float) -> bool:
-        """See hub.Host."""
-        return await self._run(lambda _: self.dialect.unchanged(key, seen), until)
-
-
-def one_give(dialect: Dialect, request: bytes, key: Key, until: float) -> Operate[W, GiveOutcome]:
-    """What sends one give and reads its answer."""
-
-    async def operate(wire: W) -> GiveOutcome:
-        (answer,) = await _ask(wire, Step(request, 1), until)
-        return dialect.given(answer, key)
-
-    return operate
+        return await self.carry(self.dialect.unchanged(key, seen), until)
 
 
 async def carry_out(wire: AnyWire, program: Program[T], until: float) -> T:

@@ -12,15 +12,12 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
 from hashlib import sha1
-from typing import Final, TypeVar
+from typing import Final
 
-from incumbent.model import Ask, Granted, Guard, Key, PutOutcome, Renewal, RenewOutcome
-from incumbent.stores.redis.dialect import Dialect
+from incumbent.stores.redis.commands import Commands
 from incumbent.stores.redis.incarnation import MARKER
-from incumbent.stores.redis.renewals import Adapt, renew_program
-from incumbent.stores.redis.resp import SCRIPTS, Program, Step
+from incumbent.stores.redis.resp import SCRIPTS
 
 __all__ = [
     "LIBRARIES",
@@ -28,11 +25,8 @@ __all__ = [
     "LIBRARY_NAME",
     "MARKER_FUNCTION",
     "RENEW_FUNCTION",
-    "FunctionDialect",
-    "words_of",
+    "FunctionCommands",
 ]
-
-T = TypeVar("T")
 
 _ALL: Final = {**SCRIPTS, "marker": MARKER}
 _DIGEST: Final = sha1(
@@ -75,58 +69,10 @@ def _call(found: re.Match[bytes]) -> bytes:
     return b"$5\r\nFCALL\r\n$%d\r\n%b\r\n" % (len(name), name)
 
 
-def _by_calls(program: Program[T]) -> Program[T]:
-    answers = None
-    try:
-        while True:
-            step = program.send(answers)  # type: ignore[arg-type]  # None starts it
-            answers = yield Step(_as_call(step.payload), step.answers)
-    except StopIteration as end:
-        result: T = end.value
-        return result
+class FunctionCommands(Commands):
+    """As Commands, by functions."""
 
-
-def words_of(dialect: Dialect) -> Adapt:
-    """How this dialect says a request that names a script."""
-    return _as_call if isinstance(dialect, FunctionDialect) else bytes
-
-
-class FunctionDialect(Dialect):
-    """As Dialect, by functions."""
-
-    def take(self, key: Key, claim: str, ask: Ask, sign: bytes, till: float) -> bytes:
-        """See Dialect.take."""
-        return _as_call(super().take(key, claim, ask, sign, till))
-
-    def take_looking(
-        self, key: Key, claim: str, ask: Ask, sign: bytes, till: float, marker: str
-    ) -> bytes:
-        """See Dialect.take_looking."""
-        return _as_call(super().take_looking(key, claim, ask, sign, till, marker))
-
-    def give(
-        self,
-        key: Key,
-        claim: str,
-        token: int | None,
-        closed_for: float,
-        slot: str | None,
-        reserve_for: str | None = None,
-    ) -> bytes:
-        """See Dialect.give."""
-        return _as_call(super().give(key, claim, token, closed_for, slot, reserve_for))
-
-    def undo(self, key: Key, grant: Granted, slot: str | None) -> bytes:
-        """See Dialect.undo."""
-        return _as_call(super().undo(key, grant, slot))
-
-    def renew(self, renewals: Sequence[Renewal], epoch: str) -> Program[list[RenewOutcome]]:
-        """See Dialect.renew."""
-        return renew_program(self.naming, renewals, epoch, self._unusable, _as_call)
-
-    def put(self, key: Key, field: str, value: bytes | None, guard: Guard) -> Program[PutOutcome]:
-        """See Dialect.put."""
-        return _by_calls(super().put(key, field, value, guard))
+    adapt = staticmethod(_as_call)
 
 
 if __name__ == "__main__":

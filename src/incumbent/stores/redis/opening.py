@@ -17,8 +17,7 @@ from incumbent.stores.redis.options import (
 
 if TYPE_CHECKING:
     from incumbent.stores.redis.clients import Own
-    from incumbent.stores.redis.engine import RedisEngine
-    from incumbent.stores.redis.layers.engine import LayeredEngine
+    from incumbent.stores.redis.engine import LayeredEngine, RedisEngine
 
 __all__ = ["engine_from_client", "open_redis", "open_store"]
 
@@ -50,7 +49,7 @@ def _engine(options: RedisOptions) -> RedisEngine:
 
 def _layered_engine(options: RedisOptions) -> LayeredEngine:
     from incumbent.stores.redis.driver import site_of_options
-    from incumbent.stores.redis.layers.layouts import layered_engine
+    from incumbent.stores.redis.engine import layered_engine
 
     return layered_engine(site_of_options(options), options)
 
@@ -61,8 +60,7 @@ def engine_from_client(
     key: str | None = None,
     restart_wait: Duration | None = None,
     allow_eviction: bool = False,
-    wait_replicas: int = 0,
-    wait_timeout: Duration | None = None,
+    wait_replicas: int | str = 0,
     functions: bool = False,
 ) -> RedisEngine | LayeredEngine:
     """The engine for a redis-py client or pool of the user's own, blocking or asynchronous.
@@ -74,10 +72,10 @@ def engine_from_client(
     """
     # The driver first: where it is missing, it says what to install.
     from incumbent.stores.redis.driver import Site
-    from incumbent.stores.redis.engine import RedisEngine
+    from incumbent.stores.redis.engine import RedisEngine, layered_engine
 
     own = _read(client)
-    replicas, patience = check_replicas(str(wait_replicas) if wait_replicas else None, wait_timeout)
+    replicas, patience = check_replicas(str(wait_replicas) if wait_replicas else None)
     options = replace(
         own.options,
         key=check_key(key),
@@ -88,9 +86,6 @@ def engine_from_client(
     site = Site(own.target, options.shown, check_restart_wait(restart_wait), allow_eviction)
     if not options.layered:
         return RedisEngine(site, options.key)
-
-    from incumbent.stores.redis.layers.layouts import layered_engine
-
     return layered_engine(site, options, own.sentinels, own.reach)
 
 

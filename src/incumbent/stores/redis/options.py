@@ -27,16 +27,18 @@ _SCHEMES: Final = {
     **{f"{scheme}+cluster": transport for scheme, transport in _TRANSPORTS.items()},
 }
 _PORTS: Final = {"": 6379, "sentinel": 26379, "cluster": 6379}
-_FILES: Final = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
+_FILES: Final = {"ca": "ssl_ca_certs", "cert": "ssl_certfile", "cert_key": "ssl_keyfile"}
+"""The option of the URL, and what the driver calls it."""
 _CHECKS: Final = ("ssl_cert_reqs", "ssl_check_hostname", "check_hostname")
-_ACKNOWLEDGED: Final = ("wait_replicas", "wait_timeout")
-_SENTINEL: Final = ("sentinel_username", "sentinel_password")
+_MORE: Final = {"sentinel": ("sentinel_username", "sentinel_password"), "unix": ("db",)}
+"""Further options; the path of a unix socket's URL cannot name a database."""
 _FUNCTIONS: Final = "functions"
-_KNOWN: Final = (
-    *("key", "restart_wait", "allow_eviction", "db", _FUNCTIONS),
-    *_ACKNOWLEDGED,
-    *_FILES,
-)
+_KNOWN: Final = ("key", "restart_wait", "allow_eviction", _FUNCTIONS, "wait_replicas", *_FILES)
+_RENAMED: Final = {
+    "db": "is gone: the path names the database, as in redis://host:6379/2",
+    "wait_timeout": "is part of wait_replicas now: wait_replicas=1:100ms",
+    **{old: f"is called {new} now" for new, old in _FILES.items()},
+}
 _NO: Final = ("no", "false", "0", "off", "none", "optional")
 
 
@@ -98,22 +100,22 @@ def parse_redis_url(url: str, password: str | None = None) -> RedisOptions:
     listed, url = _take_hosts(url)
     parts = _split(url)
     transport, layout = _SCHEMES[parts.scheme], _layout(parts.scheme)
-    query = _query(parts, (*_KNOWN, *_SENTINEL) if layout == "sentinel" else _KNOWN)
+    query = _query(parts, (*_KNOWN, *_MORE.get(layout or transport, ())))
     if transport != "tls" and any(name in query for name in (*_FILES, *_CHECKS)):
-        raise _wrong("ssl_...", "needs the scheme rediss:// (or another with TLS)")
+        raise _wrong("ca, cert, cert_key", "need the scheme rediss:// (or another with TLS)")
     service, path = _service(parts) if layout == "sentinel" else ("", parts.path)
     hosts = _hosts(parts.scheme, listed, layout) if layout else ()
-    replicas, patience = check_replicas(query.get("wait_replicas"), query.get("wait_timeout"))
+    replicas, patience = check_replicas(query.get("wait_replicas"))
     return RedisOptions(
         scheme=parts.scheme,
         transport=transport,
         host=hosts[0][0] if hosts else unquote(parts.hostname or "localhost"),
         port=hosts[0][1] if hosts else parts.port or 6379,
         path=unquote(parts.path) if transport == "unix" else "",
-        db=_database("" if transport == "unix" else path, query, layout),
+        db=_database(query.get("db", "") if transport == "unix" else path, layout),
         username=unquote(parts.username) if parts.username else None,
         password=password or (unquote(parts.password) if parts.password else None),
-        files=tuple((name, query[name]) for name in _FILES if name in query),
+        files=tuple((_FILES[name], query[name]) for name in _FILES if name in query),
         key=check_key(query.get("key")),
         restart_wait=check_restart_wait(query.get("restart_wait")),
         allow_eviction=_yes_or_no("allow_eviction", query.get("allow_eviction", "no")),
@@ -205,6 +207,8 @@ def _query(parts: SplitResult, known: tuple[str, ...]) -> dict[str, str]:
     for name, value in parse_qsl(parts.query, keep_blank_values=True):
         if name in _CHECKS:
             _insist_on_checks(name, value)
+        elif name in _RENAMED and name not in known:
+            raise _wrong(name, _RENAMED[name])
         elif name not in known:
             # What follows a "?" may be the rest of a password that was not encoded.
             shown = name if re.fullmatch(r"[a-z_]{1,30}", name) else "(not shown)"
@@ -220,7 +224,7 @@ def _insist_on_checks(name: str, value: str) -> None:
         raise _wrong(
             name,
             f"={value} would accept any server's certificate, so that anybody could grant leases;"
-            " name the authority that signed it: ssl_ca_certs=/path/ca.pem",
+            " name the authority that signed it: ca=/path/ca.pem",
         )
 
 
@@ -229,11 +233,8 @@ def _wrong(name: str, why: str) -> ConfigError:
     return ConfigError(f"option {name}{space}{why}", name=name)
 
 
-def _database(path: str, query: dict[str, str], layout: str) -> int:
-    path = path.strip("/")
-    text = query.get("db", path) or "0"
-    if path and "db" in query and path != query["db"]:
-        raise _wrong("db", "differs from the database in the path")
+def _database(text: str, layout: str) -> int:
+    text = text.strip("/") or "0"
     if not re.fullmatch(r"\d{1,5}", text, re.ASCII):
         # A password that was not encoded may end up in the path.
         raise _wrong("db", "is not a number of a database: write redis://host:6379/0")
@@ -261,17 +262,16 @@ def check_restart_wait(wait: Duration | None) -> float | None:
     return None if wait is None else parse_duration(wait, "restart_wait", most=DAY)
 
 
-def check_replicas(count: str | None, patience: Duration | None) -> tuple[int, float]:
-    """The options `wait_replicas` and `wait_timeout` (seconds)."""
-    if count is None:
-        if patience is not None:
-            raise _wrong("wait_timeout", "says nothing without wait_replicas")
+def check_replicas(option: str | None) -> tuple[int, float]:
+    """The option `wait_replicas`, as in `1:100ms`: how many, and for how many seconds."""
+    if option is None:
         return 0, 0.1
+    count, colon, patience = option.partition(":")
     if not re.fullmatch(r"[1-9]\d?", count):
         raise _wrong("wait_replicas", "is the number of replicas that have to confirm: 1 to 99")
-    seconds = 0.1 if patience is None else parse_duration(patience, "wait_timeout", most=60.0)
+    seconds = parse_duration(patience, "wait_replicas", most=60.0) if colon else 0.1
     if seconds <= 0:
-        raise _wrong("wait_timeout", "has to be longer than nothing")
+        raise _wrong("wait_replicas", "needs a time that is longer than nothing: 1:100ms")
     return int(count), seconds
 
 

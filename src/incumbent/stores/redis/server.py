@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import inf
-from typing import Any, Final
+from typing import Final
 
-from incumbent.durations import say_seconds
 from incumbent.errors import StoreUnavailable
 from incumbent.stores.redis.errors import Demoted, answered_error
 from incumbent.stores.redis.resp import Program, Script, Step, pack
 
-__all__ = ["Facts", "admit", "diagnosis", "greeting", "read_facts"]
-
-Finding = tuple[str, str, str]
+__all__ = ["Facts", "admit", "greeting", "read_facts"]
 
 _INFO: Final = pack("INFO")
-_PING: Final = pack("PING")
 _PROMOTED: Final = Script("promoted")
 _PROMOTED_KEY: Final = "incumbent:{incumbent}:promoted"
 """Where clients note when they first saw a promoted replica as the master."""
@@ -130,89 +125,3 @@ def admit(facts: Facts, where: str, *, allow_eviction: bool) -> None:
             " noeviction, or accept two holders with ?allow_eviction=yes",
             permanent=True,
         )
-
-
-def diagnosis(
-    ttl: float,
-    wait: float | None,
-    clock: Callable[[], float],
-    wall: Callable[[], float],
-    *,
-    marked: bool = False,
-) -> Program[list[Finding]]:
-    """Findings for `doctor`; `wait` is the restart wait, `clock` and `wall` tell the time.
-
-    `marked`: since when it is what it is says a marker, not its uptime.
-    """
-    began = clock()
-    yield Step(_PING, 1)
-    trip = clock() - began
-    info, time, save = yield Step(_INFO + pack("TIME") + pack("CONFIG", "GET", "save"), 3)
-    for answer in (info, time):
-        if isinstance(answer, Exception):
-            raise answered_error(str(answer), "the server")
-    facts = read_facts(info)
-    return [
-        *_about(facts),
-        _about_memory(facts),
-        _about_disk(facts, save),
-        *([] if marked else [_about_start(facts, ttl if wait is None else wait)]),
-        _about_clock(time, wall()),
-        _about_trip(trip, ttl),
-    ]
-
-
-def _about(facts: Facts) -> list[Finding]:
-    what = f"{facts.product} {facts.version}, role {facts.role}"
-    found = [("ok" if facts.role == "master" else "error", what, _MASTER[facts.role != "master"])]
-    if facts.product == "Dragonfly":
-        found.append(("warning", "not tested on Dragonfly", "try it with your failures first"))
-    replicas = "a failover can lose the newest leases: fence at the resource"
-    found.append(("warning", "replication is asynchronous", replicas))
-    return found
-
-
-_MASTER: Final = ("", "use the address of the master")
-
-
-def _about_memory(facts: Facts) -> Finding:
-    what = f"maxmemory {facts.maxmemory or 'unlimited'}, policy {facts.policy}"
-    if facts.evicts:
-        return ("error", f"{what}: leases may be evicted", "set maxmemory-policy noeviction")
-    return ("ok", f"{what}: leases are not evicted", "")
-
-
-def _about_disk(facts: Facts, save: Any) -> Finding:
-    if facts.aof:
-        return ("ok", "appendonly is on: tokens, history and used slots survive a restart", "")
-    if not isinstance(save, list) or len(save) < 2:
-        how = "appendonly is off"
-    else:
-        how = f"appendonly is off, save {save[1].decode() or 'off'}"
-    return (
-        "warning",
-        f"{how}: a restart loses leases; restart_wait covers their holders",
-        "set appendonly yes to keep tokens, history and switches",
-    )
-
-
-def _about_start(facts: Facts, wait: float) -> Finding:
-    what = f"up for {say_seconds(facts.uptime)}, restart_wait {say_seconds(wait)}"
-    if facts.uptime - 1 < wait:
-        return ("warning", f"{what}: it grants nothing yet", "wait")
-    return ("ok", what, "")
-
-
-def _about_clock(time: list[bytes], wall: float) -> Finding:
-    apart = abs(int(time[0]) + int(time[1]) / 1e6 - wall)
-    what = f"its clock and this machine's are {say_seconds(apart)} apart"
-    if apart > 1:
-        return ("warning", what, "synchronise both: a jump of the server's clock moves every ttl")
-    return ("ok", what, "")
-
-
-def _about_trip(trip: float, ttl: float) -> Finding:
-    what = f"a round trip takes {say_seconds(trip)}"
-    if trip > ttl / 30:
-        return ("warning", f"{what}, much for a ttl of {say_seconds(ttl)}", "use a longer ttl")
-    return ("ok", what, "")

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import os
+import select
+import socket
 import threading
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
+from math import ceil
+from typing import Any
 from weakref import WeakSet
 
 from incumbent import clock
 from incumbent.model import Ask, GiveOutcome, Key, Queued, TakeOutcome
 from incumbent.protocol.port import run
 from incumbent.stores.blocking import BlockingStore
+from incumbent.stores.collected import close_with
+from incumbent.stores.redis.commands import Commands
 from incumbent.stores.redis.dial import dial
-from incumbent.stores.redis.dialect import Dialect
+from incumbent.stores.redis.dialect import give_plan
 from incumbent.stores.redis.driver import Site
-from incumbent.stores.redis.exchange import UNUSABLE, Exchange, Operate, close_all, one_give
+from incumbent.stores.redis.exchange import UNUSABLE, Exchange, close_all
 from incumbent.stores.redis.incarnation import LOOK_EVERY
-from incumbent.stores.redis.waiting.ear import LockBell, WireEar
-from incumbent.stores.redis.waiting.hub import Bell, Ear
+from incumbent.stores.redis.readers import SLICE, LockWakeup, Wakeup
+from incumbent.stores.redis.subscription import Subscriber
 from incumbent.stores.redis.wire import STALE_AFTER, Wire
 
 __all__ = ["RedisStore"]
@@ -27,29 +34,24 @@ _now = clock.now
 
 class _Blocking(Exchange[Wire]):
     async def dial(self, until: float) -> Wire:
-        """See Exchange.dial."""
         return dial(self.site, until)
 
-    def new_bell(self) -> Bell:
-        """See hub.Host."""
-        return LockBell()
+    def new_bell(self) -> Wakeup:
+        return LockWakeup()
 
     def me(self) -> Hashable:
-        """See hub.Host."""
         return threading.get_ident()
 
-    def make_ear(self, wire: Wire) -> Ear:
-        """See Exchange.make_ear."""
-        return WireEar(wire)
+    def make_subscriber(self, wire: Wire) -> Subscriber:
+        return BlockingSubscriber(wire)
 
 
 class RedisStore(BlockingStore[_Blocking]):
     """See stores.base.Store. Take and give need no coroutine where a connection was just used."""
 
-    def __init__(self, site: Site, dialect: Dialect) -> None:
-        self._site = site
-        self._dialect = dialect
-        self._exchange = _Blocking(site, dialect)
+    def __init__(self, site: Site, commands: Commands) -> None:
+        self._commands = commands
+        self._exchange = _Blocking(site, commands)
         super().__init__(self._exchange)
         _stores.add(self)
 
@@ -75,24 +77,22 @@ class RedisStore(BlockingStore[_Blocking]):
         reserve_for: str | None = None,
         slot: str | None = None,
     ) -> GiveOutcome:
-        """See Store.give."""
-        exchange, dialect, now = self._exchange, self._dialect, _now()
-        request = dialect.give(key, claim, token, closed_for, slot, reserve_for)
+        exchange, commands, now = self._exchange, self._commands, _now()
+        request = commands.give(key, claim, token, closed_for, slot, reserve_for)
         idle = exchange.idle
         try:
             wire = idle.pop()
         except IndexError:
-            return run(exchange.do(one_give(dialect, request, key, until), until))
+            return run(exchange.carry(give_plan(lambda _: request, key), until))
         if now - wire.used > STALE_AFTER and wire.is_stale(trust=False):
             idle.append(wire)
-            return run(exchange.do(one_give(dialect, request, key, until), until))
+            return run(exchange.carry(give_plan(lambda _: request, key), until))
         wire.used = now
         try:
-            outcome = dialect.given(wire.ask(request, until), key)
+            outcome = commands.given(wire.ask(request, until), key)
         except UNUSABLE as error:
             wire.close()
-            again: Operate[Wire, GiveOutcome] = one_give(dialect, request, key, until)
-            return run(exchange.again(error, again, until, 0.0, repeatable=True))
+            return run(exchange.again(error, give_plan(lambda _: request, key), until))
         except BaseException:
             wire.close()
             raise
@@ -104,28 +104,26 @@ class RedisStore(BlockingStore[_Blocking]):
 
     def _take(self, key: Key, claim: str, ask: Ask, now: float, until: float) -> TakeOutcome:
         """By a connection that was just looked at, without a coroutine; else as `Exchange` does."""
-        exchange, dialect = self._exchange, self._dialect
+        exchange, commands = self._exchange, self._commands
         idle = exchange.idle
         try:
             wire = idle.pop()
         except IndexError:
-            return run(exchange.ask_server(key, claim, ask, until))
+            return run(exchange.carry(exchange.dialect.take(key, claim, ask), until))
         if (
             now - wire.looked > LOOK_EVERY
             or ask.ttl > wire.serves
             or (now - wire.used > STALE_AFTER and wire.is_stale(trust=False))
         ):
             idle.append(wire)
-            return run(exchange.ask_server(key, claim, ask, until))
+            return run(exchange.carry(exchange.dialect.take(key, claim, ask), until))
         wire.used = now
         try:
-            answer = wire.ask(dialect.take(key, claim, ask, wire.sign, until + wire.ahead), until)
-            outcome = dialect.taken(answer, key, claim, ask, wire.epoch)
+            answer = wire.ask(commands.take(key, claim, ask, wire.sign, until + wire.ahead), until)
+            outcome = commands.taken(answer, key, claim, ask, wire.epoch)
         except UNUSABLE as error:
             wire.close()
-            taking = exchange.taking(key, claim, ask, until)
-            # A take in doubt is the caller's to repeat, who remembers that there were two.
-            return run(exchange.again(error, taking, until, ask.ttl, repeatable=False))
+            return run(exchange.again(error, exchange.dialect.take(key, claim, ask), until))
         except BaseException:
             wire.close()
             raise
@@ -154,7 +152,7 @@ class RedisStore(BlockingStore[_Blocking]):
         """In a fork's child: give the descriptors back. What is in use was other threads'."""
         exchange = self._exchange
         exchange.idle = []
-        self._dialect.move()
+        self._commands.move()
         exchange.hub.abandon()
         close_all(list(exchange.all))
 
@@ -169,3 +167,64 @@ def _after_fork() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
+
+
+class BlockingSubscriber:
+    """See subscription.Subscriber. A pair of sockets wakes it: not every system polls pipes."""
+
+    interruptible = False
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+        self.epoch = wire.epoch
+        self._mine, self._others = socket.socketpair()
+        for end in (self._mine, self._others):
+            end.setblocking(False)
+        close_with(self, partial(_close_all, (self._mine, self._others)))
+        self._ready = _watch(wire.fileno(), self._mine.fileno())
+
+    def send(self, request: bytes, until: float) -> None:
+        self._wire.used = _now()
+        self._wire.send(request, until)
+
+    async def next(self, until: float) -> Any:
+        while (message := self._wire.buffered()) is False:
+            left = until - _now()
+            ready = self._ready(max(0.0, min(left, SLICE)))
+            if self._wire.fileno() in ready:
+                self._wire.fill()
+            elif ready:
+                self._mine.recv(1024)
+                return None
+            elif left <= 0:
+                return None
+        return message
+
+    def wake(self) -> None:
+        try:
+            self._others.send(b"!")
+        except OSError:
+            return  # it has been woken often enough, or is closed
+
+    def close(self) -> None:
+        self._wire.close()
+        _close_all((self._mine, self._others))
+
+    def __del__(self) -> None:
+        _close_all((self._mine, self._others))
+
+
+def _close_all(ends: tuple[socket.socket, ...]) -> None:
+    for end in ends:
+        end.close()
+
+
+def _watch(*fds: int) -> Callable[[float], Sequence[int]]:
+    """What waits for so many seconds, and returns which of them can be read."""
+    if not hasattr(select, "poll"):
+        return lambda seconds: select.select(fds, [], [], seconds)[0]
+    poll = select.poll()
+    for fd in fds:
+        poll.register(fd, select.POLLIN)
+    # Up to the next millisecond: down would spin.
+    return lambda seconds: [fd for fd, _ in poll.poll(ceil(seconds * 1000))]

@@ -8,15 +8,16 @@ from typing import Any, TypeVar
 
 from incumbent import clock
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
-from incumbent.stores.blocking import Operations
+from incumbent.stores.plan import Planned
 from incumbent.stores.redis.aio import AsyncRedisStore
 from incumbent.stores.redis.aiodial import dial
-from incumbent.stores.redis.dialect import Dialect
+from incumbent.stores.redis.commands import Commands
+from incumbent.stores.redis.dialect import Server
 from incumbent.stores.redis.driver import Site
 from incumbent.stores.redis.errors import exchange_error
 from incumbent.stores.redis.exchange import UNUSABLE, Exchange, carry_out
-from incumbent.stores.redis.layers.base import Layer, Side
 from incumbent.stores.redis.resp import Program
+from incumbent.stores.redis.sides import Layer, Side
 
 __all__ = ["AsyncFace", "AsyncSide", "make_face"]
 
@@ -24,15 +25,14 @@ T = TypeVar("T")
 
 
 class AsyncSide(Side):
-    """See layer.Side. Belongs to the loop in which it was made."""
+    """See Side. Belongs to the loop in which it was made."""
 
     def __init__(self) -> None:
         self._stores: list[AsyncRedisStore] = []
         self._turn = asyncio.Lock()
 
-    def exchange(self, site: Site, dialect: Dialect) -> Exchange[Any]:
-        """See Side.exchange."""
-        store = AsyncRedisStore(site, dialect)
+    def exchange(self, site: Site, commands: Commands) -> Exchange[Any]:
+        store = AsyncRedisStore(site, commands)
         self._stores.append(store)
         return store
 
@@ -43,7 +43,6 @@ class AsyncSide(Side):
         enough: int,
         until: float,
     ) -> list[T | StoreError]:
-        """See Side.survey."""
         tasks = [asyncio.create_task(_ask(site, program, until)) for site in sites]
         answers: list[T | StoreError] = []
         try:
@@ -59,7 +58,6 @@ class AsyncSide(Side):
         return answers
 
     async def alone(self, work: Callable[[], Awaitable[None]], until: float) -> None:
-        """See Side.alone."""
         try:
             async with asyncio.timeout(max(0.0, until - clock.now())):
                 await self._turn.acquire()
@@ -71,13 +69,11 @@ class AsyncSide(Side):
             self._turn.release()
 
     async def pause(self, seconds: float) -> None:
-        """See Side.pause."""
         await asyncio.sleep(seconds)
 
     async def each(
         self, works: Sequence[Callable[[float], Awaitable[T]]], until: float
     ) -> list[T | StoreError]:
-        """See Side.each."""
         return list(await asyncio.gather(*(_outcome(work, until) for work in works)))
 
     async def aclose(self) -> None:
@@ -86,7 +82,6 @@ class AsyncSide(Side):
             await store.aclose()
 
     def detach(self) -> None:
-        """See AsyncWire.detach."""
         for store in self._stores:
             store.detach()
 
@@ -94,12 +89,11 @@ class AsyncSide(Side):
 class AsyncFace(Layer):
     """See stores.base.AsyncStore: the operations of a layer, for one event loop."""
 
-    def __init__(self, side: AsyncSide, layer: Operations) -> None:
+    def __init__(self, side: AsyncSide, layer: Planned[Server]) -> None:
         super().__init__(layer)
         self._side = side
 
     async def aclose(self) -> None:
-        """See AsyncStore.aclose."""
         self.let_go()
         await self._side.aclose()
 
@@ -108,7 +102,7 @@ class AsyncFace(Layer):
         self._side.detach()
 
 
-def make_face(build: Callable[[Side], Operations]) -> AsyncFace:
+def make_face(build: Callable[[Side], Planned[Server]]) -> AsyncFace:
     """The store of the running loop."""
     side = AsyncSide()
     return AsyncFace(side, build(side))

@@ -6,12 +6,45 @@ itself, in the thread that has the seat (a signal handler), gets another seat an
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Hashable
-from typing import Generic, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
-from incumbent.stores.redis.waiting.seats import Bell
+from incumbent import clock
 
-__all__ = ["Turns"]
+__all__ = ["SLICE", "LockWakeup", "ReaderRole", "Wakeup"]
+
+SLICE: Final = 5.0
+"""Seconds of one wait; then our clock is asked again, which also counts suspend."""
+
+_now = clock.now
+
+
+class Wakeup(Protocol):
+    """What wakes one that waits."""
+
+    def ring(self) -> None:
+        """Wake it, now or at its next wait; from any thread."""
+
+    async def wait(self, until: float) -> None:
+        """Return when rung, or at `until`, or earlier."""
+
+
+class LockWakeup:
+    """See subscription.Wakeup."""
+
+    def __init__(self) -> None:
+        self._gate = threading.Lock()
+        self._gate.acquire()
+
+    def ring(self) -> None:
+        try:
+            self._gate.release()
+        except RuntimeError:
+            return  # it rings already
+
+    async def wait(self, until: float) -> None:
+        self._gate.acquire(timeout=max(0.0, min(until - _now(), SLICE)))
 
 
 class _Seat(Protocol):
@@ -21,7 +54,7 @@ class _Seat(Protocol):
 
 
 class _Waiter(Protocol):
-    bell: Bell
+    bell: Wakeup
     listens: bool
     told: bool
 
@@ -30,7 +63,7 @@ S = TypeVar("S", bound=_Seat)
 W = TypeVar("W", bound=_Waiter)
 
 
-class Turns(Generic[S, W]):
+class ReaderRole(Generic[S, W]):
     """Who waits here, and which of them reads."""
 
     def __init__(self, new_seat: Callable[[], S]) -> None:

@@ -3,46 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import count, repeat
-from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar, cast
 
 from incumbent import clock
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
-from incumbent.model import (
-    Ask,
-    Batch,
-    GiveOutcome,
-    Granted,
-    Guard,
-    Key,
-    PutOutcome,
-    Record,
-    Renewal,
-    Renewed,
-    RenewOutcome,
-    TakeOutcome,
-    Unproved,
-)
-from incumbent.stores.blocking import Operations
-from incumbent.stores.redis.dialect import Dialect, is_repeatable
+from incumbent.model import Batch, Granted, Key, Record, Renewal, Renewed, RenewOutcome, Unproved
+from incumbent.stores.plan import Plan, Planned
+from incumbent.stores.redis.cluster import Cluster, Topology, asking, host_of, slot_of
+from incumbent.stores.redis.commands import Commands
+from incumbent.stores.redis.dialect import DIALECT, Server
 from incumbent.stores.redis.errors import Moved
-from incumbent.stores.redis.exchange import Exchange, carry_out
+from incumbent.stores.redis.exchange import Exchange
 from incumbent.stores.redis.hosts import Address, parse_address, say_address
-from incumbent.stores.redis.incarnation import Known
-from incumbent.stores.redis.layers.base import Side
-from incumbent.stores.redis.layers.cluster import Topology, asking, host_of, slot_of
-from incumbent.stores.redis.layers.nodes import Cluster
-from incumbent.stores.redis.layers.replicas import Confirmed
-from incumbent.stores.redis.layers.spread import Part, renew_part, slot_of_key
 from incumbent.stores.redis.names import Naming
-from incumbent.stores.redis.resp import Program, Step
-from incumbent.stores.redis.taking import take_program
+from incumbent.stores.redis.replicas import Confirmed
+from incumbent.stores.redis.sides import Side
+from incumbent.stores.redis.spread import Part, renew_part, slot_of_key
 
 __all__ = ["Router"]
 
 T = TypeVar("T")
 
+_CHANGES: Final = frozenset({"take", "give", "put"})
+"""What may be asked for at the node to which the key is on its way."""
 _HOPS: Final = 5
 """Redirections that one operation follows at once."""
 _APART: Final = 0.02
@@ -58,107 +44,55 @@ class _Node(NamedTuple):
     confirmed: Confirmed | None
 
     @property
-    def operations(self) -> Operations:
-        """Those of a single server."""
+    def planned(self) -> Planned[Server]:
+        """What carries out a plan at this node."""
         return self.confirmed or self.exchange
 
 
-class Router:
-    """See layer.Operations."""
+class Router(Planned[Server]):
+    """Carries out each plan at the node that has its key, or at all nodes."""
+
+    dialect = DIALECT
 
     def __init__(
         self,
         side: Side,
         cluster: Cluster,
         naming: Naming,
-        dialect: type[Dialect],
+        commands: type[Commands],
         replicas: int,
         patience: float,
     ) -> None:
         self._side = side
         self._cluster = cluster
-        self._naming, self._dialect = naming, dialect
+        self._naming, self._commands = naming, commands
         self._replicas, self._patience = replicas, patience
         self._nodes: dict[Address, _Node] = {}
 
-    async def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
-        """See Store.take."""
+    async def run(self, plan: Plan[Server, T], until: float) -> T:
+        """See Planned.run. A key that is just being moved cannot be read."""
+        outcome: Any
+        if plan.kind == "renew":
+            outcome = await self._renew(plan.renewals, until)
+        elif plan.kind == "scan":
+            outcome = await self._scan(cast("Plan[Server, tuple[Record, ...]]", plan), until)
+        else:
+            moving = partial(self._run_moving, plan, until) if plan.kind in _CHANGES else None
+            outcome = await self._at(plan.keys[0], until, partial(_run_at, plan, until), moving)
+        return outcome  # type: ignore[no-any-return]  # what the plan's kind says is T
 
-        async def operate(node: _Node) -> TakeOutcome:
-            outcome = await node.operations.take(key, claim, ask, until)
-            return _stamped(outcome, node)
-
-        async def operate_asking(node: _Node) -> TakeOutcome:
-            def start(wire: Known) -> Program[TakeOutcome]:
-                site, dialect = node.exchange.site, node.exchange.dialect
-                return asking(take_program(site, dialect, wire, key, claim, ask, until))
-
-            outcome = await _do(node, start, until, ttl=ask.ttl, repeatable=False)
-            return _stamped(outcome, node)
-
-        return await self._at(key, until, operate, operate_asking)
-
-    async def give(
-        self,
-        key: Key,
-        claim: str,
-        token: int | None,
-        until: float,
-        *,
-        closed_for: float = 0.0,
-        reserve_for: str | None = None,
-        slot: str | None = None,
-    ) -> GiveOutcome:
-        """See Store.give."""
-
-        async def operate(node: _Node) -> GiveOutcome:
-            give = partial(node.operations.give, key, claim, token, until)
-            return await give(closed_for=closed_for, reserve_for=reserve_for, slot=slot)
-
-        async def operate_asking(node: _Node) -> GiveOutcome:
-            dialect = node.exchange.dialect
-
-            def start() -> Program[GiveOutcome]:
-                request = dialect.give(key, claim, token, closed_for, slot, reserve_for)
-                (answer,) = yield Step(request, 1)
-                return dialect.given(answer, key)
-
-            return await _do(node, lambda _: asking(start()), until)
-
-        return await self._at(key, until, operate, operate_asking)
-
-    async def put(
-        self, key: Key, field: str, value: bytes | None, guard: Guard, until: float
-    ) -> PutOutcome:
-        """See Store.put."""
-
-        async def operate(node: _Node) -> PutOutcome:
-            return await node.operations.put(key, field, value, guard, until)
-
-        async def operate_asking(node: _Node) -> PutOutcome:
-            put = node.exchange.dialect.put
-            return await _do(
-                node,
-                lambda _: asking(put(key, field, value, guard)),
-                until,
-                repeatable=is_repeatable(guard),
-            )
-
-        return await self._at(key, until, operate, operate_asking)
-
-    async def read(self, key: Key, until: float) -> Record:
-        """See Store.read. A key that is just being moved is unavailable."""
-
-        async def operate(node: _Node) -> Record:
-            return await node.operations.read(key, until)
-
-        return await self._at(key, until, operate)
+    async def _run_moving(self, plan: Plan[Server, T], until: float, node: _Node) -> T:
+        """Carry out a plan at the node to which its key is on its way."""
+        if node.confirmed is not None:
+            raise StoreUnavailable("the key is being moved, and its replicas cannot be asked yet")
+        by_asking = replace(plan, start=lambda server, end: asking(plan.start(server, end)))
+        return _stamped(await node.exchange.carry(by_asking, until), node)
 
     async def wait_change(self, key: Key, seen: str, until: float) -> None:
-        """See Store.wait_change. Every node hears what is published at any of them."""
+        """See Planned.wait_change. Every node hears what is published at any of them."""
 
         async def operate(node: _Node) -> None:
-            await node.operations.wait_change(key, seen, until)
+            await node.planned.wait_change(key, seen, until)
 
         try:
             await self._at(key, until, operate)
@@ -167,16 +101,14 @@ class Router:
             if clock.now() < until:
                 raise
 
-    async def scan(self, namespace: str, prefix: str, until: float) -> tuple[Record, ...]:
-        """See Store.scan."""
+    async def _scan(
+        self, plan: Plan[Server, tuple[Record, ...]], until: float
+    ) -> tuple[Record, ...]:
         await self._ready(until)
-
-        def work(node: _Node) -> Callable[[float], Awaitable[tuple[Record, ...]]]:
-            return lambda share: node.operations.scan(namespace, prefix, share)
-
         nodes = [self._node(address) for address in self._cluster.topology.nodes()]
+        works = [partial(node.planned.run, plan) for node in nodes]
         found: dict[Key, Record] = {}
-        for records in await self._side.each([work(node) for node in nodes], until):
+        for records in await self._side.each(works, until):
             if isinstance(records, StoreError):
                 self._cluster.doubt()
                 raise records
@@ -186,8 +118,8 @@ class Router:
 
     # -- renewals -----------------------------------------------------------------------------
 
-    async def renew(self, renewals: Sequence[Renewal], until: float) -> list[RenewOutcome]:
-        """See Store.renew. One request a node; one of them that fails costs the others nothing."""
+    async def _renew(self, renewals: Sequence[Renewal], until: float) -> list[RenewOutcome]:
+        """One request a node; one of them that fails costs the others nothing."""
         await self._ready(until)
         outcomes: list[RenewOutcome | StoreError] = [_UNASKED] * len(renewals)
         asks: dict[int, Address] = {}
@@ -243,15 +175,10 @@ class Router:
         return moved
 
     async def _renew_part(self, renewals: Sequence[Renewal], part: Part, until: float) -> _Said:
-        node = self._node(part.address)
-
-        async def operate(wire: Any) -> _Said:
-            program = renew_part(node.exchange.dialect, renewals, part, wire)
-            if node.confirmed is not None:
-                program = node.confirmed.confirmed(program, until)
-            return await carry_out(wire, program, until)
-
-        return await node.exchange.do(operate, until)
+        plan: Plan[Server, _Said] = Plan(
+            "renew", lambda server, _: renew_part(server.commands, renewals, part, server.known)
+        )
+        return await self._node(part.address).planned.run(plan, until)
 
     def _said(self, outcomes: list[RenewOutcome | StoreError]) -> list[RenewOutcome]:
         errors = [each for each in outcomes if isinstance(each, StoreError)]
@@ -264,7 +191,6 @@ class Router:
     # -- nodes --------------------------------------------------------------------------------
 
     def let_go(self) -> None:
-        """See Operations.let_go."""
         for node in self._nodes.values():
             node.exchange.let_go()
 
@@ -279,7 +205,7 @@ class Router:
         node = self._nodes.get(address)
         if node is None:
             site = self._cluster.site_of(address)
-            exchange = self._side.exchange(site, self._dialect(self._naming, site.where))
+            exchange = self._side.exchange(site, self._commands(self._naming, site.where))
             confirmed = (
                 Confirmed(exchange, self._replicas, self._patience) if self._replicas else None
             )
@@ -361,25 +287,11 @@ def _each(part: Part, said: _Said | StoreError) -> Iterable[tuple[int, RenewOutc
     return said
 
 
-async def _do(
-    node: _Node,
-    start: Callable[[Known], Program[T]],
-    until: float,
-    *,
-    ttl: float = 0.0,
-    repeatable: bool = True,
-) -> T:
-    """A program for a key that is on its way to the node."""
-
-    async def operate(wire: Any) -> T:
-        if node.confirmed is not None:
-            raise StoreUnavailable("the key is being moved, and its replicas cannot be asked yet")
-        return await carry_out(wire, start(wire), until)
-
-    return await node.exchange.do(operate, until, ttl, repeatable=repeatable)
+async def _run_at(plan: Plan[Server, T], until: float, node: _Node) -> T:
+    return _stamped(await node.planned.run(plan, until), node)
 
 
-def _stamped(outcome: TakeOutcome, node: _Node) -> TakeOutcome:
+def _stamped(outcome: T, node: _Node) -> T:
     """A grant says which node granted it: its key may be moved."""
     if isinstance(outcome, Granted):
         return outcome._replace(epoch=f"{say_address(node.address)} {outcome.epoch}")

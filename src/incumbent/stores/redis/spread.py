@@ -16,13 +16,12 @@ import hiredis
 from incumbent import clock
 from incumbent.errors import StoreError
 from incumbent.model import Gone, Renewal, Renewed, RenewOutcome
-from incumbent.stores.redis.dialect import Dialect
+from incumbent.stores.redis.cluster import ASKING, slot_of
+from incumbent.stores.redis.commands import Commands
+from incumbent.stores.redis.dialect import is_forgotten
 from incumbent.stores.redis.errors import Mismatch, answered_error
-from incumbent.stores.redis.exchange import is_forgotten
-from incumbent.stores.redis.functions import words_of
 from incumbent.stores.redis.hosts import Address, say_address
 from incumbent.stores.redis.incarnation import TOKEN_JUMP
-from incumbent.stores.redis.layers.cluster import ASKING, slot_of
 from incumbent.stores.redis.names import Naming
 from incumbent.stores.redis.renewals import new_echo, outcomes_of, packed
 from incumbent.stores.redis.resp import Program, Step, as_eval
@@ -74,7 +73,7 @@ def slot_of_key(naming: Naming, renewal: Renewal) -> int:
 
 
 def renew_part(
-    dialect: Dialect, renewals: Sequence[Renewal], part: Part, wire: Incarnation
+    commands: Commands, renewals: Sequence[Renewal], part: Part, wire: Incarnation
 ) -> Program[Sequence[tuple[int, RenewOutcome | StoreError]] | None]:
     """Renew the renewals of one part; a call that fails costs the others nothing.
 
@@ -82,17 +81,17 @@ def renew_part(
     """
     ready = part.ready
     if ready is None or ready.epoch != wire.epoch:
-        ready = part.ready = _prepare(dialect, renewals, part, wire)
+        ready = part.ready = _prepare(commands, renewals, part, wire)
     lost = [(at, _RESTARTED) for at in ready.lost]
     if not ready.order:
         return lost
     echo, said = new_echo(renewals[ready.order[0]])
-    answers = yield from _asked(dialect, renewals, part, ready, said)
+    answers = yield from _asked(commands, renewals, part, ready, said)
     if not lost and _are_renewed(ready, echo, answers):
         return None
     outcomes: list[tuple[int, RenewOutcome | StoreError]] = [*lost]
     for places, answer in zip(_calls(ready), answers, strict=True):
-        outcomes += zip(places, _read(dialect, renewals, places, echo, answer), strict=True)
+        outcomes += zip(places, _read(commands, renewals, places, echo, answer), strict=True)
     return outcomes
 
 
@@ -101,7 +100,7 @@ _RESTARTED: Final = Gone("store_restarted")
 
 
 def _asked(
-    dialect: Dialect, renewals: Sequence[Renewal], part: Part, ready: _Ready, said: bytes
+    commands: Commands, renewals: Sequence[Renewal], part: Part, ready: _Ready, said: bytes
 ) -> Program[list[Any]]:
     """The answer to each call, once those have been repeated whose script was forgotten."""
     # One that goes by asking has two requests; the first one's answer says nothing.
@@ -112,7 +111,7 @@ def _asked(
     if again:
         calls = _calls(ready)
         requests = [
-            _before(part) + as_eval(said.join(packed(dialect.naming, _some(renewals, calls[at]))))
+            _before(part) + as_eval(said.join(packed(commands.naming, _some(renewals, calls[at]))))
             for at in again
         ]
         repeated = yield Step(b"".join(requests), len(again) * each)
@@ -126,15 +125,15 @@ def _are_renewed(ready: _Ready, echo: bytes, answers: list[Any]) -> bool:
 
 
 def _read(
-    dialect: Dialect, renewals: Sequence[Renewal], places: Sequence[int], echo: bytes, answer: Any
+    commands: Commands, renewals: Sequence[Renewal], places: Sequence[int], echo: bytes, answer: Any
 ) -> Sequence[RenewOutcome | StoreError]:
     batch = _some(renewals, places)
     if type(answer) is list:
         return outcomes_of(batch, echo, answer)
     if not isinstance(answer, hiredis.ReplyError):
         raise Mismatch(f"an answer of type {type(answer).__name__} was not expected")
-    at = dialect.naming.of(batch[0].key).main
-    return [answered_error(str(answer), dialect.where, at)] * len(batch)
+    at = commands.naming.of(batch[0].key).main
+    return [answered_error(str(answer), commands.where, at)] * len(batch)
 
 
 def _some(renewals: Sequence[Renewal], places: Sequence[int]) -> list[Renewal]:
@@ -149,7 +148,7 @@ def _calls(ready: _Ready) -> list[Sequence[int]]:
 
 
 def _prepare(
-    dialect: Dialect, renewals: Sequence[Renewal], part: Part, wire: Incarnation
+    commands: Commands, renewals: Sequence[Renewal], part: Part, wire: Incarnation
 ) -> _Ready:
     node = say_address(part.address) if part.address else ""
     since = clock.wall() - (clock.now() - wire.born)
@@ -157,7 +156,7 @@ def _prepare(
     lost = array("l")
     for at in part.places:
         if _is_known(renewals[at], node, wire.epoch, since):
-            slots.setdefault(slot_of_key(dialect.naming, renewals[at]), []).append(at)
+            slots.setdefault(slot_of_key(commands.naming, renewals[at]), []).append(at)
         else:
             lost.append(at)
     calls = [
@@ -165,21 +164,21 @@ def _prepare(
         for places in slots.values()
         for start in range(0, len(places), _AT_ONCE)
     ]
-    pieces = _pieces(dialect, renewals, part, calls)
+    pieces = _pieces(commands, renewals, part, calls)
     order = array("l", [at for places in calls for at in places])
     ends = array("l", accumulate(map(len, calls), initial=0))
     return _Ready(wire.epoch, pieces, order, ends, lost)
 
 
 def _pieces(
-    dialect: Dialect, renewals: Sequence[Renewal], part: Part, calls: list[list[int]]
+    commands: Commands, renewals: Sequence[Renewal], part: Part, calls: list[list[int]]
 ) -> list[bytes]:
     """All requests, cut where the echoes come."""
-    adapt, before = words_of(dialect), _before(part)
+    before = _before(part)
     pieces, last = [], b""
     for places in calls:
-        head, tail = packed(dialect.naming, _some(renewals, places))
-        pieces.append(b"".join((last, before, adapt(head))))
+        head, tail = packed(commands.naming, _some(renewals, places))
+        pieces.append(b"".join((last, before, commands.adapt(head))))
         last = tail
     return [*pieces, last]
 

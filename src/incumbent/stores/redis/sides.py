@@ -1,41 +1,103 @@
-"""What the layers need of the world, for blocking callers."""
+"""What stands between a caller and the connections, where there is more than one server to find.
+
+A layer is written once, as coroutines over the connections to each server (or over another layer),
+and wraps `run`. The asynchronous side awaits them; the blocking side runs each in one step.
+"""
 
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, Generic, TypeVar, cast
 
 from incumbent import clock
 from incumbent.errors import OutcomeUnknown, StoreError
+from incumbent.model import Key
 from incumbent.protocol.port import run
+from incumbent.stores.plan import Plan, Planned
+from incumbent.stores.redis.commands import Commands
 from incumbent.stores.redis.dial import dial
-from incumbent.stores.redis.dialect import Dialect
+from incumbent.stores.redis.dialect import DIALECT, Server
 from incumbent.stores.redis.driver import Site
 from incumbent.stores.redis.errors import exchange_error
 from incumbent.stores.redis.exchange import UNUSABLE, Exchange, carry_out
-from incumbent.stores.redis.layers.base import Side
 from incumbent.stores.redis.resp import Program
 from incumbent.stores.redis.sync import RedisStore
 
-__all__ = ["BlockingSide"]
+__all__ = ["BlockingSide", "Layer", "Side"]
 
 T = TypeVar("T")
 
 
+class Layer(Planned[Server]):
+    """Passes everything on. Subclasses do what has to be done before and after."""
+
+    dialect = DIALECT
+
+    def __init__(self, inner: Planned[Server]) -> None:
+        self.inner = inner
+
+    async def run(self, plan: Plan[Server, T], until: float) -> T:
+        return await self.inner.run(plan, until)
+
+    async def wait_change(self, key: Key, seen: str, until: float) -> None:
+        await self.inner.wait_change(key, seen, until)
+
+    def let_go(self) -> None:
+        self.inner.let_go()
+
+
+class Side(ABC):
+    """How one side, blocking or asynchronous, does what the layers need of the world."""
+
+    @abstractmethod
+    def exchange(self, site: Site, commands: Commands) -> Exchange[Any]:
+        """The connections to one server."""
+
+    @abstractmethod
+    async def survey(
+        self,
+        sites: Sequence[Site],
+        program: Callable[[Site], Program[T]],
+        enough: int,
+        until: float,
+    ) -> list[T | StoreError]:
+        """Ask all of them the same at once, each by a connection of its own.
+
+        Returns as soon as `enough` have answered, or nobody else can by `until`.
+        """
+
+    @abstractmethod
+    async def alone(self, work: Callable[[], Awaitable[None]], until: float) -> None:
+        """Do this while no other task of the loop does. Threads do not wait for one another."""
+
+    @abstractmethod
+    async def pause(self, seconds: float) -> None:
+        """Wait, and let others work meanwhile."""
+
+    @abstractmethod
+    async def each(
+        self, works: Sequence[Callable[[float], Awaitable[T]]], until: float
+    ) -> list[T | StoreError]:
+        """What becomes of each work, which is told by when it must be done.
+
+        One that takes all its time leaves the others theirs.
+        """
+
+
 class BlockingSide(Side):
-    """See layer.Side."""
+    """See Side."""
 
     def __init__(self) -> None:
         self._stores: list[RedisStore] = []
 
-    def exchange(self, site: Site, dialect: Dialect) -> Exchange[Any]:
-        """See Side.exchange."""
-        store = RedisStore(site, dialect)
+    def exchange(self, site: Site, commands: Commands) -> Exchange[Any]:
+        store = RedisStore(site, commands)
         # It gives descriptors back in a fork's child for as long as it is remembered.
         self._stores.append(store)
-        return store._exchange
+        return store.operations
 
     async def survey(
         self,
@@ -52,11 +114,9 @@ class BlockingSide(Side):
         return list(poll.answers)
 
     async def alone(self, work: Callable[[], Awaitable[None]], until: float) -> None:
-        """See Side.alone."""
         await work()
 
     async def pause(self, seconds: float) -> None:
-        """See Side.pause."""
         threading.Event().wait(seconds)
 
     async def each(

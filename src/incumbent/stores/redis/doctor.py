@@ -1,0 +1,319 @@
+"""What `doctor` says of a server: its settings, its marker, and our functions there.
+
+It writes nothing, but for the functions that it is to load. `needed`: functions are what the
+store's users call (`functions=yes`); others only like to know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeAlias
+
+import hiredis
+
+from incumbent import clock
+from incumbent.durations import say_seconds
+from incumbent.errors import StoreError, StoreUnavailable
+from incumbent.policy import TTL_DEFAULT
+from incumbent.protocol.port import run
+from incumbent.stores.redis.dial import dial
+from incumbent.stores.redis.driver import Site
+from incumbent.stores.redis.errors import answered_error
+from incumbent.stores.redis.exchange import carry_out
+from incumbent.stores.redis.functions import LIBRARIES, LIBRARY, LIBRARY_NAME, RENEW_FUNCTION
+from incumbent.stores.redis.incarnation import LOOK_EVERY, read_mark
+from incumbent.stores.redis.resp import Program, Step, pack
+from incumbent.stores.redis.server import Facts, read_facts
+from incumbent.stores.restart import wait_after_restart
+
+__all__ = ["Finding", "diagnosis", "examine", "load_functions", "look_at_functions", "mend"]
+
+Finding: TypeAlias = "tuple[str, str, str]"
+
+_RESYNC_LEAST: Final = 2
+"""Seconds of repl-diskless-sync-delay with which no resync ends between two looks at a server."""
+
+_PROBE: Final = "probe"
+# Who may call functions may not list them, and the other way round.
+_LOOK: Final = pack("FCALL", RENEW_FUNCTION, 0, _PROBE, 1) + pack(
+    "FUNCTION", "LIST", "LIBRARYNAME", f"{LIBRARIES}*"
+)
+_LOAD: Final = pack("FUNCTION", "LOAD", "REPLACE", LIBRARY)
+
+_FIX: Final = "an administrator runs `incumbent doctor --fix`"
+_OLD: Final = "leave functions=yes out, so that scripts are sent, or upgrade it"
+_HERE: Final = ("ok", f"the functions of this release are loaded ({LIBRARY_NAME})", "")
+_OPTIONAL: Final = "only users with functions=yes need it"
+
+
+def examine(ttl: float, site: Site, until: float) -> list[Finding]:
+    """What there is to say of one server. Looks also at one that would be refused."""
+
+    def program() -> Program[list[Finding]]:
+        found = yield from diagnosis(ttl, site.restart_wait, clock.now, clock.wall, marked=True)
+        found += yield from look_at_resync()
+        found += yield from look_at_marker(site, ttl)
+        functions = yield from look_at_functions(needed=_calls_functions(site))
+        return [*found, *functions]
+
+    return _visit(site, program(), until)
+
+
+def mend(site: Site, until: float) -> list[Finding]:
+    """Have one server load the functions of this release."""
+    return _visit(site, load_functions(needed=_calls_functions(site)), until)
+
+
+def _calls_functions(site: Site) -> bool:
+    return bool(site.marker.function)
+
+
+def _visit(site: Site, program: Program[list[Finding]], until: float) -> list[Finding]:
+    try:
+        wire = dial(site, until)
+    except StoreError as error:
+        return [("error", str(error), "check the address, the password and the network")]
+    try:
+        return run(carry_out(wire, program, until))
+    except Exception as error:  # noqa: BLE001 - whatever it is, a diagnosis reports it
+        return [("error", f"{site.where} answered nothing usable: {error}", "look at its log")]
+    finally:
+        wire.close()
+
+
+# -- the server -----------------------------------------------------------------------------------
+
+
+def diagnosis(
+    ttl: float,
+    wait: float | None,
+    clock: Callable[[], float],
+    wall: Callable[[], float],
+    *,
+    marked: bool = False,
+) -> Program[list[Finding]]:
+    """Findings for `doctor`; `wait` is the restart wait, `clock` and `wall` tell the time.
+
+    `marked`: since when it is what it is says a marker, not its uptime.
+    """
+    began = clock()
+    yield Step(pack("PING"), 1)
+    trip = clock() - began
+    info, time, save = yield Step(pack("INFO") + pack("TIME") + pack("CONFIG", "GET", "save"), 3)
+    for answer in (info, time):
+        if isinstance(answer, Exception):
+            raise answered_error(str(answer), "the server")
+    facts = read_facts(info)
+    return [
+        *_about(facts),
+        _about_memory(facts),
+        _about_disk(facts, save),
+        *([] if marked else [_about_start(facts, ttl if wait is None else wait)]),
+        _about_clock(time, wall()),
+        _about_trip(trip, ttl),
+    ]
+
+
+def _about(facts: Facts) -> list[Finding]:
+    what = f"{facts.product} {facts.version}, role {facts.role}"
+    found = [("ok" if facts.role == "master" else "error", what, _MASTER[facts.role != "master"])]
+    if facts.product == "Dragonfly":
+        found.append(("warning", "not tested on Dragonfly", "try it with your failures first"))
+    replicas = "a failover can lose the newest leases: fence at the resource"
+    found.append(("warning", "replication is asynchronous", replicas))
+    return found
+
+
+_MASTER: Final = ("", "use the address of the master")
+
+
+def _about_memory(facts: Facts) -> Finding:
+    what = f"maxmemory {facts.maxmemory or 'unlimited'}, policy {facts.policy}"
+    if facts.evicts:
+        return ("error", f"{what}: leases may be evicted", "set maxmemory-policy noeviction")
+    return ("ok", f"{what}: leases are not evicted", "")
+
+
+def _about_disk(facts: Facts, save: Any) -> Finding:
+    if facts.aof:
+        return ("ok", "appendonly is on: tokens, history and used slots survive a restart", "")
+    if not isinstance(save, list) or len(save) < 2:
+        how = "appendonly is off"
+    else:
+        how = f"appendonly is off, save {save[1].decode() or 'off'}"
+    return (
+        "warning",
+        f"{how}: a restart loses leases; restart_wait covers their holders",
+        "set appendonly yes to keep tokens, history and switches",
+    )
+
+
+def _about_start(facts: Facts, wait: float) -> Finding:
+    what = f"up for {say_seconds(facts.uptime)}, restart_wait {say_seconds(wait)}"
+    if facts.uptime - 1 < wait:
+        return ("warning", f"{what}: it grants nothing yet", "wait")
+    return ("ok", what, "")
+
+
+def _about_clock(time: list[bytes], wall: float) -> Finding:
+    apart = abs(int(time[0]) + int(time[1]) / 1e6 - wall)
+    what = f"its clock and this machine's are {say_seconds(apart)} apart"
+    if apart > 1:
+        return ("warning", what, "synchronise both: a jump of the server's clock moves every ttl")
+    return ("ok", what, "")
+
+
+def _about_trip(trip: float, ttl: float) -> Finding:
+    what = f"a round trip takes {say_seconds(trip)}"
+    if trip > ttl / 30:
+        return ("warning", f"{what}, much for a ttl of {say_seconds(ttl)}", "use a longer ttl")
+    return ("ok", what, "")
+
+
+# -- its marker -----------------------------------------------------------------------------------
+
+
+def look_at_marker(site: Site, ttl: float) -> Program[list[Finding]]:
+    """Whether it grants by now, and for how long it would wait after a restart."""
+    keys = site.marker.keys
+    reads = [pack("GET", key) for key in keys]
+    info, time, *said = yield Step(pack("INFO") + pack("TIME") + b"".join(reads), 2 + len(keys))
+    if not isinstance(info, bytes) or not isinstance(time, list):
+        raise answered_error(str(info), site.where)
+    facts, now = read_facts(info), int(time[0]) + int(time[1]) / 1e6
+    try:
+        found = [read_mark(raw, site.where, key) for key, raw in zip(keys, said, strict=False)]
+    except StoreUnavailable as error:
+        return [("error", str(error), "stop the instances of the other version first")]
+    start = int((now - facts.uptime) * 1e6)
+    mark = next((it for it in found if it is not None and it.is_of(facts, start)), None)
+    longest = max((it.longest / 1000 for it in found if it), default=0.0)
+    wait = wait_after_restart(site.restart_wait, ttl, longest)
+    if mark is None:
+        what = "new, restarted, promoted or emptied since it was last asked for a lease"
+        left = wait
+    else:
+        age = max(0.0, min(now - mark.since / 1e6, clock.wall() - mark.seen / 1e6))
+        what = f"the same server with the same data for {say_seconds(float(int(age)))}"
+        left = wait - age
+    what = f"{what}, restart_wait {say_seconds(wait)}"
+    if left > 0:
+        todo = f"wait {say_seconds(left)} from the first request on, or name restart_wait=0"
+        return [
+            ("warning", f"{what}: it grants nothing yet", todo),
+            *_about_wait(site, longest, ttl),
+        ]
+    return [("ok", what, ""), *_about_wait(site, longest, ttl)]
+
+
+def _about_wait(site: Site, longest: float, ttl: float) -> list[Finding]:
+    """What a restart without data costs, of which nobody can learn how long the ttls were."""
+    believed = max(longest, ttl)
+    after_a_wipe = TTL_DEFAULT if site.restart_wait is None else site.restart_wait
+    if believed <= after_a_wipe:
+        return []
+    what = (
+        f"after a wipe it grants {say_seconds(after_a_wipe)} later, and holders may believe for"
+        f" {say_seconds(believed)}"
+    )
+    return [("warning", what, f"name restart_wait={say_seconds(believed)}")]
+
+
+def look_at_resync() -> Program[list[Finding]]:
+    """Findings for `doctor`: how soon a master that becomes a replica has its new master's data."""
+    info, said = yield Step(pack("INFO") + pack("CONFIG", "GET", "repl-diskless-sync*"), 2)
+    settings = dict(zip(said[::2], said[1::2], strict=False)) if isinstance(said, list) else {}
+    if b"repl-diskless-sync" not in settings or not read_facts(info).replicas:
+        return []
+    delay = int(settings.get(b"repl-diskless-sync-delay", b"0"))
+    diskless = settings[b"repl-diskless-sync"] == b"yes"
+    if diskless and delay >= _RESYNC_LEAST:
+        return []
+    what = f"repl-diskless-sync-delay {delay}" if diskless else "repl-diskless-sync no"
+    return [
+        (
+            "warning",
+            f"{what}: a switchover there and back in less than {LOOK_EVERY} s may go unnoticed",
+            f"set repl-diskless-sync yes, and repl-diskless-sync-delay {_RESYNC_LEAST} or more",
+        )
+    ]
+
+
+# -- our functions --------------------------------------------------------------------------------
+
+
+def look_at_functions(*, needed: bool) -> Program[list[Finding]]:
+    """Whether they are there and current."""
+    called, listed = yield Step(_LOOK, 2)
+    others = _libraries(listed)
+    if _is_answer(called) or LIBRARY_NAME in others:
+        return [_HERE, *(_may_not_call(called) if needed else ())]
+    if needed:
+        return [_missing(called, others)]
+    if others:
+        what = f"functions of another release are loaded ({', '.join(others)}), not of this one"
+        return [("warning", what, f"{_FIX}: users with functions=yes need it")]
+    return []
+
+
+def load_functions(*, needed: bool) -> Program[list[Finding]]:
+    """Have them loaded where they are not. May be repeated."""
+    (called, _) = yield Step(_LOOK, 2)
+    if _is_answer(called):
+        return [_HERE]
+    (answer,) = yield Step(_LOAD, 1)
+    if isinstance(answer, bytes):
+        return [("ok", f"the functions of this release are now loaded ({LIBRARY_NAME})", "")]
+    what, todo = _why_not(str(answer))
+    return [("error", what, todo) if needed else ("warning", what, f"{_OPTIONAL}: {todo}")]
+
+
+def _is_answer(called: Any) -> bool:
+    return bool(called == [_PROBE.encode()])
+
+
+def _libraries(listed: Any) -> Sequence[str]:
+    """The names of the loaded libraries of all releases; none if that is not to be seen."""
+    if not isinstance(listed, list):
+        return ()
+    about = (
+        dict(zip(each[::2], each[1::2], strict=False)) for each in listed if isinstance(each, list)
+    )
+    names = (each.get(b"library_name") for each in about)
+    return [name.decode("utf-8", "replace") for name in names if isinstance(name, bytes)]
+
+
+def _may_not_call(called: Any) -> list[Finding]:
+    if not isinstance(called, hiredis.ReplyError):
+        return []
+    return [_missing(called, ())]
+
+
+def _missing(called: Any, others: Sequence[str]) -> Finding:
+    text = str(called)
+    if text.startswith("ERR Function not found"):
+        older = f"; those of another release are ({', '.join(others)})" if others else ""
+        return ("error", f"the functions of this release are not loaded{older}", _FIX)
+    if text.startswith("NOPERM"):
+        return (
+            "error",
+            f"this user may not call functions, the right +fcall is missing: {text}",
+            "grant it what docs/redis.md has under least privilege",
+        )
+    if text.startswith("ERR unknown command"):
+        return ("error", "it has no functions: those came with Redis 7", _OLD)
+    return ("error", f"our functions cannot be called: {text}", "look at its log")
+
+
+def _why_not(text: str) -> tuple[str, str]:
+    what = f"the functions cannot be loaded: {text}"
+    if text.startswith("NOPERM"):
+        return (
+            f"this user may not load functions, the right +function|load is missing: {text}",
+            "run doctor --fix with the login of an administrator",
+        )
+    if text.startswith("READONLY"):
+        return what, "use the address of the master"
+    if text.startswith("ERR unknown command"):
+        return "it has no functions: those came with Redis 7", _OLD
+    return what, "see what it says, and run it again"

@@ -1,0 +1,193 @@
+"""A master that sentinels name: what they answer, what follows from it, and following it.
+
+Nothing is asked of a server before a majority of the sentinels has said, within the last second,
+that it is the master. So who is cut off together with an old master proves nothing any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import inf
+from typing import Any, Final, NamedTuple, TypeVar
+
+from incumbent import clock
+from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
+from incumbent.model import Key
+from incumbent.stores.plan import Plan, Planned
+from incumbent.stores.redis.dialect import Server
+from incumbent.stores.redis.driver import Site, target_at
+from incumbent.stores.redis.errors import Demoted, answered_error
+from incumbent.stores.redis.hosts import Address, Reach, say_address, the_same
+from incumbent.stores.redis.resp import Program, Step, pack
+from incumbent.stores.redis.sides import Layer, Side
+
+__all__ = [
+    "FRESH",
+    "SETTLE",
+    "Follow",
+    "Followed",
+    "Opinion",
+    "majority_of",
+    "question",
+    "say_master",
+    "verdict",
+]
+
+T = TypeVar("T")
+
+_now = clock.now
+
+FRESH: Final = 1.0
+"""Seconds for which an answer of the sentinels is taken for granted.
+
+Shorter than any sensible `down-after-milliseconds`: who was cut off together with the old master
+notices before the others can have promoted another.
+"""
+SETTLE: Final = 3.0
+"""Seconds after a promotion within which every sentinel hears of it (each publishes every 2 s)."""
+
+
+class Opinion(NamedTuple):
+    """Where one sentinel sees the master. The opinion with the highest `epoch` is the newest."""
+
+    epoch: int
+    address: Address
+
+
+def majority_of(sentinels: int) -> int:
+    """How many have to answer."""
+    return sentinels // 2 + 1
+
+
+def question(service: str, where: str, *, proved: bool) -> Program[Opinion]:
+    """Ask one sentinel. Raises StoreUnavailable where it knows no such master."""
+    request = pack("SENTINEL", "GET-MASTER-ADDR-BY-NAME", service)
+    address, about = yield Step(request + pack("SENTINEL", "MASTER", service), 2)
+    for answer in (about, address):
+        if isinstance(answer, Exception) and "No such master" not in str(answer):
+            raise answered_error(str(answer), where, proved=proved)
+    if not isinstance(address, list) or not isinstance(about, list):
+        raise StoreUnavailable(
+            f"{where} knows no master of the name {service!r}", permanent=not proved
+        )
+    return _opinion(address, about)
+
+
+def _opinion(address: Sequence[Any], about: Sequence[Any]) -> Opinion:
+    # The first answer is ahead of the second while the sentinel that leads a failover ends it.
+    said = dict(zip(about[::2], about[1::2], strict=True))
+    host, port = address
+    return Opinion(int(said[b"config-epoch"]), (host.decode(), int(port)))
+
+
+def verdict(answers: Sequence[Opinion | StoreError], asked: int, where: str) -> Address:
+    """Where the master is, by the newest opinion of a majority; otherwise StoreUnavailable."""
+    opinions = [each for each in answers if isinstance(each, Opinion)]
+    if len(opinions) < majority_of(asked):
+        raise _too_few(answers, len(opinions), asked, where)
+    return max(opinions).address
+
+
+def _too_few(
+    answers: Sequence[Opinion | StoreError], said: int, asked: int, where: str
+) -> StoreUnavailable:
+    failures = [each for each in answers if isinstance(each, StoreError)]
+    words = "; ".join(str(each) for each in failures[:3]) or "no answer in time"
+    return StoreUnavailable(
+        f"{where}: {said} of {asked} sentinels said where the master is, and"
+        f" {majority_of(asked)} are needed: {words}",
+        # Enough of them for good means that there can be no majority.
+        permanent=sum(each.permanent for each in failures) > asked - majority_of(asked),
+    )
+
+
+def say_master(address: Address) -> str:
+    """For the doctor."""
+    return f"the sentinels say that the master is {say_address(address)}"
+
+
+@dataclass(slots=True)
+class Followed:
+    """A master and its sentinels, as both sides of an engine see them.
+
+    `asked`: when the sentinels were asked whose answer `address` is; `checked`: the same, as long
+    as nothing speaks against it.
+    """
+
+    site: Site
+    sentinels: tuple[Site, ...]
+    service: str
+    reach: Reach = the_same
+    address: Address | None = None
+    asked: float = -inf
+    checked: float = -inf
+
+    @property
+    def stale(self) -> bool:
+        """Whether the sentinels have to be asked again."""
+        return not 0 <= _now() - self.checked <= FRESH
+
+    async def ask(self, side: Side, until: float) -> Address:
+        """Where the master is. Raises StoreUnavailable, at `until` at the latest."""
+        asked_at, site = _now(), self.site
+
+        def program(sentinel: Site) -> Program[Opinion]:
+            return question(self.service, sentinel.where, proved=site.proved)
+
+        enough = majority_of(len(self.sentinels))
+        answers = await side.survey(self.sentinels, program, enough, until)
+        address = verdict(answers, len(self.sentinels), site.where)
+        # Another thread may have asked later and heard more.
+        if asked_at >= self.asked:
+            self.asked = self.checked = asked_at
+            if address != self.address:
+                site.target = target_at(site.target, self.reach(address))
+                self.address = address
+        return address
+
+    def doubt(self) -> None:
+        """Something went wrong at the master: the sentinels may know more by now."""
+        self.checked = -inf
+
+
+class Follow(Layer):
+    """Asks the sentinels before the master, and drops what is connected to an old one."""
+
+    def __init__(self, inner: Planned[Server], side: Side, followed: Followed) -> None:
+        super().__init__(inner)
+        self._side = side
+        self._followed = followed
+        self._address: Address | None = None
+
+    async def run(self, plan: Plan[Server, T], until: float) -> T:
+        return await self._at_the_master(until, partial(self.inner.run, plan, until))
+
+    async def wait_change(self, key: Key, seen: str, until: float) -> None:
+        try:
+            await self._at_the_master(until, partial(self.inner.wait_change, key, seen, until))
+        except StoreError:
+            # Once the time is over the caller looks for itself, whatever went wrong meanwhile.
+            if _now() < until:
+                raise
+
+    async def _at_the_master(self, until: float, operate: Callable[[], Awaitable[T]]) -> T:
+        followed = self._followed
+        if followed.stale:
+            await self._side.alone(partial(self._ask, until), until)
+        if self._address != followed.address:
+            self.inner.let_go()
+            self._address = followed.address
+        try:
+            return await operate()
+        except StoreError as error:
+            followed.doubt()
+            if isinstance(error, Demoted | OutcomeUnknown):
+                self.inner.let_go()
+            raise
+
+    async def _ask(self, until: float) -> None:
+        # Another task may have asked while this one waited for its turn.
+        if self._followed.stale:
+            await self._followed.ask(self._side, until)

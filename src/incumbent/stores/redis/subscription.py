@@ -1,0 +1,546 @@
+"""One subscriber connection for all who wait, in this process or event loop. No thread of its own.
+
+One of those who wait reads for all of them: see `turns`. Written once, as coroutines, as `exchange`
+is. No lock: lists and dictionaries change in atomic steps, so that a signal handler may come at any
+time.
+
+Nothing is missed: who is in line is spoken to by its claim, and what nobody here waited for yet is
+kept for it. Whatever may have been said before the subscription, or while there was none, is not
+waited for: the wait ends, and whoever waited looks.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections import deque
+from collections.abc import Hashable
+from dataclasses import replace
+from math import inf
+from typing import Any, Final, NamedTuple, Protocol
+
+import hiredis
+
+from incumbent import clock
+from incumbent.durations import backoff_delay
+from incumbent.errors import StoreError, StoreUnavailable
+from incumbent.model import Ask, Key, Queued, TakeOutcome
+from incumbent.stores.redis.commands import Commands
+from incumbent.stores.redis.errors import Broken, answered_error
+from incumbent.stores.redis.line import Call, Place, id_of, inbox_channel, read_call, read_place
+from incumbent.stores.redis.readers import ReaderRole, Wakeup
+from incumbent.stores.redis.resp import pack
+from incumbent.stores.waiting import count_loss
+
+__all__ = ["Host", "Subscriber", "SubscriptionHub"]
+
+_REMEMBERED: Final = 4096
+_LOOKS_EVERY: Final = 20.0
+"""Times its ttl after which one in line asks the server for itself, whatever is said."""
+_CHANNELS: Final = 100
+"""Channels that nobody listens to any more, and that are kept for who comes next."""
+_LOOK_ON: Final = b"given"
+
+_WARN_EVERY: Final = 60.0
+
+_log = logging.getLogger("incumbent")
+_now = clock.now
+# Chance of our own: an application that seeds `random` alike everywhere must not align a fleet.
+_jitter = random.SystemRandom().random
+
+
+class Subscriber(Protocol):
+    """The subscriber connection, used by who has the seat."""
+
+    epoch: str
+    """Of the server: see exchange.AnyWire."""
+    interruptible: bool
+    """Whether an exception in `next` loses nothing."""
+
+    def send(self, request: bytes, until: float) -> None:
+        """Send. Raises Broken."""
+
+    async def next(self, until: float) -> Any:
+        """The next message; None at `until`, or when woken. Raises Broken."""
+
+    def wake(self) -> None:
+        """Have `next` return; from any thread."""
+
+    def close(self) -> None:
+        """Let go at once."""
+
+
+class Waiter:
+    """One that waits. `look_at`: when it has to look, whatever happens.
+
+    `listens`: it has relied on the connection, and has to look when that is lost.
+    """
+
+    __slots__ = ("bell", "channels", "listens", "look_at", "place", "told")
+
+    def __init__(self, bell: Wakeup, place: Place | None, channels: list[str]) -> None:
+        self.bell = bell
+        self.place = place
+        self.channels = channels
+        self.look_at = inf
+        self.listens = False
+        self.told = False
+
+
+class Subscription:
+    """What one connection has been subscribed to, and has heard."""
+
+    def __init__(self, connection: Subscriber, inbox: str) -> None:
+        self.connection = connection
+        self.inbox = inbox.encode()
+        self.since = 0
+        """When the inbox was listened to at the latest, on the server's clock (microseconds)."""
+        self.outdated = False
+        """Whether it leads to another incarnation of the server than the takes."""
+        self.asked: dict[str, None] = {}
+        self.confirmed: set[str] = set()
+        self.messages: dict[str, int] = {}
+
+
+class Seat:
+    """Who has it reads."""
+
+    def __init__(self) -> None:
+        self.subscription: Subscription | None = None
+        self.failures = 0
+        self.retry_at = -inf
+        self.taken_by: Hashable = None
+
+    def drop(self) -> None:
+        """Close the connection."""
+        subscription, self.subscription = self.subscription, None
+        if subscription is not None:
+            subscription.connection.close()
+
+
+class Host(Protocol):
+    """What a hub needs of the exchange that it belongs to, for the time of one call."""
+
+    async def open_subscriber(self, until: float) -> Subscriber:
+        """A fresh connection, to listen by. Raises StoreUnavailable."""
+
+    async def server_time(self, until: float) -> int:
+        """The server's clock in microseconds. Raises StoreError."""
+
+    async def is_unchanged(self, key: Key, seen: str, until: float) -> bool:
+        """Whether what was seen is as it was. Raises StoreError."""
+
+    def new_bell(self) -> Wakeup:
+        """A bell that has not been rung."""
+
+    def me(self) -> Hashable:
+        """What tells one thread from another; tasks don't interrupt each other."""
+
+
+class _Held(NamedTuple):
+    """By which connection it was heard, and until when it can matter."""
+
+    subscription: Subscription
+    until: float
+
+
+class _Asked(NamedTuple):
+    """A take of one in line: when it was sent, and what came of it."""
+
+    sent: float
+    outcome: Queued
+
+
+class Refusals:
+    """Who asked when, and who was told to wait on."""
+
+    def __init__(self) -> None:
+        self.asked: dict[str, _Asked] = {}
+        """The last takes of those in line."""
+        self.waits_on: dict[str, _Held] = {}
+        """Who may go on waiting."""
+
+    def is_current(self, subscription: Subscription) -> bool:
+        """Whether that is the connection by which is listened now."""
+        raise NotImplementedError
+
+    def remember(self, call: Call, subscription: Subscription) -> None:
+        """The server has said so to one that may only be about to wait."""
+        if len(self.waits_on) > _REMEMBERED:
+            self.waits_on.clear()
+        self.waits_on[call.id] = _Held(subscription, _now() + call.seconds)
+
+    def has_to_look(self, id_: str) -> None:
+        """What was heard last is that it has to look, or that something has happened."""
+        self.waits_on.pop(id_, None)
+
+    def forget(self) -> None:
+        """In a fork's child: all that was the parent's."""
+        self.asked, self.waits_on = {}, {}
+
+    def learn(self, claim: str, sent: float, outcome: TakeOutcome) -> None:
+        """What came of a take that was sent at `sent`."""
+        place = read_place(outcome.seen) if isinstance(outcome, Queued) else None
+        if place is None or not isinstance(outcome, Queued):
+            self.asked.pop(id_of(claim), None)
+            self.waits_on.pop(id_of(claim), None)
+            return
+        if len(self.asked) > _REMEMBERED:
+            self.asked.clear()
+        self.asked[place.id] = _Asked(sent, outcome)
+
+    def answer(self, claim: str, ask: Ask) -> Queued | None:
+        """The refusal that the server has sent already, unless it has to be asked."""
+        held, asked = self.waits_on.get(id_of(claim)), self.asked.get(id_of(claim))
+        if held is None:
+            self._drop_one()
+        elif asked is not None and ask.queue is not None and self.is_current(held.subscription):
+            return _go_on(held, asked, ask)
+        else:
+            self.waits_on.pop(id_of(claim), None)
+        return None
+
+    def _drop_one(self) -> None:
+        """Who gives up leaves words behind; nobody else would look at them again."""
+        for id_, held in list(self.waits_on.items())[:1]:
+            if held.until < _now():
+                self.waits_on.pop(id_, None)
+
+
+def _go_on(held: _Held, asked: _Asked, ask: Ask) -> Queued | None:
+    now = _now()
+    if now >= held.until or now - asked.sent > _LOOKS_EVERY * ask.ttl:
+        return None
+    return replace(asked.outcome, retry_after=held.until - now)
+
+
+class SubscriptionHub(Refusals, ReaderRole[Seat, Waiter]):
+    """Who waits in one process or loop. `commands` has the inbox, which a fork's child changes."""
+
+    def __init__(self, commands: Commands) -> None:
+        Refusals.__init__(self)
+        ReaderRole.__init__(self, Seat)
+        self._commands = commands
+        self._todo: deque[str] = deque()
+        self._missed: dict[str, float] = {}
+        self._looked: dict[str, tuple[Subscription, int]] = {}
+        self._warned = -inf
+        self.losses = 0
+        """How often there was nobody to listen: a connection that was lost, or could not be had."""
+
+    async def wait(self, host: Host, key: Key, seen: str, until: float) -> None:
+        """See Store.wait_change. Raises StoreError if nobody can listen."""
+        place, channels = read_place(seen), [self._commands.naming.of(key).channel]
+        if place is not None:
+            channels = [self._inbox, *channels] if place.looks_on else [self._inbox]
+        waiter = Waiter(host.new_bell(), place, channels)
+        self._waiters[waiter] = None
+        self._leave_behind(place)
+        try:
+            await self._catch_up(host)
+            self._subscribe(channels)
+            await self._until(host, waiter, until, listened=True)
+            waiter.listens = True
+            subscription = self._seat.subscription
+            if subscription is None or waiter.told or self._may_have_missed(subscription, waiter):
+                return
+            if self._has_to_look(subscription, waiter):
+                mark = seen if place is None else f"lease {place.mark}"
+                if not await host.is_unchanged(key, mark, until):
+                    return
+            await self._until(host, waiter, until)
+        finally:
+            self._leave(waiter, until)
+
+    def is_current(self, subscription: Subscription) -> bool:
+        return subscription is self._seat.subscription
+
+    def _leave_behind(self, place: Place | None) -> None:
+        """A connection that led to another server than the one where the place is: close it."""
+        subscription = self._seat.subscription
+        if (
+            place is not None
+            and subscription is not None
+            and subscription.connection.epoch != place.epoch
+        ):
+            subscription.outdated = True
+            subscription.connection.wake()
+
+    @property
+    def _inbox(self) -> str:
+        return inbox_channel(self._commands.inbox)
+
+    def _subscribe(self, channels: list[str]) -> None:
+        subscription = self._seat.subscription
+        missing = [
+            channel
+            for channel in channels
+            if subscription is None or channel not in subscription.asked
+        ]
+        self._todo.extend(missing)
+        if missing and subscription is not None:
+            subscription.connection.wake()
+
+    def _is_listened_to(self, channels: list[str]) -> bool:
+        subscription = self._seat.subscription
+        return (
+            subscription is not None
+            and not subscription.outdated
+            and subscription.confirmed.issuperset(channels)
+        )
+
+    def _may_have_missed(self, subscription: Subscription, waiter: Waiter) -> bool:
+        """Whether the server of its place may have said something that nobody listened to."""
+        place = waiter.place
+        if place is None:
+            return False
+        if place.epoch != subscription.connection.epoch:
+            return True
+        if place.at <= subscription.since and self._looked_at(subscription, place) is None:
+            return True
+        # Words that were kept for it; what it has heard by itself is newer.
+        waiter.look_at = min(waiter.look_at, self._missed.pop(place.id, inf))
+        return False
+
+    def _has_to_look(self, subscription: Subscription, waiter: Waiter) -> bool:
+        place = waiter.place
+        if place is None:
+            return True
+        return place.looks_on and self._looked_at(subscription, place) != _messages_on(
+            subscription, waiter
+        )
+
+    def _looked_at(self, subscription: Subscription, place: Place) -> int | None:
+        """How much had been heard when it last went to look; None if it never did."""
+        looked, messages = self._looked.get(place.id, (None, None))
+        return messages if looked is subscription else None
+
+    def _leave(self, waiter: Waiter, until: float) -> None:
+        self._waiters.pop(waiter, None)
+        if waiter.place is not None and _now() < min(until, waiter.look_at):
+            # Something has happened: it asks the server.
+            self.has_to_look(waiter.place.id)
+        subscription, place = self._seat.subscription, waiter.place
+        if place and subscription and (place.looks_on or place.at <= subscription.since):
+            if len(self._looked) > _REMEMBERED:
+                self._looked.clear()
+            # Who leaves looks, and comes back knowing all that was heard by now.
+            self._looked[place.id] = (subscription, _messages_on(subscription, waiter))
+        self._wake_one()
+
+    # -- waiting: one reads, the others sleep -------------------------------------------------
+
+    async def _until(
+        self, host: Host, waiter: Waiter, until: float, *, listened: bool = False
+    ) -> None:
+        """Until it is told or has to look; `listened`: or its channels are listened to."""
+        while not self._is_done(waiter, listened=listened):
+            end = min(until, waiter.look_at)
+            if _now() >= end:
+                waiter.told = True
+                return
+            seat = self._sit_down(host.me())
+            if seat is None:
+                await waiter.bell.wait(end)
+                continue
+            try:
+                await self._read(host, seat, waiter, until, listened=listened)
+            finally:
+                # Who leaves at once wakes the next one then.
+                self._stand_up(seat, leaves=not listened and waiter.told)
+
+    async def _catch_up(self, host: Host) -> None:
+        """Read what came while nobody waited, also that the connection is gone."""
+        seat = self._sit_down(host.me()) if self._free else None
+        if seat is None:
+            return
+        try:
+            subscription = seat.subscription
+            while subscription and (message := await _next(subscription, -inf)) is not None:
+                self._receive(subscription, message)
+        except (Broken, hiredis.ProtocolError) as error:
+            self._lose(seat, error)
+        except BaseException:
+            seat.drop()
+            raise
+        finally:
+            self._stand_up(seat)
+
+    def _is_done(self, waiter: Waiter, *, listened: bool) -> bool:
+        return waiter.told or (listened and self._is_listened_to(waiter.channels))
+
+    async def _read(
+        self, host: Host, seat: Seat, waiter: Waiter, until: float, *, listened: bool
+    ) -> None:
+        if seat.subscription is None and _now() < seat.retry_at:
+            raise StoreUnavailable(f"{self._commands.where}: nobody can listen at present")
+        try:
+            subscription = seat.subscription or await self._open(host, seat, until)
+            while seat is self._seat and not self._is_done(waiter, listened=listened):
+                end = min(until, waiter.look_at)
+                if _now() >= end:
+                    return
+                self._send(subscription, end)
+                message = await _next(subscription, end)
+                if message is not None:
+                    self._receive(subscription, message)
+                    waiter.told = waiter.told or waiter.look_at == -inf
+        except (Broken, hiredis.ProtocolError) as error:
+            self._lose(seat, error)
+        except StoreError as error:
+            self._lose(seat, error)
+            raise
+        except BaseException as error:
+            if seat.subscription is not None and not seat.subscription.connection.interruptible:
+                self._lose(seat, error)
+            raise
+
+    async def _open(self, host: Host, seat: Seat, until: float) -> Subscription:
+        subscription = Subscription(await host.open_subscriber(until), self._inbox)
+        try:
+            await self._begin(host, subscription, until)
+        except BaseException:
+            subscription.connection.close()
+            raise
+        seat.subscription = subscription
+        seat.failures = 0
+        self._todo.extend(it for waiter in list(self._waiters) for it in waiter.channels)
+        return subscription
+
+    async def _begin(self, host: Host, subscription: Subscription, until: float) -> None:
+        inbox = self._inbox
+        self._ask(subscription, inbox, until)
+        while inbox not in subscription.confirmed:
+            message = await subscription.connection.next(until)
+            if message is not None:
+                self._receive(subscription, message)
+            elif _now() >= until:
+                raise Broken("no answer in time", sent=True, late=True)
+        subscription.since = await host.server_time(until)
+
+    def _send(self, subscription: Subscription, until: float) -> None:
+        while self._todo:
+            channel = self._todo.popleft()
+            if channel not in subscription.asked:
+                self._ask(subscription, channel, until)
+        if len(subscription.asked) > _CHANNELS:
+            self._forget(subscription, until)
+
+    def _ask(self, subscription: Subscription, channel: str, until: float) -> None:
+        subscription.asked[channel] = None
+        subscription.connection.send(pack("SUBSCRIBE", channel), until)
+
+    def _forget(self, subscription: Subscription, until: float) -> None:
+        used = {it for waiter in list(self._waiters) for it in waiter.channels}
+        used.add(self._inbox)
+        for channel in [channel for channel in subscription.asked if channel not in used][
+            : _CHANNELS // 2
+        ]:
+            del subscription.asked[channel]
+            subscription.confirmed.discard(channel)
+            subscription.connection.send(pack("UNSUBSCRIBE", channel), until)
+
+    def _lose(self, seat: Seat, error: BaseException) -> None:
+        """Nobody listens now. What is said meanwhile is lost: all have to look."""
+        seat.drop()
+        if isinstance(error, Exception) and not (isinstance(error, Broken) and error.late):
+            self._count_loss(seat, error)
+        self._tell_all()
+
+    def _count_loss(self, seat: Seat, error: Exception) -> None:
+        now = _now()
+        self.losses += 1
+        count_loss()
+        seat.failures += 1
+        if seat.failures > 1:
+            seat.retry_at = now + backoff_delay(seat.failures, _jitter())
+        if now - self._warned >= _WARN_EVERY:
+            self._warned = now
+            _log.warning(
+                "%s: the subscription was lost (%s); until there is another, who waits looks when"
+                " the holder's ttl runs out",
+                self._commands.where,
+                error,
+            )
+
+    # -- what was said ------------------------------------------------------------------------
+
+    def _receive(self, subscription: Subscription, message: Any) -> None:
+        if isinstance(message, hiredis.ReplyError):
+            raise answered_error(str(message), self._commands.where)
+        kind, name, payload = message
+        if name == subscription.inbox and kind == b"message":
+            self._receive_call(subscription, payload)
+            return
+        channel = name.decode()
+        if kind == b"subscribe":
+            if channel in subscription.asked:
+                subscription.confirmed.add(channel)
+            self._ring(channel)
+        elif kind == b"message":
+            looked_for = payload != _LOOK_ON
+            if looked_for:
+                subscription.messages[channel] = subscription.messages.get(channel, 0) + 1
+            for waiter in list(self._waiters):
+                if channel in waiter.channels and (looked_for or waiter.place is None):
+                    waiter.told = True
+                    waiter.bell.ring()
+
+    def _receive_call(self, subscription: Subscription, payload: bytes) -> None:
+        call = read_call(payload)
+        if call is None:
+            return
+        if call.rest:
+            self.remember(call, subscription)
+            return
+        at = _now() + call.seconds if call.seconds else -inf
+        self.has_to_look(call.id)
+        for waiter in list(self._waiters):
+            if waiter.place is not None and waiter.place.id == call.id:
+                self._call(waiter, at)
+                return
+        if len(self._missed) > _REMEMBERED:
+            self._missed.clear()
+        self._missed[call.id] = min(at, self._missed.get(call.id, inf))
+
+    def _call(self, waiter: Waiter, at: float) -> None:
+        # Who was told to look earlier may be the one who looks for others.
+        if at < waiter.look_at:
+            waiter.look_at = at
+            waiter.bell.ring()
+
+    def _ring(self, channel: str) -> None:
+        for waiter in list(self._waiters):
+            if channel in waiter.channels:
+                waiter.bell.ring()
+
+    # -- the end ------------------------------------------------------------------------------
+
+    def let_go(self) -> None:
+        """Close the connection; who has the seat does it, if anybody has."""
+        subscription, old = self._seat.subscription, self._free
+        self._seat_anew()
+        if old:
+            old.pop().drop()
+        elif subscription is not None:
+            subscription.connection.wake()
+        self._tell_all()
+
+    def abandon(self) -> None:
+        """In a fork's child: the others who waited are not here, and the connection is theirs."""
+        self._seat.drop()
+        self._seat_anew()
+        self._waiters, self._missed, self._looked = {}, {}, {}
+        self.forget()
+        self._todo.clear()
+
+
+async def _next(subscription: Subscription, until: float) -> Any:
+    """The next message, unless what it would say is of another incarnation. Raises Broken."""
+    if subscription.outdated:
+        raise Broken("it led to another incarnation of the server", sent=True)
+    return await subscription.connection.next(until)
+
+
+def _messages_on(subscription: Subscription, waiter: Waiter) -> int:
+    return subscription.messages.get(waiter.channels[-1], 0)

@@ -1,1 +1,0 @@
-"""Who waits for a lease on Redis, and how it hears that its turn has come."""
