@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -112,6 +114,20 @@ def test_a_client_over_tls_keeps_its_checks(tmp_path: Path) -> None:
         with pytest.raises(StoreUnavailable) as caught:
             strict.take(new_claim())
         assert caught.value.permanent
+
+
+def test_redis_py_is_needed_for_a_client_of_ones_own_only(server: RedisServer) -> None:
+    """It takes longer to import than a lock takes altogether."""
+    code = (
+        "import sys; sys.modules['redis'] = None\n"
+        "from incumbent import Lock\n"
+        "with Lock('cold', store=sys.argv[1], namespace='faults', ttl=5): pass\n"
+        "print(sorted({'asyncio', 'ssl'} & set(sys.modules)))\n"
+    )
+    url = f"{server.url}?restart_wait=0"
+    command = [sys.executable, "-c", code, url]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout == "[]\n", done.stderr
 
 
 class OwnClient(redis.Redis):
