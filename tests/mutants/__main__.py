@@ -29,18 +29,18 @@ def main() -> int:
     chosen = [one for one in MUTATIONS if asked.area in ("", one.area) and asked.about in one.about]
     rotten = [one.about for one in chosen if stands(one) != 1]
     if rotten:
-        _say(f"their old text does not stand once in the file: {rotten}")
+        say(f"their old text does not stand once in the file: {rotten}")
         return 2
     known = read(asked.results)
     left = [one for one in chosen if one.digest not in known]
     with ThreadPoolExecutor(asked.jobs) as pool:
         for one, result in zip(left, pool.map(_try, left), strict=True):
             if isinstance(result, RuntimeError):
-                _say(f"{one.area}: {one.about}: not run, try again: {result}")
+                say(f"{one.area}: {one.about}: not run, try again: {result}")
                 continue
             known[result.digest] = result
-            _keep(asked.results, result)
-            _say(f"{one.area}: {one.about}: {result.died or 'SURVIVED'}")
+            keep(asked.results, result)
+            say(f"{one.area}: {one.about}: {result.died or 'SURVIVED'}")
     if asked.write:
         write(asked.write, page(MUTATIONS, known))
     return int(any(not _as_expected(one, known.get(one.digest)) for one in chosen))
@@ -65,7 +65,7 @@ def read(path: Path) -> dict[str, Result]:
     return {result.digest: result for result in lines}
 
 
-def _keep(path: Path, result: Result) -> None:
+def keep(path: Path, result: Result) -> None:
     with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(asdict(result)) + "\n")
 
@@ -113,7 +113,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 
