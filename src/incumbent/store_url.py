@@ -52,8 +52,8 @@ def _this_host() -> str:
     if where is not None:
         raise ConfigError(
             f"no store was named, and this is {where}: every replica would have a SQLite file of"
-            " its own, and each would lead. Set INCUMBENT_STORE=redis://..., or --store sqlite: if"
-            " this is the only one",
+            " its own, and each would lead. Set INCUMBENT_STORE=redis://..., or if this is the only"
+            ' one, name store="sqlite:" (--store sqlite:)',
             name="store",
         )
     return "sqlite:"

@@ -89,6 +89,7 @@ def test_an_option_that_cannot_work(
     ("url", "said"),
     [
         ("nonsense", "is not the URL of a store"),
+        ("localhost:6379", "localhost:6379 has no scheme: did you mean redis://localhost:6379 ?"),
         ("mongodb://host", "'mongodb' is not the scheme of a known store"),
         ("redis://host:port", "port"),
         ("redis://host?colour=blue", "colour"),

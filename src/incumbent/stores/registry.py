@@ -41,7 +41,7 @@ def open_engine(url: str) -> Engine:
 
     Raises ConfigError for anything that is not the URL of a known store. Connects to nothing.
     """
-    scheme, colon, _ = url.partition(":")
+    scheme, colon, rest = url.partition(":")
     if not colon:
         raise ConfigError(
             # Not shown: what looks like no URL may hold a password all the same.
@@ -55,7 +55,7 @@ def open_engine(url: str) -> Engine:
             name="store",
         )
     target = _BUILT_IN.get(scheme)
-    opener = _load(target) if target else _find_entry_point(scheme)
+    opener = _load(target) if target else _find_entry_point(scheme, rest)
     return opener(url)
 
 
@@ -64,11 +64,14 @@ def _load(target: str) -> Callable[[str], Engine]:
     return cast("Callable[[str], Engine]", getattr(import_module(module), function))
 
 
-def _find_entry_point(scheme: str) -> Callable[[str], Engine]:
+def _find_entry_point(scheme: str, rest: str) -> Callable[[str], Engine]:
     from importlib.metadata import entry_points
 
     for entry in entry_points(group=_GROUP, name=scheme):
         return cast("Callable[[str], Engine]", entry.load())
+    if rest.isdecimal():
+        where = f"{scheme}:{rest}"
+        raise ConfigError(f"{where} has no scheme: did you mean redis://{where} ?", name="store")
     raise ConfigError(
         f"{scheme!r} is not the scheme of a known store: {', '.join(sorted(_BUILT_IN))}, or one"
         f" that an installed package offers by the entry point group {_GROUP!r}",
