@@ -51,11 +51,9 @@ class BlockingStore(Generic[Ops]):
         self.operations = operations
 
     def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
-        """See Store.take."""
         return run(self.operations.take(key, claim, ask, until))
 
     def renew(self, renewals: Sequence[Renewal], until: float) -> list[RenewOutcome]:
-        """See Store.renew."""
         return run(self.operations.renew(renewals, until))
 
     def give(
@@ -69,7 +67,6 @@ class BlockingStore(Generic[Ops]):
         reserve_for: str | None = None,
         slot: str | None = None,
     ) -> GiveOutcome:
-        """See Store.give."""
         return run(
             self.operations.give(
                 key, claim, token, until, closed_for=closed_for, reserve_for=reserve_for, slot=slot
@@ -79,40 +76,30 @@ class BlockingStore(Generic[Ops]):
     def put(
         self, key: Key, field: str, value: bytes | None, guard: Guard, until: float
     ) -> PutOutcome:
-        """See Store.put."""
         return run(self.operations.put(key, field, value, guard, until))
 
     def read(self, key: Key, until: float) -> Record:
-        """See Store.read."""
         return run(self.operations.read(key, until))
 
     def scan(self, namespace: str, prefix: str, until: float) -> tuple[Record, ...]:
-        """See Store.scan."""
         return run(self.operations.scan(namespace, prefix, until))
 
     def wait_change(self, key: Key, seen: str, until: float) -> None:
-        """See Store.wait_change. Raises StoreUnavailable if nobody can listen."""
         run(self.operations.wait_change(key, seen, until))
 
     def close(self) -> None:
-        """See Store.close."""
         self.operations.let_go()
 
 
 class BlockingPlanned(BlockingStore[Plans]):
-    """The same by plans. An engine with a shorter way overrides `run`, and nothing else."""
+    """Take and give, which have to be fast, by plans: a shorter way than coroutines is `run`."""
 
     def run(self, plan: Plan[Any, T], until: float) -> T:
         """Carry out a plan. Raises StoreError, at `until` at the latest."""
         return run(self.operations.run(plan, until))
 
     def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
-        """See Store.take."""
         return self.run(self.operations.dialect.take(key, claim, ask), until)
-
-    def renew(self, renewals: Sequence[Renewal], until: float) -> list[RenewOutcome]:
-        """See Store.renew."""
-        return self.run(self.operations.dialect.renew(renewals), until)
 
     def give(
         self,
@@ -125,22 +112,7 @@ class BlockingPlanned(BlockingStore[Plans]):
         reserve_for: str | None = None,
         slot: str | None = None,
     ) -> GiveOutcome:
-        """See Store.give."""
         plan = self.operations.dialect.give(
             key, claim, token, closed_for=closed_for, reserve_for=reserve_for, slot=slot
         )
         return self.run(plan, until)
-
-    def put(
-        self, key: Key, field: str, value: bytes | None, guard: Guard, until: float
-    ) -> PutOutcome:
-        """See Store.put."""
-        return self.run(self.operations.dialect.put(key, field, value, guard), until)
-
-    def read(self, key: Key, until: float) -> Record:
-        """See Store.read."""
-        return self.run(self.operations.dialect.read(key), until)
-
-    def scan(self, namespace: str, prefix: str, until: float) -> tuple[Record, ...]:
-        """See Store.scan."""
-        return self.run(self.operations.dialect.scan(namespace, prefix), until)

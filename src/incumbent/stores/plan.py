@@ -115,11 +115,9 @@ class Planned(ABC, Generic[Facts]):
         """Close what is not in use; what is in use is closed when it comes back."""
 
     async def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
-        """See Store.take."""
         return await self.run(self.dialect.take(key, claim, ask), until)
 
     async def renew(self, renewals: Sequence[Renewal], until: float) -> list[RenewOutcome]:
-        """See Store.renew."""
         return await self.run(self.dialect.renew(renewals), until)
 
     async def give(
@@ -133,7 +131,6 @@ class Planned(ABC, Generic[Facts]):
         reserve_for: str | None = None,
         slot: str | None = None,
     ) -> GiveOutcome:
-        """See Store.give."""
         plan = self.dialect.give(
             key, claim, token, closed_for=closed_for, reserve_for=reserve_for, slot=slot
         )
@@ -142,13 +139,10 @@ class Planned(ABC, Generic[Facts]):
     async def put(
         self, key: Key, field: str, value: bytes | None, guard: Guard, until: float
     ) -> PutOutcome:
-        """See Store.put."""
         return await self.run(self.dialect.put(key, field, value, guard), until)
 
     async def read(self, key: Key, until: float) -> Record:
-        """See Store.read."""
         return await self.run(self.dialect.read(key), until)
 
     async def scan(self, namespace: str, prefix: str, until: float) -> tuple[Record, ...]:
-        """See Store.scan."""
         return await self.run(self.dialect.scan(namespace, prefix), until)

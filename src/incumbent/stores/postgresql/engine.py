@@ -54,7 +54,6 @@ class PostgresEngine:
         return f"PostgresEngine({self.url!r})"
 
     def store(self) -> PostgresStore:
-        """See Engine.store."""
         return self._store
 
     def async_store(self) -> AsyncPostgresStore:
@@ -93,7 +92,6 @@ class PostgresEngine:
         return [("ok", "the schema incumbent is made and up to date", "")]
 
     def diagnose(self, ttl: float, until: float) -> list[Finding]:
-        """See Engine.diagnose."""
         try:
             wire = run(self._store.operations.dial(until))
         except StoreError as error:

@@ -49,7 +49,7 @@ _OPEN_MAX: Final = 10
 _SPARE: Final = 4
 """More of them for renewals, which must not stand behind others."""
 _WAIT_MAX: Final = 60.0
-"""Seconds of one wait: afterwards who waits looks for itself."""
+"""Seconds of one wait: then the waiter looks for itself."""
 _FIRST_PAUSE: Final = 0.05
 _LAST_PAUSE: Final = 1.0
 
@@ -154,7 +154,7 @@ class Runner(Planned[float]):
         return outcome
 
     def settle(self, wire: Wire, idle: list[Wire], error: BaseException) -> None:
-        """After an error on `wire`: keep it if it can serve again; say an answered one."""
+        """After `error`: keep `wire` if it can serve again. Raises what the server answered."""
         if isinstance(error, Answered):
             if error.code == _READ_ONLY:
                 wire.close()  # the primary is another host now

@@ -1,8 +1,8 @@
 -- The schema of incumbent's leases. Apply it with `incumbent doctor --fix`, or:
 --     psql --set ON_ERROR_STOP=1 --file schema.sql "postgresql://..."
 -- It may be applied again at any time, and brings an older schema up to its own. Whoever applies it
--- owns it. Clients of another format (the major version) are refused: by what hello() tells them,
--- and those that are connected already by the first function that their format called otherwise.
+-- owns it. Clients of another format (the major version) are refused: by hello(), or if they are
+-- connected already, by the first function that their format called otherwise.
 -- Every other role needs no more than:
 --     GRANT USAGE ON SCHEMA incumbent TO app;
 --     GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA incumbent TO app;
@@ -158,7 +158,7 @@ DECLARE
     lost bigint;
 BEGIN
     DELETE FROM incumbent.epoch WHERE place <> found_here;
-    -- A copy that lags behind by up to one ttl still tells of a holder.
+    -- A copy that lags behind by up to one ttl still shows a holder.
     INSERT INTO incumbent.epoch (id, born, place, longest)
         SELECT replace(gen_random_uuid()::text, '-', ''), clock_timestamp(), found_here,
             greatest(15000000, max(ttl))
@@ -402,7 +402,7 @@ BEGIN
 END $$;
 
 -- Looks at some records whose time is over, as many as it meets unlocked, and forgets those of which
--- nothing is left to tell, but for the highest token. Answers how many these were.
+-- nothing is left but the highest token. Answers how many these were.
 CREATE OR REPLACE FUNCTION incumbent.sweep() RETURNS integer
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -410,7 +410,7 @@ DECLARE
     today CONSTANT date := (now AT TIME ZONE 'UTC')::date;
     old text[];
 BEGIN
-    -- One at a time: who comes meanwhile leaves it to the other.
+    -- One at a time: another sweep leaves it to this one.
     PERFORM FROM incumbent.forgotten FOR UPDATE SKIP LOCKED;
     IF NOT FOUND THEN
         RETURN 0;
@@ -425,7 +425,7 @@ BEGIN
     IF old IS NULL THEN
         RETURN 0;
     END IF;
-    -- What still says something is looked at again later, or it would be in the way of the rest.
+    -- A record that is still needed is looked at again later, or it would be in the way of the rest.
     UPDATE incumbent.record r SET forget_on = today + 7
     WHERE r.key = ANY (old) AND (r.expires > now OR r.doubted > now
         OR EXISTS (SELECT FROM incumbent.field f WHERE f.key = r.key)
@@ -443,8 +443,8 @@ BEGIN
     RETURN coalesce(cardinality(old), 0);
 END $$;
 
--- Answers the first claim and which of the renewals were done, with what their holders must be told,
--- as json [[1, pause, resign], ...]; null if they are of an earlier epoch.
+-- Answers the first claim, and as json [[1, pause, resign], ...] which renewals were done, with the
+-- switches that their holders have to know; null if they are of an earlier epoch.
 CREATE OR REPLACE FUNCTION incumbent.renew(
     p_epoch text, p_keys text[], p_claims text[], p_tokens bigint[], p_ttls bigint[], p_metas bytea[]
 ) RETURNS text
@@ -473,7 +473,7 @@ BEGIN
         FROM asked a
         WHERE r.key = a.key AND r.claim = a.claim AND r.token = a.token AND r.expires > now
         RETURNING r.key, r.claim, r.token, r.switched
-    ), told AS (
+    ), notified AS (
         SELECT pg_notify('incumbent', r.key) FROM incumbent.record r JOIN asked a USING (key)
         WHERE r.claim = a.claim AND r.token = a.token AND r.expires > now
             AND r.waited > now AND a.meta IS NOT NULL AND a.meta <> r.meta
@@ -485,7 +485,7 @@ BEGIN
                 WHERE f.key = d.key AND f.name = 'resign'))
         ELSE json_build_array(a.which, NULL, NULL) END) INTO answer
     FROM asked a JOIN done d USING (key, claim, token)
-    WHERE (SELECT count(*) FROM told) IS NOT NULL;
+    WHERE (SELECT count(*) FROM notified) IS NOT NULL;
     RETURN p_claims[1] || ' ' || coalesce(answer::text, '[]');
 END $$;
 
@@ -496,7 +496,7 @@ LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET lock_timeout = '1s' AS $$
 DECLARE
     freed boolean := false;
-    told boolean;
+    awaited boolean;
     given boolean;
 BEGIN
     IF p_closed_for = 0 AND p_slot IS NULL THEN
@@ -522,16 +522,16 @@ BEGIN
             ELSE '-infinity' END
     WHERE key = p_key AND claim = p_claim AND (p_token IS NULL OR token = p_token)
         AND expires > clock_timestamp()
-    RETURNING waited > clock_timestamp() INTO told;
+    RETURNING waited > clock_timestamp() INTO awaited;
     given := FOUND;
-    IF told OR freed THEN
+    IF awaited OR freed THEN
         PERFORM pg_notify('incumbent', p_key);
     END IF;
     RETURN CASE WHEN given THEN 'released ' ELSE 'gone ' END || p_claim;
 END $$;
 
--- Nobody knows whether the claim was granted: a take of it that still comes is to be refused. For an
--- hour, in which each of its connections is dead.
+-- Nobody knows whether the claim was granted: for an hour, after which each of its connections is
+-- dead, a take of it is refused.
 CREATE OR REPLACE FUNCTION incumbent.give_up(p_key text, p_claim text) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -610,7 +610,7 @@ BEGIN
     RETURN next_version::text;
 END $$;
 
--- Whether the record is other than p_seen says; and whoever changes it in the next p_wait us tells.
+-- Whether the record is as p_seen says. Whoever changes it in the next p_wait us notifies.
 CREATE OR REPLACE FUNCTION incumbent.changed(p_key text, p_seen text, p_wait bigint) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET lock_timeout = '1s' AS $$
@@ -620,7 +620,7 @@ DECLARE
 BEGIN
     IF p_wait > 0 THEN
         PERFORM set_config('synchronous_commit', 'off', true);
-        -- For longer than asked, so that many who wait write it once.
+        -- For longer than asked, so that many waiters write it once.
         UPDATE incumbent.record SET waited = now + 2 * p_wait * interval '1 microsecond'
             WHERE key = p_key AND waited < now + p_wait * interval '1 microsecond';
     END IF;
@@ -668,9 +668,9 @@ LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
         ORDER BY r.key LIMIT p_count) s
 $$;
 
--- Within the transaction of who writes: whether p_token may, which it may while its record is the
--- last one of the key. A forgotten record has no holder. The row stays locked until that ends, so
--- that the transactions of an earlier and a later holder follow each other.
+-- In the writer's own transaction: whether p_token may write, which is so while its record is the last
+-- one of the key. A forgotten record has no holder. The row stays locked until the transaction ends,
+-- so that those of an earlier and a later holder follow each other.
 CREATE OR REPLACE FUNCTION incumbent.fence(p_key text, p_token bigint) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
