@@ -17,7 +17,6 @@ from typing import Any
 
 from incumbent import clock
 from incumbent.clients import Client
-from incumbent.cron.events import Quiet
 from incumbent.cron.execute import Executor
 from incumbent.cron.ledger import Run, read_job, runs_of
 from incumbent.cron.load import load_jobs
@@ -27,6 +26,7 @@ from incumbent.cron.spec import JobSpec
 from incumbent.model import Key, Refused
 from incumbent.protocol.link import new_link
 from tests.cli.tool import command_line, environment, incumbent
+from tests.cron.quick import quiet
 from tests.support.waiting import eventually
 
 PRESENCE_KEY = Key("default", PRESENCE)
@@ -111,7 +111,7 @@ class CronFleet:
                 link.store.put(PRESENCE_KEY, name, None, None, clock.now() + 5)
             specs = load_jobs(str(self.file), environment(), 0.0).specs
             later = Executor(
-                specs, "default", link.port, Bystander(), Quiet(), lambda: clock.wall() + 600
+                specs, "default", link.port, Bystander(), quiet, lambda: clock.wall() + 600
             )
             later.begin(link.store.scan("default", "", clock.now() + 10))
             until = clock.now() + 1.5

@@ -21,7 +21,6 @@ from heapq import heappop, heappush
 from math import inf
 
 from incumbent.cron.control import encode
-from incumbent.cron.events import Quiet
 from incumbent.cron.execute import Executor
 from incumbent.cron.ledger import RUN, SLOT_KEEP, Authority, Run, State, decode
 from incumbent.cron.presence import PRESENCE, PRESENT_EVERY, UP
@@ -52,7 +51,7 @@ from incumbent.protocol.port import Debt
 from incumbent.protocol.port import run as drive
 from incumbent.protocol.release import release, settle
 from incumbent.stores.table import MemoryTable
-from tests.cron.quick import QuickTable, remembering
+from tests.cron.quick import QuickTable, quiet, remembering
 
 EPOCH = 1_767_225_600.0
 NAMESPACE = "sim"
@@ -350,7 +349,7 @@ class SimInstance:
         )
 
     def _executor(self) -> Executor:
-        return Executor(self.specs, NAMESPACE, self.port, self, Quiet(), self.wall)
+        return Executor(self.specs, NAMESPACE, self.port, self, quiet, self.wall)
 
     def start(self) -> None:
         self.life += 1

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from incumbent import clock
 
-__all__ = ["Emit", "Events", "Quiet"]
+__all__ = ["Emit", "Events"]
 
 _STDOUT = 1
 _LONGEST = 4096
@@ -22,13 +22,6 @@ class Emit(Protocol):
     """Hears of events."""
 
     def __call__(self, event: str, /, **facts: Any) -> None: ...
-
-
-class Quiet:
-    """Hears of events and says nothing."""
-
-    def __call__(self, event: str, /, **facts: Any) -> None:
-        """See Emit."""
 
 
 class Events:

@@ -33,7 +33,7 @@ from incumbent.protocol.aio import LeaseScope
 from incumbent.protocol.held import Held
 from incumbent.protocol.link import link_for
 
-__all__ = ["Background", "CallLauncher", "JobRun", "OwnLoop", "wants_run"]
+__all__ = ["Background", "CallLauncher", "JobRun"]
 
 _LOOK_EVERY: Final = 0.2
 """Seconds between looks of a pause at whether its lease still holds."""
@@ -83,11 +83,9 @@ class CallLauncher:
         self.stopping = threading.Event()
 
     def claim(self, spec: JobSpec, slot: Slot) -> Held | Refused:
-        """See Launcher."""
         return self._claimer.claim(spec, slot)
 
     def launch(self, spec: JobSpec, slot: Slot, grant: Held) -> None:
-        """See Launcher."""
         link = self._claimer.link
         link.keeper.arm(grant)
         one = _FunctionRun(self, spec, slot, Lease(link, grant), self._emit)
@@ -183,7 +181,7 @@ class _FunctionRun:
         call = spec.call
         assert call is not None  # noqa: S101 - see JobSpec
         run = JobRun(spec.name, self._slot, self._attempts.run.attempt, self._lease)
-        given = {"run": run} if wants_run(call) else {}
+        given = {"run": run} if _wants_run(call) else {}
         if not is_async(call):
             not_deferred(call(**given), call, "make the job an `async def`")
             return
@@ -221,7 +219,7 @@ def _exited(error: SystemExit) -> End:
     return End(State.FAILED, code, f"sys.exit({error.code!r})"[:500])
 
 
-def wants_run(call: Callable[..., Any]) -> bool:
+def _wants_run(call: Callable[..., Any]) -> bool:
     """Whether it has a parameter `run`."""
     try:
         return "run" in inspect.signature(call).parameters
@@ -232,7 +230,7 @@ def wants_run(call: Callable[..., Any]) -> bool:
 _BEGIN_WITHIN = 10.0
 
 
-class OwnLoop:
+class _OwnLoop:
     """An event loop in a thread of its own."""
 
     def __init__(self) -> None:
@@ -278,7 +276,7 @@ class Background:
         )
         for spec in self._instance.specs:
             claimer.wanted(spec)
-        self._own = OwnLoop() if coroutines and loop is None else None
+        self._own = _OwnLoop() if coroutines and loop is None else None
         self._launcher.loop = self._own.loop if self._own else loop
         self._emit = emit
         self._begun = threading.Event()

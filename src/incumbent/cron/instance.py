@@ -31,7 +31,7 @@ from incumbent.protocol.port import run as drive
 from incumbent.supervise.kernel import Waiter
 from incumbent.unpatched import start_thread
 
-__all__ = ["Instance", "Source", "check_names"]
+__all__ = ["Instance", "Source"]
 
 _LOOK_AT_CONTROL: Final = 5.0
 """Seconds after which the control key is read without a hint."""
@@ -81,7 +81,7 @@ class Instance:
         starting: Callable[[], int] = lambda: 0,
     ) -> None:
         self.specs = tuple(specs)
-        check_names(self.specs)
+        _check_names(self.specs)
         self._link = link
         self._namespace = namespace
         self._emit = emit
@@ -237,7 +237,7 @@ class Instance:
     def reload(self, specs: Iterable[JobSpec]) -> None:
         """Other jobs from now on; what runs goes on as it began."""
         specs = tuple(specs)
-        check_names(specs)
+        _check_names(specs)
         before = {spec.name: spec for spec in self.specs}
         self.specs = specs
         if self._executor.dispatcher is None:
@@ -381,7 +381,7 @@ class Instance:
         self._link.store.put(Key(self._namespace, key), field, value, None, until)
 
 
-def check_names(specs: Iterable[JobSpec]) -> None:
+def _check_names(specs: Iterable[JobSpec]) -> None:
     """Names that begin with an @ are ours. Raises ConfigError."""
     for spec in specs:
         if not is_job_name(spec.name):

@@ -58,7 +58,6 @@ __all__ = [
     "joined",
     "open_runs",
     "orphans",
-    "pruned_field",
     "pruned_spans",
     "read_job",
     "run_at",
@@ -223,7 +222,7 @@ def read_job(fields: Mapping[str, Field]) -> dict[str, Any]:
 # -- what it has forgotten -------------------------------------------------------------------------
 
 
-def pruned_field(slot: str) -> str:
+def _pruned_field(slot: str) -> str:
     """Where it stands that the record of this slot was removed."""
     return PRUNED if slot[:1].isdigit() else f"{PRUNED}/manual"
 
@@ -267,7 +266,7 @@ def settled_spans(fields: Mapping[str, Field]) -> _Spans:
 
 def is_settled(fields: Mapping[str, Field], slot: str, due: float) -> bool:
     """Whether a slot without a record of its own has had its turn all the same."""
-    name = pruned_field(slot)
+    name = _pruned_field(slot)
     whole = name == PRUNED and "#" not in slot
     spans = settled_spans(fields) if whole else pruned_spans(fields, name)
     return any(first <= due <= last for first, last in spans)
@@ -350,13 +349,9 @@ class LedgerPort(Port, Protocol):
 
     async def put(
         self, key: Key, field: str, value: bytes | None, guard: Guard, until: float
-    ) -> PutOutcome:
-        """See stores.base.Store.put."""
-        ...
+    ) -> PutOutcome: ...
 
-    async def read(self, key: Key, until: float) -> Record:
-        """See stores.base.Store.read."""
-        ...
+    async def read(self, key: Key, until: float) -> Record: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -457,8 +452,8 @@ class Ledger:
         fields = (await self.read()).fields
         beyond = surplus(runs_of(fields), keep, keep_for, now)
         # First, so that no slot is ever neither remembered nor known to be forgotten.
-        for name in sorted({pruned_field(run.slot) for run, _ in beyond}):
-            spans = [(run.since, run.due) for run, _ in beyond if pruned_field(run.slot) == name]
+        for name in sorted({_pruned_field(run.slot) for run, _ in beyond}):
+            spans = [(run.since, run.due) for run, _ in beyond if _pruned_field(run.slot) == name]
             value = json.dumps(joined((*pruned_spans(fields, name), *spans))).encode()
             # Two that prune at a time must not undo each other's word.
             guard: Guard = ByVersion(fields[name].version) if name in fields else ABSENT

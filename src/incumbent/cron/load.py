@@ -10,6 +10,7 @@ import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from shutil import which
 from typing import Final
@@ -20,7 +21,7 @@ from incumbent.cron.schedule import FixedTimes
 from incumbent.cron.spec import JobSpec, Problem
 from incumbent.errors import ConfigError
 
-__all__ = ["Checker", "Loaded", "load_jobs", "parse_jobs"]
+__all__ = ["Loaded", "load_jobs", "parse_jobs"]
 
 _LARGEST: Final = 64 * 1024 * 1024
 _TOML: Final = re.compile(r"^[ \t]*(?:\[\[[ \t]*job[ \t]*\]\]|\[[ \t]*defaults[ \t]*\])", re.M)
@@ -66,7 +67,7 @@ def load_jobs(path: str, environ: Mapping[str, str], now: float) -> Loaded:
     if problems:
         return Loaded((), problems)
     parsed = parse_jobs(text, path)
-    found = [*parsed.problems, *_of_machine(parsed.specs, path, Checker(environ), now)]
+    found = [*parsed.problems, *_of_machine(parsed.specs, path, _Checker(environ), now)]
     problems = tuple(sorted(found, key=lambda it: (it.line, it.column)))
     broken = any(not it.warning for it in problems)
     return Loaded(() if broken else parsed.specs, problems)
@@ -105,7 +106,7 @@ def _at(before: bytes, path: str, text: str) -> Problem:
 
 
 def _of_machine(
-    specs: tuple[JobSpec, ...], path: str, checker: Checker, now: float
+    specs: tuple[JobSpec, ...], path: str, checker: _Checker, now: float
 ) -> list[Problem]:
     problems = []
     for spec in specs:
@@ -136,12 +137,12 @@ _USERS: Final = frozenset(
 )
 
 
-class Checker:
+class _Checker:
     """Looks each program up once; for one reading of a file, as programs come and go."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = environ
-        self._seen: dict[tuple[str, str | None, str], str | None] = {}
+        self._missing = cache(_missing)
 
     def what_is_wrong(self, spec: JobSpec) -> str | None:
         """In words; None if nothing is, or if only running the job can tell."""
@@ -162,12 +163,6 @@ class Checker:
         if wrong and word in _USERS | _users_here():
             return f"{wrong}; is it the user of a system crontab? That column has no place here"
         return wrong
-
-    def _missing(self, program: str, cwd: str | None, path: str) -> str | None:
-        asked = (program, cwd, path)
-        if asked not in self._seen:
-            self._seen[asked] = _missing(program, cwd, path)
-        return self._seen[asked]
 
 
 def _first_word(line: str) -> str | None:

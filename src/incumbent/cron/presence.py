@@ -21,18 +21,14 @@ from incumbent.model import ByVersion, Field, Guard, Key, Record
 from incumbent.protocol.link import Link
 
 __all__ = [
-    "FORGET_AFTER",
     "GONE",
     "KNOWN",
     "SET",
-    "JobSet",
     "Presence",
     "gone_since",
     "had_by_nobody",
     "is_by_the_clock",
     "read_sets",
-    "told_anew",
-    "what_is_left",
 ]
 
 PRESENCE: Final = "@cron/up"
@@ -44,7 +40,7 @@ KNOWN: Final = "@cron/jobs"
 SET: Final = "set/"
 GONE: Final = "gone"
 """In what is registered of a job: since when nobody has had it."""
-FORGET_AFTER: Final = 30 * 86_400.0
+_FORGET_AFTER: Final = 30 * 86_400.0
 """Seconds after which nothing is left of a job that nobody has."""
 _MARK: Final = 4
 _TELL_SET_EVERY: Final = 3600.0
@@ -109,7 +105,7 @@ def up_now(present: Iterable[Present], now: float) -> list[Present]:
 # -- which jobs they have ----------------------------------------------------------------------
 
 
-class JobSet:
+class _JobSet:
     """Names of jobs, as few bytes each. A name may seem to be in it that is not; not conversely."""
 
     def __init__(self, names: Iterable[str]) -> None:
@@ -164,18 +160,13 @@ def gone_since(fields: Mapping[str, Field]) -> float | None:
     return float(since) if isinstance(since, int | float) else None
 
 
-def told_anew(fields: Mapping[str, Field], *, nobody: bool, now: float) -> bytes | None:
-    """What is to be registered now that nobody has it, or somebody does; None: as it is."""
+def _with_mark(fields: Mapping[str, Field], *, nobody: bool, now: float) -> bytes | None:
+    """What to register now that nobody has it, or somebody does; None if that is there."""
     facts = read_job(fields)
     if nobody == (GONE in facts):
         return None
     facts = {**facts, GONE: now} if nobody else {k: v for k, v in facts.items() if k != GONE}
     return json.dumps(facts, separators=(",", ":")).encode()
-
-
-def what_is_left(fields: Mapping[str, Field]) -> list[str]:
-    """The fields that the ledger has of a job: its runs, and what it forgot."""
-    return [name for name in fields if name.startswith((RUN, PRUNED))]
 
 
 # -- the part of one instance ------------------------------------------------------------------
@@ -190,7 +181,7 @@ class Presence:
         self._holder = holder
         self._since = clock.wall()
         self._specs: Sequence[JobSpec] | None = None
-        self._set = JobSet(())
+        self._set = _JobSet(())
         self._told_at = 0.0
         self._signs: dict[str, float] = {}
         """Of the sweep before: by instance its sign of life."""
@@ -199,7 +190,7 @@ class Presence:
         """Say that we live, and which jobs we have."""
         now = clock.now()
         if specs is not self._specs or now - self._told_at >= _TELL_SET_EVERY:
-            self._set = JobSet(spec.name for spec in specs)
+            self._set = _JobSet(spec.name for spec in specs)
             self._put(KNOWN, self._set.field, self._set.value)
             self._specs, self._told_at = specs, now
         facts = encode(
@@ -247,10 +238,12 @@ class Presence:
         name, fields, now = record.key.name, record.fields, clock.wall()
         nobody, since = had_by_nobody(name, up, sets), gone_since(fields)
         guard = ByVersion(fields[JOB].version)
-        if nobody and since is not None and now - since > FORGET_AFTER and not record.holdings:
-            for field in (*what_is_left(fields), JOB):
+        if nobody and since is not None and now - since > _FORGET_AFTER and not record.holdings:
+            # Its runs, what the ledger forgot, and last the job.
+            left = [it for it in fields if it.startswith((RUN, PRUNED))]
+            for field in (*left, JOB):
                 self._put(name, field, None, guard if field == JOB else None)
-        elif (value := told_anew(fields, nobody=nobody, now=now)) is not None:
+        elif (value := _with_mark(fields, nobody=nobody, now=now)) is not None:
             self._put(name, JOB, value, guard)
 
     def _put(

@@ -103,7 +103,6 @@ class Every:
             )
 
     def next_after(self, instant: float) -> float | None:
-        """See Schedule."""
         step = round(self.interval * 1000)
         # Whole milliseconds: sums of fractions would drift apart.
         count = floor(instant * 1000) // step
@@ -112,7 +111,6 @@ class Every:
         return count * step / 1000
 
     def describe(self) -> str:
-        """See Schedule."""
         return f"every {say_seconds(self.interval)}"
 
 
@@ -123,12 +121,10 @@ class FixedTimes:
     times: tuple[float, ...]
 
     def next_after(self, instant: float) -> float | None:
-        """See Schedule."""
         place = bisect_right(self.times, instant)
         return self.times[place] if place < len(self.times) else None
 
     def describe(self) -> str:
-        """See Schedule."""
         shown = ", ".join(slot_id(it) for it in self.times[:3])
         more = len(self.times) - 3
         return f"at {shown}" + (f" and {more} more" if more > 0 else "")
@@ -160,11 +156,9 @@ class CronSchedule:
     _known: _Known = field(default_factory=_Known, repr=False, compare=False)
 
     def describe(self) -> str:
-        """See Schedule."""
         return f"{self.expression} ({self.timezone})"
 
     def next_after(self, instant: float) -> float | None:
-        """See Schedule."""
         since, found = self._known.answer
         if since <= instant and (found is None or instant < found):
             return found

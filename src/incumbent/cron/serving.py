@@ -55,11 +55,9 @@ class CommandLauncher:
         self.outcomes = Outcomes()
 
     def claim(self, spec: JobSpec, slot: Slot) -> Held | Refused:
-        """See Launcher."""
         return self._claimer.claim(spec, slot)
 
     def launch(self, spec: JobSpec, slot: Slot, grant: Held) -> None:
-        """See Launcher."""
         if self.gone:
             self._claimer.give_back(grant)
             raise CannotLaunch("the process that starts commands is gone")
@@ -75,12 +73,10 @@ class CommandLauncher:
         self.starting.add((spec.name, slot.name))
 
     def failed(self, spec: JobSpec, run: Run) -> None:
-        """See Launcher."""
         if spec.on_failure is not None:
             self._tell(Notify(replace(spec, schedule=_NEVER), run))
 
     def stand_by(self, ready: int, kept: int) -> None:
-        """See StandBy."""
         if (wish := StandBy(ready, kept)) != self._standing:
             self._standing = wish
             self._tell(wish)
@@ -210,7 +206,6 @@ class _Serving:
     # -- signals, as a Source ------------------------------------------------------------------
 
     def ready(self) -> None:
-        """See Source."""
         for signum in self._signals.take():
             if signum == signal.SIGHUP:
                 self._reload()

@@ -45,7 +45,6 @@ __all__ = [
     "is_retried",
     "judge",
     "known_until",
-    "paused_by",
     "retry_due",
 ]
 
@@ -179,7 +178,7 @@ def _claimed_unreported(record: Record, slot: Slot, found: Findings) -> None:
 def _unclaimed(spec: JobSpec, record: Record, slot: Slot, now: float, found: Findings) -> None:
     holder = record.holdings[0] if record.holdings else None
     if PAUSE in record.fields:
-        _skip(found, slot, f"paused{paused_by(record)}")
+        _skip(found, slot, f"paused{_paused_by(record)}")
     elif slot.missed:
         _wait_or_miss(slot, now, found)
     elif holder is not None and (spec.overlap == "queue" or slot.caught):
@@ -216,7 +215,7 @@ def _what_it_runs(holding: Holding) -> str:
     return f", which runs {text}" if text and text.isprintable() and len(text) < 60 else ""
 
 
-def paused_by(record: Record) -> str:
+def _paused_by(record: Record) -> str:
     """Who paused it, and why: " by X (reason)", or nothing."""
     notice = read_notice(record.fields[PAUSE].value)
     who, reason = notice.get("who"), notice.get("reason")
