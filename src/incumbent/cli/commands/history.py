@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from incumbent import clock
 from incumbent.cli.exits import OK
-from incumbent.cli.ledger_show import result_of, run_as_json, runs_in, took, when_of
+from incumbent.cli.ledger_text import result_of, run_as_json, runs_in, took, when_of
 from incumbent.cli.parser import Request
 from incumbent.cli.text import iso, past_as_json, print_json, since_of, table
 from incumbent.clients import Client

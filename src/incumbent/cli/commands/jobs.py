@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from incumbent import clock
 from incumbent.cli.exits import OK
-from incumbent.cli.ledger_show import (
+from incumbent.cli.ledger_text import (
     job_as_json,
     jobs_of,
     last_run,

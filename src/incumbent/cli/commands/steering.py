@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from incumbent import clock
 from incumbent.cli.exits import BUSY, OK, say
-from incumbent.cli.ledger_show import jobs_of
+from incumbent.cli.ledger_text import jobs_of
 from incumbent.cli.operator import WITHIN, Operator, open_client, read_until
 from incumbent.cli.parser import Request
 from incumbent.cli.text import print_json, said_by

@@ -7,7 +7,7 @@ from typing import Final
 
 from incumbent import clock
 from incumbent.cli.exits import BUSY, OK, USAGE
-from incumbent.cli.ledger_show import result_of
+from incumbent.cli.ledger_text import result_of
 from incumbent.cli.operator import WITHIN, Operator, open_client, read_until
 from incumbent.cli.parser import Request
 from incumbent.cron.control import CONTROL, Trigger, encode, pause_of

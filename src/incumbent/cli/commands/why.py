@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from incumbent import clock
 from incumbent.cli.exits import OK
-from incumbent.cli.job_reasons import explain_job
+from incumbent.cli.ledger_text import explain_job
 from incumbent.cli.operator import WITHIN, open_client
 from incumbent.cli.parser import Request
 from incumbent.cli.text import facts_of, instant_of, iso, print_json, record_as_json, said_by
