@@ -141,7 +141,7 @@ def test_a_trigger_by_a_clock_that_is_behind_is_taken_by_who_saw_it_come(
     put(link, CONTROL, trigger.field, encode(job="job", when=trigger.when))
 
     def hear() -> list[Slot]:
-        instance._hear()
+        instance._take_triggers()
         return taken
 
     eventually(hear)
@@ -156,14 +156,14 @@ def test_a_clock_an_hour_ahead_takes_no_trigger_away_from_others(
     trigger = Trigger("x", "job", clock.wall() - 3600.0)
     put(link, CONTROL, trigger.field, encode(job="job", when=trigger.when))
     instance = Instance([SPEC], link, "n", "me", Launches(), quiet)
-    instance._heard.append((-inf, read(link, CONTROL)))
-    instance._hear()
-    assert "x" not in instance._asked
+    instance._control_records.append((-inf, read(link, CONTROL)))
+    instance._take_triggers()
+    assert "x" not in instance._taken
     assert triggers(read(link, CONTROL)) == [trigger]
     now = clock.now
     monkeypatch.setattr(clock, "now", lambda: now() + STALE + 1)
-    instance._heard.append((clock.wall(), read(link, CONTROL)))
-    instance._hear()
+    instance._control_records.append((clock.wall(), read(link, CONTROL)))
+    instance._take_triggers()
     assert triggers(read(link, CONTROL)) == []
     instance.close()
 

@@ -32,7 +32,7 @@ def test_one_that_died_before_it_was_prepared_is_replaced_though_nothing_is_hear
     assert pool.prepare() is None
     if first == "its channel":
         ends[0].close()
-        pool.hear(made[0].channel.fileno())
+        pool.receive(made[0].channel.fileno())
     pool._ended(made[0], -9)
     # Not at once: what makes it die may be there still.
     assert pool.prepare() == 10_000

@@ -163,10 +163,10 @@ class Attempts:
                 output=end.output,
             )
         )
-        self._tell(end, ended)
+        self._report(end, ended)
         return ended
 
-    def _tell(self, end: End, ended: Run | None) -> None:
+    def _report(self, end: End, ended: Run | None) -> None:
         seconds = clock.wall() - (self.run.started or clock.wall())
         facts = {"slot": self.run.slot, "attempt": self.run.attempt, "code": end.code}
         if ended is None:

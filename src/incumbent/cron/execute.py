@@ -33,7 +33,7 @@ from incumbent.stores.notices import PAUSE
 __all__ = ["CannotLaunch", "Executor", "Launcher", "facts_of_job", "without_secrets"]
 
 T = TypeVar("T")
-_TELL_EVERY: Final = 60.0
+_REPORT_EVERY: Final = 60.0
 _WITHIN: Final = 2.0
 _COMMAND_SHOWN: Final = 200
 
@@ -77,7 +77,7 @@ class Executor:
         self._emit = emit
         self._wall = wall
         self._began = wall()
-        self._told = -inf
+        self._reported_at = -inf
         self._outage = False
         self._peers = Peers()
         self.dispatcher: Dispatcher | None = None
@@ -240,8 +240,8 @@ class Executor:
 
     def _failed(self, error: StoreError) -> None:
         now = self._port.now()
-        if not self._outage or now - self._told >= _TELL_EVERY:
-            self._told = now
+        if not self._outage or now - self._reported_at >= _REPORT_EVERY:
+            self._reported_at = now
             self._emit("store", ok=False, why=str(error))
         self._outage = True
 

@@ -90,17 +90,17 @@ class Instance:
         self._starting = starting
         self._capacity = Capacity(link, namespace)
         self._waiting = 0
-        self._full_told = -inf
+        self._full_logged = -inf
         self._executor = Executor(self.specs, namespace, link.port, launcher, emit, clock.wall)
         self._waiter = Waiter()
         self._wake_fd, self._write_fd = os.pipe()
         for fd in (self._wake_fd, self._write_fd):
             os.set_blocking(fd, False)
-        self._heard: list[tuple[float, Record]] = []
+        self._control_records: list[tuple[float, Record]] = []
         self._looked = -inf
         """When the listening thread looked last, by our wall clock."""
-        self._asked: set[str] = set()
-        self._standing: dict[str, tuple[float, float]] = {}
+        self._taken: set[str] = set()
+        self._trigger_since: dict[str, tuple[float, float]] = {}
         self._answered = False
         self._next_try = -inf
         self._tries = 0
@@ -132,9 +132,9 @@ class Instance:
         if self._executor.dispatcher is None:
             self._try_to_begin()
             return
-        self._hear()
+        self._take_triggers()
         self._waiting = self._executor.step(self._pace, self._room)
-        self._tell_full()
+        self._report_full()
         self._housekeeping()
 
     def _next_in(self) -> float:
@@ -189,10 +189,10 @@ class Instance:
     def _room(self) -> float:
         return min(self._max_runs - self._load(), _STARTS_MOST - self._starting())
 
-    def _tell_full(self) -> None:
+    def _report_full(self) -> None:
         full = self._waiting and self._load() >= self._max_runs
-        if full and clock.now() - self._full_told >= _FULL_EVERY:
-            self._full_told = clock.now()
+        if full and clock.now() - self._full_logged >= _FULL_EVERY:
+            self._full_logged = clock.now()
             why = "slots wait for room, or are left to other instances"
             self._emit("full", running=self._load(), waiting=self._waiting, why=why)
 
@@ -265,7 +265,7 @@ class Instance:
                 looks = clock.wall()
                 record = store.read(key, clock.now() + 2.0)
                 if record.fields:
-                    self._heard.append((self._looked, record))
+                    self._control_records.append((self._looked, record))
                     self.wake()
                 self._looked = looks
                 until = clock.now() + _LOOK_AT_CONTROL * (0.8 + 0.4 * draw_jitter())
@@ -282,21 +282,21 @@ class Instance:
                     self._emit("fault", why=f"{type(error).__name__}: {error}")
                     time.sleep(1.0)
 
-    def _hear(self) -> None:
-        while self._heard:
-            looked, record = self._heard.pop(0)
+    def _take_triggers(self) -> None:
+        while self._control_records:
+            looked, record = self._control_records.pop(0)
             self._pause = pause_of(record)
             for trigger in triggers(record):
                 # An operator's clock may be behind, but what came since we looked is new.
                 seen = (clock.now(), max(trigger.when, looked))
-                since, when = self._standing.setdefault(trigger.id, seen)
+                since, when = self._trigger_since.setdefault(trigger.id, seen)
                 if clock.wall() - when > STALE:
                     # Not before it has stood as long by our steady clock: the wall clock may be
                     # wrong, and others take it.
                     if clock.now() - since > STALE:
                         self.over(trigger.slot)
-                elif trigger.id not in self._asked:
-                    self._asked.add(trigger.id)
+                elif trigger.id not in self._taken:
+                    self._taken.add(trigger.id)
                     self._take_trigger(trigger.job, Slot(trigger.slot, when))
 
     def _take_trigger(self, job: str, slot: Slot) -> None:

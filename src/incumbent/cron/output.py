@@ -14,20 +14,20 @@ _LONGEST_LINE = 2048
 class Output:
     """Reads the command's standard output and error; a Listener of its supervision.
 
-    `most`: bytes that are kept. `told` hears every line; it must neither block nor raise.
+    `most`: bytes that are kept. `on_line` hears every line; it must neither block nor raise.
     """
 
-    def __init__(self, most: int = 0, told: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(self, most: int = 0, on_line: Callable[[str], None] = lambda _: None) -> None:
         self.fd, self._writing = os.pipe()
         os.set_blocking(self.fd, False)
         self._most = most
-        self._told = told
+        self._on_line = on_line
         self._tail = b""
         self._line = b""
 
-    def serve(self, most: int, told: Callable[[str], None]) -> None:
+    def serve(self, most: int, on_line: Callable[[str], None]) -> None:
         """From now on for this run: see the class."""
-        self._most, self._told = most, told
+        self._most, self._on_line = most, on_line
 
     def become_stdout(self) -> None:
         """From now on what this process and its children write comes here."""
@@ -82,4 +82,4 @@ class Output:
             self._line = self._line[_LONGEST_LINE:]
 
     def _say(self, line: bytes) -> None:
-        self._told(line[:_LONGEST_LINE].decode("utf-8", "replace"))
+        self._on_line(line[:_LONGEST_LINE].decode("utf-8", "replace"))

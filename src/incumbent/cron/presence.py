@@ -43,7 +43,7 @@ GONE: Final = "gone"
 _FORGET_AFTER: Final = 30 * 86_400.0
 """Seconds after which nothing is left of a job that nobody has."""
 _MARK: Final = 4
-_TELL_SET_EVERY: Final = 3600.0
+_WRITE_SET_EVERY: Final = 3600.0
 """Seconds: a sweep may have forgotten the set of an instance that was silent for long."""
 _FORGOTTEN: Final = 86_400.0
 """Seconds after which an instance that vanished is named no more."""
@@ -182,17 +182,17 @@ class Presence:
         self._since = clock.wall()
         self._specs: Sequence[JobSpec] | None = None
         self._set = _JobSet(())
-        self._told_at = 0.0
+        self._set_written_at = 0.0
         self._signs: dict[str, float] = {}
         """Of the sweep before: by instance its sign of life."""
 
     def tell(self, specs: Sequence[JobSpec]) -> None:
         """Say that we live, and which jobs we have."""
         now = clock.now()
-        if specs is not self._specs or now - self._told_at >= _TELL_SET_EVERY:
+        if specs is not self._specs or now - self._set_written_at >= _WRITE_SET_EVERY:
             self._set = _JobSet(spec.name for spec in specs)
             self._put(KNOWN, self._set.field, self._set.value)
-            self._specs, self._told_at = specs, now
+            self._specs, self._set_written_at = specs, now
         facts = encode(
             since=self._since, seen=clock.wall(), jobs=len(specs), knows=self._set.digest
         )

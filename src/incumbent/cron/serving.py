@@ -40,7 +40,7 @@ _NEVER: Final = FixedTimes(())
 
 
 class CommandLauncher:
-    """A Launcher, and a Source for the loop: `told` hears how each run's process ended."""
+    """A Launcher, and a Source for the loop: `outcomes` has how each run ended."""
 
     def __init__(self, claimer: Claimer, zygote: Zygote, emit: Emit) -> None:
         self._claimer = claimer
@@ -48,7 +48,7 @@ class CommandLauncher:
         self._emit = emit
         self.fd = zygote.fd
         self.gone = False
-        self._standing = StandBy(0, 0)
+        self._stand_by = StandBy(0, 0)
         self.running: dict[tuple[str, str], Slot] = {}
         self.starting: set[tuple[str, str]] = set()
         """Those of them whose command does not run yet."""
@@ -74,18 +74,18 @@ class CommandLauncher:
 
     def failed(self, spec: JobSpec, run: Run) -> None:
         if spec.on_failure is not None:
-            self._tell(Notify(replace(spec, schedule=_NEVER), run))
+            self._send(Notify(replace(spec, schedule=_NEVER), run))
 
     def stand_by(self, ready: int, kept: int) -> None:
-        if (wish := StandBy(ready, kept)) != self._standing:
-            self._standing = wish
-            self._tell(wish)
+        if (wish := StandBy(ready, kept)) != self._stand_by:
+            self._stand_by = wish
+            self._send(wish)
 
     def stop_all(self) -> None:
         """TERM to every run."""
-        self._tell(Stop())
+        self._send(Stop())
 
-    def _tell(self, message: Notify | StandBy | Stop) -> None:
+    def _send(self, message: Notify | StandBy | Stop) -> None:
         if not self.gone:
             try:
                 self._zygote.send(message)

@@ -330,15 +330,15 @@ class _CommandRun:
         self._worker = worker
         self._events = events
         self._output = worker.output()
-        self._output.serve(min(task.spec.output_bytes, OUTPUT_MOST), self._told)
+        self._output.serve(min(task.spec.output_bytes, OUTPUT_MOST), self._on_line)
         self._survived = False
         self._attempts = Attempts(lease, task.spec, task.slot, events)
 
-    def _told_course(self, course: Course) -> None:
+    def _on_course(self, course: Course) -> None:
         if course.phase is Phase.RUNNING:
             self._worker.say(STARTED)
 
-    def _told(self, line: str) -> None:
+    def _on_line(self, line: str) -> None:
         self._events("output", slot=self._slot, line=line)
 
     def run(self) -> int:
@@ -405,7 +405,7 @@ class _CommandRun:
                 listeners=(ready.socket, self._output),
                 keep=True,
                 launch=ready.launch,
-                report=self._told_course,
+                report=self._on_course,
             )
             self._worker.stopped |= bool(ending.leaving)
             return ending

@@ -179,14 +179,14 @@ class _Forking:
                     os.read(self._wake, 4096)
                 self._pool.reap()
             for fd in ready - {channel, self._wake}:
-                self._pool.hear(fd)
-            if channel in ready and not self._hear():
+                self._pool.receive(fd)
+            if channel in ready and not self._receive():
                 self._poll.unregister(channel)
                 self._connected = False
                 self._pool.stop()
             patience = self._pool.prepare() if self._connected else None
 
-    def _hear(self) -> bool:
+    def _receive(self) -> bool:
         try:
             data = self._channel.recv(1 << 20)
         except OSError:
@@ -415,7 +415,7 @@ class Pool:
 
     # -- what the workers say ----------------------------------------------------------------------
 
-    def hear(self, fd: int) -> None:
+    def receive(self, fd: int) -> None:
         """A channel is readable."""
         worker = self._by_fd.get(fd)
         if worker is None:
@@ -462,7 +462,7 @@ class Pool:
     def _ended(self, worker: Worker, code: int) -> None:
         if (fd := worker.channel.fileno()) >= 0:
             # What it said last.
-            self.hear(fd)
+            self.receive(fd)
         if worker.task is not None:
             self._report(*worker.task, code or _FAULT)
         self._count_failure(worker)
