@@ -194,6 +194,7 @@ _TABLE: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
         {
             "test_no_slot_runs_twice_whatever_comes_together": ("0", "1"),
             "test_each_slot_runs_at_most_once_and_is_on_record": ("0",),
+            "test_clocks_one_to_two_hours_behind_run_nothing_that_the_ledger_has_forgotten": ("1",),
         },
     ),
     (
@@ -409,6 +410,11 @@ _TABLE: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
             "test_what_a_waiter_hears_from_the_old_master_is_no_lease": ("sync",),
             "test_after_a_switchover_waiters_listen_at_the_new_master": ("async",),
         },
+    ),
+    (
+        "recorded/test_recorded.py",
+        "20 s an engine; `python -m tests.recorded` shows all of one that was changed",
+        {"test_the_stores_see_the_same_requests_as_recorded": ("redis", "postgresql")},
     ),
     (
         "sim/test_simulator.py",
