@@ -107,9 +107,9 @@ def question(asked: Address, where: str, *, proved: bool) -> Program[Topology]:
 
 
 def _topology(info: bytes, slots: Sequence[Any], asked: Address) -> Topology:
-    said = dict(line.split(":", 1) for line in info.decode().split() if ":" in line)
+    state = dict(line.split(":", 1) for line in info.decode().split() if ":" in line)
     # One that has lost the others knows less than any of them.
-    epoch = int(said["cluster_current_epoch"]) if said.get("cluster_state") == "ok" else -1
+    epoch = int(state["cluster_current_epoch"]) if state.get("cluster_state") == "ok" else -1
     found = Topology(epoch)
     for start, end, master, *_ in sorted(slots, key=lambda each: int(each[0])):
         found.starts.append(start)
@@ -118,12 +118,12 @@ def _topology(info: bytes, slots: Sequence[Any], asked: Address) -> Topology:
     return found
 
 
-def host_of(said: str, asked: Address | None) -> str:
+def host_of(named: str, asked: Address | None) -> str:
     """The host that the node `asked` names; its own where it does not say one.
 
     cluster-preferred-endpoint-type: "" with unknown-endpoint, "?" with hostname and without one.
     """
-    return said if said not in ("", "?") or asked is None else asked[0]
+    return named if named not in ("", "?") or asked is None else asked[0]
 
 
 def asking(program: Program[T]) -> Program[T]:
@@ -195,14 +195,14 @@ class Cluster:
         )
         self._learn([each for each in answers if isinstance(each, Topology)], answers)
 
-    def _learn(self, said: Sequence[Topology], answers: Sequence[Topology | StoreError]) -> None:
-        if not said and self.topology.masters:
+    def _learn(self, known: Sequence[Topology], answers: Sequence[Topology | StoreError]) -> None:
+        if not known and self.topology.masters:
             self.asked = _now()
             return
-        if not said:
+        if not known:
             raise self._nobody([each for each in answers if isinstance(each, StoreError)])
         self.asked, self.doubted, self.proved = _now(), False, True
-        newest = max(said, key=lambda each: each.epoch)
+        newest = max(known, key=lambda each: each.epoch)
         # The same object as long as nothing changed: plans are laid for it.
         if newest != self.topology:
             self.topology = newest
@@ -217,7 +217,7 @@ class Cluster:
         )
 
     @property
-    def said(self) -> str:
+    def summary(self) -> str:
         """For the doctor."""
         nodes, missing = self.topology.nodes(), self.topology.unserved()
         what = f"a cluster of {len(nodes)} masters: {', '.join(map(say_address, nodes))}"

@@ -177,12 +177,12 @@ def look_at_marker(site: Site, ttl: float) -> Program[list[Finding]]:
     """Whether it grants by now, and for how long it would wait after a restart."""
     keys = site.marker.keys
     reads = [pack("GET", key) for key in keys]
-    info, time, *said = yield Step(pack("INFO") + pack("TIME") + b"".join(reads), 2 + len(keys))
+    info, time, *markers = yield Step(pack("INFO") + pack("TIME") + b"".join(reads), 2 + len(keys))
     if not isinstance(info, bytes) or not isinstance(time, list):
         raise answered_error(str(info), site.where)
     facts, now = read_facts(info), int(time[0]) + int(time[1]) / 1e6
     try:
-        found = [read_mark(raw, site.where, key) for key, raw in zip(keys, said, strict=False)]
+        found = [read_mark(raw, site.where, key) for key, raw in zip(keys, markers, strict=False)]
     except StoreUnavailable as error:
         return [("error", str(error), "stop the instances of the other version first")]
     start = int((now - facts.uptime) * 1e6)
@@ -221,8 +221,10 @@ def _about_wait(site: Site, longest: float, ttl: float) -> list[Finding]:
 
 def look_at_resync() -> Program[list[Finding]]:
     """Findings for `doctor`: how soon a master that becomes a replica has its new master's data."""
-    info, said = yield Step(pack("INFO") + pack("CONFIG", "GET", "repl-diskless-sync*"), 2)
-    settings = dict(zip(said[::2], said[1::2], strict=False)) if isinstance(said, list) else {}
+    info, config = yield Step(pack("INFO") + pack("CONFIG", "GET", "repl-diskless-sync*"), 2)
+    settings = (
+        dict(zip(config[::2], config[1::2], strict=False)) if isinstance(config, list) else {}
+    )
     if b"repl-diskless-sync" not in settings or not read_facts(info).replicas:
         return []
     delay = int(settings.get(b"repl-diskless-sync-delay", b"0"))

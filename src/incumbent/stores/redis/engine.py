@@ -218,7 +218,7 @@ def _cluster_engine(site: Site, options: RedisOptions, reach: Reach) -> LayeredE
             run(cluster.ask(side, until))
         except StoreError as error:
             return [("error", str(error), "check the nodes, their password and the network")]
-        found: list[Finding] = [("ok", cluster.said, "")]
+        found: list[Finding] = [("ok", cluster.summary, "")]
         nodes = cluster.topology.nodes()
         for left, address in zip(range(len(nodes), 0, -1), nodes, strict=True):
             # Each has its share of the time that is left, so that one cannot use up all of it.

@@ -189,9 +189,9 @@ def meet(
     facts = read_facts(info)
     admit(facts, where, allow_eviction=allow_eviction)
     # That scripts cannot be loaded (an administrator may have done it) shows when one is missing.
-    now, said = _micros(time), dict(zip(marker.keys, answers[2:], strict=False))
+    now, replies = _micros(time), dict(zip(marker.keys, answers[2:], strict=False))
     # In a cluster a slot may have gone elsewhere, with its copy.
-    there = {key: raw for key, raw in said.items() if raw is None or isinstance(raw, bytes)}
+    there = {key: raw for key, raw in replies.items() if raw is None or isinstance(raw, bytes)}
 
     def choose() -> tuple[Mark, bool]:
         return _chosen(there, where, facts, now, wall, fresh, longest)
@@ -203,7 +203,7 @@ def meet(
             todo = {key: raw for key, raw in there.items() if raw != mark.text.encode()}
             if there and not todo:
                 break
-            there |= yield from _write(todo, mark, marker, where, said, proved=proved)
+            there |= yield from _write(todo, mark, marker, where, replies, proved=proved)
             mark, known = choose()
         else:
             raise StoreUnavailable(f"{where}: its marker changes all the time", retry_after=0.1)
@@ -219,15 +219,15 @@ def _write(
     mark: Mark,
     marker: Marker,
     where: str,
-    said: dict[str, Any],
+    replies: dict[str, Any],
     *,
     proved: bool,
 ) -> Program[dict[str, bytes | None]]:
     """Write the marker; returns what is there then. Raises StoreError where nothing can be."""
-    routed = MARKER_KEY not in said
+    routed = MARKER_KEY not in replies
     writes = [marker.write(key, (raw or b"").decode(), mark.text) for key, raw in todo.items()]
     if not writes:
-        raise _unmarked(list(said.values()), where, routed=routed, proved=proved)
+        raise _unmarked(list(replies.values()), where, routed=routed, proved=proved)
     written = yield Step(b"".join(writes), len(writes))
     for answer in written:
         if not isinstance(answer, bytes):
@@ -255,14 +255,14 @@ def _chosen(
 ) -> tuple[Mark, bool]:
     """What all copies should say, and whether one does: the oldest that fits, or a new one."""
     found = [mark for key, raw in there.items() if (mark := read_mark(raw, where, key))]
-    told = max((mark.longest for mark in found), default=0)
-    longest = max(told, longest)
+    noted = max((mark.longest for mark in found), default=0)
+    longest = max(noted, longest)
     start = now - facts.uptime * _MICRO
     fitting = [mark for mark in found if mark.is_of(facts, start)]
     if fitting:
         first = min(fitting, key=lambda mark: (mark.since, mark.id))
         mark = replace(first, replication=facts.replication, longest=longest)
-        return mark, told == longest
+        return mark, noted == longest
     run = facts.run or f"~{start}"
     identity = f"{fresh}:promoted" if facts.promoted else fresh
     floor = _floor(facts, now, found)
@@ -304,13 +304,13 @@ class Known(Protocol):
     def longest(self) -> float:
         """The largest ttl that is known to have been asked for, in seconds."""
 
-    def is_marked(self, said: Any) -> bool:
+    def is_marked(self, reply: Any) -> bool:
         """Whether the marker, as it was read by `reread`, is still that one."""
 
     def introduce(self, met: Met, received: float, settle: float) -> None:
         """Know the server that was met; the answer came at `received`."""
 
-    def compare(self, said: Sequence[Any], sent: float, received: float) -> None:
+    def compare(self, replies: Sequence[Any], sent: float, received: float) -> None:
         """Note the answers to `look`. Raises Outdated if the server is not what it was."""
 
 
@@ -350,18 +350,18 @@ class Acquaintance:
         self.sign = f"{mark.id} {mark.floor}".encode()
         self.begins = f"incumbent{RECORD_FORMAT} {mark.id} ".encode()
 
-    def is_marked(self, said: Any) -> bool:
+    def is_marked(self, reply: Any) -> bool:
         """Whether the marker, as it was read by `reread`, is still that one."""
-        return type(said) is bytes and said.startswith(self.begins)
+        return type(reply) is bytes and reply.startswith(self.begins)
 
     @property
     def longest(self) -> float:
         """The largest ttl that is known to have been asked for, in seconds."""
         return self.mark.longest / 1000
 
-    def compare(self, said: Sequence[Any], sent: float, received: float) -> None:
+    def compare(self, replies: Sequence[Any], sent: float, received: float) -> None:
         """Note the answers to `look`. Raises Outdated if the server is not what it was."""
-        raw, info, time = said
+        raw, info, time = replies
         if not isinstance(raw, bytes) or not isinstance(info, bytes) or not isinstance(time, list):
             raise Outdated("its marker cannot be read")
         if not self.is_marked(raw) or b"role:master" not in info:

@@ -143,8 +143,8 @@ def _tail(batch: Sequence[Renewal]) -> bytes:
     for at in _special(batch):
         renewal = batch[at]
         meta = b"-" if renewal.meta is None else b"=" + renewal.meta
-        said = pack(at + 1, milliseconds(renewal.ttl), meta)
-        parts.append(said.partition(b"\r\n")[2])
+        more = pack(at + 1, milliseconds(renewal.ttl), meta)
+        parts.append(more.partition(b"\r\n")[2])
     return b"".join(parts)
 
 

@@ -174,8 +174,10 @@ class Router(Planned[Server]):
                     moved[at] = (outcome, part.address)
         return moved
 
-    async def _renew_part(self, renewals: Sequence[Renewal], part: Part, until: float) -> _Said:
-        plan: Plan[Server, _Said] = Plan(
+    async def _renew_part(
+        self, renewals: Sequence[Renewal], part: Part, until: float
+    ) -> _PartOutcomes:
+        plan: Plan[Server, _PartOutcomes] = Plan(
             "renew", lambda server, _: renew_part(server.commands, renewals, part, server.known)
         )
         return await self._node(part.address).planned.run(plan, until)
@@ -266,7 +268,7 @@ class Router(Planned[Server]):
 
 
 _Operate: TypeAlias = Callable[[_Node], Awaitable[T]]
-_Said: TypeAlias = "Iterable[tuple[int, RenewOutcome | StoreError]] | None"
+_PartOutcomes: TypeAlias = "Iterable[tuple[int, RenewOutcome | StoreError]] | None"
 """See spread.renew_part."""
 _RENEWED: Final = Renewed()
 _UNASKED: Final = OutcomeUnknown("it was not asked for")
@@ -279,12 +281,14 @@ class _Plan(NamedTuple):
     parts: Sequence[Part]
 
 
-def _each(part: Part, said: _Said | StoreError) -> Iterable[tuple[int, RenewOutcome | StoreError]]:
-    if said is None:
+def _each(
+    part: Part, outcomes: _PartOutcomes | StoreError
+) -> Iterable[tuple[int, RenewOutcome | StoreError]]:
+    if outcomes is None:
         return zip(part.places, repeat(_RENEWED), strict=False)
-    if isinstance(said, StoreError):
-        return zip(part.places, repeat(said), strict=False)
-    return said
+    if isinstance(outcomes, StoreError):
+        return zip(part.places, repeat(outcomes), strict=False)
+    return outcomes
 
 
 async def _run_at(plan: Plan[Server, T], until: float, node: _Node) -> T:

@@ -77,9 +77,9 @@ def question(service: str, where: str, *, proved: bool) -> Program[Opinion]:
 
 def _opinion(address: Sequence[Any], about: Sequence[Any]) -> Opinion:
     # The first answer is ahead of the second while the sentinel that leads a failover ends it.
-    said = dict(zip(about[::2], about[1::2], strict=True))
+    fields = dict(zip(about[::2], about[1::2], strict=True))
     host, port = address
-    return Opinion(int(said[b"config-epoch"]), (host.decode(), int(port)))
+    return Opinion(int(fields[b"config-epoch"]), (host.decode(), int(port)))
 
 
 def verdict(answers: Sequence[Opinion | StoreError], asked: int, where: str) -> Address:
@@ -91,12 +91,12 @@ def verdict(answers: Sequence[Opinion | StoreError], asked: int, where: str) -> 
 
 
 def _too_few(
-    answers: Sequence[Opinion | StoreError], said: int, asked: int, where: str
+    answers: Sequence[Opinion | StoreError], known: int, asked: int, where: str
 ) -> StoreUnavailable:
     failures = [each for each in answers if isinstance(each, StoreError)]
     words = "; ".join(str(each) for each in failures[:3]) or "no answer in time"
     return StoreUnavailable(
-        f"{where}: {said} of {asked} sentinels said where the master is, and"
+        f"{where}: {known} of {asked} sentinels said where the master is, and"
         f" {majority_of(asked)} are needed: {words}",
         # Enough of them for good means that there can be no majority.
         permanent=sum(each.permanent for each in failures) > asked - majority_of(asked),

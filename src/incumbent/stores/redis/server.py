@@ -57,40 +57,40 @@ class Facts:
 
 def read_facts(text: bytes) -> Facts:
     """Read the answer to INFO."""
-    said = dict(
+    fields = dict(
         line.split(":", 1)
         for line in text.decode("utf-8", "replace").splitlines()
         if ":" in line and not line.startswith("#")
     )
     # It is set by promotion alone (and by a restart from a snapshot, where waiting is right too).
-    before = said.get("master_replid2", "").strip("0")
-    promoted = said.get("master_replid", "") if before else ""
+    before = fields.get("master_replid2", "").strip("0")
+    promoted = fields.get("master_replid", "") if before else ""
     return Facts(
         # A master that was a replica in between is another incarnation of the same process.
-        epoch=said.get("run_id", "") + (f":{promoted}" if promoted else ""),
-        uptime=_number(said, "uptime_in_seconds"),
-        role=said.get("role", "master"),
-        version=said.get("valkey_version") or said.get("redis_version", "?"),
-        product=_product(said),
-        maxmemory=_number(said, "maxmemory"),
-        policy=said.get("maxmemory_policy", "noeviction"),
-        aof=said.get("aof_enabled") == "1",
-        replicas=_number(said, "connected_slaves"),
+        epoch=fields.get("run_id", "") + (f":{promoted}" if promoted else ""),
+        uptime=_number(fields, "uptime_in_seconds"),
+        role=fields.get("role", "master"),
+        version=fields.get("valkey_version") or fields.get("redis_version", "?"),
+        product=_product(fields),
+        maxmemory=_number(fields, "maxmemory"),
+        policy=fields.get("maxmemory_policy", "noeviction"),
+        aof=fields.get("aof_enabled") == "1",
+        replicas=_number(fields, "connected_slaves"),
         promoted=promoted,
-        run=said.get("run_id", ""),
-        replication=said.get("master_replid", ""),
+        run=fields.get("run_id", ""),
+        replication=fields.get("master_replid", ""),
     )
 
 
-def _number(said: dict[str, str], name: str) -> int:
-    text = said.get(name, "")
+def _number(fields: dict[str, str], name: str) -> int:
+    text = fields.get(name, "")
     return int(text) if text.isdigit() else 0
 
 
-def _product(said: dict[str, str]) -> str:
-    if "dragonfly_version" in said:
+def _product(fields: dict[str, str]) -> str:
+    if "dragonfly_version" in fields:
         return "Dragonfly"
-    return "Valkey" if "valkey_version" in said else "Redis"
+    return "Valkey" if "valkey_version" in fields else "Redis"
 
 
 def greeting(where: str, *, allow_eviction: bool, proved: bool) -> Program[Facts]:

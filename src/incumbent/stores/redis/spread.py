@@ -85,8 +85,8 @@ def renew_part(
     lost = [(at, _RESTARTED) for at in ready.lost]
     if not ready.order:
         return lost
-    echo, said = new_echo(renewals[ready.order[0]])
-    answers = yield from _asked(commands, renewals, part, ready, said)
+    echo, packed_echo = new_echo(renewals[ready.order[0]])
+    answers = yield from _asked(commands, renewals, part, ready, packed_echo)
     if not lost and _are_renewed(ready, echo, answers):
         return None
     outcomes: list[tuple[int, RenewOutcome | StoreError]] = [*lost]
@@ -100,18 +100,19 @@ _RESTARTED: Final = Gone("store_restarted")
 
 
 def _asked(
-    commands: Commands, renewals: Sequence[Renewal], part: Part, ready: _Ready, said: bytes
+    commands: Commands, renewals: Sequence[Renewal], part: Part, ready: _Ready, packed_echo: bytes
 ) -> Program[list[Any]]:
     """The answer to each call, once those have been repeated whose script was forgotten."""
     # One that goes by asking has two requests; the first one's answer says nothing.
     each = 2 if part.by_asking else 1
     count = len(ready.ends) - 1
-    answers = (yield Step(said.join(ready.pieces), count * each))[each - 1 :: each]
+    answers = (yield Step(packed_echo.join(ready.pieces), count * each))[each - 1 :: each]
     again = [at for at, answer in enumerate(answers) if is_forgotten(answer)]
     if again:
         calls = _calls(ready)
         requests = [
-            _before(part) + as_eval(said.join(packed(commands.naming, _some(renewals, calls[at]))))
+            _before(part)
+            + as_eval(packed_echo.join(packed(commands.naming, _some(renewals, calls[at]))))
             for at in again
         ]
         repeated = yield Step(b"".join(requests), len(again) * each)

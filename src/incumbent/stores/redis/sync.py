@@ -58,8 +58,8 @@ class RedisStore(BlockingStore[_Blocking]):
     def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
         """See Store.take. What the hub has heard counts as in `Exchange.take`, written out."""
         hub = self._exchange.hub
-        if hub.waits_on and (said := hub.answer(claim, ask)) is not None:
-            return said
+        if hub.waits_on and (refusal := hub.answer(claim, ask)) is not None:
+            return refusal
         sent = _now()
         outcome = self._take(key, claim, ask, sent, until)
         if hub.asked or type(outcome) is Queued:
