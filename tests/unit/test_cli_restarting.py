@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from incumbent.cli.commands.work import seat_of
+from incumbent.cli.commands.lead import seat_of
 from incumbent.cli.parser import UsageError, parse
 from incumbent.errors import ConfigError
 from incumbent.supervise.campaign import Backoff, Restart, exit_after, restart_from

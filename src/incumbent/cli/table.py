@@ -137,7 +137,7 @@ COMMANDS: Final = {
     ),
     "work": Command(
         "start N workers here; at most M work at a time in the whole fleet",
-        "work",
+        "lead",
         "NAME",
         (*_WORK, *_CAMPAIGN),
         runs=True,
