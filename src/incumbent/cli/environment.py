@@ -1,4 +1,4 @@
-"""Settings from INCUMBENT_ variables, and what to make of those that are not settings."""
+"""Settings from INCUMBENT_ variables, and warnings about variables that are no settings."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LINK_VALUE: Final = re.compile(r"(?:tcp|udp|sctp)://\S+")
 
 
 def settings_from(environ: Mapping[str, str], options: Iterable[Option]) -> dict[str, str | bool]:
-    """What the environment says of `options`; an empty variable says nothing."""
+    """The values of `options` in the environment; an empty variable is ignored."""
     found: dict[str, str | bool] = {}
     for option in options:
         text = environ.get(option.variable, "") if option.dest in SETTINGS else ""
@@ -42,7 +42,7 @@ def _value(option: Option, text: str) -> str | bool:
 
 
 def flags_in(environ: Mapping[str, str]) -> list[str]:
-    """Variables named like an option that does not come from the environment, and what to do."""
+    """Variables that are named like a one-shot option: each with what to do instead."""
     return [
         f"{name} cannot come from the environment: give {flag} on the command line"
         for name, flag in sorted(FLAGS.items())
@@ -51,7 +51,7 @@ def flags_in(environ: Mapping[str, str]) -> list[str]:
 
 
 def unknown_variables(environ: Mapping[str, str]) -> list[str]:
-    """Our prefix, but nothing of ours. Raises ConfigError for what looks like a misspelling."""
+    """Variables that nobody knows. Raises ConfigError if one looks like a misspelling."""
     unknown = sorted(
         name
         for name, value in environ.items()

@@ -42,7 +42,7 @@ def say(line: str) -> None:
 
 
 def fault_line(error: Exception) -> str:
-    """What to say of an error that nobody foresaw."""
+    """The message for an unexpected error."""
     whose = "the system refuses" if isinstance(error, OSError) else "a defect of incumbent"
     return f"{whose}: {type(error).__name__}: {error}"
 

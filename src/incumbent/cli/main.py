@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         say(str(error))
         return USAGE
     except OSError as error:
-        # Of --help and --version, which write while they are read.
+        # --help and --version write while they are parsed.
         return _unwritten(error)
     if not request.on("quiet"):
         for line in flags_in(os.environ):
@@ -49,7 +49,7 @@ def _excludes_nobody(request: Request) -> bool:
 
 
 def _open_standard_streams() -> None:
-    """Where one is closed, the next file or socket would get its number, and what is said."""
+    """A file or socket would get the number of a closed standard stream, and our output."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             # It gets the lowest free number, which is the right one: those below are open by now.
@@ -84,7 +84,7 @@ def _unwritten(error: OSError) -> int:
     """Our answer cannot be written: the flush at exit must not complain again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if isinstance(error, BrokenPipeError):
-        # Who read it has seen enough.
+        # The reader has seen enough.
         return OK
     say(f"the answer cannot be written: {error.strerror}")
     return FAULT

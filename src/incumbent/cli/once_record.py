@@ -1,4 +1,4 @@
-"""What `run --once-per` and `--slot` say in the ledger."""
+"""The record of a `run --once-per` or `--slot` in the ledger."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def begin(request: Request, lease: Lease) -> OnceRun | None:
 
 
 def on_record_already(lease: Lease, code: int) -> Verdict:
-    """The verdict on a slot whose tombstone is gone, and whose record is not."""
+    """The verdict if the ledger still has the slot, although its tombstone is gone."""
     slot = lease.belief.slot or ""
     try:
         record = lease.belief.link.store.read(lease.belief.key, clock.now() + 1.0)
@@ -74,7 +74,7 @@ def end(once: OnceRun, lease: Lease, ending: Ending | None, verdict: Verdict) ->
         ending = release_after(lease, ending)
         # The ledger will say that it was lost, and so do we.
         return ending if ending.cause else replace(ending, cause=UNRECORDED, outlived=True)
-    # On record under the lease, as the store saw: what happens to it now is none of CMD's.
+    # The end is on record under the lease: what happens to the lease now does not concern CMD.
     ending = replace(ending, confirmed=give_back(lease))
     drive(once.prune(clock.wall()))
     return ending

@@ -54,9 +54,10 @@ def read_until(
 ) -> Record:
     """The first record for which `done` holds, or the last one before `until`.
 
-    `hint_within`: what looks for a field looks often, for `Record.seen` of a name that is held does
-    not tell of fields: one that is written before the listener listens gives no hint.
-    An outage is waited out, and told once. Raises StoreError if it lasts until the end.
+    `hint_within`: seconds without a hint after which it reads again. Wait for a field with a short
+    time: `Record.seen` of a held name does not change with its fields, so that a field which is
+    written before we listen gives no hint. An outage is waited out, and reported once. Raises
+    StoreError if it lasts until the end.
     """
     pause, warned, seen = _FIRST_PAUSE, False, None
     while True:
@@ -164,7 +165,7 @@ class Operator:
         return None
 
     def ask_to_resign(self, holding: Holding, to: str = "") -> PutOutcome:
-        """Leave word for this holding, which hears of it with its next renewal."""
+        """Leave a notice for this holding; its holder gets it with the next renewal."""
         notice = encode_notice(who=self.who, reason=self.reason, to=to, token=holding.token)
         return self.store.put(self.key, RESIGN, notice, None, clock.now() + WITHIN)
 
@@ -191,7 +192,7 @@ class Operator:
 
 
 def _patience(holding: Holding) -> float:
-    """Seconds: it hears within one renewal, and what it does not give back runs out in one ttl."""
+    """Seconds: the holder gets a notice within one renewal, or its ttl runs out."""
     return 2 * (holding.ttl or holding.remaining or TTL_DEFAULT)
 
 

@@ -20,7 +20,7 @@ class UsageError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is asked for: flags first, then variables."""
+    """A command with its options; flags win over variables."""
 
     command: str
     values: Mapping[str, str | bool]
@@ -75,7 +75,7 @@ _RUNNING: Final = frozenset(name for name, command in COMMANDS.items() if comman
 
 
 def _check_separator(ours: list[str], command_line: list[str], *, separated: bool) -> None:
-    """Exactly the commands that run CMD have one; show how the line should have been."""
+    """Only commands that run CMD have a `--`; the message shows the corrected line."""
     plain = list(_plain_words(ours))
     command = ours[plain[0]] if plain else ""
     if command in COMMANDS and not COMMANDS[command].runs:
@@ -168,7 +168,7 @@ def _add_command(
         argument_default=argparse.SUPPRESS,
     )
     if not whole:
-        # It is not called: its options would only cost start-up time.
+        # Another command is called: these options would only cost start-up time.
         return
     if command.name:
         optional = command.name.startswith("[")

@@ -27,7 +27,7 @@ def lock_settings(request: Request) -> LockSettings:
         settings["ttl"] = ttl
     if (slot := request.text("slot")) is not None:
         settings["slot"] = check_name(slot)
-        # What names its own starts wants each of them once, for as long as anybody remembers.
+        # A caller that names its starts wants each of them once, for as long as stores remember.
         settings["once_per"] = settings["once_per"] or _SLOT_KEPT
     return settings
 

@@ -14,7 +14,7 @@ __all__ = ["Verdict", "check_result_file", "write_result"]
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`line` is empty where the quiet of success is due; instants are the wall clock's."""
+    """`line` is empty if nothing is to be printed; instants are the wall clock's."""
 
     outcome: str
     code: int
@@ -31,14 +31,14 @@ class Verdict:
 
 
 def check_result_file(path: str) -> None:
-    """Refuse what could not be written at the end, before anything begins."""
+    """Raise ConfigError, before anything begins, if it could not be written at the end."""
     folder = os.path.dirname(path) or "."  # noqa: PTH120 - pathlib costs start-up time
     if os.path.isdir(path) or not os.access(folder, os.W_OK | os.X_OK):  # noqa: PTH112 - likewise
         raise ConfigError(f"result_file={path!r} cannot be written", name="result_file")
 
 
 def write_result(path: str, verdict: Verdict, name: str, holder: str) -> None:
-    """Write it whole or not at all: who reads the file never sees a half of it."""
+    """Write it whole or not at all: a reader never sees half of it."""
     from json import dumps
     from pathlib import Path
 

@@ -142,7 +142,7 @@ class Situation:
         self._promise = until
 
     def answered(self) -> None:
-        """The store answered, whatever it said."""
+        """The store answered, with a yes or a no."""
         self._answered_at = clock.now()
         self._report(store_up=True)
 

@@ -49,7 +49,7 @@ _RESIGNED: Final = "broken"
 _SLACK = 10.0
 """Seconds beyond one ttl for which the loop may be silent: a request and its backoff."""
 _SHOWN_AFTER = 0.1
-"""Seconds of an end that others need not hear of: they are told of the release itself."""
+"""Seconds that an end may last before others hear that it began; they hear of the release too."""
 
 
 # -- what follows a term -------------------------------------------------------------------------
@@ -109,7 +109,7 @@ def _code_of_the_only_term(ending: Ending) -> int:
 
 
 class Backoff:
-    """Pauses between terms, or between starts; `healthy` (seconds): a term that long ends a row."""
+    """Pauses between terms, or between starts; a term longer than `healthy` seconds starts anew."""
 
     def __init__(self, healthy: float) -> None:
         self._healthy = healthy
@@ -204,7 +204,7 @@ class Campaign:
             return self._lock.stand(self._meta(), self._learn)
 
     def _prepare(self) -> None:
-        """Have ready what does not depend on the lease: the hand-over is shorter by that much."""
+        """Prepare what does not depend on the lease, so that the hand-over is shorter."""
         if self._ready is None or self._ready.launch.broken:
             self._discard()
             self._ready = Ready(self._guard, self._ttl)
@@ -215,7 +215,7 @@ class Campaign:
             self._ready = None
 
     def _learn(self, answer: Refused | StoreError) -> None:
-        """In the midst of standing by, at every answer."""
+        """Called at every answer of the store while standing by."""
         self._promise()
         if isinstance(answer, StoreError):
             self._situation.unanswered()
@@ -242,7 +242,7 @@ class Campaign:
         return None
 
     def _outlast(self, error: StoreError) -> int | None:
-        """What was answered before may be answered again: a store is being set up anew."""
+        """A store that answered before may answer again: it is perhaps being set up anew."""
         if not self._answered:
             raise error
         self._situation.unanswered()
@@ -291,7 +291,7 @@ class Campaign:
             lease.belief.proclaim(self._meta(state="stopping"), after=_SHOWN_AFTER)
 
     def _meta(self, **more: str) -> bytes:
-        """What the record says of this process, for `status`."""
+        """The facts about this process that `status` shows."""
         facts: dict[str, Any] = {"isolation": self._guard.isolation, "host": os.uname().nodename}
         return json.dumps({**facts, "pid": os.getpid(), **more}).encode()
 

@@ -321,7 +321,7 @@ def _as_others_start(mask: set[int]) -> None:
 
 
 def _close_ours(kept: set[int]) -> None:
-    """Close what exec would close anyway; inherited descriptors are meant for CMD."""
+    """Close the descriptors that exec would close; the inheritable ones are meant for CMD."""
     for fd in _open_fds():
         if fd not in kept:
             with suppress(OSError):

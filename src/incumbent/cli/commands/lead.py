@@ -57,7 +57,7 @@ def command(request: Request) -> int:
 def _lead(request: Request, label: str) -> int:
     """One instance, from its start to its exit code; `label` stands before its lines."""
     url = store_url(request.text("store"))
-    # What can be refused is refused before a process is forked or a file is made.
+    # Settings are checked before a process is forked or a file is made.
     make_key(request.namespace, request.name)
     lock_times(request)
     restart = restart_from(request.text("restart"))
@@ -84,7 +84,7 @@ def _campaign(
     tell: Callable[[str], None],
 ) -> int:
     command = Command(request.words, url if request.on("share_store") else None)
-    # Left last, for leaving it pays what is still owed to the store.
+    # Closed last: closing gives back what is still owed to the store.
     with Client(url, namespace=request.namespace) as client:
         lock = Candidate(
             request.name, store=client, namespace=request.namespace, **lock_settings(request)
@@ -282,7 +282,7 @@ class _Service:
 
 
 def _be_worker(life: Callable[[], int]) -> None:
-    """Live, and end this process: whatever happens, nothing of the parent's stack goes on."""
+    """Run `life` and end this process, so that nothing of the parent's stack goes on."""
     code = FAULT
     try:
         code = life()

@@ -104,7 +104,7 @@ def _follow(operator: Operator, holding: Holding) -> Record:
 
 
 def _pause(operator: Operator) -> int:
-    # Who paused it first, and why, stays on record.
+    # The first pause stays on record, with its author and reason.
     until = clock.now() + WITHIN
     outcome = operator.store.put(operator.key, PAUSE, operator.pause_value(), ABSENT, until)
     record = operator.read()
@@ -130,7 +130,7 @@ def _unpause(operator: Operator) -> int:
 
 
 def _every_job(request: Request, operator: Operator) -> int:
-    """The switch for everything comes first: jobs that are made meanwhile find it."""
+    """Set the switch of all jobs first: jobs that are made meanwhile find it."""
     value = operator.pause_value(all=True) if request.command == "pause" else None
     guard = None if value is None else ABSENT
     operator.store.put(operator.key, PAUSE, value, guard, clock.now() + WITHIN)
@@ -148,7 +148,7 @@ def _every_job(request: Request, operator: Operator) -> int:
 
 
 def _switch(operator: Operator, record: Record, value: bytes | None) -> bool:
-    """True if it was changed. What was paused by its name stays paused."""
+    """True if it was changed. A job that was paused by its name stays paused."""
     key, until = Key(record.key.namespace, record.key.name), clock.now() + WITHIN
     if value is not None:
         return not isinstance(operator.store.put(key, PAUSE, value, ABSENT, until), Stale)
