@@ -1,15 +1,16 @@
-"""From the options of a request to the settings of its lock."""
+"""From the options of a request to the settings of its lock, and to numbers."""
 
 from __future__ import annotations
 
 from incumbent.cli.parser import Request
+from incumbent.errors import ConfigError
 from incumbent.options import LockSettings
 from incumbent.policy import TTL_DEFAULT, Policy, make_policy
 from incumbent.stores.names import check_name
 
 _SLOT_KEPT = "30d"
 
-__all__ = ["lock_settings", "lock_times"]
+__all__ = ["lock_settings", "lock_times", "number"]
 
 
 def lock_settings(request: Request) -> LockSettings:
@@ -36,3 +37,14 @@ def lock_times(request: Request) -> Policy:
     """The times that the settings amount to; raises ConfigError, with the numbers."""
     ttl = request.text("ttl")
     return make_policy(TTL_DEFAULT if ttl is None else ttl, grace=request.text("grace"))
+
+
+def number(request: Request, dest: str, least: int, most: int) -> int | None:
+    """The number that was given for an option, or None. Raises ConfigError."""
+    text = request.text(dest)
+    if text is None:
+        return None
+    plain = text.isascii() and text.isdecimal() and len(text) < 10
+    if not plain or not least <= int(text) <= most:
+        raise ConfigError(f"{dest}={text[:40]!r}: a number from {least} to {most}", name=dest)
+    return int(text)

@@ -17,7 +17,7 @@ from typing import Final
 from incumbent import clock
 from incumbent.cli.exits import CANNOT_START, FAULT, OK, UNPROVED, USAGE, code_of, say
 from incumbent.cli.parser import Request
-from incumbent.cli.settings import lock_settings, lock_times
+from incumbent.cli.settings import lock_settings, lock_times, number
 from incumbent.clients import Client
 from incumbent.errors import ConfigError, StoreError
 from incumbent.locks import Candidate
@@ -113,8 +113,11 @@ def _health(request: Request, situation: Situation) -> Iterator[None]:
 
 
 def _work(request: Request) -> int:
-    workers = _number(request, "workers", None)
-    holders = _number(request, "holders", 1)
+    workers = number(request, "workers", 1, _MOST_WORKERS)
+    holders = number(request, "holders", 1, _MOST_WORKERS) or 1
+    if workers is None:
+        missing = f"workers is missing: a number from 1 to {_MOST_WORKERS}"
+        raise ConfigError(missing, name="workers")
     if holders > workers:
         raise ConfigError(
             f"holders={holders} is more than workers={workers}: the rest of the seats could never"
@@ -129,16 +132,6 @@ def _work(request: Request) -> int:
     with Signals() as signals:
         signals.follow_the_job()
         return _Service(request, workers, holders, healthy, signals).run()
-
-
-def _number(request: Request, dest: str, default: int | None) -> int:
-    text = request.text(dest)
-    if text is None and default is not None:
-        return default
-    if text is None or not (text.isascii() and text.isdigit() and 1 <= int(text) <= _MOST_WORKERS):
-        given = " is missing" if text is None else f"={text!r}"
-        raise ConfigError(f"{dest}{given}: a number from 1 to {_MOST_WORKERS}", name=dest)
-    return int(text)
 
 
 def seat_of(name: str, index: int, holders: int) -> str:

@@ -9,7 +9,7 @@ from incumbent import clock
 from incumbent.cli import exits
 from incumbent.cli.exits import fault_line, say
 from incumbent.cli.parser import Request
-from incumbent.cli.settings import lock_settings
+from incumbent.cli.settings import lock_settings, number
 from incumbent.cli.text import busy
 from incumbent.cli.verdict import Verdict, check_result_file, write_result
 from incumbent.durations import parse_duration, say_seconds
@@ -98,12 +98,8 @@ def _timeout(request: Request) -> float | None:
 
 
 def _busy_code(request: Request) -> int:
-    text = request.text("busy_exit_code")
-    if text is None:
-        return exits.BUSY
-    if not text.isascii() or not text.isdigit() or int(text) > 255:
-        raise ConfigError(f"busy_exit_code={text!r}: a number from 0 to 255", name="busy_exit_code")
-    return int(text)
+    code = number(request, "busy_exit_code", 0, 255)
+    return exits.BUSY if code is None else code
 
 
 # -- what came of it -----------------------------------------------------------------------------
