@@ -8,9 +8,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from incumbent import clock
-from incumbent.cli.exits import UNPROVED, USAGE, say
 from incumbent.cli.parser import Request
 from incumbent.cli.settings import lock_times
+from incumbent.cli.text import say
 from incumbent.cron.events import Events
 from incumbent.cron.load import load_jobs
 from incumbent.cron.serving import serve_jobs
@@ -21,6 +21,7 @@ from incumbent.errors import ConfigError, StoreError
 from incumbent.options import LockSettings, default_holder
 from incumbent.store_url import store_url
 from incumbent.stores.names import make_key
+from incumbent.supervise.codes import UNPROVED, USAGE
 
 if TYPE_CHECKING:
     from incumbent.cron.jobs import Jobs

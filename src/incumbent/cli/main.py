@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from incumbent.cli.environment import flags_in, unknown_variables
-from incumbent.cli.exits import FAULT, OK, USAGE, code_of, fault_line, say
 from incumbent.cli.parser import Request, UsageError, parse
 from incumbent.cli.table import COMMANDS
+from incumbent.cli.text import fault_line, say
 from incumbent.errors import ConfigError
+from incumbent.supervise.codes import FAULT, OK, USAGE, code_of
 
 __all__ = ["main"]
 

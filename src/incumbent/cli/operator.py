@@ -9,9 +9,8 @@ from collections.abc import Callable
 from typing import Literal
 
 from incumbent import clock
-from incumbent.cli.exits import BUSY, OK, say
 from incumbent.cli.parser import Request
-from incumbent.cli.text import print_json
+from incumbent.cli.text import print_json, say
 from incumbent.clients import Client
 from incumbent.durations import say_seconds
 from incumbent.errors import ConfigError, StoreError
@@ -23,6 +22,7 @@ from incumbent.store_url import store_url
 from incumbent.stores.base import Store
 from incumbent.stores.names import make_key
 from incumbent.stores.notices import RESIGN, encode_notice
+from incumbent.supervise.codes import BUSY, OK
 
 __all__ = ["WITHIN", "Operator", "open_client", "read_until", "wait_for_change"]
 

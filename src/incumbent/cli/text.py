@@ -1,4 +1,4 @@
-"""How durations, instants and records are shown, and instants are read; nothing here decides."""
+"""How durations, instants, records and messages are shown, and instants are read."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from incumbent.stores.notices import PAUSE, RESIGN, read_notice
 __all__ = [
     "busy",
     "facts_of",
+    "fault_line",
     "instant_of",
     "iso",
     "past_as_json",
     "print_json",
     "record_as_json",
     "said_by",
+    "say",
     "since_of",
     "state_of",
     "table",
@@ -172,3 +174,19 @@ def table(rows: Sequence[Sequence[str]]) -> None:
         padded = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
         print("  ".join(padded).rstrip())
     sys.stdout.flush()
+
+
+def say(line: str) -> None:
+    """One line for people, on stderr; a closed stderr is nobody's fault."""
+    try:
+        # In one write: processes that share a stderr must not come between a line and its end.
+        sys.stderr.write(f"incumbent: {line}\n")
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        pass
+
+
+def fault_line(error: Exception) -> str:
+    """The message for an unexpected error."""
+    whose = "the system refuses" if isinstance(error, OSError) else "a defect of incumbent"
+    return f"{whose}: {type(error).__name__}: {error}"

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 
-from incumbent.cli.exits import say
-from incumbent.cli.text import iso
+from incumbent.cli.text import iso, say
 from incumbent.errors import ConfigError
 
 __all__ = ["Verdict", "check_result_file", "write_result"]

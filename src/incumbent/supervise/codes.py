@@ -7,7 +7,19 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["BUSY", "CANNOT_START", "FAULT", "LOST", "OK", "TOO_LONG", "UNPROVED", "USAGE"]
+from incumbent.errors import ConfigError, LockError, Misuse, NotAcquired, StoreError
+
+__all__ = [
+    "BUSY",
+    "CANNOT_START",
+    "FAULT",
+    "LOST",
+    "OK",
+    "TOO_LONG",
+    "UNPROVED",
+    "USAGE",
+    "code_of",
+]
 
 OK: Final = 0
 USAGE: Final = 64
@@ -18,3 +30,14 @@ TOO_LONG: Final = 124
 FAULT: Final = 125
 CANNOT_START: Final = (126, 127)
 """Of CMD: not executable, not found."""
+
+
+def code_of(error: Exception) -> int:
+    """The exit code of an error that ends a command."""
+    if isinstance(error, ConfigError | Misuse):
+        return USAGE
+    if isinstance(error, NotAcquired):
+        return BUSY
+    if isinstance(error, StoreError):
+        return UNPROVED
+    return LOST if isinstance(error, LockError) else FAULT

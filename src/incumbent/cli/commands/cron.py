@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from incumbent.cli.exits import OK, USAGE, say
 from incumbent.cli.parser import Request
-from incumbent.cli.text import print_json, table
+from incumbent.cli.text import print_json, say, table
 from incumbent.cron.load import Loaded, load_jobs
 from incumbent.cron.schedule import slot_id
 from incumbent.cron.spec import JobSpec, Problem
 from incumbent.cron.zones import find_zone
+from incumbent.supervise.codes import OK, USAGE
 
 __all__ = ["command"]
 

@@ -7,9 +7,8 @@ import sys
 from collections.abc import Callable
 
 from incumbent import clock
-from incumbent.cli.exits import OK, UNPROVED, say
 from incumbent.cli.parser import Request
-from incumbent.cli.text import print_json
+from incumbent.cli.text import print_json, say
 from incumbent.durations import say_seconds
 from incumbent.errors import ConfigError, StoreError
 from incumbent.policy import TTL_DEFAULT, Policy, make_policy
@@ -17,6 +16,7 @@ from incumbent.protocol.link import link_for
 from incumbent.store_url import store_url
 from incumbent.stores.base import Engine
 from incumbent.stores.names import make_key
+from incumbent.supervise.codes import OK, UNPROVED
 from incumbent.supervise.guarding import start_guard
 
 __all__ = ["command"]

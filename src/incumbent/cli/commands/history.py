@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from incumbent import clock
-from incumbent.cli.exits import OK
 from incumbent.cli.ledger_text import result_of, run_as_json, runs_in, took, when_of
 from incumbent.cli.parser import Request
 from incumbent.cli.text import iso, past_as_json, print_json, since_of, table
@@ -12,6 +11,7 @@ from incumbent.cron.ledger import Run, running
 from incumbent.durations import say_seconds
 from incumbent.model import Past, Record
 from incumbent.store_url import store_url
+from incumbent.supervise.codes import OK
 
 __all__ = ["command"]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from incumbent import clock
-from incumbent.cli.exits import OK
 from incumbent.cli.ledger_text import (
     job_as_json,
     jobs_of,
@@ -37,6 +36,7 @@ from incumbent.options import require
 from incumbent.protocol.link import link_for
 from incumbent.store_url import store_url
 from incumbent.stores.notices import PAUSE
+from incumbent.supervise.codes import OK
 
 __all__ = ["command"]
 

@@ -15,9 +15,9 @@ from math import inf
 from typing import Final
 
 from incumbent import clock
-from incumbent.cli.exits import CANNOT_START, FAULT, OK, UNPROVED, USAGE, code_of, say
 from incumbent.cli.parser import Request
 from incumbent.cli.settings import lock_settings, lock_times, number
+from incumbent.cli.text import say
 from incumbent.clients import Client
 from incumbent.errors import ConfigError, StoreError
 from incumbent.locks import Candidate
@@ -34,6 +34,7 @@ from incumbent.supervise.campaign import (
     code_of_signal,
     restart_from,
 )
+from incumbent.supervise.codes import CANNOT_START, FAULT, OK, UNPROVED, USAGE, code_of
 from incumbent.supervise.guarding import Guard, start_guard
 from incumbent.supervise.kernel import Waiter, die_with_parent
 from incumbent.supervise.run import Command

@@ -6,15 +6,15 @@ import sys
 import time
 
 from incumbent import clock
-from incumbent.cli.exits import BUSY, OK, say
 from incumbent.cli.operator import WITHIN, open_client, read_until, wait_for_change
 from incumbent.cli.parser import Request
-from incumbent.cli.text import facts_of, print_json, record_as_json, said_by, state_of, table
+from incumbent.cli.text import facts_of, print_json, record_as_json, said_by, say, state_of, table
 from incumbent.clients import Client
 from incumbent.durations import parse_duration, say_seconds
 from incumbent.errors import StoreError
 from incumbent.model import Record
 from incumbent.stores.notices import PAUSE, RESIGN
+from incumbent.supervise.codes import BUSY, OK
 
 __all__ = ["command"]
 

@@ -6,11 +6,9 @@ from signal import Signals as SignalName
 from typing import Protocol
 
 from incumbent import clock
-from incumbent.cli import exits
-from incumbent.cli.exits import fault_line, say
 from incumbent.cli.parser import Request
 from incumbent.cli.settings import lock_settings, number
-from incumbent.cli.text import busy
+from incumbent.cli.text import busy, fault_line, say
 from incumbent.cli.verdict import Verdict, check_result_file, write_result
 from incumbent.durations import parse_duration, say_seconds
 from incumbent.errors import ConfigError, Misuse, NotAcquired, StoreError
@@ -19,6 +17,7 @@ from incumbent.options import default_holder, require
 from incumbent.protocol.link import link_for
 from incumbent.protocol.words import lease_lost
 from incumbent.store_url import store_url
+from incumbent.supervise import codes
 from incumbent.supervise.child import CannotStart
 from incumbent.supervise.guarding import Guard, GuardFault, start_guard
 from incumbent.supervise.run import Command, Ending, supervise_command
@@ -53,13 +52,13 @@ def _verdict(request: Request) -> Verdict:
     try:
         return _run(request)
     except (ConfigError, Misuse) as error:
-        return Verdict("refused", exits.USAGE, str(error), reason=str(error))
+        return Verdict("refused", codes.USAGE, str(error), reason=str(error))
     except StoreError as error:
         line = f"the store could not be proved, nothing ran: {error}"
-        return Verdict("unproved", exits.UNPROVED, line, reason=str(error))
+        return Verdict("unproved", codes.UNPROVED, line, reason=str(error))
     except Exception as error:  # noqa: BLE001 - a defect of ours has an exit code too
         line = fault_line(error)
-        return Verdict("fault", exits.FAULT, line, reason=line)
+        return Verdict("fault", codes.FAULT, line, reason=line)
 
 
 def _run(request: Request) -> Verdict:
@@ -99,7 +98,7 @@ def _timeout(request: Request) -> float | None:
 
 def _busy_code(request: Request) -> int:
     code = number(request, "busy_exit_code", 0, 255)
-    return exits.BUSY if code is None else code
+    return codes.BUSY if code is None else code
 
 
 # -- what came of it -----------------------------------------------------------------------------
@@ -129,7 +128,7 @@ def _hold(
         except CannotStart as error:
             return Verdict("not_started", error.code, str(error), reason=str(error)), None
         except GuardFault as error:
-            return Verdict("fault", exits.FAULT, f"{error}; nothing ran", reason="guard"), None
+            return Verdict("fault", codes.FAULT, f"{error}; nothing ran", reason="guard"), None
         return _ended(request, ending), ending
 
     if _on_record(request):
@@ -159,7 +158,7 @@ def _ended(request: Request, ending: Ending) -> Verdict:
     if ending.survivors:
         pids = ", ".join(map(str, ending.survivors))
         line = f"not even KILL ended {pids}; the lease is not given back, its ttl ends it"
-        return Verdict("fault", exits.FAULT, line, reason=ending.cause or "survivors")
+        return Verdict("fault", codes.FAULT, line, reason=ending.cause or "survivors")
     if ending.outlived and ending.status:
         # CMD's own failure is not masked.
         return Verdict("ended", ending.status, _lost_line(request, ending), reason=ending.cause)
@@ -177,10 +176,10 @@ def _stopped(request: Request, ending: Ending) -> Verdict:
     after = f"stopped after {say_seconds(ending.seconds)}"
     if ending.cause == "at_most_for":
         line = f"reached --at-most-for, {after}"
-        return Verdict("at_most_for", exits.TOO_LONG, line, reason=ending.cause)
+        return Verdict("at_most_for", codes.TOO_LONG, line, reason=ending.cause)
     if ending.cause == "guard":
-        return Verdict("fault", exits.FAULT, f"the guard is dead; {after}", reason=ending.cause)
-    return Verdict("lost", exits.LOST, _lost_line(request, ending), reason=ending.cause)
+        return Verdict("fault", codes.FAULT, f"the guard is dead; {after}", reason=ending.cause)
+    return Verdict("lost", codes.LOST, _lost_line(request, ending), reason=ending.cause)
 
 
 def _lost_line(request: Request, ending: Ending) -> str:

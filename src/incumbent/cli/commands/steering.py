@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from incumbent import clock
-from incumbent.cli.exits import BUSY, OK, say
 from incumbent.cli.ledger_text import jobs_of
 from incumbent.cli.operator import WITHIN, Operator, open_client, read_until
 from incumbent.cli.parser import Request
-from incumbent.cli.text import print_json, said_by
+from incumbent.cli.text import print_json, said_by, say
 from incumbent.clients import Client
 from incumbent.cron.control import CONTROL
 from incumbent.durations import say_seconds
@@ -16,6 +15,7 @@ from incumbent.model import ABSENT, ByVersion, Holding, Key, Record, Released, S
 from incumbent.policy import TTL_DEFAULT
 from incumbent.protocol.link import link_for
 from incumbent.stores.notices import PAUSE, read_notice
+from incumbent.supervise.codes import BUSY, OK
 
 __all__ = ["command"]
 

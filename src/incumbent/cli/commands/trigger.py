@@ -6,7 +6,6 @@ import os
 from typing import Final
 
 from incumbent import clock
-from incumbent.cli.exits import BUSY, OK, USAGE
 from incumbent.cli.ledger_text import result_of
 from incumbent.cli.operator import WITHIN, Operator, open_client, read_until
 from incumbent.cli.parser import Request
@@ -15,6 +14,7 @@ from incumbent.cron.ledger import JOB, Run, State, runs_of
 from incumbent.durations import parse_duration
 from incumbent.model import Key, Record
 from incumbent.stores.notices import PAUSE
+from incumbent.supervise.codes import BUSY, OK, USAGE
 
 __all__ = ["command"]
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from incumbent import clock
-from incumbent.cli.exits import OK
 from incumbent.cli.ledger_text import explain_job
 from incumbent.cli.operator import WITHIN, open_client
 from incumbent.cli.parser import Request
@@ -26,6 +25,7 @@ from incumbent.cron.presence import (
 from incumbent.durations import say_seconds
 from incumbent.model import Holding, Record
 from incumbent.stores.notices import PAUSE, RESIGN, read_notice
+from incumbent.supervise.codes import OK
 
 __all__ = ["command", "explain"]
 
