@@ -7,28 +7,37 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.cli.tool import incumbent, start
-from tests.support.waiting import eventually
 
 
 def status(store: str, *options: str) -> Any:
     return json.loads(incumbent("-s", store, "status", "--json", *options).stdout)
 
 
-@pytest.fixture
-def held(store: str) -> Iterator[subprocess.Popen[str]]:
+@contextmanager
+def holding(store: str, ttl: str) -> Iterator[subprocess.Popen[str]]:
     """A renewing holder, "them", of "job"."""
-    times = ("--ttl", "3", "--grace", "0.1", "--once-per", "2h")
-    with start("-s", store, "run", "job", *times, "--holder", "them", "--", "sleep", "30") as it:
-        eventually(lambda: status(store, "job")["state"] == "held")
+    words = ("--ttl", ttl, "--grace", "0.1", "--once-per", "2h", "--holder", "them")
+    command = ("sh", "-c", "echo begun; exec sleep 30")
+    with start("-s", store, "run", "job", *words, "--", *command) as it:
+        # Only now its start is on record: frozen before, it might keep the file locked.
+        assert it.stdout is not None
+        assert it.stdout.readline() == "begun\n"
         yield it
         it.terminate()
         it.communicate()
+
+
+@pytest.fixture
+def held(store: str) -> Iterator[subprocess.Popen[str]]:
+    with holding(store, "3") as it:
+        yield it
 
 
 @pytest.mark.usefixtures("held")
@@ -95,14 +104,14 @@ def test_break_asks_the_holder_and_tells_what_it_did(
     assert held.wait(20) == 123
 
 
-def test_break_outlasts_a_holder_that_cannot_answer(
-    store: str, held: subprocess.Popen[str]
-) -> None:
-    held.send_signal(signal.SIGSTOP)
-    try:
-        done = incumbent("-s", store, "break", "job")
-    finally:
-        held.send_signal(signal.SIGCONT)
+def test_break_outlasts_a_holder_that_cannot_answer(store: str) -> None:
+    # `break` is to start within this ttl: that takes seconds on a busy machine.
+    with holding(store, "10") as stopped:
+        stopped.send_signal(signal.SIGSTOP)
+        try:
+            done = incumbent("-s", store, "break", "job")
+        finally:
+            stopped.send_signal(signal.SIGCONT)
     assert done.returncode == 0
     assert "its ttl ran out" in done.stderr
 

@@ -15,7 +15,6 @@ import pytest
 from incumbent import clock
 from tests.cli.tool import incumbent, start
 from tests.e2e.fleet import TIMES, TTL, WORKER, Fleet, Place, died_within
-from tests.support.pace import took
 from tests.support.waiting import eventually
 
 # Where nothing is to be lost: a busy machine may cost a leader a short lease.
@@ -121,11 +120,10 @@ def test_a_lease_is_handed_to_the_candidate_that_was_named(fleet: Fleet) -> None
 
 def test_nobody_works_while_it_is_paused(fleet: Fleet) -> None:
     three(fleet, TIMES)
-    began = clock.now()
     done = ask(fleet, "pause", "job", "--reason", "incident 7")
+    # It exits with 75 unless the term ended within two ttls of the notice.
     assert done.returncode == 0, done.stderr
     assert not fleet.worker_lives()
-    assert took(began) < 2 * TTL + 2
     assert ask(fleet, "pause", "job").returncode == 0
     assert "(incident 7)" in ask(fleet, "why", "job").stdout
     # A busy machine may have cost a leader its short lease before.
