@@ -54,6 +54,7 @@ def _case(item: pytest.Item) -> str:
 
 
 PROCESSES = "starts processes and looks at the clock: a deadline is the subject"
+BURNS = "keeps the interpreter busy on purpose, and has 0.1 s to be late"
 MANY = "starts many processes or threads at once: whatever runs beside it would be late"
 
 TIMING: dict[str, str] = {
@@ -75,7 +76,6 @@ TIMING: dict[str, str] = {
     "e2e/test_telnet_leader.py": PROCESSES,
     "e2e/test_terminal.py": PROCESSES,
     "e2e/test_work.py": PROCESSES,
-    "faults/test_exit_when_lost.py": PROCESSES,
     "faults/test_gevent.py": PROCESSES,
     "faults/test_guard.py": PROCESSES,
     "faults/test_guard_at_start.py": PROCESSES,
@@ -87,6 +87,7 @@ CROWD: dict[str, str] = {
     "chaos/test_chaos.py": MANY,
     "chaos/test_recovery.py": MANY,
     "combined/test_fleets.py": MANY,
+    "faults/test_exit_when_lost.py": BURNS,
     "faults/test_quorum_schedules.py": MANY,
     "faults/test_sqlite_lines.py": MANY,
     "faults/test_sqlite_processes.py": MANY,
@@ -276,6 +277,11 @@ _TABLE: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
         {"test_each_slot_of_a_job_runs_once_while_servers_are_killed_and_emptied": ()},
     ),
     (
+        "e2e/test_quorum_jobs.py",
+        "the other servers, which are equals",
+        {"test_of_five_instances_one_runs_it_whatever_server_is_down": ("1",)},
+    ),
+    (
         "e2e/test_telnet_leader.py",
         SIDES,
         {
@@ -409,6 +415,15 @@ _TABLE: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
         {
             "test_what_a_waiter_hears_from_the_old_master_is_no_lease": ("sync",),
             "test_after_a_switchover_waiters_listen_at_the_new_master": ("async",),
+        },
+    ),
+    (
+        "quorum/test_simulator.py",
+        NET,
+        {
+            "test_a_rule_that_is_left_out_shows": (
+                *("a minority is enough", "no uptime quarantine", "promises are not kept"),
+            )
         },
     ),
     (
