@@ -32,16 +32,13 @@ class Left:
     def file(self) -> str:
         return self.test.partition("::")[0]
 
-    def names(self, item: pytest.Item) -> bool:
-        return self.test in (_file(item), f"{_file(item)}::{_function(item)}")
-
-    def leaves(self, item: pytest.Item) -> bool:
-        return self.names(item) and not any(fnmatchcase(_case(item), kept) for kept in self.kept)
+    def leaves(self, case: str) -> bool:
+        """Whether this parametrisation of the test is not kept."""
+        return not any(fnmatchcase(case, kept) for kept in self.kept)
 
 
 def _file(item: pytest.Item) -> str:
-    inside = item.path.is_relative_to(TESTS)
-    return item.path.relative_to(TESTS).as_posix() if inside else str(item.path)
+    return item.nodeid.partition("::")[0].removeprefix("tests/")
 
 
 def _function(item: pytest.Item) -> str:
@@ -464,21 +461,26 @@ LEFT: tuple[Left, ...] = tuple(
 
 def mark(items: Iterable[pytest.Item]) -> None:
     """Mark what `make test` leaves, and what does not run together with all others."""
+    by_test = {left.test: left for left in LEFT}
     for item in items:
-        if _is_other_side(item) or any(left.leaves(item) for left in LEFT):
+        file = _file(item)
+        named = (by_test.get(file), by_test.get(f"{file}::{_function(item)}"))
+        if _is_other_side(item) or any(left and left.leaves(_case(item)) for left in named):
             item.add_marker(pytest.mark.full)
-        if _file(item) in TIMING:
+        if file in TIMING:
             item.add_marker(pytest.mark.timing)
-        if _file(item) in CROWD:
+        if file in CROWD:
             item.add_marker(pytest.mark.crowd)
 
 
 def _is_other_side(item: pytest.Item) -> bool:
     """Whether a case of a contract suite has its turn on the other side."""
+    if _file(item) not in TURNS:
+        return False
     sides = ("blocking", "async")
     side = _case(item).partition("-")[0]
     turn = sides[crc32(_function(item).encode()) % 2]
-    return _file(item) in TURNS and side in sides and side != turn
+    return side in sides and side != turn
 
 
 def stale(items: Iterable[pytest.Item]) -> list[str]:
