@@ -316,12 +316,14 @@ def make_file(path: Path, *, default: bool) -> None:
         code, text = error.errno or 0, error.strerror or ""
         denied = f"user {os.geteuid()} may not write to {path.parent}"
         lasting = {
-            errno.ENOENT: _no_folder(path.parent),
             errno.ENOTDIR: f"{path.parent} is not a folder",
             errno.EACCES: denied,
             errno.EPERM: denied,
             errno.EROFS: text,
         }
+        if code == errno.ENOENT:
+            # Only then: a folder that may not be read cannot be looked at.
+            lasting[code] = _no_folder(path.parent)
         why, permanent = lasting.get(code, text), code in lasting
         raise StoreUnavailable(f"cannot create {path}: {why}", permanent=permanent) from error
 
