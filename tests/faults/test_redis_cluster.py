@@ -339,9 +339,7 @@ def test_a_node_that_dies_is_replaced_and_believed_after_one_ttl() -> None:
 def test_leases_of_a_promoted_node_are_held_when_the_slots_of_its_marker_move() -> None:
     with RedisCluster(replicas=3) as cluster, party(cluster.url) as here:
         promoted = cluster.replicas[0]
-        promoted.cli("CLUSTER", "FAILOVER")
-        eventually(lambda: "role:master" in promoted.cli("INFO", "replication"))
-        cluster.wait_until_agreed()
+        cluster.promote(promoted)
         here.key = next(names(third(0)))
         granted = here.take()
         with cluster.client(promoted) as client:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from math import inf
 from types import TracebackType
 from typing import Self
 
@@ -105,6 +107,24 @@ class RedisCluster:
         """Until the replica of that node has what was written there by now."""
         written = _field(self.nodes[at].cli("INFO"), "master_repl_offset")
         eventually(lambda: _field(self.replicas[at].cli("INFO"), "slave_repl_offset") >= written)
+
+    def promote(self, replica: ClusterNode) -> None:
+        """Have a replica take its master's place; asked again, for redis gives up after 5 s."""
+
+        asked_at = -inf
+
+        def is_master() -> bool:
+            nonlocal asked_at
+            if "role:master" in replica.cli("INFO", "replication"):
+                return True
+            if time.monotonic() > asked_at + 6:
+                # Not sooner: each command begins the hand-over anew.
+                asked_at = time.monotonic()
+                replica.cli("CLUSTER", "FAILOVER")
+            return False
+
+        eventually(is_master, within=60)
+        self.wait_until_agreed()
 
     def wait_until_agreed(self) -> None:
         """Until every node that runs says the same of all slots, as redis-cli demands.
