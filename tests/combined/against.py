@@ -24,6 +24,12 @@ from tests.support.servers import ROOT
 __all__ = ["finds", "has_history", "tree_of"]
 
 _OURS = ("tests/history", "tests/combined", "tests/sim")
+_THEN = {
+    "incumbent.protocol": "incumbent._core",
+    "incumbent.durations import backoff_delay": "incumbent.backoff import backoff_delay",
+    "policy.Policy(self.ttl": "policy.make_policy(self.ttl",
+}
+"""What is used of the product by another name than before there was `protocol/`."""
 _WITHIN = 600.0
 
 
@@ -55,10 +61,20 @@ def with_our_checker(commit: str) -> Iterator[Path]:
         for name in _OURS:
             shutil.rmtree(tree / name, ignore_errors=True)
             shutil.copytree(ROOT / name, tree / name)
+        if not (tree / "src" / "incumbent" / "protocol").exists():
+            _speak_as_then(tree)
         servers = ROOT / ".servers"
         if servers.exists():
             (tree / ".servers").symlink_to(servers)
         yield tree
+
+
+def _speak_as_then(tree: Path) -> None:
+    for path in (path for name in _OURS for path in (tree / name).rglob("*.py")):
+        text = path.read_text()
+        for now, then in _THEN.items():
+            text = text.replace(now, then)
+        path.write_text(text)
 
 
 def finds(tree: Path, known: Regression) -> str:
