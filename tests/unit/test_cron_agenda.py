@@ -44,8 +44,6 @@ def test_slots_come_in_order_and_then_in_the_order_of_the_file() -> None:
     assert said(agenda, MONDAY + 299) == []
     assert said(agenda, MONDAY + 300) == [("a", 300, False)]
     assert said(agenda, MONDAY + 600) == [("b", 600, False), ("a", 600, False)]
-    assert agenda.next_of("c") == MONDAY + HOUR
-    assert agenda.next_of("nobody") is None
 
 
 def test_a_schedule_that_has_ended_leaves_the_agenda() -> None:

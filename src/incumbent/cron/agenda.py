@@ -149,11 +149,6 @@ class Agenda:
         self._pile_up()
         return Changes(tuple(added), tuple(before), tuple(rescheduled))
 
-    def next_of(self, name: str) -> float | None:
-        """The next slot of a job; None if there is none, or no such job."""
-        entry = self._entries.get(name)
-        return entry.slot if entry else None
-
     def _pile_up(self) -> None:
         entries = self._entries.values()
         self._heap = [(it.starts, it.order, it) for it in entries if it.slot is not None]

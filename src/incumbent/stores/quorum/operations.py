@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 
 class Operations(ABC):
-    """See stores.base.AsyncStore; and hub.Host for those who wait."""
+    """See stores.base.AsyncStore; and seats.Host, for the waiters."""
 
     def __init__(self, quorum: Quorum) -> None:
         self.quorum = quorum

@@ -61,7 +61,7 @@ class Server(NamedTuple):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class TakePlan(Plan[Server, TakeOutcome]):
-    """A take. `short`: nothing but the take itself is in its program, and in the look beside it."""
+    """A take. `short`: no layer has added a step, so a side may take its shorter way."""
 
     claim: str
     ask: Ask

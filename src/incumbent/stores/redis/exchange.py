@@ -76,7 +76,7 @@ _now = clock.now
 
 
 class Exchange(Planned[Server], Generic[W]):
-    """The operations of a store (see stores.base.AsyncStore), by the connections it keeps."""
+    """Carries out the plans for one server, by the connections that it keeps."""
 
     dialect = DIALECT
 

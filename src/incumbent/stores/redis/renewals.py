@@ -170,7 +170,7 @@ _GONE: Final = Gone()
 _RESTARTED: Final = Gone("store_restarted")
 
 
-# -- the same in pieces, for renewals of many slots: see layers.spread -----------------------------
+# -- the same in pieces, for renewals of many slots: see spread -----------------------------------
 
 
 def packed(naming: Naming, batch: Sequence[Renewal]) -> tuple[bytes, bytes]:

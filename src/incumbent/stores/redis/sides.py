@@ -106,7 +106,7 @@ class BlockingSide(Side):
         enough: int,
         until: float,
     ) -> list[T | StoreError]:
-        """See Side.survey. On threads, since making a connection needs one anyway."""
+        """See Side.survey. On threads: each may need all the time to connect."""
         poll: _Poll[T] = _Poll(len(sites), enough)
         for site in sites:
             _start(partial(poll.ask, site, program, until))
