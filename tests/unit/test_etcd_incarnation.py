@@ -16,7 +16,7 @@ from incumbent.stores.etcd.incarnation import Incarnation, Status, differs, late
 from incumbent.stores.etcd.records import Naming
 from incumbent.stores.etcd.requests import TXN, Request, Steps
 from incumbent.stores.etcd.sessions import ClaimState, Memory, Session
-from incumbent.stores.etcd.url import Endpoint
+from incumbent.stores.url import Endpoint
 
 CLUSTER = "14837254485918806380"
 START = Status(CLUSTER, 2, 4, 1)
@@ -141,7 +141,7 @@ def _asked(born: Incarnation, *statuses: Status | str) -> tuple[bool, list[str]]
         return {"header": header, "raftTerm": status.term, "raftAppliedIndex": status.applied}
 
     markers = open_etcd("etcd://e1").store().operations.client.markers
-    return run(drive(markers.is_other(born, Endpoint("e1")), ask)), paths
+    return run(drive(markers.is_other(born, Endpoint("e1", 2379)), ask)), paths
 
 
 def test_a_member_that_starts_or_got_a_snapshot_is_looked_at_again_after_it_did_something() -> None:

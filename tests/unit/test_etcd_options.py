@@ -9,7 +9,8 @@ import pytest
 from incumbent.errors import ConfigError
 from incumbent.store_url import with_password
 from incumbent.stores.etcd import open_etcd
-from incumbent.stores.etcd.url import Endpoint, parse_etcd_url
+from incumbent.stores.etcd.url import parse_etcd_url
+from incumbent.stores.url import Endpoint
 
 SECRET = "s3cr3t"
 
@@ -21,7 +22,7 @@ def test_a_bare_host_has_the_usual_port_and_prefix() -> None:
 
 
 def test_no_host_is_this_host() -> None:
-    assert parse_etcd_url("etcd:///prefix").endpoints == (Endpoint("localhost"),)
+    assert parse_etcd_url("etcd:///prefix").endpoints == (Endpoint("localhost", 2379),)
 
 
 def test_several_hosts_keep_their_order_and_ports() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from incumbent.model import Key
 from incumbent.stores.etcd.sessions import ClaimState, Memory, NotedTtl, RenewalGroup, Session
 from incumbent.stores.etcd.site import Endpoints, share
-from incumbent.stores.etcd.url import Endpoint
 from incumbent.stores.table import HISTORY_KEPT
+from incumbent.stores.url import Endpoint
 
 KEY = Key("default", "job")
 
@@ -153,7 +153,7 @@ def test_a_long_ttl_that_is_noted_beside_another_marker_is_not_noted() -> None:
 
 
 def test_who_failed_is_asked_last_and_who_answered_is_kept() -> None:
-    a, b, c = (Endpoint(name) for name in "abc")
+    a, b, c = (Endpoint(name, 2379) for name in "abc")
     endpoints = Endpoints((a, b, c))
     endpoints.failed(a, 10.0)
     assert endpoints.best(10.0) is b

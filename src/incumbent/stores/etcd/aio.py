@@ -13,8 +13,8 @@ from incumbent.stores.etcd.dialect import Dialect
 from incumbent.stores.etcd.errors import Broken, connect_error, is_refusal_of_certificate
 from incumbent.stores.etcd.operations import Operations
 from incumbent.stores.etcd.site import Site
-from incumbent.stores.etcd.url import Endpoint
 from incumbent.stores.loops import LoopEnd
+from incumbent.stores.url import Endpoint
 
 __all__ = ["AsyncEtcdStore"]
 

@@ -34,7 +34,7 @@ from incumbent.stores.etcd.http import Garbled, Reading, encode, parse
 from incumbent.stores.etcd.marker import Markers
 from incumbent.stores.etcd.requests import LINEARIZABLE, METRICS, REPEATED, Reply, Request, Steps
 from incumbent.stores.etcd.site import Site, share
-from incumbent.stores.etcd.url import Endpoint
+from incumbent.stores.url import Endpoint
 
 __all__ = ["AnyWire", "Client", "W", "drive"]
 

@@ -12,7 +12,7 @@ from incumbent.errors import StoreError
 from incumbent.stores.etcd.client import Client
 from incumbent.stores.etcd.errors import Answered, Broken
 from incumbent.stores.etcd.http import Garbled, parse
-from incumbent.stores.etcd.url import Endpoint
+from incumbent.stores.url import Endpoint
 
 __all__ = ["diagnose"]
 

@@ -21,8 +21,8 @@ from incumbent.stores.etcd.records import RECORD_FORMAT, Entry, entries_in, numb
 from incumbent.stores.etcd.requests import METRICS, Reply, Request, Requests, Steps
 from incumbent.stores.etcd.sessions import Memory, NotedTtl
 from incumbent.stores.etcd.site import Site
-from incumbent.stores.etcd.url import Endpoint
 from incumbent.stores.restart import wait_after_restart
+from incumbent.stores.url import Endpoint
 
 __all__ = ["Markers"]
 

@@ -14,8 +14,8 @@ from incumbent.stores.etcd.errors import Answered, Broken, error_text
 from incumbent.stores.etcd.http import Garbled
 from incumbent.stores.etcd.requests import Reply
 from incumbent.stores.etcd.site import Site
-from incumbent.stores.etcd.url import Endpoint
 from incumbent.stores.plan import Plan, Planned
+from incumbent.stores.url import Endpoint
 
 __all__ = ["Operations"]
 

@@ -28,9 +28,9 @@ from incumbent.stores.etcd.records import (
     seen_in,
 )
 from incumbent.stores.etcd.sessions import ClaimState
-from incumbent.stores.etcd.url import Endpoint
 from incumbent.stores.notices import PAUSE
 from incumbent.stores.table import HISTORY_KEPT
+from incumbent.stores.url import Endpoint
 
 __all__ = [
     "BATCH",

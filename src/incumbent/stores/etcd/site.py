@@ -6,7 +6,8 @@ from typing import Any, Final
 
 from incumbent.errors import StoreError, StoreUnavailable
 from incumbent.stores.etcd.errors import Answered, exchange_error
-from incumbent.stores.etcd.url import Endpoint, EtcdOptions
+from incumbent.stores.etcd.url import EtcdOptions
+from incumbent.stores.url import Endpoint
 
 __all__ = ["Endpoints", "Site", "share"]
 
