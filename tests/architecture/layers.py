@@ -56,6 +56,7 @@ LAYERS = (
             "stores.names",
             "stores.notices",
             "stores.plan",
+            "stores.repeats",
             "stores.restart",
             "stores.table",
             "stores.waiting",

@@ -1,5 +1,5 @@
-"""Sockets to stores: names that are resolved, connections that are made, all within a deadline.
+"""Sockets to stores: names that are resolved, connections that are made, kept and used again.
 
-Deadlines are instants of `clock.now`. What fails raises OSError; TimeoutError is one. Nothing here
-knows a protocol, or the exceptions of a store.
+Deadlines are instants of `clock.now`. `dial`, `aiodial` and `names` raise OSError (TimeoutError is
+one) and know no exception of a store; `pool` raises those.
 """

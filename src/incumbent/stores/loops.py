@@ -47,7 +47,7 @@ class Loops(Generic[S]):
 
     def detach(self) -> None:
         """In a fork's child: these loops are the parent's."""
-        _graveyard.append(self._stores)
+        _graveyard.append(dict(self._stores))
         for store in self._stores.values():
             store.detach()
         self._stores = WeakKeyDictionary()
@@ -85,7 +85,7 @@ class LoopEnd:
 
 _all: WeakSet[Loops[Any]] = WeakSet()
 _graveyard: list[object] = []
-"""What must never be collected: closing the parent's transports would disturb the parent."""
+"""Loops that must never be collected: closing the parent's transports would disturb the parent."""
 
 
 def _after_fork() -> None:

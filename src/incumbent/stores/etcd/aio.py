@@ -42,7 +42,7 @@ class AsyncWire(asyncio.Protocol):
         """Whether it can no longer be used."""
         return self._failure is not None or self._ended
 
-    def is_stale(self) -> bool:
+    def is_stale(self, *, trust: bool) -> bool:
         """As `closed`: the event loop notices itself when a server closes one."""
         return self.closed
 
@@ -166,5 +166,4 @@ class AsyncEtcdStore(Operations[AsyncWire]):
         await self._end.aclose()
 
     def detach(self) -> None:
-        for wire in list(self.client.all):
-            wire.detach()
+        self.client.detach()

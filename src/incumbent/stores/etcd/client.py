@@ -3,9 +3,7 @@
 The asynchronous side awaits the coroutines. The blocking side runs each in one step
 (`protocol.port.run`), with connections that block instead of suspending.
 
-Connections are taken off a list and put back: `list.pop` and `list.append` are atomic, so there is
-no lock that a signal handler or `__del__` could meet; re-entry takes or opens another connection.
-Whatever interrupts an exchange (any BaseException) closes its connection.
+See `net.pool` for what becomes of a connection after its use.
 """
 
 from __future__ import annotations
@@ -16,10 +14,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Generic, Protocol, TypeVar
-from weakref import WeakSet
 
 from incumbent import clock
 from incumbent.errors import StoreUnavailable
+from incumbent.net.pool import Connection, Pool, close_all
 from incumbent.stores.etcd.errors import (
     Answered,
     Broken,
@@ -38,7 +36,6 @@ from incumbent.stores.url import Endpoint
 
 __all__ = ["AnyWire", "Client", "W", "drive"]
 
-_IDLE_MAX: Final = 64
 _LOGINS: Final = 2
 """Log-ins for one request: a token may end right after it was given."""
 _OFF: Final = "-"
@@ -50,26 +47,16 @@ T = TypeVar("T")
 _now = clock.now
 
 
-class AnyWire(Protocol):
+class AnyWire(Connection, Protocol):
     """One connection, of either side. `used`: when the present (or last) exchange began."""
 
     used: float
-
-    @property
-    def closed(self) -> bool:
-        """Whether it is known, without a look, that it can no longer be used."""
-
-    def is_stale(self) -> bool:
-        """Whether the server closed it, as far as is known of one that was just used."""
 
     def send(self, request: bytes, until: float) -> None:
         """All of a request. Raises Broken."""
 
     async def receive(self, until: float) -> bytes:
         """Some bytes; none at the end of the connection. Raises Broken."""
-
-    def close(self) -> None:
-        """Let go at once; nothing is written."""
 
 
 W = TypeVar("W", bound=AnyWire)
@@ -89,7 +76,7 @@ class _Trail:
 class Client(Generic[W]):
     """See the module. `dial` makes a connection; it raises StoreUnavailable, at the limit at most.
 
-    `all` has every connection that is alive, `idle` those that nobody uses, `streams` the watches.
+    `pools` has the connections to each member, `streams` the watches among them.
     """
 
     def __init__(
@@ -98,19 +85,23 @@ class Client(Generic[W]):
         self.site = site
         self.markers = markers
         self.memory = markers.memory
-        self.idle: dict[Endpoint, list[W]] = {}
-        self.all: WeakSet[W] = WeakSet()
+        self.pools: dict[Endpoint, Pool[W]] = {each: Pool() for each in site.endpoints.all}
         self.streams: set[W] = set()
         self._dial = dial
 
     def let_go(self) -> None:
         """Close idle connections and end watches; the others are closed after their exchange."""
-        idle, self.idle = self.idle, {}
-        for wires in idle.values():
-            _close_all(wires)
+        for pool in self.pools.values():
+            pool.let_go()
         streams, self.streams = self.streams, set()
         for wire in streams:
             wire.close()
+
+    def detach(self) -> None:
+        """In a fork's child: give the descriptors back. Other threads' exchanges are not ours."""
+        self.streams = set()
+        for pool in self.pools.values():
+            pool.detach()
 
     # -- programs -----------------------------------------------------------------------------
 
@@ -240,23 +231,10 @@ class Client(Generic[W]):
 
     # -- connections --------------------------------------------------------------------------
 
-    def _trusted(self, endpoint: Endpoint) -> W | None:
-        """A connection at hand that the server has not closed."""
-        wires = self.idle.get(endpoint)
-        while wires:
-            try:
-                wire = wires.pop()
-            except IndexError:
-                break
-            if not wire.is_stale():
-                return wire
-            wire.close()
-        return None
-
     async def _ready(self, endpoint: Endpoint, until: float) -> W:
         """A connection, once there is a token if one is needed. Raises StoreUnavailable."""
         await self._log_in(endpoint, until)
-        return self._trusted(endpoint) or await self._join(endpoint, until)
+        return self.pools[endpoint].trusted() or await self._join(endpoint, until)
 
     async def _join(self, endpoint: Endpoint, until: float) -> W:
         """A new connection for requests, to the incarnation that is known.
@@ -292,7 +270,7 @@ class Client(Generic[W]):
 
     async def _connect(self, endpoint: Endpoint, until: float) -> W:
         wire = await self._dial(self.site, endpoint, until)
-        self.all.add(wire)
+        self.pools[endpoint].all.add(wire)
         return wire
 
     async def _log_in(self, endpoint: Endpoint, until: float, on: W | None = None) -> None:
@@ -309,7 +287,7 @@ class Client(Generic[W]):
             if on is not None:
                 reading = await self.ask(endpoint, on, request, until)
             else:
-                wire = self._trusted(endpoint) or await self._join(endpoint, until)
+                wire = self.pools[endpoint].trusted() or await self._join(endpoint, until)
                 reading = await self.exchange(endpoint, wire, request, until)
             self.site.token = str(self._read(reading).get("token", "")) or _OFF
         except Answered as error:
@@ -325,14 +303,13 @@ class Client(Generic[W]):
 
     async def exchange(self, endpoint: Endpoint, wire: W, request: bytes, until: float) -> Reading:
         """One request, one answer. Raises Broken, Garbled."""
-        idle = self.idle
+        pool = self.pools[endpoint]
+        idle = pool.idle
         reading = await self.ask(endpoint, wire, request, until)
-        wires = idle.setdefault(endpoint, [])
-        # Another dict by now: the store was closed, or this is a fork's child.
-        if idle is self.idle and len(wires) < _IDLE_MAX and not (reading.last or wire.closed):
-            wires.append(wire)
-        else:
+        if reading.last:
             wire.close()
+        else:
+            pool.put_back(wire, idle)
         return reading
 
     async def ask(self, endpoint: Endpoint, wire: W, request: bytes, until: float) -> Reading:
@@ -347,7 +324,7 @@ class Client(Generic[W]):
             wire.close()
             if isinstance(error, Broken) and not error.late:
                 # What killed one (a restart, a cut network) killed its neighbours.
-                _close_all(self.idle.get(endpoint, []))
+                close_all(self.pools[endpoint].idle)
             raise
         return reading
 
@@ -413,12 +390,3 @@ def _feed(reading: Reading, data: bytes) -> None:
         reading.feed(data)
     except EOFError:
         raise Broken("the server closed the connection", sent=True) from None
-
-
-def _close_all(wires: list[Any]) -> None:
-    while wires:
-        try:
-            wire = wires.pop()
-        except IndexError:
-            break
-        wire.close()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
+from incumbent.net.pool import Broken
 from incumbent.stores.restart import restart_words
 
 __all__ = [
@@ -26,15 +27,6 @@ __all__ = [
     "is_refusal_of_certificate",
     "restart_error",
 ]
-
-
-class Broken(Exception):
-    """A connection failed. `sent`: the request may have left. `late`: there is no time left."""
-
-    def __init__(self, why: str, *, sent: bool, late: bool = False) -> None:
-        super().__init__(why)
-        self.sent = sent
-        self.late = late
 
 
 class LeaseMissing(Exception):

@@ -70,13 +70,13 @@ class Wire:
             pass
         self._sock.close()
 
-    def drop(self) -> None:
-        """In a fork's child: give the descriptor back; the parent's connection goes on."""
+    def detach(self) -> None:
+        """See net.pool.Connection."""
         self._sock.close()
 
-    def is_stale(self) -> bool:
+    def is_stale(self, *, trust: bool) -> bool:
         """Whether the server closed it, or sent something that nobody asked for."""
-        if _now() - self.used < _STALE_AFTER:
+        if trust and _now() - self.used < _STALE_AFTER:
             return False
         return is_ready(self._sock, writing=False)
 
@@ -120,10 +120,8 @@ class EtcdStore(BlockingStore[Operations[Wire]]):
     def drop(self) -> None:
         """In a fork's child: give the descriptors back. Other threads' exchanges are not ours."""
         client = self.operations.client
-        client.idle, client.streams = {}, set()
         client.memory.forget()
-        for wire in list(client.all):
-            wire.drop()
+        client.detach()
 
 
 async def _dial(site: Site, endpoint: Endpoint, until: float) -> Wire:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any, Final, NamedTuple
 
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
+from incumbent.net.pool import Broken, Mismatch, exchange_error, still_in_doubt
 from incumbent.stores.restart import restart_words
 
 __all__ = [
@@ -33,19 +34,6 @@ RECORD_FORMAT: Final = 2
 MINOR: Final = 0
 OLDEST: Final = 130_000
 """The oldest server, as libpq says versions."""
-
-
-class Broken(Exception):
-    """A connection failed. `sent`: the request may have left. `late`: there is no time left."""
-
-    def __init__(self, why: str, *, sent: bool, late: bool = False) -> None:
-        super().__init__(why)
-        self.sent = sent
-        self.late = late
-
-
-class Mismatch(Exception):
-    """The answer belongs to another request: the connection is out of step."""
 
 
 class Answered(Exception):
@@ -150,22 +138,6 @@ def _meaning_of(words: str) -> _Meaning | None:
         if part in words and (part not in _NEEDS_DOES_NOT_EXIST or "does not exist" in words):
             return meaning
     return None
-
-
-def exchange_error(error: Exception, where: str) -> StoreError:
-    """The exception for an exchange that brought no answer, or another's."""
-    if isinstance(error, Broken) and not error.sent:
-        return StoreUnavailable(f"{where} cannot be reached: {error}")
-    return OutcomeUnknown(f"{where} gave no usable answer ({error}); perhaps it did what was asked")
-
-
-def still_in_doubt(error: StoreUnavailable, where: str) -> OutcomeUnknown:
-    """The exception for a repeat that was not done, after a first try that perhaps was."""
-    return OutcomeUnknown(
-        f"{where} gave no answer to the first try, and the second failed: {error}",
-        permanent=error.permanent,
-        retry_after=error.retry_after,
-    )
 
 
 def restart_error(where: str, age: float, left: float) -> StoreUnavailable:

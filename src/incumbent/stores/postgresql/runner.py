@@ -1,12 +1,4 @@
-"""Carrying out plans by connections, written once for both sides, as coroutines.
-
-The asynchronous side awaits them. The blocking side runs each in one step (`protocol.port.run`),
-with connections that block instead of suspending.
-
-Connections are taken off a list and put back: `list.pop` and `list.append` are atomic, so there is
-no lock that a signal handler or `__del__` could meet; re-entry takes or opens another connection.
-Whatever interrupts an exchange (any BaseException) closes its connection.
-"""
+"""Carrying out plans by connections, written once for both sides: see `net.pool`."""
 
 from __future__ import annotations
 
@@ -14,13 +6,13 @@ import json
 import logging
 import random
 from typing import Final, TypeVar
-from weakref import WeakSet
 
 from incumbent import clock
 from incumbent.errors import StoreError, StoreUnavailable
 from incumbent.model import Key
+from incumbent.net.pool import PlanRunner
 from incumbent.stores.names import flat
-from incumbent.stores.plan import Plan, Planned
+from incumbent.stores.plan import Plan
 from incumbent.stores.postgresql.dialect import HELLO, Dialect
 from incumbent.stores.postgresql.errors import (
     Answered,
@@ -29,20 +21,16 @@ from incumbent.stores.postgresql.errors import (
     answered_error,
     check_schema,
     check_server,
-    exchange_error,
-    still_in_doubt,
 )
 from incumbent.stores.postgresql.libpq import Site, connect
 from incumbent.stores.postgresql.subscriber import Subscriber
 from incumbent.stores.postgresql.waiting import Side
 from incumbent.stores.postgresql.wire import Wire
-from incumbent.stores.repeats import heard_again
 
-__all__ = ["UNUSABLE", "Runner"]
+__all__ = ["Runner"]
 
 T = TypeVar("T")
 
-UNUSABLE: Final = (Broken, Mismatch)
 _READ_ONLY: Final = "25006"
 _OPEN_MAX: Final = 10
 """Connections of one store: each is a process of the server, which has a hundred by default."""
@@ -57,29 +45,25 @@ _log = logging.getLogger("incumbent")
 _now = clock.now
 
 
-class Runner(Planned[float]):
+class Runner(PlanRunner[Wire, float]):
     """Carries out plans, by the connections that it keeps."""
 
     dialect: Dialect
 
     def __init__(self, site: Site, dialect: Dialect, side: Side) -> None:
+        super().__init__(site.where, _OPEN_MAX)
         self.site = site
         self.dialect = dialect
         self.side = side
         self._forget()
 
     def _forget(self) -> None:
-        self.idle: list[Wire] = []
-        self._all: WeakSet[Wire] = WeakSet()
         self._dialing: list[None] = []
         self._subscriber = Subscriber(self.connect, self.side.wakeup)
 
     def detach(self) -> None:
-        """In a fork's child: let go of all connections. What is in use was other threads'."""
-        wires = list(self._all)
         self._forget()
-        for wire in wires:
-            wire.detach()
+        super().detach()
 
     async def wait_change(self, key: Key, seen: str, until: float) -> None:
         """See Store.wait_change. Raises StoreError if nobody can listen."""
@@ -114,92 +98,38 @@ class Runner(Planned[float]):
         return await self.run(self.dialect.unchanged(key, seen, wait), until)
 
     def let_go(self) -> None:
-        """Close what is not in use; what is in use is closed when it comes back."""
-        idle, self.idle = self.idle, []
-        _close_all(idle)
+        super().let_go()
         self._subscriber.close()
 
     # -- exchanges ----------------------------------------------------------------------------
 
     async def run(self, plan: Plan[float, T], until: float) -> T:
-        """See Planned.run. Once more on a fresh connection if that was dead already."""
-        wire = self._trusted()
-        if wire is None:
-            return await self._afresh(plan, until)
-        try:
-            return await self._use(wire, plan, until)
-        except UNUSABLE as error:
-            return await self.again(error, plan, until)
+        return await self.carry(plan, until)
 
-    def _trusted(self) -> Wire | None:
-        """A connection at hand that the server has not closed."""
-        while self.idle:
-            try:
-                wire = self.idle.pop()
-            except IndexError:
-                break
-            if not wire.is_stale():
-                return wire
-            wire.close()
-        return None
-
-    async def _use(self, wire: Wire, plan: Plan[float, T], until: float) -> T:
-        idle = self.idle
-        try:
-            outcome = await wire.carry_out(plan, until)
-        except BaseException as error:
-            self.settle(wire, idle, error)
-            raise
-        self.put_back(wire, idle)
-        return outcome
+    async def carry_out(self, wire: Wire, plan: Plan[float, T], until: float) -> T:
+        return await wire.carry_out(plan, until)
 
     def settle(self, wire: Wire, idle: list[Wire], error: BaseException) -> None:
-        """After `error`: keep `wire` if it can serve again. Raises what the server answered."""
+        """See PlanRunner.settle. Raises what the server answered."""
         if isinstance(error, Answered):
             if error.code == _READ_ONLY:
                 wire.close()  # the primary is another host now
             self.put_back(wire, idle)
-            raise answered_error(error, self.site.where, proved=self.site.proved) from error
+            raise answered_error(error, self.where, proved=self.site.proved) from error
         if isinstance(error, StoreError):
             self.put_back(wire, idle)  # the answer itself was sound
         else:
             wire.close()
 
-    def put_back(self, wire: Wire, idle: list[Wire]) -> None:
-        # Another list by now: the store was closed, or this is a fork's child.
-        if idle is self.idle and len(idle) < _OPEN_MAX and not wire.closed:
-            idle.append(wire)
-        else:
-            wire.close()
-
-    async def _afresh(self, plan: Plan[float, T], until: float) -> T:
+    async def fresh(self, plan: Plan[float, T], until: float) -> Wire:
         most = _OPEN_MAX + _SPARE if plan.kind == "renew" else _OPEN_MAX
-        wire = await self._in_turn(until, most) or await self.connect(until)
-        try:
-            return await self._use(wire, plan, until)
-        except UNUSABLE as error:
-            raise exchange_error(error, self.site.where) from error.__cause__ or error
-
-    async def again(self, error: Exception, plan: Plan[float, T], until: float) -> T:
-        """The same on a fresh connection, if it may be repeated after `error`."""
-        doubt = not isinstance(error, Broken) or error.sent
-        if not isinstance(error, Broken) or error.late or (doubt and not plan.repeatable):
-            raise exchange_error(error, self.site.where) from error.__cause__ or error
-        # What killed one (a restart, a cut network) killed its neighbours.
-        _close_all(self.idle)
-        try:
-            outcome = await self._afresh(plan, until)
-        except StoreUnavailable as second:
-            if doubt:
-                raise still_in_doubt(second, self.site.where) from second
-            raise
-        return heard_again(outcome, self.site.where) if doubt else outcome
+        return await self._in_turn(until, most) or await self.connect(until)
 
     async def _in_turn(self, until: float, most: int) -> Wire | None:
         """One that was put back, where there are as many as there may be."""
         pause = 0.001
-        while sum(not wire.closed for wire in list(self._all)) + len(self._dialing) >= most:
-            wire = self._trusted()
+        while sum(not wire.closed for wire in list(self.all)) + len(self._dialing) >= most:
+            wire = self.trusted()
             if wire is not None:
                 return wire
             left = until - _now()
@@ -222,7 +152,7 @@ class Runner(Planned[float]):
         self._dialing.append(None)
         try:
             wire = await self.dial(until)
-            self._all.add(wire)
+            self.all.add(wire)
         finally:
             self._dialing.pop()
         try:
@@ -234,7 +164,7 @@ class Runner(Planned[float]):
         except Answered as error:
             wire.close()
             raise answered_error(error, site.where, proved=site.proved) from error
-        except (*UNUSABLE, ValueError) as error:
+        except (Broken, Mismatch, ValueError) as error:
             wire.close()
             raise StoreUnavailable(f"{site.where} cannot be reached: {error}") from error
         except BaseException:
@@ -250,13 +180,3 @@ class Runner(Planned[float]):
             _log.info("%s: a pooler stands between, so waiting polls", site.where)
         site.direct = wire.direct
         site.proved = True
-
-
-def _close_all(wires: list[Wire]) -> None:
-    """Take all of them off the list and close them."""
-    while wires:
-        try:
-            wire = wires.pop()
-        except IndexError:
-            break
-        wire.close()

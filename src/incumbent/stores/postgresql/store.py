@@ -12,7 +12,7 @@ from incumbent.stores.blocking import BlockingPlanned
 from incumbent.stores.plan import Plan
 from incumbent.stores.postgresql.dialect import Dialect
 from incumbent.stores.postgresql.libpq import Site
-from incumbent.stores.postgresql.runner import UNUSABLE, Runner
+from incumbent.stores.postgresql.runner import Runner
 from incumbent.stores.postgresql.waiting import Blocking
 from incumbent.stores.postgresql.wire import STALE_AFTER
 
@@ -44,7 +44,7 @@ class PostgresStore(BlockingPlanned[Runner]):
         wire.used = now
         try:
             outcome = wire.carry_out_at_once(plan, until)
-        except UNUSABLE as error:
+        except operations.unusable as error:
             wire.close()
             return run(operations.again(error, plan, until))
         except BaseException as error:

@@ -78,11 +78,11 @@ class Wire:
         """As libpq says it: 150004 for 15.4."""
         return int(self._connection.server_version)
 
-    def is_stale(self) -> bool:
-        """Whether the server closed it; one that was just used is not looked at."""
+    def is_stale(self, *, trust: bool = True) -> bool:
+        """Whether the server closed it. `trust`: do not look at one that was just used."""
         if self.closed or self._last_words:
             return True
-        if _now() - self.used < STALE_AFTER:
+        if trust and _now() - self.used < STALE_AFTER:
             return False
         if self._preparing is not None:
             # What is there to read may be the answer that comes: whoever uses it will see.

@@ -74,10 +74,6 @@ class AsyncRedisStore(Exchange[AsyncWire]):
         for wire in list(self.all):
             wire.close()
 
-    def detach(self) -> None:
-        for wire in list(self.all):
-            wire.detach()
-
     # -- the hot path -------------------------------------------------------------------------
 
     async def run(self, plan: Plan[Server, T], until: float) -> T:
@@ -161,17 +157,17 @@ class AsyncRedisStore(Exchange[AsyncWire]):
 
     # -- the connection -----------------------------------------------------------------------
 
-    def _trusted(self, *, trust: bool) -> AsyncWire | None:
+    def trusted(self, *, trust: bool = True) -> AsyncWire | None:
         wire = self._shared
         return None if wire is None or wire.is_stale(trust=trust) else wire
 
-    async def _use(self, wire: AsyncWire, plan: Plan[Server, T], until: float) -> T:
+    async def use(self, wire: AsyncWire, plan: Plan[Server, T], until: float) -> T:
         if plan.ttl and (early := too_early(self.site, wire, plan.ttl, _now())) is not None:
             if wire.problem is not None:
                 self._forget(wire)
             raise early
         try:
-            return await self._carry_by(wire, plan, until)
+            return await self.carry_out(wire, plan, until)
         except UNUSABLE as error:
             self._end_if_unusable(wire, error)
             raise
@@ -197,9 +193,9 @@ class AsyncRedisStore(Exchange[AsyncWire]):
             self._shared = None
         wire.retire()
 
-    async def _fresh(self, until: float) -> AsyncWire:
+    async def fresh(self, plan: Plan[Server, T], until: float) -> AsyncWire:
         """The connection that others have made meanwhile, or are making, or else a new one."""
-        while (wire := self._trusted(trust=True)) is None:
+        while (wire := self.trusted()) is None:
             if self._dialing is None:
                 return await self._dial_for_all(until)
             await self._wait_for_dial(self._dialing, until)

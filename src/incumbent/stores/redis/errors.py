@@ -10,6 +10,7 @@ import re
 from typing import Any, Final
 
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
+from incumbent.net.pool import Broken, Mismatch, exchange_error, still_in_doubt
 from incumbent.stores.restart import restart_words
 
 __all__ = [
@@ -23,19 +24,6 @@ __all__ = [
     "restart_error",
     "still_in_doubt",
 ]
-
-
-class Broken(Exception):
-    """A connection failed. `sent`: the request may have left. `late`: there is no time left."""
-
-    def __init__(self, why: str, *, sent: bool, late: bool = False) -> None:
-        super().__init__(why)
-        self.sent = sent
-        self.late = late
-
-
-class Mismatch(Exception):
-    """The answer belongs to another request: the connection is out of step."""
 
 
 class Outdated(Broken):
@@ -144,22 +132,6 @@ def _code(text: str) -> str:
         # Before version 7 a script's error hides the code behind its own words.
         return next((word for word in _REFUSED if f" {word} " in text), code)
     return code
-
-
-def exchange_error(error: Exception, where: str) -> StoreError:
-    """The exception for an exchange that brought no answer, or another's."""
-    if isinstance(error, Broken) and not error.sent:
-        return StoreUnavailable(f"{where} cannot be reached: {error}")
-    return OutcomeUnknown(f"{where} gave no usable answer ({error}); perhaps it did what was asked")
-
-
-def still_in_doubt(error: StoreUnavailable, where: str) -> OutcomeUnknown:
-    """The exception for a repeat that was not done, after a first try that perhaps was."""
-    return OutcomeUnknown(
-        f"{where} gave no answer to the first try, and the second failed: {error}",
-        permanent=error.permanent,
-        retry_after=error.retry_after,
-    )
 
 
 def restart_error(where: str, *, promoted: bool, age: float, left: float) -> StoreUnavailable:

@@ -2,25 +2,21 @@
 
 The asynchronous side awaits them. The blocking side runs each in one step (`protocol.port.run`),
 with connections that block instead of suspending.
-
-Connections are taken off a list and put back: `list.pop` and `list.append` are atomic, so there is
-no lock that a signal handler or `__del__` could meet; re-entry takes or opens another connection.
-Whatever interrupts an exchange (any BaseException) closes its connection.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Hashable
-from typing import Any, Final, Generic, Protocol, TypeVar, cast
-from weakref import WeakSet
+from typing import Any, Final, Protocol, TypeVar, cast
 
 import hiredis
 
 from incumbent import clock
 from incumbent.errors import StoreError, StoreUnavailable
 from incumbent.model import Ask, Granted, Key, Queued, TakeOutcome
-from incumbent.stores.plan import Plan, Planned
+from incumbent.net.pool import Connection, PlanRunner, still_in_doubt
+from incumbent.stores.plan import Plan
 from incumbent.stores.redis.commands import Commands
 from incumbent.stores.redis.dialect import (
     DIALECT,
@@ -31,27 +27,19 @@ from incumbent.stores.redis.dialect import (
     too_early,
 )
 from incumbent.stores.redis.driver import Site
-from incumbent.stores.redis.errors import Broken, Mismatch, exchange_error, still_in_doubt
+from incumbent.stores.redis.errors import Broken, Mismatch
 from incumbent.stores.redis.incarnation import Known
 from incumbent.stores.redis.readers import Wakeup
 from incumbent.stores.redis.resp import Program, Step, as_eval
 from incumbent.stores.redis.subscription import Subscriber, SubscriptionHub
-from incumbent.stores.repeats import heard_again
 
-__all__ = ["UNUSABLE", "Exchange", "carry_out", "close_all", "is_forgotten"]
+__all__ = ["UNUSABLE", "Exchange", "carry_out", "is_forgotten"]
 
 
-class AnyWire(Known, Protocol):
+class AnyWire(Connection, Known, Protocol):
     """One connection, of either side. `used`: when the present (or last) exchange began."""
 
     used: float
-
-    @property
-    def closed(self) -> bool:
-        """Whether it is known, without a look, that it can no longer be used."""
-
-    def is_stale(self, *, trust: bool) -> bool:
-        """Whether the server closed it. `trust`: need not look at one that was just used."""
 
     def send(self, request: bytes, until: float) -> None:
         """A request whose answer is read by `next`. Raises Broken."""
@@ -62,30 +50,26 @@ class AnyWire(Known, Protocol):
     async def ask_all(self, payload: bytes, answers: int, until: float) -> list[Any]:
         """Requests that leave together, and their answers. Raises Broken."""
 
-    def close(self) -> None:
-        """Let go at once; nothing is written."""
-
 
 T = TypeVar("T")
 W = TypeVar("W", bound=AnyWire)
 
 UNUSABLE: Final = (Broken, Mismatch, hiredis.ProtocolError)
-_IDLE_MAX: Final = 64
 
 _now = clock.now
 
 
-class Exchange(Planned[Server], Generic[W]):
+class Exchange(PlanRunner[W, Server]):
     """Carries out the plans for one server, by the connections that it keeps."""
 
     dialect = DIALECT
+    unusable = UNUSABLE
 
     def __init__(self, site: Site, commands: Commands) -> None:
+        super().__init__(site.where)
         self.site = site
         self.commands = commands
-        self.idle: list[W] = []
         self.hub = SubscriptionHub(commands)
-        self.all: WeakSet[W] = WeakSet()
 
     @abstractmethod
     async def dial(self, until: float) -> W:
@@ -129,80 +113,28 @@ class Exchange(Planned[Server], Generic[W]):
                 raise
 
     def let_go(self) -> None:
-        idle, self.idle = self.idle, []
-        close_all(idle)
+        super().let_go()
         self.hub.let_go()
 
     # -- exchanges ----------------------------------------------------------------------------
 
-    async def carry(self, plan: Plan[Server, T], until: float) -> T:
-        """By one connection, and once more by a fresh one if that was dead already."""
-        wire = self._trusted(trust=plan.repeatable)
-        if wire is None:
-            return await self._afresh(plan, until)
-        try:
-            return await self._use(wire, plan, until)
-        except UNUSABLE as error:
-            return await self.again(error, plan, until)
-
-    def _trusted(self, *, trust: bool) -> W | None:
-        """A connection at hand that the server has not closed."""
-        while self.idle:
-            try:
-                wire = self.idle.pop()
-            except IndexError:
-                break
-            if not wire.is_stale(trust=trust):
-                return wire
-            wire.close()
-        return None
-
-    async def _use(self, wire: W, plan: Plan[Server, T], until: float) -> T:
+    async def use(self, wire: W, plan: Plan[Server, T], until: float) -> T:
         idle = self.idle
         wire.used = now = _now()
         if plan.ttl and (early := too_early(self.site, wire, plan.ttl, now)) is not None:
             if wire.problem is None:
-                _put_back(wire, idle, self.idle)
+                self.put_back(wire, idle)
             else:
                 wire.close()
             raise early
-        try:
-            outcome = await self._carry_by(wire, plan, until)
-        except BaseException:
-            wire.close()
-            raise
-        _put_back(wire, idle, self.idle)
-        return outcome
+        return await super().use(wire, plan, until)
 
-    async def _carry_by(self, wire: W, plan: Plan[Server, T], until: float) -> T:
+    async def carry_out(self, wire: W, plan: Plan[Server, T], until: float) -> T:
         program = plan.start(Server(self.site, self.commands, wire), until)
         return await carry_out(wire, program, until)
 
-    async def _afresh(self, plan: Plan[Server, T], until: float) -> T:
-        wire = await self._fresh(until)
-        try:
-            return await self._use(wire, plan, until)
-        except UNUSABLE as error:
-            raise exchange_error(error, self.site.where) from error.__cause__ or error
-
-    async def _fresh(self, until: float) -> W:
-        """A connection for `_use`."""
+    async def fresh(self, plan: Plan[Server, T], until: float) -> W:
         return await self._connect(until)
-
-    async def again(self, error: Exception, plan: Plan[Server, T], until: float) -> T:
-        """Carry it out on a fresh connection, if it may be repeated after `error`."""
-        doubt = not isinstance(error, Broken) or error.sent
-        if not isinstance(error, Broken) or error.late or (doubt and not plan.repeatable):
-            raise exchange_error(error, self.site.where) from error.__cause__ or error
-        # What killed one (a restart, a cut network) killed its neighbours.
-        close_all(self.idle)
-        try:
-            outcome = await self._afresh(plan, until)
-        except StoreUnavailable as second:
-            if doubt:
-                raise still_in_doubt(second, self.site.where) from second
-            raise
-        return heard_again(outcome, self.site.where) if doubt else outcome
 
     async def _connect(self, until: float) -> W:
         site = self.site
@@ -237,8 +169,7 @@ class Exchange(Planned[Server], Generic[W]):
     def leave_behind(self, epoch: str) -> None:
         """Close what leads to another incarnation of the server than the newest connection."""
         if any(it.epoch != epoch for it in list(self.idle)):
-            idle, self.idle = self.idle, []
-            close_all(idle)
+            super().let_go()
 
     @abstractmethod
     def make_subscriber(self, wire: W) -> Subscriber:
@@ -279,21 +210,3 @@ async def _ask(wire: AnyWire, step: Step, until: float) -> list[Any]:
     if step.answers == 1 and is_forgotten(answers[0]):
         answers = await wire.ask_all(as_eval(step.payload), 1, until)
     return answers
-
-
-def _put_back(wire: W, whence: list[W], where: list[W]) -> None:
-    # Another list by now: the store was closed, or this is a fork's child.
-    if whence is where and len(where) < _IDLE_MAX and not wire.closed:
-        where.append(wire)
-    else:
-        wire.close()
-
-
-def close_all(wires: list[W]) -> None:
-    """Take all of them off the list and close them."""
-    while wires:
-        try:
-            wire = wires.pop()
-        except IndexError:
-            break
-        wire.close()

@@ -21,7 +21,7 @@ from incumbent.stores.redis.commands import Commands
 from incumbent.stores.redis.dial import dial
 from incumbent.stores.redis.dialect import give_plan
 from incumbent.stores.redis.driver import Site
-from incumbent.stores.redis.exchange import UNUSABLE, Exchange, close_all
+from incumbent.stores.redis.exchange import UNUSABLE, Exchange
 from incumbent.stores.redis.incarnation import LOOK_EVERY
 from incumbent.stores.redis.readers import SLICE, LockWakeup, Wakeup
 from incumbent.stores.redis.subscription import Subscriber
@@ -150,11 +150,9 @@ class RedisStore(BlockingStore[_Blocking]):
 
     def drop(self) -> None:
         """In a fork's child: give the descriptors back. What is in use was other threads'."""
-        exchange = self._exchange
-        exchange.idle = []
         self._commands.move()
-        exchange.hub.abandon()
-        close_all(list(exchange.all))
+        self._exchange.hub.abandon()
+        self._exchange.detach()
 
 
 _stores: WeakSet[RedisStore] = WeakSet()

@@ -77,6 +77,8 @@ class Wire(Acquaintance):
         """Give the descriptor back. Writes nothing, so that a fork's child may do it too."""
         self._sock.close()
 
+    detach = close
+
     def is_stale(self, *, trust: bool) -> bool:
         """Whether the server closed it, or sent something that nobody asked for."""
         if trust and _now() - self.used < STALE_AFTER:

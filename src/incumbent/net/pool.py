@@ -1,0 +1,197 @@
+"""The connections to a server: trust an idle one, use it once, then again on a fresh one.
+
+Written once for both sides, as coroutines. The asynchronous side awaits them. The blocking side
+runs each in one step (`protocol.port.run`), with connections that block instead of suspending.
+
+Connections are taken off a list and put back: `list.pop` and `list.append` are atomic, so there is
+no lock that a signal handler or `__del__` could meet; re-entry takes or opens another connection.
+Whatever interrupts an exchange (any BaseException) closes its connection.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Generic, Protocol, TypeVar
+from weakref import WeakSet
+
+from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
+from incumbent.stores.plan import Plan, Planned
+from incumbent.stores.repeats import heard_again
+
+__all__ = [
+    "Broken",
+    "Connection",
+    "Mismatch",
+    "PlanRunner",
+    "Pool",
+    "close_all",
+    "exchange_error",
+    "still_in_doubt",
+]
+
+
+class Broken(Exception):
+    """A connection failed. `sent`: the request may have left. `late`: there is no time left."""
+
+    def __init__(self, why: str, *, sent: bool, late: bool = False) -> None:
+        super().__init__(why)
+        self.sent = sent
+        self.late = late
+
+
+class Mismatch(Exception):
+    """The answer belongs to another request: the connection is out of step."""
+
+
+class Connection(Protocol):
+    """One connection, of either side."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether it is known, without a look, that it can no longer be used."""
+
+    def is_stale(self, *, trust: bool) -> bool:
+        """Whether the server closed it. `trust`: do not look at one that was just used."""
+
+    def close(self) -> None:
+        """Let go at once; nothing is written."""
+
+    def detach(self) -> None:
+        """In a fork's child: give the descriptor back; the parent's connection goes on."""
+
+
+T = TypeVar("T")
+W = TypeVar("W", bound=Connection)
+Facts = TypeVar("Facts")
+
+
+class Pool(Generic[W]):
+    """`idle`: the connections that nobody uses, at most `most`; `all`: those that are alive."""
+
+    def __init__(self, most: int = 64) -> None:
+        self.most = most
+        self.idle: list[W] = []
+        self.all: WeakSet[W] = WeakSet()
+
+    def trusted(self, *, trust: bool = True) -> W | None:
+        """An idle connection that the server has not closed."""
+        while self.idle:
+            try:
+                wire = self.idle.pop()
+            except IndexError:
+                break
+            if not wire.is_stale(trust=trust):
+                return wire
+            wire.close()
+        return None
+
+    def put_back(self, wire: W, idle: list[W]) -> None:
+        """Keep a connection after its use; `idle` is the list as it was before."""
+        # Another list by now: the store was closed, or this is a fork's child.
+        if idle is self.idle and len(idle) < self.most and not wire.closed:
+            idle.append(wire)
+        else:
+            wire.close()
+
+    def let_go(self) -> None:
+        """Close what is not in use; what is in use is closed when it comes back."""
+        idle, self.idle = self.idle, []
+        close_all(idle)
+
+    def detach(self) -> None:
+        """In a fork's child: let go of all connections. What is in use was other threads'."""
+        wires, self.idle, self.all = list(self.all), [], WeakSet()
+        for wire in wires:
+            wire.detach()
+
+
+def close_all(wires: list[W]) -> None:
+    """Take all of them off the list and close them."""
+    while wires:
+        try:
+            wire = wires.pop()
+        except IndexError:
+            break
+        wire.close()
+
+
+class PlanRunner(Pool[W], Planned[Facts]):
+    """Carries out plans by the connections that it keeps to one server, `where`."""
+
+    unusable: tuple[type[Exception], ...] = (Broken, Mismatch)
+    """What says that a connection brought no reply, or another's."""
+
+    def __init__(self, where: str, most: int = 64) -> None:
+        super().__init__(most)
+        self.where = where
+
+    @abstractmethod
+    async def carry_out(self, wire: W, plan: Plan[Facts, T], until: float) -> T:
+        """The outcome of a plan by this connection. Raises StoreError, or what is `unusable`."""
+
+    @abstractmethod
+    async def fresh(self, plan: Plan[Facts, T], until: float) -> W:
+        """A new connection for a plan. Raises StoreUnavailable, at `until` at the latest."""
+
+    async def carry(self, plan: Plan[Facts, T], until: float) -> T:
+        """By an idle connection, and once more by a fresh one if that was dead already."""
+        wire = self.trusted(trust=plan.repeatable)
+        if wire is None:
+            return await self._afresh(plan, until)
+        try:
+            return await self.use(wire, plan, until)
+        except self.unusable as error:
+            return await self.again(error, plan, until)
+
+    async def use(self, wire: W, plan: Plan[Facts, T], until: float) -> T:
+        """By this connection, which is kept or closed."""
+        idle = self.idle
+        try:
+            outcome = await self.carry_out(wire, plan, until)
+        except BaseException as error:
+            self.settle(wire, idle, error)
+            raise
+        self.put_back(wire, idle)
+        return outcome
+
+    def settle(self, wire: W, idle: list[W], error: BaseException) -> None:
+        """After `error`: close the connection, or keep it if it can serve again."""
+        wire.close()
+
+    async def again(self, error: Exception, plan: Plan[Facts, T], until: float) -> T:
+        """The same on a fresh connection, if it may be repeated after `error`."""
+        doubt = not isinstance(error, Broken) or error.sent
+        if not isinstance(error, Broken) or error.late or (doubt and not plan.repeatable):
+            raise exchange_error(error, self.where) from error.__cause__ or error
+        # What killed one (a restart, a cut network) killed its neighbours.
+        close_all(self.idle)
+        try:
+            outcome = await self._afresh(plan, until)
+        except StoreUnavailable as second:
+            if doubt:
+                raise still_in_doubt(second, self.where) from second
+            raise
+        return heard_again(outcome, self.where) if doubt else outcome
+
+    async def _afresh(self, plan: Plan[Facts, T], until: float) -> T:
+        wire = await self.fresh(plan, until)
+        try:
+            return await self.use(wire, plan, until)
+        except self.unusable as error:
+            raise exchange_error(error, self.where) from error.__cause__ or error
+
+
+def exchange_error(error: Exception, where: str) -> StoreError:
+    """The exception for an exchange that brought no reply, or another's."""
+    if isinstance(error, Broken) and not error.sent:
+        return StoreUnavailable(f"{where} cannot be reached: {error}")
+    return OutcomeUnknown(f"{where} gave no usable answer ({error}); perhaps it did what was asked")
+
+
+def still_in_doubt(error: StoreUnavailable, where: str) -> OutcomeUnknown:
+    """The exception for a repeat that was not done, after a first try that perhaps was."""
+    return OutcomeUnknown(
+        f"{where} gave no answer to the first try, and the second failed: {error}",
+        permanent=error.permanent,
+        retry_after=error.retry_after,
+    )
