@@ -9,11 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from incumbent.errors import StoreUnavailable
 from incumbent.model import (
     Ask,
     Gone,
-    Granted,
     Queue,
     Queued,
     Refused,
@@ -23,7 +21,6 @@ from incumbent.model import (
     Slot,
     Stored,
 )
-from incumbent.stores.redis.functions import LIBRARY
 from tests.faults.redis_world import Party, new_claim, party, soon
 from tests.support.redis_cluster import RedisCluster
 from tests.support.redis_sentinels import Sentinels
@@ -48,15 +45,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
     users.write_text("user default on nopass ~* &* +@all\n")
     kept = ["--appendonly", "yes", "--appendfsync", "always", "--aclfile", str(users)]
     with RedisServer(kept) as running:
-        running.cli("FUNCTION", "LOAD", LIBRARY)
-        for name in ("incumbent", "caller"):
-            assert running.cli("ACL", "SETUSER", name, *rule(name)) == "OK"
+        assert running.cli("ACL", "SETUSER", "incumbent", *rule("incumbent")) == "OK"
         running.cli("ACL", "SAVE")
         yield running
 
 
 IN_LINE = Ask(10.0, "third", queue=Queue(5.0))
-WAYS = {"incumbent": "restart_wait=0", "caller": "restart_wait=0&functions=yes"}
 
 
 def everything(one: Party) -> None:
@@ -78,10 +72,9 @@ def everything(one: Party) -> None:
     assert given == Released()
 
 
-@pytest.mark.parametrize("name", list(WAYS))
-def test_a_user_with_the_least_rights_can_do_everything(server: RedisServer, name: str) -> None:
-    url = f"redis://{name}:secret@127.0.0.1:{server.port}"
-    with party(url, WAYS[name]) as one:
+def test_a_user_with_the_least_rights_can_do_everything(server: RedisServer) -> None:
+    url = f"redis://incumbent:secret@127.0.0.1:{server.port}"
+    with party(url) as one:
         everything(one)
         server.cli("SCRIPT", "FLUSH")
         one.claim = new_claim()
@@ -99,41 +92,12 @@ def test_a_user_with_the_least_rights_can_do_everything(server: RedisServer, nam
         everything(one)
 
 
-@pytest.mark.parametrize("name", list(WAYS))
-def test_the_rights_end_where_the_rule_does(server: RedisServer, name: str) -> None:
+def test_the_rights_end_where_the_rule_does(server: RedisServer) -> None:
     said = [
-        server.cli("ACL", "DRYRUN", name, *command)
+        server.cli("ACL", "DRYRUN", "incumbent", *command)
         for command in (("FLUSHALL",), ("GET", "other"), ("CONFIG", "GET", "*"), ("KEYS", "*"))
     ]
     assert all("OK" not in each for each in said), said
-    if name == "caller":
-        assert "OK" not in server.cli("ACL", "DRYRUN", name, "EVAL", "return 1", "0")
-
-
-def test_functions_that_are_not_loaded_are_missed_with_a_hint(own_redis: RedisServer) -> None:
-    with party(own_redis.url, "restart_wait=0&functions=yes") as one:
-        with pytest.raises(StoreUnavailable, match="lacks our functions"):
-            one.take()
-        own_redis.cli("FUNCTION", "LOAD", LIBRARY)
-        assert isinstance(one.take(), Granted)
-
-
-def test_functions_serve_a_promoted_replica_and_a_cluster() -> None:
-    options = "restart_wait=0&functions=yes"
-    with RedisCluster() as cluster, party(cluster.url, options) as one:
-        for node in cluster.nodes:
-            node.cli("FUNCTION", "LOAD", LIBRARY)
-        granted = one.take()
-        renewal = Renewal(one.key, one.claim, granted.token, 10.0, granted.epoch)
-        assert one.store.renew([renewal], soon()) == [Renewed()]
-    with Sentinels(replicas=1) as sentinels, party(sentinels.url, options) as one:
-        sentinels.master.server.cli("FUNCTION", "LOAD", LIBRARY)
-        one.take()
-        before = sentinels.master
-        before.server.kill()
-        sentinels.wait_for_failover(before)
-        # Functions are replicated, and its look at the promoted replica is one of them.
-        one.take()
 
 
 def test_the_rules_for_sentinels_and_nodes_are_enough() -> None:

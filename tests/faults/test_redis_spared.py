@@ -155,19 +155,15 @@ def _until_end(monitor: Any) -> Iterator[dict[str, str]]:
         yield command
 
 
-@pytest.mark.parametrize("options", ["restart_wait=0", "restart_wait=0&functions=yes"])
-def test_a_look_at_the_server_is_no_request_of_its_own(
-    redis_server: RedisServer, options: str
-) -> None:
+def test_a_look_at_the_server_is_no_request_of_its_own(redis_server: RedisServer) -> None:
     ask = Ask(9.0, "me", slot=Slot("today", 60.0), queue=Queue(3.0), candidacy=5.0)
-    with redis.Redis(port=redis_server.port) as raw, party(redis_server.url, options) as one:
-        one.engine.fix(soon())
+    with redis.Redis(port=redis_server.port) as raw, party(redis_server.url) as one:
         for each in (WAITS, ask, Ask(9.0, "me")):
             # A connection that has not looked yet, for it has not taken anything.
             one.store.close()
             one.store.read(one.key, soon())
             sent = clients_commands(raw, partial(one.take, ask=each))
-            assert sent == ["FCALL" if "functions" in options else "EVALSHA"]
+            assert sent == ["EVALSHA"]
             # A claim that is given up without its token is refused from then on.
             one.store.give(one.key, one.claim, None, soon())
             one.claim = new_claim()

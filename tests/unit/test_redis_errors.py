@@ -36,7 +36,6 @@ FINAL_AT_FIRST = {
     "NOPERM this user has no permissions to run the 'info' command": "ACL rule",
     "DENIED Redis is running in protected mode": "protected mode",
     "ERR unknown command 'EVALSHA', with args beginning with:": "lacks a command",
-    "ERR Function not found": "load them",
 }
 UNKNOWN = (
     "ERR user_script:12: Script attempted to access a non local key in a cluster node",

@@ -304,7 +304,7 @@ def test_a_renewal_follows_its_slot_for_as_long_as_there_is_time(redirections: i
     cluster.topology, cluster.doubted = topology(), False
     # What was learnt by the way is no reason to ask all of them again.
     cluster.asked = clock.now()
-    router = Router(cast("Side", side), cluster, Naming(None), Commands, 0, 0.1)
+    router = Router(cast("Side", side), cluster, Naming(None), 0, 0.1)
     renewal = Renewal(Key("default", "job"), "c", 1, 1.0, "epoch")
     assert run(router.renew([renewal], clock.now() + 5)) == [Renewed()]
     # Not in a busy loop.

@@ -7,10 +7,9 @@ from typing import Any
 import hiredis
 import pytest
 
-from incumbent.model import Batch, Gone, Key, Notice, Renewal, Renewed
+from incumbent.model import Gone, Key, Notice, Renewal, Renewed
 from incumbent.stores.redis.commands import Commands
 from incumbent.stores.redis.errors import Mismatch, Moved
-from incumbent.stores.redis.functions import LIBRARY, FunctionCommands
 from incumbent.stores.redis.names import Naming
 from incumbent.stores.redis.resp import SCRIPTS, Step
 from incumbent.stores.redis.spread import Part, renew_part
@@ -163,38 +162,3 @@ def test_forgotten_scripts_are_sent_along_for_those_alone() -> None:
         assert call[:2] == [b"EVAL", SCRIPTS["renew"].text]
         assert call[3] == b"incumbent:{default/b}"
         assert ends_with(program, [*ok, [echo, 1]]) is None
-
-
-# -- by functions
-
-
-def names_called(step: Step) -> set[tuple[bytes, bytes]]:
-    return {(call[0], call[1]) for call in calls_of(step)}
-
-
-def test_all_calls_of_a_request_go_by_functions_where_scripts_may_not_be_sent() -> None:
-    dialect = FunctionCommands(Naming(None), "here")
-    (spread,) = names_called(next(renew_part(dialect, THREE, a_part(3), Wire())))
-    batch = Batch([renewal(str(at), "run") for at in range(2000)])
-    program = dialect.renew(batch, "run")
-    step = next(program)
-    (alone,) = names_called(step)
-    rest = program.send([[echo_of(calls_of(step)[0]), *[1] * 500]])
-    # More than two calls are those of a process that is late, and leave together.
-    assert rest.answers == 3
-    assert names_called(rest) == {alone} == {spread}
-    assert alone[0] == b"FCALL"
-    assert f"'{alone[1].decode()}'" in LIBRARY
-
-
-def test_metadata_that_looks_like_a_call_stays_what_it_is() -> None:
-    sha = SCRIPTS["renew"].sha
-    meta = b"*3\r\n$7\r\nEVALSHA\r\n$40\r\n%b\r\n" % sha
-    dialect = FunctionCommands(Naming(None), "here")
-    for step in (
-        next(dialect.renew([renewal("a", "run", meta)], "run")),
-        next(renew_part(dialect, [renewal("a", meta=meta)], a_part(1), Wire())),
-    ):
-        (call,) = calls_of(step)
-        assert call[0] == b"FCALL"
-        assert call[-1] == b"=" + meta

@@ -120,9 +120,7 @@ _ALL = Option(("--all",), "every job of the namespace")
 _TO = Option(("--to",), "the candidate that shall follow", "HOLDER")
 _WATCH = Option(("--watch",), "show it again every second, until ^C")
 _TIMEOUT = Option(("--timeout",), "give up with exit 75 after this time", "DUR")
-_FIX = Option(
-    ("--fix",), "first make the schema of this release in the store, or load its functions"
-)
+_FIX = Option(("--fix",), "first make the schema of this release in the store")
 _AT = Option(("--at",), "about the slot of this instant: 05:30, 2026-11-21T05:30Z", "WHEN")
 _FORCE = Option(("--force",), "remove the record at once: the holder may go on for its ttl")
 

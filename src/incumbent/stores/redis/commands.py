@@ -36,7 +36,7 @@ from incumbent.stores.redis.incarnation import check_format
 from incumbent.stores.redis.line import in_line, line_words, new_inbox
 from incumbent.stores.redis.names import Names, Naming, quoted
 from incumbent.stores.redis.records import mark_of, pairs, record_of, refused, slots_named
-from incumbent.stores.redis.renewals import Adapt, renew_program
+from incumbent.stores.redis.renewals import renew_program
 from incumbent.stores.redis.resp import SCRIPTS, Part, Program, Script, Step, milliseconds, pack
 
 __all__ = ["Commands", "is_repeatable"]
@@ -50,12 +50,7 @@ _take_looking = SCRIPTS["take_looking"]
 
 
 class Commands:
-    """Packs and reads for one server, of which `where` tells people.
-
-    `adapt` says a request that names a script in another way: see `functions`.
-    """
-
-    adapt: Adapt = bytes
+    """Packs and reads for one server, of which `where` tells people."""
 
     def __init__(self, naming: Naming, where: str) -> None:
         self.naming = naming
@@ -117,10 +112,7 @@ class Commands:
             parts += (milliseconds(ask.candidacy), names.channel)
         keys += more
         last = b"%016d" % (till * 1e6)
-        return self._call(script, keys, _held(claim, None), *parts, last)
-
-    def _call(self, script: Script, keys: Sequence[str], *arguments: Part) -> bytes:
-        return self.adapt(script.call(len(keys), *keys, *arguments))
+        return script.call(len(keys), *keys, _held(claim, None), *parts, last)
 
     def _head(self, key: Key) -> _Heads:
         try:
@@ -132,9 +124,9 @@ class Commands:
         names = self.naming.of(key)
         both = (names.main, names.companion)
         heads = self._heads[key] = _Heads(
-            self.adapt(_take.open_call(both, 6)),
-            self.adapt(_take.open_call((*both, names.line), 7)),
-            self.adapt(_give.open_call((*both, names.line), 2)),
+            _take.open_call(both, 6),
+            _take.open_call((*both, names.line), 7),
+            _give.open_call((*both, names.line), 2),
             pack(names.channel).partition(b"\r\n")[2],
         )
         return heads
@@ -210,7 +202,8 @@ class Commands:
         closed = milliseconds(closed_for) if closed_for > 0 else 0
         successor = (quoted(reserve_for),) if reserve_for else ()
         held, any_token = _held(claim, token), _held(claim, None)
-        return self._call(_give, keys, held, names.channel, closed, any_token, *successor)
+        parts = (held, names.channel, closed, any_token, *successor)
+        return _give.call(len(keys), *keys, *parts)
 
     def undo(self, key: Key, grant: Granted, slot: str | None) -> bytes:
         """The request that gives a grant back which is not believed, and may be asked for again.
@@ -222,7 +215,7 @@ class Commands:
         if slot is not None:
             keys.append(names.slot(slot))
         held = (_held(grant.claim, grant.token), names.channel, 0, _held(grant.claim, None))
-        return self._call(_give, keys, *held, "", "undo")
+        return _give.call(len(keys), *keys, *held, "", "undo")
 
     def given(self, answer: Any, key: Key) -> GiveOutcome:
         """The outcome of a give."""
@@ -234,7 +227,7 @@ class Commands:
 
     def renew(self, renewals: Sequence[Renewal], epoch: str) -> Program[list[RenewOutcome]]:
         """Renew what this incarnation of the server granted; it knows nothing of the rest."""
-        return renew_program(self.naming, renewals, epoch, self._unusable, self.adapt)
+        return renew_program(self.naming, renewals, epoch, self._unusable)
 
     # -- put, read, scan ----------------------------------------------------------------------
 
@@ -242,8 +235,8 @@ class Commands:
         """Write or remove a field."""
         names = self.naming.of(key)
         written = b"-" if value is None else b"=" + value
-        keys, fields = (names.main, names.companion), (f"f:{field}", *_guard(guard))
-        (answer,) = yield Step(self._call(_put, keys, *fields, written, names.channel), 1)
+        parts = (names.main, names.companion, f"f:{field}", *_guard(guard), written, names.channel)
+        (answer,) = yield Step(_put.call(2, *parts), 1)
         if type(answer) is not int:
             raise self._unusable(answer, key)
         return Stale() if answer < 0 else Stored(answer)

@@ -1,15 +1,9 @@
-"""What `doctor` says of a server: its settings, its marker, and our functions there.
-
-It writes nothing, but for the functions that it is to load. `needed`: functions are what the
-store's users call (`functions=yes`); others only like to know.
-"""
+"""What `doctor` says of a server: its settings and its marker. It writes nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Final, TypeAlias
-
-import hiredis
 
 from incumbent import clock
 from incumbent.durations import say_seconds
@@ -20,30 +14,17 @@ from incumbent.stores.redis.dial import dial
 from incumbent.stores.redis.driver import Site
 from incumbent.stores.redis.errors import answered_error
 from incumbent.stores.redis.exchange import carry_out
-from incumbent.stores.redis.functions import LIBRARIES, LIBRARY, LIBRARY_NAME, RENEW_FUNCTION
 from incumbent.stores.redis.incarnation import LOOK_EVERY, read_mark
 from incumbent.stores.redis.resp import Program, Step, pack
 from incumbent.stores.redis.server import Facts, read_facts
 from incumbent.stores.restart import wait_after_restart
 
-__all__ = ["Finding", "diagnosis", "examine", "load_functions", "look_at_functions", "mend"]
+__all__ = ["Finding", "diagnosis", "examine"]
 
 Finding: TypeAlias = "tuple[str, str, str]"
 
 _RESYNC_LEAST: Final = 2
 """Seconds of repl-diskless-sync-delay with which no resync ends between two looks at a server."""
-
-_PROBE: Final = "probe"
-# Who may call functions may not list them, and the other way round.
-_LOOK: Final = pack("FCALL", RENEW_FUNCTION, 0, _PROBE, 1) + pack(
-    "FUNCTION", "LIST", "LIBRARYNAME", f"{LIBRARIES}*"
-)
-_LOAD: Final = pack("FUNCTION", "LOAD", "REPLACE", LIBRARY)
-
-_FIX: Final = "an administrator runs `incumbent doctor --fix`"
-_OLD: Final = "leave functions=yes out, so that scripts are sent, or upgrade it"
-_HERE: Final = ("ok", f"the functions of this release are loaded ({LIBRARY_NAME})", "")
-_OPTIONAL: Final = "only users with functions=yes need it"
 
 
 def examine(ttl: float, site: Site, until: float) -> list[Finding]:
@@ -53,28 +34,14 @@ def examine(ttl: float, site: Site, until: float) -> list[Finding]:
         found = yield from diagnosis(ttl, site.restart_wait, clock.now, clock.wall, marked=True)
         found += yield from look_at_resync()
         found += yield from look_at_marker(site, ttl)
-        functions = yield from look_at_functions(needed=_calls_functions(site))
-        return [*found, *functions]
+        return found
 
-    return _visit(site, program(), until)
-
-
-def mend(site: Site, until: float) -> list[Finding]:
-    """Have one server load the functions of this release."""
-    return _visit(site, load_functions(needed=_calls_functions(site)), until)
-
-
-def _calls_functions(site: Site) -> bool:
-    return bool(site.marker.function)
-
-
-def _visit(site: Site, program: Program[list[Finding]], until: float) -> list[Finding]:
     try:
         wire = dial(site, until)
     except StoreError as error:
         return [("error", str(error), "check the address, the password and the network")]
     try:
-        return run(carry_out(wire, program, until))
+        return run(carry_out(wire, program(), until))
     except Exception as error:  # noqa: BLE001 - whatever it is, a diagnosis reports it
         return [("error", f"{site.where} answered nothing usable: {error}", "look at its log")]
     finally:
@@ -239,83 +206,3 @@ def look_at_resync() -> Program[list[Finding]]:
             f"set repl-diskless-sync yes, and repl-diskless-sync-delay {_RESYNC_LEAST} or more",
         )
     ]
-
-
-# -- our functions --------------------------------------------------------------------------------
-
-
-def look_at_functions(*, needed: bool) -> Program[list[Finding]]:
-    """Whether they are there and current."""
-    called, listed = yield Step(_LOOK, 2)
-    others = _libraries(listed)
-    if _is_answer(called) or LIBRARY_NAME in others:
-        return [_HERE, *(_may_not_call(called) if needed else ())]
-    if needed:
-        return [_missing(called, others)]
-    if others:
-        what = f"functions of another release are loaded ({', '.join(others)}), not of this one"
-        return [("warning", what, f"{_FIX}: users with functions=yes need it")]
-    return []
-
-
-def load_functions(*, needed: bool) -> Program[list[Finding]]:
-    """Have them loaded where they are not. May be repeated."""
-    (called, _) = yield Step(_LOOK, 2)
-    if _is_answer(called):
-        return [_HERE]
-    (answer,) = yield Step(_LOAD, 1)
-    if isinstance(answer, bytes):
-        return [("ok", f"the functions of this release are now loaded ({LIBRARY_NAME})", "")]
-    what, todo = _why_not(str(answer))
-    return [("error", what, todo) if needed else ("warning", what, f"{_OPTIONAL}: {todo}")]
-
-
-def _is_answer(called: Any) -> bool:
-    return bool(called == [_PROBE.encode()])
-
-
-def _libraries(listed: Any) -> Sequence[str]:
-    """The names of the loaded libraries of all releases; none if that is not to be seen."""
-    if not isinstance(listed, list):
-        return ()
-    about = (
-        dict(zip(each[::2], each[1::2], strict=False)) for each in listed if isinstance(each, list)
-    )
-    names = (each.get(b"library_name") for each in about)
-    return [name.decode("utf-8", "replace") for name in names if isinstance(name, bytes)]
-
-
-def _may_not_call(called: Any) -> list[Finding]:
-    if not isinstance(called, hiredis.ReplyError):
-        return []
-    return [_missing(called, ())]
-
-
-def _missing(called: Any, others: Sequence[str]) -> Finding:
-    text = str(called)
-    if text.startswith("ERR Function not found"):
-        older = f"; those of another release are ({', '.join(others)})" if others else ""
-        return ("error", f"the functions of this release are not loaded{older}", _FIX)
-    if text.startswith("NOPERM"):
-        return (
-            "error",
-            f"this user may not call functions, the right +fcall is missing: {text}",
-            "grant it what docs/redis.md has under least privilege",
-        )
-    if text.startswith("ERR unknown command"):
-        return ("error", "it has no functions: those came with Redis 7", _OLD)
-    return ("error", f"our functions cannot be called: {text}", "look at its log")
-
-
-def _why_not(text: str) -> tuple[str, str]:
-    what = f"the functions cannot be loaded: {text}"
-    if text.startswith("NOPERM"):
-        return (
-            f"this user may not load functions, the right +function|load is missing: {text}",
-            "run doctor --fix with the login of an administrator",
-        )
-    if text.startswith("READONLY"):
-        return what, "use the address of the master"
-    if text.startswith("ERR unknown command"):
-        return "it has no functions: those came with Redis 7", _OLD
-    return what, "see what it says, and run it again"

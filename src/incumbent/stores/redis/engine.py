@@ -17,9 +17,8 @@ from incumbent.stores.plan import Planned
 from incumbent.stores.redis.cluster import Cluster
 from incumbent.stores.redis.commands import Commands
 from incumbent.stores.redis.dialect import Server
-from incumbent.stores.redis.doctor import Finding, examine, mend
+from incumbent.stores.redis.doctor import Finding, examine
 from incumbent.stores.redis.driver import Site, Target, target_at
-from incumbent.stores.redis.functions import MARKER_FUNCTION, FunctionCommands
 from incumbent.stores.redis.hosts import Address, Reach, say_address, the_same
 from incumbent.stores.redis.names import Naming
 from incumbent.stores.redis.options import RedisOptions
@@ -99,10 +98,6 @@ class RedisEngine(_Engine[RedisStore, "AsyncRedisStore"]):
 
         return partial(AsyncRedisStore, self._site, self._commands)
 
-    def fix(self, until: float) -> list[Finding]:
-        """Have the server load the functions of this release; findings as of `diagnose`."""
-        return mend(self._site, until)
-
     def diagnose(self, ttl: float, until: float) -> list[Finding]:
         """See Engine.diagnose. Looks also at a server that would be refused."""
         return examine(ttl, self._site, until)
@@ -121,10 +116,6 @@ class LayeredEngine(_Engine[BlockingStore[Planned[Server]], "AsyncFace"]):
 
         return partial(make_face, self._build)
 
-    def fix(self, until: float) -> list[Finding]:
-        """Have every master load the functions of this release; findings as of `diagnose`."""
-        return self._at_masters(self._side, until, mend)
-
     def diagnose(self, ttl: float, until: float) -> list[Finding]:
         """See Engine.diagnose. Looks also at servers that would be refused."""
         return self._at_masters(self._side, until, partial(examine, ttl))
@@ -141,8 +132,6 @@ def layered_engine(
     Without them they are reached as the master is, with the options' login. `reach`: where a server
     is reached that somebody names.
     """
-    if options.functions:
-        site.marker = site.marker._replace(function=MARKER_FUNCTION)
     if options.layout == "sentinel":
         targets = sentinels or [_sentinel_target(site, options, each) for each in options.hosts]
         return _sentinel_engine(site, options, targets, reach)
@@ -161,12 +150,8 @@ def _connections(
     return exchange
 
 
-def _commands(options: RedisOptions) -> type[Commands]:
-    return FunctionCommands if options.functions else Commands
-
-
 def _single_engine(site: Site, options: RedisOptions) -> LayeredEngine:
-    commands = _commands(options)(Naming(options.key), site.where)
+    commands = Commands(Naming(options.key), site.where)
     build = partial(_connections, options, commands, site)
     return LayeredEngine(site.where, build, lambda _, until, visit: visit(site, until))
 
@@ -175,7 +160,7 @@ def _sentinel_engine(
     site: Site, options: RedisOptions, targets: Sequence[Target], reach: Reach
 ) -> LayeredEngine:
     site.marker = site.marker._replace(settle=SETTLE)
-    commands = _commands(options)(Naming(options.key), site.where)
+    commands = Commands(Naming(options.key), site.where)
     sentinels = tuple(
         Site(target, f"the sentinel {say_address(address)}")
         for target, address in zip(targets, options.hosts, strict=True)
@@ -209,9 +194,7 @@ def _cluster_engine(site: Site, options: RedisOptions, reach: Reach) -> LayeredE
     cluster, naming = Cluster(site, options.hosts, reach), Naming(options.key)
 
     def build(side: Side) -> Planned[Server]:
-        return Router(
-            side, cluster, naming, _commands(options), options.wait_replicas, options.wait_timeout
-        )
+        return Router(side, cluster, naming, options.wait_replicas, options.wait_timeout)
 
     def at_all_masters(side: Side, until: float, visit: Visit) -> list[Finding]:
         try:

@@ -71,16 +71,14 @@ _REFUSED: Final[dict[str, tuple[str, float | None]]] = {
     "DENIED": ("it runs in protected mode", None),
     "max clients": ("it has no connection left for us: raise its maxclients", 1.0),
     "no command": ("it lacks a command that leases need: see the versions in the docs", None),
-    "no function": ("it lacks our functions: load them (`incumbent doctor --fix`)", 1.0),
 }
 _ERR: Final = {
     "ERR max number of clients": "max clients",
     "ERR unknown command": "no command",
-    "ERR Function not found": "no function",
 }
 """Refusals without a word of their own."""
 _FINAL_AT_FIRST: Final = frozenset(
-    {"NOAUTH", "WRONGPASS", "NOPERM", "DENIED", "MOVED", "CROSSSLOT", "no command", "no function"}
+    {"NOAUTH", "WRONGPASS", "NOPERM", "DENIED", "MOVED", "CROSSSLOT", "no command"}
 )
 
 

@@ -21,7 +21,6 @@ from incumbent.stores.redis.server import Facts, admit, read_facts
 __all__ = [
     "LOOK_EVERY",
     "MARKED",
-    "MARKER",
     "MARKER_KEY",
     "RECORD_FORMAT",
     "TOKEN_JUMP",
@@ -57,24 +56,17 @@ _RESTART_APART: Final = 2 * _MICRO
 _INFO: Final = pack("INFO")
 _TIME: Final = pack("TIME")
 _LOADS: Final = tuple(pack("SCRIPT", "LOAD", script.text) for script in SCRIPTS.values())
-MARKER: Final = Script("marker")
+_write_over: Final = Script("marker")
 
 
 class Marker(NamedTuple):
     """Where the marker is: one key, or in a cluster copies in several slots of the node.
 
-    `settle`: seconds for which a master before a promoted one may have gone on unseen; `function`:
-    the name of the function that writes it, if it is not a script.
+    `settle`: seconds for which a master before a promoted one may have gone on unseen.
     """
 
     keys: tuple[str, ...] = (MARKER_KEY,)
     settle: float = 0.0
-    function: str = ""
-
-    def write(self, key: str, seen: str, text: str) -> bytes:
-        """The request that writes it over what was seen."""
-        how = ("FCALL", self.function) if self.function else ("EVAL", MARKER.text)
-        return pack(*how, 1, key, seen, text)
 
 
 MARKED: Final = Marker()
@@ -203,7 +195,7 @@ def meet(
             todo = {key: raw for key, raw in there.items() if raw != mark.text.encode()}
             if there and not todo:
                 break
-            there |= yield from _write(todo, mark, marker, where, replies, proved=proved)
+            there |= yield from _write(todo, mark, where, replies, proved=proved)
             mark, known = choose()
         else:
             raise StoreUnavailable(f"{where}: its marker changes all the time", retry_after=0.1)
@@ -217,7 +209,6 @@ def meet(
 def _write(
     todo: dict[str, bytes | None],
     mark: Mark,
-    marker: Marker,
     where: str,
     replies: dict[str, Any],
     *,
@@ -225,7 +216,9 @@ def _write(
 ) -> Program[dict[str, bytes | None]]:
     """Write the marker; returns what is there then. Raises StoreError where nothing can be."""
     routed = MARKER_KEY not in replies
-    writes = [marker.write(key, (raw or b"").decode(), mark.text) for key, raw in todo.items()]
+    writes = [
+        pack("EVAL", _write_over.text, 1, key, raw or b"", mark.text) for key, raw in todo.items()
+    ]
     if not writes:
         raise _unmarked(list(replies.values()), where, routed=routed, proved=proved)
     written = yield Step(b"".join(writes), len(writes))

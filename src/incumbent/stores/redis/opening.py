@@ -61,7 +61,6 @@ def engine_from_client(
     restart_wait: Duration | None = None,
     allow_eviction: bool = False,
     wait_replicas: int | str = 0,
-    functions: bool = False,
 ) -> RedisEngine | LayeredEngine:
     """The engine for a redis-py client or pool of the user's own, blocking or asynchronous.
 
@@ -77,11 +76,7 @@ def engine_from_client(
     own = _read(client)
     replicas, patience = check_replicas(str(wait_replicas) if wait_replicas else None)
     options = replace(
-        own.options,
-        key=check_key(key),
-        wait_replicas=replicas,
-        wait_timeout=patience,
-        functions=functions,
+        own.options, key=check_key(key), wait_replicas=replicas, wait_timeout=patience
     )
     site = Site(own.target, options.shown, check_restart_wait(restart_wait), allow_eviction)
     if not options.layered:

@@ -32,10 +32,10 @@ _FILES: Final = {"ca": "ssl_ca_certs", "cert": "ssl_certfile", "cert_key": "ssl_
 _CHECKS: Final = ("ssl_cert_reqs", "ssl_check_hostname", "check_hostname")
 _MORE: Final = {"sentinel": ("sentinel_username", "sentinel_password"), "unix": ("db",)}
 """Further options; the path of a unix socket's URL cannot name a database."""
-_FUNCTIONS: Final = "functions"
-_KNOWN: Final = ("key", "restart_wait", "allow_eviction", _FUNCTIONS, "wait_replicas", *_FILES)
+_KNOWN: Final = ("key", "restart_wait", "allow_eviction", "wait_replicas", *_FILES)
 _RENAMED: Final = {
     "db": "is gone: the path names the database, as in redis://host:6379/2",
+    "functions": "is gone: scripts are sent (docs/redis.md: Least privilege)",
     "wait_timeout": "is part of wait_replicas now: wait_replicas=1:100ms",
     **{old: f"is called {new} now" for new, old in _FILES.items()},
 }
@@ -48,8 +48,7 @@ class RedisOptions:
 
     `layout`: "" one server, "sentinel" or "cluster", whose `hosts` are asked where it is;
     `service`: the name under which the sentinels know it; `wait_replicas`, `wait_timeout`
-    (seconds): how many replicas have to say that they have what was granted, and by when;
-    `functions`: call the functions that an administrator loaded, instead of sending scripts.
+    (seconds): how many replicas have to say that they have what was granted, and by when.
     """
 
     scheme: str
@@ -71,12 +70,11 @@ class RedisOptions:
     sentinel_password: str | None = field(default=None, repr=False)
     wait_replicas: int = 0
     wait_timeout: float = 0.1
-    functions: bool = False
 
     @property
     def layered(self) -> bool:
         """Whether it takes more than the connections to one server."""
-        return bool(self.layout or self.wait_replicas or self.functions)
+        return bool(self.layout or self.wait_replicas)
 
     @property
     def shown(self) -> str:
@@ -126,7 +124,6 @@ def parse_redis_url(url: str, password: str | None = None) -> RedisOptions:
         sentinel_password=query.get("sentinel_password") or None,
         wait_replicas=replicas,
         wait_timeout=patience,
-        functions=_yes_or_no(_FUNCTIONS, query.get(_FUNCTIONS, "no")),
     )
 
 

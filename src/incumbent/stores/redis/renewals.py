@@ -16,7 +16,7 @@ from incumbent.stores.redis.errors import Mismatch
 from incumbent.stores.redis.names import Naming
 from incumbent.stores.redis.resp import SCRIPTS, Program, Step, milliseconds, pack
 
-__all__ = ["Adapt", "new_echo", "outcomes_of", "packed", "renew_program"]
+__all__ = ["new_echo", "outcomes_of", "packed", "renew_program"]
 
 _BATCH: Final = 500
 """Leases renewed by one script call: a server serves nobody else meanwhile (about 2 ms)."""
@@ -28,8 +28,6 @@ _renewals = count()
 
 Unusable: TypeAlias = Callable[[Any, Key | None], Exception]
 """The exception for an answer that is none."""
-Adapt: TypeAlias = Callable[[bytes], bytes]
-"""Says the beginning of a request, in which a script is named, in another way."""
 
 
 class _Call(NamedTuple):
@@ -53,11 +51,10 @@ def renew_program(
     renewals: Sequence[Renewal],
     epoch: str,
     unusable: Unusable,
-    adapt: Adapt = bytes,
 ) -> Program[list[RenewOutcome]]:
     """Renew what this incarnation of the server granted; it knows nothing of the rest."""
     outcomes: list[RenewOutcome] = [_RESTARTED] * len(renewals)
-    for calls in _steps(_prepared(naming, renewals, epoch, adapt), renewals):
+    for calls in _steps(_prepared(naming, renewals, epoch), renewals):
         # Unique in this process, so that no other answer can be taken for this one.
         echoes = [_echo(renewals[call.places[0]]) for call in calls]
         payload = b"".join(map(_request, calls, echoes))
@@ -93,27 +90,23 @@ def _request(call: _Call, echo: bytes) -> bytes:
     return b"".join((call.head, _ONE % (len(echo), echo), call.tail))
 
 
-def _prepared(
-    naming: Naming, renewals: Sequence[Renewal], epoch: str, adapt: Adapt
-) -> Sequence[_Call]:
+def _prepared(naming: Naming, renewals: Sequence[Renewal], epoch: str) -> Sequence[_Call]:
     if not isinstance(renewals, Batch):
-        return _packed(naming, renewals, epoch, adapt)
+        return _packed(naming, renewals, epoch)
     kept = renewals.prepared
     if not isinstance(kept, _Prepared) or kept.naming is not naming or kept.epoch != epoch:
-        kept = _Prepared(naming, epoch, _packed(naming, renewals, epoch, adapt))
+        kept = _Prepared(naming, epoch, _packed(naming, renewals, epoch))
         renewals.prepared = kept
     return kept.calls
 
 
-def _packed(
-    naming: Naming, renewals: Sequence[Renewal], epoch: str, adapt: Adapt
-) -> Sequence[_Call]:
+def _packed(naming: Naming, renewals: Sequence[Renewal], epoch: str) -> Sequence[_Call]:
     ours = [at for at, renewal in enumerate(renewals) if renewal.epoch == epoch]
     calls = []
     for start in range(0, len(ours), _BATCH):
         places = ours[start : start + _BATCH]
         batch = [renewals[at] for at in places]
-        calls.append(_Call(_small(places), adapt(_head(naming, batch)), _tail(batch)))
+        calls.append(_Call(_small(places), _head(naming, batch), _tail(batch)))
     return calls
 
 

@@ -59,13 +59,12 @@ class Router(Planned[Server]):
         side: Side,
         cluster: Cluster,
         naming: Naming,
-        commands: type[Commands],
         replicas: int,
         patience: float,
     ) -> None:
         self._side = side
         self._cluster = cluster
-        self._naming, self._commands = naming, commands
+        self._naming = naming
         self._replicas, self._patience = replicas, patience
         self._nodes: dict[Address, _Node] = {}
 
@@ -207,7 +206,7 @@ class Router(Planned[Server]):
         node = self._nodes.get(address)
         if node is None:
             site = self._cluster.site_of(address)
-            exchange = self._side.exchange(site, self._commands(self._naming, site.where))
+            exchange = self._side.exchange(site, Commands(self._naming, site.where))
             confirmed = (
                 Confirmed(exchange, self._replicas, self._patience) if self._replicas else None
             )

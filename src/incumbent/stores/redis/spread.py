@@ -179,7 +179,7 @@ def _pieces(
     pieces, last = [], b""
     for places in calls:
         head, tail = packed(commands.naming, _some(renewals, places))
-        pieces.append(b"".join((last, before, commands.adapt(head))))
+        pieces.append(b"".join((last, before, head)))
         last = tail
     return [*pieces, last]
 
