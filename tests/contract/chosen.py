@@ -9,9 +9,8 @@ import os
 
 from incumbent.testing.contract import StoreContract
 from incumbent.testing.contract.cases.faults import FaultCases
-from incumbent.testing.contract.cases.leases import RepeatCases
+from incumbent.testing.contract.cases.leases import RenewalCases, RepeatCases
 from incumbent.testing.contract.cases.records import RecordCases
-from incumbent.testing.contract.cases.renewals import RenewalCases
 from incumbent.testing.contract.cases.waits import WaitCases
 
 ALL = os.environ.get("INCUMBENT_CONTRACT") == "all"

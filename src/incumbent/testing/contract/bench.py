@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from threading import Barrier
-from typing import Any, Literal, Self, TypeAlias, TypedDict, TypeVar, Unpack, cast
+from typing import Any, Literal, Self, TypeAlias, TypeVar, cast
 
 import pytest
 
@@ -22,12 +22,10 @@ from incumbent.model import (
     Guard,
     Key,
     PutOutcome,
-    Queue,
     Record,
     Refused,
     Renewal,
     RenewOutcome,
-    Slot,
     TakeOutcome,
 )
 from incumbent.stores.base import Engine, Store
@@ -41,6 +39,8 @@ __all__ = [
     "Driver",
     "Hook",
     "World",
+    "needs",
+    "needs_of",
 ]
 
 Hook: TypeAlias = Literal["restart", "wipe", "restart_wait", "lose_reply", "cut"]
@@ -54,33 +54,26 @@ LONG = 60.0
 """A ttl that does not end while a case runs."""
 
 _T = TypeVar("_T")
+_NEEDS = "incumbent_needs"
 _PAUSED = encode_notice(who="operator")
 
 
-class _More(TypedDict, total=False):
-    meta: bytes
-    slot: Slot | None
-    keep_record: float
-    candidacy: float
-    queue: Queue | None
+def needs(*what: str) -> Callable[[_T], _T]:
+    """The case (or each of a class) exists only for stores with these capabilities and hooks."""
+
+    def mark(marked: _T) -> _T:
+        inside = vars(marked).items() if isinstance(marked, type) else ()
+        for case in [case for name, case in inside if name.startswith("test_")] or [marked]:
+            setattr(case, _NEEDS, needs_of(case) | frozenset(what))
+        return marked
+
+    return mark
 
 
-class _Asked(_More, total=False):
-    """What a take may say beside its name and its claim; see Ask."""
-
-    ttl: float | None
-    holder: str
-
-
-class _Renewing(TypedDict, total=False):
-    ttl: float | None
-    meta: bytes | None
-
-
-class _Given(TypedDict, total=False):
-    closed_for: float
-    reserve_for: str | None
-    slot: str | None
+def needs_of(case: object) -> frozenset[str]:
+    """What `needs` said of the case."""
+    found: frozenset[str] = getattr(case, _NEEDS, frozenset())
+    return found
 
 
 class World:
@@ -229,15 +222,13 @@ class Bench:
         *,
         ttl: float | None = None,
         holder: str = "somebody",
-        **more: Unpack[_More],
+        **more: Any,
     ) -> TakeOutcome:
         """Take `name` for `claim` (a fresh one by default) and `ttl` (a long one by default)."""
         ask = Ask(self.long if ttl is None else ttl, holder, **more)
         return self.store.take(self.key(name), claim or self.draw(), ask, self.until())
 
-    def granted(
-        self, name: str = "job", claim: str | None = None, **ask: Unpack[_Asked]
-    ) -> Granted:
+    def granted(self, name: str = "job", claim: str | None = None, **ask: Any) -> Granted:
         """Take, and insist on a grant for this very claim."""
         claim = claim or self.draw()
         outcome = self.take(name, claim, **ask)
@@ -247,9 +238,7 @@ class Bench:
             raise AssertionError(f"the grant echoes {outcome.claim!r} instead of {claim!r}")
         return outcome
 
-    def refused(
-        self, name: str = "job", claim: str | None = None, **ask: Unpack[_Asked]
-    ) -> Refused:
+    def refused(self, name: str = "job", claim: str | None = None, **ask: Any) -> Refused:
         """Take, and insist on a refusal."""
         ask.setdefault("holder", "the-refused")
         outcome = self.take(name, claim, **ask)
@@ -257,14 +246,14 @@ class Bench:
             raise AssertionError(f"{name!r} should have been refused: {outcome!r}")
         return outcome
 
-    def expired(self, name: str = "job", **ask: Unpack[_Asked]) -> Granted:
+    def expired(self, name: str = "job", **ask: Any) -> Granted:
         """A grant whose short ttl is over."""
         ask["ttl"] = self.ttl
         grant = self.granted(name, **ask)
         self.outlive(self.ttl)
         return grant
 
-    def unheard(self, name: str = "job", **ask: Unpack[_Asked]) -> str:
+    def unheard(self, name: str = "job", **ask: Any) -> str:
         """The claim of a take whose answer was lost."""
         claim = self.draw()
         with self.world.lose_reply(), pytest.raises(OutcomeUnknown):
@@ -283,7 +272,7 @@ class Bench:
         life = self.long if ttl is None else ttl
         return Renewal(self.key(name), grant.claim, grant.token, life, grant.epoch, meta)
 
-    def renew(self, grant: Granted, name: str = "job", **how: Unpack[_Renewing]) -> RenewOutcome:
+    def renew(self, grant: Granted, name: str = "job", **how: Any) -> RenewOutcome:
         """Renew one lease."""
         return self.renew_all([self.renewal(grant, name, **how)])[0]
 
@@ -294,11 +283,11 @@ class Bench:
             raise AssertionError(f"{len(renewals)} renewals, {len(outcomes)} answers")
         return outcomes
 
-    def give(self, grant: Granted, name: str = "job", **how: Unpack[_Given]) -> GiveOutcome:
+    def give(self, grant: Granted, name: str = "job", **how: Any) -> GiveOutcome:
         """Give a grant back."""
         return self.store.give(self.key(name), grant.claim, grant.token, self.until(), **how)
 
-    def give_up(self, claim: str, name: str = "job", **how: Unpack[_Given]) -> GiveOutcome:
+    def give_up(self, claim: str, name: str = "job", **how: Any) -> GiveOutcome:
         """Give a claim back without a token: whatever it has, or will have."""
         return self.store.give(self.key(name), claim, None, self.until(), **how)
 

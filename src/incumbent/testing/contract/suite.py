@@ -12,15 +12,27 @@ import pytest
 
 from incumbent.model import Capabilities
 from incumbent.stores.base import Engine
-from incumbent.testing.contract.bench import DRIVERS, Bench, Hook, World
-from incumbent.testing.contract.cases.candidates import CandidateCases, ReservationCases
+from incumbent.testing.contract.bench import DRIVERS, Bench, Hook, World, needs_of
 from incumbent.testing.contract.cases.faults import FaultCases, LateCases, RestartCases
-from incumbent.testing.contract.cases.fields import FieldCases, NoticeCases, SlotCases
-from incumbent.testing.contract.cases.leases import LeaseCases, RepeatCases
-from incumbent.testing.contract.cases.records import NameCases, RecordCases
-from incumbent.testing.contract.cases.renewals import RenewalCases, TokenCases
-from incumbent.testing.contract.cases.waits import LineCases, WaitCases
-from incumbent.testing.contract.marks import needs_of
+from incumbent.testing.contract.cases.leases import (
+    LeaseCases,
+    RenewalCases,
+    RepeatCases,
+    TokenCases,
+)
+from incumbent.testing.contract.cases.records import (
+    FieldCases,
+    NameCases,
+    NoticeCases,
+    RecordCases,
+    SlotCases,
+)
+from incumbent.testing.contract.cases.waits import (
+    CandidateCases,
+    LineCases,
+    ReservationCases,
+    WaitCases,
+)
 
 __all__ = ["StoreContract"]
 

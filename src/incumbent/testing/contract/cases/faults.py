@@ -12,8 +12,7 @@ import pytest
 from incumbent import clock
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.model import Gone, Granted, Queue, Queued, Refused, Released, Renewed, Slot
-from incumbent.testing.contract.bench import ANSWER_WITHIN, LONG, Bench
-from incumbent.testing.contract.marks import needs
+from incumbent.testing.contract.bench import ANSWER_WITHIN, LONG, Bench, needs
 
 __all__ = ["FaultCases", "LateCases", "RestartCases"]
 
