@@ -10,7 +10,7 @@ from dataclasses import replace
 from incumbent import clock
 from incumbent.cli.main import main
 from incumbent.lease import LeaseMachine, Proof
-from incumbent.supervise import guard, tree
+from incumbent.supervise import child, guard
 from incumbent.supervise.deadline import Verdict, Watch, judge
 
 _LATE = 3.0
@@ -41,8 +41,8 @@ def killing_after_the_deadline() -> None:
 
 def giving_back_before_all_is_gone() -> None:
     """The lease goes when CMD ends; what it left behind lives on."""
-    tree.Tree._nothing_left = lambda self: True  # type: ignore[method-assign]
-    tree.Tree.close = lambda self: None  # type: ignore[method-assign]
+    child.Child._nothing_left = lambda self: True  # type: ignore[method-assign]
+    child.Child.close = lambda self: None  # type: ignore[method-assign]
 
 
 def a_clock_that_misses_suspend() -> None:

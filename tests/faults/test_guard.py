@@ -331,7 +331,7 @@ def test_an_isolation_that_cannot_be_had_is_refused_before_anything_opens(
 CALLS = """
 import os, signal, sys
 from incumbent.supervise.guarding import start_guard
-from incumbent.supervise.run import supervise
+from incumbent.supervise.run import Command, supervise
 from incumbent.supervise.signals import Signals
 from incumbent.locks import Lock
 
@@ -348,8 +348,8 @@ with start_guard(sys.argv[2]) as guard, Signals() as signals:
         bell = Bell()
         os.write(bell.other, b"!")
         ending = supervise(
-            Lock("job", store=sys.argv[1], timeout=0).acquire(), ["sh", "-c", sys.argv[3]],
-            os.environ, signals, guard, stop_on={signal.SIGTERM}, listeners=[bell],
+            Lock("job", store=sys.argv[1], timeout=0).acquire(), Command(["sh", "-c", sys.argv[3]]),
+            signals, guard, stop_on={signal.SIGTERM}, listeners=[bell],
             report=lambda course: print(course.phase.name, flush=True),
         )
         print(ending.cause, ending.status, ending.confirmed, flush=True)

@@ -75,17 +75,17 @@ def waiting_child(pid: int, but: int) -> int:
 FROZEN = """
 import os, signal, sys
 from incumbent.supervise.guarding import GuardFault, start_guard
-from incumbent.supervise.child import new_launch
-from incumbent.supervise.run import supervise
+from incumbent.supervise.launch import Ready
+from incumbent.supervise.run import Command, supervise
 from incumbent.supervise.signals import Signals
 from incumbent.locks import Lock
 
 with start_guard(sys.argv[2]) as guard, Signals() as signals:
-    launch = new_launch(guard, 15) if sys.argv[3] == "ahead" else None
+    ready = Ready(guard, 15) if sys.argv[3] == "ahead" else None
     os.kill(guard.pid, signal.SIGSTOP)
     lock = Lock("job", store=sys.argv[1], timeout=0)
     try:
-        supervise(lock.acquire(), ["touch", sys.argv[4]], os.environ, signals, guard, launch=launch)
+        supervise(lock.acquire(), Command(["touch", sys.argv[4]]), signals, guard, ready=ready)
     except GuardFault as error:
         print(error, flush=True)
     print(lock.held_by())

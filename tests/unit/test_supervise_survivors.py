@@ -14,21 +14,19 @@ import os, signal, threading
 from incumbent import Lock, clock
 from incumbent.protocol.link import link_for
 from incumbent.model import Key
-from incumbent.supervise import guard as guards, plan, tree
+from incumbent.supervise import child, guard as guards, plan
 from incumbent.supervise.guarding import start_guard
-from incumbent.supervise.run import supervise
+from incumbent.supervise.run import Command, supervise
 from incumbent.supervise.signals import Signals
 
 plan._GIVE_UP_AFTER = 0.2
 # As of a process that sleeps in the kernel.
-tree.Tree.kill = guards._Guard.kill = lambda self: None
+child.Child.kill = guards._Guard.kill = lambda self: None
 with start_guard("pgroup") as guard, Signals() as signals:
     lease = Lock("job", store="memory:x", ttl=3, grace=0.1).acquire()
     threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
     command = ["sh", "-c", "trap '' TERM; sleep 30"]
-    ending = supervise(
-        lease, command, dict(os.environ), signals, guard, stop_on={signal.SIGTERM}
-    )
+    ending = supervise(lease, Command(command), signals, guard, stop_on={signal.SIGTERM})
     record = link_for("memory:x").store.read(Key("default", "job"), clock.now() + 1)
     for pid in ending.survivors:
         os.kill(pid, signal.SIGKILL)

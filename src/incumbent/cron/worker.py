@@ -37,12 +37,13 @@ from incumbent.locks import Lease, give_back
 from incumbent.model import Key
 from incumbent.options import LockSettings, policy_from
 from incumbent.protocol.link import Link, new_link
-from incumbent.supervise.answers import WITHHELD, child_environment
-from incumbent.supervise.child import CannotStart, Ready
+from incumbent.supervise.answers import WITHHELD
+from incumbent.supervise.child import CannotStart
 from incumbent.supervise.guarding import Guard, GuardFault, start_guard
 from incumbent.supervise.kernel import Waiter
+from incumbent.supervise.launch import Ready
 from incumbent.supervise.plan import Course, Phase
-from incumbent.supervise.run import Ending, supervise
+from incumbent.supervise.run import Command, Ending, supervise
 from incumbent.supervise.signals import Signals
 
 __all__ = [
@@ -272,9 +273,9 @@ class _Worker:
         return self._output
 
     def ready(self, ttl: float) -> Ready:
-        """For one attempt; the caller closes it. Raises GuardFault or ConfigError."""
+        """For one attempt, which closes it. Raises GuardFault or ConfigError."""
         ready, self._ready = self._ready, None
-        if ready is None or ready.launch.broken or ttl != self.fleet.ttl:
+        if ready is None or ready.broken or ttl != self.fleet.ttl:
             if ready is not None:
                 ready.close()
             ready = Ready(self.guard, ttl)
@@ -382,33 +383,23 @@ class _CommandRun:
         output.drain()
         return self._verdict(ending)
 
-    def _supervise(self, command: Sequence[str], more: Mapping[str, str]) -> Ending:
+    def _supervise(self, words: Sequence[str], more: Mapping[str, str]) -> Ending:
         fleet = self._worker.fleet
-        with self._worker.ready(self._lease.belief.policy.ttl) as ready:
-            ready.socket.lease = self._lease
-            environment = child_environment(
-                {**os.environ, **self._spec.env, **more},
-                name=self._lease.name,
-                holder=self._lease.holder,
-                term=self._lease.fencing_token,
-                slot=self._slot,
-                share_store=fleet.url if fleet.share_store else None,
-                socket=ready.socket.path,
-            )
-            ending = supervise(
-                self._lease,
-                command,
-                environment,
-                self._worker.signals,
-                self._worker.guard,
-                stop_on=_STOPPING,
-                listeners=(ready.socket, self._output),
-                keep=True,
-                launch=ready.launch,
-                report=self._on_course,
-            )
-            self._worker.stopped |= bool(ending.leaving)
-            return ending
+        environ = {**os.environ, **self._spec.env, **more}
+        share_store = fleet.url if fleet.share_store else None
+        ending = supervise(
+            self._lease,
+            Command(words, share_store, environ, self._slot),
+            self._worker.signals,
+            self._worker.guard,
+            stop_on=_STOPPING,
+            listeners=(self._output,),
+            keep=True,
+            ready=self._worker.ready(self._lease.belief.policy.ttl),
+            report=self._on_course,
+        )
+        self._worker.stopped |= bool(ending.leaving)
+        return ending
 
     def _verdict(self, ending: Ending) -> End:
         output = self._output.tail()

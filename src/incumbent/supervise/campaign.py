@@ -8,11 +8,11 @@ from __future__ import annotations
 import json
 import os
 import signal
-import threading
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing
+from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Final, Self
+from typing import Final
 
 from incumbent import clock
 from incumbent.durations import backoff_delay, say_seconds
@@ -22,12 +22,13 @@ from incumbent.model import Refused
 from incumbent.protocol.chance import draw_jitter
 from incumbent.protocol.words import lease_lost
 from incumbent.serve.situation import Situation
-from incumbent.supervise.child import CannotStart, Ready
+from incumbent.supervise.child import CannotStart
 from incumbent.supervise.codes import FAULT, LOST, OK, TOO_LONG
 from incumbent.supervise.guarding import Guard, GuardFault
 from incumbent.supervise.kernel import Waiter
+from incumbent.supervise.launch import Ready
 from incumbent.supervise.plan import Course, Phase
-from incumbent.supervise.run import Command, Ending, supervise_command
+from incumbent.supervise.run import Command, Ending, supervise
 from incumbent.supervise.signals import Interrupted, Signals, find_terminal
 
 __all__ = [
@@ -133,27 +134,20 @@ class Backoff:
 # -- the campaign --------------------------------------------------------------------------------
 
 
+@dataclass(eq=False)
 class Campaign:
     """One instance. Runs in the main thread. `say` gets one line at each turn."""
 
-    def __init__(
-        self,
-        lock: Candidate,
-        command: Command,
-        restart: Restart,
-        signals: Signals,
-        guard: Guard,
-        situation: Situation,
-        say: Callable[[str], None],
-    ) -> None:
-        self._lock = lock
-        self._command = command
-        self._restart = restart
-        self._signals = signals
-        self._guard = guard
-        self._situation = situation
-        self._say = say
-        self._ttl = lock.policy.ttl
+    lock: Candidate
+    command: Command
+    restart: Restart
+    signals: Signals
+    guard: Guard
+    situation: Situation
+    say: Callable[[str], None]
+
+    def __post_init__(self) -> None:
+        self._ttl = self.lock.policy.ttl
         self._backoff = Backoff(self._ttl)
         self._last_line = ""
         self._answered = False
@@ -172,42 +166,42 @@ class Campaign:
 
     def _campaign(self) -> int:
         # From the start: it is how the guard's death is seen while standing by.
-        self._signals.follow_the_job()
-        while self._guard.alive():
+        self.signals.follow_the_job()
+        while self.guard.alive():
             try:
                 lease = self._stand()
                 code = self._term(lease)
             except Interrupted as interrupt:
                 code = self._obey(interrupt.signum)
             except CannotStart as error:
-                self._say(str(error))
+                self.say(str(error))
                 return error.code
             except GuardFault as error:
-                self._say(f"{error}: no command may run any more")
+                self.say(f"{error}: no command may run any more")
                 return FAULT
             except StoreError as error:
                 code = self._outlast(error)
             if code is not None:
                 return code
-        self._say("the guard is dead: no command may run any more")
+        self.say("the guard is dead: no command may run any more")
         return FAULT
 
     # -- standing by -------------------------------------------------------------------------
 
     def _stand(self) -> Lease:
         self._promise()
-        for signum in self._signals.take():
+        for signum in self.signals.take():
             if signum in ENDING_SIGNALS:
                 raise Interrupted(signum)
         self._prepare()
-        with self._signals.interrupting():
-            return self._lock.stand(self._meta(), self._learn)
+        with self.signals.interrupting():
+            return self.lock.stand(self._meta(), self._learn)
 
     def _prepare(self) -> None:
         """Prepare what does not depend on the lease, so that the hand-over is shorter."""
-        if self._ready is None or self._ready.launch.broken:
+        if self._ready is None or self._ready.broken:
             self._discard()
-            self._ready = Ready(self._guard, self._ttl)
+            self._ready = Ready(self.guard, self._ttl)
 
     def _discard(self) -> None:
         if self._ready is not None:
@@ -218,23 +212,23 @@ class Campaign:
         """Called at every answer of the store while standing by."""
         self._promise()
         if isinstance(answer, StoreError):
-            self._situation.unanswered()
+            self.situation.unanswered()
             return
         self._answered = True
         leader = answer.holders[0].holder if answer.holders else None
-        self._situation.answered()
-        self._situation.standby(leader if answer.reason == "held" else None)
+        self.situation.answered()
+        self.situation.standby(leader if answer.reason == "held" else None)
         self._say_once(f"standing by: {_why(answer.reason, leader)}")
 
     def _say_once(self, line: str) -> None:
         if line != self._last_line:
             self._last_line = line
-            self._say(line)
+            self.say(line)
 
     def _obey(self, signum: int) -> int | None:
         if signum in ENDING_SIGNALS:
-            self._situation.stopping()
-            self._say(f"{signal.Signals(signum).name}: ends")
+            self.situation.stopping()
+            self.say(f"{signal.Signals(signum).name}: ends")
             return code_of_signal(signum)
         if signum == signal.SIGTSTP:
             # Our handler is for ^Z while CMD runs; now there is only ourselves to stop.
@@ -245,8 +239,8 @@ class Campaign:
         """A store that answered before may answer again: it is perhaps being set up anew."""
         if not self._answered:
             raise error
-        self._situation.unanswered()
-        self._lock.tell_outage(error)
+        self.situation.unanswered()
+        self.lock.tell_outage(error)
         return self._pause(self._backoff.after(0.0, draw_jitter()))
 
     # -- leading -----------------------------------------------------------------------------
@@ -254,45 +248,43 @@ class Campaign:
     def _term(self, lease: Lease) -> int | None:
         self._answered = True
         self._last_line = ""
-        self._say(f"leading, term {lease.fencing_token}")
-        self._situation.leading(lease)
+        self.say(f"leading, term {lease.fencing_token}")
+        self.situation.leading(lease)
         had_terminal = find_terminal() is not None
         ending = self._supervise(lease)
-        self._situation.ended(ending.cause)
-        self._say(f"term {lease.fencing_token} ended: {_how(lease, ending)}")
-        code = exit_after(self._restart, ending, at_keyboard=had_terminal)
+        self.situation.ended(ending.cause)
+        self.say(f"term {lease.fencing_token} ended: {_how(lease, ending)}")
+        code = exit_after(self.restart, ending, at_keyboard=had_terminal)
         if code is not None:
             return code
         delay = self._backoff.after(ending.seconds, draw_jitter(), cause=ending.cause)
         code = self._pause(delay)
-        self._situation.restarted()
+        self.situation.restarted()
         return code
 
     def _supervise(self, lease: Lease) -> Ending:
         ready, self._ready = self._ready, None
-        with _Pulse(self._promise) as pulse:
-            lease.belief.follow(pulse.beat)
-            return supervise_command(
-                self._command,
-                lease,
-                self._signals,
-                self._guard,
-                stop_on=ENDING_SIGNALS,
-                report=lambda course: self._turn(lease, course),
-                listeners=(pulse,),
-                ready=ready,
-            )
+        return supervise(
+            lease,
+            self.command,
+            self.signals,
+            self.guard,
+            stop_on=ENDING_SIGNALS,
+            report=lambda course: self._report(lease, course),
+            # Only a loop that turns is healthy.
+            turned=self._promise,
+            ready=ready,
+        )
 
-    def _turn(self, lease: Lease, course: Course) -> None:
-        self._promise()
+    def _report(self, lease: Lease, course: Course) -> None:
         if course.leaving:
-            self._situation.stopping()
+            self.situation.stopping()
         if course.phase in (Phase.ENDING, Phase.STOPPING):
             lease.belief.proclaim(self._meta(state="stopping"), after=_SHOWN_AFTER)
 
     def _meta(self, **more: str) -> bytes:
         """The facts about this process that `status` shows."""
-        facts: dict[str, Any] = {"isolation": self._guard.isolation, "host": os.uname().nodename}
+        facts = {"isolation": self.guard.isolation, "host": os.uname().nodename}
         return json.dumps({**facts, "pid": os.getpid(), **more}).encode()
 
     # -- between terms -----------------------------------------------------------------------
@@ -300,54 +292,18 @@ class Campaign:
     def _pause(self, seconds: float) -> int | None:
         """Wait; a signal ends it at once, with the exit code."""
         until = clock.now() + seconds
-        self._situation.backing_off()
+        self.situation.backing_off()
         self._promise(seconds)
-        waiter = Waiter()
-        try:
+        with closing(Waiter()) as waiter:
             while clock.now() < until:
-                waiter.wait((self._signals.fd,), until)
-                for signum in self._signals.take():
+                waiter.wait((self.signals.fd,), until)
+                for signum in self.signals.take():
                     if (code := self._obey(signum)) is not None:
                         return code
-        finally:
-            waiter.close()
         return None
 
     def _promise(self, more: float = 0.0) -> None:
-        self._situation.pulse(clock.now() + self._ttl + _SLACK + more)
-
-
-class _Pulse:
-    """Has the supervising loop turn once after each renewal: only a loop that turns is healthy."""
-
-    def __init__(self, turned: Callable[[], None]) -> None:
-        self._turned = turned
-        self._mutex = threading.Lock()
-        self.fd, self._write_fd = os.pipe()
-        for fd in (self.fd, self._write_fd):
-            os.set_blocking(fd, False)
-
-    def beat(self) -> None:
-        """In the keeper's thread."""
-        # Under the mutex, lest the number is another file's by the time of the write.
-        with self._mutex, suppress(OSError):
-            if self._write_fd >= 0:
-                os.write(self._write_fd, b"\0")
-
-    def ready(self) -> None:
-        """In the loop."""
-        with suppress(BlockingIOError):
-            os.read(self.fd, 4096)
-        self._turned()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with self._mutex:
-            os.close(self._write_fd)
-            self._write_fd = -1
-        os.close(self.fd)
+        self.situation.pulse(clock.now() + self._ttl + _SLACK + more)
 
 
 def _why(reason: str, leader: str | None) -> str:

@@ -15,19 +15,21 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
 from incumbent import clock
 from incumbent.locks import Lease, give_back
 from incumbent.supervise.answers import child_environment
-from incumbent.supervise.child import CannotStart, Child, Launch, Ready, new_launch
-from incumbent.supervise.guarding import Guard, GuardFault
+from incumbent.supervise.child import Child
+from incumbent.supervise.guarding import Guard
 from incumbent.supervise.kernel import Waiter, pidfds
+from incumbent.supervise.launch import Ready
 from incumbent.supervise.plan import Action, Course, Phase, asked_to_leave, decide, kill_at
 from incumbent.supervise.signals import Signals, find_terminal
 
-__all__ = ["Command", "Ending", "Listener", "release_after", "supervise", "supervise_command"]
+__all__ = ["Command", "Ending", "Listener", "release_after", "supervise"]
 
 _TERMINATING: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
 _LOOK_EVERY: Final = 0.02
@@ -52,10 +54,16 @@ class Listener(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """CMD and its arguments. `share_store`: the URL of the store, if CMD may use it."""
+    """CMD and its arguments. `share_store`: the URL of the store, if CMD may use it.
+
+    `environ`: the environment to which the lease's variables are added, by default ours. `slot`:
+    the slot that CMD is told, by default the lease's.
+    """
 
     words: Sequence[str]
     share_store: str | None = None
+    environ: Mapping[str, str] | None = None
+    slot: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,94 +89,52 @@ class Ending:
     outlived: bool = False
 
 
-def supervise_command(
-    command: Command,
-    lease: Lease,
-    signals: Signals,
-    guard: Guard,
-    *,
-    stop_on: Collection[int] = frozenset(),
-    report: Callable[[Course], None] | None = None,
-    listeners: Sequence[Listener] = (),
-    ready: Ready | None = None,
-    keep: bool = False,
-) -> Ending:
-    """`supervise` with the variables of the lease and its socket, as `run`, `lead` and `work` do.
-
-    `ready`: what was prepared for this term, else it is made now; closed at the end. Raises
-    ConfigError too, if no socket can be made; the lease was given back then (not with `keep`).
-    """
-    try:
-        mine = ready or Ready(guard, lease.belief.policy.ttl)
-    except BaseException:
-        if not keep:
-            give_back(lease, undo_slot=True)
-        raise
-    with mine:
-        mine.socket.lease = lease
-        environment = child_environment(
-            os.environ,
-            name=lease.name,
-            holder=lease.holder,
-            term=lease.fencing_token,
-            slot=lease.belief.slot,
-            share_store=command.share_store,
-            socket=mine.socket.path,
-        )
-        return supervise(
-            lease,
-            command.words,
-            environment,
-            signals,
-            guard,
-            stop_on=stop_on,
-            report=report,
-            listeners=(mine.socket, *listeners),
-            launch=mine.launch,
-            keep=keep,
-        )
-
-
 def supervise(
     lease: Lease,
-    command: Sequence[str],
-    environment: Mapping[str, str],
+    command: Command,
     signals: Signals,
     guard: Guard,
     *,
     stop_on: Collection[int] = frozenset(),
-    report: Callable[[Course], None] | None = None,
+    report: Callable[[Course], object] = lambda _: None,
+    turned: Callable[[], object] = lambda: None,
     listeners: Sequence[Listener] = (),
-    launch: Launch | None = None,
+    ready: Ready | None = None,
     keep: bool = False,
 ) -> Ending:
     """Run `command` to its end, or to the end of the lease, and give the lease back.
 
     `stop_on`: signals that end the term in order: CMD gets them, and KILL after the grace. `report`
-    is called with each phase, the first included, and after the signal to leave. `launch`: the
-    process that was forked for this term. `keep`: the caller gives the lease back, and may use it
-    until then; only survivors of KILL still end its renewal. Raises CannotStart or GuardFault; then
-    nothing ran, and lease and slot were given back at once (not with `keep`).
+    is called with each phase, the first included, and after the signal to leave; `turned` at every
+    turn of the loop, at least once a ttl. `ready`: what was prepared for this term, else it is made
+    now; closed at the end. `keep`: the caller gives the lease back, and may use it until then; only
+    survivors of KILL still end its renewal. Raises CannotStart, GuardFault, or ConfigError if no
+    socket can be made; then nothing ran, and lease and slot were given back (not with `keep`).
     """
     began = clock.now()
-    if cause := lease.belief.proof.verdict(began):
-        if not keep:
-            give_back(lease, undo_slot=True)
-        return Ending(cause, None, 0.0)
-    signals.follow_the_job()
-    try:
-        if launch is None or launch.broken:
-            launch = new_launch(guard, lease.belief.policy.ttl)
-        child = _begin(lease, command, environment, launch)
-    except (CannotStart, GuardFault):
-        if not keep:
-            give_back(lease, undo_slot=True)
-        raise
-    watcher = _Watch(lease, child, signals, guard, frozenset(stop_on), report, listeners)
-    ending = watcher.end(began)
-    if keep or ending.survivors:
-        return ending
-    return release_after(lease, ending)
+    with ExitStack() as term:
+        prepared = None if ready is None else term.enter_context(ready)
+        if cause := lease.belief.proof.verdict(began):
+            if not keep:
+                give_back(lease, undo_slot=True)
+            return Ending(cause, None, 0.0)
+        signals.follow_the_job()
+        try:
+            if prepared is None or prepared.broken:
+                # One term at a time: the guard watches one.
+                term.close()
+                prepared = term.enter_context(Ready(guard, lease.belief.policy.ttl))
+            child = _begin(lease, command, prepared)
+        except BaseException:
+            # What waited to become CMD ends before another can have the lease.
+            term.close()
+            if not keep:
+                give_back(lease, undo_slot=True)
+            raise
+        served = {listener.fd: listener for listener in (prepared.socket, *listeners)}
+        watch = _Watch(lease, child, signals, guard, stop_on, report, turned, served)
+        ending = watch.end(began)
+        return ending if keep or ending.survivors else release_after(lease, ending)
 
 
 def release_after(lease: Lease, ending: Ending) -> Ending:
@@ -181,152 +147,132 @@ def release_after(lease: Lease, ending: Ending) -> Ending:
     return replace(ending, confirmed=confirmed, cause=ending.cause or lost, outlived=outlived)
 
 
-def _begin(
-    lease: Lease, command: Sequence[str], environment: Mapping[str, str], launch: Launch
-) -> Child:
-    cover = launch.cover
-
+def _begin(lease: Lease, command: Command, ready: Ready) -> Child:
     def prove() -> None:
-        cover.prove(kill_at(lease.belief.proof))
+        ready.cover.prove(kill_at(lease.belief.proof))
 
-    try:
-        prove()
-        lease.belief.follow(prove)
-        return Child(command, environment, find_terminal(), launch)
-    except BaseException:
-        launch.end()
-        cover.end()
-        raise
+    prove()
+    lease.belief.follow(prove)
+    ready.socket.lease = lease
+    environment = child_environment(
+        os.environ if command.environ is None else command.environ,
+        name=lease.name,
+        holder=lease.holder,
+        term=lease.fencing_token,
+        slot=command.slot or lease.belief.slot,
+        share_store=command.share_store,
+        socket=ready.socket.path,
+    )
+    return Child(command.words, environment, find_terminal(), ready)
 
 
+@dataclass(slots=True)
 class _Watch:
     """The loop of one term: decide, act, wait, until nothing of the command is left."""
 
-    def __init__(
-        self,
-        lease: Lease,
-        child: Child,
-        signals: Signals,
-        guard: Guard,
-        stop_on: frozenset[int],
-        report: Callable[[Course], None] | None,
-        listeners: Sequence[Listener],
-    ) -> None:
-        self._lease = lease
-        self._child = child
-        self._signals = signals
-        self._guard = guard
-        self._stop_on = stop_on
-        self._report = report
-        self._listeners = {listener.fd: listener for listener in listeners}
-        self._grace = lease.belief.policy.grace
-        self._course = Course()
-        self._stop_signal: int = signal.SIGTERM
-        self._waiter = Waiter()
-        lease.belief.watch(signals.wake)
+    lease: Lease
+    child: Child
+    signals: Signals
+    guard: Guard
+    stop_on: Collection[int]
+    report: Callable[[Course], object]
+    turned: Callable[[], object]
+    listeners: Mapping[int, Listener]
+    course: Course = field(default_factory=Course)
+    stop_signal: int = signal.SIGTERM
+    waiter: Waiter = field(default_factory=Waiter)
 
     def end(self, began: float) -> Ending:
         try:
             left_over = self._follow()
-            survivors = self._survivors() if left_over else ()
+            survivors = tuple(self.child.members() or (self.child.pid,)) if left_over else ()
         finally:
             # A defect of ours must not leave CMD behind: the lease would not cover it.
-            if self._course.phase is not Phase.KILLED and self._child.tree_lives():
-                self._child.tree.kill()
-            self._waiter.close()
-            self._child.close()
+            if self.course.phase is not Phase.KILLED and self.child.tree_lives():
+                self.child.kill()
+            self.waiter.close()
+            self.child.close()
         seconds = clock.now() - began
-        status, cause, leaving = self._child.status, self._course.cause, self._course.leaving
         if left_over:
-            self._lease.belief.abandon()
-        return Ending(cause, status, seconds, False, survivors, leaving)
+            self.lease.belief.abandon()
+        course = self.course
+        return Ending(
+            course.cause, self.child.status, seconds, survivors=survivors, leaving=course.leaving
+        )
 
     def _follow(self) -> bool:
         """Run the loop; whether something outlives even KILL."""
-        self._report_course()
+        self.lease.belief.watch(self.signals.wake)
+        self.report(self.course)
         while True:
-            self._child.look()
+            self.turned()
+            self.child.look()
             step = decide(
-                self._course,
+                self.course,
                 clock.now(),
-                self._lease.belief.proof,
-                self._grace,
-                child=self._child.status is None,
-                tree=self._child.tree_lives(),
+                self.lease.belief.proof,
+                self.lease.belief.policy.grace,
+                child=self.child.status is None,
+                tree=self.child.tree_lives(),
                 guarded=self._guarded(),
             )
-            before, self._course = self._course, step.course
+            before, self.course = self.course, step.course
             if step.course.phase is not before.phase:
-                self._report_course()
-            if step.action in (Action.LEAVE, Action.GIVE_UP):
-                return step.action is Action.GIVE_UP
-            self._do(step.action, step.wake)
-
-    def _report_course(self) -> None:
-        if self._report is not None:
-            self._report(self._course)
+                self.report(self.course)
+            match step.action:
+                case Action.LEAVE | Action.GIVE_UP:
+                    return step.action is Action.GIVE_UP
+                case Action.TERM:
+                    # A stopped process takes TERM only once it goes on.
+                    self.child.signal_tree(self.stop_signal, signal.SIGCONT)
+                case Action.KILL:
+                    self.child.kill()
+                case Action.WAIT:
+                    self._wait(step.wake)
+                    self._heed(self.signals.take())
 
     def _guarded(self) -> bool:
         # The tree dies with the guard, and its end may be seen first.
-        killed = self._child.status == 128 + signal.SIGKILL and not self._course.cause
-        return self._guard.alive(_DEATH_WITHIN if killed else 0.0)
-
-    def _do(self, action: Action, wake: float) -> None:
-        match action:
-            case Action.TERM:
-                # A stopped process takes TERM only once it goes on.
-                self._child.signal_tree(self._stop_signal, signal.SIGCONT)
-            case Action.KILL:
-                self._child.tree.kill()
-            case _:
-                self._wait(wake)
-                self._heed(self._signals.take())
+        killed = self.child.status == 128 + signal.SIGKILL and not self.course.cause
+        return self.guard.alive(_DEATH_WITHIN if killed else 0.0)
 
     def _wait(self, until: float) -> None:
         watched: list[int] = []
-        if self._child.status is not None:
+        if self.child.status is not None:
             # CMD's own end, or a stop, comes as SIGCHLD.
-            members = self._child.tree.members()
-            watched = pidfds((members or ())[:_WATCHED_MOST])
+            watched = pidfds((self.child.members() or ())[:_WATCHED_MOST])
             if not watched:
                 until = min(until, clock.now() + _LOOK_EVERY)
-        guard = (self._guard.fd,) if self._guard.alive() and self._guard.fd >= 0 else ()
+        guard = (self.guard.fd,) if self.guard.fd >= 0 and self.guard.alive() else ()
         try:
-            fds = (self._signals.fd, *guard, *self._listeners, *watched)
-            ready = self._waiter.wait(fds, until)
+            ready = self.waiter.wait((self.signals.fd, *guard, *self.listeners, *watched), until)
         finally:
             for fd in watched:
                 os.close(fd)
-        for fd in ready & self._listeners.keys():
-            self._listeners[fd].ready()
+        for fd in ready & self.listeners.keys():
+            self.listeners[fd].ready()
 
     def _heed(self, signums: list[int]) -> None:
         for signum in signums:
-            if signum in self._stop_on:
-                self._leave(signum)
-            else:
+            if signum not in self.stop_on:
                 self._pass_on(signum)
-
-    def _leave(self, signum: int) -> None:
-        stopping = bool(self._course.cause)
-        self._course = asked_to_leave(self._course, signal.Signals(signum).name)
-        if self._course.phase is not Phase.RUNNING:
-            # Otherwise the next step reports, with the phase that it begins.
-            self._report_course()
-        if stopping:
-            self._pass_on(signum)
-        else:
-            self._stop_signal = signum
+                continue
+            stopping = bool(self.course.cause)
+            self.course = asked_to_leave(self.course, signal.Signals(signum).name)
+            if self.course.phase is not Phase.RUNNING:
+                # Otherwise the next step reports, with the phase that it begins.
+                self.report(self.course)
+            if stopping:
+                self._pass_on(signum)
+            else:
+                self.stop_signal = signum
 
     def _pass_on(self, signum: int) -> None:
-        if signum == signal.SIGCONT or (signum == signal.SIGTSTP and self._child.stopped):
-            self._child.resume()
+        if signum == signal.SIGCONT or (signum == signal.SIGTSTP and self.child.stopped):
+            self.child.resume()
         elif signum == signal.SIGCHLD:
-            self._child.tree.reap()
+            self.child.reap()
         else:
-            self._child.tree.signal_group(signum)
-            if self._child.stopped and signum in _TERMINATING:
-                self._child.tree.signal_group(signal.SIGCONT)
-
-    def _survivors(self) -> tuple[int, ...]:
-        return tuple(self._child.tree.members() or (self._child.pid,))
+            self.child.signal_group(signum)
+            if self.child.stopped and signum in _TERMINATING:
+                self.child.signal_group(signal.SIGCONT)

@@ -20,7 +20,7 @@ from incumbent.store_url import store_url
 from incumbent.supervise import codes
 from incumbent.supervise.child import CannotStart
 from incumbent.supervise.guarding import Guard, GuardFault, start_guard
-from incumbent.supervise.run import Command, Ending, supervise_command
+from incumbent.supervise.run import Command, Ending, supervise
 from incumbent.supervise.signals import Interrupted, Signals
 
 __all__ = ["command"]
@@ -124,7 +124,7 @@ def _hold(
 
     def supervised(*, keep: bool) -> tuple[Verdict, Ending | None]:
         try:
-            ending = supervise_command(command, lease, signals, guard, keep=keep)
+            ending = supervise(lease, command, signals, guard, keep=keep)
         except CannotStart as error:
             return Verdict("not_started", error.code, str(error), reason=str(error)), None
         except GuardFault as error:

@@ -1,0 +1,214 @@
+"""One term, prepared before the election: a socket for its lease, a process that waits to be CMD.
+
+The process is forked ahead because a fork takes longest of all. It is born under the guard, in its
+namespace and a process group of its own. It becomes CMD only after it got the command *and* the
+guard confirmed a deadline. It ends with its supervisor.
+"""
+
+from __future__ import annotations
+
+import errno
+import gc
+import json
+import os
+import signal
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from typing import Final, NoReturn, Self
+
+from incumbent import clock
+from incumbent.supervise.answers import LeaseSocket
+from incumbent.supervise.guarding import Cover, Guard, GuardFault
+from incumbent.supervise.kernel import die_with_parent, readable, writable
+from incumbent.supervise.signals import Terminal
+
+__all__ = ["Ready"]
+
+_WITHIN: Final = 3.0
+"""Seconds from sending the command to the exec; the guard's answer may take one of them."""
+_UNGUARDED: Final = 255
+"""In place of an errno: the guard did not answer."""
+_RESTORED: Final = (signal.SIGPIPE, signal.SIGXFSZ)
+"""Python ignores them; CMD gets them as every other program does."""
+
+
+class Ready:
+    """A context manager; its end ends what was prepared, with the term or without one.
+
+    `ttl`: see `Guard.cover`. Raises ConfigError if there is no folder for the socket, GuardFault if
+    the guard does not answer or nothing can be forked.
+    """
+
+    def __init__(self, guard: Guard, ttl: float) -> None:
+        with ExitStack() as undo:
+            undo.callback(guard.remove_later, "")
+            self.socket = undo.enter_context(LeaseSocket())
+            # From here on it is removed even if we are killed.
+            guard.remove_later(self.socket.path)
+            self.cover = guard.cover(ttl)
+            undo.callback(self.cover.end)
+            go, self._go = os.pipe()
+            self._report, report = os.pipe()
+            undo.callback(self._close_pipes)
+            os.set_blocking(self._go, False)
+            try:
+                self.pid = _fork(self.cover, go, report)
+            except OSError as error:
+                # For example because the init of its namespace is dead.
+                raise GuardFault(f"the command could not be forked: {error}") from error
+            finally:
+                os.close(go)
+                os.close(report)
+            undo.callback(self._end_process)
+            self._undo = undo.pop_all()
+
+    @property
+    def broken(self) -> bool:
+        """Whether nothing can be started with it any more."""
+        return self.cover.broken or self._report < 0 or readable(self._report)
+
+    def become(
+        self, command: Sequence[str], environment: Mapping[str, str], terminal: Terminal | None
+    ) -> None:
+        """Return once the process is CMD.
+
+        Raises OSError as exec does, or GuardFault; then nothing runs once this is closed.
+        """
+        until = clock.now() + _WITHIN
+        order = json.dumps([list(command), dict(environment), terminal is not None])
+        self._send(order.encode(), until)
+        if not readable(self._report, until - clock.now()):
+            raise GuardFault("the command does not come up")
+        report = os.read(self._report, 1)
+        if not report:
+            self._close_pipes()
+        elif report[0] == _UNGUARDED:
+            raise GuardFault("the command could not be put under the guard")
+        else:
+            raise OSError(report[0], os.strerror(report[0]))
+
+    def _send(self, order: bytes, until: float) -> None:
+        while order:
+            if not writable(self._go, until - clock.now()):
+                raise GuardFault("the command does not come up")
+            try:
+                order = order[os.write(self._go, order) :]
+            except BrokenPipeError:
+                return  # It has ended, after its report if there is one.
+        os.close(self._go)
+        self._go = -1
+
+    def _end_process(self) -> None:
+        if self._report < 0:
+            return  # It is CMD.
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+        with suppress(ChildProcessError):
+            os.waitpid(self.pid, 0)
+
+    def _close_pipes(self) -> None:
+        for fd in (self._go, self._report):
+            if fd >= 0:
+                os.close(fd)
+        self._go = self._report = -1
+
+    def close(self) -> None:
+        """End what was prepared: process, term and socket."""
+        self._undo.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+# -- the process ---------------------------------------------------------------------------------
+
+
+def _fork(cover: Cover, go: int, report: int) -> int:
+    # Everything is looked up here, so that the child only makes system calls until its exec.
+    die, mount_proc, guarded = die_with_parent(), cover.mount_proc(), cover.before_exec()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        with warnings.catch_warnings(), cover.entering():
+            # About threads, which the child neither has nor waits for.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            pid = os.fork()
+            if pid == 0:
+                _child(die, mount_proc, guarded, cover.fds, go, report, before)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    # Here as well as in the child: the group must exist before anybody signals it.
+    with suppress(OSError):
+        os.setpgid(pid, pid)
+    return pid
+
+
+def _child(
+    die: Callable[[], object] | None,
+    mount_proc: Callable[[], None],
+    guarded: Callable[[], None],
+    kept: tuple[int, ...],
+    go: int,
+    report: int,
+    mask: set[int],
+) -> NoReturn:
+    code = _UNGUARDED
+    try:
+        gc.disable()
+        if die is not None:
+            die()
+        os.setpgid(0, 0)
+        _as_others_start(mask)
+        # The connections of the supervisor must end when it closes them.
+        _close_ours({go, report, *kept})
+        mount_proc()
+        command, environment, at_terminal = _receive(go)
+        # Before the terminal changes hands: a command that may not run must not get it.
+        guarded()
+        if at_terminal:
+            # Here, not in the parent: CMD must not read before the terminal is its own.
+            Terminal().give(os.getpid())
+        code = errno.ENOEXEC
+        os.execvpe(command[0], command, environment)  # noqa: S606
+    except OSError as error:
+        if code != _UNGUARDED:
+            code = error.errno or code
+    finally:
+        with suppress(OSError):
+            os.write(report, bytes([code]))
+        os._exit(1)
+
+
+def _receive(go: int) -> tuple[list[str], dict[str, str], bool]:
+    order = b"".join(iter(lambda: os.read(go, 65536), b""))
+    if not order:
+        os._exit(0)  # The supervisor is gone, or does not need us.
+    command, environment, at_terminal = json.loads(order)
+    return command, environment, at_terminal
+
+
+def _as_others_start(mask: set[int]) -> None:
+    signal.set_wakeup_fd(-1)
+    for signum in signal.valid_signals():
+        if signum in _RESTORED or callable(signal.getsignal(signum)):
+            signal.signal(signum, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def _close_ours(kept: set[int]) -> None:
+    """Close the descriptors that exec would close; the inheritable ones are meant for CMD."""
+    for fd in _open_fds():
+        if fd not in kept:
+            with suppress(OSError):
+                if not os.get_inheritable(fd):
+                    os.close(fd)
+
+
+def _open_fds() -> list[int]:
+    for folder in ("/proc/self/fd", "/dev/fd"):
+        with suppress(OSError):
+            return [int(fd) for fd in os.listdir(folder)]  # noqa: PTH208
+    return []
