@@ -1,4 +1,8 @@
-"""One uncontended acquire and release on Redis; the unit is the bare two commands of redis-py."""
+"""One uncontended acquire and release on Redis; the unit is the bare two commands of redis-py.
+
+Each contender comes twice where its library has a lock object: one that is made for each pair, as
+people write it, and one that is made once.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ import os
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache, partial
 from typing import Any
 
 import coredis
@@ -45,7 +50,8 @@ def sync_rows(turns: int, pairs: int) -> list[Row]:
         sha = str(client.script_load(_RELEASE))
         # In the first minute tokens run ahead of the clock, and a take is a little slower.
         pretend_age(server.url, server)
-        ours = Lock("pair", store=f"{server.url}?restart_wait=0", ttl=15)
+        store = f"{server.url}?restart_wait=0"
+        ours = Lock("pair", store=store, ttl=15)
 
         def bare() -> None:
             value = os.urandom(16)
@@ -53,11 +59,15 @@ def sync_rows(turns: int, pairs: int) -> list[Row]:
             client.evalsha(sha, 1, "bare", value)
 
         def incumbent_lock() -> None:
+            Lock("pair", store=store, ttl=15).acquire().release()
+
+        def incumbent_lock_again() -> None:
             ours.acquire().release()
 
         contenders = [
             Contender("bare SET NX PX + EVALSHA, redis-py", bare),
-            Contender("incumbent Lock: fenced, renewed", incumbent_lock, 0.65),
+            Contender("incumbent Lock: fenced, renewed", incumbent_lock, 0.75),
+            Contender("incumbent Lock, made once", incumbent_lock_again, 0.65),
         ]
         with _peers(server, client) as peers:
             return compare(contenders + peers, turns, pairs)
@@ -67,49 +77,47 @@ def sync_rows(turns: int, pairs: int) -> list[Row]:
 def _peers(server: RedisServer, client: redis.Redis) -> Iterator[list[Contender]]:
     coordinator: Any = coordination.get_coordinator(f"redis://127.0.0.1:{server.port}", b"bench")
     coordinator.start()
-    tooz_lock = coordinator.get_lock(b"tooz")
     redlock = Redlock([server.url])
-
-    def redis_py_lock() -> None:
-        lock = client.lock("redis-py", timeout=15)
-        lock.acquire()
-        lock.release()
-
-    def python_redis_lock() -> None:
-        lock = redis_lock.Lock(client, "python-redis-lock", expire=15)
-        lock.acquire()
-        lock.release()
+    makers: dict[str, Callable[[], Any]] = {
+        "redis-py Lock": lambda: client.lock("redis-py", timeout=15),
+        "python-redis-lock": lambda: redis_lock.Lock(client, "python-redis-lock", expire=15),
+        "tooz redis": lambda: coordinator.get_lock(b"tooz"),
+        "pottery Redlock, one server": lambda: pottery.Redlock(
+            key="pottery", masters={client}, auto_release_time=15
+        ),
+        # Its holding is a subscription: no ttl, a connection and a thread for each.
+        "portalocker RedisLock": lambda: RedisLock("portalocker", client, thread_sleep_time=0.001),
+    }
 
     def redlock_ng() -> None:
+        # Its lock objects come out of acquire: there is no other way.
         lock = redlock.acquire("redlock-ng", _TTL_MS)
         if lock is None:
             raise RuntimeError("redlock-ng did not get its own lock")
         redlock.release(lock)
 
-    def tooz() -> None:
-        tooz_lock.acquire()
-        tooz_lock.release()
-
-    def pottery_redlock() -> None:
-        lock: Any = pottery.Redlock(key="pottery", masters={client}, auto_release_time=15)
-        lock.acquire()
-        lock.release()
-
-    def portalocker() -> None:
-        # Its holding is a subscription: no ttl, a connection and a thread for each.
-        lock = RedisLock("portalocker", client, thread_sleep_time=0.001)
-        lock.acquire()
-        lock.release()
-
     yield [
-        Contender("redis-py Lock", redis_py_lock),
-        Contender("python-redis-lock", python_redis_lock),
         Contender("redlock-ng, one server", redlock_ng),
-        Contender("tooz redis", tooz),
-        Contender("pottery Redlock, one server", pottery_redlock),
-        Contender("portalocker RedisLock", portalocker),
+        *(
+            contender
+            for name, make in makers.items()
+            for contender in (
+                Contender(name, partial(_pair, make)),
+                Contender(f"{name}, made once", partial(_pair, partial(_same, make()))),
+            )
+        ),
     ]
     coordinator.stop()
+
+
+def _pair(make: Callable[[], Any]) -> None:
+    lock = make()
+    lock.acquire()
+    lock.release()
+
+
+def _same(lock: Any) -> Any:
+    return lock
 
 
 def async_rows(turns: int, pairs: int) -> list[Row]:
@@ -123,10 +131,11 @@ def async_rows(turns: int, pairs: int) -> list[Row]:
             await client.set(name, value, nx=True, px=_TTL_MS)
             await client.evalsha(sha, 1, name, value)
 
-        with _async_peers(loop, server) as (ours, peers):
+        with _async_peers(loop, server) as (ours, again, peers):
             contenders = [
                 Contender("bare SET NX PX + EVALSHA, redis.asyncio", _alone(bare)),
                 Contender("incumbent AsyncLock: fenced, renewed", _alone(ours), 1.1),
+                Contender("incumbent AsyncLock, made once", _alone(again), 1.1),
                 *(Contender(name, _alone(locking)) for name, locking in peers),
             ]
             rows = compare(contenders, turns, pairs)
@@ -139,11 +148,12 @@ def async_many_rows(turns: int, pairs: int) -> list[Row]:
 
     `microseconds` are of one pair: of what one task waits for meanwhile, it is the hundredth part.
     """
-    with _loop() as loop, RedisServer() as server, _async_peers(loop, server) as (ours, peers):
-        (unit, on_one), *others = peers
+    with _loop() as loop, RedisServer() as server, _async_peers(loop, server) as made:
+        ours, again, ((unit, on_one), *others) = made
         contenders = [
             Contender(unit, _together(on_one)),
             Contender("incumbent AsyncLock, one connection", _together(ours), 0.25),
+            Contender("incumbent AsyncLock, one connection, made once", _together(again), 0.25),
             *(Contender(name, _together(locking)) for name, locking in others),
         ]
         rows = compare(contenders, turns, max(1, pairs // (_TASKS * _EACH)))
@@ -171,36 +181,43 @@ def _together(locking: _Locking) -> Callable[[], Awaitable[None]]:
 @contextmanager
 def _async_peers(
     loop: asyncio.AbstractEventLoop, server: RedisServer
-) -> Iterator[tuple[_Locking, list[tuple[str, _Locking]]]]:
+) -> Iterator[tuple[_Locking, _Locking, list[tuple[str, _Locking]]]]:
     on_one = redis.asyncio.Redis(port=server.port, single_connection_client=True)
     pooled = redis.asyncio.Redis(port=server.port)
     core: Any = coredis.Redis(port=server.port)
-    locks: dict[str, AsyncLock] = {}
+    store = f"{server.url}?restart_wait=0"
     pretend_age(server.url, server)
 
-    async def ours(name: str) -> None:
-        lock = locks.get(name)
-        if lock is None:
-            lock = locks[name] = AsyncLock(name, store=f"{server.url}?restart_wait=0", ttl=15)
-        await (await lock.acquire()).release()
+    def our_lock(name: str) -> AsyncLock:
+        return AsyncLock(name, store=store, ttl=15)
 
-    async def theirs(client: redis.asyncio.Redis, name: str) -> None:
-        lock = RedisAsyncLock(client, f"asyncio-{name}", timeout=15)
+    async def ours(make: Callable[[str], AsyncLock], name: str) -> None:
+        await (await make(name).acquire()).release()
+
+    async def theirs(make: Callable[[str], Any], name: str) -> None:
+        lock = make(name)
         await lock.acquire()
         await lock.release()
 
-    async def coredis_lock(name: str) -> None:
-        lock = core.lock(f"coredis-{name}", timeout=15.0)
-        await lock.acquire()
-        await lock.release()
+    def on(client: redis.asyncio.Redis) -> Callable[[str], Any]:
+        return lambda name: RedisAsyncLock(client, f"asyncio-{name}", timeout=15)
 
+    makers: dict[str, Callable[[str], Any]] = {
+        "redis.asyncio Lock, one connection": on(on_one),
+        "redis.asyncio Lock, pool": on(pooled),
+        "coredis Lock": lambda name: core.lock(f"coredis-{name}", timeout=15.0),
+    }
     with _entered(loop, core):
         yield (
-            ours,
+            partial(ours, our_lock),
+            partial(ours, cache(our_lock)),
             [
-                ("redis.asyncio Lock, one connection", lambda name: theirs(on_one, name)),
-                ("redis.asyncio Lock, pool", lambda name: theirs(pooled, name)),
-                ("coredis Lock", coredis_lock),
+                variant
+                for name, make in makers.items()
+                for variant in (
+                    (name, partial(theirs, make)),
+                    (f"{name}, made once", partial(theirs, cache(make))),
+                )
             ],
         )
     for client in (on_one, pooled):

@@ -6,7 +6,6 @@ import threading
 import weakref
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import Any, Generic, TypeAlias, TypeVar, Unpack
 
@@ -122,13 +121,13 @@ class ElectionHandle(LockHandle[T], Generic[T]):
         encoded = encode_metadata(metadata)
         super().__init__(name, store=store, namespace=namespace, timeout=timeout, **settings)
         policy = self._wanted.policy
-        ask = replace(self._wanted.ask, meta=encoded)
+        wanted, candidacy = self._wanted, 0.0
         if self._link.engine.capabilities.candidates:
             # A waiter asks again at least once a ttl, in line once in two: this outlasts one lost
             # request.
-            waits = policy.ttl if self._wanted.queue is None else 2 * policy.ttl
-            ask = replace(ask, candidacy=2 * waits + policy.request_timeout)
-        self._wanted = replace(self._wanted, ask=ask)
+            waits = policy.ttl if wanted.waiting.queue is None else 2 * policy.ttl
+            candidacy = 2 * waits + policy.request_timeout
+        self._wanted = wanted.asking(meta=encoded, candidacy=candidacy)
         self._on_elected = on_elected
         self._on_revoked = on_revoked
         self._on_leader_change = on_leader_change
@@ -213,7 +212,7 @@ class ElectionHandle(LockHandle[T], Generic[T]):
         term = self._leading("proclaim")
         encoded = encode_metadata(metadata)
         term._held.proclaim(encoded)
-        self._wanted = replace(self._wanted, ask=replace(self._wanted.ask, meta=encoded))
+        self._wanted = self._wanted.asking(meta=encoded)
         return term, encoded
 
     def _proclaimed(self, term: T, encoded: bytes) -> bool:

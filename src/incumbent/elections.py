@@ -6,7 +6,7 @@ Blocking work is asked to stop; work of asyncio is cancelled, and awaited.
 from __future__ import annotations
 
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from math import inf
 from types import EllipsisType, TracebackType
@@ -112,10 +112,6 @@ class Election(ElectionHandle[Term]):
     """
 
     __slots__ = ()
-
-    @staticmethod
-    def _me() -> Callable[[], Hashable]:
-        return threading.get_ident
 
     def campaign(self, timeout: Duration | EllipsisType | None = ...) -> Term:
         """Stand until elected, for at most `timeout` seconds if given, else as the election says.
@@ -263,12 +259,6 @@ class AsyncElection(ElectionHandle[AsyncTerm]):
     """
 
     __slots__ = ()
-
-    @staticmethod
-    def _me() -> Callable[[], Hashable]:
-        from asyncio import current_task
-
-        return current_task
 
     async def campaign(self, timeout: Duration | EllipsisType | None = ...) -> AsyncTerm:
         """Stand until elected; see Election.campaign. A cancellation leaves nothing believed."""

@@ -157,35 +157,6 @@ class LeaseHandle:
         return self.remaining
 
 
-class Entered(Generic[L]):
-    """Leases by the thread or task that `me` names."""
-
-    __slots__ = ("_leases", "_me", "_name")
-
-    def __init__(self, name: str, me: Callable[[], Hashable]) -> None:
-        self._name = name
-        self._me = me
-        self._leases: dict[Hashable, L] = {}
-
-    def refuse_reentry(self) -> None:
-        """Raise Misuse where waiting would be waiting for oneself."""
-        if self._leases and self._me() in self._leases:
-            raise Misuse(f"the lock on {self._name!r} is held by this very caller: not reentrant")
-
-    def add(self, lease: L) -> None:
-        """Remember the caller's lease."""
-        self._leases[self._me()] = lease
-
-    def pop(self) -> L:
-        """The caller's lease; one that another thread or task entered, if it is the only one."""
-        lease = self._leases.pop(self._me(), None)
-        if lease is None and len(self._leases) == 1:
-            _, lease = self._leases.popitem()
-        if lease is None:
-            raise NotHeld(f"the lock on {self._name!r} was not entered here")
-        return lease
-
-
 class LockHandle(Generic[L]):
     """What is decided when a lock is built: its store, what it asks for, how long it waits."""
 
@@ -205,12 +176,26 @@ class LockHandle(Generic[L]):
         self._timeout = parse_timeout(timeout)
         self._on_lost = settings.get("on_lost")
         self._if_lost: IfLost = settings.get("if_lost", "raise")
-        self._entered: Entered[L] = Entered(name, self._me())
+        self._entered: dict[Hashable, L] = {}
 
     @staticmethod
-    def _me() -> Callable[[], Hashable]:
-        """How to tell one caller of a shared lock from another."""
+    def _me() -> Hashable:
+        """The thread or the task that calls: by this one caller is told from another."""
         raise NotImplementedError
+
+    def _refuse_reentry(self) -> None:
+        """Raise Misuse where waiting would be waiting for oneself."""
+        if self._entered and self._me() in self._entered:
+            raise Misuse(f"the lock on {self.name!r} is held by this very caller: not reentrant")
+
+    def _leave(self) -> L:
+        """The caller's lease; one that another thread or task entered, if it is the only one."""
+        lease = self._entered.pop(self._me(), None)
+        if lease is None and len(self._entered) == 1:
+            _, lease = self._entered.popitem()
+        if lease is None:
+            raise NotHeld(f"the lock on {self.name!r} was not entered here")
+        return lease
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r} of {self._link.engine.url}>"

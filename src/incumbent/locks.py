@@ -7,8 +7,7 @@ when its side is first used: who only blocks need not pay for it at every start 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable
-from dataclasses import replace
+from collections.abc import Hashable
 from functools import partial
 from types import EllipsisType, TracebackType
 from typing import TYPE_CHECKING, Self
@@ -216,8 +215,8 @@ class Lock(LockHandle[Lease]):
     __slots__ = ()
 
     @staticmethod
-    def _me() -> Callable[[], Hashable]:
-        return threading.get_ident
+    def _me() -> Hashable:
+        return threading.get_ident()
 
     def acquire(self, timeout: Duration | EllipsisType | None = ...) -> Lease:
         """Wait for the lease, for at most `timeout` seconds if given, else as the lock says.
@@ -245,9 +244,9 @@ class Lock(LockHandle[Lease]):
         return holdings[0].holder if holdings else None
 
     def __enter__(self) -> Lease:
-        self._entered.refuse_reentry()
+        self._refuse_reentry()
         lease = self.acquire()
-        self._entered.add(lease)
+        self._entered[self._me()] = lease
         return lease
 
     def __exit__(
@@ -256,7 +255,7 @@ class Lock(LockHandle[Lease]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._entered.pop().__exit__(kind, error, trace)
+        self._leave().__exit__(kind, error, trace)
 
 
 class AsyncLock(LockHandle[AsyncLease]):
@@ -272,10 +271,10 @@ class AsyncLock(LockHandle[AsyncLease]):
     __slots__ = ()
 
     @staticmethod
-    def _me() -> Callable[[], Hashable]:
+    def _me() -> Hashable:
         from asyncio import current_task
 
-        return current_task
+        return current_task()
 
     async def acquire(self, timeout: Duration | EllipsisType | None = ...) -> AsyncLease:
         """Wait for the lease; see Lock.acquire. A cancellation leaves nothing believed."""
@@ -295,11 +294,11 @@ class AsyncLock(LockHandle[AsyncLease]):
         return record.holdings[0].holder if record.holdings else None
 
     async def __aenter__(self) -> AsyncLease:
-        self._entered.refuse_reentry()
+        self._refuse_reentry()
         lease = await self.acquire()
         # Remembered once it is entered: what was lost meanwhile, by a frozen process, is not.
         await lease.__aenter__()
-        self._entered.add(lease)
+        self._entered[self._me()] = lease
         return lease
 
     async def __aexit__(
@@ -308,7 +307,7 @@ class AsyncLock(LockHandle[AsyncLease]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        await self._entered.pop().__aexit__(kind, error, trace)
+        await self._leave().__aexit__(kind, error, trace)
 
 
 class Candidate(Lock):
@@ -324,8 +323,7 @@ class Candidate(Lock):
         """
         policy = self.policy
         candidacy = policy.ttl * _STANDS_FOR + policy.request_timeout
-        ask = replace(self._wanted.ask, meta=meta, candidacy=candidacy)
-        wanted = replace(self._wanted, ask=ask)
+        wanted = self._wanted.asking(meta=meta, candidacy=candidacy)
         return Lease(*self._armed(run(acquire(self._link.port, wanted, None, on_refusal))))
 
     @property

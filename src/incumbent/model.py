@@ -337,6 +337,10 @@ class Capabilities:
     reservations: bool = False
     refuses_late: bool = False
 
+    def __hash__(self) -> int:
+        # A part says enough, for there are few engines; a lock that is made asks for it.
+        return hash((self.ttl_min, self.ttl_unit, self.waits))
+
 
 TakeOutcome: TypeAlias = "Granted | Queued | Refused"
 RenewOutcome: TypeAlias = "Renewed | Gone | Unproved"

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from dataclasses import replace
 from functools import lru_cache
 from math import inf
-from typing import Any, Literal, TypedDict, Unpack
+from typing import Any, Literal, TypedDict, Unpack, cast
 
 from incumbent.durations import DAY, Duration, parse_duration, say_seconds
 from incumbent.errors import ConfigError, LeaseLost
@@ -65,7 +66,12 @@ class LockSettings(TypedDict, total=False):
 
 def default_holder() -> str:
     """INCUMBENT_HOLDER, or this host and process."""
-    return os.environ.get("INCUMBENT_HOLDER") or f"{os.uname().nodename}:{os.getpid()}"
+    return os.environ.get("INCUMBENT_HOLDER") or _host_and_process(os.getpid())
+
+
+@lru_cache(maxsize=1)
+def _host_and_process(pid: int) -> str:
+    return f"{os.uname().nodename}:{pid}"
 
 
 def require(can: Capabilities, what: str, *parts: Literal["slots", "fields", "notices"]) -> None:
@@ -112,7 +118,26 @@ def wanted_from(
 ) -> Wanted:
     """Check the settings against each other and against what the store can; raises ConfigError."""
     key = make_key(namespace, name)
-    _refuse_unknown(settings)
+    holder = settings.pop("holder", None)
+    settings.pop("on_lost", None)
+    if holder is None:
+        holder = default_holder()
+    try:
+        return Wanted(key, *_terms(can, holder, **settings))
+    except TypeError:
+        # A setting that cannot be looked up is of a wrong type: the checks say which.
+        return Wanted(key, *_terms.__wrapped__(can, holder, **settings))
+
+
+@lru_cache(maxsize=256, typed=True)
+def _terms(
+    can: Capabilities, holder: str, **given: Hashable
+) -> tuple[Ask, Ask, Policy, float, float]:
+    """What is wanted, but for the key: checked once for each combination of settings, for people
+    make a lock for each pair of requests, or ten thousand locks.
+    """
+    _refuse_unknown(given)
+    settings = cast("LockSettings", given)
     policy = policy_from(settings)
     _check_ttl(policy, can)
     slot = _slot(settings, can)
@@ -124,23 +149,13 @@ def wanted_from(
             f" at_most_for={say_seconds(at_most_for)}",
             name="at_least_for",
         )
-    ask = _ask(
-        policy.ttl,
-        _holder(settings.get("holder")),
-        slot,
-        _JOB_RECORD if slot or at_least_for else _LOCK_RECORD,
-    )
+    keep_record = _JOB_RECORD if slot or at_least_for else _LOCK_RECORD
+    ask = Ask(policy.ttl, _holder(holder), slot=slot, keep_record=keep_record)
     queue = _queue(policy, slot, can, fair=settings.get("fair", False))
-    return Wanted(key, ask, policy, at_most_for, at_least_for, queue)
+    return ask, replace(ask, queue=queue), policy, at_most_for, at_least_for
 
 
-@lru_cache(maxsize=256)
-def _ask(ttl: float, holder: str, slot: Slot | None, keep_record: float) -> Ask:
-    # Shared by all locks with equal settings: a process may hold ten thousand.
-    return Ask(ttl=ttl, holder=holder, slot=slot, keep_record=keep_record)
-
-
-def _refuse_unknown(settings: Any) -> None:
+def _refuse_unknown(settings: dict[str, Any]) -> None:
     unknown = sorted(set(settings) - set(LockSettings.__annotations__))
     if unknown:
         known = ", ".join(sorted(LockSettings.__annotations__))
@@ -188,15 +203,10 @@ def _queue(policy: Policy, slot: Slot | None, can: Capabilities, *, fair: bool) 
     if not can.queue or slot is not None:
         # One that waits for its slot would keep others from a lease that is free for them.
         return None
-    return _queue_of(min(_HEARTBEAT_MOST, policy.ttl / 3), fair)
+    return Queue(min(_HEARTBEAT_MOST, policy.ttl / 3), fair)
 
 
-_queue_of = lru_cache(maxsize=256)(Queue)
-
-
-def _holder(holder: str | None) -> str:
-    if holder is None:
-        return default_holder()
+def _holder(holder: object) -> str:
     if not isinstance(holder, str):
         raise ConfigError(f"holder: a text, not {type(holder).__name__}", name="holder")
     if not 1 <= len(holder) <= 200 or not holder.isprintable() or " " in holder:

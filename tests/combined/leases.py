@@ -204,7 +204,7 @@ class CombinedWorld(simulated.World):
         slot = wanted.ask.slot
         slot = slot and Slot(slot.name, slot.keep * factor)
         ask = replace(wanted.ask, ttl=ttl, slot=slot)
-        return Wanted(wanted.key, ask, policy.make_policy(ttl))
+        return Wanted(wanted.key, ask, ask, policy.make_policy(ttl))
 
     def _factor(self) -> float:
         for fault in self.plan.faults:

@@ -429,7 +429,7 @@ class SimInstance:
         store_slot = StoreSlot(name, SLOT_KEEP)
         ask = Ask(POLICY.ttl, f"i{self.index}", meta=name.encode(), slot=store_slot)
         said: list[object] = []
-        wanted = Wanted(Key(NAMESPACE, spec.name), ask, POLICY)
+        wanted = Wanted(Key(NAMESPACE, spec.name), ask, ask, POLICY)
         try:
             return drive(acquire(self.port, wanted, 0, said.append))
         except NotAcquired:

@@ -108,8 +108,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     _m(
         "a claim takes the lease without its slot",
         "cron/claims.py",
-        "ask = replace(wanted.ask, slot=StoreSlot(name, SLOT_KEEP), meta=name.encode())",
-        "ask = replace(wanted.ask, meta=name.encode())",
+        "asking(slot=StoreSlot(name, SLOT_KEEP), meta=name.encode())",
+        "asking(meta=name.encode())",
         "tests/unit/test_cron_launcher.py::test_a_claim_takes_the_slot_along_with_the_lease",
     ),
     _m(

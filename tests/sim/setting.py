@@ -101,4 +101,4 @@ class Setting(Schedule):
         if profile.bounds and rng.random() < 0.4:
             at_most = max(at_least, ttl * (0.3 + rng.random()))
         ask = Ask(ttl, "sim", slot=slot)
-        return Wanted(KEY, ask, self.policy, at_most or _INF, at_least)
+        return Wanted(KEY, ask, ask, self.policy, at_most or _INF, at_least)

@@ -17,6 +17,7 @@ from incumbent.protocol.release import release_blocking, settle
 from incumbent.stores.memory import MemoryEngine
 
 KEY = Key("ns", "job")
+ASK = Ask(15.0, "me")
 
 
 class _Port:
@@ -85,7 +86,7 @@ def test_a_certain_claim_is_settled_by_its_ttl() -> None:
 @pytest.mark.parametrize("unsure", [0, 1])
 def test_a_release_leaves_a_debt_only_for_a_take_that_was_never_answered(unsure: int) -> None:
     port = _Blocking(Released())
-    wanted = Wanted(KEY, Ask(15.0, "me"), make_policy(15.0))
+    wanted = Wanted(KEY, ASK, ASK, make_policy(15.0))
     held = Held(cast(Port, port), wanted)
     held.unsure = unsure
     held.machine.sent(port.now())
@@ -100,7 +101,7 @@ def test_whoever_adopts_a_lease_gives_up_the_takes_in_doubt_along_with_it(unsure
     """A run of cron goes on in another process, and the take that got no answer may still come."""
     engine = MemoryEngine()
     link = Link(engine)
-    wanted = Wanted(KEY, Ask(15.0, "me"), make_policy(15.0))
+    wanted = Wanted(KEY, ASK, ASK, make_policy(15.0))
     granted = engine.store().take(KEY, "claim", wanted.ask, link.port.now() + 5)
     assert isinstance(granted, Granted)
     assert adopted(link, Grant(wanted, "claim", unsure)).release()

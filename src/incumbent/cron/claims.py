@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from incumbent.cron.ledger import SLOT_KEEP
 from incumbent.cron.slots import Slot
 from incumbent.cron.spec import JobSpec
+from incumbent.durations import DAY
 from incumbent.errors import NotAcquired, StoreError
 from incumbent.locks import Lease
 from incumbent.model import Refused
@@ -59,19 +60,18 @@ class Claimer:
         caps = self.link.engine.capabilities
         wanted = wanted_from(self.namespace, name, caps, **settings)
         # A ledger's record is kept for as long as its fields are.
-        return replace(wanted, ask=replace(wanted.ask, keep_record=max(SLOT_KEEP, 86_400.0 * 30)))
+        return wanted.asking(keep_record=max(SLOT_KEEP, 30 * DAY))
 
     def claim(self, spec: JobSpec, slot: Slot) -> Held | Refused:
         """Ask once: what is held now, or the store's no.
 
         Raises StoreError; then nothing is believed, and what may be in the store is given back.
         """
-        wanted = self.wanted(spec)
         name = slot.name
-        ask = replace(wanted.ask, slot=StoreSlot(name, SLOT_KEEP), meta=name.encode())
+        wanted = self.wanted(spec).asking(slot=StoreSlot(name, SLOT_KEEP), meta=name.encode())
         replies: list[Refused | StoreError] = []
         try:
-            return run(acquire(self.link.port, replace(wanted, ask=ask), 0, replies.append))
+            return run(acquire(self.link.port, wanted, 0, replies.append))
         except NotAcquired:
             return next(it for it in reversed(replies) if isinstance(it, Refused))
 

@@ -256,7 +256,7 @@ def _patience(wanted: Wanted, place: int, jitter: float) -> float:
 
     The store tells it when it becomes the first. This covers waiters that died with the holder.
     """
-    queue = wanted.queue
+    queue = wanted.waiting.queue
     if queue is None:
         return 0.0
     # A candidate stays listed only while it asks.

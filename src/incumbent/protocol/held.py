@@ -6,11 +6,11 @@ import warnings
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from math import inf
+from typing import Any, NamedTuple
 
 from incumbent.lease import LeaseMachine, State
-from incumbent.model import Ask, Key, Notice, Queue, Renewal
+from incumbent.model import Ask, Key, Notice, Renewal
 from incumbent.policy import Policy
 from incumbent.protocol.port import Debt, Port
 
@@ -20,31 +20,23 @@ RESERVED = 5.0
 """Seconds, at most one ttl, for which a name waits for the successor that was named."""
 
 
-@lru_cache(maxsize=256)
-def _in_line(ask: Ask, queue: Queue) -> Ask:
-    # Shared by all locks with equal settings, as `ask` is.
-    return replace(ask, queue=queue)
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
+class Wanted(NamedTuple):
     """What a lock asks for; `at_most_for` and `at_least_for` are seconds from the grant.
 
-    `queue`: the place in line of one that waits; one that tries once has none.
+    `ask` is that of a lock that tries once, `waiting` that of one that waits in line.
     """
 
     key: Key
     ask: Ask
+    waiting: Ask
     policy: Policy
     at_most_for: float = inf
     at_least_for: float = 0.0
-    queue: Queue | None = None
-    waiting: Ask = field(init=False)
-    """`ask`, of one that waits."""
 
-    def __post_init__(self) -> None:
-        waiting = self.ask if self.queue is None else _in_line(self.ask, self.queue)
-        object.__setattr__(self, "waiting", waiting)
+    def asking(self, **changed: Any) -> Wanted:
+        """The same with other fields of `Ask`, whether it waits or not."""
+        ask, waiting = replace(self.ask, **changed), replace(self.waiting, **changed)
+        return self._replace(ask=ask, waiting=waiting)
 
     @property
     def slot(self) -> str | None:

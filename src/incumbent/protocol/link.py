@@ -73,6 +73,7 @@ class Link:
         self.close()
 
 
+# Written in one step, and without a lock: a signal handler or a fork's child could find it taken.
 _by_url: Final[dict[str, Link]] = {}
 _by_object: Final[weakref.WeakKeyDictionary[Any, Link]] = weakref.WeakKeyDictionary()
 
@@ -84,20 +85,16 @@ def link_for(store: Any) -> Link:
     """
     if store is None:
         store = store_url()
+    if isinstance(store, str):
+        return _by_url.get(store) or _by_url.setdefault(store, new_link(store))
     if isinstance(store, Link):
         return store
     own = getattr(store, "_link", None)
     if isinstance(own, Link):
         return own
-    if not isinstance(store, str):
-        # Before it becomes a key: this is where what is no store at all is refused.
-        engine_for_object(store)
-    known: Any = _by_url if isinstance(store, str) else _by_object
-    link: Link | None = known.get(store)
-    if link is None:
-        # In one step, and without a lock: a signal handler or a fork's child could find it taken.
-        link = known.setdefault(store, new_link(store))
-    return link
+    # Before it becomes a key: this is where what is no store at all is refused.
+    engine_for_object(store)
+    return _by_object.get(store) or _by_object.setdefault(store, new_link(store))
 
 
 def own_link(store: Any) -> Link:
