@@ -26,7 +26,7 @@ from incumbent.model import (
 )
 from incumbent.stores.postgresql import open_postgresql
 from incumbent.stores.postgresql.engine import PostgresEngine, schema
-from incumbent.stores.postgresql.store import PostgresStore
+from incumbent.stores.postgresql.runner import PostgresStore
 from tests.contract.postgresql_worlds import MovedWorld
 from tests.support.pace import took
 from tests.support.postgresql import PostgresServer

@@ -111,17 +111,20 @@ def _secured(
         raise
 
 
-def wait_ready(sock: socket.socket, until: float, *, writing: bool) -> bool:
-    """Whether the socket became ready before `until`, or was closed by another thread."""
+def wait_ready(sock: socket.socket | int, until: float, *, writing: bool) -> bool:
+    """Whether the socket became ready before `until`, or was closed by another thread.
+
+    It may be a bare descriptor, such as libpq's.
+    """
     while (left := until - _now()) > 0:
         if is_ready(sock, writing=writing, seconds=min(left, _SLICE)):
             return True
     return False
 
 
-def is_ready(sock: socket.socket, *, writing: bool, seconds: float = 0) -> bool:
+def is_ready(sock: socket.socket | int, *, writing: bool, seconds: float = 0) -> bool:
     """The same within `seconds`, by one system call."""
-    if sock.fileno() < 0:
+    if not isinstance(sock, int) and sock.fileno() < 0:
         return True
     if not hasattr(select, "poll"):
         reads, writes = ([], [sock]) if writing else ([sock], [])

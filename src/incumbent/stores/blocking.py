@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from incumbent.model import (
     Ask,
@@ -18,9 +18,8 @@ from incumbent.model import (
 )
 from incumbent.protocol.port import run
 from incumbent.stores.base import AsyncLeases
-from incumbent.stores.plan import Plan, Planned
 
-__all__ = ["BlockingPlanned", "BlockingStore", "Operations"]
+__all__ = ["BlockingStore", "Operations"]
 
 
 class Operations(AsyncLeases, Protocol):
@@ -39,9 +38,7 @@ class Operations(AsyncLeases, Protocol):
         ...
 
 
-T = TypeVar("T")
 Ops = TypeVar("Ops", bound=Operations)
-Plans = TypeVar("Plans", bound=Planned[Any])
 
 
 class BlockingStore(Generic[Ops]):
@@ -89,30 +86,3 @@ class BlockingStore(Generic[Ops]):
 
     def close(self) -> None:
         self.operations.let_go()
-
-
-class BlockingPlanned(BlockingStore[Plans]):
-    """Take and give, which have to be fast, by plans: a shorter way than coroutines is `run`."""
-
-    def run(self, plan: Plan[Any, T], until: float) -> T:
-        """Carry out a plan. Raises StoreError, at `until` at the latest."""
-        return run(self.operations.run(plan, until))
-
-    def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
-        return self.run(self.operations.dialect.take(key, claim, ask), until)
-
-    def give(
-        self,
-        key: Key,
-        claim: str,
-        token: int | None,
-        until: float,
-        *,
-        closed_for: float = 0.0,
-        reserve_for: str | None = None,
-        slot: str | None = None,
-    ) -> GiveOutcome:
-        plan = self.operations.dialect.give(
-            key, claim, token, closed_for=closed_for, reserve_for=reserve_for, slot=slot
-        )
-        return self.run(plan, until)

@@ -1,21 +1,31 @@
-"""One store for each event loop: its connections belong to the loop in which they were made."""
+"""One store for each event loop: its connections belong to the loop in which they were made.
+
+Imports no asyncio, for which a program that only blocks has no use.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import AsyncGenerator, Callable
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 from weakref import WeakKeyDictionary, WeakSet
 
-__all__ = ["LoopEnd", "Loops"]
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
+
+__all__ = ["LoopEnd", "Loops", "detach_in_child"]
 
 
 class Detachable(Protocol):
-    """What belongs to one loop, and is left behind with it in a fork's child."""
+    """What belongs to one process, and is left behind in a fork's child."""
 
     def detach(self) -> None:
-        """Give the descriptors back without touching the parent's event loop."""
+        """Give the descriptors back without touching the parent's connections or event loop."""
+
+
+def detach_in_child(what: Detachable) -> None:
+    """Have `what` detached in each child of a fork, for as long as it lives."""
+    _detachable.add(what)
 
 
 S = TypeVar("S", bound=Detachable)
@@ -26,16 +36,18 @@ class Loops(Generic[S]):
 
     def __init__(self, make: Callable[[], S]) -> None:
         self._make = make
-        self._stores: WeakKeyDictionary[asyncio.AbstractEventLoop, S] = WeakKeyDictionary()
-        _all.add(self)
+        self._stores: WeakKeyDictionary[AbstractEventLoop, S] = WeakKeyDictionary()
+        detach_in_child(self)
 
     def store(self) -> S:
         """That of the running loop. Raises RuntimeError where none runs."""
-        loop = asyncio.get_running_loop()
+        from asyncio import get_running_loop
+
+        loop = get_running_loop()
         store = self._stores.get(loop)
         return self._add(loop) if store is None else store
 
-    def _add(self, loop: asyncio.AbstractEventLoop) -> S:
+    def _add(self, loop: AbstractEventLoop) -> S:
         # A store's connections know their loop, so a loop that was closed does not go by itself.
         # By a copy of the references: other threads have loops as well.
         for reference in list(self._stores.keyrefs()):
@@ -83,14 +95,14 @@ class LoopEnd:
             await waiting.aclose()
 
 
-_all: WeakSet[Loops[Any]] = WeakSet()
+_detachable: WeakSet[Detachable] = WeakSet()
 _graveyard: list[object] = []
 """Loops that must never be collected: closing the parent's transports would disturb the parent."""
 
 
 def _after_fork() -> None:
-    for loops in list(_all):
-        loops.detach()
+    for each in list(_detachable):
+        each.detach()
 
 
 if hasattr(os, "register_at_fork"):

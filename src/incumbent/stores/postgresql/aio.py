@@ -35,45 +35,10 @@ class AsyncPostgresStore(Runner):
         await self._end.aclose()
 
 
-class _Suspending(Side):
-    async def ready(self, fd: int, until: float, *, writing: bool = False) -> bool:
-        loop = asyncio.get_running_loop()
-        waiter: asyncio.Future[bool] = loop.create_future()
-        if writing:
-            loop.add_writer(fd, _settle, waiter, True)
-        else:
-            loop.add_reader(fd, _settle, waiter, True)
-        timer = loop.call_later(max(0.0, until - _now()), _settle, waiter, False)
-        try:
-            return await waiter
-        finally:
-            timer.cancel()
-            if writing:
-                loop.remove_writer(fd)
-            else:
-                loop.remove_reader(fd)
-
-    async def resolve(self, host: str, port: str, until: float) -> Sequence[str]:
-        async with asyncio.timeout(max(0.0, until - _now())):
-            return await resolve(host, port)
-
-    async def sleep(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
-
-    def wakeup(self) -> Wakeup:
-        return _Wakeup()
-
-
-def _settle(waiter: asyncio.Future[bool], ready: bool) -> None:
-    if not waiter.done():
-        waiter.set_result(ready)
-
-
-class _Wakeup:
+class _Wakeup(Wakeup):
     def __init__(self) -> None:
-        self._event = asyncio.Event()
-        self.set = self._event.set
-        self.clear = self._event.clear
+        self._event = event = asyncio.Event()
+        self.set, self.clear = event.set, event.clear
 
     async def wait(self, until: float) -> None:
         try:
@@ -81,3 +46,32 @@ class _Wakeup:
                 await self._event.wait()
         except TimeoutError:
             pass
+
+
+class _Suspending(Side):
+    wakeup = _Wakeup
+
+    async def ready(self, fd: int, until: float, *, writing: bool = False) -> bool:
+        loop = asyncio.get_running_loop()
+        add, remove = (
+            (loop.add_writer, loop.remove_writer)
+            if writing
+            else (loop.add_reader, loop.remove_reader)
+        )
+        became_ready = asyncio.Event()
+        add(fd, became_ready.set)
+        try:
+            async with asyncio.timeout(max(0.0, until - _now())):
+                await became_ready.wait()
+        except TimeoutError:
+            return False
+        finally:
+            remove(fd)
+        return True
+
+    async def resolve(self, host: str, port: str, until: float) -> Sequence[str]:
+        async with asyncio.timeout(max(0.0, until - _now())):
+            return await resolve(host, port)
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)

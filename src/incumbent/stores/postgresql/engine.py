@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Awaitable, Callable
 from functools import partial
 from importlib.resources import files
 from typing import TYPE_CHECKING
@@ -11,16 +12,16 @@ from incumbent import clock
 from incumbent.errors import StoreError
 from incumbent.model import Capabilities
 from incumbent.protocol.port import run
+from incumbent.stores.loops import Loops
 from incumbent.stores.postgresql.dialect import HELLO, Dialect
 from incumbent.stores.postgresql.doctor import DIAGNOSE, Finding, findings
-from incumbent.stores.postgresql.errors import Answered, Broken, answered_error, check_schema
+from incumbent.stores.postgresql.errors import Answered, answered_error, check_schema
 from incumbent.stores.postgresql.libpq import Site
-from incumbent.stores.postgresql.store import PostgresStore
+from incumbent.stores.postgresql.runner import PostgresStore
 from incumbent.stores.postgresql.wire import Wire
 from incumbent.stores.restart import wait_after_restart
 
 if TYPE_CHECKING:
-    from incumbent.stores.loops import Loops
     from incumbent.stores.postgresql.aio import AsyncPostgresStore
 
 __all__ = ["PostgresEngine", "schema"]
@@ -29,6 +30,13 @@ __all__ = ["PostgresEngine", "schema"]
 def schema() -> str:
     """The SQL that makes the schema, or brings it up to this release."""
     return files("incumbent.stores.postgresql").joinpath("schema.sql").read_text("utf-8")
+
+
+def _async_store(site: Site, dialect: Dialect) -> AsyncPostgresStore:
+    # Imported only now: the blocking side has no use for asyncio.
+    from incumbent.stores.postgresql.aio import AsyncPostgresStore
+
+    return AsyncPostgresStore(site, dialect)
 
 
 class PostgresEngine:
@@ -46,9 +54,9 @@ class PostgresEngine:
     def __init__(self, site: Site) -> None:
         self.url = site.where
         self._site = site
-        self._dialect = Dialect(site.where, site.restart_wait)
-        self._store = PostgresStore(site, self._dialect)
-        self._loops: dict[str, Loops[AsyncPostgresStore]] = {}
+        dialect = Dialect(site.where, site.restart_wait)
+        self._store = PostgresStore(site, dialect)
+        self._loops = Loops(partial(_async_store, site, dialect))
 
     def __repr__(self) -> str:
         return f"PostgresEngine({self.url!r})"
@@ -58,67 +66,63 @@ class PostgresEngine:
 
     def async_store(self) -> AsyncPostgresStore:
         """See Engine.async_store. Raises RuntimeError where no event loop runs."""
-        loops = self._loops.get("all")
-        return (loops or self._make_loops()).store()
-
-    def _make_loops(self) -> Loops[AsyncPostgresStore]:
-        # Imported only now: the blocking side has no use for asyncio.
-        from incumbent.stores.loops import Loops
-        from incumbent.stores.postgresql.aio import AsyncPostgresStore
-
-        # One atomic step instead of a lock, which a fork could copy while somebody holds it.
-        return self._loops.setdefault(
-            "all", Loops(partial(AsyncPostgresStore, self._site, self._dialect))
-        )
+        return self._loops.store()
 
     def fix(self, until: float) -> list[Finding]:
         """Make the schema, or bring it up to this release; findings as of `diagnose`.
 
         May be repeated, and changes nothing that is there. Needs a role that may create it.
         """
-        try:
-            wire = run(self._store.operations.dial(until))
-        except StoreError as error:
-            return [("error", str(error), "check the address, the password and the network")]
-        try:
-            run(wire.script(schema(), until))
-        except Answered as error:
-            advice = "run it as a role that may CREATE in this database, or who owns the schema"
-            return [("error", f"{self.url}: {error} ({error.code})", advice)]
-        except Broken as error:
-            return [("error", f"{self.url} gave no usable answer: {error}", "try it again")]
-        finally:
-            wire.close()
-        return [("ok", "the schema incumbent is made and up to date", "")]
+
+        async def apply(wire: Wire) -> list[Finding]:
+            try:
+                await wire.script(schema(), until)
+            except Answered as error:
+                advice = "run it as a role that may CREATE in this database, or who owns the schema"
+                return [("error", f"{self.url}: {error} ({error.code})", advice)]
+            return [("ok", "the schema incumbent is made and up to date", "")]
+
+        return self._findings(apply, until)
 
     def diagnose(self, ttl: float, until: float) -> list[Finding]:
+        async def examine(wire: Wire) -> list[Finding]:
+            hello = json.loads(await wire.query(HELLO, until) or b"{}")
+            check_schema(hello, self.url, proved=True)
+            began = clock.now()
+            reply = await wire.query(DIAGNOSE, until)
+            return findings(
+                reply,
+                hello,
+                ttl=ttl,
+                named=self._site.restart_wait is not None,
+                wait=wait_after_restart(self._site.restart_wait, ttl, hello["longest"] / 1e6),
+                trip=clock.now() - began,
+                wall=clock.wall,
+                number=wire.version,
+                backend=wire.backend,
+                encrypted=wire.encrypted,
+            )
+
+        return self._findings(examine, until)
+
+    def _findings(
+        self, work: Callable[[Wire], Awaitable[list[Finding]]], until: float
+    ) -> list[Finding]:
+        """What `work` finds by a connection of its own."""
+
+        async def find() -> list[Finding]:
+            wire = await self._store.operations.dial(until)
+            try:
+                return await work(wire)
+            except Answered as error:
+                return [("error", str(answered_error(error, self.url)), "")]
+            except Exception as error:  # noqa: BLE001 - whatever it is, a diagnosis reports it
+                why = f"{self.url} gave no usable answer: {error}"
+                return [("error", why, "try it again, or look at its log")]
+            finally:
+                wire.close()
+
         try:
-            wire = run(self._store.operations.dial(until))
+            return run(find())
         except StoreError as error:
             return [("error", str(error), "check the address, the password and the network")]
-        try:
-            return self._examine(wire, ttl, until)
-        except Answered as error:
-            return [("error", str(answered_error(error, self.url)), "")]
-        except Exception as error:  # noqa: BLE001 - whatever it is, a diagnosis reports it
-            return [("error", f"{self.url} answered nothing usable: {error}", "look at its log")]
-        finally:
-            wire.close()
-
-    def _examine(self, wire: Wire, ttl: float, until: float) -> list[Finding]:
-        hello = json.loads(run(wire.query(HELLO, until)) or b"{}")
-        check_schema(hello, self.url, proved=True)
-        began = clock.now()
-        answer = run(wire.query(DIAGNOSE, until))
-        return findings(
-            answer,
-            hello,
-            ttl=ttl,
-            named=self._site.restart_wait is not None,
-            wait=wait_after_restart(self._site.restart_wait, ttl, hello["longest"] / 1e6),
-            trip=clock.now() - began,
-            wall=clock.wall,
-            number=wire.server_version,
-            backend=wire.backend,
-            encrypted=wire.encrypted,
-        )

@@ -1,4 +1,7 @@
-"""Carrying out plans by connections, written once for both sides: see `net.pool`."""
+"""Carrying out plans by connections, written once for both sides: see `net.pool`.
+
+`PostgresStore` runs it in one step, `aio` awaits it.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,8 @@ from incumbent import clock
 from incumbent.errors import StoreError, StoreUnavailable
 from incumbent.model import Key
 from incumbent.net.pool import PlanRunner
+from incumbent.stores.blocking import BlockingStore
+from incumbent.stores.loops import detach_in_child
 from incumbent.stores.names import flat
 from incumbent.stores.plan import Plan
 from incumbent.stores.postgresql.dialect import HELLO, Dialect
@@ -27,7 +32,7 @@ from incumbent.stores.postgresql.subscriber import Subscriber
 from incumbent.stores.postgresql.waiting import Side
 from incumbent.stores.postgresql.wire import Wire
 
-__all__ = ["Runner"]
+__all__ = ["PostgresStore", "Runner"]
 
 T = TypeVar("T")
 
@@ -156,7 +161,7 @@ class Runner(PlanRunner[Wire, float]):
         finally:
             self._dialing.pop()
         try:
-            check_server(wire.server_version, site.where, proved=site.proved)
+            check_server(wire.version, site.where, proved=site.proved)
             before = _now()
             hello = json.loads(await wire.query(HELLO, until) or b"{}")
             check_schema(hello, site.where, proved=site.proved)
@@ -180,3 +185,11 @@ class Runner(PlanRunner[Wire, float]):
             _log.info("%s: a pooler stands between, so waiting polls", site.where)
         site.direct = wire.direct
         site.proved = True
+
+
+class PostgresStore(BlockingStore[Runner]):
+    """The blocking side: see stores.base.Store."""
+
+    def __init__(self, site: Site, dialect: Dialect) -> None:
+        super().__init__(Runner(site, dialect, Side()))
+        detach_in_child(self.operations)

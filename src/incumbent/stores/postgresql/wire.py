@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import os
-import select
 from collections.abc import Callable
 from functools import partial
-from math import ceil
 from typing import Any, Final, TypeVar
 from zlib import crc32
 
 from incumbent import clock
-from incumbent.protocol.port import run
+from incumbent.net.dial import is_ready
 from incumbent.stores.plan import Plan
 from incumbent.stores.postgresql.dialect import Request
 from incumbent.stores.postgresql.errors import Answered, Broken
 from incumbent.stores.postgresql.libpq import DriverError, pq
-from incumbent.stores.postgresql.waiting import SLICE, Side, wait_for
+from incumbent.stores.postgresql.waiting import Side
 
-__all__ = ["STALE_AFTER", "Wire"]
+__all__ = ["Wire"]
 
 T = TypeVar("T")
 
@@ -28,7 +26,7 @@ _SEVERITY: Final = pq.DiagnosticField.SEVERITY_NONLOCALIZED
 _ENDS: Final = (b"FATAL", b"PANIC")
 _SQLSTATE: Final = pq.DiagnosticField.SQLSTATE
 _MESSAGE: Final = pq.DiagnosticField.MESSAGE_PRIMARY
-STALE_AFTER: Final = 0.05
+_STALE_AFTER: Final = 0.05
 """A connection unused for longer is looked at before it is trusted: one system call."""
 
 _IDLED: Final = "57P05"
@@ -44,6 +42,7 @@ class Wire:
     """`used`: when the present (or last) request began; `direct`: no pooler stands between.
 
     `ahead`: by how many seconds at most the server's clock (since 1970) is ahead of ours.
+    `backend`: the server process that the login named. `version`: 150004 for 15.4.
     """
 
     def __init__(self, connection: Any, side: Side) -> None:
@@ -51,8 +50,9 @@ class Wire:
         self._connection = connection
         self._side = side
         self._fd: int = connection.socket
-        self._poll = select.poll()
-        self._poll.register(self._fd, select.POLLIN)
+        self.backend: int = connection.backend_pid
+        self.encrypted = bool(connection.ssl_in_use)
+        self.version: int = connection.server_version
         self.closed = False
         self.direct = False
         self.used = _now()
@@ -63,32 +63,17 @@ class Wire:
         # It must not refer to this object: nobody but its holder keeps a connection open.
         connection.notice_handler = partial(_note, self._last_words)
 
-    @property
-    def backend(self) -> int:
-        """The server process that the login spoke of."""
-        return int(self._connection.backend_pid)
-
-    @property
-    def encrypted(self) -> bool:
-        """Whether TLS is used."""
-        return bool(self._connection.ssl_in_use)
-
-    @property
-    def server_version(self) -> int:
-        """As libpq says it: 150004 for 15.4."""
-        return int(self._connection.server_version)
-
     def is_stale(self, *, trust: bool = True) -> bool:
         """Whether the server closed it. `trust`: do not look at one that was just used."""
         if self.closed or self._last_words:
             return True
-        if trust and _now() - self.used < STALE_AFTER:
+        if trust and _now() - self.used < _STALE_AFTER:
             return False
         if self._preparing is not None:
             # What is there to read may be the answer that comes: whoever uses it will see.
             return False
         # Something that nobody asked for: an end, in most cases.
-        return wait_for(self._fd, 0.0)
+        return is_ready(self._fd, writing=False)
 
     def close(self) -> None:
         """Let go at once."""
@@ -116,77 +101,32 @@ class Wire:
             outcome: T = done.value
             return outcome
 
-    def carry_out_at_once(self, plan: Plan[float, T], until: float) -> T:
-        """As `carry_out`, without a coroutine where all goes well."""
-        program = plan.start(self.ahead, until)
-        try:
-            request = next(program)
-            while True:
-                request = program.send(self.query_at_once(request, until))
-                self.used = _now()
-        except StopIteration as done:
-            outcome: T = done.value
-            return outcome
-
     async def query(self, request: Request, until: float) -> bytes | None:
         """The one value that the statement answers. Raises Broken, Answered."""
         if until <= _now():
             raise Broken("no time is left", sent=False, late=True)
         if self._preparing is not None:
-            await self._prepared(until)
+            await self._prepared(*self._preparing, until)
         if self._last_words:
             raise Broken(self._last_words[-1], sent=False)
+        connection, parameters = self._connection, request.parameters
         name = self._known.get(request.sql)
-        if name is None:
-            answer = await self._unprepared(request, until)
-            if self.direct and request.parameters:
-                self._prepare(request.sql)
-            return answer
-        send = self._connection.send_query_prepared
-        try:
-            return await self._ask(send, until, name, request.parameters)
-        except Answered as error:
-            return await self._without_prepared(error, request, until)
-
-    def query_at_once(self, request: Request, until: float) -> bytes | None:
-        """As `query`, likewise."""
-        name = self._known.get(request.sql)
-        left = until - self.used
-        if name is None or left <= 0 or self._preparing is not None:
-            return run(self.query(request, until))
-        connection = self._connection
-        try:
-            connection.send_query_prepared(name, request.parameters)
-            if not connection.flush() and self._poll.poll(ceil(1000 * min(left, SLICE))):
-                connection.consume_input()
-                if not connection.is_busy():
-                    result = connection.get_result()
-                    if not connection.is_busy() and connection.get_result() is None:
-                        return _value_of(result)
-                    return run(self._rest(until, [result]))
-        except Answered as error:
-            return run(self._without_prepared(error, request, until))
-        except DriverError as error:
-            raise self._lost(error, []) from error
-        return run(self._rest(until, []))
-
-    async def _without_prepared(
-        self, error: Answered, request: Request, until: float
-    ) -> bytes | None:
-        """The same again, if `error` says only that the prepared statement is not there."""
-        if error.code not in _NOT_PREPARED:
-            raise error
-        # Somebody tidied up our session, or a pooler hides well: nothing was executed.
-        self._forget()
-        return await self._unprepared(request, until)
+        if name is not None:
+            try:
+                return await self._ask(until, connection.send_query_prepared, name, parameters)
+            except Answered as error:
+                if error.code not in _NOT_PREPARED:
+                    raise
+                # Somebody tidied up our session, or a pooler hides well: nothing was executed.
+                self._forget()
+        answer = await self._ask(until, connection.send_query_params, request.sql, parameters)
+        if self.direct and parameters:
+            self._prepare(request.sql)
+        return answer
 
     async def script(self, text: str, until: float) -> None:
         """Several statements, in one transaction. Raises Broken, Answered."""
-        await self._ask(self._connection.send_query, until, text.encode())
-
-    async def _unprepared(self, request: Request, until: float) -> bytes | None:
-        send = self._connection.send_query_params
-        return await self._ask(send, until, request.sql, request.parameters)
+        await self._ask(until, self._connection.send_query, text.encode())
 
     def _prepare(self, sql: bytes) -> None:
         """Have it prepared for the next time; nobody waits for that."""
@@ -201,35 +141,36 @@ class Wire:
             return  # whoever uses it next will see
         self._preparing = (sql, name)
 
-    async def _prepared(self, until: float) -> None:
+    async def _prepared(self, sql: bytes, name: bytes, until: float) -> None:
         """Read the reply to that."""
-        prepared, self._preparing = self._preparing, None
+        self._preparing = None
         try:
-            await self._rest(until, [])
+            await self._reply(until)
         except Answered:
             self._forget()
         except Broken as error:
             # Of the request itself nothing has left.
             raise Broken(str(error), sent=False, late=error.late) from error
         else:
-            self._known.update([prepared] if prepared else [])
-        if wait_for(self._fd, 0.0):
+            self._known[sql] = name
+        if is_ready(self._fd, writing=False):
             raise Broken("the server closed the connection", sent=False)
 
     def _forget(self) -> None:
         self.direct = False
         self._known.clear()
 
-    async def _ask(self, send: Callable[..., None], until: float, *what: Any) -> bytes | None:
+    async def _ask(self, until: float, send: Callable[..., None], *what: Any) -> bytes | None:
         try:
             send(*what)
         except DriverError as error:
-            raise _broken(error) from error
-        return await self._rest(until, [])
+            raise self._lost(error, []) from error
+        return await self._reply(until)
 
-    async def _rest(self, until: float, results: list[Any]) -> bytes | None:
-        """The value of what was sent, of which `results` have come."""
+    async def _reply(self, until: float) -> bytes | None:
+        """The value of what was sent."""
         connection = self._connection
+        results: list[Any] = []
         try:
             while connection.flush():
                 await self._wait(until, writing=True)
