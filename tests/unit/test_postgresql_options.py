@@ -13,15 +13,15 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from incumbent.errors import ConfigError
 from incumbent.stores.postgresql import engine_from_object, open_postgresql
-from incumbent.stores.postgresql.libpq import Site, Target, site_of_options
-from incumbent.stores.postgresql.url import parse_postgresql_url
+from incumbent.stores.postgresql.libpq import Site, Target, site_of_url
+from incumbent.stores.postgresql.url import read_url
 from incumbent.stores.registry import engine_for_object, open_engine
 
 SECRET = "pa55-never-shown"
 
 
-def site(url: str) -> Site:
-    return site_of_options(parse_postgresql_url(url))
+def site(url: str, password: str | None = None) -> Site:
+    return site_of_url(*read_url(url), password)
 
 
 def test_several_hosts_are_asked_one_by_one_and_must_be_able_to_write() -> None:
@@ -36,16 +36,16 @@ def test_several_hosts_are_asked_one_by_one_and_must_be_able_to_write() -> None:
 
 def test_the_host_that_served_last_is_asked_first() -> None:
     found = site("postgresql://h1,h2,h3/db")
-    found.best = 1
-    assert [target.host for _, target in found.in_order()] == ["h2", "h3", "h1"]
+    found.prefer(found.targets[1])
+    assert [target.host for target in found.targets] == ["h2", "h1", "h3"]
 
 
 def test_our_options_are_ours_and_the_rest_is_libpqs() -> None:
-    options = parse_postgresql_url(
+    found = site(
         "postgres://h/db?restart_wait=2m&application_name=x%20y&target_session_attrs=read-write"
     )
-    assert options.restart_wait == 120.0
-    assert site_of_options(options).parameters["application_name"] == "x y"
+    assert found.restart_wait == 120.0
+    assert found.parameters["application_name"] == "x y"
 
 
 @pytest.mark.parametrize(
@@ -65,9 +65,9 @@ def test_people_see_no_password_and_no_options(given: str, shown: str) -> None:
 
 def test_the_password_can_come_from_elsewhere_and_wins() -> None:
     for url in ("postgresql://me:old@h/db", "postgresql://me@h/db"):
-        options = parse_postgresql_url(url, "n@w/")
-        assert site_of_options(options).parameters["password"] == "n@w/"
-        assert options.shown == "postgresql://me:***@h/db"
+        found = site(url, "n@w/")
+        assert found.parameters["password"] == "n@w/"
+        assert found.where == "postgresql://me:***@h/db"
 
 
 def test_no_secret_is_left_in_what_libpq_says() -> None:

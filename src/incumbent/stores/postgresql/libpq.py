@@ -6,15 +6,17 @@ host gets its share of the time that is left, so that a dead one does not use up
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
+from urllib.parse import quote
 
 from incumbent import clock
 from incumbent.errors import ConfigError, StoreUnavailable
 from incumbent.stores.postgresql.errors import connect_error
-from incumbent.stores.postgresql.url import MALFORMED, PostgresOptions, shown_login
+from incumbent.stores.postgresql.url import MALFORMED
 from incumbent.stores.postgresql.waiting import Side
+from incumbent.stores.url import shown_login
 
 try:
     import psycopg
@@ -32,7 +34,7 @@ __all__ = [
     "connect",
     "pq",
     "site_of_object",
-    "site_of_options",
+    "site_of_url",
 ]
 
 DriverError = psycopg.Error
@@ -51,8 +53,7 @@ _BAD: Final = pq.ConnStatus.BAD
 _now = clock.now
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(NamedTuple):
     """One host of the list. `hostaddr` is set where its name need not be resolved."""
 
     host: str
@@ -62,10 +63,10 @@ class Target:
 
 @dataclass(slots=True)
 class Site:
-    """One configured database.
+    """One configured database; of its `targets` the one that served last comes first.
 
     `proved`: it has served this process before; `direct`: no pooler stands between (None: not known
-    yet); `best`: the place of the host that served last.
+    yet).
     """
 
     parameters: Mapping[str, str] = field(repr=False)
@@ -74,14 +75,10 @@ class Site:
     restart_wait: float | None = None
     proved: bool = False
     direct: bool | None = None
-    best: int = 0
 
-    def in_order(self) -> Iterator[tuple[int, Target]]:
-        """The hosts, that which served last first."""
-        count = len(self.targets)
-        for step in range(count):
-            place = (self.best + step) % count
-            yield place, self.targets[place]
+    def prefer(self, target: Target) -> None:
+        """Ask this host first from now on."""
+        self.targets = (target, *(other for other in self.targets if other is not target))
 
     def conninfo(self, target: Target, address: str) -> bytes:
         """For libpq: one host at one address, which it need not resolve."""
@@ -98,17 +95,18 @@ class Site:
         return " ".join(text.split())
 
 
-def site_of_options(options: PostgresOptions) -> Site:
-    """From a URL. Raises ConfigError for what libpq does not understand."""
+def site_of_url(conninfo: str, restart_wait: float | None, password: str | None = None) -> Site:
+    """From a URL; `password` replaces the one in it.
+
+    Raises ConfigError for what libpq does not understand.
+    """
     try:
-        parameters = _conninfo.conninfo_to_dict(options.conninfo)
+        parameters = _conninfo.conninfo_to_dict(conninfo)
     except DriverError as error:
         raise ConfigError(_not_understood(str(error)), name="store") from None
-    return _site_of(parameters, options.shown, options.restart_wait)
-
-
-def _is_port(text: str) -> bool:
-    return text.isascii() and text.isdigit() and 0 < int(text) < 65536
+    if password:
+        parameters["password"] = password
+    return _site_of(parameters, restart_wait)
 
 
 def _not_understood(message: str) -> str:
@@ -120,28 +118,41 @@ def _not_understood(message: str) -> str:
     return f"option {name} is neither libpq's nor ours (restart_wait)"
 
 
-def _site_of(parameters: Mapping[str, Any], where: str, restart_wait: float | None) -> Site:
-    """From libpq's parameters, by name."""
+def _site_of(parameters: Mapping[str, Any], restart_wait: float | None) -> Site:
     given = {name: str(value) for name, value in parameters.items() if value is not None}
-    defaults = {
-        option.keyword.decode(): option.val.decode()
-        for option in pq.Conninfo.get_defaults()
-        if option.val is not None
-    }
-    hosts, ports, addresses = (
-        given.pop(name, defaults.get(name, "")).split(",") for name in ("host", "port", "hostaddr")
-    )
+    where = _shown(given)
     given.pop("connect_timeout", None)  # ours is the caller's deadline
+    defaults = {option.keyword: option.val or b"" for option in pq.Conninfo.get_defaults()}
+    hosts, ports, addresses = (
+        given.pop(name, defaults.get(name.encode(), b"").decode()).split(",")
+        for name in ("host", "port", "hostaddr")
+    )
+    lists = hosts, ports, addresses
     if any(port and not _is_port(port) for port in ports):
         raise ConfigError("a port is not a number from 1 to 65535", name="store")
     count = max(len(hosts), len(addresses))
-    if len(ports) not in (1, count) or len(addresses) not in (1, count):
+    if any(len(each) not in (1, count) for each in lists):
         raise ConfigError("the lists of hosts and ports differ in length", name="store")
-    spread = [
-        values if len(values) == count else values * count for values in (hosts, ports, addresses)
+    # One value is that of all hosts.
+    spread = (each * (count // len(each)) for each in lists)
+    return Site({**given, **_ALWAYS}, tuple(map(Target, *spread)), where, restart_wait)
+
+
+def _is_port(text: str) -> bool:
+    return text.isascii() and text.isdigit() and 0 < int(text) < 65536
+
+
+def _shown(given: Mapping[str, str]) -> str:
+    """The URL as people see it."""
+    hosts = [
+        f"[{host}]" if ":" in host else quote(host, safe="")
+        for host in given.get("host", "").split(",")
     ]
-    targets = tuple(Target(*each) for each in zip(*spread, strict=True))
-    return Site({**given, **_ALWAYS}, targets, where, restart_wait)
+    ports = given.get("port", "").split(",")
+    ports *= len(hosts) // len(ports)
+    places = [f"{host}:{port}" if port else host for host, port in zip(hosts, ports, strict=False)]
+    login, database = shown_login(given.get("user"), given.get("password")), given.get("dbname")
+    return f"postgresql://{login}{','.join(places)}{f'/{database}' if database else ''}"
 
 
 # -- pools of the user's own ----------------------------------------------------------------------
@@ -156,7 +167,7 @@ _SQLALCHEMY: Final = {"database": "dbname", "username": "user"}
 def site_of_object(given: Any, restart_wait: float | None) -> Site:
     """From a pool of psycopg_pool or an engine of SQLAlchemy. Raises ConfigError."""
     parameters = _of_pool(given) if hasattr(given, "conninfo") else _of_sqlalchemy(given)
-    return _site_of(parameters, _shown(parameters), restart_wait)
+    return _site_of(parameters, restart_wait)
 
 
 def _of_pool(pool: Any) -> dict[str, Any]:
@@ -184,17 +195,6 @@ def _of_sqlalchemy(engine: Any) -> dict[str, Any]:
     return {name: value for name, value in named.items() if name in known}
 
 
-def _shown(parameters: dict[str, Any]) -> str:
-    login = shown_login(parameters.get("user") or "", parameters.get("password"))
-    hosts = str(parameters.get("host") or "").split(",")
-    ports = str(parameters.get("port") or "").split(",")
-    ports = ports * len(hosts) if len(ports) == 1 else ports
-    where = ",".join(
-        f"{host}:{port}" if port else host for host, port in zip(hosts, ports, strict=False)
-    )
-    return f"postgresql://{login}{where}/{parameters.get('dbname') or ''}"
-
-
 # -- connecting ----------------------------------------------------------------------------------
 
 
@@ -210,7 +210,7 @@ async def connect(site: Site, side: Side, until: float) -> Any:
     until = min(until, _now() + _LONGEST)
     failures = []
     left = len(site.targets)
-    for place, target in list(site.in_order()):
+    for target in site.targets:
         now = _now()
         if now >= until:
             break
@@ -219,7 +219,7 @@ async def connect(site: Site, side: Side, until: float) -> Any:
         except _Failed as failure:
             failures.append(str(failure))
         else:
-            site.best = place
+            site.prefer(target)
             return connection
         left -= 1
     raise _unavailable(site, failures)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from incumbent.durations import Duration
-from incumbent.stores.postgresql.url import check_restart_wait, parse_postgresql_url
+from incumbent.stores.postgresql.url import read_url
+from incumbent.stores.url import parse_restart_wait
 
 if TYPE_CHECKING:
     from incumbent.stores.postgresql.engine import PostgresEngine
@@ -18,11 +19,11 @@ def open_postgresql(url: str, password: str | None = None) -> PostgresEngine:
 
     Raises ConfigError for a malformed URL, an unknown option, or a missing driver.
     """
-    options = parse_postgresql_url(url, password)
+    conninfo, restart_wait = read_url(url)
     from incumbent.stores.postgresql.engine import PostgresEngine
-    from incumbent.stores.postgresql.libpq import site_of_options
+    from incumbent.stores.postgresql.libpq import site_of_url
 
-    return PostgresEngine(site_of_options(options))
+    return PostgresEngine(site_of_url(conninfo, restart_wait, password))
 
 
 def engine_from_object(given: Any, *, restart_wait: Duration | None = None) -> PostgresEngine:
@@ -36,4 +37,4 @@ def engine_from_object(given: Any, *, restart_wait: Duration | None = None) -> P
     from incumbent.stores.postgresql.engine import PostgresEngine
     from incumbent.stores.postgresql.libpq import site_of_object
 
-    return PostgresEngine(site_of_object(given, check_restart_wait(restart_wait)))
+    return PostgresEngine(site_of_object(given, parse_restart_wait(restart_wait)))

@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
 from typing import Final
-from urllib.parse import parse_qsl, quote, unquote, urlencode
+from urllib.parse import parse_qsl, quote, urlencode
 
-from incumbent.durations import DAY, Duration, parse_duration
 from incumbent.errors import ConfigError
+from incumbent.stores.url import parse_restart_wait, wrong_option
 
-__all__ = [
-    "MALFORMED",
-    "PostgresOptions",
-    "check_restart_wait",
-    "parse_postgresql_url",
-    "shown_login",
-]
+__all__ = ["MALFORMED", "read_url"]
 
 MALFORMED: Final = (
     "the URL of the store is malformed: write"
@@ -30,46 +23,24 @@ _NEVER: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class PostgresOptions:
-    """`conninfo` is for libpq, which reads hosts, login and its own options. `shown` is for people.
-
-    `restart_wait` is seconds; None means one ttl.
-    """
-
-    conninfo: str = field(repr=False)
-    shown: str
-    restart_wait: float | None = None
-
-
-def parse_postgresql_url(url: str, password: str | None = None) -> PostgresOptions:
-    """Read `url`; `password` replaces the one in it.
+def read_url(url: str) -> tuple[str, float | None]:
+    """The URL for libpq, and the option `restart_wait` in seconds (None: one ttl).
 
     Raises ConfigError, whose message never has any part of the URL that could be a password.
     """
-    scheme, separator, rest = url.partition("://")
-    if not separator or scheme not in ("postgresql", "postgres") or "#" in rest:
-        raise ConfigError(MALFORMED, name="store")
+    scheme, _, rest = url.partition("://")
     address, _, query = rest.partition("?")
-    options = _options_of(query)
-    restart_wait = options.pop("restart_wait", None)
-    authority, slash, database = address.partition("/")
-    login, at, hosts = authority.rpartition("@")
-    user, _, inside = login.partition(":")
-    secret = quote(password, safe="") if password else inside
-    if "/" in database or "@" in database + login:
-        # The rest of a password that was not encoded.
+    authority, _, database = address.partition("/")
+    login = authority.rpartition("@")[0]
+    # A "/", "@" or "#" too many: the rest of a password that was not encoded.
+    if scheme not in ("postgresql", "postgres") or "#" in rest:
         raise ConfigError(MALFORMED, name="store")
-    conninfo = f"postgresql://{user}{':' + secret if secret else ''}{at or '@' * bool(secret)}"
-    conninfo += f"{hosts}{slash}{database}"
-    if options:
-        conninfo += f"?{urlencode(options, quote_via=quote)}"
-    login = shown_login(unquote(user) or options.get("user", ""), secret or options.get("password"))
-    return PostgresOptions(
-        conninfo,
-        f"postgresql://{login}{hosts}{slash}{unquote(database)}",
-        check_restart_wait(restart_wait),
-    )
+    if "/" in database or "@" in database + login:
+        raise ConfigError(MALFORMED, name="store")
+    options = _options_of(query)
+    restart_wait = parse_restart_wait(options.pop("restart_wait", None))
+    given = f"?{urlencode(options, quote_via=quote)}" if options else ""
+    return f"postgresql://{address}{given}", restart_wait
 
 
 def _options_of(query: str) -> dict[str, str]:
@@ -85,16 +56,6 @@ def _options_of(query: str) -> dict[str, str]:
             raise ConfigError(f"option {name}: {_NEVER[name]}", name=name)
         if name in options:
             shown = name if re.fullmatch(r"[a-z_]{1,30}", name) else "(not shown)"
-            raise ConfigError(f"option {shown} is given twice", name="store")
+            raise wrong_option(shown, "is given twice")
         options[name] = value
     return options
-
-
-def shown_login(user: str, secret: str | None) -> str:
-    """The login as people see it."""
-    return f"{user}:***@" if secret else f"{user}@" if user else ""
-
-
-def check_restart_wait(wait: Duration | None) -> float | None:
-    """The option `restart_wait` in seconds; None means one ttl."""
-    return None if wait is None else parse_duration(wait, "restart_wait", most=DAY)
