@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from incumbent.cli.commands.lead import seat_of
 from incumbent.cli.parser import Request, UsageError, parse
+from incumbent.cli.settings import number
 from incumbent.errors import ConfigError
 from incumbent.store_url import with_password
 
@@ -105,3 +107,27 @@ def test_a_password_without_a_place_is_refused_and_not_shown(url: str) -> None:
         with_password(url, "hunter2")
     assert "hunter2" not in str(refused.value)
     assert "other@" not in str(refused.value)
+
+
+def test_seats_go_round_and_one_seat_is_the_name_itself() -> None:
+    assert [seat_of("a", index, 2) for index in range(4)] == ["a/1", "a/2", "a/1", "a/2"]
+    assert seat_of("a", 3, 1) == "a"
+
+
+@pytest.mark.parametrize("command", ["lead n --restart never", "work n --workers 4"])
+def test_a_campaign_needs_its_separator_too(command: str) -> None:
+    with pytest.raises(UsageError, match=f"incumbent {command} -- date"):
+        parse([*command.split(), "date"], {})
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "1e3", "", "many", "100001", "9" * 40])
+def test_a_limit_that_is_no_number_is_refused(text: str) -> None:
+    request = Request("cron", {"max_runs": text})
+    with pytest.raises(ConfigError, match=r"max_runs=.*: a number from 1 to 100000"):
+        number(request, "max_runs", 1, 100_000, 100)
+
+
+@pytest.mark.parametrize(("text", "found"), [(None, 100), ("1", 1), ("100000", 100_000)])
+def test_there_is_a_limit_unless_another_is_given(text: str | None, found: int) -> None:
+    values = {} if text is None else {"max_runs": text}
+    assert number(Request("cron", values), "max_runs", 1, 100_000, 100) == found

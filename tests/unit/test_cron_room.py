@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from incumbent import clock
-from incumbent.cli.cron_serving import max_runs
 from incumbent.cron.agenda import Agenda
 from incumbent.cron.capacity import Capacity
 from incumbent.cron.control import encode
@@ -16,7 +15,7 @@ from incumbent.cron.presence import PRESENCE, UP
 from incumbent.cron.schedule import Every
 from incumbent.cron.slots import Slot
 from incumbent.cron.spec import JobSpec
-from incumbent.errors import ConfigError, StoreUnavailable
+from incumbent.errors import StoreUnavailable
 from incumbent.model import Key
 from incumbent.protocol.link import new_link
 
@@ -97,13 +96,3 @@ def test_without_an_answer_the_instance_counts_as_the_only_one(
 
     monkeypatch.setattr(soon._store, "read", silent)
     assert soon.runs(4, 0, 100) == (5, 5)
-
-
-@pytest.mark.parametrize("text", ["0", "-1", "1e3", "", "many", "100001", "9" * 40])
-def test_a_limit_that_is_no_number_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"--max-runs=.*: a number from 1 to 100000"):
-        max_runs(text)
-
-
-def test_there_is_a_limit_unless_another_is_given() -> None:
-    assert (max_runs(None), max_runs("1"), max_runs("100000")) == (100, 1, 100_000)

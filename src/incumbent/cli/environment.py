@@ -52,29 +52,19 @@ def flags_in(environ: Mapping[str, str]) -> list[str]:
 
 def unknown_variables(environ: Mapping[str, str]) -> list[str]:
     """Variables that nobody knows. Raises ConfigError if one looks like a misspelling."""
-    unknown = sorted(
-        name
-        for name, value in environ.items()
-        if name.startswith(PREFIX)
-        and name not in VARIABLES
-        and name not in FLAGS
-        and not _is_link(name, value)
-    )
+    known = VARIABLES | FLAGS.keys()
+    ours = {name for name in environ if name.startswith(PREFIX)} - known
+    unknown = sorted(name for name in ours if not _is_link(name, environ[name]))
     for name in unknown:
-        _refuse_misspelling(name)
+        near = min(VARIABLES, key=lambda setting: (distance(name, setting), setting))
+        if distance(name, near) <= (1 if len(name) <= len(PREFIX) + 5 else 2):
+            raise ConfigError(f"{name} is not a setting: did you mean {near}?", name=name)
     return unknown
 
 
 def _is_link(name: str, value: str) -> bool:
     short = name.removeprefix(PREFIX)
     return bool(_LINK_NAME.fullmatch(short) or _LINK_VALUE.fullmatch(value))
-
-
-def _refuse_misspelling(name: str) -> None:
-    short = name.removeprefix(PREFIX)
-    near = min(VARIABLES, key=lambda known: (distance(name, known), known))
-    if distance(name, near) <= (1 if len(short) <= 5 else 2):
-        raise ConfigError(f"{name} is not a setting: did you mean {near}?", name=name)
 
 
 def distance(one: str, other: str) -> int:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from incumbent.cli.text import iso, said_by
 from incumbent.cron.control import is_job_name
 from incumbent.cron.ledger import JOB, Run, State, pruned_spans, read_job, running, runs_of
-from incumbent.cron.presence import GONE, GONE_AFTER, Present, is_by_the_clock, up_now
+from incumbent.cron.presence import (
+    GONE,
+    GONE_AFTER,
+    Present,
+    had_by_nobody,
+    is_by_the_clock,
+    up_now,
+)
 from incumbent.cron.schedule import Every, cron_schedule, slot_id
 from incumbent.cron.slots import GRACE
 from incumbent.durations import parse_duration, say_seconds
@@ -19,6 +26,7 @@ from incumbent.stores.notices import PAUSE
 
 __all__ = [
     "explain_job",
+    "has_no_instance",
     "job_as_json",
     "jobs_of",
     "last_run",
@@ -35,6 +43,14 @@ __all__ = [
 def jobs_of(records: Iterable[Record]) -> list[Record]:
     """Those that are jobs."""
     return [it for it in records if is_job_name(it.key.name) and JOB in it.fields]
+
+
+def has_no_instance(
+    record: Record, up: Iterable[Present], sets: Mapping[str, frozenset[bytes]]
+) -> bool:
+    """Whether no instance has this job although some are up; `sets`: see `read_sets`."""
+    by_clock = is_by_the_clock(read_job(record.fields))
+    return by_clock and had_by_nobody(record.key.name, up, sets)
 
 
 def runs_in(record: Record) -> list[Run]:

@@ -1,12 +1,11 @@
-"""The record of a `run --once-per` or `--slot` in the ledger."""
+"""The record of a `run --once-per` or `--slot` in the ledger, which no other `run` loads."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from incumbent import clock
-from incumbent.cli.parser import Request
-from incumbent.cli.verdict import Verdict
 from incumbent.cron.execute import without_secrets
 from incumbent.cron.ledger import State, runs_of
 from incumbent.cron.once import OnceRun
@@ -18,29 +17,28 @@ from incumbent.protocol.port import run as drive
 from incumbent.protocol.words import UNRECORDED
 from incumbent.supervise.run import Ending, release_after
 
-__all__ = ["begin", "end", "on_record_already"]
+__all__ = ["begin", "end", "leave_to_the_record"]
 
 _STATES = {"ended": State.OK, "at_most_for": State.TIMED_OUT, "lost": State.LOST}
 _COMMAND_SHOWN = 200
 
 
-def begin(request: Request, lease: Lease) -> OnceRun | None:
+def begin(words: Sequence[str], lease: Lease) -> OnceRun | None:
     """Put the start on record; None if the slot is there already.
 
     Raises StoreError; then nothing may run, and the lease and its slot were given back.
     """
     wall = clock.wall()
-    what = without_secrets(" ".join(request.words))[:_COMMAND_SHOWN]
+    what = without_secrets(" ".join(words))[:_COMMAND_SHOWN]
     try:
-        stamp = f"once/{slot_id(wall)}"
-        return begin_on_record(lease, wall, stamp, what)
+        return begin_on_record(lease, wall, f"once/{slot_id(wall)}", what)
     except StoreError:
         give_back(lease, undo_slot=True)
         raise
 
 
-def on_record_already(lease: Lease, code: int) -> Verdict:
-    """The verdict if the ledger still has the slot, although its tombstone is gone."""
+def leave_to_the_record(lease: Lease) -> str:
+    """Give back what was taken although the ledger still has the slot; says what is on record."""
     slot = lease.belief.slot or ""
     try:
         record = lease.belief.link.store.read(lease.belief.key, clock.now() + 1.0)
@@ -49,22 +47,23 @@ def on_record_already(lease: Lease, code: int) -> Verdict:
         found = None
     give_back(lease, undo_slot=True)
     by = f": {found[0].state} by {found[0].instance}" if found else ""
-    line = f"skipped: slot {slot} is on record already{by}"
-    return Verdict("skipped", code, line, reason="closed")
+    return f"skipped: slot {slot} is on record already{by}"
 
 
-def end(once: OnceRun, lease: Lease, ending: Ending | None, verdict: Verdict) -> Ending | None:
+def end(
+    once: OnceRun, lease: Lease, ending: Ending | None, outcome: str, line: str
+) -> Ending | None:
     """Put the end on record, and give the lease back unless something of CMD lives on.
 
-    Returns the ending, which says whether CMD outlived its lease.
+    `ending`: None if nothing ran; the result says whether CMD outlived its lease.
     """
     if ending is None:
         drive(once.undo())
         give_back(lease, undo_slot=True)
         return None
     code = ending.status
-    state = _STATES.get(verdict.outcome, State.FAILED)
-    why = verdict.line if state is not State.OK else ""
+    state = _STATES.get(outcome, State.FAILED)
+    why = line if state is not State.OK else ""
     if state is State.OK and code:
         state, why = State.FAILED, f"exit {code}"
     in_time = drive(once.end(state, clock.wall(), code=code, why=why))

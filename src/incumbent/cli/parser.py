@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Final, NoReturn
 
 from incumbent.cli.environment import settings_from
-from incumbent.cli.table import COMMANDS, GLOBAL, Command, Option
+from incumbent.cli.table import COMMANDS, GLOBAL, OPTIONS, Command, Option
 
 __all__ = ["Request", "UsageError", "parse"]
 
@@ -49,7 +49,10 @@ class Request:
 
 def parse(arguments: Sequence[str], environ: Mapping[str, str]) -> Request:
     """Raises UsageError, or ConfigError for a variable; `--help` and `--version` exit."""
-    ours, command_line, separated = _split(arguments)
+    words = list(arguments)
+    separated = "--" in words
+    end = words.index("--") if separated else len(words)
+    ours, command_line = words[:end], words[end + 1 :]
     if separated or _RUNNING & set(ours):
         _check_separator(ours, command_line, separated=separated)
     # A duration of --wait needs its "=": without one the next word is the name.
@@ -58,14 +61,6 @@ def parse(arguments: Sequence[str], environ: Mapping[str, str]) -> Request:
     command = flags.pop("command")
     options = (*GLOBAL, *COMMANDS[command].options)
     return Request(command, {**settings_from(environ, options), **flags}, tuple(command_line))
-
-
-def _split(arguments: Sequence[str]) -> tuple[list[str], list[str], bool]:
-    words = list(arguments)
-    if "--" not in words:
-        return words, [], False
-    at = words.index("--")
-    return words[:at], words[at + 1 :], True
 
 
 _RUNNING: Final = frozenset(name for name, command in COMMANDS.items() if command.runs)
@@ -85,18 +80,14 @@ def _check_separator(ours: list[str], command_line: list[str], *, separated: boo
     if command not in COMMANDS or {"-h", "--help", "--version"} & set(ours):
         return
     if len(plain) > 2:
-        _refuse_wait_without_its_sign(ours)
+        for word, following in pairwise(ours):
+            if word == "--wait" and following[:1].isdecimal():
+                raise UsageError(f"a duration of --wait needs its sign: --wait={following}")
         at = plain[2]
         rest = ["--", *command_line] if separated else []
         raise UsageError(f"a `--` goes before the command: {_line(ours[:at], ours[at:] + rest)}")
     if not command_line and len(plain) == 2:
         raise UsageError(f"no command given: {_line(ours, [])} CMD...")
-
-
-def _refuse_wait_without_its_sign(ours: list[str]) -> None:
-    for word, following in pairwise(ours):
-        if word == "--wait" and following[:1].isdecimal():
-            raise UsageError(f"a duration of --wait needs its sign: --wait={following}")
 
 
 def _line(ours: list[str], command_line: list[str]) -> str:
@@ -107,18 +98,12 @@ def _line(ours: list[str], command_line: list[str]) -> str:
 
 def _plain_words(words: list[str]) -> Iterator[int]:
     """Positions of what is neither an option nor its value."""
-    takes_value = {flag for option in _all_options() if option.metavar for flag in option.flags}
+    takes_value = {flag for option in OPTIONS if option.metavar for flag in option.flags}
     is_value = False
     for position, word in enumerate(words):
         if not is_value and not word.startswith("-"):
             yield position
         is_value = not is_value and word in takes_value - {"--wait"}
-
-
-def _all_options() -> Iterator[Option]:
-    yield from GLOBAL
-    for command in COMMANDS.values():
-        yield from command.options
 
 
 # -- argparse ------------------------------------------------------------------------------------
@@ -159,11 +144,12 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
 def _add_command(
     commands: argparse._SubParsersAction[_Parser], name: str, command: Command, *, whole: bool
 ) -> None:
+    words = ("incumbent", name, command.name, "[options]", "-- CMD..." if command.runs else "")
     parser = commands.add_parser(
         name,
         help=command.help,
         description=command.help,
-        usage=_usage(name, command),
+        usage=" ".join(filter(None, words)),
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
     )
@@ -176,11 +162,6 @@ def _add_command(
         parser.add_argument("name", metavar=metavar, nargs="?" if optional else None)
     _add(parser, command.options)
     _add(parser, GLOBAL)
-
-
-def _usage(name: str, command: Command) -> str:
-    words = ["incumbent", name, command.name, "[options]", "-- CMD..." if command.runs else ""]
-    return " ".join(word for word in words if word)
 
 
 def _add(parser: argparse.ArgumentParser, options: Sequence[Option]) -> None:

@@ -1,16 +1,23 @@
-"""From the options of a request to the settings of its lock, and to numbers."""
+"""What the options of a request amount to: a lock's settings, its times, CMD, numbers, pages."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from incumbent.cli.parser import Request
+from incumbent.cli.text import say
 from incumbent.errors import ConfigError
 from incumbent.options import LockSettings
 from incumbent.policy import TTL_DEFAULT, Policy, make_policy
+from incumbent.serve.health import start_health
+from incumbent.serve.situation import Situation
 from incumbent.stores.names import check_name
+from incumbent.supervise.run import Command
 
 _SLOT_KEPT = "30d"
 
-__all__ = ["lock_settings", "lock_times", "number"]
+__all__ = ["cmd_of", "health", "lock_settings", "lock_times", "number"]
 
 
 def lock_settings(request: Request) -> LockSettings:
@@ -39,12 +46,27 @@ def lock_times(request: Request) -> Policy:
     return make_policy(TTL_DEFAULT if ttl is None else ttl, grace=request.text("grace"))
 
 
-def number(request: Request, dest: str, least: int, most: int) -> int | None:
-    """The number that was given for an option, or None. Raises ConfigError."""
+def number(request: Request, dest: str, least: int, most: int, default: int) -> int:
+    """The number that was given for an option, or `default`. Raises ConfigError."""
     text = request.text(dest)
     if text is None:
-        return None
+        return default
     plain = text.isascii() and text.isdecimal() and len(text) < 10
     if not plain or not least <= int(text) <= most:
         raise ConfigError(f"{dest}={text[:40]!r}: a number from {least} to {most}", name=dest)
     return int(text)
+
+
+def cmd_of(request: Request, url: str) -> Command:
+    """CMD, with `url` as its store if it may use it."""
+    return Command(request.words, url if request.on("share_store") else None)
+
+
+@contextmanager
+def health(request: Request, situation: Situation) -> Iterator[None]:
+    """Report `situation` to systemd, and on pages if `--listen` is given, until the block ends."""
+    listen, token_file = request.text("listen"), request.text("token_file")
+    with start_health(situation, listen=listen, token_file=token_file) as url:
+        if listen is not None and listen.endswith(":0"):
+            say(f"listening on {url}")
+        yield

@@ -5,32 +5,40 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["COMMANDS", "FLAGS", "GLOBAL", "PREFIX", "SETTINGS", "VARIABLES", "Command", "Option"]
+__all__ = [
+    "COMMANDS",
+    "FLAGS",
+    "GLOBAL",
+    "OPTIONS",
+    "PREFIX",
+    "SETTINGS",
+    "VARIABLES",
+    "Command",
+    "Option",
+]
 
 PREFIX: Final = "INCUMBENT_"
-
-SETTINGS: Final = frozenset(
-    (
-        *("store", "namespace", "holder", "json", "quiet", "verbose"),
-        *("ttl", "grace", "isolate", "share_store", "busy_exit_code"),
-        *("listen", "token_file"),
-        *("drain", "max_runs"),
-    )
-)
-"""Options that may come from the environment: what a deployment says once for all its commands.
-
-No option is among them unless it is written here. What is about one NAME, or one command line, is
-not: left in the environment of a container it would change what every other command there means.
-"""
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option. Without a `metavar` it is a switch."""
+    """One option. Without a `metavar` it is a switch.
 
-    flags: tuple[str, ...]
+    `setting`: it may come from the environment, as what a deployment says once for all its commands
+    may. What is about one NAME, or one command line, may not: left in the environment of a
+    container it would change what every other command there means.
+    """
+
+    names: str
+    """Its flags, the long one last."""
     help: str
     metavar: str = ""
+    setting: bool = False
+
+    @property
+    def flags(self) -> list[str]:
+        """Its flags, the long one last."""
+        return self.names.split()
 
     @property
     def dest(self) -> str:
@@ -39,17 +47,21 @@ class Option:
 
     @property
     def variable(self) -> str:
-        """The environment variable that stands for it, if it is one of SETTINGS."""
+        """The environment variable that stands for it if it is a setting."""
         return PREFIX + self.dest.upper()
+
+
+def _setting(names: str, help_: str, metavar: str = "") -> Option:
+    return Option(names, help_, metavar, setting=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One command; `name` is "NAME", "[NAME]", "FILE" or nothing; `module` is in `cli.commands`."""
+    """One command; `name` is "NAME", "[NAME]", "FILE" or nothing; `module` has its `command`."""
 
-    help: str
     module: str
-    name: str = ""
+    name: str
+    help: str
     options: tuple[Option, ...] = ()
     runs: bool = False
     """Whether `-- CMD...` follows."""
@@ -61,113 +73,106 @@ class Command:
 
 
 GLOBAL: Final = (
-    Option(("-s", "--store"), "where leases are: sqlite: (default), redis://host", "URL"),
-    Option(("-N", "--namespace"), "keeps the names of one fleet apart (default)", "NS"),
-    Option(("--json",), "answer in JSON, for programs"),
-    Option(("-q", "--quiet"), "no hints and no warnings"),
-    Option(("-v", "--verbose"), "say what happens"),
+    _setting("-s --store", "where leases are: sqlite: (default), redis://host", "URL"),
+    _setting("-N --namespace", "keeps the names of one fleet apart (default)", "NS"),
+    _setting("--json", "answer in JSON, for programs"),
+    _setting("-q --quiet", "no hints and no warnings"),
+    _setting("-v --verbose", "say what happens"),
 )
 
-_TTL = Option(("--ttl",), "after a crash, how long until another takes over (15s)", "DUR")
-_GRACE = Option(("--grace",), "time between TERM and KILL (min(5s, ttl/3))", "DUR")
-_REASON = Option(("--reason",), "why; `status` and `why` show it", "TEXT")
+_TTL = _setting("--ttl", "after a crash, how long until another takes over (15s)", "DUR")
+_GRACE = _setting("--grace", "time between TERM and KILL (min(5s, ttl/3))", "DUR")
+_REASON = Option("--reason", "why; `status` and `why` show it", "TEXT")
 _SUPERVISED = (
     _TTL,
     _GRACE,
-    Option(("--holder",), "name of this instance in status and logs (host:pid)", "ID"),
-    Option(("--share-store",), "let CMD use the store; its URL is withheld otherwise"),
-    Option(("--isolate",), "auto (default), pidns, container or pgroup", "HOW"),
+    _setting("--holder", "name of this instance in status and logs (host:pid)", "ID"),
+    _setting("--share-store", "let CMD use the store; its URL is withheld otherwise"),
+    _setting("--isolate", "auto (default), pidns, container or pgroup", "HOW"),
 )
 _BOUNDS = (
-    Option(("--at-most-for",), "stop CMD after this time (run: exit 124)", "DUR"),
-    Option(("--at-least-for",), "keep the name closed until this time after the start", "DUR"),
+    Option("--at-most-for", "stop CMD after this time (run: exit 124)", "DUR"),
+    Option("--at-least-for", "keep the name closed until this time after the start", "DUR"),
 )
-
 _RUN = (
-    Option(("--wait",), "wait for the lease, for at most DUR if given; else exit 75", "[=DUR]"),
-    Option(("--fair",), "with --wait: in the order of arrival"),
+    Option("--wait", "wait for the lease, for at most DUR if given; else exit 75", "[=DUR]"),
+    Option("--fair", "with --wait: in the order of arrival"),
     *_SUPERVISED,
-    Option(("--once-per",), "at most one start in this time, by the store's clock", "DUR"),
-    Option(("--slot",), "at most one start with this ID, such as a scheduled instant", "ID"),
+    Option("--once-per", "at most one start in this time, by the store's clock", "DUR"),
+    Option("--slot", "at most one start with this ID, such as a scheduled instant", "ID"),
     *_BOUNDS,
-    Option(("-E", "--busy-exit-code"), "exit code when another holds the lease (75)", "N"),
-    Option(("--result-file",), "write how it ended to this file, as JSON", "F"),
+    _setting("-E --busy-exit-code", "exit code when another holds the lease (75)", "N"),
+    Option("--result-file", "write how it ended to this file, as JSON", "F"),
 )
 _CAMPAIGN = (
-    Option(("--restart",), "stand again after a term: always (default), on-failure, never", "WHEN"),
-    Option(("--fair",), "candidates lead in the order in which they came"),
+    Option("--restart", "stand again after a term: always (default), on-failure, never", "WHEN"),
+    Option("--fair", "candidates lead in the order in which they came"),
     *_SUPERVISED,
     *_BOUNDS,
 )
-_HEALTH = (
-    Option(("--listen",), "serve /healthz, /readyz, /leader, /leaderz, /metrics", "HOST:PORT"),
-    Option(("--token-file",), "the token of the pages; needed beyond the loopback address", "F"),
+_LEAD = (
+    *_CAMPAIGN,
+    _setting("--listen", "serve /healthz, /readyz, /leader, /leaderz, /metrics", "HOST:PORT"),
+    _setting("--token-file", "the token of the pages; needed beyond the loopback address", "F"),
 )
 _WORK = (
-    Option(("--workers",), "processes of this service", "N"),
-    Option(("--holders",), "how many of them may hold at a time, in the whole fleet (1)", "M"),
+    Option("--workers", "processes of this service", "N"),
+    Option("--holders", "how many of them may hold at a time, in the whole fleet (1)", "M"),
+    *_CAMPAIGN,
 )
 _CRON = (
-    Option(("--check",), "tell every problem of FILE, or the next runs; run nothing"),
+    Option("--check", "tell every problem of FILE, or the next runs; run nothing"),
     *_SUPERVISED,
-    Option(
-        ("--drain",), "after TERM, how long runs may go on before they are stopped (25s)", "DUR"
-    ),
-    Option(("--max-runs",), "how many runs at a time here; what is more waits (100)", "N"),
+    _setting("--drain", "after TERM, how long runs may go on before they are stopped (25s)", "DUR"),
+    _setting("--max-runs", "how many runs at a time here; what is more waits (100)", "N"),
 )
-_SINCE = Option(("--since",), "only what began after: 2h, 2026-11-21T05:30Z", "WHEN")
-_ALL = Option(("--all",), "every job of the namespace")
-_TO = Option(("--to",), "the candidate that shall follow", "HOLDER")
-_WATCH = Option(("--watch",), "show it again every second, until ^C")
-_TIMEOUT = Option(("--timeout",), "give up with exit 75 after this time", "DUR")
-_FIX = Option(("--fix",), "first make the schema of this release in the store")
-_AT = Option(("--at",), "about the slot of this instant: 05:30, 2026-11-21T05:30Z", "WHEN")
-_FORCE = Option(("--force",), "remove the record at once: the holder may go on for its ttl")
+_SINCE = Option("--since", "only what began after: 2h, 2026-11-21T05:30Z", "WHEN")
+_ALL = Option("--all", "every job of the namespace")
+_TO = Option("--to", "the candidate that shall follow", "HOLDER")
+_WATCH = Option("--watch", "show it again every second, until ^C")
+_TIMEOUT = Option("--timeout", "give up with exit 75 after this time", "DUR")
+_FIX = Option("--fix", "first make the schema of this release in the store")
+_AT = Option("--at", "about the slot of this instant: 05:30, 2026-11-21T05:30Z", "WHEN")
+_FORCE = Option("--force", "remove the record at once: the holder may go on for its ttl")
 
 COMMANDS: Final = {
-    "run": Command("take the lease, run CMD once, give it back", "run", "NAME", _RUN, runs=True),
+    "run": Command("run", "NAME", "take the lease, run CMD once, give it back", _RUN, runs=True),
     "lead": Command(
-        "campaign for ever; CMD runs during each term",
-        "lead",
-        "NAME",
-        (*_CAMPAIGN, *_HEALTH),
-        runs=True,
+        "lead", "NAME", "campaign for ever; CMD runs during each term", _LEAD, runs=True
     ),
     "work": Command(
-        "start N workers here; at most M work at a time in the whole fleet",
         "lead",
         "NAME",
-        (*_WORK, *_CAMPAIGN),
+        "start N workers here; at most M work at a time in the whole fleet",
+        _WORK,
         runs=True,
     ),
     "cron": Command(
-        "jobs by the clock, from a crontab or a job file (TOML)", "cron", "FILE", _CRON
+        "cron", "FILE", "jobs by the clock, from a crontab or a job file (TOML)", _CRON
     ),
-    "status": Command("show who holds what", "look", "[NAME]", (_WATCH,)),
-    "wait": Command("wait until NAME is free", "look", "NAME", (_TIMEOUT,)),
-    "break": Command("ask the holder to stop", "steering", "NAME", (_FORCE, _REASON)),
-    "resign": Command("ask the holder to hand over", "steering", "NAME", (_TO, _REASON)),
+    "status": Command("look", "[NAME]", "show who holds what", (_WATCH,)),
+    "wait": Command("look", "NAME", "wait until NAME is free", (_TIMEOUT,)),
+    "break": Command("steering", "NAME", "ask the holder to stop", (_FORCE, _REASON)),
+    "resign": Command("steering", "NAME", "ask the holder to hand over", (_TO, _REASON)),
     "pause": Command(
-        "stop the holder, and let nobody take NAME",
-        "steering",
-        "[NAME]",
-        (_REASON, _ALL),
+        "steering", "[NAME]", "stop the holder, and let nobody take NAME", (_REASON, _ALL)
     ),
-    "unpause": Command("let instances take NAME again", "steering", "[NAME]", (_ALL,)),
-    "why": Command("why NAME is held, or is not; why a job did not run", "why", "NAME", (_AT,)),
+    "unpause": Command("steering", "[NAME]", "let instances take NAME again", (_ALL,)),
+    "why": Command("why", "NAME", "why NAME is held, or is not; why a job did not run", (_AT,)),
     "history": Command(
-        "who held NAME when; what became of a job's slots", "history", "NAME", (_SINCE,)
+        "jobs", "NAME", "who held NAME when; what became of a job's slots", (_SINCE,)
     ),
-    "jobs": Command("the jobs of the fleet: when next, how last, who", "jobs"),
-    "trigger": Command("run a job once now, somewhere", "trigger", "NAME", (_REASON, _TIMEOUT)),
+    "jobs": Command("jobs", "", "the jobs of the fleet: when next, how last, who"),
+    "trigger": Command("jobs", "NAME", "run a job once now, somewhere", (_REASON, _TIMEOUT)),
     "doctor": Command(
-        "check the store and the settings, and say what to fix",
-        "doctor",
-        "",
-        (_TTL, _GRACE, _FIX),
+        "doctor", "", "check the store and the settings, and say what to fix", (_TTL, _GRACE, _FIX)
     ),
-    "demo": Command("watch leaders being killed, frozen and cut off (20 s, no server)", "demo"),
+    "demo": Command("demo", "", "watch leaders being killed, frozen and cut off (20 s, no server)"),
 }
+
+OPTIONS = (*GLOBAL, *(option for command in COMMANDS.values() for option in command.options))
+SETTINGS: Final = frozenset(option.dest for option in OPTIONS if option.setting)
+"""Options that may come from the environment. No option may unless it says so above."""
 
 _OTHER: Final = ("STORE_FILE", "STORE_PASSWORD_FILE")
 # What an incumbent gives to its child, which may be one too.
@@ -180,9 +185,6 @@ VARIABLES: Final = frozenset(
     PREFIX + name for name in (*map(str.upper, SETTINGS), *_OTHER, *_OF_A_PARENT)
 )
 FLAGS: Final = {
-    option.variable: option.flags[-1]
-    for command in COMMANDS.values()
-    for option in command.options
-    if option.dest not in SETTINGS
+    option.variable: option.flags[-1] for option in OPTIONS if option.dest not in SETTINGS
 }
 """What would be the variable of an option that is none of SETTINGS, and its flag."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from incumbent.durations import parse_duration, say_seconds
 from incumbent.errors import AcquireTimeout, ConfigError, NotAcquired
-from incumbent.model import Holding, Past, Record
+from incumbent.model import Holding, Record
 from incumbent.stores.notices import PAUSE, RESIGN, read_notice
 
 __all__ = [
@@ -17,7 +17,6 @@ __all__ = [
     "fault_line",
     "instant_of",
     "iso",
-    "past_as_json",
     "print_json",
     "record_as_json",
     "said_by",
@@ -110,17 +109,6 @@ def _notice(record: Record, field: str) -> dict[str, str] | None:
         return None
     notice = read_notice(record.fields[field].value)
     return {"who": str(notice.get("who", "")), "reason": str(notice.get("reason", ""))}
-
-
-def past_as_json(past: Past) -> dict[str, Any]:
-    """One holding as `history --json` shows it."""
-    return {
-        "holder": past.holder,
-        "token": past.token,
-        "started": iso(past.started),
-        "ended": None if past.ended is None else iso(past.ended),
-        "seconds": None if past.ended is None else past.ended - past.started,
-    }
 
 
 def iso(instant: float) -> str:

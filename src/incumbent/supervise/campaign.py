@@ -28,7 +28,7 @@ from incumbent.supervise.guarding import Guard, GuardFault
 from incumbent.supervise.kernel import Waiter
 from incumbent.supervise.launch import Ready
 from incumbent.supervise.plan import Course, Phase
-from incumbent.supervise.run import Command, Ending, supervise
+from incumbent.supervise.run import Command, Ending, outlives_kill, supervise
 from incumbent.supervise.signals import Interrupted, Signals, find_terminal
 
 __all__ = [
@@ -321,8 +321,7 @@ def _why(reason: str, leader: str | None) -> str:
 def _how(lease: Lease, ending: Ending) -> str:
     after = f"after {say_seconds(ending.seconds)}"
     if ending.survivors:
-        pids = ", ".join(map(str, ending.survivors))
-        return f"not even KILL ended {pids}; the lease is not given back, its ttl ends it"
+        return outlives_kill(ending)
     if ending.cause == "guard":
         return f"the guard is dead; CMD was stopped {after}"
     if not ending.cause:

@@ -29,7 +29,7 @@ from incumbent.supervise.launch import Ready
 from incumbent.supervise.plan import Action, Course, Phase, asked_to_leave, decide, kill_at
 from incumbent.supervise.signals import Signals, find_terminal
 
-__all__ = ["Command", "Ending", "Listener", "release_after", "supervise"]
+__all__ = ["Command", "Ending", "Listener", "outlives_kill", "release_after", "supervise"]
 
 _TERMINATING: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
 _LOOK_EVERY: Final = 0.02
@@ -135,6 +135,12 @@ def supervise(
         watch = _Watch(lease, child, signals, guard, stop_on, report, turned, served)
         ending = watch.end(began)
         return ending if keep or ending.survivors else release_after(lease, ending)
+
+
+def outlives_kill(ending: Ending) -> str:
+    """The line about the survivors of KILL."""
+    pids = ", ".join(map(str, ending.survivors))
+    return f"not even KILL ended {pids}; the lease is not given back, its ttl ends it"
 
 
 def release_after(lease: Lease, ending: Ending) -> Ending:

@@ -3,98 +3,187 @@
 from __future__ import annotations
 
 import os
-import time
+import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict
 from datetime import datetime
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
+from incumbent import clock
 from incumbent.cli.parser import Request
+from incumbent.cli.settings import lock_times, number
 from incumbent.cli.text import print_json, say, table
+from incumbent.cron.events import Events
 from incumbent.cron.load import Loaded, load_jobs
 from incumbent.cron.schedule import slot_id
-from incumbent.cron.spec import JobSpec, Problem
+from incumbent.cron.serving import serve_jobs
+from incumbent.cron.spec import JobSpec
+from incumbent.cron.worker import MAX_RUNS, Fleet
 from incumbent.cron.zones import find_zone
-from incumbent.supervise.codes import OK, USAGE
+from incumbent.durations import parse_duration
+from incumbent.errors import ConfigError, StoreError
+from incumbent.options import LockSettings, default_holder
+from incumbent.store_url import store_url
+from incumbent.stores.names import make_key
+from incumbent.supervise.codes import OK, UNPROVED, USAGE
+
+if TYPE_CHECKING:
+    from incumbent.cron.jobs import Jobs
 
 __all__ = ["command"]
 
 _RUNS = 3
 """How many runs of each job are shown."""
 _HEAD = ("NEXT RUN", "UTC", "JOB", "SCHEDULE")
+_DRAIN = "25s"
+_MOST_RUNS = 100_000
 
 
 def command(request: Request) -> int:
     """See the module."""
-    if not request.on("check"):
-        from incumbent.cli.cron_serving import serve
-
-        return serve(request)
-    now = time.time()
-    loaded = _loaded(request.name, now)
-    if request.on("json"):
-        print_json(_as_json(loaded, now))
-    else:
-        _tell(loaded, quiet=request.on("quiet"))
-        if not loaded.errors:
-            _show(loaded, now)
-    return USAGE if loaded.errors else OK
+    if request.on("check"):
+        return _check(request)
+    try:
+        return _serve_module(request) if _is_module(request.name) else _serve_file(request)
+    except StoreError as error:
+        say(f"the store could not be proved, nothing ran: {error}")
+        return UNPROVED
 
 
-def _loaded(name: str, now: float) -> Loaded:
-    from incumbent.cli.cron_serving import find_jobs, is_module
-
-    if not is_module(name):
-        return load_jobs(name, os.environ, now)
-    # Their settings were checked where they were said.
-    return Loaded(find_jobs(name).specs, ())
+# -- this instance's part in the fleet, until TERM -------------------------------------------------
 
 
-def _tell(loaded: Loaded, *, quiet: bool) -> None:
-    for problem in loaded.problems:
-        if not (quiet and problem.warning):
-            say(str(problem))
+def _serve_file(request: Request) -> int:
+    """Every instance of the fleet runs this; each slot of each job runs once."""
+    loaded = load_jobs(request.name, os.environ, clock.wall())
+    _say_problems(request, loaded)
+    if loaded.errors:
+        return USAGE
+    fleet = _fleet_from(request)
+
+    def reread() -> tuple[JobSpec, ...]:
+        again = load_jobs(request.name, os.environ, clock.wall())
+        if again.errors:
+            raise ConfigError("; ".join(map(str, again.errors)), name="file")
+        return again.specs
+
+    return serve_jobs(loaded.specs, fleet, reread, Events(instance=fleet.holder))
+
+
+def _fleet_from(request: Request) -> Fleet:
+    make_key(request.namespace, "x")
+    lock_times(request)
+    drain = parse_duration(request.text("drain") or _DRAIN, "drain")
+    holder = request.text("holder") or default_holder()
+    lock: LockSettings = {"holder": holder, "grace": request.text("grace")}
+    if (ttl := request.text("ttl")) is not None:
+        lock["ttl"] = ttl
+    # It is part of a field's name too.
+    if len(holder) > 200 or not holder.isprintable() or " " in holder:
+        raise ConfigError("holder: 1 to 200 printable characters without blanks", name="holder")
+    return Fleet(
+        store_url(request.text("store")),
+        request.namespace,
+        holder,
+        lock,
+        request.text("isolate") or "auto",
+        request.on("share_store"),
+        drain,
+        number(request, "max_runs", 1, _MOST_RUNS, MAX_RUNS),
+    )
+
+
+def _serve_module(request: Request) -> int:
+    """Run the jobs of module:name; options that were given overrule the object's."""
+    jobs = _find_jobs(request.name)
+    lock_times(request)
+    if request.text("max_runs") is not None:
+        raise ConfigError(
+            "--max-runs is for a file of commands, not for functions", name="max_runs"
+        )
+    store, holder = request.text("store"), request.text("holder") or default_holder()
+    jobs.overrule(
+        store=None if store is None else store_url(store),
+        namespace=request.text("namespace"),
+        holder=holder,
+        ttl=request.text("ttl"),
+        grace=request.text("grace"),
+    )
+    return jobs.run(said=Events(instance=holder), drain=request.text("drain") or _DRAIN)
+
+
+def _is_module(name: str) -> bool:
+    """Whether it is module:jobs and not a file."""
+    module, colon, attribute = name.partition(":")
+    looks = colon and attribute.isidentifier() and all(map(str.isidentifier, module.split(".")))
+    return bool(looks) and not os.path.exists(name)  # noqa: PTH110 - any text is a name here
+
+
+def _find_jobs(target: str) -> Jobs:
+    module, _, name = target.partition(":")
+    # As `python -m` does: what lies in the working directory can be named.
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        found = getattr(import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"{target}: {error}", name="file") from error
+    # It brings asyncio, which a file of commands does without.
+    from incumbent.cron.jobs import Jobs
+
+    if not isinstance(found, Jobs):
+        raise ConfigError(f"{target} is a {type(found).__name__}, no incumbent.Jobs", name="file")
+    return found
 
 
 # -- what comes -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Run:
-    slot: float
-    spec: JobSpec
+def _check(request: Request) -> int:
+    now = clock.wall()
+    if _is_module(request.name):
+        # Their settings were checked where they were given.
+        loaded = Loaded(_find_jobs(request.name).specs, ())
+    else:
+        loaded = load_jobs(request.name, os.environ, now)
+    if request.on("json"):
+        jobs = [_job_as_json(spec, now) for spec in loaded.specs]
+        print_json({"jobs": jobs, "problems": [asdict(problem) for problem in loaded.problems]})
+        return USAGE if loaded.errors else OK
+    _say_problems(request, loaded)
+    if loaded.errors:
+        return USAGE
+    runs = [(slot, spec) for spec in loaded.specs for slot in _next_slots(spec, now)]
+    # Stable: what is due at the same instant stays in the order of the file.
+    runs.sort(key=lambda run: run[0])
+    table([_HEAD, *(_row(slot, spec) for slot, spec in runs)])
+    return OK
 
-    def local(self) -> datetime:
-        return datetime.fromtimestamp(self.slot, find_zone(self.spec.timezone))
+
+def _say_problems(request: Request, loaded: Loaded) -> None:
+    for problem in loaded.problems:
+        if not (request.on("quiet") and problem.warning):
+            say(str(problem))
 
 
-def _next_runs(spec: JobSpec, now: float) -> Iterator[_Run]:
-    slot = spec.schedule.next_after(now)
+def _next_slots(spec: JobSpec, now: float) -> Iterator[float]:
     for _ in range(_RUNS):
+        slot = spec.schedule.next_after(now)
         if slot is None:
             return
-        yield _Run(slot, spec)
-        slot = spec.schedule.next_after(slot)
+        yield slot
+        now = slot
 
 
-def _show(loaded: Loaded, now: float) -> None:
-    found = [run for spec in loaded.specs for run in _next_runs(spec, now)]
-    # Stable: what is due at the same instant stays in the order of the file.
-    found.sort(key=lambda run: run.slot)
-    table([_HEAD, *(_row(run) for run in found)])
+def _local(slot: float, spec: JobSpec) -> datetime:
+    return datetime.fromtimestamp(slot, find_zone(spec.timezone))
 
 
-def _row(run: _Run) -> tuple[str, ...]:
-    local = run.local()
-    when = f"{local:%a} {local.isoformat(sep=' ', timespec='seconds')} {run.spec.timezone}"
-    return (when, slot_id(run.slot), run.spec.name, run.spec.schedule.describe())
-
-
-def _as_json(loaded: Loaded, now: float) -> dict[str, Any]:
-    return {
-        "jobs": [_job_as_json(spec, now) for spec in loaded.specs],
-        "problems": [_problem_as_json(problem) for problem in loaded.problems],
-    }
+def _row(slot: float, spec: JobSpec) -> tuple[str, ...]:
+    local = _local(slot, spec)
+    when = f"{local:%a} {local.isoformat(sep=' ', timespec='seconds')} {spec.timezone}"
+    return (when, slot_id(slot), spec.name, spec.schedule.describe())
 
 
 def _job_as_json(spec: JobSpec, now: float) -> dict[str, Any]:
@@ -104,17 +193,7 @@ def _job_as_json(spec: JobSpec, now: float) -> dict[str, Any]:
         "timezone": spec.timezone,
         "source": spec.source,
         "next": [
-            {"slot": slot_id(run.slot), "local": run.local().isoformat()}
-            for run in _next_runs(spec, now)
+            {"slot": slot_id(slot), "local": _local(slot, spec).isoformat()}
+            for slot in _next_slots(spec, now)
         ],
-    }
-
-
-def _problem_as_json(problem: Problem) -> dict[str, Any]:
-    return {
-        "path": problem.path,
-        "line": problem.line,
-        "column": problem.column,
-        "text": problem.text,
-        "warning": problem.warning,
     }

@@ -1,88 +1,89 @@
-"""`jobs`: the jobs of the fleet, when they run next, and what became of their last run."""
+"""`jobs`, `history` and `trigger`: when jobs run, what became of their slots, and one more run.
+
+Of a name that is no job `history` tells who held it when.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Callable
+from typing import Final
 
 from incumbent import clock
 from incumbent.cli.ledger_text import (
+    has_no_instance,
     job_as_json,
     jobs_of,
     last_run,
     next_slot,
     result_of,
+    run_as_json,
+    runs_in,
     say_up,
     took,
+    when_of,
 )
+from incumbent.cli.operator import WITHIN, Operator, open_client, read_until
 from incumbent.cli.parser import Request
-from incumbent.cli.text import iso, print_json, table
-from incumbent.clients import Client
-from incumbent.cron.control import CONTROL, pause_of
-from incumbent.cron.ledger import read_job, running
-from incumbent.cron.presence import (
-    KNOWN,
-    PRESENCE,
-    Present,
-    gone_since,
-    had_by_nobody,
-    is_by_the_clock,
-    presences,
-    read_sets,
-    up_now,
-)
-from incumbent.durations import say_seconds
-from incumbent.model import Record
+from incumbent.cli.text import iso, print_json, since_of, table
+from incumbent.cron.control import CONTROL, Trigger, encode, pause_of
+from incumbent.cron.ledger import JOB, Run, State, read_job, running, runs_of
+from incumbent.cron.presence import KNOWN, PRESENCE, gone_since, presences, read_sets, up_now
+from incumbent.durations import parse_duration, say_seconds
+from incumbent.model import Key, Past, Record
 from incumbent.options import require
 from incumbent.protocol.link import link_for
-from incumbent.store_url import store_url
 from incumbent.stores.notices import PAUSE
-from incumbent.supervise.codes import OK
+from incumbent.supervise.codes import BUSY, OK, USAGE
 
 __all__ = ["command"]
 
-_WITHIN = 5.0
+_SCAN_WITHIN = 5.0
 _SHOW_GONE = 86_400.0
 _HEAD = ("JOB", "SCHEDULE", "NEXT", "LAST", "RESULT", "TOOK", "WHO")
+_RUNS_HEAD = ("SLOT", "RESULT", "TOOK", "WHO", "WHY")
+_HOLDINGS_HEAD = ("STARTED", "DURATION", "HOLDER", "TOKEN")
+_PATIENCE: Final = "15s"
+_LOOK_AGAIN: Final = 0.25
+_REFUSED: Final = (State.SKIPPED, State.MISSED, State.LOST)
 
 
 def command(request: Request) -> int:
     """See the module."""
-    with Client(store_url(request.text("store")), namespace=request.namespace) as client:
+    return _COMMANDS[request.command](request)
+
+
+# -- jobs ----------------------------------------------------------------------------------------
+
+
+def _jobs(request: Request) -> int:
+    with open_client(request) as client:
         require(link_for(client).engine.capabilities, "jobs", "fields")
-        records = client.scan("", _WITHIN)
+        records = client.scan("", _SCAN_WITHIN)
     now = clock.wall()
     jobs = jobs_of(records)
     by_name = {record.key.name: record for record in records}
     up = up_now(presences(by_name[PRESENCE]), now) if PRESENCE in by_name else []
-    gone = _gone(jobs, up, by_name.get(KNOWN))
+    sets = read_sets(by_name.get(KNOWN))
+    gone = {record.key.name for record in jobs if has_no_instance(record, up, sets)}
     paused = CONTROL in by_name and pause_of(by_name[CONTROL]) is not None
     if request.on("json"):
-        instances = [{"instance": it.instance, "since": iso(it.since)} for it in up]
+        instances = [{"instance": one.instance, "since": iso(one.since)} for one in up]
         shown = [job_as_json(record, now, gone=record.key.name in gone) for record in jobs]
         print_json({"jobs": shown, "instances": instances, "all_paused": paused})
         return OK
     rows = [
-        _row(record, now, gone=record.key.name in gone)
+        _job_row(record, now, gone=record.key.name in gone)
         for record in jobs
         if record.key.name not in gone or _is_shown(record, now)
     ]
     table([_HEAD, *rows])
-    if any("gone" in row[2:3] for row in rows):
+    if any(row[2] == "gone" for row in rows):
         print(
             "gone: no instance that is up has this job; it was removed, or its instances are down"
         )
     print(say_up(up, now) + ("; everything is paused" if paused else ""))
     return OK
-
-
-def _gone(jobs: Sequence[Record], up: Sequence[Present], known: Record | None) -> set[str]:
-    """Jobs that no instance has, although some are up."""
-    sets = read_sets(known)
-    return {
-        record.key.name
-        for record in jobs
-        if is_by_the_clock(read_job(record.fields)) and had_by_nobody(record.key.name, up, sets)
-    }
 
 
 def _is_shown(record: Record, now: float) -> bool:
@@ -91,21 +92,117 @@ def _is_shown(record: Record, now: float) -> bool:
     return since is None or now - since < _SHOW_GONE
 
 
-def _row(record: Record, now: float, *, gone: bool) -> tuple[str, ...]:
-    facts, following, last = read_job(record.fields), next_slot(record, now), last_run(record)
-    schedule = str(facts.get("schedule", "-"))
-    coming = "paused" if PAUSE in record.fields else _until(following, now)
-    coming = "gone" if gone else coming
-    if on := running(record):
-        since = say_seconds(max(0.0, now - (on[0].started or now)))
-        return (
-            record.key.name, schedule, coming, iso(on[0].due), "running", since, on[0].instance
-        )  # fmt: skip
+def _job_row(record: Record, now: float, *, gone: bool) -> tuple[str, ...]:
+    following, last, runs = next_slot(record, now), last_run(record), running(record)
+    coming = "-" if following is None else f"in {say_seconds(max(0.0, following - now))}"
+    coming = "gone" if gone else "paused" if PAUSE in record.fields else coming
+    row = (record.key.name, str(read_job(record.fields).get("schedule", "-")), coming)
+    if runs:
+        since = say_seconds(max(0.0, now - (runs[0].started or now)))
+        return (*row, iso(runs[0].due), "running", since, runs[0].instance)
     if last is None:
-        return (record.key.name, schedule, coming, "-", "-", "-", "-")
-    who = last.instance or "-"
-    return (record.key.name, schedule, coming, iso(last.due), result_of(last), took(last), who)
+        return (*row, "-", "-", "-", "-")
+    return (*row, iso(last.due), result_of(last), took(last), last.instance or "-")
 
 
-def _until(following: float | None, now: float) -> str:
-    return "-" if following is None else f"in {say_seconds(max(0.0, following - now))}"
+# -- history -------------------------------------------------------------------------------------
+
+
+def _history(request: Request) -> int:
+    since = request.text("since")
+    start = float("-inf") if since is None else since_of(since, clock.wall())
+    with open_client(request) as client:
+        record = client.read(request.name, WITHIN)
+    runs = runs_in(record)
+    if runs:
+        _show_runs(request, record, [run for run in runs if run.due >= start])
+        return OK
+    history = [past for past in record.history if past.started >= start]
+    if request.on("json"):
+        print_json([_past_as_json(past) for past in history])
+    else:
+        table([_HOLDINGS_HEAD, *(_past_row(record, past) for past in history)])
+    return OK
+
+
+def _show_runs(request: Request, record: Record, runs: list[Run]) -> None:
+    if request.on("json"):
+        print_json([run_as_json(run) for run in runs])
+        return
+    now = {run.slot for run in running(record)}
+    table([_RUNS_HEAD, *(_run_row(run, running=run.slot in now) for run in runs)])
+    if request.on("verbose"):
+        for run in runs:
+            if run.output:
+                print(f"\n{when_of(run)}:\n{run.output}")
+
+
+def _run_row(run: Run, *, running: bool) -> tuple[str, ...]:
+    lasted = took(run)
+    if running and run.started is not None:
+        lasted = say_seconds(max(0.0, clock.wall() - run.started))
+    return (when_of(run), result_of(run), lasted, run.instance or "-", run.why)
+
+
+def _past_row(record: Record, past: Past) -> tuple[str, ...]:
+    held = any(holding.token == past.token for holding in record.holdings)
+    lasted = "holds it" if held else "ran out"
+    if past.ended is not None:
+        lasted = say_seconds(max(0.0, past.ended - past.started))
+    return (iso(past.started), lasted, past.holder, str(past.token))
+
+
+def _past_as_json(past: Past) -> dict[str, object]:
+    return {
+        "holder": past.holder,
+        "token": past.token,
+        "started": iso(past.started),
+        "ended": None if past.ended is None else iso(past.ended),
+        "seconds": None if past.ended is None else past.ended - past.started,
+    }
+
+
+# -- trigger -------------------------------------------------------------------------------------
+
+
+def _trigger(request: Request) -> int:
+    patience = parse_duration(request.text("timeout") or _PATIENCE, "timeout")
+    with open_client(request) as client:
+        operator = Operator(request, client, "fields")
+        record = operator.read()
+        if JOB not in record.fields:
+            line = "no instance of this namespace has ever known a job of this name; see `jobs`"
+            return operator.answer("unknown", line, USAGE)
+        if PAUSE in record.fields or pause_of(client.read(CONTROL, WITHIN)) is not None:
+            return operator.answer("paused", "it is paused: unpause it first", BUSY)
+        return _run_once(operator, patience)
+
+
+def _run_once(operator: Operator, patience: float) -> int:
+    name, number = operator.key.name, os.urandom(4).hex()
+    trigger = Trigger(number, name, clock.wall(), operator.who, operator.reason)
+    control = Key(operator.key.namespace, CONTROL)
+    value = encode(job=name, when=trigger.when, who=trigger.who, reason=trigger.reason)
+    operator.store.put(control, trigger.field, value, None, clock.now() + WITHIN)
+
+    def taken(record: Record) -> bool:
+        return trigger.slot in runs_of(record.fields)
+
+    record = read_until(operator.client, name, clock.now() + patience, taken, _LOOK_AGAIN)
+    if not taken(record):
+        operator.store.put(control, trigger.field, None, None, clock.now() + WITHIN)
+        line = "no instance took it: is one up that has this job? See `jobs`"
+        return operator.answer("not_taken", line, BUSY, slot=trigger.slot)
+    run = runs_of(record.fields)[trigger.slot][0]
+    if run.state in _REFUSED:
+        line = f"{result_of(run)}: {run.why}"
+        return operator.answer(str(run.state), line, BUSY, slot=run.slot)
+    line = f"{result_of(run)} on {run.instance} as {run.slot}"
+    return operator.answer(str(run.state), line, OK, slot=run.slot, instance=run.instance)
+
+
+_COMMANDS: Final[dict[str, Callable[[Request], int]]] = {
+    "jobs": _jobs,
+    "history": _history,
+    "trigger": _trigger,
+}

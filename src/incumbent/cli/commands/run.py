@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import dataclass, replace
 from signal import Signals as SignalName
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from incumbent import clock
 from incumbent.cli.parser import Request
-from incumbent.cli.settings import lock_settings, number
-from incumbent.cli.text import busy, fault_line, say
-from incumbent.cli.verdict import Verdict, check_result_file, write_result
+from incumbent.cli.settings import cmd_of, lock_settings, number
+from incumbent.cli.text import busy, fault_line, iso, say
 from incumbent.durations import parse_duration, say_seconds
 from incumbent.errors import ConfigError, Misuse, NotAcquired, StoreError
 from incumbent.locks import Lease, Lock
@@ -20,8 +21,11 @@ from incumbent.store_url import store_url
 from incumbent.supervise import codes
 from incumbent.supervise.child import CannotStart
 from incumbent.supervise.guarding import Guard, GuardFault, start_guard
-from incumbent.supervise.run import Command, Ending, supervise
+from incumbent.supervise.run import Command, Ending, outlives_kill, supervise
 from incumbent.supervise.signals import Interrupted, Signals
+
+if TYPE_CHECKING:
+    from incumbent.cron.once import OnceRun
 
 __all__ = ["command"]
 
@@ -29,170 +33,180 @@ _HINT_BELOW = 1.0
 """Seconds; instances of a fleet that start further apart than that would each run the job."""
 
 
-class _Supervised(Protocol):
-    def __call__(self, *, keep: bool) -> tuple[Verdict, Ending | None]: ...
+@dataclass(frozen=True, slots=True)
+class _Verdict:
+    """How it ended: for the exit code, the line on stderr if any, and the result file."""
+
+    outcome: str
+    code: int
+    line: str = ""
+    reason: str = ""
+    held_by: str | None = None
+    term: int | None = None
+    started: float | None = None
+    """An instant of the wall clock, as is `ended`."""
+    ended: float | None = None
 
 
 def command(request: Request) -> int:
     """See the module."""
     result_file = request.text("result_file")
     if result_file:
-        check_result_file(result_file)
+        _check_result_file(result_file)
     verdict = _verdict(request)
     if verdict.line:
         # A refused setting may be the name itself, of any length.
         say(verdict.line if verdict.outcome == "refused" else f"{request.name}: {verdict.line}")
     if result_file:
-        holder = request.text("holder") or default_holder()
-        write_result(result_file, verdict, request.name, holder)
+        _write_result(result_file, verdict, request)
     return verdict.code
 
 
-def _verdict(request: Request) -> Verdict:
+def _verdict(request: Request) -> _Verdict:
     try:
         return _run(request)
     except (ConfigError, Misuse) as error:
-        return Verdict("refused", codes.USAGE, str(error), reason=str(error))
+        return _Verdict("refused", codes.USAGE, str(error), str(error))
     except StoreError as error:
         line = f"the store could not be proved, nothing ran: {error}"
-        return Verdict("unproved", codes.UNPROVED, line, reason=str(error))
+        return _Verdict("unproved", codes.UNPROVED, line, str(error))
     except Exception as error:  # noqa: BLE001 - a defect of ours has an exit code too
-        line = fault_line(error)
-        return Verdict("fault", codes.FAULT, line, reason=line)
+        return _Verdict("fault", codes.FAULT, fault_line(error), fault_line(error))
 
 
-def _run(request: Request) -> Verdict:
-    busy_code = _busy_code(request)
-    timeout = _timeout(request)
+def _run(request: Request) -> _Verdict:
+    busy_code = number(request, "busy_exit_code", 0, 255, codes.BUSY)
+    wait = request.text("wait")
+    # --wait without a time is for ever.
+    timeout = 0.0 if wait is None else parse_duration(wait, "wait") if wait else None
     url = store_url(request.text("store"))
     # The guard is a fork: before any thread, and before a connection that it would keep open.
     with start_guard(request.text("isolate") or "auto") as guard, Signals() as signals:
         try:
             with signals.interrupting():
-                lease = _lock(request, url).acquire(timeout)
+                settings = lock_settings(request)
+                lock = Lock(request.name, store=url, namespace=request.namespace, **settings)
+                if _on_record(request):
+                    require(link_for(url).engine.capabilities, "once_per", "slots", "fields")
+                lease = lock.acquire(timeout)
         except NotAcquired as error:
-            return _busy(error, busy_code)
+            line = f"skipped: {busy(error)}"
+            return _Verdict("skipped", busy_code, line, error.reason, error.held_by)
         except Interrupted as signal:
-            return _interrupted(signal)
-        command = Command(request.words, url if request.on("share_store") else None)
-        return _hold(request, command, lease, signals, guard)
-
-
-# -- settings ------------------------------------------------------------------------------------
-
-
-def _lock(request: Request, url: str) -> Lock:
-    settings = lock_settings(request)
-    lock = Lock(request.name, store=url, namespace=request.namespace, **settings)
-    if _on_record(request):
-        require(link_for(url).engine.capabilities, "once_per", "slots", "fields")
-    return lock
-
-
-def _timeout(request: Request) -> float | None:
-    wait = request.text("wait")
-    if wait is None:
-        return 0.0
-    return parse_duration(wait, "wait") if wait else None
-
-
-def _busy_code(request: Request) -> int:
-    code = number(request, "busy_exit_code", 0, 255)
-    return codes.BUSY if code is None else code
+            name = SignalName(signal.signum).name
+            line = f"{name} while waiting for the lease; nothing ran"
+            return _Verdict("interrupted", 128 + signal.signum, line, name)
+        if request.on("verbose"):
+            say(f"{request.name}: acquired, term {lease.fencing_token}")
+        started = clock.wall()
+        verdict = _hold(request, cmd_of(request, url), lease, signals, guard, busy_code)
+        return replace(verdict, term=lease.fencing_token, started=started, ended=clock.wall())
 
 
 # -- what came of it -----------------------------------------------------------------------------
 
 
-def _busy(error: NotAcquired, code: int) -> Verdict:
-    line = f"skipped: {busy(error)}"
-    return Verdict("skipped", code, line, held_by=error.held_by, reason=error.reason)
-
-
-def _interrupted(signal: Interrupted) -> Verdict:
-    name = SignalName(signal.signum).name
-    line = f"{name} while waiting for the lease; nothing ran"
-    return Verdict("interrupted", 128 + signal.signum, line, reason=name)
-
-
 def _hold(
-    request: Request, command: Command, lease: Lease, signals: Signals, guard: Guard
-) -> Verdict:
-    term, started = lease.fencing_token, clock.wall()
-    if request.on("verbose"):
-        say(f"{request.name}: acquired, term {term}")
-
-    def supervised(*, keep: bool) -> tuple[Verdict, Ending | None]:
-        try:
-            ending = supervise(lease, command, signals, guard, keep=keep)
-        except CannotStart as error:
-            return Verdict("not_started", error.code, str(error), reason=str(error)), None
-        except GuardFault as error:
-            return Verdict("fault", codes.FAULT, f"{error}; nothing ran", reason="guard"), None
-        return _ended(request, ending), ending
-
+    request: Request,
+    cmd: Command,
+    lease: Lease,
+    signals: Signals,
+    guard: Guard,
+    busy_code: int,
+) -> _Verdict:
+    """Run CMD. For a slot the ledger has the beginning before CMD starts, and then its end."""
+    once: OnceRun | None = None
+    ending: Ending | None = None
     if _on_record(request):
-        verdict = _hold_on_record(request, lease, supervised)
-    else:
-        verdict, _ = supervised(keep=False)
-    return verdict.during(term, started, clock.wall())
+        # What no other run needs is loaded only here.
+        from incumbent.cli.once_record import begin, leave_to_the_record
+
+        once = begin(request.words, lease)
+        if once is None:
+            return _Verdict("skipped", busy_code, leave_to_the_record(lease), "closed")
+    try:
+        ending = supervise(lease, cmd, signals, guard, keep=once is not None)
+        verdict = _ended(request, ending)
+    except CannotStart as error:
+        verdict = _Verdict("not_started", error.code, str(error), str(error))
+    except GuardFault as error:
+        verdict = _Verdict("fault", codes.FAULT, f"{error}; nothing ran", "guard")
+    if once is not None:
+        from incumbent.cli.once_record import end
+
+        ending = end(once, lease, ending, verdict.outcome, verdict.line)
+        if ending is not None and ending.outlived:
+            return _ended(request, ending)
+    return verdict
 
 
 def _on_record(request: Request) -> bool:
     return request.text("once_per") is not None or request.text("slot") is not None
 
 
-def _hold_on_record(request: Request, lease: Lease, supervised: _Supervised) -> Verdict:
-    """The same for a slot: the ledger has its beginning before CMD starts, and then its end."""
-    from incumbent.cli.once_record import begin, end, on_record_already
-
-    once = begin(request, lease)
-    if once is None:
-        return on_record_already(lease, _busy_code(request))
-    verdict, ending = supervised(keep=True)
-    ending = end(once, lease, ending, verdict)
-    return _ended(request, ending) if ending is not None and ending.outlived else verdict
-
-
-def _ended(request: Request, ending: Ending) -> Verdict:
+def _ended(request: Request, ending: Ending) -> _Verdict:
+    after = f"after {say_seconds(ending.seconds)}"
+    how = "CMD ended" if ending.outlived else "stopped"
+    lost = f"{lease_lost(request.name, ending.cause)}; {how} {after}"
     if ending.survivors:
-        pids = ", ".join(map(str, ending.survivors))
-        line = f"not even KILL ended {pids}; the lease is not given back, its ttl ends it"
-        return Verdict("fault", codes.FAULT, line, reason=ending.cause or "survivors")
+        return _Verdict("fault", codes.FAULT, outlives_kill(ending), ending.cause or "survivors")
     if ending.outlived and ending.status:
         # CMD's own failure is not masked.
-        return Verdict("ended", ending.status, _lost_line(request, ending), reason=ending.cause)
+        return _Verdict("ended", ending.status, lost, ending.cause)
+    if ending.cause == "at_most_for":
+        line = f"reached --at-most-for, stopped {after}"
+        return _Verdict("at_most_for", codes.TOO_LONG, line, ending.cause)
+    if ending.cause == "guard":
+        return _Verdict("fault", codes.FAULT, f"the guard is dead; stopped {after}", ending.cause)
     if ending.cause:
-        return _stopped(request, ending)
+        return _Verdict("lost", codes.LOST, lost, ending.cause)
     if request.on("verbose"):
         how = "released" if ending.confirmed else "let go, the store did not confirm it,"
-        how = "ended" if _on_record(request) else how
-        say(f"{request.name}: {how} after {say_seconds(ending.seconds)}")
-    status = ending.status or 0
-    return Verdict("ended", status, _hint(request, ending) if status == 0 else "")
-
-
-def _stopped(request: Request, ending: Ending) -> Verdict:
-    after = f"stopped after {say_seconds(ending.seconds)}"
-    if ending.cause == "at_most_for":
-        line = f"reached --at-most-for, {after}"
-        return Verdict("at_most_for", codes.TOO_LONG, line, reason=ending.cause)
-    if ending.cause == "guard":
-        return Verdict("fault", codes.FAULT, f"the guard is dead; {after}", reason=ending.cause)
-    return Verdict("lost", codes.LOST, _lost_line(request, ending), reason=ending.cause)
-
-
-def _lost_line(request: Request, ending: Ending) -> str:
-    how = "CMD ended" if ending.outlived else "stopped"
-    after = f"{how} after {say_seconds(ending.seconds)}"
-    return f"{lease_lost(request.name, ending.cause)}; {after}"
+        say(f"{request.name}: {'ended' if _on_record(request) else how} {after}")
+    return _Verdict("ended", ending.status or 0, _hint(request, ending))
 
 
 def _hint(request: Request, ending: Ending) -> str:
     kept = _on_record(request) or request.text("at_least_for")
-    if kept or request.on("quiet") or ending.seconds >= _HINT_BELOW:
+    if ending.status or kept or request.on("quiet") or ending.seconds >= _HINT_BELOW:
         return ""
     return (
         f"held for only {say_seconds(ending.seconds)}: an instance that starts later runs it again;"
         " see --once-per and --at-least-for"
     )
+
+
+# -- the result file -----------------------------------------------------------------------------
+
+
+def _check_result_file(path: str) -> None:
+    """Raise ConfigError, before anything begins, if it could not be written at the end."""
+    folder = os.path.dirname(path) or "."  # noqa: PTH120 - pathlib costs start-up time
+    if os.path.isdir(path) or not os.access(folder, os.W_OK | os.X_OK):  # noqa: PTH112 - likewise
+        raise ConfigError(f"result_file={path!r} cannot be written", name="result_file")
+
+
+def _write_result(path: str, verdict: _Verdict, request: Request) -> None:
+    """Write it whole or not at all: a reader never sees half of it."""
+    from json import dumps
+    from pathlib import Path
+
+    facts = {
+        "outcome": verdict.outcome,
+        "exit_code": verdict.code,
+        "name": request.name,
+        "holder": request.text("holder") or default_holder(),
+        "held_by": verdict.held_by,
+        "term": verdict.term,
+        "started": None if verdict.started is None else iso(verdict.started),
+        "ended": None if verdict.ended is None else iso(verdict.ended),
+        "reason": verdict.reason,
+    }
+    target = Path(path)
+    draft = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        draft.write_text(dumps(facts, indent=2) + "\n", encoding="utf-8")
+        draft.replace(target)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        say(f"{request.name}: the result file {path} cannot be written: {error.strerror}")

@@ -8,20 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from incumbent import clock
-from incumbent.cli.ledger_text import explain_job
+from incumbent.cli.ledger_text import explain_job, has_no_instance
 from incumbent.cli.operator import WITHIN, open_client
 from incumbent.cli.parser import Request
 from incumbent.cli.text import facts_of, instant_of, iso, print_json, record_as_json, said_by
-from incumbent.cron.ledger import JOB, read_job
-from incumbent.cron.presence import (
-    KNOWN,
-    PRESENCE,
-    had_by_nobody,
-    is_by_the_clock,
-    presences,
-    read_sets,
-    up_now,
-)
+from incumbent.cron.ledger import JOB
+from incumbent.cron.presence import KNOWN, PRESENCE, presences, read_sets, up_now
 from incumbent.durations import say_seconds
 from incumbent.model import Holding, Record
 from incumbent.stores.notices import PAUSE, RESIGN, read_notice
@@ -49,8 +41,7 @@ def command(request: Request) -> int:
     lines = explain(record, now) if present is None or record.holdings else []
     if present is not None:
         up = up_now(presences(present), now)
-        by_clock = is_by_the_clock(read_job(record.fields))
-        gone = by_clock and had_by_nobody(request.name, up, read_sets(known))
+        gone = has_no_instance(record, up, read_sets(known))
         lines += explain_job(record, up, now, instant, gone=gone)
     if request.on("json"):
         print_json({**record_as_json(record), "why": lines})

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from incumbent.cli.commands.lead import seat_of
-from incumbent.cli.parser import UsageError, parse
 from incumbent.errors import ConfigError
 from incumbent.supervise.campaign import Backoff, Restart, exit_after, restart_from
 from incumbent.supervise.run import Ending
@@ -82,14 +80,3 @@ def test_a_restart_that_is_none_is_refused() -> None:
     assert restart_from(None) is ALWAYS
     with pytest.raises(ConfigError, match="restart='sometimes'"):
         restart_from("sometimes")
-
-
-def test_seats_go_round_and_one_seat_is_the_name_itself() -> None:
-    assert [seat_of("a", index, 2) for index in range(4)] == ["a/1", "a/2", "a/1", "a/2"]
-    assert seat_of("a", 3, 1) == "a"
-
-
-@pytest.mark.parametrize("command", ["lead n --restart never", "work n --workers 4"])
-def test_a_missing_separator_is_shown_in_its_place(command: str) -> None:
-    with pytest.raises(UsageError, match=f"incumbent {command} -- date"):
-        parse([*command.split(), "date"], {})
