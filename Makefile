@@ -2,8 +2,8 @@
 # Everything is made inside this folder: .venv for Python, .servers for test servers.
 
 PYTHON ?= python3
-# For two cores: most tests wait, and many more would starve the timing of the fault tests.
-WORKERS ?= 4
+# For two cores: most tests wait. More would starve those that run processes.
+WORKERS ?= 6
 PYTEST_ARGS ?=
 CHAOS_ARGS ?=
 

@@ -5,48 +5,59 @@
 `thin` is what `make test` runs, `rest` is what it leaves to `make test-all`; tests/tiers.py says
 which and why. Tests that measure time run after the others, and those that load the machine alone,
 so that nobody measures the load of others.
+
+Bytecode is written even where the environment says otherwise: the tests start a thousand
+interpreters, and each of them would compile the product again.
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 from tests import tiers
 
-FEW = "2"
-"""Workers for the tests that measure time."""
+FEW = "3"
+"""Workers for the tests that measure time, and mostly wait."""
 
 NO_TESTS = 5
 """pytest's exit code if nothing was picked; one of the parts may be empty."""
 
+NO_BYTECODE = "PYTHONDONTWRITEBYTECODE"
+
 
 def main(tier: str, workers: str, *given: str) -> int:
     within = {"thin": tiers.THIN, "rest": tiers.REST}[tier]
-    left = {left.file for left in tiers.LEFT} | tiers.TURNS
     timing, crowd = set(tiers.TIMING), set(tiers.CROWD)
+    later = timing | crowd
     if tier == "rest":
-        together, timing, crowd = left - timing - crowd, left & timing, left & crowd
+        left = {left.file for left in tiers.LEFT} | tiers.TURNS
+        together, timing, crowd = named(left - later), left & timing, left & crowd
     else:
-        together = set[str]()
+        together = [f"--ignore={file}" for file in named(later)]
     codes = {
         run(workers, f"{within} and not timing and not crowd", together, given),
-        run(FEW, f"{within} and timing", timing, given),
-        run("1", f"{within} and crowd", crowd, given),
+        run(FEW, f"{within} and timing", named(timing), given),
+        run("1", f"{within} and crowd", named(crowd), given),
     }
     failed = codes - {0, NO_TESTS}
     return max(failed) if failed else min(codes)
 
 
-def run(workers: str, marks: str, files: set[str], given: tuple[str, ...]) -> int:
-    """Run the tests with these marks; only `files` have any, so the others are not collected."""
+def named(files: set[str]) -> list[str]:
+    return [str(tiers.TESTS.relative_to(Path.cwd()) / name) for name in sorted(files)]
+
+
+def run(workers: str, marks: str, where: list[str], given: tuple[str, ...]) -> int:
+    """Run the tests with these marks; only those `where` have any, so no other is collected."""
     if any(Path(word.partition("::")[0]).exists() for word in given):
-        files = set()
-    where = [str(tiers.TESTS.relative_to(Path.cwd()) / name) for name in sorted(files)]
+        where = []
     options = ("-n", workers, "--dist", "worksteal", "-m", marks)
     command = [sys.executable, "-m", "pytest", *options, *where, *given]
-    return subprocess.run(command, check=False).returncode
+    environment = {name: value for name, value in os.environ.items() if name != NO_BYTECODE}
+    return subprocess.run(command, check=False, env=environment).returncode
 
 
 if __name__ == "__main__":

@@ -56,23 +56,13 @@ MANY = "starts many processes or threads at once: whatever runs beside it would 
 
 TIMING: dict[str, str] = {
     "chaos/test_suspend.py": PROCESSES,
-    "cli/test_exit_codes.py": PROCESSES,
     "cron/test_disproved.py": PROCESSES,
-    "cron/test_processes.py": PROCESSES,
-    "cron/test_workers.py": PROCESSES,
-    "e2e/test_cotyledon.py": PROCESSES,
     "e2e/test_demo.py": PROCESSES,
     "e2e/test_disproved.py": PROCESSES,
-    "e2e/test_draining.py": PROCESSES,
-    "e2e/test_etcd_examples.py": PROCESSES,
     "e2e/test_faults.py": PROCESSES,
-    "e2e/test_fleet_example.py": PROCESSES,
     "e2e/test_lead.py": PROCESSES,
-    "e2e/test_once_job.py": PROCESSES,
-    "e2e/test_quorum_jobs.py": PROCESSES,
     "e2e/test_telnet_leader.py": PROCESSES,
     "e2e/test_terminal.py": PROCESSES,
-    "e2e/test_work.py": PROCESSES,
     "faults/test_gevent.py": PROCESSES,
     "faults/test_guard.py": PROCESSES,
     "faults/test_guard_at_start.py": PROCESSES,
@@ -86,9 +76,6 @@ CROWD: dict[str, str] = {
     "combined/test_fleets.py": MANY,
     "faults/test_exit_when_lost.py": BURNS,
     "faults/test_quorum_schedules.py": MANY,
-    "faults/test_sqlite_lines.py": MANY,
-    "faults/test_sqlite_processes.py": MANY,
-    "unit/test_keeper_stress.py": MANY,
 }
 """Files whose tests run at the very end, one at a time."""
 
@@ -119,8 +106,8 @@ _TABLE: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
     ),
     (
         "chaos/test_recovery.py",
-        STORES,
-        {"test_after_a_single_fault_one_leads_again": ("processes, SQLite",)},
+        LONG,
+        {"test_after_a_single_fault_one_leads_again": ()},
     ),
     (
         "chaos/test_suspend.py",
@@ -311,8 +298,8 @@ _TABLE: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
     ),
     (
         "faults/test_exit_when_lost.py",
-        "longer leases: with a ttl of 15 s a round takes 20 s",
-        {"*": ("1s-*", "3s-black_hole-busy")},
+        "longer leases, and a fault and a kind of holder that are met beside another",
+        {"*": ("1s-black_hole-busy", "1s-frozen_store-waits")},
     ),
     (
         "faults/test_gevent.py",
@@ -372,6 +359,19 @@ _TABLE: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
         },
     ),
     (
+        "faults/test_etcd_sharing.py",
+        FORMS,
+        {"test_of_hundreds_at_rest_one_that_is_deleted_is_gone_at_the_next_renewal": ("8", "299")},
+    ),
+    (
+        "faults/test_postgresql_bad_input.py",
+        FORMS,
+        {
+            "test_a_malformed_url_is_refused_without_being_shown": ("*ses/ame*", "*:port*"),
+            "test_missing_rights_are_final_and_said": ("usage",),
+        },
+    ),
+    (
         "faults/test_postgresql_failover.py",
         SIDES,
         {
@@ -407,12 +407,22 @@ _TABLE: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
         },
     ),
     (
+        "faults/test_redis_renewals.py",
+        SIDES,
+        {"test_threads_that_burn_cpu_cost_no_lease": ("1-0.05", "4-*")},
+    ),
+    (
         "faults/test_redis_switchover.py",
         SIDES,
         {
             "test_what_a_waiter_hears_from_the_old_master_is_no_lease": ("sync",),
             "test_after_a_switchover_waiters_listen_at_the_new_master": ("async",),
         },
+    ),
+    (
+        "quorum/test_simulator.py",
+        SEEDS,
+        {"test_no_history_breaks_a_rule": ("6-*",)},
     ),
     (
         "quorum/test_simulator.py",
@@ -426,7 +436,7 @@ _TABLE: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
     (
         "recorded/test_recorded.py",
         "20 s an engine; `python -m tests.recorded` shows all of one that was changed",
-        {"test_the_stores_see_the_same_requests_as_recorded": ("redis", "postgresql")},
+        {"test_the_stores_see_the_same_requests_as_recorded": ("redis",)},
     ),
     (
         "sim/test_simulator.py",
@@ -434,6 +444,15 @@ _TABLE: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
         {
             "test_no_history_breaks_a_rule": ("*-0",),
             "test_a_store_that_forgets_lets_beliefs_overlap_and_tokens_grow": ("0",),
+        },
+    ),
+    (
+        "unit/test_cron_against_croniter.py",
+        "the other zones: what is known to differ and a change of clocks are kept",
+        {
+            "test_schedules_agree_with_croniter_but_for_what_is_known": (
+                *("*-Europe/Berlin", "[*]/15 2 *", "1-59/7 *", "23 0-23/2 *", "0 0 L *"),
+            )
         },
     ),
     ("unit/test_support_etcd.py", NET, {"*": ()}),

@@ -32,7 +32,8 @@ HARSH = Plan(days=0.6, crash_every=3 * 3600.0, outage_every=2 * 3600.0, dark_eve
 
 @pytest.mark.parametrize("seed", range(2))
 def test_each_slot_runs_at_most_once_and_is_on_record(seed: int) -> None:
-    outcome = simulate(replace(HARSH, seed=seed))
+    with remembering():
+        outcome = simulate(replace(HARSH, seed=seed))
     assert outcome.faults == (), f"seed {seed}: {outcome}"
     assert outcome.slots > 1000
     # The plan is harsh enough to show something.
@@ -49,7 +50,8 @@ def test_a_simulation_that_remembers_answers_shows_what_one_without_shows() -> N
 
 def test_fifty_instances_with_their_clocks_five_minutes_apart_agree() -> None:
     hours = (3600.0, 21_600.0, 86_400.0)
-    outcome = simulate(replace(HARSH, instances=50, jobs=3, intervals=hours, days=2.0, seed=7))
+    with remembering():
+        outcome = simulate(replace(HARSH, instances=50, jobs=3, intervals=hours, days=2.0, seed=7))
     assert outcome.faults == (), outcome
     assert outcome.slots > 50
 
@@ -69,7 +71,8 @@ BEHIND = Plan(
 def test_clocks_one_to_two_hours_behind_run_nothing_that_the_ledger_has_forgotten(
     seed: int,
 ) -> None:
-    outcome = simulate(replace(BEHIND, seed=seed))
+    with remembering():
+        outcome = simulate(replace(BEHIND, seed=seed))
     assert outcome.faults == (), f"seed {seed}: {outcome}"
 
 

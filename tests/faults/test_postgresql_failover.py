@@ -25,25 +25,39 @@ from tests.support.postgresql import PostgresServer
 from tests.support.servers import free_port
 from tests.support.waiting import eventually
 
+Pair = tuple[PostgresServer, PostgresServer, str]
+"""A primary, its standby, and a database on both."""
+
+
+@contextmanager
+def made_pair() -> Iterator[Pair]:
+    with PostgresServer() as primary:
+        database = new_database(primary)
+        with primary.standby() as standby:
+            standby.caught_up_with(primary)
+            yield primary, standby, database
+
 
 @pytest.fixture
-def pair(own_postgres: PostgresServer) -> Iterator[tuple[PostgresServer, PostgresServer, str]]:
-    """A primary, its standby, and a database on both."""
-    database = new_database(own_postgres)
-    with own_postgres.standby() as standby:
-        standby.caught_up_with(own_postgres)
-        yield own_postgres, standby, database
+def pair() -> Iterator[Pair]:
+    """To kill and to promote."""
+    with made_pair() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def lasting() -> Iterator[Pair]:
+    """One that stays as it is."""
+    with made_pair() as made:
+        yield made
 
 
 def hosts(database: str, *ports: int) -> str:
     return f"postgresql://postgres@{','.join(f'127.0.0.1:{port}' for port in ports)}/{database}"
 
 
-Pair = tuple[PostgresServer, PostgresServer, str]
-
-
-def test_a_standby_alone_is_refused_with_what_to_do(pair: Pair) -> None:
-    _, standby, database = pair
+def test_a_standby_alone_is_refused_with_what_to_do(lasting: Pair) -> None:
+    _, standby, database = lasting
     with party(standby.url_of(database)) as one:
         for how in ("sync", "async"):
             with pytest.raises(StoreUnavailable, match=r"read-only|standby") as caught:
@@ -69,24 +83,25 @@ def test_a_primary_set_to_read_only_is_refused(own_postgres: PostgresServer) -> 
 
 @pytest.mark.parametrize("order", ["primary first", "standby first"])
 @pytest.mark.parametrize("how", ["sync", "async"])
-def test_of_several_hosts_the_primary_is_found(pair: Pair, order: str, how: str) -> None:
-    primary, standby, database = pair
+def test_of_several_hosts_the_primary_is_found(lasting: Pair, order: str, how: str) -> None:
+    primary, standby, database = lasting
     ports = (primary.port, standby.port)
     with party(hosts(database, *(ports if order == "primary first" else ports[::-1]))) as one:
         granted = one.take() if how == "sync" else asyncio.run(one.take_async())
     assert granted.token > 0
-    assert primary.psql("select count(*) from incumbent.record", database) == [(1,)]
+    held = f"select count(*) from incumbent.record where claim = '{granted.claim}'"
+    assert primary.psql(held, database) == [(1,)]
 
 
-def test_hosts_that_are_down_are_passed_over(pair: Pair) -> None:
-    primary, _, database = pair
+def test_hosts_that_are_down_are_passed_over(lasting: Pair) -> None:
+    primary, _, database = lasting
     with party(hosts(database, free_port(), primary.port)) as one, answers_within(1.0):
         one.take(within=1.0)
 
 
 @pytest.mark.parametrize("how", ["sync", "async"])
-def test_a_first_host_that_is_frozen_leaves_time_for_the_second(pair: Pair, how: str) -> None:
-    primary, standby, database = pair
+def test_a_first_host_that_is_frozen_leaves_time_for_the_second(lasting: Pair, how: str) -> None:
+    primary, standby, database = lasting
     with (
         frozen(standby),
         party(hosts(database, standby.port, primary.port)) as one,

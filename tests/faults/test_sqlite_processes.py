@@ -101,7 +101,7 @@ def test_kills_at_any_instant_leave_one_holder_growing_tokens_and_a_sound_file(
     path = tmp_path / "leases.db"
     rng = random.Random(52)
     workers = [start(path, WORKER) for _ in range(3)]
-    until = time.monotonic() + 6.0
+    until = time.monotonic() + 3.0
     kills = 0
     judged = Path(f"{path}.judge")
     while time.monotonic() < until or len(written(judged).split()) < 100:
@@ -118,7 +118,7 @@ def test_kills_at_any_instant_leave_one_holder_growing_tokens_and_a_sound_file(
     tokens = [int(line) for line in lines if line != "overlap"]
     assert "overlap" not in lines
     assert tokens == sorted(set(tokens))
-    assert kills >= 20
+    assert kills >= 10
     assert len(tokens) >= 100
     connection = sqlite3.connect(path)
     assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
@@ -348,7 +348,7 @@ third = SqliteEngine(Path(sys.argv[1])).store()
 mark("reserving")
 third.take(Key("default", "c"), "c", Ask(1.0, "me"), soon())
 mark("long")
-pairs(3000)
+pairs(1500)
 mark("end")
 """
     log = tmp_path / "strace"
@@ -360,7 +360,7 @@ mark("end")
     assert syncs["upkeep"] >= 2  # the log was copied, beside the work
     assert syncs["reopening"] == 0
     assert syncs["reserving"] >= 1
-    assert syncs["long"] <= 10  # the header of a log that began anew, in 6000 operations
+    assert syncs["long"] <= 5  # the header of a log that began anew, in 3000 operations
 
 
 def count_syncs(log: str) -> Counter[str]:

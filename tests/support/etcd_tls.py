@@ -9,11 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from tests.support.servers import MAY_SIGN, SIGNED_BY, ServerMissing
+from tests.support.servers import MAY_SIGN, NEW_KEY, SIGNED_BY, ServerMissing
 
 __all__ = ["ClientCertificate", "EtcdTls"]
-
-_NEW_KEY = ("-newkey", "rsa:2048", "-nodes")
 
 
 @dataclass(frozen=True)
@@ -36,7 +34,7 @@ class EtcdTls:
         self.ca = folder / "ca.crt"
         subject = ("-subj", "/CN=test authority", "-days", "2")
         out = ("-keyout", str(folder / "ca.key"), "-out", str(self.ca))
-        _openssl("req", "-x509", *_NEW_KEY, *subject, "-addext", MAY_SIGN, *out)
+        _openssl("req", "-x509", *NEW_KEY, *subject, "-addext", MAY_SIGN, *out)
         # No CN: etcdctl shows it too, and a CN would name a user once there are passwords.
         self.server = self.certificate("server", "/O=etcd")
 
@@ -53,7 +51,7 @@ class EtcdTls:
         usage = "extendedKeyUsage=serverAuth,clientAuth"
         extra.write_text(f"subjectAltName={self.names}\n{usage}\n{SIGNED_BY}\n")
         out = ("-keyout", str(made.key), "-out", str(request))
-        _openssl("req", *_NEW_KEY, "-subj", subject, *out)
+        _openssl("req", *NEW_KEY, "-subj", subject, *out)
         authority = ("-CA", str(self.ca), "-CAkey", str(self.folder / "ca.key"), "-CAcreateserial")
         extension = ("-extfile", str(extra), "-days", "2", "-out", str(made.cert))
         _openssl("x509", "-req", "-in", str(request), *authority, *extension)

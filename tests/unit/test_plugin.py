@@ -18,6 +18,8 @@ from incumbent.testing.plugin import World, incumbent_world
 __all__ = ["incumbent_world"]
 
 HOUR = 3600.0
+LONG = 300.0
+"""Many renewals, and twenty times the default ttl."""
 
 
 # -- a user's job, and the user's tests of it ------------------------------------------------
@@ -69,9 +71,9 @@ def test_a_job_stops_when_the_store_is_gone_for_too_long(incumbent_world: World)
     assert sent == ["a"]
 
 
-def test_a_job_of_hours_keeps_its_lease(incumbent_world: World) -> None:
+def test_a_long_job_keeps_its_lease(incumbent_world: World) -> None:
     def send(*_: object) -> None:
-        incumbent_world.advance(HOUR)
+        incumbent_world.advance(LONG)
 
     assert send_invoices(["a", "b"], send) == 2
 
@@ -83,11 +85,11 @@ def test_a_job_of_hours_keeps_its_lease(incumbent_world: World) -> None:
 def test_a_client_of_the_worlds_store_renews_too(incumbent_world: World, named: str | None) -> None:
     store = getattr(incumbent_world, named) if named else None
     with incumbent.Client(store) as client, client.lock("a") as lease:
-        incumbent_world.advance(3600)
+        incumbent_world.advance(LONG)
         assert lease.valid
         assert incumbent.Lock("a").try_acquire() is None
     with incumbent.Lock("a") as lease:
-        incumbent_world.advance(3600)
+        incumbent_world.advance(LONG)
         assert lease.valid
 
 
@@ -221,17 +223,17 @@ def test_an_async_body_is_cancelled_when_its_lease_is_lost(incumbent_world: Worl
     assert run_body(incumbent_world, lose) == ["cleaned up too late", "taken"]
 
 
-def test_an_async_body_goes_on_for_hours(incumbent_world: World) -> None:
-    async def hours(_: object) -> None:
-        await incumbent_world.advance_async(HOUR)
+def test_an_async_body_goes_on_for_long(incumbent_world: World) -> None:
+    async def long(_: object) -> None:
+        await incumbent_world.advance_async(LONG)
 
-    assert run_body(incumbent_world, hours) == ["went on", "cleaned up inside"]
+    assert run_body(incumbent_world, long) == ["went on", "cleaned up inside"]
 
 
 def test_an_async_body_is_bounded_by_at_most_for(incumbent_world: World) -> None:
     async def body() -> None:
-        async with incumbent.AsyncLock("job", at_most_for="1h"):
-            await incumbent_world.advance_async(2 * HOUR)
+        async with incumbent.AsyncLock("job", at_most_for=LONG):
+            await incumbent_world.advance_async(2 * LONG)
 
     with pytest.raises(LeaseLost) as lost:
         asyncio.run(body())
