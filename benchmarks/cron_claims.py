@@ -18,8 +18,7 @@ from benchmarks.cron_fleet import cpu_of_trees, end, events, start, until
 from benchmarks.harness import Figure
 from incumbent.cron.claims import Claimer
 from incumbent.cron.schedule import Every
-from incumbent.cron.slots import Slot
-from incumbent.cron.spec import JobSpec
+from incumbent.cron.spec import JobSpec, Slot
 from incumbent.model import Refused
 from incumbent.protocol.link import new_link
 

@@ -20,8 +20,7 @@ from benchmarks.harness import Figure
 from benchmarks.postgresql_pairs import bench_server
 from incumbent.cron.claims import Claimer
 from incumbent.cron.schedule import Every
-from incumbent.cron.slots import Slot
-from incumbent.cron.spec import JobSpec
+from incumbent.cron.spec import JobSpec, Slot
 from incumbent.model import Refused
 from incumbent.protocol.link import new_link
 

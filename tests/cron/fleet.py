@@ -21,8 +21,7 @@ from incumbent.cron.execute import Executor
 from incumbent.cron.ledger import Run, read_job, runs_of
 from incumbent.cron.load import load_jobs
 from incumbent.cron.presence import PRESENCE
-from incumbent.cron.slots import Slot
-from incumbent.cron.spec import JobSpec
+from incumbent.cron.spec import JobSpec, Slot
 from incumbent.model import Key, Refused
 from incumbent.protocol.link import new_link
 from tests.cli.tool import command_line, environment, incumbent

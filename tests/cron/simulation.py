@@ -22,11 +22,11 @@ from math import inf
 
 from incumbent.cron.control import encode
 from incumbent.cron.execute import Executor
-from incumbent.cron.ledger import RUN, SLOT_KEEP, Authority, Run, State, decode
+from incumbent.cron.ledger import RUN, SLOT_KEEP, Run, State, decode
 from incumbent.cron.presence import PRESENCE, PRESENT_EVERY, UP
 from incumbent.cron.schedule import Every, Schedule, slot_id
-from incumbent.cron.slots import CLOCK_SPREAD, GRACE, Slot
-from incumbent.cron.spec import CatchUp, JobSpec
+from incumbent.cron.slots import CLOCK_SPREAD, GRACE
+from incumbent.cron.spec import CatchUp, JobSpec, Slot
 from incumbent.errors import NotAcquired, OutcomeUnknown, StoreUnavailable
 from incumbent.lease import State as LeaseState
 from incumbent.model import (
@@ -251,10 +251,6 @@ class SimRun:
     run: Run
     ends: float
 
-    @property
-    def authority(self) -> Authority:
-        return Authority(self.held.claim, self.held.machine.token)
-
     def turn(self) -> None:
         world, life = self.instance.world, self.instance.life
         if life != self.born or self.over:
@@ -299,7 +295,7 @@ class SimRun:
         ledger = instance.executor.ledger(self.spec.name)
         state = State.FAILED if int(self.ends * 1000) % 10 == 0 else State.OK
         try:
-            drive(ledger.move(self.run, state, self.authority, ended=instance.wall()))
+            drive(ledger.move(self.run, state, self.held.claim, ended=instance.wall()))
         except OutcomeUnknown:
             self._again()
             return
@@ -391,7 +387,7 @@ class SimInstance:
 
     def set_clock(self) -> None:
         self.offset = self._drawn_offset()
-        if self.up and self.executor.dispatcher is not None:
+        if self.up and self.executor.begun:
             # An instance looks at its clock every few seconds.
             self._turn(self.life)
 
@@ -448,8 +444,7 @@ class SimInstance:
             begun = drive(self.executor.ledger(spec.name).begin(run))
         except (StoreUnavailable, OutcomeUnknown):
             drive(release(self.port, grant, undo_slot=True))
-            assert self.executor.dispatcher is not None
-            self.executor.dispatcher.ask(spec.name, slot, world.t + 0.5)
+            self.executor.dispatcher.claim_at(spec.name, slot, world.t + 0.5)
             return
         if not begun or not grant.machine.valid(world.t):
             drive(release(self.port, grant, undo_slot=True))

@@ -173,7 +173,7 @@ async def _begins_blindly(self: ledger.Ledger, run: Any) -> bool:
 
 
 def nobody_looks_again(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(dispatch.Dispatcher, "_look_at", lambda *_: None)
+    patch.setattr(dispatch.Dispatcher, "look_at", lambda *_: None)
 
 
 def missed_slots_are_not_written(patch: pytest.MonkeyPatch) -> None:

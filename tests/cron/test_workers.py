@@ -20,8 +20,7 @@ from incumbent.cron.claims import Claimer
 from incumbent.cron.events import Events
 from incumbent.cron.ledger import Run, State, runs_of
 from incumbent.cron.schedule import Every
-from incumbent.cron.slots import Slot
-from incumbent.cron.spec import JobSpec
+from incumbent.cron.spec import JobSpec, Slot
 from incumbent.cron.worker import STARTED, Fleet, Task
 from incumbent.cron.zygote import StandBy, Zygote
 from incumbent.model import Key, Refused

@@ -38,7 +38,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     _m(
         "a run that lost its lease writes its end",
         "cron/ledger.py",
-        "        outcome = await self._put(moved, ByClaim(authority.claim, authority.token))",
+        "        outcome = await self._put(moved, ByClaim(claim, run.token))",
         "        outcome = await self._put(moved, None)",
         "tests/unit/test_cron_book.py::test_who_lost_the_lease_cannot_write_ok",
     ),
@@ -115,8 +115,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     _m(
         "a clock set back a little begins all jobs anew",
         "cron/agenda.py",
-        "        if now >= self.now - CORRECTION:",
-        "        if now >= self.now:",
+        "        if now >= self._now - CORRECTION:",
+        "        if now >= self._now:",
         "tests/unit/test_cron_agenda.py::test_a_clock_set_back_a_little_repeats_nothing_and_does_not_spin",
     ),
     _m(
@@ -143,7 +143,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     _m(
         "a coroutine goes on when its proof is over",
         "cron/functions.py",
-        "        cause = self._lease.belief.proof.verdict(clock.now())",
+        "        cause = self.lease.belief.proof.verdict(clock.now())",
         '        cause = ""',
         "tests/unit/test_jobs.py::test_a_coroutine_without_a_loop_gets_one_and_is_cancelled_in_time",
     ),

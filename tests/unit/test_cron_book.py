@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from incumbent import clock
-from incumbent.cron.ledger import Authority, Ledger, Run, State, joined, pruned_spans, runs_of
+from incumbent.cron.ledger import Ledger, Run, State, joined, pruned_spans, runs_of
 from incumbent.cron.schedule import slot_id
 from incumbent.model import Ask, Granted, Key, Record
 from incumbent.protocol.link import Link, link_for
@@ -28,14 +28,14 @@ def link() -> Link:
     return link_for(f"memory:book{next(NUMBERS)}")
 
 
-def claimed(link: Link, claim: str = "c") -> Authority:
+def claimed(link: Link, claim: str = "c") -> int:
     granted = link.store.take(KEY, claim, Ask(15.0, "i1"), clock.now() + 1)
     assert isinstance(granted, Granted)
-    return Authority(claim, granted.token)
+    return granted.token
 
 
-def run(authority: Authority, due: float = NOW) -> Run:
-    return Run(slot_id(due), State.RUNNING, due, "i1", authority.token, due)
+def run(token: int, due: float = NOW) -> Run:
+    return Run(slot_id(due), State.RUNNING, due, "i1", token, due)
 
 
 def on_record(link: Link) -> dict[str, State]:
@@ -44,12 +44,12 @@ def on_record(link: Link) -> dict[str, State]:
 
 
 def test_who_lost_the_lease_cannot_write_ok(link: Link) -> None:
-    ledger, authority = Ledger(link.port, KEY), claimed(link)
-    its = run(authority)
+    ledger, token = Ledger(link.port, KEY), claimed(link)
+    its = run(token)
     assert drive(ledger.begin(its))
-    link.store.give(KEY, "c", authority.token, clock.now() + 1)
+    link.store.give(KEY, "c", token, clock.now() + 1)
     claimed(link, "another")
-    assert drive(ledger.move(its, State.OK, authority)) is None
+    assert drive(ledger.move(its, State.OK, "c")) is None
     assert on_record(link) == {its.slot: State.RUNNING}
     (_, version), *_ = runs_of(link.store.read(KEY, clock.now() + 1).fields).values()
     assert drive(ledger.lose(its, version, "gone", NOW))
@@ -58,9 +58,9 @@ def test_who_lost_the_lease_cannot_write_ok(link: Link) -> None:
 
 
 def test_a_slot_that_is_on_record_is_not_begun(link: Link) -> None:
-    ledger, authority = Ledger(link.port, KEY), claimed(link)
+    ledger, token = Ledger(link.port, KEY), claimed(link)
     drive(ledger.note(Run(slot_id(NOW), State.SKIPPED, NOW, why="paused")))
-    assert not drive(ledger.begin(run(authority)))
+    assert not drive(ledger.begin(run(token)))
     assert on_record(link) == {slot_id(NOW): State.SKIPPED}
 
 
@@ -94,46 +94,46 @@ def pruned(link: Link, *dues: float, slot: Callable[[float], str] = slot_id) -> 
 
 
 def test_a_slot_that_was_forgotten_is_not_begun_again(link: Link) -> None:
-    ledger, authority = pruned(link, NOW), claimed(link)
-    assert not drive(ledger.begin(run(authority, NOW)))
-    retry = replace(run(authority, NOW), slot=f"{slot_id(NOW)}#2", attempt=2)
+    ledger, token = pruned(link, NOW), claimed(link)
+    assert not drive(ledger.begin(run(token, NOW)))
+    retry = replace(run(token, NOW), slot=f"{slot_id(NOW)}#2", attempt=2)
     assert not drive(ledger.begin(retry))
-    assert drive(ledger.begin(run(authority, NOW + 60)))
+    assert drive(ledger.begin(run(token, NOW + 60)))
 
 
 def test_a_slot_that_is_missed_as_one_of_many_is_not_begun(link: Link) -> None:
-    ledger, authority = Ledger(link.port, KEY), claimed(link)
+    ledger, token = Ledger(link.port, KEY), claimed(link)
     many = Run(slot_id(NOW), State.MISSED, NOW, count=3, first=NOW - 120)
     drive(ledger.note(many))
-    assert not drive(ledger.begin(run(authority, NOW - 60)))
-    assert drive(ledger.begin(run(authority, NOW - 180)))
+    assert not drive(ledger.begin(run(token, NOW - 60)))
+    assert drive(ledger.begin(run(token, NOW - 180)))
 
 
 def test_records_of_a_clock_a_year_ahead_cancel_nothing_of_today(link: Link) -> None:
-    ledger, authority = pruned(link, NOW - 60, NOW + 365 * DAY), claimed(link)
-    assert drive(ledger.begin(run(authority, NOW)))
-    assert not drive(ledger.begin(run(authority, NOW + 365 * DAY)))
+    ledger, token = pruned(link, NOW - 60, NOW + 365 * DAY), claimed(link)
+    assert drive(ledger.begin(run(token, NOW)))
+    assert not drive(ledger.begin(run(token, NOW + 365 * DAY)))
 
 
 def test_triggers_and_slots_forget_apart(link: Link) -> None:
-    ledger, authority = pruned(link, NOW, NOW + 60, slot=lambda due: f"manual/{due}"), claimed(link)
-    assert drive(ledger.begin(run(authority, NOW)))
-    assert not drive(ledger.begin(replace(run(authority), slot="manual/another")))
+    ledger, token = pruned(link, NOW, NOW + 60, slot=lambda due: f"manual/{due}"), claimed(link)
+    assert drive(ledger.begin(run(token, NOW)))
+    assert not drive(ledger.begin(replace(run(token), slot="manual/another")))
 
 
 def test_what_is_named_by_its_caller_goes_by_its_name_alone(link: Link) -> None:
-    ledger, authority = pruned(link, NOW), claimed(link)
-    assert drive(ledger.begin_named(replace(run(authority), slot="2026-11-21")))
+    ledger, token = pruned(link, NOW), claimed(link)
+    assert drive(ledger.begin_named(replace(run(token), slot="2026-11-21")))
 
 
 def test_what_an_older_release_has_forgotten_stays_forgotten(link: Link) -> None:
-    ledger, authority = Ledger(link.port, KEY), claimed(link)
+    ledger, token = Ledger(link.port, KEY), claimed(link)
     link.store.put(KEY, "pruned", repr(NOW).encode(), None, clock.now() + 1)
-    assert not drive(ledger.begin(run(authority, NOW - 30 * DAY)))
+    assert not drive(ledger.begin(run(token, NOW - 30 * DAY)))
     for age in (2, 1, 0):
         drive(ledger.note(Run(slot_id(NOW + 60 - age), State.OK, NOW + 60 - age)))
     drive(ledger.prune(1, DAY, NOW))
-    assert not drive(ledger.begin(run(authority, NOW - 30 * DAY)))
+    assert not drive(ledger.begin(run(token, NOW - 30 * DAY)))
 
 
 def test_of_two_that_prune_at_a_time_none_undoes_the_others_word(
@@ -169,7 +169,7 @@ def test_joined_spans_cover_every_one_and_join_the_nearest(
 
 
 def test_what_was_noted_while_a_run_was_about_to_begin_counts(link: Link) -> None:
-    ledger, authority = Ledger(link.port, KEY), claimed(link)
+    ledger, token = Ledger(link.port, KEY), claimed(link)
     drive(ledger.note(Run(slot_id(NOW), State.LOST, NOW, why="vanished")))
-    assert not drive(ledger.begin_named(run(authority)))
+    assert not drive(ledger.begin_named(run(token)))
     assert on_record(link) == {slot_id(NOW): State.LOST}

@@ -7,8 +7,8 @@ from math import inf
 from incumbent.cron.agenda import Agenda
 from incumbent.cron.dispatch import Claim, Dispatcher, Look
 from incumbent.cron.schedule import Every
-from incumbent.cron.slots import Findings, Slot, judge
-from incumbent.cron.spec import CatchUp, JobSpec, Overlap
+from incumbent.cron.slots import Findings, judge
+from incumbent.cron.spec import CatchUp, JobSpec, Overlap, Slot
 from incumbent.model import Holding, Key, Record, Refused
 
 WALL = 1_000_000_000.0
@@ -71,7 +71,7 @@ def test_an_order_without_an_answer_stands_and_the_others_wait_for_it() -> None:
     assert it.orders(20.01, WALL + 20.01) == []
     (probe,) = it.orders(25, WALL + 25)
     assert isinstance(probe, Claim)
-    it.granted(probe)
+    it.answered()
     (other,) = it.orders(25, WALL + 25)
     assert {probe.spec.name, other.spec.name} == {"a", "b"}
 
@@ -92,7 +92,7 @@ def _late(rule: CatchUp) -> Look:
         (order, *_) = it.orders(120, WALL + 120)
         if isinstance(order, Look):
             return order
-        it.granted(order)
+        it.answered()
 
 
 def test_a_slot_that_an_outage_made_late_is_missed_or_caught_up_as_the_job_says() -> None:
@@ -137,7 +137,7 @@ def test_a_job_that_is_gone_is_asked_for_no_more() -> None:
         for order in it.orders(now, WALL + now):
             assert order.spec.name == "b"
             if isinstance(order, Claim):
-                it.granted(order)
+                it.answered()
 
 
 def test_with_nothing_to_do_it_sleeps_for_ever() -> None:
@@ -148,7 +148,7 @@ def test_what_waits_does_not_pile_up() -> None:
     it = dispatcher(spec())
     slot = Slot.at(WALL)
     for number in range(1000):
-        it.witness("job", slot, 50 + number)
+        it.look_at("job", slot, 50 + number)
         it.orders(10, WALL)
     assert len(it._heap) < 10
 
@@ -166,7 +166,7 @@ def test_a_slot_that_waited_in_the_queue_is_run_however_long_that_took() -> None
             if isinstance(order, Look):
                 it.found(order, judge(order.spec, held, order.slots, WALL + now), now)
             elif order.slot.due > WALL + 20:
-                it.granted(order)
+                it.answered()
     free = Record(Key("n", "job"))
     first = Slot.at(WALL + 20)
     claimed = []

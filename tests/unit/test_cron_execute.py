@@ -17,8 +17,7 @@ from incumbent.cron.ledger import encode as encode_run
 from incumbent.cron.output import Output
 from incumbent.cron.presence import PRESENCE, Peers, Present
 from incumbent.cron.schedule import Every
-from incumbent.cron.slots import Slot
-from incumbent.cron.spec import JobSpec
+from incumbent.cron.spec import JobSpec, Slot
 from incumbent.model import Ask, Key, Refused
 from incumbent.model import Slot as StoreSlot
 from incumbent.protocol.link import link_for
@@ -52,15 +51,14 @@ def test_a_clock_that_is_an_hour_ahead_cancels_no_slot_that_is_yet_to_come() -> 
     slots = tuple(Slot.at(due, missed=True) for due in (1_000_000_200.0, 1_000_000_800.0))
     link.store.put(Key("n", PRESENCE), "up/other", encode(since=1, seen=right), None, 1e12)
     wrong.begin([])
-    assert wrong.dispatcher is not None
-    wrong.dispatcher.witness("job", slots[0], 0.0)
-    wrong.dispatcher.witness("job", slots[1], 0.0)
+    wrong.dispatcher.look_at("job", slots[0], 0.0)
+    wrong.dispatcher.look_at("job", slots[1], 0.0)
     wrong.step()
     assert said == []
     # Once the others have passed it, it was missed indeed.
     link.store.put(Key("n", PRESENCE), "up/other", encode(since=1, seen=right + 900), None, 1e12)
-    wrong.dispatcher.witness("job", slots[0], 0.0)
-    wrong.dispatcher.witness("job", slots[1], 0.0)
+    wrong.dispatcher.look_at("job", slots[0], 0.0)
+    wrong.dispatcher.look_at("job", slots[1], 0.0)
     wrong.step()
     assert said == ["missed"]
 
@@ -117,8 +115,7 @@ def test_the_failure_of_a_lost_run_is_told_once_no_attempt_is_to_come(
             link.store.give(key, "c", None, 1e12)
     it = Executor([spec], "n", link.port, Told(), lambda *_, **__: None, lambda: LATE.due + 60)
     it.begin([])
-    assert it.dispatcher is not None
-    it.dispatcher.witness("job", slot, 0.0)
+    it.dispatcher.look_at("job", slot, 0.0)
     it.step()
     assert heard == told
 

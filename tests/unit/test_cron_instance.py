@@ -13,14 +13,14 @@ import pytest
 
 from incumbent import clock
 from incumbent.cli.main import main
+from incumbent.cron.attempts import ENDED_WELL, GAVE_BACK, Runs
 from incumbent.cron.control import CONTROL, STALE, Trigger, encode, triggers
 from incumbent.cron.instance import Instance
 from incumbent.cron.ledger import JOB, Run, State, field_of, read_job, run_at
 from incumbent.cron.ledger import encode as encode_run
 from incumbent.cron.presence import PRESENCE, UP, presences
 from incumbent.cron.schedule import Every
-from incumbent.cron.slots import Slot
-from incumbent.cron.spec import JobSpec
+from incumbent.cron.spec import JobSpec, Slot
 from incumbent.errors import ConfigError
 from incumbent.model import Key, Record, Refused
 from incumbent.protocol.link import Link, link_for
@@ -165,6 +165,26 @@ def test_a_clock_an_hour_ahead_takes_no_trigger_away_from_others(
     instance._control_records.append((clock.wall(), read(link, CONTROL)))
     instance._take_triggers()
     assert triggers(read(link, CONTROL)) == []
+    instance.close()
+
+
+@pytest.mark.parametrize("code", [ENDED_WELL, GAVE_BACK, 125, -9])
+def test_a_trigger_stands_until_its_run_was_seen_to_its_end(link: Link, code: int) -> None:
+    trigger, runs, launches = Trigger("x", "job", clock.wall()), Runs[Slot](), Launches()
+    instance = Instance([SPEC], link, "n", "me", launches, quiet, runs)
+    instance.turn()
+    put(link, CONTROL, trigger.field, encode(job="job", when=trigger.when))
+    slot = Slot(trigger.slot, trigger.when)
+    runs.ended.append(("job", slot, code))
+    instance.wake()
+    instance.turn()
+    assert (triggers(read(link, CONTROL)) == []) is (code == ENDED_WELL)
+    # Who gave it back asks for it again. Of one that vanished the record is looked at.
+    pending = instance._executor.dispatcher._pending.get("job")
+    claims, looks = (pending.claims, pending.looks) if pending else ({}, {})
+    assert (slot.name in claims, slot.name in looks) == (
+        code == GAVE_BACK, code not in (ENDED_WELL, GAVE_BACK)
+    )  # fmt: skip
     instance.close()
 
 

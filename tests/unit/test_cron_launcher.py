@@ -12,8 +12,7 @@ from incumbent.cron.claims import Claimer
 from incumbent.cron.ledger import Run, State
 from incumbent.cron.schedule import Every
 from incumbent.cron.serving import CommandLauncher
-from incumbent.cron.slots import Slot
-from incumbent.cron.spec import JobSpec
+from incumbent.cron.spec import JobSpec, Slot
 from incumbent.cron.zygote import ZygoteGone
 from incumbent.model import Key, Refused
 from incumbent.protocol.held import Held
@@ -49,22 +48,16 @@ def launcher(zygote: FakeZygote) -> CommandLauncher:
     claimer = Claimer(link, "n", {"holder": "me"})
     its: Any = zygote
     made = CommandLauncher(claimer, its, quiet)
-    made.running["job", SLOT.name] = SLOT
+    made.runs.running["job", SLOT.name] = SLOT
     return made
 
 
-@pytest.mark.parametrize(
-    ("code", "over", "given_back", "vanished"),
-    [(ENDED_WELL, 1, 0, 0), (GAVE_BACK, 0, 1, 0), (125, 0, 0, 1), (-9, 0, 0, 1)],
-)
-def test_a_trigger_stands_until_its_run_was_seen_to_its_end(
-    code: int, over: int, given_back: int, vanished: int
-) -> None:
+@pytest.mark.parametrize("code", [ENDED_WELL, GAVE_BACK, 125, -9])
+def test_the_instance_hears_how_a_run_ended(code: int) -> None:
     it = launcher(FakeZygote(("job", SLOT.name, code)))
     it.ready()
-    its = it.outcomes
-    assert (len(its.over), len(its.given_back), len(its.vanished)) == (over, given_back, vanished)
-    assert not it.running
+    assert it.runs.ended == [("job", SLOT, code)]
+    assert not it.runs.running
 
 
 def test_a_zygote_that_is_gone_is_noticed_whatever_it_was_to_do() -> None:

@@ -25,8 +25,8 @@ from incumbent.cron.ledger import (
     surplus,
 )
 from incumbent.cron.schedule import Every, slot_id
-from incumbent.cron.slots import GRACE, Slot, holes, judge, known_until, retry_due
-from incumbent.cron.spec import CatchUp, JobSpec
+from incumbent.cron.slots import GRACE, holes, judge, known_until, retry_due
+from incumbent.cron.spec import CatchUp, JobSpec, Slot
 from incumbent.model import Field, Holding, Key, Record
 
 NOW = 1_000_000_020.0

@@ -13,8 +13,7 @@ from incumbent.cron.control import encode
 from incumbent.cron.dispatch import Claim, Dispatcher
 from incumbent.cron.presence import PRESENCE, UP
 from incumbent.cron.schedule import Every
-from incumbent.cron.slots import Slot
-from incumbent.cron.spec import JobSpec
+from incumbent.cron.spec import JobSpec, Slot
 from incumbent.errors import StoreUnavailable
 from incumbent.model import Key
 from incumbent.protocol.link import new_link

@@ -14,12 +14,12 @@ import pytest
 import incumbent
 from incumbent import clock
 from incumbent.cron import functions
+from incumbent.cron.attempts import ENDED_WELL
 from incumbent.cron.claims import Claimer
 from incumbent.cron.functions import CallLauncher
 from incumbent.cron.ledger import PRUNED, Run, State, read_job, runs_of
 from incumbent.cron.schedule import Every
-from incumbent.cron.slots import Slot
-from incumbent.cron.spec import JobSpec
+from incumbent.cron.spec import JobSpec, Slot
 from incumbent.errors import ConfigError, LeaseLost, Misuse
 from incumbent.model import Capabilities, Key
 from incumbent.protocol.held import Held
@@ -398,13 +398,11 @@ def test_a_slot_that_has_had_its_turn_closes_nothing_and_runs_nothing(store: str
         name="job", schedule=Every(60), call=lambda: ran.append(1), at_least_for=60, at_most_for=90
     )
     link.store.put(key, PRUNED, b"[[0, 2e9]]", None, clock.now() + 1)
-    launcher = CallLauncher(
-        Claimer(link, "default", {"holder": "me"}), lambda *_, **__: None, lambda: None
-    )
+    launcher = CallLauncher(Claimer(link, "default", {"holder": "me"}), lambda *_, **__: None)
     slot = Slot.at(1e9)
     held = launcher.claim(spec, slot)
     assert isinstance(held, Held)
     launcher.launch(spec, slot, held)
-    eventually(lambda: launcher.outcomes.over == [slot.name])
+    eventually(lambda: launcher.runs.ended == [("job", slot, ENDED_WELL)])
     record = link.store.read(key, clock.now() + 1)
     assert (record.holdings, record.closed_for, ran) == ((), 0.0, [])

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import Final
 from zlib import crc32
 
-from incumbent.cron.schedule import Schedule, slot_id
-from incumbent.cron.spec import JobSpec
-
-__all__ = ["CORRECTION", "Agenda", "Changes", "Due", "missed_slots", "start_of"]
+from incumbent.cron.schedule import slot_id
+from incumbent.cron.spec import JobSpec, Slot
 
 CORRECTION: Final = 3 * 3600.0
 """A clock put back by more than this was wrong before, as in Debian's cron(8); seconds."""
@@ -26,29 +24,11 @@ _PUNCTUAL_AT_ONCE: Final = 2
 """Slots of a second each."""
 
 
-@dataclass(frozen=True, slots=True)
-class Due:
-    """A slot to ask the ledger for: to run it, or, if `missed`, to record that nobody did."""
-
-    spec: JobSpec
-    slot: float
-    missed: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Changes:
-    """What a reload changed, by name, in the order of the file."""
-
-    added: tuple[str, ...] = ()
-    removed: tuple[str, ...] = ()
-    rescheduled: tuple[str, ...] = ()
-
-
 @dataclass(slots=True)
 class _Entry:
     spec: JobSpec
     order: int
-    placed: float
+    placed: float = 0.0
     """Everything up to here is decided."""
     slot: float | None = None
     starts: float = 0.0
@@ -60,7 +40,6 @@ class _Entry:
             self.starts = start_of(self.spec, self.slot)
 
 
-@dataclass(slots=True)
 class Agenda:
     """The next slots of all jobs.
 
@@ -68,23 +47,23 @@ class Agenda:
     handed out at once, by the job's rule for catching up. A job it does not name begins now.
     """
 
-    specs: Iterable[JobSpec]
-    now: float
-    known: Mapping[str, float] = field(default_factory=dict)
-    _entries: dict[str, _Entry] = field(init=False, default_factory=dict)
-    _heap: list[tuple[float, int, _Entry]] = field(init=False, default_factory=list)
-
-    def __post_init__(self) -> None:
-        known = self.known
-        entries = (
-            _Entry(spec, order, min(known.get(spec.name, self.now), self.now))
-            for order, spec in enumerate(self.specs)
-        )
-        self._entries = {entry.spec.name: entry for entry in entries}
-        self.specs = ()
-        for entry in self._entries.values():
-            entry.place(entry.placed)
+    def __init__(
+        self, specs: Iterable[JobSpec], now: float, known: Mapping[str, float] | None = None
+    ) -> None:
+        self._now = now
+        self._entries: dict[str, _Entry] = {}
+        for spec in specs:
+            self._add(spec, min((known or {}).get(spec.name, now), now))
         self._pile_up()
+
+    def _add(self, spec: JobSpec, placed: float) -> None:
+        entry = self._entries[spec.name] = _Entry(spec, len(self._entries))
+        entry.place(placed)
+
+    def _pile_up(self) -> None:
+        entries = self._entries.values()
+        self._heap = [(it.starts, it.order, it) for it in entries if it.slot is not None]
+        heapify(self._heap)
 
     @property
     def next_at(self) -> float | None:
@@ -102,21 +81,21 @@ class Agenda:
                 places += (2 * place + 1, 2 * place + 2)
         return found
 
-    def due(self, now: float) -> list[Due]:
-        """What has become due, in the order of the slots, then of the file.
+    def due(self, now: float) -> list[tuple[JobSpec, Slot]]:
+        """The slots that have become due, in their order, then in that of the file.
 
         Late slots (the process or the machine stood still, the clock was set forward) come by the
         job's rule for catching up. A clock set back a little repeats nothing: see `moved`.
         """
         self.moved(now)
-        found: list[tuple[float, int, Due]] = []
+        found: list[tuple[float, int, JobSpec, Slot]] = []
         while self._heap and self._heap[0][0] <= now:
             entry = heappop(self._heap)[2]
-            found += [(it.slot, entry.order, it) for it in _decided(entry, now)]
+            found += [(it.due, entry.order, entry.spec, it) for it in _decided(entry, now)]
             if entry.slot is not None:
                 heappush(self._heap, (entry.starts, entry.order, entry))
         found.sort(key=lambda it: it[:2])
-        return [due for _, _, due in found]
+        return [(spec, slot) for _, _, spec, slot in found]
 
     def moved(self, now: float) -> bool:
         """Tell that it is `now`; True if the clock was put back by more than CORRECTION.
@@ -124,54 +103,46 @@ class Agenda:
         Then every job begins anew from `now`. After less, jobs wait until the clock is where it
         was. `due` calls this itself.
         """
-        if now >= self.now - CORRECTION:
-            self.now = max(self.now, now)
+        if now >= self._now - CORRECTION:
+            self._now = max(self._now, now)
             return False
-        self.now = now
+        self._now = now
         for entry in self._entries.values():
             entry.place(now)
         self._pile_up()
         return True
 
-    def replace(self, specs: Iterable[JobSpec], now: float) -> Changes:
-        """Reload: a job with the same name and schedule keeps its place, others begin now."""
+    def replace(self, specs: Iterable[JobSpec], now: float) -> dict[str, list[str]]:
+        """Reload: a job with the same name and schedule keeps its place, others begin now.
+
+        Returns the names of the jobs that were `added`, `removed` and `rescheduled`.
+        """
         before, self._entries = self._entries, {}
-        added: list[str] = []
-        rescheduled: list[str] = []
-        for order, spec in enumerate(specs):
+        changes: dict[str, list[str]] = {"added": [], "removed": [], "rescheduled": []}
+        for spec in specs:
             old = before.pop(spec.name, None)
-            same = old is not None and old.spec.schedule == spec.schedule
-            entry = _Entry(spec, order, old.placed if old and same else now)
-            entry.place(entry.placed)
-            self._entries[spec.name] = entry
-            if not same:
-                (added if old is None else rescheduled).append(spec.name)
+            if old is not None and old.spec.schedule == spec.schedule:
+                self._add(spec, old.placed)
+            else:
+                self._add(spec, now)
+                changes["added" if old is None else "rescheduled"].append(spec.name)
+        changes["removed"] = list(before)
         self._pile_up()
-        return Changes(tuple(added), tuple(before), tuple(rescheduled))
-
-    def _pile_up(self) -> None:
-        entries = self._entries.values()
-        self._heap = [(it.starts, it.order, it) for it in entries if it.slot is not None]
-        heapify(self._heap)
+        return changes
 
 
-def _decided(entry: _Entry, now: float) -> list[Due]:
+def _decided(entry: _Entry, now: float) -> list[Slot]:
     """The entry's slots that are ready, and the entry moved on behind them."""
     spec, first = entry.spec, entry.slot
-    if first is not None and _is_alone(spec, first, now):
+    assert first is not None  # noqa: S101 - it is in the heap
+    following = spec.schedule.next_after(first)
+    if (following is None or following > now) and _is_punctual(spec, first, now):
+        # The usual case, at the cost of one look at the schedule.
         entry.place(first)
-        return [Due(spec, first)]
+        return [Slot.at(first)]
     to_run, missed = missed_slots(spec, entry.placed, now)
     entry.place(max((*to_run, *missed)))
-    return [*(Due(spec, it, missed=True) for it in missed), *(Due(spec, it) for it in to_run)]
-
-
-def _is_alone(spec: JobSpec, slot: float, now: float) -> bool:
-    """The usual case: the slot is punctual and the next one has not come."""
-    following = spec.schedule.next_after(slot)
-    if following is not None and following <= now:
-        return False
-    return now - start_of(spec, slot) < _patience(slot, following)
+    return [*(Slot.at(it, missed=True) for it in missed), *map(Slot.at, to_run)]
 
 
 # -- catching up ----------------------------------------------------------------------------------
@@ -209,12 +180,9 @@ def missed_slots(
 
 
 def _is_punctual(spec: JobSpec, slot: float, now: float) -> bool:
-    return now - start_of(spec, slot) < _patience(slot, spec.schedule.next_after(slot))
-
-
-def _patience(slot: float, following: float | None) -> float:
+    following = spec.schedule.next_after(slot)
     gap = _PUNCTUAL_MOST if following is None else following - slot
-    return min(max(gap, _PUNCTUAL_LEAST), _PUNCTUAL_MOST)
+    return now - start_of(spec, slot) < min(max(gap, _PUNCTUAL_LEAST), _PUNCTUAL_MOST)
 
 
 def _latest(spec: JobSpec, after: float, now: float, *, most: int) -> tuple[float, ...]:
@@ -229,14 +197,7 @@ def _latest(spec: JobSpec, after: float, now: float, *, most: int) -> tuple[floa
 
 
 def _ready(spec: JobSpec, after: float, now: float) -> Iterator[float]:
-    for slot in _slots(spec.schedule, after):
-        if slot > now or start_of(spec, slot) > now:
-            return
+    slot = spec.schedule.next_after(after)
+    while slot is not None and slot <= now and start_of(spec, slot) <= now:
         yield slot
-
-
-def _slots(schedule: Schedule, after: float) -> Iterator[float]:
-    found = schedule.next_after(after)
-    while found is not None:
-        yield found
-        found = schedule.next_after(found)
+        slot = spec.schedule.next_after(slot)

@@ -8,20 +8,18 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 from incumbent import clock
 from incumbent.cron.events import Emit
-from incumbent.cron.ledger import Authority, Ledger, Run, State
-from incumbent.cron.slots import Slot
-from incumbent.cron.spec import JobSpec
-from incumbent.durations import backoff_delay, say_seconds
+from incumbent.cron.ledger import Ledger, Run, State
+from incumbent.cron.spec import JobSpec, Slot
+from incumbent.durations import say_seconds
 from incumbent.errors import StoreError
 from incumbent.locks import Lease, give_back
 from incumbent.protocol.port import run as drive
 
-__all__ = ["ENDED_WELL", "GAVE_BACK", "UNTOLD", "Attempts", "End", "Outcomes", "stopped"]
-
+T = TypeVar("T")
 ENDED_WELL: Final = 0
 GAVE_BACK: Final = 75
 """The run could not begin: its slot is anybody's again."""
@@ -33,6 +31,21 @@ _PRUNE_EVERY: Final = 8
 """Runs between looks at the bounds of the ledger, on the average."""
 
 
+@dataclass(slots=True)
+class Runs(Generic[T]):
+    """The runs of this instance, by job and slot.
+
+    `starting`: of those that go on, the ones that do not work yet. `ended`: job, slot and code of
+    others until the instance has seen to them; filled from any thread. `ttl`: seconds for which
+    the lease of a run may live on that ended without its end on record.
+    """
+
+    ttl: float = 0.0
+    running: dict[tuple[str, str], T] = field(default_factory=dict)
+    starting: set[tuple[str, str]] = field(default_factory=set)
+    ended: list[tuple[str, Slot, int]] = field(default_factory=list)
+
+
 @dataclass(frozen=True, slots=True)
 class End:
     """How an attempt ended. `final`: another attempt is out of question."""
@@ -42,24 +55,6 @@ class End:
     why: str = ""
     output: str = ""
     final: bool = False
-
-
-@dataclass(slots=True)
-class Outcomes:
-    """What became of runs of this instance, until its loop has seen to it."""
-
-    over: list[str] = field(default_factory=list)
-    """Slots that are seen to: of the others, a trigger must stand on."""
-    given_back: list[tuple[str, Slot]] = field(default_factory=list)
-    vanished: list[tuple[str, Slot]] = field(default_factory=list)
-    """What ended without its end on record: a look puts it there."""
-
-    def add(self, job: str, slot: Slot, code: int) -> None:
-        """From any thread: a run has ended with this code."""
-        if code == ENDED_WELL:
-            self.over.append(slot.name)
-        else:
-            (self.given_back if code == GAVE_BACK else self.vanished).append((job, slot))
 
 
 class Attempts:
@@ -80,20 +75,17 @@ class Attempts:
             attempt=slot.attempt,
         )
 
-    @property
-    def _authority(self) -> Authority:
-        belief = self._lease.belief
-        return Authority(belief.claim, belief.token)
-
     def begin(self) -> int | None:
         """Put it on record as running, and say so; else a code: the lease is given back."""
+        until = clock.now() + min(_BEGIN_WITHIN, self._lease.remaining)
         try:
-            if not self._begin():
-                # Nothing ran: at_least_for closes nothing.
-                give_back(self._lease, undo_slot=True)
-                return ENDED_WELL
+            begun = drive(self._ledger.begin(self.run, until))
         except StoreError as error:
             return self.leave(str(error))
+        if not begun:
+            # Nothing ran: at_least_for closes nothing.
+            give_back(self._lease, undo_slot=True)
+            return ENDED_WELL
         late = round(clock.wall() - self.run.due, 3)
         self._emit("started", slot=self.run.slot, attempt=self.run.attempt, late=late)
         return None
@@ -103,20 +95,6 @@ class Attempts:
         give_back(self._lease, undo_slot=True)
         self._emit("given_back", slot=self.run.slot, why=why)
         return GAVE_BACK
-
-    def _begin(self) -> bool:
-        """Raises StoreError if the store does not say within a few seconds of a proved lease."""
-        until = clock.now() + min(_BEGIN_WITHIN, self._lease.remaining)
-        tries = 0
-        while True:
-            try:
-                return drive(self._ledger.begin(self.run))
-            except StoreError:
-                tries += 1
-                wake = clock.now() + backoff_delay(tries, 0.5, cap=1.0)
-                if wake >= until:
-                    raise
-                drive(self._ledger.sleep_until(wake))
 
     def go_through(self, attempt: Callable[[], End], pause: Callable[[float], bool]) -> Run | None:
         """Attempt until it is well or the retries are used up; the record, None if it is lost.
@@ -132,48 +110,35 @@ class Attempts:
                 return self._end(End(State.LOST, why="its instance was stopped between attempts"))
 
     def _wait(self, end: End, pause: Callable[[float], bool]) -> bool:
-        delay = min(self._spec.retry_backoff * 2.0 ** (self.run.attempt - 1), _LONGEST_PAUSE)
-        self._emit(
-            "retry", slot=self.run.slot, attempt=self.run.attempt, why=end.why, seconds=delay
-        )
+        slot, attempt = self.run.slot, self.run.attempt
+        delay = min(self._spec.retry_backoff * 2.0 ** (attempt - 1), _LONGEST_PAUSE)
+        self._emit("retry", slot=slot, attempt=attempt, why=end.why, seconds=delay)
         self._move(State.WAITING, code=end.code, why=end.why, output=end.output)
         if not pause(delay) or not self._lease.valid:
             return False
-        self._move(State.RUNNING, attempt=self.run.attempt + 1)
+        self._move(State.RUNNING, attempt=attempt + 1)
         return True
 
     def _move(self, state: State, **changes: object) -> None:
         until = clock.now() + min(1.0, self._lease.remaining)
-        moved = drive(self._ledger.insist(self.run, state, self._authority, until, **changes))
+        claim = self._lease.belief.claim
+        moved = drive(self._ledger.insist(self.run, state, claim, until, **changes))
         # A state in between that could not be written is no reason to stop: the last one counts.
         self.run = moved or self.run
 
     def _end(self, end: End) -> Run | None:
-        lease = self._lease
-        until = max(lease.belief.proof.deadline, clock.now() + 1.0)
-        ended = drive(
-            self._ledger.insist(
-                self.run,
-                end.state,
-                self._authority,
-                until,
-                ended=clock.wall(),
-                code=end.code,
-                why=end.why,
-                output=end.output,
-            )
-        )
-        self._report(end, ended)
-        return ended
-
-    def _report(self, end: End, ended: Run | None) -> None:
-        seconds = clock.wall() - (self.run.started or clock.wall())
-        facts = {"slot": self.run.slot, "attempt": self.run.attempt, "code": end.code}
+        belief, run, now = self._lease.belief, self.run, clock.wall()
+        until = max(belief.proof.deadline, clock.now() + 1.0)
+        changes = {"ended": now, "code": end.code, "why": end.why, "output": end.output}
+        ended = drive(self._ledger.insist(run, end.state, belief.claim, until, **changes))
+        event, why = str(end.state), end.why or None
         if ended is None:
             why = f"{end.why or end.state}, but the lease was lost before that was on record"
-            self._emit("lost", **facts, seconds=round(seconds, 3), why=why)
-            return
-        self._emit(str(end.state), **facts, seconds=round(seconds, 3), why=end.why or None)
+            event = "lost"
+        seconds = round(clock.wall() - (run.started or now), 3)
+        facts = {"slot": run.slot, "attempt": run.attempt, "code": end.code}
+        self._emit(event, **facts, seconds=seconds, why=why)
+        return ended
 
     def prune(self) -> None:
         """Keep the ledger within its bounds, now and then."""
@@ -188,16 +153,14 @@ class Attempts:
 
 def stopped(cause: str, seconds: float) -> End:
     """The end of an attempt that was stopped for a reason of the lease or the instance."""
-    after = f"after {say_seconds(seconds)}"
-    if cause == "at_most_for":
-        return End(State.TIMED_OUT, why=f"stopped {after}: at_most_for", final=True)
+    after, failed = f"after {say_seconds(seconds)}", State.FAILED
     if cause.startswith("signal:"):
         why = f"its instance was stopped ({cause.partition(':')[2]}) {after}"
         return End(State.LOST, why=why, final=True)
-    if cause == "paused":
-        return End(State.FAILED, why=f"stopped {after}: the job was paused", final=True)
-    if cause == "broken":
-        return End(State.FAILED, why=f"stopped {after}: an operator asked for it", final=True)
-    if cause == "guard":
-        return End(State.FAILED, why=f"stopped {after}: the guard died", final=True)
-    return End(State.LOST, why=f"stopped {after}: the lease was lost ({cause})", final=True)
+    state, why = {
+        "at_most_for": (State.TIMED_OUT, "at_most_for"),
+        "paused": (failed, "the job was paused"),
+        "broken": (failed, "an operator asked for it"),
+        "guard": (failed, "the guard died"),
+    }.get(cause, (State.LOST, f"the lease was lost ({cause})"))
+    return End(state, why=f"stopped {after}: {why}", final=True)

@@ -7,8 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 from incumbent.cron.ledger import SLOT_KEEP
-from incumbent.cron.slots import Slot
-from incumbent.cron.spec import JobSpec
+from incumbent.cron.spec import JobSpec, Slot
 from incumbent.durations import DAY
 from incumbent.errors import NotAcquired, StoreError
 from incumbent.locks import Lease
@@ -20,8 +19,6 @@ from incumbent.protocol.held import Held, Wanted
 from incumbent.protocol.link import Link
 from incumbent.protocol.port import run
 from incumbent.protocol.release import release
-
-__all__ = ["Claimer", "Grant", "adopted"]
 
 
 @dataclass(frozen=True, slots=True)

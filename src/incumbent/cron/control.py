@@ -12,19 +12,6 @@ from typing import Any, Final
 from incumbent.model import Record
 from incumbent.stores.notices import PAUSE
 
-__all__ = [
-    "CONTROL",
-    "STALE",
-    "SWEEP",
-    "TRIGGER",
-    "Trigger",
-    "encode",
-    "is_job_name",
-    "pause_of",
-    "read_value",
-    "triggers",
-]
-
 CONTROL: Final = "@cron"
 SWEEP: Final = "@cron/sweep"
 TRIGGER: Final = "trigger/"

@@ -18,14 +18,12 @@ from heapq import heappop, heappush
 from math import inf
 from typing import Final, TypeAlias
 
-from incumbent.cron.agenda import Agenda, Changes, Due
+from incumbent.cron.agenda import Agenda
 from incumbent.cron.ledger import SLOT_KEEP
-from incumbent.cron.slots import GRACE, Findings, Slot
-from incumbent.cron.spec import JobSpec
+from incumbent.cron.slots import GRACE, Findings
+from incumbent.cron.spec import JobSpec, Slot
 from incumbent.durations import backoff_delay
 from incumbent.model import Refused
-
-__all__ = ["Claim", "Dispatcher", "Look", "Order"]
 
 _LOOK_FIRST: Final = SLOT_KEEP / 3
 """A slot older than this is looked up before it is claimed: the store may have forgotten it."""
@@ -54,21 +52,17 @@ class Look:
 
 
 Order: TypeAlias = Claim | Look
+_Waiting = dict[str, tuple[float, Slot]]
 
 
 @dataclass(slots=True)
 class _Pending:
     """Slots of one job that wait for something: when, whether to claim or to look."""
 
-    claims: dict[str, tuple[float, Slot]] = field(default_factory=dict)
-    looks: dict[str, tuple[float, Slot]] = field(default_factory=dict)
+    claims: _Waiting = field(default_factory=dict)
+    looks: _Waiting = field(default_factory=dict)
     planned: float = inf
     """The instant of its entry in the heap; older entries are void."""
-
-    @property
-    def at(self) -> float:
-        both = (*self.claims.values(), *self.looks.values())
-        return min((when for when, _ in both), default=inf)
 
 
 class Dispatcher:
@@ -98,8 +92,8 @@ class Dispatcher:
     def orders(self, now: float, wall: float) -> list[Order]:
         """What to ask the store now; claims in an order of our own, so that instances mix."""
         catching_up: set[str] = set()
-        for due in self.agenda.due(wall):
-            self._take_up(due, now, wall, catching_up)
+        for spec, slot in self.agenda.due(wall):
+            self._take_up(spec, slot, now, wall, catching_up)
         if now < self._silent_until:
             return []
         found: list[Order] = []
@@ -110,35 +104,34 @@ class Dispatcher:
             pending.planned = inf
             found += self._ready(name, pending, now, wall)
             if self._failures and found:
-                found, rest = found[:1], found[1:]
-                self._put_back(rest, now)
+                for order in found[1:]:
+                    self._put_back(order, now)
+                del found[1:]
                 break
-        claims = [it for it in found if isinstance(it, Claim)]
+        claims = [order for order in found if isinstance(order, Claim)]
         # Slots of one job oldest first, jobs as chance has it.
-        place = {it.spec.name: self._jitter() for it in claims}
-        claims.sort(key=lambda it: (place[it.spec.name], it.slot.due))
-        return [*claims, *(it for it in found if isinstance(it, Look))]
+        place = {claim.spec.name: self._jitter() for claim in claims}
+        claims.sort(key=lambda claim: (place[claim.spec.name], claim.slot.due))
+        return [*claims, *(order for order in found if isinstance(order, Look))]
 
-    def _take_up(self, due: Due, now: float, wall: float, catching_up: set[str]) -> None:
-        slot = Slot.at(due.slot, missed=due.missed)
-        if not due.missed and self._too_late(due.spec, slot, wall):
-            catching_up.add(due.spec.name)
+    def _take_up(
+        self, spec: JobSpec, slot: Slot, now: float, wall: float, catching_up: set[str]
+    ) -> None:
+        if not slot.missed and self._too_late(spec, slot, wall):
+            catching_up.add(spec.name)
         # A slot in time waits for those that are caught up before it: it is not to be the one
         # that is skipped.
-        slot = replace(slot, caught=due.spec.name in catching_up)
-        if due.missed or wall - due.slot > _LOOK_FIRST:
-            self._look_at(due.spec.name, slot, now)
-        else:
-            self._claim_at(due.spec.name, slot, now)
+        slot = replace(slot, caught=spec.name in catching_up)
+        old = slot.missed or wall - slot.due > _LOOK_FIRST
+        (self.look_at if old else self.claim_at)(spec.name, slot, now)
 
     def _ready(self, name: str, pending: _Pending, now: float, wall: float) -> list[Order]:
         spec = self.specs[name]
-        claims = _take(pending.claims, now)
-        looks = _take(pending.looks, now, merge=_MERGED)
+        claims, looks = _take(pending.claims, now), _take(pending.looks, now, merge=_MERGED)
         self._plan(name, pending)
-        late = [it for it in claims if self._too_late(spec, it, wall)]
+        late = [slot for slot in claims if self._too_late(spec, slot, wall)]
         looks += self._by_the_rule(spec, late, wall)
-        found: list[Order] = [Claim(spec, it) for it in claims if it not in late]
+        found: list[Order] = [Claim(spec, slot) for slot in claims if slot not in late]
         return [*found, Look(spec, tuple(looks))] if looks else found
 
     @staticmethod
@@ -157,102 +150,92 @@ class Dispatcher:
         """Slots that came too late, for an outage: the job's rule for catching up decides."""
         rule = spec.catch_up
         most = {"no": 0, "last": 1, "all": rule.limit}[rule.mode]
-        late = sorted(late, key=lambda it: it.due)
+        late = sorted(late, key=lambda slot: slot.due)
         wanted = [it for it in late if wall - it.due <= rule.window][-most:] if most else []
         return [replace(it, caught=it in wanted, missed=it not in wanted) for it in late]
 
     # -- what came of it -----------------------------------------------------------------------
 
-    def granted(self, claim: Claim) -> None:
-        """The slot is ours."""
-        self._answered()
+    def answered(self) -> None:
+        """The store gave an answer."""
+        self._failures, self._silent_until = 0, -inf
 
     def refused(self, claim: Claim, refused: Refused, now: float) -> None:
         """Somebody has the job's lease or the slot, or it is paused."""
-        self._answered()
+        self.answered()
         holder = refused.holders[0] if refused.holders else None
         delay = self._jitter() * _HELD_SPREAD
         if refused.reason == "closed":
             delay += _CLOSED_AFTER
         elif holder is not None and holder.meta == claim.slot.name.encode():
             delay += refused.retry_after or 0.0
-        self._look_at(claim.spec.name, claim.slot, now + delay)
+        self.look_at(claim.spec.name, claim.slot, now + delay)
 
     def found(self, look: Look, findings: Findings, now: float) -> None:
         """A look was taken, and what it had to write is written."""
-        self._answered()
+        self.answered()
         name = look.spec.name
         for slot in findings.claims:
-            self._claim_at(name, slot, now)
+            self.claim_at(name, slot, now)
         for delay, slot in findings.again:
-            self._look_at(name, slot, now + delay + self._jitter() * _HELD_SPREAD)
+            self.look_at(name, slot, now + delay + self._jitter() * _HELD_SPREAD)
 
     def failed(self, order: Order, now: float, retry_after: float | None = None) -> None:
         """The store gave no answer: the order stands."""
         self._failures += 1
         delay = max(backoff_delay(self._failures, self._jitter(), base=0.2), retry_after or 0.0)
         self._silent_until = now + delay
-        self._put_back([order], now)
+        self._put_back(order, now)
 
-    def not_launched(self, claim: Claim, now: float) -> None:
-        """The slot was given back, since this instance could not run it: somebody will."""
-        self._claim_at(claim.spec.name, claim.slot, now + 0.5 + self._jitter())
+    def given_back(self, name: str, slot: Slot, now: float) -> None:
+        """This instance could not run it: somebody will."""
+        self.claim_at(name, slot, now + 0.5 + self._jitter())
 
     def no_room(self, claim: Claim, now: float) -> None:
         """This instance runs as much as it may: others can have the slot, or we do later."""
         looks = (now + _ROOM_EVERY * (1 + 3 * self._jitter())) // _ROOM_EVERY
-        self._claim_at(claim.spec.name, claim.slot, (looks + 1) * _ROOM_EVERY)
+        self.claim_at(claim.spec.name, claim.slot, (looks + 1) * _ROOM_EVERY)
 
-    def witness(self, name: str, slot: Slot, at: float) -> None:
-        """Look at this slot then."""
-        self._look_at(name, slot, at)
-
-    def ask(self, name: str, slot: Slot, now: float) -> None:
-        """Claim a slot that no schedule names."""
-        self._claim_at(name, slot, now)
-
-    def reload(self, specs: Iterable[JobSpec], wall: float) -> Changes:
+    def reload(self, specs: Iterable[JobSpec], wall: float) -> dict[str, list[str]]:
         """Other jobs from now on; what is pending of those that are gone is dropped."""
-        specs = tuple(specs)
         self.specs = {spec.name: spec for spec in specs}
         for name in self._pending.keys() - self.specs.keys():
             del self._pending[name]
-        return self.agenda.replace(specs, wall)
-
-    def _answered(self) -> None:
-        self._failures, self._silent_until = 0, -inf
+        return self.agenda.replace(self.specs.values(), wall)
 
     # -- what waits ----------------------------------------------------------------------------
 
-    def _claim_at(self, name: str, slot: Slot, at: float) -> None:
+    def claim_at(self, name: str, slot: Slot, at: float) -> None:
+        """Claim this slot then, also one that no schedule names."""
         pending = self._pending.setdefault(name, _Pending())
         pending.claims[slot.name] = (at, slot)
         self._plan(name, pending)
 
-    def _look_at(self, name: str, slot: Slot, at: float) -> None:
+    def look_at(self, name: str, slot: Slot, at: float) -> None:
+        """Look at this slot then."""
         pending = self._pending.setdefault(name, _Pending())
         known = pending.looks.get(slot.name)
         pending.looks[slot.name] = (at if known is None else min(at, known[0]), slot)
         self._plan(name, pending)
 
     def _plan(self, name: str, pending: _Pending) -> None:
-        at = pending.at
+        both = (*pending.claims.values(), *pending.looks.values())
+        at = min((when for when, _ in both), default=inf)
         if at == inf:
             self._pending.pop(name, None)
         elif at < pending.planned:
             pending.planned = at
             heappush(self._heap, (at, name))
 
-    def _put_back(self, orders: Iterable[Order], now: float) -> None:
-        for order in orders:
-            if isinstance(order, Claim):
-                self._claim_at(order.spec.name, order.slot, now)
-            else:
-                for slot in order.slots:
-                    self._look_at(order.spec.name, slot, now)
+    def _put_back(self, order: Order, now: float) -> None:
+        if isinstance(order, Claim):
+            self.claim_at(order.spec.name, order.slot, now)
+        else:
+            for slot in order.slots:
+                self.look_at(order.spec.name, slot, now)
 
 
-def _take(waiting: dict[str, tuple[float, Slot]], now: float, merge: float = 0.0) -> list[Slot]:
+def _take(waiting: _Waiting, now: float, merge: float = 0.0) -> list[Slot]:
     """What is due, and with it what is due `merge` seconds later, if anything is."""
     if not any(when <= now for when, _ in waiting.values()):
         return []

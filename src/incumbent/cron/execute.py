@@ -15,22 +15,12 @@ from incumbent.cron.dispatch import Claim, Dispatcher, Look
 from incumbent.cron.events import Emit
 from incumbent.cron.ledger import JOB, Ledger, LedgerPort, Run, State, orphans, read_job
 from incumbent.cron.presence import PRESENCE, PRESENT_EVERY, Peers, presences
-from incumbent.cron.slots import (
-    Findings,
-    Slot,
-    fails_for_good,
-    holes,
-    judge,
-    known_until,
-    retry_due,
-)
-from incumbent.cron.spec import JobSpec
+from incumbent.cron.slots import Findings, fails_for_good, holes, judge, known_until, retry_due
+from incumbent.cron.spec import JobSpec, Slot
 from incumbent.errors import StoreError
 from incumbent.model import ABSENT, Field, Key, Record, Refused
 from incumbent.protocol.port import run as drive
 from incumbent.stores.notices import PAUSE
-
-__all__ = ["CannotLaunch", "Executor", "Launcher", "facts_of_job", "without_secrets"]
 
 T = TypeVar("T")
 _REPORT_EVERY: Final = 60.0
@@ -80,7 +70,9 @@ class Executor:
         self._reported_at = -inf
         self._outage = False
         self._peers = Peers()
-        self.dispatcher: Dispatcher | None = None
+        self.begun = False
+        """Whether the ledger is known; before that there are no orders."""
+        self.dispatcher = Dispatcher((), Agenda((), self._began), port.jitter)
 
     def ledger(self, name: str) -> Ledger:
         """The ledger of a job."""
@@ -98,60 +90,52 @@ class Executor:
             last = None if record is None else known_until(spec, record)
             # Not before our own start: what the store's silence has cost us since is not lost.
             since[spec.name] = min(self._began, wall) if last is None else last
-        self.dispatcher = Dispatcher(
-            self._specs, Agenda(self._specs, wall, since), self._port.jitter
-        )
+        agenda = Agenda(self._specs, wall, since)
+        self.dispatcher = Dispatcher(self._specs, agenda, self._port.jitter)
+        self.begun = True
         self.sweep(known, now)
 
     def sweep(self, records: Mapping[str, Record], now: float) -> None:
         """Look at every job that something may have happened to."""
-        dispatcher = self._ready()
-        for spec in dispatcher.specs.values():
+        wall, look_at = self._wall(), self.dispatcher.look_at
+        for spec in self.dispatcher.specs.values():
             record = records.get(spec.name)
             if record is None:
                 continue
             for slot in holes(spec, record):
-                dispatcher.witness(spec.name, slot, now)
+                look_at(spec.name, slot, now)
             for run, _ in orphans(record):
-                slot = Slot(run.slot, run.due, run.attempt, missed=True)
-                dispatcher.witness(spec.name, slot, now)
-            if (lost := retry_due(spec, record, self._wall())) is not None:
-                dispatcher.witness(spec.name, lost, now)
+                look_at(spec.name, Slot(run.slot, run.due, run.attempt, missed=True), now)
+            if (lost := retry_due(spec, record, wall)) is not None:
+                look_at(spec.name, lost, now)
             for holding in record.holdings:
-                name = holding.meta.decode("utf-8", "replace")
-                if (held := Slot.held(name, self._wall())) is not None:
+                held = Slot.held(holding.meta.decode("utf-8", "replace"), wall)
+                if held is not None:
                     at = now + (holding.remaining or 0.0) + self._port.jitter()
-                    dispatcher.witness(spec.name, held, at)
+                    look_at(spec.name, held, at)
 
     def register(
         self, spec: JobSpec, fields: Mapping[str, Field], pause: bytes | None = None
     ) -> bool:
         """Have the ledger know the job; `pause`: everything is paused. Raises StoreError."""
-        before = read_job(fields)
-        facts = facts_of_job(spec)
+        before, facts = read_job(fields), facts_of_job(spec)
         same = before.get("schedule") == facts["schedule"]
         facts["since"] = before.get("since") if same and before else self._wall()
-        ledger = self.ledger(spec.name)
         if pause is not None and JOB not in fields:
-            until = self._port.now() + 2.0
-            key = Key(self._namespace, spec.name)
+            key, until = Key(self._namespace, spec.name), self._port.now() + _WITHIN
             drive(self._port.put(key, PAUSE, pause, ABSENT, until))
-        return drive(ledger.register(fields, facts))
+        return drive(self.ledger(spec.name).register(fields, facts))
 
-    def reload(self, specs: Iterable[JobSpec]) -> Any:
-        """Other jobs from now on."""
+    def reload(self, specs: Iterable[JobSpec]) -> dict[str, list[str]]:
+        """Other jobs from now on; what that changes, once begun."""
         self._specs = tuple(specs)
-        return self._ready().reload(self._specs, self._wall())
-
-    def _ready(self) -> Dispatcher:
-        assert self.dispatcher is not None, "begin() comes first"  # noqa: S101
-        return self.dispatcher
+        return self.dispatcher.reload(self._specs, self._wall())
 
     # -- orders --------------------------------------------------------------------------------
 
     def next_in(self) -> float:
         """Seconds until there may be something to do."""
-        return self._ready().next_in(self._port.now(), self._wall())
+        return self.dispatcher.next_in(self._port.now(), self._wall())
 
     def step(
         self,
@@ -162,40 +146,40 @@ class Executor:
 
         `pace` is called before each claim: how many there are, and how many in a row were refused.
         """
-        orders = self._ready().orders(self._port.now(), self._wall())
+        dispatcher = self.dispatcher
+        orders = dispatcher.orders(self._port.now(), self._wall())
         claims = sum(isinstance(order, Claim) for order in orders)
         refused = turned_away = 0
         for place, order in enumerate(orders):
-            if isinstance(order, Claim) and room() < 1:
-                self._ready().no_room(order, self._port.now())
-                turned_away += 1
-                continue
             try:
-                if isinstance(order, Claim):
+                if isinstance(order, Look):
+                    self._look(order)
+                elif room() < 1:
+                    dispatcher.no_room(order, self._port.now())
+                    turned_away += 1
+                else:
                     pace(claims, refused)
                     refused = 0 if self._claim(order) else refused + 1
-                else:
-                    self._look(order)
             except StoreError as error:
                 self._failed(error)
                 for rest in orders[place:]:
-                    self._ready().failed(rest, self._port.now(), error.retry_after)
+                    dispatcher.failed(rest, self._port.now(), error.retry_after)
                 break
         return turned_away
 
     def _claim(self, order: Claim) -> bool:
-        dispatcher = self._ready()
-        grant = self._launcher.claim(order.spec, order.slot)
+        spec, slot, dispatcher = order.spec, order.slot, self.dispatcher
+        grant = self._launcher.claim(spec, slot)
         self._answered()
         if isinstance(grant, Refused):
             dispatcher.refused(order, grant, self._port.now())
             return False
-        dispatcher.granted(order)
+        dispatcher.answered()
         try:
-            self._launcher.launch(order.spec, order.slot, grant)
+            self._launcher.launch(spec, slot, grant)
         except CannotLaunch as error:
-            self._emit("given_back", job=order.spec.name, slot=order.slot.name, why=str(error))
-            dispatcher.not_launched(order, self._port.now())
+            self._emit("given_back", job=spec.name, slot=slot.name, why=str(error))
+            dispatcher.given_back(spec.name, slot, self._port.now())
         return True
 
     def _look(self, order: Look) -> None:
@@ -204,8 +188,13 @@ class Executor:
         self._answered()
         findings = judge(spec, record, order.slots, self._wall())
         self._spare_what_is_to_come(order, findings)
-        self._write(spec, ledger, findings)
-        self._ready().found(order, findings, self._port.now())
+        for run, version, why in findings.lost:
+            if drive(ledger.lose(run, version, why, self._wall())):
+                self._written(spec, replace(run, state=State.LOST, why=why))
+        for run in findings.notes:
+            if drive(ledger.note(run)):
+                self._written(spec, run)
+        self.dispatcher.found(order, findings, self._port.now())
 
     def _spare_what_is_to_come(self, order: Look, findings: Findings) -> None:
         """Our clock may be the wrong one: no slot is missed to which others have yet to come."""
@@ -218,23 +207,11 @@ class Executor:
             findings.notes = [run for run in findings.notes if run.state is not State.MISSED]
             findings.again += [(PRESENT_EVERY, slot) for slot in order.slots if slot.missed]
 
-    def _write(self, spec: JobSpec, ledger: Ledger, findings: Findings) -> None:
-        for run, version, why in findings.lost:
-            if drive(ledger.lose(run, version, why, self._wall())):
-                self._written(spec, replace(run, state=State.LOST, why=why))
-        for run in findings.notes:
-            if drive(ledger.note(run)):
-                self._written(spec, run)
-
     def _written(self, spec: JobSpec, run: Run) -> None:
-        self._say(spec, run)
+        count, by = run.count if run.count > 1 else None, run.instance or None
+        self._emit(str(run.state), job=spec.name, slot=run.slot, why=run.why, count=count, by=by)
         if fails_for_good(spec, run, self._wall()):
             self._launcher.failed(spec, run)
-
-    def _say(self, spec: JobSpec, run: Run) -> None:
-        count = run.count if run.count > 1 else None
-        who = run.instance or None
-        self._emit(str(run.state), job=spec.name, slot=run.slot, why=run.why, count=count, by=who)
 
     # -- outages -------------------------------------------------------------------------------
 

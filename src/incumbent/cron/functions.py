@@ -18,13 +18,12 @@ from typing import Any, Final
 
 from incumbent import clock
 from incumbent.bodies import is_async, not_deferred
-from incumbent.cron.attempts import ENDED_WELL, UNTOLD, Attempts, End, Outcomes, stopped
+from incumbent.cron.attempts import ENDED_WELL, UNTOLD, Attempts, End, Runs, stopped
 from incumbent.cron.claims import Claimer
 from incumbent.cron.events import Emit
 from incumbent.cron.instance import Instance
 from incumbent.cron.ledger import OUTPUT_MOST, Run, State
-from incumbent.cron.slots import Slot
-from incumbent.cron.spec import JobSpec
+from incumbent.cron.spec import JobSpec, Slot
 from incumbent.errors import LeaseLost, StoreError
 from incumbent.locks import Lease, enclose, give_back
 from incumbent.model import Refused
@@ -33,10 +32,9 @@ from incumbent.protocol.aio import LeaseScope
 from incumbent.protocol.held import Held
 from incumbent.protocol.link import link_for
 
-__all__ = ["Background", "CallLauncher", "JobRun"]
-
 _LOOK_EVERY: Final = 0.2
 """Seconds between looks of a pause at whether its lease still holds."""
+_BEGIN_WITHIN = 10.0
 
 
 class JobRun:
@@ -73,13 +71,12 @@ class JobRun:
 class CallLauncher:
     """A Launcher. `loop`: where coroutines run. `over` is called, from any thread, after a run."""
 
-    def __init__(self, claimer: Claimer, emit: Emit, over: Callable[[], None]) -> None:
+    def __init__(self, claimer: Claimer, emit: Emit) -> None:
         self._claimer = claimer
         self._emit = emit
-        self._over = over
+        self.over: Callable[[], None] = lambda: None
         self.loop: asyncio.AbstractEventLoop | None = None
-        self.running: dict[tuple[str, str], Callable[[], None]] = {}
-        self.outcomes = Outcomes()
+        self.runs: Runs[_FunctionRun] = Runs()
         self.stopping = threading.Event()
 
     def claim(self, spec: JobSpec, slot: Slot) -> Held | Refused:
@@ -89,7 +86,7 @@ class CallLauncher:
         link = self._claimer.link
         link.keeper.arm(grant)
         one = _FunctionRun(self, spec, slot, Lease(link, grant), self._emit)
-        self.running[spec.name, slot.name] = one.stop
+        self.runs.running[spec.name, slot.name] = one
         name = f"incumbent-job {spec.name}"
         threading.Thread(target=self._life, args=(spec, slot, one), name=name, daemon=True).start()
 
@@ -99,28 +96,21 @@ class CallLauncher:
             code = one.run()
         except BaseException as error:  # noqa: BLE001 - a defect of ours: its work is over
             self._emit("fault", job=spec.name, slot=slot.name, why=repr(error))
-            one.abandon()
+            # Nothing works under the lease any more: it must not be renewed for ever.
+            give_back(one.lease)
         finally:
-            self.outcomes.add(spec.name, slot, code)
-            self.running.pop((spec.name, slot.name), None)
-            self._over()
+            self.runs.ended.append((spec.name, slot, code))
+            self.runs.running.pop((spec.name, slot.name), None)
+            self.over()
 
     def failed(self, spec: JobSpec, run: Run) -> None:
-        """See Launcher: there is no on_failure command here."""
+        """There is no on_failure command here."""
 
     def stop_all(self) -> None:
         """Cancel the coroutines; functions are not begun again."""
         self.stopping.set()
-        for stop in list(self.running.values()):
-            stop()
-
-
-class _Exit(Exception):
-    """A coroutine called sys.exit()."""
-
-    def __init__(self, exit_: SystemExit) -> None:
-        super().__init__(str(exit_))
-        self.exit = exit_
+        for one in list(self.runs.running.values()):
+            one.stop()
 
 
 class _FunctionRun:
@@ -130,7 +120,7 @@ class _FunctionRun:
         self._launcher = launcher
         self._spec = spec
         self._slot = slot
-        self._lease = lease
+        self.lease = lease
         emit = partial(emit, job=spec.name, term=lease.fencing_token)
         self._attempts = Attempts(lease, spec, slot, emit)
         self._scope: LeaseScope | None = None
@@ -140,13 +130,9 @@ class _FunctionRun:
         if (code := self._attempts.begin()) is not None:
             return code
         ended = self._attempts.go_through(self._attempt, self._pause)
-        give_back(self._lease)
+        give_back(self.lease)
         self._attempts.prune()
         return UNTOLD if ended is None else ENDED_WELL
-
-    def abandon(self) -> None:
-        """Nothing works under the lease any more: it must not be renewed for ever."""
-        give_back(self._lease)
 
     def stop(self) -> None:
         """From any thread."""
@@ -173,40 +159,40 @@ class _FunctionRun:
 
     def _stopped(self, began: float) -> End | None:
         """Work that outlived its lease has no success to report."""
-        cause = self._lease.belief.proof.verdict(clock.now())
+        cause = self.lease.belief.proof.verdict(clock.now())
         return stopped(cause, clock.now() - began) if cause else None
 
     def _call(self) -> None:
         spec = self._spec
         call = spec.call
         assert call is not None  # noqa: S101 - see JobSpec
-        run = JobRun(spec.name, self._slot, self._attempts.run.attempt, self._lease)
+        run = JobRun(spec.name, self._slot, self._attempts.run.attempt, self.lease)
         given = {"run": run} if _wants_run(call) else {}
         if not is_async(call):
             not_deferred(call(**given), call, "make the job an `async def`")
             return
         loop = self._launcher.loop
         assert loop is not None, "a coroutine needs a loop"  # noqa: S101
-        try:
-            asyncio.run_coroutine_threadsafe(self._within(call(**given)), loop).result()
-        except _Exit as error:
-            raise error.exit from None
+        exits = asyncio.run_coroutine_threadsafe(self._within(call(**given)), loop).result()
+        if exits is not None:
+            raise exits
 
-    async def _within(self, work: Coroutine[Any, Any, Any]) -> None:
-        scope = self._scope = enclose(self._lease)
+    async def _within(self, work: Coroutine[Any, Any, Any]) -> SystemExit | None:
+        scope = self._scope = enclose(self.lease)
         try:
             await work
         except SystemExit as error:
-            # It would end the loop that the application runs on.
-            raise _Exit(error) from error
+            # Raised here it would end the loop that the application runs on.
+            return error
         finally:
             scope.close()
             self._scope = None
+        return None
 
     def _pause(self, seconds: float) -> bool:
         until = clock.now() + seconds
         while (left := until - clock.now()) > 0:
-            if self._launcher.stopping.wait(min(left, _LOOK_EVERY)) or not self._lease.valid:
+            if self._launcher.stopping.wait(min(left, _LOOK_EVERY)) or not self.lease.valid:
                 return False
         return True
 
@@ -227,27 +213,6 @@ def _wants_run(call: Callable[..., Any]) -> bool:
         return False
 
 
-_BEGIN_WITHIN = 10.0
-
-
-class _OwnLoop:
-    """An event loop in a thread of its own."""
-
-    def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(
-            target=self.loop.run_forever, name="incumbent-jobs-loop", daemon=True
-        )
-        self._thread.start()
-
-    def close(self) -> None:
-        """End it; what still runs on it was cancelled before."""
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join(5.0)
-        if not self._thread.is_alive():
-            self.loop.close()
-
-
 class Background:
     """Runs the jobs until it is stopped. `loop`: for coroutines; None makes one if needed."""
 
@@ -259,25 +224,26 @@ class Background:
         lock: LockSettings,
         emit: Emit,
         loop: asyncio.AbstractEventLoop | None,
-        *,
-        coroutines: bool,
     ) -> None:
         link = link_for(store)
         claimer = Claimer(link, namespace, lock)
-        self._launcher = CallLauncher(claimer, emit, self._over)
+        self._launcher = CallLauncher(claimer, emit)
+        self._running = self._launcher.runs.running
+        holder = str(lock["holder"])
         self._instance = Instance(
-            specs,
-            link,
-            namespace,
-            str(lock["holder"]),
-            self._launcher,
-            emit,
-            lambda: len(self._launcher.running),
+            specs, link, namespace, holder, self._launcher, emit, self._launcher.runs
         )
+        self._launcher.over = self._instance.wake
         for spec in self._instance.specs:
             claimer.wanted(spec)
-        self._own = _OwnLoop() if coroutines and loop is None else None
-        self._launcher.loop = self._own.loop if self._own else loop
+        self._own_loop: asyncio.AbstractEventLoop | None = None
+        if loop is None and any(spec.call and is_async(spec.call) for spec in self._instance.specs):
+            loop = self._own_loop = asyncio.new_event_loop()
+            self._loop_thread = threading.Thread(
+                target=loop.run_forever, name="incumbent-jobs-loop", daemon=True
+            )
+            self._loop_thread.start()
+        self._launcher.loop = loop
         self._emit = emit
         self._begun = threading.Event()
         self._error: StoreError | None = None
@@ -295,42 +261,40 @@ class Background:
 
     def stop(self, drain: float) -> bool:
         """See Jobs.stop."""
-        until = clock.now() + drain
         self._instance.stop()
-        self._emit("stopping", running=len(self._launcher.running))
-        self._wait_until(until, lambda: not self._launcher.running)
-        if self._launcher.running:
+        self._emit("stopping", running=len(self._running))
+        self._wait_until(clock.now() + drain)
+        if self._running:
             self._launcher.stop_all()
-            self._wait_until(clock.now() + 5.0, lambda: not self._launcher.running)
+            self._wait_until(clock.now() + 5.0)
         self._stopping = True
         self._instance.wake()
         self._thread.join(10.0)
         self._close_loop()
         self._emit("stopped")
-        return not self._launcher.running
+        return not self._running
 
-    def _wait_until(self, until: float, done: Callable[[], bool]) -> None:
+    def _wait_until(self, until: float) -> None:
         pause = threading.Event()
-        while not done() and clock.now() < until:
+        while self._running and clock.now() < until:
             pause.wait(0.02)
 
     def _close_loop(self) -> None:
-        if self._own is not None:
-            self._own.close()
-
-    def _over(self) -> None:
-        self._instance.wake()
+        """What still runs on a loop of our own was cancelled before."""
+        if (loop := self._own_loop) is not None:
+            loop.call_soon_threadsafe(loop.stop)
+            self._loop_thread.join(5.0)
+            if not self._loop_thread.is_alive():
+                loop.close()
 
     def _run(self) -> None:
-        instance, launcher = self._instance, self._launcher
         try:
             while not self._stopping:
-                instance.turn()
-                if instance.ready:
+                self._instance.turn()
+                if self._instance.ready:
                     self._begun.set()
-                instance.see_to(launcher.outcomes, 0.0)
         except StoreError as error:
             self._error = error
         finally:
             self._begun.set()
-            instance.close()
+            self._instance.close()

@@ -1,26 +1,25 @@
 """One instance of a fleet: it wakes when something is due, asks, and sleeps again.
 
-Its own thread only waits on the fleet's control key; what it hears there is done in the loop.
+Its own thread only waits on the fleet's control key; what it reads there is done in the loop.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from math import inf
 from typing import Any, Final, Protocol
 
 from incumbent import clock
-from incumbent.cron.attempts import Outcomes
+from incumbent.cron.attempts import ENDED_WELL, GAVE_BACK, Runs
 from incumbent.cron.capacity import AHEAD, Capacity
 from incumbent.cron.control import CONTROL, STALE, SWEEP, TRIGGER, is_job_name, pause_of, triggers
 from incumbent.cron.events import Emit
 from incumbent.cron.execute import Executor, Launcher
 from incumbent.cron.presence import PRESENT_EVERY, Presence
-from incumbent.cron.slots import Slot
-from incumbent.cron.spec import JobSpec
+from incumbent.cron.spec import JobSpec, Slot
 from incumbent.durations import backoff_delay
 from incumbent.errors import ConfigError, NotAcquired, StoreError
 from incumbent.locks import Lock
@@ -30,8 +29,6 @@ from incumbent.protocol.link import Link
 from incumbent.protocol.port import run as drive
 from incumbent.supervise.kernel import Waiter
 from incumbent.unpatched import start_thread
-
-__all__ = ["Instance", "Source"]
 
 _LOOK_AT_CONTROL: Final = 5.0
 """Seconds after which the control key is read without a hint."""
@@ -63,9 +60,9 @@ class Source(Protocol):
 
 
 class Instance:
-    """See the module.
+    """See the module. `runs`: what `launcher` has launched here, of at most `max_runs` at a time.
 
-    `load()`: runs that are on here, of at most `max_runs`; `starting()`: those that have not begun.
+    `ready`: whether the ledger is known.
     """
 
     def __init__(
@@ -76,18 +73,16 @@ class Instance:
         holder: str,
         launcher: Launcher[Any],
         emit: Emit,
-        load: Callable[[], int] = lambda: 0,
+        runs: Runs[Any] | None = None,
         max_runs: float = inf,
-        starting: Callable[[], int] = lambda: 0,
     ) -> None:
-        self.specs = tuple(specs)
-        _check_names(self.specs)
+        self.specs = _checked(specs)
+        self.ready = False
         self._link = link
         self._namespace = namespace
         self._emit = emit
-        self._load = load
+        self._runs = Runs() if runs is None else runs
         self._max_runs = max_runs
-        self._starting = starting
         self._capacity = Capacity(link, namespace)
         self._waiting = 0
         self._full_logged = -inf
@@ -101,7 +96,6 @@ class Instance:
         """When the listening thread looked last, by our wall clock."""
         self._taken: set[str] = set()
         self._trigger_since: dict[str, tuple[float, float]] = {}
-        self._answered = False
         self._next_try = -inf
         self._tries = 0
         self._unregistered: list[tuple[JobSpec, Any]] = []
@@ -126,27 +120,26 @@ class Instance:
             os.read(self._wake_fd, 4096)
         for fd in ready & fds.keys():
             fds[fd].ready()
-        if self._stopped:
-            return
-        self._look_at_clock()
-        if self._executor.dispatcher is None:
-            self._try_to_begin()
-            return
-        self._take_triggers()
-        self._waiting = self._executor.step(self._pace, self._room)
-        self._report_full()
-        self._housekeeping()
+        if not self._stopped:
+            self._look_at_clock()
+            if self.ready:
+                self._take_triggers()
+                self._waiting = self._executor.step(self._pace, self._room)
+                self._report_full()
+                self._housekeeping()
+            elif clock.now() >= self._next_try:
+                self._try_to_begin()
+        while self._runs.ended:
+            self._see_to(*self._runs.ended.pop())
 
     def _next_in(self) -> float:
         now = clock.now()
         if self._stopped:
             return _DRAINING_SLEEP
-        if self._executor.dispatcher is None:
+        if not self.ready:
             return max(0.0, self._next_try - now)
         sleep = min(_LONGEST_SLEEP, self._executor.next_in())
-        if self._unregistered:
-            return min(sleep, max(0.0, self._housekeeping_at - now))
-        return sleep
+        return min(sleep, max(0.0, self._housekeeping_at - now)) if self._unregistered else sleep
 
     def _look_at_clock(self) -> None:
         """Tell of a wall clock that was set; the agenda sees for itself what is due now."""
@@ -154,11 +147,6 @@ class Instance:
         moved, self._offset = offset - self._offset, offset
         if abs(moved) > _CLOCK_SET:
             self._emit("clock", moved=round(moved, 3), why="the wall clock of this host was set")
-
-    @property
-    def ready(self) -> bool:
-        """Whether the ledger is known."""
-        return self._executor.dispatcher is not None
 
     def wake(self) -> None:
         """From any thread: have the loop turn."""
@@ -173,7 +161,7 @@ class Instance:
     def close(self) -> None:
         """Say goodbye, briefly."""
         self._stopped = True
-        if self._answered:
+        if self.ready:
             with suppress(StoreError):
                 self._presence.part()
         self._waiter.close()
@@ -183,36 +171,40 @@ class Instance:
         for fd in fds:
             os.close(fd)
 
+    # -- how much there may be here ------------------------------------------------------------
+
+    @property
+    def _load(self) -> int:
+        return len(self._runs.running)
+
     def _pace(self, claims: int, refused: int) -> None:
-        time.sleep(self._capacity.pause(claims, refused, self._load(), draw_jitter()))
+        time.sleep(self._capacity.pause(claims, refused, self._load, draw_jitter()))
 
     def _room(self) -> float:
-        return min(self._max_runs - self._load(), _STARTS_MOST - self._starting())
+        return min(self._max_runs - self._load, _STARTS_MOST - len(self._runs.starting))
 
     def _report_full(self) -> None:
-        full = self._waiting and self._load() >= self._max_runs
+        full = self._waiting and self._load >= self._max_runs
         if full and clock.now() - self._full_logged >= _FULL_EVERY:
             self._full_logged = clock.now()
             why = "slots wait for room, or are left to other instances"
-            self._emit("full", running=self._load(), waiting=self._waiting, why=why)
+            self._emit("full", running=self._load, waiting=self._waiting, why=why)
 
     def stand_by(self) -> tuple[int, int]:
         """How many workers to have ready for what is due soon, and how many idle ones to keep."""
-        dispatcher = self._executor.dispatcher
-        if self._stopped or dispatcher is None:
+        if self._stopped or not self.ready:
             return 0, 0
-        jobs = dispatcher.agenda.count_until(clock.wall() + AHEAD, _COUNTED)
-        return self._capacity.runs(jobs, self._waiting, max(0, self._max_runs - self._load()))
+        agenda = self._executor.dispatcher.agenda
+        jobs = agenda.count_until(clock.wall() + AHEAD, _COUNTED)
+        return self._capacity.runs(jobs, self._waiting, max(0, self._max_runs - self._load))
 
     # -- the start -----------------------------------------------------------------------------
 
     def _try_to_begin(self) -> None:
-        if clock.now() < self._next_try:
-            return
         try:
             records = self._link.store.scan(self._namespace, "", clock.now() + _SCAN_WITHIN)
         except StoreError as error:
-            if error.permanent and not self._answered:
+            if error.permanent:
                 raise
             self._tries += 1
             self._next_try = clock.now() + backoff_delay(self._tries, draw_jitter(), base=0.2)
@@ -221,36 +213,26 @@ class Instance:
             return
         if self._tries:
             self._emit("store", ok=True)
-        self._begin(records)
-
-    def _begin(self, records: Sequence[Record]) -> None:
-        self._answered = True
         fields = {record.key.name: record.fields for record in records}
         for record in records:
             if record.key.name == CONTROL:
                 self._pause = pause_of(record)
         self._unregistered = [(spec, fields.get(spec.name, {})) for spec in self.specs]
         self._executor.begin(records)
+        self.ready = True
         self._emit("ready", jobs=len(self.specs), store=self._link.engine.url)
         start_thread(self._listen, "incumbent-cron")
 
     def reload(self, specs: Iterable[JobSpec]) -> None:
         """Other jobs from now on; what runs goes on as it began."""
-        specs = tuple(specs)
-        _check_names(specs)
-        before = {spec.name: spec for spec in self.specs}
+        specs, before = _checked(specs), {spec.name: spec for spec in self.specs}
+        changes = self._executor.reload(specs)
         self.specs = specs
-        if self._executor.dispatcher is None:
+        if not self.ready:
             self._emit("reloaded", jobs=len(specs))
             return
-        changes = self._executor.reload(specs)
-        self._emit(
-            "reloaded",
-            jobs=len(specs),
-            added=changes.added or None,
-            removed=changes.removed or None,
-            rescheduled=changes.rescheduled or None,
-        )
+        named = {kind: names or None for kind, names in changes.items()}
+        self._emit("reloaded", jobs=len(specs), **named)
         self._unregistered = [(spec, None) for spec in specs if before.get(spec.name) != spec]
         self._present_at = self._housekeeping_at = -inf
 
@@ -294,37 +276,35 @@ class Instance:
                     # Not before it has stood as long by our steady clock: the wall clock may be
                     # wrong, and others take it.
                     if clock.now() - since > STALE:
-                        self.over(trigger.slot)
+                        self._over(trigger.slot)
                 elif trigger.id not in self._taken:
                     self._taken.add(trigger.id)
                     self._take_trigger(trigger.job, Slot(trigger.slot, when))
 
     def _take_trigger(self, job: str, slot: Slot) -> None:
-        dispatcher = self._executor.dispatcher
-        if dispatcher is not None and job in dispatcher.specs:
-            dispatcher.ask(job, slot, clock.now())
+        if job in self._executor.dispatcher.specs:
+            self._executor.dispatcher.claim_at(job, slot, clock.now())
 
-    def over(self, slot: str) -> None:
-        """A run here has ended. The trigger stands until then, so that all instances witness it."""
+    def _over(self, slot: str) -> None:
+        """A run has ended. Its trigger stands until then, so that all instances witness it."""
         if slot.startswith("manual/"):
+            field = f"{TRIGGER}{slot.removeprefix('manual/').partition('#')[0]}"
+            until = clock.now() + 1.0
             with suppress(StoreError):
-                field = f"{TRIGGER}{slot.removeprefix('manual/').partition('#')[0]}"
-                self._put(CONTROL, field, None, 1.0)
+                self._link.store.put(Key(self._namespace, CONTROL), field, None, None, until)
 
-    def see_to(self, outcomes: Outcomes, ttl: float) -> None:
-        """What became of runs here: their triggers, and slots that somebody must look at again."""
-        while outcomes.over:
-            self.over(outcomes.over.pop())
+    def _see_to(self, job: str, slot: Slot, code: int) -> None:
+        """A run that was launched here has ended: its trigger, or somebody must look again."""
         dispatcher = self._executor.dispatcher
-        while outcomes.given_back:
-            job, slot = outcomes.given_back.pop()
-            if dispatcher is not None and job in dispatcher.specs:
-                dispatcher.ask(job, slot, clock.now() + 0.5 + draw_jitter())
-        while outcomes.vanished:
-            job, slot = outcomes.vanished.pop()
-            if dispatcher is not None and job in dispatcher.specs:
-                # It ended without a word: its lease runs out within a ttl.
-                dispatcher.witness(job, slot, clock.now() + ttl)
+        if code == ENDED_WELL:
+            self._over(slot.name)
+        elif job not in dispatcher.specs:
+            return
+        elif code == GAVE_BACK:
+            dispatcher.given_back(job, slot, clock.now())
+        else:
+            # Its end is not on record. Until its lease runs out it counts as going on.
+            dispatcher.look_at(job, slot, clock.now() + self._runs.ttl)
 
     # -- between the orders --------------------------------------------------------------------
 
@@ -357,13 +337,12 @@ class Instance:
         """One instance of the fleet looks at everything now and then, whatever was overlooked."""
         began = clock.now()
         self._sweep_at = began + _SWEEP_EVERY
-        number = int(clock.wall() // _SWEEP_EVERY)
         lock = Lock(
             SWEEP,
             store=self._link,
             namespace=self._namespace,
             once_per=2 * _SWEEP_EVERY,
-            slot=str(number),
+            slot=str(int(clock.wall() // _SWEEP_EVERY)),
         )
         try:
             lock.acquire(0).release()
@@ -376,16 +355,14 @@ class Instance:
         # What takes long is done less often.
         self._sweep_at += 200 * (clock.now() - began)
 
-    def _put(self, key: str, field: str, value: bytes | None, within: float) -> None:
-        until = clock.now() + within
-        self._link.store.put(Key(self._namespace, key), field, value, None, until)
 
-
-def _check_names(specs: Iterable[JobSpec]) -> None:
-    """Names that begin with an @ are ours. Raises ConfigError."""
+def _checked(specs: Iterable[JobSpec]) -> tuple[JobSpec, ...]:
+    """Raises ConfigError for a name that begins with an @: those are ours."""
+    specs = tuple(specs)
     for spec in specs:
         if not is_job_name(spec.name):
             raise ConfigError(
                 f"{spec.source or 'job'}: {spec.name!r}: names that begin with @ are incumbent's",
                 name="name",
             )
+    return specs

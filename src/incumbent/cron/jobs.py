@@ -10,9 +10,9 @@ from collections.abc import Callable
 from math import inf
 from typing import Any, Final, Self, TypedDict, TypeVar, Unpack
 
-from incumbent.bodies import is_async, refuse_generator
+from incumbent.bodies import refuse_generator
 from incumbent.cron.events import Emit
-from incumbent.cron.functions import Background, JobRun
+from incumbent.cron.functions import Background
 from incumbent.cron.schedule import Every, Schedule, cron_schedule
 from incumbent.cron.settings import DEFAULTS, GONE, check_job_name
 from incumbent.cron.spec import CatchUp, JobSpec
@@ -22,8 +22,6 @@ from incumbent.options import LockSettings, default_holder, overruled
 from incumbent.stores.names import make_key
 from incumbent.supervise.kernel import Waiter
 from incumbent.supervise.signals import Signals
-
-__all__ = ["JobRun", "JobSettings", "Jobs"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 _log = logging.getLogger("incumbent.jobs")
@@ -183,16 +181,8 @@ class Jobs:
             raise ConfigError("there are no jobs: decorate functions with @jobs.cron", name="jobs")
         lock = self._settings.copy()
         lock["holder"] = lock.get("holder") or default_holder()
-        coroutines = any(spec.call and is_async(spec.call) for spec in self.specs)
-        return Background(
-            self.specs,
-            self._store,
-            self._namespace,
-            lock,
-            said or _log_event,
-            _running_loop(),
-            coroutines=coroutines,
-        )
+        emit = said or _log_event
+        return Background(self.specs, self._store, self._namespace, lock, emit, _running_loop())
 
     def stop(self, drain: Duration = _DRAIN) -> bool:
         """Claim nothing more, and wait for what runs, at most `drain`; True if all has ended.

@@ -14,11 +14,11 @@ coroutines against a port, as the protocols of a lease are: blocking code drives
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from enum import StrEnum
 from math import inf
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 from incumbent.durations import backoff_delay
 from incumbent.errors import OutcomeUnknown, StoreError
@@ -34,39 +34,6 @@ from incumbent.model import (
     Stored,
 )
 from incumbent.protocol.port import Port
-
-__all__ = [
-    "JOB",
-    "OUTPUT_MOST",
-    "PRUNED",
-    "RUN",
-    "SLOT_KEEP",
-    "TRANSITIONS",
-    "Authority",
-    "IllegalStep",
-    "Ledger",
-    "LedgerPort",
-    "Run",
-    "State",
-    "alive",
-    "claimed_slots",
-    "decode",
-    "encode",
-    "field_of",
-    "holds_slot",
-    "is_settled",
-    "joined",
-    "open_runs",
-    "orphans",
-    "pruned_spans",
-    "read_job",
-    "run_at",
-    "running",
-    "runs_of",
-    "settled_spans",
-    "step",
-    "surplus",
-]
 
 RUN: Final = "run/"
 JOB: Final = "job"
@@ -198,16 +165,26 @@ def field_of(slot: str) -> str:
     return RUN + slot
 
 
+def _records(fields: Mapping[str, Field]) -> Iterator[tuple[str, Field]]:
+    return ((name[len(RUN) :], it) for name, it in fields.items() if name.startswith(RUN))
+
+
 def runs_of(fields: Mapping[str, Field]) -> dict[str, tuple[Run, int]]:
     """What is on record, by slot, each with its field's version; oldest first."""
-    found = []
-    for name, field in fields.items():
-        if name.startswith(RUN):
-            run = run_at(fields, name.removeprefix(RUN))
-            assert run is not None  # noqa: S101 - it is there
-            found.append((run, field.version))
+    found = [(_read(slot, field), field.version) for slot, field in _records(fields)]
     found.sort(key=lambda pair: (pair[0].due, pair[0].slot))
     return {run.slot: (run, version) for run, version in found}
+
+
+def run_at(fields: Mapping[str, Field], slot: str) -> Run | None:
+    """What is on record of one slot."""
+    field = fields.get(RUN + slot)
+    return None if field is None else _read(slot, field)
+
+
+def _read(slot: str, field: Field) -> Run:
+    # What cannot be read ended somehow, somewhere.
+    return decode(slot, field.value) or Run(slot, State.OK, 0.0, why="not readable")
 
 
 def read_job(fields: Mapping[str, Field]) -> dict[str, Any]:
@@ -255,11 +232,7 @@ def joined(spans: Iterable[tuple[float, float]], most: int = _SPANS_MOST) -> _Sp
 
 def settled_spans(fields: Mapping[str, Field]) -> _Spans:
     """Spans in which no scheduled slot runs any more: forgotten, or missed as one of many."""
-    many = (
-        decode(name.removeprefix(RUN), field.value)
-        for name, field in fields.items()
-        if name.startswith(RUN) and _MANY in field.value
-    )
+    many = (decode(slot, it.value) for slot, it in _records(fields) if _MANY in it.value)
     missed = ((run.since, run.due) for run in many if run is not None and run.count > 1)
     return (*pruned_spans(fields), *missed)
 
@@ -285,24 +258,14 @@ def holds_slot(record: Record, slot: str) -> bool:
     return any(holding.meta == slot.encode() for holding in record.holdings)
 
 
-def run_at(fields: Mapping[str, Field], slot: str) -> Run | None:
-    """What is on record of one slot."""
-    field = fields.get(field_of(slot))
-    if field is None:
-        return None
-    # What cannot be read ended somehow, somewhere.
-    return decode(slot, field.value) or Run(slot, State.OK, 0.0, why="not readable")
-
-
 def open_runs(fields: Mapping[str, Field]) -> list[tuple[Run, int]]:
     """Runs on record as going on, each with its field's version. Most records need no parsing."""
-    found = []
-    for name, field in fields.items():
-        if name.startswith(RUN) and (_RUNNING in field.value or _WAITING in field.value):
-            run = decode(name.removeprefix(RUN), field.value)
-            if run is not None and not run.state.ended:
-                found.append((run, field.version))
-    return found
+    found = [
+        (decode(slot, field.value), field.version)
+        for slot, field in _records(fields)
+        if _RUNNING in field.value or _WAITING in field.value
+    ]
+    return [(run, version) for run, version in found if run is not None and not run.state.ended]
 
 
 def running(record: Record) -> list[Run]:
@@ -317,9 +280,9 @@ def orphans(record: Record) -> list[tuple[Run, int]]:
 
 def claimed_slots(record: Record) -> frozenset[str]:
     """Slots that somebody has, or had: on record, claimed, or of the present holder."""
-    on_record = {name.removeprefix(RUN) for name in record.fields if name.startswith(RUN)}
-    held = {holding.meta.decode("utf-8", "replace") for holding in record.holdings}
-    return frozenset(on_record | set(record.slots) | held)
+    on_record = (slot for slot, _ in _records(record.fields))
+    held = (holding.meta.decode("utf-8", "replace") for holding in record.holdings)
+    return frozenset((*on_record, *record.slots, *held))
 
 
 def surplus(
@@ -330,16 +293,16 @@ def surplus(
     The newest is always kept, for it says up to where the schedule has been accounted for.
     """
     ended = [(run, version) for run, version in runs.values() if run.state.ended]
-    newest_first = ended[::-1]
     return [
         (run, version)
-        for place, (run, version) in enumerate(newest_first)
+        for place, (run, version) in enumerate(reversed(ended))
         if place > 0 and (place >= keep or run.due < now - keep_for)
     ]
 
 
 # -- writing it ------------------------------------------------------------------------------------
 
+T = TypeVar("T")
 _WITHIN: Final = 2.0
 """Seconds for one request."""
 
@@ -354,39 +317,29 @@ class LedgerPort(Port, Protocol):
     async def read(self, key: Key, until: float) -> Record: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Authority:
-    """What lets a holder write: its claim and token."""
-
-    claim: str
-    token: int
-
-
 class Ledger:
     """The ledger of one job. Every method raises StoreError where the store does not say."""
 
-    def __init__(self, port: LedgerPort, key: Key, within: float = _WITHIN) -> None:
+    def __init__(self, port: LedgerPort, key: Key) -> None:
         self._port = port
         self._key = key
-        self._within = within
-
-    async def sleep_until(self, instant: float) -> None:
-        """Wait for an instant of the port's clock."""
-        await self._port.sleep_until(instant)
 
     async def read(self) -> Record:
         """All that is on record, for looking; nothing is granted on it."""
-        return await self._port.read(self._key, self._port.now() + self._within)
+        return await self._port.read(self._key, self._port.now() + _WITHIN)
 
     # -- by the holder -----------------------------------------------------------------------
 
-    async def begin(self, run: Run) -> bool:
+    async def begin(self, run: Run, until: float = -inf) -> bool:
         """Put a new run on record as running; False if the slot has had its turn.
 
         Then it ran, or was skipped, missed or lost for somebody else, and must not run. That may be
         long ago, and forgotten since: a clock may be hours behind. Looking comes first: while the
         lease and its slot are ours no record of it is made by others, so none is forgotten either.
         """
+        return await self._insist(lambda: self._begin(run), until)
+
+    async def _begin(self, run: Run) -> bool:
         fields = (await self.read()).fields
         if (found := run_at(fields, run.slot)) is not None:
             return _is_same(found, run)
@@ -397,37 +350,41 @@ class Ledger:
         try:
             outcome = await self._put(run, ABSENT)
         except OutcomeUnknown:
-            return await self._is_ours(run)
-        return isinstance(outcome, Stored) or await self._is_ours(run)
-
-    async def _is_ours(self, run: Run) -> bool:
+            pass
+        else:
+            if isinstance(outcome, Stored):
+                return True
         # Our own request may have been applied although its answer was lost.
         found = run_at((await self.read()).fields, run.slot)
         if found is None:
             return isinstance(await self._put(run, ABSENT), Stored)
         return _is_same(found, run)
 
-    async def move(
-        self, run: Run, state: State, authority: Authority, **changes: Any
-    ) -> Run | None:
-        """The run in its next state, on record; None if its token no longer holds the lease."""
+    async def move(self, run: Run, state: State, claim: str, **changes: Any) -> Run | None:
+        """The run in its next state, on record; None if `claim` and its token lost the lease."""
         moved = step(run, state, **changes)
-        outcome = await self._put(moved, ByClaim(authority.claim, authority.token))
+        outcome = await self._put(moved, ByClaim(claim, run.token))
         return moved if isinstance(outcome, Stored) else None
 
     async def insist(
-        self, run: Run, state: State, authority: Authority, until: float, **changes: Any
+        self, run: Run, state: State, claim: str, until: float, **changes: Any
     ) -> Run | None:
-        """`move`, tried on through an outage until an instant of the port's clock."""
+        """`move`, tried on through an outage until an instant of the port's clock; else None."""
+        try:
+            return await self._insist(lambda: self.move(run, state, claim, **changes), until)
+        except StoreError:
+            return None
+
+    async def _insist(self, ask: Callable[[], Awaitable[T]], until: float) -> T:
         tries = 0
         while True:
             try:
-                return await self.move(run, state, authority, **changes)
+                return await ask()
             except StoreError as error:
                 tries += 1
                 wake = self._port.now() + backoff_delay(tries, self._port.jitter(), cap=1.0)
                 if error.permanent or wake >= until:
-                    return None
+                    raise
                 await self._port.sleep_until(wake)
 
     async def outlived(self, run: Run, why: str, now: float) -> State | None:
@@ -445,7 +402,7 @@ class Ledger:
         """Nothing came of it: the slot is as if we had not begun. Another's record stays."""
         found, version = runs_of((await self.read()).fields).get(run.slot, (run, 0))
         if version and _is_same(found, run):
-            await self._field(field_of(run.slot), None, ByVersion(version))
+            await self._field(RUN + run.slot, None, ByVersion(version))
 
     async def prune(self, keep: int, keep_for: float, now: float) -> int:
         """Remove what is beyond the bounds; `now` is the wall clock. Returns how many."""
@@ -460,7 +417,7 @@ class Ledger:
             if not isinstance(await self._field(name, value, guard), Stored):
                 return 0
         for run, version in beyond:
-            await self._field(field_of(run.slot), None, ByVersion(version))
+            await self._field(RUN + run.slot, None, ByVersion(version))
         return len(beyond)
 
     # -- by anybody --------------------------------------------------------------------------
@@ -478,18 +435,16 @@ class Ledger:
         """Have the job's field say `facts`; `fields` are those it was seen with."""
         if read_job(fields) == dict(facts):
             return False
-        value = json.dumps(dict(facts), separators=(",", ":")).encode()
-        await self._field(JOB, value, None)
+        await self._field(JOB, json.dumps(dict(facts), separators=(",", ":")).encode(), None)
         return True
 
     # -- one request -------------------------------------------------------------------------
 
     async def _put(self, run: Run, guard: Guard) -> PutOutcome:
-        return await self._field(field_of(run.slot), encode(run), guard)
+        return await self._field(RUN + run.slot, encode(run), guard)
 
     async def _field(self, name: str, value: bytes | None, guard: Guard) -> PutOutcome:
-        until = self._port.now() + self._within
-        return await self._port.put(self._key, name, value, guard, until)
+        return await self._port.put(self._key, name, value, guard, self._port.now() + _WITHIN)
 
 
 def _is_same(found: Run, run: Run) -> bool:

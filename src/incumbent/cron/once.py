@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from incumbent.cron.ledger import JOB, Authority, Ledger, LedgerPort, Run, State
+from incumbent.cron.ledger import JOB, Ledger, LedgerPort, Run, State
 from incumbent.durations import say_seconds
 from incumbent.errors import StoreError
 from incumbent.model import ABSENT, ONCE, Slot
 from incumbent.protocol.held import Held
 from incumbent.protocol.words import UNRECORDED, lease_lost
-
-__all__ = ["OnceRun", "begin_once"]
 
 _KEEP_RUNS = 100
 _KEEP_FOR = 30 * 86_400.0
@@ -36,17 +34,15 @@ class OnceRun:
 
         Then it is lost, whatever came of it: on record at once, or by whoever looks.
         """
-        authority = Authority(self.held.claim, self.held.machine.token)
         until = max(self.held.machine.deadline, self.port.now() + _SHORT)
         ended = await self.ledger.insist(
-            self.run, state, authority, until, ended=wall, code=code, why=why[:500]
+            self.run, state, self.held.claim, until, ended=wall, code=code, why=why[:500]
         )
-        return ended is not None or await self._found(state, wall, why)
-
-    async def _found(self, state: State, wall: float, why: str) -> bool:
-        """Whether that is on record all the same, by a request whose answer was lost."""
+        if ended is not None:
+            return True
         lost = f"{why or state}, but the lease was lost before that was on record"
         try:
+            # It may be there all the same, by a request whose answer was lost.
             return await self.ledger.outlived(self.run, lost, wall) is state
         except StoreError:
             return False

@@ -8,51 +8,48 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterable
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from math import inf
 from typing import Final
 
 from incumbent import clock
-from incumbent.cron.attempts import ENDED_WELL, GAVE_BACK, UNTOLD, Outcomes
+from incumbent.cron.attempts import ENDED_WELL, GAVE_BACK, UNTOLD, Runs
 from incumbent.cron.claims import Claimer
 from incumbent.cron.events import Emit, Events
 from incumbent.cron.execute import CannotLaunch
 from incumbent.cron.instance import Instance
 from incumbent.cron.ledger import Run
 from incumbent.cron.schedule import FixedTimes
-from incumbent.cron.slots import Slot
-from incumbent.cron.spec import JobSpec
+from incumbent.cron.spec import JobSpec, Slot
 from incumbent.cron.worker import STARTED, Fleet, Task
-from incumbent.cron.zygote import Notify, StandBy, Stop, Zygote, ZygoteGone
+from incumbent.cron.zygote import Message, Notify, StandBy, Stop, Zygote, ZygoteGone
 from incumbent.errors import ConfigError
 from incumbent.model import Refused
 from incumbent.protocol.held import Held
 from incumbent.protocol.link import new_link
 from incumbent.supervise.signals import Signals
 
-__all__ = ["CommandLauncher", "serve_jobs"]
-
-
 _ENDING: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGQUIT})
 _FAULT: Final = 125
 _NEVER: Final = FixedTimes(())
+"""The schedule of a job that is sent: a worker has no use for it, and some are long."""
 
 
 class CommandLauncher:
-    """A Launcher, and a Source for the loop: `outcomes` has how each run ended."""
+    """A Launcher, and a Source for the loop: `runs` has what it launched.
 
-    def __init__(self, claimer: Claimer, zygote: Zygote, emit: Emit) -> None:
+    `gone`: the zygote is, so nothing can be launched any more; the loop sees that, and ends.
+    """
+
+    def __init__(self, claimer: Claimer, zygote: Zygote, emit: Emit, ttl: float = 0.0) -> None:
         self._claimer = claimer
         self._zygote = zygote
         self._emit = emit
         self.fd = zygote.fd
         self.gone = False
         self._stand_by = StandBy(0, 0)
-        self.running: dict[tuple[str, str], Slot] = {}
-        self.starting: set[tuple[str, str]] = set()
-        """Those of them whose command does not run yet."""
-        self.outcomes = Outcomes()
+        self.runs: Runs[Slot] = Runs(ttl)
 
     def claim(self, spec: JobSpec, slot: Slot) -> Held | Refused:
         return self._claimer.claim(spec, slot)
@@ -60,17 +57,14 @@ class CommandLauncher:
     def launch(self, spec: JobSpec, slot: Slot, grant: Held) -> None:
         if self.gone:
             self._claimer.give_back(grant)
+        else:
+            grants = self._claimer.part_with(grant)
+            self._send(Task(replace(spec, schedule=_NEVER), slot, grants))
+        if self.gone:
+            # What was parted with is believed by nobody: it runs out, and its witnesses say so.
             raise CannotLaunch("the process that starts commands is gone")
-        # A worker has no use for the schedule, and some are long.
-        task = Task(replace(spec, schedule=_NEVER), slot, self._claimer.part_with(grant))
-        try:
-            self._zygote.send(task)
-        except ZygoteGone as error:
-            # Nobody believes in it any more: it runs out, and its witnesses say so.
-            self.gone = True
-            raise CannotLaunch(str(error)) from error
-        self.running[spec.name, slot.name] = slot
-        self.starting.add((spec.name, slot.name))
+        self.runs.running[spec.name, slot.name] = slot
+        self.runs.starting.add((spec.name, slot.name))
 
     def failed(self, spec: JobSpec, run: Run) -> None:
         if spec.on_failure is not None:
@@ -85,31 +79,27 @@ class CommandLauncher:
         """TERM to every run."""
         self._send(Stop())
 
-    def _send(self, message: Notify | StandBy | Stop) -> None:
+    def _send(self, message: Message) -> None:
         if not self.gone:
             try:
                 self._zygote.send(message)
             except ZygoteGone:
-                # The loop sees that, says it, and ends.
                 self.gone = True
 
     def ready(self) -> None:
-        """Runs that ended; see Source."""
+        """Runs have begun or ended."""
         try:
             ended = self._zygote.ended()
         except ZygoteGone:
             self.gone = True
             return
         for job, name, code in ended:
-            self.starting.discard((job, name))
-            if code == STARTED:
-                continue
-            slot = self.running.pop((job, name), None)
-            if slot is None:
+            self.runs.starting.discard((job, name))
+            if code == STARTED or (slot := self.runs.running.pop((job, name), None)) is None:
                 continue
             if code not in (ENDED_WELL, GAVE_BACK, UNTOLD):
                 self._emit("fault", job=job, slot=name, why=f"its worker ended with {code}")
-            self.outcomes.add(job, slot, code)
+            self.runs.ended.append((job, slot, code))
 
 
 def serve_jobs(
@@ -124,47 +114,44 @@ def serve_jobs(
     StoreError if the store refuses us for good before its first answer.
     """
     # A fork: before any thread, and before a connection that it would keep open.
-    zygote = Zygote(fleet, events)
-    try:
-        with Signals() as signals:
-            link = new_link(fleet.url)
-            try:
-                claimer = Claimer(link, fleet.namespace, fleet.lock)
-                launcher = CommandLauncher(claimer, zygote, events)
-                instance = Instance(
-                    specs,
-                    link,
-                    fleet.namespace,
-                    fleet.holder,
-                    launcher,
-                    events,
-                    lambda: len(launcher.running),
-                    fleet.max_runs,
-                    lambda: len(launcher.starting),
-                )
-                for spec in instance.specs:
-                    claimer.wanted(spec)
-                return _Serving(instance, launcher, signals, fleet, reread, events).run()
-            finally:
-                link.close()
-    finally:
-        zygote.close()
+    with (
+        closing(Zygote(fleet, events)) as zygote,
+        Signals() as signals,
+        closing(new_link(fleet.url)) as link,
+    ):
+        claimer = Claimer(link, fleet.namespace, fleet.lock)
+        launcher = CommandLauncher(claimer, zygote, events, fleet.ttl)
+        instance = Instance(
+            specs,
+            link,
+            fleet.namespace,
+            fleet.holder,
+            launcher,
+            events,
+            launcher.runs,
+            fleet.max_runs,
+        )
+        for spec in instance.specs:
+            claimer.wanted(spec)
+        return _Serving(instance, launcher, signals, fleet.drain, reread, events).run()
 
 
 class _Serving:
+    """The loop; and a Source for it, of signals."""
+
     def __init__(
         self,
         instance: Instance,
         launcher: CommandLauncher,
         signals: Signals,
-        fleet: Fleet,
+        drain: float,
         reread: Callable[[], tuple[JobSpec, ...]],
         events: Events,
     ) -> None:
         self._instance = instance
         self._launcher = launcher
         self._signals = signals
-        self._fleet = fleet
+        self._drain = drain
         self._reread = reread
         self._events = events
         self._kill_at = inf
@@ -172,45 +159,31 @@ class _Serving:
         self.fd = signals.fd
 
     def run(self) -> int:
+        instance, launcher = self._instance, self._launcher
         try:
-            while not self._is_over():
-                self._instance.turn((self, self._launcher))
-                self._instance.see_to(self._launcher.outcomes, self._fleet.ttl)
-                self._launcher.stand_by(*self._instance.stand_by())
-                self._reap()
+            while not launcher.gone and (self._code is None or launcher.runs.running):
+                instance.turn((self, launcher))
+                launcher.stand_by(*instance.stand_by())
+                _reap()
                 if clock.now() >= self._kill_at:
                     self._kill_at = inf
-                    self._launcher.stop_all()
+                    launcher.stop_all()
         finally:
-            self._instance.close()
-        self._events("stopped")
-        return self._code or 0
-
-    @staticmethod
-    def _reap() -> None:
-        """As the init of a container: orphans of killed workers come to us."""
-        if os.getpid() != 1:
-            return
-        with suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-
-    def _is_over(self) -> bool:
-        if self._launcher.gone:
+            instance.close()
+        if launcher.gone:
             # Commands can no longer be started here: another instance does it.
             self._events("fault", why="the process that starts commands is gone")
             self._code = _FAULT
-            return True
-        return self._code is not None and not self._launcher.running
-
-    # -- signals, as a Source ------------------------------------------------------------------
+        self._events("stopped")
+        return self._code or 0
 
     def ready(self) -> None:
+        """Signals came."""
         for signum in self._signals.take():
             if signum == signal.SIGHUP:
                 self._reload()
             elif signum in _ENDING:
-                self._drain(signum)
+                self._end(signum)
 
     def _reload(self) -> None:
         try:
@@ -218,8 +191,8 @@ class _Serving:
         except ConfigError as error:
             self._events("reload_failed", why=f"{error}; the jobs stay as they were")
 
-    def _drain(self, signum: int) -> None:
-        running = len(self._launcher.running)
+    def _end(self, signum: int) -> None:
+        running = len(self._launcher.runs.running)
         name = signal.Signals(signum).name
         if self._code is not None:
             self._events("stopping", why=f"{name} again", running=running)
@@ -228,4 +201,12 @@ class _Serving:
         self._code = 0 if signum == signal.SIGTERM else 128 + signum
         self._events("stopping", why=name, running=running)
         self._instance.stop()
-        self._kill_at = clock.now() + self._fleet.drain
+        self._kill_at = clock.now() + self._drain
+
+
+def _reap() -> None:
+    """As the init of a container: orphans of killed workers come to us."""
+    if os.getpid() == 1:
+        with suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass

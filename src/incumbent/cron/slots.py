@@ -29,24 +29,10 @@ from incumbent.cron.ledger import (
     settled_spans,
     step,
 )
-from incumbent.cron.schedule import parse_instant, slot_id
-from incumbent.cron.spec import JobSpec
-from incumbent.errors import ConfigError
+from incumbent.cron.schedule import slot_id
+from incumbent.cron.spec import JobSpec, Slot
 from incumbent.model import Holding, Record
 from incumbent.stores.notices import PAUSE, read_notice
-
-__all__ = [
-    "CLOCK_SPREAD",
-    "GRACE",
-    "Findings",
-    "Slot",
-    "fails_for_good",
-    "holes",
-    "is_retried",
-    "judge",
-    "known_until",
-    "retry_due",
-]
 
 CLOCK_SPREAD: Final = 300.0
 """Seconds by which clocks of one fleet may be apart."""
@@ -60,48 +46,6 @@ _REPORTS_WITHIN: Final = 5.0
 """Seconds in which who claimed a slot says so in the ledger."""
 _SOON: Final = 1.0
 _COUNTED: Final = 10_000
-
-
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """One piece of work of a job. `missed`: not to be run, only to be accounted for.
-
-    `caught`: late, and to be run all the same by the job's rule for catching up.
-    """
-
-    name: str
-    due: float
-    attempt: int = 1
-    missed: bool = False
-    caught: bool = False
-
-    @property
-    def scheduled(self) -> bool:
-        """Whether a schedule named it, and not an operator."""
-        return self.name[:1].isdigit()
-
-    @classmethod
-    def at(cls, due: float, *, missed: bool = False) -> Slot:
-        """The slot of a scheduled instant."""
-        return cls(slot_id(due), due, missed=missed)
-
-    @classmethod
-    def held(cls, name: str, now: float) -> Slot | None:
-        """The slot that a holder names, to be accounted for; None for what is no slot of ours.
-
-        `now`: the instant of a trigger, whose name has none.
-        """
-        instant, _, attempt = name.partition("#")
-        try:
-            due = now if name.startswith("manual/") else parse_instant(instant)
-            return cls(name, due, int(attempt or 1), missed=True)
-        except (ConfigError, ValueError):
-            return None
-
-    def again(self) -> Slot:
-        """The next attempt, after a holder vanished."""
-        attempt = self.attempt + 1
-        return Slot(f"{self.name.partition('#')[0]}#{attempt}", self.due, attempt)
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""What a job is: read from a file or given in Python, checked, and never changed."""
+"""What a job is, read from a file or given in Python, and a slot of it. Neither ever changes."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from incumbent.cron.schedule import Schedule
+from incumbent.cron.schedule import Schedule, parse_instant, slot_id
 from incumbent.durations import DAY
-
-__all__ = ["CatchUp", "JobSpec", "Overlap", "Problem"]
+from incumbent.errors import ConfigError
 
 Overlap = Literal["skip", "queue"]
 
@@ -86,3 +85,45 @@ class JobSpec:
         if self.shell_line is not None:
             return (self.shell, "-c", self.shell_line)
         return self.command
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One piece of work of a job. `missed`: not to be run, only to be accounted for.
+
+    `caught`: late, and to be run all the same by the job's rule for catching up.
+    """
+
+    name: str
+    due: float
+    attempt: int = 1
+    missed: bool = False
+    caught: bool = False
+
+    @property
+    def scheduled(self) -> bool:
+        """Whether a schedule named it, and not an operator."""
+        return self.name[:1].isdigit()
+
+    @classmethod
+    def at(cls, due: float, *, missed: bool = False) -> Slot:
+        """The slot of a scheduled instant."""
+        return cls(slot_id(due), due, missed=missed)
+
+    @classmethod
+    def held(cls, name: str, now: float) -> Slot | None:
+        """The slot that a holder names, to be accounted for; None for what is no slot of ours.
+
+        `now`: the instant of a trigger, whose name has none.
+        """
+        instant, _, attempt = name.partition("#")
+        try:
+            due = now if name.startswith("manual/") else parse_instant(instant)
+            return cls(name, due, int(attempt or 1), missed=True)
+        except (ConfigError, ValueError):
+            return None
+
+    def again(self) -> Slot:
+        """The next attempt, after a holder vanished."""
+        attempt = self.attempt + 1
+        return Slot(f"{self.name.partition('#')[0]}#{attempt}", self.due, attempt)

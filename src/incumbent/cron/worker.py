@@ -30,8 +30,7 @@ from incumbent.cron.control import CONTROL
 from incumbent.cron.events import Events
 from incumbent.cron.ledger import OUTPUT_MOST, Run, State
 from incumbent.cron.output import Output
-from incumbent.cron.slots import Slot
-from incumbent.cron.spec import JobSpec
+from incumbent.cron.spec import JobSpec, Slot
 from incumbent.errors import ConfigError, NotAcquired, StoreError
 from incumbent.locks import Lease, give_back
 from incumbent.model import Key
@@ -45,19 +44,6 @@ from incumbent.supervise.launch import Ready
 from incumbent.supervise.plan import Course, Phase
 from incumbent.supervise.run import Command, Ending, supervise
 from incumbent.supervise.signals import Signals
-
-__all__ = [
-    "LEAVES",
-    "MAX_RUNS",
-    "PREPARED",
-    "STARTED",
-    "Fleet",
-    "Task",
-    "be_worker",
-    "packed",
-    "run_on_failure",
-    "unpacked",
-]
 
 PREPARED: Final = 255
 LEAVES: Final = 254

@@ -39,8 +39,6 @@ from incumbent.cron.worker import (
 )
 from incumbent.supervise.kernel import libc, name_process
 
-__all__ = ["Notify", "Pool", "StandBy", "Stop", "Worker", "Zygote", "ZygoteGone"]
-
 _PR_SET_PDEATHSIG: Final = 1
 _FAULT: Final = 125
 _LEFT_ALONE: Final = {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}
