@@ -23,9 +23,8 @@ from tests.support.servers import RedisServer
 from benchmarks.harness import Contender, Row, compare
 from incumbent import AsyncLock, Lock
 from incumbent.model import Ask, Key
-from incumbent.stores.quorum.dialect import QuorumDialect
+from incumbent.stores.quorum.dialect import SCRIPTS, QuorumDialect
 from incumbent.stores.quorum.options import parse_quorum_url
-from incumbent.stores.quorum.scripts import SCRIPTS
 from incumbent.stores.redis.names import Naming
 
 __all__ = ["quorum_async_rows", "quorum_rows"]
@@ -152,7 +151,7 @@ def _scripts(servers: Sequence[RedisServer]) -> Callable[[], None]:
     members = parse_quorum_url(_url(servers)).members
     dialect, ask = QuorumDialect(Naming(None), members, 0.0, "here"), Ask(15.0, "scripts")
     key, claim = Key("default", "scripts"), os.urandom(16).hex()
-    found = dialect.found((time.time_ns() // 1000) + 1_000_000).payload
+    found = dialect.found((time.time_ns() // 1000) + 1_000_000)
 
     def both(request: bytes) -> None:
         for link in links:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -28,8 +29,20 @@ _THEN = {
     "incumbent.protocol": "incumbent._core",
     "incumbent.durations import backoff_delay": "incumbent.backoff import backoff_delay",
     "policy.Policy(self.ttl": "policy.make_policy(self.ttl",
+    "quorum.nodes import Quorum": "quorum.group import Quorum\nfrom incumbent.stores.quorum.rounds"
+    " import Rounds",
+    "DialingPanel(panel.process, panel.machines, self.quorum)": "DialingPanel("
+    "panel.process, panel.machines, clock, revoke=dialect.revoke)\n"
+    "        self.rounds = Rounds(self.quorum)",
 }
 """What is used of the product by another name than before there was `protocol/`."""
+_CLAIMANT = Path("tests/quorum/claimant.py")
+_HOLDS = re.compile(r"    async def _hold.*?(?=    async def _give)", re.DOTALL)
+_CLAIMANT_THEN = {
+    "self._ask = Ask(TTL, process.name)": "self.ttl, self.beside = TTL, False",
+    "self._ask,": "Ask(self.ttl, self.process.name),",
+    "renew(self.panel,": "upkeep.renew(self.quorum, self.panel,",
+}
 _WITHIN = 600.0
 
 
@@ -71,10 +84,17 @@ def with_our_checker(commit: str) -> Iterator[Path]:
 
 def _speak_as_then(tree: Path) -> None:
     for path in (path for name in _OURS for path in (tree / name).rglob("*.py")):
-        text = path.read_text()
-        for now, then in _THEN.items():
-            text = text.replace(now, then)
-        path.write_text(text)
+        path.write_text(_replaced(path.read_text(), _THEN))
+    # The claimant of then takes and gives; it holds, and tells the judge, as that of today does.
+    (holds,) = _HOLDS.findall((ROOT / _CLAIMANT).read_text())
+    claimant = _HOLDS.sub(lambda _: holds, (tree / _CLAIMANT).read_text())
+    (tree / _CLAIMANT).write_text(_replaced(claimant, _CLAIMANT_THEN))
+
+
+def _replaced(text: str, words: Mapping[str, str]) -> str:
+    for now, then in words.items():
+        text = text.replace(now, then)
+    return text
 
 
 def finds(tree: Path, known: Regression) -> str:

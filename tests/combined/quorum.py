@@ -6,19 +6,16 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
-from incumbent.errors import StoreError
-from incumbent.model import Ask, Gone, Granted, Renewal, Renewed
-from incumbent.stores.quorum import upkeep
+from incumbent.model import Granted
 from incumbent.stores.quorum.ballots import majority_of
 from incumbent.stores.quorum.dialect import QuorumDialect
-from incumbent.stores.quorum.group import Quorum
-from incumbent.stores.quorum.rounds import Rounds
+from incumbent.stores.quorum.nodes import Quorum
 from incumbent.stores.redis.names import Naming
 from tests.combined.plan import Fault, Plan
 from tests.history.checker import Broken, check
 from tests.history.events import Grant, History
 from tests.quorum.bugs import Bugs, planted
-from tests.quorum.claimant import KEY, MARGIN, RHO, TTL, Claimant, SimPanel
+from tests.quorum.claimant import KEY, RHO, TTL, Claimant, SimPanel
 from tests.quorum.node import Data, Node
 from tests.quorum.stage import BORN_LONG_AGO
 from tests.quorum.world import Heap, Machine, Network, Process, Profile
@@ -115,57 +112,16 @@ class Contender(Claimant):
         # The wait after a restart is the default one: which ttls there are, nobody says.
         dialect = QuorumDialect(Naming(None), "m", None, "the quorum")
         self.quorum = Quorum(dialect, clock, names, "the quorum")
-        self.rounds = Rounds(self.quorum)
         panel = self.panel
-        self.panel = DialingPanel(panel.process, panel.machines, clock, revoke=dialect.revoke)
-
-    def _policy(self) -> float:
-        self._ttl = self.ttl_now()
-        self._ask = Ask(self._ttl, self.process.name)
-        return self._ttl
+        self.panel = DialingPanel(panel.process, panel.machines, self.quorum)
 
     async def _take(self) -> tuple[Granted | None, float]:
-        self._policy()
+        self.ttl = self.ttl_now()
         return await super()._take()
 
-    async def _hold(self, grant: Granted, sent: float) -> None:
-        deadline = self._proved(grant, sent)
-        end = self.process.now() + self.dice.choice(self.holds) * self._ttl
-        while self.process.now() < min(end, deadline):
-            await self.panel.rest(self._ttl / 5)
-            sent = self.process.now()
-            if sent >= deadline:
-                break
-            renewed = await self._renew(grant)
-            if renewed is None and self.process.now() < deadline:
-                continue
-            if not renewed or self.process.now() >= deadline:
-                break
-            deadline = self._proved(grant, sent)
-        self.judge.stops(self.process.name)
-        if self.dice.random() < 0.9:
-            await self._give(grant.claim, grant.token)
-
-    def _proved(self, grant: Granted, sent: float) -> float:
-        deadline = sent + self._ttl * (1 - 2 * RHO) - MARGIN
-        if deadline > self.process.now():
-            rate, judge = self.process.rate, self.judge
-            assert isinstance(judge, Teller)
-            who = self.process.name
-            judge.asked(who, grant.claim, grant.token, sent / rate, deadline / rate)
-        return deadline
-
-    async def _renew(self, grant: Granted) -> bool | None:
-        until = self.process.now() + self._ttl / 6
-        renewal = Renewal(KEY, grant.claim, grant.token, self._ttl, grant.epoch)
-        await self.panel.open(until)
-        try:
-            (outcome,) = await upkeep.renew(self.quorum, self.panel, [renewal], until)
-        except StoreError:
-            return None
-        if isinstance(outcome, Renewed):
-            return True
-        return False if isinstance(outcome, Gone) else None
+    def _tell_judge(self, grant: Granted, sent: float, until: float) -> None:
+        assert isinstance(self.judge, Teller)
+        self.judge.asked(self.process.name, grant.claim, grant.token, sent, until)
 
 
 class Wires(Network):
@@ -186,7 +142,7 @@ class Wires(Network):
         if left <= 0:
             super().send(machine, request, answer)
         elif what == "replies":
-            super().send(machine, request, lambda said: None)
+            super().send(machine, request, lambda reply: None)
         elif what == "held":
             self.heap.after(left, lambda: super(Wires, self).send(machine, request, answer))
         elif what == "slow":

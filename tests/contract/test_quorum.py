@@ -11,8 +11,8 @@ import pytest
 from incumbent import clock
 from incumbent.model import Ask, Key
 from incumbent.stores.quorum import open_quorum
+from incumbent.stores.quorum.dialect import SCRIPTS
 from incumbent.stores.quorum.engine import QuorumEngine
-from incumbent.stores.quorum.scripts import SCRIPTS
 from incumbent.testing.contract import StoreContract, World
 from tests.support.proxy import FaultProxy
 from tests.support.servers import RedisServer

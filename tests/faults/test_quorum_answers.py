@@ -136,7 +136,7 @@ def test_the_rule_that_a_minority_holds_it_is_caught(
         verdict = right(answers)
         return Split(verdict.no, verdict.first, True) if isinstance(verdict, Split) else verdict
 
-    monkeypatch.setattr("incumbent.stores.quorum.rounds.decide", decide)
+    monkeypatch.setattr("incumbent.stores.quorum.take.decide", decide)
     with pytest.raises(AssertionError):
         test_the_answer_is_what_most_servers_say(three, ("free", "held", "dead"), "sync")
 

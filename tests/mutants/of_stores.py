@@ -163,7 +163,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     _d(
         "quorum: one server's word is enough that a lease was held to its end",
-        "stores/quorum/rounds.py",
+        "stores/quorum/give.py",
         "released >= (1 if any_will_do else quorum.need)",
         "released >= 1",
         "tests/faults/test_quorum_data.py",

@@ -14,26 +14,25 @@ from incumbent.stores.quorum import (
     ballots,
     changes,
     dialect,
-    fields,
-    group,
-    panel,
-    rounds,
+    give,
+    nodes,
+    renew,
     slots,
-    upkeep,
+    take,
 )
 from incumbent.stores.quorum.ballots import Answer, BallotClock, Verdict, Vote, Won
+from incumbent.stores.quorum.nodes import Quorum
 from tests.quorum.world import Process
 
 _MODULES: tuple[ModuleType, ...] = (
     ballots,
-    dialect,
-    group,
-    panel,
-    rounds,
-    slots,
-    upkeep,
     changes,
-    fields,
+    dialect,
+    give,
+    nodes,
+    renew,
+    slots,
+    take,
 )
 
 OF_NODES = (
@@ -132,13 +131,13 @@ def _plants_anyhow(self: Any, answers: Sequence[Any]) -> Any:
     return _outcome(self, answers)
 
 
-_outcome: Callable[..., Any] = upkeep._Round._outcome
+_outcome: Callable[..., Any] = renew._Round._outcome
 
 PATCHES: dict[str, tuple[Any, str, Any]] = {
-    "the same claim is mine": (rounds, "decide", _same_claim_is_mine),
+    "the same claim is mine": (take, "decide", _same_claim_is_mine),
     "a minority is enough": (ballots, "majority_of", _a_minority_is_enough),
     "ballots of its own clock": (BallotClock, "propose", _own_clock),
-    "what is being taken back counts": (rounds, "remember", lambda *_: None),
+    "what is being taken back counts": (Quorum, "remember", lambda *_: None),
     "a clock astray is followed": (ballots, "_ASTRAY", 10**18),
-    "plants without a majority": (upkeep._Round, "_outcome", _plants_anyhow),
+    "plants without a majority": (renew._Round, "_outcome", _plants_anyhow),
 }

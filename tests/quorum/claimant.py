@@ -10,13 +10,13 @@ from typing import Any, Protocol
 
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.model import Ask, ByClaim, Gone, Granted, Key, Renewal, Renewed, Slot
-from incumbent.stores.quorum import changes, upkeep
 from incumbent.stores.quorum.ballots import BallotClock, Silent
-from incumbent.stores.quorum.changes import Edit
+from incumbent.stores.quorum.changes import Edit, change
 from incumbent.stores.quorum.dialect import QuorumDialect
-from incumbent.stores.quorum.group import Quorum
-from incumbent.stores.quorum.panel import NOT_ASKED, Enough, Heard
-from incumbent.stores.quorum.rounds import Parting, Rounds
+from incumbent.stores.quorum.give import Parting, give
+from incumbent.stores.quorum.nodes import NOT_ASKED, Enough, Panel, Quorum, Reply
+from incumbent.stores.quorum.renew import renew
+from incumbent.stores.quorum.take import take
 from incumbent.stores.redis.names import Naming
 from incumbent.stores.redis.resp import Step
 from tests.quorum.world import LOOK, Machine, Nap, Process, Round
@@ -68,15 +68,14 @@ class Session:
 
 
 @dataclass
-class SimPanel:
-    """See quorum.panel.Panel. A connection that gave no answer in time is not used again."""
+class SimPanel(Panel):
+    """See nodes.Panel. A connection that gave no answer in time is not used again."""
 
     process: Process
     machines: Sequence[Machine]
-    clock: BallotClock
+    quorum: Quorum
     sessions: dict[int, Session] = field(default_factory=dict)
     owed: dict[int, list[bytes]] = field(default_factory=dict)
-    revoke: Callable[[Key, str, int], bytes] = lambda key, claim, ballot: b""
     trusts_uptime: bool = True
 
     @property
@@ -103,37 +102,37 @@ class SimPanel:
                 # As redis.server.Facts.born: whole seconds, so perhaps one too many.
                 born = now - max(0.0, uptime - 1) if self.trusts_uptime else now - 1e6
                 self.sessions[at] = Session(epoch, born, blank)
-                self.clock.heard(at, unix, now)
+                self.quorum.clock.learn(at, unix, now)
         for at in list(self.owed):
             if at in self.sessions:
                 payload = b"".join(self.owed.pop(at))
                 envelope = (self.sessions[at].epoch, payload)
-                self.process.network.send(self.machines[at], envelope, lambda said: None)
+                self.process.network.send(self.machines[at], envelope, lambda reply: None)
 
     async def ask(
         self, steps: Sequence[Step | None], until: float, enough: Enough | None = None
-    ) -> list[Heard]:
+    ) -> list[Reply]:
         """See Panel."""
-        heard: list[Heard | None] = [
+        replies: list[Reply | None] = [
             None if step and at in self.sessions else self._silent(at)
             for at, step in enumerate(steps)
         ]
-        wanted = {at: step.payload for at, step in enumerate(steps) if step and heard[at] is None}
+        wanted = {at: step.payload for at, step in enumerate(steps) if step and replies[at] is None}
 
         def suffices(answers: dict[int, Any]) -> bool:
-            so_far = [answers[at][2] if at in answers else it for at, it in enumerate(heard)]
+            so_far = [answers[at][2] if at in answers else it for at, it in enumerate(replies)]
             return enough is not None and enough(so_far)
 
         if wanted:
             answers = await self._round(wanted, until, suffices if enough else None)
             for at in wanted:
                 if at in answers:
-                    heard[at] = answers[at][2]
+                    replies[at] = answers[at][2]
                 else:
-                    heard[at] = Silent(_UNKNOWN, sent=True)
+                    replies[at] = Silent(_UNKNOWN, sent=True)
                     if self.process.now() >= until:
                         self.sessions.pop(at, None)
-        return [it if it is not None else NOT_ASKED for it in heard]
+        return [reply if reply is not None else NOT_ASKED for reply in replies]
 
     def _silent(self, at: int) -> Silent:
         return NOT_ASKED if at in self.sessions else Silent(_ABSENT, sent=False)
@@ -156,19 +155,19 @@ class SimPanel:
 
     def owe(self, node: int, key: Key, claim: str, ballot: int) -> None:
         """See Panel."""
-        self.owed.setdefault(node, []).append(self.revoke(key, claim, ballot))
+        self.owed.setdefault(node, []).append(self.quorum.dialect.revoke(key, claim, ballot))
 
 
 class StaleClock(BallotClock):
-    """Heard the nodes' clocks before they were all stepped by so many microseconds."""
+    """Reply the nodes' clocks before they were all stepped by so many microseconds."""
 
     def __init__(self, nodes: int, wrong_by: int) -> None:
         super().__init__(nodes)
         self._wrong_by = wrong_by
 
-    def heard(self, node: int, unix_us: int, at: float) -> None:
+    def learn(self, node: int, unix_us: int, at: float) -> None:
         """See BallotClock."""
-        super().heard(node, unix_us + self._wrong_by, at)
+        super().learn(node, unix_us + self._wrong_by, at)
 
 
 class Claimant:
@@ -194,9 +193,8 @@ class Claimant:
         self.wrong_by = int(dice.uniform(-stale, stale) * 1e6)
         clock = StaleClock(len(machines), self.wrong_by)
         self.quorum = Quorum(dialect, clock, names, "the quorum")
-        self.rounds = Rounds(self.quorum)
-        self.panel = SimPanel(process, machines, self.quorum.clock, revoke=dialect.revoke)
-        self._ask = Ask(TTL, process.name)
+        self.panel = SimPanel(process, machines, self.quorum)
+        self.ttl = TTL
         self.beside = False
         """Whether it also uses slots, and writes to the log beside the lease."""
         self._claims = 0
@@ -223,7 +221,7 @@ class Claimant:
         self._claims += 1
         claim = f"{self.process.name}-{self._claims}"
         sent = self.process.now()
-        ask = self._ask
+        ask = Ask(self.ttl, self.process.name)
         if self.beside and not self.calm() and self.dice.random() < 0.4:
             ask = Ask(TTL, self.process.name, slot=Slot(f"slot-{int(sent / 0.7)}", 3600.0))
         for _ in range(self.dice.choice((1, 3))):
@@ -231,7 +229,7 @@ class Claimant:
             until = sent + REQUEST
             try:
                 await self.panel.open(until)
-                took = await self.rounds.take(self.panel, KEY, claim, ask, until)
+                took = await take(self.panel, KEY, claim, ask, until)
             except OutcomeUnknown:
                 continue
             except StoreError:
@@ -253,9 +251,7 @@ class Claimant:
 
         await self.panel.open(until)
         try:
-            changed = await changes.change(
-                self.quorum, self.panel, KEY, "f:log", decide, until, held=held
-            )
+            changed = await change(self.panel, KEY, "f:log", decide, until, held=held)
         except OutcomeUnknown:
             return
         except StoreError:
@@ -268,12 +264,12 @@ class Claimant:
             self.judge.denied(line)
 
     async def _hold(self, grant: Granted, sent: float) -> None:
-        deadline = self._believe(grant.token, sent)
+        deadline = self._believe(grant, sent)
         if self.beside and self.dice.random() < 0.7:
             await self._log(ByClaim(grant.claim, grant.token))
-        end = self.process.now() + self.dice.choice(self.holds)
+        end = self.process.now() + self.dice.choice(self.holds) * self.ttl
         while self.process.now() < min(end, deadline) and not self.calm():
-            await self.panel.rest(TTL / 5)
+            await self.panel.rest(self.ttl / 5)
             sent = self.process.now()
             if sent >= deadline:
                 break
@@ -282,24 +278,27 @@ class Claimant:
                 continue
             if not renewed or self.process.now() >= deadline:
                 break
-            deadline = self._believe(grant.token, sent)
+            deadline = self._believe(grant, sent)
         self.judge.stops(self.process.name)
         if self.calm() or self.dice.random() < 0.9:
             await self._give(grant.claim, grant.token)
 
-    def _believe(self, token: int, sent: float) -> float:
-        deadline = sent + SPAN
+    def _believe(self, grant: Granted, sent: float) -> float:
+        deadline = sent + self.ttl * (1 - 2 * RHO) - MARGIN
         if deadline > self.process.now():
-            self.judge.believes(self.process.name, token, deadline / self.process.rate)
+            self._tell_judge(grant, sent / self.process.rate, deadline / self.process.rate)
         return deadline
+
+    def _tell_judge(self, grant: Granted, sent: float, until: float) -> None:
+        self.judge.believes(self.process.name, grant.token, until)
 
     async def _renew(self, grant: Granted) -> bool | None:
         """True, False (gone), or None where nobody knows."""
-        until = self.process.now() + REQUEST
-        renewal = Renewal(KEY, grant.claim, grant.token, TTL, grant.epoch)
+        until = self.process.now() + self.ttl / 6
+        renewal = Renewal(KEY, grant.claim, grant.token, self.ttl, grant.epoch)
         await self.panel.open(until)
         try:
-            (outcome,) = await upkeep.renew(self.quorum, self.panel, [renewal], until)
+            (outcome,) = await renew(self.panel, [renewal], until)
         except StoreError:
             return None
         if isinstance(outcome, Renewed):
@@ -311,6 +310,6 @@ class Claimant:
         try:
             await self.panel.open(until)
             name = None if slot is None else slot.name
-            await self.rounds.give(self.panel, Parting(KEY, claim, token, slot=name), until)
+            await give(self.panel, Parting(KEY, claim, token, slot=name), until)
         except StoreError:
             pass

@@ -11,13 +11,12 @@ from typing import TypeVar
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.model import Ask, Granted, Key, Renewal, Renewed
 from incumbent.protocol.port import run
-from incumbent.stores.quorum import upkeep
 from incumbent.stores.quorum.ballots import BallotClock, Silent
-from incumbent.stores.quorum.dialect import QuorumDialect
-from incumbent.stores.quorum.group import Quorum
-from incumbent.stores.quorum.panel import NOT_ASKED, Enough, Heard
-from incumbent.stores.quorum.rounds import Parting, Rounds
-from incumbent.stores.quorum.scripts import SCRIPTS
+from incumbent.stores.quorum.dialect import SCRIPTS, QuorumDialect
+from incumbent.stores.quorum.give import Parting, give
+from incumbent.stores.quorum.nodes import NOT_ASKED, Enough, Panel, Quorum, Reply
+from incumbent.stores.quorum.renew import renew
+from incumbent.stores.quorum.take import take
 from incumbent.stores.redis.names import Naming
 from incumbent.stores.redis.resp import Step
 from tests.quorum.bugs import Bugs
@@ -64,7 +63,7 @@ class Stage:
 
 
 @dataclass
-class Actor:
+class Actor(Panel):
     """One process. `reach`: whom it reaches; `unheard`: those whose answers it does not get.
 
     `hears`: the nodes whose clocks it knows (all of them if None).
@@ -93,11 +92,10 @@ class Actor:
         dialect = QuorumDialect(Naming(None), "m", self.restart_wait, "the quorum")
         clock: BallotClock = StaleClock(count, int(-self.late_by * SECOND))
         for at in range(count) if self.hears is None else self.hears:
-            clock.heard(at, self.stage.clock_of(at), self.stage.heap.time)
-            dialect.heard_marker(marker_of(self.stage.nodes[at]))
+            clock.learn(at, self.stage.clock_of(at), self.stage.heap.time)
+            dialect.learn_marker(marker_of(self.stage.nodes[at]))
         names = tuple(map(str, range(count)))
         self.quorum = Quorum(dialect, clock, names, "the quorum")
-        self.rounds = Rounds(self.quorum)
         self.claim = f"claim-of-{self.name}"
 
     # -- what it does
@@ -108,7 +106,7 @@ class Actor:
         sent = self.stage.heap.time
         try:
             ask = Ask(self.ttl, self.name)
-            outcome = self.run(self.rounds.take(self, KEY, self.claim, ask, sent + 0.1))
+            outcome = self.run(take(self, KEY, self.claim, ask, sent + 0.1))
             if isinstance(outcome, Granted):
                 self.granted, self.believes_until = outcome, sent + SPAN / TTL * self.ttl
                 return outcome.token
@@ -123,7 +121,7 @@ class Actor:
         sent = self.stage.heap.time
         renewal = Renewal(KEY, self.claim, self.granted.token, TTL, self.granted.epoch)
         with suppress(StoreError):
-            (outcome,) = self.run(upkeep.renew(self.quorum, self, [renewal], sent + 0.1))
+            (outcome,) = self.run(renew(self, [renewal], sent + 0.1))
             if isinstance(outcome, Renewed) and sent < self.believes_until:
                 self.believes_until = sent + SPAN
                 return True
@@ -134,7 +132,7 @@ class Actor:
         self.reach, self.unheard = set(reach), set()
         until = self.stage.heap.time + 0.1
         with suppress(StoreError):
-            self.run(self.rounds.give(self, Parting(KEY, self.claim, None), until))
+            self.run(give(self, Parting(KEY, self.claim, None), until))
 
     def arrive(self) -> None:
         """What was on its way does so."""
@@ -167,12 +165,12 @@ class Actor:
 
     async def ask(
         self, steps: Sequence[Step | None], until: float, enough: Enough | None = None
-    ) -> list[Heard]:
+    ) -> list[Reply]:
         """At once, for those in reach."""
         self.rounds_made += 1
         return [NOT_ASKED if step is None else self._one(at, step) for at, step in enumerate(steps)]
 
-    def _one(self, at: int, step: Step) -> Heard:
+    def _one(self, at: int, step: Step) -> Reply:
         deaf = self.deaf_to and SCRIPTS[self.deaf_to].sha in step.payload
         if deaf or at not in self.reach:
             return Silent(StoreUnavailable("out of reach"), sent=False)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import redis
 
-from incumbent.stores.quorum.scripts import SCRIPTS
+from incumbent.stores.quorum.dialect import SCRIPTS
 from tests.quorum.node import (
     DAY,
     MINUTE,

@@ -16,8 +16,10 @@ from typing import Any
 import pytest
 
 from incumbent.errors import StoreError
-from incumbent.stores.quorum import changes, rounds
+from incumbent.stores.quorum import changes
 from incumbent.stores.quorum.changes import Edit
+from incumbent.stores.quorum.take import _Take, take
+from tests.quorum import claimant
 from tests.quorum.bugs import Bugs, planted
 from tests.quorum.claimant import KEY, Claimant, SimPanel
 from tests.quorum.simulator import PROFILES, History
@@ -61,7 +63,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def outcomes(slow: None, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """What became of all takes, by the names of their types."""
-    counts, take = Counter[str](), rounds.Rounds.take
+    counts = Counter[str]()
 
     async def counted(*arguments: Any) -> Any:
         try:
@@ -72,7 +74,7 @@ def outcomes(slow: None, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         counts[type(outcome).__name__] += 1
         return outcome
 
-    monkeypatch.setattr(rounds.Rounds, "take", counted)
+    monkeypatch.setattr(claimant, "take", counted)
     return counts
 
 
@@ -100,9 +102,7 @@ def test_contenders_in_slow_rounds_split_the_vote_neither_for_ever_nor_into_doub
 def test_who_begins_rounds_that_do_not_fit_any_more_leaves_doubts(
     outcomes: Counter[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        rounds._Take, "took", property(lambda _: 0.0, lambda *_: None), raising=False
-    )
+    monkeypatch.setattr(_Take, "took", property(lambda _: 0.0, lambda *_: None), raising=False)
     longest_gap(0)
     assert outcomes["OutcomeUnknown"] > 0.12 * outcomes.total(), outcomes
 
@@ -115,9 +115,7 @@ def told_after_changing_one_entry(start: int, contenders: int, histories: int = 
         began = one.process.now()
         await one.panel.open(began + WITHIN)
         try:
-            await changes.change(
-                *(one.quorum, one.panel, KEY, "f:x", lambda *_: Edit(b"1 x"), began + WITHIN)
-            )
+            await changes.change(*(one.panel, KEY, "f:x", lambda *_: Edit(b"1 x"), began + WITHIN))
             found.append(one.process.now() - began)
         except StoreError:
             found.append(inf)

@@ -8,8 +8,9 @@ from contextlib import contextmanager
 import pytest
 
 from incumbent.errors import OutcomeUnknown
-from incumbent.stores.quorum import rounds
+from incumbent.stores.quorum import take
 from incumbent.stores.quorum.ballots import No
+from incumbent.stores.quorum.give import Parting, give
 from tests.quorum.bugs import Bugs, planted
 from tests.quorum.claimant import TTL
 from tests.quorum.node import LONGEST, SECOND, Kept, Node, Plant, Take
@@ -254,9 +255,9 @@ def test_a_claim_that_gets_no_majority_leaves_no_vote_behind() -> None:
 
 def test_a_vote_that_could_not_be_raised_is_taken_back_all_the_same() -> None:
     refused = No("high", raw=b"incumbent1 claim 1 0 1 1000 claim ")
-    assert rounds._may_hold(refused)
-    assert not rounds._may_hold(No("high"))
-    assert not rounds._may_hold(No("held", raw=b"incumbent1 other 1 0 1 1000 other "))
+    assert take._may_hold(refused)
+    assert not take._may_hold(No("high"))
+    assert not take._may_hold(No("held", raw=b"incumbent1 other 1 0 1 1000 other "))
 
 
 @pytest.mark.parametrize("unheard", ["promise", "give"])
@@ -268,5 +269,5 @@ def test_a_give_of_which_half_was_done_is_not_called_undone(unheard: str) -> Non
         actor.deaf_to = unheard
         until = world.heap.time + 0.1
         with pytest.raises(OutcomeUnknown, match=r"is given back, .* is not"):
-            parting = rounds.Parting(KEY, actor.claim, token, slot="day")
-            actor.run(actor.rounds.give(actor, parting, until))
+            parting = Parting(KEY, actor.claim, token, slot="day")
+            actor.run(give(actor, parting, until))

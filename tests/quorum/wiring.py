@@ -10,8 +10,7 @@ from typing import Any, Final
 
 import hiredis
 
-from incumbent.stores.quorum.dialect import MARKER
-from incumbent.stores.quorum.scripts import SCRIPTS
+from incumbent.stores.quorum.dialect import MARKER, SCRIPTS
 from tests.quorum.node import (
     Accept,
     Found,

@@ -8,8 +8,8 @@ from typing import Any
 
 import redis
 
-from incumbent.stores.quorum.reading import pasts_of
-from incumbent.stores.quorum.scripts import SCRIPTS
+from incumbent.stores.quorum.dialect import SCRIPTS
+from incumbent.stores.quorum.read import pasts_of
 
 __all__ = ["MARKER", "MINUTE", "SECOND", "Node"]
 

@@ -288,7 +288,7 @@ def _clock(*unix: float, at: float = 100.0) -> BallotClock:
     clock = BallotClock(len(unix))
     for node, seconds in enumerate(unix):
         if seconds:
-            clock.heard(node, int(seconds * 1e6), at)
+            clock.learn(node, int(seconds * 1e6), at)
     return clock
 
 
@@ -309,7 +309,7 @@ def test_proposals_of_one_process_only_grow() -> None:
     first = clock.propose(100.0)
     assert [clock.propose(100.0), clock.propose(99.9)] == [first + 1, first + 2]
     for node in range(3):
-        clock.heard(node, 1_999_000_000, 100.0)
+        clock.learn(node, 1_999_000_000, 100.0)
     assert clock.propose(100.0) > first
 
 
@@ -317,7 +317,7 @@ def test_a_clock_far_ahead_is_not_followed_once_the_others_are_heard() -> None:
     clock = _clock(9000, 0, 0)
     assert clock.propose(100.0) == 9_000_000_000
     for node in (1, 2):
-        clock.heard(node, 2_000_000_000, 100.0)
+        clock.learn(node, 2_000_000_000, 100.0)
     assert clock.propose(100.0) == 2_000_000_000
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from incumbent.model import (
     Ask,
@@ -17,28 +17,12 @@ from incumbent.model import (
     TakeOutcome,
 )
 from incumbent.protocol.port import run
-from incumbent.stores.base import AsyncLeases
+from incumbent.stores.plan import Planned
 
-__all__ = ["BlockingStore", "Operations"]
-
-
-class Operations(AsyncLeases, Protocol):
-    """The operations of stores.base.AsyncStore, and letting go of its connections."""
-
-    async def put(
-        self, key: Key, field: str, value: bytes | None, guard: Guard, until: float
-    ) -> PutOutcome: ...
-
-    async def read(self, key: Key, until: float) -> Record: ...
-
-    async def scan(self, namespace: str, prefix: str, until: float) -> tuple[Record, ...]: ...
-
-    def let_go(self) -> None:
-        """Close what is not in use; what is in use is closed when it comes back."""
-        ...
+__all__ = ["BlockingStore"]
 
 
-Ops = TypeVar("Ops", bound=Operations)
+Ops = TypeVar("Ops", bound=Planned[Any])
 
 
 class BlockingStore(Generic[Ops]):

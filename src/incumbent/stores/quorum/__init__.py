@@ -1,11 +1,11 @@
 """`redis+quorum://` leases on an odd number of independent Redis or Valkey servers, by majority.
 
-`ballots` are the rules (pure), `dialect` what is said to one node (pure), `rounds`, `upkeep`,
-`switches` and `reading` how an operation goes about it with all of them, written once over a
-`panel`; `sync` and `aio` move it, the Lua scripts decide on the nodes. Connections are those of
-`stores.redis`.
+`ballots` has the rules, `dialect` the requests to one node and their replies: both pure. `take`,
+`give`, `renew`, `changes`, `slots` and `read` are the operations on all nodes, written once over a
+panel (`nodes`). `sync` and `aio` carry them out, and the Lua scripts decide on the nodes. The
+connections are those of `stores.redis`.
 """
 
-from incumbent.stores.quorum.opening import open_quorum
+from incumbent.stores.quorum.options import open_quorum
 
 __all__ = ["open_quorum"]

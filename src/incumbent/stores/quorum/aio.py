@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Any, Final, TypeVar
 from weakref import WeakSet
@@ -12,18 +12,27 @@ from incumbent.clock import now as _now
 from incumbent.errors import StoreError, StoreUnavailable
 from incumbent.model import Key
 from incumbent.stores.loops import LoopEnd
+from incumbent.stores.plan import Plan
 from incumbent.stores.quorum.aio_waiting import WireEars
 from incumbent.stores.quorum.ballots import Silent
-from incumbent.stores.quorum.group import Quorum
-from incumbent.stores.quorum.operations import Operations
-from incumbent.stores.quorum.panel import NOT_ASKED, Enough, Heard, Node, Panel, welcome
-from incumbent.stores.quorum.scripts import as_eval
+from incumbent.stores.quorum.dialect import as_eval
+from incumbent.stores.quorum.nodes import (
+    NOT_ASKED,
+    Enough,
+    Node,
+    Panel,
+    Quorum,
+    Reply,
+    welcome,
+)
+from incumbent.stores.quorum.operations import Operations, carry_out
 from incumbent.stores.quorum.seats import Ears
 from incumbent.stores.redis.aio import LoopWakeup
 from incumbent.stores.redis.aiodial import dial
 from incumbent.stores.redis.aiowire import AsyncWire
 from incumbent.stores.redis.errors import Broken, Mismatch, exchange_error
-from incumbent.stores.redis.exchange import UNUSABLE, carry_out, is_forgotten
+from incumbent.stores.redis.exchange import UNUSABLE, is_forgotten
+from incumbent.stores.redis.exchange import carry_out as visit
 from incumbent.stores.redis.readers import Wakeup
 from incumbent.stores.redis.resp import Step
 
@@ -38,11 +47,11 @@ _FIRST_GRACE: Final = 0.5
 _LONGEST: Final = 2.0
 
 
-class AsyncPanel:
+class AsyncPanel(Panel):
     """See panel.Panel. The connections are shared by all tasks of the loop."""
 
     def __init__(self, wires: _Wires) -> None:
-        self._wires = wires
+        self._wires, self.quorum = wires, wires.quorum
         self._pending: dict[int, asyncio.Future[Any]] = {}
 
     @property
@@ -75,7 +84,7 @@ class AsyncPanel:
 
     async def ask(
         self, steps: Sequence[Step | None], until: float, enough: Enough | None = None
-    ) -> list[Heard]:
+    ) -> list[Reply]:
         """See Panel.ask."""
         hearing = _Hearing(self._wires, steps, enough)
         self._pending = hearing.post(until)
@@ -89,7 +98,7 @@ class _Hearing:
         self._wires = wires
         self._steps = steps
         self._enough = enough
-        self._heard: list[Heard | None] = [None] * len(steps)
+        self._heard: list[Reply | None] = [None] * len(steps)
         self._loop = asyncio.get_running_loop()
         self._done: asyncio.Future[None] = self._loop.create_future()
         self._timer: asyncio.TimerHandle | None = None
@@ -118,7 +127,7 @@ class _Hearing:
     def _hear(self, node: int, future: asyncio.Future[Any]) -> None:
         step = self._steps[node]
         if future.cancelled() or step is None:
-            heard: Heard = NOT_ASKED
+            heard: Reply = NOT_ASKED
         elif (error := future.exception()) is not None:
             heard = self._wires.failed(node, error)
         else:
@@ -163,7 +172,7 @@ class _Hearing:
         if not self._done.done():
             self._done.set_result(None)
 
-    async def wait(self) -> list[Heard]:
+    async def wait(self) -> list[Reply]:
         """What was heard; Silent for those that nobody waits for any more."""
         if None in self._heard:
             try:
@@ -256,24 +265,22 @@ class _Wires:
         wire = await dial(site, until)
         self.made.add(wire)
         try:
-            said = await carry_out(wire, welcome(site), until)
+            reply = await visit(wire, welcome(site), until)
         except UNUSABLE as error:
             wire.close()
             raise StoreUnavailable(f"{site.where} cannot be reached: {error}") from error
         except BaseException:
             wire.close()
             raise
-        heard = _now()
-        wire.epoch, wire.born = said.facts.epoch, said.facts.born(heard)
-        self.quorum.clock.heard(node, said.unix_us, heard)
-        self.quorum.dialect.heard_marker(said.marker)
-        self.nodes[node].answered()
-        self.blank[node] = said.marker is None
+        now = _now()
+        wire.epoch, wire.born = reply.facts.epoch, reply.facts.born(now)
+        self.nodes[node].welcomed(self.quorum, reply, now)
+        self.blank[node] = reply.marker is None
         return wire
 
     def _pay(self, node: int, wire: AsyncWire) -> None:
         """Tell it which votes were taken back while it could not be told."""
-        for (key, claim), ballot in self.nodes[node].take_owed():
+        for key, claim, ballot in self.nodes[node].take_owed():
             try:
                 revoke = as_eval(self.quorum.dialect.revoke(key, claim, ballot))
                 paid = wire.ask(revoke, _now() + _LONGEST)
@@ -305,12 +312,11 @@ class AsyncQuorumStore(Operations):
         super().__init__(quorum)
         self._wires = _Wires(quorum, nodes, self.hub.let_go)
 
-    async def on_panel(self, operate: Callable[[Panel], Coroutine[Any, Any, T]], until: float) -> T:
-        """See Operations.on_panel."""
+    async def run(self, plan: Plan[Panel, T], until: float) -> T:
         panel = AsyncPanel(self._wires)
         await panel.open(until)
         try:
-            return await operate(panel)
+            return await carry_out(plan.start(panel, until))
         except Mismatch as error:
             self._wires.let_go()
             raise exchange_error(error, self.quorum.where) from error

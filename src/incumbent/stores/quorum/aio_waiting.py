@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from incumbent.clock import now as _now
 from incumbent.errors import StoreError
-from incumbent.stores.quorum.panel import Node
+from incumbent.stores.quorum.nodes import Node
 from incumbent.stores.quorum.seats import CONNECTED, Word
 from incumbent.stores.redis.aio import LoopWakeup
 from incumbent.stores.redis.aiowire import AsyncWire

@@ -273,8 +273,8 @@ class BallotClock:
         self.highest = 0
         """The largest ballot that was ever proposed here."""
 
-    def heard(self, node: int, unix_us: int, at: float) -> None:
-        """The node said this time; the answer came at instant `at`."""
+    def learn(self, node: int, unix_us: int, at: float) -> None:
+        """The node has this time; its reply came at instant `at`."""
         self._offsets[node] = unix_us / 1e6 - at
         known = sorted(it for it in self._offsets if it is not None)
         self._median = known[len(known) // 2]

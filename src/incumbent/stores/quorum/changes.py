@@ -23,29 +23,45 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from random import random
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 from incumbent.clock import now as _now
 from incumbent.errors import StoreError
-from incumbent.model import ByClaim, Key
-from incumbent.stores.quorum.ballots import No, Silent
-from incumbent.stores.quorum.founding import found
-from incumbent.stores.quorum.group import (
-    Quorum,
+from incumbent.model import Absent, ByClaim, ByVersion, Guard, Key, PutOutcome, Stale, Stored
+from incumbent.stores.notices import PAUSE
+from incumbent.stores.quorum.ballots import Answer, No, Silent
+from incumbent.stores.quorum.dialect import MARKER
+from incumbent.stores.quorum.nodes import (
+    Panel,
+    Reply,
     no_majority,
-    said_by_most,
+    replied_by_most,
     silent_of,
     strangers,
 )
-from incumbent.stores.quorum.panel import Heard, Panel
-from incumbent.stores.redis.resp import Step
+from incumbent.stores.redis.resp import Step, pack
 
-__all__ = ["FORGOTTEN", "NEVER", "Changed", "Decide", "Edit", "change"]
+__all__ = [
+    "FORGOTTEN",
+    "NEVER",
+    "Edit",
+    "change",
+    "field_entry",
+    "found",
+    "is_paused",
+    "last_entries",
+    "put_field",
+    "settle",
+    "state_of",
+    "unchanged",
+]
 
 _BACK_OFF: Final = 0.001
 _DOUBLINGS: Final = 3
+_FOUNDED_WITHIN: Final = 1.0
 NEVER: Final = 0
 FORGOTTEN: Final = -1
 _REMEMBERED: Final = 8
@@ -83,8 +99,27 @@ class _Promised(NamedTuple):
     states: tuple[int, ...] = ()
 
 
+_Promise: TypeAlias = "_Promised | No | Silent"
+
+
+async def found(panel: Panel, until: float) -> None:
+    """Once for each process: if all nodes are blank, mark them as founded together.
+
+    The nodes of a new quorum need not wait for holders from before.
+    """
+    quorum = panel.quorum
+    if quorum.dialect.founded or not panel.blank:
+        return
+    quorum.dialect.founded = True
+    # The connections may be old: what counts is that all are blank now.
+    markers = await panel.ask_all(pack("GET", MARKER), until)
+    if any(isinstance(reply, Silent) or reply[0] is not None for reply in markers):
+        return
+    last = quorum.clock.unix_us(min(until, _now() + _FOUNDED_WITHIN))
+    await panel.ask_all(quorum.dialect.found(last), until)
+
+
 async def change(
-    quorum: Quorum,
     panel: Panel,
     key: Key,
     entry: str,
@@ -99,8 +134,8 @@ async def change(
     `settles`: no change that was begun earlier is made any more, also if nothing is edited. Raises
     StoreUnavailable if nothing was changed, OutcomeUnknown if nobody knows.
     """
-    await found(quorum, panel, until)
-    attempt = _Attempt(quorum, panel, key, entry, held, until)
+    await found(panel, until)
+    attempt = _Attempt(panel, key, entry, held, until)
     for count in itertools.count():
         began = _now()
         changed = await attempt.turn(decide, settles=settles)
@@ -120,15 +155,9 @@ class _Attempt:
     """One change, in as many turns as others make necessary."""
 
     def __init__(
-        self,
-        quorum: Quorum,
-        panel: Panel,
-        key: Key,
-        entry: str,
-        held: ByClaim | None,
-        until: float,
+        self, panel: Panel, key: Key, entry: str, held: ByClaim | None, until: float
     ) -> None:
-        self.quorum, self.panel, self.key, self.entry = quorum, panel, key, entry
+        self.panel, self.quorum, self.key, self.entry = panel, panel.quorum, key, entry
         self.held, self.until = held, until
         self.above = 0
         self.below: int | None = None
@@ -137,19 +166,19 @@ class _Attempt:
         """Seconds until nodes whose clock is ahead, or that lost their data, can be followed."""
         self.sent: dict[int, Edit | None] = {}
         """Ballots of changes that some node may have accepted."""
-        self.answers: list[Any] = []
+        self.promises: list[_Promise] = []
 
     async def turn(self, decide: Decide, *, settles: bool) -> Changed | None:
         """What came of it, or None where another turn is worth it."""
         ballot = self.quorum.clock.propose(_now(), self.above)
-        promised = await self._promises(ballot)
+        promised = await self._ask_for_promises(ballot)
         held = None if promised is None else self._is_held(promised)
         if promised is None or held is None:
             return None
-        newest = max(promised.values(), key=lambda it: it.state)
+        newest = max(promised.values(), key=lambda promise: promise.state)
         ours = self._ours_in(newest)
         edit = decide(newest.entry, ballot) if held and ours is None else None
-        same = sum(it.state == newest.state for it in promised.values())
+        same = sum(promise.state == newest.state for promise in promised.values())
         if edit is None and not (settles or self.sent) and same >= self.quorum.need:
             return Changed(edited=False, ballot=newest.state, seen=newest.entry, held=held)
         if not await self._accept(ballot, max(newest.state, NEVER), edit, promised):
@@ -177,88 +206,86 @@ class _Attempt:
 
         Raises StoreError where nobody knows.
         """
-        holding = sum(it.holds for it in promised.values())
+        holding = sum(promise.holds for promise in promised.values())
         if self.held is None or holding >= self.quorum.need:
             return True
         if holding + len(self.quorum.names) - len(promised) < self.quorum.need:
             return False
-        low = [it.floor for it in self.answers if isinstance(it, No) and it.kind == "low"]
-        if max(low, default=0) <= self.above:
+        floors = _floors(self.promises)
+        if max(floors, default=0) <= self.above:
             raise self.failure()
-        self.above = max(low)
+        self.above = max(floors)
         return None
 
     # -- promises -----------------------------------------------------------------------------
 
-    async def _promises(self, ballot: int) -> dict[int, _Promised] | None:
+    async def _ask_for_promises(self, ballot: int) -> dict[int, _Promised] | None:
         """By node; None if a larger ballot is worth a try. Raises StoreError without a majority."""
         quorum = self.quorum
         request = quorum.dialect.promise(self.key, ballot, self.entry, self.held)
 
-        def enough(heard: Sequence[Heard | None]) -> bool:
-            found = [self._read(node, it) for node, it in enumerate(heard) if it is not None]
-            told = [it for it in found if isinstance(it, _Promised)]
-            low = sum(isinstance(it, No) and it.kind == "low" for it in found)
-            if low:
-                # Who is silent may be frozen: a larger ballot is worth more than its answer.
-                return len(told) + low >= quorum.need
-            holding = self.held is None or sum(it.holds for it in told) >= quorum.need
-            return holding and self._suffice(told)
+        def enough(replies: Sequence[Reply | None]) -> bool:
+            found = [self._read(at, reply) for at, reply in enumerate(replies) if reply is not None]
+            promised = [promise for promise in found if isinstance(promise, _Promised)]
+            if floors := _floors(found):
+                # Who is silent may be frozen: a larger ballot is worth more than its reply.
+                return len(promised) + len(floors) >= quorum.need
+            holding = sum(promise.holds for promise in promised)
+            return (self.held is None or holding >= quorum.need) and self._suffice(promised)
 
-        steps = [Step(request, 1)] * len(quorum.names)
-        heard = await self.panel.ask(steps, self.until, enough)
-        self.answers = [self._read(node, it) for node, it in enumerate(heard)]
-        for node, it in enumerate(self.answers):
-            if isinstance(it, No) and it.kind == "members":
-                raise strangers(quorum, node, it.raw)
-        if self._suffice(self.answers) and not self._leaves_out_a_blank():
-            found = enumerate(self.answers)
-            return {node: it for node, it in found if isinstance(it, _Promised)}
-        if self._suffice(self.answers):
-            return None
+        replies = await self.panel.ask_all(request, self.until, enough)
+        self.promises = [self._read(node, reply) for node, reply in enumerate(replies)]
+        for node, no in enumerate(self.promises):
+            if isinstance(no, No) and no.kind == "members":
+                raise strangers(quorum, node, no.raw)
+        if self._suffice(self.promises):
+            if self._leaves_out_a_blank():
+                return None
+            found = enumerate(self.promises)
+            return {node: promise for node, promise in found if isinstance(promise, _Promised)}
         if self.below is not None and self.above > self.below:
             # The others do not admit it yet: without that node, then.
             self.above = self.below
             return None
-        low = [it.floor for it in self.answers if isinstance(it, No) and it.kind == "low"]
-        told = sum(isinstance(it, _Promised) for it in self.answers)
-        if told + len(low) < quorum.need or max(low, default=0) <= self.above:
+        floors = _floors(self.promises)
+        promised = sum(isinstance(promise, _Promised) for promise in self.promises)
+        if promised + len(floors) < quorum.need or max(floors, default=0) <= self.above:
             raise self.failure()
         limit = quorum.clock.highest_admitted(_now())
-        self.early = max(0.0, (min(low) - limit) / 1e6)
-        self.above = max((it for it in low if it <= limit), default=self.above)
+        self.early = max(0.0, (min(floors) - limit) / 1e6)
+        self.above = max((floor for floor in floors if floor <= limit), default=self.above)
         return None
 
     def _leaves_out_a_blank(self) -> bool:
         """Whether a larger ballot, which others would admit, gives a node back what it forgot."""
         limit = self.quorum.clock.highest_admitted(_now())
-        floors = [it.floor for it in self.answers if isinstance(it, No) and it.raw == b"-"]
+        floors = [no.floor for no in self.promises if isinstance(no, No) and no.raw == b"-"]
         above = min(floors, default=0)
         if self.sent or self.below is not None or not self.above < above <= limit:
             return False
-        if not any(it.state > NEVER for it in self.answers if isinstance(it, _Promised)):
+        if not any(_state_of(promise) > NEVER for promise in self.promises):
             return False
         self.below, self.above = self.above, above
         return True
 
-    def _suffice(self, answers: Sequence[Any]) -> bool:
-        told = [it for it in answers if isinstance(it, _Promised)]
-        knowing = sum(it.state != FORGOTTEN for it in told)
-        return knowing >= self.quorum.need or len(told) == len(self.quorum.names)
+    def _suffice(self, promises: Sequence[_Promise]) -> bool:
+        promised = [promise for promise in promises if isinstance(promise, _Promised)]
+        knowing = sum(promise.state != FORGOTTEN for promise in promised)
+        return knowing >= self.quorum.need or len(promised) == len(self.quorum.names)
 
-    def _read(self, node: int, heard: Heard) -> Any:
-        if isinstance(heard, Silent) or not isinstance(heard[0], list):
-            return silent_of(heard, self.quorum.names[node])
-        said = heard[0]
-        if said[0] == b"members":
-            return No("members", raw=said[1])
-        if said[0] == b"low":
-            return No("low", said[2], floor=int(said[1]))
-        if said[0] == b"high":
-            return No("high", now=int(said[1]))
-        states, entry, holds = said
-        if states == b"-":
-            return _Promised(FORGOTTEN, None, bool(holds))
+    def _read(self, node: int, reply: Reply) -> _Promise:
+        if isinstance(reply, Silent) or not isinstance(reply[0], list):
+            return silent_of(reply, self.quorum.names[node])
+        match reply[0]:
+            case [b"members", marker]:
+                return No("members", raw=marker)
+            case [b"low", floor, states]:
+                return No("low", states, floor=int(floor))
+            case [b"high", now]:
+                return No("high", now=int(now))
+            case [b"-", _, holds]:
+                return _Promised(FORGOTTEN, None, bool(holds))
+        states, entry, holds = reply[0]
         ballots = tuple(map(int, states.split()))
         return _Promised(ballots[0], entry or None, bool(holds), ballots)
 
@@ -268,33 +295,33 @@ class _Attempt:
         self, ballot: int, state: int, edit: Edit | None, promised: Mapping[int, _Promised]
     ) -> bool:
         """Whether a majority has accepted it."""
-        quorum = self.quorum
-        behind = [node for node, it in promised.items() if max(it.state, NEVER) != state]
+        names, dialect = self.quorum.names, self.quorum.dialect
+        behind = [at for at, promise in promised.items() if max(promise.state, NEVER) != state]
         entries = await self._entries(state, promised) if behind else None
         what = (self.entry, edit.value) if edit else None
-        accept = partial(quorum.dialect.accept, self.key, ballot, what, self.held)
+        accept = partial(dialect.accept, self.key, ballot, what, self.held)
         to_change, to_all = accept(state), None if entries is None else accept(entries)
-        steps: list[Step | None] = [None] * len(quorum.names)
-        for node, it in enumerate(self.answers):
-            # Who has not answered yet may have promised.
-            request = to_all if node in behind else None if isinstance(it, No) else to_change
+        steps: list[Step | None] = [None] * len(names)
+        for node, promise in enumerate(self.promises):
+            # Who has not replied yet may have promised.
+            request = to_all if node in behind else None if isinstance(promise, No) else to_change
             steps[node] = None if request is None else Step(request, 1)
         self.sent[ballot] = edit
-        heard = await self.panel.ask(steps, self.until, _accepted_by_most)
+        replies = await self.panel.ask(steps, self.until, _accepted_by_most)
         # Where none can have accepted it, it is as if it had not been asked.
-        if all(it is None or _is_refused(heard[at]) for at, it in enumerate(steps)):
+        if all(step is None or _is_refused(replies[at]) for at, step in enumerate(steps)):
             del self.sent[ballot]
-        return _accepted_by_most(heard)
+        return _accepted_by_most(replies)
 
     async def _entries(self, state: int, promised: Mapping[int, _Promised]) -> list[bytes] | None:
         """All entries of `state`, as names and values, from a node that has it."""
         steps: list[Step | None] = [None] * len(self.quorum.names)
-        node = next(at for at, it in promised.items() if it.state == state)
+        node = next(at for at, promise in promised.items() if promise.state == state)
         steps[node] = self.quorum.dialect.entries(self.key)
-        heard = (await self.panel.ask(steps, self.until))[node]
-        if isinstance(heard, Silent) or not isinstance(heard[0], list):
+        reply = (await self.panel.ask(steps, self.until))[node]
+        if isinstance(reply, Silent) or not isinstance(reply[0], list):
             return None
-        found = dict(zip(heard[0][::2], heard[0][1::2], strict=True))
+        found = dict(zip(reply[0][::2], reply[0][1::2], strict=True))
         # It may have accepted another change since.
         if found.get(b"s", b"").split()[:1] != [b"%d" % state]:
             return None
@@ -303,21 +330,101 @@ class _Attempt:
 
     def failure(self) -> StoreError:
         """Why there is no majority for it."""
-        answers = [
-            it
-            if isinstance(it, Silent | No)
-            else No("forgot" if it.state == FORGOTTEN else "promised")
-            for it in self.answers
+        answers: list[Answer] = [
+            No("forgot" if promise.state == FORGOTTEN else "promised")
+            if isinstance(promise, _Promised)
+            else promise
+            for promise in self.promises
         ]
         perhaps = any(edit is not None for edit in self.sent.values())
         return no_majority(self.quorum, answers, perhaps=perhaps)
 
 
-def _accepted_by_most(heard: Sequence[Heard | None]) -> bool:
-    return said_by_most(heard, lambda word: word == 1)
+def _floors(promises: Sequence[_Promise]) -> list[int]:
+    """Of the nodes that have promised a larger ballot, which."""
+    return [no.floor for no in promises if isinstance(no, No) and no.kind == "low"]
 
 
-def _is_refused(heard: Heard) -> bool:
-    if isinstance(heard, Silent):
-        return not heard.sent
-    return heard[0] in (0, -1)
+def _state_of(promise: _Promise) -> int:
+    return promise.state if isinstance(promise, _Promised) else FORGOTTEN
+
+
+def _accepted_by_most(replies: Sequence[Reply | None]) -> bool:
+    return replied_by_most(replies, lambda reply: reply == 1)
+
+
+def _is_refused(reply: Reply) -> bool:
+    return not reply.sent if isinstance(reply, Silent) else reply[0] in (0, -1)
+
+
+# -- fields ------------------------------------------------------------------------------------
+
+
+def field_entry(field: str) -> str:
+    """The name of a field's entry."""
+    return f"f:{field}"
+
+
+async def put_field(
+    panel: Panel, key: Key, field: str, value: bytes | None, guard: Guard, until: float
+) -> PutOutcome:
+    """See Store.put. The version is the ballot of the change, the same on every node."""
+
+    def decide(entry: bytes | None, ballot: int) -> Edit | None:
+        if not _holds(guard, entry):
+            return None
+        return Edit(None if value is None else b"%d %b" % (ballot, value))
+
+    held = guard if isinstance(guard, ByClaim) else None
+    changed = await change(panel, key, field_entry(field), decide, until, held=held)
+    if not changed.edited:
+        return Stale()
+    return Stored(0 if value is None else changed.ballot)
+
+
+def _holds(guard: Guard, entry: bytes | None) -> bool:
+    match guard:
+        case Absent():
+            return entry is None
+        case ByVersion(version):
+            return entry is not None and int(entry.partition(b" ")[0]) == version
+    return True
+
+
+async def last_entries(
+    panel: Panel, key: Key, entries: Sequence[str], until: float
+) -> list[bytes | None]:
+    """These entries in the newest state; a node that missed it is told, as far as possible."""
+    replies = await panel.ask_all(panel.quorum.dialect.state(key, entries), until)
+    states = [state_of(reply) for reply in replies]
+    newest = max((state for state in states if state is not None), default=0)
+    if any(state is not None and state < newest for state in states):
+        with suppress(StoreError):
+            await settle(panel, key, until)
+    for reply, state in zip(replies, states, strict=True):
+        if state == newest and not isinstance(reply, Silent):
+            return list(reply[0][1:])
+    return [None] * len(entries)
+
+
+def unchanged(entry: bytes | None, ballot: int) -> Edit | None:
+    """See Decide: leave it as it is."""
+    return None
+
+
+def state_of(reply: Reply) -> int | None:
+    """The state in a reply to `dialect.state`; None if there is none."""
+    if isinstance(reply, Silent) or not isinstance(reply[0], list):
+        return None
+    return int((reply[0][0] or b"0").split()[0])
+
+
+async def settle(panel: Panel, key: Key, until: float) -> None:
+    """What was begun is done or never will be, and nodes that missed a change are told."""
+    await change(panel, key, "f:", unchanged, until, settles=True)
+
+
+async def is_paused(panel: Panel, key: Key, until: float) -> bool:
+    """Whether the newest state says that the name is paused."""
+    (pause,) = await last_entries(panel, key, [field_entry(PAUSE)], until)
+    return pause is not None

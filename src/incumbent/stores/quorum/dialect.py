@@ -1,5 +1,4 @@
-"""What is said to one node of a quorum, and what its answers mean. Pure: operation -> request,
-reply -> vote.
+"""The requests to one node of a quorum, and what its replies mean. Pure.
 
 A lease looks on each node as it does on a single server (`redis.records`), with the ballot as its
 token. Beside it are the floor with the last holding (see take.lua), the holdings before that, a
@@ -11,67 +10,87 @@ for: `incumbent2 <members> <born, unix us> <ms>`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from hashlib import blake2s
+from dataclasses import dataclass
+from hashlib import blake2s, sha1
 from itertools import count
-from typing import Any, Final, NamedTuple
+from pathlib import Path
+from typing import Any, Final
 
 import hiredis
 
 from incumbent.errors import OutcomeUnknown, StoreError
-from incumbent.model import (
-    Ask,
-    ByClaim,
-    Key,
-    Refused,
-    Renewal,
-)
+from incumbent.model import Ask, ByClaim, Key, Refused, Renewal
 from incumbent.policy import TTL_DEFAULT
 from incumbent.stores.quorum.ballots import Answer, No, Silent, Vote
-from incumbent.stores.quorum.scripts import SCRIPTS
 from incumbent.stores.redis.errors import Mismatch, answered_error
 from incumbent.stores.redis.names import Naming, quoted
 from incumbent.stores.redis.records import refused
-from incumbent.stores.redis.resp import Step, milliseconds, pack
+from incumbent.stores.redis.resp import Script, Step, milliseconds, pack
 from incumbent.stores.restart import wait_after_restart
 
 __all__ = [
+    "LOADS",
     "MARKER",
     "RECORD_FORMAT",
+    "SCRIPTS",
     "QuorumDialect",
+    "as_eval",
     "mark_of_value",
     "node_failure",
-    "stage_of_value",
 ]
+
+
+class _Script(Script):
+    def __init__(self, name: str) -> None:
+        self.text = (Path(__file__).parent / f"{name}.lua").read_bytes()
+        self.sha = sha1(self.text, usedforsecurity=False).hexdigest().encode()
+
+
+SCRIPTS: Final = {
+    name: _Script(name)
+    for name in ("take", "give", "revoke", "renew", "plant", "promise", "accept", "found", "look")
+}
+LOADS: Final = tuple(pack("SCRIPT", "LOAD", script.text) for script in SCRIPTS.values())
+_TEXTS: Final = {script.sha: script.text for script in SCRIPTS.values()}
+_EVALSHA: Final = b"$7\r\nEVALSHA\r\n$40\r\n"
 
 RECORD_FORMAT: Final = 2
 """Of all that is kept on a node. The marker names it, so that instances of another are refused."""
 MARKER: Final = "incumbent:{quorum}:m"
 """The node's own key: one for each database of each server."""
 
-_CACHED: Final = 256
+_CACHED: Final = 4096
 _KEEP_LEAST: Final = 180.0
 """Seconds for which a node remembers its floor at least: until a ballot a minute ahead of
 its clock is more than a minute behind it, which is the floor where none is kept."""
 _STATE_KEPT: Final = 35 * 86_400.0
 """Seconds for which a node knows that the last field was removed, and the last slot over. One that
 was away for longer might bring it back."""
-
-_take, _give, _revoke = SCRIPTS["take"], SCRIPTS["give"], SCRIPTS["revoke"]
-_renew = SCRIPTS["renew"]
-_plant, _found = SCRIPTS["plant"], SCRIPTS["found"]
-_promise, _accept = SCRIPTS["promise"], SCRIPTS["accept"]
-_look = SCRIPTS["look"]
 _echoes = count()
 
 
-class Places(NamedTuple):
-    """The keys of one lease. The floor's is also the name of the channel."""
+@dataclass(slots=True, eq=False)
+class Keys:
+    """The keys of one lease, and how the requests begin that have to be fast.
+
+    The floor's key is also the channel on which changes are told.
+    """
 
     main: str
     floor: str
     past: str
     fields: str
     candidates: str
+    take: bytes = b""
+    give: bytes = b""
+
+    def __post_init__(self) -> None:
+        self.take = SCRIPTS["take"].open_call(self.of_take, 8)
+        self.give = SCRIPTS["give"].open_call((self.main, self.floor), 2)
+
+    @property
+    def of_take(self) -> tuple[str, ...]:
+        return (self.main, self.floor, MARKER, self.past, self.fields)
 
 
 class QuorumDialect:
@@ -87,24 +106,23 @@ class QuorumDialect:
         self._members = f"incumbent{RECORD_FORMAT} {members} ".encode()
         self._longest = TTL_DEFAULT
         self.founded = False
-        """Whether this process has tried to found the quorum: see founding."""
-        self._places: dict[Key, Places] = {}
-        self._heads: dict[Key, bytes] = {}
-        self._gives: dict[Key, bytes] = {}
+        """Whether this process has tried to found the quorum: see changes.found."""
+        self._keys: dict[Key, Keys] = {}
         self._tails: dict[int, tuple[Ask, bytes]] = {}
 
-    def places(self, key: Key) -> Places:
+    def keys(self, key: Key) -> Keys:
         """Where everything of `key` is."""
-        return self._places.get(key) or self._place(key)
+        return self._keys.get(key) or self._add_keys(key)
 
-    def _place(self, key: Key) -> Places:
-        if len(self._places) >= _CACHED * 16:
-            self._places.clear()
+    def _add_keys(self, key: Key) -> Keys:
+        if len(self._keys) >= _CACHED:
+            self._keys.clear()
         names = self.naming.of(key)
         beside = names.companion[:-1]
-        places = Places(names.main, beside + "b", beside + "h", names.companion, names.candidates)
-        self._places[key] = places
-        return places
+        keys = self._keys[key] = Keys(
+            names.main, beside + "b", beside + "h", names.companion, names.candidates
+        )
+        return keys
 
     # -- take ---------------------------------------------------------------------------------
 
@@ -120,8 +138,8 @@ class QuorumDialect:
         """Whether a node with this marker may have forgotten what is not there."""
         return not self.is_ours(marker) or marker.split(b" ")[2] != b"0"
 
-    def heard_marker(self, marker: Any) -> None:
-        """A node says this: learn of the longest ttl that it knows."""
+    def learn_marker(self, marker: Any) -> None:
+        """A node has this marker: learn the longest ttl that it names."""
         if self.is_ours(marker):
             longest = int(marker.rpartition(b" ")[2]) / 1000
             if longest > self._longest:
@@ -133,29 +151,18 @@ class QuorumDialect:
         if raising or ask.candidacy > 0:
             return self._take_more(key, claim, ask, ballot, raising=raising)
         kept = self._tails.get(id(ask))
-        head = self._heads.get(key) or self._head(key)
         tail = kept[1] if kept is not None else self._tail(ask)
         secret = claim.encode()
         # A ballot has sixteen digits until the year 2286; `%d` of others would lie.
         digits = b"%d" % ballot
         return b"%b$%d\r\nincumbent1 %b \r\n$%d\r\n%b\r\n%b" % (
-            head,
+            self.keys(key).take,
             12 + len(secret),
             secret,
             len(digits),
             digits,
             tail,
         )
-
-    def _head(self, key: Key) -> bytes:
-        if len(self._heads) >= _CACHED * 16:
-            self._heads.clear()
-        head = self._heads[key] = _take.open_call(self._take_keys(key), 8)
-        return head
-
-    def _take_keys(self, key: Key) -> tuple[str, ...]:
-        at = self.places(key)
-        return (at.main, at.floor, MARKER, at.past, at.fields)
 
     def _tail(self, ask: Ask) -> bytes:
         if len(self._tails) >= _CACHED:
@@ -166,12 +173,13 @@ class QuorumDialect:
         return tail
 
     def _take_more(self, key: Key, claim: str, ask: Ask, ballot: int, *, raising: bool) -> bytes:
-        keys = self._take_keys(key)
+        keys = self.keys(key).of_take
         more: list[str | int] = ["+" if raising else "-"]
         if ask.candidacy > 0:
-            keys += (self.places(key).candidates,)
+            keys += (self.keys(key).candidates,)
             more.append(milliseconds(ask.candidacy))
-        return _take.call(len(keys), *keys, _head_of(claim), ballot, *self._ask_parts(ask), *more)
+        parts = (*keys, _head_of(claim), ballot, *self._ask_parts(ask), *more)
+        return SCRIPTS["take"].call(len(keys), *parts)
 
     def _ask_parts(self, ask: Ask) -> tuple[bytes | str | int, ...]:
         holder, ttl = quoted(ask.holder), milliseconds(ask.ttl)
@@ -188,31 +196,29 @@ class QuorumDialect:
             return "-"
         return milliseconds(self._wait) if self._wait > 0 else 0
 
-    def read_vote(self, answer: Any, claim: str, where: str) -> Answer:
-        """The vote. Raises Mismatch for an answer that was for another request."""
-        if type(answer) is bytes:
-            return Vote(_ballot_of(answer, claim))
-        if type(answer) is list and len(answer) == 2:
-            return Vote(_ballot_of(answer[0], claim), answer[1] / 1000)
-        if type(answer) is list and len(answer) == 5:
-            kind, raw, left, now, floor = answer
-            said = kind.decode()
+    def read_vote(self, reply: Any, claim: str, where: str) -> Answer:
+        """The vote. Raises Mismatch for a reply to another request."""
+        if type(reply) is bytes:
+            return Vote(_ballot_of(reply, claim))
+        if type(reply) is list and len(reply) == 2:
+            return Vote(_ballot_of(reply[0], claim), reply[1] / 1000)
+        if type(reply) is list and len(reply) == 5:
+            name, raw, left, now, floor = reply
+            kind = name.decode()
             seconds = left / 1000 if left >= 0 else -1.0
-            if said == "young":
-                self.heard_marker(raw)
-            return No(said, raw, seconds, int(now), int(floor or 0), stage_of_value(raw, said))
-        return Silent(*node_failure(answer, where))
+            if kind == "young":
+                self.learn_marker(raw)
+            return No(kind, raw, seconds, int(now), int(floor or 0), _refused_for(raw, kind))
+        return Silent(*node_failure(reply, where))
 
     def refusal(self, no: No) -> Refused:
-        """The contract's word for a majority's no."""
-        kind = b"paused" if no.kind == "paused" else no.kind.encode()
+        """A majority's no, in the words of the store contract."""
+        mark = mark_of_value(no.raw)
         if no.kind == "paused":
-            return Refused("paused", seen=f"pause {mark_of_value(no.raw)}")
+            return Refused("paused", seen=f"pause {mark}")
         left = -1 if no.left < 0 else int(no.left * 1000)
-        said = refused(kind, no.raw, left, b"%d" % no.now, "")
-        return Refused(
-            said.reason, said.holders, said.retry_after, f"lease {mark_of_value(no.raw)}"
-        )
+        outcome = refused(no.kind.encode(), no.raw, left, b"%d" % no.now, "")
+        return Refused(outcome.reason, outcome.holders, outcome.retry_after, f"lease {mark}")
 
     # -- the rest -----------------------------------------------------------------------------
 
@@ -227,53 +233,48 @@ class QuorumDialect:
     ) -> bytes:
         """The request of a give; `now`, for people: unix us by the nodes' clocks."""
         held, ended = _head_of(claim, token).encode(), b" %d" % max(now, token or 0)
+        keys = self.keys(key)
         if closed_for > 0:
-            at = self.places(key)
             successor = (quoted(reserve_for),) if reserve_for else ()
             more = (ended, milliseconds(closed_for), *successor)
-            return _give.call(2, at.main, at.floor, held, *more)
-        head = self._gives.get(key) or self._give_head(key)
-        return b"%b$%d\r\n%b\r\n$%d\r\n%b\r\n" % (head, len(held), held, len(ended), ended)
-
-    def _give_head(self, key: Key) -> bytes:
-        if len(self._gives) >= _CACHED * 16:
-            self._gives.clear()
-        at = self.places(key)
-        head = self._gives[key] = _give.open_call((at.main, at.floor), 2)
-        return head
+            return SCRIPTS["give"].call(2, keys.main, keys.floor, held, *more)
+        return b"%b$%d\r\n%b\r\n$%d\r\n%b\r\n" % (keys.give, len(held), held, len(ended), ended)
 
     def revoke(self, key: Key, claim: str, ballot: int) -> bytes:
         """The request that takes a vote back, up to this ballot."""
-        at = self.places(key)
-        return _revoke.call(2, at.main, at.floor, _head_of(claim), ballot)
+        at = self.keys(key)
+        return SCRIPTS["revoke"].call(2, at.main, at.floor, _head_of(claim), ballot)
 
     def renew(self, batch: Sequence[Renewal]) -> tuple[bytes, bytes]:
-        """One request for many leases, and what its answer begins with."""
+        """One request for many leases, and what its reply begins with."""
         echo = f"{batch[0].claim}:{next(_echoes)}".encode()
         keys: list[bytes | str] = [MARKER]
-        longest = milliseconds(max(self._longest, *(it.ttl for it in batch)))
+        longest = milliseconds(max(self._longest, *(renewal.ttl for renewal in batch)))
         arguments: list[bytes | str | int] = [echo, self._members, self._quarantine(), longest]
-        for it in batch:
-            main, companion = self.naming.keys_of(it.key)
+        for renewal in batch:
+            main, companion = self.naming.keys_of(renewal.key)
             keys += (main, companion[:-1] + b"b", companion)
-            meta = b"-" if it.meta is None else b"=" + it.meta
-            arguments += [_head_of(it.claim, it.token), milliseconds(it.ttl), meta]
-        return _renew.call(len(keys), *keys, *arguments), echo
+            meta = b"-" if renewal.meta is None else b"=" + renewal.meta
+            head = _head_of(renewal.claim, renewal.token)
+            arguments += [head, milliseconds(renewal.ttl), meta]
+        return SCRIPTS["renew"].call(len(keys), *keys, *arguments), echo
 
     def plant(self, renewal: Renewal, value: bytes, floor: bytes) -> bytes:
         """The request that plants a lease where the renewal saw it missing, with this floor."""
-        at = self.places(renewal.key)
+        at = self.keys(renewal.key)
         ttl = milliseconds(renewal.ttl)
         keys = (at.main, at.floor, MARKER)
         quarantine = self._quarantine()
-        return _plant.call(3, *keys, value, ttl, 86_400_000, self._members, quarantine, floor)
+        return SCRIPTS["plant"].call(
+            3, *keys, value, ttl, 86_400_000, self._members, quarantine, floor
+        )
 
     def promise(self, key: Key, ballot: int, entry: str, held: ByClaim | None) -> bytes:
         """The request for a promise to change this entry: see promise.lua."""
-        at = self.places(key)
+        at = self.keys(key)
         longest = milliseconds(self._longest)
         about = (ballot, self._members, longest, entry, _held_by(held))
-        return _promise.call(3, at.fields, MARKER, at.main, *about)
+        return SCRIPTS["promise"].call(3, at.fields, MARKER, at.main, *about)
 
     def accept(
         self,
@@ -284,18 +285,18 @@ class QuorumDialect:
         state: int | Sequence[bytes],
     ) -> bytes:
         """The request to accept a change of this state, or of all these entries: see accept.lua."""
-        at = self.places(key)
+        at = self.keys(key)
         entry, value = edit or ("", None)
         what = b"-" if value is None else b"=" + value
         before, entries = (str(state), ()) if isinstance(state, int) else ("=", tuple(state))
         keys = (at.fields, MARKER, at.main, at.floor)
         head = (ballot, self._members, before, _held_by(held))
         changed = (entry, what if entry else b"", milliseconds(_STATE_KEPT))
-        return _accept.call(4, *keys, *head, *changed, *entries)
+        return SCRIPTS["accept"].call(4, *keys, *head, *changed, *entries)
 
     def stand_by(self, key: Key, ask: Ask, unix_us: int) -> Step:
         """The asker stands by, though it asked no node for its vote."""
-        line, till = self.places(key).candidates, unix_us // 1000 + milliseconds(ask.candidacy)
+        line, till = self.keys(key).candidates, unix_us // 1000 + milliseconds(ask.candidacy)
         return Step(
             pack("ZADD", line, till, quoted(ask.holder))
             + pack("ZREMRANGEBYRANK", line, "0", "-101")
@@ -303,33 +304,34 @@ class QuorumDialect:
             3,
         )
 
-    def state(self, key: Key, entries: Sequence[str]) -> Step:
-        """The newest change that a node accepted, and these entries."""
-        return Step(pack("HMGET", self.places(key).fields, "s", *entries), 1)
+    def state(self, key: Key, entries: Sequence[str]) -> bytes:
+        """The request for the newest change that a node accepted, and for these entries."""
+        return pack("HMGET", self.keys(key).fields, "s", *entries)
 
     def entries(self, key: Key) -> Step:
         """All entries."""
-        return Step(pack("HGETALL", self.places(key).fields), 1)
+        return Step(pack("HGETALL", self.keys(key).fields), 1)
 
     def value(self, key: Key) -> bytes:
         """The request for what is in the lease's place."""
-        return pack("GET", self.places(key).main)
+        return pack("GET", self.keys(key).main)
 
-    def look(self, key: Key) -> bytes:
-        """The same, of one who waits for its end."""
-        return _look.call(1, self.places(key).main)
+    def look(self, key: Key, seen: str) -> bytes:
+        """The request for what `Refused.seen` speaks of, by one that will wait for its end."""
+        keys, (what, _, _) = self.keys(key), seen.rpartition(" ")
+        if what == "pause":
+            return pack("HGET", keys.fields, "f:pause")
+        if what.startswith("slot:"):
+            return pack("HGET", keys.fields, f"u:{what.removeprefix('slot:')}")
+        return SCRIPTS["look"].call(1, keys.main)
 
-    def marker(self) -> Step:
-        """The question for a node's marker."""
-        return Step(pack("GET", MARKER), 1)
-
-    def found(self, until_us: int) -> Step:
+    def found(self, until_us: int) -> bytes:
         """Mark a blank node as one of a new cluster, if it is not later than that by its clock."""
-        return Step(_found.call(1, MARKER, self._founded(0.0), until_us), 1)
+        return SCRIPTS["found"].call(1, MARKER, self._founded(0.0), until_us)
 
     def record(self, key: Key) -> Step:
         """All that is known of a key."""
-        at = self.places(key)
+        at = self.keys(key)
         return Step(
             pack("TIME")
             + pack("GET", at.main)
@@ -342,27 +344,31 @@ class QuorumDialect:
             8,
         )
 
-    def channel(self, key: Key) -> str:
-        """Where it is told that something changed."""
-        return self.places(key).floor
+
+def as_eval(request: bytes) -> bytes:
+    """The same single request with the script itself in place of its name."""
+    start = request.index(_EVALSHA)
+    end = start + len(_EVALSHA) + 40
+    text = _TEXTS[request[end - 40 : end]]
+    return b"%b$4\r\nEVAL\r\n$%d\r\n%b%b" % (request[:start], len(text), text, request[end:])
 
 
 def _head_of(claim: str, token: int | None = None) -> str:
     return f"incumbent1 {claim} " if token is None else f"incumbent1 {claim} {token} "
 
 
-def _ballot_of(answer: Any, claim: str) -> int:
-    head, _, ballot = answer.rpartition(b" ")
+def _ballot_of(reply: Any, claim: str) -> int:
+    head, _, ballot = reply.rpartition(b" ")
     if head != b"incumbent1 " + claim.encode():
         raise Mismatch("the answer is another claim's")
     return int(ballot)
 
 
-def node_failure(answer: Any, where: str) -> tuple[StoreError, bool]:
-    """What an error that a node answered comes to, and whether it did something all the same."""
-    if not isinstance(answer, hiredis.ReplyError):
-        raise Mismatch(f"an answer of type {type(answer).__name__} was not expected")
-    error = answered_error(str(answer), where)
+def node_failure(reply: Any, where: str) -> tuple[StoreError, bool]:
+    """The exception for an error reply, and whether the node did something all the same."""
+    if not isinstance(reply, hiredis.ReplyError):
+        raise Mismatch(f"an answer of type {type(reply).__name__} was not expected")
+    error = answered_error(str(reply), where)
     return error, isinstance(error, OutcomeUnknown)
 
 
@@ -370,7 +376,7 @@ def _held_by(held: ByClaim | None) -> str:
     return "" if held is None else _head_of(held.claim, held.token)
 
 
-def stage_of_value(raw: bytes, kind: str) -> bytes:
+def _refused_for(raw: bytes, kind: str) -> bytes:
     """For whose sake a node refuses: the claim; of a closing its ballot; a foreign value."""
     if kind == "paused":
         return b"paused"
@@ -381,7 +387,7 @@ def stage_of_value(raw: bytes, kind: str) -> bytes:
 
 
 def mark_of_value(raw: bytes | None) -> str:
-    """A short mark of what was seen, the same for all nodes: without what each has of its own."""
+    """A short mark of a value, the same for all nodes: without what each node has of its own."""
     if not raw:
         return "-"
     parts = raw.split(b" ", 7)

@@ -12,9 +12,8 @@ from weakref import WeakSet
 from incumbent.clock import now as _now
 from incumbent.errors import StoreError, StoreUnavailable
 from incumbent.protocol.port import run
-from incumbent.stores.quorum.group import Quorum
 from incumbent.stores.quorum.link import Link
-from incumbent.stores.quorum.panel import Node, Welcome, welcome
+from incumbent.stores.quorum.nodes import Node, Quorum, Welcome, welcome
 from incumbent.stores.redis.dial import dial_as
 from incumbent.stores.redis.exchange import UNUSABLE, carry_out
 
@@ -36,8 +35,7 @@ class Dialer:
         self.nodes = nodes
         self.links: WeakSet[Link] = WeakSet()
         self.spare: list[list[Link]] = [[] for _ in nodes]
-        self.dialect = quorum.dialect
-        self._quorum = quorum
+        self.quorum = quorum
         self._busy: set[_Attempt] = set()
 
     def fill(self, links: list[Link | None], until: float) -> None:
@@ -45,7 +43,7 @@ class Dialer:
         for node, link in enumerate(links):
             if link is None:
                 links[node] = self._spared(node)
-        now, need = _now(), self._quorum.need
+        now, need = _now(), self.quorum.need
         short = sum(link is not None for link in links) < need
         arrived: SimpleQueue[_Attempt] = SimpleQueue()
         attempts = {
@@ -128,19 +126,17 @@ class Dialer:
         link = dial_as(Link, site, until)
         self.links.add(link)
         try:
-            said: Welcome = run(carry_out(link, welcome(site), until))
+            reply: Welcome = run(carry_out(link, welcome(site), until))
         except UNUSABLE as error:
             link.close()
             raise StoreUnavailable(f"{site.where} cannot be reached: {error}") from error
         except BaseException:
             link.close()
             raise
-        heard = _now()
-        link.epoch, link.born = said.facts.epoch, said.facts.born(heard)
-        link.blank = said.marker is None
-        self._quorum.clock.heard(node, said.unix_us, heard)
-        self._quorum.dialect.heard_marker(said.marker)
-        self.nodes[node].answered()
+        now = _now()
+        link.epoch, link.born = reply.facts.epoch, reply.facts.born(now)
+        link.blank = reply.marker is None
+        self.nodes[node].welcomed(self.quorum, reply, now)
         return link
 
     def done(self, attempt: _Attempt) -> None:

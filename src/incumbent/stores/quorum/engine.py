@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 
 from incumbent.model import Capabilities
 from incumbent.stores.quorum.ballots import BallotClock
-from incumbent.stores.quorum.diagnosis import diagnose
 from incumbent.stores.quorum.dialect import QuorumDialect
-from incumbent.stores.quorum.group import Quorum
-from incumbent.stores.quorum.panel import Node
+from incumbent.stores.quorum.doctor import diagnose
+from incumbent.stores.quorum.nodes import Node, Quorum
 from incumbent.stores.quorum.sync import QuorumStore
 from incumbent.stores.redis.driver import Site
 from incumbent.stores.redis.names import Naming

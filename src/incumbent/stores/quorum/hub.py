@@ -22,7 +22,7 @@ import hiredis
 from incumbent import clock
 from incumbent.errors import StoreError, StoreUnavailable
 from incumbent.model import Key
-from incumbent.stores.quorum.group import Quorum
+from incumbent.stores.quorum.nodes import Quorum
 from incumbent.stores.quorum.seats import CONNECTED, Ears, Hearing, Host, Seat, Waiter
 from incumbent.stores.redis.errors import Broken, answered_error
 from incumbent.stores.redis.readers import ReaderRole
@@ -59,7 +59,7 @@ class Hub(ReaderRole[Seat, Waiter]):
 
     async def wait(self, host: Host, key: Key, seen: str, until: float) -> None:
         """See Store.wait_change. Raises StoreUnavailable if no node can be listened to."""
-        channel = self._quorum.dialect.channel(key)
+        channel = self._quorum.dialect.keys(key).floor
         await self._catch_up(host)
         waiter = Waiter(host.new_bell(), channel)
         self._waiters[waiter] = None

@@ -6,7 +6,7 @@ from typing import Any
 
 from incumbent.clock import now as _now
 from incumbent.model import Key
-from incumbent.stores.quorum.scripts import as_eval
+from incumbent.stores.quorum.dialect import as_eval
 from incumbent.stores.redis.errors import Broken
 from incumbent.stores.redis.exchange import is_forgotten
 from incumbent.stores.redis.wire import Wire

@@ -1,4 +1,4 @@
-"""The operations of a store, written once for both sides: each is a coroutine over a panel.
+"""The operations of a store as plans (see stores.plan): each is a coroutine over a panel.
 
 The asynchronous side awaits them. The blocking side runs each in one step (`stores.blocking`), with
 panels that block instead of suspending.
@@ -6,7 +6,8 @@ panels that block instead of suspending.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+import types
+from abc import abstractmethod
 from collections.abc import Callable, Coroutine, Hashable, Sequence
 from typing import Any, TypeVar
 
@@ -23,82 +24,76 @@ from incumbent.model import (
     RenewOutcome,
     TakeOutcome,
 )
-from incumbent.stores.quorum.fields import put_field
-from incumbent.stores.quorum.group import Quorum
+from incumbent.stores.plan import Kind, Plan, Planned, Program
+from incumbent.stores.quorum.changes import put_field
+from incumbent.stores.quorum.give import Parting, give
 from incumbent.stores.quorum.hub import Hub
-from incumbent.stores.quorum.panel import Panel
-from incumbent.stores.quorum.reading import is_unchanged, read, scan
-from incumbent.stores.quorum.rounds import Parting, Rounds
+from incumbent.stores.quorum.nodes import Panel, Quorum
+from incumbent.stores.quorum.read import is_unchanged, read, scan
+from incumbent.stores.quorum.renew import renew
 from incumbent.stores.quorum.seats import Ears
-from incumbent.stores.quorum.upkeep import renew
+from incumbent.stores.quorum.take import take
 from incumbent.stores.redis.readers import Wakeup
 
-__all__ = ["Operations"]
+__all__ = ["Operations", "carry_out"]
 
 T = TypeVar("T")
 
 
-class Operations(ABC):
-    """See stores.base.AsyncStore; and seats.Host, for the waiters."""
+def _plan(kind: Kind, operate: Callable[[Panel, float], Coroutine[Any, Any, T]]) -> Plan[Panel, T]:
+    return Plan(kind, lambda panel, until: operate(panel, until).__await__(), repeatable=False)
 
-    def __init__(self, quorum: Quorum) -> None:
-        self.quorum = quorum
-        self.rounds = Rounds(quorum)
-        self.hub = Hub(quorum)
 
-    @abstractmethod
-    async def on_panel(self, operate: Callable[[Panel], Coroutine[Any, Any, T]], until: float) -> T:
-        """Run an operation on a panel that was opened for it. Raises StoreError."""
+@types.coroutine
+def carry_out(program: Program[T]) -> Program[T]:
+    """What awaits a program of `Plans`."""
+    return (yield from program)
 
-    @abstractmethod
-    def let_go(self) -> None:
-        """Close what is not in use; what is in use is closed when it comes back."""
 
-    async def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
-        """See Store.take."""
-        return await self.on_panel(
-            lambda panel: self.rounds.take(panel, key, claim, ask, until), until
-        )
+class Plans:
+    """See stores.plan.Dialect."""
 
-    async def renew(self, renewals: Sequence[Renewal], until: float) -> list[RenewOutcome]:
-        """See Store.renew."""
-        return await self.on_panel(lambda panel: renew(self.quorum, panel, renewals, until), until)
+    def take(self, key: Key, claim: str, ask: Ask) -> Plan[Panel, TakeOutcome]:
+        return _plan("take", lambda panel, until: take(panel, key, claim, ask, until))
 
-    async def give(
+    def renew(self, renewals: Sequence[Renewal]) -> Plan[Panel, list[RenewOutcome]]:
+        return _plan("renew", lambda panel, until: renew(panel, renewals, until))
+
+    def give(
         self,
         key: Key,
         claim: str,
         token: int | None,
-        until: float,
         *,
         closed_for: float = 0.0,
         reserve_for: str | None = None,
         slot: str | None = None,
-    ) -> GiveOutcome:
-        """See Store.give."""
+    ) -> Plan[Panel, GiveOutcome]:
         parting = Parting(key, claim, token, closed_for, reserve_for, slot)
-        return await self.on_panel(lambda panel: self.rounds.give(panel, parting, until), until)
+        return _plan("give", lambda panel, until: give(panel, parting, until))
 
-    async def put(
-        self, key: Key, field: str, value: bytes | None, guard: Guard, until: float
-    ) -> PutOutcome:
-        """See Store.put."""
-        return await self.on_panel(
-            lambda panel: put_field(self.quorum, panel, key, field, value, guard, until), until
-        )
+    def put(
+        self, key: Key, field: str, value: bytes | None, guard: Guard
+    ) -> Plan[Panel, PutOutcome]:
+        return _plan("put", lambda panel, until: put_field(panel, key, field, value, guard, until))
 
-    async def read(self, key: Key, until: float) -> Record:
-        """See Store.read."""
-        return await self.on_panel(lambda panel: read(self.quorum, panel, key, until), until)
+    def read(self, key: Key) -> Plan[Panel, Record]:
+        return _plan("read", lambda panel, until: read(panel, key, until))
 
-    async def scan(self, namespace: str, prefix: str, until: float) -> tuple[Record, ...]:
-        """See Store.scan."""
-        return await self.on_panel(
-            lambda panel: scan(self.quorum, panel, namespace, prefix, until), until
-        )
+    def scan(self, namespace: str, prefix: str) -> Plan[Panel, tuple[Record, ...]]:
+        return _plan("scan", lambda panel, until: scan(panel, namespace, prefix, until))
+
+
+class Operations(Planned[Panel]):
+    """See stores.base.AsyncStore; and seats.Host, for the waiters."""
+
+    dialect = Plans()
+
+    def __init__(self, quorum: Quorum) -> None:
+        self.quorum = quorum
+        self.hub = Hub(quorum)
 
     async def wait_change(self, key: Key, seen: str, until: float) -> None:
-        """See Store.wait_change. Raises StoreError if no node can be listened to."""
         try:
             await self.hub.wait(self, key, seen, until)
         except StoreError:
@@ -109,10 +104,8 @@ class Operations(ABC):
     # -- for the hub: see seats.Host ------------------------------------------------------------
 
     async def is_unchanged(self, key: Key, seen: str, until: float) -> bool:
-        """See Host.is_unchanged."""
-        return await self.on_panel(
-            lambda panel: is_unchanged(self.quorum, panel, key, seen, until), until
-        )
+        plan = _plan("look", lambda panel, end: is_unchanged(panel, key, seen, end))
+        return await self.run(plan, until)
 
     @abstractmethod
     def new_ears(self) -> Ears:

@@ -6,12 +6,15 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from hashlib import blake2s
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from incumbent.errors import ConfigError
 from incumbent.stores.redis.options import RedisOptions, parse_redis_url
 
-__all__ = ["QuorumOptions", "parse_quorum_url"]
+if TYPE_CHECKING:
+    from incumbent.stores.quorum.engine import QuorumEngine
+
+__all__ = ["QuorumOptions", "open_quorum", "parse_quorum_url"]
 
 _SCHEMES: Final = {"redis+quorum": "redis", "rediss+quorum": "rediss"}
 _LEAST: Final = 3
@@ -36,6 +39,24 @@ class QuorumOptions:
         hosts = ",".join(it.shown.rpartition("@")[2].rpartition("://")[2] for it in self.nodes)
         hosts = re.sub(r"/\d+(?=,|$)", "", hosts)
         return f"{self.scheme}://{login}{'@' if login else ''}{hosts}/{self.nodes[0].db}"
+
+
+def open_quorum(url: str, password: str | None = None) -> QuorumEngine:
+    """The engine of a URL; `password` replaces the one in it. Connects to nothing.
+
+    Raises ConfigError for a malformed URL, an even number of servers, an unknown option, or missing
+    drivers.
+    """
+    options = parse_quorum_url(url, password)
+    # The driver only now, and first: where it is missing, it says what to install.
+    from incumbent.stores.redis.driver import Site, target_of_options  # isort: skip
+    from incumbent.stores.quorum.engine import QuorumEngine
+
+    sites = [
+        Site(target_of_options(node), node.shown, node.restart_wait, node.allow_eviction)
+        for node in options.nodes
+    ]
+    return QuorumEngine(sites, options.shown, options.members, options.nodes[0].key)
 
 
 def parse_quorum_url(url: str, password: str | None = None) -> QuorumOptions:
@@ -73,9 +94,8 @@ def _without_members(query: str) -> tuple[str, str | None]:
             "option members is the name of the quorum: 1 to 63 characters of A-Z a-z 0-9 . _ -",
             name="members",
         )
-    return "&".join(it for it in parts if not it.startswith("members=")), named[
-        0
-    ] if named else None
+    rest = "&".join(part for part in parts if not part.startswith("members="))
+    return rest, named[0] if named else None
 
 
 def _check(nodes: tuple[RedisOptions, ...], hosts: str) -> None:

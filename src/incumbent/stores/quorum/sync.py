@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Coroutine, Hashable
-from typing import Any, Final, TypeVar
+from collections.abc import Hashable
+from typing import Final, TypeVar
 from weakref import WeakSet
 
 from incumbent.clock import now as _now
@@ -13,13 +13,14 @@ from incumbent.errors import StoreError
 from incumbent.model import Ask, GiveOutcome, Granted, Key, Released, TakeOutcome
 from incumbent.protocol.port import run
 from incumbent.stores.blocking import BlockingStore
+from incumbent.stores.plan import Plan
 from incumbent.stores.quorum.dialing import Dialer
-from incumbent.stores.quorum.group import Quorum, agreed_by_most
-from incumbent.stores.quorum.operations import Operations
-from incumbent.stores.quorum.panel import Node, Panel
-from incumbent.stores.quorum.rounds import Parting
+from incumbent.stores.quorum.give import Parting, give
+from incumbent.stores.quorum.nodes import Node, Panel, Quorum, agreed_by_most
+from incumbent.stores.quorum.operations import Operations, carry_out
 from incumbent.stores.quorum.seats import Ears
 from incumbent.stores.quorum.sync_panel import SyncPanel
+from incumbent.stores.quorum.take import is_decided, take
 from incumbent.stores.quorum.waiting import LinkEars
 from incumbent.stores.redis.errors import Mismatch, exchange_error
 from incumbent.stores.redis.readers import LockWakeup, Wakeup
@@ -47,8 +48,7 @@ class _Blocking(Operations):
         self.dialer = Dialer(quorum, nodes)
         self.idle: list[SyncPanel] = []
 
-    async def on_panel(self, operate: Callable[[Panel], Coroutine[Any, Any, T]], until: float) -> T:
-        """See Operations.on_panel."""
+    async def run(self, plan: Plan[Panel, T], until: float) -> T:
         idle = self.idle
         try:
             panel = idle.pop()
@@ -56,7 +56,7 @@ class _Blocking(Operations):
             panel = SyncPanel(self.dialer)
         try:
             panel.prepare(until)
-            outcome = await operate(panel)
+            outcome = await carry_out(plan.start(panel, until))
         except BaseException as error:
             self.settle(panel, idle, error)
             raise
@@ -85,7 +85,6 @@ class _Blocking(Operations):
             panel.close()
 
     def let_go(self) -> None:
-        """See Operations.let_go."""
         idle, self.idle = self.idle, []
         for panel in idle:
             panel.close()
@@ -99,15 +98,12 @@ class _Blocking(Operations):
         self.hub.abandon()
 
     def new_ears(self) -> Ears:
-        """See Host.new_ears."""
         return LinkEars(self.dialer)
 
     def new_bell(self) -> Wakeup:
-        """See Host.new_bell."""
         return LockWakeup()
 
     def me(self) -> Hashable:
-        """See Host.me."""
         return threading.get_ident()
 
 
@@ -121,10 +117,9 @@ class QuorumStore(BlockingStore[_Blocking]):
         _stores.add(self)
 
     def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
-        """See Store.take."""
-        quorum, rounds = self._quorum, self.operations.rounds
+        quorum = self._quorum
         # A claim whose votes are being taken back needs a ballot above those.
-        swift = ask.slot is None and not rounds.is_doubtful(key, claim)
+        swift = ask.slot is None and not quorum.is_doubtful(key, claim)
         idle = self.operations.idle
         panel = self._whole(quorum.dialect.wait_of(ask.ttl), until) if swift else None
         if panel is None:
@@ -134,13 +129,13 @@ class QuorumStore(BlockingStore[_Blocking]):
         vote = b"incumbent1 %b %d" % (claim.encode(), ballot)
         wanted = b"$%d\r\n%b\r\n" % (len(vote), vote)
         try:
-            heard = panel.ask_identical(
-                request, wanted, until, lambda it: rounds.is_decided(it, claim)
+            replies = panel.ask_identical(
+                request, wanted, until, lambda replies: is_decided(quorum, replies, claim)
             )
-            if heard is None:
+            if replies is None:
                 outcome: TakeOutcome = Granted(claim, ballot, ask.ttl, self._epoch)
             else:
-                outcome = run(rounds.take(panel, key, claim, ask, until, (ballot, heard)))
+                outcome = run(take(panel, key, claim, ask, until, (ballot, replies)))
                 panel.rested()
         except BaseException as error:
             self.operations.settle(panel, idle, error)
@@ -159,7 +154,6 @@ class QuorumStore(BlockingStore[_Blocking]):
         reserve_for: str | None = None,
         slot: str | None = None,
     ) -> GiveOutcome:
-        """See Store.give."""
         quorum, idle = self._quorum, self.operations.idle
         swift = token is not None and slot is None
         panel = self._whole(0.0, until) if swift else None
@@ -170,12 +164,12 @@ class QuorumStore(BlockingStore[_Blocking]):
         ended = quorum.clock.unix_us(panel.used)
         request = quorum.dialect.give(key, claim, token, closed_for, reserve_for, ended)
         try:
-            heard = panel.ask_identical(request, _GIVEN, until, agreed_by_most)
-            if heard is None:
+            replies = panel.ask_identical(request, _GIVEN, until, agreed_by_most)
+            if replies is None:
                 outcome: GiveOutcome = _RELEASED
             else:
                 parting = Parting(key, claim, token, closed_for, reserve_for)
-                outcome = run(self.operations.rounds.give(panel, parting, until, heard))
+                outcome = run(give(panel, parting, until, replies))
                 panel.rested()
         except BaseException as error:
             self.operations.settle(panel, idle, error)

@@ -17,10 +17,10 @@ import hiredis
 from incumbent.clock import now as _now
 from incumbent.model import Key
 from incumbent.stores.quorum.ballots import Silent
+from incumbent.stores.quorum.dialect import as_eval
 from incumbent.stores.quorum.dialing import Dialer
 from incumbent.stores.quorum.link import LAG_MOST, NOT_YET, Link
-from incumbent.stores.quorum.panel import NOT_ASKED, Enough, Heard
-from incumbent.stores.quorum.scripts import as_eval
+from incumbent.stores.quorum.nodes import NOT_ASKED, Enough, Panel, Reply
 from incumbent.stores.redis.errors import Broken, exchange_error
 from incumbent.stores.redis.resp import Step
 
@@ -34,13 +34,11 @@ _LITTLE: Final = 448
 _FAILURES: Final = (Broken, hiredis.ProtocolError)
 
 
-class SyncPanel:
+class SyncPanel(Panel):
     """See panel.Panel. One connection to each node, for one operation at a time."""
 
-    __slots__ = ("_dialer", "links", "oldest", "used", "whole")
-
     def __init__(self, dialer: Dialer) -> None:
-        self._dialer = dialer
+        self._dialer, self.quorum = dialer, dialer.quorum
         self.links: list[Link | None] = [None] * len(dialer.nodes)
         self.used = 0.0
         self.whole = False
@@ -99,10 +97,10 @@ class SyncPanel:
         owed = self._dialer.nodes[node].take_owed()
         if not owed:
             return
-        dialect = self._dialer.dialect
+        dialect = self.quorum.dialect
         # With the script, for nobody reads the answers: it may be one that was forgotten.
         payload = b"".join(
-            as_eval(dialect.revoke(key, claim, ballot)) for (key, claim), ballot in owed
+            as_eval(dialect.revoke(key, claim, ballot)) for key, claim, ballot in owed
         )
         try:
             link.post(payload, _now() + 0.05)
@@ -110,7 +108,7 @@ class SyncPanel:
             self._broken(node, error)
             return
         link.fall_behind(len(owed))
-        link.owed_undo += [(key, claim, ballot) for (key, claim), ballot in owed]
+        link.owed_undo += owed
 
     async def rest(self, seconds: float) -> None:
         """See Panel.rest."""
@@ -128,7 +126,7 @@ class SyncPanel:
 
     def ask_identical(
         self, request: bytes, wanted: bytes, until: float, enough: Enough
-    ) -> list[Heard] | None:
+    ) -> list[Reply] | None:
         """One request to all nodes of a whole panel: None if all answered nothing but `wanted`.
 
         Otherwise what `ask` would return.
@@ -161,12 +159,12 @@ class SyncPanel:
         at: int,
         sent: int,
         error: OSError | None,
-    ) -> list[Heard]:
+    ) -> list[Reply]:
         """Go on with `ask` where one node did not take all of the request at once."""
         self.whole = False
         step = Step(request, 1)
         steps: list[Step | None] = [step] * len(self.links)
-        heard: list[Heard | None] = [None] * len(steps)
+        heard: list[Reply | None] = [None] * len(steps)
         link: Any = self.links[at]
         try:
             link.push_on(request, sent, error, until)
@@ -185,11 +183,11 @@ class SyncPanel:
         enough: Enough,
         at: int,
         said: bytes | OSError,
-    ) -> list[Heard]:
+    ) -> list[Reply]:
         """Go on with `ask` after the first node (from the last) that said something else."""
         self.whole = False
         steps: list[Step | None] = [Step(request, 1)] * len(self.links)
-        heard: list[Heard | None] = [None] * len(steps)
+        heard: list[Reply | None] = [None] * len(steps)
         for node in range(at + 1, len(steps)):
             heard[node] = [_read(wanted)]
         late = -1
@@ -206,10 +204,10 @@ class SyncPanel:
 
     async def ask(
         self, steps: Sequence[Step | None], until: float, enough: Enough | None = None
-    ) -> list[Heard]:
+    ) -> list[Reply]:
         """See Panel.ask."""
         self.used = _now()
-        heard: list[Heard | None] = [
+        heard: list[Reply | None] = [
             self._post(node, step, until) for node, step in enumerate(steps)
         ]
         self._hear_all(heard, steps, until, enough)
@@ -229,7 +227,7 @@ class SyncPanel:
 
     def _hear_all(
         self,
-        heard: list[Heard | None],
+        heard: list[Reply | None],
         steps: Sequence[Step | None],
         until: float,
         enough: Enough | None,
@@ -247,7 +245,7 @@ class SyncPanel:
             for node in self._ready([n for n, it in enumerate(heard) if it is None], left):
                 heard[node] = self._hear(node, steps[node], until)
 
-    def _hear(self, node: int, step: Step | None, until: float) -> Heard | None:
+    def _hear(self, node: int, step: Step | None, until: float) -> Reply | None:
         link = self.links[node]
         if link is None or step is None:
             return NOT_ASKED
@@ -269,7 +267,7 @@ class SyncPanel:
         # TLS may have read more than it gave: after a while everybody is heard anyway.
         return [by_fd[fd] for fd, _ in found] or list(nodes)
 
-    def _all(self, heard: Sequence[Heard | None], steps: Sequence[Step | None]) -> list[Heard]:
+    def _all(self, heard: Sequence[Reply | None], steps: Sequence[Step | None]) -> list[Reply]:
         return [
             self._late(node, steps[node]) if it is None else it for node, it in enumerate(heard)
         ]

@@ -10,8 +10,7 @@ from incumbent.durations import say_seconds
 from incumbent.errors import StoreError
 from incumbent.protocol.port import run
 from incumbent.stores.quorum.dialect import MARKER
-from incumbent.stores.quorum.group import Quorum, strangers
-from incumbent.stores.quorum.panel import Node
+from incumbent.stores.quorum.nodes import Node, Quorum, strangers
 from incumbent.stores.redis.dial import dial
 from incumbent.stores.redis.doctor import diagnosis
 from incumbent.stores.redis.exchange import carry_out

@@ -1,0 +1,327 @@
+"""What people read of a name: the nodes' records laid over each other. Pure but for the asking.
+
+Shown is what a majority of the nodes that answered says; where two say different things, the record
+says nothing, and its `nodes` say what each has.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+from urllib.parse import unquote
+
+from incumbent.clock import now as _now
+from incumbent.durations import say_seconds
+from incumbent.errors import StoreError, StoreUnavailable
+from incumbent.model import Candidate, Field, Holding, Key, Past, Record
+from incumbent.stores.notices import RESIGN
+from incumbent.stores.quorum.ballots import Answer, Silent, majority_of
+from incumbent.stores.quorum.changes import FORGOTTEN, NEVER, settle
+from incumbent.stores.quorum.dialect import mark_of_value
+from incumbent.stores.quorum.nodes import (
+    NOT_ASKED,
+    Panel,
+    Quorum,
+    Reply,
+    answered_by_most,
+    no_majority,
+    silent_of,
+)
+from incumbent.stores.quorum.slots import slots_of
+from incumbent.stores.redis.records import pairs, record_of
+from incumbent.stores.redis.resp import Step, pack
+
+__all__ = ["is_unchanged", "pasts_of", "read", "scan"]
+
+_HISTORY_KEPT: Final = 20
+_CANDIDATES_KEPT: Final = 100
+_SCANNED: Final = 500
+_READ_AT_ONCE: Final = 100
+_ANSWERS: Final = 8
+_LAST: Final = 33
+"""Where the last holdings begin in the value of the floor."""
+_LOOK_AGAIN: Final = 0.01
+"""Seconds before the second look where the nodes are not of one mind, doubled each time."""
+_LOOK_MOST: Final = 0.1
+
+
+async def read(panel: Panel, key: Key, until: float) -> Record:
+    """See Store.read. Raises StoreUnavailable where somebody may hold it or not, or where nobody
+    knows whether a change of a field was made."""
+    quorum = panel.quorum
+    ((record, agree),) = await _read_all(panel, [key], until)
+    pause = _LOOK_AGAIN
+    while record.undecided and await _may_look_again(panel, pause, until):
+        pause *= 2
+        ((record, agree),) = await _read_all(panel, [key], until)
+    if agree < len(quorum.names):
+        try:
+            # A record is shown when a majority has the newest fields.
+            await settle(panel, key, until)
+            ((record, _),) = await _read_all(panel, [key], until)
+        except StoreError as error:
+            if agree < quorum.need:
+                raise StoreUnavailable(
+                    f"nobody knows the last change of {key.name}: {error}",
+                    retry_after=error.retry_after,
+                ) from error
+    if record.undecided:
+        raise StoreUnavailable(
+            f"no majority of {quorum.where} ({quorum.need} of {len(quorum.names)} needed) says the"
+            f" same of {key.name}: {'; '.join(record.nodes)}"
+        )
+    return record
+
+
+async def _may_look_again(panel: Panel, pause: float, until: float) -> bool:
+    """In a moment those that vote just now agree, and more of them are connected."""
+    if pause >= _LOOK_MOST or _now() + pause >= until:
+        return False
+    await panel.rest(pause)
+    await panel.open(until)
+    return True
+
+
+async def is_unchanged(panel: Panel, key: Key, seen: str, until: float) -> bool:
+    """Whether what `Refused.seen` speaks of is still so on a majority; then its end is told."""
+    need, mark = panel.quorum.need, seen.rpartition(" ")[2] or "-"
+    request = panel.quorum.dialect.look(key, seen)
+    pause = _LOOK_AGAIN
+    while True:
+        replies = await panel.ask_all(request, until, answered_by_most)
+        values = [reply[0] for reply in replies if not isinstance(reply, Silent)]
+        same = sum(
+            mark_of_value(raw) == mark for raw in values if raw is None or isinstance(raw, bytes)
+        )
+        known = same >= need or same + len(replies) - len(values) < need
+        if known or not await _may_look_again(panel, pause, until):
+            return same >= need
+        pause *= 2
+
+
+async def scan(panel: Panel, namespace: str, prefix: str, until: float) -> tuple[Record, ...]:
+    """See Store.scan."""
+    keys: set[Key] = set()
+    for pattern in panel.quorum.dialect.naming.patterns(namespace, prefix):
+        keys |= await _scan_keys(panel, pattern, namespace, prefix, until)
+    found: list[tuple[Record, int]] = []
+    ordered = sorted(keys)
+    for start in range(0, len(ordered), _READ_AT_ONCE):
+        found += await _read_all(panel, ordered[start : start + _READ_AT_ONCE], until)
+    # A name of which only a floor is left, or a vote that won nothing, is none.
+    return tuple(record for record, _ in found if record != Record(record.key))
+
+
+async def _scan_keys(
+    panel: Panel, pattern: str, namespace: str, prefix: str, until: float
+) -> set[Key]:
+    """All nodes are scanned in step, until each has come round."""
+    quorum = panel.quorum
+    cursors: dict[int, bytes] = dict.fromkeys(range(len(quorum.names)), b"0")
+    keys: set[Key] = set()
+    failed: list[Answer] = []
+    while cursors:
+        steps: list[Step | None] = [None] * len(quorum.names)
+        for node, cursor in cursors.items():
+            steps[node] = Step(pack("SCAN", cursor, "MATCH", pattern, "COUNT", _SCANNED), 1)
+        replies = await panel.ask(steps, until)
+        for node in list(cursors):
+            reply = replies[node]
+            if isinstance(reply, Silent) or not isinstance(reply[0], list):
+                failed.append(silent_of(reply, quorum.names[node]))
+                del cursors[node]
+                continue
+            cursors[node], names = reply[0]
+            if cursors[node] == b"0":
+                del cursors[node]
+            keys |= set(_keys_of(quorum, names, namespace, prefix))
+    if len(failed) > len(quorum.names) - quorum.need:
+        raise no_majority(quorum, failed, perhaps=False)
+    return keys
+
+
+def _keys_of(quorum: Quorum, names: Sequence[bytes], namespace: str, prefix: str) -> Iterable[Key]:
+    for name in names:
+        key = quorum.dialect.naming.key_of(name.decode("utf-8", "replace"), namespace)
+        if key is not None and key[0] == namespace and key.name.startswith(prefix):
+            yield key
+
+
+async def _read_all(panel: Panel, keys: Sequence[Key], until: float) -> list[tuple[Record, int]]:
+    """The records, and how many nodes have the newest fields of each."""
+    quorum = panel.quorum
+    one = [quorum.dialect.record(key) for key in keys]
+    step = Step(b"".join(it.payload for it in one), sum(it.answers for it in one))
+    replies = await panel.ask([step] * len(quorum.names), until)
+    if not answered_by_most(replies):
+        silent: list[Answer] = [
+            silent_of(reply, name)
+            if isinstance(reply, Silent) or isinstance(reply[0], Exception)
+            else NOT_ASKED
+            for reply, name in zip(replies, quorum.names, strict=True)
+        ]
+        raise no_majority(quorum, silent, perhaps=False)
+    return [_overlay(quorum, key, at, replies) for at, key in enumerate(keys)]
+
+
+class _View:
+    """One node's record of one key."""
+
+    def __init__(self, quorum: Quorum, key: Key, replies: Sequence[Any]) -> None:
+        time, raw, left, beside, standing, floor, past, self.marker = replies
+        for reply in (time, raw, beside, floor):
+            if isinstance(reply, Exception):
+                raise ValueError(str(reply))
+        now = int(time[0]) + int(time[1]) / 1e6
+        self.raw: bytes | None = raw
+        entries = pairs(beside)
+        unsaid = FORGOTTEN if quorum.dialect.was_blank(self.marker) else NEVER
+        self.state = int(entries[b"s"].split()[0]) if b"s" in entries else unsaid
+        """Of fields and slots: see changes."""
+        self.past = pasts_of(floor, past if isinstance(past, bytes) else None)
+        slots = slots_of(entries, quorum.clock.unix_us(_now()))
+        self.record = record_of(key, raw, left, entries, slots, standing, now)
+
+    @property
+    def mark(self) -> str:
+        return mark_of_value(self.raw)
+
+
+def pasts_of(floor: bytes | None, past: bytes | None) -> list[Past]:
+    """One node's holdings, oldest first; the last few are kept with the floor: see take.lua."""
+    found = {}
+    for line in (b"%b\n%b" % (past or b"", (floor or b"")[_LAST:])).split(b"\n"):
+        token, _, rest = line.partition(b" ")
+        holder, _, ended = rest.partition(b" ")
+        # What is not ours is left out: this is for people, who are better off with the rest.
+        if token.isdigit() and (ended.isdigit() or not ended):
+            started, end = int(token) / 1e6, int(ended) / 1e6 if ended else None
+            name = unquote(holder.decode("utf-8", "replace"))
+            found[int(token)] = Past(name, int(token), started, end)
+    return list(found.values())
+
+
+def _overlay(quorum: Quorum, key: Key, at: int, replies: Sequence[Reply]) -> tuple[Record, int]:
+    views: list[_View] = []
+    nodes: list[str] = []
+    for name, reply in zip(quorum.names, replies, strict=True):
+        if isinstance(reply, Silent):
+            nodes.append(f"{name}: {reply.why}")
+            continue
+        try:
+            view = _View(quorum, key, reply[_ANSWERS * at : _ANSWERS * (at + 1)])
+        except ValueError as error:
+            nodes.append(f"{name}: {error}")
+            continue
+        views.append(view)
+        nodes.append(f"{name}: {_state(view.record)}")
+    if len(views) < quorum.need:
+        raise StoreUnavailable(
+            f"no majority of {quorum.where} ({quorum.need} of {len(quorum.names)} needed) can be"
+            f" read: {'; '.join(nodes)}"
+        )
+    return _merged(key, views, quorum.need, tuple(nodes)), _agree(quorum, views)
+
+
+def _agree(quorum: Quorum, views: Sequence[_View]) -> int:
+    """How many nodes have the newest fields; all of them where there is nothing to settle."""
+    if all(view.marker is None for view in views):
+        # A new quorum.
+        return len(quorum.names)
+    newest = max(view.state for view in views)
+    agree = sum(view.state == newest != FORGOTTEN for view in views)
+    if newest <= NEVER and len(views) == len(quorum.names):
+        # Nobody has any. Once that is settled, a majority knows it without those that were blank.
+        return max(agree, quorum.need)
+    return len(quorum.names) if agree == len(views) else agree
+
+
+def _state(record: Record) -> str:
+    if record.holdings:
+        holding = record.holdings[0]
+        left = "" if holding.remaining is None else f", ttl {say_seconds(holding.remaining)} left"
+        return f"{holding.holder} ({holding.token}){left}"
+    return f"closed for another {say_seconds(record.closed_for)}" if record.closed_for else "free"
+
+
+def _merged(key: Key, views: Sequence[_View], need: int, nodes: tuple[str, ...]) -> Record:
+    most = majority_of(len(views))
+    agreed = _agreed(views, need)
+    shown = max(agreed, key=lambda view: _left(view.record)).record if agreed else Record(key)
+    newest = max(views, key=lambda view: view.state).record
+    # The nodes that say nothing may make a majority with those that say the same.
+    votes = Counter(view.mark for view in views if view.raw)
+    may_be_held = max(votes.values(), default=0) + len(nodes) - len(views) >= need
+    return Record(
+        key,
+        _holdings(agreed, shown, need),
+        shown.closed_for,
+        _present(newest.fields, shown),
+        newest.slots,
+        _history([view.past for view in views], most),
+        _candidates([view.record for view in views], most),
+        f"lease {agreed[0].mark}" if agreed and agreed[0].raw else "",
+        shown.reserved_for,
+        nodes,
+        undecided=not agreed and may_be_held,
+    )
+
+
+def _agreed(views: Sequence[_View], need: int) -> list[_View]:
+    """The nodes that say the same, if they are a majority."""
+    groups: dict[str, list[_View]] = {}
+    for view in views:
+        groups.setdefault(view.mark, []).append(view)
+    return next((group for group in groups.values() if len(group) >= need), [])
+
+
+def _left(record: Record) -> float:
+    if record.holdings:
+        return record.holdings[0].remaining or 0.0
+    return record.closed_for
+
+
+def _holdings(agreed: Sequence[_View], shown: Record, need: int) -> tuple[Holding, ...]:
+    """Held for as long as a majority says so."""
+    if not shown.holdings:
+        return ()
+    ordered = sorted(agreed, key=lambda view: -_left(view.record))
+    return (ordered[need - 1].record.holdings[0],)
+
+
+def _present(fields: Mapping[str, Field], shown: Record) -> dict[str, Field]:
+    """Without a request to resign that was meant for an earlier holder."""
+    token = max((holding.token for holding in shown.holdings), default=0)
+    return {
+        name: field for name, field in fields.items() if name != RESIGN or field.version > token
+    }
+
+
+def _history(views: Sequence[Sequence[Past]], most: int) -> tuple[Past, ...]:
+    """Holdings that a majority has seen: no vote that won nothing."""
+    ends: dict[int, list[Past]] = {}
+    for pasts in views:
+        for past in pasts:
+            ends.setdefault(past.token, []).append(past)
+    found = [
+        max(same, key=lambda past: (past.ended is not None, past.ended or 0.0))
+        for _, same in sorted(ends.items())
+        if len(same) >= most
+    ]
+    return tuple(found[-_HISTORY_KEPT:])
+
+
+def _candidates(records: Sequence[Record], most: int) -> tuple[Candidate, ...]:
+    """Those that a majority knows, for as long as the node says that knows them longest."""
+    known: dict[str, list[Candidate]] = {}
+    for record in records:
+        for candidate in record.candidates:
+            known.setdefault(candidate.holder, []).append(candidate)
+    found = [
+        max(same, key=lambda candidate: candidate.remaining)
+        for same in known.values()
+        if len(same) >= most
+    ]
+    last = sorted(found, key=lambda candidate: candidate.remaining)[-_CANDIDATES_KEPT:]
+    return tuple(sorted(last, key=lambda candidate: candidate.holder))

@@ -1,0 +1,313 @@
+"""Taking a lease, and the slot that it asks for.
+
+Every take is settled before it returns: it is a majority's grant, or a majority's no, or nothing of
+it is left at any node that answers, or the caller is told that the outcome is unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from random import random
+from typing import Final
+
+from incumbent.clock import now as _now
+from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
+from incumbent.model import Ask, Granted, Key, Refused, Slot, TakeOutcome
+from incumbent.stores.quorum import ballots
+from incumbent.stores.quorum.ballots import Answer, No, Silent, Vote, decide
+from incumbent.stores.quorum.changes import found, is_paused
+from incumbent.stores.quorum.give import Parting, give
+from incumbent.stores.quorum.nodes import (
+    Panel,
+    Quorum,
+    Reply,
+    answered_by_most,
+    no_majority,
+    silent_of,
+    strangers,
+)
+from incumbent.stores.quorum.slots import refused_slot, use_slot
+from incumbent.stores.redis.resp import Step
+
+__all__ = ["is_decided", "take"]
+
+_TURNS: Final = 10
+"""Rounds of one take before those who split the vote are called the holders."""
+_BACK_OFF: Final = 0.001
+_BACK_OFF_MOST: Final = 0.03
+_TAKE_BACK_WITHIN: Final = 0.05
+"""Seconds for taking back what was asked for when the time of the take itself is over."""
+
+
+async def take(
+    panel: Panel,
+    key: Key,
+    claim: str,
+    ask: Ask,
+    until: float,
+    first: tuple[int, list[Reply]] | None = None,
+) -> TakeOutcome:
+    """See Store.take. `first`: the ballot and the replies of a round that was made already."""
+    if ask.slot is None:
+        return await _Take(panel, key, claim, ask, until).run(first)
+    return await _take_with_slot(panel, key, claim, ask, ask.slot, until)
+
+
+async def _take_with_slot(
+    panel: Panel, key: Key, claim: str, ask: Ask, slot: Slot, until: float
+) -> TakeOutcome:
+    """The lease, and then the slot under its protection; without the slot it is given back."""
+    quorum = panel.quorum
+    refused = await refused_slot(panel, key, claim, slot, until)
+    if refused is not None:
+        if ask.candidacy > 0:
+            step = quorum.dialect.stand_by(key, ask, quorum.clock.unix_us(_now()))
+            await panel.ask([step] * len(quorum.names), until, answered_by_most)
+        return refused
+    outcome = await _Take(panel, key, claim, ask, until).run()
+    if not isinstance(outcome, Granted):
+        return outcome
+    try:
+        used = await use_slot(panel, key, outcome, ask, slot, until)
+    except StoreError:
+        await _hand_back(panel, key, outcome, until)
+        raise
+    if used is True:
+        return outcome
+    given = await _hand_back(panel, key, outcome, until)
+    if isinstance(used, Refused) and given:
+        return used
+    raise OutcomeUnknown(f"{quorum.where}: the lease ended before slot {slot.name} was used")
+
+
+async def _hand_back(panel: Panel, key: Key, grant: Granted, until: float) -> bool:
+    """Nothing ran under it. What cannot be told now is owed, or ends with its ttl."""
+    by = max(until, _now() + _TAKE_BACK_WITHIN)
+    try:
+        await give(panel, Parting(key, grant.claim, grant.token), by)
+    except StoreError:
+        return False
+    return True
+
+
+def is_decided(quorum: Quorum, replies: Sequence[Reply | None], claim: str) -> bool:
+    """Whether the replies that are there suffice, in a first round."""
+    return ballots.is_decided(
+        [
+            None if reply is None else _read_vote(quorum, node, reply, claim, 0)
+            for node, reply in enumerate(replies)
+        ]
+    )
+
+
+def _read_vote(quorum: Quorum, node: int, reply: Reply, claim: str, ballot: int) -> Answer:
+    if isinstance(reply, Silent):
+        return reply
+    answer = quorum.dialect.read_vote(reply[0], claim, quorum.names[node])
+    if not isinstance(answer, No) or not answer.now:
+        return answer
+    quorum.clock.learn(node, answer.now, _now())
+    # When the node would vote, where that is a matter of the clocks.
+    if answer.kind == "high":
+        return answer._replace(left=(ballot - ballots.AHEAD_MOST_US - answer.now) / 1e6)
+    early = answer.floor - quorum.clock.highest_admitted(_now())
+    if answer.kind == "low" and early > 0:
+        return answer._replace(kind="ahead", left=early / 1e6)
+    return answer
+
+
+class _Take:
+    """A take without regard to a slot: what it wants, and what it has learnt."""
+
+    def __init__(self, panel: Panel, key: Key, claim: str, ask: Ask, until: float) -> None:
+        self.panel, self.quorum = panel, panel.quorum
+        self.key, self.claim, self.ask, self.until = key, claim, ask, until
+        self.above, self.raising = self.gone, self.gone > 0
+        self.ballot = 0
+        self.answers: list[Answer] = []
+        self.took = 0.0
+        """Seconds of the last round."""
+        self.last = False
+        """No other round follows."""
+
+    @property
+    def gone(self) -> int:
+        """Votes up to this ballot were taken back."""
+        return self.quorum.taken_back.get((self.key, self.claim), 0)
+
+    async def run(self, first: tuple[int, list[Reply]] | None = None) -> TakeOutcome:
+        quorum, panel = self.quorum, self.panel
+        if (self.key, self.claim) in quorum.given_up:
+            name = self.key.name
+            raise StoreUnavailable(f"this claim of {name} was given up and is not asked again")
+        await found(panel, self.until)
+        if first is None and not quorum.clock.knows():
+            nothing = await panel.ask([None] * len(quorum.names), self.until)
+            raise no_majority(quorum, [silent_of(it, "") for it in nothing], perhaps=False)
+        for count in range(_TURNS):
+            if count or first is None:
+                await self._ask_for_votes()
+            else:
+                self.ballot, replies = first
+                self.answers = [self._read(node, reply) for node, reply in enumerate(replies)]
+            outcome = await self._settle(count)
+            if outcome is not None:
+                return outcome
+        raise AssertionError("the last turn settles it")
+
+    def _read(self, node: int, reply: Reply) -> Answer:
+        return _read_vote(self.quorum, node, reply, self.claim, self.ballot)
+
+    async def _ask_for_votes(self) -> None:
+        quorum, ask, now = self.quorum, self.ask, _now()
+        self.ballot = quorum.clock.propose(now, self.above)
+        request = quorum.dialect.take(self.key, self.claim, ask, self.ballot, raising=self.raising)
+        wait, step = quorum.dialect.wait_of(ask.ttl), Step(request, 1)
+        young = {
+            node: No("young", left=born + wait - now)
+            for node, born in enumerate(self.panel.born)
+            if born is not None and born + wait > now
+        }
+
+        def enough(replies: Sequence[Reply | None]) -> bool:
+            return ballots.is_decided(
+                [
+                    young.get(node, None if reply is None else self._read(node, reply))
+                    for node, reply in enumerate(replies)
+                ]
+            )
+
+        steps = [None if node in young else step for node in range(len(quorum.names))]
+        replies = await self.panel.ask(steps, self.until, enough)
+        self.took = _now() - now
+        self.answers = [
+            young.get(node) or self._read(node, reply) for node, reply in enumerate(replies)
+        ]
+
+    async def _settle(self, count: int) -> TakeOutcome | None:
+        """The outcome, or None after which another turn is worth it."""
+        verdict = decide(self.answers)
+        if isinstance(verdict, ballots.Won) and verdict.token <= self.gone:
+            verdict = ballots.Raise(self.gone)
+        self.last = count == _TURNS - 1 or _now() >= self.until
+        match verdict:
+            case ballots.Won():
+                return await self._won(verdict)
+            case ballots.Raise(above) if not self.last:
+                self._raise(min(above, self.gone))
+                return None
+            case ballots.Lost(no):
+                await self._take_back()
+                if no.kind == "paused" and any(isinstance(it, Vote) for it in self.answers):
+                    # One that missed it is told, before those that know it fail.
+                    with suppress(StoreError):
+                        await self._is_paused()
+                return self.quorum.dialect.refusal(no)
+            case ballots.Split():
+                return await self._split(count, verdict)
+            case ballots.Strangers(node, marker):
+                await self._take_back()
+                raise strangers(self.quorum, node, marker)
+            case ballots.Undecided(perhaps=False, clocks_in=float(wait)) if not self.last:
+                await self._outwait(verdict, wait)
+            case _:
+                await self._give_up(verdict)
+        return None
+
+    async def _won(self, won: ballots.Won) -> TakeOutcome:
+        if won.but_paused and await self._is_paused():
+            await self._take_back()
+            nos = (answer for answer in self.answers if isinstance(answer, No))
+            paused = next(no for no in nos if no.kind == "paused")
+            return Refused("paused", seen=self.quorum.dialect.refusal(paused).seen)
+        self.quorum.taken_back.pop((self.key, self.claim), None)
+        left = self.ask.ttl if won.left is None else won.left
+        return Granted(self.claim, won.token, left, self.quorum.epoch)
+
+    async def _is_paused(self) -> bool:
+        """Whether that is the last word; those that missed it know it from now on."""
+        return await is_paused(self.panel, self.key, self.until)
+
+    def _raise(self, least: int = 0) -> None:
+        """Ask for a ballot above all that was seen; what most would refuse is not followed."""
+        limit = self.quorum.clock.highest_admitted(_now())
+        seen = max((ballot for ballot in map(_seen, self.answers) if ballot <= limit), default=0)
+        self.above, self.raising = max(seen, least), True
+
+    async def _outwait(self, verdict: ballots.Verdict, wait: float) -> None:
+        """What the clocks forbid is allowed soon: nobody has to be told of a moment."""
+        pause = wait + _BACK_OFF
+        fits = _now() + pause + self.took < self.until
+        if not fits or not await self._take_back():
+            await self._give_up(verdict)
+        await self.panel.rest(pause)
+        await self.panel.open(self.until)
+        self._raise()
+
+    async def _split(self, count: int, split: ballots.Split) -> TakeOutcome | None:
+        """One of those who split the vote goes on; the others take theirs back and wait."""
+        self._raise()
+        # As long as a round takes: who comes back sooner meets the same others again.
+        pause = max(min(_BACK_OFF_MOST, _BACK_OFF * 2.0**count), self.took) * (0.5 + random())
+        # A round that nobody could wait for would leave votes behind, and a doubt.
+        last = self.last or _now() + pause + self.took >= self.until
+        if split.no.kind == "paused" and not last:
+            # If that is the last word, all who missed it say so from now on.
+            await self._is_paused()
+        if last or not split.first or count >= _TURNS // 2:
+            confirmed = await self._take_back()
+            if last and not (confirmed and split.refused):
+                # A minority that has it for another is no word of the quorum.
+                raise no_majority(self.quorum, self.answers, perhaps=not confirmed)
+            if last:
+                return self.quorum.dialect.refusal(split.no)
+        await self.panel.rest(pause)
+        # Perhaps one that was still being connected knows who has it.
+        await self.panel.open(self.until)
+        return None
+
+    async def _give_up(self, verdict: ballots.Verdict) -> None:
+        """Too few nodes say anything."""
+        undecided = verdict if isinstance(verdict, ballots.Undecided) else None
+        perhaps = undecided is not None and undecided.perhaps
+        if not perhaps:
+            perhaps = not await self._take_back()
+        after = undecided.votes_in if undecided else None
+        raise no_majority(self.quorum, self.answers, perhaps=perhaps, retry_after=after)
+
+    async def _take_back(self) -> bool:
+        """Take back all votes, also those whose reply was lost; True if all of them are gone."""
+        concerned = [_may_hold(answer) for answer in self.answers]
+        if not any(concerned):
+            return True
+        key, claim, quorum = self.key, self.claim, self.quorum
+        voted = {at: vote.ballot for at, vote in enumerate(self.answers) if isinstance(vote, Vote)}
+        ballot = max(self.ballot, *voted.values(), 0)
+        quorum.remember(quorum.taken_back, key, claim, ballot)
+        step = Step(quorum.dialect.revoke(key, claim, ballot), 1)
+
+        def enough(replies: Sequence[Reply | None]) -> bool:
+            return all(replies[node] is not None for node in voted)
+
+        by = max(self.until, _now() + _TAKE_BACK_WITHIN)
+        replies = await self.panel.ask([step if it else None for it in concerned], by, enough)
+        confirmed = True
+        for node, reply in enumerate(replies):
+            if concerned[node] and (isinstance(reply, Silent) or type(reply[0]) is not int):
+                self.panel.owe(node, key, claim, ballot)
+                confirmed = False
+        return confirmed
+
+
+def _may_hold(answer: Answer) -> bool:
+    if isinstance(answer, No):
+        # It did not raise an earlier vote of this claim, and has that still.
+        return answer.kind in ("low", "high", "ahead") and bool(answer.raw)
+    return isinstance(answer, Vote) or answer.sent
+
+
+def _seen(answer: Answer) -> int:
+    if isinstance(answer, No):
+        return answer.floor
+    return answer.ballot if isinstance(answer, Vote) else 0
