@@ -373,9 +373,7 @@ def test_a_take_by_a_connection_that_missed_a_promotion_has_a_token_of_after_it(
     how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As if it had looked a moment ago.
-    monkeypatch.setattr(
-        f"incumbent.stores.redis.{'sync' if how == 'sync' else 'aio'}.LOOK_EVERY", 60
-    )
+    monkeypatch.setattr("incumbent.stores.redis.dialect.LOOK_EVERY", 60)
     with (
         RedisServer(REPLICA) as master,
         RedisServer(REPLICA) as other,

@@ -56,7 +56,7 @@ def test_an_interrupted_exchange_closes_its_connection(here: Party, proxy: Fault
     finally:
         signal.signal(signal.SIGALRM, before)
     proxy.heal()
-    assert here.store._exchange.idle == []
+    assert here.store.operations.idle == []
     eventually(lambda: proxy.live == 0)
     assert here.refused().holders[0].claim == here.claim
 

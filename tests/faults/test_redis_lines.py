@@ -130,7 +130,7 @@ def sleeps(lock: Lock) -> bool:
     """Whether somebody in this process waits, and will not ask once more before it is told."""
     store = lock._link.store
     assert isinstance(store, RedisStore)
-    hub = store._exchange.hub
+    hub = store.operations.hub
     since = hub._seat.subscription.since if hub._seat.subscription else inf
     return any(it.listens and it.place and it.place.at > since for it in list(hub._waiters))
 
@@ -649,7 +649,7 @@ def test_a_lost_subscription_is_counted_said_and_replaced(
         eventually(lambda: line(raw, name) == 1)
         store = lock._link.store
         assert isinstance(store, RedisStore)
-        hub = store._exchange.hub
+        hub = store.operations.hub
         eventually(lambda: hub._seat.subscription is not None)
         before = subscription_losses()
         raw.client_kill_filter(_type="pubsub")

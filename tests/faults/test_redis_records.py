@@ -26,7 +26,8 @@ from incumbent.model import (
     Slot,
     Stale,
 )
-from incumbent.protocol.port import run
+from incumbent.stores.plan import Plan
+from incumbent.stores.redis.dialect import Server, give_back
 from tests.faults.redis_world import ASK, Party, new_claim, party, soon
 from tests.support.servers import RedisServer
 from tests.support.waiting import eventually
@@ -233,8 +234,10 @@ def test_who_looks_on_hears_of_a_grant_that_is_given_back(here: Party, raw: redi
     with raw.pubsub() as heard:  # type: ignore[no-untyped-call]
         heard.subscribe(channel)
         assert heard.get_message(timeout=2)["type"] == "subscribe"
-        exchange = here.store._exchange
-        run(exchange.run(exchange.dialect.give_back(here.key, granted, ASK), soon()))
+        undo: Plan[Server, None] = Plan(
+            "give", lambda server, _: give_back(server.commands, here.key, granted, ASK)
+        )
+        here.store.run(undo, soon())
         # As after a release: an empty message tells of a reservation or a field.
         assert heard.get_message(timeout=2)["data"] == b"given"
 

@@ -52,7 +52,7 @@ def test_many_threads_share_an_engine_and_one_lease_has_one_holder(here: Party) 
         grants = sum(pool.map(compete, range(12)))
     assert grants > 0
     assert most == 1
-    assert len(here.store._exchange.idle) <= 12
+    assert len(here.store.operations.idle) <= 12
 
 
 def test_many_tasks_of_a_loop_get_their_own_answers(here: Party) -> None:
@@ -133,10 +133,10 @@ def test_an_engine_that_is_dropped_closes_its_connections(redis_server: RedisSer
 def test_a_forks_child_shares_no_connection_with_its_parent(redis_server: RedisServer) -> None:
     with FaultProxy(redis_server.port) as proxy, party(proxy.url) as one:
         granted = one.take()
-        (wire,) = one.store._exchange.idle
+        (wire,) = one.store.operations.idle
 
         def child() -> int:
-            closed = wire._sock.fileno() == -1 and one.store._exchange.idle == []
+            closed = wire._sock.fileno() == -1 and one.store.operations.idle == []
             outcome = one.store.take(one.key, new_claim(), ASK, soon())
             return 0 if closed and isinstance(outcome, Refused) else 2
 

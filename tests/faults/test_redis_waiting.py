@@ -218,7 +218,7 @@ def test_a_signal_ends_a_wait_at_once_and_keeps_nothing(here: Party) -> None:
     finally:
         signal.signal(signal.SIGALRM, before)
     assert took(began) < 1.0
-    hub = here.store._exchange.hub
+    hub = here.store.operations.hub
     assert not hub._waiters
     # A message may have been half read.
     assert hub._seat.subscription is None

@@ -156,7 +156,7 @@ def test_a_signal_handler_has_a_connection_of_its_own(
 def test_a_connection_shared_with_a_signal_handler_is_caught(
     redis_store: Any, proxy: FaultProxy
 ) -> None:
-    redis_store._exchange.idle = _SharedByAll()
+    redis_store.operations.idle = _SharedByAll()
     by_main, by_handler = answers_with_a_handler_in_between(redis_store, proxy)
     assert not (isinstance(by_main, Granted) and isinstance(by_handler, Refused))
     # The echo of the claim: not even then does anybody believe a lease that is not his.

@@ -8,23 +8,20 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Hashable
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from incumbent import clock
 from incumbent.errors import StoreUnavailable
-from incumbent.model import Ask, GiveOutcome, Key, Queued, TakeOutcome
 from incumbent.stores.loops import LoopEnd
 from incumbent.stores.plan import Plan
 from incumbent.stores.redis.aiodial import dial
 from incumbent.stores.redis.aiowire import AsyncWire
 from incumbent.stores.redis.commands import Commands
-from incumbent.stores.redis.dialect import Server, TakePlan, give_plan, is_forgotten, too_early
+from incumbent.stores.redis.dialect import Server, too_early
 from incumbent.stores.redis.driver import Site
 from incumbent.stores.redis.errors import Broken, Demoted, Outdated
-from incumbent.stores.redis.exchange import UNUSABLE, Exchange
-from incumbent.stores.redis.incarnation import LOOK_EVERY
+from incumbent.stores.redis.exchange import UNUSABLE, Exchange, carry_out
 from incumbent.stores.redis.readers import Wakeup
-from incumbent.stores.redis.resp import as_eval
 from incumbent.stores.redis.subscription import Subscriber
 
 __all__ = ["AsyncRedisStore", "LoopWakeup"]
@@ -77,83 +74,21 @@ class AsyncRedisStore(Exchange[AsyncWire]):
     # -- the hot path -------------------------------------------------------------------------
 
     async def run(self, plan: Plan[Server, T], until: float) -> T:
-        if isinstance(plan, TakePlan) and plan.short:
-            return cast("T", await self.take(plan.keys[0], plan.claim, plan.ask, until))
-        return await super().run(plan, until)
-
-    async def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
-        """See Store.take. What the hub has heard counts as in `Exchange.run`, written out."""
-        hub = self.hub
-        if hub.waits_on and (refusal := hub.answer(claim, ask)) is not None:
-            return refusal
+        """As Exchange.run, by fewer coroutines where the connection was just looked at."""
+        wire = self._shared
+        if wire is None or wire.is_stale(trust=True) or plan.ttl > wire.serves or self.hub.waits_on:
+            return await super().run(plan, until)
         sent = _now()
-        outcome = await self._take(key, claim, ask, sent, until)
-        if hub.asked or type(outcome) is Queued:
-            hub.learn(claim, sent, outcome)
-        return outcome
-
-    async def give(
-        self,
-        key: Key,
-        claim: str,
-        token: int | None,
-        until: float,
-        *,
-        closed_for: float = 0.0,
-        reserve_for: str | None = None,
-        slot: str | None = None,
-    ) -> GiveOutcome:
-        commands, wire = self.commands, self._shared
-        request = commands.give(key, claim, token, closed_for, slot, reserve_for)
-        if wire is None or wire.is_stale(trust=True):
-            return await self.carry(give_plan(lambda _: request, key), until)
         try:
-            reply = await wire.ask(request, until)
-            if is_forgotten(reply):
-                reply = await wire.ask(as_eval(request), until)
-            return commands.given(reply, key)
+            program = plan.start(Server(self.site, self.commands, wire), until)
+            outcome = await carry_out(wire, program, until)
         except UNUSABLE as error:
             self._end_if_unusable(wire, error)
-            return await self.again(error, give_plan(lambda _: request, key), until)
+            outcome = await self.again(error, plan, until)
         except Demoted:
             self._forget(wire)
             raise
-
-    async def _take(self, key: Key, claim: str, ask: Ask, now: float, until: float) -> TakeOutcome:
-        """By the connection that is there, if it was just looked at; else as `Exchange` does."""
-        commands, wire = self.commands, self._shared
-        if (
-            wire is None
-            or wire.is_stale(trust=True)
-            or now - wire.asked > LOOK_EVERY
-            or ask.ttl > wire.serves
-        ):
-            return await self.carry(self.dialect.take(key, claim, ask), until)
-        try:
-            request = commands.take(key, claim, ask, wire.sign, until + wire.ahead)
-            reply = await wire.ask(request, until)
-            if is_forgotten(reply):
-                reply = await wire.ask(as_eval(request), until)
-            outcome = commands.taken(reply, key, claim, ask, wire.epoch)
-        except UNUSABLE as error:
-            self._end_if_unusable(wire, error)
-            return await self.again(error, self.dialect.take(key, claim, ask), until)
-        except Demoted:
-            self._forget(wire)
-            raise
-        # The reply to the look came before this one.
-        if now - wire.looked > LOOK_EVERY:
-            return await self.take_looking(key, outcome, ask, until)
-        if type(reply) is list and len(reply) == 1 and not await self._is_known(wire, until):
-            return await self.take_looking(key, outcome, ask, until)
-        return outcome
-
-    async def _is_known(self, wire: AsyncWire, until: float) -> bool:
-        """Whether the data are still those that the connection knows."""
-        try:
-            return wire.is_marked(await wire.ask(wire.reread, until))
-        except UNUSABLE:
-            return False
+        return self.learnt(plan, sent, outcome)
 
     # -- the connection -----------------------------------------------------------------------
 

@@ -31,7 +31,7 @@ from incumbent.model import (
     Stored,
     TakeOutcome,
 )
-from incumbent.stores.redis.errors import Mismatch, Outdated, answered_error
+from incumbent.stores.redis.errors import Mismatch, TooLate, answered_error
 from incumbent.stores.redis.incarnation import check_format
 from incumbent.stores.redis.line import in_line, line_words, new_inbox
 from incumbent.stores.redis.names import Names, Naming, quoted
@@ -144,7 +144,7 @@ class Commands:
     def taken(self, answer: Any, key: Key, claim: str, ask: Ask, epoch: str) -> TakeOutcome:
         """The outcome of a take.
 
-        Raises Mismatch if the answer is another claim's, Outdated if the take came too late.
+        Raises Mismatch if the answer is another claim's, TooLate if the take did.
         """
         if type(answer) is bytes:
             head, _, token = answer.rpartition(b" ")
@@ -153,7 +153,7 @@ class Commands:
             return Granted(claim, int(token), ask.ttl, epoch)
         if type(answer) is not list:
             if type(answer) is int:
-                raise Outdated("the take came too late by the server's clock")
+                raise TooLate("the take came too late by the server's clock")
             raise self._unusable(answer, key)
         if len(answer) == 1:
             return self.taken(answer[0], key, claim, ask, epoch)

@@ -6,14 +6,14 @@ A take also looks whether it was granted by the incarnation that was asked.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import hiredis
 
 from incumbent import clock
-from incumbent.errors import OutcomeUnknown, StoreError
+from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.model import (
     Ask,
     GiveOutcome,
@@ -30,8 +30,8 @@ from incumbent.policy import TTL_DEFAULT
 from incumbent.stores.plan import Plan
 from incumbent.stores.redis.commands import Commands, is_repeatable
 from incumbent.stores.redis.driver import Site
-from incumbent.stores.redis.errors import Outdated, restart_error
-from incumbent.stores.redis.incarnation import MARKER_KEY, Known, Met, meet
+from incumbent.stores.redis.errors import Outdated, TooLate, restart_error
+from incumbent.stores.redis.incarnation import LOOK_EVERY, MARKER_KEY, Known, Met, meet
 from incumbent.stores.redis.resp import Program, Step, as_eval, milliseconds
 from incumbent.stores.restart import wait_after_restart
 
@@ -41,7 +41,6 @@ __all__ = [
     "Server",
     "TakePlan",
     "give_back",
-    "give_plan",
     "is_forgotten",
     "meeting",
     "take_program",
@@ -59,13 +58,15 @@ class Server(NamedTuple):
     known: Known
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
-class TakePlan(Plan[Server, TakeOutcome]):
-    """A take. `short`: no layer has added a step, so a side may take its shorter way."""
+_UNASKED: Final = Ask(TTL_DEFAULT, "")
 
-    claim: str
-    ask: Ask
-    short: bool = True
+
+@dataclass(slots=True, eq=False)
+class TakePlan(Plan[Server, TakeOutcome]):
+    """A take, and what the hub of those who wait has to know of it."""
+
+    claim: str = ""
+    ask: Ask = _UNASKED
 
 
 class Dialect:
@@ -73,16 +74,12 @@ class Dialect:
 
     def take(self, key: Key, claim: str, ask: Ask) -> TakePlan:
         """A take, with a look whether the server is still what it was."""
-        return TakePlan(
-            kind="take",
-            start=lambda server, until: take_program(server, key, claim, ask, until),
-            keys=(key,),
-            # A take in doubt is the caller's to repeat, who remembers that there were two.
-            repeatable=False,
-            ttl=ask.ttl,
-            claim=claim,
-            ask=ask,
-        )
+
+        def start(server: Server, until: float) -> Program[TakeOutcome]:
+            return take_program(server, key, claim, ask, until)
+
+        # A take in doubt is the caller's to repeat, who remembers that there were two.
+        return TakePlan("take", start, (key,), (), False, ask.ttl, claim, ask)
 
     def renew(self, renewals: Sequence[Renewal]) -> Plan[Server, list[RenewOutcome]]:
         """Renews what this incarnation of the server granted."""
@@ -103,9 +100,14 @@ class Dialect:
         slot: str | None = None,
     ) -> Plan[Server, GiveOutcome]:
         """A release, or a closing."""
-        return give_plan(
-            lambda commands: commands.give(key, claim, token, closed_for, slot, reserve_for), key
-        )
+
+        def start(server: Server, _: float) -> Program[GiveOutcome]:
+            commands = server.commands
+            request = commands.give(key, claim, token, closed_for, slot, reserve_for)
+            (reply,) = yield Step(request, 1)
+            return commands.given(reply, key)
+
+        return Plan("give", start, (key,))
 
     def put(
         self, key: Key, field: str, value: bytes | None, guard: Guard
@@ -134,25 +136,36 @@ class Dialect:
         """The server's clock in microseconds."""
         return Plan("look", lambda server, _: server.commands.time())
 
-    def give_back(self, key: Key, grant: Granted, ask: Ask) -> Plan[Server, None]:
-        """The end of a grant that is not believed."""
-        return Plan("give", lambda server, _: give_back(server.commands, key, grant, ask), (key,))
-
 
 DIALECT: Final = Dialect()
 
 
-def give_plan(pack: Callable[[Commands], bytes], key: Key) -> Plan[Server, GiveOutcome]:
-    """A release whose request `pack` makes."""
-
-    def start(server: Server, _: float) -> Program[GiveOutcome]:
-        (reply,) = yield Step(pack(server.commands), 1)
-        return server.commands.given(reply, key)
-
-    return Plan("give", start, (key,))
-
-
 def take_program(
+    server: Server, key: Key, claim: str, ask: Ask, until: float
+) -> Program[TakeOutcome]:
+    """A take by a connection whose server was looked at just now, or else with a look."""
+    commands, known, now = server.commands, server.known, _now()
+    if now - known.asked > LOOK_EVERY or ask.ttl > known.serves:
+        return (yield from _take_looking(server, key, claim, ask, until))
+    (reply,) = yield Step(commands.take(key, claim, ask, known.sign, until + known.ahead), 1)
+    outcome = commands.taken(reply, key, claim, ask, known.epoch)
+    if type(outcome) is not Granted:
+        return outcome
+    # On asyncio another task may have looked: the reply to its look came before this one.
+    believed = now - known.looked <= LOOK_EVERY
+    if believed and type(reply) is list and len(reply) == 1:
+        (mark,) = yield Step(known.reread, 1)
+        believed = known.is_marked(mark)
+    if believed:
+        return outcome
+    try:
+        return (yield from _take_looking(server, key, claim, ask, until))
+    except (StoreUnavailable, TooLate):
+        yield from give_back(commands, key, outcome, ask)
+        raise
+
+
+def _take_looking(
     server: Server, key: Key, claim: str, ask: Ask, until: float
 ) -> Program[TakeOutcome]:
     """A take, and in the same round trip a look whether the server is still what it was.

@@ -19,6 +19,7 @@ __all__ = [
     "Mismatch",
     "Moved",
     "Outdated",
+    "TooLate",
     "answered_error",
     "exchange_error",
     "restart_error",
@@ -31,6 +32,10 @@ class Outdated(Broken):
 
     def __init__(self, why: str) -> None:
         super().__init__(why, sent=False)
+
+
+class TooLate(Outdated):
+    """A take reached the server when nobody waited for it any more; certainly nothing was done."""
 
 
 class Demoted(StoreUnavailable):

@@ -14,8 +14,8 @@ import hiredis
 
 from incumbent import clock
 from incumbent.errors import StoreError, StoreUnavailable
-from incumbent.model import Ask, Granted, Key, Queued, TakeOutcome
-from incumbent.net.pool import Connection, PlanRunner, still_in_doubt
+from incumbent.model import Key, Queued
+from incumbent.net.pool import Connection, PlanRunner
 from incumbent.stores.plan import Plan
 from incumbent.stores.redis.commands import Commands
 from incumbent.stores.redis.dialect import (
@@ -30,7 +30,7 @@ from incumbent.stores.redis.driver import Site
 from incumbent.stores.redis.errors import Broken, Mismatch
 from incumbent.stores.redis.incarnation import Known
 from incumbent.stores.redis.readers import Wakeup
-from incumbent.stores.redis.resp import Program, Step, as_eval
+from incumbent.stores.redis.resp import Program, as_eval
 from incumbent.stores.redis.subscription import Subscriber, SubscriptionHub
 
 __all__ = ["UNUSABLE", "Exchange", "carry_out", "is_forgotten"]
@@ -77,32 +77,18 @@ class Exchange(PlanRunner[W, Server]):
 
     async def run(self, plan: Plan[Server, T], until: float) -> T:
         """See Planned.run. The server may have refused a take of one in line already."""
-        if not isinstance(plan, TakePlan):
-            return await self.carry(plan, until)
-        hub = self.hub
-        if hub.waits_on and (refusal := hub.answer(plan.claim, plan.ask)) is not None:
-            return cast("T", refusal)
+        if type(plan) is TakePlan:
+            refusal: Any = self.hub.answer(plan.claim, plan.ask)
+            if refusal is not None:
+                return cast("T", refusal)
         sent = _now()
-        outcome: Any = await self.carry(plan, until)
-        if hub.asked or type(outcome) is Queued:
-            hub.learn(plan.claim, sent, outcome)
-        return cast("T", outcome)
+        return self.learnt(plan, sent, await self.carry(plan, until))
 
-    async def take_looking(
-        self, key: Key, first: TakeOutcome, ask: Ask, until: float
-    ) -> TakeOutcome:
-        """The same once more, after a reply that is not to be believed without a look."""
-        if not isinstance(first, Granted):
-            return first
-        try:
-            # A repeat that its caller does not know of would leave no mark against a late one.
-            return await self.carry(self.dialect.take(key, first.claim, ask), until)
-        except StoreUnavailable as error:
-            try:
-                await self.carry(self.dialect.give_back(key, first, ask), until)
-            except StoreError:
-                raise still_in_doubt(error, self.site.where) from error
-            raise
+    def learnt(self, plan: Plan[Server, T], sent: float, outcome: T) -> T:
+        """The outcome, once the hub has heard what came of a take that was sent at `sent`."""
+        if type(plan) is TakePlan and (self.hub.asked or type(outcome) is Queued):
+            self.hub.learn(plan.claim, sent, cast("Any", outcome))
+        return outcome
 
     async def wait_change(self, key: Key, seen: str, until: float) -> None:
         try:
@@ -194,19 +180,14 @@ async def carry_out(wire: AnyWire, program: Program[T], until: float) -> T:
         while True:
             step = program.send(answers)
             try:
-                answers = await _ask(wire, step, until)
+                replies = await wire.ask_all(step.payload, step.answers, until)
+                if step.answers == 1 and is_forgotten(replies[0]):
+                    replies = await wire.ask_all(as_eval(step.payload), 1, until)
             except Broken as error:
                 # The steps before this one were carried out, such as a take before its undo.
                 error.sent = error.sent or answers is not None
                 raise
+            answers = replies
     except StopIteration as end:
         result: T = end.value
         return result
-
-
-async def _ask(wire: AnyWire, step: Step, until: float) -> list[Any]:
-    """The answers of one step. Raises Broken."""
-    answers = await wire.ask_all(step.payload, step.answers, until)
-    if step.answers == 1 and is_forgotten(answers[0]):
-        answers = await wire.ask_all(as_eval(step.payload), 1, until)
-    return answers

@@ -43,7 +43,7 @@ class Confirmed(Layer):
         """
         confirmed: Any = plan
         if isinstance(plan, TakePlan):
-            confirmed = replace(plan, start=partial(self._take, plan), short=False)
+            confirmed = replace(plan, start=partial(self._take, plan))
         elif plan.kind == "renew":
             confirmed = replace(plan, start=partial(self._renew, plan))
         outcome: T = await self.inner.run(confirmed, until)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Generator
+from dataclasses import dataclass
 from hashlib import sha1
 from math import ceil
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 __all__ = ["SCRIPTS", "Program", "Script", "Step", "as_eval", "milliseconds", "pack"]
 
@@ -16,7 +17,8 @@ T = TypeVar("T")
 Part: TypeAlias = "bytes | str | int"
 
 
-class Step(NamedTuple):
+@dataclass(slots=True)
+class Step:
     """Requests that leave together, and how many answers come back."""
 
     payload: bytes

@@ -2,32 +2,33 @@
 
 from __future__ import annotations
 
-import os
 import select
 import socket
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from math import ceil
-from typing import Any
-from weakref import WeakSet
+from typing import Any, TypeVar
 
 from incumbent import clock
-from incumbent.model import Ask, GiveOutcome, Key, Queued, TakeOutcome
+from incumbent.model import Ask, GiveOutcome, Key, TakeOutcome
 from incumbent.protocol.port import run
 from incumbent.stores.blocking import BlockingStore
 from incumbent.stores.collected import close_with
+from incumbent.stores.loops import detach_in_child
+from incumbent.stores.plan import Plan
 from incumbent.stores.redis.commands import Commands
 from incumbent.stores.redis.dial import dial
-from incumbent.stores.redis.dialect import give_plan
+from incumbent.stores.redis.dialect import DIALECT, Server
 from incumbent.stores.redis.driver import Site
 from incumbent.stores.redis.exchange import UNUSABLE, Exchange
-from incumbent.stores.redis.incarnation import LOOK_EVERY
 from incumbent.stores.redis.readers import SLICE, LockWakeup, Wakeup
 from incumbent.stores.redis.subscription import Subscriber
 from incumbent.stores.redis.wire import STALE_AFTER, Wire
 
 __all__ = ["RedisStore"]
+
+T = TypeVar("T")
 
 _now = clock.now
 
@@ -45,26 +46,21 @@ class _Blocking(Exchange[Wire]):
     def make_subscriber(self, wire: Wire) -> Subscriber:
         return BlockingSubscriber(wire)
 
+    def detach(self) -> None:
+        self.commands.move()
+        self.hub.abandon()
+        super().detach()
+
 
 class RedisStore(BlockingStore[_Blocking]):
-    """See stores.base.Store. Take and give need no coroutine where a connection was just used."""
+    """See stores.base.Store."""
 
     def __init__(self, site: Site, commands: Commands) -> None:
-        self._commands = commands
-        self._exchange = _Blocking(site, commands)
-        super().__init__(self._exchange)
-        _stores.add(self)
+        super().__init__(_Blocking(site, commands))
+        detach_in_child(self.operations)
 
     def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
-        """See Store.take. What the hub has heard counts as in `Exchange.take`, written out."""
-        hub = self._exchange.hub
-        if hub.waits_on and (refusal := hub.answer(claim, ask)) is not None:
-            return refusal
-        sent = _now()
-        outcome = self._take(key, claim, ask, sent, until)
-        if hub.asked or type(outcome) is Queued:
-            hub.learn(claim, sent, outcome)
-        return outcome
+        return self.run(DIALECT.take(key, claim, ask), until)
 
     def give(
         self,
@@ -77,94 +73,43 @@ class RedisStore(BlockingStore[_Blocking]):
         reserve_for: str | None = None,
         slot: str | None = None,
     ) -> GiveOutcome:
-        exchange, commands, now = self._exchange, self._commands, _now()
-        request = commands.give(key, claim, token, closed_for, slot, reserve_for)
-        idle = exchange.idle
-        try:
-            wire = idle.pop()
-        except IndexError:
-            return run(exchange.carry(give_plan(lambda _: request, key), until))
-        if now - wire.used > STALE_AFTER and wire.is_stale(trust=False):
-            idle.append(wire)
-            return run(exchange.carry(give_plan(lambda _: request, key), until))
-        wire.used = now
-        try:
-            outcome = commands.given(wire.ask(request, until), key)
-        except UNUSABLE as error:
-            wire.close()
-            return run(exchange.again(error, give_plan(lambda _: request, key), until))
-        except BaseException:
-            wire.close()
-            raise
-        if idle is exchange.idle:
-            idle.append(wire)
-        else:
-            wire.close()
-        return outcome
+        plan = DIALECT.give(
+            key, claim, token, closed_for=closed_for, reserve_for=reserve_for, slot=slot
+        )
+        return self.run(plan, until)
 
-    def _take(self, key: Key, claim: str, ask: Ask, now: float, until: float) -> TakeOutcome:
-        """By a connection that was just looked at, without a coroutine; else as `Exchange` does."""
-        exchange, commands = self._exchange, self._commands
+    def run(self, plan: Plan[Server, T], until: float) -> T:
+        """Carry out a plan. A connection that was just used needs no coroutine."""
+        exchange, now = self.operations, _now()
         idle = exchange.idle
         try:
             wire = idle.pop()
         except IndexError:
-            return run(exchange.carry(exchange.dialect.take(key, claim, ask), until))
+            return run(exchange.run(plan, until))
         if (
-            now - wire.looked > LOOK_EVERY
-            or ask.ttl > wire.serves
+            plan.ttl > wire.serves
+            or exchange.hub.waits_on
             or (now - wire.used > STALE_AFTER and wire.is_stale(trust=False))
         ):
             idle.append(wire)
-            return run(exchange.carry(exchange.dialect.take(key, claim, ask), until))
+            return run(exchange.run(plan, until))
         wire.used = now
         try:
-            answer = wire.ask(commands.take(key, claim, ask, wire.sign, until + wire.ahead), until)
-            outcome = commands.taken(answer, key, claim, ask, wire.epoch)
+            program = plan.start(Server(exchange.site, exchange.commands, wire), until)
+            outcome = wire.carry_out(program, until)
         except UNUSABLE as error:
             wire.close()
-            return run(exchange.again(error, exchange.dialect.take(key, claim, ask), until))
+            outcome = run(exchange.again(error, plan, until))
         except BaseException:
             wire.close()
             raise
-        if type(answer) is list and len(answer) == 1 and not self._is_known(wire, until):
-            return run(exchange.take_looking(key, outcome, ask, until))
-        if idle is exchange.idle:
-            idle.append(wire)
         else:
-            wire.close()
-        return outcome
-
-    def _is_known(self, wire: Wire, until: float) -> bool:
-        """Whether the data are still those that the connection knows; it is closed if not."""
-        try:
-            if wire.is_marked(wire.ask(wire.reread, until)):
-                return True
-        except UNUSABLE:
-            pass
-        except BaseException:
-            wire.close()
-            raise
-        wire.close()
-        return False
-
-    def drop(self) -> None:
-        """In a fork's child: give the descriptors back. What is in use was other threads'."""
-        self._commands.move()
-        self._exchange.hub.abandon()
-        self._exchange.detach()
-
-
-_stores: WeakSet[RedisStore] = WeakSet()
-
-
-def _after_fork() -> None:
-    for store in list(_stores):
-        store.drop()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+            # As `put_back`, written out.
+            if idle is exchange.idle:
+                idle.append(wire)
+            else:
+                wire.close()
+        return exchange.learnt(plan, now, outcome)
 
 
 class BlockingSubscriber:

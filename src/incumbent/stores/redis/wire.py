@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import socket
 from struct import Struct
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import hiredis
 
@@ -17,10 +17,12 @@ from incumbent.net.dial import is_ready, wait_ready
 from incumbent.stores.collected import close_with
 from incumbent.stores.redis.errors import Broken
 from incumbent.stores.redis.incarnation import Acquaintance
-from incumbent.stores.redis.resp import as_eval
+from incumbent.stores.redis.resp import Program, as_eval
 from incumbent.unpatched import original
 
 __all__ = ["STALE_AFTER", "Wire"]
+
+T = TypeVar("T")
 
 STALE_AFTER: Final = 0.1
 """A connection unused for longer is looked at before it is trusted: one system call."""
@@ -120,6 +122,25 @@ class Wire(Acquaintance):
             sent = _none_sent(error)
         if sent != len(request):
             self._send_rest(request, sent, until)
+
+    def carry_out(self, program: Program[T], until: float) -> T:
+        """As exchange.carry_out, without a coroutine."""
+        replies: Any = None
+        try:
+            while True:
+                step = program.send(replies)
+                try:
+                    if step.answers == 1:
+                        replies = [self.ask(step.payload, until)]
+                    else:
+                        self.send(step.payload, until)
+                        replies = [self.read(until) for _ in range(step.answers)]
+                except Broken as error:
+                    error.sent = error.sent or replies is not None
+                    raise
+        except StopIteration as end:
+            outcome: T = end.value
+            return outcome
 
     async def ask_all(self, payload: bytes, answers: int, until: float) -> list[Any]:
         """Requests that leave together, and their answers. Raises Broken."""
