@@ -16,6 +16,7 @@ from incumbent import Client, LeaseLost, clock
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.model import Ask, Batch, Gone, Granted, Key, Released, Renewal, RenewOutcome
 from incumbent.stores.etcd.engine import EtcdEngine
+from incumbent.stores.etcd.records import b64
 from incumbent.stores.etcd.requests import TXN, Request
 from tests.faults.etcd_world import ASK, Party, new_claim, party, soon
 from tests.support.etcd import EtcdServer
@@ -388,7 +389,7 @@ def test_a_ttl_is_granted_only_once_it_is_noted_whoever_notes_another_at_the_sam
     one, other = another(), another()
     assert isinstance(one.engine, EtcdEngine)
     operations = one.engine.store().operations
-    call, note = operations.client.call, operations.dialect.requests.naming.ttl64.encode()
+    call, note = operations.client.call, b64("/incumbent!born-ttl").encode()
 
     async def overtaken(request: Request, until: float) -> Any:
         if request.path == TXN and note in request.body:
@@ -447,7 +448,7 @@ def test_a_lease_of_another_version_is_refused_for_good_and_left_alone(
     value = json.dumps({"claim": "a" * 32, "holder": "old", "ttl": 9.0, "since": 1.0, "meta": ""})
     server.etcdctl("put", key, value)
     for ask in (one.take, lambda: one.store.read(one.key, soon())):
-        with pytest.raises(StoreUnavailable, match="is a lease of format 1") as caught:
+        with pytest.raises(StoreUnavailable, match="has format 1") as caught:
             ask()
         assert caught.value.permanent
     assert server.etcdctl("get", "--print-value-only", key).strip() == value

@@ -12,10 +12,17 @@ from incumbent.protocol.port import run
 from incumbent.stores.etcd import open_etcd
 from incumbent.stores.etcd.client import drive
 from incumbent.stores.etcd.errors import Answered, Reborn
-from incumbent.stores.etcd.incarnation import Incarnation, Status, differs, later, status_of
-from incumbent.stores.etcd.records import Naming
+from incumbent.stores.etcd.incarnation import (
+    Cluster,
+    Incarnation,
+    Status,
+    differs,
+    later,
+    status_of,
+)
+from incumbent.stores.etcd.records import b64
 from incumbent.stores.etcd.requests import TXN, Request, Steps
-from incumbent.stores.etcd.sessions import ClaimState, Memory, Session
+from incumbent.stores.etcd.sessions import ClaimState, Session
 from incumbent.stores.url import Endpoint
 
 CLUSTER = "14837254485918806380"
@@ -38,6 +45,14 @@ def marked(status: Status) -> tuple[Incarnation, Status]:
     """The marker that was written in this state, and the state after it."""
     after = Status(CLUSTER, status.term, status.applied + 1, status.revision + 1)
     return Incarnation("e", 0, "", 0.0, CLUSTER, status.term, status.applied, after.revision), after
+
+
+def known_to(cluster: Cluster) -> Incarnation | None:
+    return cluster.incarnation
+
+
+def new_cluster() -> Cluster:
+    return open_etcd("etcd://e1").store().operations.client.cluster
 
 
 @given(entries, entries, entries)
@@ -100,27 +115,31 @@ def test_an_answer_without_an_index_tells_nothing() -> None:
 
 
 def test_an_answer_at_a_smaller_revision_than_was_known_when_it_was_asked_does_not_fit() -> None:
-    memory = Memory()
-    assert memory.fits(CLUSTER, 10, memory.floor)
-    asked_before = memory.floor
-    assert memory.fits(CLUSTER, 12, memory.floor)
+    cluster = new_cluster()
+    assert cluster.fits(CLUSTER, 10, cluster.floor)
+    asked_before = cluster.floor
+    assert cluster.fits(CLUSTER, 12, cluster.floor)
     # It overtook the other one, which was asked before.
-    assert memory.fits(CLUSTER, 11, asked_before)
-    assert not memory.fits(CLUSTER, 11, memory.floor)
-    assert not memory.fits("1", 13, memory.floor)
+    assert cluster.fits(CLUSTER, 11, asked_before)
+    assert not cluster.fits(CLUSTER, 11, cluster.floor)
+    assert not cluster.fits("1", 13, cluster.floor)
 
 
 def test_nothing_that_was_remembered_of_a_disowned_incarnation_is_left() -> None:
-    memory = Memory(incarnation=Incarnation("e", 500, "", 0.0))
-    session = memory.new_session(Session("7", 10, 100.0))
-    memory.note(ClaimState(Key("default", "job"), "c", session, 104.0, "me", 0.0, 10.0, revision=5))
-    memory.disown()
-    assert (memory.incarnation, memory.disowned, memory.claims) == (None, 500, {})
+    cluster = new_cluster()
+    cluster.incarnation = Incarnation("e", 500, "", 0.0)
+    sessions = cluster.sessions
+    session = sessions.add(Session("7", 10, 100.0))
+    sessions.note(
+        ClaimState(Key("default", "job"), "c", session, 104.0, "me", 0.0, 10.0, revision=5)
+    )
+    cluster.disown()
+    assert (known_to(cluster), cluster.disowned, sessions.claims) == (None, 500, {})
     # Nothing is kept alive any longer, and nothing is attached to it.
     assert session.gone
-    assert (memory.sessions, memory.by_id) == ({}, {})
-    memory.disown()
-    assert memory.disowned == 500
+    assert (sessions.by_ttl, sessions.by_id) == ({}, {})
+    cluster.disown()
+    assert cluster.disowned == 500
 
 
 def _asked(born: Incarnation, *statuses: Status | str) -> tuple[bool, list[str]]:
@@ -132,7 +151,7 @@ def _asked(born: Incarnation, *statuses: Status | str) -> tuple[bool, list[str]]
         if paths[-1] == "txn":
             # It goes through the log, and it changes nothing.
             assert b"request_delete_range" in request.body
-            assert Naming("/incumbent").nothing64.encode() in request.body
+            assert b64("/incumbent!nothing").encode() in request.body
             return {"header": {}}
         status = left.pop(0)
         if isinstance(status, str):
@@ -140,8 +159,8 @@ def _asked(born: Incarnation, *statuses: Status | str) -> tuple[bool, list[str]]
         header = {"cluster_id": status.cluster, "revision": str(status.revision)}
         return {"header": header, "raftTerm": status.term, "raftAppliedIndex": status.applied}
 
-    markers = open_etcd("etcd://e1").store().operations.client.markers
-    return run(drive(markers.is_other(born, Endpoint("e1", 2379)), ask)), paths
+    cluster = new_cluster()
+    return run(drive(cluster.is_other(born, Endpoint("e1", 2379)), ask)), paths
 
 
 def test_a_member_that_starts_or_got_a_snapshot_is_looked_at_again_after_it_did_something() -> None:
@@ -185,23 +204,23 @@ def test_an_answer_proves_nothing_once_its_incarnation_is_known_to_be_over(
 ) -> None:
     """Another thread noticed it, on a connection of its own."""
     client = open_etcd("etcd://e1").store().operations.client
-    client.memory.incarnation = born = Incarnation("e", 5, "dmFsdWU=", 0.0)
-    request = Request(TXN, incarnation=born)
+    client.cluster.incarnation = born = Incarnation("e", 5, "dmFsdWU=", 0.0)
+    request = Request(TXN, marker=born.value)
     reply = {"header": {"cluster_id": CLUSTER, "revision": 9}, "succeeded": True}
 
     async def answer(*_: object) -> dict[str, object]:
         return reply
 
     async def answer_late(*_: object) -> dict[str, object]:
-        client.memory.disown()
+        client.cluster.disown()
         return reply
 
     monkeypatch.setattr(client, "call", answer)
     assert run(client.answer(request, 0.0))["succeeded"]
-    client.memory.incarnation = Incarnation("f", 6, "bmV3", 0.0)
+    client.cluster.incarnation = Incarnation("f", 6, "bmV3", 0.0)
     with pytest.raises(OutcomeUnknown, match="another incarnation"):
         run(client.answer(request, 0.0))
-    client.memory.incarnation = born
+    client.cluster.incarnation = born
     monkeypatch.setattr(client, "call", answer_late)
     with pytest.raises(OutcomeUnknown, match="another incarnation"):
         run(client.answer(request, 0.0))
@@ -212,33 +231,33 @@ def test_a_late_answer_of_the_incarnation_before_says_nothing_of_this_one(
     monkeypatch: pytest.MonkeyPatch, revision: int
 ) -> None:
     client = open_etcd("etcd://e1").store().operations.client
-    memory = client.memory
-    memory.incarnation, memory.floor = Incarnation("e", 5, "b2xk", 0.0), (CLUSTER, 10)
+    cluster = client.cluster
+    cluster.incarnation, cluster.floor = Incarnation("e", 5, "b2xk", 0.0), (CLUSTER, 10)
     this = Incarnation("f", 6, "bmV3", 0.0)
 
     async def answer_late(*_: object) -> dict[str, object]:
-        memory.disown()
-        memory.incarnation, memory.floor = this, (CLUSTER, 3)
+        cluster.disown()
+        cluster.incarnation, cluster.floor = this, (CLUSTER, 3)
         return {"header": {"cluster_id": CLUSTER, "revision": revision}}
 
     monkeypatch.setattr(client, "call", answer_late)
     with pytest.raises(OutcomeUnknown, match="another incarnation"):
         run(client.answer(Request(TXN), 0.0))
-    assert (memory.incarnation, memory.floor) == (this, (CLUSTER, 3))
+    assert (cluster.incarnation, cluster.floor) == (this, (CLUSTER, 3))
 
 
 def test_what_was_learnt_while_another_thread_noticed_its_end_is_not_believed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     client = open_etcd("etcd://e1").store().operations.client
-    client.memory.incarnation = old = Incarnation("e", 5, "dmFsdWU=", 0.0)
-    client.memory.disown()
+    client.cluster.incarnation = old = Incarnation("e", 5, "dmFsdWU=", 0.0)
+    client.cluster.disown()
 
     def learn() -> Steps[Incarnation]:
         yield from ()
         return old
 
-    monkeypatch.setattr(client.markers, "_learn", learn)
+    monkeypatch.setattr(client.cluster, "_learn", learn)
     with pytest.raises(Reborn):
-        run(client.carry_out(client.markers.identify(), 0.0))
-    assert client.memory.incarnation is None
+        run(client.carry_out(client.cluster.identify(), 0.0))
+    assert client.cluster.incarnation is None

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from urllib.parse import quote
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from incumbent.model import Key
-from incumbent.stores.etcd.records import Names, Naming, after
+from incumbent.stores.etcd.records import Entry, Names, after, by_name, scanned
 
 LETTERS = "aA0._:/@-"
 NAMES = st.text(LETTERS, min_size=1, max_size=8)
 SPACES = st.text("aA0._-", min_size=1, max_size=4)
 KEYS = st.builds(Key, SPACES, NAMES)
 ANY = st.text(min_size=1, max_size=8)
-NAMING = Naming("/p")
+SANE = st.text(st.characters(codec="utf-8"), min_size=1, max_size=8)
 
 
 def areas(names: Names) -> list[str]:
@@ -29,16 +31,18 @@ def test_no_area_of_a_name_lies_within_an_area_of_another(one: Key, two: Key) ->
             assert not within or one == two
 
 
-@given(KEYS, ANY)
+@given(KEYS, SANE.filter(lambda rest: rest != "closing"))
 def test_what_is_under_a_name_is_read_back_as_its_own(key: Key, rest: str) -> None:
     names = Names("/p", key)
-    for area, kind in zip(areas(names), ("/", "!s", "!r"), strict=True):
-        assert NAMING.parse(key.namespace, area + rest) == (key, kind, rest)
+    for area, kind in zip(areas(names), ("/lease", "/switch", "f"), strict=True):
+        part = quote(rest, safe="")
+        entry = Entry(area + ("f/" if kind == "f" else "") + part, b"", 1, 1, "0")
+        assert by_name("/p", key.namespace, [entry]) == {key: {kind: [(rest, entry)]}}
 
 
 @given(KEYS, NAMES)
 def test_a_scan_covers_exactly_the_names_with_its_prefix(key: Key, prefix: str) -> None:
-    ranges = NAMING.ranges(key.namespace, prefix)
+    ranges = scanned("/p", key.namespace, prefix)
     for area, (start, end) in zip(areas(Names("/p", key)), _sorted_by_area(ranges), strict=True):
         assert (start <= area < end) == key.name.startswith(prefix)
 
@@ -60,7 +64,7 @@ def test_slots_and_holders_of_any_text_are_apart(key: Key, one: str, two: str) -
     names = Names("/p", key)
     assert (names.slot(one) == names.slot(two)) == (one == two)
     assert names.slot(two) == names.slot(one) or not names.slot(two).startswith(names.slot(one))
-    assert (names.candidate64(one) == names.candidate64(two)) == (one == two)
+    assert (names.candidate(one) == names.candidate(two)) == (one == two)
 
 
 def test_a_go_client_contends_under_the_plain_name() -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from incumbent.model import Key
-from incumbent.stores.etcd.sessions import ClaimState, Memory, NotedTtl, RenewalGroup, Session
+from incumbent.stores.etcd.incarnation import NotedTtl
+from incumbent.stores.etcd.sessions import ClaimState, RenewalGroup, Session, Sessions
 from incumbent.stores.etcd.site import Endpoints, share
 from incumbent.stores.table import HISTORY_KEPT
 from incumbent.stores.url import Endpoint
@@ -11,8 +12,8 @@ from incumbent.stores.url import Endpoint
 KEY = Key("default", "job")
 
 
-def session(memory: Memory | None = None, ttl: int = 10, proved: float = 100.0) -> Session:
-    return (memory or Memory()).new_session(Session("7", ttl, proved))
+def session(sessions: Sessions | None = None, ttl: int = 10, proved: float = 100.0) -> Session:
+    return (sessions or Sessions("/p")).add(Session("7", ttl, proved))
 
 
 def mine(of: Session, due: float, claim: str = "c") -> ClaimState:
@@ -56,15 +57,15 @@ def test_two_keep_alives_in_flight_prove_no_more_than_the_later_one() -> None:
 
 
 def test_no_ttl_means_gone_and_a_late_answer_does_not_revive_it() -> None:
-    memory = Memory()
-    one = session(memory)
-    memory.note(mine(one, 110.0))
+    sessions = Sessions("/p")
+    one = session(sessions)
+    sessions.note(mine(one, 110.0))
     one.answered(95.0, 0, "2")
-    memory.lose(one)
+    sessions.lose(one)
     one.answered(94.0, 10, "2")
     assert one.gone
     assert not one.is_fresh(95.0)
-    assert (memory.claims, memory.sessions, memory.by_id) == ({}, {}, {})
+    assert (sessions.claims, sessions.by_ttl, sessions.by_id) == ({}, {}, {})
 
 
 def test_a_lease_that_has_used_up_a_fifth_is_not_fresh() -> None:
@@ -73,74 +74,74 @@ def test_a_lease_that_has_used_up_a_fifth_is_not_fresh() -> None:
 
 
 def test_claims_that_were_not_renewed_are_overdue_though_their_session_lives() -> None:
-    memory = Memory()
-    one = session(memory, proved=1000.0)
+    sessions = Sessions("/p")
+    one = session(sessions, proved=1000.0)
     old, young = mine(one, 104.0, "old"), mine(one, 120.0, "young")
-    memory.note(old)
-    memory.note(young)
-    assert memory.overdue(one, 110.0) == [old]
+    sessions.note(old)
+    sessions.note(young)
+    assert sessions.overdue(one, 110.0) == [old]
     # It is not looked for at every renewal.
-    assert memory.overdue(one, 110.5) == []
+    assert sessions.overdue(one, 110.5) == []
 
 
 def test_what_is_renewed_together_is_not_overdue() -> None:
-    memory = Memory()
-    one = session(memory, proved=1000.0)
+    sessions = Sessions("/p")
+    one = session(sessions, proved=1000.0)
     old, young = mine(one, 104.0, "old"), mine(one, 104.0, "young")
     group = RenewalGroup(104.0)
     for it in (old, young):
-        memory.note(it)
+        sessions.note(it)
         it.join(group)
     group.due = 120.0
-    assert memory.overdue(one, 110.0) == []
-    memory.drop(KEY, "old")
+    assert sessions.overdue(one, 110.0) == []
+    sessions.drop(KEY, "old")
     assert not group.whole
     # What was renewed with others stays renewed.
     assert (old.ends, young.ends) == (120.0, 120.0)
-    assert memory.overdue(one, 121.0) == [young]
+    assert sessions.overdue(one, 121.0) == [young]
 
 
 def test_a_claim_that_is_noted_anew_is_not_renewed_with_those_from_before() -> None:
-    memory = Memory()
-    one = session(memory)
+    sessions = Sessions("/p")
+    one = session(sessions)
     before = mine(one, 104.0)
-    memory.note(before)
+    sessions.note(before)
     group = RenewalGroup(104.0)
     before.join(group)
-    memory.note(mine(one, 110.0))
+    sessions.note(mine(one, 110.0))
     assert not group.whole
 
 
 def test_a_claim_of_a_short_ttl_is_looked_for_in_time() -> None:
-    memory = Memory()
-    one = session(memory, proved=1000.0)
-    memory.note(mine(one, 200.0, "long"))
-    assert memory.overdue(one, 100.0) == []
+    sessions = Sessions("/p")
+    one = session(sessions, proved=1000.0)
+    sessions.note(mine(one, 200.0, "long"))
+    assert sessions.overdue(one, 100.0) == []
     short = mine(one, 103.0, "short")
-    memory.note(short)
-    assert memory.overdue(one, 103.5) == [short]
+    sessions.note(short)
+    assert sessions.overdue(one, 103.5) == [short]
 
 
 def test_holdings_are_noted_in_a_ring_and_one_that_was_not_granted_takes_no_place() -> None:
-    memory = Memory()
-    assert memory.place(KEY) == memory.place(KEY)
+    sessions = Sessions("/p")
+    assert sessions.past(KEY) == sessions.past(KEY)
     places = set()
     for _ in range(3 * HISTORY_KEPT):
-        places.add(memory.place(KEY))
-        memory.placed(KEY)
+        places.add(sessions.past(KEY))
+        sessions.placed(KEY)
     assert len(places) == HISTORY_KEPT
-    assert not places & {Memory().place(KEY)}
-    memory.forget()
-    assert memory.place(KEY) not in places
+    assert not places & {Sessions("/p").past(KEY)}
+    sessions.forget()
+    assert sessions.past(KEY) not in places
 
 
 def test_a_claim_that_moved_belongs_to_one_session() -> None:
-    memory = Memory()
-    short, long = session(memory), memory.new_session(Session("8", 60, 160.0))
-    memory.note(mine(short, 104.0))
-    memory.note(mine(long, 160.0))
-    memory.lose(short)
-    assert memory.claims[KEY, "c"].session is long
+    sessions = Sessions("/p")
+    short, long = session(sessions), sessions.add(Session("8", 60, 160.0))
+    sessions.note(mine(short, 104.0))
+    sessions.note(mine(long, 160.0))
+    sessions.lose(short)
+    assert sessions.claims[KEY, "c"].session is long
 
 
 def test_a_long_ttl_that_is_noted_beside_another_marker_is_not_noted() -> None:

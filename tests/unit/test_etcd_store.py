@@ -16,11 +16,11 @@ from incumbent.errors import OutcomeUnknown
 from incumbent.model import Ask, Gone, Granted, Key, Released, Renewal, Renewed, TakeOutcome
 from incumbent.stores.base import Store
 from incumbent.stores.etcd import open_etcd
-from incumbent.stores.etcd.incarnation import Incarnation
-from incumbent.stores.etcd.records import Naming
-from incumbent.stores.etcd.requests import Requests, as_of
+from incumbent.stores.etcd.incarnation import Cluster, Incarnation
+from incumbent.stores.etcd.renewing import all_quiet
+from incumbent.stores.etcd.requests import as_of
 from incumbent.stores.etcd.sessions import ClaimState, Session
-from incumbent.stores.etcd.url import parse_etcd_url
+from incumbent.stores.etcd.taking import Take
 from tests.support.etcd import EtcdServer
 from tests.support.proxy import FaultProxy
 
@@ -125,12 +125,12 @@ def test_a_take_that_never_arrived_does_not_cost_the_next_one_its_lease(
 ) -> None:
     store, name = open_etcd(etcd_server.store_url()).store(), key()
     kept = granted(store, name)
-    memory = store.operations.client.memory
-    session = memory.claims[name, kept.claim].session
-    memory.note(ClaimState(name, "0" * 32, session, clock.now(), "me", 0.0, TTL))
+    sessions = store.operations.client.cluster.sessions
+    session = sessions.claims[name, kept.claim].session
+    sessions.note(ClaimState(name, "0" * 32, session, clock.now(), "me", 0.0, TTL))
     keep_alive(store, name, kept, TTL / 4)
     assert not isinstance(take(other, name), Granted)
-    assert (name, "0" * 32) not in memory.claims
+    assert (name, "0" * 32) not in sessions.claims
     store.close()
 
 
@@ -150,25 +150,27 @@ def test_hundreds_of_leases_cost_one_keep_alive(etcd_server: EtcdServer, mine: S
     assert after["Txn"] - taken["Txn"] <= 3
 
 
+def take_of(name: Key, claim: str, revision: int = 0) -> tuple[Cluster, Take, ClaimState]:
+    cluster = open_etcd("etcd://e1").store().operations.client.cluster
+    state = ClaimState(name, claim, Session("7", 2, 0.0), 0.0, "me", 0.0, 2.0, revision=revision)
+    return cluster, Take(cluster, name, claim, Ask(2.0, "me")), state
+
+
 def test_every_proof_reads_something_that_must_be_linearizable() -> None:
     """Comparisons alone are answered by a member that lost its cluster."""
-    options = parse_etcd_url("etcd://e1")
-    requests = Requests(Naming(options.prefix))
-    held = ClaimState(key(), "c", Session("7", 2, 0.0), 0.0, "me", 0.0, 2.0, revision=5)
-    again = requests.again(held, Ask(2.0, "me"), INCARNATION, write=False)
-    for proof in (requests.all_quiet([held], INCARNATION, held), again):
+    cluster, take, held = take_of(key(), "c", 5)
+    again = take.repeat(INCARNATION, held, write=False)
+    for proof in (all_quiet(cluster, INCARNATION, [held]), again):
         assert proof.body.count(b"request_range") == 2
         assert b"serializable" not in proof.body
 
 
 def test_whoever_takes_a_name_writes_the_same_key() -> None:
     """Etcd looks at each key that ever was in a range: a key of each claim would slow all down."""
-    requests = Requests(Naming("/p"))
-    session, name = Session("7", 2, 0.0), key()
-    keys = []
+    name, keys = key(), []
     for claim in ("a" * 32, "b" * 32):
-        held = ClaimState(name, claim, session, 0.0, "me", 0.0, 2.0)
-        asked = json.loads(requests.take(held, Ask(2.0, "me"), INCARNATION).body)
+        _, take, held = take_of(name, claim)
+        asked = json.loads(take.request(INCARNATION, held, "").body)
         keys.append(asked["success"][0]["request_put"]["key"])
     assert keys[0] == keys[1]
 

@@ -145,8 +145,8 @@ class AsyncWire(asyncio.Protocol):
 class AsyncEtcdStore(Operations[AsyncWire]):
     """See stores.base.AsyncStore. Belongs to the loop in which it was made."""
 
-    def __init__(self, site: Site, dialect: Dialect) -> None:
-        super().__init__(site, dialect, self._dial)
+    def __init__(self, dialect: Dialect) -> None:
+        super().__init__(dialect, self._dial)
         self._end = LoopEnd(self.let_go)
 
     async def _dial(self, site: Site, endpoint: Endpoint, until: float) -> AsyncWire:

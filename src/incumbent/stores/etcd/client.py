@@ -29,8 +29,8 @@ from incumbent.stores.etcd.errors import (
     gateway_error,
 )
 from incumbent.stores.etcd.http import Garbled, Reading, encode, parse
-from incumbent.stores.etcd.marker import Markers
-from incumbent.stores.etcd.requests import LINEARIZABLE, METRICS, REPEATED, Reply, Request, Steps
+from incumbent.stores.etcd.incarnation import Cluster
+from incumbent.stores.etcd.requests import METRICS, REPEATED, Reply, Request, Steps
 from incumbent.stores.etcd.site import Site, share
 from incumbent.stores.url import Endpoint
 
@@ -80,12 +80,11 @@ class Client(Generic[W]):
     """
 
     def __init__(
-        self, site: Site, markers: Markers, dial: Callable[[Site, Endpoint, float], Awaitable[W]]
+        self, cluster: Cluster, dial: Callable[[Site, Endpoint, float], Awaitable[W]]
     ) -> None:
-        self.site = site
-        self.markers = markers
-        self.memory = markers.memory
-        self.pools: dict[Endpoint, Pool[W]] = {each: Pool() for each in site.endpoints.all}
+        self.site = cluster.site
+        self.cluster = cluster
+        self.pools: dict[Endpoint, Pool[W]] = {each: Pool() for each in self.site.endpoints.all}
         self.streams: set[W] = set()
         self._dial = dial
 
@@ -116,14 +115,9 @@ class Client(Generic[W]):
         """
         if request.endpoint is not None:
             return await self._answer_of(request.endpoint, request, until)
-        memory = self.memory
-        ended, floor = memory.ended, memory.floor
+        ended, floor = self.cluster.ended, self.cluster.floor
         reply = await self.call(request, until)
-        if request.path in LINEARIZABLE:
-            self.markers.check(reply, ended, floor)
-        if request.incarnation is not None and not self.markers.knows(request.incarnation):
-            # Noticed meanwhile, on another connection.
-            raise self.markers.not_the_same()
+        self.cluster.check(request, reply, ended, floor)
         return reply
 
     async def _answer_of(self, endpoint: Endpoint, request: Request, until: float) -> Any:
@@ -242,12 +236,12 @@ class Client(Generic[W]):
         Raises Reborn, StoreUnavailable, Broken.
         """
         wire = await self._connect(endpoint, until)
-        self.memory.dialled += 1
-        known = self.memory.incarnation
+        self.cluster.dialled += 1
+        known = self.cluster.incarnation
         if known is None:
             return wire
         try:
-            look = self.markers.is_other(known, endpoint)
+            look = self.cluster.is_other(known, endpoint)
             other = await drive(look, partial(self._on, endpoint, wire, until))
         except (Broken, Garbled) as error:
             wire.close()
@@ -257,8 +251,8 @@ class Client(Generic[W]):
             raise
         if other:
             wire.close()
-            if self.markers.knows(known):
-                self.memory.disown()
+            if self.cluster.knows(known.value):
+                self.cluster.disown()
             raise Reborn(self.site.where)
         return wire
 

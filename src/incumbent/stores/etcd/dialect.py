@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Sequence
 from typing import Final
 
 from incumbent import clock
 from incumbent.errors import StoreUnavailable
 from incumbent.model import (
+    Absent,
     Ask,
     ByClaim,
+    ByVersion,
     GiveOutcome,
     Gone,
     Guard,
@@ -24,15 +27,41 @@ from incumbent.model import (
     TakeOutcome,
 )
 from incumbent.stores.etcd.errors import LeaseMissing
-from incumbent.stores.etcd.incarnation import Incarnation
-from incumbent.stores.etcd.leases import Leases
-from incumbent.stores.etcd.marker import Markers
-from incumbent.stores.etcd.records import Entry, entries_in, entry_of, record_of, seen_in
-from incumbent.stores.etcd.renewing import Renewing
-from incumbent.stores.etcd.requests import REPEATED, Reply, Requests, Steps, revision_of, seconds
-from incumbent.stores.etcd.sessions import ClaimState, Memory, Session, state_of
-from incumbent.stores.etcd.site import Site
-from incumbent.stores.etcd.taking import Taking
+from incumbent.stores.etcd.incarnation import Cluster
+from incumbent.stores.etcd.records import (
+    Entry,
+    Kinds,
+    Names,
+    after,
+    by_name,
+    entries_in,
+    entry_of,
+    packed,
+    record_of,
+    scanned,
+    seen_in,
+)
+from incumbent.stores.etcd.renewing import renew
+from incumbent.stores.etcd.requests import (
+    NEWEST,
+    REPEATED,
+    Reply,
+    Request,
+    Steps,
+    absent,
+    created,
+    delete,
+    modified,
+    put,
+    read,
+    read_all,
+    revision_of,
+    seconds,
+    transaction,
+    watch,
+)
+from incumbent.stores.etcd.sessions import ClaimState, Session, state_of
+from incumbent.stores.etcd.taking import Take
 from incumbent.stores.plan import Plan
 from incumbent.stores.repeats import heard_again
 
@@ -45,28 +74,19 @@ used."""
 
 
 class Dialect:
-    """See stores.plan.Dialect. `memory` is what both sides of an engine share."""
+    """See stores.plan.Dialect. `cluster` is what both sides of an engine share."""
 
-    def __init__(self, site: Site, requests: Requests) -> None:
-        self.requests = requests
-        self.memory = Memory()
-        self.markers = Markers(site, requests, self.memory)
-        self._leases = Leases(requests, self.memory)
-        self._taking = Taking(self.markers, self._leases)
-        self._renewing = Renewing(self.markers, self._leases)
-        self._where = site.where
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self._sessions = cluster.sessions
+        self._where = cluster.site.where
 
     def take(self, key: Key, claim: str, ask: Ask) -> Plan[None, TakeOutcome]:
-        return Plan(
-            "take",
-            lambda *_: self._taking.take(key, claim, ask),
-            (key,),
-            repeatable=False,
-            ttl=ask.ttl,
-        )
+        start = lambda *_: Take(self.cluster, key, claim, ask).run()  # noqa: E731 - as the others
+        return Plan("take", start, (key,), repeatable=False, ttl=ask.ttl)
 
     def renew(self, renewals: Sequence[Renewal]) -> Plan[None, list[RenewOutcome]]:
-        return Plan("renew", lambda *_: self._renewing.renew(renewals), renewals=renewals)
+        return Plan("renew", lambda *_: renew(self.cluster, renewals), renewals=renewals)
 
     def give(
         self,
@@ -78,8 +98,8 @@ class Dialect:
         reserve_for: str | None = None,
         slot: str | None = None,
     ) -> Plan[None, GiveOutcome]:
-        closing = (closed_for, reserve_for or "")
-        return Plan("give", lambda *_: self._leave(key, claim, token, closing, slot), (key,))
+        give = _Give(self.cluster, key, claim, token, closed_for, reserve_for or "", slot)
+        return Plan("give", lambda *_: give.run(), (key,))
 
     def put(
         self, key: Key, field: str, value: bytes | None, guard: Guard
@@ -91,116 +111,30 @@ class Dialect:
         return Plan("read", lambda *_: self._record(key), (key,))
 
     def scan(self, namespace: str, prefix: str) -> Plan[None, tuple[Record, ...]]:
-        return Plan("scan", lambda *_: self._records(namespace, prefix))
-
-    # -- leaving ------------------------------------------------------------------------------
-
-    def _leave(
-        self,
-        key: Key,
-        claim: str,
-        token: int | None,
-        closing: tuple[float, str],
-        slot: str | None,
-    ) -> Steps[GiveOutcome]:
-        incarnation = yield from self.markers.identify()
-        for _ in range(3):
-            try:
-                state = yield from self._held(key, claim, token, incarnation.base, slot)
-                if state is None:
-                    return Gone()
-                given = yield from self._give(state, incarnation, closing, slot)
-                if given:
-                    return Released()
-                # The key is not as it was remembered: look at it.
-            except LeaseMissing:
-                # The history's: it outlived its own.
-                self.memory.histories.clear()
-                known = self.memory.claims.get((key, claim))
-                if known is not None:
-                    known.history = yield from self._leases.history(_KEEP_HISTORY)
-        raise StoreUnavailable(f"{self._where}: etcd leases vanish as soon as they are made")
-
-    def _held(
-        self, key: Key, claim: str, token: int | None, base: int, slot: str | None
-    ) -> Steps[ClaimState | None]:
-        """The claim that is to be given back; None: there is none, and its slot is free again."""
-        known = self.memory.claims.get((key, claim))
-        if token is None:
-            return (yield from self._given_up(key, claim, known, slot))
-        if known is not None and _is(known, token, base):
-            return known
-        if known is not None and not known.revision:
-            self.memory.drop(key, claim)
-        state = yield from self._stored(key, claim)
-        if state is not None and _is(state, token, base):
-            return state
-        if slot is not None:
-            yield self.requests.undo_slot(key, claim, slot)
-        return None
-
-    def _given_up(
-        self, key: Key, claim: str, known: ClaimState | None, slot: str | None
-    ) -> Steps[ClaimState | None]:
-        """The same for a claim without a known token: first forbid a late take, then look."""
-        history = yield from self._leases.history(_KEEP_HISTORY)
-        reply = yield self.requests.give_up(key, claim, history, slot, clock.wall())
-        entry = entry_of(claim, reply["responses"][1])
-        if entry is None:
-            self.memory.drop(key, claim)
-            return None
-        if known is not None and known.revision == entry.created:
-            return known
-        return state_of(key, entry, Session(entry.lease, 1, 0.0), 0.0)
-
-    def _stored(self, key: Key, claim: str) -> Steps[ClaimState | None]:
-        """A claim of which this process remembers nothing, as its key says."""
-        reply = yield self.requests.lookup([key])
-        entry = entry_of(claim, reply["responses"][0])
-        return entry and state_of(key, entry, Session(entry.lease, 1, 0.0), 0.0)
-
-    def _give(
-        self,
-        state: ClaimState,
-        incarnation: Incarnation,
-        closing: tuple[float, str],
-        slot: str | None,
-    ) -> Steps[bool]:
-        closed_for, reserved_for = closing
-        closed = None
-        if closed_for > 0:
-            lease = yield from self._leases.grant(seconds(closed_for))
-            closed = (closed_for, lease.id, reserved_for)
-        if not state.past64:
-            # Another process took it.
-            state.history = yield from self._leases.history(_KEEP_HISTORY)
-            place = self.memory.place(state.key)
-            state.past64 = self.requests.naming.of(state.key).past64(place)
-            self.memory.placed(state.key)
-        reply = yield self.requests.give(
-            state,
-            clock.wall(),
-            base=incarnation.base,
-            closing=closed,
-            slot=slot,
-        )
-        self.memory.drop(state.key, state.claim)
-        if reply[REPEATED] and not reply.get("succeeded"):
-            heard_again(Gone(), self._where)
-        return bool(reply.get("succeeded"))
+        return Plan("scan", lambda *_: self._scan(namespace, prefix))
 
     # -- fields -------------------------------------------------------------------------------
 
     def _write(self, key: Key, field: str, value: bytes | None, guard: Guard) -> Steps[PutOutcome]:
-        base = 0
-        if isinstance(guard, ByClaim):
-            base = yield from self.markers.base()
-            state = self.memory.claims.get((key, guard.claim))
-            if state is None or not _is(state, guard.token, base):
-                state = yield from self._stored(key, guard.claim)
-            if state is None or not _is(state, guard.token, base):
-                return Stale()
-        reply = yield self.requests.put(key, field, value, guard, base)
+        names = Names(self.cluster.prefix, key)
+        place, where = names.field(field), []
+        match guard:
+            case Absent():
+                where = [absent(place)]
+            case ByVersion(version):
+                # A key that is not there compares as version 0.
+                where = [modified(place, version if version > 0 else -1)]
+            case ByClaim(claim, token):
+                base = yield from self.cluster.base()
+                state = self._sessions.claims.get((key, claim))
+                if state is None or not state.has_token(token, base):
+                    state = yield from _stored(self.cluster, key, claim)
+                if state is None or not state.has_token(token, base):
+                    return Stale()
+                where = [created(names.lease, token - base)]
+        write = delete(place) if value is None else put(place, b64encode(value).decode())
+        # The second try of a guarded write could meet the first one's value.
+        reply = yield transaction([write], where=where, repeatable=guard is None)
         if not reply.get("succeeded"):
             return Stale()
         return Stored(0 if value is None else revision_of(reply))
@@ -208,45 +142,177 @@ class Dialect:
     # -- reading ------------------------------------------------------------------------------
 
     def _record(self, key: Key) -> Steps[Record]:
-        reply = yield self.requests.read(key)
-        entries = _all_entries(reply)
-        if not entries:
+        names = Names(self.cluster.prefix, key)
+        areas = (names.leases, names.switches, names.record)
+        reply = yield transaction([read_all(area) for area in areas])
+        found = by_name(self.cluster.prefix, key.namespace, _all_entries(reply))
+        if not found:
             return Record(key)
-        (record,) = yield from self._read_from({key: entries})
-        self.memory.note_seen(key, record.seen, revision_of(reply))
+        (record,) = yield from self._records(found)
+        self._sessions.note_seen(key, record.seen, revision_of(reply))
         return record
 
-    def _records(self, namespace: str, prefix: str) -> Steps[tuple[Record, ...]]:
-        reply = yield self.requests.scan(namespace, prefix)
-        by_key: dict[Key, list[Entry]] = {}
-        for entry in _all_entries(reply):
-            place = self.requests.naming.parse(namespace, entry.key)
-            if place is not None:
-                by_key.setdefault(place[0], []).append(entry)
-        return (yield from self._read_from(by_key))
+    def _scan(self, namespace: str, name: str) -> Steps[tuple[Record, ...]]:
+        prefix = self.cluster.prefix
+        ranges = scanned(prefix, namespace, name)
+        reply = yield transaction([read(start, end) for start, end in ranges])
+        return (yield from self._records(by_name(prefix, namespace, _all_entries(reply))))
 
-    def _read_from(self, by_key: dict[Key, list[Entry]]) -> Steps[tuple[Record, ...]]:
-        base = yield from self.markers.base()
+    def _records(self, found: dict[Key, Kinds]) -> Steps[tuple[Record, ...]]:
+        base = yield from self.cluster.base()
         # Leases and closings end soon, so their remaining time matters.
-        entries = [entry for found in by_key.values() for entry in found]
-        timed = {entry.lease for entry in entries if "!r/" not in entry.key}
-        lives = yield from self._leases.lives(set(sorted(timed)[:_ASKED_MAX]))
-        wall, naming = clock.wall(), self.requests.naming
-        return tuple(
-            record_of(key, naming, by_key[key], base, lives, wall) for key in sorted(by_key)
-        )
+        timed = {
+            entry.lease
+            for kinds in found.values()
+            for kind, entries in kinds.items()
+            if kind.startswith("/")
+            for _, entry in entries
+        }
+        lives = yield from self._sessions.lives(set(sorted(timed)[:_ASKED_MAX]))
+        wall = clock.wall()
+        return tuple(record_of(key, found[key], base, lives, wall) for key in sorted(found))
+
+    # -- waiting ------------------------------------------------------------------------------
+
+    def _changes(self, key: Key) -> list[tuple[str, str]]:
+        """Ranges of all that makes a change: the lease, the record without candidates, switches."""
+        names = Names(self.cluster.prefix, key)
+        return [
+            (names.leases, after(names.leases)),
+            (names.record, names.waiting),
+            (names.switches, after(names.switches)),
+        ]
 
     def unchanged_since(self, key: Key, seen: str) -> Steps[int]:
         """From which revision to watch; 0 if it is not as it was seen."""
-        reply = yield self.requests.newest(key)
+        reply = yield transaction([read(*area, NEWEST) for area in self._changes(key)])
         leases, *others = map(entries_in, reply["responses"])
         newest = seen_in(leases or [entry for entries in others for entry in entries])
         return revision_of(reply) + 1 if newest == seen else 0
 
+    def watch(self, key: Key, revision: int) -> Request:
+        """One stream for all that makes a change, from `revision` on."""
+        leases, record, switches = self._changes(key)
+        return watch((leases, switches, record), revision)
 
-def _is(state: ClaimState, token: int | None, base: int) -> bool:
-    """Whether it is known when it was granted, and with this token if one is given."""
-    return state.revision > 0 and token in {None, base + state.revision}
+
+class _Give:
+    """One lease that is given back."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        key: Key,
+        claim: str,
+        token: int | None,
+        closed_for: float,
+        reserve_for: str,
+        slot: str | None,
+    ) -> None:
+        self.cluster = cluster
+        self.sessions = cluster.sessions
+        self.names = Names(cluster.prefix, key)
+        self.key = key
+        self.claim = claim
+        self.token = token
+        self.closed_for = closed_for
+        self.reserve_for = reserve_for
+        self.undo_slot = [] if slot is None else [delete(self.names.slot(slot, claim))]
+
+    def run(self) -> Steps[GiveOutcome]:
+        base = (yield from self.cluster.identify()).base
+        for _ in range(3):
+            try:
+                if self.token is None:
+                    state = yield from self._given_up()
+                else:
+                    state = yield from self._held(base)
+                if state is None:
+                    return Gone()
+                if (yield from self._give(state, base)):
+                    return Released()
+                # The key is not as it was remembered: look at it.
+            except LeaseMissing:
+                # The history's: it outlived its own.
+                self.sessions.histories.clear()
+                known = self.sessions.claims.get((self.key, self.claim))
+                if known is not None:
+                    known.history = yield from self.sessions.history(_KEEP_HISTORY)
+        where = self.cluster.site.where
+        raise StoreUnavailable(f"{where}: etcd leases vanish as soon as they are made")
+
+    def _held(self, base: int) -> Steps[ClaimState | None]:
+        """The claim that is to be given back; None: there is none, and its slot is free again."""
+        known = self.sessions.claims.get((self.key, self.claim))
+        if known is not None and known.has_token(self.token, base):
+            return known
+        if known is not None and not known.revision:
+            self.sessions.drop(self.key, self.claim)
+        state = yield from _stored(self.cluster, self.key, self.claim)
+        if state is not None and state.has_token(self.token, base):
+            return state
+        if self.undo_slot:
+            yield transaction(self.undo_slot)
+        return None
+
+    def _given_up(self) -> Steps[ClaimState | None]:
+        """The same for a claim without a known token: first forbid a late take, then look.
+
+        The mark lives for a day at least.
+        """
+        known = self.sessions.claims.get((self.key, self.claim))
+        history = yield from self.sessions.history(_KEEP_HISTORY)
+        mark = packed(given_up=clock.wall())
+        done = [put(self.names.late(self.claim), mark, history), read(self.names.lease)]
+        reply = yield transaction([*done, *self.undo_slot])
+        entry = entry_of(self.claim, reply["responses"][1])
+        if entry is None:
+            self.sessions.drop(self.key, self.claim)
+            return None
+        if known is not None and known.revision == entry.created:
+            return known
+        return _foreign(self.key, entry)
+
+    def _give(self, state: ClaimState, base: int) -> Steps[bool]:
+        closing = None
+        if self.closed_for > 0:
+            closing = yield from self.sessions.grant(seconds(self.closed_for))
+        if not state.past:
+            # Another process took it.
+            state.history = yield from self.sessions.history(_KEEP_HISTORY)
+            state.past = self.sessions.past(self.key)
+            self.sessions.placed(self.key)
+        wall = clock.wall()
+        past = packed(holder=state.holder, since=state.since, ended=wall, revision=state.revision)
+        success = [delete(self.names.lease), put(state.past, past, state.history)]
+        success += [delete(key) for key in state.surplus if key != state.past]
+        if closing is not None:
+            value = packed(
+                holder=state.holder,
+                token=base + state.revision,
+                reserved_for=self.reserve_for,
+                kept=self.closed_for,
+                until=wall + self.closed_for,
+            )
+            success.append(put(self.names.closing, value, closing.id))
+        reply = yield transaction(
+            [*success, *self.undo_slot], self.undo_slot, where=self.sessions.ours(state)
+        )
+        self.sessions.drop(self.key, self.claim)
+        if reply[REPEATED] and not reply.get("succeeded"):
+            heard_again(Gone(), self.cluster.site.where)
+        return bool(reply.get("succeeded"))
+
+
+def _stored(cluster: Cluster, key: Key, claim: str) -> Steps[ClaimState | None]:
+    """A claim of which this process remembers nothing, as its key says."""
+    reply = yield cluster.sessions.lookup([key])
+    entry = entry_of(claim, reply["responses"][0])
+    return entry and _foreign(key, entry)
+
+
+def _foreign(key: Key, entry: Entry) -> ClaimState:
+    return state_of(key, entry, Session(entry.lease, 1, 0.0), 0.0)
 
 
 def _all_entries(reply: Reply) -> list[Entry]:

@@ -119,12 +119,12 @@ async def _incarnation(
     client: Client[Any], endpoint: Endpoint, ttl: float, until: float
 ) -> list[Finding]:
     """Whether a restore would be noticed, and whether there was one."""
-    markers = client.markers
-    if await client.carry_out(markers.status(endpoint), until) is None:
+    cluster = client.cluster
+    if await client.carry_out(cluster.status(endpoint), until) is None:
         what = f"{endpoint} does not tell what it has carried out (Maintenance.Status)"
         return [("warning", what, "a restored snapshot is not noticed: see docs/etcd.md")]
-    place = markers.place
-    left = await client.carry_out(markers.waits_for(endpoint, ttl), until)
+    place = cluster.marker
+    left = await client.carry_out(cluster.waits_for(endpoint, ttl), until)
     if left is None:
         what = f"its marker {place} is of an earlier incarnation: it was restored, or copied"
         return [("warning", what, "nothing is granted for restart_wait once an instance connects")]
@@ -138,9 +138,9 @@ async def _incarnation(
 async def _trip(
     client: Client[Any], _endpoint: Endpoint, ttl: float, until: float
 ) -> list[Finding]:
-    await client.carry_out(client.markers.base(), until)
+    await client.carry_out(client.cluster.base(), until)
     started = clock.now()
-    await client.carry_out(client.markers.read(), until)
+    await client.carry_out(client.cluster.read_marker(), until)
     trip = clock.now() - started
     what = f"a linearizable read takes {say_seconds(trip)}"
     if trip > ttl / 30:

@@ -11,8 +11,7 @@ from incumbent.model import Capabilities
 from incumbent.protocol.port import run
 from incumbent.stores.etcd.dialect import Dialect
 from incumbent.stores.etcd.doctor import diagnose
-from incumbent.stores.etcd.records import Naming
-from incumbent.stores.etcd.requests import Requests
+from incumbent.stores.etcd.incarnation import Cluster
 from incumbent.stores.etcd.site import Site
 from incumbent.stores.etcd.sync import EtcdStore
 from incumbent.stores.etcd.url import EtcdOptions, parse_etcd_url
@@ -49,8 +48,8 @@ class EtcdEngine:
     def __init__(self, options: EtcdOptions) -> None:
         self.url = options.shown
         self._site = Site(options, _context(options) if options.tls else None)
-        self._dialect = Dialect(self._site, Requests(Naming(options.prefix)))
-        self._store = EtcdStore(self._site, self._dialect)
+        self._dialect = Dialect(Cluster(self._site))
+        self._store = EtcdStore(self._dialect)
         self._loops: dict[str, Loops[AsyncEtcdStore]] = {}
 
     def __repr__(self) -> str:
@@ -70,9 +69,7 @@ class EtcdEngine:
         from incumbent.stores.loops import Loops
 
         # One atomic step instead of a lock, which a fork could copy while somebody holds it.
-        return self._loops.setdefault(
-            "all", Loops(partial(AsyncEtcdStore, self._site, self._dialect))
-        )
+        return self._loops.setdefault("all", Loops(partial(AsyncEtcdStore, self._dialect)))
 
     def diagnose(self, ttl: float, until: float) -> list[tuple[str, str, str]]:
         """See Engine.diagnose. Looks also at a cluster that would be refused."""

@@ -10,7 +10,6 @@ from typing import Any, Final
 
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.net.pool import Broken
-from incumbent.stores.restart import restart_words
 
 __all__ = [
     "Answered",
@@ -22,10 +21,8 @@ __all__ = [
     "connect_error",
     "error_text",
     "exchange_error",
-    "format_error",
     "gateway_error",
     "is_refusal_of_certificate",
-    "restart_error",
 ]
 
 
@@ -194,20 +191,4 @@ def exchange_error(
         f"{where} gave no usable answer ({error}); perhaps it did what was asked",
         permanent=found.permanent,
         retry_after=found.retry_after,
-    )
-
-
-def restart_error(where: str, age: float, left: float) -> StoreUnavailable:
-    """The exception for a cluster that has not existed for as long as a holder may believe."""
-    what = "is new, lost its data or was restored"
-    return StoreUnavailable(restart_words(where, what, max(0.0, age), left), retry_after=left)
-
-
-def format_error(found: object, where: str, key: str, spoken: int) -> StoreUnavailable:
-    """The exception for records of another version of incumbent, which stay as they are."""
-    return StoreUnavailable(
-        f"{where}: {key!r} has records of format {found or 1}, and this version speaks {spoken}:"
-        " instances of another version use it. Stop them first, then remove the marker with"
-        f" `etcdctl del '{key}'`; or give the new version a prefix of its own in the store's URL",
-        permanent=True,
     )

@@ -1,4 +1,4 @@
-"""Which incarnation of a cluster this is, and what shows that it is another one. Pure.
+"""Which incarnation of a cluster is asked: learnt from its marker, and watched at every step.
 
 A cluster that is restored from a snapshot keeps its id with etcd's defaults, its revisions go on
 from the snapshot, and so may its leases. What it does not keep is the log: its index begins again.
@@ -9,13 +9,62 @@ written; a lower one belongs to another incarnation.
 A data folder that was put back, and `--force-new-cluster` on a member that lagged behind, bring
 back an earlier state *with* its log. Who has seen a later revision, or a later entry of the log,
 notices it; a process that is new cannot.
+
+The incarnation is looked at when the marker is read, on each new connection (whatever begins a new
+incarnation ends all connections to the old one), and by the revision of each answer. The marker
+itself is compared in every transaction that grants or proves.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import json
+import re
+import uuid
+from email.utils import parsedate_to_datetime
+from typing import Final, NamedTuple
 
-__all__ = ["Incarnation", "Status", "differs", "later", "status_of"]
+from incumbent import clock
+from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
+from incumbent.policy import TTL_DEFAULT
+from incumbent.stores.etcd.errors import Answered, Reborn
+from incumbent.stores.etcd.http import Reading
+from incumbent.stores.etcd.records import (
+    RECORD_FORMAT,
+    Entry,
+    b64,
+    check_format,
+    entries_in,
+    number_in,
+    packed,
+)
+from incumbent.stores.etcd.requests import (
+    COUNT,
+    LINEARIZABLE,
+    METRICS,
+    Reply,
+    Request,
+    Steps,
+    absent,
+    delete,
+    has_value,
+    modified,
+    put,
+    read,
+    transaction,
+)
+from incumbent.stores.etcd.sessions import Sessions
+from incumbent.stores.etcd.site import Site
+from incumbent.stores.restart import restart_words, wait_after_restart
+from incumbent.stores.url import Endpoint
+
+__all__ = ["Cluster", "Incarnation", "NotedTtl", "Status", "differs", "later", "status_of"]
+
+_STARTED: Final = re.compile(rb"^process_start_time_seconds ([0-9.e+]+)$", re.MULTILINE)
+_STEP: Final = 1_000_000
+"""By how much the base of tokens grows at least, where a clock is behind: for so many writes that
+were lost."""
+
+_now = clock.now
 
 
 class Incarnation(NamedTuple):
@@ -47,7 +96,7 @@ class Status(NamedTuple):
     revision: int
 
 
-def status_of(reply: dict[str, Any]) -> Status | None:
+def status_of(reply: Reply) -> Status | None:
     """Of an answer of etcd's Maintenance.Status; None if it does not say."""
     header = reply.get("header", {})
     if "raftAppliedIndex" not in reply or "revision" not in header:
@@ -79,3 +128,294 @@ def differs(known: Incarnation, met: Status | None, now: Status) -> bool:
 def later(met: Status | None, now: Status) -> Status:
     """The further one of the two."""
     return now if met is None or (met.term, met.applied) < (now.term, now.applied) else met
+
+
+class NotedTtl(NamedTuple):
+    """The longest ttl that is noted beside a marker (its value), and at which revision."""
+
+    marker: str = ""
+    ttl: float = TTL_DEFAULT
+    modified: int = 0
+
+    def covers(self, ttl: float, marker: str) -> bool:
+        """Whether a process that finds this marker after a restore waits for so long."""
+        return ttl <= TTL_DEFAULT or (marker == self.marker and ttl <= self.ttl)
+
+
+class Cluster:
+    """What both sides of an engine know of their cluster, and the programs that learn it.
+
+    `incarnation`: the known one; `disowned`: only a marker with a greater base than this is of the
+    present incarnation; `ended`: how often one turned out to be over; `met`: the furthest state of
+    a member that was met; `floor`: of which cluster, and at which revision, the last linearizable
+    answer was; `dialled`: how many connections were made; `longest`: the longest ttl that is known
+    to be used under the prefix; `noted`: what was read of it there.
+    """
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+        self.prefix = site.options.prefix
+        self.marker = f"{self.prefix}!born"
+        self.sessions = Sessions(self.prefix)
+        # Without a read that has to be linearizable, etcd answers comparisons from what the member
+        # itself has: one that lost its cluster would go on saying that all is well.
+        self.current = read(self.marker, more=COUNT)
+        self.incarnation: Incarnation | None = None
+        self.disowned = -1
+        self.ended = 0
+        self.met: Status | None = None
+        self.floor = ("", 0)
+        self.dialled = 0
+        self.longest = TTL_DEFAULT
+        self.noted = NotedTtl()
+        self._cluster_id = ""
+
+    # -- what a holder may count on -----------------------------------------------------------
+
+    def identify(self) -> Steps[Incarnation]:
+        """The incarnation of the cluster; the first process to meet a new one writes its marker."""
+        known = self.incarnation
+        if known is None:
+            known = yield from self._learn()
+            if known.base <= self.disowned:
+                # Learnt while another thread noticed that it is over.
+                raise Reborn(self.site.where)
+            self.incarnation = known
+        return known
+
+    def admit(self, ttl: float) -> Steps[Incarnation]:
+        """The same, once it is older than a holder from before may believe."""
+        known = yield from self.identify()
+        if not self.noted.covers(ttl, known.value):
+            yield from self._note_ttl(known, ttl)
+        early = self._grants_at(known, ttl) - _now()
+        if early > 0:
+            what = "is new, lost its data or was restored"
+            words = restart_words(self.site.where, what, max(0.0, _now() - known.at), early)
+            raise StoreUnavailable(words, retry_after=early)
+        return known
+
+    def _grants_at(self, known: Incarnation, ttl: float) -> float:
+        return known.at + wait_after_restart(self.site.restart_wait, ttl, self.longest)
+
+    def base(self) -> Steps[int]:
+        """The number to which a revision is added for a token; reading creates no marker."""
+        if self.incarnation is not None:
+            return self.incarnation.base
+        found = yield from self.read_marker()
+        return int(self._fields(found).get("base", 0)) if found else 0
+
+    def waits_for(self, endpoint: Endpoint, ttl: float) -> Steps[float | None]:
+        """Seconds until it grants, as far as the marker says; None: it is of another incarnation.
+
+        Writes nothing.
+        """
+        found = yield from self.read_marker()
+        if found is None:
+            return 0.0
+        wall, _ = yield from self._ages(endpoint)
+        known = _incarnation_of(found, self._fields(found), wall)
+        if (yield from self.is_other(known, endpoint)):
+            return None
+        return max(0.0, self._grants_at(known, ttl) - _now())
+
+    # -- the marker ---------------------------------------------------------------------------
+
+    def still(self, known: Incarnation) -> str:
+        """The comparison: this is the incarnation that is known."""
+        return has_value(self.marker, known.value)
+
+    def read_marker(self) -> Steps[Entry | None]:
+        """By a linearizable read; notes the longest ttl that stands beside it."""
+        asked = {"key": b64(self.marker), "range_end": b64(f"{self.marker}.")}
+        reply = yield Request("/v3/kv/range", json.dumps(asked).encode())
+        self._cluster_id = str(reply["header"].get("cluster_id", ""))
+        found, noted = None, NotedTtl()
+        for entry in entries_in(reply):
+            if entry.key == self.marker:
+                found = entry
+            else:
+                noted = NotedTtl(ttl=number_in(entry.fields.get("ttl")), modified=entry.modified)
+        self.noted = noted._replace(marker=found.value64 if found else "")
+        self.longest = max(self.longest, noted.ttl)
+        return found
+
+    def _fields(self, entry: Entry) -> Reply:
+        return check_format(entry, f", then remove it with `etcdctl del '{self.marker}'`")
+
+    def _learn(self) -> Steps[Incarnation]:
+        for _ in range(3):
+            found = yield from self.read_marker()
+            fields = self._fields(found) if found else {}
+            endpoint = self.site.endpoints.best(_now())
+            wall, uptime = yield from self._ages(endpoint)
+            if found or self.disowned >= 0:
+                # Where there was one before, nobody knows when it ended: servers may have run long
+                # before they were given its address.
+                uptime = 0.0
+            if found:
+                known = _incarnation_of(found, fields, wall)
+                if known.base > self.disowned:
+                    other = yield from self.is_other(known, endpoint)
+                    if not other:
+                        return known
+            status = yield from self.status(endpoint)
+            # Above every base that this process remembers too, in case a clock is behind.
+            before = max(int(fields.get("base", 0)), self.disowned)
+            base = max(int(clock.wall() * 1_000_000), before) + (_STEP if before else 0)
+            value = packed(
+                format=RECORD_FORMAT,
+                epoch=uuid.uuid4().hex,
+                base=base,
+                cluster=self._cluster_id,
+                at=wall - uptime,
+                term=status.term if status else 0,
+                applied=status.applied if status else 0,
+            )
+            # Another process may just have written its own.
+            unchanged = modified(self.marker, found.modified) if found else absent(self.marker)
+            yield transaction([put(self.marker, value)], where=[unchanged])
+        raise StoreUnavailable(f"{self.site.where}: its marker {self.marker} keeps changing")
+
+    def _note_ttl(self, known: Incarnation, ttl: float) -> Steps[None]:
+        """Note beside the marker that holders may believe for so long, before one does.
+
+        Raises Reborn, or when no time is left StoreUnavailable.
+        """
+        place = f"{self.marker}-ttl"
+        while not self.noted.covers(ttl, known.value):
+            changed = yield from self.changed()
+            if changed or not self.knows(known.value):
+                raise Reborn(self.site.where)
+            noted = self.noted
+            if noted.ttl < ttl:
+                # Another may note a longer one now: then nothing is written, and it is read again.
+                unchanged = [self.still(known), modified(place, noted.modified)]
+                yield transaction([put(place, packed(ttl=ttl))], where=unchanged)
+
+    def _ages(self, endpoint: Endpoint) -> Steps[tuple[float, float]]:
+        """The wall clock of a member, and for how many seconds it has run (0.0: nobody knows)."""
+        try:
+            reading = yield Request(METRICS, endpoint=endpoint)
+        except StoreError:
+            return clock.wall(), 0.0
+        wall = _date(reading)
+        started = _STARTED.search(reading.body) if reading.status == 200 else None
+        return wall, max(0.0, wall - float(started[1])) if started else 0.0
+
+    # -- whether it is still the same ---------------------------------------------------------
+
+    def knows(self, marker: str) -> bool:
+        """Whether the known incarnation is still the one whose marker has this value."""
+        known = self.incarnation
+        return known is not None and known.value == marker
+
+    def changed(self) -> Steps[bool]:
+        """Whether this is another incarnation than the one that is known."""
+        known = self.incarnation
+        found = yield from self.read_marker()
+        if known is not None and found and found.value64 == known.value:
+            return False
+        # Another thread may have learnt of a newer one meanwhile.
+        if known is not None and self.incarnation is known:
+            self.disown()
+        return True
+
+    def disown(self) -> None:
+        """The cluster is of another incarnation: nothing that is remembered of it counts."""
+        self.ended += 1
+        known, self.incarnation = self.incarnation, None
+        if known is not None:
+            self.disowned = max(self.disowned, known.base)
+        self.met, self.floor = None, ("", 0)
+        self.sessions.lose_all()
+
+    def check(self, request: Request, reply: Reply, ended: int, floor: tuple[str, int]) -> None:
+        """Whether an answer is of the incarnation that was known when it was asked.
+
+        `ended`, `floor`: as they were before it was asked. Raises OutcomeUnknown.
+        """
+        if request.path in LINEARIZABLE:
+            header = reply["header"]
+            cluster, revision = str(header.get("cluster_id", "")), int(header.get("revision", 0))
+            if self.ended != ended:
+                # It may be late, and of the incarnation before.
+                raise self._not_the_same()
+            if not self.fits(cluster, revision, floor):
+                self.disown()
+                raise self._not_the_same()
+        if request.marker and not self.knows(request.marker):
+            # Noticed meanwhile, on another connection.
+            raise self._not_the_same()
+
+    def fits(self, cluster: str, revision: int, floor: tuple[str, int]) -> bool:
+        """Whether a linearizable answer fits `floor`, which was known before it was asked."""
+        known, least = floor
+        if known and (cluster != known or revision < least):
+            return False
+        if not self.floor[0] or revision > self.floor[1]:
+            self.floor = (cluster, revision)
+        return True
+
+    def _not_the_same(self) -> OutcomeUnknown:
+        return OutcomeUnknown(
+            f"{self.site.where} turned out to be another incarnation of the cluster: it was"
+            " restored, put back, or lost its data"
+        )
+
+    def is_other(self, known: Incarnation, endpoint: Endpoint) -> Steps[bool]:
+        """Whether this member is of another incarnation than the one that is known."""
+        status = yield from self.status(endpoint)
+        if status is not None and differs(known, self.met, status):
+            # One that starts, or catches up, shows old numbers for a moment. After a proposal,
+            # which changes nothing, it has carried out all that was before. With a token of another
+            # incarnation it would wait for the entry of the log that the token names.
+            self.site.token = ""
+            try:
+                # Nobody writes this key: removing it is an entry of the log, also while the
+                # database is full.
+                yield transaction([delete(f"{self.prefix}!nothing")], endpoint=endpoint)
+            except Answered as error:
+                raise self._refused(error) from error
+            status = yield from self.status(endpoint)
+            if status is not None and differs(known, self.met, status):
+                return True
+        if status is not None:
+            self.met = later(self.met, status)
+        return False
+
+    def status(self, endpoint: Endpoint) -> Steps[Status | None]:
+        """What a member has carried out; None if it never tells."""
+        try:
+            reply = yield Request("/v3/maintenance/status", endpoint=endpoint)
+        except Answered as error:
+            if error.never:
+                return None
+            raise self._refused(error) from error
+        return status_of(reply)
+
+    def _refused(self, error: Answered) -> StoreUnavailable:
+        """A look, before anything else was sent."""
+        self.site.wants_login(error)
+        return StoreUnavailable(f"{self.site.where} refuses a look: {error.text}")
+
+
+def _incarnation_of(entry: Entry, fields: Reply, wall: float) -> Incarnation:
+    age = max(0.0, wall - float(fields.get("at", wall)))
+    return Incarnation(
+        str(fields["epoch"]),
+        int(fields["base"]),
+        entry.value64,
+        _now() - age,
+        str(fields.get("cluster", "")),
+        int(fields.get("term", 0)),
+        int(fields.get("applied", 0)),
+        entry.modified,
+    )
+
+
+def _date(reading: Reading) -> float:
+    try:
+        return parsedate_to_datetime(reading.header(b"date").decode()).timestamp()
+    except (ValueError, TypeError):
+        return clock.wall()

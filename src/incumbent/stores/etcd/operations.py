@@ -29,12 +29,11 @@ class Operations(Planned[None], Generic[W]):
 
     def __init__(
         self,
-        site: Site,
         dialect: Dialect,
         dial: Callable[[Site, Endpoint, float], Awaitable[W]],
     ) -> None:
         self.dialect: Dialect = dialect
-        self.client = Client(site, dialect.markers, dial)
+        self.client = Client(dialect.cluster, dial)
 
     async def run(self, plan: Plan[None, T], until: float) -> T:
         return await self.client.carry_out(plan.start(None, until), until)
@@ -55,7 +54,7 @@ class Operations(Planned[None], Generic[W]):
                 raise
 
     async def _wait(self, key: Key, seen: str, until: float) -> None:
-        site, looked = self.client.site, self.dialect.memory.looked.get(key)
+        site, looked = self.client.site, self.dialect.cluster.sessions.looked.get(key)
         start = looked[1] + 1 if looked is not None and looked[0] == seen else 0
         failures = 0
         while _now() < until:
@@ -77,7 +76,7 @@ class Operations(Planned[None], Generic[W]):
     async def _watch(self, key: Key, start: int, until: float) -> bool:
         """True: something changed, or the time is over. False: compacted."""
         client, site = self.client, self.client.site
-        request = self.dialect.requests.watch(key, start)
+        request = self.dialect.watch(key, start)
         endpoint, wire, reading = await client.stream(request, until)
         try:
             while True:

@@ -19,8 +19,9 @@ from __future__ import annotations
 import json
 from base64 import b64decode, b64encode
 from binascii import b2a_base64
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 from urllib.parse import quote, unquote
 
 from incumbent.errors import StoreUnavailable
@@ -31,27 +32,30 @@ from incumbent.stores.table import CANDIDATES_KEPT, HISTORY_KEPT
 __all__ = [
     "RECORD_FORMAT",
     "Entry",
+    "Kinds",
     "Names",
-    "Naming",
     "after",
     "b64",
+    "by_name",
+    "check_format",
     "entries_in",
     "entry_of",
     "holding_of",
     "number_in",
     "packed",
-    "part",
     "record_of",
+    "scanned",
     "seen_in",
     "surplus_candidates",
 ]
 
 RECORD_FORMAT: Final = 2
 """Of the marker and of a lease's value; those without a number are of format 1."""
-_CACHED: Final = 16_384
 _SHOWN: Final = 200
-_SWITCHES: Final = (PAUSE, RESIGN)
 _quoted: Final = json.encoder.encode_basestring_ascii
+
+
+# -- keys -----------------------------------------------------------------------------------------
 
 
 def b64(text: str) -> str:
@@ -64,91 +68,56 @@ def after(prefix: str) -> str:
     return prefix[:-1] + chr(ord(prefix[-1]) + 1)
 
 
-def part(text: str) -> str:
+def _part(text: str) -> str:
     """One part of a key, without a slash."""
     return text if text.isalnum() and text.isascii() else quote(text, safe="")
 
 
 class Names:
-    """The keys of one lease; `x64` is the base64 of `x`, `x_end64` that of its range's end."""
+    """The keys of one lease."""
+
+    __slots__ = ("_late", "closing", "lease", "leases", "record", "switches", "waiting")
 
     def __init__(self, prefix: str, key: Key) -> None:
         base, name = f"{prefix}/{key.namespace}", quote(key.name, safe=":@")
         self.leases = f"{base}/{name}/"
+        self.lease = f"{base}/{name}/held"
         self.switches = f"{base}!s/{name}/"
+        self.closing = f"{base}!s/{name}/closing"
         self.record = f"{base}!r/{name}/"
-        self.late = f"{base}!x/{name}/"
-        self.leases64, self.leases_end64 = b64(self.leases), b64(after(self.leases))
-        self.switches64, self.switches_end64 = b64(self.switches), b64(after(self.switches))
-        self.record64, self.record_end64 = b64(self.record), b64(after(self.record))
-        self.lease64 = b64(f"{self.leases}held")
-        self.others64 = b64(f"{self.record}w")
+        self.waiting = f"{base}!r/{name}/w"
         """Where the candidates begin; a new candidate is no change."""
-        self.closing64 = b64(f"{self.switches}closing")
-        self.pause64 = b64(self.switches + PAUSE)
-        self.resign64 = b64(self.switches + RESIGN)
+        self._late = f"{base}!x/{name}/"
 
-    def field64(self, field: str) -> str:
-        """The key of a field."""
-        switch = field in _SWITCHES
-        return b64(f"{self.switches}{field}" if switch else f"{self.record}f/{part(field)}")
+    def field(self, field: str) -> str:
+        if field in (PAUSE, RESIGN):
+            return self.switches + field
+        return f"{self.record}f/{_part(field)}"
 
-    def late64(self, claim: str) -> str:
-        """The key of the mark of a claim that was given up."""
-        return b64(self.late + claim)
+    def late(self, claim: str) -> str:
+        """The mark of a claim that was given up."""
+        return self._late + claim
 
-    def past64(self, place: str) -> str:
-        """The key of an entry of the history."""
-        return b64(f"{self.record}h/{place}")
+    def past(self, place: str) -> str:
+        """An entry of the history."""
+        return f"{self.record}h/{place}"
 
-    def slot(self, slot: str) -> str:
-        """What the keys of a slot begin with."""
-        return f"{self.record}t/{part(slot)}/"
+    def slot(self, slot: str, claim: str = "") -> str:
+        """A slot that `claim` took; without a claim, what the keys of the slot begin with."""
+        return f"{self.record}t/{_part(slot)}/{_part(claim)}"
 
-    def slot64(self, slot: str, claim: str) -> str:
-        """The key of a slot that `claim` took."""
-        return b64(self.slot(slot) + part(claim))
-
-    def candidate64(self, holder: str) -> str:
-        """The key of one that stands by."""
-        return b64(f"{self.record}w/{part(holder)}")
+    def candidate(self, holder: str) -> str:
+        return f"{self.waiting}/{_part(holder)}"
 
 
-class Naming:
-    """From keys to names and back, under one prefix."""
+def scanned(prefix: str, namespace: str, name: str) -> list[tuple[str, str]]:
+    """Ranges that have all keys of the names that begin with `name`."""
+    start = quote(name, safe=":@")
+    areas = (f"{prefix}/{namespace}{kind}/" for kind in ("", "!s", "!r"))
+    return [(area + start, after(area + start)) for area in areas]
 
-    def __init__(self, prefix: str) -> None:
-        self.prefix = prefix
-        self.born64 = b64(f"{prefix}!born")
-        self.born_end64 = b64(f"{prefix}!born.")
-        self.ttl64 = b64(f"{prefix}!born-ttl")
-        self.nothing64 = b64(f"{prefix}!nothing")
-        """Nobody writes it: removing it is an entry of the log, also while the database is full."""
-        self._cache: dict[Key, Names] = {}
 
-    def of(self, key: Key) -> Names:
-        """The names of `key`."""
-        names = self._cache.get(key)
-        if names is None:
-            if len(self._cache) >= _CACHED:
-                self._cache.clear()
-            names = self._cache[key] = Names(self.prefix, key)
-        return names
-
-    def ranges(self, namespace: str, prefix: str) -> list[tuple[str, str]]:
-        """Key ranges that cover all of the names that begin with `prefix`."""
-        start = quote(prefix, safe=":@")
-        areas = (f"{self.prefix}/{namespace}{kind}/" for kind in ("", "!s", "!r"))
-        return [(area + start, after(area + start if start else area)) for area in areas]
-
-    def parse(self, namespace: str, found: str) -> tuple[Key, str, str] | None:
-        """From a key in etcd to its lease, its area ("/", "!s", "!r"), and the rest."""
-        base = f"{self.prefix}/{namespace}"
-        for kind in ("!s/", "!r/", "/"):
-            name, slash, rest = found.removeprefix(base + kind).partition("/")
-            if found.startswith(base + kind) and name and slash:
-                return Key(namespace, unquote(name)), kind[:2] if kind != "/" else "/", rest
-        return None
+# -- values ---------------------------------------------------------------------------------------
 
 
 class Entry(NamedTuple):
@@ -192,10 +161,7 @@ def entries_in(response: Mapping[str, Any]) -> list[Entry]:
 
 def entry_of(claim: str, response: Mapping[str, Any]) -> Entry | None:
     """The lease that a lookup found, if it is this claim's."""
-    for entry in entries_in(response):
-        if entry.fields.get("claim") == claim:
-            return entry
-    return None
+    return next((at for at in entries_in(response) if at.fields.get("claim") == claim), None)
 
 
 def packed(**fields: str | float) -> str:
@@ -207,38 +173,22 @@ def packed(**fields: str | float) -> str:
     return b64(f"{{{inside}}}")
 
 
-def holding_of(entry: Entry, base: int, lives: Mapping[str, float], wall: float) -> Holding:
-    """The holder that this key names; `lives` has the seconds that are left of etcd leases.
-
-    Raises StoreUnavailable, finally, for a lease that another version of incumbent wrote.
-    """
-    fields = entry.fields
-    token, left = base + entry.created, lives.get(entry.lease)
-    if "claim" not in fields:
-        # etcdctl, a Go program: their value may be anything, and is often empty.
-        shown = entry.value.decode(errors="replace").strip()[:_SHOWN]
-        return Holding(shown or entry.key[-_SHOWN:], token, left, foreign=True)
-    if fields.get("format") != RECORD_FORMAT:
-        raise StoreUnavailable(
-            f"{entry.key!r} is a lease of format {fields.get('format') or 1}, and this version"
-            f" speaks {RECORD_FORMAT}: an instance of another version holds it. Stop those first,"
-            " or give the new version a prefix of its own in the store's URL",
-            permanent=True,
-        )
-    return Holding(
-        str(fields.get("holder", "")),
-        token,
-        left,
-        number_in(fields.get("ttl")),
-        max(0.0, wall - number_in(fields.get("since"), wall)),
-        b64decode(str(fields.get("meta", ""))),
-        str(fields["claim"]),
-    )
-
-
 def number_in(value: object, default: float = 0.0) -> float:
     """A number of a value's fields, or the default for anything else."""
     return float(value) if isinstance(value, int | float) else default
+
+
+def check_format(entry: Entry, cure: str = "") -> dict[str, Any]:
+    """The fields. Raises StoreUnavailable, finally, if another version of incumbent wrote them."""
+    fields = entry.fields
+    if fields.get("format") != RECORD_FORMAT:
+        raise StoreUnavailable(
+            f"{entry.key!r} has format {fields.get('format') or 1}, and this version speaks"
+            f" {RECORD_FORMAT}: instances of another version use it. Stop those first{cure}, or"
+            " give the new version a prefix of its own in the store's URL",
+            permanent=True,
+        )
+    return fields
 
 
 def seen_in(entries: Iterable[Entry]) -> str:
@@ -257,31 +207,55 @@ def surplus_candidates(entries: Iterable[Entry]) -> list[str]:
     return [entry.key for entry in ordered[:-CANDIDATES_KEPT]]
 
 
-def record_of(
-    key: Key,
-    naming: Naming,
-    entries: list[Entry],
-    base: int,
-    lives: Mapping[str, float],
-    wall: float,
-) -> Record:
-    """The record of a key from its entries. Without any, an empty record."""
-    kinds: dict[str, list[tuple[str, Entry]]] = {kind: [] for kind in ("/", "c", "!s", *"fthw")}
+# -- records --------------------------------------------------------------------------------------
+
+Kinds: TypeAlias = dict[str, list[tuple[str, Entry]]]
+"""The entries of one name: "/lease", "/switch", "/closing", and those of its record: f, h, t, w."""
+
+
+def by_name(prefix: str, namespace: str, entries: Iterable[Entry]) -> dict[Key, Kinds]:
+    """Entries by the lease they belong to and by their kind, each with the rest of its key."""
+    found: dict[Key, Kinds] = {}
     for entry in entries:
-        place = naming.parse(key.namespace, entry.key)
-        if place is not None and place[0] == key:
-            kind, rest = _kind(place[1], place[2])
-            kinds.setdefault(kind, []).append((unquote(rest), entry))
-    leases = sorted((entry for _, entry in kinds["/"]), key=lambda entry: entry.created)
-    closing = next((entry for _, entry in kinds["c"]), None)
-    candidates = [Candidate(name, _left(entry, lives, wall)) for name, entry in kinds["w"]]
+        area, _, rest = entry.key.removeprefix(f"{prefix}/{namespace}").partition("/")
+        name, slash, rest = rest.partition("/")
+        if not (name and slash):
+            continue
+        if area == "!r":
+            kind, _, rest = rest.partition("/")
+        elif area == "!s":
+            kind = "/closing" if rest == "closing" else "/switch"
+        else:
+            kind = "/lease"
+        kinds = found.setdefault(Key(namespace, unquote(name)), defaultdict(list))
+        kinds[kind].append((unquote(rest), entry))
+    return found
+
+
+def record_of(key: Key, kinds: Kinds, base: int, lives: Mapping[str, float], wall: float) -> Record:
+    """The record of a key; `lives` has the seconds that are left of etcd leases."""
+
+    def left(entry: Entry) -> float:
+        """Seconds: by etcd where it was asked, else by the writer's wall clock."""
+        if entry.lease in lives:
+            return lives[entry.lease]
+        fields = entry.fields
+        kept = number_in(fields.get("kept"))
+        return min(kept, max(0.0, number_in(fields.get("until")) - wall))
+
+    leases = sorted((entry for _, entry in kinds["/lease"]), key=lambda entry: entry.created)
+    closing = next((entry for _, entry in kinds["/closing"]), None)
+    candidates = [Candidate(name, left(entry)) for name, entry in kinds["w"]]
     changes = [entry for kind, found in kinds.items() if kind != "w" for _, entry in found]
     return Record(
         key,
         tuple(holding_of(entry, base, lives, wall) for entry in leases[:1]),
-        _left(closing, lives, wall) if closing else 0.0,
-        {name: Field(entry.value, entry.modified) for name, entry in (*kinds["!s"], *kinds["f"])},
-        {name.rpartition("/")[0]: _left(entry, lives, wall) for name, entry in kinds["t"]},
+        left(closing) if closing else 0.0,
+        {
+            name: Field(entry.value, entry.modified)
+            for name, entry in (*kinds["/switch"], *kinds["f"])
+        },
+        {name.rpartition("/")[0]: left(entry) for name, entry in kinds["t"]},
         _history([entry for _, entry in kinds["h"]], base),
         tuple(sorted(candidates, key=lambda candidate: candidate.holder)),
         seen_in(leases or changes),
@@ -289,20 +263,23 @@ def record_of(
     )
 
 
-def _kind(area: str, rest: str) -> tuple[str, str]:
-    if area == "!r":
-        kind, _, rest = rest.partition("/")
-        return kind, rest
-    return ("c", "") if area == "!s" and rest == "closing" else (area, rest)
-
-
-def _left(entry: Entry, lives: Mapping[str, float], wall: float) -> float:
-    """Seconds: by etcd where it was asked, else by the writer's wall clock."""
-    if entry.lease in lives:
-        return lives[entry.lease]
-    fields = entry.fields
-    kept = number_in(fields.get("kept"))
-    return min(kept, max(0.0, number_in(fields.get("until")) - wall))
+def holding_of(entry: Entry, base: int, lives: Mapping[str, float], wall: float) -> Holding:
+    """The holder that this key names. Raises StoreUnavailable if another version wrote it."""
+    token, left = base + entry.created, lives.get(entry.lease)
+    if "claim" not in entry.fields:
+        # etcdctl, a Go program: their value may be anything, and is often empty.
+        shown = entry.value.decode(errors="replace").strip()[:_SHOWN]
+        return Holding(shown or entry.key[-_SHOWN:], token, left, foreign=True)
+    fields = check_format(entry)
+    return Holding(
+        str(fields.get("holder", "")),
+        token,
+        left,
+        number_in(fields.get("ttl")),
+        max(0.0, wall - number_in(fields.get("since"), wall)),
+        b64decode(str(fields.get("meta", ""))),
+        str(fields["claim"]),
+    )
 
 
 def _history(entries: list[Entry], base: int) -> tuple[Past, ...]:

@@ -22,10 +22,8 @@ from incumbent import clock
 from incumbent.errors import OutcomeUnknown
 from incumbent.model import Batch, Gone, Key, Renewal, Renewed, RenewOutcome
 from incumbent.stores.etcd.errors import LeaseMissing
-from incumbent.stores.etcd.incarnation import Incarnation
-from incumbent.stores.etcd.leases import Leases
-from incumbent.stores.etcd.marker import Markers
-from incumbent.stores.etcd.records import entries_in, entry_of
+from incumbent.stores.etcd.incarnation import Cluster, Incarnation
+from incumbent.stores.etcd.records import Names, entries_in, entry_of
 from incumbent.stores.etcd.requests import (
     BATCH,
     AsOf,
@@ -33,20 +31,20 @@ from incumbent.stores.etcd.requests import (
     Request,
     Steps,
     as_of,
+    created,
+    free,
+    nested,
+    put,
+    read,
     seconds,
     term_of,
+    transaction,
 )
-from incumbent.stores.etcd.sessions import (
-    ClaimState,
-    Memory,
-    Proof,
-    RenewalGroup,
-    Session,
-    state_of,
-)
-from incumbent.stores.notices import notices_for
+from incumbent.stores.etcd.sessions import ClaimState, Proof, RenewalGroup, Session, state_of
+from incumbent.stores.etcd.taking import value_of
+from incumbent.stores.notices import PAUSE, RESIGN, notices_for
 
-__all__ = ["Prepared", "Renewing"]
+__all__ = ["all_quiet", "renew"]
 
 _EACH: Final = 50
 """Transactions within one."""
@@ -57,18 +55,43 @@ _RENEWED: Final = Renewed()
 _now = clock.now
 
 
-@dataclass(slots=True)
-class _Item:
-    """One renewal on its way. `state` is what the key is to be, `write` whether it must be written.
+def renew(cluster: Cluster, renewals: Sequence[Renewal]) -> Steps[list[RenewOutcome]]:
+    """The outcome of each, in the same order."""
+    if not renewals:
+        return []
+    batch = renewals if isinstance(renewals, Batch) else None
+    prepared = batch and batch.prepared
+    if isinstance(prepared, _Prepared) and (yield from prepared.run(cluster)):
+        return [_RENEWED] * len(renewals)
+    incarnation = yield from cluster.identify()
+    renewing = _Renewing(cluster, incarnation, renewals)
+    yield from renewing.run()
+    if batch is not None:
+        batch.prepared = renewing.prepare()
+    return [outcome or Gone() for outcome in renewing.outcomes]
 
-    `lease`: the etcd lease that it is attached to before; `outcome` None: not known yet.
-    """
 
-    renewal: Renewal
-    state: ClaimState | None = None
-    write: bool = False
-    lease: str = ""
-    outcome: RenewOutcome | None = None
+def all_quiet(cluster: Cluster, incarnation: Incarnation, states: Sequence[ClaimState]) -> Request:
+    """Whether all of them are there and no switch is set: of few of theirs, of many of any."""
+    # Where the one that was granted last is ours there is also all that was written before it, so
+    # the others are those that were granted then.
+    newest = max(states, key=lambda state: state.revision)
+    compare = [cluster.still(incarnation), *cluster.sessions.ours(newest)]
+    names = [Names(cluster.prefix, state.key) for state in states]
+    for state, keys in zip(states, names, strict=True):
+        if state is not newest:
+            compare.append(created(keys.lease, state.revision))
+    if len(states) <= BATCH // 2:
+        compare += [free(keys.switches) for keys in names]
+    else:
+        namespaces = {state.key.namespace for state in states}
+        compare += [free(f"{cluster.prefix}/{namespace}!s/") for namespace in namespaces]
+    return transaction(
+        [cluster.current], [cluster.current], where=compare, marker=incarnation.value
+    )
+
+
+# -- the same again -------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -80,281 +103,280 @@ class _Look:
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class _Prepared:
     """Leases of one ttl and one session, all of which were renewed."""
 
+    cluster: Cluster
     incarnation: Incarnation
     session: Session
     ttl: float
     looks: list[_Look]
     group: RenewalGroup
 
-    def holds(self, memory: Memory, now: float) -> bool:
+    def _holds(self, now: float) -> bool:
         """Whether all is as it was when this was prepared."""
-        session, group = self.session, self.group
+        session, group, cluster = self.session, self.group, self.cluster
         return (
             group.whole
             and group.due > now
             and not session.gone
             and session.ttl >= self.ttl
-            and memory.by_id.get(session.id) is session
-            and memory.incarnation is self.incarnation
+            and cluster.sessions.by_id.get(session.id) is session
+            and cluster.incarnation is self.incarnation
         )
 
-
-class Renewing:
-    """Programs of a renewal."""
-
-    def __init__(self, markers: Markers, leases: Leases) -> None:
-        self._markers = markers
-        self._leases = leases
-        self._requests = markers.requests
-        self._memory = markers.memory
-
-    def renew(self, renewals: Sequence[Renewal]) -> Steps[list[RenewOutcome]]:
-        if not renewals:
-            return []
-        batch = renewals if isinstance(renewals, Batch) else None
-        prepared = batch and batch.prepared
-        if isinstance(prepared, Prepared) and (yield from self._again(prepared)):
-            return [_RENEWED] * len(renewals)
-        items = yield from self._each(renewals)
-        if batch is not None:
-            batch.prepared = self._prepare(items)
-        return [item.outcome or Gone() for item in items]
-
-    # -- the same again -----------------------------------------------------------------------
-
-    def _prepare(self, items: list[_Item]) -> Prepared | None:
-        """What sends the same renewals again, if all of it went as usual, in one session."""
-        states, known, ttl = [], self._memory.incarnation, items[0].renewal.ttl
-        for item in items:
-            state, renewal = item.state, item.renewal
-            if state is None or item.outcome != _RENEWED or renewal.ttl != ttl:
-                return None
-            if known is None or renewal.epoch != known.epoch:
-                return None
-            states.append(state)
-        session = states[0].session
-        if known is None or any(state.session is not session for state in states):
-            return None
-        group = RenewalGroup(min(state.ends for state in states))
-        for state in states:
-            state.join(group)
-        newest = max(states, key=lambda state: state.revision)
-        all_quiet = self._requests.all_quiet
-        looks = [_Look(all_quiet(some, known, newest)) for some in _shares(states)]
-        return Prepared(known, session, ttl, looks, group)
-
-    def _again(self, prepared: Prepared) -> Steps[bool]:
+    def run(self, cluster: Cluster) -> Steps[bool]:
         """Whether all of them are renewed; False: they have to be looked at one by one."""
-        session, sent = prepared.session, _now()
-        if not prepared.holds(self._memory, sent):
+        session, sent = self.session, _now()
+        if cluster is not self.cluster or not self._holds(sent):
             return False
         # Also if no reply comes: a lease that etcd may keep must not be removed as overdue.
-        prepared.group.due = max(prepared.group.due, sent + prepared.ttl)
-        yield from self._leases.keep_alive(session)
-        if not prepared.holds(self._memory, sent):
+        self.group.due = max(self.group.due, sent + self.ttl)
+        yield from cluster.sessions.keep_alive(session)
+        if not self._holds(sent):
             return False
         proof, current = session.pending, None
-        for look in prepared.looks:
+        for look in self.looks:
             if current is not None and look.as_of == current:
                 # Nothing at all has changed in the cluster since.
                 continue
             reply = yield look.request
             if not reply.get("succeeded") or not session.confirm(proof, term_of(reply)):
                 return False
-            look.as_of = as_of(reply, self._memory.dialled)
+            look.as_of = as_of(reply, cluster.dialled)
             current = current or look.as_of
-        yield from self._leases.sweep(session)
+        yield from cluster.sessions.sweep(session)
         return True
 
-    # -- one by one ---------------------------------------------------------------------------
 
-    def _each(self, renewals: Sequence[Renewal]) -> Steps[list[_Item]]:
-        incarnation, now = (yield from self._markers.identify()), _now()
-        items = [self._known(renewal, incarnation, now) for renewal in renewals]
+# -- one by one -----------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Item:
+    """One renewal on its way. `state` is what the key is to be, `write` whether it must be written.
+
+    `lease`: the etcd lease that it is attached to before; `at`: its place among the outcomes.
+    """
+
+    at: int
+    renewal: Renewal
+    state: ClaimState
+    lease: str
+    write: bool = False
+
+    def change(self, **fields: Any) -> None:
+        self.state = replace(self.state, due=self.state.ends, group=None, **fields)
+        self.write = True
+
+
+class _Renewing:
+    """`outcomes`: None where it is not known yet; `items`: the renewals whose keys are known."""
+
+    def __init__(
+        self, cluster: Cluster, incarnation: Incarnation, renewals: Sequence[Renewal]
+    ) -> None:
+        self._cluster = cluster
+        self._sessions = cluster.sessions
+        self._incarnation = incarnation
+        self._renewals = renewals
+        self.outcomes: list[RenewOutcome | None] = [None] * len(renewals)
+        self._items: dict[int, _Item] = {}
+
+    def run(self) -> Steps[None]:
+        now = _now()
+        for at, renewal in enumerate(self._renewals):
+            self._recall(at, renewal, now)
         # Twice: an etcd lease that turns out to be gone, or a new leader, asks for another look.
         for _ in range(3):
-            yield from self._adopt(items, incarnation)
-            if (yield from self._extend(items, incarnation)):
-                yield from self._reasoned(items)
-                return items
-        where = self._markers.site.where
-        raise OutcomeUnknown(
-            f"{where}: its leader changed while leases were renewed; nothing is proved"
-        )
+            yield from self._adopt()
+            if (yield from self._extend()):
+                break
+        else:
+            raise OutcomeUnknown(
+                f"{self._cluster.site.where}: its leader changed while leases were renewed;"
+                " nothing is proved"
+            )
+        gone = [at for at, outcome in enumerate(self.outcomes) if outcome in (None, Gone())]
+        if gone and (yield from self._cluster.changed()):
+            # The cluster lost its data, or was restored.
+            for at in gone:
+                self.outcomes[at] = Gone("store_restarted")
 
-    def _reasoned(self, items: list[_Item]) -> Steps[None]:
-        """Give leases that are gone another reason if the cluster lost its data."""
-        gone = [item for item in items if item.outcome is None or item.outcome == Gone()]
-        if gone and (yield from self._markers.changed()):
-            for item in gone:
-                item.outcome = Gone("store_restarted")
+    def prepare(self) -> _Prepared | None:
+        """What sends the same renewals again, if all of it went as usual, in one session."""
+        known, ttl = self._cluster.incarnation, self._renewals[0].ttl
+        if known is None or len(self._items) < len(self._renewals):
+            return None
+        if any(
+            outcome != _RENEWED or renewal.ttl != ttl or renewal.epoch != known.epoch
+            for outcome, renewal in zip(self.outcomes, self._renewals, strict=True)
+        ):
+            return None
+        states = [self._items[at].state for at in range(len(self._renewals))]
+        session = states[0].session
+        if any(state.session is not session for state in states):
+            return None
+        group = RenewalGroup(min(state.ends for state in states))
+        for state in states:
+            state.join(group)
+        starts = [0, len(states)]
+        if len(states) > BATCH // 2:
+            starts[1:1] = range(_FIRST, len(states), BATCH)
+        looks = [
+            _Look(all_quiet(self._cluster, known, states[start:end]))
+            for start, end in pairwise(starts)
+        ]
+        return _Prepared(self._cluster, known, session, ttl, looks, group)
 
-    def _known(self, renewal: Renewal, incarnation: Incarnation, now: float) -> _Item:
-        if renewal.epoch != incarnation.epoch:
-            return _Item(renewal, outcome=Gone("store_restarted"))
-        state = self._memory.claims.get((renewal.key, renewal.claim))
-        if state is None or not state.revision or state.session.gone:
-            return _Item(renewal)
-        if incarnation.base + state.revision != renewal.token or state.ends <= now:
-            return _Item(renewal, outcome=Gone())
-        return _Item(renewal, state)
+    def _recall(self, at: int, renewal: Renewal, now: float) -> None:
+        """What is known of a renewal before anything is asked."""
+        state = self._sessions.claims.get((renewal.key, renewal.claim))
+        if renewal.epoch != self._incarnation.epoch:
+            self.outcomes[at] = Gone("store_restarted")
+        elif state is None or not state.revision or state.session.gone:
+            pass
+        elif not state.has_token(renewal.token, self._incarnation.base) or state.ends <= now:
+            self.outcomes[at] = Gone()
+        else:
+            self._items[at] = _Item(at, renewal, state, state.session.id)
 
-    def _adopt(self, items: list[_Item], incarnation: Incarnation) -> Steps[None]:
+    def _adopt(self) -> Steps[None]:
         """Leases of which nothing is remembered are what their keys say."""
-        unknown = [item for item in items if item.state is None and item.outcome is None]
+        unknown = [
+            (at, renewal)
+            for at, renewal in enumerate(self._renewals)
+            if self.outcomes[at] is None and at not in self._items
+        ]
         for start in range(0, len(unknown), BATCH):
             batch = unknown[start : start + BATCH]
-            reply = yield self._requests.lookup([item.renewal.key for item in batch])
-            for item, response in zip(batch, reply["responses"], strict=True):
-                self._adopt_one(item, incarnation, response)
+            reply = yield self._sessions.lookup([renewal.key for _, renewal in batch])
+            for (at, renewal), response in zip(batch, reply["responses"], strict=True):
+                self._adopt_one(at, renewal, response)
 
-    def _adopt_one(self, item: _Item, incarnation: Incarnation, response: Reply) -> None:
-        renewal, memory = item.renewal, self._memory
+    def _adopt_one(self, at: int, renewal: Renewal, response: Reply) -> None:
         entry = entry_of(renewal.claim, response)
-        if entry is None or incarnation.base + entry.created != renewal.token:
-            item.outcome = Gone()
+        if entry is None or self._incarnation.base + entry.created != renewal.token:
+            self.outcomes[at] = Gone()
             return
         ttl = float(entry.fields.get("ttl", renewal.ttl))
-        session = memory.by_id.get(entry.lease)
+        session = self._sessions.by_id.get(entry.lease)
         if session is None:
-            session = memory.by_id[entry.lease] = Session(entry.lease, seconds(ttl), 0.0)
-        item.state = state_of(renewal.key, entry, session, _now() + renewal.ttl)
-        memory.note(item.state)
+            session = Session(entry.lease, seconds(ttl), 0.0)
+            self._sessions.by_id[entry.lease] = session
+        state = state_of(renewal.key, entry, session, _now() + renewal.ttl)
+        self._sessions.note(state)
+        self._items[at] = _Item(at, renewal, state, session.id)
 
-    def _extend(self, items: list[_Item], incarnation: Incarnation) -> Steps[bool]:
+    def _extend(self) -> Steps[bool]:
         """One round; False: something changed meanwhile, and another round is needed."""
         sent = _now()
-        yield from self._choose_sessions(items)
-        waiting = [item for item in items if item.state is not None and item.outcome is None]
-        sessions = {item.state.session for item in waiting if item.state is not None}
+        waiting = [item for item in self._items.values() if self.outcomes[item.at] is None]
         for item in waiting:
-            if item.state is not None:
-                # Also if no reply comes: a lease that etcd may keep must not be removed as overdue.
-                item.state.due = max(item.state.ends, sent + item.renewal.ttl)
+            yield from self._change(item)
+        for item in waiting:
+            # Also if no reply comes: a lease that etcd may keep must not be removed as overdue.
+            item.state.due = max(item.state.ends, sent + item.renewal.ttl)
+        sessions = {item.state.session for item in waiting}
         for session in sessions:
-            yield from self._leases.keep_alive(session)
-        if any(item.state and item.state.session.ttl < item.renewal.ttl for item in waiting):
+            yield from self._sessions.keep_alive(session)
+        if any(item.state.session.ttl < item.renewal.ttl for item in waiting):
             return False
         if any(session.gone for session in sessions):
             for item in waiting:
-                if item.state is not None and item.state.session.gone:
-                    item.state, item.write, item.lease = None, False, ""
+                if item.state.session.gone:
+                    del self._items[item.at]
             return False
         try:
-            proved = yield from self._verify(waiting, incarnation)
+            proved = yield from self._verify(waiting)
         except LeaseMissing:
             return False
         for session in sessions:
-            yield from self._leases.sweep(session)
+            yield from self._sessions.sweep(session)
         return proved
 
-    def _choose_sessions(self, items: list[_Item]) -> Steps[None]:
+    def _change(self, item: _Item) -> Steps[None]:
         """A longer ttl needs another etcd lease, and new metadata must be written."""
-        for item in items:
-            state, renewal = item.state, item.renewal
-            if state is None or item.outcome is not None:
-                continue
-            item.lease = item.lease or state.session.id
-            if state.session.ttl < renewal.ttl:
-                session = yield from self._leases.session(renewal.ttl)
-                item.state = state = _changed(state, session=session, ttl=renewal.ttl)
-                item.write = True
-            if renewal.meta is not None and renewal.meta != state.meta:
-                item.state = _changed(state, meta=renewal.meta)
-                item.write = True
+        if item.state.session.ttl < item.renewal.ttl:
+            session = yield from self._sessions.session(item.renewal.ttl)
+            item.change(session=session, ttl=item.renewal.ttl)
+        if item.renewal.meta is not None and item.renewal.meta != item.state.meta:
+            item.change(meta=item.renewal.meta)
 
-    def _verify(self, waiting: list[_Item], incarnation: Incarnation) -> Steps[bool]:
+    def _verify(self, waiting: list[_Item]) -> Steps[bool]:
         """Whether all of it is proved. Sets the outcomes."""
         quiet = [item for item in waiting if not item.write]
         each = [item for item in waiting if item.write]
         proved = True
         for start in range(0, len(quiet), BATCH):
-            loud = yield from self._quiet(quiet[start : start + BATCH], incarnation)
+            loud = yield from self._quiet(quiet[start : start + BATCH])
             proved = proved and loud is not None
             each += loud or []
         for batch in _apart(each):
-            proved = (yield from self._ask_each(batch, incarnation)) and proved
+            proved = (yield from self._ask_each(batch)) and proved
         if not proved:
             for item in waiting:
-                if isinstance(item.outcome, Renewed):
-                    item.outcome = None
+                if isinstance(self.outcomes[item.at], Renewed):
+                    self.outcomes[item.at] = None
         return proved
 
-    def _quiet(self, batch: list[_Item], incarnation: Incarnation) -> Steps[list[_Item] | None]:
+    def _quiet(self, batch: list[_Item]) -> Steps[list[_Item] | None]:
         """The items that must be asked for one by one; None: not proved."""
-        proved = yield from self._all_quiet(batch, incarnation)
-        if proved is not None:
-            return [] if proved else None
-        if len(batch) <= BATCH // 2:
+        states = [item.state for item in batch]
+        proofs = _pending(states)
+        reply = yield all_quiet(self._cluster, self._incarnation, states)
+        if reply.get("succeeded"):
+            for item in batch:
+                self.outcomes[item.at] = _RENEWED
+            return [] if _confirmed(proofs, reply) else None
+        # One is gone, or somebody set a switch: of any name in the namespace, if they are many.
+        half = BATCH // 2
+        if len(batch) <= half:
             return batch
-        # A switch of any name in the namespace tells no more than that.
         loud: list[_Item] = []
-        for start in range(0, len(batch), BATCH // 2):
-            some = yield from self._quiet(batch[start : start + BATCH // 2], incarnation)
-            if some is None:
+        for some in (batch[:half], batch[half:]):
+            each = yield from self._quiet(some)
+            if each is None:
                 return None
-            loud += some
+            loud += each
         return loud
 
-    def _all_quiet(self, batch: list[_Item], incarnation: Incarnation) -> Steps[bool | None]:
-        """Whether they are proved; None: one is gone, or somebody set a switch."""
-        states = [item.state for item in batch if item.state is not None]
-        proofs = _pending(states)
-        newest = max(states, key=lambda state: state.revision)
-        reply = yield self._requests.all_quiet(states, incarnation, newest)
-        if not reply.get("succeeded"):
-            return None
+    def _ask_each(self, batch: list[_Item]) -> Steps[bool]:
+        """For each whether it is ours, and its switches; writes those that must be written."""
+        asked = []
         for item in batch:
-            item.outcome = _RENEWED
-        return _confirmed(proofs, reply)
-
-    def _ask_each(self, batch: list[_Item], incarnation: Incarnation) -> Steps[bool]:
-        asked = [(item.state, item.write, item.lease) for item in batch if item.state is not None]
-        for state, write, _ in asked:
-            if write:
+            state, names = item.state, Names(self._cluster.prefix, item.state.key)
+            success = [read(names.field(PAUSE)), read(names.field(RESIGN))]
+            if item.write:
+                success.append(put(names.lease, value_of(state), state.session.id))
                 # If nobody hears of it, the key says with which etcd lease it lives.
-                self._memory.drop(state.key, state.claim)
-        proofs = _pending([state for state, _, _ in asked])
-        reply = yield self._requests.each(asked, incarnation)
+                self._sessions.drop(*state.place)
+            asked.append(nested(self._sessions.ours(state, item.lease), success))
+        proofs = _pending([item.state for item in batch])
+        marker = self._incarnation.value
+        reply = yield transaction(
+            asked, where=[self._cluster.still(self._incarnation)], marker=marker
+        )
         if not reply.get("succeeded"):
-            # Another incarnation, as the marker says: see _reasoned.
+            # Another incarnation, as the marker says: see run.
             for item in batch:
-                item.outcome = Gone()
+                self.outcomes[item.at] = Gone()
             return True
         for item, response in zip(batch, reply["responses"], strict=True):
             self._answered(item, response["response_txn"])
         return _confirmed(proofs, reply)
 
     def _answered(self, item: _Item, found: Reply) -> None:
-        state = item.state
-        if state is None:
-            return
         if not found.get("succeeded"):
-            item.outcome = Gone()
-            self._memory.drop(state.key, state.claim)
+            self.outcomes[item.at] = Gone()
+            self._sessions.drop(*item.state.place)
             return
         if item.write:
-            self._memory.note(state)
-            item.write, item.lease = False, state.session.id
-        pause, resign = (entries_in(response) for response in found["responses"][:2])
-        item.outcome = Renewed(
-            notices_for(
-                item.renewal.token,
-                pause[0].value if pause else None,
-                resign[0].value if resign else None,
-            )
-        )
-
-
-def _shares(states: Sequence[ClaimState]) -> list[Sequence[ClaimState]]:
-    """For one look each."""
-    if len(states) <= BATCH // 2:
-        return [states]
-    starts = [0, *range(_FIRST, len(states), BATCH), len(states)]
-    return [states[start:end] for start, end in pairwise(starts)]
+            self._sessions.note(item.state)
+            item.write, item.lease = False, item.state.session.id
+        switches = [entries_in(response) for response in found["responses"][:2]]
+        pause, resign = (entries[0].value if entries else None for entries in switches)
+        self.outcomes[item.at] = Renewed(notices_for(item.renewal.token, pause, resign))
 
 
 def _apart(items: Sequence[_Item]) -> list[list[_Item]]:
@@ -371,10 +393,6 @@ def _apart(items: Sequence[_Item]) -> list[list[_Item]]:
         rounds[met[key]].append(item)
         met[key] += 1
     return [some[at : at + _EACH] for some in rounds for at in range(0, len(some), _EACH)]
-
-
-def _changed(state: ClaimState, **fields: Any) -> ClaimState:
-    return replace(state, due=state.ends, group=None, **fields)
 
 
 def _pending(states: Sequence[ClaimState]) -> dict[Session, Proof | None]:

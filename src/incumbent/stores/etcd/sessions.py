@@ -1,4 +1,4 @@
-"""What one engine of this process remembers: its etcd leases, its claims, the cluster. No I/O.
+"""What one engine of this process remembers of its etcd leases and claims; and their programs.
 
 Claims of one ttl share an etcd lease, here a *session*: thousands cost one keep-alive, and a losing
 try leaves nothing behind. A claim whose own time ran out is removed with a later renewal; if the
@@ -8,29 +8,49 @@ When is a keep-alive a proof? etcd answers it from the member that *believes* to
 asking the others. So it counts from the instant before it was sent, and only once a linearizable
 answer to a request that was sent after it has the same raft term: then nobody else led in between.
 
-Blocking and asynchronous sides share one memory. Each change is one assignment or one operation of
-a dict, so there is no lock that a signal handler or a fork could meet.
+Blocking and asynchronous sides share this. Each change is one assignment or one operation of a
+dict, so there is no lock that a signal handler or a fork could meet.
 """
 
 from __future__ import annotations
 
 import os
 from base64 import b64decode
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
+from hashlib import sha256
 from math import inf
 from typing import Final, NamedTuple
 
+from incumbent import clock
 from incumbent.model import Key
-from incumbent.policy import TTL_DEFAULT
-from incumbent.stores.etcd.incarnation import Incarnation, Status
-from incumbent.stores.etcd.records import Entry, number_in
+from incumbent.stores.etcd.errors import LeaseExists
+from incumbent.stores.etcd.records import Entry, Names, entry_of, number_in
+from incumbent.stores.etcd.requests import (
+    Request,
+    Steps,
+    attached,
+    created,
+    delete,
+    lease_request,
+    nested,
+    read,
+    seconds,
+    term_of,
+    transaction,
+)
 from incumbent.stores.table import HISTORY_KEPT
 
-__all__ = ["ClaimState", "Memory", "NotedTtl", "Proof", "RenewalGroup", "Session", "state_of"]
+__all__ = ["ClaimState", "Proof", "RenewalGroup", "Session", "Sessions", "state_of"]
 
-_LOOKED_MAX: Final = 16_384
+_NOTED_MAX: Final = 16_384
+_STANDING_MAX: Final = 4096
+_SWEPT: Final = 50
+"""Transactions within one."""
 _ENOUGH: Final = 0.8
 """A take asks for a keep-alive first if less of the ttl is proved."""
+
+_now = clock.now
 
 
 class Proof(NamedTuple):
@@ -100,8 +120,8 @@ class RenewalGroup:
 class ClaimState:
     """One claim of this process. `revision` 0: nobody knows whether its take was carried out.
 
-    `due`: the instant at which it ends unless it is renewed, alone or in a `group`; `past64`: the
-    key of its entry in the history, once it has one.
+    `due`: the instant at which it ends unless it is renewed, alone or in a `group`; `past`: the
+    key of its entry in the history, once it has one; `history`: the etcd lease of that entry.
     """
 
     key: Key
@@ -115,8 +135,12 @@ class ClaimState:
     revision: int = 0
     history: str = "0"
     surplus: tuple[str, ...] = ()
-    past64: str = ""
+    past: str = ""
     group: RenewalGroup | None = None
+
+    @property
+    def place(self) -> tuple[Key, str]:
+        return self.key, self.claim
 
     @property
     def ends(self) -> float:
@@ -132,6 +156,10 @@ class ClaimState:
             before.whole = False
         self.group = group
 
+    def has_token(self, token: int | None, base: int) -> bool:
+        """Whether it is known when it was granted, and with this token if one is given."""
+        return self.revision > 0 and token in {None, base + self.revision}
+
 
 def state_of(key: Key, entry: Entry, session: Session, due: float) -> ClaimState:
     """A lease of ours as its key says it."""
@@ -144,61 +172,25 @@ def state_of(key: Key, entry: Entry, session: Session, due: float) -> ClaimState
     )
 
 
-class NotedTtl(NamedTuple):
-    """The longest ttl that is noted beside a marker (its value), and at which revision."""
+class Sessions:
+    """See the module. `by_ttl`: the session for new claims; `by_id`: all; `looked`: see note_seen;
+    `histories`, `standing`: the etcd leases of history entries, and of candidacies."""
 
-    marker: str = ""
-    ttl: float = TTL_DEFAULT
-    modified: int = 0
+    def __init__(self, prefix: str) -> None:
+        self.prefix = prefix
+        self.by_ttl: dict[int, Session] = {}
+        self.by_id: dict[str, Session] = {}
+        self.claims: dict[tuple[Key, str], ClaimState] = {}
+        self.histories: dict[int, tuple[str, int]] = {}
+        self.standing: dict[tuple[Key, str], Session] = {}
+        self.looked: dict[Key, tuple[str, int]] = {}
+        self._new_ring()
 
-    def covers(self, ttl: float, marker: str) -> bool:
-        """Whether a process that finds this marker after a restore waits for so long."""
-        return ttl <= TTL_DEFAULT or (marker == self.marker and ttl <= self.ttl)
-
-
-def _new_ring() -> str:
-    return os.urandom(6).hex()
-
-
-@dataclass(slots=True)
-class Memory:
-    """See the module.
-
-    `disowned`: only a marker with a greater base than this is of the present incarnation; `ended`:
-    how often one turned out to be over; `met`: the furthest state of a member that was met;
-    `floor`: of which cluster, and at which revision, the last linearizable answer was; `dialled`:
-    how many connections were made; `longest`: the longest ttl that is known to be used under the
-    prefix; `noted`: what was read of it there.
-    """
-
-    incarnation: Incarnation | None = None
-    disowned: int = -1
-    ended: int = 0
-    met: Status | None = None
-    floor: tuple[str, int] = ("", 0)
-    dialled: int = 0
-    longest: float = TTL_DEFAULT
-    noted: NotedTtl = field(default_factory=NotedTtl)
-    sessions: dict[int, Session] = field(default_factory=dict)
-    by_id: dict[str, Session] = field(default_factory=dict)
-    claims: dict[tuple[Key, str], ClaimState] = field(default_factory=dict)
-    histories: dict[int, tuple[str, int]] = field(default_factory=dict)
-    standing: dict[tuple[Key, str], Session] = field(default_factory=dict)
-    looked: dict[Key, tuple[str, int]] = field(default_factory=dict)
-    ring: str = field(default_factory=_new_ring)
-    places: dict[Key, int] = field(default_factory=dict)
-
-    def new_session(self, session: Session) -> Session:
-        """One more, and the one for new leases of its ttl from now on."""
-        for old in list(self.by_id.values()):
-            if old.proved + old.ttl < session.proved - session.ttl:
-                self.lose(old)
-        self.by_id[session.id] = self.sessions[session.ttl] = session
-        return session
+    # -- claims -------------------------------------------------------------------------------
 
     def note(self, state: ClaimState) -> None:
         """Remember a claim whose take is about to be sent, or was carried out."""
-        place, session = (state.key, state.claim), state.session
+        place, session = state.place, state.session
         before = self.claims.get(place)
         if before is not None:
             before.join(None)
@@ -217,32 +209,168 @@ class Memory:
     def lose(self, session: Session) -> None:
         """The etcd lease is gone, and with it all that was attached."""
         session.gone = True
-        if self.sessions.get(session.ttl) is session:
-            del self.sessions[session.ttl]
+        if self.by_ttl.get(session.ttl) is session:
+            del self.by_ttl[session.ttl]
         self.by_id.pop(session.id, None)
         for key, claim in list(session.claims):
             self.drop(key, claim)
 
-    def disown(self) -> None:
-        """The cluster is of another incarnation: nothing that is remembered of it counts."""
-        self.ended += 1
-        known, self.incarnation = self.incarnation, None
-        if known is not None:
-            self.disowned = max(self.disowned, known.base)
-        self.met, self.floor = None, ("", 0)
-        # Kept alive any longer, they would keep leases that nobody holds.
+    def lose_all(self) -> None:
+        """The cluster is another one. Kept alive any longer, they would keep what nobody holds."""
         for session in list(self.by_id.values()):
             self.lose(session)
-        self.sessions, self.histories, self.standing, self.looked = {}, {}, {}, {}
+        self.by_ttl, self.histories, self.standing, self.looked = {}, {}, {}, {}
 
-    def fits(self, cluster: str, revision: int, floor: tuple[str, int]) -> bool:
-        """Whether a linearizable answer fits `floor`, which was known before it was asked."""
-        known, least = floor
-        if known and (cluster != known or revision < least):
+    def forget(self) -> None:
+        """In a fork's child: nothing of this is ours."""
+        self._new_ring()
+        self.by_ttl, self.by_id, self.claims, self.standing = {}, {}, {}, {}
+
+    def ours(self, state: ClaimState, lease: str = "") -> list[str]:
+        """Comparisons: the claim has its key; nobody else attaches one to our etcd lease.
+
+        `lease`: to which it is attached, where that is not the one of its session yet.
+        """
+        key = Names(self.prefix, state.key).lease
+        return [created(key, state.revision), attached(key, lease or state.session.id)]
+
+    def lookup(self, keys: list[Key]) -> Request:
+        """Read leases of which nothing is remembered; `entry_of` finds their claims."""
+        return transaction([read(Names(self.prefix, key).lease) for key in keys])
+
+    def note_seen(self, key: Key, seen: str, revision: int) -> None:
+        """A refusal or a record with this `seen` was true at this revision."""
+        if len(self.looked) >= _NOTED_MAX:
+            self.looked.clear()
+        self.looked[key] = (seen, revision)
+
+    # -- places in the history ----------------------------------------------------------------
+
+    def _new_ring(self) -> None:
+        self._places: dict[Key, int] = {}
+        self._ring = os.urandom(6).hex()
+
+    def past(self, key: Key) -> str:
+        """Where the next holding of `key` is noted: each process writes into a ring of its own.
+
+        So its entries are written over again and again, and nobody writes over another's.
+        """
+        place = f"{self._ring}/{self._places.get(key, 0) % HISTORY_KEPT}"
+        return Names(self.prefix, key).past(place)
+
+    def placed(self, key: Key) -> None:
+        """That place is taken, or perhaps."""
+        if len(self._places) >= _NOTED_MAX:
+            self._new_ring()
+        self._places[key] = self._places.get(key, 0) + 1
+
+    # -- etcd leases --------------------------------------------------------------------------
+
+    def grant(self, whole: int, lease: int = 0) -> Steps[Session]:
+        """A new etcd lease of so many seconds, with an id of our choice or (0) of etcd's.
+
+        It went through the cluster's log, so it is proved at once.
+        """
+        sent = _now()
+        named = b',"ID":"%d"' % lease if lease else b""
+        reply = yield Request("/v3/lease/grant", b'{"TTL":"%d"%b}' % (whole, named))
+        return Session(str(reply["ID"]), whole, sent + int(reply.get("TTL", whole)))
+
+    def keep_alive(self, session: Session) -> Steps[None]:
+        """Ask for the whole ttl again; see the module for when that is proved."""
+        sent = _now()
+        reply = yield lease_request("keepalive", session.id)
+        result = reply.get("result", reply)
+        session.answered(sent, int(result.get("TTL", 0)), term_of(result))
+        if session.gone:
+            self.lose(session)
+
+    def has(self, ttl: float) -> bool:
+        """Whether a session is at hand, so that a try that loses leaves no new one behind."""
+        session = self.by_ttl.get(seconds(ttl))
+        return session is not None and session.proved > _now()
+
+    def session(self, ttl: float) -> Steps[Session]:
+        """The etcd lease of all claims of this ttl, with enough of it left."""
+        session = self.by_ttl.get(seconds(ttl))
+        if session is not None and (yield from self._usable(session)):
+            return session
+        return self.add((yield from self.grant(seconds(ttl))))
+
+    def _usable(self, session: Session) -> Steps[bool]:
+        """Whether enough of it is left, perhaps after a keep-alive."""
+        now = _now()
+        if session.is_fresh(now):
+            return True
+        if session.proved <= now:
             return False
-        if not self.floor[0] or revision > self.floor[1]:
-            self.floor = (cluster, revision)
-        return True
+        yield from self.keep_alive(session)
+        if not session.gone:
+            yield from self.sweep(session)
+        return not session.gone
+
+    def add(self, session: Session) -> Session:
+        """One more, and the one for new leases of its ttl from now on."""
+        for old in list(self.by_id.values()):
+            if old.proved + old.ttl < session.proved - session.ttl:
+                self.lose(old)
+        self.by_id[session.id] = self.by_ttl[session.ttl] = session
+        return session
+
+    def history(self, keep: float) -> Steps[str]:
+        """The etcd lease of history and marks, shared by the whole fleet.
+
+        Its id says what it is for: a new one every `keep` seconds, each living for twice as long.
+        """
+        whole = seconds(keep)
+        period = int(clock.wall() // whole)
+        known = self.histories.get(whole)
+        if known is not None and known[1] == period:
+            return known[0]
+        text = f"{self.prefix}!h/{whole}/{period}"
+        lease = int.from_bytes(sha256(text.encode()).digest()[:8]) >> 2 | 1
+        with suppress(LeaseExists):
+            yield from self.grant(2 * whole, lease)
+        self.histories[whole] = (str(lease), period)
+        return str(lease)
+
+    def candidacy(self, place: tuple[Key, str], lasts: float) -> Steps[str]:
+        """The etcd lease of a holder's candidacy; its next try uses the same one again."""
+        session = self.standing.get(place)
+        known = session is not None and session.ttl == seconds(lasts)
+        if session is not None and known and (yield from self._usable(session)):
+            return session.id
+        if len(self.standing) >= _STANDING_MAX:
+            self.standing.clear()
+        session = self.standing[place] = yield from self.grant(seconds(lasts))
+        return session.id
+
+    def lives(self, leases: set[str]) -> Steps[dict[str, float]]:
+        """Seconds that are left of etcd leases."""
+        found = {}
+        for lease in leases - {"0"}:
+            reply = yield lease_request("timetolive", lease)
+            left, most = int(reply.get("TTL", 0)), int(reply.get("grantedTTL", 0))
+            # Whole seconds, rounded down: one that is not over has up to another second.
+            found[lease] = float(min(left + 1, most)) if left >= 0 else 0.0
+        return found
+
+    # -- claims whose time ran out ------------------------------------------------------------
+
+    def sweep(self, session: Session) -> Steps[None]:
+        """Remove claims whose own time ran out although their session lives."""
+        overdue = self.overdue(session, _now())
+        for start in range(0, len(overdue), _SWEPT):
+            batch = yield from self._certain(overdue[start : start + _SWEPT])
+            if not batch:
+                continue
+            # Unless they were granted anew or moved away.
+            yield transaction([
+                nested(self.ours(state), [delete(Names(self.prefix, state.key).lease)])
+                for state in batch
+            ])  # fmt: skip
+            for state in batch:
+                self._drop_unless_newer(state)
 
     def overdue(self, session: Session, now: float) -> list[ClaimState]:
         """Claims whose time ran out; looked for a few times in a ttl."""
@@ -255,26 +383,22 @@ class Memory:
         session.earliest = min([session.earliest, *(at for at, _ in ends)])
         return [state for at, state in ends if at <= now]
 
-    def note_seen(self, key: Key, seen: str, revision: int) -> None:
-        """A refusal or a record with this `seen` was true at this revision."""
-        if len(self.looked) >= _LOOKED_MAX:
-            self.looked.clear()
-        self.looked[key] = (seen, revision)
+    def _certain(self, batch: list[ClaimState]) -> Steps[list[ClaimState]]:
+        """The claims that have a key, with its revision, so that no later grant is removed."""
+        unsure = [state for state in batch if not state.revision]
+        if unsure:
+            reply = yield self.lookup([state.key for state in unsure])
+            for state, response in zip(unsure, reply["responses"], strict=True):
+                entry = entry_of(state.claim, response)
+                if entry is not None:
+                    state.revision = entry.created
+                if not state.revision:
+                    self._drop_unless_newer(state)
+        # Another take of the same claim, noted since, is not overdue: its grant is newer.
+        return [
+            state for state in batch if state.revision and self.claims.get(state.place) is state
+        ]
 
-    def place(self, key: Key) -> str:
-        """Where the next holding of `key` is noted: each process writes into a ring of its own.
-
-        So its entries are written over again and again, and nobody writes over another's.
-        """
-        return f"{self.ring}/{self.places.get(key, 0) % HISTORY_KEPT}"
-
-    def placed(self, key: Key) -> None:
-        """That place is taken, or perhaps."""
-        if len(self.places) >= _LOOKED_MAX:
-            self.places, self.ring = {}, _new_ring()
-        self.places[key] = self.places.get(key, 0) + 1
-
-    def forget(self) -> None:
-        """In a fork's child: nothing of this is ours."""
-        self.places, self.ring = {}, _new_ring()
-        self.sessions, self.by_id, self.claims, self.standing = {}, {}, {}, {}
+    def _drop_unless_newer(self, state: ClaimState) -> None:
+        if self.claims.get(state.place) is state:
+            self.drop(*state.place)

@@ -113,14 +113,14 @@ class Wire:
 class EtcdStore(BlockingStore[Operations[Wire]]):
     """See stores.base.Store. A close ends the waits of all threads."""
 
-    def __init__(self, site: Site, dialect: Dialect) -> None:
-        super().__init__(Operations(site, dialect, _dial))
+    def __init__(self, dialect: Dialect) -> None:
+        super().__init__(Operations(dialect, _dial))
         _stores.add(self)
 
     def drop(self) -> None:
         """In a fork's child: give the descriptors back. Other threads' exchanges are not ours."""
         client = self.operations.client
-        client.memory.forget()
+        client.cluster.sessions.forget()
         client.detach()
 
 
