@@ -1,35 +1,36 @@
--- Put. The fields of the companion are listed in take.
--- KEYS: the lease, its companion
+-- Put: writes or removes a field, if its guard holds.
+-- KEYS: the lease, its record
 -- ARGV: 1 "f:<field>"  2 guard: none, absent, version, claim  3 the version, or "incumbent2 <claim>
 --       <token> "      4 "=" and the value, or "-" to remove  5 channel
+-- Returns the field's version, 0 if it was removed, -1 if the guard did not hold.
 local call = redis.call
-local field, guard, want = ARGV[1], ARGV[2], ARGV[3]
+local field, guard, wanted, value, channel = unpack(ARGV)
 local old = call('HGET', KEYS[2], field)
 local holds = guard == 'none' or (guard == 'absent' and not old)
-if guard == 'version' then holds = old and string.match(old, '^%d+') == want end
+if guard == 'version' then holds = old and string.match(old, '^%d+') == wanted end
 if guard == 'claim' then
-  local value = call('GET', KEYS[1])
-  holds = value and string.sub(value, 1, #want) == want
+  local lease = call('GET', KEYS[1])
+  holds = lease and string.sub(lease, 1, #wanted) == wanted
 end
 if not holds then return -1 end
 
 local version = 0
-if ARGV[4] ~= '-' then
-  version = call('HINCRBY', KEYS[2], 'v', 1)
-  -- Without `x` a take would not look at the fields: see there.
-  call('HSET', KEYS[2], field, version .. ' ' .. string.sub(ARGV[4], 2), 'x', '0')
+if value ~= '-' then
+  version = call('HINCRBY', KEYS[2], FIELD.version, 1)
+  -- A take looks at the fields of a record that is not quiet.
+  call('HSET', KEYS[2], field, version .. ' ' .. string.sub(value, 2), FIELD.quiet_until, '0')
   if not old then
-    call('HINCRBY', KEYS[2], 'k', 1)
+    call('HINCRBY', KEYS[2], FIELD.field_count, 1)
     call('PERSIST', KEYS[2])
   end
 elseif old then
   -- Counted first: a server out of memory refuses that, and then nothing has happened.
-  local left = call('HINCRBY', KEYS[2], 'k', -1)
+  local left = call('HINCRBY', KEYS[2], FIELD.field_count, -1)
   call('HDEL', KEYS[2], field)
   if left < 1 then
-    call('HDEL', KEYS[2], 'k')
+    call('HDEL', KEYS[2], FIELD.field_count)
     call('PEXPIRE', KEYS[2], 86400000)
   end
 end
-call('PUBLISH', ARGV[5], '')
+call('PUBLISH', channel, '')
 return version

@@ -20,6 +20,7 @@ from incumbent.model import Candidate, Field, Holding, Key, Past, Record, Refuse
 
 __all__ = [
     "CLOSED",
+    "FIELDS",
     "Value",
     "candidates_of",
     "fields_of",
@@ -31,6 +32,34 @@ __all__ = [
     "slots_named",
 ]
 
+FIELDS: Final = {
+    # The last token, and its place in the history of 20.
+    "token": b"t",
+    "place": b"n",
+    # By place: "<token> <since, unix us> <slot or -> <holder>", and when it was given back:
+    # "<unix s> <us of that second>".
+    "holding": b"h",
+    "ended": b"e",
+    # By name, what `put` wrote: "<version> <value>". The last version. How many there are: while
+    # there is one, the record has no end.
+    "put": b"f:",
+    "version": b"v",
+    "field_count": b"k",
+    # While somebody waits: "<until when it is the first one's turn, unix ms> <how often it was
+    # overtaken> <who watches> <until when that one looks, unix ms> <the first>". Who watches
+    # ("<inbox>/<id>" of one in line, or "-") was told to look, in case the first stays silent.
+    "turn": b"q",
+    # "<until when, unix us> <what a take says of the record>": until then nobody waits, nothing
+    # was put or given up in doubt, and the record stays for long enough. "0" if that is not known.
+    "quiet_until": b"x",
+    # Of which incarnation of the server the record is known to be.
+    "incarnation": b"i",
+    # By claim: until when one that was given up in doubt is refused, unix us. And of all of them
+    # "<until when the last one is> <when those that are over were last removed>".
+    "doubt": b"d:",
+    "doubts": b"d",
+}
+"""The fields of the record of a lease, by their names in the scripts."""
 CLOSED: Final = b"closed"
 RESERVED: Final = b"reserved"
 _OURS: Final = frozenset({b"incumbent1", b"incumbent2"})

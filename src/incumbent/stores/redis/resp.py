@@ -10,6 +10,8 @@ from math import ceil
 from pathlib import Path
 from typing import Any, Final, TypeAlias, TypeVar
 
+from incumbent.stores.redis.records import FIELDS
+
 __all__ = ["SCRIPTS", "Program", "Script", "Step", "as_eval", "milliseconds", "pack"]
 
 T = TypeVar("T")
@@ -43,20 +45,22 @@ def milliseconds(seconds: float) -> int:
     return max(1, ceil(seconds * 1000))
 
 
+_INCLUDE: Final = re.compile(rb"^-- INCLUDE (\w+)$", re.MULTILINE)
 _COMMENT: Final = re.compile(rb"^ *--.*$", re.MULTILINE)
+_FIELD: Final = re.compile(rb"\bFIELD\.(\w+)")
+
+
+def _read(name: str) -> bytes:
+    text = (Path(__file__).parent / f"{name}.lua").read_bytes()
+    return _INCLUDE.sub(lambda found: _read(found[1].decode()), text)
 
 
 class Script:
-    """A Lua script beside this file, as it is sent: without comments, each on its line.
+    """A Lua script beside this file, as it is sent: without comments, with names of fields."""
 
-    `inner`: a script that stands in it, where it says so.
-    """
-
-    def __init__(self, name: str, inner: str = "") -> None:
-        text = (Path(__file__).parent / f"{name}.lua").read_bytes()
-        if inner:
-            text = text.replace(b"-- INNER\n", Script(inner).text)
-        self.text: bytes = _COMMENT.sub(b"", text)
+    def __init__(self, name: str) -> None:
+        text = _COMMENT.sub(b"", _read(name))
+        self.text: bytes = _FIELD.sub(lambda found: b"'%b'" % FIELDS[found[1].decode()], text)
         # The server's name for a script, not a matter of security.
         self.sha: bytes = sha1(self.text, usedforsecurity=False).hexdigest().encode()
 
@@ -70,9 +74,7 @@ class Script:
         return b"*%d\r\n" % (3 + len(keys) + more) + whole.partition(b"\r\n")[2]
 
 
-SCRIPTS: Final = {name: Script(name) for name in ("take", "renew", "give", "put")} | {
-    "take_looking": Script("take_looking", inner="take")
-}
+SCRIPTS: Final = {name: Script(name) for name in ("take", "renew", "give", "put", "take_looking")}
 
 _EVALSHA: Final = b"$7\r\nEVALSHA\r\n$40\r\n"
 _TEXTS: Final = {script.sha: script.text for script in SCRIPTS.values()}

@@ -3,7 +3,7 @@
 -- Returns what take returns, the marker, INFO replication, TIME.
 local marker = table.remove(KEYS)
 local function take()
--- INNER
+-- INCLUDE take
 end
 local outcome, try = take(), redis.pcall
 return {outcome, try('GET', marker), try('INFO', 'replication'), try('TIME')}
