@@ -62,7 +62,7 @@ servers: ## servers for the tests, unpacked under .servers
 	@scripts/servers.sh
 
 clean: ## remove everything that make made
-	rm -rf $(VENV) .servers .chaos.jsonl .quorum.jsonl .combined.jsonl .mutants.jsonl .drawn.jsonl site dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .servers .chaos.jsonl .quorum.jsonl .combined.jsonl .mutants.jsonl .drawn site dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 # One environment, filled as far as a target needs it; a stamp for each part.
 $(VENV)/.made:

@@ -1,231 +1,203 @@
-"""Draw changes of the product by a seed, and see which of them a selection of tests notices.
+"""Draw changes of the product by a seed, and see which of them the tests notice.
 
-    python -m tests.mutants.draw [--seed N] [--count N] [--jobs N] [--results FILE]
-                                 [--list] [-- arguments of pytest]
+    python -m tests.mutants.draw [--seed N] [--count N] [--jobs N] [--folder F] [--within SECONDS]
+                                 [--tier thin|rest] [--list] [--write PAGE]
 
-Each change is one operator, number, condition or statement of src/incumbent. The same seed draws
-the same changes from the same source. A line of JSON a change goes to FILE; one that is there, with
-the same file and the same arguments, is not run again. Without arguments the tests are those of
-`make test`: `-- -m full` are those that it leaves to `make test-all`.
+The same seed draws the same changes from the same source. First all tests of the tier run once, on
+a copy that notes which of them come to which change. Then each change is tried on those tests, the
+quick ones first, up to the first that fails, twice: else it was the machine. `--tier rest` tries
+what `make test` did not notice on what it leaves to `make test-all`. What is known stays in the
+folder and is not run again; `--write` puts the table into a page.
 """
 
 from __future__ import annotations
 
 import argparse
-import ast
-import hashlib
-import os
-import random
+import json
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
-from typing import Any
 
-from tests.mutants.__main__ import keep, read, say
-from tests.mutants.mutation import SOURCES, Result
+from tests import tiers
+from tests.mutants import equal, reach
+from tests.mutants.__main__ import say, write
+from tests.mutants.change import Change, drawn
+from tests.mutants.mutation import SOURCES, environment_of, failed_of
 from tests.support.servers import ROOT
 
-RESULTS = Path(".drawn.jsonl")
-THIN = ("-m", "not full")
-WITHIN = 3600.0
-# What people see of a demonstration, and what runs the tests, has no promise to break.
-LEFT_OUT = ("demo", "testing")
-
-_OTHER: dict[type[ast.AST], type[ast.AST]] = {
-    ast.Lt: ast.LtE,
-    ast.LtE: ast.Lt,
-    ast.Gt: ast.GtE,
-    ast.GtE: ast.Gt,
-    ast.Eq: ast.NotEq,
-    ast.NotEq: ast.Eq,
-    ast.Is: ast.IsNot,
-    ast.IsNot: ast.Is,
-    ast.In: ast.NotIn,
-    ast.NotIn: ast.In,
-    ast.And: ast.Or,
-    ast.Or: ast.And,
-    ast.Add: ast.Sub,
-    ast.Sub: ast.Add,
-    ast.Mult: ast.Div,
-    ast.Div: ast.Mult,
-}
+MARKS = {"thin": tiers.THIN, "rest": tiers.REST}
+QUICK = 30
+"""How many tests are tried first: most changes die of one of them."""
+PATIENCE = 900.0
+BEGIN, END = "<!-- made by tests.mutants.draw -->", "<!-- end of drawn -->"
 
 
 @dataclass(frozen=True)
-class Change:
-    """In `file` (below src/incumbent) the characters from `start` to `end` become `new`."""
+class Result:
+    """What came of a change in a tier: the test that it died of, and how many were tried."""
 
-    file: str
-    line: int
-    start: int
-    end: int
-    old: str
-    new: str
-
-    @property
-    def text(self) -> str:
-        old, new = (" ".join(words.split()) for words in (self.old, self.new))
-        return f"{self.file}:{self.line}: {old} -> {new}"
-
-    def applied(self, source: str) -> str:
-        return source[: self.start] + self.new + source[self.end :]
-
-    def digest(self, tests: Sequence[str]) -> str:
-        """Changes with the changed file and with the selection of tests."""
-        changed = self.applied((SOURCES / self.file).read_text())
-        return hashlib.sha256("\0".join([self.file, changed, *tests]).encode()).hexdigest()[:16]
+    digest: str
+    tier: str
+    died: str
+    tried: int
+    reached: int
 
 
-def changes(file: str, source: str) -> Iterator[Change]:
-    """All of one file, in the order of its text."""
-    lines = [0]
-    for line in source.splitlines(keepends=True):
-        lines.append(lines[-1] + len(line))
-
-    def place(line: int, column: int) -> int:
-        text = source[lines[line - 1] : lines[line]].encode()
-        return lines[line - 1] + len(text[:column].decode())
-
-    whole = ast.parse(source)
-    for node, new in sorted(_mutated(whole), key=lambda pair: _where(pair[0])):
-        start = place(node.lineno, node.col_offset)
-        end = place(node.end_lineno or node.lineno, node.end_col_offset or 0)
-        yield Change(file, node.lineno, start, end, source[start:end], new)
-
-
-def _where(node: ast.expr | ast.stmt) -> tuple[int, int, int]:
-    return node.lineno, node.col_offset, node.end_col_offset or 0
-
-
-def _mutated(whole: ast.Module) -> Iterator[tuple[ast.expr | ast.stmt, str]]:
-    """Each place that can be changed, with what stands there then."""
-    for function in ast.walk(whole):
-        if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
-            continue
-        for statement in function.body:
-            for node in _inside(statement):
-                yield from _of_statement(node)
-                yield from _of_expression(node)
-
-
-def _inside(node: ast.AST) -> Iterator[ast.AST]:
-    """Not into functions, which have their own turn, nor annotations, nor formatted text."""
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.JoinedStr):
-        return
-    yield node
-    for name, value in ast.iter_fields(node):
-        children = value if isinstance(value, list) else [value]
-        for child in children if name != "annotation" else ():
-            if isinstance(child, ast.AST):
-                yield from _inside(child)
-
-
-def _of_statement(node: ast.AST) -> Iterator[tuple[ast.stmt | ast.expr, str]]:
-    match node:
-        case ast.If(test=test) | ast.While(test=test) | ast.IfExp(test=test):
-            yield test, f"(not ({ast.unparse(test)}))"
-        case ast.Expr(value=ast.Call() | ast.Await()):
-            yield node, "pass"
-        case ast.Return(value=ast.expr() as value) if ast.unparse(value) != "None":
-            yield value, "None"
-
-
-def _of_expression(node: ast.AST) -> Iterator[tuple[ast.expr, str]]:
-    match node:
-        case ast.Compare(ops=[op]) if type(op) in _OTHER:
-            other = ast.Compare(node.left, [_other(op)], node.comparators)
-            yield node, f"({ast.unparse(other)})"
-        case ast.BoolOp(op=op):
-            yield node, f"({ast.unparse(ast.BoolOp(_other(op), node.values))})"
-        case ast.BinOp(op=op) if type(op) in _OTHER and not _is_text(node):
-            yield node, f"({ast.unparse(ast.BinOp(node.left, _other(op), node.right))})"
-        case ast.UnaryOp(op=ast.Not(), operand=operand):
-            yield node, f"({ast.unparse(operand)})"
-        case ast.Constant(value=bool() as value):
-            yield node, str(not value)
-        case ast.Constant(value=int() | float() as value):
-            yield node, str(value + 1)
-
-
-def _other(op: ast.AST) -> Any:
-    return _OTHER[type(op)]()
-
-
-def _is_text(node: ast.BinOp) -> bool:
-    """Strings and tuples that are joined: another operator would only be a TypeError."""
-    kinds = ast.JoinedStr | ast.Tuple | ast.List
-    return any(
-        isinstance(side, kinds) or (isinstance(side, ast.Constant) and isinstance(side.value, str))
-        for side in (node.left, node.right)
-    )
-
-
-def drawn(seed: int, count: int) -> list[Change]:
-    """The same for the same seed and source; in the order in which they were drawn."""
-    found = [
-        change
-        for path in sorted(SOURCES.rglob("*.py"))
-        for file in [path.relative_to(SOURCES).as_posix()]
-        if not file.startswith(LEFT_OUT)
-        for change in changes(file, path.read_text())
-    ]
-    return random.Random(seed).sample(found, min(count, len(found)))
-
-
-def try_out(change: Change, tests: Sequence[str]) -> Result:
-    """Run the tests on a copy of the product with the change, up to the first that fails."""
+def try_out(change: Change, tests: Sequence[str], seconds: Sequence[float]) -> tuple[str, int]:
+    """The first test that fails on the changed product, twice, and how many ran until then."""
     with tempfile.TemporaryDirectory(prefix="incumbent-drawn-") as made:
         copy = Path(made) / "incumbent"
-        shutil.copytree(SOURCES, copy, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(SOURCES, copy)
         (copy / change.file).write_text(change.applied((SOURCES / change.file).read_text()))
-        return Result(change.digest(tests), _died(Path(made), tests))
+        tried = 0
+        for group in _groups(tests, seconds):
+            left = group
+            while left:
+                died = _died(Path(made), left)
+                if died and _died(Path(made), [died]):
+                    return died, tried + len(group)
+                left = left[left.index(died) + 1 :] if died in left else []
+            tried += len(group)
+        return "", tried
+
+
+def _groups(tests: Sequence[str], seconds: Sequence[float]) -> Iterator[list[str]]:
+    """The quick ones, what takes a minute, and all others."""
+    minute = max(QUICK, sum(so_far < 60 for so_far in accumulate(seconds)))
+    for group in (tests[:QUICK], tests[QUICK:minute], tests[minute:]):
+        if group:
+            yield list(group)
 
 
 def _died(sources: Path, tests: Sequence[str]) -> str:
-    options = ("-x", "-q", "--no-header", "-p", "no:cacheprovider")
+    options = ("-x", "-q", "--no-header", "-p", "no:cacheprovider", "--timeout=60")
     try:
         ran = subprocess.run(
             [sys.executable, "-m", "pytest", *options, *tests],
             cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(sources), "PYTHONDONTWRITEBYTECODE": "1"},
+            env=environment_of(sources),
             capture_output=True,
             text=True,
-            timeout=WITHIN,
+            timeout=PATIENCE,
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return "hangs"
-    failed = [line for line in ran.stdout.splitlines() if line.startswith(("FAILED ", "ERROR "))]
-    # Code that cannot be imported fails before a test has a name.
-    return "" if ran.returncode == 0 else (failed or [f"exit code {ran.returncode}"])[0]
+        return tests[0]
+    if ran.returncode == 0:
+        return ""
+    found = failed_of(ran.stdout)
+    # A timeout ends the process of the tests, and what cannot be imported fails before a test.
+    return found if found in tests else tests[0]
 
 
 def main() -> int:
     """See the module."""
     asked = _parser().parse_args()
-    tests = tuple(word for word in asked.tests if word != "--") or THIN
     chosen = drawn(asked.seed, asked.count)
     if asked.list:
         say("\n".join(change.text for change in chosen))
         return 0
-    known = read(asked.results)
-    left = [change for change in chosen if change.digest(tests) not in known]
+    asked.folder.mkdir(exist_ok=True)
+    results = asked.folder / "results"
+    known = read(results)
+    if asked.tier == "rest":
+        chosen = [one for one in chosen if not _died_of(one, known, "thin")]
+    left = [change for change in chosen if (change.digest, asked.tier) not in known]
     with ThreadPoolExecutor(asked.jobs) as pool:
-        tries = pool.map(partial(try_out, tests=tests), left)
-        for change, result in zip(left, tries, strict=True):
-            known[result.digest] = result
-            keep(asked.results, result)
-            say(f"{change.text}: {result.died or 'SURVIVED'}")
-    survived = [change for change in chosen if not known[change.digest(tests)].died]
-    say(f"seed {asked.seed}: {len(chosen) - len(survived)} of {len(chosen)} died; survived:")
-    say("\n".join(change.text for change in survived) or "none")
+        one = partial(_one, tier=asked.tier, reached=_reached(asked, left), within=asked.within)
+        for change, result in zip(left, pool.map(one, left), strict=True):
+            known[result.digest, result.tier] = result
+            with results.open("a") as file:
+                file.write(json.dumps(asdict(result)) + "\n")
+            say(f"{change.text}: {result.died or f'SURVIVED {result.tried} of {result.reached}'}")
+    if asked.write:
+        write(asked.write, page(asked.seed, drawn(asked.seed, asked.count), known), BEGIN, END)
     return 0
+
+
+def _one(change: Change, *, tier: str, reached: reach.Reached, within: float) -> Result:
+    tests = reached.of(change)
+    seconds = [reached.seconds[test] for test in tests]
+    fit = sum(so_far < within for so_far in accumulate(seconds))
+    died, tried = try_out(change, tests[:fit], seconds[:fit]) if fit else ("", 0)
+    return Result(change.digest, tier, died, tried, len(tests))
+
+
+def _reached(asked: argparse.Namespace, left: Sequence[Change]) -> reach.Reached:
+    folder: Path = asked.folder / asked.tier
+    if not left:
+        return reach.Reached()
+    if not (folder / "done").exists():
+        folder.mkdir(exist_ok=True)
+        reach.record(left, folder, ("-m", MARKS[asked.tier]), asked.jobs)
+        (folder / "done").touch()
+    return reach.read(folder)
+
+
+def _died_of(change: Change, known: dict[tuple[str, str], Result], tier: str) -> str:
+    result = known.get((change.digest, tier))
+    return result.died if result else ""
+
+
+def read(path: Path) -> dict[tuple[str, str], Result]:
+    """What was found before, by change and tier."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    found = [Result(**json.loads(line)) for line in lines]
+    return {(one.digest, one.tier): one for one in found}
+
+
+def page(seed: int, chosen: Sequence[Change], known: dict[tuple[str, str], Result]) -> str:
+    """Figures, and what survived."""
+    tried = [one for one in chosen if (one.digest, "thin") in known]
+    thin = [one for one in tried if _died_of(one, known, "thin")]
+    rest = [one for one in tried if _died_of(one, known, "rest")]
+    lived = [one for one in tried if one not in thin and one not in rest]
+    same = [one for one in lived if equal.why(one)]
+    killed = len(thin) + len(rest)
+    rows = [
+        ("drawn", len(chosen)),
+        ("tried", len(tried)),
+        ("`make test` notices", len(thin)),
+        ("only `make test-all` notices", len(rest)),
+        ("survived, and does the same as before", len(same)),
+        ("survived", len(lived) - len(same)),
+    ]
+    share = f"{100 * len(thin) / killed:.1f} %" if killed else "nothing"
+    return "\n\n".join(
+        (
+            f"Seed {seed}: `make test` notices {share} of what all tests notice.",
+            "| changes | |\n|---|---|\n"
+            + "\n".join(f"| {what} | {count} |" for what, count in rows),
+            _listed("Noticed by `make test-all` alone:", rest, known),
+            _listed("Survived:", [one for one in lived if one not in same], known),
+            _listed("Does the same as before:", same, known),
+        )
+    )
+
+
+def _listed(title: str, changes: Sequence[Change], known: dict[tuple[str, str], Result]) -> str:
+    lines = [
+        f"- `` {one.text} ``{': ' if about else ''}{about}"
+        for one in changes
+        for about in [_about(one, known)]
+    ]
+    return f"{title}\n\n" + ("\n".join(lines) or "- none")
+
+
+def _about(change: Change, known: dict[tuple[str, str], Result]) -> str:
+    if died := _died_of(change, known, "rest"):
+        return f"`{died.rpartition('::')[2]}`"
+    reached = sum(
+        known[change.digest, tier].reached for tier in MARKS if (change.digest, tier) in known
+    )
+    return equal.why(change) or ("" if reached else "no test comes to it")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -233,9 +205,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=13)
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--folder", type=Path, default=Path(".drawn"))
+    parser.add_argument("--within", type=float, default=float("inf"), help="seconds of tests")
+    parser.add_argument("--tier", choices=[*MARKS], default="thin")
     parser.add_argument("--list", action="store_true", help="only say what would be changed")
-    parser.add_argument("tests", nargs="*", help="arguments of pytest, after --")
+    parser.add_argument("--write", type=Path, metavar="PAGE", help="put the table into a page")
     return parser
 
 

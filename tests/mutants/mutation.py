@@ -16,12 +16,15 @@ from pathlib import Path
 from typing import Final
 
 from tests.support.servers import ROOT
+from tests.tiers import THIN
 
 __all__ = [
     "AREAS",
     "SOURCES",
     "Mutation",
     "Result",
+    "environment_of",
+    "failed_of",
     "in_area",
     "place",
     "stands",
@@ -103,7 +106,7 @@ def stands(mutation: Mutation) -> int:
 
 def place(mutation: Mutation, folder: Path) -> None:
     """A copy of the product with the mutation, in `folder`."""
-    shutil.copytree(SOURCES, folder / "incumbent", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(SOURCES, folder / "incumbent")
     path = folder / "incumbent" / mutation.file
     path.write_text(path.read_text().replace(mutation.old, mutation.new))
 
@@ -123,13 +126,26 @@ def try_out(mutation: Mutation) -> Result:
     raise RuntimeError(f"{died} died now and then only")
 
 
+def environment_of(sources: Path) -> dict[str, str]:
+    """The product of this folder is imported, and compiled once for all processes of a test."""
+    kept = {name: it for name, it in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return {**kept, "PYTHONPATH": str(sources)}
+
+
+def failed_of(output: str) -> str:
+    """The first test that failed, by what pytest wrote."""
+    found = _FAILED.search(output)
+    return found[1] if found else ""
+
+
 def _died(sources: Path, tests: Sequence[str]) -> str:
     command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider"]
+    command += ["-m", THIN]
     try:
         ran = subprocess.run(
             [*command, *tests],
             cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(sources), "PYTHONDONTWRITEBYTECODE": "1"},
+            env=environment_of(sources),
             capture_output=True,
             text=True,
             timeout=_WITHIN,
@@ -137,9 +153,9 @@ def _died(sources: Path, tests: Sequence[str]) -> str:
         )
     except subprocess.TimeoutExpired:
         return tests[0]
-    found = _FAILED.search(ran.stdout)
+    found = failed_of(ran.stdout)
     if ran.returncode == 0:
         return ""
     if ran.returncode == 1 and found:
-        return found[1]
+        return found
     raise RuntimeError(f"{tests} could not be run:\n{ran.stdout[-2000:]}{ran.stderr[-1000:]}")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 from dataclasses import replace
 
-from tests.mutants import draw
+from tests.mutants.change import changes, drawn
 from tests.mutants.mutation import SOURCES
+from tests.mutants.reach import marked
 
 SOURCE = """
 def late(now: int = 0, /) -> bool:
@@ -19,7 +20,7 @@ def late(now: int = 0, /) -> bool:
 
 
 def test_each_operator_number_condition_and_statement_is_a_change() -> None:
-    found = {change.text for change in draw.changes("file.py", SOURCE)}
+    found = {change.text for change in changes("file.py", SOURCE)}
     assert found == {
         "file.py:4: now + 1 -> (now - 1)",
         "file.py:4: 1 -> 2",
@@ -35,18 +36,37 @@ def test_each_operator_number_condition_and_statement_is_a_change() -> None:
 
 
 def test_the_same_seed_draws_the_same_changes() -> None:
-    assert draw.drawn(7, 20) == draw.drawn(7, 20) != draw.drawn(8, 20)
+    assert drawn(7, 20) == drawn(7, 20) != drawn(8, 20)
 
 
 def test_a_change_is_one_of_its_file_and_a_program_still() -> None:
-    for change in draw.drawn(13, 100):
+    for change in drawn(13, 30):
         source = (SOURCES / change.file).read_text()
         changed = change.applied(source)
         assert changed != source, change.text
         ast.parse(changed)
 
 
-def test_a_change_is_run_again_for_other_tests_or_another_change() -> None:
-    (change,) = draw.drawn(13, 1)
+def test_another_change_has_another_digest() -> None:
+    (change,) = drawn(13, 1)
     other = replace(change, new="None" if change.new != "None" else "0")
-    assert len({change.digest(("a",)), change.digest(("b",)), other.digest(("a",))}) == 3
+    assert change.digest != other.digest
+
+
+def test_a_mark_at_each_place_leaves_the_program_as_it_is() -> None:
+    found = list(changes("file.py", SOURCE))
+    text = marked(SOURCE, found)
+    assert all(change.place in text for change in found)
+    reached: list[str] = []
+    names = {"__import__": lambda _: type("Module", (), {"hit": reached.append})}
+    space = {"__builtins__": {"print": lambda _: None, **names}}
+    exec(text, space)
+    assert space["late"](5) is True  # type: ignore[operator]
+    assert set(reached) == {change.place for change in found}
+
+
+def test_a_pattern_is_left_unmarked() -> None:
+    source = "def f(x):\n    match x:\n        case 5:\n            return True\n"
+    text = marked(source, changes("file.py", source))
+    assert "case 5:" in text
+    assert "hit" in text

@@ -140,7 +140,7 @@ LATE_RENEWAL: list[Event] = [
 ]
 
 
-@settings(max_examples=1000)
+@settings(max_examples=400)
 @given(policies, st.just(inf) | st.floats(0, 100), histories)
 @example(POLICY, inf, LATE_RENEWAL)
 def test_whatever_happens_the_rules_hold(
