@@ -23,7 +23,7 @@ from incumbent.stores.redis.commands import Commands
 from incumbent.stores.redis.driver import Site, Target
 from incumbent.stores.redis.engine import LayeredEngine
 from incumbent.stores.redis.errors import Moved
-from incumbent.stores.redis.hosts import parse_address, parse_hosts, say_address
+from incumbent.stores.redis.hosts import parse_address, say_address
 from incumbent.stores.redis.incarnation import Acquaintance, Mark, Met
 from incumbent.stores.redis.names import Naming
 from incumbent.stores.redis.options import parse_redis_url
@@ -33,6 +33,7 @@ from incumbent.stores.redis.sentinel import Follow, Followed, Opinion, majority_
 from incumbent.stores.redis.server import read_facts
 from incumbent.stores.redis.sides import BlockingSide, Side
 from incumbent.stores.redis.spread import Part, renew_part
+from incumbent.stores.url import parse_hosts
 from tests.support.pace import lasted
 
 SECRET = "pa55-never-shown"

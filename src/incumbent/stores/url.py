@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Final, NamedTuple
 from urllib.parse import parse_qsl, unquote
 
@@ -51,13 +51,20 @@ def parse_hosts(text: str, port: int) -> tuple[Endpoint, ...] | None:
 
 def shown_login(user: str | None, secret: str | None) -> str:
     """The login as people see it, with the "@" behind it."""
-    return f"{user}:***@" if secret else f"{user}@" if user else ""
+    return f"{user or ''}:***@" if secret else f"{user}@" if user else ""
 
 
-def parse_options(query: str, known: Collection[str]) -> dict[str, str]:
-    """The options of a URL. Raises ConfigError for an unknown, an empty or a repeated one."""
+def parse_options(
+    query: str, known: Collection[str], gone: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """The options of a URL. Raises ConfigError for an unknown, an empty or a repeated one.
+
+    `gone`: what to write in place of an option that there was once, as a predicate.
+    """
     options: dict[str, str] = {}
     for name, value in parse_qsl(query, keep_blank_values=True):
+        if name not in known and gone and name in gone:
+            raise wrong_option(name, gone[name])
         if name not in known:
             # What follows a "?" may be the rest of a password that was not encoded.
             shown = name if re.fullmatch(r"[a-z_]{1,30}", name) else "(not shown)"

@@ -11,9 +11,9 @@ from incumbent.stores.redis.options import (
     RedisOptions,
     check_key,
     check_replicas,
-    check_restart_wait,
     parse_redis_url,
 )
+from incumbent.stores.url import parse_restart_wait
 
 if TYPE_CHECKING:
     from incumbent.stores.redis.clients import Own
@@ -78,7 +78,7 @@ def engine_from_client(
     options = replace(
         own.options, key=check_key(key), wait_replicas=replicas, wait_timeout=patience
     )
-    site = Site(own.target, options.shown, check_restart_wait(restart_wait), allow_eviction)
+    site = Site(own.target, options.shown, parse_restart_wait(restart_wait), allow_eviction)
     if not options.layered:
         return RedisEngine(site, options.key)
     return layered_engine(site, options, own.sentinels, own.reach)

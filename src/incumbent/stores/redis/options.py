@@ -5,19 +5,21 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from typing import Final
-from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+from urllib.parse import unquote
 
-from incumbent.durations import DAY, Duration, parse_duration
+from incumbent.durations import parse_duration
 from incumbent.errors import ConfigError
-from incumbent.stores.redis.hosts import Address, parse_hosts, say_address
+from incumbent.stores.redis.hosts import Address, say_address
+from incumbent.stores.url import (
+    Endpoint,
+    parse_hosts,
+    parse_options,
+    parse_restart_wait,
+    shown_login,
+    wrong_option,
+)
 
-__all__ = [
-    "RedisOptions",
-    "check_key",
-    "check_replicas",
-    "check_restart_wait",
-    "parse_redis_url",
-]
+__all__ = ["RedisOptions", "check_key", "check_replicas", "parse_redis_url"]
 
 _TRANSPORTS: Final = {"redis": "tcp", "valkey": "tcp", "rediss": "tls", "valkeys": "tls"}
 _SCHEMES: Final = {
@@ -33,7 +35,7 @@ _CHECKS: Final = ("ssl_cert_reqs", "ssl_check_hostname", "check_hostname")
 _MORE: Final = {"sentinel": ("sentinel_username", "sentinel_password"), "unix": ("db",)}
 """Further options; the path of a unix socket's URL cannot name a database."""
 _KNOWN: Final = ("key", "restart_wait", "allow_eviction", "wait_replicas", *_FILES)
-_RENAMED: Final = {
+_GONE: Final = {
     "db": "is gone: the path names the database, as in redis://host:6379/2",
     "functions": "is gone: scripts are sent (docs/redis.md: Least privilege)",
     "wait_timeout": "is part of wait_replicas now: wait_replicas=1:100ms",
@@ -79,15 +81,13 @@ class RedisOptions:
     @property
     def shown(self) -> str:
         """The URL for people: no password, no options."""
-        user = self.username or ""
-        login = f"{user}:***@" if self.password else f"{user}@" if user else ""
+        login = shown_login(self.username, self.password)
         if self.transport == "unix":
             return f"{self.scheme}://{login}{self.path}"
         if self.layout:
             name = f"/{self.service}/{self.db}" if self.service else ""
             return f"{self.scheme}://{login}{','.join(map(say_address, self.hosts))}{name}"
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{self.scheme}://{login}{host}:{self.port}/{self.db}"
+        return f"{self.scheme}://{login}{say_address((self.host, self.port))}/{self.db}"
 
 
 def parse_redis_url(url: str, password: str | None = None) -> RedisOptions:
@@ -95,33 +95,39 @@ def parse_redis_url(url: str, password: str | None = None) -> RedisOptions:
 
     Raises ConfigError, whose message never has any part of the URL that could be a password.
     """
-    listed, url = _take_hosts(url)
-    parts = _split(url)
-    transport, layout = _SCHEMES[parts.scheme], _layout(parts.scheme)
-    query = _query(parts, (*_KNOWN, *_MORE.get(layout or transport, ())))
-    if transport != "tls" and any(name in query for name in (*_FILES, *_CHECKS)):
-        raise _wrong("ca, cert, cert_key", "need the scheme rediss:// (or another with TLS)")
-    service, path = _service(parts) if layout == "sentinel" else ("", parts.path)
-    hosts = _hosts(parts.scheme, listed, layout) if layout else ()
-    replicas, patience = check_replicas(query.get("wait_replicas"))
+    # Not by urlsplit: newer ones refuse an IPv6 address that is not the first host.
+    scheme, mark, rest = url.partition("://")
+    place, _, query = rest.partition("?")
+    netloc, _, path = place.partition("/")
+    login, _, listed = netloc.rpartition("@")
+    if scheme not in _SCHEMES or not mark or "#" in rest or re.search(r"[\[\]]", login):
+        raise _malformed(scheme)
+    transport, layout = _SCHEMES[scheme], _layout(scheme)
+    if transport == "unix" and (listed or not path.strip("/")):
+        raise ConfigError("redis+unix: write redis+unix:///path/to/the.sock", name="store")
+    hosts = _hosts(scheme, listed)
+    options = _options(query, transport, layout)
+    user, _, secret = login.partition(":")
+    service, path = _service(scheme, path) if layout == "sentinel" else ("", path)
+    replicas, patience = check_replicas(options.get("wait_replicas"))
     return RedisOptions(
-        scheme=parts.scheme,
+        scheme=scheme,
         transport=transport,
-        host=hosts[0][0] if hosts else unquote(parts.hostname or "localhost"),
-        port=hosts[0][1] if hosts else parts.port or 6379,
-        path=unquote(parts.path) if transport == "unix" else "",
-        db=_database(query.get("db", "") if transport == "unix" else path, layout),
-        username=unquote(parts.username) if parts.username else None,
-        password=password or (unquote(parts.password) if parts.password else None),
-        files=tuple((_FILES[name], query[name]) for name in _FILES if name in query),
-        key=check_key(query.get("key")),
-        restart_wait=check_restart_wait(query.get("restart_wait")),
-        allow_eviction=_yes_or_no("allow_eviction", query.get("allow_eviction", "no")),
+        host=hosts[0].host,
+        port=hosts[0].port,
+        path=f"/{unquote(path)}" if transport == "unix" else "",
+        db=_database(options.get("db", "") if transport == "unix" else path, layout),
+        username=unquote(user) or None,
+        password=password or unquote(secret) or None,
+        files=tuple((_FILES[name], options[name]) for name in _FILES if name in options),
+        key=check_key(options.get("key")),
+        restart_wait=parse_restart_wait(options.get("restart_wait")),
+        allow_eviction=_yes_or_no("allow_eviction", options.get("allow_eviction", "no")),
         layout=layout,
-        hosts=hosts,
+        hosts=hosts if layout else (),
         service=service,
-        sentinel_username=query.get("sentinel_username") or None,
-        sentinel_password=query.get("sentinel_password") or None,
+        sentinel_username=options.get("sentinel_username"),
+        sentinel_password=options.get("sentinel_password"),
         wait_replicas=replicas,
         wait_timeout=patience,
     )
@@ -132,61 +138,28 @@ def _layout(scheme: str) -> str:
     return layout if layout in _PORTS else ""
 
 
-def _take_hosts(url: str) -> tuple[str, str]:
-    """The list of hosts of a layout's URL, and the URL with one host in its place."""
-    scheme, colon, rest = url.partition("://")
-    if not _layout(scheme):
-        return "", url
-    netloc = re.split(r"[/?#]", rest, maxsplit=1)[0]
-    login, at, hosts = netloc.rpartition("@")
-    return hosts, f"{scheme}{colon}{login}{at}hosts{rest[len(netloc) :]}"
-
-
-def _hosts(scheme: str, listed: str, layout: str) -> tuple[Address, ...]:
+def _hosts(scheme: str, listed: str) -> tuple[Endpoint, ...]:
+    layout = _layout(scheme)
+    if not layout and listed[:1] in ("", ":"):
+        listed = f"localhost{listed}"
     hosts = parse_hosts(listed, _PORTS[layout])
-    if hosts is None:
+    if layout and hosts is None:
         raise ConfigError(
             f"{scheme}: write {scheme}://h1,h2:port,h3{_PATHS[layout]}, with each host once",
+            name="store",
+        )
+    if hosts is None:
+        raise _malformed(scheme)
+    if len(hosts) > 1 and not layout:
+        raise ConfigError(
+            f"{scheme}: names one server; a list of hosts is for redis+sentinel:// (which says who"
+            " is the master), redis+cluster:// or redis+quorum:// (a majority of masters)",
             name="store",
         )
     return hosts
 
 
 _PATHS: Final = {"sentinel": "/name-of-the-master[/db]", "cluster": ""}
-
-
-def _service(parts: SplitResult) -> tuple[str, str]:
-    """The name of the master, and the rest of the path."""
-    name, _, rest = parts.path.lstrip("/").partition("/")
-    if not re.fullmatch(r"[A-Za-z0-9._-]{1,100}", name):
-        raise ConfigError(
-            f"{parts.scheme}: say which master the sentinels are asked for:"
-            f" {parts.scheme}://h1,h2,h3/name-of-the-master",
-            name="store",
-        )
-    return name, rest
-
-
-def _split(url: str) -> SplitResult:
-    # `from None`: urlsplit quotes what it could not read, which may be a piece of the password.
-    scheme = url.partition(":")[0]
-    try:
-        parts = urlsplit(url)
-        _ = parts.port
-    except ValueError:
-        raise _malformed(scheme) from None
-    if parts.scheme not in _SCHEMES or parts.fragment or not url[len(scheme) :].startswith("://"):
-        raise _malformed(scheme) from None
-    if _SCHEMES[parts.scheme] == "unix":
-        if parts.hostname or not parts.path.strip("/"):
-            raise ConfigError("redis+unix: write redis+unix:///path/to/the.sock", name="store")
-    elif "," in parts.netloc.rpartition("@")[2] and not _layout(scheme):
-        raise ConfigError(
-            f"{scheme}: names one server; a list of hosts is for redis+sentinel:// (which says who"
-            " is the master), redis+cluster:// or redis+quorum:// (a majority of masters)",
-            name="store",
-        )
-    return parts
 
 
 def _malformed(scheme: str) -> ConfigError:
@@ -199,44 +172,41 @@ def _malformed(scheme: str) -> ConfigError:
     )
 
 
-def _query(parts: SplitResult, known: tuple[str, ...]) -> dict[str, str]:
-    query: dict[str, str] = {}
-    for name, value in parse_qsl(parts.query, keep_blank_values=True):
-        if name in _CHECKS:
-            _insist_on_checks(name, value)
-        elif name in _RENAMED and name not in known:
-            raise _wrong(name, _RENAMED[name])
-        elif name not in known:
-            # What follows a "?" may be the rest of a password that was not encoded.
-            shown = name if re.fullmatch(r"[a-z_]{1,30}", name) else "(not shown)"
-            raise _wrong(shown, f"is not an option of this store; known: {', '.join(known)}")
-        if name in query:
-            raise _wrong(name, "is given twice")
-        query[name] = value
-    return query
-
-
-def _insist_on_checks(name: str, value: str) -> None:
-    if value.lower() in _NO:
-        raise _wrong(
-            name,
-            f"={value} would accept any server's certificate, so that anybody could grant leases;"
-            " name the authority that signed it: ca=/path/ca.pem",
+def _service(scheme: str, path: str) -> tuple[str, str]:
+    """The name of the master, and the rest of the path."""
+    name, _, rest = path.lstrip("/").partition("/")
+    if not re.fullmatch(r"[A-Za-z0-9._-]{1,100}", name):
+        raise ConfigError(
+            f"{scheme}: say which master the sentinels are asked for:"
+            f" {scheme}://h1,h2,h3/name-of-the-master",
+            name="store",
         )
+    return name, rest
 
 
-def _wrong(name: str, why: str) -> ConfigError:
-    space = "" if why.startswith("=") else " "
-    return ConfigError(f"option {name}{space}{why}", name=name)
+def _options(query: str, transport: str, layout: str) -> dict[str, str]:
+    known = (*_KNOWN, *_MORE.get(layout or transport, ()), *_CHECKS)
+    options = parse_options(query, known, _GONE)
+    for name in _CHECKS:
+        value = options.pop(name, "yes")
+        if value.lower() in _NO:
+            raise wrong_option(
+                name,
+                f"{value} would accept any server's certificate, so that anybody could grant"
+                " leases; name the authority that signed it: ca=/path/ca.pem",
+            )
+    if transport != "tls" and any(name in options for name in _FILES):
+        raise wrong_option("ca, cert, cert_key", "need the scheme rediss:// (or another with TLS)")
+    return options
 
 
 def _database(text: str, layout: str) -> int:
     text = text.strip("/") or "0"
     if not re.fullmatch(r"\d{1,5}", text, re.ASCII):
         # A password that was not encoded may end up in the path.
-        raise _wrong("db", "is not a number of a database: write redis://host:6379/0")
+        raise wrong_option("db", "is not a number of a database: write redis://host:6379/0")
     if layout == "cluster" and int(text):
-        raise _wrong("db", "is 0 in a cluster: leave it out")
+        raise wrong_option("db", "is 0 in a cluster: leave it out")
     return int(text)
 
 
@@ -246,17 +216,12 @@ def check_key(template: str | None) -> str | None:
         return None
     rest = template.replace("{name}", "", 1).replace("{namespace}", "", 1)
     if "{name}" not in template or re.search(r"[{}\s]", rest):
-        raise _wrong(
+        raise wrong_option(
             "key",
-            f"={template!r}: write the key that the other clients use, with {{name}} once (and"
+            f"{template!r}: write the key that the other clients use, with {{name}} once (and"
             " {namespace} at most once), without other braces or spaces",
         )
     return template
-
-
-def check_restart_wait(wait: Duration | None) -> float | None:
-    """The option `restart_wait` in seconds; None means one ttl."""
-    return None if wait is None else parse_duration(wait, "restart_wait", most=DAY)
 
 
 def check_replicas(option: str | None) -> tuple[int, float]:
@@ -265,14 +230,16 @@ def check_replicas(option: str | None) -> tuple[int, float]:
         return 0, 0.1
     count, colon, patience = option.partition(":")
     if not re.fullmatch(r"[1-9]\d?", count):
-        raise _wrong("wait_replicas", "is the number of replicas that have to confirm: 1 to 99")
+        raise wrong_option(
+            "wait_replicas", "is the number of replicas that have to confirm: 1 to 99"
+        )
     seconds = parse_duration(patience, "wait_replicas", most=60.0) if colon else 0.1
     if seconds <= 0:
-        raise _wrong("wait_replicas", "needs a time that is longer than nothing: 1:100ms")
+        raise wrong_option("wait_replicas", "needs a time that is longer than nothing: 1:100ms")
     return int(count), seconds
 
 
 def _yes_or_no(name: str, text: str) -> bool:
     if text.lower() not in ("yes", "no"):
-        raise _wrong(name, "is yes or no")
+        raise wrong_option(name, "is yes or no")
     return text.lower() == "yes"
