@@ -61,23 +61,25 @@ def read_until(
     """
     pause, warned, seen = _FIRST_PAUSE, False, None
     while True:
-        left = until - clock.now()
-        record, error = _read(client, name, min(_READ_WITHIN, max(left, _FIRST_PAUSE)))
-        if record is not None and done(record):
-            return record
-        left = until - clock.now()
-        if left <= 0 or (error is not None and error.permanent):
-            return _last(record, error)
-        if error is not None and not warned:
-            warned = True
-            say(f"{name}: trying on: {error}")
+        record = None
+        try:
+            within = max(until - clock.now(), _FIRST_PAUSE)
+            record = client.read(name, min(_READ_WITHIN, within))
+            if done(record) or clock.now() >= until:
+                return record
+        except StoreError as error:
+            if error.permanent or clock.now() >= until:
+                raise
+            if not warned:
+                warned = True
+                say(f"{name}: trying on: {error}")
         if record is not None and record.seen and record.seen != seen:
             pause, seen = _FIRST_PAUSE, record.seen
             wait_for_change(client, record, min(until, clock.now() + hint_within))
         else:
             # Nothing to compare, or a hint without a change: many must not become a busy loop.
             seen = None
-            time.sleep(min(pause, left))
+            time.sleep(max(0.0, min(pause, until - clock.now())))
             pause = min(2 * pause, _LONGEST_PAUSE)
 
 
@@ -96,20 +98,6 @@ def wait_for_change(client: Client, record: Record, until: float) -> None:
         # It gives no hints now; the next look says more.
         until = min(until, now + _LONGEST_PAUSE)
     time.sleep(max(0.0, until - clock.now()))
-
-
-def _read(client: Client, name: str, within: float) -> tuple[Record | None, StoreError | None]:
-    try:
-        return client.read(name, within), None
-    except StoreError as error:
-        return None, error
-
-
-def _last(record: Record | None, error: StoreError | None) -> Record:
-    if record is None:
-        assert error is not None  # noqa: S101 - one of the two is there
-        raise error
-    return record
 
 
 # -- a request to a holder -------------------------------------------------------------------------
@@ -154,16 +142,6 @@ class Operator:
             say(f"{self.key.name}: {line}")
         return code
 
-    def nobody_to_ask(self, record: Record) -> int | None:
-        """The answer if no holder can be asked; None if one can."""
-        if not record.holdings:
-            return self.answer("free", "nobody holds it")
-        holding = record.holdings[0]
-        if holding.foreign:
-            line = f"the value at its key is not ours ({holding.holder}); left alone"
-            return self.answer("foreign", line, BUSY)
-        return None
-
     def ask_to_resign(self, holding: Holding, to: str = "") -> PutOutcome:
         """Leave a notice for this holding; its holder gets it with the next renewal."""
         notice = encode_notice(who=self.who, reason=self.reason, to=to, token=holding.token)
@@ -182,7 +160,10 @@ class Operator:
 
         until = clock.now() + _patience(holding)
         record = read_until(self.client, self.key.name, until, gone)
-        return record, _how(record, holding) if gone(record) else None
+        if not gone(record):
+            return record, None
+        released = any(past.token == holding.token and past.ended for past in record.history)
+        return record, "has let go of it" if released else "did not answer; its ttl ran out"
 
     def still_held(self, holding: Holding, hint: str = "") -> int:
         """The answer when it did not let go."""
@@ -194,11 +175,6 @@ class Operator:
 def _patience(holding: Holding) -> float:
     """Seconds: the holder gets a notice within one renewal, or its ttl runs out."""
     return 2 * (holding.ttl or holding.remaining or TTL_DEFAULT)
-
-
-def _how(record: Record, holding: Holding) -> str:
-    released = any(past.token == holding.token and past.ended for past in record.history)
-    return "has let go of it" if released else "did not answer; its ttl ran out"
 
 
 def _reason(request: Request) -> str:

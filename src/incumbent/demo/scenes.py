@@ -8,15 +8,14 @@ import sqlite3
 import subprocess
 import sys
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from typing import ClassVar, Final
+from typing import ClassVar, Final, NamedTuple
 
 from incumbent.demo.judge import Account, writes_beside
 from incumbent.demo.stage import PATIENCE, Missed, Stage
 
-__all__ = ["STORE", "Ours", "Plain", "Side", "spell"]
+__all__ = ["STORE", "Ours", "Plain", "Scene", "Side", "spell"]
 
 TTL: Final = 1.2
 """Seconds; of both sides."""
@@ -25,20 +24,23 @@ _SEEN: Final = 0.5
 """Seconds that a leader leads undisturbed, so that there is something to see."""
 
 
-class Side(ABC):
-    """Three contenders and the faults that happen to them.
+class Scene(NamedTuple):
+    """What happened, and what was measured."""
 
-    `show(number, title, measured)` is called at the end of each scene.
-    """
+    number: int
+    title: str
+    measured: str
+
+
+class Side:
+    """Three contenders and the faults that happen to them; `show` gets each scene at its end."""
 
     name: ClassVar[str]
-    file: ClassVar[str]
-    """The SQLite file of its store."""
     contenders: ClassVar[tuple[str, ...]]
 
-    def __init__(self, stage: Stage, show: Callable[[int, str, str], None]) -> None:
+    def __init__(self, stage: Stage, show: Callable[[Scene], object]) -> None:
         self.stage = stage
-        self.store = stage.folder / self.file
+        self.store = stage.folder / f"{self.name}.db"
         self.marks: dict[str, list[tuple[float, str]]] = {}
         self.silences: list[tuple[float, float]] = []
         self.missed = ""
@@ -47,13 +49,13 @@ class Side(ABC):
         self._scenes = 0
         self._running: dict[str, subprocess.Popen[bytes]] = {}
 
-    @abstractmethod
     def command(self, who: str) -> list[str]:
         """The command line of a contender, without the interpreter."""
+        raise NotImplementedError
 
-    @abstractmethod
     def play(self) -> None:
         """All scenes. Raises Missed."""
+        raise NotImplementedError
 
     def run(self) -> None:
         """All scenes; `missed` says which did not come to its end."""
@@ -75,7 +77,7 @@ class Side(ABC):
     def scene(self, title: str, measured: str) -> None:
         """Show what was measured, and let the present leader lead for a moment."""
         self._scenes += 1
-        self._show(self._scenes, title, measured)
+        self._show(Scene(self._scenes, title, measured))
         self.stage.hold(_SEEN)
 
     def _mark(self, who: str, sign: str) -> float:
@@ -115,7 +117,6 @@ class Ours(Side):
     """`incumbent lead`. `late` is the device's answer to the late write."""
 
     name = "ours"
-    file = "leases.db"
     contenders = ("one", "two", "three")
     late = ""
 
@@ -197,7 +198,6 @@ class Plain(Side):
     """The plain loop: a leader is frozen and thawed, then the store is silent twice."""
 
     name = "plain"
-    file = "plain.db"
     contenders = ("four", "five", "six")
 
     def command(self, who: str) -> list[str]:

@@ -7,22 +7,21 @@ two           #####z
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import ceil, floor
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple
 
 from incumbent.demo.judge import Account, faults_in, seconds_shared, spans_shared
-from incumbent.demo.scenes import STORE, Ours, Plain, Side, spell
+from incumbent.demo.scenes import STORE, Ours, Plain, Scene, Side, spell
 from incumbent.demo.stage import Stage
 
-__all__ = ["Row", "draw", "tell"]
-
-Print: TypeAlias = "Callable[[str], None]"
-Paint: TypeAlias = "Callable[[str, str], str]"
+__all__ = ["Row", "command", "draw"]
 
 _WIDTH: Final = 72
 _LEGEND: Final = (
@@ -35,50 +34,62 @@ What next:
   INCUMBENT_STORE=redis://...                    instances on several hosts share a server"""
 
 
-def tell(say: Print, paint: Paint) -> int:
+def command(_request: object) -> int:
     """Run it. Returns 0 if we never had two at once, terms grew and the late write was refused.
 
-    `paint(text, colour)` colours a text where colours can be seen. Raises OSError if a process
-    cannot be started, SystemExit if the demo is asked to end (INT, TERM).
+    The store is one of its own, whatever the settings are. Raises OSError if a process cannot be
+    started, SystemExit if the demo is asked to end (INT, TERM).
     """
-
-    def show(number: int, title: str, measured: str) -> None:
-        say(f"  {number} {paint(title, 'bold')}\n      {measured}")
-
     began = time.monotonic()
     with Stage() as stage:
-        shown_later: list[tuple[int, str, str]] = []
-        ours = Ours(stage, show)
-        plain = Plain(stage, lambda *scene: shown_later.append(scene))
-        _header(say, paint, ours)
+        shown_later: list[Scene] = []
+        ours = Ours(stage, _show)
+        plain = Plain(stage, shown_later.append)
+        words = ours.command("one")
+        options = shlex.join(words[3 : words.index("--")])
+        _say(_paint("Three contenders on SQLite; a process of its own judges who works when:"))
+        _say(f"  incumbent -s sqlite:///.../{ours.store.name} {options} -- worker\n")
         _play(stage, ours, plain)
         mine, theirs, end = ours.accounts(), plain.accounts(), time.monotonic()
     same = "the same kinds of faults, at the same time: SET NX PX and a renewing thread"
-    say("\n" + paint(same, "bold"))
+    _say("\n" + _paint(same))
     for scene in shown_later:
-        show(*scene)
+        _show(scene)
     if plain.missed:
-        say(f"  broken off: {plain.missed}")
+        _say(f"  broken off: {plain.missed}")
     for title, side, accounts in (("incumbent", ours, mine), ("plain loop", plain, theirs)):
-        say(f"\n{paint(title, 'bold')}: who wrote when")
+        _say(f"\n{_paint(title)}: who wrote when")
         for line in draw(_rows(side, accounts), began, end, _WIDTH):
-            say(f"  {_coloured(line, paint)}")
-    say(f"\n  {_LEGEND}")
+            green = re.sub("#+", lambda run: _paint(run[0], _GREEN), line)
+            _say("  " + re.sub("!+", lambda run: _paint(run[0], _RED), green))
+    _say(f"\n  {_LEGEND}")
     faults = _faults(ours, mine)
-    good = paint("0 s of two at once, terms grew, the late write was refused", "green")
-    bad = paint(f"NOT GOOD: {'; '.join(faults)}", "red")
-    say(f"\nincumbent: {len(mine)} terms\n  {bad if faults else good}")
+    good = _paint("0 s of two at once, terms grew, the late write was refused", _GREEN)
+    bad = _paint(f"NOT GOOD: {'; '.join(faults)}", _RED)
+    _say(f"\nincumbent: {len(mine)} terms\n  {bad if faults else good}")
     both = seconds_shared(theirs)
-    overlap = paint(f"{spell(both)} of two at once", "red") if both else "no overlap this time"
-    say(f"plain loop: {len(theirs)} terms\n  {overlap}\n\n{_NEXT}")
+    overlap = _paint(f"{spell(both)} of two at once", _RED) if both else "no overlap this time"
+    _say(f"plain loop: {len(theirs)} terms\n  {overlap}\n\n{_NEXT}")
     return 1 if faults else 0
 
 
-def _header(say: Print, paint: Paint, ours: Ours) -> None:
-    words = ours.command(ours.contenders[0])
-    options = shlex.join(words[3 : words.index("--")])
-    say(paint("Three contenders on SQLite; a process of its own judges who works when:", "bold"))
-    say(f"  incumbent -s sqlite:///.../{ours.store.name} {options} -- worker\n")
+_BOLD, _RED, _GREEN = 1, 31, 32
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def _paint(text: str, colour: int = _BOLD) -> str:
+    """Coloured where colours can be seen."""
+    if not sys.stdout.isatty() or "NO_COLOR" in os.environ:
+        return text
+    return f"\033[{colour}m{text}\033[0m"
+
+
+def _show(scene: Scene) -> None:
+    _say(f"  {scene.number} {_paint(scene.title)}\n      {scene.measured}")
 
 
 def _play(stage: Stage, ours: Ours, plain: Plain) -> None:
@@ -106,20 +117,14 @@ def _faults(ours: Ours, accounts: Sequence[Account]) -> list[str]:
 
 
 def _rows(side: Side, accounts: Sequence[Account]) -> dict[str, Row]:
-    marks = side.marks
     rows = {
-        who: Row([a.span for a in accounts if a.who == who and a.span], marks.get(who, ()))
+        who: Row([a.span for a in accounts if a.who == who and a.span], side.marks.get(who, ()))
         for who in side.contenders
     }
-    rows[STORE] = Row(side.silences, marks.get(STORE, ()), "-")
+    rows[STORE] = Row(side.silences, side.marks.get(STORE, ()), "-")
     if shared := spans_shared(accounts):
         rows["both"] = Row(shared, (), "!")
     return rows
-
-
-def _coloured(line: str, paint: Paint) -> str:
-    green = re.sub("#+", lambda run: paint(run[0], "green"), line)
-    return re.sub("!+", lambda run: paint(run[0], "red"), green)
 
 
 # -- the drawing: instants in, lines out ----------------------------------------------------------

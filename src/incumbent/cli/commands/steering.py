@@ -36,20 +36,26 @@ def command(request: Request) -> int:
         operator = Operator(request, client, "notices")
         if switches:
             return _pause(operator) if request.command == "pause" else _unpause(operator)
-        record = operator.read()
-        to = request.text("to") or ""
-        if to:
-            _check_successor(client, record, to)
-        if (code := operator.nobody_to_ask(record)) is not None:
-            return code
-        holding = record.holdings[0]
-        operator.ask_to_resign(holding, to)
-        if request.on("force"):
-            return _remove(operator, holding)
-        return _see_it_end(operator, holding, to, resigning=request.command == "resign")
+        return _end(request, operator)
 
 
 # -- break and resign ----------------------------------------------------------------------------
+
+
+def _end(request: Request, operator: Operator) -> int:
+    record, to = operator.read(), request.text("to") or ""
+    if to:
+        _check_successor(operator.client, record, to)
+    if not record.holdings:
+        return operator.answer("free", "nobody holds it")
+    holding = record.holdings[0]
+    if holding.foreign:
+        line = f"the value at its key is not ours ({holding.holder}); left alone"
+        return operator.answer("foreign", line, BUSY)
+    operator.ask_to_resign(holding, to)
+    if request.on("force"):
+        return _remove(operator, holding)
+    return _see_it_end(operator, holding, to, resigning=request.command == "resign")
 
 
 def _check_successor(client: Client, record: Record, to: str) -> None:
@@ -80,7 +86,13 @@ def _see_it_end(operator: Operator, holding: Holding, to: str, *, resigning: boo
     if how is None:
         return operator.still_held(holding, "" if resigning else "; --force?")
     if to:
-        record = _follow(operator, holding)
+        # Until another leads, for as long as the name is kept for the successor.
+        until = clock.now() + _RESERVED
+
+        def led(record: Record) -> bool:
+            return any(now.token != holding.token for now in record.holdings[:1])
+
+        record = read_until(operator.client, operator.key.name, until, led)
     now = record.holdings[0].holder if record.holdings else None
     line = f"{holding.holder} {how}" + (f"; {now} holds it now" if now else "")
     if not resigning:
@@ -89,15 +101,6 @@ def _see_it_end(operator: Operator, holding: Holding, to: str, *, resigning: boo
         return operator.answer("resigned", line, holder=holding.holder, leader=now)
     line = f"{line}; {to} did not take it"
     return operator.answer("not_transferred", line, BUSY, holder=holding.holder, leader=now)
-
-
-def _follow(operator: Operator, holding: Holding) -> Record:
-    """Wait until somebody leads again, for as long as the name is kept for the successor."""
-
-    def led(record: Record) -> bool:
-        return bool(record.holdings) and record.holdings[0].token != holding.token
-
-    return read_until(operator.client, operator.key.name, clock.now() + _RESERVED, led)
 
 
 # -- pause and unpause ---------------------------------------------------------------------------
