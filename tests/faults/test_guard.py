@@ -349,7 +349,7 @@ with start_guard(sys.argv[2]) as guard, Signals() as signals:
         os.write(bell.other, b"!")
         ending = supervise(
             Lock("job", store=sys.argv[1], timeout=0).acquire(), Command(["sh", "-c", sys.argv[3]]),
-            signals, guard, stop_on={signal.SIGTERM}, listeners=[bell],
+            signals, guard, stop_on={signal.SIGTERM}, listeners={bell.fd: bell.ready},
             report=lambda course: print(course.phase.name, flush=True),
         )
         print(ending.cause, ending.status, ending.confirmed, flush=True)

@@ -15,9 +15,8 @@ PARENT = {
 
 
 def made(*, slot: str | None = None, share_store: str | None = None) -> dict[str, str]:
-    return child_environment(
-        PARENT, name="nightly", holder="host:1", term=7, slot=slot, share_store=share_store
-    )
+    lease = {"NAME": "nightly", "HOLDER": "host:1", "TERM": "7", "SLOT": slot}
+    return child_environment(PARENT, share_store, lease)
 
 
 def test_the_lease_is_in_the_environment() -> None:

@@ -12,7 +12,7 @@ _LONGEST_LINE = 2048
 
 
 class Output:
-    """Reads the command's standard output and error; a Listener of its supervision.
+    """Reads the command's standard output and error, served by its supervision.
 
     `most`: bytes that are kept. `on_line` hears every line; it must neither block nor raise.
     """

@@ -379,7 +379,7 @@ class _CommandRun:
             self._worker.signals,
             self._worker.guard,
             stop_on=_STOPPING,
-            listeners=(self._output,),
+            listeners={self._output.fd: self._output.ready},
             keep=True,
             ready=self._worker.ready(self._lease.belief.policy.ttl),
             report=self._on_course,

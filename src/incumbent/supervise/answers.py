@@ -122,26 +122,17 @@ def _private_folder() -> Path:
 
 
 def child_environment(
-    environ: Mapping[str, str],
-    *,
-    name: str,
-    holder: str,
-    term: int,
-    slot: str | None,
-    share_store: str | None,
-    socket: str | None = None,
+    environ: Mapping[str, str], share_store: str | None, lease: Mapping[str, str | None]
 ) -> dict[str, str]:
-    """`environ` with the variables of the lease.
+    """`environ` with the variables of the lease, and without those of our own parent's.
 
-    `share_store`: the URL of the store, if CMD may use it. `socket`: the path of the LeaseSocket.
+    `share_store`: the URL of the store, if CMD may use it.
     """
+    withheld = (*_CREDENTIALS, *_OF_THE_SERVICE)
     kept = {
-        key: value
-        for key, value in environ.items()
-        # Without a lease of our own parent.
-        if not key.startswith(_LEASE) and key not in (*_CREDENTIALS, *_OF_THE_SERVICE)
+        name: value
+        for name, value in environ.items()
+        if not name.startswith(_LEASE) and name not in withheld
     }
     kept["INCUMBENT_STORE"] = WITHHELD if share_store is None else share_store
-    lease = {"NAME": name, "HOLDER": holder, "TERM": str(term), "SLOT": slot, "SOCKET": socket}
-    kept.update({_LEASE + key: value for key, value in lease.items() if value is not None})
-    return kept
+    return kept | {_LEASE + name: value for name, value in lease.items() if value is not None}

@@ -26,8 +26,8 @@ from incumbent.supervise.kernel import (
     Waiter,
     die_with_parent,
     name_process,
-    new_pid_namespace,
     own_proc,
+    pid_namespace,
     readable,
 )
 from incumbent.supervise.messages import MARK, Kind, Message, mark_of, receive
@@ -180,8 +180,10 @@ class _Guard:
             self._watch = begun(message.term, message.seconds)
             self._send(Message(Kind.READY, message.term))
             return
+        if self._inits is None:
+            return
         try:
-            self._init = self._next_init()
+            self._init = self._inits.next()
             namespace = os.open(f"/proc/{self._init.pid}/ns/pid", os.O_RDONLY)
         except OSError:
             # Without an answer the supervisor starts nothing, and reports that.
@@ -189,11 +191,6 @@ class _Guard:
         self._watch = begun(message.term, message.seconds)
         self._send(Message(Kind.READY, message.term, self._init.pid), (self._init.fd, namespace))
         os.close(namespace)
-
-    def _next_init(self) -> _Init:
-        if self._inits is None:
-            raise OSError("no PID namespace")
-        return self._inits.next()
 
     def _end(self) -> None:
         if self._isolation == "pidns" and self._init is not None:
@@ -274,16 +271,12 @@ class _Inits:
 
     def prepare(self) -> None:
         """Make the next one ahead. Raises OSError with the reason if there can be none."""
-        if self._spare is None or self._spare.fd < 0 or readable(self._spare.fd):
-            self._spare = self._make()
+        self._spare = self.next()
 
     def next(self) -> _Init:
-        """The one that `prepare` made. Raises OSError."""
-        self.prepare()
+        """The one that `prepare` made, or a new one if that has ended. Raises OSError."""
         init, self._spare = self._spare, None
-        if init is None:
-            raise OSError("no namespace was prepared")
-        return init
+        return self._make() if init is None or init.fd < 0 or readable(init.fd) else init
 
     def reap(self) -> None:
         """Forget dead ones, and leave no zombie."""
@@ -306,7 +299,7 @@ class _Inits:
     def _make(self) -> _Init:
         report, write = os.pipe()
         die = die_with_parent()
-        with new_pid_namespace(self._home):
+        with pid_namespace(self._home):
             pid = os.fork()
             if pid == 0:
                 _be_init((self._life, self._supervisor), write, die)

@@ -18,7 +18,7 @@ from typing import Final
 from incumbent import clock
 from incumbent.errors import ConfigError
 from incumbent.supervise.guard import be_guard
-from incumbent.supervise.kernel import become_subreaper, entering, own_proc, readable
+from incumbent.supervise.kernel import become_subreaper, own_proc, pid_namespace, readable
 from incumbent.supervise.messages import ISOLATIONS, MARK, Kind, Message, mark_of
 from incumbent.supervise.processes import children
 
@@ -111,7 +111,7 @@ class Cover:
         if isolation != "pidns" and os.getpid() != 1:
             become_subreaper()
         try:
-            self._send(Message(Kind.NEW, self.term, 0, ttl, isolation))
+            self._send(Message(Kind.NEW, self.term, seconds=ttl, isolation=isolation))
             answer, fds = _receive(channel, Kind.READY, self.term)
         except OSError as error:
             raise GuardFault(f"the guard cannot be told of a new term: {error}") from error
@@ -144,7 +144,7 @@ class Cover:
         """Within it the next fork is born where the guard can kill it."""
         if self.namespace < 0:
             return nullcontext()
-        return entering(self.namespace, self.guard.home)
+        return pid_namespace(self.guard.home, self.namespace)
 
     def mount_proc(self) -> Callable[[], None]:
         """What the process calls that becomes the command, to get the /proc of its namespace."""

@@ -24,11 +24,10 @@ __all__ = [
     "Waiter",
     "become_subreaper",
     "die_with_parent",
-    "entering",
     "libc",
     "name_process",
-    "new_pid_namespace",
     "own_proc",
+    "pid_namespace",
     "pidfds",
     "readable",
     "writable",
@@ -171,26 +170,20 @@ def _polled(fd: int, event: int, within: float) -> bool:
 
 
 @contextmanager
-def new_pid_namespace(home: int) -> Iterator[None]:
-    """Within it the first fork is the init of a new PID namespace; `home` is our own's descriptor.
+def pid_namespace(home: int, namespace: int = -1) -> Iterator[None]:
+    """Within it this thread's forks are born in `namespace`, and no thread can be started.
 
-    Raises OSError without CAP_SYS_ADMIN.
+    Without one, the first fork is the init of a new namespace. `home`: our own. Raises OSError
+    without CAP_SYS_ADMIN.
     """
-    _call("unshare", _NEWPID)
+    if namespace < 0:
+        _call("unshare", _NEWPID)
+    else:
+        _call("setns", namespace, _NEWPID)
     try:
         yield
     finally:
         # A thread that stays there can neither unshare again nor be joined by other threads.
-        _call("setns", home, _NEWPID)
-
-
-@contextmanager
-def entering(namespace: int, home: int) -> Iterator[None]:
-    """Within it this thread's forks are born in `namespace`; no thread can be started."""
-    _call("setns", namespace, _NEWPID)
-    try:
-        yield
-    finally:
         _call("setns", home, _NEWPID)
 
 

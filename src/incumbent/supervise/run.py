@@ -17,7 +17,7 @@ import signal
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import Final, Protocol
+from typing import Final
 
 from incumbent import clock
 from incumbent.locks import Lease, give_back
@@ -29,7 +29,7 @@ from incumbent.supervise.launch import Ready
 from incumbent.supervise.plan import Action, Course, Phase, asked_to_leave, decide, kill_at
 from incumbent.supervise.signals import Signals, find_terminal
 
-__all__ = ["Command", "Ending", "Listener", "outlives_kill", "release_after", "supervise"]
+__all__ = ["Command", "Ending", "outlives_kill", "release_after", "supervise"]
 
 _TERMINATING: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
 _LOOK_EVERY: Final = 0.02
@@ -37,19 +37,6 @@ _LOOK_EVERY: Final = 0.02
 _WATCHED_MOST: Final = 64
 _DEATH_WITHIN: Final = 0.02
 """Seconds by which the guard's death may be seen after that of the tree, which dies with it."""
-
-
-class Listener(Protocol):
-    """Something else to serve while CMD runs: `ready` is called when `fd` is readable."""
-
-    @property
-    def fd(self) -> int:
-        """A descriptor, always the same."""
-        ...
-
-    def ready(self) -> None:
-        """Read and handle what arrived; must neither block nor raise."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +85,7 @@ def supervise(
     stop_on: Collection[int] = frozenset(),
     report: Callable[[Course], object] = lambda _: None,
     turned: Callable[[], object] = lambda: None,
-    listeners: Sequence[Listener] = (),
+    listeners: Mapping[int, Callable[[], object]] | None = None,
     ready: Ready | None = None,
     keep: bool = False,
 ) -> Ending:
@@ -106,10 +93,11 @@ def supervise(
 
     `stop_on`: signals that end the term in order: CMD gets them, and KILL after the grace. `report`
     is called with each phase, the first included, and after the signal to leave; `turned` at every
-    turn of the loop, at least once a ttl. `ready`: what was prepared for this term, else it is made
-    now; closed at the end. `keep`: the caller gives the lease back, and may use it until then; only
-    survivors of KILL still end its renewal. Raises CannotStart, GuardFault, or ConfigError if no
-    socket can be made; then nothing ran, and lease and slot were given back (not with `keep`).
+    turn of the loop, at least once a ttl. `listeners`: what is called when a descriptor is
+    readable; it must neither block nor raise. `ready`: what was prepared for this term, else it is
+    made now; closed at the end. `keep`: the caller gives the lease back, and may use it until then;
+    only survivors of KILL still end its renewal. Raises CannotStart, GuardFault, or ConfigError if
+    no socket can be made; then nothing ran, and lease and slot were given back (not with `keep`).
     """
     began = clock.now()
     with ExitStack() as term:
@@ -131,7 +119,7 @@ def supervise(
             if not keep:
                 give_back(lease, undo_slot=True)
             raise
-        served = {listener.fd: listener for listener in (prepared.socket, *listeners)}
+        served = {**(listeners or {}), prepared.socket.fd: prepared.socket.ready}
         watch = _Watch(lease, child, signals, guard, stop_on, report, turned, served)
         ending = watch.end(began)
         return ending if keep or ending.survivors else release_after(lease, ending)
@@ -160,15 +148,15 @@ def _begin(lease: Lease, command: Command, ready: Ready) -> Child:
     prove()
     lease.belief.follow(prove)
     ready.socket.lease = lease
-    environment = child_environment(
-        os.environ if command.environ is None else command.environ,
-        name=lease.name,
-        holder=lease.holder,
-        term=lease.fencing_token,
-        slot=command.slot or lease.belief.slot,
-        share_store=command.share_store,
-        socket=ready.socket.path,
-    )
+    facts = {
+        "NAME": lease.name,
+        "HOLDER": lease.holder,
+        "TERM": str(lease.fencing_token),
+        "SLOT": command.slot or lease.belief.slot,
+        "SOCKET": ready.socket.path,
+    }
+    environ = os.environ if command.environ is None else command.environ
+    environment = child_environment(environ, command.share_store, facts)
     return Child(command.words, environment, find_terminal(), ready)
 
 
@@ -183,7 +171,7 @@ class _Watch:
     stop_on: Collection[int]
     report: Callable[[Course], object]
     turned: Callable[[], object]
-    listeners: Mapping[int, Listener]
+    listeners: Mapping[int, Callable[[], object]]
     course: Course = field(default_factory=Course)
     stop_signal: int = signal.SIGTERM
     waiter: Waiter = field(default_factory=Waiter)
@@ -256,7 +244,7 @@ class _Watch:
             for fd in watched:
                 os.close(fd)
         for fd in ready & self.listeners.keys():
-            self.listeners[fd].ready()
+            self.listeners[fd]()
 
     def _heed(self, signums: list[int]) -> None:
         for signum in signums:
