@@ -56,7 +56,6 @@ LAYERS = (
             "stores.names",
             "stores.notices",
             "stores.plan",
-            "stores.repeats",
             "stores.restart",
             "stores.table",
             "stores.waiting",

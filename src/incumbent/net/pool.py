@@ -15,8 +15,8 @@ from typing import Generic, Protocol, TypeVar
 from weakref import WeakSet
 
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
+from incumbent.model import Gone
 from incumbent.stores.plan import Plan, Planned
-from incumbent.stores.repeats import heard_again
 
 __all__ = [
     "Broken",
@@ -26,6 +26,7 @@ __all__ = [
     "Pool",
     "close_all",
     "exchange_error",
+    "heard_again",
     "still_in_doubt",
 ]
 
@@ -195,3 +196,17 @@ def still_in_doubt(error: StoreUnavailable, where: str) -> OutcomeUnknown:
         permanent=error.permanent,
         retry_after=error.retry_after,
     )
+
+
+def heard_again(outcome: T, where: str) -> T:
+    """The outcome of a repeated request, unless the first try may be its cause.
+
+    That is a release that finds nothing: OutcomeUnknown, for "gone" would mean that the lease was
+    lost.
+    """
+    if isinstance(outcome, Gone):
+        raise OutcomeUnknown(
+            f"{where}: the first release got no answer and the second found no such lease: it was"
+            " given back, or it was lost before"
+        )
+    return outcome

@@ -76,7 +76,7 @@ class Dialect(Protocol[Facts_contra]):
         reserve_for: str | None = None,
         slot: str | None = None,
     ) -> Plan[Facts_contra, GiveOutcome]:
-        """Whoever repeats a give reads its outcome by `stores.repeats`."""
+        """Whoever repeats a give reads its outcome by `net.pool.heard_again`."""
         ...
 
     def put(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from importlib import import_module
 from typing import Any, Final, cast
 
@@ -14,26 +13,26 @@ __all__ = ["engine_for_object", "open_engine"]
 _BUILT_IN: Final = {
     "memory": "incumbent.stores.memory:open_memory",
     "sqlite": "incumbent.stores.sqlite:open_sqlite",
-    "redis": "incumbent.stores.redis:open_store",
-    "rediss": "incumbent.stores.redis:open_store",
-    "redis+unix": "incumbent.stores.redis:open_store",
-    "valkey": "incumbent.stores.redis:open_store",
-    "valkeys": "incumbent.stores.redis:open_store",
-    **{
-        f"{scheme}+{layout}": "incumbent.stores.redis:open_store"
-        for scheme in ("redis", "rediss", "valkey", "valkeys")
-        for layout in ("sentinel", "cluster")
-    },
-    "redis+quorum": "incumbent.stores.quorum:open_quorum",
-    "rediss+quorum": "incumbent.stores.quorum:open_quorum",
-    "etcd": "incumbent.stores.etcd:open_etcd",
-    "etcds": "incumbent.stores.etcd:open_etcd",
-    "postgresql": "incumbent.stores.postgresql:open_postgresql",
-    "postgres": "incumbent.stores.postgresql:open_postgresql",
+    **dict.fromkeys(
+        (
+            *("redis", "rediss", "valkey", "valkeys", "redis+unix"),
+            *("redis+sentinel", "rediss+sentinel", "valkey+sentinel", "valkeys+sentinel"),
+            *("redis+cluster", "rediss+cluster", "valkey+cluster", "valkeys+cluster"),
+        ),
+        "incumbent.stores.redis:open_store",
+    ),
+    **dict.fromkeys(("redis+quorum", "rediss+quorum"), "incumbent.stores.quorum:open_quorum"),
+    **dict.fromkeys(("etcd", "etcds"), "incumbent.stores.etcd:open_etcd"),
+    **dict.fromkeys(("postgresql", "postgres"), "incumbent.stores.postgresql:open_postgresql"),
 }
 _GROUP: Final = "incumbent.stores"
-_REDIS: Final = ("redis", "valkey", "fakeredis")
-_POSTGRESQL: Final = ("psycopg_pool", "sqlalchemy")
+_OF_PACKAGE: Final = {
+    **dict.fromkeys(("redis", "valkey", "fakeredis"), "incumbent.stores.redis:engine_from_client"),
+    **dict.fromkeys(
+        ("psycopg_pool", "sqlalchemy"), "incumbent.stores.postgresql:engine_from_object"
+    ),
+}
+"""What makes an engine of an object whose class, or a base of it, comes from this package."""
 
 
 def open_engine(url: str) -> Engine:
@@ -54,21 +53,12 @@ def open_engine(url: str) -> Engine:
             " leases by mistake; start it with --share-store if it needs them",
             name="store",
         )
-    target = _BUILT_IN.get(scheme)
-    opener = _load(target) if target else _find_entry_point(scheme, rest)
-    return opener(url)
-
-
-def _load(target: str) -> Callable[[str], Engine]:
-    module, _, function = target.partition(":")
-    return cast("Callable[[str], Engine]", getattr(import_module(module), function))
-
-
-def _find_entry_point(scheme: str, rest: str) -> Callable[[str], Engine]:
+    if scheme in _BUILT_IN:
+        return _make(_BUILT_IN[scheme], url)
     from importlib.metadata import entry_points
 
     for entry in entry_points(group=_GROUP, name=scheme):
-        return cast("Callable[[str], Engine]", entry.load())
+        return cast("Engine", entry.load()(url))
     if rest.isdecimal():
         where = f"{scheme}:{rest}"
         raise ConfigError(f"{where} has no scheme: did you mean redis://{where} ?", name="store")
@@ -83,18 +73,18 @@ def engine_for_object(driver: Any) -> Engine:
     """The engine for a Store engine, or for a redis-py client or pool of the user's own."""
     if isinstance(driver, Engine):
         return driver
-    if any(base.__module__.split(".")[0] in _REDIS for base in type(driver).__mro__):
-        from incumbent.stores.redis import engine_from_client
-
-        engine: Engine = engine_from_client(driver)
-        return engine
-    if any(base.__module__.split(".")[0] in _POSTGRESQL for base in type(driver).__mro__):
-        from incumbent.stores.postgresql import engine_from_object
-
-        return engine_from_object(driver)
+    for base in type(driver).__mro__:
+        target = _OF_PACKAGE.get(base.__module__.partition(".")[0])
+        if target:
+            return _make(target, driver)
     raise ConfigError(
         f"store={type(driver).__name__} object: give a URL, a Client, a redis-py client or pool, a"
         " psycopg pool or SQLAlchemy engine, or an object that implements"
         " incumbent.stores.base.Engine",
         name="store",
     )
+
+
+def _make(target: str, given: Any) -> Engine:
+    module, _, function = target.partition(":")
+    return cast("Engine", getattr(import_module(module), function)(given))

@@ -26,6 +26,7 @@ from incumbent.model import (
     Stored,
     TakeOutcome,
 )
+from incumbent.net.pool import heard_again
 from incumbent.stores.etcd.errors import LeaseMissing
 from incumbent.stores.etcd.incarnation import Cluster
 from incumbent.stores.etcd.records import (
@@ -63,7 +64,6 @@ from incumbent.stores.etcd.requests import (
 from incumbent.stores.etcd.sessions import ClaimState, Session, state_of
 from incumbent.stores.etcd.taking import Take
 from incumbent.stores.plan import Plan
-from incumbent.stores.repeats import heard_again
 
 __all__ = ["Dialect"]
 

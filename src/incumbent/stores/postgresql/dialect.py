@@ -145,7 +145,6 @@ class Dialect:
         reserve_for: str | None = None,
         slot: str | None = None,
     ) -> Plan[float, GiveOutcome]:
-        """See stores.plan.Dialect."""
         parameters = (
             flat(key).encode(),
             _text(claim),
@@ -166,7 +165,6 @@ class Dialect:
     def put(
         self, key: Key, field: str, value: bytes | None, guard: Guard
     ) -> Plan[float, PutOutcome]:
-        """See stores.plan.Dialect."""
         written = None if value is None else _bytes(value)
         request = Request(_PUT, (flat(key).encode(), _text(field), written, *_guard(guard)))
 
@@ -178,7 +176,6 @@ class Dialect:
         return _plan("put", key, request, stored, repeatable=repeatable)
 
     def read(self, key: Key) -> Plan[float, Record]:
-        """See stores.plan.Dialect."""
 
         def record(reply: Reply) -> Record:
             return Record(key) if reply is None else _parsed(reply, _record)

@@ -57,31 +57,29 @@ def _arguments(lease: Any) -> tuple[str, int]:
 def _statement(lease: Any) -> tuple[Any, dict[str, Any]]:
     from sqlalchemy import text
 
-    key, number = _arguments(lease)
-    return text(_SQLALCHEMY), {"key": key, "token": number}
+    return text(_SQLALCHEMY), dict(zip(("key", "token"), _arguments(lease), strict=True))
 
 
 def _check_psycopg(connection: Any) -> None:
     from psycopg.pq import TransactionStatus
 
     idle = connection.info.transaction_status == TransactionStatus.IDLE
-    if idle and connection.autocommit:
-        raise _no_transaction()
+    _require_transaction(not (idle and connection.autocommit))
 
 
 def _check_sqlalchemy(connection: Any) -> None:
     pooled = connection.connection
     if callable(pooled):  # a Session's method, where a Connection has its pool's connection
         pooled = pooled().connection
-    if getattr(pooled.dbapi_connection, "autocommit", False):
-        raise _no_transaction()
+    _require_transaction(not getattr(pooled.dbapi_connection, "autocommit", False))
 
 
-def _no_transaction() -> Misuse:
-    return Misuse(
-        "with_token() on a connection in autocommit, outside of a transaction: its check would end"
-        " before the next statement; begin a transaction first"
-    )
+def _require_transaction(is_open: bool) -> None:
+    if not is_open:
+        raise Misuse(
+            "with_token() on a connection in autocommit, outside of a transaction: its check would"
+            " end before the next statement; begin a transaction first"
+        )
 
 
 def _conclude(lease: Any, may: Any) -> None:
