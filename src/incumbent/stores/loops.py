@@ -1,4 +1,4 @@
-"""One store for each event loop: its connections belong to the loop in which they were made.
+"""What belongs to one event loop or one process: stores, their connections, and their end.
 
 Imports no asyncio, for which a program that only blocks has no use.
 """
@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary, WeakSet
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
 
-__all__ = ["LoopEnd", "Loops", "detach_in_child"]
+__all__ = ["LoopEnd", "Loops", "ServerEngine", "detach_in_child"]
 
 
 class Detachable(Protocol):
@@ -28,6 +28,7 @@ def detach_in_child(what: Detachable) -> None:
     _detachable.add(what)
 
 
+B = TypeVar("B")
 S = TypeVar("S", bound=Detachable)
 
 
@@ -63,6 +64,28 @@ class Loops(Generic[S]):
         for store in self._stores.values():
             store.detach()
         self._stores = WeakKeyDictionary()
+
+
+class ServerEngine(Generic[B, S]):
+    """What engines of servers have in common; see stores.base.Engine.
+
+    Connects to nothing before its first operation. `make` makes the asynchronous store of one loop.
+    """
+
+    def __init__(self, url: str, store: B, make: Callable[[], S]) -> None:
+        self.url = url
+        self._store = store
+        self._loops = Loops(make)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.url!r})"
+
+    def store(self) -> B:
+        return self._store
+
+    def async_store(self) -> S:
+        """See Engine.async_store. Raises RuntimeError where no event loop runs."""
+        return self._loops.store()
 
 
 class LoopEnd:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable
-from functools import partial
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
@@ -12,7 +11,7 @@ from incumbent import clock
 from incumbent.errors import StoreError
 from incumbent.model import Capabilities
 from incumbent.protocol.port import run
-from incumbent.stores.loops import Loops
+from incumbent.stores.loops import ServerEngine
 from incumbent.stores.postgresql.dialect import HELLO, Dialect
 from incumbent.stores.postgresql.doctor import DIAGNOSE, Finding, findings
 from incumbent.stores.postgresql.errors import Answered, answered_error, check_schema
@@ -32,15 +31,8 @@ def schema() -> str:
     return files("incumbent.stores.postgresql").joinpath("schema.sql").read_text("utf-8")
 
 
-def _async_store(site: Site, dialect: Dialect) -> AsyncPostgresStore:
-    # Imported only now: the blocking side has no use for asyncio.
-    from incumbent.stores.postgresql.aio import AsyncPostgresStore
-
-    return AsyncPostgresStore(site, dialect)
-
-
-class PostgresEngine:
-    """See stores.base.Engine. Connects to nothing before its first operation."""
+class PostgresEngine(ServerEngine[PostgresStore, "AsyncPostgresStore"]):
+    """One database."""
 
     capabilities = Capabilities(
         waits="pubsub",
@@ -52,21 +44,16 @@ class PostgresEngine:
     )
 
     def __init__(self, site: Site) -> None:
-        self.url = site.where
         self._site = site
         dialect = Dialect(site.where, site.restart_wait)
-        self._store = PostgresStore(site, dialect)
-        self._loops = Loops(partial(_async_store, site, dialect))
 
-    def __repr__(self) -> str:
-        return f"PostgresEngine({self.url!r})"
+        def make() -> AsyncPostgresStore:
+            # Imported only now: the blocking side has no use for asyncio.
+            from incumbent.stores.postgresql.aio import AsyncPostgresStore
 
-    def store(self) -> PostgresStore:
-        return self._store
+            return AsyncPostgresStore(site, dialect)
 
-    def async_store(self) -> AsyncPostgresStore:
-        """See Engine.async_store. Raises RuntimeError where no event loop runs."""
-        return self._loops.store()
+        super().__init__(site.where, PostgresStore(site, dialect), make)
 
     def fix(self, until: float) -> list[Finding]:
         """Make the schema, or bring it up to this release; findings as of `diagnose`.

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from incumbent import clock
 from incumbent.errors import StoreError
 from incumbent.model import Capabilities
 from incumbent.protocol.port import run
 from incumbent.stores.blocking import BlockingStore
+from incumbent.stores.loops import ServerEngine
 from incumbent.stores.plan import Planned
 from incumbent.stores.redis.cluster import Cluster
 from incumbent.stores.redis.commands import Commands
@@ -29,14 +29,10 @@ from incumbent.stores.redis.sides import BlockingSide, Side
 from incumbent.stores.redis.sync import RedisStore
 
 if TYPE_CHECKING:
-    from incumbent.stores.loops import Loops
     from incumbent.stores.redis.aio import AsyncRedisStore
     from incumbent.stores.redis.aiosides import AsyncFace
 
 __all__ = ["LayeredEngine", "RedisEngine", "layered_engine"]
-
-S = TypeVar("S")
-A = TypeVar("A", "AsyncRedisStore", "AsyncFace")
 
 Build: TypeAlias = Callable[[Side], Planned[Server]]
 """Makes the layers of one side."""
@@ -46,75 +42,53 @@ AtMasters: TypeAlias = Callable[[Side, float, Visit], list[Finding]]
 """Visits all masters, until an instant."""
 
 
-class _Engine(ABC, Generic[S, A]):
-    """See stores.base.Engine. Connects to nothing before its first operation."""
-
-    capabilities = Capabilities(
-        waits="pubsub",
-        ttl_clock="wall",
-        queue=True,
-        candidates=True,
-        reservations=True,
-        refuses_late=True,
-    )
-
-    def __init__(self, where: str, store: S) -> None:
-        self.url = where
-        self._store = store
-        self._loops: dict[str, Loops[A]] = {}
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.url!r})"
-
-    def store(self) -> S:
-        return self._store
-
-    def async_store(self) -> A:
-        """See Engine.async_store. Raises RuntimeError where no event loop runs."""
-        loops = self._loops.get("all")
-        if loops is None:
-            # Imported only now: the blocking side has no use for asyncio.
-            from incumbent.stores.loops import Loops
-
-            # One atomic step instead of a lock, which a fork could copy while somebody holds it.
-            loops = self._loops.setdefault("all", Loops(self._async_maker()))
-        return loops.store()
-
-    @abstractmethod
-    def _async_maker(self) -> Callable[[], A]:
-        """What makes the store of one event loop."""
+_CAPABILITIES: Final = Capabilities(
+    waits="pubsub",
+    ttl_clock="wall",
+    queue=True,
+    candidates=True,
+    reservations=True,
+    refuses_late=True,
+)
 
 
-class RedisEngine(_Engine[RedisStore, "AsyncRedisStore"]):
+class RedisEngine(ServerEngine[RedisStore, "AsyncRedisStore"]):
     """One server, without anything between it and the caller."""
+
+    capabilities = _CAPABILITIES
 
     def __init__(self, site: Site, template: str | None = None) -> None:
         self._site = site
-        self._commands = Commands(Naming(template), site.where)
-        super().__init__(site.where, RedisStore(site, self._commands))
+        self._commands = commands = Commands(Naming(template), site.where)
 
-    def _async_maker(self) -> Callable[[], AsyncRedisStore]:
-        from incumbent.stores.redis.aio import AsyncRedisStore
+        def make() -> AsyncRedisStore:
+            # Imported only now: the blocking side has no use for asyncio.
+            from incumbent.stores.redis.aio import AsyncRedisStore
 
-        return partial(AsyncRedisStore, self._site, self._commands)
+            return AsyncRedisStore(site, commands)
+
+        super().__init__(site.where, RedisStore(site, commands), make)
 
     def diagnose(self, ttl: float, until: float) -> list[Finding]:
         """See Engine.diagnose. Looks also at a server that would be refused."""
         return examine(ttl, self._site, until)
 
 
-class LayeredEngine(_Engine[BlockingStore[Planned[Server]], "AsyncFace"]):
+class LayeredEngine(ServerEngine[BlockingStore[Planned[Server]], "AsyncFace"]):
     """A store that needs more than the connections to one server."""
 
+    capabilities = _CAPABILITIES
+
     def __init__(self, where: str, build: Build, at_masters: AtMasters) -> None:
-        self._build, self._at_masters = build, at_masters
+        self._at_masters = at_masters
         self._side = BlockingSide()
-        super().__init__(where, BlockingStore(build(self._side)))
 
-    def _async_maker(self) -> Callable[[], AsyncFace]:
-        from incumbent.stores.redis.aiosides import make_face
+        def make() -> AsyncFace:
+            from incumbent.stores.redis.aiosides import make_face
 
-        return partial(make_face, self._build)
+            return make_face(build)
+
+        super().__init__(where, BlockingStore(build(self._side)), make)
 
     def diagnose(self, ttl: float, until: float) -> list[Finding]:
         """See Engine.diagnose. Looks also at servers that would be refused."""
