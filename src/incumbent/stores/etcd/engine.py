@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ssl
-from functools import partial
 from typing import TYPE_CHECKING
 
 from incumbent.errors import ConfigError
@@ -15,10 +14,10 @@ from incumbent.stores.etcd.incarnation import Cluster
 from incumbent.stores.etcd.site import Site
 from incumbent.stores.etcd.sync import EtcdStore
 from incumbent.stores.etcd.url import EtcdOptions, parse_etcd_url
+from incumbent.stores.loops import ServerEngine
 
 if TYPE_CHECKING:
     from incumbent.stores.etcd.aio import AsyncEtcdStore
-    from incumbent.stores.loops import Loops
 
 __all__ = ["EtcdEngine", "open_etcd"]
 
@@ -31,8 +30,8 @@ def open_etcd(url: str) -> EtcdEngine:
     return EtcdEngine(parse_etcd_url(url))
 
 
-class EtcdEngine:
-    """See stores.base.Engine. Connects to nothing before its first operation."""
+class EtcdEngine(ServerEngine[EtcdStore, "AsyncEtcdStore"]):
+    """One cluster."""
 
     capabilities = Capabilities(
         waits="watch",
@@ -46,30 +45,17 @@ class EtcdEngine:
     )
 
     def __init__(self, options: EtcdOptions) -> None:
-        self.url = options.shown
-        self._site = Site(options, _context(options) if options.tls else None)
-        self._dialect = Dialect(Cluster(self._site))
-        self._store = EtcdStore(self._dialect)
-        self._loops: dict[str, Loops[AsyncEtcdStore]] = {}
+        site = Site(options, _context(options) if options.tls else None)
+        self._site = site
+        dialect = Dialect(Cluster(site))
 
-    def __repr__(self) -> str:
-        return f"EtcdEngine({self.url!r})"
+        def make() -> AsyncEtcdStore:
+            # Imported only now: the blocking side has no use for asyncio.
+            from incumbent.stores.etcd.aio import AsyncEtcdStore
 
-    def store(self) -> EtcdStore:
-        return self._store
+            return AsyncEtcdStore(dialect)
 
-    def async_store(self) -> AsyncEtcdStore:
-        """See Engine.async_store. Raises RuntimeError where no event loop runs."""
-        loops = self._loops.get("all")
-        return (loops or self._make_loops()).store()
-
-    def _make_loops(self) -> Loops[AsyncEtcdStore]:
-        # Imported only now: the blocking side has no use for asyncio.
-        from incumbent.stores.etcd.aio import AsyncEtcdStore
-        from incumbent.stores.loops import Loops
-
-        # One atomic step instead of a lock, which a fork could copy while somebody holds it.
-        return self._loops.setdefault("all", Loops(partial(AsyncEtcdStore, self._dialect)))
+        super().__init__(options.shown, EtcdStore(dialect), make)
 
     def diagnose(self, ttl: float, until: float) -> list[tuple[str, str, str]]:
         """See Engine.diagnose. Looks also at a cluster that would be refused."""

@@ -7,7 +7,6 @@ import socket
 import ssl
 from struct import Struct
 from typing import Final
-from weakref import WeakSet
 
 from incumbent import clock
 from incumbent.errors import StoreUnavailable
@@ -18,6 +17,7 @@ from incumbent.stores.etcd.dialect import Dialect
 from incumbent.stores.etcd.errors import Broken, connect_error, is_refusal_of_certificate
 from incumbent.stores.etcd.operations import Operations
 from incumbent.stores.etcd.site import Site
+from incumbent.stores.loops import detach_in_child
 from incumbent.stores.url import Endpoint
 from incumbent.unpatched import original
 
@@ -115,9 +115,9 @@ class EtcdStore(BlockingStore[Operations[Wire]]):
 
     def __init__(self, dialect: Dialect) -> None:
         super().__init__(Operations(dialect, _dial))
-        _stores.add(self)
+        detach_in_child(self)
 
-    def drop(self) -> None:
+    def detach(self) -> None:
         """In a fork's child: give the descriptors back. Other threads' exchanges are not ours."""
         client = self.operations.client
         client.cluster.sessions.forget()
@@ -132,15 +132,3 @@ async def _dial(site: Site, endpoint: Endpoint, until: float) -> Wire:
         return Wire(connect(endpoint.host, endpoint.port, until, tls=site.tls))
     except OSError as error:
         raise connect_error(error, str(endpoint), proved=site.proved) from error
-
-
-_stores: WeakSet[EtcdStore] = WeakSet()
-
-
-def _after_fork() -> None:
-    for store in list(_stores):
-        store.drop()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING
 
 from incumbent.model import Capabilities
+from incumbent.stores.loops import ServerEngine
 from incumbent.stores.quorum.ballots import BallotClock
 from incumbent.stores.quorum.dialect import QuorumDialect
 from incumbent.stores.quorum.doctor import diagnose
@@ -16,17 +16,13 @@ from incumbent.stores.redis.driver import Site
 from incumbent.stores.redis.names import Naming
 
 if TYPE_CHECKING:
-    from incumbent.stores.loops import Loops
     from incumbent.stores.quorum.aio import AsyncQuorumStore
 
 __all__ = ["QuorumEngine"]
 
 
-class QuorumEngine:
-    """See stores.base.Engine. Connects to nothing before its first operation.
-
-    `sites`: the nodes; `members`: the fingerprint of their list.
-    """
+class QuorumEngine(ServerEngine[QuorumStore, "AsyncQuorumStore"]):
+    """`sites`: the nodes; `members`: the fingerprint of their list."""
 
     capabilities = Capabilities(
         waits="pubsub",
@@ -40,34 +36,18 @@ class QuorumEngine:
     def __init__(
         self, sites: Sequence[Site], where: str, members: str, template: str | None = None
     ) -> None:
-        self.url = where
         dialect = QuorumDialect(Naming(template), members, sites[0].restart_wait, where)
         names = tuple(site.where.rpartition("@")[2].rpartition("://")[2] for site in sites)
-        self._quorum = Quorum(dialect, BallotClock(len(sites)), names, where)
-        self._nodes = [Node(index, site) for index, site in enumerate(sites)]
-        self._store = QuorumStore(self._quorum, self._nodes)
-        self._loops: dict[str, Loops[AsyncQuorumStore]] = {}
+        self._quorum = quorum = Quorum(dialect, BallotClock(len(sites)), names, where)
+        self._nodes = nodes = [Node(index, site) for index, site in enumerate(sites)]
 
-    def __repr__(self) -> str:
-        return f"QuorumEngine({self.url!r})"
+        def make() -> AsyncQuorumStore:
+            # Imported only now: the blocking side has no use for asyncio.
+            from incumbent.stores.quorum.aio import AsyncQuorumStore
 
-    def store(self) -> QuorumStore:
-        """See Engine.store."""
-        return self._store
+            return AsyncQuorumStore(quorum, nodes)
 
-    def async_store(self) -> AsyncQuorumStore:
-        """See Engine.async_store. Raises RuntimeError where no event loop runs."""
-        loops = self._loops.get("all")
-        return (loops or self._make_loops()).store()
-
-    def _make_loops(self) -> Loops[AsyncQuorumStore]:
-        # Imported only now: the blocking side has no use for asyncio.
-        from incumbent.stores.loops import Loops
-        from incumbent.stores.quorum.aio import AsyncQuorumStore
-
-        # One atomic step instead of a lock, which a fork could copy while somebody holds it.
-        made = Loops(partial(AsyncQuorumStore, self._quorum, self._nodes))
-        return self._loops.setdefault("all", made)
+        super().__init__(where, QuorumStore(quorum, nodes), make)
 
     def diagnose(self, ttl: float, until: float) -> list[tuple[str, str, str]]:
         """See Engine.diagnose. Looks at each node, also at one that would be refused."""

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Hashable
 from typing import Final, TypeVar
-from weakref import WeakSet
 
 from incumbent.clock import now as _now
 from incumbent.errors import StoreError
 from incumbent.model import Ask, GiveOutcome, Granted, Key, Released, TakeOutcome
 from incumbent.protocol.port import run
 from incumbent.stores.blocking import BlockingStore
+from incumbent.stores.loops import detach_in_child
 from incumbent.stores.plan import Plan
 from incumbent.stores.quorum.dialing import Dialer
 from incumbent.stores.quorum.give import Parting, give
@@ -91,7 +90,7 @@ class _Blocking(Operations):
         self.dialer.let_go()
         self.hub.let_go()
 
-    def forget(self) -> None:
+    def detach(self) -> None:
         """In a fork's child: give the descriptors back. What is in use was other threads'."""
         self.idle = []
         self.dialer.forget()
@@ -114,7 +113,7 @@ class QuorumStore(BlockingStore[_Blocking]):
         super().__init__(_Blocking(quorum, nodes))
         self._quorum = quorum
         self._epoch = quorum.epoch
-        _stores.add(self)
+        detach_in_child(self.operations)
 
     def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
         quorum = self._quorum
@@ -190,15 +189,3 @@ class QuorumStore(BlockingStore[_Blocking]):
             return panel
         idle.append(panel)
         return None
-
-
-_stores: WeakSet[QuorumStore] = WeakSet()
-
-
-def _after_fork() -> None:
-    for store in list(_stores):
-        store.operations.forget()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
