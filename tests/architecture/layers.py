@@ -52,6 +52,7 @@ LAYERS = (
         (
             "stores.base",
             "stores.collected",
+            "stores.findings",
             "stores.line",
             "stores.names",
             "stores.notices",

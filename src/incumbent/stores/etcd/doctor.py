@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Coroutine
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from incumbent import clock
 from incumbent.durations import say_seconds
@@ -12,11 +12,10 @@ from incumbent.errors import StoreError
 from incumbent.stores.etcd.client import Client
 from incumbent.stores.etcd.errors import Answered, Broken
 from incumbent.stores.etcd.http import Garbled, parse
+from incumbent.stores.findings import Finding, about_trip
 from incumbent.stores.url import Endpoint
 
 __all__ = ["diagnose"]
-
-Finding: TypeAlias = tuple[str, str, str]
 
 _OLDEST: Final = (3, 4)
 _QUOTA: Final = 2 * 1024**3
@@ -141,8 +140,4 @@ async def _trip(
     await client.carry_out(client.cluster.base(), until)
     started = clock.now()
     await client.carry_out(client.cluster.read_marker(), until)
-    trip = clock.now() - started
-    what = f"a linearizable read takes {say_seconds(trip)}"
-    if trip > ttl / 30:
-        return [("warning", f"{what}, much for a ttl of {say_seconds(ttl)}", "use a longer ttl")]
-    return [("ok", what, "")]
+    return [about_trip(clock.now() - started, ttl, "a linearizable read")]

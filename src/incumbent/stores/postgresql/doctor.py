@@ -8,12 +8,11 @@ from typing import Any, Final
 
 from incumbent.durations import say_seconds
 from incumbent.policy import TTL_DEFAULT
+from incumbent.stores.findings import Finding, about_clock, about_start, about_trip, found
 from incumbent.stores.postgresql.dialect import Request
 from incumbent.stores.postgresql.errors import OLDEST
 
-__all__ = ["DIAGNOSE", "Finding", "findings"]
-
-Finding = tuple[str, str, str]
+__all__ = ["DIAGNOSE", "findings"]
 
 DIAGNOSE: Final = Request(
     b"SELECT pg_catalog.json_build_object("
@@ -55,109 +54,87 @@ def findings(
     """
     server = json.loads(reply or b"{}")
     return [
-        _of_version(server, number),
+        found(
+            number >= OLDEST,
+            f"PostgreSQL {server['version']}, as role {server['user']}",
+            advice="version 13 or later is needed",
+            level="error",
+        ),
         ("ok", f"the schema incumbent has version {hello['major']}.{hello['minor']}", ""),
-        _of_writing(server),
-        _of_pooler(server["pid"] == backend),
-        _of_start(float(hello["up"]), wait),
-        _of_restarts(ttl, named=named),
-        _of_disk(server),
-        _of_standbys(server),
-        *_of_limits(server, ttl),
-        _of_clock(abs(float(server["wall"]) - wall())),
-        _of_trip(trip, ttl),
+        *_about_role(server, backend),
+        about_start("unbroken for", float(hello["up"]), wait),
+        found(
+            named or ttl <= TTL_DEFAULT,
+            "after a crash or a promotion it waits for who may believe",
+            "a crash may take back the newest grants: their ttl of"
+            f" {say_seconds(ttl)} is not known",
+            f"say ?restart_wait={say_seconds(ttl)} in every URL",
+        ),
+        *_about_data(server),
+        *_about_limits(server, ttl),
+        about_clock(abs(float(server["wall"]) - wall())),
+        about_trip(trip, ttl),
         ("ok", "TLS is used", "")
         if encrypted
         else ("ok", "TLS is not used", "across a network say sslmode=verify-full"),
     ]
 
 
-def _found(what: str, advice: str, *, level: str = "warning", unless: bool) -> Finding:
-    return ("ok", what, "") if unless else (level, what, advice)
-
-
-def _of_version(server: dict[str, Any], number: int) -> Finding:
-    what = f"PostgreSQL {server['version']}, as role {server['user']}"
-    return _found(what, "version 13 or later is needed", level="error", unless=number >= OLDEST)
-
-
-def _of_writing(server: dict[str, Any]) -> Finding:
-    if server["standby"] or server["read_only"] == "on":
-        return ("error", "it is read-only", "use the address of the primary, or name all hosts")
-    return ("ok", "it is a primary", "")
-
-
-def _of_pooler(direct: bool) -> Finding:
-    if direct:
-        return ("ok", "no pooler stands between: waiters are woken (LISTEN)", "")
-    return ("warning", "a pooler stands between: waiters poll", "name the server itself")
-
-
-def _of_start(up: float, wait: float) -> Finding:
-    what = f"unbroken for {say_seconds(up)}, restart_wait {say_seconds(wait)}"
-    return ("warning", f"{what}: it grants nothing yet", "wait") if up < wait else ("ok", what, "")
-
-
-def _of_restarts(ttl: float, *, named: bool) -> Finding:
-    if named or ttl <= TTL_DEFAULT:
-        return ("ok", "after a crash or a promotion it waits for who may believe", "")
-    what = f"a crash may take back the newest grants: their ttl of {say_seconds(ttl)} is not known"
-    return ("warning", what, f"say ?restart_wait={say_seconds(ttl)} in every URL")
-
-
-def _of_disk(server: dict[str, Any]) -> Finding:
-    what = f"fsync {server['fsync']}, synchronous_commit {server['commit']}"
-    if server["fsync"] != "on":
-        advice = "set fsync = on: a crash of the machine may destroy the database"
-        return ("warning", f"{what}: it may lose switches and slots", advice)
-    if server["commit"] == "off":
-        advice = "set synchronous_commit = on for this role"
-        return ("warning", f"{what}: a crash may lose a switch or a slot", advice)
-    return ("ok", f"{what}: switches and slots are on disk when they are answered", "")
-
-
-def _of_standbys(server: dict[str, Any]) -> Finding:
-    if not server["replicas"] or server["standbys"]:
-        return ("ok", "no asynchronous standby is connected", "")
-    what = f"{server['replicas']} asynchronous standbys: a failover may lose the last used slots"
-    return (
-        "warning",
-        what,
-        "set synchronous_standby_names, and synchronous_commit = remote_apply",
-    )
-
-
-def _of_limits(server: dict[str, Any], ttl: float) -> list[Finding]:
-    timeout, encoding = server["timeout"] / 1000, server["encoding"]
+def _about_role(server: dict[str, Any], backend: int) -> list[Finding]:
     return [
-        _found(
-            f"statement_timeout is {say_seconds(timeout) if timeout else 'off'}",
-            "requests may be cancelled: raise it for this role",
-            unless=not 0 < timeout < ttl / 30,
+        found(
+            not server["standby"] and server["read_only"] != "on",
+            "it is a primary",
+            "it is read-only",
+            "use the address of the primary, or name all hosts",
+            level="error",
         ),
-        _found(
-            f"{server['used']} of {server['most']} connections are used",
-            "raise max_connections, or put a pooler before it",
-            unless=server["used"] <= 0.9 * server["most"],
-        ),
-        _found(
-            f"encoding {encoding}",
-            "names of holders beyond it are refused",
-            unless=encoding == "UTF8",
+        found(
+            server["pid"] == backend,
+            "no pooler stands between: waiters are woken (LISTEN)",
+            "a pooler stands between: waiters poll",
+            "name the server itself",
         ),
     ]
 
 
-def _of_clock(apart: float) -> Finding:
-    return _found(
-        f"its clock and this machine's are {say_seconds(apart)} apart",
-        "synchronise both: a jump of the server's clock moves every ttl",
-        unless=apart <= 1,
-    )
+def _about_data(server: dict[str, Any]) -> list[Finding]:
+    synced = server["fsync"] == "on"
+    disk = f"fsync {server['fsync']}, synchronous_commit {server['commit']}"
+    return [
+        found(
+            synced and server["commit"] != "off",
+            f"{disk}: switches and slots are on disk when they are answered",
+            f"{disk}: a crash may lose a switch or a slot",
+            "set synchronous_commit = on for this role"
+            if synced
+            else "set fsync = on: a crash of the machine may destroy the database",
+        ),
+        found(
+            not server["replicas"] or bool(server["standbys"]),
+            "no asynchronous standby is connected",
+            f"{server['replicas']} asynchronous standbys: a failover may lose the last used slots",
+            "set synchronous_standby_names, and synchronous_commit = remote_apply",
+        ),
+    ]
 
 
-def _of_trip(trip: float, ttl: float) -> Finding:
-    what = f"a round trip takes {say_seconds(trip)}"
-    if trip > ttl / 30:
-        return ("warning", f"{what}, much for a ttl of {say_seconds(ttl)}", "use a longer ttl")
-    return ("ok", what, "")
+def _about_limits(server: dict[str, Any], ttl: float) -> list[Finding]:
+    timeout = server["timeout"] / 1000
+    return [
+        found(
+            not 0 < timeout < ttl / 30,
+            f"statement_timeout is {say_seconds(timeout) if timeout else 'off'}",
+            advice="requests may be cancelled: raise it for this role",
+        ),
+        found(
+            server["used"] <= 0.9 * server["most"],
+            f"{server['used']} of {server['most']} connections are used",
+            advice="raise max_connections, or put a pooler before it",
+        ),
+        found(
+            server["encoding"] == "UTF8",
+            f"encoding {server['encoding']}",
+            advice="names of holders beyond it are refused",
+        ),
+    ]

@@ -11,9 +11,10 @@ from incumbent import clock
 from incumbent.errors import StoreError
 from incumbent.model import Capabilities
 from incumbent.protocol.port import run
+from incumbent.stores.findings import Finding
 from incumbent.stores.loops import ServerEngine
 from incumbent.stores.postgresql.dialect import HELLO, Dialect
-from incumbent.stores.postgresql.doctor import DIAGNOSE, Finding, findings
+from incumbent.stores.postgresql.doctor import DIAGNOSE, findings
 from incumbent.stores.postgresql.errors import Answered, answered_error, check_schema
 from incumbent.stores.postgresql.libpq import Site
 from incumbent.stores.postgresql.runner import PostgresStore

@@ -9,6 +9,7 @@ from incumbent import clock
 from incumbent.durations import say_seconds
 from incumbent.errors import StoreError
 from incumbent.protocol.port import run
+from incumbent.stores.findings import Finding
 from incumbent.stores.quorum.dialect import MARKER
 from incumbent.stores.quorum.nodes import Node, Quorum, strangers
 from incumbent.stores.redis.dial import dial
@@ -19,7 +20,6 @@ from incumbent.stores.redis.server import read_facts
 
 __all__ = ["diagnose"]
 
-Finding = tuple[str, str, str]
 _APART: Final = 1.0
 _APART_MOST: Final = 60.0
 

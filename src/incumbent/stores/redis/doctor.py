@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from incumbent import clock
 from incumbent.durations import say_seconds
 from incumbent.errors import StoreError, StoreUnavailable
 from incumbent.policy import TTL_DEFAULT
 from incumbent.protocol.port import run
+from incumbent.stores.findings import Finding, about_clock, about_start, about_trip
 from incumbent.stores.redis.dial import dial
 from incumbent.stores.redis.driver import Site
 from incumbent.stores.redis.errors import answered_error
@@ -19,9 +20,8 @@ from incumbent.stores.redis.resp import Program, Step, pack
 from incumbent.stores.redis.server import Facts, read_facts
 from incumbent.stores.restart import wait_after_restart
 
-__all__ = ["Finding", "diagnosis", "examine"]
+__all__ = ["diagnosis", "examine"]
 
-Finding: TypeAlias = "tuple[str, str, str]"
 
 _RESYNC_LEAST: Final = 2
 """Seconds of repl-diskless-sync-delay with which no resync ends between two looks at a server."""
@@ -76,8 +76,8 @@ def diagnosis(
         _about_memory(facts),
         _about_disk(facts, save),
         *([] if marked else [_about_start(facts, ttl if wait is None else wait)]),
-        _about_clock(time, wall()),
-        _about_trip(trip, ttl),
+        about_clock(abs(int(time[0]) + int(time[1]) / 1e6 - wall())),
+        about_trip(trip, ttl),
     ]
 
 
@@ -116,25 +116,7 @@ def _about_disk(facts: Facts, save: Any) -> Finding:
 
 
 def _about_start(facts: Facts, wait: float) -> Finding:
-    what = f"up for {say_seconds(facts.uptime)}, restart_wait {say_seconds(wait)}"
-    if facts.uptime - 1 < wait:
-        return ("warning", f"{what}: it grants nothing yet", "wait")
-    return ("ok", what, "")
-
-
-def _about_clock(time: list[bytes], wall: float) -> Finding:
-    apart = abs(int(time[0]) + int(time[1]) / 1e6 - wall)
-    what = f"its clock and this machine's are {say_seconds(apart)} apart"
-    if apart > 1:
-        return ("warning", what, "synchronise both: a jump of the server's clock moves every ttl")
-    return ("ok", what, "")
-
-
-def _about_trip(trip: float, ttl: float) -> Finding:
-    what = f"a round trip takes {say_seconds(trip)}"
-    if trip > ttl / 30:
-        return ("warning", f"{what}, much for a ttl of {say_seconds(ttl)}", "use a longer ttl")
-    return ("ok", what, "")
+    return about_start("up for", facts.uptime, wait, error=1.0)  # a server says whole seconds
 
 
 # -- its marker -----------------------------------------------------------------------------------

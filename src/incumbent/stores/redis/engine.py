@@ -12,12 +12,13 @@ from incumbent.errors import StoreError
 from incumbent.model import Capabilities
 from incumbent.protocol.port import run
 from incumbent.stores.blocking import BlockingStore
+from incumbent.stores.findings import Finding
 from incumbent.stores.loops import ServerEngine
 from incumbent.stores.plan import Planned
 from incumbent.stores.redis.cluster import Cluster
 from incumbent.stores.redis.commands import Commands
 from incumbent.stores.redis.dialect import Server
-from incumbent.stores.redis.doctor import Finding, examine
+from incumbent.stores.redis.doctor import examine
 from incumbent.stores.redis.driver import Site, Target, target_at
 from incumbent.stores.redis.hosts import Address, Reach, say_address, the_same
 from incumbent.stores.redis.names import Naming

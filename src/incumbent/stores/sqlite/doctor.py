@@ -5,16 +5,15 @@ from __future__ import annotations
 import shutil
 import sqlite3
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Final
 
 from incumbent.errors import ConfigError, StoreError
+from incumbent.stores.findings import Finding
 from incumbent.stores.sqlite.connection import FileBusy
 from incumbent.stores.sqlite.file import READ, SqliteFile
 from incumbent.stores.sqlite.host import detect_here, file_system_of, is_doubtful
 
 __all__ = ["findings"]
-
-Finding: TypeAlias = "tuple[str, str, str]"
 
 _LITTLE: Final = 64 << 20
 
