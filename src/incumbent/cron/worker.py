@@ -18,8 +18,8 @@ import socket
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from contextlib import closing, suppress
+from dataclasses import dataclass, replace
 from struct import Struct
 from typing import Any, Final
 
@@ -111,17 +111,31 @@ def packed(message: Any) -> bytes:
     return _HEAD.pack(len(body)) + body
 
 
-def unpacked(data: bytes) -> tuple[list[Any], bytes]:
-    """The whole messages at its beginning, and the rest."""
-    found = []
-    while len(data) >= _HEAD.size:
-        (length,) = _HEAD.unpack_from(data)
-        if len(data) < _HEAD.size + length:
-            break
-        # From a process of ours, over a socket that nobody else has.
-        found.append(pickle.loads(data[_HEAD.size : _HEAD.size + length]))  # noqa: S301
-        data = data[_HEAD.size + length :]
-    return found, data
+class Inbox:
+    """What the other end of a socket sends."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        self._channel = channel
+        self._came = b""
+
+    def receive(self) -> list[Any]:
+        """The messages that are whole now, maybe none. Raises EOFError if no more will come."""
+        try:
+            came = self._channel.recv(1 << 20)
+        except OSError as error:
+            raise EOFError from error
+        if not came:
+            raise EOFError
+        data, found = self._came + came, []
+        while len(data) >= _HEAD.size:
+            (length,) = _HEAD.unpack_from(data)
+            if len(data) < _HEAD.size + length:
+                break
+            # From a process of ours, over a socket that nobody else has.
+            found.append(pickle.loads(data[_HEAD.size : _HEAD.size + length]))  # noqa: S301
+            data = data[_HEAD.size + length :]
+        self._came = data
+        return found
 
 
 # -- the process -----------------------------------------------------------------------------------
@@ -130,22 +144,23 @@ def unpacked(data: bytes) -> tuple[list[Any], bytes]:
 def be_worker(fleet: Fleet, channel: socket.socket, first: Task | None, events: Events) -> None:
     """Do `first`, then what comes from `channel`, until that ends or a signal says so."""
     _give_stdin(None)
-    with start_guard(fleet.isolate) as guard, Signals() as signals:
-        link = new_link(fleet.url)
+    with (
+        start_guard(fleet.isolate) as guard,
+        Signals() as signals,
+        closing(new_link(fleet.url)) as link,
+    ):
         worker = _Worker(fleet, channel, link, guard, signals, events)
         try:
-            if first is None:
-                worker.connect()
             worker.run(first)
         finally:
             worker.clear()
-            link.close()
 
 
 class _Worker:
     """Does one task after the other; a part of what a task needs is had before it comes.
 
-    Standard output and error are a task's own pipe from `prepare` or `output` until `clear`.
+    `stopped`: a signal to leave came. `worn`: a task left something that the next one must not
+    find. Standard output and error are a task's own pipe from `output` until `clear`.
     """
 
     def __init__(
@@ -158,17 +173,14 @@ class _Worker:
         events: Events,
     ) -> None:
         self.fleet = fleet
-        self.link = link
         self.guard = guard
         self.signals = signals
+        self.stopped = self.worn = False
+        self._link = link
         self._standard = (os.dup(1), os.dup(2))
-        self.events = events.knowing(self._standard[0])
-        self.stopped = False
-        """Whether a signal to leave came."""
-        self.worn = False
-        """Whether a task left something that the next one must not find."""
+        self._events = events.knowing(self._standard[0])
         self._channel = channel
-        self._came = b""
+        self._inbox = Inbox(channel)
         self._output: Output | None = None
         self._ready: Ready | None = None
 
@@ -177,21 +189,20 @@ class _Worker:
         with suppress(OSError):
             self._channel.sendall(bytes(codes))
 
-    def connect(self) -> None:
-        """The first request of a process takes twenty times as long as the second."""
-        with suppress(StoreError):
-            key = Key(self.fleet.namespace, CONTROL)
-            self.link.store.read(key, clock.now() + _WARM_WITHIN)
-
     def run(self, first: Task | None) -> None:
         """Until there is no next task, or none may follow."""
+        if first is None:
+            # The first request of a process takes twenty times as long as the second.
+            with suppress(StoreError):
+                key = Key(self.fleet.namespace, CONTROL)
+                self._link.store.read(key, clock.now() + _WARM_WITHIN)
         task = first or self._next_task(0.0)
         done = 0
         while task is not None:
             code = self._do(task)
             self.clear()
             done += 1
-            if done >= _TASKS_MOST or not self._fit:
+            if done >= _TASKS_MOST or self.stopped or self.worn or not self.guard.alive():
                 self.say(code, LEAVES)
                 return
             self.say(code)
@@ -199,9 +210,9 @@ class _Worker:
 
     def _do(self, task: Task) -> int:
         """Run it to its end; the code says whether the slot was given back."""
-        events = self.events.knowing(job=task.spec.name)
+        events = self._events.knowing(job=task.spec.name)
         try:
-            lease = adopted(self.link, task.grant)
+            lease = adopted(self._link, task.grant)
         except (NotAcquired, StoreError) as error:
             events("given_back", slot=task.slot.name, why=str(error))
             return GAVE_BACK
@@ -209,47 +220,29 @@ class _Worker:
 
     def _next_task(self, rest: float) -> Task | None:
         """None if there will be none; `rest`: seconds after which to prepare."""
-        waiter = Waiter()
-        try:
-            return self._wait(waiter, clock.now() + rest)
-        except (GuardFault, ConfigError, OSError):
-            return None
-        finally:
-            waiter.close()
-
-    def _wait(self, waiter: Waiter, prepare_at: float) -> Task | None:
         fds = [self._channel.fileno(), self.signals.fd]
         fds += [self.guard.fd] if self.guard.fd >= 0 else []
-        while True:
-            ready = waiter.wait(fds, prepare_at)
-            if _STOPPING & set(self.signals.take()) or not self.guard.alive():
-                return None
-            if self._channel.fileno() in ready:
-                return self._read()
-            if clock.now() >= prepare_at:
-                self.clear()
-                # All that needs neither task nor lease.
-                self.output()
-                self._ready = Ready(self.guard, self.fleet.ttl)
-                self.say(PREPARED)
-                prepare_at = clock.now() + _STALE
-
-    def _read(self) -> Task | None:
-        while True:
-            data = self._channel.recv(1 << 20)
-            if not data:
-                return None
-            found, self._came = unpacked(self._came + data)
-            if found:
-                task: Task = found[0]
-                return task
+        prepare_at = clock.now() + rest
+        with closing(Waiter()) as waiter, suppress(GuardFault, ConfigError, OSError, EOFError):
+            while True:
+                ready = waiter.wait(fds, prepare_at)
+                if _STOPPING & set(self.signals.take()) or not self.guard.alive():
+                    return None
+                if self._channel.fileno() in ready:
+                    while not (found := self._inbox.receive()):
+                        pass
+                    task: Task = found[0]
+                    return task
+                if clock.now() >= prepare_at:
+                    self.clear()
+                    # All that needs neither task nor lease.
+                    self.output()
+                    self._ready = Ready(self.guard, self.fleet.ttl)
+                    self.say(PREPARED)
+                    prepare_at = clock.now() + _STALE
+        return None
 
     # -- what a task needs -----------------------------------------------------------------------
-
-    @property
-    def _fit(self) -> bool:
-        """Whether another task may follow."""
-        return not self.stopped and not self.worn and self.guard.alive()
 
     def output(self) -> Output:
         """Where the command writes."""
@@ -258,13 +251,9 @@ class _Worker:
             self._output.become_stdout()
         return self._output
 
-    def ready(self, ttl: float) -> Ready:
-        """For one attempt, which closes it. Raises GuardFault or ConfigError."""
+    def take_ready(self) -> Ready | None:
+        """What was prepared, for one attempt, which closes it."""
         ready, self._ready = self._ready, None
-        if ready is None or ready.broken or ttl != self.fleet.ttl:
-            if ready is not None:
-                ready.close()
-            ready = Ready(self.guard, ttl)
         return ready
 
     def change(self, cwd: str | None, stdin: str | None) -> None:
@@ -287,9 +276,8 @@ class _Worker:
             self._output = None
 
     def _drop(self) -> None:
-        if self._ready is not None:
-            self._ready.close()
-            self._ready = None
+        if (ready := self.take_ready()) is not None:
+            ready.close()
 
 
 def _give_stdin(text: str | None) -> None:
@@ -317,16 +305,9 @@ class _CommandRun:
         self._worker = worker
         self._events = events
         self._output = worker.output()
-        self._output.serve(min(task.spec.output_bytes, OUTPUT_MOST), self._on_line)
+        self._output.serve(min(task.spec.output_bytes, OUTPUT_MOST), self._pass_on)
         self._survived = False
         self._attempts = Attempts(lease, task.spec, task.slot, events)
-
-    def _on_course(self, course: Course) -> None:
-        if course.phase is Phase.RUNNING:
-            self._worker.say(STARTED)
-
-    def _on_line(self, line: str) -> None:
-        self._events("output", slot=self._slot, line=line)
 
     def run(self) -> int:
         if not self._worker.guard.alive():
@@ -349,6 +330,13 @@ class _CommandRun:
             # Stopped with its instance: whoever finds it on record retries it, as the job says.
             return ended.attempt > self._spec.retries
         return ended.state in (State.FAILED, State.TIMED_OUT)
+
+    def _pass_on(self, line: str) -> None:
+        self._events("output", slot=self._slot, line=line)
+
+    def _report(self, course: Course) -> None:
+        if course.phase is Phase.RUNNING:
+            self._worker.say(STARTED)
 
     # -- one attempt -------------------------------------------------------------------------
 
@@ -381,8 +369,8 @@ class _CommandRun:
             stop_on=_STOPPING,
             listeners={self._output.fd: self._output.ready},
             keep=True,
-            ready=self._worker.ready(self._lease.belief.policy.ttl),
-            report=self._on_course,
+            ready=self._worker.take_ready(),
+            report=self._report,
         )
         self._worker.stopped |= bool(ending.leaving)
         return ending
@@ -396,26 +384,21 @@ class _CommandRun:
             return End(State.FAILED, ending.status, why, output, final=True)
         if ending.cause:
             end = stopped(ending.cause, ending.seconds)
-            return End(end.state, ending.status, end.why, output, final=True)
+            return replace(end, code=ending.status, output=output)
         if ending.status in self._spec.success_codes:
             return End(State.OK, ending.status, output=output)
         return End(State.FAILED, ending.status, f"exit {ending.status}", output)
 
     def _pause(self, seconds: float) -> bool:
         """Between attempts; a signal to stop, or the end of the lease, ends it."""
-        until = clock.now() + seconds
-        waiter = Waiter()
-        try:
-            while (now := clock.now()) < until:
-                waiter.wait((self._worker.signals.fd,), min(until, now + 1.0))
-                if _STOPPING & set(self._worker.signals.take()):
-                    self._worker.stopped = True
-                    return False
-                if not self._lease.valid:
-                    return False
-        finally:
-            waiter.close()
-        return True
+        until, worker = clock.now() + seconds, self._worker
+        with closing(Waiter()) as waiter:
+            while not worker.stopped and self._lease.valid:
+                if (now := clock.now()) >= until:
+                    return True
+                waiter.wait((worker.signals.fd,), min(until, now + 1.0))
+                worker.stopped |= bool(_STOPPING & set(worker.signals.take()))
+        return False
 
     def _on_failure(self, ended: Run) -> None:
         """At most once, for the end is on record in our name; under the lease while it lasts."""

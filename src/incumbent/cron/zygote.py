@@ -18,6 +18,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
 from math import ceil
 from typing import Final, NoReturn, TypeAlias
@@ -31,11 +32,11 @@ from incumbent.cron.worker import (
     PREPARED,
     STARTED,
     Fleet,
+    Inbox,
     Task,
     be_worker,
     packed,
     run_on_failure,
-    unpacked,
 )
 from incumbent.supervise.kernel import libc, name_process
 
@@ -88,25 +89,24 @@ class Zygote:
         its.close()
         self._socket = ours
         self.fd = ours.fileno()
-        self._came = b""
+        self._inbox = Inbox(ours)
 
     def send(self, message: Message) -> None:
         """Have it done. Raises ZygoteGone."""
         try:
             self._socket.sendall(packed(message))
         except OSError as error:
-            raise ZygoteGone("the process that starts commands is gone") from error
+            raise ZygoteGone from error
 
     def ended(self) -> list[tuple[str, str, int]]:
         """Runs that are over, or STARTED, since the last call: job, slot, code.
 
         Raises ZygoteGone.
         """
-        data = self._socket.recv(65_536)
-        if not data:
-            raise ZygoteGone("the process that starts commands is gone")
-        found, self._came = unpacked(self._came + data)
-        return found
+        try:
+            return self._inbox.receive()
+        except EOFError as error:
+            raise ZygoteGone from error
 
     def close(self) -> None:
         """It stops its workers, waits for them, and goes."""
@@ -153,9 +153,9 @@ def _be_zygote(channel: socket.socket, fleet: Fleet, events: Events) -> NoReturn
 class _Forking:
     def __init__(self, channel: socket.socket, fleet: Fleet, events: Events) -> None:
         self._channel = channel
+        self._inbox = Inbox(channel)
         self._fleet = fleet
         self._events = events
-        self._came = b""
         self._poll = select.poll()
         self._poll.register(channel, select.POLLIN)
         self._pool = Pool(self._fork_worker, self._say, self._poll)
@@ -178,23 +178,15 @@ class _Forking:
                 self._pool.reap()
             for fd in ready - {channel, self._wake}:
                 self._pool.receive(fd)
-            if channel in ready and not self._receive():
-                self._poll.unregister(channel)
-                self._connected = False
-                self._pool.stop()
+            if channel in ready:
+                try:
+                    for message in self._inbox.receive():
+                        self._do(message)
+                except EOFError:
+                    self._poll.unregister(channel)
+                    self._connected = False
+                    self._pool.stop()
             patience = self._pool.prepare() if self._connected else None
-
-    def _receive(self) -> bool:
-        try:
-            data = self._channel.recv(1 << 20)
-        except OSError:
-            return False
-        if not data:
-            return False
-        messages, self._came = unpacked(self._came + data)
-        for message in messages:
-            self._do(message)
-        return True
 
     def _do(self, message: Message) -> None:
         match message:
@@ -203,35 +195,27 @@ class _Forking:
             case StandBy():
                 self._pool.stand_by(message.ready, message.kept)
             case Notify():
-                self._fork_notify(message)
+                events = self._events.knowing(job=message.spec.name, slot=message.run.slot)
+                work = partial(run_on_failure, message.spec, message.run, events)
+                if pid := self._fork(message.spec.name, work):
+                    self._pool.others.add(pid)
             case _:
                 self._pool.stop()
 
     def _fork_worker(self, task: Task | None) -> Worker | None:
         ours, its = socket.socketpair()
         with its:
-            pid = self._fork(
-                task.spec.name if task else "",
-                lambda events: be_worker(self._fleet, its, task, events),
-                closing=(ours,),
-            )
+            work = partial(be_worker, self._fleet, its, task, self._events)
+            pid = self._fork(task.spec.name if task else "", work, closing=(ours,))
         if pid == 0:
             ours.close()
             return None
         return Worker(pid, ours, task.key if task else None, comes_up=task is None)
 
-    def _fork_notify(self, message: Notify) -> None:
-        def work(events: Events) -> None:
-            events = events.knowing(job=message.spec.name, slot=message.run.slot)
-            run_on_failure(message.spec, message.run, events)
-
-        if pid := self._fork(message.spec.name, work):
-            self._pool.others.add(pid)
-
     def _fork(
         self,
         job: str,
-        work: Callable[[Events], None],
+        work: Callable[[], None],
         closing: tuple[socket.socket, ...] = (),
     ) -> int:
         """The child's number, which ends with its `work`; 0 (and said so) if there can be none."""
@@ -253,7 +237,7 @@ class _Forking:
     def _become(
         self,
         job: str,
-        work: Callable[[Events], None],
+        work: Callable[[], None],
         closing: tuple[socket.socket, ...],
         parent: int,
     ) -> NoReturn:
@@ -272,7 +256,7 @@ class _Forking:
                 channel.close()
             os.setsid()
             if os.getppid() == parent:
-                work(self._events)
+                work()
                 code = 0
         except Exception as error:  # noqa: BLE001 - the last place, whatever it was
             self._events("fault", job=job or None, why=f"{type(error).__name__}: {error}")
