@@ -65,7 +65,7 @@ LAYERS = (
     ),
     Layer(
         "job files",
-        (*("cron.toml_errors", "cron.crontab", "cron.settings", "cron.jobfile"),),
+        (*("cron.crontab", "cron.settings", "cron.jobfile"),),
         WORLD,
     ),
     Layer(

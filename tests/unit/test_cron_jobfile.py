@@ -8,11 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from incumbent.cron.jobfile import parse_jobfile
+from incumbent.cron.jobfile import cut, parse_jobfile
 from incumbent.cron.schedule import Every, FixedTimes
 from incumbent.cron.settings import DEFAULTS, SETTINGS
 from incumbent.cron.spec import CatchUp, JobSpec
-from incumbent.cron.toml_errors import cut
 
 WHOLE = """\
 [defaults]
@@ -82,7 +81,7 @@ def test_every_setting_reaches_the_job() -> None:
     assert (job.retries, job.retry_backoff) == (3, 60.0)
     assert job.catch_up == CatchUp("all", 5, 6 * 3600.0)
     assert (job.overlap, job.jitter, job.success_codes) == ("queue", 20.0, frozenset({0, 3}))
-    assert (job.output_bytes, job.keep_runs, job.keep_for) == (1024, 20, 7 * 86_400.0)
+    assert (job.keep_output, job.keep_runs, job.keep_for) == (1024, 20, 7 * 86_400.0)
     assert job.on_failure == ("/bin/sh", "-c", "mail -s failed ops")
     assert job.source == "jobs.toml:6"
     assert job.command_at == (9, 1)

@@ -13,13 +13,10 @@ from incumbent.cron.spec import JobSpec, Problem
 from incumbent.cron.zones import find_zone
 from incumbent.errors import ConfigError
 
-__all__ = ["derived_name", "parse_crontab", "split_percent"]
-
 _SETTING: Final = re.compile(r"""("[^"]*"|'[^']*'|[A-Za-z_][A-Za-z0-9_]*)[ \t]*=[ \t]*(.*)""")
 _NAME_LINE: Final = re.compile(r"#[ \t]*name:[ \t]*(.*)")
 _EXPRESSION: Final = re.compile(r"(@\S+|\S+(?:[ \t]+\S+){0,4})(?:[ \t]+|$)(.*)", re.DOTALL)
 _LIKE_A_FIELD: Final = re.compile(r"[\d*?][\d*/,?#L-]*|(?:MON|TUE|WED|THU|FRI|SAT|SUN)\b.*", re.I)
-_MAIL: Final = ("MAILTO", "MAILFROM")
 
 
 def parse_crontab(text: str, path: str) -> tuple[tuple[JobSpec, ...], tuple[Problem, ...]]:
@@ -107,23 +104,17 @@ class _Reader:
             self._complain(number, column, "the quotes do not match: nothing may follow them")
             return
         if name in ("TZ", "CRON_TZ"):
-            self._check_zone(number, column, value)
-        self._warn(number, start, name, value)
-        self._env[name] = value
-
-    def _check_zone(self, number: int, column: int, value: str) -> None:
-        try:
-            find_zone(value)
-        except ConfigError as error:
-            self._complain(number, column, str(error))
-
-    def _warn(self, number: int, start: int, name: str, value: str) -> None:
-        if name in _MAIL and value:
+            try:
+                find_zone(value)
+            except ConfigError as error:
+                self._complain(number, column, str(error))
+        if name in ("MAILTO", "MAILFROM") and value:
             text = f"{name} is not used: what a job says is kept in its history"
             self._complain(number, start + 1, text, warning=True)
         if name == "PATH" and "$" in value:
             text = "cron puts no variables into PATH: `$` stays as it is"
             self._complain(number, start + 1, text, warning=True)
+        self._env[name] = value
 
     # -- jobs ------------------------------------------------------------------------------------
 
@@ -141,9 +132,22 @@ class _Reader:
             return
         schedule = self._schedule(number, start, expression)
         name = self._checked_name(number, start, command, named)
+        schedule = schedule or cron_schedule("@yearly")
+        line, stdin = split_percent(command)
         # Also with problems, so that it is told too if the command is not there.
-        name, schedule = name or f"line {number}", schedule or cron_schedule("@yearly")
-        self.specs.append(self._spec(name, schedule, command, (number, column)))
+        spec = JobSpec(
+            name=name or f"line {number}",
+            schedule=schedule,
+            shell_line=line,
+            stdin=stdin,
+            shell=self._env.get("SHELL") or "/bin/sh",
+            timezone=schedule.timezone,
+            env=dict(self._env),
+            cwd=self._env.get("HOME") or None,
+            source=f"{self.path}:{number}",
+            command_at=(number, column),
+        )
+        self.specs.append(spec)
 
     def _schedule(self, number: int, start: int, expression: str) -> CronSchedule | None:
         zone = self._env.get("CRON_TZ") or self._env.get("TZ") or "UTC"
@@ -172,23 +176,6 @@ class _Reader:
             return None
         self._lines[name] = number
         return name
-
-    def _spec(
-        self, name: str, schedule: CronSchedule, command: str, place: tuple[int, int]
-    ) -> JobSpec:
-        line, stdin = split_percent(command)
-        return JobSpec(
-            name=name,
-            schedule=schedule,
-            shell_line=line,
-            stdin=stdin,
-            shell=self._env.get("SHELL") or "/bin/sh",
-            timezone=schedule.timezone,
-            env=dict(self._env),
-            cwd=self._env.get("HOME") or None,
-            source=f"{self.path}:{place[0]}",
-            command_at=place,
-        )
 
 
 def _value(text: str) -> str | None:

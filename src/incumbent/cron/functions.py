@@ -152,7 +152,7 @@ class _FunctionRun:
             # Scripts that became functions end so; it is the end of this run and of nothing else.
             return self._stopped(began) or _exited(error)
         except Exception as error:  # noqa: BLE001 - whatever the user's code raises is its failure
-            trace = traceback.format_exc()[-min(self._spec.output_bytes, OUTPUT_MOST) :]
+            trace = traceback.format_exc()[-min(self._spec.keep_output, OUTPUT_MOST) :]
             why = f"{type(error).__name__}: {error}"
             return self._stopped(began) or End(State.FAILED, why=why[:500], output=trace)
         return self._stopped(began) or End(State.OK)

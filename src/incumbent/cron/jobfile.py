@@ -1,31 +1,33 @@
-"""A job file (TOML): its tables as jobs, or as problems with their places. Pure."""
+"""A job file (TOML): its tables as jobs, or as problems with their places. Pure.
+
+tomllib stops at the first fault of a text, and gives values without their places. So the text is
+cut at its headers, and each piece is read for itself: a fault hides nothing of the other pieces,
+and a key is looked for in its own piece only.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
+from tomllib import TOMLDecodeError, loads
 from typing import Any, Final
 
 from incumbent.cron.schedule import Every, FixedTimes, Schedule, ScheduleError, cron_schedule
-from incumbent.cron.settings import DEFAULTS, GONE, SETTINGS, Line
-from incumbent.cron.spec import CatchUp, JobSpec, Problem
-from incumbent.cron.toml_errors import Piece, cut
+from incumbent.cron.settings import DEFAULTS, GONE, SETTINGS, job_fields, least_above_most
+from incumbent.cron.spec import JobSpec, Problem
 from incumbent.cron.zones import near_word
 from incumbent.durations import DAY, say_seconds
 from incumbent.errors import ConfigError
 
-__all__ = ["parse_jobfile"]
-
 _WHEN: Final = ("schedule", "every", "at")
-# These are named as in JobSpec and go there as they are.
-_AS_THEY_ARE: Final = (
-    *("name", "cwd", "at_most_for", "at_least_for", "retries", "retry_backoff", "overlap"),
-    *("jitter", "success_codes", "on_failure", "keep_runs", "keep_for"),
-)
 _FAULTS_MOST: Final = 20
 """Faults that are told of one text: more of them say that it is something else."""
 _Values = dict[str, Any]
+
+
+# -- jobs and problems ---------------------------------------------------------------------------
 
 
 def parse_jobfile(text: str, path: str) -> tuple[tuple[JobSpec, ...], tuple[Problem, ...]]:
@@ -109,8 +111,16 @@ class _Reader:
         self._check_new(values.get("name"), piece)
         if "command" in values:
             # Also with problems, so that it is told too if the command is not there.
-            values = {"name": f"job {self._count}", **values}
-            self.specs.append(self._spec(values, schedule or Every(DAY), piece))
+            fields = job_fields({"name": f"job {self._count}", **values})
+            for key in _WHEN:
+                fields.pop(key, None)
+            spec = JobSpec(
+                schedule=schedule or Every(DAY),
+                source=f"{self.path}:{piece.line}",
+                command_at=piece.place("command"),
+                **fields,
+            )
+            self.specs.append(spec)
 
     # -- when ------------------------------------------------------------------------------------
 
@@ -124,7 +134,12 @@ class _Reader:
         if given[0] not in values:
             return None
         try:
-            return self._made(given[0], values)
+            match given[0]:
+                case "every":
+                    return Every(values["every"])
+                case "at":
+                    return FixedTimes(values["at"])
+            return cron_schedule(values["schedule"], values.get("timezone", "UTC"))
         except ScheduleError as error:
             place = piece.place_inside("schedule", values["schedule"], error.at)
             self._complain(place, str(error))
@@ -132,19 +147,10 @@ class _Reader:
             self._complain(piece.place(given[0]), str(error))
         return None
 
-    def _made(self, kind: str, values: _Values) -> Schedule:
-        if kind == "every":
-            return Every(values["every"])
-        if kind == "at":
-            return FixedTimes(values["at"])
-        return cron_schedule(values["schedule"], values.get("timezone", "UTC"))
-
     # -- together --------------------------------------------------------------------------------
 
     def _check_together(self, values: _Values, piece: Piece) -> None:
-        least, most = values.get("at_least_for", 0.0), values.get("at_most_for")
-        if most is not None and least > most:
-            text = f"at_least_for={say_seconds(least)} is above at_most_for={say_seconds(most)}"
+        if text := least_above_most(values):
             self._complain(piece.place("at_least_for"), text)
         every, jitter = values.get("every"), values.get("jitter", 0.0)
         if every is not None and jitter >= every:
@@ -161,29 +167,97 @@ class _Reader:
         elif name is not None:
             self._lines[name] = piece.line
 
-    def _spec(self, values: _Values, schedule: Schedule, piece: Piece) -> JobSpec:
-        command, usual = values["command"], CatchUp()
-        kept: _Values = {key: values[key] for key in _AS_THEY_ARE if key in values}
-        if "keep_output" in values:
-            kept["output_bytes"] = values["keep_output"]
-        return JobSpec(
-            schedule=schedule,
-            command=None if isinstance(command, Line) else command,
-            shell_line=command.text if isinstance(command, Line) else None,
-            timezone=values.get("timezone", "UTC"),
-            env=values["env"],
-            catch_up=CatchUp(
-                values.get("catch_up", usual.mode),
-                values.get("catch_up_limit", usual.limit),
-                values.get("catch_up_window", usual.window),
-            ),
-            source=f"{self.path}:{piece.line}",
-            command_at=piece.place("command"),
-            **kept,
-        )
-
 
 def _variable(message: str, key: str) -> tuple[str, ...]:
     """The variable that a complaint about `env` is of, to point at it."""
     found = re.match(rf"{key}\.([^:]+):", message)
     return (found[1],) if found else ()
+
+
+# -- pieces with places --------------------------------------------------------------------------
+
+_HEADER: Final = re.compile(
+    r"^[ \t]*\[{1,2}[ \t]*(?:job|defaults)[ \t]*\]{1,2}[ \t]*(?:#.*)?$", re.M
+)
+_LONG_TEXT: Final = re.compile(r'"{3}(?:\\.|[^\\])*?"{3,5}' + r"|'{3}.*?'{3,5}", re.S)
+_WHERE: Final = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$")
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """From one header to the next; `line`, which counts from 1, is that of its beginning.
+
+    `fault`: why it is not TOML, with its place; then there are no values.
+    """
+
+    line: int
+    text: str
+    values: dict[str, Any] = field(default_factory=dict)
+    fault: tuple[int, int, str] | None = None
+
+    @property
+    def hides_defaults(self) -> bool:
+        """Whether `[defaults]` is in what cannot be read."""
+        return self.fault is not None and bool(
+            re.search(r"^[ \t]*\[+[ \t]*defaults\b", self.text, re.M)
+        )
+
+    def place(self, *names: str) -> tuple[int, int]:
+        """Line and column of a key, else of what it is in; both count from 1."""
+        return _place(self.text, self._find(*names)[0], self.line)
+
+    def place_inside(self, name: str, value: str, at: int) -> tuple[int, int]:
+        """So far into a text, if it is written as it is; else its beginning."""
+        _, start = self._find(name)
+        as_it_is = self.text.startswith(value, start + 1)
+        return _place(self.text, start + 1 + at if as_it_is else start, self.line)
+
+    def _find(self, *names: str) -> tuple[int, int]:
+        """Offsets of a key and of its value."""
+        text, key, value = _blank(self.text), len(self.text) - len(self.text.lstrip(" \t")), 0
+        for name in names:
+            word = rf"""["']?{re.escape(name)}["']?"""
+            pattern = rf"^[ \t]*((?:\[+[ \t]*)?(?:\w+[ \t]*\.[ \t]*)*{word})[ \t]*(?:=[ \t]*|[.\]])"
+            found = re.compile(pattern, re.M).search(text, key)
+            if found:
+                key, value = found.start(1), found.end()
+        return key, value
+
+
+def cut(text: str) -> list[Piece]:
+    """The pieces of a text. If they can be read, but not together, the last one says why."""
+    starts = {0, *(it.start() for it in _HEADER.finditer(_blank(text))), len(text)}
+    pieces, line = [], 1
+    for start, end in pairwise(sorted(starts)):
+        pieces.append(_read(text[start:end], line))
+        line += text.count("\n", start, end)
+    whole = _read(text, 1)
+    if (whole.fault is None) == all(it.fault is None for it in pieces):
+        return pieces
+    # A header within a text that we did not see as one; or the same table twice.
+    return [whole] if whole.fault is None else [*pieces, Piece(1, "", fault=whole.fault)]
+
+
+def _read(text: str, line: int) -> Piece:
+    try:
+        return Piece(line, text, loads(text))
+    except TOMLDecodeError as error:
+        found, what = _WHERE.search(str(error)), _WHERE.sub("", str(error))
+    except RecursionError:
+        found, what = None, "nested too deep"
+    if found and found[1]:
+        row, column = line + int(found[1]) - 1, int(found[2])
+    else:
+        row, column = _place(text, len(text), line)
+    return Piece(line, text, fault=(row, column, f"this is not TOML: {what}"))
+
+
+def _place(text: str, offset: int, line: int) -> tuple[int, int]:
+    return line + text.count("\n", 0, offset), offset - text.rfind("\n", 0, offset)
+
+
+def _blank(text: str) -> str:
+    """With nothing in texts of several lines, which may look like keys and headers."""
+    if '"""' not in text and "'''" not in text:
+        return text
+    return _LONG_TEXT.sub(lambda it: re.sub(r"[^\n]", " ", it[0]), text)

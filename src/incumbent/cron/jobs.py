@@ -14,9 +14,9 @@ from incumbent.bodies import refuse_generator
 from incumbent.cron.events import Emit
 from incumbent.cron.functions import Background
 from incumbent.cron.schedule import Every, Schedule, cron_schedule
-from incumbent.cron.settings import DEFAULTS, GONE, check_job_name
-from incumbent.cron.spec import CatchUp, JobSpec
-from incumbent.durations import Duration, parse_duration, say_seconds
+from incumbent.cron.settings import DEFAULTS, GONE, check_job_name, job_fields, least_above_most
+from incumbent.cron.spec import JobSpec
+from incumbent.durations import Duration, parse_duration
 from incumbent.errors import ConfigError, Misuse, StoreError
 from incumbent.options import LockSettings, default_holder, overruled
 from incumbent.stores.names import make_key
@@ -260,17 +260,6 @@ def _checked(settings: JobSettings) -> dict[str, Any]:
         text = f"unknown setting {unknown[0]!r}{GONE.get(unknown[0], known)}"
         raise ConfigError(text, name=unknown[0])
     read = {key: DEFAULTS[key](value, key) for key, value in given.items()}
-    rule = CatchUp()
-    mode: Any = read.pop("catch_up", rule.mode)
-    limit: Any = read.pop("catch_up_limit", rule.limit)
-    window: Any = read.pop("catch_up_window", rule.window)
-    if "keep_output" in read:
-        read["output_bytes"] = read.pop("keep_output")
-    least: Any = read.get("at_least_for", 0.0)
-    most: Any = read.get("at_most_for")
-    if most is not None and least > most:
-        raise ConfigError(
-            f"at_least_for={say_seconds(least)} is above at_most_for={say_seconds(most)}",
-            name="at_least_for",
-        )
-    return {**read, "catch_up": CatchUp(mode, limit, window)}
+    if text := least_above_most(read):
+        raise ConfigError(text, name="at_least_for")
+    return job_fields(read)

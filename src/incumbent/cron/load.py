@@ -21,8 +21,6 @@ from incumbent.cron.schedule import FixedTimes
 from incumbent.cron.spec import JobSpec, Problem
 from incumbent.errors import ConfigError
 
-__all__ = ["Loaded", "load_jobs", "parse_jobs"]
-
 _LARGEST: Final = 64 * 1024 * 1024
 _TOML: Final = re.compile(r"^[ \t]*(?:\[\[[ \t]*job[ \t]*\]\]|\[[ \t]*defaults[ \t]*\])", re.M)
 

@@ -6,23 +6,14 @@ A reader takes what TOML gave and returns what JobSpec wants, or raises ConfigEr
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 from incumbent.cron.schedule import parse_instant
+from incumbent.cron.spec import CatchUp
 from incumbent.cron.zones import find_zone
-from incumbent.durations import parse_duration
+from incumbent.durations import parse_duration, say_seconds
 from incumbent.errors import ConfigError
 from incumbent.stores.names import check_name
-
-__all__ = ["DEFAULTS", "GONE", "SETTINGS", "Line", "check_job_name"]
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """A command for the shell."""
-
-    text: str
 
 
 def _text(value: object, key: str) -> str:
@@ -56,24 +47,22 @@ def _word(*words: str) -> Callable[[object, str], str]:
     return read
 
 
-def _command(value: object, key: str) -> tuple[str, ...] | Line:
+def _command(value: object, key: str) -> tuple[str, ...] | str:
     """A list is executed as it is; a text goes to /bin/sh."""
     if isinstance(value, str) and value.strip():
-        return Line(_text(value, key))
-    if isinstance(value, list) and value and all(isinstance(it, str) for it in value) and value[0]:
-        return tuple(_argument(it, key) for it in value)
-    raise ConfigError(f'{key}: a list such as ["curl", "-fsS", URL], or a shell line', name=key)
-
-
-def _argument(text: str, key: str) -> str:
-    if "\0" in text:
+        return _text(value, key)
+    if not (isinstance(value, list) and value and all(isinstance(it, str) for it in value)):
+        value = [""]
+    if not value[0]:
+        raise ConfigError(f'{key}: a list such as ["curl", "-fsS", URL], or a shell line', name=key)
+    if any("\0" in word for word in value):
         raise ConfigError(f"{key}: no argument can hold a NUL character", name=key)
-    return text
+    return tuple(value)
 
 
 def _at_failure(value: object, key: str) -> tuple[str, ...]:
     command = _command(value, key)
-    return ("/bin/sh", "-c", command.text) if isinstance(command, Line) else command
+    return ("/bin/sh", "-c", command) if isinstance(command, str) else command
 
 
 def _env(value: object, key: str) -> dict[str, str]:
@@ -158,3 +147,21 @@ SETTINGS: Final = {
 
 GONE: Final = {"seconds": ": a schedule with seconds has six fields, and that says it"}
 """Settings of earlier releases, with what is written now."""
+
+
+def least_above_most(values: Mapping[str, Any]) -> str:
+    """Why two of the settings that were read cannot be had together, or nothing."""
+    least, most = values.get("at_least_for", 0.0), values.get("at_most_for")
+    if most is None or least <= most:
+        return ""
+    return f"at_least_for={say_seconds(least)} is above at_most_for={say_seconds(most)}"
+
+
+def job_fields(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a JobSpec for settings that were read."""
+    rule = {"catch_up": "mode", "catch_up_limit": "limit", "catch_up_window": "window"}
+    made = {key: value for key, value in values.items() if key not in rule}
+    made["catch_up"] = CatchUp(**{rule[key]: values[key] for key in rule if key in values})
+    if isinstance(made.get("command"), str):
+        made["shell_line"] = made.pop("command")
+    return made

@@ -70,7 +70,7 @@ class JobSpec:
     jitter: float = 0.0
     """A slot starts up to this much later, by a share that is the same in all instances."""
     success_codes: frozenset[int] = frozenset({0})
-    output_bytes: int = 4096
+    keep_output: int = 4096
     on_failure: tuple[str, ...] | None = None
     keep_runs: int = 100
     keep_for: float = 30 * DAY

@@ -305,7 +305,7 @@ class _CommandRun:
         self._worker = worker
         self._events = events
         self._output = worker.output()
-        self._output.serve(min(task.spec.output_bytes, OUTPUT_MOST), self._pass_on)
+        self._output.serve(min(task.spec.keep_output, OUTPUT_MOST), self._pass_on)
         self._survived = False
         self._attempts = Attempts(lease, task.spec, task.slot, events)
 
