@@ -12,8 +12,6 @@ from incumbent.errors import StoreError
 from incumbent.model import Key
 from incumbent.protocol.link import Link
 
-__all__ = ["AHEAD", "Capacity"]
-
 AHEAD: Final = 15.0
 """Seconds for which to look ahead."""
 _MOST: Final = 24

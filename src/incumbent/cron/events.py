@@ -11,8 +11,6 @@ from typing import Any, Protocol
 
 from incumbent import clock
 
-__all__ = ["Emit", "Events"]
-
 _STDOUT = 1
 _LONGEST = 4096
 """Bytes: as many as a pipe takes in one piece, so that lines of many processes never mix."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-__all__ = ["Output"]
-
 _AT_ONCE = 65_536
 _LONGEST_LINE = 2048
 

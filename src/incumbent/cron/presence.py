@@ -7,7 +7,6 @@ as instances with the same file have the same set.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2s
@@ -19,17 +18,6 @@ from incumbent.cron.ledger import JOB, PRUNED, RUN, read_job
 from incumbent.cron.spec import JobSpec
 from incumbent.model import ByVersion, Field, Guard, Key, Record
 from incumbent.protocol.link import Link
-
-__all__ = [
-    "GONE",
-    "KNOWN",
-    "SET",
-    "Presence",
-    "gone_since",
-    "had_by_nobody",
-    "is_by_the_clock",
-    "read_sets",
-]
 
 PRESENCE: Final = "@cron/up"
 UP: Final = "up/"
@@ -47,7 +35,6 @@ _WRITE_SET_EVERY: Final = 3600.0
 """Seconds: a sweep may have forgotten the set of an instance that was silent for long."""
 _FORGOTTEN: Final = 86_400.0
 """Seconds after which an instance that vanished is named no more."""
-_WITHIN: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,61 +76,41 @@ def presences(record: Record) -> list[Present]:
     found = []
     for name, field in record.fields.items():
         facts = read_value(field.value) if name.startswith(UP) else {}
-        since, seen = facts.get("since"), facts.get("seen")
+        since, seen, jobs = facts.get("since"), facts.get("seen"), facts.get("jobs")
         if isinstance(since, int | float) and isinstance(seen, int | float):
-            jobs, instance = facts.get("jobs", 0), name.removeprefix(UP)
             jobs = jobs if isinstance(jobs, int) else 0
-            found.append(Present(instance, since, seen, jobs, str(facts.get("knows", ""))))
-    return sorted(found, key=lambda it: it.instance)
+            knows = str(facts.get("knows", ""))
+            found.append(Present(name.removeprefix(UP), since, seen, jobs, knows))
+    return sorted(found, key=lambda peer: peer.instance)
 
 
 def up_now(present: Iterable[Present], now: float) -> list[Present]:
     """Instances that gave a sign of life lately; their clocks may be 5 minutes off."""
-    return [it for it in present if abs(now - it.seen) < GONE_AFTER + 300]
+    return [peer for peer in present if abs(now - peer.seen) < GONE_AFTER + 300]
 
 
 # -- which jobs they have ----------------------------------------------------------------------
 
 
-class _JobSet:
-    """Names of jobs, as few bytes each. A name may seem to be in it that is not; not conversely."""
-
-    def __init__(self, names: Iterable[str]) -> None:
-        self.value = b"".join(sorted(map(_mark, names)))
-        self.digest = blake2s(self.value, digest_size=8).hexdigest()
-
-    @property
-    def field(self) -> str:
-        """Where it stands."""
-        return SET + self.digest
-
-
 def _mark(name: str) -> bytes:
+    """A name in few bytes: two may have the same, so one may seem to be in a set that is not."""
     return blake2s(name.encode(), digest_size=_MARK).digest()
 
 
 def read_sets(record: Record | None) -> dict[str, frozenset[bytes]]:
     """All sets that are told, by their digests."""
-    fields = {} if record is None else record.fields
-    return {
-        name.removeprefix(SET): frozenset(_marks(field.value))
-        for name, field in fields.items()
-        if name.startswith(SET)
-    }
-
-
-def _marks(value: bytes) -> Iterable[bytes]:
-    return (value[at : at + _MARK] for at in range(0, len(value), _MARK))
+    found = {}
+    for name, field in ({} if record is None else record.fields).items():
+        if name.startswith(SET):
+            marks = (field.value[at : at + _MARK] for at in range(0, len(field.value), _MARK))
+            found[name.removeprefix(SET)] = frozenset(marks)
+    return found
 
 
 def had_by_nobody(name: str, up: Iterable[Present], sets: Mapping[str, frozenset[bytes]]) -> bool:
     """Whether instances are up, all of them say what they have, and none has this job."""
-    mark, anybody = _mark(name), False
-    for peer in up:
-        anybody = True
-        if peer.knows not in sets or mark in sets[peer.knows]:
-            return False
-    return anybody
+    mark, known = _mark(name), [sets.get(peer.knows) for peer in up]
+    return bool(known) and all(marks is not None and mark not in marks for marks in known)
 
 
 # -- what is registered of it ------------------------------------------------------------------
@@ -160,15 +127,6 @@ def gone_since(fields: Mapping[str, Field]) -> float | None:
     return float(since) if isinstance(since, int | float) else None
 
 
-def _with_mark(fields: Mapping[str, Field], *, nobody: bool, now: float) -> bytes | None:
-    """What to register now that nobody has it, or somebody does; None if that is there."""
-    facts = read_job(fields)
-    if nobody == (GONE in facts):
-        return None
-    facts = {**facts, GONE: now} if nobody else {k: v for k, v in facts.items() if k != GONE}
-    return json.dumps(facts, separators=(",", ":")).encode()
-
-
 # -- the part of one instance ------------------------------------------------------------------
 
 
@@ -181,7 +139,8 @@ class Presence:
         self._holder = holder
         self._since = clock.wall()
         self._specs: Sequence[JobSpec] | None = None
-        self._set = _JobSet(())
+        self._set = ""
+        """The digest of the set of our jobs."""
         self._set_written_at = 0.0
         self._signs: dict[str, float] = {}
         """Of the sweep before: by instance its sign of life."""
@@ -190,12 +149,11 @@ class Presence:
         """Say that we live, and which jobs we have."""
         now = clock.now()
         if specs is not self._specs or now - self._set_written_at >= _WRITE_SET_EVERY:
-            self._set = _JobSet(spec.name for spec in specs)
-            self._put(KNOWN, self._set.field, self._set.value)
+            marks = b"".join(sorted(_mark(spec.name) for spec in specs))
+            self._set = blake2s(marks, digest_size=8).hexdigest()
+            self._put(KNOWN, SET + self._set, marks)
             self._specs, self._set_written_at = specs, now
-        facts = encode(
-            since=self._since, seen=clock.wall(), jobs=len(specs), knows=self._set.digest
-        )
+        facts = encode(since=self._since, seen=clock.wall(), jobs=len(specs), knows=self._set)
         self._put(PRESENCE, UP + self._holder, facts)
 
     def part(self) -> None:
@@ -213,46 +171,41 @@ class Presence:
         up, sets = up_now(present, clock.wall()), read_sets(known)
         for record in records:
             if is_job_name(record.key.name) and is_by_the_clock(read_job(record.fields)):
-                self._mark(record, up, sets)
+                self._mark_gone(record, up, sets)
 
     def _forget_peers(self, present: Sequence[Present], known: Record | None) -> None:
         now = clock.wall()
         # By our clock alone they might all be gone: it may be the one that is days ahead.
         before, self._signs = self._signs, {peer.instance: peer.seen for peer in present}
-        living = [
-            peer
-            for peer in present
-            if now - peer.seen <= _FORGOTTEN or before.get(peer.instance) != peer.seen
-        ]
+        needed = {self._set}
         for peer in present:
-            if peer not in living:
+            if now - peer.seen <= _FORGOTTEN or before.get(peer.instance) != peer.seen:
+                needed.add(peer.knows)
+            else:
                 self._put(PRESENCE, UP + peer.instance, None)
-        needed = {peer.knows for peer in living} | {self._set.digest}
         for name in () if known is None else known.fields:
             if name.startswith(SET) and name.removeprefix(SET) not in needed:
                 self._put(KNOWN, name, None)
 
-    def _mark(
+    def _mark_gone(
         self, record: Record, up: Sequence[Present], sets: Mapping[str, frozenset[bytes]]
     ) -> None:
         name, fields, now = record.key.name, record.fields, clock.wall()
         nobody, since = had_by_nobody(name, up, sets), gone_since(fields)
-        guard = ByVersion(fields[JOB].version)
+        guard, facts = ByVersion(fields[JOB].version), read_job(fields)
         if nobody and since is not None and now - since > _FORGET_AFTER and not record.holdings:
             # Its runs, what the ledger forgot, and last the job.
-            left = [it for it in fields if it.startswith((RUN, PRUNED))]
-            for field in (*left, JOB):
-                self._put(name, field, None, guard if field == JOB else None)
-        elif (value := _with_mark(fields, nobody=nobody, now=now)) is not None:
-            self._put(name, JOB, value, guard)
+            for field in [field for field in fields if field.startswith((RUN, PRUNED))]:
+                self._put(name, field, None)
+            self._put(name, JOB, None, guard)
+        elif nobody and GONE not in facts:
+            self._put(name, JOB, encode(**facts, **{GONE: now}), guard)
+        elif not nobody and GONE in facts:
+            del facts[GONE]
+            self._put(name, JOB, encode(**facts), guard)
 
     def _put(
-        self,
-        key: str,
-        field: str,
-        value: bytes | None,
-        guard: Guard = None,
-        within: float = _WITHIN,
+        self, key: str, field: str, value: bytes | None, guard: Guard = None, within: float = 1.0
     ) -> None:
         until = clock.now() + within
         self._store.put(Key(self._namespace, key), field, value, guard, until)

@@ -18,17 +18,6 @@ from incumbent.cron.zones import change_between, find_zone, local_time, offset_a
 from incumbent.durations import say_seconds
 from incumbent.errors import ConfigError
 
-__all__ = [
-    "CronSchedule",
-    "Every",
-    "FixedTimes",
-    "Schedule",
-    "ScheduleError",
-    "cron_schedule",
-    "parse_instant",
-    "slot_id",
-]
-
 MACROS: Final = {
     "@yearly": "0 0 1 1 *",
     "@annually": "0 0 1 1 *",

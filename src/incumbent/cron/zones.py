@@ -9,8 +9,6 @@ from math import floor
 
 from incumbent.errors import ConfigError
 
-__all__ = ["change_between", "find_zone", "local_time", "near_word", "offset_at", "seconds_of"]
-
 
 def near_word(word: str, known: Iterable[str]) -> str:
     """`; did you mean X?` for a slip of the pen, or nothing."""

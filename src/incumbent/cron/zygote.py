@@ -15,7 +15,7 @@ import select
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -38,9 +38,8 @@ from incumbent.cron.worker import (
     packed,
     run_on_failure,
 )
-from incumbent.supervise.kernel import libc, name_process
+from incumbent.supervise.kernel import die_with_parent, libc, name_process
 
-_PR_SET_PDEATHSIG: Final = 1
 _FAULT: Final = 125
 _LEFT_ALONE: Final = {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}
 # As Python has it: a reader of our events that goes away must not take a run along.
@@ -206,20 +205,15 @@ class _Forking:
         ours, its = socket.socketpair()
         with its:
             work = partial(be_worker, self._fleet, its, task, self._events)
-            pid = self._fork(task.spec.name if task else "", work, closing=(ours,))
+            pid = self._fork(task.spec.name if task else "", work, ours)
         if pid == 0:
             ours.close()
             return None
         return Worker(pid, ours, task.key if task else None, comes_up=task is None)
 
-    def _fork(
-        self,
-        job: str,
-        work: Callable[[], None],
-        closing: tuple[socket.socket, ...] = (),
-    ) -> int:
+    def _fork(self, job: str, work: Callable[[], None], *closing: socket.socket) -> int:
         """The child's number, which ends with its `work`; 0 (and said so) if there can be none."""
-        library, parent = libc(), os.getpid()
+        die = die_with_parent(signal.SIGTERM)
         # A child ignores what we ignore until it says otherwise: what it is sent by then must wait.
         signal.pthread_sigmask(signal.SIG_BLOCK, _TO_END)
         try:
@@ -228,18 +222,14 @@ class _Forking:
             self._events("fork", job=job or None, why=str(error))
             pid = -1
         if pid == 0:
-            if library is not None:
-                library.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-            self._become(job, work, closing, parent)
+            if die is not None:
+                die()
+            self._become(job, work, closing)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _TO_END)
         return max(0, pid)
 
     def _become(
-        self,
-        job: str,
-        work: Callable[[], None],
-        closing: tuple[socket.socket, ...],
-        parent: int,
+        self, job: str, work: Callable[[], None], closing: Iterable[socket.socket]
     ) -> NoReturn:
         code = _FAULT
         try:
@@ -255,9 +245,8 @@ class _Forking:
             for channel in (self._channel, *self._pool.channels, *closing):
                 channel.close()
             os.setsid()
-            if os.getppid() == parent:
-                work()
-                code = 0
+            work()
+            code = 0
         except Exception as error:  # noqa: BLE001 - the last place, whatever it was
             self._events("fault", job=job or None, why=f"{type(error).__name__}: {error}")
         finally:
