@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 from incumbent import clock
 from incumbent.net.aiodial import resolve
+from incumbent.net.readers import LoopWakeup
 from incumbent.stores.loops import LoopEnd
 from incumbent.stores.postgresql.dialect import Dialect
-from incumbent.stores.postgresql.libpq import Site
+from incumbent.stores.postgresql.libpq import Side, Site
 from incumbent.stores.postgresql.runner import Runner
-from incumbent.stores.postgresql.waiting import Side, Wakeup
 from incumbent.stores.postgresql.wire import Wire
 
 __all__ = ["AsyncPostgresStore"]
@@ -35,21 +35,8 @@ class AsyncPostgresStore(Runner):
         await self._end.aclose()
 
 
-class _Wakeup(Wakeup):
-    def __init__(self) -> None:
-        self._event = event = asyncio.Event()
-        self.set, self.clear = event.set, event.clear
-
-    async def wait(self, until: float) -> None:
-        try:
-            async with asyncio.timeout(max(0.0, until - _now())):
-                await self._event.wait()
-        except TimeoutError:
-            pass
-
-
 class _Suspending(Side):
-    wakeup = _Wakeup
+    wakeup = LoopWakeup
 
     async def ready(self, fd: int, until: float, *, writing: bool = False) -> bool:
         loop = asyncio.get_running_loop()

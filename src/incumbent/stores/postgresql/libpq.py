@@ -6,16 +6,19 @@ host gets its share of the time that is left, so that a dead one does not use up
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
 from incumbent import clock
 from incumbent.errors import ConfigError, StoreUnavailable
+from incumbent.net.dial import wait_ready
+from incumbent.net.names import resolve
+from incumbent.net.readers import LockWakeup, Wakeup
 from incumbent.stores.postgresql.errors import connect_error
 from incumbent.stores.postgresql.url import MALFORMED
-from incumbent.stores.postgresql.waiting import Side
 from incumbent.stores.url import shown_login
 
 try:
@@ -29,6 +32,7 @@ except ImportError as error:
 
 __all__ = [
     "DriverError",
+    "Side",
     "Site",
     "Target",
     "connect",
@@ -196,6 +200,23 @@ def _of_sqlalchemy(engine: Any) -> dict[str, Any]:
 
 
 # -- connecting ----------------------------------------------------------------------------------
+
+
+class Side:
+    """How to wait, until an instant of clock.now. These block; those of `aio` suspend."""
+
+    wakeup: Callable[[], Wakeup] = LockWakeup
+
+    async def ready(self, fd: int, until: float, *, writing: bool = False) -> bool:
+        """Wait for a descriptor; whether it became ready before `until`."""
+        return wait_ready(fd, until, writing=writing)
+
+    async def resolve(self, host: str, port: str, until: float) -> Sequence[str]:
+        """The host's addresses. Raises OSError, and TimeoutError at `until`."""
+        return resolve(host, port, until)
+
+    async def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)  # noqa: ASYNC251 - blocking is what this side is for
 
 
 class _Failed(Exception):

@@ -27,9 +27,8 @@ from incumbent.stores.postgresql.errors import (
     check_schema,
     check_server,
 )
-from incumbent.stores.postgresql.libpq import Site, connect
+from incumbent.stores.postgresql.libpq import Side, Site, connect
 from incumbent.stores.postgresql.subscriber import Subscriber
-from incumbent.stores.postgresql.waiting import Side
 from incumbent.stores.postgresql.wire import Wire
 
 __all__ = ["PostgresStore", "Runner"]

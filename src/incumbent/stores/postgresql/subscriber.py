@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 from incumbent import clock
+from incumbent.net.readers import Wakeup
 from incumbent.stores.postgresql.dialect import LISTEN
 from incumbent.stores.postgresql.errors import Broken
-from incumbent.stores.postgresql.waiting import Wakeup
 from incumbent.stores.postgresql.wire import Wire
 
 __all__ = ["Subscriber"]
@@ -20,15 +21,13 @@ __all__ = ["Subscriber"]
 _now = clock.now
 
 
+@dataclass(slots=True, eq=False)
 class _Waiter:
     """`notified`: its key was, or the connection was lost."""
 
-    __slots__ = ("key", "notified", "wakeup")
-
-    def __init__(self, key: str, wakeup: Wakeup) -> None:
-        self.key = key
-        self.wakeup = wakeup
-        self.notified = False
+    key: str
+    wakeup: Wakeup
+    notified: bool = False
 
 
 class Subscriber:
@@ -69,7 +68,6 @@ class Subscriber:
     ) -> None:
         asked_by: Wire | None = None
         while True:
-            waiter.wakeup.clear()  # before the look, so that no wakeup is lost after it
             if waiter.notified or _now() >= until:
                 return
             if self._reading.acquire(blocking=False):
@@ -126,14 +124,14 @@ class Subscriber:
         for waiter in list(self._waiters):
             if key is None or waiter.key == key:
                 waiter.notified = True
-                waiter.wakeup.set()
+                waiter.wakeup.ring()
 
     def _wake_all(self) -> None:
         for waiter in list(self._waiters):
-            waiter.wakeup.set()
+            waiter.wakeup.ring()
 
     def _leave(self, waiter: _Waiter) -> None:
         self._waiters.discard(waiter)
         if not self._reading.locked():
             for other in list(self._waiters)[:1]:
-                other.wakeup.set()
+                other.wakeup.ring()

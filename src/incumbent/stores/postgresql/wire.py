@@ -13,8 +13,7 @@ from incumbent.net.dial import is_ready
 from incumbent.stores.plan import Plan
 from incumbent.stores.postgresql.dialect import Request
 from incumbent.stores.postgresql.errors import Answered, Broken
-from incumbent.stores.postgresql.libpq import DriverError, pq
-from incumbent.stores.postgresql.waiting import Side
+from incumbent.stores.postgresql.libpq import DriverError, Side, pq
 
 __all__ = ["Wire"]
 

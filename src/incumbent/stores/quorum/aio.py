@@ -11,6 +11,7 @@ from weakref import WeakSet
 from incumbent.clock import now as _now
 from incumbent.errors import StoreError, StoreUnavailable
 from incumbent.model import Key
+from incumbent.net.readers import LoopWakeup, Wakeup
 from incumbent.stores.loops import LoopEnd
 from incumbent.stores.plan import Plan
 from incumbent.stores.quorum.aio_waiting import WireEars
@@ -27,13 +28,11 @@ from incumbent.stores.quorum.nodes import (
 )
 from incumbent.stores.quorum.operations import Operations, carry_out
 from incumbent.stores.quorum.seats import Ears
-from incumbent.stores.redis.aio import LoopWakeup
 from incumbent.stores.redis.aiodial import dial
 from incumbent.stores.redis.aiowire import AsyncWire
 from incumbent.stores.redis.errors import Broken, Mismatch, exchange_error
 from incumbent.stores.redis.exchange import UNUSABLE, is_forgotten
 from incumbent.stores.redis.exchange import carry_out as visit
-from incumbent.stores.redis.readers import Wakeup
 from incumbent.stores.redis.resp import Step
 
 __all__ = ["AsyncPanel", "AsyncQuorumStore"]

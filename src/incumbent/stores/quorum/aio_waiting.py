@@ -10,9 +10,9 @@ from typing import Any, Protocol
 
 from incumbent.clock import now as _now
 from incumbent.errors import StoreError
+from incumbent.net.readers import LoopWakeup
 from incumbent.stores.quorum.nodes import Node
 from incumbent.stores.quorum.seats import CONNECTED, Word
-from incumbent.stores.redis.aio import LoopWakeup
 from incumbent.stores.redis.aiowire import AsyncWire
 from incumbent.stores.redis.errors import Broken
 

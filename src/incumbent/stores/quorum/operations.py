@@ -24,6 +24,7 @@ from incumbent.model import (
     RenewOutcome,
     TakeOutcome,
 )
+from incumbent.net.readers import Wakeup
 from incumbent.stores.plan import Kind, Plan, Planned, Program
 from incumbent.stores.quorum.changes import put_field
 from incumbent.stores.quorum.give import Parting, give
@@ -33,7 +34,6 @@ from incumbent.stores.quorum.read import is_unchanged, read, scan
 from incumbent.stores.quorum.renew import renew
 from incumbent.stores.quorum.seats import Ears
 from incumbent.stores.quorum.take import take
-from incumbent.stores.redis.readers import Wakeup
 
 __all__ = ["Operations", "carry_out"]
 

@@ -7,7 +7,7 @@ from math import inf
 from typing import Any, Final, Protocol, TypeAlias
 
 from incumbent.model import Key
-from incumbent.stores.redis.readers import Wakeup
+from incumbent.net.readers import Wakeup
 
 __all__ = ["CONNECTED", "Ears", "Hearing", "Host", "Seat", "Waiter", "Word"]
 

@@ -9,6 +9,7 @@ from typing import Final, TypeVar
 from incumbent.clock import now as _now
 from incumbent.errors import StoreError
 from incumbent.model import Ask, GiveOutcome, Granted, Key, Released, TakeOutcome
+from incumbent.net.readers import LockWakeup, Wakeup
 from incumbent.protocol.port import run
 from incumbent.stores.blocking import BlockingStore
 from incumbent.stores.loops import detach_in_child
@@ -22,7 +23,6 @@ from incumbent.stores.quorum.sync_panel import SyncPanel
 from incumbent.stores.quorum.take import is_decided, take
 from incumbent.stores.quorum.waiting import LinkEars
 from incumbent.stores.redis.errors import Mismatch, exchange_error
-from incumbent.stores.redis.readers import LockWakeup, Wakeup
 
 __all__ = ["QuorumStore"]
 

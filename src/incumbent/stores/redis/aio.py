@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from incumbent import clock
 from incumbent.errors import StoreUnavailable
+from incumbent.net.readers import LoopWakeup, Wakeup
 from incumbent.stores.loops import LoopEnd
 from incumbent.stores.plan import Plan
 from incumbent.stores.redis.aiodial import dial
@@ -21,10 +22,9 @@ from incumbent.stores.redis.dialect import Server, too_early
 from incumbent.stores.redis.driver import Site
 from incumbent.stores.redis.errors import Broken, Demoted, Outdated
 from incumbent.stores.redis.exchange import UNUSABLE, Exchange, carry_out
-from incumbent.stores.redis.readers import Wakeup
 from incumbent.stores.redis.subscription import Subscriber
 
-__all__ = ["AsyncRedisStore", "LoopWakeup"]
+__all__ = ["AsyncRedisStore"]
 
 T = TypeVar("T")
 
@@ -170,31 +170,6 @@ class AsyncRedisStore(Exchange[AsyncWire]):
             raise StoreUnavailable(
                 str(failure), permanent=failure.permanent, retry_after=failure.retry_after
             ) from failure
-
-
-class LoopWakeup:
-    """See subscription.Wakeup. Rung in its own loop only."""
-
-    def __init__(self) -> None:
-        self._rung = False
-        self._sleeper: asyncio.Future[None] | None = None
-
-    def ring(self) -> None:
-        self._rung = True
-        if self._sleeper is not None and not self._sleeper.done():
-            self._sleeper.set_result(None)
-
-    async def wait(self, until: float) -> None:
-        if not self._rung:
-            loop = asyncio.get_running_loop()
-            sleeper = self._sleeper = loop.create_future()
-            timer = loop.call_later(max(0.0, until - _now()), self.ring)
-            try:
-                await sleeper
-            finally:
-                timer.cancel()
-                self._sleeper = None
-        self._rung = False
 
 
 class AsyncSubscriber:

@@ -16,6 +16,7 @@ from incumbent import clock
 from incumbent.errors import StoreError, StoreUnavailable
 from incumbent.model import Key, Queued
 from incumbent.net.pool import Connection, PlanRunner
+from incumbent.net.readers import Wakeup
 from incumbent.stores.plan import Plan
 from incumbent.stores.redis.commands import Commands
 from incumbent.stores.redis.dialect import (
@@ -29,7 +30,6 @@ from incumbent.stores.redis.dialect import (
 from incumbent.stores.redis.driver import Site
 from incumbent.stores.redis.errors import Broken, Mismatch
 from incumbent.stores.redis.incarnation import Known
-from incumbent.stores.redis.readers import Wakeup
 from incumbent.stores.redis.resp import Program, as_eval
 from incumbent.stores.redis.subscription import Subscriber, SubscriptionHub
 

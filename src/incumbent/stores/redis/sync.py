@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from incumbent import clock
 from incumbent.model import Ask, GiveOutcome, Key, TakeOutcome
+from incumbent.net.readers import SLICE, LockWakeup, Wakeup
 from incumbent.protocol.port import run
 from incumbent.stores.blocking import BlockingStore
 from incumbent.stores.collected import close_with
@@ -22,7 +23,6 @@ from incumbent.stores.redis.dial import dial
 from incumbent.stores.redis.dialect import DIALECT, Server
 from incumbent.stores.redis.driver import Site
 from incumbent.stores.redis.exchange import UNUSABLE, Exchange
-from incumbent.stores.redis.readers import SLICE, LockWakeup, Wakeup
 from incumbent.stores.redis.subscription import Subscriber
 from incumbent.stores.redis.wire import STALE_AFTER, Wire
 

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable
-from typing import Final, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 
 from incumbent import clock
 
-__all__ = ["SLICE", "LockWakeup", "ReaderRole", "Wakeup"]
+if TYPE_CHECKING:
+    from asyncio import Future
+
+__all__ = ["SLICE", "LockWakeup", "LoopWakeup", "ReaderRole", "Wakeup"]
 
 SLICE: Final = 5.0
 """Seconds of one wait; then our clock is asked again, which also counts suspend."""
@@ -31,7 +34,7 @@ class Wakeup(Protocol):
 
 
 class LockWakeup:
-    """See subscription.Wakeup."""
+    """For a thread."""
 
     def __init__(self) -> None:
         self._gate = threading.Lock()
@@ -45,6 +48,33 @@ class LockWakeup:
 
     async def wait(self, until: float) -> None:
         self._gate.acquire(timeout=max(0.0, min(until - _now(), SLICE)))
+
+
+class LoopWakeup:
+    """For a task. Rung in its own loop only."""
+
+    def __init__(self) -> None:
+        self._rung = False
+        self._sleeper: Future[None] | None = None
+
+    def ring(self) -> None:
+        self._rung = True
+        if self._sleeper is not None and not self._sleeper.done():
+            self._sleeper.set_result(None)
+
+    async def wait(self, until: float) -> None:
+        if not self._rung:
+            from asyncio import get_running_loop
+
+            loop = get_running_loop()
+            sleeper = self._sleeper = loop.create_future()
+            timer = loop.call_later(max(0.0, until - _now()), self.ring)
+            try:
+                await sleeper
+            finally:
+                timer.cancel()
+                self._sleeper = None
+        self._rung = False
 
 
 class _Seat(Protocol):
