@@ -25,19 +25,16 @@ from incumbent.model import (
     Stored,
     TakeOutcome,
 )
+from incumbent.net.pool import Broken, Mismatch, exchange_error, still_in_doubt
 from incumbent.stores.plan import Plan
 from incumbent.stores.postgresql.dialect import Dialect
 from incumbent.stores.postgresql.doctor import findings
 from incumbent.stores.postgresql.errors import (
     Answered,
-    Broken,
-    Mismatch,
     answered_error,
     check_schema,
     check_server,
     connect_error,
-    exchange_error,
-    still_in_doubt,
 )
 
 T = TypeVar("T")

@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Generator, Iterable, Sequence
 from functools import lru_cache
 from math import ceil
-from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from incumbent.errors import ConfigError
 from incumbent.model import (
@@ -37,10 +37,11 @@ from incumbent.model import (
     Stored,
     TakeOutcome,
 )
+from incumbent.net.pool import Broken, Mismatch
 from incumbent.stores.names import flat, unflat
 from incumbent.stores.notices import notices_for
 from incumbent.stores.plan import Kind, Plan
-from incumbent.stores.postgresql.errors import Broken, Mismatch, restart_error
+from incumbent.stores.postgresql.errors import restart_error
 
 __all__ = ["HELLO", "LISTEN", "Dialect", "Request"]
 
@@ -261,13 +262,6 @@ def _renewed(reply: Reply, batch: Sequence[Renewal]) -> list[RenewOutcome]:
 
 # -- records --------------------------------------------------------------------------------------
 
-_REASONS: Final[dict[str, Literal["held", "closed", "reserved"]]] = {
-    "held": "held",
-    "closed": "closed",
-    "reserved": "reserved",
-    "slot": "closed",
-}
-
 
 def _refusal(fields: dict[str, Any]) -> Refused:
     reason, seen = fields["reason"], fields["seen"]
@@ -277,11 +271,15 @@ def _refusal(fields: dict[str, Any]) -> Refused:
         return Refused("closed", seen=seen)
     holding = _holding(fields["holding"])
     left = holding.remaining
+    if reason == "held":
+        return Refused("held", (holding,), left, seen)
     if reason == "reserved":
-        holding = Holding(fields["reserved_for"], remaining=left)
-    elif reason == "closed":
+        return Refused("reserved", (Holding(fields["reserved_for"], remaining=left),), left, seen)
+    if reason == "closed":
         holding = Holding(holding.holder, holding.token, left)
-    return Refused(_REASONS[reason], (holding,), left, seen)
+    elif reason != "slot":
+        raise ValueError(f"the reason {reason} is not known")
+    return Refused("closed", (holding,), left, seen)
 
 
 def _holding(fields: dict[str, Any]) -> Holding:

@@ -7,25 +7,21 @@ A FATAL answer ends the session, perhaps after the commit: it leaves the outcome
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final, NamedTuple
 
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
-from incumbent.net.pool import Broken, Mismatch, exchange_error, still_in_doubt
 from incumbent.stores.restart import restart_words
 
 __all__ = [
     "OLDEST",
     "RECORD_FORMAT",
     "Answered",
-    "Broken",
-    "Mismatch",
     "answered_error",
     "check_schema",
     "check_server",
     "connect_error",
-    "exchange_error",
     "restart_error",
-    "still_in_doubt",
 ]
 
 
@@ -92,8 +88,8 @@ _REFUSALS: Final[tuple[tuple[str, _Meaning], ...]] = (
     ("no pg_hba.conf entry", _Meaning("its pg_hba.conf must admit this user from here", True)),
     ("no such user", _Meaning("name another user, or make this one known to the pooler", True)),
     ("no such database", _Meaning("name another database, or make it known to the pooler", True)),
-    ("role ", _Meaning("create that role, or name another", True)),
-    ("database ", _Meaning("create that database, or name another", True)),
+    ("role .* does not exist", _Meaning("create that role, or name another", True)),
+    ("database .* does not exist", _Meaning("create that database, or name another", True)),
     ("certificate verify failed", _Meaning("name the authority: sslrootcert=/path/ca.pem", True)),
     ("server certificate for", _Meaning("the certificate names another host", True)),
     ("root certificate file", _Meaning("name the authority: sslrootcert=/path/ca.pem", True)),
@@ -104,7 +100,6 @@ _REFUSALS: Final[tuple[tuple[str, _Meaning], ...]] = (
     ("remaining connection slots", _FULL),
     ("the database system is", _Meaning("wait until it has started", retry_after=0.5)),
 )
-_NEEDS_DOES_NOT_EXIST: Final = ("role ", "database ")
 
 
 def answered_error(error: Answered, where: str, *, proved: bool = True) -> StoreError:
@@ -124,20 +119,13 @@ def answered_error(error: Answered, where: str, *, proved: bool = True) -> Store
 
 def connect_error(words: str, where: str, *, proved: bool, late: bool = False) -> StoreUnavailable:
     """The exception for a connection that could not be made, to any of the hosts."""
-    meaning = _meaning_of(words)
+    meaning = next((each for pattern, each in _REFUSALS if re.search(pattern, words)), None)
     more = f"; {meaning.why}" if meaning else ""
     return StoreUnavailable(
         f"{where} cannot be reached: {words or 'no connection in time'}{more}",
         permanent=bool(meaning and meaning.final and not proved and not late),
         retry_after=meaning.retry_after if meaning else None,
     )
-
-
-def _meaning_of(words: str) -> _Meaning | None:
-    for part, meaning in _REFUSALS:
-        if part in words and (part not in _NEEDS_DOES_NOT_EXIST or "does not exist" in words):
-            return meaning
-    return None
 
 
 def restart_error(where: str, age: float, left: float) -> StoreUnavailable:

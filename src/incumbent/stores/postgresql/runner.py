@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 from incumbent import clock
 from incumbent.errors import StoreError, StoreUnavailable
 from incumbent.model import Key
-from incumbent.net.pool import PlanRunner
+from incumbent.net.pool import Broken, Mismatch, PlanRunner
 from incumbent.stores.blocking import BlockingStore
 from incumbent.stores.loops import detach_in_child
 from incumbent.stores.names import flat
@@ -21,8 +21,6 @@ from incumbent.stores.plan import Plan
 from incumbent.stores.postgresql.dialect import HELLO, Dialect
 from incumbent.stores.postgresql.errors import (
     Answered,
-    Broken,
-    Mismatch,
     answered_error,
     check_schema,
     check_server,

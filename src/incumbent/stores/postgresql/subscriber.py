@@ -11,9 +11,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from incumbent import clock
+from incumbent.net.pool import Broken
 from incumbent.net.readers import Wakeup
 from incumbent.stores.postgresql.dialect import LISTEN
-from incumbent.stores.postgresql.errors import Broken
 from incumbent.stores.postgresql.wire import Wire
 
 __all__ = ["Subscriber"]

@@ -10,9 +10,10 @@ from zlib import crc32
 
 from incumbent import clock
 from incumbent.net.dial import is_ready
+from incumbent.net.pool import Broken
 from incumbent.stores.plan import Plan
 from incumbent.stores.postgresql.dialect import Request
-from incumbent.stores.postgresql.errors import Answered, Broken
+from incumbent.stores.postgresql.errors import Answered
 from incumbent.stores.postgresql.libpq import DriverError, Side, pq
 
 __all__ = ["Wire"]
