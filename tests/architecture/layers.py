@@ -51,7 +51,6 @@ LAYERS = (
         "store contract",
         (
             "stores.base",
-            "stores.collected",
             "stores.findings",
             "stores.line",
             "stores.names",
@@ -59,7 +58,6 @@ LAYERS = (
             "stores.plan",
             "stores.restart",
             "stores.table",
-            "stores.waiting",
         ),
         WORLD,
     ),

@@ -16,9 +16,9 @@ import redis
 from incumbent import Lock, clock
 from incumbent.errors import StoreUnavailable
 from incumbent.model import Ask, Granted, Key, Refused, Released
+from incumbent.net.readers import subscription_losses
 from incumbent.stores.quorum import hub
 from incumbent.stores.redis.names import Naming
-from incumbent.stores.waiting import subscription_losses
 from tests.faults.quorum_world import Members, Party, channel_of, party, soon
 from tests.support.forks import exit_code, fork
 from tests.support.pace import lasted, took

@@ -23,8 +23,8 @@ import redis
 
 from incumbent import AsyncClient, Client, Lock, Policy, clock
 from incumbent.errors import AcquireTimeout, NotAcquired
+from incumbent.net.readers import subscription_losses
 from incumbent.stores.redis.sync import RedisStore
-from incumbent.stores.waiting import subscription_losses
 from tests.support.arrivals import overtaken, watch_arrivals
 from tests.support.pace import lasted, took
 from tests.support.servers import RedisServer

@@ -9,8 +9,10 @@ import errno
 import os
 import select
 import socket
+from collections.abc import Callable
 from math import ceil
 from typing import TYPE_CHECKING, Any, Final
+from weakref import ref
 
 from incumbent import clock
 from incumbent.net.names import resolve
@@ -19,7 +21,7 @@ from incumbent.unpatched import original
 if TYPE_CHECKING:
     import ssl
 
-__all__ = ["connect", "connect_unix", "is_ready", "tune", "wait_ready"]
+__all__ = ["close_with", "connect", "connect_unix", "is_ready", "tune", "wait_ready"]
 
 _SLICE: Final = 1.0
 """Seconds of one poll; then our clock is asked again, which also counts suspend."""
@@ -133,3 +135,27 @@ def is_ready(sock: socket.socket | int, *, writing: bool, seconds: float = 0) ->
     poll.register(sock, select.POLLOUT if writing else select.POLLIN)
     # Up to the next millisecond: down would spin.
     return bool(poll.poll(ceil(seconds * 1000)))
+
+
+# -- connections that nobody closed ---------------------------------------------------------------
+
+# The collector calls the finalizers of a cycle in any order, and a socket's own, if it comes first,
+# warns that nobody closed it. Callbacks of weak references come before all finalizers.
+
+_open: Final[dict[ref[Any], Callable[[], object]]] = {}
+"""By what is referred to from here, a socket outlives its connection until it was closed."""
+
+
+def close_with(wire: object, close: Callable[[], object]) -> None:
+    """Call `close` when `wire` is collected. At the interpreter's end its `__del__` has to."""
+    _open[ref(wire, _collected)] = close
+
+
+def _collected(
+    gone: ref[Any],
+    # Bound here: at the interpreter's end the module's names go first.
+    take: Callable[[ref[Any], None], Callable[[], object] | None] = _open.pop,
+) -> None:
+    close = take(gone, None)
+    if close is not None:
+        close()

@@ -7,6 +7,7 @@ itself, in the thread that has the seat (a signal handler), gets another seat an
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 
@@ -15,12 +16,32 @@ from incumbent import clock
 if TYPE_CHECKING:
     from asyncio import Future
 
-__all__ = ["SLICE", "LockWakeup", "LoopWakeup", "ReaderRole", "Wakeup"]
+__all__ = [
+    "SLICE",
+    "LockWakeup",
+    "LoopWakeup",
+    "ReaderRole",
+    "Wakeup",
+    "count_loss",
+    "subscription_losses",
+]
 
 SLICE: Final = 5.0
 """Seconds of one wait; then our clock is asked again, which also counts suspend."""
 
 _now = clock.now
+_counts: Counter[str] = Counter()
+
+
+def count_loss() -> None:
+    """A subscription was lost, or could not be had."""
+    # Two threads may count as one: rare, and nothing is decided by it.
+    _counts["lost"] += 1
+
+
+def subscription_losses() -> int:
+    """How often that has happened in this process, over all its stores."""
+    return _counts["lost"]
 
 
 class Wakeup(Protocol):

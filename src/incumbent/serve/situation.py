@@ -14,8 +14,8 @@ from typing import Any, Final
 
 from incumbent import clock
 from incumbent.handles import LeaseHandle
+from incumbent.net.readers import subscription_losses
 from incumbent.protocol.keeper import Keeper, Stats
-from incumbent.stores.waiting import subscription_losses
 
 __all__ = ["LOSSES", "Situation", "View"]
 

@@ -10,9 +10,8 @@ from typing import Final
 
 from incumbent import clock
 from incumbent.errors import StoreUnavailable
-from incumbent.net.dial import connect, is_ready, wait_ready
+from incumbent.net.dial import close_with, connect, is_ready, wait_ready
 from incumbent.stores.blocking import BlockingStore
-from incumbent.stores.collected import close_with
 from incumbent.stores.etcd.dialect import Dialect
 from incumbent.stores.etcd.errors import Broken, connect_error, is_refusal_of_certificate
 from incumbent.stores.etcd.operations import Operations

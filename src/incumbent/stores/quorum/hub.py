@@ -22,12 +22,11 @@ import hiredis
 from incumbent import clock
 from incumbent.errors import StoreError, StoreUnavailable
 from incumbent.model import Key
-from incumbent.net.readers import ReaderRole
+from incumbent.net.readers import ReaderRole, count_loss
 from incumbent.stores.quorum.nodes import Quorum
 from incumbent.stores.quorum.seats import CONNECTED, Ears, Hearing, Host, Seat, Waiter
 from incumbent.stores.redis.errors import Broken, answered_error
 from incumbent.stores.redis.resp import pack
-from incumbent.stores.waiting import count_loss
 
 __all__ = ["LINGER", "Hub"]
 

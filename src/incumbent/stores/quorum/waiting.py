@@ -13,7 +13,7 @@ import hiredis
 
 from incumbent.clock import now as _now
 from incumbent.errors import StoreError
-from incumbent.stores.collected import close_with
+from incumbent.net.dial import close_with
 from incumbent.stores.quorum.dialing import Dialer
 from incumbent.stores.quorum.link import Link
 from incumbent.stores.quorum.seats import CONNECTED, Word

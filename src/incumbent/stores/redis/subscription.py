@@ -25,12 +25,11 @@ from incumbent import clock
 from incumbent.durations import backoff_delay
 from incumbent.errors import StoreError, StoreUnavailable
 from incumbent.model import Ask, Key, Queued, TakeOutcome
-from incumbent.net.readers import ReaderRole, Wakeup
+from incumbent.net.readers import ReaderRole, Wakeup, count_loss
 from incumbent.stores.redis.commands import Commands
 from incumbent.stores.redis.errors import Broken, answered_error
 from incumbent.stores.redis.line import Call, Place, id_of, inbox_channel, read_call, read_place
 from incumbent.stores.redis.resp import pack
-from incumbent.stores.waiting import count_loss
 
 __all__ = ["Host", "Subscriber", "SubscriptionHub"]
 

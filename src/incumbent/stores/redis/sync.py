@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 
 from incumbent import clock
 from incumbent.model import Ask, GiveOutcome, Key, TakeOutcome
+from incumbent.net.dial import close_with
 from incumbent.net.readers import SLICE, LockWakeup, Wakeup
 from incumbent.protocol.port import run
 from incumbent.stores.blocking import BlockingStore
-from incumbent.stores.collected import close_with
 from incumbent.stores.loops import detach_in_child
 from incumbent.stores.plan import Plan
 from incumbent.stores.redis.commands import Commands

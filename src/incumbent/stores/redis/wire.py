@@ -13,8 +13,7 @@ from typing import Any, Final, TypeVar
 import hiredis
 
 from incumbent import clock
-from incumbent.net.dial import is_ready, wait_ready
-from incumbent.stores.collected import close_with
+from incumbent.net.dial import close_with, is_ready, wait_ready
 from incumbent.stores.redis.errors import Broken
 from incumbent.stores.redis.incarnation import Acquaintance
 from incumbent.stores.redis.resp import Program, as_eval
