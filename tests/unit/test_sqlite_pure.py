@@ -28,6 +28,7 @@ from incumbent.stores.sqlite.host import (
 )
 from incumbent.stores.sqlite.retry import pauses
 from incumbent.stores.sqlite.schema import BLOCK, State, settled
+from incumbent.stores.table import HISTORY_KEPT
 
 WALL = 1_800_000_000.0
 MICROS = 1_800_000_000_000_000
@@ -279,7 +280,7 @@ def test_a_newer_minor_version_is_left_as_it_is() -> None:
 def test_the_numbers_written_out_in_the_statements_are_the_constants() -> None:
     assert schema.FORMAT == 1
     assert "format <= 1" in schema.RENEW
-    assert f"grants % {schema.HISTORY_KEPT - 1}," in schema.ARCHIVE
+    assert f"grants % {HISTORY_KEPT - 1}," in schema.ARCHIVE
 
 
 # -- waiting and loading ---------------------------------------------------------------------

@@ -47,6 +47,7 @@ from incumbent.stores.sqlite.connection import (
 from incumbent.stores.sqlite.file import DURABLE, ONE_STATEMENT, READ, WRITE, Mode, SqliteFile
 from incumbent.stores.sqlite.line import KeptLine, may_look
 from incumbent.stores.sqlite.rows import Row, seen_of
+from incumbent.stores.table import CANDIDATES_KEPT
 
 __all__ = ["Core"]
 
@@ -176,7 +177,7 @@ def _take(db: Connection, name: str, claim: str, ask: Ask) -> TakeOutcome | None
         if ask.candidacy > 0:
             boot = db.host.boot_id
             db.execute(schema.STAND, (name, ask.holder, boot, now + ask.candidacy))
-            db.execute(schema.CROWD_OUT, (name, boot, now, schema.CANDIDATES_KEPT))
+            db.execute(schema.CROWD_OUT, (name, boot, now, CANDIDATES_KEPT))
         if line is not None and ask.queue is not None:
             return line.stand(claim, ask, ask.queue, now, refused)
         return refused

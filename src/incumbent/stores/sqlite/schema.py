@@ -42,12 +42,6 @@ Every opening lifts the floor to the wall clock's microseconds (so that a lost f
 repeat tokens), and within a block that costs no sync.
 """
 
-HISTORY_KEPT: Final = 20
-"""Past holdings that a record remembers: the last one in its own row, 19 in a ring (ARCHIVE)."""
-
-CANDIDATES_KEPT: Final = 100
-"""Candidates that a record lists; beyond these, the ones that expire first are left out."""
-
 PUT_KEEPS: Final = 86_400.0
 """Seconds for which a record that has no field any more is remembered after the last `put`."""
 
@@ -162,6 +156,7 @@ SEE_SLOT: Final = """
     SELECT claim, holder, token, ttl, since, expires FROM slot WHERE key = ? AND name = ?"""
 
 REPEAT: Final = "UPDATE lease SET expires = ? WHERE key = ?"
+# Past holdings: the last one is in the lease's own row, those before it in a ring.
 ARCHIVE: Final = """
     INSERT OR REPLACE INTO past (key, place, holder, token, started, ended)
     SELECT key, grants % 19, holder, token, started, ended
