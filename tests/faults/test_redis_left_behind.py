@@ -108,7 +108,7 @@ def test_this_process_remembers_only_so_many_names(here: Party, raw: redis.Redis
     began = clock.now()
     asyncio.run(live_all(here, [Ask(10.0, "h")]))
     dialect = here.engine._commands
-    assert len(dialect._heads) <= 4096
-    assert len(dialect._tails) <= 256
+    assert len(dialect._takes) <= 4096
+    assert len(dialect._gives) <= 4096
     assert len(dialect.naming._cache) <= 4096
     assert took(began) < 60

@@ -13,6 +13,7 @@ from incumbent.stores.redis.commands import Commands
 from incumbent.stores.redis.errors import Mismatch, Outdated, answered_error
 from incumbent.stores.redis.names import Naming, quoted
 from incumbent.stores.redis.records import mark_of, read_value
+from incumbent.stores.redis.renewals import renew_program
 from incumbent.stores.redis.resp import SCRIPTS, as_eval, pack
 from incumbent.stores.redis.server import read_facts
 
@@ -92,7 +93,7 @@ def test_a_script_can_be_sent_whole() -> None:
 
 def test_many_renewals_go_in_bounded_batches() -> None:
     renewals = [Renewal(KEY, "c", at, 1.0, "now") for at in range(1200)]
-    program = dialect().renew(renewals, "now")
+    program = renew_program(dialect(), renewals, "now")
     step = next(program)
     sizes = []
     while True:
@@ -107,7 +108,7 @@ def test_many_renewals_go_in_bounded_batches() -> None:
 
 
 def test_leases_of_another_incarnation_are_gone_without_asking() -> None:
-    program = dialect().renew([Renewal(KEY, "c", 1, 1.0, "before")], "now")
+    program = renew_program(dialect(), [Renewal(KEY, "c", 1, 1.0, "before")], "now")
     with pytest.raises(StopIteration) as end:
         next(program)
     assert [outcome.reason for outcome in end.value.value] == ["store_restarted"]
@@ -158,7 +159,7 @@ def test_a_record_of_another_format_is_refused_with_what_to_do() -> None:
 
 
 def test_an_answer_to_another_renewal_is_never_a_renewal() -> None:
-    program = dialect().renew([Renewal(KEY, "c", 1, 1.0, "now")], "now")
+    program = renew_program(dialect(), [Renewal(KEY, "c", 1, 1.0, "now")], "now")
     next(program)
     with pytest.raises(Mismatch):
         program.send([[b"d:0", 1]])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from incumbent.model import Batch, Gone, Key, Renewal, Renewed, RenewOutcome
+from incumbent.stores.redis.commands import Commands
 from incumbent.stores.redis.errors import Mismatch
 from incumbent.stores.redis.names import Naming
 from incumbent.stores.redis.renewals import renew_program
@@ -20,7 +21,7 @@ def renewal(at: int, ttl: float = 1.0, epoch: str = "now", meta: bytes | None = 
 def program(
     batch: Batch, epoch: str = "now", naming: Naming = NAMING
 ) -> Program[list[RenewOutcome]]:
-    return renew_program(naming, batch, epoch, lambda answer, key: Mismatch(str(answer)))
+    return renew_program(Commands(naming, "here"), batch, epoch)
 
 
 def calls_of(step: Step) -> list[list[bytes]]:

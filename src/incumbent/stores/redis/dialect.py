@@ -15,7 +15,10 @@ import hiredis
 from incumbent import clock
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.model import (
+    Absent,
     Ask,
+    ByClaim,
+    ByVersion,
     GiveOutcome,
     Granted,
     Guard,
@@ -24,15 +27,20 @@ from incumbent.model import (
     Record,
     Renewal,
     RenewOutcome,
+    Stale,
+    Stored,
     TakeOutcome,
 )
 from incumbent.policy import TTL_DEFAULT
 from incumbent.stores.plan import Plan
-from incumbent.stores.redis.commands import Commands, is_repeatable
+from incumbent.stores.redis.commands import Commands, held_by
 from incumbent.stores.redis.driver import Site
 from incumbent.stores.redis.errors import Outdated, TooLate, restart_error
 from incumbent.stores.redis.incarnation import LOOK_EVERY, MARKER_KEY, Known, Met, meet
-from incumbent.stores.redis.resp import Program, Step, as_eval, milliseconds
+from incumbent.stores.redis.reading import is_unchanged, read_record, scan_records, server_time
+from incumbent.stores.redis.records import FIELDS
+from incumbent.stores.redis.renewals import renew_program
+from incumbent.stores.redis.resp import SCRIPTS, Program, Step, as_eval, milliseconds
 from incumbent.stores.restart import wait_after_restart
 
 __all__ = [
@@ -85,7 +93,7 @@ class Dialect:
         """Renews what this incarnation of the server granted."""
         return Plan(
             "renew",
-            lambda server, _: server.commands.renew(renewals, server.known.epoch),
+            lambda server, _: renew_program(server.commands, renewals, server.known.epoch),
             renewals=renewals,
         )
 
@@ -112,32 +120,51 @@ class Dialect:
     def put(
         self, key: Key, field: str, value: bytes | None, guard: Guard
     ) -> Plan[Server, PutOutcome]:
-        """Writes or removes a field."""
-        return Plan(
-            "put",
-            lambda server, _: server.commands.put(key, field, value, guard),
-            (key,),
-            repeatable=is_repeatable(guard),
-        )
+        """Repeatable if a second, equal write would give the same outcome as the first."""
+
+        def start(server: Server, _: float) -> Program[PutOutcome]:
+            names = server.commands.naming.of(key)
+            written = b"-" if value is None else b"=" + value
+            fields = (FIELDS["put"] + field.encode(), *_guard(guard), written, names.channel)
+            request = SCRIPTS["put"].call(2, names.main, names.companion, *fields)
+            (reply,) = yield Step(request, 1)
+            if type(reply) is not int:
+                raise server.commands.unusable(reply, key)
+            return Stale() if reply < 0 else Stored(reply)
+
+        repeatable = guard is None or isinstance(guard, ByClaim)
+        return Plan("put", start, (key,), repeatable=repeatable)
 
     def read(self, key: Key) -> Plan[Server, Record]:
         """All that is known of a key."""
-        return Plan("read", lambda server, _: server.commands.read(key), (key,))
+        return Plan("read", lambda server, _: read_record(server.commands, key), (key,))
 
     def scan(self, namespace: str, prefix: str) -> Plan[Server, tuple[Record, ...]]:
         """All keys of the namespace that begin with the prefix."""
-        return Plan("scan", lambda server, _: server.commands.scan(namespace, prefix))
+        return Plan("scan", lambda server, _: scan_records(server.commands, namespace, prefix))
 
     def unchanged(self, key: Key, seen: str) -> Plan[Server, bool]:
         """Whether what `Refused.seen` speaks of is still as it was."""
-        return Plan("look", lambda server, _: server.commands.unchanged(key, seen), (key,))
+        return Plan("look", lambda server, _: is_unchanged(server.commands, key, seen), (key,))
 
     def time(self) -> Plan[Server, int]:
         """The server's clock in microseconds."""
-        return Plan("look", lambda server, _: server.commands.time())
+        return Plan("look", lambda server, _: server_time(server.commands))
 
 
 DIALECT: Final = Dialect()
+
+
+def _guard(guard: Guard) -> tuple[str, str]:
+    match guard:
+        case None:
+            return ("none", "")
+        case Absent():
+            return ("absent", "")
+        case ByVersion(version):
+            return ("version", str(version))
+        case ByClaim(claim, token):
+            return ("claim", held_by(claim, token))
 
 
 def take_program(
@@ -194,7 +221,7 @@ def _take_and_look(
 ) -> Program[tuple[Any, Sequence[Any]]]:
     """The reply to the take, and the replies to the look."""
     if known.marked_at == MARKER_KEY:
-        request = commands.take_looking(key, claim, ask, known.sign, till, MARKER_KEY)
+        request = commands.take(key, claim, ask, known.sign, till, MARKER_KEY)
         (reply,) = yield Step(request, 1)
         if not _is_error(reply, "CROSSSLOT"):
             return (reply[0], reply[1:]) if type(reply) is list else (reply, ())

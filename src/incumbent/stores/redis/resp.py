@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from hashlib import sha1
 from math import ceil
@@ -68,7 +68,7 @@ class Script:
         """One request that runs it; the first `keys` of `parts` are keys."""
         return pack(b"EVALSHA", self.sha, keys, *parts)
 
-    def open_call(self, keys: tuple[Part, ...], more: int) -> bytes:
+    def open_call(self, keys: Sequence[Part], more: int) -> bytes:
         """The beginning of a request to which `more` arguments will be added."""
         whole = pack(b"EVALSHA", self.sha, len(keys), *keys)
         return b"*%d\r\n" % (3 + len(keys) + more) + whole.partition(b"\r\n")[2]
