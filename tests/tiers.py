@@ -422,7 +422,7 @@ _TABLE: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
     (
         "quorum/test_simulator.py",
         SEEDS,
-        {"test_no_history_breaks_a_rule": ("6-*",)},
+        {"test_no_history_breaks_a_rule": ("4-*",)},
     ),
     (
         "quorum/test_simulator.py",

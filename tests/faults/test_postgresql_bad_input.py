@@ -28,7 +28,7 @@ def guarded() -> Iterator[PostgresServer]:
 
 
 def refused_for_good(url: str, *words: str) -> None:
-    """Both sides and the command line say the words and no password, and nothing ran."""
+    """Both sides say the words and no password."""
     with party(url) as one:
         for ask in (one.take, partial(on_asyncio, one)):
             with pytest.raises(StoreUnavailable) as caught:
@@ -38,7 +38,6 @@ def refused_for_good(url: str, *words: str) -> None:
             assert not [word for word in words if word not in said], said
             assert SECRET not in said
             assert "sesame" not in said
-    refused_by_the_tool(url, *words)
 
 
 def on_asyncio(one: Party) -> Granted:
@@ -56,6 +55,7 @@ def refused_by_the_tool(url: str, *words: str) -> None:
 def test_a_wrong_password_is_final_and_never_shows(guarded: PostgresServer) -> None:
     url = guarded.url_of(new_database(guarded), password="another-sesame")
     refused_for_good(url, "password authentication failed", "check the user name")
+    refused_by_the_tool(url, "password authentication failed", "check the user name")
 
 
 def test_a_missing_password_is_final(guarded: PostgresServer) -> None:
@@ -100,6 +100,7 @@ def test_a_missing_schema_is_final_and_the_doctor_mends_it(
 ) -> None:
     url = postgres_server.url_of(postgres_server.new_database())
     refused_for_good(url, "doctor --fix")
+    refused_by_the_tool(url, "doctor --fix")
     found = incumbent("-s", url, "doctor")
     assert found.returncode == 69, found.stdout
     assert "doctor --fix" in found.stdout + found.stderr
@@ -248,7 +249,9 @@ def test_missing_rights_are_final_and_said(
 ) -> None:
     database = new_database(postgres_server)
     role = f"lacking{len(grants)}{'u' if 'USAGE' in str(grants) else 'x'}"
-    refused_for_good(make_role(postgres_server, database, role, *grants), "GRANT")
+    url = make_role(postgres_server, database, role, *grants)
+    refused_for_good(url, "GRANT")
+    refused_by_the_tool(url, "GRANT")
 
 
 def test_a_role_that_may_not_create_cannot_mend_and_is_told_so(

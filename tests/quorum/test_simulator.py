@@ -22,7 +22,7 @@ from tests.quorum.test_stage import stage
 # It computes for many seconds, and for a multiple of that on a busy machine.
 pytestmark = pytest.mark.timeout(600)
 
-FEW = 6
+FEW = 4
 HISTORIES = int(os.environ.get("INCUMBENT_QUORUM_HISTORIES", "20"))
 WITHIN = 600
 

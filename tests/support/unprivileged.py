@@ -29,9 +29,16 @@ def start(command: Sequence[str | Path], log: Any) -> subprocess.Popen[bytes]:
     )
 
 
-def run(command: Sequence[str | Path]) -> None:
+def run(command: Sequence[str | Path], said: str = "") -> None:
     done = subprocess.run(
-        command, check=False, capture_output=True, text=True, cwd="/", timeout=60, **_as_user()
+        command,
+        check=False,
+        input=said,
+        capture_output=True,
+        text=True,
+        cwd="/",
+        timeout=60,
+        **_as_user(),
     )
     if done.returncode:
         raise ServerFailed(f"{command[0]} failed:\n{done.stdout}\n{done.stderr}")
