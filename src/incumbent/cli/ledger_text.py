@@ -57,13 +57,11 @@ def runs_in(record: Record) -> list[Run]:
     """All runs on record, oldest first; what seems to run and has no holder is lost."""
     alive = {run.slot for run in running(record)}
     return [
-        run if run.state.ended or run.slot in alive else _vanished(run)
+        run
+        if run.state.ended or run.slot in alive
+        else replace(run, state=State.LOST, why=run.why or f"{run.instance} vanished")
         for run, _ in runs_of(record.fields).values()
     ]
-
-
-def _vanished(run: Run) -> Run:
-    return replace(run, state=State.LOST, why=run.why or f"{run.instance} vanished")
 
 
 def last_run(record: Record) -> Run | None:

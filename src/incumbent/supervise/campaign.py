@@ -85,28 +85,22 @@ def exit_after(restart: Restart, ending: Ending, *, at_keyboard: bool = False) -
     `at_keyboard`: CMD had the terminal, so a ^C reached CMD and not us, and is obeyed all the same.
     """
     kind, _, name = ending.cause.partition(":")
-    if kind == "signal":
-        return code_of_signal(signal.Signals[name])
-    if ending.survivors or kind == "guard":
+    if kind != "signal" and (ending.survivors or kind == "guard"):
         return FAULT
-    if ending.leaving:
-        # It came while the term was ending for another reason.
-        return code_of_signal(signal.Signals[ending.leaving])
+    # A signal may also come while the term is ending for another reason.
+    if leaving := name or ending.leaving:
+        return code_of_signal(signal.Signals[leaving])
     by_itself = ending.outlived or not ending.cause
     if by_itself and at_keyboard and ending.status == 128 + signal.SIGINT:
         return ending.status
     if restart is Restart.NEVER:
-        return _code_of_the_only_term(ending)
+        if ending.cause == "at_most_for":
+            return TOO_LONG
+        # What CMD itself failed with is not masked.
+        own = ending.status if by_itself else None
+        return own or (LOST if ending.cause else OK)
     done = restart is Restart.ON_FAILURE and not ending.cause and ending.status == 0
     return OK if done else None
-
-
-def _code_of_the_only_term(ending: Ending) -> int:
-    if ending.cause == "at_most_for":
-        return TOO_LONG
-    # What CMD itself failed with is not masked.
-    own = ending.status if ending.outlived or not ending.cause else None
-    return own or (LOST if ending.cause else 0)
 
 
 class Backoff:
@@ -193,15 +187,12 @@ class Campaign:
         for signum in self.signals.take():
             if signum in ENDING_SIGNALS:
                 raise Interrupted(signum)
-        self._prepare()
-        with self.signals.interrupting():
-            return self.lock.stand(self._meta(), self._learn)
-
-    def _prepare(self) -> None:
-        """Prepare what does not depend on the lease, so that the hand-over is shorter."""
         if self._ready is None or self._ready.broken:
+            # What does not depend on the lease is prepared, so that the hand-over is shorter.
             self._discard()
             self._ready = Ready(self.guard, self._ttl)
+        with self.signals.interrupting():
+            return self.lock.stand(self._meta(), self._learn)
 
     def _discard(self) -> None:
         if self._ready is not None:
@@ -218,9 +209,7 @@ class Campaign:
         leader = answer.holders[0].holder if answer.holders else None
         self.situation.answered()
         self.situation.standby(leader if answer.reason == "held" else None)
-        self._say_once(f"standing by: {_why(answer.reason, leader)}")
-
-    def _say_once(self, line: str) -> None:
+        line = f"standing by: {_why(answer.reason, leader)}"
         if line != self._last_line:
             self._last_line = line
             self.say(line)
@@ -251,20 +240,8 @@ class Campaign:
         self.say(f"leading, term {lease.fencing_token}")
         self.situation.leading(lease)
         had_terminal = find_terminal() is not None
-        ending = self._supervise(lease)
-        self.situation.ended(ending.cause)
-        self.say(f"term {lease.fencing_token} ended: {_how(lease, ending)}")
-        code = exit_after(self.restart, ending, at_keyboard=had_terminal)
-        if code is not None:
-            return code
-        delay = self._backoff.after(ending.seconds, draw_jitter(), cause=ending.cause)
-        code = self._pause(delay)
-        self.situation.restarted()
-        return code
-
-    def _supervise(self, lease: Lease) -> Ending:
         ready, self._ready = self._ready, None
-        return supervise(
+        ending = supervise(
             lease,
             self.command,
             self.signals,
@@ -275,6 +252,15 @@ class Campaign:
             turned=self._promise,
             ready=ready,
         )
+        self.situation.ended(ending.cause)
+        self.say(f"term {lease.fencing_token} ended: {_how(lease, ending)}")
+        code = exit_after(self.restart, ending, at_keyboard=had_terminal)
+        if code is None:
+            code = self._pause(
+                self._backoff.after(ending.seconds, draw_jitter(), cause=ending.cause)
+            )
+            self.situation.restarted()
+        return code
 
     def _report(self, lease: Lease, course: Course) -> None:
         if course.leaving:
@@ -320,28 +306,25 @@ def _why(reason: str, leader: str | None) -> str:
 
 def _how(lease: Lease, ending: Ending) -> str:
     after = f"after {say_seconds(ending.seconds)}"
+    kind, _, signal_name = ending.cause.partition(":")
     if ending.survivors:
         return outlives_kill(ending)
-    if ending.cause == "guard":
-        return f"the guard is dead; CMD was stopped {after}"
-    if not ending.cause:
+    if not kind:
         unsure = "" if ending.confirmed else "; the store did not confirm the release"
         return f"CMD ended with {ending.status} {after}{unsure}"
-    kind, _, signal_name = ending.cause.partition(":")
-    if kind == "signal":
-        return f"{signal_name} {after}"
-    return f"{_lost(lease, kind)} {after}"
+    if kind == "guard":
+        return f"the guard is dead; CMD was stopped {after}"
+    return f"{signal_name if kind == 'signal' else _lost(lease, kind)} {after}"
 
 
 def _lost(lease: Lease, reason: str) -> str:
     notice = lease.belief.notice
+    if notice is None and reason == "at_most_for":
+        return "reached --at-most-for"
     if notice is None:
-        return "reached --at-most-for" if reason == "at_most_for" else _short(lease, reason)
+        line = str(lease_lost(lease.name, reason))
+        return line.removeprefix(f"the lease on {lease.name!r} ")
     what = {"pause": "paused", "resign": "asked to resign"}.get(notice.kind, "asked to hand over")
     to = f" to {notice.to}" if notice.to else ""
     by = f" by {notice.who}" if notice.who else ""
     return f"{what}{to}{by}" + (f" ({notice.reason})" if notice.reason else "")
-
-
-def _short(lease: Lease, reason: str) -> str:
-    return str(lease_lost(lease.name, reason)).removeprefix(f"the lease on {lease.name!r} ")

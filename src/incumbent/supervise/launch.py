@@ -200,15 +200,11 @@ def _as_others_start(mask: set[int]) -> None:
 
 def _close_ours(kept: set[int]) -> None:
     """Close the descriptors that exec would close; the inheritable ones are meant for CMD."""
-    for fd in _open_fds():
-        if fd not in kept:
-            with suppress(OSError):
-                if not os.get_inheritable(fd):
-                    os.close(fd)
-
-
-def _open_fds() -> list[int]:
-    for folder in ("/proc/self/fd", "/dev/fd"):
+    fds: list[int] = []
+    for folder in ("/dev/fd", "/proc/self/fd"):
         with suppress(OSError):
-            return [int(fd) for fd in os.listdir(folder)]  # noqa: PTH208
-    return []
+            fds = [int(fd) for fd in os.listdir(folder)]  # noqa: PTH208
+    for fd in set(fds) - kept:
+        with suppress(OSError):
+            if not os.get_inheritable(fd):
+                os.close(fd)
