@@ -48,11 +48,7 @@ class Guard:
     """
 
     def __init__(
-        self,
-        isolation: str,
-        pid: int = 0,
-        channel: socket.socket | None = None,
-        secret: str = "",
+        self, isolation: str, pid: int = 0, channel: socket.socket | None = None, secret: str = ""
     ) -> None:
         self.isolation = isolation
         self.pid = pid

@@ -107,12 +107,7 @@ def _run(request: Request) -> _Verdict:
 
 
 def _hold(
-    request: Request,
-    cmd: Command,
-    lease: Lease,
-    signals: Signals,
-    guard: Guard,
-    busy_code: int,
+    request: Request, cmd: Command, lease: Lease, signals: Signals, guard: Guard, busy_code: int
 ) -> _Verdict:
     """Run CMD. For a slot the ledger has the beginning before CMD starts, and then its end."""
     once: OnceRun | None = None

@@ -339,11 +339,7 @@ class RenewalCases:
         grant = bench.granted(holder="alice")
         bench.renew(grant)
         (holding,) = bench.read().holdings
-        assert (holding.holder, holding.token, holding.claim) == (
-            "alice",
-            grant.token,
-            grant.claim,
-        )
+        assert (holding.holder, holding.token, holding.claim) == ("alice", grant.token, grant.claim)
 
 
 @needs("fencing")
