@@ -19,6 +19,7 @@ from typing import Final
 from incumbent.supervise.codes import CANNOT_START
 from incumbent.supervise.kernel import readable
 from incumbent.supervise.launch import Ready
+from incumbent.supervise.messages import MARK, mark_of
 from incumbent.supervise.processes import (
     below,
     children,
@@ -69,9 +70,10 @@ class Child:
         terminal: Terminal | None,
         ready: Ready,
     ) -> None:
-        self._cover = ready.cover
-        self._guarded = ready.cover.guard.channel is not None
-        self._inode = ready.cover.inode
+        self._term = ready
+        self._guard = ready.guard
+        self._guarded = ready.guard.channel is not None
+        self._inode = os.fstat(ready.namespace).st_ino if ready.namespace >= 0 else 0
         self._terminal = terminal
         self.pid = ready.pid
         """That of CMD, and of its group."""
@@ -80,7 +82,8 @@ class Child:
         self.stopped = False
         self._empty = False
         try:
-            ready.become(command, {**environment, **ready.cover.mark()}, terminal)
+            mark = {MARK: mark_of(ready.guard.secret, ready.term)}
+            ready.become(command, {**environment, **mark}, terminal)
         except OSError as error:
             raise CannotStart(command[0], error) from error
 
@@ -115,19 +118,19 @@ class Child:
         """End the term: take the terminal back. What is left from now on belongs to no command."""
         if self._terminal is not None:
             self._terminal.take_back()
-        if self._cover.init < 0 and self._guarded:
-            self._cover.guard.spared |= self._our_children() or set()
-        self._cover.end()
+        if self._term.init < 0 and self._guarded:
+            self._guard.spared |= self._our_children() or set()
+        self._term.end_term()
 
     # -- what is left ----------------------------------------------------------------------------
 
     def members(self) -> list[int] | None:
         """The living of the tree, CMD included; None where the system does not list them."""
         if self._inode:
-            return [pid for pid in namespace_members(self._inode) if pid != self._cover.init_pid]
+            return [pid for pid in namespace_members(self._inode) if pid != self._term.init_pid]
         if not self._guarded:
             return group_members(self.pid)
-        return descendants(os.getpid(), but=self._cover.guard.spared)
+        return descendants(os.getpid(), but=self._guard.spared)
 
     def tree_lives(self) -> bool:
         """Whether anything of its tree is left, CMD included."""
@@ -137,7 +140,7 @@ class Child:
         return not self._empty
 
     def _nothing_left(self) -> bool:
-        if self._cover.init >= 0:
+        if self._term.init >= 0:
             return self._namespace_ended()
         if not self._guarded:
             return self._group_ended()
@@ -146,16 +149,16 @@ class Child:
         return not left if left is not None else not (self.members() or self.members())
 
     def _namespace_ended(self) -> bool:
-        if readable(self._cover.init):
+        if readable(self._term.init):
             return True
-        orphans = children(self._cover.init_pid)
+        orphans = children(self._term.init_pid)
         if orphans is not None:
             return not orphans
         if self.members():
             return False
         # A scan may be out of date; if init ends, the kernel guarantees an empty namespace.
         self._kill_init()
-        return readable(self._cover.init, _KERNEL_WITHIN)
+        return readable(self._term.init, _KERNEL_WITHIN)
 
     def _group_ended(self) -> bool:
         try:
@@ -168,11 +171,11 @@ class Child:
 
     def _our_children(self) -> set[int] | None:
         found = children()
-        return None if found is None else set(found) - self._cover.guard.spared - {self.pid}
+        return None if found is None else set(found) - self._guard.spared - {self.pid}
 
     def reap(self) -> None:
         """Leave no zombie of orphans that became our children; other children are not ours."""
-        if self._cover.init < 0 and self._guarded:
+        if self._term.init < 0 and self._guarded:
             for pid in self._our_children() or ():
                 with suppress(ChildProcessError):
                     os.waitpid(pid, os.WNOHANG)
@@ -193,7 +196,7 @@ class Child:
 
     def kill(self) -> None:
         """KILL everything; a namespace dies with its init."""
-        if self._cover.init >= 0:
+        if self._term.init >= 0:
             self._kill_init()
             return
         self.signal_group(signal.SIGKILL)
@@ -207,8 +210,8 @@ class Child:
             # The pid of a CMD that was waited for may belong to another process by now.
             found = below(self.pid) if self.status is None else []
             # The new parent of orphans comes last, so that those that move there are still found.
-            if self._cover.init >= 0:
-                return found + below(self._cover.init_pid)
+            if self._term.init >= 0:
+                return found + below(self._term.init_pid)
             for orphan in self._our_children() or ():
                 found += [orphan, *below(orphan)]
         except OSError:
@@ -226,4 +229,4 @@ class Child:
 
     def _kill_init(self) -> None:
         with suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._cover.init, signal.SIGKILL)
+            signal.pidfd_send_signal(self._term.init, signal.SIGKILL)

@@ -11,18 +11,18 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Final
 
 from incumbent import clock
 from incumbent.errors import ConfigError
 from incumbent.supervise.guard import be_guard
-from incumbent.supervise.kernel import become_subreaper, own_proc, pid_namespace, readable
-from incumbent.supervise.messages import ISOLATIONS, MARK, Kind, Message, mark_of
+from incumbent.supervise.kernel import become_subreaper, readable
+from incumbent.supervise.messages import ISOLATIONS, Kind, Message
 from incumbent.supervise.processes import children
 
-__all__ = ["Cover", "Guard", "GuardFault", "start_guard"]
+__all__ = ["Guard", "GuardFault", "start_guard"]
 
 _log = logging.getLogger("incumbent")
 
@@ -64,19 +64,46 @@ class Guard:
         """Whether it can still kill; `within`: seconds to wait for its death."""
         return self.fd < 0 or not readable(self.fd, within)
 
-    def cover(self, ttl: float) -> Cover:
+    @property
+    def fds(self) -> tuple[int, ...]:
+        """The descriptors that a process needs to talk to it."""
+        return () if self.channel is None else (self.channel.fileno(),)
+
+    def send(self, message: Message) -> None:
+        """From any thread; never blocks. Raises OSError."""
+        # Another thread may close it meanwhile.
+        channel = self.channel
+        if channel is not None:
+            os.write(channel.fileno(), message.packed())
+
+    def begin(self, ttl: float) -> tuple[int, int, list[int]]:
         """Begin a term of at most `ttl` seconds from proof to proof; GuardFault if it cannot.
 
-        A term may begin before the lease is held: nothing runs before the first proof.
+        A term may begin before the lease is held: nothing runs before the first proof. Returns its
+        number, and for a PID namespace the pid of its init, a pidfd of that, and itself.
         """
         self._terms += 1
-        return Cover(self, self._terms, ttl)
+        if self.channel is None:
+            return self._terms, 0, []
+        if self.isolation != "pidns" and os.getpid() != 1:
+            become_subreaper()
+        try:
+            self.send(Message(Kind.NEW, self._terms, seconds=ttl, isolation=self.isolation))
+            answer, fds = _receive(self.channel, Kind.READY, self._terms)
+        except OSError as error:
+            raise GuardFault(f"the guard cannot be told of a new term: {error}") from error
+        return self._terms, answer.pid, fds
+
+    def arm(self, term: int) -> None:
+        """For what is about to become CMD: returns only once the guard has a deadline for it."""
+        if self.channel is not None:
+            self.send(Message(Kind.BORN, term, os.getpid()))
+            _receive(self.channel, Kind.ARMED, term)
 
     def remove_later(self, path: str) -> None:
         """Have the guard remove this socket and its folder if we are killed; empty for none."""
-        if self.channel is not None:
-            with suppress(OSError):
-                os.write(self.channel.fileno(), Message(Kind.FOLDER, text=path).packed())
+        with suppress(OSError):
+            self.send(Message(Kind.FOLDER, text=path))
 
     def close(self) -> None:
         """End the guard. It first kills what it still watches."""
@@ -89,92 +116,6 @@ class Guard:
             os.close(self.fd)
             os.close(self.home)
             self.channel = None
-
-
-class Cover:
-    """One term under the guard. `init`: pidfd of the namespace's init, -1 without one."""
-
-    def __init__(self, guard: Guard, term: int, ttl: float) -> None:
-        self.guard = guard
-        self.term = term
-        self.init = self.namespace = -1
-        self.init_pid = 0
-        if guard.channel is not None:
-            self._begin(guard.channel, ttl)
-
-    def _begin(self, channel: socket.socket, ttl: float) -> None:
-        isolation = self.guard.isolation
-        if isolation != "pidns" and os.getpid() != 1:
-            become_subreaper()
-        try:
-            self._send(Message(Kind.NEW, self.term, seconds=ttl, isolation=isolation))
-            answer, fds = _receive(channel, Kind.READY, self.term)
-        except OSError as error:
-            raise GuardFault(f"the guard cannot be told of a new term: {error}") from error
-        self.init_pid = answer.pid
-        if fds:
-            self.init, self.namespace = fds
-
-    def _send(self, message: Message) -> None:
-        channel = self.guard.channel
-        if channel is not None:
-            os.write(channel.fileno(), message.packed())
-
-    def prove(self, kill_at: float) -> None:
-        """Let the tree live until `kill_at`. From any thread; never blocks."""
-        # A guard that takes no more messages keeps its last deadline.
-        with suppress(OSError, ValueError):
-            self._send(Message(Kind.PROOF, self.term, 0, kill_at))
-
-    @property
-    def broken(self) -> bool:
-        """Whether its namespace has ended, so that nothing can be started in it."""
-        return self.init >= 0 and readable(self.init)
-
-    @property
-    def inode(self) -> int:
-        """The inode of the PID namespace; 0 without one."""
-        return os.fstat(self.namespace).st_ino if self.namespace >= 0 else 0
-
-    def entering(self) -> AbstractContextManager[None]:
-        """Within it the next fork is born where the guard can kill it."""
-        if self.namespace < 0:
-            return nullcontext()
-        return pid_namespace(self.guard.home, self.namespace)
-
-    def mount_proc(self) -> Callable[[], None]:
-        """What the process calls that becomes the command, to get the /proc of its namespace."""
-        return own_proc() if self.namespace >= 0 else lambda: None
-
-    @property
-    def fds(self) -> tuple[int, ...]:
-        """The descriptors that this process needs until its exec."""
-        return () if self.guard.channel is None else (self.guard.channel.fileno(),)
-
-    def before_exec(self) -> Callable[[], None]:
-        """What it calls before its exec; it returns only once the guard is armed."""
-        channel = self.guard.channel
-        if channel is None:
-            return lambda: None
-
-        def call() -> None:
-            self._send(Message(Kind.BORN, self.term, os.getpid()))
-            _receive(channel, Kind.ARMED, self.term)
-
-        return call
-
-    def mark(self) -> dict[str, str]:
-        """The variable by which the guard finds the command's descendants."""
-        return {MARK: mark_of(self.guard.secret, self.term)}
-
-    def end(self) -> None:
-        """End the term: the guard forgets it, and kills nothing of it any more."""
-        with suppress(OSError):
-            self._send(Message(Kind.END, self.term))
-        for fd in (self.init, self.namespace):
-            if fd >= 0:
-                os.close(fd)
-        self.init = self.namespace = -1
 
 
 def _receive(

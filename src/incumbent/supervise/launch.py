@@ -14,13 +14,20 @@ import os
 import signal
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from typing import Final, NoReturn, Self
 
 from incumbent import clock
 from incumbent.supervise.answers import LeaseSocket
-from incumbent.supervise.guarding import Cover, Guard, GuardFault
-from incumbent.supervise.kernel import die_with_parent, readable, writable
+from incumbent.supervise.guarding import Guard, GuardFault
+from incumbent.supervise.kernel import (
+    die_with_parent,
+    own_proc,
+    pid_namespace,
+    readable,
+    writable,
+)
+from incumbent.supervise.messages import Kind, Message
 from incumbent.supervise.signals import Terminal
 
 __all__ = ["Ready"]
@@ -36,24 +43,27 @@ _RESTORED: Final = (signal.SIGPIPE, signal.SIGXFSZ)
 class Ready:
     """A context manager; its end ends what was prepared, with the term or without one.
 
-    `ttl`: see `Guard.cover`. Raises ConfigError if there is no folder for the socket, GuardFault if
-    the guard does not answer or nothing can be forked.
+    `ttl`: see `Guard.begin`. `init`, `namespace`: the pidfd of the init of the term's PID
+    namespace, and the namespace; -1 without one. Raises ConfigError if there is no folder for the
+    socket, GuardFault if the guard does not answer or nothing can be forked.
     """
 
     def __init__(self, guard: Guard, ttl: float) -> None:
+        self.guard = guard
         with ExitStack() as undo:
             undo.callback(guard.remove_later, "")
             self.socket = undo.enter_context(LeaseSocket())
             # From here on it is removed even if we are killed.
             guard.remove_later(self.socket.path)
-            self.cover = guard.cover(ttl)
-            undo.callback(self.cover.end)
+            self.term, self.init_pid, fds = guard.begin(ttl)
+            self.init, self.namespace = fds or (-1, -1)
+            undo.callback(self.end_term)
             go, self._go = os.pipe()
             self._report, report = os.pipe()
             undo.callback(self._close_pipes)
             os.set_blocking(self._go, False)
             try:
-                self.pid = _fork(self.cover, go, report)
+                self.pid = self._fork(go, report)
             except OSError as error:
                 # For example because the init of its namespace is dead.
                 raise GuardFault(f"the command could not be forked: {error}") from error
@@ -66,7 +76,23 @@ class Ready:
     @property
     def broken(self) -> bool:
         """Whether nothing can be started with it any more."""
-        return self.cover.broken or self._report < 0 or readable(self._report)
+        dead = self.init >= 0 and readable(self.init)
+        return dead or self._report < 0 or readable(self._report)
+
+    def prove(self, kill_at: float) -> None:
+        """Let the tree live until `kill_at`. From any thread; never blocks."""
+        # A guard that takes no more messages keeps its last deadline.
+        with suppress(OSError, ValueError):
+            self.guard.send(Message(Kind.PROOF, self.term, seconds=kill_at))
+
+    def end_term(self) -> None:
+        """The guard forgets the term, and kills nothing of it any more."""
+        with suppress(OSError):
+            self.guard.send(Message(Kind.END, self.term))
+        for fd in (self.init, self.namespace):
+            if fd >= 0:
+                os.close(fd)
+        self.init = self.namespace = -1
 
     def become(
         self, command: Sequence[str], environment: Mapping[str, str], terminal: Terminal | None
@@ -123,63 +149,64 @@ class Ready:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    # -- the process -----------------------------------------------------------------------------
 
-# -- the process ---------------------------------------------------------------------------------
-
-
-def _fork(cover: Cover, go: int, report: int) -> int:
-    # Everything is looked up here, so that the child only makes system calls until its exec.
-    die, mount_proc, guarded = die_with_parent(), cover.mount_proc(), cover.before_exec()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    try:
-        with warnings.catch_warnings(), cover.entering():
-            # About threads, which the child neither has nor waits for.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            pid = os.fork()
-            if pid == 0:
-                _child(die, mount_proc, guarded, cover.fds, go, report, before)
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    # Here as well as in the child: the group must exist before anybody signals it.
-    with suppress(OSError):
-        os.setpgid(pid, pid)
-    return pid
-
-
-def _child(
-    die: Callable[[], object] | None,
-    mount_proc: Callable[[], None],
-    guarded: Callable[[], None],
-    kept: tuple[int, ...],
-    go: int,
-    report: int,
-    mask: set[int],
-) -> NoReturn:
-    code = _UNGUARDED
-    try:
-        gc.disable()
-        if die is not None:
-            die()
-        os.setpgid(0, 0)
-        _as_others_start(mask)
-        # The connections of the supervisor must end when it closes them.
-        _close_ours({go, report, *kept})
-        mount_proc()
-        command, environment, at_terminal = _receive(go)
-        # Before the terminal changes hands: a command that may not run must not get it.
-        guarded()
-        if at_terminal:
-            # Here, not in the parent: CMD must not read before the terminal is its own.
-            Terminal().give(os.getpid())
-        code = errno.ENOEXEC
-        os.execvpe(command[0], command, environment)  # noqa: S606
-    except OSError as error:
-        if code != _UNGUARDED:
-            code = error.errno or code
-    finally:
+    def _fork(self, go: int, report: int) -> int:
+        # Everything is looked up here, so that the child only makes system calls until its exec.
+        die, mount_proc = die_with_parent(), None
+        place: AbstractContextManager[None] = nullcontext()
+        if self.namespace >= 0:
+            mount_proc = own_proc()
+            place = pid_namespace(self.guard.home, self.namespace)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        try:
+            with warnings.catch_warnings(), place:
+                # About threads, which the child neither has nor waits for.
+                warnings.simplefilter("ignore", DeprecationWarning)
+                pid = os.fork()
+                if pid == 0:
+                    self._be_cmd(die, mount_proc, go, report, before)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        # Here as well as in the child: the group must exist before anybody signals it.
         with suppress(OSError):
-            os.write(report, bytes([code]))
-        os._exit(1)
+            os.setpgid(pid, pid)
+        return pid
+
+    def _be_cmd(
+        self,
+        die: Callable[[], object] | None,
+        mount_proc: Callable[[], None] | None,
+        go: int,
+        report: int,
+        mask: set[int],
+    ) -> NoReturn:
+        code = _UNGUARDED
+        try:
+            gc.disable()
+            if die is not None:
+                die()
+            os.setpgid(0, 0)
+            _as_others_start(mask)
+            # The connections of the supervisor must end when it closes them.
+            _close_ours({go, report, *self.guard.fds})
+            if mount_proc is not None:
+                mount_proc()
+            command, environment, at_terminal = _receive(go)
+            # Before the terminal changes hands: a command that may not run must not get it.
+            self.guard.arm(self.term)
+            if at_terminal:
+                # Here, not in the parent: CMD must not read before the terminal is its own.
+                Terminal().give(os.getpid())
+            code = errno.ENOEXEC
+            os.execvpe(command[0], command, environment)  # noqa: S606
+        except OSError as error:
+            if code != _UNGUARDED:
+                code = error.errno or code
+        finally:
+            with suppress(OSError):
+                os.write(report, bytes([code]))
+            os._exit(1)
 
 
 def _receive(go: int) -> tuple[list[str], dict[str, str], bool]:

@@ -143,7 +143,7 @@ def release_after(lease: Lease, ending: Ending) -> Ending:
 
 def _begin(lease: Lease, command: Command, ready: Ready) -> Child:
     def prove() -> None:
-        ready.cover.prove(kill_at(lease.belief.proof))
+        ready.prove(kill_at(lease.belief.proof))
 
     prove()
     lease.belief.follow(prove)
