@@ -56,8 +56,8 @@ class ReleaseForgetsToClose(MemoryTable):
         token: int | None,
         now: float,
         wall: float,
-        closed_for: float,
-        slot: str | None,
+        closed_for: float = 0.0,
+        slot: str | None = None,
         reserve_for: str | None = None,
     ) -> GiveOutcome:
         return super().give(key, claim, token, now, wall, 0.0, slot, reserve_for)
@@ -78,8 +78,8 @@ class SlotNotCompared(MemoryTable):
         token: int | None,
         now: float,
         wall: float,
-        closed_for: float,
-        slot: str | None,
+        closed_for: float = 0.0,
+        slot: str | None = None,
         reserve_for: str | None = None,
     ) -> GiveOutcome:
         if slot is not None and key in self._entries:

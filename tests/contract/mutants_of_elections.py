@@ -70,8 +70,8 @@ class ReservationAdmitsNobody(MemoryTable):
         token: int | None,
         now: float,
         wall: float,
-        closed_for: float,
-        slot: str | None,
+        closed_for: float = 0.0,
+        slot: str | None = None,
         reserve_for: str | None = None,
     ) -> GiveOutcome:
         return super().give(key, claim, token, now, wall, closed_for, slot)

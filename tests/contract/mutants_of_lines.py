@@ -160,8 +160,8 @@ class TheLineComesBeforeASuccessor(MemoryTable):
         token: int | None,
         now: float,
         wall: float,
-        closed_for: float,
-        slot: str | None,
+        closed_for: float = 0.0,
+        slot: str | None = None,
         reserve_for: str | None = None,
     ) -> GiveOutcome:
         first = self._entries[key].line.first() if key in self._entries else None

@@ -28,7 +28,7 @@ Rules that every engine keeps:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypedDict, Unpack, runtime_checkable
 
 from incumbent.model import (
     Ask,
@@ -43,7 +43,15 @@ from incumbent.model import (
     TakeOutcome,
 )
 
-__all__ = ["AsyncLeases", "AsyncStore", "Engine", "Store"]
+__all__ = ["AsyncLeases", "AsyncStore", "Engine", "Parting", "Store"]
+
+
+class Parting(TypedDict, total=False):
+    """The keywords of Store.give, for those who pass them on."""
+
+    closed_for: float
+    reserve_for: str | None
+    slot: str | None
 
 
 class Store(Protocol):
@@ -118,15 +126,7 @@ class AsyncLeases(Protocol):
     async def renew(self, renewals: Sequence[Renewal], until: float) -> list[RenewOutcome]: ...
 
     async def give(
-        self,
-        key: Key,
-        claim: str,
-        token: int | None,
-        until: float,
-        *,
-        closed_for: float = 0.0,
-        reserve_for: str | None = None,
-        slot: str | None = None,
+        self, key: Key, claim: str, token: int | None, until: float, **parting: Unpack[Parting]
     ) -> GiveOutcome: ...
 
     async def wait_change(self, key: Key, seen: str, until: float) -> None: ...

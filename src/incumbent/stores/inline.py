@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import TypeVar, Unpack
 
 from incumbent.model import (
     Ask,
@@ -16,7 +16,7 @@ from incumbent.model import (
     RenewOutcome,
     TakeOutcome,
 )
-from incumbent.stores.base import Store
+from incumbent.stores.base import Parting, Store
 
 __all__ = ["InlineAsyncStore"]
 
@@ -40,22 +40,9 @@ class InlineAsyncStore:
         return await self._run(until, lambda: self._store.renew(renewals, until))
 
     async def give(
-        self,
-        key: Key,
-        claim: str,
-        token: int | None,
-        until: float,
-        *,
-        closed_for: float = 0.0,
-        reserve_for: str | None = None,
-        slot: str | None = None,
+        self, key: Key, claim: str, token: int | None, until: float, **parting: Unpack[Parting]
     ) -> GiveOutcome:
-        return await self._run(
-            until,
-            lambda: self._store.give(
-                key, claim, token, until, closed_for=closed_for, reserve_for=reserve_for, slot=slot
-            ),
-        )
+        return await self._run(until, lambda: self._store.give(key, claim, token, until, **parting))
 
     async def put(
         self, key: Key, field: str, value: bytes | None, guard: Guard, until: float

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import TypeVar, Unpack
 
 from incumbent import clock
 from incumbent.model import (
@@ -21,6 +21,7 @@ from incumbent.model import (
     RenewOutcome,
     TakeOutcome,
 )
+from incumbent.stores.base import Parting
 from incumbent.stores.inline import InlineAsyncStore
 from incumbent.stores.table import MemoryTable
 
@@ -72,20 +73,10 @@ class MemoryStore:
         return outcome
 
     def give(
-        self,
-        key: Key,
-        claim: str,
-        token: int | None,
-        until: float,
-        *,
-        closed_for: float = 0.0,
-        reserve_for: str | None = None,
-        slot: str | None = None,
+        self, key: Key, claim: str, token: int | None, until: float, **parting: Unpack[Parting]
     ) -> GiveOutcome:
         return self._step(
-            lambda now: self._table.give(
-                key, claim, token, now, self._wall(), closed_for, slot, reserve_for
-            ),
+            lambda now: self._table.give(key, claim, token, now, self._wall(), **parting),
             lambda _: True,
         )
 

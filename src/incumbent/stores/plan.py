@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, Protocol, TypeAlias, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypeAlias, TypeVar, Unpack
 
 from incumbent.model import (
     Ask,
@@ -23,8 +23,10 @@ from incumbent.model import (
     RenewOutcome,
     TakeOutcome,
 )
+from incumbent.protocol.port import run
+from incumbent.stores.base import Parting
 
-__all__ = ["Dialect", "Kind", "Plan", "Planned", "Program"]
+__all__ = ["BlockingStore", "Dialect", "Kind", "Plan", "Planned", "Program"]
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -67,14 +69,7 @@ class Dialect(Protocol[Facts_contra]):
         ...
 
     def give(
-        self,
-        key: Key,
-        claim: str,
-        token: int | None,
-        *,
-        closed_for: float = 0.0,
-        reserve_for: str | None = None,
-        slot: str | None = None,
+        self, key: Key, claim: str, token: int | None, **parting: Unpack[Parting]
     ) -> Plan[Facts_contra, GiveOutcome]:
         """Whoever repeats a give reads its outcome by `net.pool.heard_again`."""
         ...
@@ -97,7 +92,7 @@ class Dialect(Protocol[Facts_contra]):
 class Planned(ABC, Generic[Facts]):
     """The operations of stores.base.AsyncStore by the plans of `dialect`.
 
-    The asynchronous side awaits them; `stores.blocking` runs each in one step.
+    The asynchronous side awaits them; `BlockingStore` runs each in one step.
     """
 
     dialect: Dialect[Facts]
@@ -121,20 +116,9 @@ class Planned(ABC, Generic[Facts]):
         return await self.run(self.dialect.renew(renewals), until)
 
     async def give(
-        self,
-        key: Key,
-        claim: str,
-        token: int | None,
-        until: float,
-        *,
-        closed_for: float = 0.0,
-        reserve_for: str | None = None,
-        slot: str | None = None,
+        self, key: Key, claim: str, token: int | None, until: float, **parting: Unpack[Parting]
     ) -> GiveOutcome:
-        plan = self.dialect.give(
-            key, claim, token, closed_for=closed_for, reserve_for=reserve_for, slot=slot
-        )
-        return await self.run(plan, until)
+        return await self.run(self.dialect.give(key, claim, token, **parting), until)
 
     async def put(
         self, key: Key, field: str, value: bytes | None, guard: Guard, until: float
@@ -146,3 +130,41 @@ class Planned(ABC, Generic[Facts]):
 
     async def scan(self, namespace: str, prefix: str, until: float) -> tuple[Record, ...]:
         return await self.run(self.dialect.scan(namespace, prefix), until)
+
+
+Ops = TypeVar("Ops", bound=Planned[Any])
+
+
+class BlockingStore(Generic[Ops]):
+    """See stores.base.Store: `operations` whose coroutines never suspend, each in one step."""
+
+    def __init__(self, operations: Ops) -> None:
+        self.operations = operations
+
+    def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
+        return run(self.operations.take(key, claim, ask, until))
+
+    def renew(self, renewals: Sequence[Renewal], until: float) -> list[RenewOutcome]:
+        return run(self.operations.renew(renewals, until))
+
+    def give(
+        self, key: Key, claim: str, token: int | None, until: float, **parting: Unpack[Parting]
+    ) -> GiveOutcome:
+        return run(self.operations.give(key, claim, token, until, **parting))
+
+    def put(
+        self, key: Key, field: str, value: bytes | None, guard: Guard, until: float
+    ) -> PutOutcome:
+        return run(self.operations.put(key, field, value, guard, until))
+
+    def read(self, key: Key, until: float) -> Record:
+        return run(self.operations.read(key, until))
+
+    def scan(self, namespace: str, prefix: str, until: float) -> tuple[Record, ...]:
+        return run(self.operations.scan(namespace, prefix, until))
+
+    def wait_change(self, key: Key, seen: str, until: float) -> None:
+        run(self.operations.wait_change(key, seen, until))
+
+    def close(self) -> None:
+        self.operations.let_go()

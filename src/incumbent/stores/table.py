@@ -198,8 +198,8 @@ class MemoryTable:
         token: int | None,
         now: float,
         wall: float,
-        closed_for: float,
-        slot: str | None,
+        closed_for: float = 0.0,
+        slot: str | None = None,
         reserve_for: str | None = None,
     ) -> GiveOutcome:
         if token is None and self.late_kept:

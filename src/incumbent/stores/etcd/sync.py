@@ -11,12 +11,12 @@ from typing import Final
 from incumbent import clock
 from incumbent.errors import StoreUnavailable
 from incumbent.net.dial import close_with, connect, is_ready, wait_ready
-from incumbent.stores.blocking import BlockingStore
 from incumbent.stores.etcd.dialect import Dialect
 from incumbent.stores.etcd.errors import Broken, connect_error, is_refusal_of_certificate
 from incumbent.stores.etcd.operations import Operations
 from incumbent.stores.etcd.site import Site
 from incumbent.stores.loops import detach_in_child
+from incumbent.stores.plan import BlockingStore
 from incumbent.stores.url import Endpoint
 from incumbent.unpatched import original
 

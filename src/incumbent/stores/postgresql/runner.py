@@ -14,10 +14,9 @@ from incumbent import clock
 from incumbent.errors import StoreError, StoreUnavailable
 from incumbent.model import Key
 from incumbent.net.pool import Broken, Mismatch, PlanRunner
-from incumbent.stores.blocking import BlockingStore
 from incumbent.stores.loops import detach_in_child
 from incumbent.stores.names import flat
-from incumbent.stores.plan import Plan
+from incumbent.stores.plan import BlockingStore, Plan
 from incumbent.stores.postgresql.dialect import HELLO, Dialect
 from incumbent.stores.postgresql.errors import (
     Answered,

@@ -1,6 +1,6 @@
 """The operations of a store as plans (see stores.plan): each is a coroutine over a panel.
 
-The asynchronous side awaits them. The blocking side runs each in one step (`stores.blocking`), with
+The asynchronous side awaits them. The blocking side runs each in one step (`stores.plan`), with
 panels that block instead of suspending.
 """
 

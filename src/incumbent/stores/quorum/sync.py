@@ -11,9 +11,8 @@ from incumbent.errors import StoreError
 from incumbent.model import Ask, GiveOutcome, Granted, Key, Released, TakeOutcome
 from incumbent.net.readers import LockWakeup, Wakeup
 from incumbent.protocol.port import run
-from incumbent.stores.blocking import BlockingStore
 from incumbent.stores.loops import detach_in_child
-from incumbent.stores.plan import Plan
+from incumbent.stores.plan import BlockingStore, Plan
 from incumbent.stores.quorum.dialing import Dialer
 from incumbent.stores.quorum.give import Parting, give
 from incumbent.stores.quorum.nodes import Node, Panel, Quorum, agreed_by_most

@@ -11,10 +11,9 @@ from incumbent import clock
 from incumbent.errors import StoreError
 from incumbent.model import Capabilities
 from incumbent.protocol.port import run
-from incumbent.stores.blocking import BlockingStore
 from incumbent.stores.findings import Finding
 from incumbent.stores.loops import ServerEngine
-from incumbent.stores.plan import Planned
+from incumbent.stores.plan import BlockingStore, Planned
 from incumbent.stores.redis.cluster import Cluster
 from incumbent.stores.redis.commands import Commands
 from incumbent.stores.redis.dialect import Server

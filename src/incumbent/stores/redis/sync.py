@@ -15,9 +15,8 @@ from incumbent.model import Ask, GiveOutcome, Key, TakeOutcome
 from incumbent.net.dial import close_with
 from incumbent.net.readers import SLICE, LockWakeup, Wakeup
 from incumbent.protocol.port import run
-from incumbent.stores.blocking import BlockingStore
 from incumbent.stores.loops import detach_in_child
-from incumbent.stores.plan import Plan
+from incumbent.stores.plan import BlockingStore, Plan
 from incumbent.stores.redis.commands import Commands
 from incumbent.stores.redis.dial import dial
 from incumbent.stores.redis.dialect import DIALECT, Server
