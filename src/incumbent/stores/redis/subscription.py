@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Hashable
 from dataclasses import replace
 from math import inf
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 import hiredis
 
@@ -28,7 +28,7 @@ from incumbent.model import Ask, Key, Queued, TakeOutcome
 from incumbent.net.readers import ReaderRole, Wakeup, count_loss
 from incumbent.stores.redis.commands import Commands
 from incumbent.stores.redis.errors import Broken, answered_error
-from incumbent.stores.redis.line import Call, Place, id_of, inbox_channel, read_call, read_place
+from incumbent.stores.redis.line import Place, id_of, inbox_channel, read_call, read_place
 from incumbent.stores.redis.resp import pack
 
 __all__ = ["Host", "Subscriber", "SubscriptionHub"]
@@ -41,6 +41,8 @@ _CHANNELS: Final = 100
 _LOOK_ON: Final = b"given"
 
 _WARN_EVERY: Final = 60.0
+
+T = TypeVar("T")
 
 _log = logging.getLogger("incumbent")
 _now = clock.now
@@ -100,6 +102,21 @@ class Subscription:
         self.confirmed: set[str] = set()
         self.messages: dict[str, int] = {}
 
+    def ask(self, channel: str, until: float) -> None:
+        """Subscribe to a channel. Raises Broken."""
+        self.asked[channel] = None
+        self.connection.send(pack("SUBSCRIBE", channel), until)
+
+    async def next(self, until: float) -> Any:
+        """The next message, unless it would be of another incarnation. Raises Broken."""
+        if self.outdated:
+            raise Broken("it led to another incarnation of the server", sent=True)
+        return await self.connection.next(until)
+
+    def messages_for(self, waiter: Waiter) -> int:
+        """How many have come on the channel of its lease."""
+        return self.messages.get(waiter.channels[-1], 0)
+
 
 class Seat:
     """Who has it reads."""
@@ -136,8 +153,8 @@ class Host(Protocol):
         """What tells one thread from another; tasks don't interrupt each other."""
 
 
-class _Held(NamedTuple):
-    """By which connection it was heard, and until when it can matter."""
+class _Rest(NamedTuple):
+    """One in line need not look until then, as this connection said."""
 
     subscription: Subscription
     until: float
@@ -150,76 +167,16 @@ class _Asked(NamedTuple):
     outcome: Queued
 
 
-class Refusals:
-    """Who asked when, and who was told to wait on."""
-
-    def __init__(self) -> None:
-        self.asked: dict[str, _Asked] = {}
-        """The last takes of those in line."""
-        self.waits_on: dict[str, _Held] = {}
-        """Who may go on waiting."""
-
-    def is_current(self, subscription: Subscription) -> bool:
-        """Whether that is the connection by which is listened now."""
-        raise NotImplementedError
-
-    def remember(self, call: Call, subscription: Subscription) -> None:
-        """The server has said so to one that may only be about to wait."""
-        if len(self.waits_on) > _REMEMBERED:
-            self.waits_on.clear()
-        self.waits_on[call.id] = _Held(subscription, _now() + call.seconds)
-
-    def has_to_look(self, id_: str) -> None:
-        """What was heard last is that it has to look, or that something has happened."""
-        self.waits_on.pop(id_, None)
-
-    def forget(self) -> None:
-        """In a fork's child: all that was the parent's."""
-        self.asked, self.waits_on = {}, {}
-
-    def learn(self, claim: str, sent: float, outcome: TakeOutcome) -> None:
-        """What came of a take that was sent at `sent`."""
-        place = read_place(outcome.seen) if isinstance(outcome, Queued) else None
-        if place is None or not isinstance(outcome, Queued):
-            self.asked.pop(id_of(claim), None)
-            self.waits_on.pop(id_of(claim), None)
-            return
-        if len(self.asked) > _REMEMBERED:
-            self.asked.clear()
-        self.asked[place.id] = _Asked(sent, outcome)
-
-    def answer(self, claim: str, ask: Ask) -> Queued | None:
-        """The refusal that the server has sent already, unless it has to be asked."""
-        held, asked = self.waits_on.get(id_of(claim)), self.asked.get(id_of(claim))
-        if held is None:
-            self._drop_one()
-        elif asked is not None and ask.queue is not None and self.is_current(held.subscription):
-            return _go_on(held, asked, ask)
-        else:
-            self.waits_on.pop(id_of(claim), None)
-        return None
-
-    def _drop_one(self) -> None:
-        """Who gives up leaves words behind; nobody else would look at them again."""
-        for id_, held in list(self.waits_on.items())[:1]:
-            if held.until < _now():
-                self.waits_on.pop(id_, None)
-
-
-def _go_on(held: _Held, asked: _Asked, ask: Ask) -> Queued | None:
-    now = _now()
-    if now >= held.until or now - asked.sent > _LOOKS_EVERY * ask.ttl:
-        return None
-    return replace(asked.outcome, retry_after=held.until - now)
-
-
-class SubscriptionHub(Refusals, ReaderRole[Seat, Waiter]):
+class SubscriptionHub(ReaderRole[Seat, Waiter]):
     """Who waits in one process or loop. `commands` has the inbox, which a fork's child changes."""
 
     def __init__(self, commands: Commands) -> None:
-        Refusals.__init__(self)
-        ReaderRole.__init__(self, Seat)
+        super().__init__(Seat)
         self._commands = commands
+        self.asked: dict[str, _Asked] = {}
+        """The last takes of those in line."""
+        self.waits_on: dict[str, _Rest] = {}
+        """Who may go on waiting."""
         self._todo: deque[str] = deque()
         self._missed: dict[str, float] = {}
         self._looked: dict[str, tuple[Subscription, int]] = {}
@@ -250,9 +207,6 @@ class SubscriptionHub(Refusals, ReaderRole[Seat, Waiter]):
             await self._until(host, waiter, until)
         finally:
             self._leave(waiter, until)
-
-    def is_current(self, subscription: Subscription) -> bool:
-        return subscription is self._seat.subscription
 
     def _leave_behind(self, place: Place | None) -> None:
         """A connection that led to another server than the one where the place is: close it."""
@@ -305,9 +259,8 @@ class SubscriptionHub(Refusals, ReaderRole[Seat, Waiter]):
         place = waiter.place
         if place is None:
             return True
-        return place.looks_on and self._looked_at(subscription, place) != _messages_on(
-            subscription, waiter
-        )
+        known = self._looked_at(subscription, place)
+        return place.looks_on and known != subscription.messages_for(waiter)
 
     def _looked_at(self, subscription: Subscription, place: Place) -> int | None:
         """How much had been heard when it last went to look; None if it never did."""
@@ -318,14 +271,41 @@ class SubscriptionHub(Refusals, ReaderRole[Seat, Waiter]):
         self._waiters.pop(waiter, None)
         if waiter.place is not None and _now() < min(until, waiter.look_at):
             # Something has happened: it asks the server.
-            self.has_to_look(waiter.place.id)
+            self.waits_on.pop(waiter.place.id, None)
         subscription, place = self._seat.subscription, waiter.place
         if place and subscription and (place.looks_on or place.at <= subscription.since):
-            if len(self._looked) > _REMEMBERED:
-                self._looked.clear()
             # Who leaves looks, and comes back knowing all that was heard by now.
-            self._looked[place.id] = (subscription, _messages_on(subscription, waiter))
+            _keep(self._looked, place.id, (subscription, subscription.messages_for(waiter)))
         self._wake_one()
+
+    # -- takes that need not be sent ----------------------------------------------------------
+
+    def learn(self, claim: str, sent: float, outcome: TakeOutcome) -> None:
+        """What came of a take that was sent at `sent`."""
+        place = read_place(outcome.seen) if isinstance(outcome, Queued) else None
+        if place is None or not isinstance(outcome, Queued):
+            self.asked.pop(id_of(claim), None)
+            self.waits_on.pop(id_of(claim), None)
+        else:
+            _keep(self.asked, place.id, _Asked(sent, outcome))
+
+    def answer(self, claim: str, ask: Ask) -> Queued | None:
+        """The refusal that the server has sent already, unless it has to be asked."""
+        now, id_ = _now(), id_of(claim)
+        for other, rest in list(self.waits_on.items())[:1]:
+            if rest.until < now:
+                # Who gives up leaves it behind; nobody else would look at it again.
+                self.waits_on.pop(other, None)
+        rest_of_claim, asked = self.waits_on.get(id_), self.asked.get(id_)
+        if rest_of_claim is None:
+            return None
+        subscription, until = rest_of_claim
+        if asked is None or ask.queue is None or subscription is not self._seat.subscription:
+            self.waits_on.pop(id_, None)
+            return None
+        if now >= until or now - asked.sent > _LOOKS_EVERY * ask.ttl:
+            return None
+        return replace(asked.outcome, retry_after=until - now)
 
     # -- waiting: one reads, the others sleep -------------------------------------------------
 
@@ -355,7 +335,7 @@ class SubscriptionHub(Refusals, ReaderRole[Seat, Waiter]):
             return
         try:
             subscription = seat.subscription
-            while subscription and (message := await _next(subscription, -inf)) is not None:
+            while subscription and (message := await subscription.next(-inf)) is not None:
                 self._receive(subscription, message)
         except (Broken, hiredis.ProtocolError) as error:
             self._lose(seat, error)
@@ -380,7 +360,7 @@ class SubscriptionHub(Refusals, ReaderRole[Seat, Waiter]):
                 if _now() >= end:
                     return
                 self._send(subscription, end)
-                message = await _next(subscription, end)
+                message = await subscription.next(end)
                 if message is not None:
                     self._receive(subscription, message)
                     waiter.told = waiter.told or waiter.look_at == -inf
@@ -397,44 +377,31 @@ class SubscriptionHub(Refusals, ReaderRole[Seat, Waiter]):
     async def _open(self, host: Host, seat: Seat, until: float) -> Subscription:
         subscription = Subscription(await host.open_subscriber(until), self._inbox)
         try:
-            await self._begin(host, subscription, until)
+            subscription.ask(self._inbox, until)
+            while self._inbox not in subscription.confirmed:
+                message = await subscription.connection.next(until)
+                if message is not None:
+                    self._receive(subscription, message)
+                elif _now() >= until:
+                    raise Broken("no answer in time", sent=True, late=True)
+            subscription.since = await host.server_time(until)
         except BaseException:
             subscription.connection.close()
             raise
         seat.subscription = subscription
         seat.failures = 0
-        self._todo.extend(it for waiter in list(self._waiters) for it in waiter.channels)
+        self._todo.extend(name for it in list(self._waiters) for name in it.channels)
         return subscription
-
-    async def _begin(self, host: Host, subscription: Subscription, until: float) -> None:
-        inbox = self._inbox
-        self._ask(subscription, inbox, until)
-        while inbox not in subscription.confirmed:
-            message = await subscription.connection.next(until)
-            if message is not None:
-                self._receive(subscription, message)
-            elif _now() >= until:
-                raise Broken("no answer in time", sent=True, late=True)
-        subscription.since = await host.server_time(until)
 
     def _send(self, subscription: Subscription, until: float) -> None:
         while self._todo:
             channel = self._todo.popleft()
             if channel not in subscription.asked:
-                self._ask(subscription, channel, until)
-        if len(subscription.asked) > _CHANNELS:
-            self._forget(subscription, until)
-
-    def _ask(self, subscription: Subscription, channel: str, until: float) -> None:
-        subscription.asked[channel] = None
-        subscription.connection.send(pack("SUBSCRIBE", channel), until)
-
-    def _forget(self, subscription: Subscription, until: float) -> None:
-        used = {it for waiter in list(self._waiters) for it in waiter.channels}
-        used.add(self._inbox)
-        for channel in [channel for channel in subscription.asked if channel not in used][
-            : _CHANNELS // 2
-        ]:
+                subscription.ask(channel, until)
+        if len(subscription.asked) <= _CHANNELS:
+            return
+        used = {self._inbox, *(name for it in list(self._waiters) for name in it.channels)}
+        for channel in [name for name in subscription.asked if name not in used][: _CHANNELS // 2]:
             del subscription.asked[channel]
             subscription.confirmed.discard(channel)
             subscription.connection.send(pack("UNSUBSCRIBE", channel), until)
@@ -471,47 +438,38 @@ class SubscriptionHub(Refusals, ReaderRole[Seat, Waiter]):
         if name == subscription.inbox and kind == b"message":
             self._receive_call(subscription, payload)
             return
-        channel = name.decode()
-        if kind == b"subscribe":
-            if channel in subscription.asked:
-                subscription.confirmed.add(channel)
-            self._ring(channel)
-        elif kind == b"message":
-            looked_for = payload != _LOOK_ON
-            if looked_for:
-                subscription.messages[channel] = subscription.messages.get(channel, 0) + 1
-            for waiter in list(self._waiters):
-                if channel in waiter.channels and (looked_for or waiter.place is None):
-                    waiter.told = True
-                    waiter.bell.ring()
+        channel, payload_counts = name.decode(), payload != _LOOK_ON
+        if kind == b"subscribe" and channel in subscription.asked:
+            subscription.confirmed.add(channel)
+        if kind == b"message" and payload_counts:
+            subscription.messages[channel] = subscription.messages.get(channel, 0) + 1
+        for waiter in list(self._waiters):
+            if channel not in waiter.channels:
+                continue
+            if kind == b"subscribe":
+                waiter.bell.ring()
+            elif kind == b"message" and (payload_counts or waiter.place is None):
+                waiter.told = True
+                waiter.bell.ring()
 
     def _receive_call(self, subscription: Subscription, payload: bytes) -> None:
         call = read_call(payload)
         if call is None:
             return
         if call.rest:
-            self.remember(call, subscription)
+            rest = _Rest(subscription, _now() + call.seconds)
+            _keep(self.waits_on, call.id, rest)
             return
         at = _now() + call.seconds if call.seconds else -inf
-        self.has_to_look(call.id)
+        self.waits_on.pop(call.id, None)
         for waiter in list(self._waiters):
             if waiter.place is not None and waiter.place.id == call.id:
-                self._call(waiter, at)
+                # Who was told to look earlier may be the one who looks for others.
+                if at < waiter.look_at:
+                    waiter.look_at = at
+                    waiter.bell.ring()
                 return
-        if len(self._missed) > _REMEMBERED:
-            self._missed.clear()
-        self._missed[call.id] = min(at, self._missed.get(call.id, inf))
-
-    def _call(self, waiter: Waiter, at: float) -> None:
-        # Who was told to look earlier may be the one who looks for others.
-        if at < waiter.look_at:
-            waiter.look_at = at
-            waiter.bell.ring()
-
-    def _ring(self, channel: str) -> None:
-        for waiter in list(self._waiters):
-            if channel in waiter.channels:
-                waiter.bell.ring()
+        _keep(self._missed, call.id, min(at, self._missed.get(call.id, inf)))
 
     # -- the end ------------------------------------------------------------------------------
 
@@ -530,16 +488,11 @@ class SubscriptionHub(Refusals, ReaderRole[Seat, Waiter]):
         self._seat.drop()
         self._seat_anew()
         self._waiters, self._missed, self._looked = {}, {}, {}
-        self.forget()
+        self.asked, self.waits_on = {}, {}
         self._todo.clear()
 
 
-async def _next(subscription: Subscription, until: float) -> Any:
-    """The next message, unless what it would say is of another incarnation. Raises Broken."""
-    if subscription.outdated:
-        raise Broken("it led to another incarnation of the server", sent=True)
-    return await subscription.connection.next(until)
-
-
-def _messages_on(subscription: Subscription, waiter: Waiter) -> int:
-    return subscription.messages.get(waiter.channels[-1], 0)
+def _keep(memory: dict[str, T], id_: str, value: T) -> None:
+    if len(memory) > _REMEMBERED:
+        memory.clear()
+    memory[id_] = value
