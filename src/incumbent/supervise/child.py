@@ -24,7 +24,6 @@ from incumbent.supervise.processes import (
     below,
     children,
     descendants,
-    group_members,
     namespace_members,
     send,
 )
@@ -126,10 +125,10 @@ class Child:
 
     def members(self) -> list[int] | None:
         """The living of the tree, CMD included; None where the system does not list them."""
+        if not self._guarded:
+            return None
         if self._inode:
             return [pid for pid in namespace_members(self._inode) if pid != self._term.init_pid]
-        if not self._guarded:
-            return group_members(self.pid)
         return descendants(os.getpid(), but=self._guard.spared)
 
     def tree_lives(self) -> bool:
@@ -166,8 +165,8 @@ class Child:
         except ProcessLookupError:
             return True
         except PermissionError:
-            return False
-        return self.members() == []
+            pass
+        return False
 
     def _our_children(self) -> set[int] | None:
         found = children()
@@ -205,7 +204,7 @@ class Child:
     def _started(self) -> list[int] | None:
         """`members` without CMD, found without reading every process of the host if possible."""
         if not self._guarded:
-            return self.members()
+            return None
         try:
             # The pid of a CMD that was waited for may belong to another process by now.
             found = below(self.pid) if self.status is None else []

@@ -1,4 +1,4 @@
-"""The processes of this host, read from /proc: groups, descendants, namespaces, marked ones.
+"""The processes of this host, read from /proc: descendants, namespaces, marked ones.
 
 Zombies do not count unless a function says so: they hold nothing and do nothing.
 """
@@ -9,15 +9,7 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
-__all__ = [
-    "below",
-    "children",
-    "descendants",
-    "group_members",
-    "marked",
-    "namespace_members",
-    "send",
-]
+__all__ = ["below", "children", "descendants", "marked", "namespace_members", "send"]
 
 
 def send(pids: Iterable[int], signum: int) -> None:
@@ -27,39 +19,28 @@ def send(pids: Iterable[int], signum: int) -> None:
             os.kill(pid, signum)
 
 
-def _pids() -> list[int]:
-    try:
-        return [int(entry) for entry in os.listdir("/proc") if entry.isdecimal()]  # noqa: PTH208
-    except OSError:
-        return []
-
-
 def _read(path: str) -> bytes:
     with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - read for every process
         return file.read()
 
 
-def _living() -> Iterator[tuple[int, int, int]]:
-    """Process, parent, group."""
-    for pid in _pids():
+def _living() -> Iterator[tuple[int, int]]:
+    """Process, parent; none where the system does not list them."""
+    pids: list[int] = []
+    with suppress(OSError):
+        pids = [int(entry) for entry in os.listdir("/proc") if entry.isdecimal()]  # noqa: PTH208
+    for pid in pids:
         with suppress(OSError, ValueError):
             # The name may hold blanks and brackets; what follows its last bracket is regular.
-            state, parent, group = _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()[:3]
+            state, parent = _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()[:2]
             if state not in (b"Z", b"X"):
-                yield pid, int(parent), int(group)
-
-
-def group_members(group: int) -> list[int] | None:
-    """The living processes of a process group; None where the system does not list them."""
-    if not _pids():
-        return None
-    return [pid for pid, _, its_group in _living() if its_group == group]
+                yield pid, int(parent)
 
 
 def descendants(ancestor: int, but: Iterable[int] = ()) -> list[int]:
     """The living below `ancestor`, without `but` and what is below those."""
     below: dict[int, list[int]] = {}
-    for pid, parent, _ in _living():
+    for pid, parent in _living():
         below.setdefault(parent, []).append(pid)
     found: list[int] = []
     spared, open_ = set(but), [ancestor]
@@ -108,23 +89,19 @@ def _children_of_all_threads(pid: int) -> list[int]:
 
 def namespace_members(inode: int) -> list[int]:
     """The living whose PID namespace has this inode number."""
-    return [pid for pid, _, _ in _living() if _namespace(pid) == inode]
-
-
-def _namespace(pid: int) -> int:
-    try:
-        return os.stat(f"/proc/{pid}/ns/pid").st_ino  # noqa: PTH116
-    except OSError:
-        return 0
+    found: list[int] = []
+    for pid, _ in _living():
+        with suppress(OSError):
+            if os.stat(f"/proc/{pid}/ns/pid").st_ino == inode:  # noqa: PTH116
+                found.append(pid)
+    return found
 
 
 def marked(mark: bytes) -> list[int]:
-    """The living with `mark` in the environment that they were started with."""
-    return [pid for pid, _, _ in _living() if pid != os.getpid() and _has(pid, mark)]
-
-
-def _has(pid: int, mark: bytes) -> bool:
-    try:
-        return mark in _read(f"/proc/{pid}/environ").split(b"\0")
-    except OSError:
-        return False
+    """The living with `mark` in the environment that they were started with, but ourselves."""
+    found: list[int] = []
+    for pid, _ in _living():
+        with suppress(OSError):
+            if pid != os.getpid() and mark in _read(f"/proc/{pid}/environ").split(b"\0"):
+                found.append(pid)
+    return found
