@@ -10,7 +10,7 @@ from incumbent.durations import say_seconds
 from incumbent.errors import StoreError, StoreUnavailable
 from incumbent.policy import TTL_DEFAULT
 from incumbent.protocol.port import run
-from incumbent.stores.findings import Finding, about_clock, about_start, about_trip
+from incumbent.stores.findings import Finding, about_clock, about_start, about_trip, found
 from incumbent.stores.redis.dial import dial
 from incumbent.stores.redis.driver import Site
 from incumbent.stores.redis.errors import answered_error
@@ -31,10 +31,10 @@ def examine(ttl: float, site: Site, until: float) -> list[Finding]:
     """What there is to say of one server. Looks also at one that would be refused."""
 
     def program() -> Program[list[Finding]]:
-        found = yield from diagnosis(ttl, site.restart_wait, clock.now, clock.wall, marked=True)
-        found += yield from look_at_resync()
-        found += yield from look_at_marker(site, ttl)
-        return found
+        findings = yield from diagnosis(ttl, site.restart_wait, clock.now, clock.wall, marked=True)
+        findings += yield from look_at_resync()
+        findings += yield from look_at_marker(site, ttl)
+        return findings
 
     try:
         wire = dial(site, until)
@@ -71,52 +71,47 @@ def diagnosis(
         if isinstance(answer, Exception):
             raise answered_error(str(answer), "the server")
     facts = read_facts(info)
-    return [
-        *_about(facts),
-        _about_memory(facts),
-        _about_disk(facts, save),
-        *([] if marked else [_about_start(facts, ttl if wait is None else wait)]),
-        about_clock(abs(int(time[0]) + int(time[1]) / 1e6 - wall())),
-        about_trip(trip, ttl),
-    ]
-
-
-def _about(facts: Facts) -> list[Finding]:
-    what = f"{facts.product} {facts.version}, role {facts.role}"
-    found = [("ok" if facts.role == "master" else "error", what, _MASTER[facts.role != "master"])]
+    findings = [_about_role(facts), _REPLICATED, _about_memory(facts), _about_disk(facts, save)]
     if facts.product == "Dragonfly":
-        found.append(("warning", "not tested on Dragonfly", "try it with your failures first"))
-    replicas = "a failover can lose the newest leases: fence at the resource"
-    found.append(("warning", "replication is asynchronous", replicas))
-    return found
+        findings.insert(1, _UNTESTED)
+    if not marked:
+        # A server says whole seconds.
+        since = about_start("up for", facts.uptime, ttl if wait is None else wait, error=1.0)
+        findings.append(since)
+    apart = abs(int(time[0]) + int(time[1]) / 1e6 - wall())
+    return [*findings, about_clock(apart), about_trip(trip, ttl)]
 
 
-_MASTER: Final = ("", "use the address of the master")
+_UNTESTED: Final = ("warning", "not tested on Dragonfly", "try it with your failures first")
+_REPLICATED: Final = (
+    "warning",
+    "replication is asynchronous",
+    "a failover can lose the newest leases: fence at the resource",
+)
+
+
+def _about_role(facts: Facts) -> Finding:
+    what = f"{facts.product} {facts.version}, role {facts.role}"
+    is_master = facts.role == "master"
+    return found(is_master, what, advice="use the address of the master", level="error")
 
 
 def _about_memory(facts: Facts) -> Finding:
-    what = f"maxmemory {facts.maxmemory or 'unlimited'}, policy {facts.policy}"
-    if facts.evicts:
-        return ("error", f"{what}: leases may be evicted", "set maxmemory-policy noeviction")
-    return ("ok", f"{what}: leases are not evicted", "")
+    what = f"maxmemory {facts.maxmemory or 'unlimited'}, policy {facts.policy}: leases"
+    fine, otherwise = f"{what} are not evicted", f"{what} may be evicted"
+    advice = "set maxmemory-policy noeviction"
+    return found(not facts.evicts, fine, otherwise, advice, level="error")
 
 
 def _about_disk(facts: Facts, save: Any) -> Finding:
-    if facts.aof:
-        return ("ok", "appendonly is on: tokens, history and used slots survive a restart", "")
-    if not isinstance(save, list) or len(save) < 2:
-        how = "appendonly is off"
-    else:
-        how = f"appendonly is off, save {save[1].decode() or 'off'}"
-    return (
-        "warning",
-        f"{how}: a restart loses leases; restart_wait covers their holders",
+    is_known = isinstance(save, list) and len(save) >= 2
+    how = f", save {save[1].decode() or 'off'}" if is_known else ""
+    return found(
+        facts.aof,
+        "appendonly is on: tokens, history and used slots survive a restart",
+        f"appendonly is off{how}: a restart loses leases; restart_wait covers their holders",
         "set appendonly yes to keep tokens, history and switches",
     )
-
-
-def _about_start(facts: Facts, wait: float) -> Finding:
-    return about_start("up for", facts.uptime, wait, error=1.0)  # a server says whole seconds
 
 
 # -- its marker -----------------------------------------------------------------------------------
@@ -131,41 +126,30 @@ def look_at_marker(site: Site, ttl: float) -> Program[list[Finding]]:
         raise answered_error(str(info), site.where)
     facts, now = read_facts(info), int(time[0]) + int(time[1]) / 1e6
     try:
-        found = [read_mark(raw, site.where, key) for key, raw in zip(keys, markers, strict=False)]
+        marks = [read_mark(raw, site.where, key) for key, raw in zip(keys, markers, strict=False)]
     except StoreUnavailable as error:
         return [("error", str(error), "stop the instances of the other version first")]
     start = int((now - facts.uptime) * 1e6)
-    mark = next((it for it in found if it is not None and it.is_of(facts, start)), None)
-    longest = max((it.longest / 1000 for it in found if it), default=0.0)
+    mark = next((mark for mark in marks if mark is not None and mark.is_of(facts, start)), None)
+    longest = max((mark.longest / 1000 for mark in marks if mark), default=0.0)
     wait = wait_after_restart(site.restart_wait, ttl, longest)
-    if mark is None:
-        what = "new, restarted, promoted or emptied since it was last asked for a lease"
-        left = wait
-    else:
+    what, age = "new, restarted, promoted or emptied since it was last asked for a lease", 0.0
+    if mark is not None:
         age = max(0.0, min(now - mark.since / 1e6, clock.wall() - mark.seen / 1e6))
         what = f"the same server with the same data for {say_seconds(float(int(age)))}"
-        left = wait - age
     what = f"{what}, restart_wait {say_seconds(wait)}"
-    if left > 0:
-        todo = f"wait {say_seconds(left)} from the first request on, or name restart_wait=0"
-        return [
-            ("warning", f"{what}: it grants nothing yet", todo),
-            *_about_wait(site, longest, ttl),
-        ]
-    return [("ok", what, ""), *_about_wait(site, longest, ttl)]
-
-
-def _about_wait(site: Site, longest: float, ttl: float) -> list[Finding]:
-    """What a restart without data costs, of which nobody can learn how long the ttls were."""
+    advice = f"wait {say_seconds(wait - age)} from the first request on, or name restart_wait=0"
+    findings = [found(age >= wait, what, f"{what}: it grants nothing yet", advice)]
+    # What a restart without data costs, after which nobody can learn how long the ttls were.
     believed = max(longest, ttl)
     after_a_wipe = TTL_DEFAULT if site.restart_wait is None else site.restart_wait
-    if believed <= after_a_wipe:
-        return []
-    what = (
-        f"after a wipe it grants {say_seconds(after_a_wipe)} later, and holders may believe for"
-        f" {say_seconds(believed)}"
-    )
-    return [("warning", what, f"name restart_wait={say_seconds(believed)}")]
+    if believed > after_a_wipe:
+        what = (
+            f"after a wipe it grants {say_seconds(after_a_wipe)} later, and holders may believe"
+            f" for {say_seconds(believed)}"
+        )
+        findings.append(("warning", what, f"name restart_wait={say_seconds(believed)}"))
+    return findings
 
 
 def look_at_resync() -> Program[list[Finding]]:
