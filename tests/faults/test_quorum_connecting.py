@@ -12,8 +12,7 @@ import pytest
 from incumbent import clock
 from incumbent.errors import StoreError, StoreUnavailable
 from incumbent.model import Ask, Granted
-from incumbent.stores.quorum import dialing
-from incumbent.stores.quorum.link import Link
+from incumbent.stores.quorum.links import Dialer, Link
 from tests.faults.quorum_world import Members, Party, party
 from tests.support.pace import took
 
@@ -34,13 +33,13 @@ def three() -> Iterator[Members]:
 @pytest.fixture
 def begun(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
     """How many connections to each node were begun."""
-    counts, connect = Counter[int](), dialing.Dialer.connect
+    counts, connect = Counter[int](), Dialer.connect
 
-    def counted(dialer: dialing.Dialer, node: int, until: float) -> Link:
+    def counted(dialer: Dialer, node: int, until: float) -> Link:
         counts[node] += 1
         return connect(dialer, node, until)
 
-    monkeypatch.setattr(dialing.Dialer, "connect", counted)
+    monkeypatch.setattr(Dialer, "connect", counted)
     return counts
 
 
@@ -79,15 +78,15 @@ def test_who_cannot_wait_for_a_connection_begins_no_heap_of_them(
 def test_a_connection_that_hangs_does_not_keep_new_ones_from_being_tried(
     three: Members, begun: Counter[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    counted, healed = dialing.Dialer.connect, threading.Event()
+    counted, healed = Dialer.connect, threading.Event()
 
-    def hanging(dialer: dialing.Dialer, node: int, until: float) -> Link:
+    def hanging(dialer: Dialer, node: int, until: float) -> Link:
         if healed.is_set():
             return counted(dialer, node, until)
         time.sleep(max(0.0, until - clock.now()))
         raise StoreUnavailable("no answer")
 
-    monkeypatch.setattr(dialing.Dialer, "connect", hanging)
+    monkeypatch.setattr(Dialer, "connect", hanging)
     with party(three.url(TRUSTED)) as one:
         assert try_for(one, 0.2, within=0.05)[1] is None
         healed.set()

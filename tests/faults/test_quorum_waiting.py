@@ -17,7 +17,7 @@ from incumbent import Lock, clock
 from incumbent.errors import StoreUnavailable
 from incumbent.model import Ask, Granted, Key, Refused, Released
 from incumbent.net.readers import subscription_losses
-from incumbent.stores.quorum import hub
+from incumbent.stores.quorum import waiting
 from incumbent.stores.redis.names import Naming
 from tests.faults.quorum_world import Members, Party, channel_of, party, soon
 from tests.support.forks import exit_code, fork
@@ -187,7 +187,7 @@ def test_a_frozen_server_holds_up_no_wait(three: Members, held: Held, side: str,
 def test_the_words_of_a_majority_count_at_once(
     three: Members, held: Held, side: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hub, "LINGER", 5.0)
+    monkeypatch.setattr(waiting, "LINGER", 5.0)
     with held.waiting(side, 3) as waits:
         listened_to(three, held.one.key)
         eventually(lambda: all_looked_at(held))
@@ -208,7 +208,7 @@ def test_the_word_of_one_server_counts_a_moment_later(
         began = clock.now()
         told_on(three.all[1].server, held.one.key)
         waits.longest()
-        assert lasted(began, hub.LINGER * 0.8, 0.3)
+        assert lasted(began, waiting.LINGER * 0.8, 0.3)
 
 
 @pytest.mark.parametrize("side", SIDES)

@@ -1,8 +1,9 @@
-"""The asynchronous side: `rounds` awaited, with one connection of each loop's own to each node."""
+"""The asynchronous side: operations awaited, by one connection to each node in each event loop."""
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -14,24 +15,16 @@ from incumbent.model import Key
 from incumbent.net.readers import LoopWakeup, Wakeup
 from incumbent.stores.loops import LoopEnd
 from incumbent.stores.plan import Plan
-from incumbent.stores.quorum.aio_waiting import WireEars
 from incumbent.stores.quorum.ballots import Silent
 from incumbent.stores.quorum.dialect import as_eval
-from incumbent.stores.quorum.nodes import (
-    NOT_ASKED,
-    Enough,
-    Node,
-    Panel,
-    Quorum,
-    Reply,
-    welcome,
-)
+from incumbent.stores.quorum.nodes import NOT_ASKED, Node, Panel, Quorum, Reply, welcome
 from incumbent.stores.quorum.operations import Operations, carry_out
-from incumbent.stores.quorum.seats import Ears
+from incumbent.stores.quorum.panel import ConnectedPanel
+from incumbent.stores.quorum.waiting import CONNECTED, Message, Subscribers
 from incumbent.stores.redis.aiodial import dial
 from incumbent.stores.redis.aiowire import AsyncWire
 from incumbent.stores.redis.errors import Broken, Mismatch, exchange_error
-from incumbent.stores.redis.exchange import UNUSABLE, is_forgotten
+from incumbent.stores.redis.exchange import UNUSABLE
 from incumbent.stores.redis.exchange import carry_out as visit
 from incumbent.stores.redis.resp import Step
 
@@ -39,152 +32,106 @@ __all__ = ["AsyncPanel", "AsyncQuorumStore"]
 
 T = TypeVar("T")
 
-_GLANCE: Final = 0.01
-"""Seconds for which the rest is waited for once the answers suffice."""
 _GRACE: Final = 0.03
 _FIRST_GRACE: Final = 0.5
 _LONGEST: Final = 2.0
 
 
-class AsyncPanel(Panel):
-    """See panel.Panel. The connections are shared by all tasks of the loop."""
+class AsyncPanel(ConnectedPanel):
+    """See Panel. The connections are shared by all tasks of the loop."""
 
     def __init__(self, wires: _Wires) -> None:
-        self._wires, self.quorum = wires, wires.quorum
-        self._pending: dict[int, asyncio.Future[Any]] = {}
+        super().__init__(wires.quorum, wires.nodes)
+        self._wires = wires
+        self._futures: dict[int, asyncio.Future[Any]] = {}
+        self._loop = asyncio.get_running_loop()
+        self._wakeup: asyncio.Future[None] | None = None
 
     @property
-    def born(self) -> list[float | None]:
-        """See Panel.born."""
-        return [None if wire is None else wire.born for wire in self._wires.all]
+    def connections(self) -> Sequence[AsyncWire | None]:  # type: ignore[override]
+        return self._wires.all
 
     @property
     def blank(self) -> bool:
-        """See Panel.blank."""
         return all(self._wires.blank)
 
     async def open(self, until: float) -> None:
-        """See Panel.open."""
         await self._wires.fill(until)
 
     async def rest(self, seconds: float) -> None:
-        """See Panel.rest."""
         await asyncio.sleep(seconds)
 
     def owe(self, node: int, key: Key, claim: str, ballot: int) -> None:
-        """See Panel.owe."""
-        owes = partial(self._wires.nodes[node].owes, key, claim, ballot)
-        pending = self._pending.get(node)
-        if pending is None:
+        owes = partial(self.nodes[node].owes, key, claim, ballot)
+        future = self._futures.get(node)
+        if future is None:
             owes()
         else:
             # Perhaps it does confirm it, only later.
-            pending.add_done_callback(lambda it: owes() if _failed(it) else None)
+            future.add_done_callback(lambda done: None if _is_confirmed(done) else owes())
 
-    async def ask(
-        self, steps: Sequence[Step | None], until: float, enough: Enough | None = None
-    ) -> list[Reply]:
-        """See Panel.ask."""
-        hearing = _Hearing(self._wires, steps, enough)
-        self._pending = hearing.post(until)
-        return await hearing.wait()
-
-
-class _Hearing:
-    """One round: the answers come by callbacks, and whoever waits is told once."""
-
-    def __init__(self, wires: _Wires, steps: Sequence[Step | None], enough: Enough | None) -> None:
-        self._wires = wires
-        self._steps = steps
-        self._enough = enough
-        self._heard: list[Reply | None] = [None] * len(steps)
-        self._loop = asyncio.get_running_loop()
-        self._done: asyncio.Future[None] = self._loop.create_future()
-        self._timer: asyncio.TimerHandle | None = None
-        self._pending: dict[int, asyncio.Future[Any]] = {}
-        self._until = 0.0
-
-    def post(self, until: float) -> dict[int, asyncio.Future[Any]]:
-        """Write to all."""
-        self._until = until
-        pending = self._pending
-        for node, step in enumerate(self._steps):
-            wire = self._wires.all[node]
-            if wire is None:
-                self._heard[node] = self._wires.nodes[node].silent()
-            elif step is None:
-                self._heard[node] = NOT_ASKED
-            else:
-                try:
-                    pending[node] = wire.ask(step.payload, until, step.answers)
-                except Broken as error:
-                    self._heard[node] = self._wires.failed(node, error)
-        for node, future in pending.items():
-            future.add_done_callback(partial(self._hear, node))
-        return pending
-
-    def _hear(self, node: int, future: asyncio.Future[Any]) -> None:
-        step = self._steps[node]
-        if future.cancelled() or step is None:
-            heard: Reply = NOT_ASKED
-        elif (error := future.exception()) is not None:
-            heard = self._wires.failed(node, error)
-        else:
-            self._wires.slow.discard(node)
-            heard = [future.result()] if step.answers == 1 else list(future.result())
-            if is_forgotten(heard[0]) and step.answers == 1:
-                heard_later = self._ask_with_script(node, step)
-                if heard_later is None:
-                    return
-                heard = heard_later
-        self._heard[node] = heard
-        self._look()
-
-    def _ask_with_script(self, node: int, step: Step) -> Silent | None:
-        """Once more with the script in it, at once: others may be silent for long."""
+    def _write(self, node: int, step: Step, until: float) -> Silent | None:
+        self._futures.pop(node, None)
         wire = self._wires.all[node]
         if wire is None:
             return NOT_ASKED
         try:
-            future = wire.ask(as_eval(step.payload), self._until)
+            future = wire.ask(step.payload, until, step.answers)
         except Broken as error:
-            return self._wires.failed(node, error)
-        self._pending[node] = future
-        future.add_done_callback(partial(self._hear, node))
+            return self._failed(node, error)
+        self._futures[node] = future
+        future.add_done_callback(self._wake)
         return None
 
-    def _look(self) -> None:
-        if self._done.done():
-            return
-        if None not in self._heard:
-            self._finish()
-        elif self._timer is None and self._enough is not None and self._enough(self._heard):
-            missing = {node for node, it in enumerate(self._heard) if it is None}
-            if missing <= self._wires.slow:
-                self._finish()
-            else:
-                self._timer = self._loop.call_later(_GLANCE, self._finish)
+    def _wake(self, _: object = None) -> None:
+        if self._wakeup is not None and not self._wakeup.done():
+            self._wakeup.set_result(None)
 
-    def _finish(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        if not self._done.done():
-            self._done.set_result(None)
-
-    async def wait(self) -> list[Reply]:
-        """What was heard; Silent for those that nobody waits for any more."""
-        if None in self._heard:
+    async def _read_some(
+        self, replies: list[Reply | None], steps: Sequence[Step | None], by: float, until: float
+    ) -> bool:
+        missing = [node for node, reply in enumerate(replies) if reply is None]
+        while not (done := [node for node in missing if self._futures[node].done()]):
+            if _now() >= by:
+                return False
+            self._wakeup = self._loop.create_future()
+            # At `until` the connection itself ends the waiting.
+            timer = self._loop.call_later(by - _now(), self._wake) if by < until else None
             try:
-                await self._done
+                await self._wakeup
             finally:
-                if self._timer is not None:
-                    self._timer.cancel()
-        return [self._late(node) if it is None else it for node, it in enumerate(self._heard)]
+                self._wakeup = None
+                if timer is not None:
+                    timer.cancel()
+        for node in done:
+            replies[node] = self._reply_of(node, steps[node], until)
+        return True
 
-    def _late(self, node: int) -> Silent:
-        self._wires.slow.add(node)
-        where = self._wires.nodes[node].site.where
-        return Silent(exchange_error(Broken("no answer in time", sent=True), where), sent=True)
+    def _reply_of(self, node: int, step: Step | None, until: float) -> Reply | None:
+        future = self._futures[node]
+        if future.cancelled() or step is None:
+            return NOT_ASKED
+        if (error := future.exception()) is not None:
+            lost = error if isinstance(error, Exception) else Broken(str(error), sent=True)
+            return self._failed(node, lost)
+        self._wires.slow.discard(node)
+        reply = [future.result()] if step.answers == 1 else list(future.result())
+        return self._replied(node, step, reply, until)
+
+    def _failed(self, node: int, error: Exception) -> Silent:
+        if isinstance(error, Broken) and error.late and not error.sent:
+            return NOT_ASKED
+        return super()._failed(node, error)
+
+    def _is_slow(self, node: int) -> bool:
+        return node in self._wires.slow
+
+    def _leave(self, node: int, step: Step | None) -> None:
+        slow = self._wires.slow
+        slow.add(node)
+        self._futures[node].add_done_callback(
+            lambda done: None if _is_lost(done) else slow.discard(node)
+        )
 
 
 class _Wires:
@@ -202,14 +149,6 @@ class _Wires:
         self.made: WeakSet[AsyncWire] = WeakSet()
         self._dialing: dict[int, asyncio.Task[None]] = {}
         self.end = LoopEnd(self.let_go)
-
-    def failed(self, node: int, error: BaseException) -> Silent:
-        """The connection brought no answer."""
-        said = error if isinstance(error, Exception) else Broken(str(error), sent=True)
-        if isinstance(said, Broken) and said.late and not said.sent:
-            return NOT_ASKED
-        sent = not isinstance(said, Broken) or said.sent
-        return Silent(exchange_error(said, self.nodes[node].site.where), sent=sent)
 
     async def fill(self, until: float) -> None:
         """See Panel.open."""
@@ -285,7 +224,7 @@ class _Wires:
                 paid = wire.ask(revoke, _now() + _LONGEST)
             except Broken:
                 return
-            paid.add_done_callback(_failed)
+            paid.add_done_callback(_is_lost)
 
     def forget_broken(self) -> None:
         """Those that the server closed, or that were silent for too long."""
@@ -302,6 +241,69 @@ class _Wires:
         for wire in list(self.made):
             wire.close()
         self._also_let_go()
+
+
+class AsyncSubscribers:
+    """See Subscribers."""
+
+    interruptible = True
+
+    def __init__(self, wires: _Wires) -> None:
+        self._connections = wires
+        self._wires: list[AsyncWire | None] = [None] * len(wires.nodes)
+        self._inbox: deque[Message] = deque()
+        self._bell = LoopWakeup()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def begin(self, node: int, until: float) -> None:
+        task = asyncio.get_running_loop().create_task(self._connect(node, until))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _connect(self, node: int, until: float) -> None:
+        try:
+            wire = await self._connections.dial(node, until)
+        except StoreError as error:
+            self._connections.nodes[node].failed(error)
+            self._put(node, error)
+            return
+        self._wires[node] = wire
+        wire.hears = partial(self._receive, node)
+        self._put(node, CONNECTED)
+
+    def _receive(self, node: int, message: Any) -> None:
+        closed = Broken("the subscription was closed", sent=True)
+        self._put(node, closed if message is None else message)
+
+    def _put(self, node: int, message: Any) -> None:
+        self._inbox.append((node, message))
+        self._bell.ring()
+
+    def send(self, node: int, request: bytes, until: float) -> None:
+        wire = self._wires[node]
+        if wire is None:
+            raise Broken("it is not connected", sent=False)
+        wire.send(request, until)
+
+    async def next(self, until: float) -> Message | None:
+        if not self._inbox and until > _now():
+            await self._bell.wait(until)
+        return self._inbox.popleft() if self._inbox else None
+
+    def wake(self) -> None:
+        self._bell.ring()
+
+    def drop(self, node: int) -> None:
+        wire, self._wires[node] = self._wires[node], None
+        if wire is not None:
+            wire.hears = None
+            wire.close()
+
+    def close(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+        for node in range(len(self._wires)):
+            self.drop(node)
 
 
 class AsyncQuorumStore(Operations):
@@ -321,23 +323,18 @@ class AsyncQuorumStore(Operations):
             raise exchange_error(error, self.quorum.where) from error
 
     def let_go(self) -> None:
-        """See Operations.let_go."""
         self._wires.let_go()
 
-    def new_ears(self) -> Ears:
-        """See Host.new_ears."""
-        return WireEars(self._wires)
+    def new_subscribers(self) -> Subscribers:
+        return AsyncSubscribers(self._wires)
 
     def new_bell(self) -> Wakeup:
-        """See Host.new_bell."""
         return LoopWakeup()
 
     def me(self) -> Hashable:
-        """See Host.me."""
         return object()
 
     async def aclose(self) -> None:
-        """See AsyncStore.aclose."""
         self._wires.let_go()
         await self._wires.end.aclose()
 
@@ -347,5 +344,9 @@ class AsyncQuorumStore(Operations):
             wire.detach()
 
 
-def _failed(future: asyncio.Future[Any]) -> bool:
+def _is_lost(future: asyncio.Future[Any]) -> bool:
     return future.cancelled() or future.exception() is not None
+
+
+def _is_confirmed(undo: asyncio.Future[Any]) -> bool:
+    return not _is_lost(undo) and type(undo.result()) is int

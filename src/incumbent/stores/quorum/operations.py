@@ -28,12 +28,11 @@ from incumbent.net.readers import Wakeup
 from incumbent.stores.plan import Kind, Plan, Planned, Program
 from incumbent.stores.quorum.changes import put_field
 from incumbent.stores.quorum.give import Parting, give
-from incumbent.stores.quorum.hub import Hub
 from incumbent.stores.quorum.nodes import Panel, Quorum
 from incumbent.stores.quorum.read import is_unchanged, read, scan
 from incumbent.stores.quorum.renew import renew
-from incumbent.stores.quorum.seats import Ears
 from incumbent.stores.quorum.take import take
+from incumbent.stores.quorum.waiting import Subscribers, SubscriptionHub
 
 __all__ = ["Operations", "carry_out"]
 
@@ -85,13 +84,13 @@ class Plans:
 
 
 class Operations(Planned[Panel]):
-    """See stores.base.AsyncStore; and seats.Host, for the waiters."""
+    """See stores.base.AsyncStore; and waiting.Host, for the waiters."""
 
     dialect = Plans()
 
     def __init__(self, quorum: Quorum) -> None:
         self.quorum = quorum
-        self.hub = Hub(quorum)
+        self.hub = SubscriptionHub(quorum)
 
     async def wait_change(self, key: Key, seen: str, until: float) -> None:
         try:
@@ -101,15 +100,15 @@ class Operations(Planned[Panel]):
             if _now() < until:
                 raise
 
-    # -- for the hub: see seats.Host ------------------------------------------------------------
+    # -- for the hub: see waiting.Host ------------------------------------------------------------
 
     async def is_unchanged(self, key: Key, seen: str, until: float) -> bool:
         plan = _plan("look", lambda panel, end: is_unchanged(panel, key, seen, end))
         return await self.run(plan, until)
 
     @abstractmethod
-    def new_ears(self) -> Ears:
-        """See Host.new_ears."""
+    def new_subscribers(self) -> Subscribers:
+        """See Host.new_subscribers."""
 
     @abstractmethod
     def new_bell(self) -> Wakeup:

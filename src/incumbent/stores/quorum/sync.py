@@ -13,21 +13,21 @@ from incumbent.net.readers import LockWakeup, Wakeup
 from incumbent.protocol.port import run
 from incumbent.stores.loops import detach_in_child
 from incumbent.stores.plan import BlockingStore, Plan
-from incumbent.stores.quorum.dialing import Dialer
 from incumbent.stores.quorum.give import Parting, give
+from incumbent.stores.quorum.links import Dialer
 from incumbent.stores.quorum.nodes import Node, Panel, Quorum, agreed_by_most
 from incumbent.stores.quorum.operations import Operations, carry_out
-from incumbent.stores.quorum.seats import Ears
 from incumbent.stores.quorum.sync_panel import SyncPanel
+from incumbent.stores.quorum.sync_waiting import SyncSubscribers
 from incumbent.stores.quorum.take import is_decided, take
-from incumbent.stores.quorum.waiting import LinkEars
+from incumbent.stores.quorum.waiting import Subscribers
 from incumbent.stores.redis.errors import Mismatch, exchange_error
 
 __all__ = ["QuorumStore"]
 
 T = TypeVar("T")
 
-_SWIFT: Final = 0.1
+_TRUSTED: Final = 0.1
 """Seconds for which a panel is trusted without a look."""
 _IDLE_MAX: Final = 64
 _GIVEN: Final = b":1\r\n"
@@ -56,13 +56,13 @@ class _Blocking(Operations):
             panel.prepare(until)
             outcome = await carry_out(plan.start(panel, until))
         except BaseException as error:
-            self.settle(panel, idle, error)
+            self.interrupted(panel, idle, error)
             raise
         panel.rested()
         self.put_back(panel, idle)
         return outcome
 
-    def settle(self, panel: SyncPanel, idle: list[SyncPanel], error: BaseException) -> None:
+    def interrupted(self, panel: SyncPanel, idle: list[SyncPanel], error: BaseException) -> None:
         """After an error: keep the panel if it can serve again."""
         if isinstance(error, StoreError):
             # The nodes' answers were heard, or are known to be missing.
@@ -95,8 +95,8 @@ class _Blocking(Operations):
         self.dialer.forget()
         self.hub.abandon()
 
-    def new_ears(self) -> Ears:
-        return LinkEars(self.dialer)
+    def new_subscribers(self) -> Subscribers:
+        return SyncSubscribers(self.dialer)
 
     def new_bell(self) -> Wakeup:
         return LockWakeup()
@@ -106,7 +106,7 @@ class _Blocking(Operations):
 
 
 class QuorumStore(BlockingStore[_Blocking]):
-    """See stores.base.Store. Take and give need no coroutine where all nodes just answered."""
+    """See stores.base.Store. Take and give need no coroutine where all nodes just replied."""
 
     def __init__(self, quorum: Quorum, nodes: list[Node]) -> None:
         super().__init__(_Blocking(quorum, nodes))
@@ -117,18 +117,18 @@ class QuorumStore(BlockingStore[_Blocking]):
     def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
         quorum = self._quorum
         # A claim whose votes are being taken back needs a ballot above those.
-        swift = ask.slot is None and not quorum.is_doubtful(key, claim)
+        is_simple = ask.slot is None and not quorum.is_doubtful(key, claim)
         idle = self.operations.idle
-        panel = self._whole(quorum.dialect.wait_of(ask.ttl), until) if swift else None
+        panel = self._whole(quorum.dialect.wait_of(ask.ttl), until) if is_simple else None
         if panel is None:
             return super().take(key, claim, ask, until)
         ballot = quorum.clock.propose(panel.used)
         request = quorum.dialect.take(key, claim, ask, ballot)
         vote = b"incumbent1 %b %d" % (claim.encode(), ballot)
-        wanted = b"$%d\r\n%b\r\n" % (len(vote), vote)
         try:
             replies = panel.ask_identical(
-                request, wanted, until, lambda replies: is_decided(quorum, replies, claim)
+                *(request, b"$%d\r\n%b\r\n" % (len(vote), vote), until),
+                lambda replies: is_decided(quorum, replies, claim),
             )
             if replies is None:
                 outcome: TakeOutcome = Granted(claim, ballot, ask.ttl, self._epoch)
@@ -136,7 +136,7 @@ class QuorumStore(BlockingStore[_Blocking]):
                 outcome = run(take(panel, key, claim, ask, until, (ballot, replies)))
                 panel.rested()
         except BaseException as error:
-            self.operations.settle(panel, idle, error)
+            self.operations.interrupted(panel, idle, error)
             raise
         self.operations.put_back(panel, idle)
         return outcome
@@ -153,8 +153,7 @@ class QuorumStore(BlockingStore[_Blocking]):
         slot: str | None = None,
     ) -> GiveOutcome:
         quorum, idle = self._quorum, self.operations.idle
-        swift = token is not None and slot is None
-        panel = self._whole(0.0, until) if swift else None
+        panel = self._whole(0.0, until) if token is not None and slot is None else None
         if panel is None:
             return super().give(
                 key, claim, token, until, closed_for=closed_for, reserve_for=reserve_for, slot=slot
@@ -170,7 +169,7 @@ class QuorumStore(BlockingStore[_Blocking]):
                 outcome = run(give(panel, parting, until, replies))
                 panel.rested()
         except BaseException as error:
-            self.operations.settle(panel, idle, error)
+            self.operations.interrupted(panel, idle, error)
             raise
         self.operations.put_back(panel, idle)
         return outcome
@@ -183,7 +182,7 @@ class QuorumStore(BlockingStore[_Blocking]):
         except IndexError:
             return None
         now = _now()
-        if panel.whole and now - panel.used < _SWIFT and panel.oldest + wait <= now < until:
+        if panel.whole and now - panel.used < _TRUSTED and panel.oldest + wait <= now < until:
             panel.used = now
             return panel
         idle.append(panel)

@@ -1,146 +1,387 @@
-"""Waiting for a change on the blocking side: see `hub`."""
+"""Waiting for a change: one subscriber connection to each node for all waiters of a process or
+loop.
+
+One of the waiters reads all nodes, for all of them (see `redis.readers`). Written once, as
+coroutines. No lock: lists and dictionaries change in atomic steps, so a signal handler may come at
+any time.
+
+What counts is a change on a majority: every node tells a release at about the same time, and a
+waiter that asked after the first message alone would find the other nodes still held. A waiter that
+listens to a majority hears of every change, for each has a node in common with it; where fewer
+are left, it looks.
+"""
 
 from __future__ import annotations
 
-import select
-import socket
+import logging
+from collections import deque
+from collections.abc import Hashable
 from functools import partial
-from math import ceil
-from queue import Empty, SimpleQueue
-from typing import Final
+from math import inf
+from typing import Any, Final, Protocol, TypeAlias
 
 import hiredis
 
-from incumbent.clock import now as _now
-from incumbent.errors import StoreError
-from incumbent.net.dial import close_with
-from incumbent.stores.quorum.dialing import Dialer
-from incumbent.stores.quorum.link import Link
-from incumbent.stores.quorum.seats import CONNECTED, Word
-from incumbent.stores.redis.errors import Broken
+from incumbent import clock
+from incumbent.errors import StoreError, StoreUnavailable
+from incumbent.model import Key
+from incumbent.net.readers import ReaderRole, Wakeup, count_loss
+from incumbent.stores.quorum.nodes import Quorum
+from incumbent.stores.redis.errors import Broken, answered_error
+from incumbent.stores.redis.resp import pack
 
-__all__ = ["LinkEars"]
+__all__ = ["CONNECTED", "LINGER", "Host", "Message", "Subscribers", "SubscriptionHub"]
 
-_SLICE: Final = 5.0
-"""Seconds of one wait; then our clock is asked again, which also counts suspend."""
-_FAILURES: Final = (Broken, hiredis.ProtocolError)
+CONNECTED: Final = object()
+"""The first message of a node."""
+Message: TypeAlias = "tuple[int, Any]"
+"""A node, and what came from it: CONNECTED, a reply, or the exception that ended the connection."""
+
+_BROKEN: Final = (Broken, hiredis.ProtocolError, StoreError)
+LINGER: Final = 0.005
+"""Seconds for which the other nodes' messages are waited for after the first."""
+_LONGEST: Final = 2.0
+"""Seconds for which a connection to a node is tried."""
+_CONFIRM_WITHIN: Final = 0.1
+_GLANCE: Final = 0.05
+_SEND_WITHIN: Final = 0.02
+_AGAIN, _AGAIN_MOST = 0.02, 5.0
+"""Seconds before a node that could not be listened to is tried again."""
+_CHANNELS: Final = 100
+"""Channels that nobody listens to any more, and that are kept for the next waiter."""
+_WARN_EVERY: Final = 60.0
+
+_log = logging.getLogger("incumbent")
+_now = clock.now
 
 
-class LinkEars:
-    """See hub.Ears. A pair of sockets wakes who reads: pipes can't be polled everywhere."""
+class Subscribers(Protocol):
+    """The connections of the reader, one to each node."""
 
-    interruptible = False
-
-    def __init__(self, dialer: Dialer) -> None:
-        self._dialer = dialer
-        self._links: list[Link | None] = [None] * len(dialer.nodes)
-        self._arrived: SimpleQueue[tuple[int, Link | StoreError]] = SimpleQueue()
-        self._closed = False
-        self._mine, self._others = socket.socketpair()
-        for end in (self._mine, self._others):
-            end.setblocking(False)
-        close_with(self, partial(_close_all, (self._mine, self._others)))
+    interruptible: bool
+    """Whether an exception in `next` loses nothing."""
 
     def begin(self, node: int, until: float) -> None:
-        """See hub.Ears."""
-        self._dialer.connect_apart(node, until, partial(self._arrive, node))
+        """Connect to it; `next` returns what came of that."""
 
-    def _arrive(self, node: int, link: Link | StoreError) -> None:
-        if self._closed and isinstance(link, Link):
-            link.close()
-            return
-        self._arrived.put((node, link))
-        self.poke()
+    def send(self, node: int, request: bytes, until: float) -> None:
+        """Send. Raises Broken."""
 
-    def say(self, node: int, request: bytes, until: float) -> None:
-        """See hub.Ears."""
-        link = self._links[node]
-        if link is None:
-            raise Broken("it is not connected", sent=False)
-        link.used = _now()
-        link.send(request, until)
+    async def next(self, until: float) -> Message | None:
+        """The next message; None at `until`, or when woken."""
 
-    async def next(self, until: float) -> Word | None:
-        """See hub.Ears."""
-        while (word := self._at_hand()) is None:
-            left = until - _now()
-            ready = self._ready(max(0.0, min(left, _SLICE)))
-            for node in ready - {-1}:
-                if (error := self._fill(node)) is not None:
-                    return (node, error)
-            if not ready and left <= 0:
-                return None
-            if -1 in ready:
-                self._mine.recv(1024)
-                return self._at_hand()
-        return word
-
-    def _at_hand(self) -> Word | None:
-        """What has been heard already."""
-        try:
-            node, link = self._arrived.get_nowait()
-        except Empty:
-            return self._buffered()
-        if isinstance(link, Link):
-            self._links[node] = link
-            return (node, CONNECTED)
-        return (node, link)
-
-    def _buffered(self) -> Word | None:
-        for node, link in enumerate(self._links):
-            try:
-                if link is not None and (message := link.buffered()) is not False:
-                    return (node, message)
-            except hiredis.ProtocolError as error:
-                return (node, error)
-        return None
-
-    def _fill(self, node: int) -> Exception | None:
-        link = self._links[node]
-        try:
-            if link is not None:
-                link.fill()
-        except _FAILURES as error:
-            return error
-        return None
-
-    def _ready(self, seconds: float) -> set[int]:
-        """The nodes that have something to say; -1: poked."""
-        places = {self._mine.fileno(): -1}
-        places |= {it.fileno(): at for at, it in enumerate(self._links) if it is not None}
-        if not hasattr(select, "poll"):
-            found, _, _ = select.select(list(places), [], [], seconds)
-            return {places[fd] for fd in found}
-        poll = select.poll()
-        for fd in places:
-            poll.register(fd, select.POLLIN)
-        # Up to the next millisecond: down would spin.
-        return {places[fd] for fd, _ in poll.poll(ceil(seconds * 1000))}
-
-    def poke(self) -> None:
-        """See hub.Ears."""
-        try:
-            self._others.send(b"!")
-        except OSError:
-            return  # it has been poked often enough, or is closed
+    def wake(self) -> None:
+        """Have `next` return; from any thread."""
 
     def drop(self, node: int) -> None:
-        """See hub.Ears."""
-        link, self._links[node] = self._links[node], None
-        if link is not None:
-            link.close()
+        """Close that connection, if there is one."""
 
     def close(self) -> None:
-        """See hub.Ears."""
-        self._closed = True
-        for node in range(len(self._links)):
-            self.drop(node)
-        _close_all((self._mine, self._others))
-
-    def __del__(self) -> None:
-        _close_all((self._mine, self._others))
+        """Let go at once; nothing is written."""
 
 
-def _close_all(ends: tuple[socket.socket, ...]) -> None:
-    for end in ends:
-        end.close()
+class Host(Protocol):
+    """What a hub needs of the store, for the time of one call."""
+
+    async def is_unchanged(self, key: Key, seen: str, until: float) -> bool:
+        """Whether what was seen is as it was. Raises StoreError."""
+
+    def new_subscribers(self) -> Subscribers:
+        """None of them connected."""
+
+    def new_bell(self) -> Wakeup:
+        """A bell that has not been rung."""
+
+    def me(self) -> Hashable:
+        """What tells one thread from another; tasks don't interrupt each other."""
+
+
+class _Waiter:
+    """`listens`: it has relied on the nodes that speak of its channel. `look_at`: when it looks."""
+
+    __slots__ = ("bell", "channel", "listens", "look_at", "nodes", "told")
+
+    def __init__(self, bell: Wakeup, channel: str) -> None:
+        self.bell = bell
+        self.channel = channel
+        self.listens = self.told = False
+        self.look_at = inf
+        self.nodes: set[int] = set()
+        """The nodes that have told of a change."""
+
+    def tell(self) -> None:
+        """It has to look."""
+        self.told = True
+        self.bell.ring()
+
+
+class _Subscription:
+    """The channels that one node has been asked for, since when, and has confirmed."""
+
+    def __init__(self) -> None:
+        self.asked: dict[str, float] = {}
+        self.confirmed: set[str] = set()
+
+    def may_confirm(self, channel: str) -> bool:
+        """Whether it may do so soon."""
+        now = _now()
+        is_new = now < self.asked.get(channel, now) + _CONFIRM_WITHIN
+        return is_new and channel not in self.confirmed
+
+
+class _Seat:
+    """What the reader uses."""
+
+    def __init__(self, nodes: int) -> None:
+        self.subscribers: Subscribers | None = None
+        self.subscriptions: list[_Subscription | None] = [None] * nodes
+        self.connecting: dict[int, None] = {}
+        self.retry_at = [-inf] * nodes
+        self.failures = [0] * nodes
+        self.why: BaseException | None = None
+        self.taken_by: Hashable = None
+
+    def confirmed(self, channel: str) -> int:
+        """How many nodes speak of it."""
+        return sum(each is not None and channel in each.confirmed for each in self.subscriptions)
+
+    def may_confirm(self, channel: str) -> bool:
+        """Whether one more may do so soon."""
+        if self.subscribers is None or self.connecting:
+            return True
+        return any(each is not None and each.may_confirm(channel) for each in self.subscriptions)
+
+    def missing(self) -> list[int]:
+        """The nodes that are neither connected nor being connected."""
+        return [
+            node
+            for node, each in enumerate(self.subscriptions)
+            if each is None and node not in self.connecting
+        ]
+
+    def drop(self) -> None:
+        """Close all."""
+        subscribers, self.subscribers = self.subscribers, None
+        self.subscriptions = [None] * len(self.subscriptions)
+        self.connecting = {}
+        if subscribers is not None:
+            subscribers.close()
+
+
+class SubscriptionHub(ReaderRole[_Seat, _Waiter]):
+    """The waiters of one process or loop."""
+
+    def __init__(self, quorum: Quorum) -> None:
+        super().__init__(partial(_Seat, len(quorum.names)))
+        self._quorum = quorum
+        self._todo: deque[str] = deque()
+        """Channels to subscribe to."""
+        self._warned = -inf
+
+    async def wait(self, host: Host, key: Key, seen: str, until: float) -> None:
+        """See Store.wait_change. Raises StoreUnavailable if no node can be listened to."""
+        channel = self._quorum.dialect.keys(key).floor
+        await self._catch_up(host)
+        waiter = _Waiter(host.new_bell(), channel)
+        self._waiters[waiter] = None
+        try:
+            self._todo.append(channel)
+            if (subscribers := self._seat.subscribers) is not None:
+                subscribers.wake()
+            await self._until(host, waiter, until)
+            waiter.listens = True
+            if waiter.told:
+                return
+            if not self._seat.confirmed(channel):
+                why = self._seat.why or "no answer"
+                where = self._quorum.where
+                raise StoreUnavailable(f"nobody of {where} can be listened to: {why}")
+            if await host.is_unchanged(key, seen, until):
+                await self._until(host, waiter, until)
+        finally:
+            self._waiters.pop(waiter, None)
+            self._wake_one()
+
+    # -- waiting: one reads, the others sleep -------------------------------------------------
+
+    async def _until(self, host: Host, waiter: _Waiter, until: float) -> None:
+        """Until it is told or has to look. Before it listens: or until most nodes confirmed."""
+        while not self._is_done(waiter):
+            end = min(until, waiter.look_at)
+            if _now() >= end:
+                waiter.told = True
+                return
+            seat = self._sit_down(host.me())
+            if seat is None:
+                await waiter.bell.wait(end if waiter.listens else min(end, _now() + _GLANCE))
+                continue
+            try:
+                await self._read(host, seat, waiter, until)
+            finally:
+                self._stand_up(seat)
+
+    def _is_done(self, waiter: _Waiter) -> bool:
+        if waiter.told or waiter.listens:
+            return waiter.told
+        seat = self._seat
+        enough = seat.confirmed(waiter.channel) >= self._quorum.need
+        return enough or not (self._todo or seat.may_confirm(waiter.channel))
+
+    async def _catch_up(self, host: Host) -> None:
+        """Read what came while nobody waited, also that connections are gone."""
+        seat = self._sit_down(host.me()) if self._free else None
+        if seat is None:
+            return
+        try:
+            while seat.subscribers and (message := await seat.subscribers.next(-inf)) is not None:
+                self._receive(seat, *message)
+        except BaseException:
+            self._lose_all(seat)
+            raise
+        finally:
+            self._stand_up(seat)
+
+    async def _read(self, host: Host, seat: _Seat, waiter: _Waiter, until: float) -> None:
+        try:
+            if seat.subscribers is None:
+                seat.subscribers = host.new_subscribers()
+            subscribers = seat.subscribers
+            while seat is self._seat and not self._is_done(waiter):
+                self._connect(seat, subscribers)
+                self._subscribe(seat, subscribers)
+                if _now() >= min(until, waiter.look_at) or self._is_done(waiter):
+                    return
+                message = await subscribers.next(self._wake_at(seat, waiter, until))
+                if message is not None:
+                    self._receive(seat, *message)
+                self._tell_who_lingered()
+        except BaseException:
+            if seat.subscribers is not None and not seat.subscribers.interruptible:
+                # A message may have been half read.
+                self._lose_all(seat)
+            raise
+
+    def _wake_at(self, seat: _Seat, waiter: _Waiter, until: float) -> float:
+        """When the reader has something to do, whatever comes."""
+        instants = [until, waiter.look_at, *(other.look_at for other in list(self._waiters))]
+        if not waiter.listens:
+            instants.append(_now() + _GLANCE)
+        return min(*instants, *(seat.retry_at[node] for node in seat.missing()), inf)
+
+    def _connect(self, seat: _Seat, subscribers: Subscribers) -> None:
+        now = _now()
+        for node in seat.missing():
+            if now >= seat.retry_at[node]:
+                seat.connecting[node] = None
+                subscribers.begin(node, now + _LONGEST)
+
+    def _subscribe(self, seat: _Seat, subscribers: Subscribers) -> None:
+        while self._todo:
+            channel = self._todo.popleft()
+            for node, each in enumerate(seat.subscriptions):
+                if each is not None and channel not in each.asked:
+                    each.asked[channel] = _now()
+                    self._send(seat, subscribers, node, pack("SUBSCRIBE", channel))
+        for node, each in enumerate(seat.subscriptions):
+            if each is not None and len(each.asked) > _CHANNELS:
+                used = {waiter.channel for waiter in list(self._waiters)}
+                unused = [channel for channel in each.asked if channel not in used]
+                for channel in unused[: _CHANNELS // 2]:
+                    del each.asked[channel]
+                    each.confirmed.discard(channel)
+                    self._send(seat, subscribers, node, pack("UNSUBSCRIBE", channel))
+
+    def _send(self, seat: _Seat, subscribers: Subscribers, node: int, request: bytes) -> None:
+        try:
+            subscribers.send(node, request, _now() + _SEND_WITHIN)
+        except _BROKEN as error:
+            self._lose(seat, node, error)
+
+    # -- messages -----------------------------------------------------------------------------
+
+    def _receive(self, seat: _Seat, node: int, message: Any) -> None:
+        if message is CONNECTED:
+            seat.connecting.pop(node, None)
+            seat.subscriptions[node] = _Subscription()
+            self._todo.extend({waiter.channel for waiter in list(self._waiters)})
+            return
+        if isinstance(message, hiredis.ReplyError):
+            message = answered_error(str(message), self._quorum.names[node])
+        if isinstance(message, BaseException):
+            self._lose(seat, node, message)
+            return
+        kind, name, _ = message
+        channel, subscription = name.decode(), seat.subscriptions[node]
+        if kind == b"subscribe" and subscription is not None and channel in subscription.asked:
+            subscription.confirmed.add(channel)
+            seat.failures[node] = 0
+        for waiter in [each for each in list(self._waiters) if each.channel == channel]:
+            if kind != b"message":
+                if not waiter.listens and self._is_done(waiter):
+                    waiter.bell.ring()
+                continue
+            waiter.nodes.add(node)
+            if len(waiter.nodes) >= self._quorum.need:
+                waiter.tell()
+            else:
+                waiter.look_at = min(waiter.look_at, _now() + LINGER)
+
+    def _tell_who_lingered(self) -> None:
+        now = _now()
+        for waiter in list(self._waiters):
+            if waiter.look_at <= now and not waiter.told:
+                waiter.tell()
+
+    # -- losing -------------------------------------------------------------------------------
+
+    def _lose(self, seat: _Seat, node: int, error: BaseException) -> None:
+        """This node is not listened to any more. With too few left, all have to look."""
+        seat.connecting.pop(node, None)
+        seat.subscriptions[node] = None
+        # Once more at once: it may only have closed what was unused for long, or was restarted.
+        again = 2.0 ** min(seat.failures[node], 10) if seat.failures[node] else 0.0
+        seat.retry_at[node] = _now() + min(_AGAIN_MOST, _AGAIN * again)
+        seat.failures[node] += 1
+        seat.why = error
+        if seat.subscribers is not None:
+            seat.subscribers.drop(node)
+        count_loss()
+        for waiter in list(self._waiters):
+            if seat.confirmed(waiter.channel) < self._quorum.need:
+                self._warn(error)
+                waiter.told = waiter.told or waiter.listens
+            waiter.bell.ring()
+
+    def _lose_all(self, seat: _Seat) -> None:
+        seat.drop()
+        self._tell_all()
+
+    def _warn(self, error: BaseException) -> None:
+        now = _now()
+        if now - self._warned >= _WARN_EVERY:
+            self._warned = now
+            _log.warning(
+                "%s: subscriptions to a majority were lost (%s); until there are others, who waits"
+                " looks when the holder's ttl runs out",
+                self._quorum.where,
+                error,
+            )
+
+    # -- the end ------------------------------------------------------------------------------
+
+    def let_go(self) -> None:
+        """Close the connections; the reader does it, if there is one."""
+        subscribers, free = self._seat.subscribers, self._free
+        self._seat_anew()
+        if free:
+            free.pop().drop()
+        elif subscribers is not None:
+            subscribers.wake()
+        self._tell_all()
+
+    def abandon(self) -> None:
+        """In a fork's child: the others who waited are not here, and the connections are theirs."""
+        self._seat.drop()
+        self._seat_anew()
+        self._waiters = {}
+        self._todo.clear()
