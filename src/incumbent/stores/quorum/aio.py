@@ -88,9 +88,13 @@ class AsyncPanel(ConnectedPanel):
             self._wakeup.set_result(None)
 
     async def _read_some(
-        self, replies: list[Reply | None], steps: Sequence[Step | None], by: float, until: float
+        self,
+        replies: list[Reply | None],
+        missing: Sequence[int],
+        steps: Sequence[Step | None],
+        by: float,
+        until: float,
     ) -> bool:
-        missing = [node for node, reply in enumerate(replies) if reply is None]
         while not (done := [node for node in missing if self._futures[node].done()]):
             if _now() >= by:
                 return False

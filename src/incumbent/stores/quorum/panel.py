@@ -37,7 +37,12 @@ class ConnectedPanel(Panel):
 
     @abstractmethod
     async def _read_some(
-        self, replies: list[Reply | None], steps: Sequence[Step | None], by: float, until: float
+        self,
+        replies: list[Reply | None],
+        missing: Sequence[int],
+        steps: Sequence[Step | None],
+        by: float,
+        until: float,
     ) -> bool:
         """Wait for replies that are missing, and put them in; False if none came by `by`."""
 
@@ -78,12 +83,12 @@ class ConnectedPanel(Panel):
         """`late`: a node that has had its glance already."""
         by = until
         while None in replies:
-            if enough is not None and enough(replies):
-                missing = [node for node, reply in enumerate(replies) if reply is None]
+            missing = [node for node, reply in enumerate(replies) if reply is None]
+            if enough is not None and len(missing) < len(replies) and enough(replies):
                 if all(node == late or self._is_slow(node) for node in missing):
                     break
                 by = min(until, _now() + _GLANCE) if by == until else by
-            if not await self._read_some(replies, steps, by, until):
+            if not await self._read_some(replies, missing, steps, by, until):
                 break
         return [
             self._late(node, steps[node]) if reply is None else reply

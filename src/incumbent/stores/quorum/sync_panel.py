@@ -200,9 +200,13 @@ class SyncPanel(ConnectedPanel):
         return None
 
     async def _read_some(
-        self, replies: list[Reply | None], steps: Sequence[Step | None], by: float, until: float
+        self,
+        replies: list[Reply | None],
+        missing: Sequence[int],
+        steps: Sequence[Step | None],
+        by: float,
+        until: float,
     ) -> bool:
-        missing = [node for node, reply in enumerate(replies) if reply is None]
         while True:
             left = by - _now()
             for node in self._ready(missing, left):
