@@ -77,7 +77,8 @@ class SyncPanel(ConnectedPanel):
             link.skip()
         except _FAILURES as error:
             return isinstance(error, Broken) and error.late and now - link.lag_since < LAG_MOST
-        return True
+        # The server may have closed it after its last reply.
+        return not link.is_stale(trust=False)
 
     def _pay(self, node: int, link: Link) -> None:
         """Tell it which votes were taken back while it could not be told."""

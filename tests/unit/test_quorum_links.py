@@ -1,0 +1,59 @@
+"""A blocking connection to one server of a quorum that replies late, in parts, or never."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from incumbent import clock
+from incumbent.stores.quorum import open_quorum
+from incumbent.stores.quorum.links import Link
+from incumbent.stores.quorum.sync_panel import SyncPanel
+
+
+@pytest.fixture
+def panel() -> SyncPanel:
+    return SyncPanel(open_quorum("redis+quorum://h1,h2,h3").store().operations.dialer)
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[Link, socket.socket]]:
+    ours, theirs = socket.socketpair()
+    link = Link(ours)
+    with theirs:
+        yield link, theirs
+    link.close()
+
+
+def test_replies_that_come_in_parts_are_waited_for_together(
+    pair: tuple[Link, socket.socket],
+) -> None:
+    link, server = pair
+    server.sendall(b":1\r\n:2\r\n:3")
+    assert link.replies(3) is None
+    server.sendall(b"\r\n")
+    assert link.replies(3) == [1, 2, 3]
+
+
+def test_of_replies_that_nobody_waits_for_any_more_the_rest_is_skipped(
+    pair: tuple[Link, socket.socket], panel: SyncPanel
+) -> None:
+    link, server = pair
+    server.sendall(b":1\r\n")
+    assert link.replies(2) is None
+    link.fall_behind(2)
+    assert panel._is_usable(link, clock.now())
+    server.sendall(b":2\r\n:3\r\n")
+    assert link.replies(1) == [3]
+
+
+def test_a_connection_that_was_closed_after_a_late_reply_is_not_used(
+    pair: tuple[Link, socket.socket], panel: SyncPanel
+) -> None:
+    link, server = pair
+    link.fall_behind(1)
+    server.sendall(b":1\r\n")
+    server.close()
+    assert not panel._is_usable(link, clock.now())
