@@ -7,6 +7,7 @@ import inspect
 import logging
 import signal
 from collections.abc import Callable
+from contextlib import closing
 from math import inf
 from typing import Any, Final, Self, TypedDict, TypeVar, Unpack
 
@@ -181,8 +182,12 @@ class Jobs:
             raise ConfigError("there are no jobs: decorate functions with @jobs.cron", name="jobs")
         lock = self._settings.copy()
         lock["holder"] = lock.get("holder") or default_holder()
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            loop = None
         emit = said or _log_event
-        return Background(self.specs, self._store, self._namespace, lock, emit, _running_loop())
+        return Background(self.specs, self._store, self._namespace, lock, emit, loop)
 
     def stop(self, drain: Duration = _DRAIN) -> bool:
         """Claim nothing more, and wait for what runs, at most `drain`; True if all has ended.
@@ -221,22 +226,12 @@ class Jobs:
 
 
 def _await_end(signals: Signals) -> int:
-    waiter = Waiter()
-    try:
+    with closing(Waiter()) as waiter:
         while True:
             waiter.wait((signals.fd,), inf)
             for signum in signals.take():
                 if signum in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
                     return signum
-    finally:
-        waiter.close()
-
-
-def _running_loop() -> asyncio.AbstractEventLoop | None:
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None
 
 
 def _log_event(event: str, /, **facts: Any) -> None:

@@ -20,6 +20,7 @@ from enum import StrEnum
 from math import inf
 from typing import Any, Final, Protocol, TypeVar
 
+from incumbent.cron.spec import is_scheduled
 from incumbent.durations import backoff_delay
 from incumbent.errors import OutcomeUnknown, StoreError
 from incumbent.model import (
@@ -201,7 +202,7 @@ def read_job(fields: Mapping[str, Field]) -> dict[str, Any]:
 
 def _pruned_field(slot: str) -> str:
     """Where it stands that the record of this slot was removed."""
-    return PRUNED if slot[:1].isdigit() else f"{PRUNED}/manual"
+    return PRUNED if is_scheduled(slot) else f"{PRUNED}/manual"
 
 
 def pruned_spans(fields: Mapping[str, Field], name: str = PRUNED) -> _Spans:

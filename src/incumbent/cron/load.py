@@ -10,7 +10,6 @@ import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from shutil import which
 from typing import Final
@@ -65,7 +64,7 @@ def load_jobs(path: str, environ: Mapping[str, str], now: float) -> Loaded:
     if problems:
         return Loaded((), problems)
     parsed = parse_jobs(text, path)
-    found = [*parsed.problems, *_of_machine(parsed.specs, path, _Checker(environ), now)]
+    found = [*parsed.problems, *_of_machine(parsed.specs, path, environ, now)]
     problems = tuple(sorted(found, key=lambda it: (it.line, it.column)))
     broken = any(not it.warning for it in problems)
     return Loaded(() if broken else parsed.specs, problems)
@@ -104,11 +103,11 @@ def _at(before: bytes, path: str, text: str) -> Problem:
 
 
 def _of_machine(
-    specs: tuple[JobSpec, ...], path: str, checker: _Checker, now: float
+    specs: tuple[JobSpec, ...], path: str, environ: Mapping[str, str], now: float
 ) -> list[Problem]:
     problems = []
     for spec in specs:
-        if wrong := checker.what_is_wrong(spec):
+        if wrong := _what_is_wrong(spec, environ):
             of_job = spec.name if spec.name.startswith(("job ", "line ")) else f"job {spec.name}"
             problems.append(Problem(path, *spec.command_at, f"{of_job}: {wrong}"))
         if isinstance(spec.schedule, FixedTimes) and spec.schedule.next_after(now) is None:
@@ -135,32 +134,23 @@ _USERS: Final = frozenset(
 )
 
 
-class _Checker:
-    """Looks each program up once; for one reading of a file, as programs come and go."""
-
-    def __init__(self, environ: Mapping[str, str]) -> None:
-        self._environ = environ
-        self._missing = cache(_missing)
-
-    def what_is_wrong(self, spec: JobSpec) -> str | None:
-        """In words; None if nothing is, or if only running the job can tell."""
-        if spec.cwd is not None and not Path(spec.cwd).is_dir():
-            return f"there is no folder {spec.cwd!r} to run in"
-        path = spec.env.get("PATH") or self._environ.get("PATH") or os.defpath
-        if spec.shell_line is not None:
-            wrong = self._missing(spec.shell, spec.cwd, path) or self._of_line(spec, path)
-        else:
-            wrong = self._missing(spec.command[0], spec.cwd, path) if spec.command else None
-        if wrong is None and spec.on_failure:
-            wrong = self._missing(spec.on_failure[0], spec.cwd, path)
-        return wrong
-
-    def _of_line(self, spec: JobSpec, path: str) -> str | None:
-        word = _first_word(spec.shell_line or "")
-        wrong = self._missing(word, spec.cwd, path) if word else None
-        if wrong and word in _USERS | _users_here():
-            return f"{wrong}; is it the user of a system crontab? That column has no place here"
-        return wrong
+def _what_is_wrong(spec: JobSpec, environ: Mapping[str, str]) -> str | None:
+    """In words; None if nothing is, or if only running the job can tell."""
+    if spec.cwd is not None and not Path(spec.cwd).is_dir():
+        return f"there is no folder {spec.cwd!r} to run in"
+    path = spec.env.get("PATH") or environ.get("PATH") or os.defpath
+    words = [spec.command[0]] if spec.command else []
+    if spec.shell_line is not None:
+        words = [spec.shell, _first_word(spec.shell_line) or spec.shell]
+    if spec.on_failure:
+        words.append(spec.on_failure[0])
+    for place, word in enumerate(words):
+        if wrong := _missing(word, spec.cwd, path):
+            of_line = spec.shell_line is not None and place == 1
+            if of_line and word in _USERS | _users_here():
+                wrong += "; is it the user of a system crontab? That column has no place here"
+            return wrong
+    return None
 
 
 def _first_word(line: str) -> str | None:
@@ -173,16 +163,12 @@ def _first_word(line: str) -> str | None:
         word = raw.rstrip(";&")
         if _UNSURE.search(word) or word in _OF_THE_SHELL:
             return None
-        return _without_quotes(word)
+        try:
+            words = shlex.split(word)
+        except ValueError:
+            return None
+        return words[0] if len(words) == 1 else None
     return None
-
-
-def _without_quotes(word: str) -> str | None:
-    try:
-        words = shlex.split(word)
-    except ValueError:
-        return None
-    return words[0] if len(words) == 1 else None
 
 
 def _missing(program: str, cwd: str | None, path: str) -> str | None:
@@ -190,14 +176,11 @@ def _missing(program: str, cwd: str | None, path: str) -> str | None:
         place = Path(cwd or ".", program)
         if not place.exists():
             return f"there is no {program!r}"
-        return None if _can_run(place) else f"{program!r} is not executable"
+        runs = place.is_file() and os.access(place, os.X_OK)
+        return None if runs else f"{program!r} is not executable"
     if which(program, path=path):
         return None
     return f"no {program!r} in {path if len(path) <= 80 else f'{path[:77]}...'}"
-
-
-def _can_run(path: Path) -> bool:
-    return path.is_file() and os.access(path, os.X_OK)
 
 
 def _users_here() -> frozenset[str]:

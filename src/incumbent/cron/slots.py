@@ -13,12 +13,12 @@ from typing import Final
 
 from incumbent.cron.agenda import missed_slots
 from incumbent.cron.ledger import (
+    RUN,
     SLOT_KEEP,
     Run,
     State,
     alive,
     claimed_slots,
-    field_of,
     holds_slot,
     is_settled,
     orphans,
@@ -30,7 +30,7 @@ from incumbent.cron.ledger import (
     step,
 )
 from incumbent.cron.schedule import slot_id
-from incumbent.cron.spec import JobSpec, Slot
+from incumbent.cron.spec import JobSpec, Slot, is_scheduled
 from incumbent.model import Holding, Record
 from incumbent.stores.notices import PAUSE, read_notice
 
@@ -90,7 +90,7 @@ def _judge_slot(spec: JobSpec, record: Record, slot: Slot, now: float, found: Fi
 def _retry(spec: JobSpec, record: Record, run: Run, now: float, found: Findings) -> None:
     """A lost run is claimed once more, if the job says so and nobody has."""
     following = Slot(run.slot, run.due, run.attempt).again()
-    known = field_of(following.name) in record.fields
+    known = RUN + following.name in record.fields
     if is_retried(spec, run, now) and not known and following not in found.claims:
         found.claims.append(following)
 
@@ -122,19 +122,23 @@ def _claimed_unreported(record: Record, slot: Slot, found: Findings) -> None:
 def _unclaimed(spec: JobSpec, record: Record, slot: Slot, now: float, found: Findings) -> None:
     holder = record.holdings[0] if record.holdings else None
     if PAUSE in record.fields:
-        _skip(found, slot, f"paused{_paused_by(record)}")
+        why = f"paused{_paused_by(record)}"
     elif slot.missed:
         _wait_or_miss(slot, now, found)
+        return
     elif holder is not None and (spec.overlap == "queue" or slot.caught):
         # From now on it is not late any more: it was in time, and waits its turn.
         waiting = replace(slot, caught=True)
         found.again.append((min(_SOON, holder.remaining or _SOON), waiting))
+        return
     elif holder is not None:
-        _skip(found, slot, f"held by {holder.holder}{_what_it_runs(holder)}")
+        why = f"held by {holder.holder}{_what_it_runs(holder)}"
     elif record.closed_for > 0:
-        _skip(found, slot, "closed: the run before asked for at_least_for")
+        why = "closed: the run before asked for at_least_for"
     else:
         found.claims.append(slot)
+        return
+    found.notes.append(Run(slot.name, State.SKIPPED, slot.due, attempt=slot.attempt, why=why))
 
 
 def _wait_or_miss(slot: Slot, now: float, found: Findings) -> None:
@@ -143,10 +147,6 @@ def _wait_or_miss(slot: Slot, now: float, found: Findings) -> None:
         found.again.append((left + _SOON, slot))
     else:
         found.notes.append(Run(slot.name, State.MISSED, slot.due, why="nobody was up to run it"))
-
-
-def _skip(found: Findings, slot: Slot, why: str) -> None:
-    found.notes.append(Run(slot.name, State.SKIPPED, slot.due, attempt=slot.attempt, why=why))
 
 
 def _lease_ends(record: Record) -> float:
@@ -213,11 +213,8 @@ def known_until(spec: JobSpec, record: Record) -> float | None:
     if facts.get("schedule") != spec.schedule.describe():
         return None
     since = facts.get("since")
-    last = max(
-        (run.due for run, _ in runs_of(record.fields).values() if _is_scheduled(run)),
-        default=-inf,
-    )
-    return max(last, float(since) if isinstance(since, int | float) else -inf, -1e12)
+    known = [run.due for run, _ in runs_of(record.fields).values() if is_scheduled(run.slot)]
+    return max(*known, float(since) if isinstance(since, int | float) else -inf, -1e12)
 
 
 def retry_due(spec: JobSpec, record: Record, now: float) -> Slot | None:
@@ -230,13 +227,9 @@ def retry_due(spec: JobSpec, record: Record, now: float) -> Slot | None:
     return Slot(run.slot, run.due, run.attempt)
 
 
-def _is_scheduled(run: Run) -> bool:
-    return run.slot[:1].isdigit()
-
-
 def holes(spec: JobSpec, record: Record) -> list[Slot]:
     """Slots between those on record of which nothing is known."""
-    runs = [run for run, _ in runs_of(record.fields).values() if _is_scheduled(run)]
+    runs = [run for run, _ in runs_of(record.fields).values() if is_scheduled(run.slot)]
     until = known_until(spec, record)
     if until is None or not runs:
         return []

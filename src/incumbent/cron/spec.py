@@ -87,6 +87,11 @@ class JobSpec:
         return self.command
 
 
+def is_scheduled(slot: str) -> bool:
+    """Whether a slot of this name comes from a schedule, and not from an operator."""
+    return slot[:1].isdigit()
+
+
 @dataclass(frozen=True, slots=True)
 class Slot:
     """One piece of work of a job. `missed`: not to be run, only to be accounted for.
@@ -103,7 +108,7 @@ class Slot:
     @property
     def scheduled(self) -> bool:
         """Whether a schedule named it, and not an operator."""
-        return self.name[:1].isdigit()
+        return is_scheduled(self.name)
 
     @classmethod
     def at(cls, due: float, *, missed: bool = False) -> Slot:
