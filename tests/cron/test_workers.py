@@ -21,7 +21,7 @@ from incumbent.cron.events import Events
 from incumbent.cron.ledger import Run, State, runs_of
 from incumbent.cron.schedule import Every
 from incumbent.cron.spec import JobSpec, Slot
-from incumbent.cron.worker import STARTED, Fleet, Task
+from incumbent.cron.worker import STARTED, Fleet
 from incumbent.cron.zygote import StandBy, Zygote
 from incumbent.model import Key, Refused
 from incumbent.protocol.link import new_link
@@ -55,7 +55,7 @@ class Bench:
         slot = Slot(f"2026-01-01T00:00:{self.number:02}Z", 1_767_225_600.0 + self.number)
         held = self.claimer.claim(spec, slot)
         assert not isinstance(held, Refused), held
-        self.zygote.send(Task(spec, slot, self.claimer.part_with(held)))
+        self.zygote.send(self.claimer.part_with(spec, slot, held))
         return slot.name
 
     def ended(self, within: float = 15.0) -> int:

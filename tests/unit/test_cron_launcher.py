@@ -13,7 +13,6 @@ from incumbent.cron.ledger import Run, State
 from incumbent.cron.schedule import Every
 from incumbent.cron.serving import CommandLauncher
 from incumbent.cron.spec import JobSpec, Slot
-from incumbent.cron.zygote import ZygoteGone
 from incumbent.model import Key, Refused
 from incumbent.protocol.held import Held
 from incumbent.protocol.link import link_for
@@ -29,11 +28,10 @@ class FakeZygote:
 
     def __init__(self, *ended: tuple[str, str, int]) -> None:
         self._ended = [*ended]
-        self.gone = False
+        self.dead = self.gone = False
 
     def send(self, message: object) -> None:
-        if self.gone:
-            raise ZygoteGone("gone")
+        self.gone = self.dead
 
     def ended(self) -> list[tuple[str, str, int]]:
         return self._ended
@@ -63,7 +61,7 @@ def test_the_instance_hears_how_a_run_ended(code: int) -> None:
 def test_a_zygote_that_is_gone_is_noticed_whatever_it_was_to_do() -> None:
     zygote = FakeZygote()
     it = launcher(zygote)
-    zygote.gone = True
+    zygote.dead = True
     it.failed(SPEC, Run(SLOT.name, State.LOST, SLOT.due))
     assert it.gone
     it.stop_all()

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from incumbent.cron.claims import Grant, adopted
+from incumbent.cron.claims import adopted
 from incumbent.errors import StoreUnavailable
 from incumbent.model import Ask, GiveOutcome, Gone, Granted, Key, Refused, Released
 from incumbent.policy import make_policy
@@ -104,7 +104,7 @@ def test_whoever_adopts_a_lease_gives_up_the_takes_in_doubt_along_with_it(unsure
     wanted = Wanted(KEY, ASK, ASK, make_policy(15.0))
     granted = engine.store().take(KEY, "claim", wanted.ask, link.port.now() + 5)
     assert isinstance(granted, Granted)
-    assert adopted(link, Grant(wanted, "claim", unsure)).release()
+    assert adopted(link, wanted, "claim", unsure).release()
     link.keeper.drain(5.0)
     late = engine.store().take(KEY, "claim", wanted.ask, link.port.now() + 5)
     assert isinstance(late, Refused if unsure else Granted)

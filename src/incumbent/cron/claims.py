@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 from incumbent.cron.ledger import SLOT_KEEP
+from incumbent.cron.schedule import FixedTimes
 from incumbent.cron.spec import JobSpec, Slot
 from incumbent.durations import DAY
 from incumbent.errors import NotAcquired, StoreError
@@ -20,17 +20,26 @@ from incumbent.protocol.link import Link
 from incumbent.protocol.port import run
 from incumbent.protocol.release import release
 
+_NEVER: Final = FixedTimes(())
+
 
 @dataclass(frozen=True, slots=True)
-class Grant:
-    """A slot that was granted, for another process to adopt. `wanted` names the slot too.
+class Task:
+    """A slot that was granted, for another process to adopt and run. `wanted` names it too.
 
     `unsure`: takes of the claim that got no answer; whoever gives it back gives them up too.
     """
 
+    spec: JobSpec
+    slot: Slot
     wanted: Wanted
     claim: str
     unsure: int = 0
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Its job and slot, by name."""
+        return self.spec.name, self.slot.name
 
 
 class Claimer:
@@ -44,18 +53,14 @@ class Claimer:
         self.link = link
         self.namespace = namespace
         self._settings = settings
-        self._wanted = lru_cache(maxsize=20_000)(self._make_wanted)
 
     def wanted(self, spec: JobSpec) -> Wanted:
         """What a claim of this job asks for, but for the slot; raises ConfigError."""
-        return self._wanted(spec.name, spec.at_most_for, spec.at_least_for)
-
-    def _make_wanted(self, name: str, at_most_for: float | None, at_least_for: float) -> Wanted:
-        settings: Any = {**self._settings, "at_most_for": at_most_for}
-        if at_least_for > 0:
-            settings["at_least_for"] = at_least_for
+        settings: Any = {**self._settings, "at_most_for": spec.at_most_for}
+        if spec.at_least_for > 0:
+            settings["at_least_for"] = spec.at_least_for
         caps = self.link.engine.capabilities
-        wanted = wanted_from(self.namespace, name, caps, **settings)
+        wanted = wanted_from(self.namespace, spec.name, caps, **settings)
         # A ledger's record is kept for as long as its fields are.
         return wanted.asking(keep_record=max(SLOT_KEEP, 30 * DAY))
 
@@ -76,13 +81,18 @@ class Claimer:
         """Nothing was done with it: the slot is anybody's again."""
         run(release(self.link.port, held, undo_slot=True))
 
-    def part_with(self, held: Held) -> Grant:
+    def part_with(self, spec: JobSpec, slot: Slot, held: Held) -> Task:
         """Another process holds it from now on: here nothing is believed of it any more."""
         held.machine.left()
-        return Grant(held.wanted, held.claim, held.unsure)
+        return Task(without_schedule(spec), slot, held.wanted, held.claim, held.unsure)
 
 
-def adopted(link: Link, grant: Grant) -> Lease:
+def without_schedule(spec: JobSpec) -> JobSpec:
+    """As it is sent to another process, which has no use for the schedule; some are long."""
+    return replace(spec, schedule=_NEVER)
+
+
+def adopted(link: Link, wanted: Wanted, claim: str, unsure: int) -> Lease:
     """The lease that another process was granted: asked for again with its claim.
 
     Not taken over by the numbers: a store may count on the process that it granted it to (etcd
@@ -90,8 +100,7 @@ def adopted(link: Link, grant: Grant) -> Lease:
     NotAcquired if it was too late for that, else StoreError; then the slot is given back.
     """
     # A store that was just started may want a moment more of a new connection than of the old one.
-    patience = grant.wanted.policy.ttl / 2
-    held = run(acquire(link.port, grant.wanted, patience, claim=grant.claim))
-    held.unsure += grant.unsure
+    held = run(acquire(link.port, wanted, wanted.policy.ttl / 2, claim=claim))
+    held.unsure += unsure
     link.keeper.arm(held)
     return Lease(link, held)

@@ -9,21 +9,19 @@ import os
 import signal
 from collections.abc import Callable, Iterable
 from contextlib import closing, suppress
-from dataclasses import replace
 from math import inf
 from typing import Final
 
 from incumbent import clock
 from incumbent.cron.attempts import ENDED_WELL, GAVE_BACK, UNTOLD, Runs
-from incumbent.cron.claims import Claimer
+from incumbent.cron.claims import Claimer, without_schedule
 from incumbent.cron.events import Emit, Events
 from incumbent.cron.execute import CannotLaunch
 from incumbent.cron.instance import Instance
 from incumbent.cron.ledger import Run
-from incumbent.cron.schedule import FixedTimes
 from incumbent.cron.spec import JobSpec, Slot
-from incumbent.cron.worker import STARTED, Fleet, Task
-from incumbent.cron.zygote import Message, Notify, StandBy, Stop, Zygote, ZygoteGone
+from incumbent.cron.worker import STARTED, Fleet
+from incumbent.cron.zygote import Notify, StandBy, Stop, Zygote
 from incumbent.errors import ConfigError
 from incumbent.model import Refused
 from incumbent.protocol.held import Held
@@ -32,24 +30,23 @@ from incumbent.supervise.signals import Signals
 
 _ENDING: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGQUIT})
 _FAULT: Final = 125
-_NEVER: Final = FixedTimes(())
-"""The schedule of a job that is sent: a worker has no use for it, and some are long."""
 
 
 class CommandLauncher:
-    """A Launcher, and a Source for the loop: `runs` has what it launched.
-
-    `gone`: the zygote is, so nothing can be launched any more; the loop sees that, and ends.
-    """
+    """A Launcher, and a Source for the loop: `runs` has what it launched."""
 
     def __init__(self, claimer: Claimer, zygote: Zygote, emit: Emit, ttl: float = 0.0) -> None:
         self._claimer = claimer
         self._zygote = zygote
         self._emit = emit
         self.fd = zygote.fd
-        self.gone = False
         self._stand_by = StandBy(0, 0)
         self.runs: Runs[Slot] = Runs(ttl)
+
+    @property
+    def gone(self) -> bool:
+        """Whether nothing can be launched any more."""
+        return self._zygote.gone
 
     def claim(self, spec: JobSpec, slot: Slot) -> Held | Refused:
         return self._claimer.claim(spec, slot)
@@ -58,8 +55,7 @@ class CommandLauncher:
         if self.gone:
             self._claimer.give_back(grant)
         else:
-            grants = self._claimer.part_with(grant)
-            self._send(Task(replace(spec, schedule=_NEVER), slot, grants))
+            self._zygote.send(self._claimer.part_with(spec, slot, grant))
         if self.gone:
             # What was parted with is believed by nobody: it runs out, and its witnesses say so.
             raise CannotLaunch("the process that starts commands is gone")
@@ -68,32 +64,20 @@ class CommandLauncher:
 
     def failed(self, spec: JobSpec, run: Run) -> None:
         if spec.on_failure is not None:
-            self._send(Notify(replace(spec, schedule=_NEVER), run))
+            self._zygote.send(Notify(without_schedule(spec), run))
 
     def stand_by(self, ready: int, kept: int) -> None:
         if (wish := StandBy(ready, kept)) != self._stand_by:
             self._stand_by = wish
-            self._send(wish)
+            self._zygote.send(wish)
 
     def stop_all(self) -> None:
         """TERM to every run."""
-        self._send(Stop())
-
-    def _send(self, message: Message) -> None:
-        if not self.gone:
-            try:
-                self._zygote.send(message)
-            except ZygoteGone:
-                self.gone = True
+        self._zygote.send(Stop())
 
     def ready(self) -> None:
         """Runs have begun or ended."""
-        try:
-            ended = self._zygote.ended()
-        except ZygoteGone:
-            self.gone = True
-            return
-        for job, name, code in ended:
+        for job, name, code in self._zygote.ended():
             self.runs.starting.discard((job, name))
             if code == STARTED or (slot := self.runs.running.pop((job, name), None)) is None:
                 continue

@@ -25,12 +25,12 @@ from typing import Any, Final
 
 from incumbent import clock
 from incumbent.cron.attempts import ENDED_WELL, GAVE_BACK, UNTOLD, Attempts, End, stopped
-from incumbent.cron.claims import Grant, adopted
+from incumbent.cron.claims import Task, adopted
 from incumbent.cron.control import CONTROL
 from incumbent.cron.events import Events
 from incumbent.cron.ledger import OUTPUT_MOST, Run, State
 from incumbent.cron.output import Output
-from incumbent.cron.spec import JobSpec, Slot
+from incumbent.cron.spec import JobSpec
 from incumbent.errors import ConfigError, NotAcquired, StoreError
 from incumbent.locks import Lease, give_back
 from incumbent.model import Key
@@ -84,20 +84,6 @@ class Fleet:
     def ttl(self) -> float:
         """Seconds from proof to proof."""
         return policy_from(self.lock).ttl
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """A slot that was granted, for a worker to run; it is sent to the zygote as it is."""
-
-    spec: JobSpec
-    slot: Slot
-    grant: Grant
-
-    @property
-    def key(self) -> tuple[str, str]:
-        """Its job and slot, by name."""
-        return self.spec.name, self.slot.name
 
 
 # -- between the instance, its zygote and its workers: pickles with their length ------------------
@@ -212,7 +198,7 @@ class _Worker:
         """Run it to its end; the code says whether the slot was given back."""
         events = self._events.knowing(job=task.spec.name)
         try:
-            lease = adopted(self._link, task.grant)
+            lease = adopted(self._link, task.wanted, task.claim, task.unsure)
         except (NotAcquired, StoreError) as error:
             events("given_back", slot=task.slot.name, why=str(error))
             return GAVE_BACK

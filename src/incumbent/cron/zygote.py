@@ -24,6 +24,7 @@ from math import ceil
 from typing import Final, NoReturn, TypeAlias
 
 from incumbent import clock
+from incumbent.cron.claims import Task
 from incumbent.cron.events import Events
 from incumbent.cron.ledger import Run
 from incumbent.cron.spec import JobSpec
@@ -33,7 +34,6 @@ from incumbent.cron.worker import (
     STARTED,
     Fleet,
     Inbox,
-    Task,
     be_worker,
     packed,
     run_on_failure,
@@ -70,12 +70,11 @@ class Notify:
 Message: TypeAlias = "Task | Notify | StandBy | Stop"
 
 
-class ZygoteGone(Exception):
-    """Nothing can be started any more."""
-
-
 class Zygote:
-    """The instance's side. To be made in the main thread before there is any other."""
+    """The instance's side. To be made in the main thread before there is any other.
+
+    `gone`: nothing can be started any more.
+    """
 
     def __init__(self, fleet: Fleet, events: Events) -> None:
         ours, its = socket.socketpair()
@@ -88,24 +87,23 @@ class Zygote:
         its.close()
         self._socket = ours
         self.fd = ours.fileno()
+        self.gone = False
         self._inbox = Inbox(ours)
 
     def send(self, message: Message) -> None:
-        """Have it done. Raises ZygoteGone."""
+        """Have it done."""
         try:
             self._socket.sendall(packed(message))
-        except OSError as error:
-            raise ZygoteGone from error
+        except OSError:
+            self.gone = True
 
     def ended(self) -> list[tuple[str, str, int]]:
-        """Runs that are over, or STARTED, since the last call: job, slot, code.
-
-        Raises ZygoteGone.
-        """
+        """Runs that are over, or STARTED, since the last call: job, slot, code."""
         try:
             return self._inbox.receive()
-        except EOFError as error:
-            raise ZygoteGone from error
+        except EOFError:
+            self.gone = True
+            return []
 
     def close(self) -> None:
         """It stops its workers, waits for them, and goes."""
