@@ -12,7 +12,7 @@ import pytest
 from incumbent.cron.control import encode
 from incumbent.cron.events import Events
 from incumbent.cron.execute import Executor, facts_of_job, without_secrets
-from incumbent.cron.ledger import SLOT_KEEP, Run, State, field_of
+from incumbent.cron.ledger import RUN, SLOT_KEEP, Run, State
 from incumbent.cron.ledger import encode as encode_run
 from incumbent.cron.output import Output
 from incumbent.cron.presence import PRESENCE, Peers, Present
@@ -105,7 +105,7 @@ def test_the_failure_of_a_lost_run_is_told_once_no_attempt_is_to_come(
 
     key = Key("n", "job")
     if run is not None:
-        link.store.put(key, field_of(run.slot), encode_run(run), None, 1e12)
+        link.store.put(key, RUN + run.slot, encode_run(run), None, 1e12)
     if held is not False:
         # Held by a newer run; or claimed by somebody who vanished before saying so.
         keep = SLOT_KEEP if held else SLOT_KEEP - 10
@@ -124,7 +124,7 @@ def test_a_run_that_was_stopped_with_its_only_instance_is_retried_when_it_is_bac
     link = link_for("memory:back-again")
     spec = JobSpec(name="job", schedule=Every(86_400), command=("true",), retries=1)
     lost = replace(GONE, state=State.LOST)
-    link.store.put(Key("n", "job"), field_of(lost.slot), encode_run(lost), None, 1e12)
+    link.store.put(Key("n", "job"), RUN + lost.slot, encode_run(lost), None, 1e12)
     claimed: list[str] = []
 
     class Claims(Idle):
@@ -188,7 +188,8 @@ def test_a_reader_that_is_too_slow_loses_lines_and_delays_nobody() -> None:
 
 def test_the_end_of_an_output_is_kept_and_every_line_is_told() -> None:
     told: list[str] = []
-    output = Output(6, told.append)
+    output = Output()
+    output.serve(6, told.append)
     os.write(output._writing, b"one\ntwo\n\xffthree")
     output.drain()
     assert (told[:2], told[2][1:]) == (["one", "two"], "three")

@@ -16,7 +16,7 @@ from incumbent.cli.main import main
 from incumbent.cron.attempts import ENDED_WELL, GAVE_BACK, Runs
 from incumbent.cron.control import CONTROL, STALE, Trigger, encode, triggers
 from incumbent.cron.instance import Instance
-from incumbent.cron.ledger import JOB, Run, State, field_of, read_job, run_at
+from incumbent.cron.ledger import JOB, RUN, Run, State, read_job, run_at
 from incumbent.cron.ledger import encode as encode_run
 from incumbent.cron.presence import PRESENCE, UP, presences
 from incumbent.cron.schedule import Every
@@ -107,7 +107,7 @@ def test_the_sweep_finds_a_run_that_nobody_witnessed_and_forgets_who_is_long_gon
     link: Link, instance: Instance, moved: Callable[[float], None]
 ) -> None:
     orphan = Run("manual/x", State.RUNNING, clock.wall(), "gone", 7, clock.wall())
-    put(link, "job", field_of(orphan.slot), encode_run(orphan))
+    put(link, "job", RUN + orphan.slot, encode_run(orphan))
     put(link, PRESENCE, f"{UP}gone", encode(since=1.0, seen=clock.wall() - 100_000))
     sweep(instance)
     assert len(presences(read(link, PRESENCE))) == 2
@@ -269,7 +269,7 @@ def test_what_nobody_has_is_hidden_after_a_day_and_forgotten_after_a_month(
     facts = {"schedule": "every 1d", "timezone": "UTC", "since": 1.0}
     for name, said in (("removed", facts), ("by-slot", {"schedule": "by slot"})):
         put(link, name, JOB, json.dumps(said).encode())
-        put(link, name, field_of("s"), encode_run(Run("s", State.OK, 1.0)))
+        put(link, name, RUN + "s", encode_run(Run("s", State.OK, 1.0)))
     sweep(instance)
     assert jobs_shown(capsys, link)["removed"] == (True, True)
     moved(2 * DAY)
@@ -280,7 +280,7 @@ def test_what_nobody_has_is_hidden_after_a_day_and_forgotten_after_a_month(
     moved(30 * DAY)
     sweep(instance)
     assert read(link, "removed").fields == {}
-    assert field_of("s") in read(link, "by-slot").fields
+    assert RUN + "s" in read(link, "by-slot").fields
 
 
 def test_a_job_that_came_back_is_gone_no_more_and_keeps_its_history(

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from incumbent.cron.ledger import (
+    RUN,
     SLOT_KEEP,
     TRANSITIONS,
     IllegalStep,
@@ -18,7 +19,6 @@ from incumbent.cron.ledger import (
     claimed_slots,
     decode,
     encode,
-    field_of,
     orphans,
     runs_of,
     step,
@@ -42,7 +42,7 @@ def record(
     closed_for: float = 0.0,
     **fields: bytes,
 ) -> Record:
-    written = {field_of(run.slot): Field(encode(run), at) for at, run in enumerate(runs)}
+    written = {RUN + run.slot: Field(encode(run), at) for at, run in enumerate(runs)}
     others = {name: Field(value, 1) for name, value in fields.items()}
     return Record(Key("n", "job"), holdings, closed_for, {**written, **others}, slots or {})
 
@@ -90,7 +90,7 @@ def test_a_record_is_read_back_as_it_was_written(
 
 @pytest.mark.parametrize("value", [b"", b"{}", b"[]", b"\xff", b'{"v":2,"state":"ok","due":1}'])
 def test_a_record_of_a_newer_release_still_takes_its_slot(value: bytes) -> None:
-    found = replace(record(), fields={field_of(SLOT.name): Field(value, 1)})
+    found = replace(record(), fields={RUN + SLOT.name: Field(value, 1)})
     assert decode(SLOT.name, value) is None
     assert SLOT.name in claimed_slots(found)
     assert judge(SPEC, found, [SLOT], NOW).claims == []

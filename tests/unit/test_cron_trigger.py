@@ -7,7 +7,7 @@ import pytest
 from incumbent import clock
 from incumbent.cli.main import main
 from incumbent.cron.control import CONTROL, triggers
-from incumbent.cron.ledger import JOB, Run, State, encode, field_of
+from incumbent.cron.ledger import JOB, RUN, Run, State, encode
 from incumbent.model import Ask, Key
 from incumbent.protocol.link import link_for
 
@@ -26,7 +26,7 @@ def test_a_run_put_on_record_before_the_listener_listens_is_seen_soon(
         waits.append(until - clock.now())
         (trigger,) = triggers(store.read(Key("default", CONTROL), clock.now() + 1))
         run = Run(trigger.slot, State.RUNNING, trigger.when, "i1", 1, trigger.when)
-        store.put(JOB_KEY, field_of(run.slot), encode(run), None, clock.now() + 1)
+        store.put(JOB_KEY, RUN + run.slot, encode(run), None, clock.now() + 1)
 
     store.put(JOB_KEY, JOB, b"{}", None, clock.now() + 1)
     store.take(JOB_KEY, "claim", Ask(15.0, "i1"), clock.now() + 1)

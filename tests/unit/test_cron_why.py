@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from incumbent.cli.ledger_text import explain_job
-from incumbent.cron.ledger import JOB, Run, State, encode, field_of
+from incumbent.cron.ledger import JOB, Run, State, encode
 from incumbent.cron.presence import Present
 from incumbent.cron.schedule import slot_id
 from incumbent.cron.slots import GRACE
@@ -29,7 +29,7 @@ def said(
     up: list[Present] | None = None,
     **more: object,
 ) -> str:
-    fields = {field_of(run.slot): Field(encode(run), 1) for run in runs}
+    fields = {f"run/{run.slot}": Field(encode(run), 1) for run in runs}
     facts = {**FACTS, **{key: it for key, it in more.items() if key == "since"}}
     if "timezone" in more:
         # An outside scheduler's, as of `run --once-per`: it needs no instance.

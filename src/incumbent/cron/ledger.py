@@ -161,11 +161,6 @@ _RUNNING: Final = b'"state":"running"'
 _WAITING: Final = b'"state":"waiting"'
 
 
-def field_of(slot: str) -> str:
-    """The name of a slot's field."""
-    return RUN + slot
-
-
 def _records(fields: Mapping[str, Field]) -> Iterator[tuple[str, Field]]:
     return ((name[len(RUN) :], it) for name, it in fields.items() if name.startswith(RUN))
 

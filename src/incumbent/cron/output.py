@@ -54,8 +54,7 @@ class Output:
             if not self._take():
                 break
         if self._line:
-            self._say(self._line)
-            self._line = b""
+            self._pass_on(b"\n")
 
     def close(self) -> None:
         """Nobody writes any more; nothing is read."""
@@ -73,11 +72,8 @@ class Output:
 
     def _pass_on(self, data: bytes) -> None:
         *lines, self._line = (self._line + data).split(b"\n")
-        for line in lines:
-            self._say(line)
         while len(self._line) > _LONGEST_LINE:
-            self._say(self._line[:_LONGEST_LINE])
+            lines.append(self._line[:_LONGEST_LINE])
             self._line = self._line[_LONGEST_LINE:]
-
-    def _say(self, line: bytes) -> None:
-        self._on_line(line[:_LONGEST_LINE].decode("utf-8", "replace"))
+        for line in lines:
+            self._on_line(line[:_LONGEST_LINE].decode("utf-8", "replace"))

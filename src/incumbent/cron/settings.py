@@ -97,11 +97,6 @@ def _times(value: object, key: str) -> tuple[float, ...]:
     return tuple(times)
 
 
-def _name(value: object, key: str) -> str:
-    del key
-    return check_job_name(value)
-
-
 def check_job_name(value: object) -> str:
     """Return the name of a job, or raise ConfigError."""
     name = check_name(value)
@@ -137,7 +132,7 @@ DEFAULTS: Final[dict[str, Callable[[object, str], object]]] = {
 
 SETTINGS: Final = {
     **DEFAULTS,
-    "name": _name,
+    "name": lambda value, _: check_job_name(value),
     "command": _command,
     "schedule": _text,
     "every": _duration(1, 366 * 86_400),
