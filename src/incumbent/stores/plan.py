@@ -8,9 +8,19 @@ method, `Planned.run`, instead of seven.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, Protocol, TypeAlias, TypeVar, Unpack
+from typing import (
+    Any,
+    Concatenate,
+    Generic,
+    Literal,
+    ParamSpec,
+    Protocol,
+    TypeAlias,
+    TypeVar,
+    Unpack,
+)
 
 from incumbent.model import (
     Ask,
@@ -133,6 +143,16 @@ class Planned(ABC, Generic[Facts]):
 
 
 Ops = TypeVar("Ops", bound=Planned[Any])
+P = ParamSpec("P")
+
+
+def _in_one_step(
+    of: Callable[[Planned[Any]], Callable[P, Coroutine[Any, Any, T]]],
+) -> Callable[Concatenate[BlockingStore[Any], P], T]:
+    def operation(self: BlockingStore[Any], /, *args: P.args, **settings: P.kwargs) -> T:
+        return run(of(self.operations)(*args, **settings))
+
+    return operation
 
 
 class BlockingStore(Generic[Ops]):
@@ -141,30 +161,13 @@ class BlockingStore(Generic[Ops]):
     def __init__(self, operations: Ops) -> None:
         self.operations = operations
 
-    def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
-        return run(self.operations.take(key, claim, ask, until))
-
-    def renew(self, renewals: Sequence[Renewal], until: float) -> list[RenewOutcome]:
-        return run(self.operations.renew(renewals, until))
-
-    def give(
-        self, key: Key, claim: str, token: int | None, until: float, **parting: Unpack[Parting]
-    ) -> GiveOutcome:
-        return run(self.operations.give(key, claim, token, until, **parting))
-
-    def put(
-        self, key: Key, field: str, value: bytes | None, guard: Guard, until: float
-    ) -> PutOutcome:
-        return run(self.operations.put(key, field, value, guard, until))
-
-    def read(self, key: Key, until: float) -> Record:
-        return run(self.operations.read(key, until))
-
-    def scan(self, namespace: str, prefix: str, until: float) -> tuple[Record, ...]:
-        return run(self.operations.scan(namespace, prefix, until))
-
-    def wait_change(self, key: Key, seen: str, until: float) -> None:
-        run(self.operations.wait_change(key, seen, until))
+    take = _in_one_step(lambda operations: operations.take)
+    renew = _in_one_step(lambda operations: operations.renew)
+    give = _in_one_step(lambda operations: operations.give)
+    put = _in_one_step(lambda operations: operations.put)
+    read = _in_one_step(lambda operations: operations.read)
+    scan = _in_one_step(lambda operations: operations.scan)
+    wait_change = _in_one_step(lambda operations: operations.wait_change)
 
     def close(self) -> None:
         self.operations.let_go()
