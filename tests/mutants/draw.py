@@ -5,9 +5,9 @@
 
 The same seed draws the same changes from the same source. First all tests of the tier run once, on
 a copy that notes which of them come to which change. Then each change is tried on those tests, the
-quick ones first, up to the first that fails, twice: else it was the machine. `--tier rest` tries
-what `make test` did not notice on what it leaves to `make test-all`. What is known stays in the
-folder and is not run again; `--write` puts the table into a page.
+quick ones first, up to the first that fails; a slow one fails twice, else it was the machine.
+`--tier rest` tries what `make test` did not notice on what it leaves to `make test-all`. What is
+known stays in the folder and is not run again; `--write` puts the table into a page.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import accumulate
@@ -61,7 +61,8 @@ def try_out(change: Change, tests: Sequence[str], seconds: Sequence[float]) -> t
             left = group
             while left:
                 died = _died(Path(made), left)
-                if died and _died(Path(made), [died]):
+                quick = died and seconds[tests.index(died)] < reach.QUICK
+                if died and (quick or _died(Path(made), [died])):
                     return died, tried + len(group)
                 left = left[left.index(died) + 1 :] if died in left else []
             tried += len(group)
@@ -110,9 +111,11 @@ def main() -> int:
     if asked.tier == "rest":
         chosen = [one for one in chosen if not _died_of(one, known, "thin")]
     left = [change for change in chosen if (change.digest, asked.tier) not in known]
+    one = partial(_one, tier=asked.tier, reached=_reached(asked, left), within=asked.within)
     with ThreadPoolExecutor(asked.jobs) as pool:
-        one = partial(_one, tier=asked.tier, reached=_reached(asked, left), within=asked.within)
-        for change, result in zip(left, pool.map(one, left), strict=True):
+        tries = {pool.submit(one, change): change for change in left}
+        for done in as_completed(tries):
+            result, change = done.result(), tries[done]
             known[result.digest, result.tier] = result
             with results.open("a") as file:
                 file.write(json.dumps(asdict(result)) + "\n")

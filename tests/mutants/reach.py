@@ -11,7 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,6 +35,8 @@ def hit(place):
         except OSError:
             pass
 """
+QUICK = 0.3
+"""Seconds."""
 _TOOK = re.compile(r"^([0-9.]+)s (?:call|setup|teardown) +(tests/.+)$", re.MULTILINE)
 
 
@@ -46,9 +48,29 @@ class Reached:
     seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
     def of(self, change: Change) -> list[str]:
-        """Quick ones first; only tests of this run, and not what pytest was asked for in a test."""
+        """Quick ones first, and of these the files first whose subject the change seems to be.
+
+        Only tests of this run, and not what pytest was asked for inside a test.
+        """
         found = self.tests.get(change.place, set()) & self.seconds.keys()
-        return sorted(found, key=lambda test: (self.seconds[test], test))
+        here = Counter(map(_file, found))
+        all_of = self._sizes()
+
+        def order(test: str) -> tuple[bool, float, str, float]:
+            file, seconds = _file(test), self.seconds[test]
+            if seconds > QUICK:
+                return True, seconds, file, 0.0
+            return False, -(here[file] ** 2) / all_of[file], file, seconds
+
+        return sorted(found, key=order)
+
+    def _sizes(self) -> Counter[str]:
+        """How many tests there are of each file."""
+        return Counter(map(_file, self.seconds))
+
+
+def _file(test: str) -> str:
+    return test.partition("::")[0]
 
 
 def marked(source: str, changes: Iterable[Change]) -> str:
