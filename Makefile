@@ -31,7 +31,8 @@ test-all: test ## and every product of store, fault and driver, and all seeds
 
 quick: $(VENV)/.test ## what needs no server, in at most a minute
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS) \
-	  -m "not slow and not server and not full" tests/unit tests/architecture tests/contract
+	  -m "not slow and not server and not full and not timing and not crowd" \
+	  tests --ignore=tests/cli --ignore=tests/e2e
 
 lint: $(VENV)/.lint ## style and defects
 	$(BIN)/ruff check .

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import psycopg
 import sqlalchemy
-from tests.faults.postgresql_world import new_database
+from tests.stores.postgresql.world import new_database
 from tests.support.postgresql import PostgresServer
 
 from benchmarks.harness import Contender, Row, against, compare

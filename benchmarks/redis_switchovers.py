@@ -17,7 +17,7 @@ from statistics import median
 from typing import NamedTuple
 
 import redis
-from tests.faults.redis_world import ASK, new_claim, party, soon
+from tests.stores.redis.world import ASK, new_claim, party, soon
 from tests.support.redis_age import pretend_age
 from tests.support.servers import RedisServer
 from tests.support.waiting import eventually

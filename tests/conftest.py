@@ -6,6 +6,8 @@ import gc
 import logging
 import signal
 from collections.abc import Iterator
+from functools import cache
+from types import ModuleType
 from typing import Any
 
 import hypothesis
@@ -41,16 +43,34 @@ SERVER_FIXTURES = {
 }
 
 
+SERVER_MODULES = {
+    *("tests.support.etcd", "tests.support.etcd_cluster", "tests.support.postgresql"),
+    *("tests.support.redis_cluster", "tests.support.redis_sentinels", "tests.support.servers"),
+}
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark what needs a server, for `make quick`, and what tests/tiers.py says of each test."""
     for item in items:
-        if SERVER_FIXTURES & set(getattr(item, "fixturenames", ())):
+        if SERVER_FIXTURES & set(getattr(item, "fixturenames", ())) or _starts(item):
             item.add_marker(pytest.mark.server)
     tiers.mark(items)
     stale = [] if any("::" in given for given in config.args) else tiers.stale(items)
     if stale:
         raise pytest.UsageError(f"tests/tiers.py names what there is not: {stale}")
+
+
+def _starts(item: pytest.Item) -> bool:
+    """Whether its file knows a server that it may start."""
+    module = item.getparent(pytest.Module)
+    return module is not None and _knows_a_server(module.obj)
+
+
+@cache
+def _knows_a_server(module: ModuleType) -> bool:
+    here = {getattr(it, "__module__", "") for it in vars(module).values() if isinstance(it, type)}
+    return any(name in SERVER_MODULES or name.endswith(".world") for name in here)
 
 
 def pytest_deselected(items: list[pytest.Item]) -> None:

@@ -63,10 +63,10 @@ TIMING: dict[str, str] = {
     "e2e/test_lead.py": PROCESSES,
     "e2e/test_telnet_leader.py": PROCESSES,
     "e2e/test_terminal.py": PROCESSES,
-    "faults/test_gevent.py": PROCESSES,
-    "faults/test_guard.py": PROCESSES,
-    "faults/test_guard_at_start.py": PROCESSES,
-    "faults/test_redis_switchover.py": PROCESSES,
+    "top/test_gevent.py": PROCESSES,
+    "supervise/test_guard.py": PROCESSES,
+    "supervise/test_guard_at_start.py": PROCESSES,
+    "stores/redis/test_switchover.py": PROCESSES,
 }
 """Files whose tests run after all others, few at a time: what they measure is not then the load."""
 
@@ -74,8 +74,8 @@ CROWD: dict[str, str] = {
     "chaos/test_chaos.py": MANY,
     "chaos/test_recovery.py": MANY,
     "combined/test_fleets.py": MANY,
-    "faults/test_exit_when_lost.py": BURNS,
-    "faults/test_quorum_schedules.py": MANY,
+    "top/test_exit_when_lost.py": BURNS,
+    "stores/quorum/test_schedules.py": MANY,
 }
 """Files whose tests run at the very end, one at a time."""
 
@@ -285,7 +285,7 @@ _TABLE: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
         },
     ),
     (
-        "faults/test_etcd_cluster.py",
+        "stores/etcd/test_cluster.py",
         CRASHES,
         {
             "test_a_client_acts_again_soon_after_its_endpoint_went": ("frozen",),
@@ -297,12 +297,12 @@ _TABLE: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
         },
     ),
     (
-        "faults/test_exit_when_lost.py",
+        "top/test_exit_when_lost.py",
         "longer leases, and a fault and a kind of holder that are met beside another",
         {"*": ("1s-black_hole-busy", "1s-frozen_store-waits")},
     ),
     (
-        "faults/test_gevent.py",
+        "top/test_gevent.py",
         STORES,
         {
             "test_a_hub_that_is_kept_does_not_cost_the_lease": ("sqlite*",),
@@ -311,7 +311,7 @@ _TABLE: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
         },
     ),
     (
-        "faults/test_guard.py",
+        "supervise/test_guard.py",
         PAIRS,
         {
             "test_the_tree_is_dead_before_another_can_lead": (
@@ -329,7 +329,7 @@ _TABLE: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
         },
     ),
     (
-        "faults/test_guard.py",
+        "supervise/test_guard.py",
         SIDES,
         {
             "test_a_process_group_has_nobody_to_kill_it_when_both_are_away": ("*worker0",),
@@ -343,7 +343,7 @@ _TABLE: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
         },
     ),
     (
-        "faults/test_guard_at_start.py",
+        "supervise/test_guard_at_start.py",
         SIDES,
         {
             "test_a_guard_that_does_not_answer_lets_nothing_run_and_the_lease_is_given_back": (
@@ -359,12 +359,12 @@ _TABLE: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
         },
     ),
     (
-        "faults/test_etcd_sharing.py",
+        "stores/etcd/test_sharing.py",
         FORMS,
         {"test_of_hundreds_at_rest_one_that_is_deleted_is_gone_at_the_next_renewal": ("8", "299")},
     ),
     (
-        "faults/test_postgresql_bad_input.py",
+        "stores/postgresql/test_bad_input.py",
         FORMS,
         {
             "test_a_malformed_url_is_refused_without_being_shown": ("*ses/ame*", "*:port*"),
@@ -372,7 +372,7 @@ _TABLE: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
         },
     ),
     (
-        "faults/test_postgresql_failover.py",
+        "stores/postgresql/test_failover.py",
         SIDES,
         {
             "test_of_several_hosts_the_primary_is_found": ("sync-standby *", "async-primary *"),
@@ -380,12 +380,12 @@ _TABLE: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
         },
     ),
     (
-        "faults/test_quorum_schedules.py",
+        "stores/quorum/test_schedules.py",
         SEEDS,
         {"test_no_random_schedule_lets_two_prove_it_or_a_token_shrink": ("0",)},
     ),
     (
-        "faults/test_quorum_schedules.py",
+        "stores/quorum/test_schedules.py",
         NET,
         {
             "test_the_judge_sees_two_holders_where_a_single_master_forgets": (),
@@ -393,7 +393,7 @@ _TABLE: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
         },
     ),
     (
-        "faults/test_redis_lines.py",
+        "stores/redis/test_lines.py",
         SIDES,
         {
             (
@@ -407,12 +407,12 @@ _TABLE: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
         },
     ),
     (
-        "faults/test_redis_renewals.py",
+        "stores/redis/test_renewals.py",
         SIDES,
         {"test_threads_that_burn_cpu_cost_no_lease": ("1-0.05", "4-*")},
     ),
     (
-        "faults/test_redis_switchover.py",
+        "stores/redis/test_switchover.py",
         SIDES,
         {
             "test_what_a_waiter_hears_from_the_old_master_is_no_lease": ("sync",),
@@ -447,7 +447,7 @@ _TABLE: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
         },
     ),
     (
-        "unit/test_cron_against_croniter.py",
+        "cron/test_against_croniter.py",
         "the other zones: what is known to differ and a change of clocks are kept",
         {
             "test_schedules_agree_with_croniter_but_for_what_is_known": (
@@ -455,8 +455,8 @@ _TABLE: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
             )
         },
     ),
-    ("unit/test_support_etcd.py", NET, {"*": ()}),
-    ("unit/test_postgresql_mutants.py", NET, {"*": ("a_stranger_*", "the_token_*")}),
+    ("support/test_support_etcd.py", NET, {"*": ()}),
+    ("stores/postgresql/test_mutants.py", NET, {"*": ("a_stranger_*", "the_token_*")}),
 )
 
 TURNS = frozenset(

@@ -17,7 +17,7 @@ import pytest
 from incumbent.cron.ledger import State
 from incumbent.cron.schedule import slot_id
 from tests.cron.fleet import NEVER_DUE, CronFleet, children, descendants, identity, note
-from tests.faults.postgresql_world import new_database
+from tests.stores.postgresql.world import new_database
 from tests.support.etcd import EtcdServer
 from tests.support.postgresql import PostgresServer
 from tests.support.servers import RedisServer

@@ -9,7 +9,7 @@ from typing import TypeAlias
 import pytest
 
 from tests.e2e.fleet import Fleet, Place, locked_file
-from tests.faults.postgresql_world import new_database
+from tests.stores.postgresql.world import new_database
 from tests.support.etcd import EtcdServer
 from tests.support.postgresql import PostgresServer
 from tests.support.proxy import FaultProxy

@@ -11,7 +11,7 @@ import pytest
 
 from tests.cli.tool import incumbent, start
 from tests.cron.fleet import CronFleet, note
-from tests.faults.quorum_world import Members
+from tests.stores.quorum.world import Members
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.timeout(240)]

@@ -23,7 +23,7 @@ from incumbent import Client, Lease, LockError, StoreUnavailable
 from incumbent.stores.quorum.dialect import MARKER
 from incumbent.stores.registry import open_engine
 from tests.combined.against import has_history, tree_of
-from tests.faults.quorum_world import Members
+from tests.stores.quorum.world import Members
 from tests.support.etcd import EtcdServer
 from tests.support.needs import needs
 from tests.support.postgresql import PostgresServer

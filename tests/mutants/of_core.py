@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from tests.mutants.mutation import Mutation, in_area
 
-_LEASE = ("tests/unit/test_lease.py", "tests/unit/test_lease_rules.py")
-_LOCKS = ("tests/unit/test_locks_sync.py",)
-_KEEPER = ("tests/unit/test_keeper.py", "tests/unit/test_keeper_plan.py")
+_LEASE = ("tests/top/test_lease.py", "tests/top/test_lease_rules.py")
+_LOCKS = ("tests/top/test_locks_sync.py",)
+_KEEPER = ("tests/protocol/test_keeper.py", "tests/protocol/test_keeper_plan.py")
 
 _l = in_area("lease")
 _p = in_area("protocol")
@@ -74,21 +74,21 @@ MUTATIONS: tuple[Mutation, ...] = (
         "        self._end(Input.MISSED, reason)",
         "        self.given()",
         *_LEASE,
-        "tests/unit/test_release_of_what_is_gone.py",
+        "tests/top/test_release_of_what_is_gone.py",
     ),
     _l(
         "no room for the drift of clocks",
         "policy.py",
         "    span = ttl * (1 - 2 * rho) - margin",
         "    span = ttl - margin",
-        "tests/unit/test_policy.py",
+        "tests/top/test_policy.py",
     ),
     _l(
         "the work is stopped at the deadline, without a grace",
         "policy.py",
         "    left = span - grace",
         "    left = span",
-        "tests/unit/test_policy.py",
+        "tests/top/test_policy.py",
     ),
     _p(
         "the answer to another's claim is believed",
@@ -110,7 +110,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "protocol/acquire.py",
         "    elif held.in_line:",
         "    elif held.began < 0:",
-        "tests/faults/test_redis_lines.py::test_who_gives_up_leaves_the_line",
+        "tests/stores/redis/test_lines.py::test_who_gives_up_leaves_the_line",
     ),
     _p(
         "the deadline counts from the answer",
@@ -139,15 +139,15 @@ MUTATIONS: tuple[Mutation, ...] = (
         "        if not answered or held.unsure:\n            port.hand_over(held.debt(now, undo_slot=undo_slot))\n    return confirmed\n\n\ndef _learn",
         "        if held.unsure:\n            port.hand_over(held.debt(now, undo_slot=undo_slot))\n    return confirmed\n\n\ndef _learn",
         *_LOCKS,
-        "tests/unit/test_debts.py",
-        "tests/unit/test_blocking_protocols.py",
+        "tests/protocol/test_debts.py",
+        "tests/protocol/test_blocking_protocols.py",
     ),
     _p(
         "a claim in doubt is forgotten after a ttl",
         "protocol/release.py",
         "    if now >= debt.until and not debt.doubt:",
         "    if now >= debt.until:",
-        "tests/unit/test_debts.py",
+        "tests/protocol/test_debts.py",
         *_LOCKS,
     ),
     _p(
@@ -155,7 +155,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "protocol/release.py",
         "    if isinstance(outcome, Released):\n        held.machine.given()",
         "    if outcome is not None:\n        held.machine.given()",
-        "tests/unit/test_release_of_what_is_gone.py",
+        "tests/top/test_release_of_what_is_gone.py",
     ),
     _p(
         "a lease that is gone is held until its deadline",
@@ -177,7 +177,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "protocol/renew.py",
         "            patience = min(patience, policy.request_timeout)",
         "            patience = min(patience, policy.ttl)",
-        "tests/unit/test_keeper.py::test_a_renewal_waits_for_its_answer_no_longer_than_a_request_may_take",
+        "tests/protocol/test_keeper.py::test_a_renewal_waits_for_its_answer_no_longer_than_a_request_may_take",
     ),
     _p(
         "a fork's child goes on holding",
@@ -192,13 +192,13 @@ MUTATIONS: tuple[Mutation, ...] = (
         "protocol/keeper.py",
         "        if not held.machine.valid(clock.now()):\n            self._tell_ended(held)\n        elif",
         "        if",
-        "tests/unit/test_keeper.py::test_who_watches_a_lease_that_was_lost_already_is_told_at_once",
+        "tests/protocol/test_keeper.py::test_who_watches_a_lease_that_was_lost_already_is_told_at_once",
     ),
     _p(
         "current() counts from the answer",
         "inside.py",
         '            return _Answer(asked + float(facts["remaining"]), str(facts["lost"]))',
         '            return _Answer(clock.now() + float(facts["remaining"]), str(facts["lost"]))',
-        "tests/unit/test_current.py",
+        "tests/top/test_current.py",
     ),
 )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from tests.mutants.mutation import Mutation, in_area
 
-_WORDS = "tests/faults/test_redis_words.py"
-_LINES = "tests/faults/test_redis_lines.py"
-_HUB = "tests/unit/test_redis_hub.py"
+_WORDS = "tests/stores/redis/test_words.py"
+_LINES = "tests/stores/redis/test_lines.py"
+_HUB = "tests/stores/redis/test_hub.py"
 _TAKE, _GIVE = "stores/redis/take.lua", "stores/redis/give.lua"
 
 _lua = in_area("Lua")

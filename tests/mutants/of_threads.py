@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from tests.mutants.mutation import Mutation, in_area
 
-_LIVES = ("tests/unit/test_keeper_lives.py",)
-_DEADLINES = ("tests/unit/test_deadlines.py",)
-_WAITS = ("tests/unit/test_waits_for_loss.py",)
-_ONCE = ("tests/unit/test_once_interrupted.py",)
+_LIVES = ("tests/protocol/test_keeper_lives.py",)
+_DEADLINES = ("tests/protocol/test_deadlines.py",)
+_WAITS = ("tests/top/test_waits_for_loss.py",)
+_ONCE = ("tests/cron/test_once_interrupted.py",)
 
 _p = in_area("protocol")
 
@@ -17,7 +17,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "protocol/keeper.py",
         "        state.debts.add(debt)\n",
         "        state.debts.add(debt)\n        state.thread.planned = -inf\n",
-        "tests/unit/test_keeper_plan.py",
+        "tests/protocol/test_keeper_plan.py",
     ),
     _p(
         "what ends the keeper's thread ends it for ever",
@@ -38,7 +38,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "protocol/thread.py",
         "        self._rung = True\n        # Kept",
         "        # Kept",
-        "tests/unit/test_keeper_plan.py",
+        "tests/protocol/test_keeper_plan.py",
     ),
     _p(
         "every wait for a loss takes another place",
@@ -66,14 +66,14 @@ MUTATIONS: tuple[Mutation, ...] = (
         "protocol/release.py",
         "    if port.now() < held.machine.deadline:",
         "    if port.now():",
-        "tests/unit/test_release_of_what_is_gone.py",
+        "tests/top/test_release_of_what_is_gone.py",
     ),
     _p(
         "a loss that a release finds ends the process before the body's error is shown",
         "handles.py",
         "            self._link.keeper.unwatch(self._held, self._exits)",
         "            pass",
-        "tests/unit/test_release_of_what_is_gone.py",
+        "tests/top/test_release_of_what_is_gone.py",
     ),
     _p(
         "an asyncio lock is remembered before it is entered",

@@ -53,10 +53,10 @@ def test_a_mutant_is_the_product_with_one_change(tmp_path: Path) -> None:
 def test_the_page_names_what_died_and_what_survived() -> None:
     first, second = MUTATIONS[:2]
     known = {
-        first.digest: Result(first.digest, "tests/unit/test_x.py::test_y[z]"),
+        first.digest: Result(first.digest, "tests/top/test_x.py::test_y[z]"),
         second.digest: Result(second.digest, ""),
     }
     made = page(MUTATIONS, known)
     assert "2 mutations: 1 died, 1 survived." in made
-    assert "`test_y` (unit/test_x.py)" in made
+    assert "`test_y` (top/test_x.py)" in made
     assert "none, see below" in made

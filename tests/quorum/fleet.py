@@ -17,9 +17,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from incumbent.clock import now
-from tests.faults.quorum_world import Members
 from tests.quorum.judge import Sight
 from tests.quorum.schedule import CONTENDERS, OF_CONTENDERS, TTL, Schedule, Trouble
+from tests.stores.quorum.world import Members
 from tests.support.servers import ROOT
 
 GRANT_WITHIN = 40.0

@@ -1,0 +1,78 @@
+"""A doubt stays one: no later failure of a request says what became of its first try."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from incumbent import clock
+from incumbent.errors import OutcomeUnknown
+from incumbent.protocol.port import run
+from incumbent.stores.etcd import open_etcd
+from incumbent.stores.etcd.errors import Answered, Broken, LeaseMissing, Reborn
+from incumbent.stores.etcd.requests import TXN, Request
+from tests.stores.etcd.world import party, soon
+from tests.support.etcd import EtcdServer
+from tests.support.proxy import FaultProxy
+
+MISSING = "etcdserver: requested lease not found"
+Call = Callable[[], Any]
+
+
+def call_that_meets(
+    monkeypatch: pytest.MonkeyPatch, *failures: Exception, repeatable: bool = True
+) -> tuple[Call, list[Exception]]:
+    """A request whose tries end so, one after the other; and those that are left."""
+    client, left = open_etcd("etcd://e1,e2,e3").store().operations.client, list(failures)
+
+    async def fail(*_: object) -> None:
+        raise left.pop(0)
+
+    monkeypatch.setattr(client, "_try", fail)
+    until = clock.now() + 5
+    return lambda: run(client.call(Request(TXN, b"", repeatable), until)), left
+
+
+@pytest.mark.parametrize("then", [Reborn("e1"), Answered(MISSING)])
+def test_a_request_that_may_have_been_carried_out_stays_in_doubt(
+    monkeypatch: pytest.MonkeyPatch, then: Exception
+) -> None:
+    lost = Broken("cut", sent=True)
+    never_sent = Broken("not for this incarnation", sent=False)
+    call, left = call_that_meets(monkeypatch, lost, then, never_sent)
+    with pytest.raises(OutcomeUnknown):
+        call()
+    assert left == [never_sent]
+
+
+@pytest.mark.parametrize(
+    ("first", "kind"), [(Reborn("e1"), Reborn), (Answered(MISSING), LeaseMissing)]
+)
+def test_without_an_earlier_try_it_is_certain(
+    monkeypatch: pytest.MonkeyPatch, first: Exception, kind: type[Exception]
+) -> None:
+    call, _ = call_that_meets(monkeypatch, Broken("refused", sent=False), first)
+    with pytest.raises(kind):
+        call()
+
+
+@pytest.mark.server
+def test_a_release_whose_answer_was_lost_with_its_cluster_is_in_doubt(
+    etcd_server: EtcdServer,
+) -> None:
+    """Its second try meets another cluster, which is not asked: that says nothing of the first."""
+    with (
+        EtcdServer() as another,
+        FaultProxy(etcd_server.port) as proxy,
+        party(f"etcd://127.0.0.1:{proxy.port}?restart_wait=0") as one,
+    ):
+        granted = one.take()
+        proxy.target = ("127.0.0.1", another.port)
+        proxy.close_after_request(b"/v3/kv/txn")
+        with pytest.raises(OutcomeUnknown):
+            one.store.give(one.key, one.claim, granted.token, soon())
+        assert another.keys(f"/incumbent/{one.key.namespace}") == []
+        proxy.target = ("127.0.0.1", etcd_server.port)
+        assert one.store.read(one.key, soon()).holdings == ()

@@ -1,0 +1,95 @@
+"""Connections to the servers of a quorum that take longer than an operation can wait."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from incumbent import clock
+from incumbent.errors import StoreError, StoreUnavailable
+from incumbent.model import Ask, Granted
+from incumbent.stores.quorum.links import Dialer, Link
+from tests.stores.quorum.world import Members, Party, party
+from tests.support.pace import took
+
+pytestmark = pytest.mark.server
+
+ASK = Ask(10.0, "host-1")
+TRUSTED = "restart_wait=0"
+A_WAY = 0.12
+"""Seconds: a connection takes some eight ways, an operation two."""
+
+
+@pytest.fixture(scope="module")
+def three() -> Iterator[Members]:
+    with Members(3) as members:
+        yield members
+
+
+@pytest.fixture
+def begun(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
+    """How many connections to each node were begun."""
+    counts, connect = Counter[int](), Dialer.connect
+
+    def counted(dialer: Dialer, node: int, until: float) -> Link:
+        counts[node] += 1
+        return connect(dialer, node, until)
+
+    monkeypatch.setattr(Dialer, "connect", counted)
+    return counts
+
+
+def try_for(one: Party, seconds: float, within: float) -> tuple[int, Granted | None]:
+    """How many tries it took, and what the last one brought."""
+    tries, give_up = 0, clock.now() + seconds
+    while clock.now() < give_up:
+        tries += 1
+        try:
+            outcome = one.try_take(ASK, within=within)
+        except StoreError:
+            continue
+        assert isinstance(outcome, Granted)
+        return tries, outcome
+    return tries, None
+
+
+def test_who_cannot_wait_for_a_connection_begins_no_heap_of_them(
+    three: Members, begun: Counter[int]
+) -> None:
+    for member in three.all:
+        member.proxy.delay(A_WAY)
+    try:
+        with party(three.url(TRUSTED)) as one:
+            tries, granted = try_for(one, 0.8, within=0.04)
+            assert granted is None
+            # One each half second, until one of them is there.
+            assert tries > 10
+            assert max(begun.values()) <= 2, begun
+            assert try_for(one, 5.0, within=0.5)[1] is not None
+    finally:
+        for member in three.all:
+            member.proxy.heal()
+
+
+def test_a_connection_that_hangs_does_not_keep_new_ones_from_being_tried(
+    three: Members, begun: Counter[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted, healed = Dialer.connect, threading.Event()
+
+    def hanging(dialer: Dialer, node: int, until: float) -> Link:
+        if healed.is_set():
+            return counted(dialer, node, until)
+        time.sleep(max(0.0, until - clock.now()))
+        raise StoreUnavailable("no answer")
+
+    monkeypatch.setattr(Dialer, "connect", hanging)
+    with party(three.url(TRUSTED)) as one:
+        assert try_for(one, 0.2, within=0.05)[1] is None
+        healed.set()
+        began = clock.now()
+        assert try_for(one, 5.0, within=0.05)[1] is not None
+        assert took(began) < 1.0

@@ -1,0 +1,225 @@
+"""Nothing runs before the guard is armed, nothing is left of who stood by; and as PID 1."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from incumbent import clock
+from tests.cli.tool import command_line, environment, incumbent, start
+from tests.e2e.fleet import TIMES, TTL, WORKER, Fleet, died_within
+from tests.supervise.test_guard import BOTH, DAEMON, ROOT, gone, guard_of, named, parent_of
+from tests.support.needs import needs
+from tests.support.waiting import eventually
+
+pytestmark = [pytest.mark.slow, needs(sys.platform == "linux", "the guard needs Linux")]
+
+
+@pytest.fixture(name="fleet")
+def _fleet(tmp_path: Path) -> Iterator[Fleet]:
+    fleet = Fleet(f"sqlite:///{tmp_path}/leases.db", tmp_path)
+    yield fleet
+    fleet.close()
+
+
+@pytest.fixture(name="folders")
+def _folders() -> Iterator[Path]:
+    """Where the sockets' folders are made; pytest's own paths are too long for a socket."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
+def worker(fleet: Fleet, *options: str) -> list[str]:
+    return [sys.executable, "-S", str(WORKER), str(fleet.folder), *options]
+
+
+def lead(fleet: Fleet, folders: Path, *options: str) -> subprocess.Popen[str]:
+    line = ("-s", fleet.store, "lead", "job", *TIMES, *options, "--", *worker(fleet))
+    fleet.started.append(start(*line, env={"TMPDIR": str(folders)}))
+    return fleet.started[-1]
+
+
+def status(fleet: Fleet) -> str:
+    return incumbent("-s", fleet.store, "status", "job", "--json").stdout
+
+
+def two(fleet: Fleet, folders: Path, *options: str) -> list[subprocess.Popen[str]]:
+    """Who leads, and who stands by."""
+    first = lead(fleet, folders, *options)
+    eventually(lambda: fleet.begun)
+    second = lead(fleet, folders, "--holder", "standby", *options)
+    eventually(lambda: json.loads(status(fleet))["candidates"] == ["standby"])
+    return [first, second]
+
+
+def waiting_child(pid: int, but: int) -> int:
+    """What will be CMD: the child of a candidate that is not its guard."""
+
+    def found() -> list[int]:
+        pids = [int(path.name) for path in Path("/proc").glob("[0-9]*")]
+        return [it for it in pids if parent_of(it) == pid and it != but]
+
+    return eventually(found)[0]
+
+
+# -- the handshake -------------------------------------------------------------------------------
+
+FROZEN = """
+import os, signal, sys
+from incumbent.supervise.guarding import GuardFault, start_guard
+from incumbent.supervise.launch import Ready
+from incumbent.supervise.run import Command, supervise
+from incumbent.supervise.signals import Signals
+from incumbent.locks import Lock
+
+with start_guard(sys.argv[2]) as guard, Signals() as signals:
+    ready = Ready(guard, 15) if sys.argv[3] == "ahead" else None
+    os.kill(guard.pid, signal.SIGSTOP)
+    lock = Lock("job", store=sys.argv[1], timeout=0)
+    try:
+        supervise(lock.acquire(), Command(["touch", sys.argv[4]]), signals, guard, ready=ready)
+    except GuardFault as error:
+        print(error, flush=True)
+    print(lock.held_by())
+"""
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("when", "said"),
+    [
+        ("ahead", "the command could not be put under the guard"),
+        ("late", "the guard does not answer"),
+    ],
+)
+def test_a_guard_that_does_not_answer_lets_nothing_run_and_the_lease_is_given_back(
+    fleet: Fleet, isolation: str, when: str, said: str
+) -> None:
+    ran = fleet.folder / "ran"
+    done = subprocess.run(
+        [sys.executable, "-c", FROZEN, fleet.store, isolation, when, str(ran)],
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=False,
+    )
+    assert done.stdout.splitlines() == [said, "None"], done.stderr
+    assert not ran.exists()
+
+
+@BOTH
+def test_a_candidate_whose_guard_froze_ends_when_it_is_elected(
+    fleet: Fleet, folders: Path, isolation: str
+) -> None:
+    first, second = two(fleet, folders, "--isolate", isolation)
+    os.kill(guard_of(second.pid), signal.SIGSTOP)
+    first.terminate()
+    _, said = second.communicate(timeout=20)
+    assert second.returncode == 125
+    assert "the command could not be put under the guard: no command may run any more" in said
+    assert len(fleet.begun) == 1
+    assert json.loads(status(fleet))["state"] == "free"
+
+
+# -- standing by ---------------------------------------------------------------------------------
+
+
+@BOTH
+def test_a_candidate_replaces_the_waiting_process_that_was_killed(
+    fleet: Fleet, folders: Path, isolation: str
+) -> None:
+    first, second = two(fleet, folders, "--isolate", isolation)
+    guard = guard_of(second.pid)
+    waits = waiting_child(second.pid, guard)
+    os.kill(waits, signal.SIGKILL)
+    eventually(lambda: gone(waits))
+    first.terminate()
+    eventually(lambda: len(fleet.begun) == 2)
+    second.terminate()
+    assert second.wait(20) == 0
+
+
+@BOTH
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
+def test_a_candidate_leaves_neither_process_nor_folder(
+    fleet: Fleet, folders: Path, isolation: str, signum: int
+) -> None:
+    _, second = two(fleet, folders, "--isolate", isolation)
+    guard = guard_of(second.pid)
+    left = [waiting_child(second.pid, guard), guard, *named("incumbent-init", guard)]
+    assert len(list(folders.iterdir())) == 2
+    second.send_signal(signum)
+    second.wait(20)
+    eventually(lambda: all(map(gone, left)))
+    eventually(lambda: len(list(folders.iterdir())) == 1)
+    assert len(fleet.begun) == 1
+
+
+@BOTH
+def test_a_supervisor_that_is_killed_leaves_no_folder(
+    fleet: Fleet, folders: Path, isolation: str
+) -> None:
+    leader = lead(fleet, folders, "--isolate", isolation)
+    eventually(lambda: fleet.begun)
+    assert [it.stat().st_mode & 0o777 for it in folders.iterdir()] == [0o711]
+    leader.kill()
+    leader.wait(20)
+    eventually(lambda: not list(folders.iterdir()))
+
+
+# -- as PID 1 ------------------------------------------------------------------------------------
+
+
+def contained(fleet: Fleet, *options: str) -> tuple[subprocess.Popen[str], int]:
+    """As a container runs it, and the number of its PID 1 as we see it."""
+    line = ("-s", fleet.store, "run", "job", *TIMES, "--isolate", "container", "--")
+    jail = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
+    process = subprocess.Popen(
+        [*jail, *command_line(*line, *worker(fleet, *options))],
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    fleet.started.append(process)
+    eventually(lambda: fleet.begun)
+    return process, waiting_child(process.pid, 0)
+
+
+@needs(ROOT, "PID namespaces need root")
+@pytest.mark.parametrize("options", [("--stubborn",), DAEMON, ("--stubborn", "--stranger")])
+@pytest.mark.parametrize(
+    ("whom", "signum"),
+    [
+        ("supervisor", signal.SIGKILL),
+        ("supervisor", signal.SIGSTOP),
+        ("guard", signal.SIGKILL),
+    ],
+)
+def test_in_a_container_everything_is_dead_before_another_can_lead(
+    fleet: Fleet, whom: str, signum: int, options: tuple[str, ...]
+) -> None:
+    process, first = contained(fleet, *options)
+    since = clock.now()
+    os.kill(first if whom == "supervisor" else guard_of(first), signum)
+    died_within(fleet, since, TTL)
+    if signum == signal.SIGSTOP:
+        os.kill(first, signal.SIGCONT)
+    assert process.wait(20) != 0
+
+
+@needs(ROOT, "PID namespaces need root")
+def test_in_a_container_the_commands_own_code_comes_out(fleet: Fleet) -> None:
+    process, _ = contained(fleet)
+    (fleet.folder / "stop").touch()
+    assert process.wait(20) == 0
+    assert json.loads(status(fleet))["state"] == "free"

@@ -1,0 +1,71 @@
+"""Under gevent, whose greenlets cannot renew while another keeps the hub."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.stores.postgresql.world import new_database
+from tests.support.etcd import EtcdServer
+from tests.support.etcd_tls import EtcdTls
+from tests.support.postgresql import PostgresServer
+from tests.support.servers import RedisServer
+
+SCRIPT = """
+from gevent import monkey; monkey.patch_all()
+import gevent, sys, time
+from incumbent import Lock
+
+def keep_the_hub(seconds):
+    until = time.perf_counter() + seconds
+    while time.perf_counter() < until: pass
+
+store, ttl = sys.argv[1], float(sys.argv[2])
+with Lock("a", store=store, ttl=ttl) as lease:
+    keep_the_hub(1.7 * ttl)
+    lease.check()
+    waiter = gevent.spawn(lambda: Lock("a", store=store, ttl=ttl).acquire(5))
+    gevent.sleep(1.7 * ttl)
+    lease.check()
+waiter.get(timeout=5).release()
+print("renewed, and handed over")
+"""
+
+
+def run(store: str, ttl: float = 1.2) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, store, str(ttl)],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    return done.stdout.strip() or done.stderr
+
+
+@pytest.mark.parametrize("store", ["memory:", "sqlite://{}/leases.db"])
+def test_a_hub_that_is_kept_does_not_cost_the_lease(store: str, tmp_path: Path) -> None:
+    assert run(store.format(tmp_path)) == "renewed, and handed over"
+
+
+def test_a_hub_that_is_kept_does_not_cost_a_lease_on_redis(redis_server: RedisServer) -> None:
+    assert run(f"{redis_server.url}?restart_wait=0") == "renewed, and handed over"
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("scheme", ["etcd", "etcds"])
+def test_a_hub_that_is_kept_does_not_cost_a_lease_on_etcd(scheme: str, tmp_path: Path) -> None:
+    tls = EtcdTls(tmp_path) if scheme == "etcds" else None
+    with EtcdServer(tls=tls) as server:
+        assert run(server.store_url(), ttl=1.2) == "renewed, and handed over"
+
+
+def test_a_hub_that_is_kept_does_not_cost_a_lease_on_postgresql(
+    postgres_server: PostgresServer,
+) -> None:
+    url = postgres_server.url_of(new_database(postgres_server))
+    # A connection is a process of the server's: on a busy machine it takes a tenth of a second.
+    assert run(f"{url}?restart_wait=0", ttl=1.2) == "renewed, and handed over"
