@@ -76,6 +76,7 @@ CROWD: dict[str, str] = {
     "combined/test_fleets.py": MANY,
     "top/test_exit_when_lost.py": BURNS,
     "stores/quorum/test_schedules.py": MANY,
+    "stores/sqlite/test_lines.py": MANY,
 }
 """Files whose tests run at the very end, one at a time."""
 

@@ -160,12 +160,15 @@ def seconds_waited(one: Party, seen: str, within: float) -> float:
     return clock.now() - began
 
 
-def test_losing_the_connection_is_hint_enough(far: Party, network: FaultProxy) -> None:
+def test_losing_the_connection_is_hint_enough(
+    far: Party, network: FaultProxy, postgres_server: PostgresServer, database: str
+) -> None:
+    listening = f"select 1 from pg_stat_activity where datname = '{database}' and query ~ '^LISTEN'"
     far.take()
     seen = far.refused().seen
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(seconds_waited, far, seen, 8.0)
-        time.sleep(0.2)
+        eventually(lambda: postgres_server.psql(listening))
         network.cut()
         time.sleep(0.1)
         # Told, or listening again on another connection: what happens now is not missed.
