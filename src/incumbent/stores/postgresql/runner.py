@@ -172,15 +172,10 @@ class Runner(PlanRunner[Wire, float]):
             wire.close()
             raise
         wire.direct = hello["pid"] == wire.backend
-        self._learn(wire)
-        return wire
-
-    def _learn(self, wire: Wire) -> None:
-        site = self.site
         if not wire.direct and site.direct is not False:
             _log.info("%s: a pooler stands between, so waiting polls", site.where)
-        site.direct = wire.direct
-        site.proved = True
+        site.direct, site.proved = wire.direct, True
+        return wire
 
 
 class PostgresStore(BlockingStore[Runner]):

@@ -50,8 +50,22 @@ class Subscriber:
         """
         waiter = _Waiter(key, self._wakeup())
         self._waiters.add(waiter)
+        asked_by: Wire | None = None
         try:
-            await self._wait(waiter, until, is_same)
+            while not waiter.notified and _now() < until:
+                if self._reading.acquire(blocking=False):
+                    try:
+                        await self._listen(waiter, until, is_same)
+                    finally:
+                        self._reading.release()
+                    return
+                wire = self._wire
+                if wire is None or wire is asked_by:
+                    await waiter.wakeup.wait(until)
+                    continue
+                asked_by = wire
+                if not await is_same():
+                    return
         finally:
             self._leave(waiter)
 
@@ -62,27 +76,6 @@ class Subscriber:
                 self._drop()
             finally:
                 self._reading.release()
-
-    async def _wait(
-        self, waiter: _Waiter, until: float, is_same: Callable[[], Awaitable[bool]]
-    ) -> None:
-        asked_by: Wire | None = None
-        while True:
-            if waiter.notified or _now() >= until:
-                return
-            if self._reading.acquire(blocking=False):
-                try:
-                    await self._listen(waiter, until, is_same)
-                finally:
-                    self._reading.release()
-                return
-            wire = self._wire
-            if wire is not None and wire is not asked_by:
-                asked_by = wire
-                if not await is_same():
-                    return
-            else:
-                await waiter.wakeup.wait(until)
 
     async def _listen(
         self, waiter: _Waiter, until: float, is_same: Callable[[], Awaitable[bool]]
