@@ -291,8 +291,11 @@ class SentAbout:
     def exchange(self, site: Site, _: Commands) -> Sent:
         return Sent(self, NEW if say_address(OLD) in site.where else OLD)
 
-    async def each(self, works: Sequence[Callable[[float], Any]], until: float) -> list[Any]:
+    async def together(self, works: Sequence[Callable[[float], Any]], until: float) -> list[Any]:
         return [await work(until) for work in works]
+
+    async def update(self, *_: object) -> None:
+        """They have been asked a moment ago."""
 
     async def pause(self, seconds: float) -> None:
         self.paused += seconds
@@ -303,8 +306,6 @@ def test_a_renewal_follows_its_slot_for_as_long_as_there_is_time(redirections: i
     side = SentAbout(redirections)
     cluster = Cluster(Site(Target(), "here"), (OLD, NEW))
     cluster.topology, cluster.doubted = topology(), False
-    # What was learnt by the way is no reason to ask all of them again.
-    cluster.asked = clock.now()
     router = Router(cast("Side", side), cluster, Naming(None), 0, 0.1)
     renewal = Renewal(Key("default", "job"), "c", 1, 1.0, "epoch")
     assert run(router.renew([renewal], clock.now() + 5)) == [Renewed()]
@@ -373,7 +374,7 @@ def test_what_interrupts_the_caller_is_not_kept_until_all_have_answered() -> Non
     began = clock.now()
     try:
         with pytest.raises(KeyboardInterrupt):
-            run(BlockingSide().each([slow, interrupted], began + 5))
+            run(BlockingSide().together([slow, interrupted], began + 5))
         assert lasted(began, 0.0, 2.5)
     finally:
         over.set()

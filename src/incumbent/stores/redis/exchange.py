@@ -33,7 +33,7 @@ from incumbent.stores.redis.incarnation import Known
 from incumbent.stores.redis.resp import Program, as_eval
 from incumbent.stores.redis.subscription import Subscriber, SubscriptionHub
 
-__all__ = ["UNUSABLE", "Exchange", "carry_out", "is_forgotten"]
+__all__ = ["UNUSABLE", "AnyWire", "Exchange", "carry_out", "is_forgotten"]
 
 
 class AnyWire(Connection, Known, Protocol):

@@ -103,11 +103,11 @@ class Router(Planned[Server]):
     async def _scan(
         self, plan: Plan[Server, tuple[Record, ...]], until: float
     ) -> tuple[Record, ...]:
-        await self._ready(until)
+        await self._side.update(self._cluster, until)
         nodes = [self._node(address) for address in self._cluster.topology.nodes()]
         works = [partial(node.planned.run, plan) for node in nodes]
         found: dict[Key, Record] = {}
-        for records in await self._side.each(works, until):
+        for records in await self._side.together(works, until):
             if isinstance(records, StoreError):
                 self._cluster.doubt()
                 raise records
@@ -119,7 +119,7 @@ class Router(Planned[Server]):
 
     async def _renew(self, renewals: Sequence[Renewal], until: float) -> list[RenewOutcome]:
         """One request a node; one of them that fails costs the others nothing."""
-        await self._ready(until)
+        await self._side.update(self._cluster, until)
         outcomes: list[RenewOutcome | StoreError] = [_UNASKED] * len(renewals)
         asks: dict[int, Address] = {}
         parts = self._parts(renewals)
@@ -166,7 +166,7 @@ class Router(Planned[Server]):
         """Note what became of all of the parts; returns which have to be asked elsewhere."""
         works = [partial(self._renew_part, renewals, part) for part in parts]
         moved: dict[int, tuple[Moved, Address | None]] = {}
-        for part, answer in zip(parts, await self._side.each(works, until), strict=True):
+        for part, answer in zip(parts, await self._side.together(works, until), strict=True):
             for at, outcome in _each(part, answer):
                 outcomes[at] = outcome
                 if isinstance(outcome, Moved):
@@ -213,15 +213,6 @@ class Router(Planned[Server]):
             node = self._nodes[address] = _Node(address, exchange, confirmed)
         return node
 
-    async def _ready(self, until: float) -> None:
-        if self._cluster.stale:
-            await self._side.alone(partial(self._ask, until), until)
-
-    async def _ask(self, until: float) -> None:
-        # Another task may have asked while this one waited for its turn.
-        if self._cluster.stale:
-            await self._cluster.ask(self._side, until)
-
     def _learn(self, slot: int, error: Moved, by: Address | None, asks: dict[int, Address]) -> None:
         """Where to go now, as the node `by` said. Raises `error` where it did not say."""
         if not error.address:
@@ -239,7 +230,7 @@ class Router(Planned[Server]):
         self, key: Key, until: float, operate: _Operate[T], by_asking: _Operate[T] | None = None
     ) -> T:
         """`operate` at the node that has the key, wherever the cluster says that it is."""
-        await self._ready(until)
+        await self._side.update(self._cluster, until)
         slot = self._slot(key)
         asks: dict[int, Address] = {}
         for hop in count(1):

@@ -174,8 +174,7 @@ class Follow(Layer):
 
     async def _at_the_master(self, until: float, operate: Callable[[], Awaitable[T]]) -> T:
         followed = self._followed
-        if followed.stale:
-            await self._side.alone(partial(self._ask, until), until)
+        await self._side.update(followed, until)
         if self._address != followed.address:
             self.inner.let_go()
             self._address = followed.address
@@ -186,8 +185,3 @@ class Follow(Layer):
             if isinstance(error, Demoted | OutcomeUnknown):
                 self.inner.let_go()
             raise
-
-    async def _ask(self, until: float) -> None:
-        # Another task may have asked while this one waited for its turn.
-        if self._followed.stale:
-            await self._followed.ask(self._side, until)

@@ -8,27 +8,30 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from incumbent import clock
 from incumbent.errors import OutcomeUnknown, StoreError
 from incumbent.model import Key
+from incumbent.net.pool import exchange_error
 from incumbent.protocol.port import run
 from incumbent.stores.plan import Plan, Planned
 from incumbent.stores.redis.commands import Commands
 from incumbent.stores.redis.dial import dial
 from incumbent.stores.redis.dialect import DIALECT, Server
 from incumbent.stores.redis.driver import Site
-from incumbent.stores.redis.errors import exchange_error
-from incumbent.stores.redis.exchange import UNUSABLE, Exchange, carry_out
+from incumbent.stores.redis.exchange import UNUSABLE, AnyWire, Exchange, carry_out
 from incumbent.stores.redis.resp import Program
-from incumbent.stores.redis.sync import RedisStore
+from incumbent.stores.redis.sync import BlockingExchange
 
-__all__ = ["BlockingSide", "Layer", "Side"]
+__all__ = ["BlockingSide", "Layer", "Side", "View", "Work"]
 
 T = TypeVar("T")
+
+Work: TypeAlias = Callable[[float], Coroutine[Any, Any, T]]
+"""Something to do by an instant. Raises StoreError."""
 
 
 class Layer(Planned[Server]):
@@ -49,6 +52,17 @@ class Layer(Planned[Server]):
         self.inner.let_go()
 
 
+class View(Protocol):
+    """What is known of where the servers are."""
+
+    @property
+    def stale(self) -> bool:
+        """Whether the servers have to be asked again."""
+
+    async def ask(self, side: Side, until: float) -> object:
+        """Ask them. Raises StoreUnavailable."""
+
+
 class Side(ABC):
     """How one side, blocking or asynchronous, does what the layers need of the world."""
 
@@ -57,47 +71,27 @@ class Side(ABC):
         """The connections to one server."""
 
     @abstractmethod
-    async def survey(
-        self,
-        sites: Sequence[Site],
-        program: Callable[[Site], Program[T]],
-        enough: int,
-        until: float,
-    ) -> list[T | StoreError]:
-        """Ask all of them the same at once, each by a connection of its own.
-
-        Returns as soon as `enough` have answered, or nobody else can by `until`.
-        """
+    async def dial(self, site: Site, until: float) -> AnyWire:
+        """A connection that is logged in. Raises StoreUnavailable."""
 
     @abstractmethod
-    async def alone(self, work: Callable[[], Awaitable[None]], until: float) -> None:
-        """Do this while no other task of the loop does. Threads do not wait for one another."""
+    async def together(
+        self, works: Sequence[Work[T]], until: float, enough: int | None = None
+    ) -> list[T | StoreError]:
+        """What becomes of each work; all are done at once.
+
+        Ends as soon as `enough` have succeeded. One that takes all its time leaves the others
+        theirs. Raises whatever a work raises that is no StoreError.
+        """
 
     @abstractmethod
     async def pause(self, seconds: float) -> None:
         """Wait, and let others work meanwhile."""
 
-    @abstractmethod
-    async def each(
-        self, works: Sequence[Callable[[float], Awaitable[T]]], until: float
-    ) -> list[T | StoreError]:
-        """What becomes of each work, which is told by when it must be done.
-
-        One that takes all its time leaves the others theirs.
-        """
-
-
-class BlockingSide(Side):
-    """See Side."""
-
-    def __init__(self) -> None:
-        self._stores: list[RedisStore] = []
-
-    def exchange(self, site: Site, commands: Commands) -> Exchange[Any]:
-        store = RedisStore(site, commands)
-        # It gives descriptors back in a fork's child for as long as it is remembered.
-        self._stores.append(store)
-        return store.operations
+    async def update(self, view: View, until: float) -> None:
+        """Ask again where the servers are, if the view is stale. Threads do so each for itself."""
+        if view.stale:
+            await view.ask(self, until)
 
     async def survey(
         self,
@@ -106,89 +100,94 @@ class BlockingSide(Side):
         enough: int,
         until: float,
     ) -> list[T | StoreError]:
-        """See Side.survey. On threads: each may need all the time to connect."""
-        poll: _Poll[T] = _Poll(len(sites), enough)
-        for site in sites:
-            _start(partial(poll.ask, site, program, until))
-        poll.wait(until)
-        return list(poll.answers)
+        """Ask all of them the same, each by a connection of its own, until `enough` have answered.
 
-    async def alone(self, work: Callable[[], Awaitable[None]], until: float) -> None:
-        await work()
+        Raises nothing: each may be asked by a thread or task of its own.
+        """
+        works = [partial(self._ask, site, program) for site in sites]
+        return await self.together(works, until, enough)
+
+    async def _ask(self, site: Site, program: Callable[[Site], Program[T]], until: float) -> T:
+        try:
+            wire = await self.dial(site, until)
+            try:
+                return await carry_out(wire, program(site), until)
+            finally:
+                wire.close()
+        except StoreError:
+            raise
+        except UNUSABLE as error:
+            raise exchange_error(error, site.where) from error
+        except Exception as error:
+            raise OutcomeUnknown(f"{site.where} could not be asked: {error!r}") from error
+
+
+class BlockingSide(Side):
+    """See Side."""
+
+    def exchange(self, site: Site, commands: Commands) -> Exchange[Any]:
+        return BlockingExchange(site, commands)
+
+    async def dial(self, site: Site, until: float) -> AnyWire:
+        return dial(site, until)
 
     async def pause(self, seconds: float) -> None:
         threading.Event().wait(seconds)
 
-    async def each(
-        self, works: Sequence[Callable[[float], Awaitable[T]]], until: float
+    async def together(
+        self, works: Sequence[Work[T]], until: float, enough: int | None = None
     ) -> list[T | StoreError]:
-        """See Side.each: all at once, each on a thread of its own but for the last."""
-        errands = [_Errand(work, until) for work in works]
-        for errand in errands[:-1]:
-            _start(errand.run)
-        for errand in reversed(errands):
-            if errand is errands[-1]:
-                errand.run()
-            _wait(errand.done, until)
-        return [errand.outcome() for errand in errands]
+        """See Side.together. Each on a thread of its own; if all are wanted, the last is not."""
+        race = _Race(works, until, enough or len(works))
+        threads = len(works) if enough else len(works) - 1
+        for at in range(threads):
+            _start(partial(race.run, at))
+        for at in range(threads, len(works)):
+            race.run(at)
+        race.wait()
+        return [race.outcome(at) for at in range(len(works))]
 
 
-class _Errand(Generic[T]):
-    """One of several works; what became of it, once it is `done`."""
+class _Race(Generic[T]):
+    """Works of several threads."""
 
-    def __init__(self, work: Callable[[float], Awaitable[T]], until: float) -> None:
-        self._work = partial(work, until)
-        self._result: list[T] = []
-        self._error: Exception = OutcomeUnknown("no answer in time")
-        self.done = threading.Event()
-
-    def run(self) -> None:
-        """Do it; an Exception is kept for `outcome`. Whatever else it raises ends the caller."""
-        try:
-            self._result.append(run(cast("Coroutine[Any, Any, T]", self._work())))
-        except Exception as error:  # noqa: BLE001 - raised to whoever asked
-            self._error = error
-        finally:
-            self.done.set()
-
-    def outcome(self) -> T | StoreError:
-        """What it returned, or its StoreError. Raises any other error."""
-        if self._result:
-            return self._result[0]
-        if isinstance(self._error, StoreError):
-            return self._error
-        raise self._error
-
-
-def _wait(done: threading.Event, until: float) -> None:
-    # In slices: a thread that was frozen with the machine must see the real clock.
-    while not done.wait(min(1.0, max(0.0, until - clock.now()))):
-        if clock.now() >= until:
-            return
-
-
-class _Poll(Generic[T]):
-    """Answers that come in from several threads; `done` once there are enough."""
-
-    def __init__(self, asked: int, enough: int) -> None:
-        self._asked = asked
-        self._enough = enough
+    def __init__(self, works: Sequence[Work[T]], until: float, enough: int) -> None:
+        self._works, self._until, self._enough = works, until, enough
+        self._running = len(works)
         self._guard = threading.Lock()
-        self.answers: list[T | StoreError] = []
-        self.done = threading.Event()
+        self._over = threading.Event()
+        self._results: dict[int, T] = {}
+        self._errors: dict[int, Exception] = {}
 
-    def ask(self, site: Site, program: Callable[[Site], Program[T]], until: float) -> None:
-        """Ask one, and note what it says."""
-        answer = _ask(site, program, until)
-        with self._guard:
-            self.answers.append(answer)
-            good = sum(not isinstance(each, StoreError) for each in self.answers)
-            if good >= self._enough or len(self.answers) == self._asked:
-                self.done.set()
+    def run(self, at: int) -> None:
+        """Do one; an Exception is kept for `outcome`. Whatever else it raises ends the caller."""
+        try:
+            self._results[at] = run(self._works[at](self._until))
+        except Exception as error:  # noqa: BLE001 - raised to whoever asked
+            self._errors[at] = error
+        finally:
+            with self._guard:
+                self._running -= 1
+                if len(self._results) >= self._enough or not self._running:
+                    self._over.set()
 
-    def wait(self, until: float) -> None:
-        """Until it is done, or `until`."""
-        _wait(self.done, until)
+    def wait(self) -> None:
+        """Until there are enough results, or the time is over."""
+        # In slices: a thread that was frozen with the machine must see the real clock.
+        while not self._over.wait(min(1.0, max(0.0, self._until - clock.now()))):
+            if clock.now() >= self._until:
+                return
+
+    def outcome(self, at: int) -> T | StoreError:
+        """What it returned, or its StoreError. Raises any other error."""
+        if at in self._results:
+            return self._results[at]
+        error = self._errors.get(at)
+        if error is None:
+            return OutcomeUnknown("no answer in time")
+        if isinstance(error, StoreError):
+            return error
+        raise error
 
 
 def _start(work: Callable[[], None]) -> None:
@@ -197,18 +196,3 @@ def _start(work: Callable[[], None]) -> None:
     except RuntimeError:
         # The interpreter is ending and starts no threads any more.
         work()
-
-
-def _ask(site: Site, program: Callable[[Site], Program[T]], until: float) -> T | StoreError:
-    try:
-        wire = dial(site, until)
-        try:
-            return run(carry_out(wire, program(site), until))
-        finally:
-            wire.close()
-    except StoreError as error:
-        return error
-    except UNUSABLE as error:
-        return exchange_error(error, site.where)
-    except Exception as error:  # noqa: BLE001 - on a thread of its own, nobody else would hear it
-        return OutcomeUnknown(f"{site.where} could not be asked: {error!r}")

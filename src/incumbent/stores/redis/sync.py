@@ -25,14 +25,20 @@ from incumbent.stores.redis.exchange import UNUSABLE, Exchange
 from incumbent.stores.redis.subscription import Subscriber
 from incumbent.stores.redis.wire import STALE_AFTER, Wire
 
-__all__ = ["RedisStore"]
+__all__ = ["BlockingExchange", "RedisStore"]
 
 T = TypeVar("T")
 
 _now = clock.now
 
 
-class _Blocking(Exchange[Wire]):
+class BlockingExchange(Exchange[Wire]):
+    """The connections of all threads to one server."""
+
+    def __init__(self, site: Site, commands: Commands) -> None:
+        super().__init__(site, commands)
+        detach_in_child(self)
+
     async def dial(self, until: float) -> Wire:
         return dial(self.site, until)
 
@@ -51,12 +57,11 @@ class _Blocking(Exchange[Wire]):
         super().detach()
 
 
-class RedisStore(BlockingStore[_Blocking]):
+class RedisStore(BlockingStore[BlockingExchange]):
     """See stores.base.Store."""
 
     def __init__(self, site: Site, commands: Commands) -> None:
-        super().__init__(_Blocking(site, commands))
-        detach_in_child(self.operations)
+        super().__init__(BlockingExchange(site, commands))
 
     def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
         return self.run(DIALECT.take(key, claim, ask), until)
