@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
+import hiredis
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,14 +18,15 @@ from incumbent import clock
 from incumbent.errors import ConfigError, StoreError, StoreUnavailable
 from incumbent.model import Gone, Key, Renewal, Renewed, RenewOutcome
 from incumbent.protocol.port import run
+from incumbent.stores.plan import Plan
 from incumbent.stores.redis import open_redis, open_store
 from incumbent.stores.redis.cluster import SLOTS, Cluster, Topology, markers_of, slot_of
 from incumbent.stores.redis.commands import Commands
+from incumbent.stores.redis.dialect import Server
 from incumbent.stores.redis.driver import Site, Target
 from incumbent.stores.redis.engine import LayeredEngine
-from incumbent.stores.redis.errors import Moved
 from incumbent.stores.redis.hosts import parse_address, say_address
-from incumbent.stores.redis.incarnation import Acquaintance, Mark, Met
+from incumbent.stores.redis.incarnation import Acquaintance, Known, Mark, Met
 from incumbent.stores.redis.names import Naming
 from incumbent.stores.redis.options import parse_redis_url
 from incumbent.stores.redis.resp import Step
@@ -274,11 +276,19 @@ class Sent:
         self._router = router
         self._other = say_address(other)
 
-    async def run(self, *_: object) -> list[tuple[int, RenewOutcome | StoreError]]:
+    async def run(self, plan: Plan[Server, None], until: float) -> None:
+        wire = Wire("epoch", 0.0)
+        program = plan.start(
+            Server(Site(Target(), "here"), Commands(Naming(None), "here"), cast("Known", wire)),
+            until,
+        )
+        echo = echo_of(next(program))
         self._router.redirections -= 1
-        if self._router.redirections < 0:
-            return [(0, Renewed())]
-        return [(0, Moved("moved", address=self._other))]
+        answer: object = [echo, 1]
+        if self._router.redirections >= 0:
+            answer = hiredis.ReplyError(f"MOVED 1 {self._other}")
+        with pytest.raises(StopIteration):
+            program.send([answer])
 
 
 class SentAbout:
@@ -324,15 +334,11 @@ def spread(epoch_of_the_lease: str, wire: Wire, token: int) -> RenewOutcome | St
     dialect = Commands(Naming(None), "here")
     part = Part(("n", 1), by_asking=False)
     part.places.append(0)
-    program = renew_part(dialect, [renewal], part, wire)
-    try:
-        step = next(program)
-    except StopIteration as end:
-        return end.value[0][1]  # type: ignore[no-any-return]
-    with pytest.raises(StopIteration) as last:
-        program.send([[echo_of(step), 1]])
-    assert last.value.value is None
-    return Renewed()
+    outcomes: list[RenewOutcome | StoreError] = [StoreError("nothing was noted")]
+    program = renew_part(dialect, [renewal], part, wire, outcomes)
+    with pytest.raises(StopIteration):
+        program.send([[echo_of(next(program)), 1]])
+    return outcomes[0]
 
 
 def echo_of(step: Step) -> bytes:

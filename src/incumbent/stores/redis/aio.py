@@ -18,10 +18,10 @@ from incumbent.stores.plan import Plan
 from incumbent.stores.redis.aiodial import dial
 from incumbent.stores.redis.aiowire import AsyncWire
 from incumbent.stores.redis.commands import Commands
-from incumbent.stores.redis.dialect import Server, too_early
+from incumbent.stores.redis.dialect import Server
 from incumbent.stores.redis.driver import Site
 from incumbent.stores.redis.errors import Broken, Demoted, Outdated
-from incumbent.stores.redis.exchange import UNUSABLE, Exchange, carry_out
+from incumbent.stores.redis.exchange import UNUSABLE, Exchange
 from incumbent.stores.redis.subscription import Subscriber
 
 __all__ = ["AsyncRedisStore"]
@@ -71,56 +71,26 @@ class AsyncRedisStore(Exchange[AsyncWire]):
         for wire in list(self.all):
             wire.close()
 
-    # -- the hot path -------------------------------------------------------------------------
-
-    async def run(self, plan: Plan[Server, T], until: float) -> T:
-        """As Exchange.run, by fewer coroutines where the connection was just looked at."""
-        wire = self._shared
-        if wire is None or wire.is_stale(trust=True) or plan.ttl > wire.serves or self.hub.waits_on:
-            return await super().run(plan, until)
-        sent = _now()
-        try:
-            program = plan.start(Server(self.site, self.commands, wire), until)
-            outcome = await carry_out(wire, program, until)
-        except UNUSABLE as error:
-            self._end_if_unusable(wire, error)
-            outcome = await self.again(error, plan, until)
-        except Demoted:
-            self._forget(wire)
-            raise
-        return self.learnt(plan, sent, outcome)
-
     # -- the connection -----------------------------------------------------------------------
 
     def trusted(self, *, trust: bool = True) -> AsyncWire | None:
         wire = self._shared
         return None if wire is None or wire.is_stale(trust=trust) else wire
 
-    async def use(self, wire: AsyncWire, plan: Plan[Server, T], until: float) -> T:
-        if plan.ttl and (early := too_early(self.site, wire, plan.ttl, _now())) is not None:
-            if wire.problem is not None:
-                self._forget(wire)
-            raise early
-        try:
-            return await self.carry_out(wire, plan, until)
-        except UNUSABLE as error:
-            self._end_if_unusable(wire, error)
-            raise
-        except Demoted:
+    def put_back(self, wire: AsyncWire, idle: list[AsyncWire]) -> None:
+        """It never left: other tasks use it as well."""
+
+    def settle(self, wire: AsyncWire, idle: list[AsyncWire], error: BaseException) -> None:
+        if isinstance(error, Outdated | Demoted) or wire.problem is not None:
             self._forget(wire)
-            raise
+        elif isinstance(error, UNUSABLE) and not isinstance(error, Broken):
+            # An answer that is another's: those that follow would be too.
+            wire.close()
 
     def leave_behind(self, epoch: str) -> None:
         wire = self._shared
         if wire is not None and wire.epoch != epoch:
             self._forget(wire)
-
-    def _end_if_unusable(self, wire: AsyncWire, error: Exception) -> None:
-        if isinstance(error, Outdated):
-            self._forget(wire)
-        elif not isinstance(error, Broken):
-            # An answer that is another's: those that follow would be too.
-            wire.close()
 
     def _forget(self, wire: AsyncWire) -> None:
         """What it was told of the server no longer holds: whoever asks next connects anew."""

@@ -28,7 +28,7 @@ from incumbent.stores.redis.dialect import (
     too_early,
 )
 from incumbent.stores.redis.driver import Site
-from incumbent.stores.redis.errors import Broken, Mismatch
+from incumbent.stores.redis.errors import Broken, Demoted, Mismatch
 from incumbent.stores.redis.incarnation import Known
 from incumbent.stores.redis.resp import Program, as_eval
 from incumbent.stores.redis.subscription import Subscriber, SubscriptionHub
@@ -104,20 +104,19 @@ class Exchange(PlanRunner[W, Server]):
 
     # -- exchanges ----------------------------------------------------------------------------
 
-    async def use(self, wire: W, plan: Plan[Server, T], until: float) -> T:
-        idle = self.idle
+    async def carry_out(self, wire: W, plan: Plan[Server, T], until: float) -> T:
         wire.used = now = _now()
         if plan.ttl and (early := too_early(self.site, wire, plan.ttl, now)) is not None:
-            if wire.problem is None:
-                self.put_back(wire, idle)
-            else:
-                wire.close()
             raise early
-        return await super().use(wire, plan, until)
-
-    async def carry_out(self, wire: W, plan: Plan[Server, T], until: float) -> T:
         program = plan.start(Server(self.site, self.commands, wire), until)
         return await carry_out(wire, program, until)
+
+    def settle(self, wire: W, idle: list[W], error: BaseException) -> None:
+        """See PlanRunner.settle. A server that refuses will be asked again, unless it changed."""
+        if isinstance(error, StoreError) and not isinstance(error, Demoted) and not wire.problem:
+            self.put_back(wire, idle)
+        else:
+            wire.close()
 
     async def fresh(self, plan: Plan[Server, T], until: float) -> W:
         return await self._connect(until)

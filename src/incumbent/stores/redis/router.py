@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import count, repeat
-from typing import Any, Final, NamedTuple, TypeAlias, TypeVar, cast
+from itertools import count
+from typing import Any, Final, NamedTuple, Protocol, TypeVar, cast
 
 from incumbent import clock
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
-from incumbent.model import Batch, Granted, Key, Record, Renewal, Renewed, RenewOutcome, Unproved
+from incumbent.model import Batch, Granted, Key, Record, Renewal, RenewOutcome, Unproved
 from incumbent.stores.plan import Plan, Planned
 from incumbent.stores.redis.cluster import Cluster, Topology, asking, host_of, slot_of
 from incumbent.stores.redis.commands import Commands
@@ -26,6 +26,7 @@ from incumbent.stores.redis.spread import Part, renew_part, slot_of_key
 __all__ = ["Router"]
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 _CHANGES: Final = frozenset({"take", "give", "put"})
 """What may be asked for at the node to which the key is on its way."""
@@ -37,16 +38,11 @@ fro until then."""
 
 
 class _Node(NamedTuple):
-    """The connections of one side to one node."""
+    """The connections of one side to one node, and what carries out a plan there."""
 
     address: Address
     exchange: Exchange[Any]
-    confirmed: Confirmed | None
-
-    @property
-    def planned(self) -> Planned[Server]:
-        """What carries out a plan at this node."""
-        return self.confirmed or self.exchange
+    planned: Planned[Server]
 
 
 class Router(Planned[Server]):
@@ -76,21 +72,30 @@ class Router(Planned[Server]):
         elif plan.kind == "scan":
             outcome = await self._scan(cast("Plan[Server, tuple[Record, ...]]", plan), until)
         else:
-            moving = partial(self._run_moving, plan, until) if plan.kind in _CHANGES else None
-            outcome = await self._at(plan.keys[0], until, partial(_run_at, plan, until), moving)
+            operate = partial(self._run_at, plan, until)
+            outcome = await self._at(plan.keys[0], until, operate, changes=plan.kind in _CHANGES)
         return outcome  # type: ignore[no-any-return]  # what the plan's kind says is T
 
-    async def _run_moving(self, plan: Plan[Server, T], until: float, node: _Node) -> T:
-        """Carry out a plan at the node to which its key is on its way."""
-        if node.confirmed is not None:
+    async def _run_at(
+        self, plan: Plan[Server, T], until: float, node: _Node, *, moving: bool
+    ) -> Any:
+        """Carry out a plan at a node; `moving`: the key is on its way there."""
+        if not moving:
+            outcome: Any = await node.planned.run(plan, until)
+        elif node.planned is not node.exchange:
             raise StoreUnavailable("the key is being moved, and its replicas cannot be asked yet")
-        by_asking = replace(plan, start=lambda server, end: asking(plan.start(server, end)))
-        return _stamped(await node.exchange.carry(by_asking, until), node)
+        else:
+            by_asking = replace(plan, start=lambda server, end: asking(plan.start(server, end)))
+            outcome = await node.exchange.carry(by_asking, until)
+        if isinstance(outcome, Granted):
+            # It says which node granted it: its key may be moved.
+            return outcome._replace(epoch=f"{say_address(node.address)} {outcome.epoch}")
+        return outcome
 
     async def wait_change(self, key: Key, seen: str, until: float) -> None:
         """See Planned.wait_change. Every node hears what is published at any of them."""
 
-        async def operate(node: _Node) -> None:
+        async def operate(node: _Node, *, moving: bool) -> None:
             await node.planned.wait_change(key, seen, until)
 
         try:
@@ -124,13 +129,28 @@ class Router(Planned[Server]):
         asks: dict[int, Address] = {}
         parts = self._parts(renewals)
         for hop in count(1):
-            moved = await self._renew_round(renewals, parts, outcomes, until)
+            works = [partial(self._renew_part, renewals, part, outcomes) for part in parts]
+            for part, failure in zip(parts, await self._side.together(works, until), strict=True):
+                if failure is not None:
+                    for at in part.places:
+                        outcomes[at] = failure
+            moved = [
+                (at, error, part.address)
+                for part in parts
+                for at in part.places
+                if isinstance(error := outcomes[at], Moved)
+            ]
             if not moved or not await self._may_follow(hop, until):
                 break
-            for at, (error, by) in moved.items():
+            for at, error, by in moved:
                 self._learn(self._slot(renewals[at].key), error, by, asks)
-            parts = self._sorted(renewals, moved, asks)
-        return self._said(outcomes)
+            parts = self._sorted(renewals, [at for at, *_ in moved], asks)
+        errors = [each for each in outcomes if isinstance(each, StoreError)]
+        if errors:
+            self._cluster.doubt()
+        if errors and len(errors) == len(outcomes):
+            raise errors[0]
+        return [Unproved(str(each)) if isinstance(each, StoreError) else each for each in outcomes]
 
     def _parts(self, renewals: Sequence[Renewal]) -> Sequence[Part]:
         """Who is to be asked for what, and what was packed for that if it was asked before."""
@@ -156,38 +176,18 @@ class Router(Planned[Server]):
             part.places.append(at)
         return list(parts.values())
 
-    async def _renew_round(
+    async def _renew_part(
         self,
         renewals: Sequence[Renewal],
-        parts: Sequence[Part],
+        part: Part,
         outcomes: list[RenewOutcome | StoreError],
         until: float,
-    ) -> dict[int, tuple[Moved, Address | None]]:
-        """Note what became of all of the parts; returns which have to be asked elsewhere."""
-        works = [partial(self._renew_part, renewals, part) for part in parts]
-        moved: dict[int, tuple[Moved, Address | None]] = {}
-        for part, answer in zip(parts, await self._side.together(works, until), strict=True):
-            for at, outcome in _each(part, answer):
-                outcomes[at] = outcome
-                if isinstance(outcome, Moved):
-                    moved[at] = (outcome, part.address)
-        return moved
-
-    async def _renew_part(
-        self, renewals: Sequence[Renewal], part: Part, until: float
-    ) -> _PartOutcomes:
-        plan: Plan[Server, _PartOutcomes] = Plan(
-            "renew", lambda server, _: renew_part(server.commands, renewals, part, server.known)
+    ) -> None:
+        plan: Plan[Server, None] = Plan(
+            "renew",
+            lambda server, _: renew_part(server.commands, renewals, part, server.known, outcomes),
         )
-        return await self._node(part.address).planned.run(plan, until)
-
-    def _said(self, outcomes: list[RenewOutcome | StoreError]) -> list[RenewOutcome]:
-        errors = [each for each in outcomes if isinstance(each, StoreError)]
-        if errors:
-            self._cluster.doubt()
-        if errors and len(errors) == len(outcomes):
-            raise errors[0]
-        return [Unproved(str(each)) if isinstance(each, StoreError) else each for each in outcomes]
+        await self._node(part.address).planned.run(plan, until)
 
     # -- nodes --------------------------------------------------------------------------------
 
@@ -207,10 +207,10 @@ class Router(Planned[Server]):
         if node is None:
             site = self._cluster.site_of(address)
             exchange = self._side.exchange(site, Commands(self._naming, site.where))
-            confirmed = (
-                Confirmed(exchange, self._replicas, self._patience) if self._replicas else None
-            )
-            node = self._nodes[address] = _Node(address, exchange, confirmed)
+            planned: Planned[Server] = exchange
+            if self._replicas:
+                planned = Confirmed(exchange, self._replicas, self._patience)
+            node = self._nodes[address] = _Node(address, exchange, planned)
         return node
 
     def _learn(self, slot: int, error: Moved, by: Address | None, asks: dict[int, Address]) -> None:
@@ -227,20 +227,21 @@ class Router(Planned[Server]):
             self._cluster.doubt()
 
     async def _at(
-        self, key: Key, until: float, operate: _Operate[T], by_asking: _Operate[T] | None = None
+        self, key: Key, until: float, operate: _Operate[T], *, changes: bool = False
     ) -> T:
-        """`operate` at the node that has the key, wherever the cluster says that it is."""
+        """`operate` at the node that has the key, wherever the cluster says that it is.
+
+        `changes`: also at one to which the key is on its way.
+        """
         await self._side.update(self._cluster, until)
         slot = self._slot(key)
         asks: dict[int, Address] = {}
         for hop in count(1):
             address = asks.get(slot) or self._cluster.topology.master_of(slot)
             try:
-                if slot in asks and by_asking is not None:
-                    return await by_asking(self._node(address))
-                return await operate(self._node(address))
+                return await operate(self._node(address), moving=slot in asks)
             except Moved as error:
-                if error.ask and (by_asking is None or slot in asks):
+                if error.ask and (not changes or slot in asks):
                     raise
                 self._learn(slot, error, address, asks)
             except StoreError:
@@ -257,11 +258,10 @@ class Router(Planned[Server]):
         return clock.now() < until
 
 
-_Operate: TypeAlias = Callable[[_Node], Awaitable[T]]
-_PartOutcomes: TypeAlias = "Iterable[tuple[int, RenewOutcome | StoreError]] | None"
-"""See spread.renew_part."""
-_RENEWED: Final = Renewed()
-_UNASKED: Final = OutcomeUnknown("it was not asked for")
+class _Operate(Protocol[T_co]):
+    """What is done at a node."""
+
+    async def __call__(self, node: _Node, *, moving: bool) -> T_co: ...
 
 
 class _Plan(NamedTuple):
@@ -271,22 +271,4 @@ class _Plan(NamedTuple):
     parts: Sequence[Part]
 
 
-def _each(
-    part: Part, outcomes: _PartOutcomes | StoreError
-) -> Iterable[tuple[int, RenewOutcome | StoreError]]:
-    if outcomes is None:
-        return zip(part.places, repeat(_RENEWED), strict=False)
-    if isinstance(outcomes, StoreError):
-        return zip(part.places, repeat(outcomes), strict=False)
-    return outcomes
-
-
-async def _run_at(plan: Plan[Server, T], until: float, node: _Node) -> T:
-    return _stamped(await node.planned.run(plan, until), node)
-
-
-def _stamped(outcome: T, node: _Node) -> T:
-    """A grant says which node granted it: its key may be moved."""
-    if isinstance(outcome, Granted):
-        return outcome._replace(epoch=f"{say_address(node.address)} {outcome.epoch}")
-    return outcome
+_UNASKED: Final = OutcomeUnknown("it was not asked for")

@@ -104,8 +104,8 @@ class RedisStore(BlockingStore[BlockingExchange]):
         except UNUSABLE as error:
             wire.close()
             outcome = run(exchange.again(error, plan, until))
-        except BaseException:
-            wire.close()
+        except BaseException as error:
+            exchange.settle(wire, idle, error)
             raise
         else:
             # As `put_back`, written out.
