@@ -8,7 +8,6 @@ its place in the order behind, and the answer to it is read and dropped.
 from __future__ import annotations
 
 import asyncio
-import os
 from collections import deque
 from collections.abc import Callable
 from math import inf
@@ -17,6 +16,7 @@ from typing import Any, TypeAlias
 import hiredis
 
 from incumbent import clock
+from incumbent.net.aiowire import AsyncConnection
 from incumbent.stores.redis.errors import Broken
 from incumbent.stores.redis.incarnation import Acquaintance
 
@@ -30,37 +30,23 @@ _Asked: TypeAlias = "tuple[asyncio.Future[Any], float, int, int]"
 """Who waits, until when, what had been heard by then, and for how many answers."""
 
 
-class AsyncWire(Acquaintance, asyncio.Protocol):
-    """See exchange.AnyWire. `ask` may be called by many tasks; `send` and `next` by one only.
-
-    One timer serves all who wait: it is moved, not remade.
-    """
+class AsyncWire(AsyncConnection, Acquaintance):
+    """See exchange.AnyWire. `ask` may be called by many tasks; `send` and `next` by one only."""
 
     def __init__(self) -> None:
-        super().__init__()
+        Acquaintance.__init__(self)
+        AsyncConnection.__init__(self)
         reader = hiredis.Reader()
         self._feed, self._gets = reader.feed, reader.gets
-        self._loop = asyncio.get_running_loop()
         self._asked: deque[_Asked] = deque()
         self._unsent: list[tuple[bytes, _Asked]] = []
         self._parts: list[Any] = []
         self._heard = 0
         self._inbox: deque[Any] = deque()
-        self._reader: _Asked | None = None
-        self._failure: Exception | None = None
-        self._timer_at = inf
-        self._timer: asyncio.TimerHandle | None = None
-        self._transport: asyncio.Transport
         self.hears: Callable[[Any], None] | None = None
         """Hears each message at once, in place of `next`; None when there will be no more."""
         self.retired = False
         """No further request is to be sent: it closes when nobody waits for an answer any more."""
-        self.used = 0.0
-
-    @property
-    def closed(self) -> bool:
-        """Whether it can no longer be used."""
-        return self._failure is not None
 
     def is_stale(self, *, trust: bool) -> bool:
         """As `closed`: the event loop notices itself when a server closes one.
@@ -69,30 +55,11 @@ class AsyncWire(Acquaintance, asyncio.Protocol):
         """
         return self._failure is not None or self.retired or bool(self._inbox)
 
-    def close(self) -> None:
-        """Let go at once; nothing is written."""
-        self._fail(Broken("closed", sent=True))
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        self._transport.abort()
-
     def retire(self) -> None:
         """Let go as soon as nobody waits for an answer."""
         self.retired = True
         if not self._is_awaited():
             self.close()
-
-    def detach(self) -> None:
-        """In a fork's child: give the descriptor back without touching the parent's event loop.
-
-        The loop's epoll object is shared with the parent, so the transport must not be closed.
-        """
-        sock = self._transport.get_extra_info("socket")
-        if sock is not None and sock.fileno() >= 0:
-            nothing = os.open(os.devnull, os.O_RDWR)
-            os.dup2(nothing, sock.fileno())
-            os.close(nothing)
 
     # -- shared by many tasks -----------------------------------------------------------------
 
@@ -139,8 +106,7 @@ class AsyncWire(Acquaintance, asyncio.Protocol):
             raise Broken(str(self._failure), sent=False) from self._failure
         if _now() >= until:
             raise Broken("no time is left", sent=False, late=True)
-        if until < self._timer_at:
-            self._set_timer(until)
+        self._wake_at(until)
 
     # -- used by one task: subscriptions ------------------------------------------------------
 
@@ -153,28 +119,15 @@ class AsyncWire(Acquaintance, asyncio.Protocol):
         """The next answer or message that `ask` did not ask for. Raises Broken."""
         if self._inbox:
             return self._inbox.popleft()
-        if self._failure is not None:
-            raise self._failure
-        if until < self._timer_at:
-            self._set_timer(until)
+        self._admit(until)
         future = self._loop.create_future()
-        self._reader = (future, until, self._heard, 1)
-        try:
-            return await future
-        finally:
-            self._reader = None
+        self._asked.append((future, until, self._heard, 1))
+        return await future
 
     # -- deadlines ----------------------------------------------------------------------------
 
-    def _set_timer(self, until: float) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer_at = until
-        self._timer = self._loop.call_later(max(0.0, until - _now()), self._tick)
-
     def _tick(self) -> None:
         """Tell those who have no more time; the others wait on, each until its own instant."""
-        self._timer, self._timer_at = None, inf
         now, earliest = _now(), inf
         for future, until, heard, _ in self._waiting():
             if until > now:
@@ -188,11 +141,10 @@ class AsyncWire(Acquaintance, asyncio.Protocol):
         if self.retired and not self._is_awaited():
             self.close()
         elif earliest < inf:
-            self._set_timer(max(earliest, now + _APART))
+            self._wake_at(max(earliest, now + _APART))
 
     def _waiting(self) -> list[_Asked]:
-        reader = [] if self._reader is None else [self._reader]
-        return [*self._asked, *(asked for _, asked in self._unsent), *reader]
+        return [*self._asked, *(asked for _, asked in self._unsent)]
 
     def _is_awaited(self) -> bool:
         return any(not asked[0].done() for asked in self._waiting())
@@ -215,11 +167,6 @@ class AsyncWire(Acquaintance, asyncio.Protocol):
 
     # -- called by the event loop -------------------------------------------------------------
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See asyncio.Protocol. Comes before anything else."""
-        assert isinstance(transport, asyncio.Transport)  # noqa: S101 - for the types
-        self._transport = transport
-
     def data_received(self, data: bytes) -> None:
         """See asyncio.Protocol."""
         self._heard += 1
@@ -238,7 +185,7 @@ class AsyncWire(Acquaintance, asyncio.Protocol):
 
     def _deliver(self, answer: Any) -> None:
         if not self._asked:
-            self._deliver_message(answer)
+            (self.hears or self._inbox.append)(answer)
             return
         future, _, _, answers = self._asked[0]
         if answers > 1:
@@ -249,17 +196,3 @@ class AsyncWire(Acquaintance, asyncio.Protocol):
         self._asked.popleft()
         if not future.done():
             future.set_result(answer)
-
-    def _deliver_message(self, answer: Any) -> None:
-        if self.hears is not None:
-            self.hears(answer)
-        elif self._reader is not None and not self._reader[0].done():
-            self._reader[0].set_result(answer)
-        else:
-            self._inbox.append(answer)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """See asyncio.Protocol."""
-        broken = Broken(str(exc or "the server closed the connection"), sent=True)
-        broken.__cause__ = exc
-        self._fail(broken)

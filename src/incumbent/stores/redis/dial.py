@@ -1,10 +1,10 @@
-"""Making a blocking connection, and logging in on one of either side."""
+"""Making a connection that is logged in: a blocking one, and what asyncio has in common."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from socket import socket
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import hiredis
 
@@ -17,9 +17,10 @@ from incumbent.stores.redis.driver import LoginRefused, Site, Target, connect_er
 from incumbent.stores.redis.resp import pack
 from incumbent.stores.redis.wire import Wire
 
-__all__ = ["dial", "dial_as", "log_in"]
+if TYPE_CHECKING:
+    from ssl import SSLContext
 
-W = TypeVar("W", bound=Wire)
+__all__ = ["dial", "dial_as", "open_wire"]
 
 
 class Fresh(Protocol):
@@ -30,6 +31,13 @@ class Fresh(Protocol):
 
     async def next(self, until: float) -> Any:
         """The next reply. Raises Broken."""
+
+    def close(self) -> None:
+        """Let go at once."""
+
+
+F = TypeVar("F", bound=Fresh)
+W = TypeVar("W", bound=Wire)
 
 
 def dial(site: Site, until: float) -> Wire:
@@ -42,48 +50,50 @@ def dial(site: Site, until: float) -> Wire:
 
 def dial_as(make: Callable[[socket], W], site: Site, until: float) -> W:
     """The same, as a Wire of another kind."""
+
+    async def connected(target: Target, tls: SSLContext | None) -> W:
+        if target.path:
+            return make(connect_unix(target.path, until))
+        return make(connect(target.host, target.port, until, tls=tls))
+
+    async def login(credentials: Any) -> Sequence[str]:
+        late = "the credential provider gave no login in time"
+        found: Sequence[str] = run_bounded(credentials.get_credentials, until, late)
+        return found
+
     if clock.now() >= until:
         raise StoreUnavailable(f"{site.where}: no time is left to connect")
+    return run(open_wire(site, until, connected, login))
+
+
+async def open_wire(
+    site: Site,
+    until: float,
+    connected: Callable[[Target, SSLContext | None], Awaitable[F]],
+    login: Callable[[Any], Awaitable[Sequence[str]]],
+) -> F:
+    """A connection that is logged in; `login` asks a credential provider. Raises StoreUnavailable.
+
+    Who connects, and to which database, is said in one round trip.
+    """
     target = site.target
     try:
-        wire = make(_connected(target, until))
+        wire = await connected(target, target.tls.context() if target.tls else None)
         try:
-            run(log_in(wire, target, _login(target, until), until))
+            words = await login(target.credentials) if target.credentials else target.login
+            requests = [pack("AUTH", *words)] if words else []
+            requests.append(pack("CLIENT", "SETNAME", "incumbent"))
+            if target.db:
+                requests.append(pack("SELECT", target.db))
+            wire.send(b"".join(requests), until)
+            for _ in requests:
+                # One by one: a server that refuses a client may close after one reply.
+                reply = await wire.next(until)
+                if isinstance(reply, hiredis.ReplyError):
+                    raise LoginRefused(str(reply))
         except BaseException:
             wire.close()
             raise
     except Exception as error:  # a provider of credentials may raise anything
         raise connect_error(error, site) from error
     return wire
-
-
-def _connected(target: Target, until: float) -> socket:
-    if target.path:
-        return connect_unix(target.path, until)
-    tls = target.tls.context() if target.tls else None
-    return connect(target.host, target.port, until, tls=tls)
-
-
-def _login(target: Target, until: float) -> Sequence[str]:
-    if target.credentials is None:
-        return target.login
-    late = "the credential provider gave no login in time"
-    login: Sequence[str] = run_bounded(target.credentials.get_credentials, until, late)
-    return login
-
-
-async def log_in(wire: Fresh, target: Target, login: Sequence[str], until: float) -> None:
-    """Say who connects, and to which database: one round trip.
-
-    `login`: the arguments of AUTH. Raises LoginRefused, and Broken.
-    """
-    requests = [pack("AUTH", *login)] if login else []
-    requests.append(pack("CLIENT", "SETNAME", "incumbent"))
-    if target.db:
-        requests.append(pack("SELECT", target.db))
-    wire.send(b"".join(requests), until)
-    for _ in requests:
-        # One by one: a server that refuses a client may close the connection after one reply.
-        reply = await wire.next(until)
-        if isinstance(reply, hiredis.ReplyError):
-            raise LoginRefused(str(reply))

@@ -14,6 +14,7 @@ from incumbent import clock
 from incumbent.model import Ask, GiveOutcome, Key, TakeOutcome
 from incumbent.net.dial import close_with
 from incumbent.net.readers import SLICE, LockWakeup, Wakeup
+from incumbent.net.wire import STALE_AFTER
 from incumbent.protocol.port import run
 from incumbent.stores.loops import detach_in_child
 from incumbent.stores.plan import BlockingStore, Plan
@@ -23,7 +24,7 @@ from incumbent.stores.redis.dialect import DIALECT, Server
 from incumbent.stores.redis.driver import Site
 from incumbent.stores.redis.exchange import UNUSABLE, Exchange
 from incumbent.stores.redis.subscription import Subscriber
-from incumbent.stores.redis.wire import STALE_AFTER, Wire
+from incumbent.stores.redis.wire import Wire
 
 __all__ = ["BlockingExchange", "RedisStore"]
 

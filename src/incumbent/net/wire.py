@@ -1,0 +1,119 @@
+"""A blocking connection: a socket that is written and read within a deadline."""
+
+from __future__ import annotations
+
+import os
+import socket
+from struct import Struct
+from typing import Final
+
+from incumbent import clock
+from incumbent.net.dial import close_with, is_ready, wait_ready
+from incumbent.net.pool import Broken
+from incumbent.unpatched import original
+
+__all__ = ["STALE_AFTER", "BlockingWire"]
+
+STALE_AFTER: Final = 0.1
+"""A connection unused for longer is looked at before it is trusted: one system call."""
+_CHUNK: Final = 16_384
+_GLANCE: Final = 0.01
+"""Seconds that a plain system call waits. What takes longer is waited for with poll, whose timeout
+goes on counting while signals interrupt it; the kernel's own would begin again each time."""
+_TIMEVAL: Final = Struct("@ll").pack(0, int(_GLANCE * 1_000_000))
+_NOT_YET: Final = (BlockingIOError, TimeoutError)
+
+_now = clock.now
+
+
+class BlockingWire:
+    """See net.pool.Connection. `used`: when the present (or last) exchange began.
+
+    The kernel's timeouts (SO_RCVTIMEO), set once, spare the poll that Python's would cost each
+    time. TLS, and sockets that are not the standard library's (gevent), keep Python's.
+    """
+
+    closed = False
+    """It is not told when a server closes it: see `is_stale`."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        close_with(self, sock.close)
+        self._send, self._recv = sock.send, sock.recv
+        # Windows has these options too, and counts them in another unit.
+        if type(sock) is original("socket", "socket") and os.name == "posix":
+            sock.settimeout(None)
+            for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+                sock.setsockopt(socket.SOL_SOCKET, option, _TIMEVAL)
+        else:
+            sock.settimeout(_GLANCE)
+        self.used = _now()
+
+    def __del__(self) -> None:
+        self._sock.close()
+
+    def close(self) -> None:
+        """Give the descriptor back. Writes nothing, so that a fork's child may do it too."""
+        self._sock.close()
+
+    def detach(self) -> None:
+        """See net.pool.Connection."""
+        self._sock.close()
+
+    def is_stale(self, *, trust: bool) -> bool:
+        """Whether the server closed it, or sent something that nobody asked for."""
+        if trust and _now() - self.used < STALE_AFTER:
+            return False
+        return is_ready(self._sock, writing=False)
+
+    def fileno(self) -> int:
+        """The descriptor, to be waited for."""
+        return self._sock.fileno()
+
+    def send(self, request: bytes, until: float) -> None:
+        """All of a request. Raises Broken."""
+        if until <= self.used:
+            raise Broken("no time is left", sent=False, late=True)
+        try:
+            sent = self._send(request)
+        except _NOT_YET:
+            sent = 0
+        except OSError as error:
+            raise Broken(str(error), sent=False) from error
+        if sent != len(request):
+            self._send_rest(request, sent, until)
+
+    def _send_rest(self, request: bytes, sent: int, until: float) -> None:
+        while sent < len(request):
+            if not wait_ready(self._sock, until, writing=True):
+                raise Broken("it takes nothing more", sent=sent > 0, late=True)
+            try:
+                sent += self._send(request[sent:])
+            except _NOT_YET:
+                pass
+            except OSError as error:
+                raise Broken(str(error), sent=sent > 0) from error
+
+    def receive(self, until: float) -> bytes:
+        """Some bytes. Raises Broken, also at the end of the connection."""
+        while True:
+            try:
+                data = self._recv(_CHUNK)
+            except _NOT_YET as error:
+                if not wait_ready(self._sock, until, writing=False):
+                    raise Broken("no answer in time", sent=True, late=True) from error
+            except OSError as error:
+                raise Broken(str(error), sent=True) from error
+            else:
+                if data:
+                    return data
+                raise Broken("the server closed the connection", sent=True)
+
+    def glance(self) -> bytes:
+        """What is there, without waiting; perhaps nothing. Raises Broken."""
+        try:
+            return self.receive(_now())
+        except Broken as error:
+            if error.late:
+                return b""
+            raise
