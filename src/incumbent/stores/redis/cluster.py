@@ -16,7 +16,7 @@ from incumbent.stores.redis.dialect import is_forgotten
 from incumbent.stores.redis.driver import Site, target_at
 from incumbent.stores.redis.errors import answered_error
 from incumbent.stores.redis.hosts import Address, Reach, say_address, the_same
-from incumbent.stores.redis.resp import Program, Step, as_eval, pack
+from incumbent.stores.redis.resp import Program, Step, as_eval, each_step, pack
 from incumbent.stores.redis.sides import Side
 
 __all__ = [
@@ -128,16 +128,14 @@ def host_of(named: str, asked: Address | None) -> str:
 
 def asking(program: Program[T]) -> Program[T]:
     """The same for a key that is on its way to this node, where each step begins with that key."""
-    answers: Any = None
-    try:
-        while True:
-            step = program.send(answers)
-            _, *answers = yield Step(ASKING + step.payload, 1 + step.answers)
-            if step.answers == 1 and is_forgotten(answers[0]):
-                _, *answers = yield Step(ASKING + as_eval(step.payload), 2)
-    except StopIteration as end:
-        result: T = end.value
-        return result
+
+    def ask(step: Step) -> Program[list[Any]]:
+        _, *answers = yield Step(ASKING + step.payload, 1 + step.answers)
+        if step.answers == 1 and is_forgotten(answers[0]):
+            _, *answers = yield Step(ASKING + as_eval(step.payload), 2)
+        return answers
+
+    return each_step(program, ask)
 
 
 @dataclass(slots=True)

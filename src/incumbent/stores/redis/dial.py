@@ -80,7 +80,8 @@ async def open_wire(
     try:
         wire = await connected(target, target.tls.context() if target.tls else None)
         try:
-            words = await login(target.credentials) if target.credentials else target.login
+            own = target.credentials
+            words = target.login if own is None else await login(own)
             requests = [pack("AUTH", *words)] if words else []
             requests.append(pack("CLIENT", "SETNAME", "incumbent"))
             if target.db:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from incumbent.stores.redis.aio import AsyncRedisStore
     from incumbent.stores.redis.aiosides import AsyncFace
 
-__all__ = ["LayeredEngine", "RedisEngine", "layered_engine"]
+__all__ = ["LayeredEngine", "RedisEngine", "engine_at"]
 
 Build: TypeAlias = Callable[[Side], Planned[Server]]
 """Makes the layers of one side."""
@@ -95,17 +95,19 @@ class LayeredEngine(ServerEngine[BlockingStore[Planned[Server]], "AsyncFace"]):
         return self._at_masters(self._side, until, partial(examine, ttl))
 
 
-def layered_engine(
+def engine_at(
     site: Site,
     options: RedisOptions,
     sentinels: Sequence[Target] = (),
     reach: Reach = the_same,
-) -> LayeredEngine:
-    """The engine of options that need layers; `sentinels`: how each of the `hosts` is reached.
+) -> RedisEngine | LayeredEngine:
+    """The engine of options; `sentinels`: how each of the `hosts` is reached.
 
     Without them they are reached as the master is, with the options' login. `reach`: where a server
     is reached that somebody names.
     """
+    if not options.layered:
+        return RedisEngine(site, options.key)
     if options.layout == "sentinel":
         targets = sentinels or [_sentinel_target(site, options, each) for each in options.hosts]
         return _sentinel_engine(site, options, targets, reach)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from incumbent.durations import Duration
 from incumbent.errors import ConfigError
 from incumbent.stores.redis.options import (
-    RedisOptions,
     check_key,
     check_replicas,
     parse_redis_url,
@@ -16,7 +15,6 @@ from incumbent.stores.redis.options import (
 from incumbent.stores.url import parse_restart_wait
 
 if TYPE_CHECKING:
-    from incumbent.stores.redis.clients import Own
     from incumbent.stores.redis.engine import LayeredEngine, RedisEngine
 
 __all__ = ["engine_from_client", "open_redis", "open_store"]
@@ -28,30 +26,21 @@ def open_store(url: str, password: str | None = None) -> RedisEngine | LayeredEn
     Raises ConfigError for a malformed URL, an unknown option, or missing drivers.
     """
     options = parse_redis_url(url, password)
-    return _layered_engine(options) if options.layered else _engine(options)
+    # The driver first: where it is missing, it says what to install.
+    from incumbent.stores.redis.driver import site_of_options
+    from incumbent.stores.redis.engine import engine_at
+
+    return engine_at(site_of_options(options), options)
 
 
 def open_redis(url: str, password: str | None = None) -> RedisEngine:
     """The same for one server without anything in between. Raises ConfigError for others."""
-    options = parse_redis_url(url, password)
-    if options.layered:
-        raise ConfigError(f"{options.shown}: this takes more than one server", name="store")
-    return _engine(options)
-
-
-def _engine(options: RedisOptions) -> RedisEngine:
-    # The driver first: where it is missing, it says what to install.
-    from incumbent.stores.redis.driver import site_of_options
+    engine = open_store(url, password)
     from incumbent.stores.redis.engine import RedisEngine
 
-    return RedisEngine(site_of_options(options), options.key)
-
-
-def _layered_engine(options: RedisOptions) -> LayeredEngine:
-    from incumbent.stores.redis.driver import site_of_options
-    from incumbent.stores.redis.engine import layered_engine
-
-    return layered_engine(site_of_options(options), options)
+    if not isinstance(engine, RedisEngine):
+        raise ConfigError(f"{engine.url}: this takes more than one server", name="store")
+    return engine
 
 
 def engine_from_client(
@@ -70,21 +59,14 @@ def engine_from_client(
     ConfigError for what is no such client, and for a wrong argument.
     """
     # The driver first: where it is missing, it says what to install.
+    from incumbent.stores.redis.clients import read_client
     from incumbent.stores.redis.driver import Site
-    from incumbent.stores.redis.engine import RedisEngine, layered_engine
+    from incumbent.stores.redis.engine import engine_at
 
-    own = _read(client)
+    own = read_client(client)
     replicas, patience = check_replicas(str(wait_replicas) if wait_replicas else None)
     options = replace(
         own.options, key=check_key(key), wait_replicas=replicas, wait_timeout=patience
     )
     site = Site(own.target, options.shown, parse_restart_wait(restart_wait), allow_eviction)
-    if not options.layered:
-        return RedisEngine(site, options.key)
-    return layered_engine(site, options, own.sentinels, own.reach)
-
-
-def _read(client: Any) -> Own:
-    from incumbent.stores.redis.clients import read_client
-
-    return read_client(client)
+    return engine_at(site, options, own.sentinels, own.reach)

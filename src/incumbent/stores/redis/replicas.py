@@ -16,7 +16,7 @@ from incumbent.errors import OutcomeUnknown, StoreUnavailable
 from incumbent.model import Granted, TakeOutcome
 from incumbent.stores.plan import Plan, Planned
 from incumbent.stores.redis.dialect import Server, TakePlan, give_back, is_forgotten
-from incumbent.stores.redis.resp import Program, Step, as_eval, milliseconds, pack
+from incumbent.stores.redis.resp import Program, Step, as_eval, each_step, milliseconds, pack
 from incumbent.stores.redis.sides import Layer
 
 __all__ = ["Confirmed"]
@@ -62,20 +62,17 @@ class Confirmed(Layer):
 
     def _renew(self, plan: Plan[Server, T], server: Server, until: float) -> Program[T]:
         """The same, where each step counts only once enough replicas have it."""
-        program, replies = plan.start(server, until), None
-        try:
-            while True:
-                step = program.send(replies)
-                *replies, confirmed = yield self._step(step.payload, step.answers, until)
-                if step.answers == 1 and is_forgotten(replies[0]):
-                    again = self._step(as_eval(step.payload), step.answers, until)
-                    *replies, confirmed = yield again
-                if not self._are_enough(confirmed):
-                    few = self._too_few(confirmed, server.site.where)
-                    raise OutcomeUnknown(f"{few}: this proves nothing")
-        except StopIteration as end:
-            result: T = end.value
-            return result
+
+        def ask(step: Step) -> Program[list[Any]]:
+            *answers, confirmed = yield self._step(step.payload, step.answers, until)
+            if step.answers == 1 and is_forgotten(answers[0]):
+                *answers, confirmed = yield self._step(as_eval(step.payload), 1, until)
+            if not self._are_enough(confirmed):
+                few = self._too_few(confirmed, server.site.where)
+                raise OutcomeUnknown(f"{few}: this proves nothing")
+            return answers
+
+        return each_step(plan.start(server, until), ask)
 
     def _step(self, payload: bytes, answers: int, until: float) -> Step:
         patience = min(self._patience, max(0.0, until - _now()) * _SHARE)

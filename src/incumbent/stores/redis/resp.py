@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from hashlib import sha1
 from math import ceil
@@ -12,7 +12,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 from incumbent.stores.redis.records import FIELDS
 
-__all__ = ["SCRIPTS", "Program", "Script", "Step", "as_eval", "milliseconds", "pack"]
+__all__ = ["SCRIPTS", "Program", "Script", "Step", "as_eval", "each_step", "milliseconds", "pack"]
 
 T = TypeVar("T")
 
@@ -29,6 +29,17 @@ class Step:
 
 Program: TypeAlias = Generator[Step, list[Any], T]
 """An operation of several steps on one connection; the transport sends, the program decides."""
+
+
+def each_step(program: Program[T], ask: Callable[[Step], Program[list[Any]]]) -> Program[T]:
+    """The same program, where `ask` brings the answers of each step."""
+    answers: Any = None
+    try:
+        while True:
+            answers = yield from ask(program.send(answers))
+    except StopIteration as end:
+        result: T = end.value
+        return result
 
 
 def pack(*parts: Part) -> bytes:

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from math import ceil
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 from incumbent import clock
 from incumbent.model import Ask, GiveOutcome, Key, TakeOutcome
@@ -16,6 +16,7 @@ from incumbent.net.dial import close_with
 from incumbent.net.readers import SLICE, LockWakeup, Wakeup
 from incumbent.net.wire import STALE_AFTER
 from incumbent.protocol.port import run
+from incumbent.stores.base import Parting
 from incumbent.stores.loops import detach_in_child
 from incumbent.stores.plan import BlockingStore, Plan
 from incumbent.stores.redis.commands import Commands
@@ -68,20 +69,9 @@ class RedisStore(BlockingStore[BlockingExchange]):
         return self.run(DIALECT.take(key, claim, ask), until)
 
     def give(
-        self,
-        key: Key,
-        claim: str,
-        token: int | None,
-        until: float,
-        *,
-        closed_for: float = 0.0,
-        reserve_for: str | None = None,
-        slot: str | None = None,
+        self, key: Key, claim: str, token: int | None, until: float, **parting: Unpack[Parting]
     ) -> GiveOutcome:
-        plan = DIALECT.give(
-            key, claim, token, closed_for=closed_for, reserve_for=reserve_for, slot=slot
-        )
-        return self.run(plan, until)
+        return self.run(DIALECT.give(key, claim, token, **parting), until)
 
     def run(self, plan: Plan[Server, T], until: float) -> T:
         """Carry out a plan. A connection that was just used needs no coroutine."""
