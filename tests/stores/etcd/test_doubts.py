@@ -12,7 +12,7 @@ from incumbent.errors import OutcomeUnknown
 from incumbent.protocol.port import run
 from incumbent.stores.etcd import open_etcd
 from incumbent.stores.etcd.errors import Answered, Broken, LeaseMissing, Reborn
-from incumbent.stores.etcd.requests import TXN, Request
+from incumbent.stores.etcd.kv import TXN, Request
 from tests.stores.etcd.world import party, soon
 from tests.support.etcd import EtcdServer
 from tests.support.proxy import FaultProxy
@@ -25,7 +25,7 @@ def call_that_meets(
     monkeypatch: pytest.MonkeyPatch, *failures: Exception, repeatable: bool = True
 ) -> tuple[Call, list[Exception]]:
     """A request whose tries end so, one after the other; and those that are left."""
-    client, left = open_etcd("etcd://e1,e2,e3").store().operations.client, list(failures)
+    client, left = open_etcd("etcd://e1,e2,e3").store().operations, list(failures)
 
     async def fail(*_: object) -> None:
         raise left.pop(0)

@@ -7,8 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
-from incumbent.stores.etcd.errors import Answered, exchange_error
+from incumbent.stores.etcd.errors import Answered
 from incumbent.stores.etcd.http import Garbled, Reading, parse
+from incumbent.stores.etcd.site import Site
+from incumbent.stores.etcd.url import parse_etcd_url
 
 PLAIN = b'HTTP/1.1 200 OK\r\nContent-Length: 8\r\nDate: now\r\n\r\n{"a": 1}'
 CHUNKED = (
@@ -92,10 +94,9 @@ def test_a_stream_gives_whole_messages_only() -> None:
 def test_only_what_is_known_not_to_be_carried_out_is_called_so(
     text: str, kind: type[StoreError], permanent: bool
 ) -> None:
-    error = Answered(text)
-    found = exchange_error(
-        error, "here", doubt=not error.sure, proved=False, with_certificate=False
-    )
+    error, site = Answered(text), Site(parse_etcd_url("etcd://e1"))
+    found = site.failed(error, doubt=not error.sure)
     assert (type(found), found.permanent) == (kind, permanent)
-    again = exchange_error(error, "here", doubt=True, proved=True, with_certificate=False)
+    site.proved = True
+    again = site.failed(error, doubt=True)
     assert (type(again), again.permanent) == (OutcomeUnknown, False)

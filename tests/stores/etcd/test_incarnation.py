@@ -20,8 +20,7 @@ from incumbent.stores.etcd.incarnation import (
     later,
     status_of,
 )
-from incumbent.stores.etcd.records import b64
-from incumbent.stores.etcd.requests import TXN, Request, Steps
+from incumbent.stores.etcd.kv import TXN, Request, Steps, b64
 from incumbent.stores.etcd.sessions import ClaimState, Session
 from incumbent.stores.url import Endpoint
 
@@ -52,7 +51,7 @@ def known_to(cluster: Cluster) -> Incarnation | None:
 
 
 def new_cluster() -> Cluster:
-    return open_etcd("etcd://e1").store().operations.client.cluster
+    return open_etcd("etcd://e1").store().operations.cluster
 
 
 @given(entries, entries, entries)
@@ -203,7 +202,7 @@ def test_an_answer_proves_nothing_once_its_incarnation_is_known_to_be_over(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Another thread noticed it, on a connection of its own."""
-    client = open_etcd("etcd://e1").store().operations.client
+    client = open_etcd("etcd://e1").store().operations
     client.cluster.incarnation = born = Incarnation("e", 5, "dmFsdWU=", 0.0)
     request = Request(TXN, marker=born.value)
     reply = {"header": {"cluster_id": CLUSTER, "revision": 9}, "succeeded": True}
@@ -230,7 +229,7 @@ def test_an_answer_proves_nothing_once_its_incarnation_is_known_to_be_over(
 def test_a_late_answer_of_the_incarnation_before_says_nothing_of_this_one(
     monkeypatch: pytest.MonkeyPatch, revision: int
 ) -> None:
-    client = open_etcd("etcd://e1").store().operations.client
+    client = open_etcd("etcd://e1").store().operations
     cluster = client.cluster
     cluster.incarnation, cluster.floor = Incarnation("e", 5, "b2xk", 0.0), (CLUSTER, 10)
     this = Incarnation("f", 6, "bmV3", 0.0)
@@ -249,7 +248,7 @@ def test_a_late_answer_of_the_incarnation_before_says_nothing_of_this_one(
 def test_what_was_learnt_while_another_thread_noticed_its_end_is_not_believed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    client = open_etcd("etcd://e1").store().operations.client
+    client = open_etcd("etcd://e1").store().operations
     client.cluster.incarnation = old = Incarnation("e", 5, "dmFsdWU=", 0.0)
     client.cluster.disown()
 

@@ -17,8 +17,8 @@ from incumbent.model import Ask, Gone, Granted, Key, Released, Renewal, Renewed,
 from incumbent.stores.base import Store
 from incumbent.stores.etcd import open_etcd
 from incumbent.stores.etcd.incarnation import Cluster, Incarnation
+from incumbent.stores.etcd.kv import as_of
 from incumbent.stores.etcd.renewing import all_quiet
-from incumbent.stores.etcd.requests import as_of
 from incumbent.stores.etcd.sessions import ClaimState, Session
 from incumbent.stores.etcd.taking import Take
 from tests.support.etcd import EtcdServer
@@ -125,7 +125,7 @@ def test_a_take_that_never_arrived_does_not_cost_the_next_one_its_lease(
 ) -> None:
     store, name = open_etcd(etcd_server.store_url()).store(), key()
     kept = granted(store, name)
-    sessions = store.operations.client.cluster.sessions
+    sessions = store.operations.cluster.sessions
     session = sessions.claims[name, kept.claim].session
     sessions.note(ClaimState(name, "0" * 32, session, clock.now(), "me", 0.0, TTL))
     keep_alive(store, name, kept, TTL / 4)
@@ -151,15 +151,17 @@ def test_hundreds_of_leases_cost_one_keep_alive(etcd_server: EtcdServer, mine: S
 
 
 def take_of(name: Key, claim: str, revision: int = 0) -> tuple[Cluster, Take, ClaimState]:
-    cluster = open_etcd("etcd://e1").store().operations.client.cluster
+    cluster = open_etcd("etcd://e1").store().operations.cluster
     state = ClaimState(name, claim, Session("7", 2, 0.0), 0.0, "me", 0.0, 2.0, revision=revision)
-    return cluster, Take(cluster, name, claim, Ask(2.0, "me")), state
+    take = Take(cluster, name, claim, Ask(2.0, "me"))
+    take.incarnation = INCARNATION
+    return cluster, take, state
 
 
 def test_every_proof_reads_something_that_must_be_linearizable() -> None:
     """Comparisons alone are answered by a member that lost its cluster."""
     cluster, take, held = take_of(key(), "c", 5)
-    again = take.repeat(INCARNATION, held, write=False)
+    again = take.repeat(held, write=False)
     for proof in (all_quiet(cluster, INCARNATION, [held]), again):
         assert proof.body.count(b"request_range") == 2
         assert b"serializable" not in proof.body
@@ -170,7 +172,7 @@ def test_whoever_takes_a_name_writes_the_same_key() -> None:
     name, keys = key(), []
     for claim in ("a" * 32, "b" * 32):
         _, take, held = take_of(name, claim)
-        asked = json.loads(take.request(INCARNATION, held, "").body)
+        asked = json.loads(take.request(held, "").body)
         keys.append(asked["success"][0]["request_put"]["key"])
     assert keys[0] == keys[1]
 

@@ -1,9 +1,9 @@
 """`etcd://` leases on an etcd cluster (3.4 or later), over its JSON gateway.
 
-From the bottom up: `records` (what is kept under which key) and `requests` (what is sent) are pure.
-`sessions`, `incarnation`, `taking`, `renewing` and `dialect` are programs, which yield requests and
-are sent their replies. `client` carries them out, on whichever member answers; `sync` and `aio`
-move the bytes.
+From the bottom up: `kv` (the words of requests) and `records` (what is kept under which key) are
+pure. `sessions`, `incarnation`, `taking`, `renewing` and `dialect` are programs: they yield
+requests and are sent their replies. `client` carries them out, on whichever member answers; `sync`
+and `aio` move the bytes.
 
 The HTTP is our own: a pair of requests by httpx2 costs 1.8 times the barest one, by httpcore2 1.5.
 """

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-from math import inf
 
 from incumbent import clock
 from incumbent.errors import StoreUnavailable
 from incumbent.net.aiodial import connect
+from incumbent.stores.etcd.client import Client
 from incumbent.stores.etcd.dialect import Dialect
-from incumbent.stores.etcd.errors import Broken, connect_error, is_refusal_of_certificate
-from incumbent.stores.etcd.operations import Operations
-from incumbent.stores.etcd.site import Site
+from incumbent.stores.etcd.errors import Broken, is_refusal_of_certificate
 from incumbent.stores.loops import LoopEnd
 from incumbent.stores.url import Endpoint
 
@@ -24,7 +22,7 @@ _now = clock.now
 
 
 class AsyncWire(asyncio.Protocol):
-    """One connection (see client.AnyWire). One timer serves all exchanges: it is moved."""
+    """One connection (see client.AnyWire)."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -32,9 +30,7 @@ class AsyncWire(asyncio.Protocol):
         self._waiter: asyncio.Future[None] | None = None
         self._failure: Exception | None = None
         self._ended = False
-        self._until = self._timer_at = inf
-        self._timer: asyncio.TimerHandle | None = None
-        self._transport: asyncio.Transport | None = None
+        self._transport: asyncio.Transport
         self.used = 0.0
 
     @property
@@ -49,18 +45,14 @@ class AsyncWire(asyncio.Protocol):
     def close(self) -> None:
         """Let go at once; nothing is written."""
         self._fail(Broken("closed", sent=True))
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if self._transport is not None:
-            self._transport.abort()
+        self._transport.abort()
 
     def detach(self) -> None:
         """In a fork's child: give the descriptor back without touching the parent's event loop.
 
         The loop's epoll object is shared with the parent, so the transport must not be closed.
         """
-        sock = self._transport.get_extra_info("socket") if self._transport else None
+        sock = self._transport.get_extra_info("socket")
         if sock is not None and sock.fileno() >= 0:
             nothing = os.open(os.devnull, os.O_RDWR)
             os.dup2(nothing, sock.fileno())
@@ -68,7 +60,7 @@ class AsyncWire(asyncio.Protocol):
 
     def send(self, request: bytes, until: float) -> None:
         """All of a request. Raises Broken."""
-        if self.closed or self._transport is None:
+        if self.closed:
             raise Broken(str(self._failure or "closed"), sent=False)
         if _now() >= until:
             raise Broken("no time is left", sent=False, late=True)
@@ -76,14 +68,17 @@ class AsyncWire(asyncio.Protocol):
 
     async def receive(self, until: float) -> bytes:
         """Some bytes; none at the end of the connection. Raises Broken."""
-        if not self._inbox and not self._ended and self._failure is None:
-            self._until = until
-            if until < self._timer_at:
-                self._set_timer(until)
+        while not self._inbox and not self.closed:
+            left = until - _now()
+            if left <= 0:
+                raise Broken("no answer in time", sent=True, late=True)
+            # It may wake too early: the loop's clock is not ours.
+            timer = self._loop.call_later(min(_LONGEST, left), self._wake)
             waiter = self._waiter = self._loop.create_future()
             try:
                 await waiter
             finally:
+                timer.cancel()
                 self._waiter = None
         if self._inbox:
             data = bytes(self._inbox)
@@ -92,23 +87,6 @@ class AsyncWire(asyncio.Protocol):
         if self._failure is not None:
             raise self._failure
         return b""
-
-    def _set_timer(self, until: float) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer_at = until
-        self._timer = self._loop.call_later(max(0.0, min(_LONGEST, until - _now())), self._tick)
-
-    def _tick(self) -> None:
-        self._timer, self._timer_at = None, inf
-        if self._waiter is None or self._waiter.done():
-            return
-        if self._until > _now():
-            # It was set for an exchange that is over; or the loop's clock is ahead of ours.
-            if self._until < inf:
-                self._set_timer(self._until)
-        else:
-            self._fail(Broken("no answer in time", sent=True, late=True))
 
     def _fail(self, error: Exception) -> None:
         if self._failure is None:
@@ -142,28 +120,24 @@ class AsyncWire(asyncio.Protocol):
         self._wake()
 
 
-class AsyncEtcdStore(Operations[AsyncWire]):
+class AsyncEtcdStore(Client[AsyncWire]):
     """See stores.base.AsyncStore. Belongs to the loop in which it was made."""
 
     def __init__(self, dialect: Dialect) -> None:
-        super().__init__(dialect, self._dial)
+        super().__init__(dialect)
         self._end = LoopEnd(self.let_go)
 
-    async def _dial(self, site: Site, endpoint: Endpoint, until: float) -> AsyncWire:
-        """A connection. Raises StoreUnavailable, at `until` (of clock.now) at the latest."""
+    async def dial(self, endpoint: Endpoint, until: float) -> AsyncWire:
         await self._end.watch()
         try:
             async with asyncio.timeout(min(_LONGEST, until - _now())):
-                return await connect(AsyncWire, endpoint.host, endpoint.port, tls=site.tls)
+                return await connect(AsyncWire, endpoint.host, endpoint.port, tls=self.site.tls)
         except TimeoutError as error:
             text = f"{endpoint} cannot be reached: no connection in time"
             raise StoreUnavailable(text) from error
         except OSError as error:
-            raise connect_error(error, str(endpoint), proved=site.proved) from error
+            raise self.site.cannot_connect(error, str(endpoint)) from error
 
     async def aclose(self) -> None:
         self.let_go()
         await self._end.aclose()
-
-    def detach(self) -> None:
-        self.client.detach()

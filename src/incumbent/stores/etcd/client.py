@@ -9,6 +9,7 @@ See `net.pool` for what becomes of a connection after its use.
 from __future__ import annotations
 
 import json
+from abc import abstractmethod
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,25 +17,25 @@ from functools import partial
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 from incumbent import clock
-from incumbent.errors import StoreUnavailable
+from incumbent.errors import StoreError, StoreUnavailable
+from incumbent.model import Key
 from incumbent.net.pool import Connection, Pool, close_all
+from incumbent.stores.etcd.dialect import Dialect
 from incumbent.stores.etcd.errors import (
     Answered,
     Broken,
     LeaseExists,
     LeaseMissing,
     Reborn,
-    certificate_error,
     error_text,
-    gateway_error,
 )
 from incumbent.stores.etcd.http import Garbled, Reading, encode, parse
-from incumbent.stores.etcd.incarnation import Cluster
-from incumbent.stores.etcd.requests import METRICS, REPEATED, Reply, Request, Steps
-from incumbent.stores.etcd.site import Site, share
+from incumbent.stores.etcd.kv import REPEATED, Reply, Request, Steps
+from incumbent.stores.etcd.site import share
+from incumbent.stores.plan import Plan, Planned
 from incumbent.stores.url import Endpoint
 
-__all__ = ["AnyWire", "Client", "W", "drive"]
+__all__ = ["AnyWire", "Client", "drive"]
 
 _LOGINS: Final = 2
 """Log-ins for one request: a token may end right after it was given."""
@@ -73,20 +74,19 @@ class _Trail:
     failure: Exception | None = None
 
 
-class Client(Generic[W]):
-    """See the module. `dial` makes a connection; it raises StoreUnavailable, at the limit at most.
+class Client(Planned[None], Generic[W]):
+    """See the module. `pools` has the connections to each member, `streams` the watches."""
 
-    `pools` has the connections to each member, `streams` the watches among them.
-    """
-
-    def __init__(
-        self, cluster: Cluster, dial: Callable[[Site, Endpoint, float], Awaitable[W]]
-    ) -> None:
-        self.site = cluster.site
-        self.cluster = cluster
+    def __init__(self, dialect: Dialect) -> None:
+        self.dialect: Dialect = dialect
+        self.cluster = dialect.cluster
+        self.site = dialect.cluster.site
         self.pools: dict[Endpoint, Pool[W]] = {each: Pool() for each in self.site.endpoints.all}
         self.streams: set[W] = set()
-        self._dial = dial
+
+    @abstractmethod
+    async def dial(self, endpoint: Endpoint, until: float) -> W:
+        """A connection. Raises StoreUnavailable, at `until` at the latest."""
 
     def let_go(self) -> None:
         """Close idle connections and end watches; the others are closed after their exchange."""
@@ -104,6 +104,9 @@ class Client(Generic[W]):
 
     # -- programs -----------------------------------------------------------------------------
 
+    async def run(self, plan: Plan[None, T], until: float) -> T:
+        return await self.carry_out(plan.start(None, until), until)
+
     async def carry_out(self, program: Steps[T], until: float) -> T:
         """The outcome of a program. Raises StoreError, at `until` at the latest."""
         return await drive(program, lambda request: self.answer(request, until))
@@ -114,22 +117,14 @@ class Client(Generic[W]):
         What an earlier state of the cluster has answered proves nothing.
         """
         if request.endpoint is not None:
-            return await self._answer_of(request.endpoint, request, until)
+            try:
+                return await self._try(request.endpoint, request, until, until)
+            except (Broken, Garbled) as error:
+                raise self.site.unreachable(error) from error
         ended, floor = self.cluster.ended, self.cluster.floor
         reply = await self.call(request, until)
         self.cluster.check(request, reply, ended, floor)
         return reply
-
-    async def _answer_of(self, endpoint: Endpoint, request: Request, until: float) -> Any:
-        """The reply of this member and no other."""
-        try:
-            if request.path == METRICS:
-                return await self.get(endpoint, METRICS, until)
-            return await self.post(endpoint, request.path, request.body, until)
-        except (Broken, Garbled) as error:
-            raise self.site.unreachable(error) from error
-
-    # -- requests -----------------------------------------------------------------------------
 
     async def call(self, request: Request, until: float) -> Reply:
         """The reply of any one member.
@@ -144,7 +139,7 @@ class Client(Generic[W]):
             endpoint = endpoints.best(now)
             limit = share(now, until, trail.rest) if several else until
             try:
-                reply = await self._try(endpoint, request, limit, until)
+                reply: Reply = await self._try(endpoint, request, limit, until)
                 if "header" not in reply and "header" not in reply.get("result", {}):
                     raise Garbled("it does not answer as etcd does")
             except (Answered, Broken, Garbled, StoreUnavailable) as error:
@@ -190,45 +185,26 @@ class Client(Generic[W]):
             trail.rest = 0
         self.site.endpoints.failed(endpoint, _now())
 
-    async def _try(self, endpoint: Endpoint, request: Request, limit: float, until: float) -> Reply:
-        wire = await self._ready(endpoint, limit)
+    # -- one exchange -------------------------------------------------------------------------
+
+    async def _try(self, endpoint: Endpoint, request: Request, limit: float, until: float) -> Any:
+        """The reply of this member. Raises StoreUnavailable, Broken, Garbled, Answered."""
+        pool = self.pools[endpoint]
+        idle = pool.idle
+        wire = pool.trusted() or await self._join(endpoint, limit)
+        try:
+            await self._log_in(endpoint, wire, limit)
+        except BaseException:
+            wire.close()
+            raise
         # A request that must not be repeated has all the time; others leave some to more members.
-        sent = self._request("POST", request.path, endpoint, request.body)
-        reading = await self.exchange(endpoint, wire, sent, limit if request.repeatable else until)
-        return self._read(reading)
-
-    def _request(self, method: str, path: str, endpoint: Endpoint, body: bytes) -> bytes:
-        token = self.site.token
-        return encode(method, path, endpoint, "" if token == _OFF else token, body)
-
-    def _read(self, reading: Reading) -> Reply:
-        body = reading.body
-        if b"CommonName" in body and not body.startswith(b"{"):
-            raise certificate_error(self.site.where, proved=self.site.proved)
-        if reading.status not in _GATEWAY_STATUS or (
-            reading.status != 200 and not body.startswith(b"{")
-        ):
-            raise gateway_error(reading.status, self.site.where, proved=self.site.proved)
-        reply = parse(body)
-        if reading.status != 200 or "error" in reply:
-            raise Answered(error_text(reply) or f"HTTP {reading.status}")
-        return reply
-
-    async def get(self, endpoint: Endpoint, path: str, until: float) -> Reading:
-        """GET `path` from one member. Raises StoreUnavailable, Broken, Garbled."""
-        wire = await self._ready(endpoint, until)
-        return await self.exchange(endpoint, wire, self._request("GET", path, endpoint, b""), until)
-
-    async def post(self, endpoint: Endpoint, path: str, body: bytes, until: float) -> Reply:
-        """The reply of this member and no other. Raises as `get`, and Answered."""
-        return await self._try(endpoint, Request(path, body), until, until)
-
-    # -- connections --------------------------------------------------------------------------
-
-    async def _ready(self, endpoint: Endpoint, until: float) -> W:
-        """A connection, once there is a token if one is needed. Raises StoreUnavailable."""
-        await self._log_in(endpoint, until)
-        return self.pools[endpoint].trusted() or await self._join(endpoint, until)
+        limit = limit if request.repeatable else until
+        reading = await self._ask(endpoint, wire, self._encode(endpoint, request), limit)
+        if reading.last:
+            wire.close()
+        else:
+            pool.put_back(wire, idle)
+        return self._read(reading) if request.body else reading
 
     async def _join(self, endpoint: Endpoint, until: float) -> W:
         """A new connection for requests, to the incarnation that is known.
@@ -242,12 +218,11 @@ class Client(Generic[W]):
             return wire
         try:
             look = self.cluster.is_other(known, endpoint)
-            other = await drive(look, partial(self._on, endpoint, wire, until))
-        except (Broken, Garbled) as error:
+            other = await drive(look, partial(self._ask_first, endpoint, wire, until))
+        except BaseException as error:
             wire.close()
-            raise Broken(str(error), sent=False) from error
-        except BaseException:
-            wire.close()
+            if isinstance(error, Broken | Garbled):
+                raise Broken(str(error), sent=False) from error
             raise
         if other:
             wire.close()
@@ -256,62 +231,56 @@ class Client(Generic[W]):
             raise Reborn(self.site.where)
         return wire
 
-    async def _on(self, endpoint: Endpoint, wire: W, until: float, request: Request) -> Reply:
-        """The reply to a look, by this connection, which stays the caller's."""
-        await self._log_in(endpoint, until, wire)
-        sent = self._request("POST", request.path, endpoint, request.body)
-        return self._read(await self.ask(endpoint, wire, sent, until))
+    async def _ask_first(
+        self, endpoint: Endpoint, wire: W, until: float, request: Request
+    ) -> Reply:
+        """The reply to a look, by this connection, before anything else is sent."""
+        await self._log_in(endpoint, wire, until)
+        sent = self._encode(endpoint, request)
+        return self._read(await self._ask(endpoint, wire, sent, until))
 
     async def _connect(self, endpoint: Endpoint, until: float) -> W:
-        wire = await self._dial(self.site, endpoint, until)
+        wire = await self.dial(endpoint, until)
         self.pools[endpoint].all.add(wire)
         return wire
 
-    async def _log_in(self, endpoint: Endpoint, until: float, on: W | None = None) -> None:
-        """A token if one is needed, which every member takes. `on`: by this connection.
+    async def _log_in(self, endpoint: Endpoint, wire: W, until: float) -> None:
+        """Get a token if one is needed, which every member takes, by this connection.
 
         Nothing else was sent yet. Raises StoreUnavailable.
         """
-        options = self.site.options
-        if self.site.token or not options.username:
+        options, site = self.site.options, self.site
+        if site.token or not options.username:
             return
         body = json.dumps({"name": options.username, "password": options.password or ""}).encode()
-        request = encode("POST", "/v3/auth/authenticate", endpoint, "", body)
+        sent = encode("POST", "/v3/auth/authenticate", endpoint, "", body)
         try:
-            if on is not None:
-                reading = await self.ask(endpoint, on, request, until)
-            else:
-                wire = self.pools[endpoint].trusted() or await self._join(endpoint, until)
-                reading = await self.exchange(endpoint, wire, request, until)
-            self.site.token = str(self._read(reading).get("token", "")) or _OFF
+            reading = await self._ask(endpoint, wire, sent, until)
+            site.token = str(self._read(reading).get("token", "")) or _OFF
+            if reading.last:
+                raise Broken("the server closed the connection after the log-in", sent=False)
         except Answered as error:
             if "not enabled" in error.text:
-                self.site.token = _OFF
+                site.token = _OFF
                 return
-            found = self.site.failed(error, doubt=False)
+            found = site.failed(error, doubt=False)
             if not isinstance(found, StoreUnavailable):
-                found = StoreUnavailable(f"{self.site.where} does not log us in: {error.text}")
+                found = StoreUnavailable(f"{site.where} does not log us in: {error.text}")
             raise found from error
         except (Broken, Garbled) as error:
-            raise self.site.unreachable(error) from error
+            raise site.unreachable(error) from error
 
-    async def exchange(self, endpoint: Endpoint, wire: W, request: bytes, until: float) -> Reading:
-        """One request, one answer. Raises Broken, Garbled."""
-        pool = self.pools[endpoint]
-        idle = pool.idle
-        reading = await self.ask(endpoint, wire, request, until)
-        if reading.last:
-            wire.close()
-        else:
-            pool.put_back(wire, idle)
-        return reading
+    def _encode(self, endpoint: Endpoint, request: Request) -> bytes:
+        token = "" if self.site.token == _OFF else self.site.token
+        method = "POST" if request.body else "GET"
+        return encode(method, request.path, endpoint, token, request.body)
 
-    async def ask(self, endpoint: Endpoint, wire: W, request: bytes, until: float) -> Reading:
-        """The same, and the connection stays the caller's."""
+    async def _ask(self, endpoint: Endpoint, wire: W, sent: bytes, until: float) -> Reading:
+        """One answer by this connection, which stays the caller's. Raises Broken, Garbled."""
         wire.used = _now()
         reading = Reading()
         try:
-            wire.send(request, until)
+            wire.send(sent, until)
             while not reading.done:
                 _feed(reading, await wire.receive(until))
         except BaseException as error:
@@ -322,45 +291,97 @@ class Client(Generic[W]):
             raise
         return reading
 
-    # -- streams ------------------------------------------------------------------------------
+    def _read(self, reading: Reading) -> Reply:
+        body, status = reading.body, reading.status
+        other = status != 200 or b"CommonName" in body
+        if status not in _GATEWAY_STATUS or (other and not body.startswith(b"{")):
+            raise self.site.no_gateway(status, body)
+        reply = parse(body)
+        if status != 200 or "error" in reply:
+            raise Answered(error_text(reply) or f"HTTP {status}")
+        return reply
 
-    async def stream(self, request: Request, until: float) -> tuple[Endpoint, W, Reading]:
-        """A request whose answers are read by `more`, on a connection of its own.
+    # -- waiting ------------------------------------------------------------------------------
 
-        Raises StoreUnavailable, Broken, Garbled.
-        """
-        endpoint = self.site.endpoints.best(_now())
+    async def wait_change(self, key: Key, seen: str, until: float) -> None:
+        """A watch from the revision that was seen on; nothing polls."""
         try:
-            await self._log_in(endpoint, until)
+            await self._wait(key, seen, until)
+        except StoreError:
+            # Once the time is over the caller looks for itself, whatever went wrong meanwhile.
+            if _now() < until:
+                raise
+
+    async def _wait(self, key: Key, seen: str, until: float) -> None:
+        site, looked = self.site, self.cluster.sessions.looked.get(key)
+        start = looked[1] + 1 if looked is not None and looked[0] == seen else 0
+        failures = 0
+        while _now() < until:
+            if not start:
+                start = await self.carry_out(self.dialect.unchanged_since(key, seen), until)
+                if not start:
+                    return
+            try:
+                if await self._watch(key, start, until):
+                    return
+                # What it would have to tell was compacted away: look, and watch from there.
+                start = 0
+            except (Broken, Garbled, StoreUnavailable) as error:
+                failures += 1
+                if _now() < until and failures > site.endpoints.tries:
+                    raise StoreUnavailable(f"{site.where}: no watch: {error}") from error
+
+    async def _watch(self, key: Key, start: int, until: float) -> bool:
+        """True: something changed, or the time is over. False: compacted."""
+        site, endpoint = self.site, self.site.endpoints.best(_now())
+        wire: W | None = None
+        try:
             wire = await self._connect(endpoint, until)
-        except StoreUnavailable:
-            self.site.endpoints.failed(endpoint, _now())
-            raise
-        reading = Reading()
-        try:
+            await self._log_in(endpoint, wire, until)
+            request = self._encode(endpoint, self.dialect.watch(key, start))
             wire.used = _now()
-            wire.send(self._request("POST", request.path, endpoint, request.body), until)
-        except BaseException:
-            wire.close()
+            self.streams.add(wire)
+            wire.send(request, until)
+            return await self._first_change(wire, until)
+        except Broken as error:
+            if error.late or wire not in self.streams:
+                # The time is over, or the store was closed.
+                return True
+            site.endpoints.failed(endpoint, _now())
             raise
-        self.streams.add(wire)
-        return endpoint, wire, reading
+        except StoreUnavailable:
+            site.endpoints.failed(endpoint, _now())
+            raise
+        except Answered as error:
+            site.endpoints.failed(endpoint, _now())
+            site.wants_login(error)
+            raise site.failed(error, doubt=False) from error
+        finally:
+            if wire is not None:
+                # The server learns of the end by the end of the connection.
+                self.streams.discard(wire)
+                with suppress(OSError):
+                    wire.close()
 
-    async def more(self, wire: W, reading: Reading, until: float) -> list[Reply]:
-        """The next messages of a stream. Raises Broken, Garbled, Answered."""
+    async def _first_change(self, wire: W, until: float) -> bool:
+        """As `_watch`. Raises Broken, Garbled, Answered, StoreUnavailable."""
+        reading = Reading()
         while True:
             _feed(reading, await wire.receive(until))
-            if reading.status and reading.status != 200 and reading.done:
+            if reading.done and reading.status != 200:
                 self._read(reading)
-            found = reading.lines()
-            if found or reading.done:
-                return found
-
-    def end(self, wire: W) -> None:
-        """Of a stream: the server learns it by the end of the connection."""
-        self.streams.discard(wire)
-        with suppress(OSError):
-            wire.close()
+            for message in reading.lines():
+                if "error" in message:
+                    raise Answered(error_text(message) or str(message["error"]))
+                result = message.get("result", {})
+                if int(result.get("compact_revision", 0)):
+                    return False
+                if result.get("canceled"):
+                    raise Answered(str(result.get("cancel_reason", "the watch was cancelled")))
+                if result.get("events"):
+                    return True
+            if reading.done:
+                raise Broken("the server ended the watch", sent=True)
 
 
 async def drive(program: Steps[T], ask: Callable[[Request], Awaitable[Any]]) -> T:

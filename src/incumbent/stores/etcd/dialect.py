@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from incumbent import clock
@@ -27,40 +28,20 @@ from incumbent.model import (
     TakeOutcome,
 )
 from incumbent.net.pool import heard_again
+from incumbent.stores.etcd import kv
 from incumbent.stores.etcd.errors import LeaseMissing
 from incumbent.stores.etcd.incarnation import Cluster
+from incumbent.stores.etcd.kv import Entry, Reply, Request, Steps
 from incumbent.stores.etcd.records import (
-    Entry,
     Kinds,
-    Names,
-    after,
     by_name,
-    entries_in,
     entry_of,
-    packed,
+    names_of,
     record_of,
     scanned,
     seen_in,
 )
 from incumbent.stores.etcd.renewing import renew
-from incumbent.stores.etcd.requests import (
-    NEWEST,
-    REPEATED,
-    Reply,
-    Request,
-    Steps,
-    absent,
-    created,
-    delete,
-    modified,
-    put,
-    read,
-    read_all,
-    revision_of,
-    seconds,
-    transaction,
-    watch,
-)
 from incumbent.stores.etcd.sessions import ClaimState, Session, state_of
 from incumbent.stores.etcd.taking import Take
 from incumbent.stores.plan import Plan
@@ -116,14 +97,14 @@ class Dialect:
     # -- fields -------------------------------------------------------------------------------
 
     def _write(self, key: Key, field: str, value: bytes | None, guard: Guard) -> Steps[PutOutcome]:
-        names = Names(self.cluster.prefix, key)
+        names = names_of(self.cluster.prefix, key)
         place, where = names.field(field), []
         match guard:
             case Absent():
-                where = [absent(place)]
+                where = [kv.absent(place)]
             case ByVersion(version):
                 # A key that is not there compares as version 0.
-                where = [modified(place, version if version > 0 else -1)]
+                where = [kv.modified(place, version if version > 0 else -1)]
             case ByClaim(claim, token):
                 base = yield from self.cluster.base()
                 state = self._sessions.claims.get((key, claim))
@@ -131,31 +112,31 @@ class Dialect:
                     state = yield from _stored(self.cluster, key, claim)
                 if state is None or not state.has_token(token, base):
                     return Stale()
-                where = [created(names.lease, token - base)]
-        write = delete(place) if value is None else put(place, b64encode(value).decode())
+                where = [kv.created(names.lease, token - base)]
+        write = kv.delete(place) if value is None else kv.put(place, b64encode(value).decode())
         # The second try of a guarded write could meet the first one's value.
-        reply = yield transaction([write], where=where, repeatable=guard is None)
+        reply = yield kv.transaction([write], where=where, repeatable=guard is None)
         if not reply.get("succeeded"):
             return Stale()
-        return Stored(0 if value is None else revision_of(reply))
+        return Stored(0 if value is None else kv.revision_of(reply))
 
     # -- reading ------------------------------------------------------------------------------
 
     def _record(self, key: Key) -> Steps[Record]:
-        names = Names(self.cluster.prefix, key)
+        names = names_of(self.cluster.prefix, key)
         areas = (names.leases, names.switches, names.record)
-        reply = yield transaction([read_all(area) for area in areas])
+        reply = yield kv.transaction([kv.read_all(area) for area in areas])
         found = by_name(self.cluster.prefix, key.namespace, _all_entries(reply))
         if not found:
             return Record(key)
         (record,) = yield from self._records(found)
-        self._sessions.note_seen(key, record.seen, revision_of(reply))
+        self._sessions.note_seen(key, record.seen, kv.revision_of(reply))
         return record
 
     def _scan(self, namespace: str, name: str) -> Steps[tuple[Record, ...]]:
         prefix = self.cluster.prefix
         ranges = scanned(prefix, namespace, name)
-        reply = yield transaction([read(start, end) for start, end in ranges])
+        reply = yield kv.transaction([kv.read(start, end) for start, end in ranges])
         return (yield from self._records(by_name(prefix, namespace, _all_entries(reply))))
 
     def _records(self, found: dict[Key, Kinds]) -> Steps[tuple[Record, ...]]:
@@ -176,48 +157,44 @@ class Dialect:
 
     def _changes(self, key: Key) -> list[tuple[str, str]]:
         """Ranges of all that makes a change: the lease, the record without candidates, switches."""
-        names = Names(self.cluster.prefix, key)
+        names = names_of(self.cluster.prefix, key)
         return [
-            (names.leases, after(names.leases)),
+            (names.leases, kv.after(names.leases)),
             (names.record, names.waiting),
-            (names.switches, after(names.switches)),
+            (names.switches, kv.after(names.switches)),
         ]
 
     def unchanged_since(self, key: Key, seen: str) -> Steps[int]:
         """From which revision to watch; 0 if it is not as it was seen."""
-        reply = yield transaction([read(*area, NEWEST) for area in self._changes(key)])
-        leases, *others = map(entries_in, reply["responses"])
+        reply = yield kv.transaction([kv.read(*area, kv.NEWEST) for area in self._changes(key)])
+        leases, *others = map(kv.entries_in, reply["responses"])
         newest = seen_in(leases or [entry for entries in others for entry in entries])
-        return revision_of(reply) + 1 if newest == seen else 0
+        return kv.revision_of(reply) + 1 if newest == seen else 0
 
     def watch(self, key: Key, revision: int) -> Request:
         """One stream for all that makes a change, from `revision` on."""
         leases, record, switches = self._changes(key)
-        return watch((leases, switches, record), revision)
+        return kv.watch((leases, switches, record), revision)
 
 
+@dataclass
 class _Give:
     """One lease that is given back."""
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        key: Key,
-        claim: str,
-        token: int | None,
-        closed_for: float,
-        reserve_for: str,
-        slot: str | None,
-    ) -> None:
-        self.cluster = cluster
-        self.sessions = cluster.sessions
-        self.names = Names(cluster.prefix, key)
-        self.key = key
-        self.claim = claim
-        self.token = token
-        self.closed_for = closed_for
-        self.reserve_for = reserve_for
-        self.undo_slot = [] if slot is None else [delete(self.names.slot(slot, claim))]
+    cluster: Cluster
+    key: Key
+    claim: str
+    token: int | None
+    closed_for: float
+    reserve_for: str
+    slot: str | None
+
+    def __post_init__(self) -> None:
+        self.sessions = self.cluster.sessions
+        self.names = names = names_of(self.cluster.prefix, self.key)
+        self.undo_slot: list[str] = []
+        if self.slot is not None:
+            self.undo_slot.append(kv.delete(names.slot(self.slot, self.claim)))
 
     def run(self) -> Steps[GiveOutcome]:
         base = (yield from self.cluster.identify()).base
@@ -252,7 +229,7 @@ class _Give:
         if state is not None and state.has_token(self.token, base):
             return state
         if self.undo_slot:
-            yield transaction(self.undo_slot)
+            yield kv.transaction(self.undo_slot)
         return None
 
     def _given_up(self) -> Steps[ClaimState | None]:
@@ -262,9 +239,9 @@ class _Give:
         """
         known = self.sessions.claims.get((self.key, self.claim))
         history = yield from self.sessions.history(_KEEP_HISTORY)
-        mark = packed(given_up=clock.wall())
-        done = [put(self.names.late(self.claim), mark, history), read(self.names.lease)]
-        reply = yield transaction([*done, *self.undo_slot])
+        mark = kv.packed(given_up=clock.wall())
+        done = [kv.put(self.names.late(self.claim), mark, history), kv.read(self.names.lease)]
+        reply = yield kv.transaction([*done, *self.undo_slot])
         entry = entry_of(self.claim, reply["responses"][1])
         if entry is None:
             self.sessions.drop(self.key, self.claim)
@@ -276,30 +253,32 @@ class _Give:
     def _give(self, state: ClaimState, base: int) -> Steps[bool]:
         closing = None
         if self.closed_for > 0:
-            closing = yield from self.sessions.grant(seconds(self.closed_for))
+            closing = yield from self.sessions.grant(kv.seconds(self.closed_for))
         if not state.past:
             # Another process took it.
             state.history = yield from self.sessions.history(_KEEP_HISTORY)
             state.past = self.sessions.past(self.key)
             self.sessions.placed(self.key)
         wall = clock.wall()
-        past = packed(holder=state.holder, since=state.since, ended=wall, revision=state.revision)
-        success = [delete(self.names.lease), put(state.past, past, state.history)]
-        success += [delete(key) for key in state.surplus if key != state.past]
+        past = kv.packed(
+            holder=state.holder, since=state.since, ended=wall, revision=state.revision
+        )
+        success = [kv.delete(self.names.lease), kv.put(state.past, past, state.history)]
+        success += [kv.delete(key) for key in state.surplus if key != state.past]
         if closing is not None:
-            value = packed(
+            value = kv.packed(
                 holder=state.holder,
                 token=base + state.revision,
                 reserved_for=self.reserve_for,
                 kept=self.closed_for,
                 until=wall + self.closed_for,
             )
-            success.append(put(self.names.closing, value, closing.id))
-        reply = yield transaction(
+            success.append(kv.put(self.names.closing, value, closing.id))
+        reply = yield kv.transaction(
             [*success, *self.undo_slot], self.undo_slot, where=self.sessions.ours(state)
         )
         self.sessions.drop(self.key, self.claim)
-        if reply[REPEATED] and not reply.get("succeeded"):
+        if reply[kv.REPEATED] and not reply.get("succeeded"):
             heard_again(Gone(), self.cluster.site.where)
         return bool(reply.get("succeeded"))
 
@@ -316,4 +295,4 @@ def _foreign(key: Key, entry: Entry) -> ClaimState:
 
 
 def _all_entries(reply: Reply) -> list[Entry]:
-    return [entry for response in reply.get("responses", ()) for entry in entries_in(response)]
+    return [entry for response in reply.get("responses", ()) for entry in kv.entries_in(response)]

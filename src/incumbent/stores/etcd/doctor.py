@@ -10,40 +10,41 @@ from incumbent import clock
 from incumbent.durations import say_seconds
 from incumbent.errors import StoreError
 from incumbent.stores.etcd.client import Client
-from incumbent.stores.etcd.errors import Answered, Broken
+from incumbent.stores.etcd.errors import Answered
 from incumbent.stores.etcd.http import Garbled, parse
-from incumbent.stores.findings import Finding, about_trip
+from incumbent.stores.etcd.kv import Request
+from incumbent.stores.findings import Finding, about_trip, found
 from incumbent.stores.url import Endpoint
 
 __all__ = ["diagnose"]
 
 _OLDEST: Final = (3, 4)
 _QUOTA: Final = 2 * 1024**3
-_FAILURES: Final = (StoreError, Broken, Garbled, Answered, ValueError, KeyError)
+_FAILURES: Final = (StoreError, Garbled, Answered, ValueError, KeyError)
 
 
 async def diagnose(client: Client[Any], ttl: float, until: float) -> list[Finding]:
     """All findings; whatever fails is one of them."""
-    found: list[Finding] = []
+    findings: list[Finding] = []
     well, seen = [], dict[str, str]()
     for endpoint in client.site.endpoints.all:
         here = await _caught(_member(client, endpoint, until, seen), f"{endpoint}")
-        found += here
+        findings += here
         if all(level != "error" for level, _, _ in here):
             well.append(endpoint)
     if not well:
-        return found
+        return findings
     for look in (_alarms, _members, _incarnation, _trip):
         here = await _caught(look(client, well[0], ttl, until), "the cluster")
-        found += [finding for finding in here if finding not in found]
+        findings += [finding for finding in here if finding not in findings]
     if client.site.restart_wait == 0:
-        found.append((
+        findings.append((
             "warning",
             "restart_wait=0: a cluster that lost its data grants at once",
             "a holder from before may still believe: use it for tests only",
         ))  # fmt: skip
-    found.append(("ok", "ttls are counted by the cluster itself, by no clock of a host", ""))
-    return found
+    findings.append(("ok", "ttls are counted by the cluster itself, by no clock of a host", ""))
+    return findings
 
 
 async def _caught(look: Coroutine[Any, Any, list[Finding]], who: str) -> list[Finding]:
@@ -59,12 +60,12 @@ async def _member(
     client: Client[Any], endpoint: Endpoint, until: float, seen: dict[str, str]
 ) -> list[Finding]:
     limit = clock.now() + (until - clock.now()) / 4
-    reading = await client.get(endpoint, "/version", limit)
+    reading = await client.answer(Request("/version", b"", endpoint=endpoint), limit)
     version = str(parse(reading.body).get("etcdserver", "?"))
     numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
     if numbers < _OLDEST:
         return [("error", f"{endpoint} runs etcd {version}", "3.4 is the oldest that is served")]
-    status = await client.post(endpoint, "/v3/maintenance/status", b"{}", limit)
+    status = await client.answer(Request("/v3/maintenance/status", endpoint=endpoint), limit)
     cluster_id = str(status.get("header", {}).get("cluster_id", ""))
     if seen.setdefault("id", cluster_id) != cluster_id:
         what = f"{endpoint} belongs to another cluster than the endpoint before it"
@@ -72,46 +73,38 @@ async def _member(
     leader = str(status.get("leader", "0"))
     if leader == "0":
         return [("error", f"{endpoint} (etcd {version}) has no leader", "too few members are up")]
-    found: list[Finding] = [("ok", f"{endpoint} runs etcd {version} and has a leader", "")]
+    findings = [found(True, f"{endpoint} runs etcd {version} and has a leader")]
     size = int(status.get("dbSize", 0))
     if size > _QUOTA * 0.8:
-        found.append((
-            "warning",
-            f"its database has {size / 1024**2:.0f} MiB; the default quota is 2048",
-            "compact and defragment it before it refuses writes",
-        ))  # fmt: skip
-    return found
+        what = f"its database has {size / 1024**2:.0f} MiB; the default quota is 2048"
+        findings.append(("warning", what, "compact and defragment it before it refuses writes"))
+    return findings
 
 
 async def _alarms(
     client: Client[Any], endpoint: Endpoint, _ttl: float, until: float
 ) -> list[Finding]:
-    reply = await client.post(endpoint, "/v3/maintenance/alarm", b"{}", until)
-    raised = [str(alarm.get("alarm")) for alarm in reply.get("alarms", ())]
-    if not raised:
-        return [("ok", "no alarm is raised", "")]
-    what = f"alarm {', '.join(sorted(set(raised)))}: it takes no writes"
-    return [("error", what, "compact and defragment, then `etcdctl alarm disarm`")]
+    reply = await client.answer(Request("/v3/maintenance/alarm", endpoint=endpoint), until)
+    raised = sorted({str(alarm.get("alarm")) for alarm in reply.get("alarms", ())})
+    what = f"alarm {', '.join(raised)}: it takes no writes"
+    advice = "compact and defragment, then `etcdctl alarm disarm`"
+    return [found(not raised, "no alarm is raised", what, advice, level="error")]
 
 
 async def _members(
     client: Client[Any], endpoint: Endpoint, _ttl: float, until: float
 ) -> list[Finding]:
-    reply = await client.post(endpoint, "/v3/cluster/member/list", b"{}", until)
-    count = len(reply.get("members", ()))
-    named = len(client.site.endpoints.all)
-    found: list[Finding] = []
+    reply = await client.answer(Request("/v3/cluster/member/list", endpoint=endpoint), until)
+    count, named = len(reply.get("members", ())), len(client.site.endpoints.all)
+    what = f"the cluster has {count} member{'s' if count > 1 else ''}"
     if count < 3:
-        what = f"the cluster has {count} member{'s' if count > 1 else ''}"
-        found.append(("warning", f"{what}: none may fail", "three members survive one"))
-    elif count % 2 == 0:
-        found.append(("warning", f"the cluster has {count} members", "an odd number is better"))
+        findings = [("warning", f"{what}: none may fail", "three members survive one")]
     else:
-        found.append(("ok", f"the cluster has {count} members", ""))
+        findings = [found(count % 2 == 1, what, advice="an odd number is better")]
     if named < count:
         what = f"the URL names {named} of {count} members"
-        found.append(("warning", what, "name them all: etcd://h1,h2,h3"))
-    return found
+        findings.append(("warning", what, "name them all: etcd://h1,h2,h3"))
+    return findings
 
 
 async def _incarnation(

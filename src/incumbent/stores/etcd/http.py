@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from functools import lru_cache
 from typing import Any, Final
 
 __all__ = ["Garbled", "Reading", "encode", "parse"]
 
 _HEAD_MAX: Final = 65_536
 _HEX: Final = 16
-_read: Final = json.JSONDecoder().raw_decode
 
 
 class Garbled(Exception):
@@ -19,13 +17,9 @@ class Garbled(Exception):
 
 def encode(method: str, path: str, host: object, token: str, body: bytes) -> bytes:
     """The bytes of a request."""
-    return b"%b%d\r\n\r\n%b" % (_head(method, path, host, token), len(body), body)
-
-
-@lru_cache(maxsize=64)
-def _head(method: str, path: str, host: object, token: str) -> bytes:
     auth = f"Authorization: {token}\r\n" if token else ""
-    return f"{method} {path} HTTP/1.1\r\nHost: {host}\r\n{auth}Content-Length: ".encode()
+    head = f"{method} {path} HTTP/1.1\r\nHost: {host}\r\n{auth}Content-Length: {len(body)}\r\n\r\n"
+    return head.encode() + body
 
 
 class Reading:
@@ -48,8 +42,6 @@ class Reading:
         if not data:
             self._end()
             return
-        if not self.status and not self._raw and self._whole(data):
-            return
         self._raw += data
         if not self.status and not self._begin():
             return
@@ -61,18 +53,6 @@ class Reading:
             self.done = len(self.body) >= self._left >= 0
             if self.done and len(self.body) > self._left:
                 raise Garbled("more came than was announced")
-
-    def _whole(self, data: bytes) -> bool:
-        """Whether this is all of a plain answer, as nearly always."""
-        head, _, body = data.partition(b"\r\n\r\n")
-        _, found, rest = head.partition(b"\r\nContent-Length: ")
-        length = rest.partition(b"\r\n")[0]
-        if not (found and head.startswith(b"HTTP/1.1 200 ") and length.isdigit()):
-            return False
-        if int(length) != len(body) or b"onnection: " in head:
-            return False
-        self.status, self.head, self.body, self.done = 200, head, body, True
-        return True
 
     def _end(self) -> None:
         if not self.status or self._chunked or self._left >= 0:
@@ -87,7 +67,7 @@ class Reading:
             return False
         if not head.startswith(b"HTTP/1.") or not head[9:12].isdigit():
             raise Garbled("it does not speak HTTP")
-        self.status, self.head, self._raw = int(head[9:12]), head, rest
+        self.status, self.head, self._raw = int(head[9:12]), head.lower(), rest
         length = self.header(b"content-length")
         self._chunked = b"chunked" in self.header(b"transfer-encoding")
         self._left = int(length) if length.isdigit() else -1
@@ -95,8 +75,8 @@ class Reading:
         return True
 
     def header(self, name: bytes) -> bytes:
-        """The value of a header in small letters, or nothing."""
-        _, found, rest = self.head.lower().partition(b"\r\n" + name + b":")
+        """The value in small letters of a header that is named so, or nothing."""
+        _, found, rest = self.head.partition(b"\r\n" + name + b":")
         return rest.partition(b"\r\n")[0].strip() if found else b""
 
     def _read_chunks(self) -> None:
@@ -123,10 +103,9 @@ class Reading:
 def parse(body: bytes) -> dict[str, Any]:
     """A message. Raises Garbled."""
     try:
-        text = body.decode()
-        found, end = _read(text)
+        found = json.loads(body.decode())
     except ValueError:
-        found, text, end = None, "", 0
-    if not isinstance(found, dict) or (end != len(text) and not text[end:].isspace()):
+        found = None
+    if not isinstance(found, dict):
         raise Garbled("it does not answer in JSON")
     return found

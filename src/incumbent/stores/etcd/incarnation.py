@@ -20,38 +20,18 @@ from __future__ import annotations
 import json
 import re
 import uuid
+from collections.abc import Sequence
 from email.utils import parsedate_to_datetime
 from typing import Final, NamedTuple
 
 from incumbent import clock
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.policy import TTL_DEFAULT
+from incumbent.stores.etcd import kv
 from incumbent.stores.etcd.errors import Answered, Reborn
 from incumbent.stores.etcd.http import Reading
-from incumbent.stores.etcd.records import (
-    RECORD_FORMAT,
-    Entry,
-    b64,
-    check_format,
-    entries_in,
-    number_in,
-    packed,
-)
-from incumbent.stores.etcd.requests import (
-    COUNT,
-    LINEARIZABLE,
-    METRICS,
-    Reply,
-    Request,
-    Steps,
-    absent,
-    delete,
-    has_value,
-    modified,
-    put,
-    read,
-    transaction,
-)
+from incumbent.stores.etcd.kv import Entry, Reply, Request, Steps
+from incumbent.stores.etcd.records import RECORD_FORMAT, check_format, number_in
 from incumbent.stores.etcd.sessions import Sessions
 from incumbent.stores.etcd.site import Site
 from incumbent.stores.restart import restart_words, wait_after_restart
@@ -159,7 +139,7 @@ class Cluster:
         self.sessions = Sessions(self.prefix)
         # Without a read that has to be linearizable, etcd answers comparisons from what the member
         # itself has: one that lost its cluster would go on saying that all is well.
-        self.current = read(self.marker, more=COUNT)
+        self.current = kv.read(self.marker, more=kv.COUNT)
         self.incarnation: Incarnation | None = None
         self.disowned = -1
         self.ended = 0
@@ -223,15 +203,28 @@ class Cluster:
 
     def still(self, known: Incarnation) -> str:
         """The comparison: this is the incarnation that is known."""
-        return has_value(self.marker, known.value)
+        return kv.has_value(self.marker, known.value)
+
+    def transaction(
+        self,
+        known: Incarnation,
+        where: Sequence[str],
+        success: Sequence[str],
+        failure: Sequence[str] = (),
+        *,
+        repeatable: bool = True,
+    ) -> Request:
+        """One of which nothing is carried out, and no reply believed, in another incarnation."""
+        where, marker = [self.still(known), *where], known.value
+        return kv.transaction(success, failure, where=where, repeatable=repeatable, marker=marker)
 
     def read_marker(self) -> Steps[Entry | None]:
         """By a linearizable read; notes the longest ttl that stands beside it."""
-        asked = {"key": b64(self.marker), "range_end": b64(f"{self.marker}.")}
+        asked = {"key": kv.b64(self.marker), "range_end": kv.b64(f"{self.marker}.")}
         reply = yield Request("/v3/kv/range", json.dumps(asked).encode())
         self._cluster_id = str(reply["header"].get("cluster_id", ""))
         found, noted = None, NotedTtl()
-        for entry in entries_in(reply):
+        for entry in kv.entries_in(reply):
             if entry.key == self.marker:
                 found = entry
             else:
@@ -263,7 +256,7 @@ class Cluster:
             # Above every base that this process remembers too, in case a clock is behind.
             before = max(int(fields.get("base", 0)), self.disowned)
             base = max(int(clock.wall() * 1_000_000), before) + (_STEP if before else 0)
-            value = packed(
+            value = kv.packed(
                 format=RECORD_FORMAT,
                 epoch=uuid.uuid4().hex,
                 base=base,
@@ -273,8 +266,10 @@ class Cluster:
                 applied=status.applied if status else 0,
             )
             # Another process may just have written its own.
-            unchanged = modified(self.marker, found.modified) if found else absent(self.marker)
-            yield transaction([put(self.marker, value)], where=[unchanged])
+            unchanged = (
+                kv.modified(self.marker, found.modified) if found else kv.absent(self.marker)
+            )
+            yield kv.transaction([kv.put(self.marker, value)], where=[unchanged])
         raise StoreUnavailable(f"{self.site.where}: its marker {self.marker} keeps changing")
 
     def _note_ttl(self, known: Incarnation, ttl: float) -> Steps[None]:
@@ -290,13 +285,13 @@ class Cluster:
             noted = self.noted
             if noted.ttl < ttl:
                 # Another may note a longer one now: then nothing is written, and it is read again.
-                unchanged = [self.still(known), modified(place, noted.modified)]
-                yield transaction([put(place, packed(ttl=ttl))], where=unchanged)
+                unchanged = [self.still(known), kv.modified(place, noted.modified)]
+                yield kv.transaction([kv.put(place, kv.packed(ttl=ttl))], where=unchanged)
 
     def _ages(self, endpoint: Endpoint) -> Steps[tuple[float, float]]:
         """The wall clock of a member, and for how many seconds it has run (0.0: nobody knows)."""
         try:
-            reading = yield Request(METRICS, endpoint=endpoint)
+            reading = yield Request("/metrics", b"", endpoint=endpoint)
         except StoreError:
             return clock.wall(), 0.0
         wall = _date(reading)
@@ -335,7 +330,7 @@ class Cluster:
 
         `ended`, `floor`: as they were before it was asked. Raises OutcomeUnknown.
         """
-        if request.path in LINEARIZABLE:
+        if request.path in kv.LINEARIZABLE:
             header = reply["header"]
             cluster, revision = str(header.get("cluster_id", "")), int(header.get("revision", 0))
             if self.ended != ended:
@@ -374,7 +369,7 @@ class Cluster:
             try:
                 # Nobody writes this key: removing it is an entry of the log, also while the
                 # database is full.
-                yield transaction([delete(f"{self.prefix}!nothing")], endpoint=endpoint)
+                yield kv.transaction([kv.delete(f"{self.prefix}!nothing")], endpoint=endpoint)
             except Answered as error:
                 raise self._refused(error) from error
             status = yield from self.status(endpoint)

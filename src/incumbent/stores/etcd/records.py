@@ -16,33 +16,29 @@ stands under one name is never under another.
 
 from __future__ import annotations
 
-import json
-from base64 import b64decode, b64encode
-from binascii import b2a_base64
+from base64 import b64decode
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from typing import Any, Final, NamedTuple, TypeAlias
+from functools import lru_cache
+from typing import Any, Final, TypeAlias
 from urllib.parse import quote, unquote
 
 from incumbent.errors import StoreUnavailable
 from incumbent.model import Candidate, Field, Holding, Key, Past, Record
+from incumbent.stores.etcd.kv import Entry, after, entries_in
 from incumbent.stores.notices import PAUSE, RESIGN
 from incumbent.stores.table import CANDIDATES_KEPT, HISTORY_KEPT
 
 __all__ = [
     "RECORD_FORMAT",
-    "Entry",
     "Kinds",
     "Names",
-    "after",
-    "b64",
     "by_name",
     "check_format",
-    "entries_in",
     "entry_of",
     "holding_of",
+    "names_of",
     "number_in",
-    "packed",
     "record_of",
     "scanned",
     "seen_in",
@@ -52,20 +48,9 @@ __all__ = [
 RECORD_FORMAT: Final = 2
 """Of the marker and of a lease's value; those without a number are of format 1."""
 _SHOWN: Final = 200
-_quoted: Final = json.encoder.encode_basestring_ascii
 
 
 # -- keys -----------------------------------------------------------------------------------------
-
-
-def b64(text: str) -> str:
-    """The text as the gateway's JSON wants bytes."""
-    return b2a_base64(text.encode(), newline=False).decode()
-
-
-def after(prefix: str) -> str:
-    """The end of the range of all keys that begin with `prefix`, which ends in ASCII."""
-    return prefix[:-1] + chr(ord(prefix[-1]) + 1)
 
 
 def _part(text: str) -> str:
@@ -110,6 +95,10 @@ class Names:
         return f"{self.waiting}/{_part(holder)}"
 
 
+names_of = lru_cache(maxsize=16_384)(Names)
+"""The same object again for the same prefix and key: quoting costs more than all the rest."""
+
+
 def scanned(prefix: str, namespace: str, name: str) -> list[tuple[str, str]]:
     """Ranges that have all keys of the names that begin with `name`."""
     start = quote(name, safe=":@")
@@ -120,57 +109,9 @@ def scanned(prefix: str, namespace: str, name: str) -> list[tuple[str, str]]:
 # -- values ---------------------------------------------------------------------------------------
 
 
-class Entry(NamedTuple):
-    """One key as the gateway answered it."""
-
-    key: str
-    value: bytes
-    created: int
-    modified: int
-    lease: str
-
-    @property
-    def fields(self) -> dict[str, Any]:
-        """The fields of a value of ours; nothing of anybody else's."""
-        try:
-            found = json.loads(self.value)
-        except ValueError:
-            return {}
-        return found if isinstance(found, dict) else {}
-
-    @property
-    def value64(self) -> str:
-        """The value in base64."""
-        return b64encode(self.value).decode()
-
-
-def entries_in(response: Mapping[str, Any]) -> list[Entry]:
-    """The keys that a range answered, of `responses[i]`."""
-    kvs = response.get("response_range", response).get("kvs", ())
-    return [
-        Entry(
-            b64decode(kv["key"]).decode(errors="replace"),
-            b64decode(kv.get("value", "")),
-            int(kv["create_revision"]),
-            int(kv["mod_revision"]),
-            kv.get("lease", "0"),
-        )
-        for kv in kvs
-    ]
-
-
 def entry_of(claim: str, response: Mapping[str, Any]) -> Entry | None:
     """The lease that a lookup found, if it is this claim's."""
     return next((at for at in entries_in(response) if at.fields.get("claim") == claim), None)
-
-
-def packed(**fields: str | float) -> str:
-    """A value of ours, in base64: JSON, which is written by hand as it is quicker."""
-    inside = ",".join([
-        f'"{name}":{_quoted(value) if isinstance(value, str) else repr(value)}'
-        for name, value in fields.items()
-    ])  # fmt: skip
-    return b64(f"{{{inside}}}")
 
 
 def number_in(value: object, default: float = 0.0) -> float:

@@ -21,25 +21,11 @@ from typing import Any, Final
 from incumbent import clock
 from incumbent.errors import OutcomeUnknown
 from incumbent.model import Batch, Gone, Key, Renewal, Renewed, RenewOutcome
+from incumbent.stores.etcd import kv
 from incumbent.stores.etcd.errors import LeaseMissing
 from incumbent.stores.etcd.incarnation import Cluster, Incarnation
-from incumbent.stores.etcd.records import Names, entries_in, entry_of
-from incumbent.stores.etcd.requests import (
-    BATCH,
-    AsOf,
-    Reply,
-    Request,
-    Steps,
-    as_of,
-    created,
-    free,
-    nested,
-    put,
-    read,
-    seconds,
-    term_of,
-    transaction,
-)
+from incumbent.stores.etcd.kv import Reply, Request, Steps
+from incumbent.stores.etcd.records import entry_of, names_of
 from incumbent.stores.etcd.sessions import ClaimState, Proof, RenewalGroup, Session, state_of
 from incumbent.stores.etcd.taking import value_of
 from incumbent.stores.notices import PAUSE, RESIGN, notices_for
@@ -76,19 +62,17 @@ def all_quiet(cluster: Cluster, incarnation: Incarnation, states: Sequence[Claim
     # Where the one that was granted last is ours there is also all that was written before it, so
     # the others are those that were granted then.
     newest = max(states, key=lambda state: state.revision)
-    compare = [cluster.still(incarnation), *cluster.sessions.ours(newest)]
-    names = [Names(cluster.prefix, state.key) for state in states]
+    compare = cluster.sessions.ours(newest)
+    names = [names_of(cluster.prefix, state.key) for state in states]
     for state, keys in zip(states, names, strict=True):
         if state is not newest:
-            compare.append(created(keys.lease, state.revision))
-    if len(states) <= BATCH // 2:
-        compare += [free(keys.switches) for keys in names]
+            compare.append(kv.created(keys.lease, state.revision))
+    if len(states) <= kv.BATCH // 2:
+        compare += [kv.free(keys.switches) for keys in names]
     else:
         namespaces = {state.key.namespace for state in states}
-        compare += [free(f"{cluster.prefix}/{namespace}!s/") for namespace in namespaces]
-    return transaction(
-        [cluster.current], [cluster.current], where=compare, marker=incarnation.value
-    )
+        compare += [kv.free(f"{cluster.prefix}/{namespace}!s/") for namespace in namespaces]
+    return cluster.transaction(incarnation, compare, [cluster.current], [cluster.current])
 
 
 # -- the same again -------------------------------------------------------------------------------
@@ -99,7 +83,7 @@ class _Look:
     """Whether some leases are there and unpaused. `as_of`: the state that last said yes."""
 
     request: Request
-    as_of: AsOf | None = None
+    as_of: kv.AsOf | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,9 +125,9 @@ class _Prepared:
                 # Nothing at all has changed in the cluster since.
                 continue
             reply = yield look.request
-            if not reply.get("succeeded") or not session.confirm(proof, term_of(reply)):
+            if not reply.get("succeeded") or not session.confirm(proof, kv.term_of(reply)):
                 return False
-            look.as_of = as_of(reply, cluster.dialled)
+            look.as_of = kv.as_of(reply, cluster.dialled)
             current = current or look.as_of
         yield from cluster.sessions.sweep(session)
         return True
@@ -221,8 +205,8 @@ class _Renewing:
         for state in states:
             state.join(group)
         starts = [0, len(states)]
-        if len(states) > BATCH // 2:
-            starts[1:1] = range(_FIRST, len(states), BATCH)
+        if len(states) > kv.BATCH // 2:
+            starts[1:1] = range(_FIRST, len(states), kv.BATCH)
         looks = [
             _Look(all_quiet(self._cluster, known, states[start:end]))
             for start, end in pairwise(starts)
@@ -248,8 +232,8 @@ class _Renewing:
             for at, renewal in enumerate(self._renewals)
             if self.outcomes[at] is None and at not in self._items
         ]
-        for start in range(0, len(unknown), BATCH):
-            batch = unknown[start : start + BATCH]
+        for start in range(0, len(unknown), kv.BATCH):
+            batch = unknown[start : start + kv.BATCH]
             reply = yield self._sessions.lookup([renewal.key for _, renewal in batch])
             for (at, renewal), response in zip(batch, reply["responses"], strict=True):
                 self._adopt_one(at, renewal, response)
@@ -262,7 +246,7 @@ class _Renewing:
         ttl = float(entry.fields.get("ttl", renewal.ttl))
         session = self._sessions.by_id.get(entry.lease)
         if session is None:
-            session = Session(entry.lease, seconds(ttl), 0.0)
+            session = Session(entry.lease, kv.seconds(ttl), 0.0)
             self._sessions.by_id[entry.lease] = session
         state = state_of(renewal.key, entry, session, _now() + renewal.ttl)
         self._sessions.note(state)
@@ -308,8 +292,8 @@ class _Renewing:
         quiet = [item for item in waiting if not item.write]
         each = [item for item in waiting if item.write]
         proved = True
-        for start in range(0, len(quiet), BATCH):
-            loud = yield from self._quiet(quiet[start : start + BATCH])
+        for start in range(0, len(quiet), kv.BATCH):
+            loud = yield from self._quiet(quiet[start : start + kv.BATCH])
             proved = proved and loud is not None
             each += loud or []
         for batch in _apart(each):
@@ -330,7 +314,7 @@ class _Renewing:
                 self.outcomes[item.at] = _RENEWED
             return [] if _confirmed(proofs, reply) else None
         # One is gone, or somebody set a switch: of any name in the namespace, if they are many.
-        half = BATCH // 2
+        half = kv.BATCH // 2
         if len(batch) <= half:
             return batch
         loud: list[_Item] = []
@@ -345,18 +329,15 @@ class _Renewing:
         """For each whether it is ours, and its switches; writes those that must be written."""
         asked = []
         for item in batch:
-            state, names = item.state, Names(self._cluster.prefix, item.state.key)
-            success = [read(names.field(PAUSE)), read(names.field(RESIGN))]
+            state, names = item.state, names_of(self._cluster.prefix, item.state.key)
+            success = [kv.read(names.field(PAUSE)), kv.read(names.field(RESIGN))]
             if item.write:
-                success.append(put(names.lease, value_of(state), state.session.id))
+                success.append(kv.put(names.lease, value_of(state), state.session.id))
                 # If nobody hears of it, the key says with which etcd lease it lives.
                 self._sessions.drop(*state.place)
-            asked.append(nested(self._sessions.ours(state, item.lease), success))
+            asked.append(kv.nested(self._sessions.ours(state, item.lease), success))
         proofs = _pending([item.state for item in batch])
-        marker = self._incarnation.value
-        reply = yield transaction(
-            asked, where=[self._cluster.still(self._incarnation)], marker=marker
-        )
+        reply = yield self._cluster.transaction(self._incarnation, [], asked)
         if not reply.get("succeeded"):
             # Another incarnation, as the marker says: see run.
             for item in batch:
@@ -374,7 +355,7 @@ class _Renewing:
         if item.write:
             self._sessions.note(item.state)
             item.write, item.lease = False, item.state.session.id
-        switches = [entries_in(response) for response in found["responses"][:2]]
+        switches = [kv.entries_in(response) for response in found["responses"][:2]]
         pause, resign = (entries[0].value if entries else None for entries in switches)
         self.outcomes[item.at] = Renewed(notices_for(item.renewal.token, pause, resign))
 
@@ -401,5 +382,5 @@ def _pending(states: Sequence[ClaimState]) -> dict[Session, Proof | None]:
 
 
 def _confirmed(proofs: dict[Session, Proof | None], reply: Reply) -> bool:
-    confirmed = [session.confirm(proof, term_of(reply)) for session, proof in proofs.items()]
+    confirmed = [session.confirm(proof, kv.term_of(reply)) for session, proof in proofs.items()]
     return all(confirmed)

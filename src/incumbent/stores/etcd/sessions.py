@@ -24,21 +24,10 @@ from typing import Final, NamedTuple
 
 from incumbent import clock
 from incumbent.model import Key
+from incumbent.stores.etcd import kv
 from incumbent.stores.etcd.errors import LeaseExists
-from incumbent.stores.etcd.records import Entry, Names, entry_of, number_in
-from incumbent.stores.etcd.requests import (
-    Request,
-    Steps,
-    attached,
-    created,
-    delete,
-    lease_request,
-    nested,
-    read,
-    seconds,
-    term_of,
-    transaction,
-)
+from incumbent.stores.etcd.kv import Entry, Request, Steps
+from incumbent.stores.etcd.records import entry_of, names_of, number_in
 from incumbent.stores.table import HISTORY_KEPT
 
 __all__ = ["ClaimState", "Proof", "RenewalGroup", "Session", "Sessions", "state_of"]
@@ -231,12 +220,12 @@ class Sessions:
 
         `lease`: to which it is attached, where that is not the one of its session yet.
         """
-        key = Names(self.prefix, state.key).lease
-        return [created(key, state.revision), attached(key, lease or state.session.id)]
+        key = names_of(self.prefix, state.key).lease
+        return [kv.created(key, state.revision), kv.attached(key, lease or state.session.id)]
 
     def lookup(self, keys: list[Key]) -> Request:
         """Read leases of which nothing is remembered; `entry_of` finds their claims."""
-        return transaction([read(Names(self.prefix, key).lease) for key in keys])
+        return kv.transaction([kv.read(names_of(self.prefix, key).lease) for key in keys])
 
     def note_seen(self, key: Key, seen: str, revision: int) -> None:
         """A refusal or a record with this `seen` was true at this revision."""
@@ -256,7 +245,7 @@ class Sessions:
         So its entries are written over again and again, and nobody writes over another's.
         """
         place = f"{self._ring}/{self._places.get(key, 0) % HISTORY_KEPT}"
-        return Names(self.prefix, key).past(place)
+        return names_of(self.prefix, key).past(place)
 
     def placed(self, key: Key) -> None:
         """That place is taken, or perhaps."""
@@ -279,23 +268,23 @@ class Sessions:
     def keep_alive(self, session: Session) -> Steps[None]:
         """Ask for the whole ttl again; see the module for when that is proved."""
         sent = _now()
-        reply = yield lease_request("keepalive", session.id)
+        reply = yield kv.lease("keepalive", session.id)
         result = reply.get("result", reply)
-        session.answered(sent, int(result.get("TTL", 0)), term_of(result))
+        session.answered(sent, int(result.get("TTL", 0)), kv.term_of(result))
         if session.gone:
             self.lose(session)
 
     def has(self, ttl: float) -> bool:
         """Whether a session is at hand, so that a try that loses leaves no new one behind."""
-        session = self.by_ttl.get(seconds(ttl))
+        session = self.by_ttl.get(kv.seconds(ttl))
         return session is not None and session.proved > _now()
 
     def session(self, ttl: float) -> Steps[Session]:
         """The etcd lease of all claims of this ttl, with enough of it left."""
-        session = self.by_ttl.get(seconds(ttl))
+        session = self.by_ttl.get(kv.seconds(ttl))
         if session is not None and (yield from self._usable(session)):
             return session
-        return self.add((yield from self.grant(seconds(ttl))))
+        return self.add((yield from self.grant(kv.seconds(ttl))))
 
     def _usable(self, session: Session) -> Steps[bool]:
         """Whether enough of it is left, perhaps after a keep-alive."""
@@ -322,7 +311,7 @@ class Sessions:
 
         Its id says what it is for: a new one every `keep` seconds, each living for twice as long.
         """
-        whole = seconds(keep)
+        whole = kv.seconds(keep)
         period = int(clock.wall() // whole)
         known = self.histories.get(whole)
         if known is not None and known[1] == period:
@@ -337,19 +326,19 @@ class Sessions:
     def candidacy(self, place: tuple[Key, str], lasts: float) -> Steps[str]:
         """The etcd lease of a holder's candidacy; its next try uses the same one again."""
         session = self.standing.get(place)
-        known = session is not None and session.ttl == seconds(lasts)
+        known = session is not None and session.ttl == kv.seconds(lasts)
         if session is not None and known and (yield from self._usable(session)):
             return session.id
         if len(self.standing) >= _STANDING_MAX:
             self.standing.clear()
-        session = self.standing[place] = yield from self.grant(seconds(lasts))
+        session = self.standing[place] = yield from self.grant(kv.seconds(lasts))
         return session.id
 
     def lives(self, leases: set[str]) -> Steps[dict[str, float]]:
         """Seconds that are left of etcd leases."""
         found = {}
         for lease in leases - {"0"}:
-            reply = yield lease_request("timetolive", lease)
+            reply = yield kv.lease("timetolive", lease)
             left, most = int(reply.get("TTL", 0)), int(reply.get("grantedTTL", 0))
             # Whole seconds, rounded down: one that is not over has up to another second.
             found[lease] = float(min(left + 1, most)) if left >= 0 else 0.0
@@ -365,8 +354,8 @@ class Sessions:
             if not batch:
                 continue
             # Unless they were granted anew or moved away.
-            yield transaction([
-                nested(self.ours(state), [delete(Names(self.prefix, state.key).lease)])
+            yield kv.transaction([
+                kv.nested(self.ours(state), [kv.delete(names_of(self.prefix, state.key).lease)])
                 for state in batch
             ])  # fmt: skip
             for state in batch:

@@ -11,16 +11,14 @@ from typing import Final
 from incumbent import clock
 from incumbent.errors import StoreUnavailable
 from incumbent.net.dial import close_with, connect, is_ready, wait_ready
+from incumbent.stores.etcd.client import Client
 from incumbent.stores.etcd.dialect import Dialect
-from incumbent.stores.etcd.errors import Broken, connect_error, is_refusal_of_certificate
-from incumbent.stores.etcd.operations import Operations
-from incumbent.stores.etcd.site import Site
+from incumbent.stores.etcd.errors import Broken, is_refusal_of_certificate
 from incumbent.stores.loops import detach_in_child
-from incumbent.stores.plan import BlockingStore
 from incumbent.stores.url import Endpoint
 from incumbent.unpatched import original
 
-__all__ = ["EtcdStore"]
+__all__ = ["BlockingClient"]
 
 _STALE_AFTER: Final = 0.1
 """A connection unused for longer is looked at before it is trusted: one system call."""
@@ -40,7 +38,7 @@ class Wire:
     `receive` blocks where others suspend.
     """
 
-    __slots__ = ("__weakref__", "_plain", "_sock", "used")
+    __slots__ = ("__weakref__", "_sock", "used")
 
     closed = False
     """Nothing shows when a server closes it: see `is_stale`."""
@@ -48,8 +46,7 @@ class Wire:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         close_with(self, sock.close)
-        self._plain = type(sock) is original("socket", "socket") and os.name == "posix"
-        if self._plain:
+        if type(sock) is original("socket", "socket") and os.name == "posix":
             # The kernel's timeouts, set once, spare the poll that each look would cost.
             sock.setblocking(True)
             for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
@@ -109,25 +106,21 @@ class Wire:
                 raise Broken(str(error), sent=sent) from error
 
 
-class EtcdStore(BlockingStore[Operations[Wire]]):
-    """See stores.base.Store. A close ends the waits of all threads."""
+class BlockingClient(Client[Wire]):
+    """See Client. Its coroutines never suspend; closing it ends the waits of all threads."""
 
     def __init__(self, dialect: Dialect) -> None:
-        super().__init__(Operations(dialect, _dial))
+        super().__init__(dialect)
         detach_in_child(self)
 
+    async def dial(self, endpoint: Endpoint, until: float) -> Wire:
+        if _now() >= until:
+            raise StoreUnavailable(f"{endpoint}: no time is left to connect")
+        try:
+            return Wire(connect(endpoint.host, endpoint.port, until, tls=self.site.tls))
+        except OSError as error:
+            raise self.site.cannot_connect(error, str(endpoint)) from error
+
     def detach(self) -> None:
-        """In a fork's child: give the descriptors back. Other threads' exchanges are not ours."""
-        client = self.operations.client
-        client.cluster.sessions.forget()
-        client.detach()
-
-
-async def _dial(site: Site, endpoint: Endpoint, until: float) -> Wire:
-    """A connection. Raises StoreUnavailable, at `until` (of clock.now) at the latest."""
-    if _now() >= until:
-        raise StoreUnavailable(f"{endpoint}: no time is left to connect")
-    try:
-        return Wire(connect(endpoint.host, endpoint.port, until, tls=site.tls))
-    except OSError as error:
-        raise connect_error(error, str(endpoint), proved=site.proved) from error
+        self.cluster.sessions.forget()
+        super().detach()

@@ -1,67 +1,38 @@
-"""Requests of etcd: the words of a transaction, and what each reply tells besides. Pure.
+"""Keys, values and requests of etcd: the words of a transaction, and what each reply tells. Pure.
 
 A *program* is a generator: it yields requests, is sent their replies, and returns an outcome. An
 error of a request is raised where the program waits for its reply. The gateway wants keys and
-values in base64, and numbers as digits; keys become base64 here, values in `records.packed`.
+values in base64, and numbers as digits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+import json
+from base64 import b64decode, b64encode
+from binascii import b2a_base64
+from collections.abc import Generator, Mapping, Sequence
 from math import ceil
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
-from incumbent.stores.etcd.records import after, b64
 from incumbent.stores.url import Endpoint
 
-__all__ = [
-    "BATCH",
-    "COUNT",
-    "LINEARIZABLE",
-    "METRICS",
-    "NEWEST",
-    "REPEATED",
-    "TXN",
-    "AsOf",
-    "Reply",
-    "Request",
-    "Steps",
-    "absent",
-    "as_of",
-    "attached",
-    "created",
-    "delete",
-    "free",
-    "has_value",
-    "lease_request",
-    "modified",
-    "nested",
-    "put",
-    "read",
-    "read_all",
-    "revision_of",
-    "seconds",
-    "term_of",
-    "transaction",
-    "watch",
-]
-
 T = TypeVar("T")
+_quoted: Final = json.encoder.encode_basestring_ascii
 Reply: TypeAlias = dict[str, Any]
+AsOf: TypeAlias = tuple[str, str, int, int]
 
 BATCH: Final = 116
 """Leases compared in one transaction; etcd takes 128 comparisons (--max-txn-ops)."""
 REPEATED: Final = " repeated"
 """Of a reply: whether an earlier try of its request was perhaps carried out."""
 TXN: Final = "/v3/kv/txn"
-METRICS: Final = "/metrics"
 LINEARIZABLE: Final = frozenset({TXN, "/v3/kv/range"})
 COUNT: Final = ',"count_only":true'
 NEWEST: Final = ',"sort_order":"DESCEND","sort_target":"MOD","limit":"1","keys_only":true'
 
 
 class Request(NamedTuple):
-    """One request.
+    """One request; without a body it is a GET, whose reply is what was read.
 
     `repeatable`: another member may be asked after a doubt. `marker`: the value of the one that
     must still be known when the reply comes. `endpoint`: this member is asked, and no other.
@@ -91,23 +62,76 @@ def term_of(reply: Reply) -> str:
     return str(reply["header"].get("raft_term", ""))
 
 
-class AsOf(NamedTuple):
-    """Which state of the cluster an answer is of: as long as it is the same, so is every key."""
-
-    cluster: str
-    term: str
-    revision: int
-    dialled: int
-
-
 def as_of(reply: Reply, dialled: int = 0) -> AsOf | None:
-    """Of which state the cluster answered; None: it does not say.
+    """Which state of the cluster an answer is of; None: it does not say.
 
-    `dialled`: how many connections were made until then; a new one may lead to another state.
+    As long as it is the same, so is every key. `dialled`: how many connections were made until
+    then; a new one may lead to another state.
     """
     revision = revision_of(reply)
     cluster = str(reply["header"].get("cluster_id", ""))
-    return AsOf(cluster, term_of(reply), revision, dialled) if revision else None
+    return (cluster, term_of(reply), revision, dialled) if revision else None
+
+
+# -- keys and values ------------------------------------------------------------------------------
+
+
+def b64(text: str) -> str:
+    """The text as the gateway's JSON wants bytes."""
+    return b2a_base64(text.encode(), newline=False).decode()
+
+
+def after(prefix: str) -> str:
+    """The end of the range of all keys that begin with `prefix`, which ends in ASCII."""
+    return prefix[:-1] + chr(ord(prefix[-1]) + 1)
+
+
+class Entry(NamedTuple):
+    """One key as the gateway answered it."""
+
+    key: str
+    value: bytes
+    created: int
+    modified: int
+    lease: str
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The fields of a value of ours; nothing of anybody else's."""
+        try:
+            found = json.loads(self.value)
+        except ValueError:
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    @property
+    def value64(self) -> str:
+        """The value in base64."""
+        return b64encode(self.value).decode()
+
+
+def entries_in(response: Mapping[str, Any]) -> list[Entry]:
+    """The keys that a range answered, of `responses[i]`."""
+    kvs = response.get("response_range", response).get("kvs", ())
+    return [
+        Entry(
+            b64decode(kv["key"]).decode(errors="replace"),
+            b64decode(kv.get("value", "")),
+            int(kv["create_revision"]),
+            int(kv["mod_revision"]),
+            kv.get("lease", "0"),
+        )
+        for kv in kvs
+    ]
+
+
+def packed(**fields: str | float) -> str:
+    """A value of ours, in base64: JSON, which is written by hand as it is quicker."""
+    inside = ",".join([
+        f'"{name}":{_quoted(value) if isinstance(value, str) else repr(value)}'
+        for name, value in fields.items()
+    ])  # fmt: skip
+    return b64(f"{{{inside}}}")
 
 
 # -- comparisons ----------------------------------------------------------------------------------
@@ -197,9 +221,9 @@ def transaction(
     return Request(TXN, body, repeatable, marker, endpoint)
 
 
-def lease_request(what: str, lease: str) -> Request:
+def lease(what: str, lease_id: str) -> Request:
     """`keepalive`, `timetolive` or `revoke` an etcd lease."""
-    return Request(f"/v3/lease/{what}", b'{"ID":"%b"}' % lease.encode())
+    return Request(f"/v3/lease/{what}", b'{"ID":"%b"}' % lease_id.encode())
 
 
 def watch(ranges: Sequence[tuple[str, str]], revision: int) -> Request:
