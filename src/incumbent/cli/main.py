@@ -39,14 +39,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             say(f"ignored: {line}")
         if unknown:
             say(f"no such setting, ignored: {', '.join(unknown)}")
-    if _excludes_nobody(request) and not request.on("quiet"):
-        say("a memory: store is this process's own and excludes no other: it is for tests")
+        in_memory = (request.text("store") or "").startswith("memory:")
+        if in_memory and COMMANDS[request.command].acts:
+            say("a memory: store is this process's own and excludes no other: it is for tests")
     _listen_to_the_library(request)
     return _call(request)
-
-
-def _excludes_nobody(request: Request) -> bool:
-    return COMMANDS[request.command].acts and (request.text("store") or "").startswith("memory:")
 
 
 def _open_standard_streams() -> None:
@@ -76,8 +73,14 @@ def _call(request: Request) -> int:
         return _unwritten(error)
     except KeyboardInterrupt:
         return _INTERRUPTED
-    except Exception as error:  # noqa: BLE001 - the last place: a traceback is no answer
-        return _say_error(request, error)
+    except Exception as error:
+        known = isinstance(error, ConfigError) or type(error).__module__.startswith("incumbent")
+        if isinstance(error, OSError) and error.errno in _NO_ROOM and not known:
+            return _unwritten(error)
+        say(str(error) if known else fault_line(error))
+        if request.on("verbose"):
+            logging.getLogger("incumbent").error("where it happened", exc_info=error)
+        return code_of(error)
     return code
 
 
@@ -89,14 +92,3 @@ def _unwritten(error: OSError) -> int:
         return OK
     say(f"the answer cannot be written: {error.strerror}")
     return FAULT
-
-
-def _say_error(request: Request, error: Exception) -> int:
-    code = code_of(error)
-    known = isinstance(error, ConfigError) or type(error).__module__.startswith("incumbent")
-    if isinstance(error, OSError) and error.errno in _NO_ROOM and not known:
-        return _unwritten(error)
-    say(str(error) if known else fault_line(error))
-    if request.on("verbose"):
-        logging.getLogger("incumbent").error("where it happened", exc_info=error)
-    return code

@@ -31,20 +31,19 @@ def busy(error: NotAcquired) -> str:
     """Who has it, and for how much longer."""
     left = None if error.retry_after is None else say_seconds(max(0.0, error.retry_after))
     by = error.held_by or "another"
-    gave_up = f"gave up after {say_seconds(error.waited)}: "
-    return (gave_up if isinstance(error, AcquireTimeout) else "") + _why(error.reason, by, left)
-
-
-def _why(reason: str, by: str, left: str | None) -> str:
-    match reason:
+    waited = isinstance(error, AcquireTimeout)
+    gave_up = f"gave up after {say_seconds(error.waited)}: " if waited else ""
+    match error.reason:
         case "closed":
-            return f"already ran by {by}" + (f"; closed for another {left}" if left else "")
+            return f"{gave_up}already ran by {by}" + (
+                f"; closed for another {left}" if left else ""
+            )
         case "paused":
-            return "paused: nobody may take it until it is unpaused"
+            return f"{gave_up}paused: nobody may take it until it is unpaused"
         case "reserved":
-            return f"reserved for {by}"
+            return f"{gave_up}reserved for {by}"
         case _:
-            return f"held by {by}" + (f", ttl {left} left" if left else "")
+            return f"{gave_up}held by {by}" + (f", ttl {left} left" if left else "")
 
 
 def state_of(record: Record) -> str:

@@ -89,10 +89,12 @@ def _show(request: Request, client: Client, *, clear: bool = False) -> Record | 
     if clear:
         print(_CLEAR, end="")
     if request.on("json"):
-        shown = [record_as_json(record) for record in records]
-        print_json(shown[0] if one else shown)
+        facts = [record_as_json(record) for record in records]
+        print_json(facts[0] if one else facts)
     elif one:
-        table(_details(records[0]))
+        rows = zip(_HEAD, _row(records[0]), strict=True)
+        shown = [(head.lower(), cell) for head, cell in rows if cell not in ("", "-")]
+        table(shown + [("node", line) for line in records[0].nodes])
     else:
         table([_HEAD, *(_row(record) for record in records)])
     return records[0] if one else None
@@ -103,12 +105,9 @@ def _row(record: Record) -> tuple[str, ...]:
     if not record.holdings:
         return (name, state, "-", "-", "-", "-", _notes(record))
     holding = record.holdings[0]
-    times = (_seconds(holding.held_for), _seconds(holding.remaining))
+    both = (holding.held_for, holding.remaining)
+    times = ["-" if seconds is None else say_seconds(seconds) for seconds in both]
     return (name, state, holding.holder, str(holding.token or "-"), *times, _notes(record))
-
-
-def _seconds(value: float | None) -> str:
-    return "-" if value is None else say_seconds(value)
 
 
 def _notes(record: Record) -> str:
@@ -126,9 +125,3 @@ def _notes(record: Record) -> str:
         notes.append(f"{len(record.candidates)} standing by")
     notes += [f"slot {name}: {say_seconds(left)} left" for name, left in record.slots.items()]
     return "; ".join(notes)
-
-
-def _details(record: Record) -> list[tuple[str, str]]:
-    rows = zip(_HEAD, _row(record), strict=True)
-    shown = [(head.lower(), cell) for head, cell in rows if cell not in ("", "-")]
-    return shown + [("node", line) for line in record.nodes]

@@ -7,7 +7,14 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
+from contextlib import (
+    AbstractContextManager,
+    ExitStack,
+    closing,
+    contextmanager,
+    nullcontext,
+    suppress,
+)
 from threading import Barrier
 from typing import Any, Literal, Self, TypeAlias, TypeVar, cast
 
@@ -123,11 +130,6 @@ class _LoopStore:
 
 
 @contextmanager
-def _blocking(engine: Engine) -> Iterator[Store]:
-    yield engine.store()  # it is the engine's, and others may be using it: nobody closes it here
-
-
-@contextmanager
 def _asynchronous(engine: Engine) -> Iterator[Store]:
     with asyncio.Runner() as runner, closing(_LoopStore(engine, runner)) as store:
         yield cast(Store, store)
@@ -135,7 +137,11 @@ def _asynchronous(engine: Engine) -> Iterator[Store]:
 
 Driver: TypeAlias = Callable[[Engine], AbstractContextManager[Store]]
 """One side of an engine behind the blocking face; many threads share the blocking one."""
-DRIVERS: dict[str, Driver] = {"blocking": _blocking, "async": _asynchronous}
+DRIVERS: dict[str, Driver] = {
+    # It is the engine's, and others may be using it: nobody closes it here.
+    "blocking": lambda engine: nullcontext(engine.store()),
+    "async": _asynchronous,
+}
 
 
 class Bench:

@@ -13,47 +13,28 @@ import pytest
 from incumbent.model import Capabilities
 from incumbent.stores.base import Engine
 from incumbent.testing.contract.bench import DRIVERS, Bench, Hook, World, needs_of
-from incumbent.testing.contract.cases.faults import FaultCases, LateCases, RestartCases
-from incumbent.testing.contract.cases.leases import (
-    LeaseCases,
-    RenewalCases,
-    RepeatCases,
-    TokenCases,
-)
-from incumbent.testing.contract.cases.records import (
-    FieldCases,
-    NameCases,
-    NoticeCases,
-    RecordCases,
-    SlotCases,
-)
-from incumbent.testing.contract.cases.waits import (
-    CandidateCases,
-    LineCases,
-    ReservationCases,
-    WaitCases,
-)
+from incumbent.testing.contract.cases import faults, leases, records, waits
 
 __all__ = ["StoreContract"]
 
 
 class StoreContract(
-    LeaseCases,
-    RepeatCases,
-    RenewalCases,
-    TokenCases,
-    WaitCases,
-    FieldCases,
-    NoticeCases,
-    CandidateCases,
-    ReservationCases,
-    LineCases,
-    SlotCases,
-    NameCases,
-    RecordCases,
-    FaultCases,
-    LateCases,
-    RestartCases,
+    leases.LeaseCases,
+    leases.RepeatCases,
+    leases.RenewalCases,
+    leases.TokenCases,
+    waits.WaitCases,
+    records.FieldCases,
+    records.NoticeCases,
+    waits.CandidateCases,
+    waits.ReservationCases,
+    waits.LineCases,
+    records.SlotCases,
+    records.NameCases,
+    records.RecordCases,
+    faults.FaultCases,
+    faults.LateCases,
+    faults.RestartCases,
 ):
     """Subclass it, declare what your store has, and give it the fixture `world`."""
 
