@@ -42,7 +42,7 @@ __all__ = [
 
 def jobs_of(records: Iterable[Record]) -> list[Record]:
     """Those that are jobs."""
-    return [it for it in records if is_job_name(it.key.name) and JOB in it.fields]
+    return [one for one in records if is_job_name(one.key.name) and JOB in one.fields]
 
 
 def has_no_instance(
@@ -107,11 +107,11 @@ def next_slot(record: Record, now: float) -> float | None:
 def say_up(present: Iterable[Present], now: float) -> str:
     """Who is up, and who has been silent for longer than its signs of life are apart."""
     known = up_now(present, now)
-    up = [it.instance for it in known if now - it.seen < GONE_AFTER]
-    silent = [it for it in known if now - it.seen >= GONE_AFTER]
+    up = [one.instance for one in known if now - one.seen < GONE_AFTER]
+    silent = [one for one in known if now - one.seen >= GONE_AFTER]
     who = f"{len(up)} up: {', '.join(up)}" if up else "no instance is up"
-    told = [f"{it.instance} for {say_seconds(now - it.seen)}" for it in silent]
-    return f"{who}; silent: {', '.join(told)}" if told else who
+    since = [f"{one.instance} for {say_seconds(now - one.seen)}" for one in silent]
+    return f"{who}; silent: {', '.join(since)}" if since else who
 
 
 def run_as_json(run: Run) -> dict[str, Any]:
@@ -139,7 +139,7 @@ def job_as_json(record: Record, now: float, *, gone: bool = False) -> dict[str, 
     facts = read_job(record.fields)
     return {
         "name": record.key.name,
-        **{key: it for key, it in facts.items() if key not in ("since", GONE)},
+        **{key: value for key, value in facts.items() if key not in ("since", GONE)},
         "next": None if following is None else slot_id(following),
         "gone": gone,
         "paused": PAUSE in record.fields,
