@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TypeVar
+from typing import TypeVar, Unpack
 
 from incumbent import clock
 from incumbent.errors import OutcomeUnknown, StoreUnavailable
@@ -20,6 +20,7 @@ from incumbent.model import (
     RenewOutcome,
     TakeOutcome,
 )
+from incumbent.stores.base import Parting
 from incumbent.stores.memory import MemoryEngine, MemoryStore
 from incumbent.stores.table import MemoryTable
 from incumbent.testing.contract import World
@@ -55,20 +56,9 @@ class FaultyMemoryStore(MemoryStore):
         return self._through(partial(super().renew, renewals, until))
 
     def give(
-        self,
-        key: Key,
-        claim: str,
-        token: int | None,
-        until: float,
-        *,
-        closed_for: float = 0.0,
-        reserve_for: str | None = None,
-        slot: str | None = None,
+        self, key: Key, claim: str, token: int | None, until: float, **parting: Unpack[Parting]
     ) -> GiveOutcome:
-        give = partial(super().give, key, claim, token, until)
-        return self._through(
-            partial(give, closed_for=closed_for, reserve_for=reserve_for, slot=slot)
-        )
+        return self._through(partial(super().give, key, claim, token, until, **parting))
 
     def put(
         self, key: Key, field: str, value: bytes | None, guard: Guard, until: float

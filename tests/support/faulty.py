@@ -8,7 +8,7 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from enum import Enum, auto
 from itertools import count
-from typing import TypeVar
+from typing import TypeVar, Unpack
 
 from incumbent.errors import OutcomeUnknown, StoreUnavailable
 from incumbent.model import (
@@ -22,6 +22,7 @@ from incumbent.model import (
     RenewOutcome,
     TakeOutcome,
 )
+from incumbent.stores.base import Parting
 from incumbent.stores.memory import AsyncMemoryStore, MemoryEngine, MemoryStore
 
 T = TypeVar("T")
@@ -79,20 +80,10 @@ class FaultyStore(MemoryStore):
         return self.after(fault, super().renew(renewals, until))
 
     def give(
-        self,
-        key: Key,
-        claim: str,
-        token: int | None,
-        until: float,
-        *,
-        closed_for: float = 0.0,
-        reserve_for: str | None = None,
-        slot: str | None = None,
+        self, key: Key, claim: str, token: int | None, until: float, **parting: Unpack[Parting]
     ) -> GiveOutcome:
         fault = self.before("give")
-        outcome = super().give(
-            key, claim, token, until, closed_for=closed_for, reserve_for=reserve_for, slot=slot
-        )
+        outcome = super().give(key, claim, token, until, **parting)
         return self.after(fault, outcome)
 
     def put(
@@ -123,20 +114,10 @@ class AsyncFaultyStore(AsyncMemoryStore):
         return outcome
 
     async def give(
-        self,
-        key: Key,
-        claim: str,
-        token: int | None,
-        until: float,
-        *,
-        closed_for: float = 0.0,
-        reserve_for: str | None = None,
-        slot: str | None = None,
+        self, key: Key, claim: str, token: int | None, until: float, **parting: Unpack[Parting]
     ) -> GiveOutcome:
         await self._pause()
-        outcome = await super().give(
-            key, claim, token, until, closed_for=closed_for, reserve_for=reserve_for, slot=slot
-        )
+        outcome = await super().give(key, claim, token, until, **parting)
         await self._pause()
         return outcome
 
