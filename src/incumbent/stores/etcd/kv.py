@@ -11,6 +11,7 @@ import json
 from base64 import b64decode, b64encode
 from binascii import b2a_base64
 from collections.abc import Generator, Mapping, Sequence
+from functools import lru_cache
 from math import ceil
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
@@ -81,6 +82,9 @@ def b64(text: str) -> str:
     return b2a_base64(text.encode(), newline=False).decode()
 
 
+_key = lru_cache(maxsize=16_384)(b64)
+
+
 def after(prefix: str) -> str:
     """The end of the range of all keys that begin with `prefix`, which ends in ASCII."""
     return prefix[:-1] + chr(ord(prefix[-1]) + 1)
@@ -139,33 +143,33 @@ def packed(**fields: str | float) -> str:
 
 def absent(key: str) -> str:
     """There is no such key."""
-    return f'{{"key":"{b64(key)}","range_end":"","target":"CREATE","create_revision":"0"}}'
+    return f'{{"key":"{_key(key)}","range_end":"","target":"CREATE","create_revision":"0"}}'
 
 
 def free(prefix: str) -> str:
     """There is no key that begins with `prefix`."""
-    start, end = b64(prefix), b64(after(prefix))
+    start, end = _key(prefix), _key(after(prefix))
     return f'{{"key":"{start}","range_end":"{end}","target":"CREATE","create_revision":"0"}}'
 
 
 def created(key: str, revision: int) -> str:
     """The key is there since that revision."""
-    return f'{{"key":"{b64(key)}","target":"CREATE","create_revision":"{revision}"}}'
+    return f'{{"key":"{_key(key)}","target":"CREATE","create_revision":"{revision}"}}'
 
 
 def modified(key: str, revision: int) -> str:
     """The key was last written at that revision; 0 is one that is not there."""
-    return f'{{"key":"{b64(key)}","target":"MOD","mod_revision":"{revision}"}}'
+    return f'{{"key":"{_key(key)}","target":"MOD","mod_revision":"{revision}"}}'
 
 
 def attached(key: str, lease: str) -> str:
     """The key is attached to that etcd lease."""
-    return f'{{"key":"{b64(key)}","target":"LEASE","lease":"{lease}"}}'
+    return f'{{"key":"{_key(key)}","target":"LEASE","lease":"{lease}"}}'
 
 
 def has_value(key: str, value: str) -> str:
     """The key has that value (base64)."""
-    return f'{{"key":"{b64(key)}","target":"VALUE","value":"{value}"}}'
+    return f'{{"key":"{_key(key)}","target":"VALUE","value":"{value}"}}'
 
 
 # -- operations -----------------------------------------------------------------------------------
@@ -173,16 +177,16 @@ def has_value(key: str, value: str) -> str:
 
 def put(key: str, value: str, lease: str = "0") -> str:
     """Write `value` (base64), attached to an etcd lease."""
-    return f'{{"request_put":{{"key":"{b64(key)}","value":"{value}","lease":"{lease}"}}}}'
+    return f'{{"request_put":{{"key":"{_key(key)}","value":"{value}","lease":"{lease}"}}}}'
 
 
 def delete(key: str) -> str:
-    return f'{{"request_delete_range":{{"key":"{b64(key)}","range_end":""}}}}'
+    return f'{{"request_delete_range":{{"key":"{_key(key)}","range_end":""}}}}'
 
 
 def read(key: str, end: str = "", more: str = "") -> str:
     """Read a key, or a range; `more` holds further options, each with a comma before it."""
-    return f'{{"request_range":{{"key":"{b64(key)}","range_end":"{b64(end)}"{more}}}}}'
+    return f'{{"request_range":{{"key":"{_key(key)}","range_end":"{_key(end)}"{more}}}}}'
 
 
 def read_all(prefix: str, more: str = "") -> str:
@@ -229,7 +233,7 @@ def lease(what: str, lease_id: str) -> Request:
 def watch(ranges: Sequence[tuple[str, str]], revision: int) -> Request:
     """One stream for all that changes in these ranges, from `revision` on."""
     body = "".join(
-        f'{{"create_request":{{"key":"{b64(start)}","range_end":"{b64(end)}",'
+        f'{{"create_request":{{"key":"{_key(start)}","range_end":"{_key(end)}",'
         f'"start_revision":"{revision}","watch_id":"{index}"}}}}'
         for index, (start, end) in enumerate(ranges, 1)
     )
