@@ -109,7 +109,7 @@ def record(changes: Sequence[Change], folder: Path, tests: Sequence[str], worker
         source = (SOURCES / file).read_text()
         here = [change for change in changes if change.file == file]
         (copy / "incumbent" / file).write_text(marked(source, here))
-    options = ("-n", str(workers), "--dist", "worksteal", "--durations=0", "-vv", "-q", "-q")
+    options = ("-n", str(workers), "--dist", "worksteal", "--durations=0", "-vv")
     command = [sys.executable, "-m", "pytest", *options, "-p", "no:cacheprovider", *tests]
     with (folder / "log").open("w") as log:
         subprocess.run(command, cwd=ROOT, env=environment_of(copy), stdout=log, check=False)
