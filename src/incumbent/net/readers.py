@@ -1,7 +1,7 @@
-"""One of those who wait reads for all of them: who has the seat. Who leaves passes it on.
+"""One of those who wait reads for all of them: who has the role. Who leaves passes it on.
 
 So the one that waits alone is woken by its own system call, and no thread is needed. One that waits
-itself, in the thread that has the seat (a signal handler), gets another seat and other connections.
+itself, in the thread that has the role (a signal handler), gets another role and other connections.
 """
 
 from __future__ import annotations
@@ -98,64 +98,64 @@ class LoopWakeup:
         self._rung = False
 
 
-class _Seat(Protocol):
-    taken_by: Hashable
+class _Role(Protocol):
+    reader: Hashable
 
     def drop(self) -> None: ...
 
 
 class _Waiter(Protocol):
-    bell: Wakeup
+    wakeup: Wakeup
     listens: bool
-    told: bool
+    over: bool
 
 
-S = TypeVar("S", bound=_Seat)
+S = TypeVar("S", bound=_Role)
 W = TypeVar("W", bound=_Waiter)
 
 
 class ReaderRole(Generic[S, W]):
     """Who waits here, and which of them reads."""
 
-    def __init__(self, new_seat: Callable[[], S]) -> None:
-        self._new_seat = new_seat
+    def __init__(self, make_role: Callable[[], S]) -> None:
+        self._make_role = make_role
         self._waiters: dict[W, None] = {}
-        self._seat_anew()
+        self._renew_role()
 
-    def _seat_anew(self) -> None:
-        self._seat = self._new_seat()
-        self._free = [self._seat]
+    def _renew_role(self) -> None:
+        self._role = self._make_role()
+        self._free = [self._role]
 
-    def _sit_down(self, me: Hashable) -> S | None:
+    def _take_role(self, me: Hashable) -> S | None:
         try:
-            seat = self._free.pop()
+            role = self._free.pop()
         except IndexError:
-            if self._seat.taken_by != me:
+            if self._role.reader != me:
                 return None
             # We interrupt the very one that reads.
-            seat = self._seat = self._new_seat()
+            role = self._role = self._make_role()
             self._free = []
-            self._tell_all()
-        seat.taken_by = me
-        return seat
+            self._end_waits()
+        role.reader = me
+        return role
 
-    def _stand_up(self, seat: S, *, leaves: bool = False) -> None:
-        seat.taken_by = None
-        if seat is not self._seat:
-            seat.drop()
+    def _leave_role(self, role: S, *, leaves: bool = False) -> None:
+        role.reader = None
+        if role is not self._role:
+            role.drop()
             return
-        self._free.append(seat)
+        self._free.append(role)
         if not leaves:
             self._wake_one()
 
     def _wake_one(self) -> None:
         if self._free:
             for other in list(self._waiters):
-                other.bell.ring()
+                other.wakeup.ring()
                 return
 
-    def _tell_all(self) -> None:
+    def _end_waits(self) -> None:
         """What was said may be lost: whoever relied on hearing it has to look."""
         for waiter in list(self._waiters):
-            waiter.told = waiter.told or waiter.listens
-            waiter.bell.ring()
+            waiter.over = waiter.over or waiter.listens
+            waiter.wakeup.ring()

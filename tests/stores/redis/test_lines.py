@@ -131,7 +131,7 @@ def sleeps(lock: Lock) -> bool:
     store = lock._link.store
     assert isinstance(store, RedisStore)
     hub = store.operations.hub
-    since = hub._seat.subscription.since if hub._seat.subscription else inf
+    since = hub._role.subscription.since if hub._role.subscription else inf
     return any(it.listens and it.place and it.place.at > since for it in list(hub._waiters))
 
 
@@ -650,13 +650,13 @@ def test_a_lost_subscription_is_counted_said_and_replaced(
         store = lock._link.store
         assert isinstance(store, RedisStore)
         hub = store.operations.hub
-        eventually(lambda: hub._seat.subscription is not None)
+        eventually(lambda: hub._role.subscription is not None)
         before = subscription_losses()
         raw.client_kill_filter(_type="pubsub")
         eventually(lambda: hub.losses == 1)
         assert subscription_losses() == before + 1
         eventually(lambda: "the subscription was lost" in caplog.text)
-        eventually(lambda: hub._seat.subscription is not None)
+        eventually(lambda: hub._role.subscription is not None)
         time.sleep(0.05)
         began = clock.now()
         lease.release()

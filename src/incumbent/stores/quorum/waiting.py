@@ -99,20 +99,20 @@ class Host(Protocol):
 class _Waiter:
     """`listens`: it has relied on the nodes that speak of its channel. `look_at`: when it looks."""
 
-    __slots__ = ("bell", "channel", "listens", "look_at", "nodes", "told")
+    __slots__ = ("channel", "listens", "look_at", "nodes", "over", "wakeup")
 
-    def __init__(self, bell: Wakeup, channel: str) -> None:
-        self.bell = bell
+    def __init__(self, wakeup: Wakeup, channel: str) -> None:
+        self.wakeup = wakeup
         self.channel = channel
-        self.listens = self.told = False
+        self.listens = self.over = False
         self.look_at = inf
         self.nodes: set[int] = set()
         """The nodes that have told of a change."""
 
     def tell(self) -> None:
         """It has to look."""
-        self.told = True
-        self.bell.ring()
+        self.over = True
+        self.wakeup.ring()
 
 
 class _Subscription:
@@ -129,7 +129,7 @@ class _Subscription:
         return is_new and channel not in self.confirmed
 
 
-class _Seat:
+class _Role:
     """What the reader uses."""
 
     def __init__(self, nodes: int) -> None:
@@ -139,7 +139,7 @@ class _Seat:
         self.retry_at = [-inf] * nodes
         self.failures = [0] * nodes
         self.why: BaseException | None = None
-        self.taken_by: Hashable = None
+        self.reader: Hashable = None
 
     def confirmed(self, channel: str) -> int:
         """How many nodes speak of it."""
@@ -168,11 +168,11 @@ class _Seat:
             subscribers.close()
 
 
-class SubscriptionHub(ReaderRole[_Seat, _Waiter]):
+class SubscriptionHub(ReaderRole[_Role, _Waiter]):
     """The waiters of one process or loop."""
 
     def __init__(self, quorum: Quorum) -> None:
-        super().__init__(partial(_Seat, len(quorum.names)))
+        super().__init__(partial(_Role, len(quorum.names)))
         self._quorum = quorum
         self._todo: deque[str] = deque()
         """Channels to subscribe to."""
@@ -186,14 +186,14 @@ class SubscriptionHub(ReaderRole[_Seat, _Waiter]):
         self._waiters[waiter] = None
         try:
             self._todo.append(channel)
-            if (subscribers := self._seat.subscribers) is not None:
+            if (subscribers := self._role.subscribers) is not None:
                 subscribers.wake()
             await self._until(host, waiter, until)
             waiter.listens = True
-            if waiter.told:
+            if waiter.over:
                 return
-            if not self._seat.confirmed(channel):
-                why = self._seat.why or "no answer"
+            if not self._role.confirmed(channel):
+                why = self._role.why or "no answer"
                 where = self._quorum.where
                 raise StoreUnavailable(f"nobody of {where} can be listened to: {why}")
             if await host.is_unchanged(key, seen, until):
@@ -209,116 +209,116 @@ class SubscriptionHub(ReaderRole[_Seat, _Waiter]):
         while not self._is_done(waiter):
             end = min(until, waiter.look_at)
             if _now() >= end:
-                waiter.told = True
+                waiter.over = True
                 return
-            seat = self._sit_down(host.me())
-            if seat is None:
-                await waiter.bell.wait(end if waiter.listens else min(end, _now() + _GLANCE))
+            role = self._take_role(host.me())
+            if role is None:
+                await waiter.wakeup.wait(end if waiter.listens else min(end, _now() + _GLANCE))
                 continue
             try:
-                await self._read(host, seat, waiter, until)
+                await self._read(host, role, waiter, until)
             finally:
-                self._stand_up(seat)
+                self._leave_role(role)
 
     def _is_done(self, waiter: _Waiter) -> bool:
-        if waiter.told or waiter.listens:
-            return waiter.told
-        seat = self._seat
-        enough = seat.confirmed(waiter.channel) >= self._quorum.need
-        return enough or not (self._todo or seat.may_confirm(waiter.channel))
+        if waiter.over or waiter.listens:
+            return waiter.over
+        role = self._role
+        enough = role.confirmed(waiter.channel) >= self._quorum.need
+        return enough or not (self._todo or role.may_confirm(waiter.channel))
 
     async def _catch_up(self, host: Host) -> None:
         """Read what came while nobody waited, also that connections are gone."""
-        seat = self._sit_down(host.me()) if self._free else None
-        if seat is None:
+        role = self._take_role(host.me()) if self._free else None
+        if role is None:
             return
         try:
-            while seat.subscribers and (message := await seat.subscribers.next(-inf)) is not None:
-                self._receive(seat, *message)
+            while role.subscribers and (message := await role.subscribers.next(-inf)) is not None:
+                self._receive(role, *message)
         except BaseException:
-            self._lose_all(seat)
+            self._lose_all(role)
             raise
         finally:
-            self._stand_up(seat)
+            self._leave_role(role)
 
-    async def _read(self, host: Host, seat: _Seat, waiter: _Waiter, until: float) -> None:
+    async def _read(self, host: Host, role: _Role, waiter: _Waiter, until: float) -> None:
         try:
-            if seat.subscribers is None:
-                seat.subscribers = host.new_subscribers()
-            subscribers = seat.subscribers
-            while seat is self._seat and not self._is_done(waiter):
-                self._connect(seat, subscribers)
-                self._subscribe(seat, subscribers)
+            if role.subscribers is None:
+                role.subscribers = host.new_subscribers()
+            subscribers = role.subscribers
+            while role is self._role and not self._is_done(waiter):
+                self._connect(role, subscribers)
+                self._subscribe(role, subscribers)
                 if _now() >= min(until, waiter.look_at) or self._is_done(waiter):
                     return
-                message = await subscribers.next(self._wake_at(seat, waiter, until))
+                message = await subscribers.next(self._wake_at(role, waiter, until))
                 if message is not None:
-                    self._receive(seat, *message)
+                    self._receive(role, *message)
                 self._tell_who_lingered()
         except BaseException:
-            if seat.subscribers is not None and not seat.subscribers.interruptible:
+            if role.subscribers is not None and not role.subscribers.interruptible:
                 # A message may have been half read.
-                self._lose_all(seat)
+                self._lose_all(role)
             raise
 
-    def _wake_at(self, seat: _Seat, waiter: _Waiter, until: float) -> float:
+    def _wake_at(self, role: _Role, waiter: _Waiter, until: float) -> float:
         """When the reader has something to do, whatever comes."""
         instants = [until, waiter.look_at, *(other.look_at for other in list(self._waiters))]
         if not waiter.listens:
             instants.append(_now() + _GLANCE)
-        return min(*instants, *(seat.retry_at[node] for node in seat.missing()), inf)
+        return min(*instants, *(role.retry_at[node] for node in role.missing()), inf)
 
-    def _connect(self, seat: _Seat, subscribers: Subscribers) -> None:
+    def _connect(self, role: _Role, subscribers: Subscribers) -> None:
         now = _now()
-        for node in seat.missing():
-            if now >= seat.retry_at[node]:
-                seat.connecting[node] = None
+        for node in role.missing():
+            if now >= role.retry_at[node]:
+                role.connecting[node] = None
                 subscribers.begin(node, now + _LONGEST)
 
-    def _subscribe(self, seat: _Seat, subscribers: Subscribers) -> None:
+    def _subscribe(self, role: _Role, subscribers: Subscribers) -> None:
         while self._todo:
             channel = self._todo.popleft()
-            for node, each in enumerate(seat.subscriptions):
+            for node, each in enumerate(role.subscriptions):
                 if each is not None and channel not in each.asked:
                     each.asked[channel] = _now()
-                    self._send(seat, subscribers, node, pack("SUBSCRIBE", channel))
-        for node, each in enumerate(seat.subscriptions):
+                    self._send(role, subscribers, node, pack("SUBSCRIBE", channel))
+        for node, each in enumerate(role.subscriptions):
             if each is not None and len(each.asked) > _CHANNELS:
                 used = {waiter.channel for waiter in list(self._waiters)}
                 unused = [channel for channel in each.asked if channel not in used]
                 for channel in unused[: _CHANNELS // 2]:
                     del each.asked[channel]
                     each.confirmed.discard(channel)
-                    self._send(seat, subscribers, node, pack("UNSUBSCRIBE", channel))
+                    self._send(role, subscribers, node, pack("UNSUBSCRIBE", channel))
 
-    def _send(self, seat: _Seat, subscribers: Subscribers, node: int, request: bytes) -> None:
+    def _send(self, role: _Role, subscribers: Subscribers, node: int, request: bytes) -> None:
         try:
             subscribers.send(node, request, _now() + _SEND_WITHIN)
         except _BROKEN as error:
-            self._lose(seat, node, error)
+            self._lose(role, node, error)
 
     # -- messages -----------------------------------------------------------------------------
 
-    def _receive(self, seat: _Seat, node: int, message: Any) -> None:
+    def _receive(self, role: _Role, node: int, message: Any) -> None:
         if message is CONNECTED:
-            seat.connecting.pop(node, None)
-            seat.subscriptions[node] = _Subscription()
+            role.connecting.pop(node, None)
+            role.subscriptions[node] = _Subscription()
             self._todo.extend({waiter.channel for waiter in list(self._waiters)})
             return
         if isinstance(message, hiredis.ReplyError):
             message = answered_error(str(message), self._quorum.names[node])
         if isinstance(message, BaseException):
-            self._lose(seat, node, message)
+            self._lose(role, node, message)
             return
         kind, name, _ = message
-        channel, subscription = name.decode(), seat.subscriptions[node]
+        channel, subscription = name.decode(), role.subscriptions[node]
         if kind == b"subscribe" and subscription is not None and channel in subscription.asked:
             subscription.confirmed.add(channel)
-            seat.failures[node] = 0
+            role.failures[node] = 0
         for waiter in [each for each in list(self._waiters) if each.channel == channel]:
             if kind != b"message":
                 if not waiter.listens and self._is_done(waiter):
-                    waiter.bell.ring()
+                    waiter.wakeup.ring()
                 continue
             waiter.nodes.add(node)
             if len(waiter.nodes) >= self._quorum.need:
@@ -329,32 +329,32 @@ class SubscriptionHub(ReaderRole[_Seat, _Waiter]):
     def _tell_who_lingered(self) -> None:
         now = _now()
         for waiter in list(self._waiters):
-            if waiter.look_at <= now and not waiter.told:
+            if waiter.look_at <= now and not waiter.over:
                 waiter.tell()
 
     # -- losing -------------------------------------------------------------------------------
 
-    def _lose(self, seat: _Seat, node: int, error: BaseException) -> None:
+    def _lose(self, role: _Role, node: int, error: BaseException) -> None:
         """This node is not listened to any more. With too few left, all have to look."""
-        seat.connecting.pop(node, None)
-        seat.subscriptions[node] = None
+        role.connecting.pop(node, None)
+        role.subscriptions[node] = None
         # Once more at once: it may only have closed what was unused for long, or was restarted.
-        again = 2.0 ** min(seat.failures[node], 10) if seat.failures[node] else 0.0
-        seat.retry_at[node] = _now() + min(_AGAIN_MOST, _AGAIN * again)
-        seat.failures[node] += 1
-        seat.why = error
-        if seat.subscribers is not None:
-            seat.subscribers.drop(node)
+        again = 2.0 ** min(role.failures[node], 10) if role.failures[node] else 0.0
+        role.retry_at[node] = _now() + min(_AGAIN_MOST, _AGAIN * again)
+        role.failures[node] += 1
+        role.why = error
+        if role.subscribers is not None:
+            role.subscribers.drop(node)
         count_loss()
         for waiter in list(self._waiters):
-            if seat.confirmed(waiter.channel) < self._quorum.need:
+            if role.confirmed(waiter.channel) < self._quorum.need:
                 self._warn(error)
-                waiter.told = waiter.told or waiter.listens
-            waiter.bell.ring()
+                waiter.over = waiter.over or waiter.listens
+            waiter.wakeup.ring()
 
-    def _lose_all(self, seat: _Seat) -> None:
-        seat.drop()
-        self._tell_all()
+    def _lose_all(self, role: _Role) -> None:
+        role.drop()
+        self._end_waits()
 
     def _warn(self, error: BaseException) -> None:
         now = _now()
@@ -371,17 +371,17 @@ class SubscriptionHub(ReaderRole[_Seat, _Waiter]):
 
     def let_go(self) -> None:
         """Close the connections; the reader does it, if there is one."""
-        subscribers, free = self._seat.subscribers, self._free
-        self._seat_anew()
+        subscribers, free = self._role.subscribers, self._free
+        self._renew_role()
         if free:
             free.pop().drop()
         elif subscribers is not None:
             subscribers.wake()
-        self._tell_all()
+        self._end_waits()
 
     def abandon(self) -> None:
         """In a fork's child: the others who waited are not here, and the connections are theirs."""
-        self._seat.drop()
-        self._seat_anew()
+        self._role.drop()
+        self._renew_role()
         self._waiters = {}
         self._todo.clear()

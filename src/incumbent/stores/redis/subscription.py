@@ -51,7 +51,7 @@ _jitter = random.SystemRandom().random
 
 
 class Subscriber(Protocol):
-    """The subscriber connection, used by who has the seat."""
+    """The subscriber connection, used by who has the role."""
 
     epoch: str
     """Of the server: see exchange.AnyWire."""
@@ -77,15 +77,15 @@ class Waiter:
     `listens`: it has relied on the connection, and has to look when that is lost.
     """
 
-    __slots__ = ("bell", "channels", "listens", "look_at", "place", "told")
+    __slots__ = ("channels", "listens", "look_at", "over", "place", "wakeup")
 
-    def __init__(self, bell: Wakeup, place: Place | None, channels: list[str]) -> None:
-        self.bell = bell
+    def __init__(self, wakeup: Wakeup, place: Place | None, channels: list[str]) -> None:
+        self.wakeup = wakeup
         self.place = place
         self.channels = channels
         self.look_at = inf
         self.listens = False
-        self.told = False
+        self.over = False
 
 
 class Subscription:
@@ -118,14 +118,14 @@ class Subscription:
         return self.messages.get(waiter.channels[-1], 0)
 
 
-class Seat:
+class Role:
     """Who has it reads."""
 
     def __init__(self) -> None:
         self.subscription: Subscription | None = None
         self.failures = 0
         self.retry_at = -inf
-        self.taken_by: Hashable = None
+        self.reader: Hashable = None
 
     def drop(self) -> None:
         """Close the connection."""
@@ -167,11 +167,11 @@ class _Asked(NamedTuple):
     outcome: Queued
 
 
-class SubscriptionHub(ReaderRole[Seat, Waiter]):
+class SubscriptionHub(ReaderRole[Role, Waiter]):
     """Who waits in one process or loop. `commands` has the inbox, which a fork's child changes."""
 
     def __init__(self, commands: Commands) -> None:
-        super().__init__(Seat)
+        super().__init__(Role)
         self._commands = commands
         self.asked: dict[str, _Asked] = {}
         """The last takes of those in line."""
@@ -197,8 +197,8 @@ class SubscriptionHub(ReaderRole[Seat, Waiter]):
             self._subscribe(channels)
             await self._until(host, waiter, until, listened=True)
             waiter.listens = True
-            subscription = self._seat.subscription
-            if subscription is None or waiter.told or self._may_have_missed(subscription, waiter):
+            subscription = self._role.subscription
+            if subscription is None or waiter.over or self._may_have_missed(subscription, waiter):
                 return
             if self._has_to_look(subscription, waiter):
                 mark = seen if place is None else f"lease {place.mark}"
@@ -210,7 +210,7 @@ class SubscriptionHub(ReaderRole[Seat, Waiter]):
 
     def _leave_behind(self, place: Place | None) -> None:
         """A connection that led to another server than the one where the place is: close it."""
-        subscription = self._seat.subscription
+        subscription = self._role.subscription
         if (
             place is not None
             and subscription is not None
@@ -224,7 +224,7 @@ class SubscriptionHub(ReaderRole[Seat, Waiter]):
         return inbox_channel(self._commands.inbox)
 
     def _subscribe(self, channels: list[str]) -> None:
-        subscription = self._seat.subscription
+        subscription = self._role.subscription
         missing = [
             channel
             for channel in channels
@@ -235,7 +235,7 @@ class SubscriptionHub(ReaderRole[Seat, Waiter]):
             subscription.connection.wake()
 
     def _is_listened_to(self, channels: list[str]) -> bool:
-        subscription = self._seat.subscription
+        subscription = self._role.subscription
         return (
             subscription is not None
             and not subscription.outdated
@@ -272,7 +272,7 @@ class SubscriptionHub(ReaderRole[Seat, Waiter]):
         if waiter.place is not None and _now() < min(until, waiter.look_at):
             # Something has happened: it asks the server.
             self.waits_on.pop(waiter.place.id, None)
-        subscription, place = self._seat.subscription, waiter.place
+        subscription, place = self._role.subscription, waiter.place
         if place and subscription and (place.looks_on or place.at <= subscription.since):
             # Who leaves looks, and comes back knowing all that was heard by now.
             _keep(self._looked, place.id, (subscription, subscription.messages_for(waiter)))
@@ -300,7 +300,7 @@ class SubscriptionHub(ReaderRole[Seat, Waiter]):
         if rest_of_claim is None:
             return None
         subscription, until = rest_of_claim
-        if asked is None or ask.queue is None or subscription is not self._seat.subscription:
+        if asked is None or ask.queue is None or subscription is not self._role.subscription:
             self.waits_on.pop(id_, None)
             return None
         if now >= until or now - asked.sent > _LOOKS_EVERY * ask.ttl:
@@ -316,46 +316,46 @@ class SubscriptionHub(ReaderRole[Seat, Waiter]):
         while not self._is_done(waiter, listened=listened):
             end = min(until, waiter.look_at)
             if _now() >= end:
-                waiter.told = True
+                waiter.over = True
                 return
-            seat = self._sit_down(host.me())
-            if seat is None:
-                await waiter.bell.wait(end)
+            role = self._take_role(host.me())
+            if role is None:
+                await waiter.wakeup.wait(end)
                 continue
             try:
-                await self._read(host, seat, waiter, until, listened=listened)
+                await self._read(host, role, waiter, until, listened=listened)
             finally:
                 # Who leaves at once wakes the next one then.
-                self._stand_up(seat, leaves=not listened and waiter.told)
+                self._leave_role(role, leaves=not listened and waiter.over)
 
     async def _catch_up(self, host: Host) -> None:
         """Read what came while nobody waited, also that the connection is gone."""
-        seat = self._sit_down(host.me()) if self._free else None
-        if seat is None:
+        role = self._take_role(host.me()) if self._free else None
+        if role is None:
             return
         try:
-            subscription = seat.subscription
+            subscription = role.subscription
             while subscription and (message := await subscription.next(-inf)) is not None:
                 self._receive(subscription, message)
         except (Broken, hiredis.ProtocolError) as error:
-            self._lose(seat, error)
+            self._lose(role, error)
         except BaseException:
-            seat.drop()
+            role.drop()
             raise
         finally:
-            self._stand_up(seat)
+            self._leave_role(role)
 
     def _is_done(self, waiter: Waiter, *, listened: bool) -> bool:
-        return waiter.told or (listened and self._is_listened_to(waiter.channels))
+        return waiter.over or (listened and self._is_listened_to(waiter.channels))
 
     async def _read(
-        self, host: Host, seat: Seat, waiter: Waiter, until: float, *, listened: bool
+        self, host: Host, role: Role, waiter: Waiter, until: float, *, listened: bool
     ) -> None:
-        if seat.subscription is None and _now() < seat.retry_at:
+        if role.subscription is None and _now() < role.retry_at:
             raise StoreUnavailable(f"{self._commands.where}: nobody can listen at present")
         try:
-            subscription = seat.subscription or await self._open(host, seat, until)
-            while seat is self._seat and not self._is_done(waiter, listened=listened):
+            subscription = role.subscription or await self._open(host, role, until)
+            while role is self._role and not self._is_done(waiter, listened=listened):
                 end = min(until, waiter.look_at)
                 if _now() >= end:
                     return
@@ -363,18 +363,18 @@ class SubscriptionHub(ReaderRole[Seat, Waiter]):
                 message = await subscription.next(end)
                 if message is not None:
                     self._receive(subscription, message)
-                    waiter.told = waiter.told or waiter.look_at == -inf
+                    waiter.over = waiter.over or waiter.look_at == -inf
         except (Broken, hiredis.ProtocolError) as error:
-            self._lose(seat, error)
+            self._lose(role, error)
         except StoreError as error:
-            self._lose(seat, error)
+            self._lose(role, error)
             raise
         except BaseException as error:
-            if seat.subscription is not None and not seat.subscription.connection.interruptible:
-                self._lose(seat, error)
+            if role.subscription is not None and not role.subscription.connection.interruptible:
+                self._lose(role, error)
             raise
 
-    async def _open(self, host: Host, seat: Seat, until: float) -> Subscription:
+    async def _open(self, host: Host, role: Role, until: float) -> Subscription:
         subscription = Subscription(await host.open_subscriber(until), self._inbox)
         try:
             subscription.ask(self._inbox, until)
@@ -388,8 +388,8 @@ class SubscriptionHub(ReaderRole[Seat, Waiter]):
         except BaseException:
             subscription.connection.close()
             raise
-        seat.subscription = subscription
-        seat.failures = 0
+        role.subscription = subscription
+        role.failures = 0
         self._todo.extend(name for it in list(self._waiters) for name in it.channels)
         return subscription
 
@@ -406,20 +406,20 @@ class SubscriptionHub(ReaderRole[Seat, Waiter]):
             subscription.confirmed.discard(channel)
             subscription.connection.send(pack("UNSUBSCRIBE", channel), until)
 
-    def _lose(self, seat: Seat, error: BaseException) -> None:
+    def _lose(self, role: Role, error: BaseException) -> None:
         """Nobody listens now. What is said meanwhile is lost: all have to look."""
-        seat.drop()
+        role.drop()
         if isinstance(error, Exception) and not (isinstance(error, Broken) and error.late):
-            self._count_loss(seat, error)
-        self._tell_all()
+            self._count_loss(role, error)
+        self._end_waits()
 
-    def _count_loss(self, seat: Seat, error: Exception) -> None:
+    def _count_loss(self, role: Role, error: Exception) -> None:
         now = _now()
         self.losses += 1
         count_loss()
-        seat.failures += 1
-        if seat.failures > 1:
-            seat.retry_at = now + backoff_delay(seat.failures, _jitter())
+        role.failures += 1
+        if role.failures > 1:
+            role.retry_at = now + backoff_delay(role.failures, _jitter())
         if now - self._warned >= _WARN_EVERY:
             self._warned = now
             _log.warning(
@@ -447,10 +447,10 @@ class SubscriptionHub(ReaderRole[Seat, Waiter]):
             if channel not in waiter.channels:
                 continue
             if kind == b"subscribe":
-                waiter.bell.ring()
+                waiter.wakeup.ring()
             elif kind == b"message" and (payload_counts or waiter.place is None):
-                waiter.told = True
-                waiter.bell.ring()
+                waiter.over = True
+                waiter.wakeup.ring()
 
     def _receive_call(self, subscription: Subscription, payload: bytes) -> None:
         call = read_call(payload)
@@ -467,26 +467,26 @@ class SubscriptionHub(ReaderRole[Seat, Waiter]):
                 # Who was told to look earlier may be the one who looks for others.
                 if at < waiter.look_at:
                     waiter.look_at = at
-                    waiter.bell.ring()
+                    waiter.wakeup.ring()
                 return
         _keep(self._missed, call.id, min(at, self._missed.get(call.id, inf)))
 
     # -- the end ------------------------------------------------------------------------------
 
     def let_go(self) -> None:
-        """Close the connection; who has the seat does it, if anybody has."""
-        subscription, old = self._seat.subscription, self._free
-        self._seat_anew()
+        """Close the connection; who has the role does it, if anybody has."""
+        subscription, old = self._role.subscription, self._free
+        self._renew_role()
         if old:
             old.pop().drop()
         elif subscription is not None:
             subscription.connection.wake()
-        self._tell_all()
+        self._end_waits()
 
     def abandon(self) -> None:
         """In a fork's child: the others who waited are not here, and the connection is theirs."""
-        self._seat.drop()
-        self._seat_anew()
+        self._role.drop()
+        self._renew_role()
         self._waiters, self._missed, self._looked = {}, {}, {}
         self.asked, self.waits_on = {}, {}
         self._todo.clear()
