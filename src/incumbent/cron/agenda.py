@@ -62,7 +62,9 @@ class Agenda:
 
     def _pile_up(self) -> None:
         entries = self._entries.values()
-        self._heap = [(it.starts, it.order, it) for it in entries if it.slot is not None]
+        self._heap = [
+            (entry.starts, entry.order, entry) for entry in entries if entry.slot is not None
+        ]
         heapify(self._heap)
 
     @property
@@ -91,10 +93,10 @@ class Agenda:
         found: list[tuple[float, int, JobSpec, Slot]] = []
         while self._heap and self._heap[0][0] <= now:
             entry = heappop(self._heap)[2]
-            found += [(it.due, entry.order, entry.spec, it) for it in _decided(entry, now)]
+            found += [(slot.due, entry.order, entry.spec, slot) for slot in _decided(entry, now)]
             if entry.slot is not None:
                 heappush(self._heap, (entry.starts, entry.order, entry))
-        found.sort(key=lambda it: it[:2])
+        found.sort(key=lambda item: item[:2])
         return [(spec, slot) for _, _, spec, slot in found]
 
     def moved(self, now: float) -> bool:
@@ -142,7 +144,7 @@ def _decided(entry: _Entry, now: float) -> list[Slot]:
         return [Slot.at(first)]
     to_run, missed = missed_slots(spec, entry.placed, now)
     entry.place(max((*to_run, *missed)))
-    return [*(Slot.at(it, missed=True) for it in missed), *map(Slot.at, to_run)]
+    return [*(Slot.at(instant, missed=True) for instant in missed), *map(Slot.at, to_run)]
 
 
 # -- catching up ----------------------------------------------------------------------------------
@@ -170,10 +172,10 @@ def missed_slots(
     # At least one that is missed: its record reaches back to what is known.
     most = max(rule.limit, spec.keep_runs) + _PUNCTUAL_AT_ONCE + 1
     slots = _latest(spec, last_known, now, most=most)
-    punctual = tuple(it for it in slots[-70:] if _is_punctual(spec, it, now))
+    punctual = tuple(slot for slot in slots[-70:] if _is_punctual(spec, slot, now))
     late = slots[: len(slots) - len(punctual)]
     wanted = {"no": 0, "last": 0 if punctual else 1, "all": rule.limit}[rule.mode]
-    young = [it for it in late if it >= now - rule.window]
+    young = [slot for slot in late if slot >= now - rule.window]
     caught = tuple(young[max(0, len(young) - wanted) :])
     missed = late[: len(late) - len(caught)]
     return caught + punctual, missed

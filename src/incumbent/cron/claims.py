@@ -75,7 +75,7 @@ class Claimer:
         try:
             return run(acquire(self.link.port, wanted, 0, replies.append))
         except NotAcquired:
-            return next(it for it in reversed(replies) if isinstance(it, Refused))
+            return next(reply for reply in reversed(replies) if isinstance(reply, Refused))
 
     def give_back(self, held: Held) -> None:
         """Nothing was done with it: the slot is anybody's again."""

@@ -55,7 +55,7 @@ def triggers(record: Record) -> list[Trigger]:
             if isinstance(job, str) and isinstance(when, int | float):
                 who, reason = str(facts.get("who", "")), str(facts.get("reason", ""))
                 found.append(Trigger(name.removeprefix(TRIGGER), job, float(when), who, reason))
-    return sorted(found, key=lambda it: it.when)
+    return sorted(found, key=lambda trigger: trigger.when)
 
 
 def pause_of(record: Record) -> bytes | None:

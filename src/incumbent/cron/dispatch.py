@@ -121,7 +121,8 @@ class Dispatcher:
             catching_up.add(spec.name)
         # A slot in time waits for those that are caught up before it: it is not to be the one
         # that is skipped.
-        slot = replace(slot, caught=spec.name in catching_up)
+        if spec.name in catching_up:
+            slot = replace(slot, caught=True)
         old = slot.missed or wall - slot.due > _LOOK_FIRST
         (self.look_at if old else self.claim_at)(spec.name, slot, now)
 
@@ -151,8 +152,8 @@ class Dispatcher:
         rule = spec.catch_up
         most = {"no": 0, "last": 1, "all": rule.limit}[rule.mode]
         late = sorted(late, key=lambda slot: slot.due)
-        wanted = [it for it in late if wall - it.due <= rule.window][-most:] if most else []
-        return [replace(it, caught=it in wanted, missed=it not in wanted) for it in late]
+        wanted = [slot for slot in late if wall - slot.due <= rule.window][-most:] if most else []
+        return [replace(slot, caught=slot in wanted, missed=slot not in wanted) for slot in late]
 
     # -- what came of it -----------------------------------------------------------------------
 

@@ -349,7 +349,7 @@ class Instance:
         except NotAcquired:
             return
         records = self._link.store.scan(self._namespace, "", began + _SCAN_WITHIN)
-        jobs = {it.key.name: it for it in records if is_job_name(it.key.name)}
+        jobs = {record.key.name: record for record in records if is_job_name(record.key.name)}
         self._executor.sweep(jobs, clock.now())
         self._presence.sweep(records)
         # What takes long is done less often.

@@ -38,7 +38,7 @@ def parse_jobfile(text: str, path: str) -> tuple[tuple[JobSpec, ...], tuple[Prob
     """
     reader = _Reader(path)
     reader.read(cut(text.replace("\r\n", "\n")))
-    problems = sorted(reader.problems, key=lambda it: (it.line, it.column))
+    problems = sorted(reader.problems, key=lambda problem: (problem.line, problem.column))
     return tuple(reader.specs), tuple(problems)
 
 
@@ -54,15 +54,15 @@ class _Reader:
     _count: int = 0
 
     def read(self, pieces: list[Piece]) -> None:
-        faults = [it.fault for it in pieces if it.fault is not None]
+        faults = [piece.fault for piece in pieces if piece.fault is not None]
         for line, column, text in faults[:_FAULTS_MOST]:
             self._complain((line, column), text)
-        self._defaults_known = not any(it.hides_defaults for it in pieces)
+        self._defaults_known = not any(piece.hides_defaults for piece in pieces)
         for piece in pieces:
             self._defaults(piece)
         for piece in pieces:
             jobs = piece.values.get("job", [])
-            if not isinstance(jobs, list) or not all(isinstance(it, dict) for it in jobs):
+            if not isinstance(jobs, list) or not all(isinstance(job, dict) for job in jobs):
                 text = "job: write [[job]], with two brackets on each side"
                 self._complain(piece.place("job"), text)
                 continue
@@ -226,13 +226,13 @@ class Piece:
 
 def cut(text: str) -> list[Piece]:
     """The pieces of a text. If they can be read, but not together, the last one says why."""
-    starts = {0, *(it.start() for it in _HEADER.finditer(_blank(text))), len(text)}
+    starts = {0, *(header.start() for header in _HEADER.finditer(_blank(text))), len(text)}
     pieces, line = [], 1
     for start, end in pairwise(sorted(starts)):
         pieces.append(_read(text[start:end], line))
         line += text.count("\n", start, end)
     whole = _read(text, 1)
-    if (whole.fault is None) == all(it.fault is None for it in pieces):
+    if (whole.fault is None) == all(piece.fault is None for piece in pieces):
         return pieces
     # A header within a text that we did not see as one; or the same table twice.
     return [whole] if whole.fault is None else [*pieces, Piece(1, "", fault=whole.fault)]
@@ -260,4 +260,4 @@ def _blank(text: str) -> str:
     """With nothing in texts of several lines, which may look like keys and headers."""
     if '"""' not in text and "'''" not in text:
         return text
-    return _LONG_TEXT.sub(lambda it: re.sub(r"[^\n]", " ", it[0]), text)
+    return _LONG_TEXT.sub(lambda found: re.sub(r"[^\n]", " ", found[0]), text)

@@ -235,9 +235,9 @@ def _await_end(signals: Signals) -> int:
 
 
 def _log_event(event: str, /, **facts: Any) -> None:
-    said = " ".join(f"{key}={value}" for key, value in facts.items() if value is not None)
+    text = " ".join(f"{key}={value}" for key, value in facts.items() if value is not None)
     level = logging.WARNING if event in _WORTH_A_WARNING else logging.INFO
-    _log.log(level, "%s %s", event, said)
+    _log.log(level, "%s %s", event, text)
 
 
 def _source_of(function: Callable[..., Any]) -> str:

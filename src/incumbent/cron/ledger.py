@@ -20,6 +20,7 @@ from enum import StrEnum
 from math import inf
 from typing import Any, Final, Protocol, TypeVar
 
+from incumbent.cron.control import read_value
 from incumbent.cron.spec import is_scheduled
 from incumbent.durations import backoff_delay
 from incumbent.errors import OutcomeUnknown, StoreError
@@ -135,7 +136,7 @@ def step(run: Run, state: State, **changes: Any) -> Run:
 
 # -- as bytes ------------------------------------------------------------------------------------
 
-_DEFAULTS: Final = {it.name: it.default for it in fields(Run)}
+_DEFAULTS: Final = {field.name: field.default for field in fields(Run)}
 
 
 def encode(run: Run) -> bytes:
@@ -185,11 +186,8 @@ def _read(slot: str, field: Field) -> Run:
 
 def read_job(fields: Mapping[str, Field]) -> dict[str, Any]:
     """What is registered of the job; empty if nothing readable is."""
-    try:
-        stored = json.loads(fields[JOB].value)
-    except (KeyError, ValueError):
-        return {}
-    return stored if isinstance(stored, dict) else {}
+    field = fields.get(JOB)
+    return {} if field is None else read_value(field.value)
 
 
 # -- what it has forgotten -------------------------------------------------------------------------
@@ -221,7 +219,7 @@ def joined(spans: Iterable[tuple[float, float]], most: int = _SPANS_MOST) -> _Sp
         else:
             found.append((first, last))
     while len(found) > most:
-        at = min(range(len(found) - 1), key=lambda it: found[it + 1][0] - found[it][1])
+        at = min(range(len(found) - 1), key=lambda place: found[place + 1][0] - found[place][1])
         found[at : at + 2] = [(found[at][0], found[at + 1][1])]
     return tuple(found)
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from shutil import which
 from typing import Final
@@ -38,12 +39,12 @@ class Loaded:
     @property
     def errors(self) -> tuple[Problem, ...]:
         """The problems that keep the jobs from starting."""
-        return tuple(it for it in self.problems if not it.warning)
+        return tuple(problem for problem in self.problems if not problem.warning)
 
     @property
     def warnings(self) -> tuple[Problem, ...]:
         """The others."""
-        return tuple(it for it in self.problems if it.warning)
+        return tuple(problem for problem in self.problems if problem.warning)
 
 
 def load_jobs(path: str, environ: Mapping[str, str], now: float) -> Loaded:
@@ -65,8 +66,8 @@ def load_jobs(path: str, environ: Mapping[str, str], now: float) -> Loaded:
         return Loaded((), problems)
     parsed = parse_jobs(text, path)
     found = [*parsed.problems, *_of_machine(parsed.specs, path, environ, now)]
-    problems = tuple(sorted(found, key=lambda it: (it.line, it.column)))
-    broken = any(not it.warning for it in problems)
+    problems = tuple(sorted(found, key=lambda problem: (problem.line, problem.column)))
+    broken = any(not problem.warning for problem in problems)
     return Loaded(() if broken else parsed.specs, problems)
 
 
@@ -106,8 +107,10 @@ def _of_machine(
     specs: tuple[JobSpec, ...], path: str, environ: Mapping[str, str], now: float
 ) -> list[Problem]:
     problems = []
+    # For one reading, as programs come and go.
+    missing = cache(_missing)
     for spec in specs:
-        if wrong := _what_is_wrong(spec, environ):
+        if wrong := _what_is_wrong(spec, environ, missing):
             of_job = spec.name if spec.name.startswith(("job ", "line ")) else f"job {spec.name}"
             problems.append(Problem(path, *spec.command_at, f"{of_job}: {wrong}"))
         if isinstance(spec.schedule, FixedTimes) and spec.schedule.next_after(now) is None:
@@ -134,7 +137,9 @@ _USERS: Final = frozenset(
 )
 
 
-def _what_is_wrong(spec: JobSpec, environ: Mapping[str, str]) -> str | None:
+def _what_is_wrong(
+    spec: JobSpec, environ: Mapping[str, str], missing: Callable[[str, str | None, str], str | None]
+) -> str | None:
     """In words; None if nothing is, or if only running the job can tell."""
     if spec.cwd is not None and not Path(spec.cwd).is_dir():
         return f"there is no folder {spec.cwd!r} to run in"
@@ -145,7 +150,7 @@ def _what_is_wrong(spec: JobSpec, environ: Mapping[str, str]) -> str | None:
     if spec.on_failure:
         words.append(spec.on_failure[0])
     for place, word in enumerate(words):
-        if wrong := _missing(word, spec.cwd, path):
+        if wrong := missing(word, spec.cwd, path):
             of_line = spec.shell_line is not None and place == 1
             if of_line and word in _USERS | _users_here():
                 wrong += "; is it the user of a system crontab? That column has no place here"
@@ -186,4 +191,4 @@ def _missing(program: str, cwd: str | None, path: str) -> str | None:
 def _users_here() -> frozenset[str]:
     from pwd import getpwall
 
-    return frozenset(it.pw_name for it in getpwall())
+    return frozenset(user.pw_name for user in getpwall())

@@ -114,7 +114,7 @@ class FixedTimes:
         return self.times[place] if place < len(self.times) else None
 
     def describe(self) -> str:
-        shown = ", ".join(slot_id(it) for it in self.times[:3])
+        shown = ", ".join(slot_id(instant) for instant in self.times[:3])
         more = len(self.times) - 3
         return f"at {shown}" + (f" and {more} more" if more > 0 else "")
 
@@ -176,7 +176,7 @@ class CronSchedule:
 
     def _has_fixed_time(self) -> bool:
         fields = self._plain.split()
-        return not any(it.startswith("*") for it in fields[: len(fields) - 3])
+        return not any(word.startswith("*") for word in fields[: len(fields) - 3])
 
     def _once_a_day(self, instant: float, naive: datetime) -> float | None:
         """A time in a gap comes at its end, one that comes twice only the first time."""
@@ -206,7 +206,7 @@ class CronSchedule:
         change = change_between(instant, until, self._zone)
         shown = local_time(change, self._zone).replace(tzinfo=None, fold=0)
         again = self._shown_after(change - 1, shown - timedelta(seconds=1))
-        return min((it for it in (found, again) if it is not None), default=None)
+        return min((when for when in (found, again) if when is not None), default=None)
 
     def _shown_after(self, instant: float, naive: datetime) -> float | None:
         found = self._after(naive)

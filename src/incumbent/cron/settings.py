@@ -51,7 +51,7 @@ def _command(value: object, key: str) -> tuple[str, ...] | str:
     """A list is executed as it is; a text goes to /bin/sh."""
     if isinstance(value, str) and value.strip():
         return _text(value, key)
-    if not (isinstance(value, list) and value and all(isinstance(it, str) for it in value)):
+    if not (isinstance(value, list) and value and all(isinstance(word, str) for word in value)):
         value = [""]
     if not value[0]:
         raise ConfigError(f'{key}: a list such as ["curl", "-fsS", URL], or a shell line', name=key)
@@ -85,13 +85,13 @@ def _codes(value: object, key: str) -> frozenset[int]:
     read = _whole(0, 255)
     if not isinstance(value, list) or not value:
         raise ConfigError(f"{key}: a list of exit codes such as [0, 3]", name=key)
-    return frozenset(read(it, key) for it in value)
+    return frozenset(read(code, key) for code in value)
 
 
 def _times(value: object, key: str) -> tuple[float, ...]:
     if not isinstance(value, list) or not value:
         raise ConfigError(f"{key}: a list such as [2026-12-24T18:00:00+01:00]", name=key)
-    times = sorted(parse_instant(it) for it in value)
+    times = sorted(parse_instant(text) for text in value)
     if len(set(times)) < len(times):
         raise ConfigError(f"{key}: the same instant twice", name=key)
     return tuple(times)

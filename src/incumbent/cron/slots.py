@@ -150,7 +150,10 @@ def _wait_or_miss(slot: Slot, now: float, found: Findings) -> None:
 
 
 def _lease_ends(record: Record) -> float:
-    left = min((it.remaining for it in record.holdings if it.remaining is not None), default=_SOON)
+    left = min(
+        (holding.remaining for holding in record.holdings if holding.remaining is not None),
+        default=_SOON,
+    )
     return max(0.0, left) + 0.05
 
 
@@ -171,7 +174,7 @@ def _collapsed(spec: JobSpec, record: Record, notes: list[Run], now: float) -> l
 
     It reaches back to what is accounted for, since of very many only the last are asked about.
     """
-    missed = sorted((it for it in notes if it.state is State.MISSED), key=lambda it: it.due)
+    missed = sorted((run for run in notes if run.state is State.MISSED), key=lambda run: run.due)
     if not missed:
         return notes
     first = missed[0].due
@@ -183,7 +186,7 @@ def _collapsed(spec: JobSpec, record: Record, notes: list[Run], now: float) -> l
     count = len(missed) + _between(spec, first, missed[0].due)
     if count > 1:
         missed = [replace(missed[-1], count=count, first=first)]
-    return [*(it for it in notes if it.state is not State.MISSED), *missed]
+    return [*(run for run in notes if run.state is not State.MISSED), *missed]
 
 
 def _accounted_before(record: Record, due: float) -> float | None:

@@ -305,7 +305,7 @@ class Pool:
     @property
     def channels(self) -> list[socket.socket]:
         """For a child, which must not keep them open."""
-        return [it.channel for it in self._by_fd.values()]
+        return [worker.channel for worker in self._by_fd.values()]
 
     # -- what the instance wants -----------------------------------------------------------------
 
@@ -313,7 +313,7 @@ class Pool:
         """At once: by who is prepared, else by who is idle, else by a new one."""
         data = packed(task)
         fits = len(data) <= _HANDED_MOST
-        for worker in sorted(self._idle() if fits else (), key=lambda it: not it.prepared):
+        for worker in sorted(self._idle() if fits else (), key=lambda worker: not worker.prepared):
             if self._hand(worker, data):
                 worker.task, worker.since = task.key, clock.now()
                 worker.prepared = worker.comes_up = False
@@ -324,7 +324,7 @@ class Pool:
     def stand_by(self, ready: int, kept: int) -> None:
         """Fork until so many are idle; those of the idle that are more than `kept` leave."""
         self._ready, self._kept = ready, kept
-        idle = sorted(self._idle(), key=lambda it: it.prepared)
+        idle = sorted(self._idle(), key=lambda worker: worker.prepared)
         for worker in idle[: max(0, len(idle) - kept)]:
             self._dismiss(worker)
 
@@ -334,8 +334,10 @@ class Pool:
         Returns after how many milliseconds to come again though nothing is heard, if ever.
         """
         idle, now = self._idle(), clock.now()
-        back_soon = sum(it.task is not None and now - it.since < _SHORT for it in self._all())
-        if len(idle) + back_soon >= self._ready or any(it.comes_up for it in idle):
+        back_soon = sum(
+            worker.task is not None and now - worker.since < _SHORT for worker in self._all()
+        )
+        if len(idle) + back_soon >= self._ready or any(worker.comes_up for worker in idle):
             return None
         if now >= self._not_before:
             if self._start(None) is not None:
@@ -350,10 +352,10 @@ class Pool:
                 os.kill(pid, signal.SIGTERM)
 
     def _all(self) -> list[Worker]:
-        return [it for it in self._by_fd.values() if not it.leaves]
+        return [worker for worker in self._by_fd.values() if not worker.leaves]
 
     def _idle(self) -> list[Worker]:
-        return [it for it in self._all() if it.task is None]
+        return [worker for worker in self._all() if worker.task is None]
 
     def _start(self, task: Task | None) -> Worker | None:
         worker = self._fork(task)
