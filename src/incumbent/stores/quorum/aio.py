@@ -17,9 +17,16 @@ from incumbent.stores.loops import LoopEnd
 from incumbent.stores.plan import Plan
 from incumbent.stores.quorum.ballots import Silent
 from incumbent.stores.quorum.dialect import as_eval
-from incumbent.stores.quorum.nodes import NOT_ASKED, Node, Panel, Quorum, Reply, welcome
+from incumbent.stores.quorum.nodes import (
+    NOT_ASKED,
+    ConnectedPanel,
+    Node,
+    Panel,
+    Quorum,
+    Reply,
+    welcome,
+)
 from incumbent.stores.quorum.operations import Operations, carry_out
-from incumbent.stores.quorum.panel import ConnectedPanel
 from incumbent.stores.quorum.waiting import CONNECTED, Message, Subscribers
 from incumbent.stores.redis.aiodial import dial
 from incumbent.stores.redis.aiowire import AsyncWire
@@ -44,8 +51,7 @@ class AsyncPanel(ConnectedPanel):
         super().__init__(wires.quorum, wires.nodes)
         self._wires = wires
         self._futures: dict[int, asyncio.Future[Any]] = {}
-        self._loop = asyncio.get_running_loop()
-        self._wakeup: asyncio.Future[None] | None = None
+        self._wakeup = LoopWakeup()
 
     @property
     def connections(self) -> Sequence[AsyncWire | None]:  # type: ignore[override]
@@ -80,12 +86,8 @@ class AsyncPanel(ConnectedPanel):
         except Broken as error:
             return self._failed(node, error)
         self._futures[node] = future
-        future.add_done_callback(self._wake)
+        future.add_done_callback(lambda _: self._wakeup.ring())
         return None
-
-    def _wake(self, _: object = None) -> None:
-        if self._wakeup is not None and not self._wakeup.done():
-            self._wakeup.set_result(None)
 
     async def _read_some(
         self,
@@ -98,15 +100,8 @@ class AsyncPanel(ConnectedPanel):
         while not (done := [node for node in missing if self._futures[node].done()]):
             if _now() >= by:
                 return False
-            self._wakeup = self._loop.create_future()
             # At `until` the connection itself ends the waiting.
-            timer = self._loop.call_later(by - _now(), self._wake) if by < until else None
-            try:
-                await self._wakeup
-            finally:
-                self._wakeup = None
-                if timer is not None:
-                    timer.cancel()
+            await self._wakeup.wait(by if by < until else until + _GRACE)
         for node in done:
             replies[node] = self._reply_of(node, steps[node], until)
         return True

@@ -7,8 +7,7 @@ panels that block instead of suspending.
 from __future__ import annotations
 
 import types
-from abc import abstractmethod
-from collections.abc import Callable, Coroutine, Hashable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from incumbent.clock import now as _now
@@ -24,7 +23,6 @@ from incumbent.model import (
     RenewOutcome,
     TakeOutcome,
 )
-from incumbent.net.readers import Wakeup
 from incumbent.stores.plan import Kind, Plan, Planned, Program
 from incumbent.stores.quorum.changes import put_field
 from incumbent.stores.quorum.give import Parting, give
@@ -32,7 +30,7 @@ from incumbent.stores.quorum.nodes import Panel, Quorum
 from incumbent.stores.quorum.read import is_unchanged, read, scan
 from incumbent.stores.quorum.renew import renew
 from incumbent.stores.quorum.take import take
-from incumbent.stores.quorum.waiting import Subscribers, SubscriptionHub
+from incumbent.stores.quorum.waiting import Host, SubscriptionHub
 
 __all__ = ["Operations", "carry_out"]
 
@@ -83,7 +81,7 @@ class Plans:
         return _plan("scan", lambda panel, until: scan(panel, namespace, prefix, until))
 
 
-class Operations(Planned[Panel]):
+class Operations(Planned[Panel], Host):
     """See stores.base.AsyncStore; and waiting.Host, for the waiters."""
 
     dialect = Plans()
@@ -100,20 +98,6 @@ class Operations(Planned[Panel]):
             if _now() < until:
                 raise
 
-    # -- for the hub: see waiting.Host ------------------------------------------------------------
-
     async def is_unchanged(self, key: Key, seen: str, until: float) -> bool:
         plan = _plan("look", lambda panel, end: is_unchanged(panel, key, seen, end))
         return await self.run(plan, until)
-
-    @abstractmethod
-    def new_subscribers(self) -> Subscribers:
-        """See Host.new_subscribers."""
-
-    @abstractmethod
-    def new_bell(self) -> Wakeup:
-        """See Host.new_bell."""
-
-    @abstractmethod
-    def me(self) -> Hashable:
-        """See Host.me."""

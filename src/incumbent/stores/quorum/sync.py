@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import select
 import threading
-from collections.abc import Hashable
-from typing import Final, TypeVar
+import time
+from collections.abc import Hashable, Sequence
+from math import ceil
+from typing import Any, Final, TypeVar
+
+import hiredis
 
 from incumbent.clock import now as _now
 from incumbent.errors import StoreError
@@ -13,25 +18,296 @@ from incumbent.net.readers import LockWakeup, Wakeup
 from incumbent.protocol.port import run
 from incumbent.stores.loops import detach_in_child
 from incumbent.stores.plan import BlockingStore, Plan
+from incumbent.stores.quorum.ballots import Silent
+from incumbent.stores.quorum.dialect import as_eval
 from incumbent.stores.quorum.give import Parting, give
-from incumbent.stores.quorum.links import Dialer
-from incumbent.stores.quorum.nodes import Node, Panel, Quorum, agreed_by_most
+from incumbent.stores.quorum.links import (
+    FAILURES,
+    LAG_MOST,
+    NOT_YET,
+    Dialer,
+    Link,
+    SyncSubscribers,
+)
+from incumbent.stores.quorum.nodes import (
+    NOT_ASKED,
+    ConnectedPanel,
+    Enough,
+    Node,
+    Panel,
+    Quorum,
+    Reply,
+    agreed_by_most,
+)
 from incumbent.stores.quorum.operations import Operations, carry_out
-from incumbent.stores.quorum.sync_panel import SyncPanel
-from incumbent.stores.quorum.sync_waiting import SyncSubscribers
 from incumbent.stores.quorum.take import is_decided, take
 from incumbent.stores.quorum.waiting import Subscribers
-from incumbent.stores.redis.errors import Mismatch, exchange_error
+from incumbent.stores.redis.errors import Broken, Mismatch, exchange_error
+from incumbent.stores.redis.resp import Step
 
-__all__ = ["QuorumStore"]
+__all__ = ["QuorumStore", "SyncPanel"]
 
 T = TypeVar("T")
 
 _TRUSTED: Final = 0.1
-"""Seconds for which a panel is trusted without a look."""
+"""Seconds for which connections are used again without a look."""
+_POLL_AT_MOST: Final = 0.25
+_LITTLE: Final = 448
+"""Bytes that are received at once where a short reply is expected: a small object of Python's."""
 _IDLE_MAX: Final = 64
 _GIVEN: Final = b":1\r\n"
 _RELEASED: Final = Released()
+
+
+class SyncPanel(ConnectedPanel):
+    """See Panel. One connection to each node, for one operation at a time."""
+
+    connections: list[Link | None]
+
+    def __init__(self, dialer: Dialer) -> None:
+        super().__init__(dialer.quorum, dialer.nodes)
+        self._dialer = dialer
+        self.connections = [None] * len(dialer.nodes)
+        self.used = 0.0
+        self.whole = False
+        """All nodes are connected, and none owes a reply."""
+        self.oldest = 0.0
+        """The instant since which all their servers run."""
+
+    @property
+    def blank(self) -> bool:
+        return all(link is not None and link.blank for link in self.connections)
+
+    async def open(self, until: float) -> None:
+        self.prepare(until)
+
+    def prepare(self, until: float) -> None:
+        """As `open`, at once."""
+        now = _now()
+        self.whole = False
+        for node, link in enumerate(self.connections):
+            if link is not None and not self._is_usable(link, now):
+                self._drop(node)
+        if None in self.connections:
+            self._dialer.fill(self.connections, until)
+        self.used = _now()
+        for node, link in enumerate(self.connections):
+            if link is not None:
+                link.used = self.used
+                self._pay(node, link)
+
+    def _is_usable(self, link: Link, now: float) -> bool:
+        if not link.lag:
+            return now - self.used < _TRUSTED or not link.is_stale(trust=False)
+        if not link.is_stale(trust=False):
+            return now - link.lag_since < LAG_MOST
+        try:
+            link.skip()
+        except FAILURES as error:
+            return isinstance(error, Broken) and error.late and now - link.lag_since < LAG_MOST
+        # The server may have closed it after its last reply.
+        return not link.is_stale(trust=False)
+
+    def _pay(self, node: int, link: Link) -> None:
+        """Tell it which votes were taken back while it could not be told."""
+        owed = self.nodes[node].take_owed()
+        if not owed:
+            return
+        # With the script, for nobody reads the replies: it may be one that was forgotten.
+        payload = b"".join(as_eval(self.quorum.dialect.revoke(*vote)) for vote in owed)
+        link.owed_undo += owed
+        try:
+            link.post(payload, _now() + 0.05)
+        except Broken:
+            self._drop(node)
+            return
+        link.fall_behind(len(owed))
+
+    async def rest(self, seconds: float) -> None:
+        time.sleep(seconds)  # noqa: ASYNC251 - the blocking side blocks
+
+    def owe(self, node: int, key: Key, claim: str, ballot: int) -> None:
+        link = self.connections[node]
+        if link is not None and link.lag:
+            link.owed_undo.append((key, claim, ballot))
+        else:
+            self.nodes[node].owes(key, claim, ballot)
+
+    async def ask(
+        self, steps: Sequence[Step | None], until: float, enough: Enough | None = None
+    ) -> list[Reply]:
+        self.used = _now()
+        return await super().ask(steps, until, enough)
+
+    # -- one round ----------------------------------------------------------------------------
+
+    def ask_identical(
+        self, request: bytes, wanted: bytes, until: float, enough: Enough
+    ) -> list[Reply] | None:
+        """One request to all nodes of a whole panel: None if all replied nothing but `wanted`.
+
+        Otherwise what `ask` would return.
+        """
+        # Written out, for a lease costs little more than these calls.
+        links: Any = self.connections
+        size, at = len(request), 0
+        try:
+            for link in links:
+                if (sent := link.push(request)) != size:
+                    return self._finish_slow(request, until, enough, at, sent, None)
+                at += 1
+        except OSError as error:
+            return self._finish_slow(request, until, enough, at, 0, error)
+        # From the last one on: where all share a core, the others have replied by then.
+        try:
+            for link in reversed(links):
+                at -= 1
+                if (data := link.pull(_LITTLE)) != wanted:
+                    return self._fall_back(request, wanted, until, enough, at, data)
+        except OSError as error:
+            return self._fall_back(request, wanted, until, enough, at, error)
+        return None
+
+    def _finish_slow(
+        self,
+        request: bytes,
+        until: float,
+        enough: Enough,
+        at: int,
+        sent: int,
+        error: OSError | None,
+    ) -> list[Reply]:
+        """Go on with `ask` where one node did not take all of the request at once."""
+        self.whole = False
+        step = Step(request, 1)
+        replies: list[Reply | None] = [None] * len(self.connections)
+        link: Any = self.connections[at]
+        try:
+            link.push_on(request, sent, error, until)
+        except Broken as broken:
+            replies[at] = self._broken(at, broken)
+        for node in range(at + 1, len(replies)):
+            replies[node] = self._write(node, step, until)
+        return run(self._read_all(replies, [step] * len(replies), until, enough))
+
+    def _fall_back(
+        self,
+        request: bytes,
+        wanted: bytes,
+        until: float,
+        enough: Enough,
+        at: int,
+        data: bytes | OSError,
+    ) -> list[Reply]:
+        """Go on with `ask` after the first node (from the last) that sent something else."""
+        self.whole = False
+        step = Step(request, 1)
+        steps: list[Step | None] = [step] * len(self.connections)
+        replies: list[Reply | None] = [None] * len(steps)
+        for node in range(at + 1, len(steps)):
+            replies[node] = [_parsed(wanted)]
+        late = -1
+        if isinstance(data, NOT_YET):
+            late = at
+        elif isinstance(data, OSError) or not data:
+            why = str(data) if data else "the server closed the connection"
+            replies[at] = self._broken(at, Broken(why, sent=True))
+        else:
+            link: Any = self.connections[at]
+            link.took(data)
+            replies[at] = self._read(at, step, until)
+        return run(self._read_all(replies, steps, until, enough, late))
+
+    def _write(self, node: int, step: Step, until: float) -> Silent | None:
+        link: Any = self.connections[node]
+        if until <= link.used:
+            return NOT_ASKED
+        try:
+            link.post(step.payload, until)
+        except Broken as error:
+            return self._broken(node, error)
+        return None
+
+    async def _read_some(
+        self,
+        replies: list[Reply | None],
+        missing: Sequence[int],
+        steps: Sequence[Step | None],
+        by: float,
+        until: float,
+    ) -> bool:
+        while True:
+            left = by - _now()
+            for node in self._ready(missing, left):
+                replies[node] = self._read(node, steps[node], until)
+            if any(replies[node] is not None for node in missing):
+                return True
+            if left <= 0:
+                return False
+
+    def _read(self, node: int, step: Step | None, until: float) -> Reply | None:
+        link: Any = self.connections[node]
+        if step is None:
+            return NOT_ASKED
+        try:
+            reply: list[Any] | None = link.replies(step.answers)
+        except FAILURES as error:
+            return self._broken(node, error)
+        return None if reply is None else self._replied(node, step, reply, until)
+
+    def _ready(self, nodes: Sequence[int], left: float) -> list[int]:
+        """Those of the nodes whose connection can be read."""
+        poll, by_fd = select.poll(), dict[int, int]()
+        for node in nodes:
+            link = self.connections[node]
+            if link is not None:
+                by_fd[link.fileno()] = node
+                poll.register(link.fileno(), select.POLLIN)
+        found = poll.poll(ceil(max(0.0, min(left, _POLL_AT_MOST)) * 1000))
+        if not found and left > _POLL_AT_MOST:
+            # TLS may have read more than it gave: after a while all are read anyway.
+            return list(nodes)
+        return [by_fd[fd] for fd, _ in found]
+
+    def _is_slow(self, node: int) -> bool:
+        link = self.connections[node]
+        return link is not None and link.lag > 0
+
+    def _leave(self, node: int, step: Step | None) -> None:
+        link = self.connections[node]
+        if link is not None and step is not None:
+            link.fall_behind(step.answers)
+
+    # -- after it -----------------------------------------------------------------------------
+
+    def _broken(self, node: int, error: Exception) -> Silent:
+        self._drop(node)
+        return self._failed(node, error)
+
+    def _drop(self, node: int) -> None:
+        link, self.connections[node] = self.connections[node], None
+        if link is not None:
+            link.close()
+            for vote in link.owed_undo:
+                self.nodes[node].owes(*vote)
+
+    def rested(self) -> None:
+        """The operation is over: look whether the next one can take the short way."""
+        self.whole = not any(link is None or link.lag for link in self.connections)
+        if self.whole:
+            self.oldest = max(link.born for link in self.connections if link is not None)
+
+    def close(self) -> None:
+        """Give the descriptors back; nothing is written."""
+        self.whole = False
+        for node in range(len(self.connections)):
+            self._drop(node)
+
+
+def _parsed(reply: bytes) -> Any:
+    reader = hiredis.Reader()
+    reader.feed(reply)
+    return reader.gets()
 
 
 class _Blocking(Operations):
