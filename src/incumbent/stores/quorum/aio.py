@@ -178,7 +178,7 @@ class _Wires:
 
     @property
     def _grace(self) -> float:
-        return _FIRST_GRACE if any(not it.met for it in self.nodes) else _GRACE
+        return _FIRST_GRACE if any(not node.met for node in self.nodes) else _GRACE
 
     def _start(self, node: int) -> None:
         task = asyncio.get_running_loop().create_task(self._connect(node))

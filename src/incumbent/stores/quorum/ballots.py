@@ -153,55 +153,65 @@ def majority_of(nodes: int) -> int:
 def decide(answers: Sequence[Answer]) -> Verdict:
     """What the nodes' answers to one take come to."""
     need = majority_of(len(answers))
-    nos = [it for it in answers if isinstance(it, No)]
-    for node, it in enumerate(answers):
-        if isinstance(it, No) and it.kind == "members":
-            return Strangers(node, it.raw)
-    won = _won(answers, nos, need)
+    for node, answer in enumerate(answers):
+        if isinstance(answer, No) and answer.kind == "members":
+            return Strangers(node, answer.raw)
+    won = _won(answers, need)
     if won is not None:
         return won
-    willing = sum(_is_willing(it) for it in answers)
+    willing = sum(map(_is_willing, answers))
     if willing >= need:
         return Raise(max(map(_seen, answers)))
-    blocked = [it for it in nos if it.kind in _BLOCKS]
+    blocked = _blocked(answers)
     top = _strongest(blocked)
     if top and len(top) >= need:
         return Lost(_when_it_may_change(top, need))
     if top and willing + len(blocked) >= need:
         refused = len(blocked) >= need
         return Split(_when_it_may_change(top, need), _goes_first(answers, top), refused)
-    return _undecided(answers, need)
+    return _undecided(answers, need - willing, need)
 
 
 def is_decided(answers: Sequence[Answer | None]) -> bool:
     """Whether the answers that are there (None: not yet) leave nothing to change any more."""
-    present = [it for it in answers if it is not None]
+    present = [answer for answer in answers if answer is not None]
     need = majority_of(len(answers))
     if len(present) < need:
         return False
     if len(present) == len(answers):
         return True
-    against = _strongest([it for it in present if isinstance(it, No) and it.kind in _BLOCKS])
-    votes = Counter(it.ballot for it in present if isinstance(it, Vote))
+    votes = Counter(vote.ballot for vote in _votes(present))
     # Who is silent may be frozen: a larger ballot, for those that want one, is worth more.
-    low = sum(isinstance(it, No) and it.kind == "low" for it in present)
-    willing = low and low + votes.total()
-    return max(willing, len(against), *votes.values()) >= need
+    willing = sum(map(_is_willing, present)) if any(map(_is_low, present)) else 0
+    return max(willing, len(_strongest(_blocked(present))), *votes.values()) >= need
 
 
-def _won(answers: Sequence[Answer], nos: Sequence[No], need: int) -> Won | None:
-    votes = [it for it in answers if isinstance(it, Vote)]
-    if len(votes) < need:
-        return None
-    ballot, count = Counter(it.ballot for it in votes).most_common(1)[0]
-    if count < need:
-        return None
-    lefts = [it.left for it in votes if it.ballot == ballot and it.left is not None]
-    return Won(ballot, min(lefts, default=None), any(it.kind == "paused" for it in nos))
+def _votes(answers: Sequence[Answer]) -> list[Vote]:
+    return [answer for answer in answers if isinstance(answer, Vote)]
+
+
+def _blocked(answers: Sequence[Answer]) -> list[No]:
+    return [answer for answer in answers if isinstance(answer, No) and answer.kind in _BLOCKS]
+
+
+def _is_low(answer: Answer) -> bool:
+    return isinstance(answer, No) and answer.kind == "low"
 
 
 def _is_willing(answer: Answer) -> bool:
-    return isinstance(answer, Vote) or (isinstance(answer, No) and answer.kind == "low")
+    return isinstance(answer, Vote) or _is_low(answer)
+
+
+def _won(answers: Sequence[Answer], need: int) -> Won | None:
+    votes = _votes(answers)
+    if len(votes) < need:
+        return None
+    ballot, count = Counter(vote.ballot for vote in votes).most_common(1)[0]
+    if count < need:
+        return None
+    lefts = [vote.left for vote in votes if vote.ballot == ballot and vote.left is not None]
+    paused = any(isinstance(answer, No) and answer.kind == "paused" for answer in answers)
+    return Won(ballot, min(lefts, default=None), paused)
 
 
 def _seen(answer: Answer) -> int:
@@ -212,45 +222,35 @@ def _seen(answer: Answer) -> int:
 
 def _strongest(blocked: Sequence[No]) -> list[No]:
     """Of the refusals, those for the sake of whom most nodes refuse; the first node breaks ties."""
-    if not blocked:
-        return []
-    counts = Counter((it.kind == "held", it.who) for it in blocked)
-    best = max(counts.values())
-    chosen = next(it for it in blocked if counts[it.kind == "held", it.who] == best)
-    return [
-        it for it in blocked if (it.kind == "held", it.who) == (chosen.kind == "held", chosen.who)
-    ]
+    groups: dict[tuple[bool, bytes], list[No]] = {}
+    for no in blocked:
+        groups.setdefault((no.kind == "held", no.who), []).append(no)
+    return max(groups.values(), key=len, default=[])
 
 
 def _when_it_may_change(top: Sequence[No], need: int) -> No:
     """The refusal whose end is the end of their majority."""
-    ordered = sorted(top, key=lambda it: -it.left)
+    ordered = sorted(top, key=lambda no: -no.left)
     return ordered[min(need, len(ordered)) - 1]
 
 
 def _goes_first(answers: Sequence[Answer], top: Sequence[No]) -> bool:
-    votes = sum(isinstance(it, Vote) for it in answers)
+    votes = len(_votes(answers))
     if votes != len(top):
         return votes > len(top)
-    for it in answers:
-        if isinstance(it, Vote):
-            return True
-        if it in top:
-            return False
-    return False
+    first = next((answer for answer in answers if isinstance(answer, Vote) or answer in top), None)
+    return isinstance(first, Vote)
 
 
-def _undecided(answers: Sequence[Answer], need: int) -> Undecided:
-    willing = sum(_is_willing(it) for it in answers)
-    votes = sum(isinstance(it, Vote) for it in answers)
-    lost = sum(isinstance(it, Silent) and it.sent for it in answers)
-    missing = need - willing
+def _undecided(answers: Sequence[Answer], missing: int, need: int) -> Undecided:
+    lost = sum(isinstance(answer, Silent) and answer.sent for answer in answers)
+    perhaps = len(_votes(answers)) + lost >= need
     in_time = _enough_vote_in(answers, _IN_TIME, missing)
-    return Undecided(votes + lost >= need, in_time, _enough_vote_in(answers, _BY_CLOCK, missing))
+    return Undecided(perhaps, in_time, _enough_vote_in(answers, _BY_CLOCK, missing))
 
 
 def _enough_vote_in(answers: Sequence[Answer], kinds: frozenset[str], missing: int) -> float | None:
-    waits = sorted(it.left for it in answers if isinstance(it, No) and it.kind in kinds)
+    waits = sorted(no.left for no in answers if isinstance(no, No) and no.kind in kinds)
     if not 0 < missing <= len(waits):
         return None
     # Servers that were started together are waited for together: a lease on all of them lasts
@@ -276,13 +276,13 @@ class BallotClock:
     def learn(self, node: int, unix_us: int, at: float) -> None:
         """The node has this time; its reply came at instant `at`."""
         self._offsets[node] = unix_us / 1e6 - at
-        known = sorted(it for it in self._offsets if it is not None)
+        known = sorted(offset for offset in self._offsets if offset is not None)
         self._median = known[len(known) // 2]
 
     def knows(self) -> bool:
         """Whether enough clocks were heard to have a median."""
-        known = [it for it in self._offsets if it is not None]
-        return len(known) >= majority_of(len(self._offsets))
+        known = len(self._offsets) - self._offsets.count(None)
+        return known >= majority_of(len(self._offsets))
 
     def propose(self, now: float, above: int = 0) -> int:
         """A ballot above `above`, and above all that this process has drawn from the clocks."""

@@ -332,7 +332,7 @@ class SyncSubscribers:
     def _ready(self, seconds: float) -> set[int]:
         """The nodes that can be read; -1: woken."""
         places = {self._mine.fileno(): -1}
-        places |= {it.fileno(): at for at, it in enumerate(self._links) if it is not None}
+        places |= {link.fileno(): node for node, link in enumerate(self._links) if link}
         if not hasattr(select, "poll"):
             found, _, _ = select.select(list(places), [], [], seconds)
             return {places[fd] for fd in found}

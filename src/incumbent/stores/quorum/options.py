@@ -36,7 +36,7 @@ class QuorumOptions:
         """The URL for people: no password, no options."""
         first = self.nodes[0].shown.partition("://")[2]
         login = first.rpartition("@")[0]
-        hosts = ",".join(it.shown.rpartition("@")[2].rpartition("://")[2] for it in self.nodes)
+        hosts = ",".join(node.shown.rpartition("@")[2].rpartition("://")[2] for node in self.nodes)
         hosts = re.sub(r"/\d+(?=,|$)", "", hosts)
         return f"{self.scheme}://{login}{'@' if login else ''}{hosts}/{self.nodes[0].db}"
 
@@ -109,7 +109,7 @@ def _check(nodes: tuple[RedisOptions, ...], hosts: str) -> None:
             " redis://host",
             name="store",
         )
-    if len({_address(it) for it in nodes}) < count:
+    if len(set(map(_address, nodes))) < count:
         raise ConfigError("a quorum needs different servers: one is named twice", name="store")
 
 
@@ -130,6 +130,6 @@ def _address(node: RedisOptions) -> str:
 
 def _fingerprint(nodes: tuple[RedisOptions, ...], name: str | None) -> str:
     """`3:1f0a...`: the same for every order of the same list, or for the same name."""
-    said = ",".join(sorted(_address(it) for it in nodes)) if name is None else f"name {name}"
-    mark = blake2s(f"{said}/{nodes[0].db}".encode(), digest_size=8).hexdigest()
+    members = ",".join(sorted(map(_address, nodes))) if name is None else f"name {name}"
+    mark = blake2s(f"{members}/{nodes[0].db}".encode(), digest_size=8).hexdigest()
     return f"{len(nodes)}:{mark}"

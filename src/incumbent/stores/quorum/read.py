@@ -152,7 +152,7 @@ async def _read_all(panel: Panel, keys: Sequence[Key], until: float) -> list[tup
     """The records, and how many nodes have the newest fields of each."""
     quorum = panel.quorum
     one = [quorum.dialect.record(key) for key in keys]
-    step = Step(b"".join(it.payload for it in one), sum(it.answers for it in one))
+    step = Step(b"".join(each.payload for each in one), sum(each.answers for each in one))
     replies = await panel.ask([step] * len(quorum.names), until)
     if not answered_by_most(replies):
         silent: list[Answer] = [

@@ -144,7 +144,7 @@ class _Take:
         await found(panel, self.until)
         if first is None and not quorum.clock.knows():
             nothing = await panel.ask([None] * len(quorum.names), self.until)
-            raise no_majority(quorum, [silent_of(it, "") for it in nothing], perhaps=False)
+            raise no_majority(quorum, [silent_of(reply, "") for reply in nothing], perhaps=False)
         for count in range(_TURNS):
             if count or first is None:
                 await self._ask_for_votes()
@@ -199,7 +199,7 @@ class _Take:
                 return None
             case ballots.Lost(no):
                 await self._take_back()
-                if no.kind == "paused" and any(isinstance(it, Vote) for it in self.answers):
+                if no.kind == "paused" and any(isinstance(answer, Vote) for answer in self.answers):
                     # One that missed it is told, before those that know it fail.
                     with suppress(StoreError):
                         await self._is_paused()
