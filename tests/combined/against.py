@@ -29,6 +29,8 @@ _THEN = {
     "incumbent.protocol": "incumbent._core",
     "incumbent.durations import backoff_delay": "incumbent.backoff import backoff_delay",
     "policy.Policy(self.ttl": "policy.make_policy(self.ttl",
+    "Wanted(KEY, ask, ask,": "Wanted(KEY, ask,",
+    "Wanted(wanted.key, ask, ask,": "Wanted(wanted.key, ask,",
     "quorum.nodes import Quorum": "quorum.group import Quorum\nfrom incumbent.stores.quorum.rounds"
     " import Rounds",
     "DialingPanel(panel.process, panel.machines, self.quorum)": "DialingPanel("
