@@ -123,7 +123,7 @@ def test_a_campaign_needs_its_separator_too(command: str) -> None:
 @pytest.mark.parametrize("text", ["0", "-1", "1e3", "", "many", "100001", "9" * 40])
 def test_a_limit_that_is_no_number_is_refused(text: str) -> None:
     request = Request("cron", {"max_runs": text})
-    with pytest.raises(ConfigError, match=r"max_runs=.*: a number from 1 to 100000"):
+    with pytest.raises(ConfigError, match=r"--max-runs=.*: a number from 1 to 100000"):
         number(request, "max_runs", 1, 100_000, 100)
 
 

@@ -53,7 +53,8 @@ def number(request: Request, dest: str, least: int, most: int, default: int) -> 
         return default
     plain = text.isascii() and text.isdecimal() and len(text) < 10
     if not plain or not least <= int(text) <= most:
-        raise ConfigError(f"{dest}={text[:40]!r}: a number from {least} to {most}", name=dest)
+        flag = f"--{dest.replace('_', '-')}"
+        raise ConfigError(f"{flag}={text[:40]!r}: a number from {least} to {most}", name=dest)
     return int(text)
 
 

@@ -93,7 +93,7 @@ def _work(request: Request) -> int:
     workers = number(request, "workers", 1, _MOST_WORKERS, 0)
     holders = number(request, "holders", 1, _MOST_WORKERS, 1)
     if not workers:
-        missing = f"workers is missing: a number from 1 to {_MOST_WORKERS}"
+        missing = f"--workers is missing: a number from 1 to {_MOST_WORKERS}"
         raise ConfigError(missing, name="workers")
     if holders > workers:
         raise ConfigError(
