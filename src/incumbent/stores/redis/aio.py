@@ -8,20 +8,24 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Hashable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 from incumbent import clock
-from incumbent.errors import StoreUnavailable
+from incumbent.errors import StoreError, StoreUnavailable
+from incumbent.model import Ask, GiveOutcome, Key, Queued, TakeOutcome
 from incumbent.net.readers import LoopWakeup, Wakeup
+from incumbent.stores.base import Parting
 from incumbent.stores.loops import LoopEnd
 from incumbent.stores.plan import Plan
 from incumbent.stores.redis.aiodial import dial
 from incumbent.stores.redis.aiowire import AsyncWire
 from incumbent.stores.redis.commands import Commands
-from incumbent.stores.redis.dialect import Server
+from incumbent.stores.redis.dialect import DIALECT, Server, is_forgotten, settle_take
 from incumbent.stores.redis.driver import Site
 from incumbent.stores.redis.errors import Broken, Demoted, Outdated
 from incumbent.stores.redis.exchange import UNUSABLE, Exchange, carry_out
+from incumbent.stores.redis.incarnation import LOOK_EVERY
+from incumbent.stores.redis.resp import as_eval
 from incumbent.stores.redis.subscription import Subscriber
 
 __all__ = ["AsyncRedisStore"]
@@ -71,22 +75,57 @@ class AsyncRedisStore(Exchange[AsyncWire]):
         for wire in list(self.all):
             wire.close()
 
-    async def run(self, plan: Plan[Server, T], until: float) -> T:
-        """As Exchange.run, by fewer coroutines where the connection was just looked at."""
-        wire = self._shared
-        if wire is None or wire.is_stale(trust=True) or plan.ttl > wire.serves or self.hub.waits_on:
-            return await super().run(plan, until)
-        sent = _now()
+    async def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
+        """Without a plan, by a connection whose server was looked at just now."""
+        wire, commands, now = self._shared, self.commands, _now()
+        if (
+            wire is None
+            or wire.is_stale(trust=True)
+            or now - wire.asked > LOOK_EVERY
+            or ask.ttl > wire.serves
+            or self.hub.waits_on
+        ):
+            return await super().take(key, claim, ask, until)
         try:
-            program = plan.start(Server(self.site, self.commands, wire), until)
-            outcome = await carry_out(wire, program, until)
+            request = commands.take(key, claim, ask, wire.sign, until + wire.ahead)
+            outcome: TakeOutcome
+            reply = await self._ask(wire, request, until)
+            if type(reply) is bytes and now - wire.looked <= LOOK_EVERY:
+                outcome = commands.taken(reply, key, claim, ask, wire.epoch)
+            else:
+                server = Server(self.site, commands, wire)
+                program = settle_take(server, key, claim, ask, until, now, reply)
+                outcome = await carry_out(wire, program, until, begun=True)
         except UNUSABLE as error:
             self.settle(wire, self.idle, error)
-            outcome = await self.again(error, plan, until)
-        except BaseException as error:
+            outcome = await self.again(error, DIALECT.take(key, claim, ask), until)
+        except StoreError as error:
             self.settle(wire, self.idle, error)
             raise
-        return self.learnt(plan, sent, outcome)
+        if self.hub.asked or type(outcome) is Queued:
+            self.hub.learn(claim, now, outcome)
+        return outcome
+
+    async def give(
+        self, key: Key, claim: str, token: int | None, until: float, **parting: Unpack[Parting]
+    ) -> GiveOutcome:
+        wire, commands = self._shared, self.commands
+        if wire is None or wire.is_stale(trust=True):
+            return await super().give(key, claim, token, until, **parting)
+        try:
+            request = commands.give(key, claim, token, **parting)
+            return commands.given(await self._ask(wire, request, until), key)
+        except UNUSABLE as error:
+            self.settle(wire, self.idle, error)
+            return await self.again(error, DIALECT.give(key, claim, token, **parting), until)
+        except StoreError as error:
+            self.settle(wire, self.idle, error)
+            raise
+
+    @staticmethod
+    async def _ask(wire: AsyncWire, request: bytes, until: float) -> Any:
+        reply = await wire.ask(request, until)
+        return await wire.ask(as_eval(request), until) if is_forgotten(reply) else reply
 
     # -- the connection -----------------------------------------------------------------------
 

@@ -130,9 +130,9 @@ class Commands:
         key: Key,
         claim: str,
         token: int | None,
-        closed_for: float,
-        slot: str | None,
+        closed_for: float = 0.0,
         reserve_for: str | None = None,
+        slot: str | None = None,
     ) -> bytes:
         """The request of a give."""
         if not token or slot is not None or closed_for > 0:

@@ -51,6 +51,7 @@ __all__ = [
     "give_back",
     "is_forgotten",
     "meeting",
+    "settle_take",
     "take_program",
     "too_early",
 ]
@@ -111,7 +112,7 @@ class Dialect:
 
         def start(server: Server, _: float) -> Program[GiveOutcome]:
             commands = server.commands
-            request = commands.give(key, claim, token, closed_for, slot, reserve_for)
+            request = commands.give(key, claim, token, closed_for, reserve_for, slot)
             (reply,) = yield Step(request, 1)
             return commands.given(reply, key)
 
@@ -175,11 +176,19 @@ def take_program(
     if now - known.asked > LOOK_EVERY or ask.ttl > known.serves:
         return (yield from _take_looking(server, key, claim, ask, until))
     (reply,) = yield Step(commands.take(key, claim, ask, known.sign, until + known.ahead), 1)
+    return (yield from settle_take(server, key, claim, ask, until, now, reply))
+
+
+def settle_take(
+    server: Server, key: Key, claim: str, ask: Ask, until: float, sent: float, reply: Any
+) -> Program[TakeOutcome]:
+    """What follows the reply to a take that was sent at `sent` without a look."""
+    commands, known = server.commands, server.known
     outcome = commands.taken(reply, key, claim, ask, known.epoch)
     if type(outcome) is not Granted:
         return outcome
     # On asyncio another task may have looked: the reply to its look came before this one.
-    believed = now - known.looked <= LOOK_EVERY
+    believed = sent - known.looked <= LOOK_EVERY
     if believed and type(reply) is list and len(reply) == 1:
         (mark,) = yield Step(known.reread, 1)
         believed = known.is_marked(mark)

@@ -172,8 +172,8 @@ class Exchange(PlanRunner[W, Server]):
         return await self.carry(self.dialect.unchanged(key, seen), until)
 
 
-async def carry_out(wire: AnyWire, program: Program[T], until: float) -> T:
-    """The outcome of a program. Raises Broken."""
+async def carry_out(wire: AnyWire, program: Program[T], until: float, *, begun: bool = False) -> T:
+    """The outcome of a program. `begun`: a request of it was carried out already. Raises Broken."""
     answers: Any = None
     try:
         while True:
@@ -184,7 +184,7 @@ async def carry_out(wire: AnyWire, program: Program[T], until: float) -> T:
                     replies = await wire.ask_all(as_eval(step.payload), 1, until)
             except Broken as error:
                 # The steps before this one were carried out, such as a take before its undo.
-                error.sent = error.sent or answers is not None
+                error.sent = error.sent or begun or answers is not None
                 raise
             answers = replies
     except StopIteration as end:

@@ -1,4 +1,4 @@
-"""The blocking side: `exchange` in one step, and a shorter way for what has to be fast."""
+"""The blocking side: `exchange` in one step, and a shorter way for takes and gives."""
 
 from __future__ import annotations
 
@@ -8,28 +8,27 @@ import threading
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from math import ceil
-from typing import Any, TypeVar, Unpack
+from typing import Any, Unpack
 
 from incumbent import clock
-from incumbent.model import Ask, GiveOutcome, Key, TakeOutcome
+from incumbent.model import Ask, GiveOutcome, Key, Queued, TakeOutcome
 from incumbent.net.dial import close_with
 from incumbent.net.readers import SLICE, LockWakeup, Wakeup
 from incumbent.net.wire import STALE_AFTER
 from incumbent.protocol.port import run
 from incumbent.stores.base import Parting
 from incumbent.stores.loops import detach_in_child
-from incumbent.stores.plan import BlockingStore, Plan
+from incumbent.stores.plan import BlockingStore
 from incumbent.stores.redis.commands import Commands
 from incumbent.stores.redis.dial import dial
-from incumbent.stores.redis.dialect import DIALECT, Server
+from incumbent.stores.redis.dialect import DIALECT, Server, settle_take
 from incumbent.stores.redis.driver import Site
 from incumbent.stores.redis.exchange import UNUSABLE, Exchange
+from incumbent.stores.redis.incarnation import LOOK_EVERY
 from incumbent.stores.redis.subscription import Subscriber
 from incumbent.stores.redis.wire import Wire
 
 __all__ = ["BlockingExchange", "RedisStore"]
-
-T = TypeVar("T")
 
 _now = clock.now
 
@@ -60,51 +59,76 @@ class BlockingExchange(Exchange[Wire]):
 
 
 class RedisStore(BlockingStore[BlockingExchange]):
-    """See stores.base.Store."""
+    """See stores.base.Store. A take and a give need no plan by a connection at hand."""
 
     def __init__(self, site: Site, commands: Commands) -> None:
         super().__init__(BlockingExchange(site, commands))
 
     def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
-        return self.run(DIALECT.take(key, claim, ask), until)
-
-    def give(
-        self, key: Key, claim: str, token: int | None, until: float, **parting: Unpack[Parting]
-    ) -> GiveOutcome:
-        return self.run(DIALECT.give(key, claim, token, **parting), until)
-
-    def run(self, plan: Plan[Server, T], until: float) -> T:
-        """Carry out a plan. A connection that was just used needs no coroutine."""
-        exchange, now = self.operations, _now()
+        exchange, commands, now = self.operations, self.operations.commands, _now()
         idle = exchange.idle
+        wire = None if exchange.hub.waits_on else self._at_hand(idle, now, ask.ttl)
+        if wire is None:
+            return run(exchange.take(key, claim, ask, until))
+        outcome: TakeOutcome
         try:
-            wire = idle.pop()
-        except IndexError:
-            return run(exchange.run(plan, until))
-        if (
-            plan.ttl > wire.serves
-            or exchange.hub.waits_on
-            or (now - wire.used > STALE_AFTER and wire.is_stale(trust=False))
-        ):
-            idle.append(wire)
-            return run(exchange.run(plan, until))
-        wire.used = now
-        try:
-            program = plan.start(Server(exchange.site, exchange.commands, wire), until)
-            outcome = wire.carry_out(program, until)
+            request = commands.take(key, claim, ask, wire.sign, until + wire.ahead)
+            reply = wire.ask(request, until)
+            if type(reply) is bytes:
+                outcome = commands.taken(reply, key, claim, ask, wire.epoch)
+            else:
+                server = Server(exchange.site, commands, wire)
+                program = settle_take(server, key, claim, ask, until, now, reply)
+                outcome = wire.carry_out(program, until, begun=True)
         except UNUSABLE as error:
             wire.close()
-            outcome = run(exchange.again(error, plan, until))
+            outcome = run(exchange.again(error, DIALECT.take(key, claim, ask), until))
         except BaseException as error:
             exchange.settle(wire, idle, error)
             raise
         else:
-            # As `put_back`, written out.
-            if idle is exchange.idle:
-                idle.append(wire)
-            else:
-                wire.close()
-        return exchange.learnt(plan, now, outcome)
+            exchange.put_back(wire, idle)
+        if exchange.hub.asked or type(outcome) is Queued:
+            exchange.hub.learn(claim, now, outcome)
+        return outcome
+
+    def give(
+        self, key: Key, claim: str, token: int | None, until: float, **parting: Unpack[Parting]
+    ) -> GiveOutcome:
+        exchange, commands = self.operations, self.operations.commands
+        idle = exchange.idle
+        wire = self._at_hand(idle, _now())
+        if wire is None:
+            return run(exchange.give(key, claim, token, until, **parting))
+        try:
+            reply = wire.ask(commands.give(key, claim, token, **parting), until)
+            outcome = commands.given(reply, key)
+        except UNUSABLE as error:
+            wire.close()
+            return run(exchange.again(error, DIALECT.give(key, claim, token, **parting), until))
+        except BaseException as error:
+            exchange.settle(wire, idle, error)
+            raise
+        exchange.put_back(wire, idle)
+        return outcome
+
+    @staticmethod
+    def _at_hand(idle: list[Wire], now: float, ttl: float = 0.0) -> Wire | None:
+        """An idle connection that was used just now.
+
+        With a ttl also one whose server was looked at just now, and grants such a lease.
+        """
+        try:
+            wire = idle.pop()
+        except IndexError:
+            return None
+        if (ttl and (ttl > wire.serves or now - wire.looked > LOOK_EVERY)) or (
+            now - wire.used > STALE_AFTER and wire.is_stale(trust=False)
+        ):
+            idle.append(wire)
+            return None
+        wire.used = now
+        return wire
 
 
 class BlockingSubscriber:

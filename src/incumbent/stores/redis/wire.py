@@ -26,7 +26,7 @@ class Wire(BlockingWire, Acquaintance):
         reader = hiredis.Reader()
         self._feed, self._gets = reader.feed, reader.gets
 
-    def carry_out(self, program: Program[T], until: float) -> T:
+    def carry_out(self, program: Program[T], until: float, *, begun: bool = False) -> T:
         """As exchange.carry_out, without a coroutine."""
         replies: Any = None
         try:
@@ -39,7 +39,7 @@ class Wire(BlockingWire, Acquaintance):
                         self.send(step.payload, until)
                         replies = [self.read(until) for _ in range(step.answers)]
                 except Broken as error:
-                    error.sent = error.sent or replies is not None
+                    error.sent = error.sent or begun or replies is not None
                     raise
         except StopIteration as end:
             outcome: T = end.value
@@ -48,7 +48,11 @@ class Wire(BlockingWire, Acquaintance):
     def ask(self, request: bytes, until: float) -> Any:
         """One request, one answer. Raises Broken."""
         self.send(request, until)
-        answer = self.read(until)
+        # As `read`, but for a first look: nothing is there before the request has left.
+        self._feed(self.receive(until))
+        answer = self._gets()
+        if answer is False:
+            answer = self.read(until)
         if type(answer) is hiredis.ReplyError and str(answer).startswith("NOSCRIPT"):
             return self.ask(as_eval(request), until)
         return answer
