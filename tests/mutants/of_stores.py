@@ -99,7 +99,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     _d(
         "redis: an undoing that was never sent leaves nothing in doubt",
         "stores/redis/exchange.py",
-        "error.sent = error.sent or answers is not None",
+        "error.sent = error.sent or begun or answers is not None",
         "pass",
         *_GIVEN_BACK,
     ),

@@ -26,6 +26,7 @@ from incumbent.model import (
     Slot,
     Stale,
 )
+from incumbent.protocol.port import run
 from incumbent.stores.plan import Plan
 from incumbent.stores.redis.dialect import Server, give_back
 from tests.stores.redis.world import ASK, Party, new_claim, party, soon
@@ -237,7 +238,7 @@ def test_who_looks_on_hears_of_a_grant_that_is_given_back(here: Party, raw: redi
         undo: Plan[Server, None] = Plan(
             "give", lambda server, _: give_back(server.commands, here.key, granted, ASK)
         )
-        here.store.run(undo, soon())
+        run(here.store.operations.run(undo, soon()))
         # As after a release: an empty message tells of a reservation or a field.
         assert heard.get_message(timeout=2)["data"] == b"given"
 
