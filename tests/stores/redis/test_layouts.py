@@ -24,9 +24,9 @@ from incumbent.stores.redis.cluster import SLOTS, Cluster, Topology, markers_of,
 from incumbent.stores.redis.commands import Commands
 from incumbent.stores.redis.dialect import Server
 from incumbent.stores.redis.driver import Site, Target
-from incumbent.stores.redis.engine import LayeredEngine
 from incumbent.stores.redis.hosts import parse_address, say_address
 from incumbent.stores.redis.incarnation import Acquaintance, Known, Mark, Met
+from incumbent.stores.redis.layered import LayeredEngine
 from incumbent.stores.redis.names import Naming
 from incumbent.stores.redis.options import parse_redis_url
 from incumbent.stores.redis.resp import Step

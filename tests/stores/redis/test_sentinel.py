@@ -13,7 +13,7 @@ import pytest
 from incumbent import clock
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.model import Ask, Gone, Granted, Refused, Renewal, Renewed, RenewOutcome
-from incumbent.stores.redis import engine as redis_engine
+from incumbent.stores.redis import layered
 from tests.contract.chosen import ALL
 from tests.stores.redis.world import Party, new_claim, party, soon
 from tests.support.forks import in_a_child
@@ -35,7 +35,7 @@ def running() -> Iterator[Sentinels]:
 
 @pytest.fixture(autouse=True)
 def settles_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redis_engine, "SETTLE", SETTLE)
+    monkeypatch.setattr(layered, "SETTLE", SETTLE)
 
 
 def renewal(one: Party, granted: Granted) -> Renewal:

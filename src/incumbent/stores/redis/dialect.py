@@ -19,6 +19,7 @@ from incumbent.model import (
     Ask,
     ByClaim,
     ByVersion,
+    Capabilities,
     GiveOutcome,
     Granted,
     Guard,
@@ -44,6 +45,7 @@ from incumbent.stores.redis.resp import SCRIPTS, Program, Step, as_eval, millise
 from incumbent.stores.restart import wait_after_restart
 
 __all__ = [
+    "CAPABILITIES",
     "DIALECT",
     "Dialect",
     "Server",
@@ -57,6 +59,16 @@ __all__ = [
 ]
 
 _now = clock.now
+
+CAPABILITIES: Final = Capabilities(
+    waits="pubsub",
+    ttl_clock="wall",
+    queue=True,
+    candidates=True,
+    reservations=True,
+    refuses_late=True,
+)
+"""What a Redis of any layout can do."""
 
 
 class Server(NamedTuple):

@@ -2,60 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING, Final, TypeAlias
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from incumbent import clock
-from incumbent.errors import StoreError
-from incumbent.model import Capabilities
-from incumbent.protocol.port import run
 from incumbent.stores.findings import Finding
 from incumbent.stores.loops import ServerEngine
-from incumbent.stores.plan import BlockingStore, Planned
-from incumbent.stores.redis.cluster import Cluster
 from incumbent.stores.redis.commands import Commands
-from incumbent.stores.redis.dialect import Server
-from incumbent.stores.redis.doctor import examine
-from incumbent.stores.redis.driver import Site, Target, target_at
-from incumbent.stores.redis.hosts import Address, Reach, say_address, the_same
+from incumbent.stores.redis.dialect import CAPABILITIES
+from incumbent.stores.redis.driver import Site, Target
+from incumbent.stores.redis.hosts import Reach, the_same
 from incumbent.stores.redis.names import Naming
 from incumbent.stores.redis.options import RedisOptions
-from incumbent.stores.redis.replicas import Confirmed
-from incumbent.stores.redis.router import Router
-from incumbent.stores.redis.sentinel import SETTLE, Follow, Followed, say_master
-from incumbent.stores.redis.sides import BlockingSide, Side
 from incumbent.stores.redis.sync import RedisStore
 
 if TYPE_CHECKING:
     from incumbent.stores.redis.aio import AsyncRedisStore
-    from incumbent.stores.redis.aiosides import AsyncFace
+    from incumbent.stores.redis.layered import LayeredEngine
 
-__all__ = ["LayeredEngine", "RedisEngine", "engine_at"]
-
-Build: TypeAlias = Callable[[Side], Planned[Server]]
-"""Makes the layers of one side."""
-Visit: TypeAlias = Callable[[Site, float], list[Finding]]
-"""What there is to say of one server, until an instant."""
-AtMasters: TypeAlias = Callable[[Side, float, Visit], list[Finding]]
-"""Visits all masters, until an instant."""
-
-
-_CAPABILITIES: Final = Capabilities(
-    waits="pubsub",
-    ttl_clock="wall",
-    queue=True,
-    candidates=True,
-    reservations=True,
-    refuses_late=True,
-)
+__all__ = ["RedisEngine", "engine_at"]
 
 
 class RedisEngine(ServerEngine[RedisStore, "AsyncRedisStore"]):
     """One server, without anything between it and the caller."""
 
-    capabilities = _CAPABILITIES
+    capabilities = CAPABILITIES
 
     def __init__(self, site: Site, template: str | None = None) -> None:
         self._site = site
@@ -71,28 +41,10 @@ class RedisEngine(ServerEngine[RedisStore, "AsyncRedisStore"]):
 
     def diagnose(self, ttl: float, until: float) -> list[Finding]:
         """See Engine.diagnose. Looks also at a server that would be refused."""
+        # Only doctor needs it: a lock is there sooner.
+        from incumbent.stores.redis.doctor import examine
+
         return examine(ttl, self._site, until)
-
-
-class LayeredEngine(ServerEngine[BlockingStore[Planned[Server]], "AsyncFace"]):
-    """A store that needs more than the connections to one server."""
-
-    capabilities = _CAPABILITIES
-
-    def __init__(self, where: str, build: Build, at_masters: AtMasters) -> None:
-        self._at_masters = at_masters
-        self._side = BlockingSide()
-
-        def make() -> AsyncFace:
-            from incumbent.stores.redis.aiosides import make_face
-
-            return make_face(build)
-
-        super().__init__(where, BlockingStore(build(self._side)), make)
-
-    def diagnose(self, ttl: float, until: float) -> list[Finding]:
-        """See Engine.diagnose. Looks also at servers that would be refused."""
-        return self._at_masters(self._side, until, partial(examine, ttl))
 
 
 def engine_at(
@@ -108,82 +60,7 @@ def engine_at(
     """
     if not options.layered:
         return RedisEngine(site, options.key)
-    if options.layout == "sentinel":
-        targets = sentinels or [_sentinel_target(site, options, each) for each in options.hosts]
-        return _sentinel_engine(site, options, targets, reach)
-    if options.layout == "cluster":
-        return _cluster_engine(site, options, reach)
-    return _single_engine(site, options)
+    # Sentinels, clusters and replicas cost a start what most do not need.
+    from incumbent.stores.redis.layered import layered_engine
 
-
-def _connections(
-    options: RedisOptions, commands: Commands, site: Site, side: Side
-) -> Planned[Server]:
-    """The connections to one server, and what every one of them needs."""
-    exchange = side.exchange(site, commands)
-    if options.wait_replicas:
-        return Confirmed(exchange, options.wait_replicas, options.wait_timeout)
-    return exchange
-
-
-def _single_engine(site: Site, options: RedisOptions) -> LayeredEngine:
-    commands = Commands(Naming(options.key), site.where)
-    build = partial(_connections, options, commands, site)
-    return LayeredEngine(site.where, build, lambda _, until, visit: visit(site, until))
-
-
-def _sentinel_engine(
-    site: Site, options: RedisOptions, targets: Sequence[Target], reach: Reach
-) -> LayeredEngine:
-    site.marker = site.marker._replace(settle=SETTLE)
-    commands = Commands(Naming(options.key), site.where)
-    sentinels = tuple(
-        Site(target, f"the sentinel {say_address(address)}")
-        for target, address in zip(targets, options.hosts, strict=True)
-    )
-    followed = Followed(site, sentinels, options.service, reach)
-
-    def build(side: Side) -> Planned[Server]:
-        return Follow(_connections(options, commands, site, side), side, followed)
-
-    def at_the_master(side: Side, until: float, visit: Visit) -> list[Finding]:
-        try:
-            address = run(followed.ask(side, until))
-        except StoreError as error:
-            return [("error", str(error), "check the sentinels, their password and the name")]
-        return [("ok", say_master(address), ""), *visit(site, until)]
-
-    return LayeredEngine(site.where, build, at_the_master)
-
-
-def _sentinel_target(site: Site, options: RedisOptions, address: Address) -> Target:
-    # A sentinel has no databases, and users of its own.
-    return replace(
-        target_at(site.target, address),
-        db=0,
-        username=options.sentinel_username,
-        password=options.sentinel_password,
-    )
-
-
-def _cluster_engine(site: Site, options: RedisOptions, reach: Reach) -> LayeredEngine:
-    cluster, naming = Cluster(site, options.hosts, reach), Naming(options.key)
-
-    def build(side: Side) -> Planned[Server]:
-        return Router(side, cluster, naming, options.wait_replicas, options.wait_timeout)
-
-    def at_all_masters(side: Side, until: float, visit: Visit) -> list[Finding]:
-        try:
-            run(cluster.ask(side, until))
-        except StoreError as error:
-            return [("error", str(error), "check the nodes, their password and the network")]
-        found: list[Finding] = [("ok", cluster.summary, "")]
-        nodes = cluster.topology.nodes()
-        for left, address in zip(range(len(nodes), 0, -1), nodes, strict=True):
-            # Each has its share of the time that is left, so that one cannot use up all of it.
-            share = clock.now() + max(0.0, until - clock.now()) / left
-            about = visit(cluster.site_of(address), share)
-            found += [(level, f"{say_address(address)}: {what}", do) for level, what, do in about]
-        return found
-
-    return LayeredEngine(site.where, build, at_all_masters)
+    return layered_engine(site, options, sentinels, reach)

@@ -15,7 +15,8 @@ from incumbent.stores.redis.options import (
 from incumbent.stores.url import parse_restart_wait
 
 if TYPE_CHECKING:
-    from incumbent.stores.redis.engine import LayeredEngine, RedisEngine
+    from incumbent.stores.redis.engine import RedisEngine
+    from incumbent.stores.redis.layered import LayeredEngine
 
 __all__ = ["engine_from_client", "open_redis", "open_store"]
 
