@@ -12,8 +12,6 @@ from incumbent.policy import Policy
 from incumbent.protocol.held import Held
 from incumbent.protocol.link import Link
 
-__all__ = ["Belief"]
-
 
 class Belief:
     """One lease, seen by the rest of this project. `link`: the drivers of its store."""

@@ -8,9 +8,6 @@ from typing import Any, TypeVar
 
 from incumbent.errors import ConfigError, Misuse
 
-__all__ = ["awaitable", "is_async", "name_of", "not_deferred", "refuse_generator"]
-
-
 V = TypeVar("V")
 
 

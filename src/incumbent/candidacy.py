@@ -21,8 +21,6 @@ from incumbent.protocol.chance import draw_jitter
 from incumbent.protocol.notifier import notifier
 from incumbent.protocol.observe import Observation, ReadingPort, read_leader
 
-__all__ = ["ElectionHandle", "ElectionSettings", "Metadata", "Steering", "TermHandle"]
-
 Metadata: TypeAlias = Mapping[str, str] | bytes | None
 OnElected: TypeAlias = Callable[[Any], None]
 OnRevoked: TypeAlias = Callable[[LeaseLost | None], None]

@@ -15,8 +15,6 @@ from incumbent.options import LockSettings, overruled, parse_timeout
 from incumbent.protocol.link import own_link
 from incumbent.stores.names import make_key
 
-__all__ = ["AsyncClient", "Client"]
-
 
 class ClientHandle:
     """One store, one namespace and common settings for many locks."""

@@ -11,8 +11,6 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-__all__ = ["now", "wall"]
-
 
 def _clock() -> Callable[[], float]:
     if hasattr(time, "CLOCK_BOOTTIME"):

@@ -18,8 +18,6 @@ from incumbent.locks import AsyncLease, AsyncLock, Lease, Lock
 from incumbent.options import LockSettings, require
 from incumbent.protocol.port import run as drive
 
-__all__ = ["begin_on_record", "exclusive", "once"]
-
 F = TypeVar("F", bound=Callable[..., Any])
 L = TypeVar("L", bound=LockHandle[Any])
 IfHeld = Literal["wait", "raise", "skip"]

@@ -9,8 +9,6 @@ from typing import TypeAlias
 
 from incumbent.errors import ConfigError
 
-__all__ = ["DAY", "Duration", "backoff_delay", "parse_duration", "say_seconds"]
-
 Duration: TypeAlias = "float | int | str | timedelta"
 
 DAY = 86_400.0

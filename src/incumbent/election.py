@@ -15,16 +15,6 @@ from incumbent.durations import backoff_delay
 from incumbent.errors import ConfigError
 from incumbent.model import META_MAX, Holding, Record, Refused
 
-__all__ = [
-    "Leader",
-    "Standing",
-    "encode_metadata",
-    "leader_by_refusal",
-    "leader_of",
-    "read_metadata",
-    "watch_for",
-]
-
 _PAUSE_BASE: Final = 0.1
 _PAUSE_CAP: Final = 5.0
 """Seconds: bounds of the pause between two terms of one candidate."""

@@ -27,8 +27,6 @@ from incumbent.protocol.observe import Observation, ReadingPort, observe
 from incumbent.protocol.port import run
 from incumbent.protocol.words import lease_lost
 
-__all__ = ["AsyncElection", "AsyncTerm", "Election", "Term"]
-
 V = TypeVar("V")
 
 _BE_ASYNC = "coroutines belong to AsyncElection"

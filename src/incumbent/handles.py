@@ -21,8 +21,6 @@ from incumbent.protocol.notifier import notifier
 from incumbent.protocol.words import asked_by, lease_lost
 from incumbent.unpatched import original
 
-__all__ = ["LeaseHandle", "LockHandle", "loss_of", "refuse_copy"]
-
 L = TypeVar("L")
 
 _EXIT_LOST = 123

@@ -17,8 +17,6 @@ from incumbent.durations import Duration, parse_duration, say_seconds
 from incumbent.errors import LeaseLost, Misuse
 from incumbent.protocol.words import lease_lost
 
-__all__ = ["CurrentLease", "current"]
-
 _PATIENCE: Final = 0.25
 """Seconds for an answer; a supervisor that is slower than that is not well."""
 _LONGEST: Final = 65_536

@@ -19,8 +19,6 @@ from typing import Final
 from incumbent.model import Granted
 from incumbent.policy import Policy
 
-__all__ = ["TRANSITIONS", "IllegalInput", "Input", "LeaseMachine", "Proof", "State"]
-
 
 class _Named(Enum):
     # Enum hashes the name in Python at every look-up; members are singletons, so identity serves.

@@ -26,8 +26,6 @@ from incumbent.protocol.words import lease_lost
 if TYPE_CHECKING:
     from incumbent.protocol.aio import LeaseScope
 
-__all__ = ["AsyncLease", "AsyncLock", "Candidate", "Lease", "Lock", "enclose", "give_back"]
-
 _STANDS_FOR = 1.5
 """Times the ttl: a candidate asks again at least once a ttl."""
 

@@ -16,18 +16,6 @@ from incumbent.policy import TTL_DEFAULT, Policy, make_policy
 from incumbent.protocol.held import Wanted
 from incumbent.stores.names import check_name, make_key
 
-__all__ = [
-    "IfLost",
-    "LockSettings",
-    "OnLost",
-    "default_holder",
-    "overruled",
-    "parse_timeout",
-    "policy_from",
-    "require",
-    "wanted_from",
-]
-
 OnLost = Callable[[LeaseLost], None]
 IfLost = Literal["raise", "exit"]
 

@@ -16,8 +16,6 @@ from functools import lru_cache
 from incumbent.durations import DAY, Duration, parse_duration, say_seconds
 from incumbent.errors import ConfigError
 
-__all__ = ["TTL_DEFAULT", "TTL_MAX", "TTL_MIN", "Policy", "make_policy"]
-
 TTL_DEFAULT = 15.0
 TTL_MIN = 0.1
 TTL_MAX = DAY

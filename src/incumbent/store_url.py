@@ -7,8 +7,6 @@ from collections.abc import Mapping
 
 from incumbent.errors import ConfigError
 
-__all__ = ["read_secret", "store_url", "with_password"]
-
 _URL = "INCUMBENT_STORE"
 _URL_FILE = "INCUMBENT_STORE_FILE"
 _PASSWORD_FILE = "INCUMBENT_STORE_PASSWORD_FILE"  # noqa: S105 - the name of a variable

@@ -10,8 +10,6 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-__all__ = ["original", "start_bare_thread", "start_thread"]
-
 
 def original(module: str, name: str) -> Any:
     """`module.name` as it was before gevent patched it."""

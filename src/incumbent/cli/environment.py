@@ -9,8 +9,6 @@ from typing import Final
 from incumbent.cli.table import FLAGS, PREFIX, SETTINGS, VARIABLES, Option
 from incumbent.errors import ConfigError
 
-__all__ = ["distance", "flags_in", "settings_from", "unknown_variables"]
-
 _YES: Final = frozenset({"1", "true", "yes", "on"})
 _NO: Final = frozenset({"0", "false", "no", "off"})
 

@@ -24,21 +24,6 @@ from incumbent.errors import ConfigError
 from incumbent.model import Record
 from incumbent.stores.notices import PAUSE
 
-__all__ = [
-    "explain_job",
-    "has_no_instance",
-    "job_as_json",
-    "jobs_of",
-    "last_run",
-    "next_slot",
-    "result_of",
-    "run_as_json",
-    "runs_in",
-    "say_up",
-    "took",
-    "when_of",
-]
-
 
 def jobs_of(records: Iterable[Record]) -> list[Record]:
     """Those that are jobs."""

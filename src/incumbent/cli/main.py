@@ -16,8 +16,6 @@ from incumbent.cli.text import fault_line, say
 from incumbent.errors import ConfigError
 from incumbent.supervise.codes import FAULT, OK, USAGE, code_of
 
-__all__ = ["main"]
-
 _INTERRUPTED = 130
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 

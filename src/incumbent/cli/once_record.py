@@ -17,8 +17,6 @@ from incumbent.protocol.port import run as drive
 from incumbent.protocol.words import UNRECORDED
 from incumbent.supervise.run import Ending, release_after
 
-__all__ = ["begin", "end", "leave_to_the_record"]
-
 _STATES = {"ended": State.OK, "at_most_for": State.TIMED_OUT, "lost": State.LOST}
 _COMMAND_SHOWN = 200
 

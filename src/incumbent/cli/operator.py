@@ -24,8 +24,6 @@ from incumbent.stores.names import make_key
 from incumbent.stores.notices import RESIGN, encode_notice
 from incumbent.supervise.codes import BUSY, OK
 
-__all__ = ["WITHIN", "Operator", "open_client", "read_until", "wait_for_change"]
-
 WITHIN = 2.0
 """Seconds for one question to the store."""
 _REASON_MAX = 200

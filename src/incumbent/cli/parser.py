@@ -11,8 +11,6 @@ from typing import Final, NoReturn
 from incumbent.cli.environment import settings_from
 from incumbent.cli.table import COMMANDS, GLOBAL, OPTIONS, Command, Option
 
-__all__ = ["Request", "UsageError", "parse"]
-
 
 class UsageError(Exception):
     """The command line cannot be understood."""

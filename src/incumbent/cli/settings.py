@@ -17,8 +17,6 @@ from incumbent.supervise.run import Command
 
 _SLOT_KEPT = "30d"
 
-__all__ = ["cmd_of", "health", "lock_settings", "lock_times", "number"]
-
 
 def lock_settings(request: Request) -> LockSettings:
     """The settings that were given; the lock checks them."""

@@ -5,18 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = [
-    "COMMANDS",
-    "FLAGS",
-    "GLOBAL",
-    "OPTIONS",
-    "PREFIX",
-    "SETTINGS",
-    "VARIABLES",
-    "Command",
-    "Option",
-]
-
 PREFIX: Final = "INCUMBENT_"
 
 

@@ -11,21 +11,6 @@ from incumbent.errors import AcquireTimeout, ConfigError, NotAcquired
 from incumbent.model import Holding, Record
 from incumbent.stores.notices import PAUSE, RESIGN, read_notice
 
-__all__ = [
-    "busy",
-    "facts_of",
-    "fault_line",
-    "instant_of",
-    "iso",
-    "print_json",
-    "record_as_json",
-    "said_by",
-    "say",
-    "since_of",
-    "state_of",
-    "table",
-]
-
 
 def busy(error: NotAcquired) -> str:
     """Who has it, and for how much longer."""

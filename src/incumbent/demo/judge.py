@@ -30,8 +30,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Account", "faults_in", "seconds_shared", "spans_shared", "writes_beside"]
-
 
 @dataclass
 class Account:

@@ -15,8 +15,6 @@ from typing import ClassVar, Final, NamedTuple
 from incumbent.demo.judge import Account, writes_beside
 from incumbent.demo.stage import PATIENCE, Missed, Stage
 
-__all__ = ["STORE", "Ours", "Plain", "Scene", "Side", "spell"]
-
 TTL: Final = 1.2
 """Seconds; of both sides."""
 STORE: Final = "store"

@@ -24,8 +24,6 @@ from typing import Any, Final, Self, TypeVar
 from incumbent.supervise.kernel import die_with_parent, pidfds, readable
 from incumbent.supervise.processes import below
 
-__all__ = ["PATIENCE", "Missed", "Stage"]
-
 PATIENCE: Final = 6.0
 """Seconds that a scene waits for what must happen."""
 _SOCKET_PATH_MAX: Final = 60

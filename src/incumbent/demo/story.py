@@ -21,8 +21,6 @@ from incumbent.demo.judge import Account, faults_in, seconds_shared, spans_share
 from incumbent.demo.scenes import STORE, Ours, Plain, Scene, Side, spell
 from incumbent.demo.stage import Stage
 
-__all__ = ["Row", "command", "draw"]
-
 _WIDTH: Final = 72
 _LEGEND: Final = (
     "# writes   ! two at once   K killed  S frozen or silent  C goes on  T asked to leave"

@@ -19,8 +19,6 @@ from incumbent.unpatched import start_bare_thread
 if TYPE_CHECKING:
     import ssl
 
-__all__ = ["connect", "connect_unix", "resolve"]
-
 P = TypeVar("P", bound=asyncio.Protocol)
 
 

@@ -10,8 +10,6 @@ from math import inf
 from incumbent import clock
 from incumbent.net.pool import Broken
 
-__all__ = ["AsyncConnection"]
-
 _now = clock.now
 _LONGEST = 3600.0
 

@@ -21,8 +21,6 @@ from incumbent.unpatched import original
 if TYPE_CHECKING:
     import ssl
 
-__all__ = ["close_with", "connect", "connect_unix", "is_ready", "tune", "wait_ready"]
-
 _SLICE: Final = 1.0
 """Seconds of one poll; then our clock is asked again, which also counts suspend."""
 _KEEPALIVE: Final = (("TCP_KEEPIDLE", 2), ("TCP_KEEPINTVL", 1), ("TCP_KEEPCNT", 3))

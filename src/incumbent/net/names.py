@@ -14,8 +14,6 @@ from typing import Final, TypeVar
 
 from incumbent import clock
 
-__all__ = ["literal_address", "look_up", "resolve", "run_bounded"]
-
 T = TypeVar("T")
 
 _SLICE: Final = 1.0

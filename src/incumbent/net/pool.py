@@ -18,18 +18,6 @@ from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.model import Gone
 from incumbent.stores.plan import Plan, Planned
 
-__all__ = [
-    "Broken",
-    "Connection",
-    "Mismatch",
-    "PlanRunner",
-    "Pool",
-    "close_all",
-    "exchange_error",
-    "heard_again",
-    "still_in_doubt",
-]
-
 
 class Broken(Exception):
     """A connection failed. `sent`: the request may have left. `late`: there is no time left."""

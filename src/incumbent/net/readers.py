@@ -16,16 +16,6 @@ from incumbent import clock
 if TYPE_CHECKING:
     from asyncio import Future
 
-__all__ = [
-    "SLICE",
-    "LockWakeup",
-    "LoopWakeup",
-    "ReaderRole",
-    "Wakeup",
-    "count_loss",
-    "subscription_losses",
-]
-
 SLICE: Final = 5.0
 """Seconds of one wait; then our clock is asked again, which also counts suspend."""
 

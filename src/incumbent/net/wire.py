@@ -12,8 +12,6 @@ from incumbent.net.dial import close_with, is_ready, wait_ready
 from incumbent.net.pool import Broken
 from incumbent.unpatched import original
 
-__all__ = ["STALE_AFTER", "BlockingWire"]
-
 STALE_AFTER: Final = 0.1
 """A connection unused for longer is looked at before it is trusted: one system call."""
 _CHUNK: Final = 16_384

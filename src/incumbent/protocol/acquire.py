@@ -19,8 +19,6 @@ from incumbent.protocol.held import Held, Wanted
 from incumbent.protocol.port import BlockingPort, Port, run
 from incumbent.protocol.words import late_grant, not_acquired
 
-__all__ = ["OnRefusal", "acquire", "acquire_blocking"]
-
 OnRefusal: TypeAlias = "Callable[[Refused | StoreError], None] | None"
 """Called with every outcome that is no grant; must neither block nor raise."""
 

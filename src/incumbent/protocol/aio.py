@@ -14,8 +14,6 @@ from incumbent.protocol.held import Held
 from incumbent.protocol.sync import Upkeep
 from incumbent.stores.base import AsyncStore
 
-__all__ = ["AsyncPort", "LeaseScope", "until_told"]
-
 Tell: TypeAlias = "Callable[[], None]"
 
 

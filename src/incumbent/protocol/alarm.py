@@ -17,8 +17,6 @@ from typing import Protocol
 from incumbent import clock
 from incumbent.unpatched import original
 
-__all__ = ["Alarm", "make_alarm"]
-
 _CLOCK_BOOTTIME = 7
 _ABSOLUTE = 1
 _FAR = 1e9

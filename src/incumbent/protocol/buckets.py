@@ -15,8 +15,6 @@ from math import floor, frexp, inf, ldexp
 from incumbent.protocol.held import Held
 from incumbent.protocol.renew import Batches
 
-__all__ = ["FULL", "Bucket", "Buckets"]
-
 FULL = 500
 """Leases of a bucket, and of one request: to more, others are only added where there is no room."""
 

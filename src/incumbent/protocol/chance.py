@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import random
 
-__all__ = ["draw_claim", "draw_jitter"]
-
 # Chance of our own: an application that seeds `random` alike everywhere must not align a fleet.
 _chance = random.Random()
 if hasattr(os, "register_at_fork"):

@@ -17,8 +17,6 @@ from incumbent.lease import IllegalInput, State
 from incumbent.protocol.held import Held
 from incumbent.protocol.thread import AlarmThread
 
-__all__ = ["Deadlines"]
-
 
 class Deadlines:
     """`tell` is called with a lease that was lost, once or more. Leases are not kept alive."""

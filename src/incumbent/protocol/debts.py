@@ -15,8 +15,6 @@ from incumbent.protocol.port import Debt, Port, run
 from incumbent.protocol.release import settle
 from incumbent.unpatched import original
 
-__all__ = ["Debts"]
-
 _log = logging.getLogger("incumbent")
 
 _SETTLE_TIMEOUT = 1.0

@@ -14,8 +14,6 @@ from incumbent.model import Ask, Key, Notice, Renewal
 from incumbent.policy import Policy
 from incumbent.protocol.port import Debt, Port
 
-__all__ = ["RESERVED", "Held", "Wanted"]
-
 RESERVED = 5.0
 """Seconds, at most one ttl, for which a name waits for the successor that was named."""
 

@@ -34,8 +34,6 @@ from incumbent.protocol.thread import AlarmThread, call_guarded
 from incumbent.stores.base import Store
 from incumbent.unpatched import original
 
-__all__ = ["Keeper", "Stats"]
-
 _log = logging.getLogger("incumbent")
 
 _FULL_WHEN_LATE = 4 * FULL

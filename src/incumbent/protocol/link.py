@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     _Latest = tuple[Callable[[], AbstractEventLoop], weakref.ref[AbstractEventLoop], AsyncPort]
 
-__all__ = ["Link", "link_for", "new_link", "own_link"]
-
 
 class Link:
     """The drivers of one engine."""

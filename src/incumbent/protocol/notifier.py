@@ -10,8 +10,6 @@ from contextlib import suppress
 from incumbent import clock
 from incumbent.unpatched import original, start_thread
 
-__all__ = ["Notifier", "notifier"]
-
 _log = logging.getLogger("incumbent")
 _BUDGET = 1.0
 """Seconds after which a callback's delay of the others is reported."""

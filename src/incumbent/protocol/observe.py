@@ -10,8 +10,6 @@ from incumbent.errors import StoreError
 from incumbent.model import Key, Record
 from incumbent.protocol.port import Port
 
-__all__ = ["Observation", "ReadingPort", "observe", "read_leader"]
-
 
 class ReadingPort(Port, Protocol):
     """A Port that can also look, for people."""

@@ -11,8 +11,6 @@ from incumbent.errors import StoreError
 from incumbent.model import Key
 from incumbent.stores.base import AsyncLeases, Store
 
-__all__ = ["BlockingPort", "Debt", "Port", "run"]
-
 T = TypeVar("T")
 
 

@@ -11,8 +11,6 @@ from incumbent.model import GiveOutcome, Released
 from incumbent.protocol.held import Held
 from incumbent.protocol.port import BlockingPort, Debt, Port
 
-__all__ = ["release", "release_blocking", "settle"]
-
 
 async def release(port: Port, held: Held, *, undo_slot: bool = False) -> bool:
     """Give the lease back; True if the store confirmed it. `undo_slot`: nothing was done with it.

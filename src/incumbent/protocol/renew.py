@@ -14,8 +14,6 @@ from incumbent.model import Batch, Gone, Renewal, Renewed, RenewOutcome
 from incumbent.protocol.held import Held
 from incumbent.protocol.port import Port
 
-__all__ = ["SOONEST", "Batches", "Round", "first_due", "next_due", "renew"]
-
 SOONEST = 0.9
 """The first renewal is due after at least this part of a renewal interval."""
 _HELD = State.HELD

@@ -13,8 +13,6 @@ from incumbent.protocol.chance import draw_claim, draw_jitter
 from incumbent.protocol.port import Debt
 from incumbent.stores.base import Store
 
-__all__ = ["SyncPort", "Upkeep"]
-
 P = ParamSpec("P")
 T = TypeVar("T")
 

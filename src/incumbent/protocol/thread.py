@@ -10,8 +10,6 @@ from math import inf
 from incumbent.protocol.alarm import Alarm, make_alarm
 from incumbent.unpatched import original, start_bare_thread
 
-__all__ = ["AlarmThread", "call_guarded"]
-
 _log = logging.getLogger("incumbent")
 
 _PAUSE = 0.02

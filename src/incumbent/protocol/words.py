@@ -7,8 +7,6 @@ from incumbent.errors import AcquireTimeout, LeaseLost, NotAcquired, OutcomeUnkn
 from incumbent.model import Notice, Refused
 from incumbent.protocol.held import Wanted
 
-__all__ = ["UNRECORDED", "asked_by", "late_grant", "lease_lost", "not_acquired"]
-
 
 def not_acquired(
     wanted: Wanted, refused: Refused, waited: float, *, timed_out: bool

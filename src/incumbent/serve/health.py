@@ -9,8 +9,6 @@ from contextlib import ExitStack, closing, contextmanager
 from incumbent.errors import ConfigError
 from incumbent.serve.situation import Situation
 
-__all__ = ["start_health"]
-
 # Both are imported only where they are used: an instance that does not listen loads no asyncio.
 
 

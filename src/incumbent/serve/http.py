@@ -24,8 +24,6 @@ from incumbent.errors import ConfigError
 from incumbent.serve.pages import OPEN_PATHS, TEXT, Page, answer
 from incumbent.serve.situation import Situation
 
-__all__ = ["Address", "PageServer", "authorized", "parse_address", "read_secret"]
-
 _log = logging.getLogger("incumbent")
 
 _TIMEOUT: Final = 2.0

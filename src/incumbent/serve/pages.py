@@ -17,8 +17,6 @@ from typing import Any, Final, NamedTuple
 from incumbent.durations import say_seconds
 from incumbent.serve.situation import LOSSES, View
 
-__all__ = ["OPEN_PATHS", "PATHS", "TEXT", "Page", "answer", "metrics_text"]
-
 OPEN_PATHS: Final = ("/healthz", "/readyz")
 """Probes send no token, and these two reveal nothing but their yes or no."""
 PATHS: Final = (*OPEN_PATHS, "/leader", "/leaderz", "/metrics")

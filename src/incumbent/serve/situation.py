@@ -17,8 +17,6 @@ from incumbent.handles import LeaseHandle
 from incumbent.net.readers import subscription_losses
 from incumbent.protocol.keeper import Keeper, Stats
 
-__all__ = ["LOSSES", "Situation", "View"]
-
 LOSSES: Final = (
     *("expired", "taken", "broken", "paused", "store_restarted", "at_most_for", "forked"),
 )

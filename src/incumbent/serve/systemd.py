@@ -16,8 +16,6 @@ from typing import Final
 
 from incumbent.serve.situation import Situation, View
 
-__all__ = ["Notifier", "summary"]
-
 _EVERY: Final = 5.0
 """Seconds between attempts to send what systemd has not taken yet."""
 

@@ -6,8 +6,6 @@ from typing import TypeAlias
 
 from incumbent.durations import say_seconds
 
-__all__ = ["Finding", "about_clock", "about_start", "about_trip", "found"]
-
 Finding: TypeAlias = tuple[str, str, str]
 """The level is "ok", "warning" or "error"; nothing is to be done where it is "ok"."""
 

@@ -18,8 +18,6 @@ from incumbent.model import (
 )
 from incumbent.stores.base import Parting, Store
 
-__all__ = ["InlineAsyncStore"]
-
 T = TypeVar("T")
 
 

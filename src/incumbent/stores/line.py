@@ -12,8 +12,6 @@ from typing import NamedTuple
 
 from incumbent.model import OVERTAKEN_MOST, Queue
 
-__all__ = ["Line", "Waiter"]
-
 
 class Waiter(NamedTuple):
     """One in line; `holder` is who waits, for people."""

@@ -13,8 +13,6 @@ from weakref import WeakKeyDictionary, WeakSet
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
 
-__all__ = ["LoopEnd", "Loops", "ServerEngine", "detach_in_child"]
-
 
 class Detachable(Protocol):
     """What belongs to one process, and is left behind in a fork's child."""

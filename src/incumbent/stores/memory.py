@@ -25,8 +25,6 @@ from incumbent.stores.base import Parting
 from incumbent.stores.inline import InlineAsyncStore
 from incumbent.stores.table import MemoryTable
 
-__all__ = ["MemoryEngine", "MemoryStore", "open_memory"]
-
 T = TypeVar("T")
 
 

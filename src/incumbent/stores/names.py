@@ -7,8 +7,6 @@ import re
 from incumbent.errors import ConfigError
 from incumbent.model import Key
 
-__all__ = ["NAME_MAX", "check_name", "flat", "make_key", "unflat"]
-
 NAME_MAX = 200
 _NAME = re.compile(r"[A-Za-z0-9._:/@-]{1,200}", re.ASCII)
 _NAMESPACE = re.compile(r"[A-Za-z0-9._-]{1,63}", re.ASCII)

@@ -7,8 +7,6 @@ from typing import Final
 
 from incumbent.model import Absent, ByClaim, ByVersion, Field, Guard, Notice
 
-__all__ = ["PAUSE", "RESIGN", "encode_notice", "guard_holds", "notices_for", "read_notice"]
-
 PAUSE: Final = "pause"
 RESIGN: Final = "resign"
 

@@ -36,8 +36,6 @@ from incumbent.model import (
 from incumbent.protocol.port import run
 from incumbent.stores.base import Parting
 
-__all__ = ["BlockingStore", "Dialect", "Kind", "Plan", "Planned", "Program"]
-
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 Facts = TypeVar("Facts")

@@ -8,8 +8,6 @@ from typing import Any, Final, cast
 from incumbent.errors import ConfigError
 from incumbent.stores.base import Engine
 
-__all__ = ["engine_for_object", "open_engine"]
-
 _BUILT_IN: Final = {
     "memory": "incumbent.stores.memory:open_memory",
     "sqlite": "incumbent.stores.sqlite:open_sqlite",

@@ -5,8 +5,6 @@ from __future__ import annotations
 from incumbent.durations import say_seconds
 from incumbent.policy import TTL_DEFAULT
 
-__all__ = ["restart_words", "wait_after_restart"]
-
 
 def wait_after_restart(named: float | None, ttl: float, *learnt: float) -> float:
     """Seconds from a restart for which nothing is granted.

@@ -39,8 +39,6 @@ from incumbent.stores.line import Line, Waiter
 from incumbent.stores.notices import PAUSE, RESIGN, guard_holds, notices_for
 from incumbent.stores.restart import restart_words, wait_after_restart
 
-__all__ = ["CANDIDATES_KEPT", "HISTORY_KEPT", "LATE_KEPT", "MemoryTable"]
-
 HISTORY_KEPT = 20
 """Past holdings that a record remembers."""
 

@@ -10,15 +10,6 @@ from urllib.parse import parse_qsl, unquote
 from incumbent.durations import DAY, Duration, parse_duration
 from incumbent.errors import ConfigError
 
-__all__ = [
-    "Endpoint",
-    "parse_hosts",
-    "parse_options",
-    "parse_restart_wait",
-    "shown_login",
-    "wrong_option",
-]
-
 _HOST: Final = re.compile(
     r"(?:\[(?P<six>[0-9A-Fa-f:.%a-z]+)\]|(?P<name>[^\[\]:@/?#\s]+))(?::(?P<port>\d{1,5}))?"
 )

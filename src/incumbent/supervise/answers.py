@@ -19,8 +19,6 @@ from typing import Final, Self
 from incumbent.errors import ConfigError
 from incumbent.locks import Lease
 
-__all__ = ["WITHHELD", "LeaseSocket", "child_environment"]
-
 WITHHELD: Final = "withheld:"
 """A store URL that every incumbent refuses with an explanation."""
 

@@ -31,16 +31,6 @@ from incumbent.supervise.plan import Course, Phase
 from incumbent.supervise.run import Command, Ending, outlives_kill, supervise
 from incumbent.supervise.signals import Interrupted, Signals, find_terminal
 
-__all__ = [
-    "ENDING_SIGNALS",
-    "Backoff",
-    "Campaign",
-    "Restart",
-    "code_of_signal",
-    "exit_after",
-    "restart_from",
-]
-
 ENDING_SIGNALS: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
 """They begin an orderly stop; others are for CMD alone."""
 

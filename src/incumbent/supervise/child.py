@@ -29,8 +29,6 @@ from incumbent.supervise.processes import (
 )
 from incumbent.supervise.signals import Terminal
 
-__all__ = ["CannotStart", "Child"]
-
 _log = logging.getLogger("incumbent")
 
 _KERNEL_WITHIN: Final = 0.25

@@ -9,18 +9,6 @@ from typing import Final
 
 from incumbent.errors import ConfigError, LockError, Misuse, NotAcquired, StoreError
 
-__all__ = [
-    "BUSY",
-    "CANNOT_START",
-    "FAULT",
-    "LOST",
-    "OK",
-    "TOO_LONG",
-    "UNPROVED",
-    "USAGE",
-    "code_of",
-]
-
 OK: Final = 0
 USAGE: Final = 64
 UNPROVED: Final = 69

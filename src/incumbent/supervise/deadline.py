@@ -12,8 +12,6 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from math import inf, isnan
 
-__all__ = ["Verdict", "Watch", "begun", "covers", "ended", "judge", "proved"]
-
 
 @dataclass(frozen=True, slots=True)
 class Watch:

@@ -33,8 +33,6 @@ from incumbent.supervise.kernel import (
 from incumbent.supervise.messages import MARK, Kind, Message, mark_of, receive
 from incumbent.supervise.processes import descendants, marked, send
 
-__all__ = ["be_guard"]
-
 _ROUNDS = 100
 _PAUSE = 0.002
 _EMPTY = 3

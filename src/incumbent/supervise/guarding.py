@@ -22,8 +22,6 @@ from incumbent.supervise.kernel import become_subreaper, readable
 from incumbent.supervise.messages import ISOLATIONS, Kind, Message
 from incumbent.supervise.processes import children
 
-__all__ = ["Guard", "GuardFault", "start_guard"]
-
 _log = logging.getLogger("incumbent")
 
 _ANSWER_WITHIN: Final = 1.0

@@ -20,19 +20,6 @@ from incumbent import clock
 if TYPE_CHECKING:
     import ctypes
 
-__all__ = [
-    "Waiter",
-    "become_subreaper",
-    "die_with_parent",
-    "libc",
-    "name_process",
-    "own_proc",
-    "pid_namespace",
-    "pidfds",
-    "readable",
-    "writable",
-]
-
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_NAME: Final = 15
 _PR_SET_CHILD_SUBREAPER: Final = 36

@@ -30,8 +30,6 @@ from incumbent.supervise.kernel import (
 from incumbent.supervise.messages import Kind, Message
 from incumbent.supervise.signals import Terminal
 
-__all__ = ["Ready"]
-
 _WITHIN: Final = 3.0
 """Seconds from sending the command to the exec; the guard's answer may take one of them."""
 _UNGUARDED: Final = 255

@@ -8,8 +8,6 @@ from enum import IntEnum
 from struct import Struct
 from typing import Final
 
-__all__ = ["ISOLATIONS", "MARK", "Kind", "Message", "mark_of", "receive"]
-
 ISOLATIONS: Final = ("pidns", "container", "pgroup")
 """From the strongest to the weakest."""
 

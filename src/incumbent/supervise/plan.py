@@ -21,18 +21,6 @@ from math import inf
 
 from incumbent.lease import Proof
 
-__all__ = [
-    "KILL_LEAD",
-    "Action",
-    "Course",
-    "Phase",
-    "Step",
-    "asked_to_leave",
-    "asked_to_stop",
-    "decide",
-    "kill_at",
-]
-
 KILL_LEAD = 0.02
 """Seconds before the deadline at which KILL is sent: a process needs time to end."""
 

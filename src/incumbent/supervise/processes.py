@@ -9,8 +9,6 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
-__all__ = ["below", "children", "descendants", "marked", "namespace_members", "send"]
-
 
 def send(pids: Iterable[int], signum: int) -> None:
     """Send a signal to all that still exist and belong to this user."""

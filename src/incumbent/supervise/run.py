@@ -29,8 +29,6 @@ from incumbent.supervise.launch import Ready
 from incumbent.supervise.plan import Action, Course, Phase, asked_to_leave, decide, kill_at
 from incumbent.supervise.signals import Signals, find_terminal
 
-__all__ = ["Command", "Ending", "outlives_kill", "release_after", "supervise"]
-
 _TERMINATING: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
 _LOOK_EVERY: Final = 0.02
 """Seconds between looks at processes that the system does not list."""

@@ -14,8 +14,6 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Final, Self
 
-__all__ = ["FORWARDED", "Interrupted", "Signals", "Terminal", "find_terminal"]
-
 FORWARDED: Final = (
     *(signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT),
     *(signal.SIGUSR1, signal.SIGUSR2),

@@ -9,9 +9,10 @@ import pytest
 
 from incumbent import clock
 from incumbent.errors import OutcomeUnknown
+from incumbent.net.pool import Broken
 from incumbent.protocol.port import run
 from incumbent.stores.etcd import open_etcd
-from incumbent.stores.etcd.errors import Answered, Broken, LeaseMissing, Reborn
+from incumbent.stores.etcd.errors import Answered, LeaseMissing, Reborn
 from incumbent.stores.etcd.kv import TXN, Request
 from tests.stores.etcd.world import party, soon
 from tests.support.etcd import EtcdServer

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from incumbent.errors import OutcomeUnknown, StoreUnavailable
 from incumbent.model import Ask, Granted, Key, Renewal
+from incumbent.net.pool import Mismatch
 from incumbent.stores.redis.commands import Commands
-from incumbent.stores.redis.errors import Mismatch, Outdated, answered_error
+from incumbent.stores.redis.errors import Outdated, answered_error
 from incumbent.stores.redis.names import Naming, quoted
 from incumbent.stores.redis.records import mark_of, read_value
 from incumbent.stores.redis.renewals import renew_program

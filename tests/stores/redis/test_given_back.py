@@ -15,13 +15,14 @@ import pytest
 from incumbent import clock
 from incumbent.errors import OutcomeUnknown, StoreUnavailable
 from incumbent.model import Ask, Granted, Key, TakeOutcome
+from incumbent.net.pool import Broken
 from incumbent.protocol.port import run
 from incumbent.stores.plan import Plan
 from incumbent.stores.redis.cluster import ASKING, asking
 from incumbent.stores.redis.commands import Commands
 from incumbent.stores.redis.dialect import Server, take_program
 from incumbent.stores.redis.driver import Site, Target
-from incumbent.stores.redis.errors import Broken, Outdated
+from incumbent.stores.redis.errors import Outdated
 from incumbent.stores.redis.exchange import carry_out
 from incumbent.stores.redis.incarnation import Acquaintance, Mark, Met
 from incumbent.stores.redis.names import Naming

@@ -11,9 +11,9 @@ import pytest
 from incumbent import clock
 from incumbent.errors import StoreUnavailable
 from incumbent.model import Ask, Key, Queue, Queued, Refused
+from incumbent.net.pool import Broken
 from incumbent.net.readers import LoopWakeup, Wakeup
 from incumbent.stores.redis.commands import Commands
-from incumbent.stores.redis.errors import Broken
 from incumbent.stores.redis.line import in_line, inbox_channel
 from incumbent.stores.redis.names import Naming
 from incumbent.stores.redis.subscription import Subscriber, SubscriptionHub

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from incumbent.model import Batch, Gone, Key, Renewal, Renewed, RenewOutcome
+from incumbent.net.pool import Mismatch
 from incumbent.stores.redis.commands import Commands
-from incumbent.stores.redis.errors import Mismatch
 from incumbent.stores.redis.names import Naming
 from incumbent.stores.redis.renewals import renew_program
 from incumbent.stores.redis.resp import Program, Step

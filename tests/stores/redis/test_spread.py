@@ -9,8 +9,9 @@ import pytest
 
 from incumbent.errors import OutcomeUnknown
 from incumbent.model import Gone, Key, Notice, Renewal, Renewed
+from incumbent.net.pool import Mismatch
 from incumbent.stores.redis.commands import Commands
-from incumbent.stores.redis.errors import Mismatch, Moved
+from incumbent.stores.redis.errors import Moved
 from incumbent.stores.redis.names import Naming
 from incumbent.stores.redis.resp import SCRIPTS, Step
 from incumbent.stores.redis.spread import Part, renew_part

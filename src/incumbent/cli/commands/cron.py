@@ -31,8 +31,6 @@ from incumbent.supervise.codes import OK, UNPROVED, USAGE
 if TYPE_CHECKING:
     from incumbent.cron.jobs import Jobs
 
-__all__ = ["command"]
-
 _RUNS = 3
 """How many runs of each job are shown."""
 _HEAD = ("NEXT RUN", "UTC", "JOB", "SCHEDULE")

@@ -19,8 +19,6 @@ from incumbent.stores.names import make_key
 from incumbent.supervise.codes import OK, UNPROVED
 from incumbent.supervise.guarding import start_guard
 
-__all__ = ["command"]
-
 _WITHIN = 2.0
 _FIX_WITHIN = 10.0
 _Finding = tuple[str, str, str]

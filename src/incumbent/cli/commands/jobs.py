@@ -36,8 +36,6 @@ from incumbent.protocol.link import link_for
 from incumbent.stores.notices import PAUSE
 from incumbent.supervise.codes import BUSY, OK, USAGE
 
-__all__ = ["command"]
-
 _SCAN_WITHIN = 5.0
 _SHOW_GONE = 86_400.0
 _HEAD = ("JOB", "SCHEDULE", "NEXT", "LAST", "RESULT", "TOOK", "WHO")

@@ -38,8 +38,6 @@ from incumbent.supervise.guarding import start_guard
 from incumbent.supervise.kernel import Waiter, die_with_parent
 from incumbent.supervise.signals import FORWARDED, Signals
 
-__all__ = ["command", "seat_of"]
-
 _MOST_WORKERS = 1000
 _MEANT_TO_END: Final = frozenset({OK, USAGE, *CANNOT_START})
 """Another start would end the same way."""

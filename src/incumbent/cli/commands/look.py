@@ -16,8 +16,6 @@ from incumbent.model import Record
 from incumbent.stores.notices import PAUSE, RESIGN
 from incumbent.supervise.codes import BUSY, OK
 
-__all__ = ["command"]
-
 _EVERY = 1.0
 _AT_MOST_EVERY = 0.1
 _CLEAR = "\x1b[H\x1b[2J"

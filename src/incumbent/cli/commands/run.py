@@ -27,8 +27,6 @@ from incumbent.supervise.signals import Interrupted, Signals
 if TYPE_CHECKING:
     from incumbent.cron.once import OnceRun
 
-__all__ = ["command"]
-
 _HINT_BELOW = 1.0
 """Seconds; instances of a fleet that start further apart than that would each run the job."""
 

@@ -17,8 +17,6 @@ from incumbent.protocol.link import link_for
 from incumbent.stores.notices import PAUSE, read_notice
 from incumbent.supervise.codes import BUSY, OK
 
-__all__ = ["command"]
-
 _SCAN_WITHIN = 5.0
 _RESERVED = 5.0
 """Seconds for which a name is kept for a successor, at most."""

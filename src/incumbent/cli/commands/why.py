@@ -19,8 +19,6 @@ from incumbent.model import Holding, Record
 from incumbent.stores.notices import PAUSE, RESIGN, read_notice
 from incumbent.supervise.codes import OK
 
-__all__ = ["command", "explain"]
-
 _LAST = 3
 """Past holdings that are shown."""
 _NEARLY_OUT = 0.4

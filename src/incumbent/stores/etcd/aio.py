@@ -8,13 +8,12 @@ import os
 from incumbent import clock
 from incumbent.errors import StoreUnavailable
 from incumbent.net.aiodial import connect
+from incumbent.net.pool import Broken
 from incumbent.stores.etcd.client import Client
 from incumbent.stores.etcd.dialect import Dialect
-from incumbent.stores.etcd.errors import Broken, is_refusal_of_certificate
+from incumbent.stores.etcd.errors import is_refusal_of_certificate
 from incumbent.stores.loops import LoopEnd
 from incumbent.stores.url import Endpoint
-
-__all__ = ["AsyncEtcdStore"]
 
 _LONGEST = 3600.0
 

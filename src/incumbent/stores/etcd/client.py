@@ -19,23 +19,14 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 from incumbent import clock
 from incumbent.errors import StoreError, StoreUnavailable
 from incumbent.model import Key
-from incumbent.net.pool import Connection, Pool, close_all
+from incumbent.net.pool import Broken, Connection, Pool, close_all
 from incumbent.stores.etcd.dialect import Dialect
-from incumbent.stores.etcd.errors import (
-    Answered,
-    Broken,
-    LeaseExists,
-    LeaseMissing,
-    Reborn,
-    error_text,
-)
+from incumbent.stores.etcd.errors import Answered, LeaseExists, LeaseMissing, Reborn, error_text
 from incumbent.stores.etcd.http import Garbled, Reading, encode, parse
 from incumbent.stores.etcd.kv import REPEATED, Reply, Request, Steps
 from incumbent.stores.etcd.site import share
 from incumbent.stores.plan import Plan, Planned
 from incumbent.stores.url import Endpoint
-
-__all__ = ["AnyWire", "Client", "drive"]
 
 _LOGINS: Final = 2
 """Log-ins for one request: a token may end right after it was given."""

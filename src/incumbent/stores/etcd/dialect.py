@@ -46,8 +46,6 @@ from incumbent.stores.etcd.sessions import ClaimState, Session, state_of
 from incumbent.stores.etcd.taking import Take
 from incumbent.stores.plan import Plan
 
-__all__ = ["Dialect"]
-
 _KEEP_HISTORY: Final = 86_400.0
 _ASKED_MAX: Final = 16
 """For so many etcd leases of one read the remaining time is asked; for others the writer's clock is

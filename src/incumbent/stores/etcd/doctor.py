@@ -16,8 +16,6 @@ from incumbent.stores.etcd.kv import Request
 from incumbent.stores.findings import Finding, about_trip, found
 from incumbent.stores.url import Endpoint
 
-__all__ = ["diagnose"]
-
 _OLDEST: Final = (3, 4)
 _QUOTA: Final = 2 * 1024**3
 _FAILURES: Final = (StoreError, Garbled, Answered, ValueError, KeyError)

@@ -18,8 +18,6 @@ from incumbent.stores.plan import BlockingStore
 if TYPE_CHECKING:
     from incumbent.stores.etcd.aio import AsyncEtcdStore
 
-__all__ = ["EtcdEngine", "open_etcd"]
-
 
 def open_etcd(url: str) -> EtcdEngine:
     """The engine of a URL. Connects to nothing.

@@ -9,19 +9,6 @@ from __future__ import annotations
 from typing import Any, Final
 
 from incumbent.errors import StoreUnavailable
-from incumbent.net.pool import Broken
-
-__all__ = [
-    "FINAL_AT_FIRST",
-    "REFUSED",
-    "Answered",
-    "Broken",
-    "LeaseExists",
-    "LeaseMissing",
-    "Reborn",
-    "error_text",
-    "is_refusal_of_certificate",
-]
 
 
 class LeaseMissing(Exception):

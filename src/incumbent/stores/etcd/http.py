@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
-__all__ = ["Garbled", "Reading", "encode", "parse"]
-
 _HEAD_MAX: Final = 65_536
 _HEX: Final = 16
 

@@ -37,8 +37,6 @@ from incumbent.stores.etcd.site import Site
 from incumbent.stores.restart import restart_words, wait_after_restart
 from incumbent.stores.url import Endpoint
 
-__all__ = ["Cluster", "Incarnation", "NotedTtl", "Status", "differs", "later", "status_of"]
-
 _STARTED: Final = re.compile(rb"^process_start_time_seconds ([0-9.e+]+)$", re.MULTILINE)
 _STEP: Final = 1_000_000
 """By how much the base of tokens grows at least, where a clock is behind: for so many writes that

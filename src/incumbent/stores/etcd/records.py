@@ -29,22 +29,6 @@ from incumbent.stores.etcd.kv import Entry, after, entries_in
 from incumbent.stores.notices import PAUSE, RESIGN
 from incumbent.stores.table import CANDIDATES_KEPT, HISTORY_KEPT
 
-__all__ = [
-    "RECORD_FORMAT",
-    "Kinds",
-    "Names",
-    "by_name",
-    "check_format",
-    "entry_of",
-    "holding_of",
-    "names_of",
-    "number_in",
-    "record_of",
-    "scanned",
-    "seen_in",
-    "surplus_candidates",
-]
-
 RECORD_FORMAT: Final = 2
 """Of the marker and of a lease's value; those without a number are of format 1."""
 _SHOWN: Final = 200

@@ -30,8 +30,6 @@ from incumbent.stores.etcd.sessions import ClaimState, Proof, RenewalGroup, Sess
 from incumbent.stores.etcd.taking import value_of
 from incumbent.stores.notices import PAUSE, RESIGN, notices_for
 
-__all__ = ["all_quiet", "renew"]
-
 _EACH: Final = 50
 """Transactions within one."""
 _FIRST: Final = 8

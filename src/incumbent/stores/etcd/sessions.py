@@ -30,8 +30,6 @@ from incumbent.stores.etcd.kv import Entry, Request, Steps
 from incumbent.stores.etcd.records import entry_of, names_of, number_in
 from incumbent.stores.table import HISTORY_KEPT
 
-__all__ = ["ClaimState", "Proof", "RenewalGroup", "Session", "Sessions", "state_of"]
-
 _NOTED_MAX: Final = 16_384
 _STANDING_MAX: Final = 4096
 _SWEPT: Final = 50

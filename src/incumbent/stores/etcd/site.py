@@ -15,8 +15,6 @@ from incumbent.stores.etcd.errors import (
 from incumbent.stores.etcd.url import EtcdOptions
 from incumbent.stores.url import Endpoint
 
-__all__ = ["Endpoints", "Site", "share"]
-
 _SHUN: Final = 5.0
 """Seconds for which a member that failed is asked last."""
 _CAUSES_MAX: Final = 10

@@ -11,14 +11,13 @@ from typing import Final
 from incumbent import clock
 from incumbent.errors import StoreUnavailable
 from incumbent.net.dial import close_with, connect, is_ready, wait_ready
+from incumbent.net.pool import Broken
 from incumbent.stores.etcd.client import Client
 from incumbent.stores.etcd.dialect import Dialect
-from incumbent.stores.etcd.errors import Broken, is_refusal_of_certificate
+from incumbent.stores.etcd.errors import is_refusal_of_certificate
 from incumbent.stores.loops import detach_in_child
 from incumbent.stores.url import Endpoint
 from incumbent.unpatched import original
-
-__all__ = ["BlockingClient"]
 
 _STALE_AFTER: Final = 0.1
 """A connection unused for longer is looked at before it is trusted: one system call."""

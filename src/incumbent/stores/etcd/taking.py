@@ -24,8 +24,6 @@ from incumbent.stores.etcd.sessions import ClaimState, state_of
 from incumbent.stores.notices import PAUSE, RESIGN
 from incumbent.stores.table import CANDIDATES_KEPT, HISTORY_KEPT
 
-__all__ = ["Take", "value_of"]
-
 _ROUNDS: Final = 6
 _FIRST: Final = ',"sort_order":"ASCEND","sort_target":"CREATE"'
 _OLDEST: Final = ',"sort_order":"ASCEND","sort_target":"CREATE","limit":"24","keys_only":true'

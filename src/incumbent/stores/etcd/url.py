@@ -17,8 +17,6 @@ from incumbent.stores.url import (
     wrong_option,
 )
 
-__all__ = ["EtcdOptions", "parse_etcd_url"]
-
 _FILES: Final = ("ca", "cert", "key")
 _PREFIX: Final = re.compile(r"(/[A-Za-z0-9._:@-]+)+", re.ASCII)
 _PORT: Final = 2379

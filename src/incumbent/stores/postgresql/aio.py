@@ -14,8 +14,6 @@ from incumbent.stores.postgresql.libpq import Side, Site
 from incumbent.stores.postgresql.runner import Runner
 from incumbent.stores.postgresql.wire import Wire
 
-__all__ = ["AsyncPostgresStore"]
-
 _now = clock.now
 
 

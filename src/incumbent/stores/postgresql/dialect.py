@@ -43,8 +43,6 @@ from incumbent.stores.notices import notices_for
 from incumbent.stores.plan import Kind, Plan
 from incumbent.stores.postgresql.errors import restart_error
 
-__all__ = ["HELLO", "LISTEN", "Dialect", "Request"]
-
 T = TypeVar("T")
 
 _BATCH: Final = 500

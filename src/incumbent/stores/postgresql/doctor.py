@@ -12,8 +12,6 @@ from incumbent.stores.findings import Finding, about_clock, about_start, about_t
 from incumbent.stores.postgresql.dialect import Request
 from incumbent.stores.postgresql.errors import OLDEST
 
-__all__ = ["DIAGNOSE", "findings"]
-
 DIAGNOSE: Final = Request(
     b"SELECT pg_catalog.json_build_object("
     b"'version', pg_catalog.current_setting('server_version'),"

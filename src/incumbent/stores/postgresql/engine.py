@@ -24,8 +24,6 @@ from incumbent.stores.restart import wait_after_restart
 if TYPE_CHECKING:
     from incumbent.stores.postgresql.aio import AsyncPostgresStore
 
-__all__ = ["PostgresEngine", "schema"]
-
 
 def schema() -> str:
     """The SQL that makes the schema, or brings it up to this release."""

@@ -13,18 +13,6 @@ from typing import Any, Final, NamedTuple
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.stores.restart import restart_words
 
-__all__ = [
-    "OLDEST",
-    "RECORD_FORMAT",
-    "Answered",
-    "answered_error",
-    "check_schema",
-    "check_server",
-    "connect_error",
-    "restart_error",
-]
-
-
 RECORD_FORMAT: Final = 2
 """The schema's major version: clients and schemas of another one refuse each other."""
 MINOR: Final = 0

@@ -7,8 +7,6 @@ from typing import Any, Final
 from incumbent.errors import LeaseLost, Misuse
 from incumbent.stores.names import flat
 
-__all__ = ["async_with_token", "with_token"]
-
 _PSYCOPG: Final = "SELECT incumbent.fence(%s, %s)"
 _SQLALCHEMY: Final = "SELECT incumbent.fence(:key, :token)"
 

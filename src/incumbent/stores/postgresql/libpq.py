@@ -24,22 +24,11 @@ from incumbent.stores.url import shown_login
 try:
     import psycopg
     from psycopg import conninfo as _conninfo
-    from psycopg import pq
+    from psycopg import pq as pq  # noqa: PLC0414 - given on to `wire`
 except ImportError as error:
     raise ConfigError(
         "this store needs psycopg: pip install 'incumbent[postgresql]'", name="store"
     ) from error
-
-__all__ = [
-    "DriverError",
-    "Side",
-    "Site",
-    "Target",
-    "connect",
-    "pq",
-    "site_of_object",
-    "site_of_url",
-]
 
 DriverError = psycopg.Error
 _ALWAYS: Final = {

@@ -11,8 +11,6 @@ from incumbent.stores.url import parse_restart_wait
 if TYPE_CHECKING:
     from incumbent.stores.postgresql.engine import PostgresEngine
 
-__all__ = ["engine_from_object", "open_postgresql"]
-
 
 def open_postgresql(url: str, password: str | None = None) -> PostgresEngine:
     """The engine of a URL; `password` replaces the one in it. Connects to nothing.

@@ -28,8 +28,6 @@ from incumbent.stores.postgresql.libpq import Side, Site, connect
 from incumbent.stores.postgresql.subscriber import Subscriber
 from incumbent.stores.postgresql.wire import Wire
 
-__all__ = ["PostgresStore", "Runner"]
-
 T = TypeVar("T")
 
 _READ_ONLY: Final = "25006"

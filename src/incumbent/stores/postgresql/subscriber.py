@@ -16,8 +16,6 @@ from incumbent.net.readers import Wakeup
 from incumbent.stores.postgresql.dialect import LISTEN
 from incumbent.stores.postgresql.wire import Wire
 
-__all__ = ["Subscriber"]
-
 _now = clock.now
 
 

@@ -9,8 +9,6 @@ from urllib.parse import parse_qsl, quote, urlencode
 from incumbent.errors import ConfigError
 from incumbent.stores.url import parse_restart_wait, wrong_option
 
-__all__ = ["MALFORMED", "read_url"]
-
 MALFORMED: Final = (
     "the URL of the store is malformed: write"
     " postgresql://[user[:password]@]host[:port][,host2[:port]]/database[?option=value], and"

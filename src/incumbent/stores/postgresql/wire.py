@@ -16,8 +16,6 @@ from incumbent.stores.postgresql.dialect import Request
 from incumbent.stores.postgresql.errors import Answered
 from incumbent.stores.postgresql.libpq import DriverError, Side, pq
 
-__all__ = ["Wire"]
-
 T = TypeVar("T")
 
 _BAD: Final = pq.ConnStatus.BAD

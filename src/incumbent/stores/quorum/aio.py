@@ -12,6 +12,7 @@ from weakref import WeakSet
 from incumbent.clock import now as _now
 from incumbent.errors import StoreError, StoreUnavailable
 from incumbent.model import Key
+from incumbent.net.pool import Broken, Mismatch, exchange_error
 from incumbent.net.readers import LoopWakeup, Wakeup
 from incumbent.stores.loops import LoopEnd
 from incumbent.stores.plan import Plan
@@ -30,12 +31,9 @@ from incumbent.stores.quorum.operations import Operations, carry_out
 from incumbent.stores.quorum.waiting import CONNECTED, Message, Subscribers
 from incumbent.stores.redis.aiodial import dial
 from incumbent.stores.redis.aiowire import AsyncWire
-from incumbent.stores.redis.errors import Broken, Mismatch, exchange_error
 from incumbent.stores.redis.exchange import UNUSABLE
 from incumbent.stores.redis.exchange import carry_out as visit
 from incumbent.stores.redis.resp import Step
-
-__all__ = ["AsyncPanel", "AsyncQuorumStore"]
 
 T = TypeVar("T")
 

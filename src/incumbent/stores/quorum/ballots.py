@@ -20,25 +20,6 @@ from typing import Final, NamedTuple, TypeAlias
 
 from incumbent.errors import StoreError
 
-__all__ = [
-    "AHEAD_MOST_US",
-    "Answer",
-    "BallotClock",
-    "Lost",
-    "No",
-    "Raise",
-    "Silent",
-    "Split",
-    "Strangers",
-    "Undecided",
-    "Verdict",
-    "Vote",
-    "Won",
-    "decide",
-    "is_decided",
-    "majority_of",
-]
-
 
 class Vote(NamedTuple):
     """The node stores this ballot for the claim. `left`: seconds; None after a fresh vote."""

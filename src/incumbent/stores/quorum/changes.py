@@ -44,21 +44,6 @@ from incumbent.stores.quorum.nodes import (
 )
 from incumbent.stores.redis.resp import Step, pack
 
-__all__ = [
-    "FORGOTTEN",
-    "NEVER",
-    "Edit",
-    "change",
-    "field_entry",
-    "found",
-    "is_paused",
-    "last_entries",
-    "put_field",
-    "settle",
-    "state_of",
-    "unchanged",
-]
-
 _BACK_OFF: Final = 0.001
 _DOUBLINGS: Final = 3
 _FOUNDED_WITHIN: Final = 1.0

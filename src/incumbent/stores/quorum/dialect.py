@@ -20,24 +20,14 @@ import hiredis
 
 from incumbent.errors import OutcomeUnknown, StoreError
 from incumbent.model import Ask, ByClaim, Key, Refused, Renewal
+from incumbent.net.pool import Mismatch
 from incumbent.policy import TTL_DEFAULT
 from incumbent.stores.quorum.ballots import Answer, No, Silent, Vote
-from incumbent.stores.redis.errors import Mismatch, answered_error
+from incumbent.stores.redis.errors import answered_error
 from incumbent.stores.redis.names import Naming, quoted
 from incumbent.stores.redis.records import refused
 from incumbent.stores.redis.resp import Script, Step, milliseconds, pack
 from incumbent.stores.restart import wait_after_restart
-
-__all__ = [
-    "LOADS",
-    "MARKER",
-    "RECORD_FORMAT",
-    "SCRIPTS",
-    "QuorumDialect",
-    "as_eval",
-    "mark_of_value",
-    "node_failure",
-]
 
 
 class _Script(Script):

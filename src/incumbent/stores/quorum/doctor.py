@@ -18,8 +18,6 @@ from incumbent.stores.redis.exchange import carry_out
 from incumbent.stores.redis.resp import Program, Step, pack
 from incumbent.stores.redis.server import read_facts
 
-__all__ = ["diagnose"]
-
 _APART: Final = 1.0
 _APART_MOST: Final = 60.0
 

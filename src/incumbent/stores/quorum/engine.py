@@ -18,8 +18,6 @@ from incumbent.stores.redis.names import Naming
 if TYPE_CHECKING:
     from incumbent.stores.quorum.aio import AsyncQuorumStore
 
-__all__ = ["QuorumEngine"]
-
 
 class QuorumEngine(ServerEngine[QuorumStore, "AsyncQuorumStore"]):
     """`sites`: the nodes; `members`: the fingerprint of their list."""

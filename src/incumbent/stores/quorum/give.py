@@ -12,8 +12,6 @@ from incumbent.stores.quorum.ballots import Answer, Silent
 from incumbent.stores.quorum.nodes import Panel, Reply, agreed_by_most, no_majority, silent_of
 from incumbent.stores.quorum.slots import give_slot_back
 
-__all__ = ["Parting", "give"]
-
 
 class Parting(NamedTuple):
     """What is given back, and for whom the name is closed or kept then: see Store.give."""

@@ -20,16 +20,14 @@ from incumbent.clock import now as _now
 from incumbent.errors import StoreError, StoreUnavailable
 from incumbent.model import Key
 from incumbent.net.dial import close_with
+from incumbent.net.pool import Broken
 from incumbent.net.readers import SLICE
 from incumbent.protocol.port import run
 from incumbent.stores.quorum.nodes import Node, Quorum, Welcome, welcome
 from incumbent.stores.quorum.waiting import CONNECTED, Message
 from incumbent.stores.redis.dial import dial_as
-from incumbent.stores.redis.errors import Broken
 from incumbent.stores.redis.exchange import UNUSABLE, carry_out
 from incumbent.stores.redis.wire import Wire
-
-__all__ = ["FAILURES", "LAG_MOST", "NOT_YET", "Dialer", "Link", "SyncSubscribers"]
 
 LAG_MOST: Final = 1.5
 """Seconds for which a node may owe a reply before its connection is given up."""

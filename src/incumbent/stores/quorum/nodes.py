@@ -19,6 +19,7 @@ from incumbent.clock import now as _now
 from incumbent.durations import say_seconds
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.model import Key
+from incumbent.net.pool import Broken, Mismatch, exchange_error
 from incumbent.stores.quorum import ballots
 from incumbent.stores.quorum.ballots import Answer, BallotClock, No, Silent, Vote
 from incumbent.stores.quorum.dialect import (
@@ -29,29 +30,11 @@ from incumbent.stores.quorum.dialect import (
     as_eval,
     node_failure,
 )
+from incumbent.stores.redis.dialect import is_forgotten
 from incumbent.stores.redis.driver import Site
-from incumbent.stores.redis.errors import Broken, Mismatch, answered_error, exchange_error
-from incumbent.stores.redis.exchange import is_forgotten
+from incumbent.stores.redis.errors import answered_error
 from incumbent.stores.redis.resp import Step, pack
 from incumbent.stores.redis.server import Facts, greeting
-
-__all__ = [
-    "NOT_ASKED",
-    "ConnectedPanel",
-    "Enough",
-    "Node",
-    "Panel",
-    "Quorum",
-    "Reply",
-    "Welcome",
-    "agreed_by_most",
-    "answered_by_most",
-    "no_majority",
-    "replied_by_most",
-    "silent_of",
-    "strangers",
-    "welcome",
-]
 
 Reply: TypeAlias = "list[Any] | Silent"
 """A node's replies to the requests of a step, or why there are none."""

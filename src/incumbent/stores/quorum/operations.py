@@ -32,8 +32,6 @@ from incumbent.stores.quorum.renew import renew
 from incumbent.stores.quorum.take import take
 from incumbent.stores.quorum.waiting import Host, SubscriptionHub
 
-__all__ = ["Operations", "carry_out"]
-
 T = TypeVar("T")
 
 

@@ -14,8 +14,6 @@ from incumbent.stores.redis.options import RedisOptions, parse_redis_url
 if TYPE_CHECKING:
     from incumbent.stores.quorum.engine import QuorumEngine
 
-__all__ = ["QuorumOptions", "open_quorum", "parse_quorum_url"]
-
 _SCHEMES: Final = {"redis+quorum": "redis", "rediss+quorum": "rediss"}
 _LEAST: Final = 3
 _MOST: Final = 9

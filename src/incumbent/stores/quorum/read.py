@@ -32,8 +32,6 @@ from incumbent.stores.quorum.slots import slots_of
 from incumbent.stores.redis.records import pairs, record_of
 from incumbent.stores.redis.resp import Step, pack
 
-__all__ = ["is_unchanged", "pasts_of", "read", "scan"]
-
 _HISTORY_KEPT: Final = 20
 _CANDIDATES_KEPT: Final = 100
 _SCANNED: Final = 500

@@ -18,8 +18,6 @@ from incumbent.stores.quorum.dialect import mark_of_value
 from incumbent.stores.quorum.nodes import Panel, answered_by_most
 from incumbent.stores.redis.names import quoted
 
-__all__ = ["give_slot_back", "refused_slot", "slots_of", "use_slot"]
-
 
 def _entry_of(slot: str) -> str:
     return f"u:{quoted(slot)}"

@@ -14,6 +14,7 @@ import hiredis
 from incumbent.clock import now as _now
 from incumbent.errors import StoreError
 from incumbent.model import Ask, GiveOutcome, Granted, Key, Released, TakeOutcome
+from incumbent.net.pool import Broken, Mismatch, exchange_error
 from incumbent.net.readers import LockWakeup, Wakeup
 from incumbent.protocol.port import run
 from incumbent.stores.loops import detach_in_child
@@ -42,10 +43,7 @@ from incumbent.stores.quorum.nodes import (
 from incumbent.stores.quorum.operations import Operations, carry_out
 from incumbent.stores.quorum.take import is_decided, take
 from incumbent.stores.quorum.waiting import Subscribers
-from incumbent.stores.redis.errors import Broken, Mismatch, exchange_error
 from incumbent.stores.redis.resp import Step
-
-__all__ = ["QuorumStore", "SyncPanel"]
 
 T = TypeVar("T")
 

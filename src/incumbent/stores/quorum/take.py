@@ -30,8 +30,6 @@ from incumbent.stores.quorum.nodes import (
 from incumbent.stores.quorum.slots import refused_slot, use_slot
 from incumbent.stores.redis.resp import Step
 
-__all__ = ["is_decided", "take"]
-
 _TURNS: Final = 10
 """Rounds of one take before those who split the vote are called the holders."""
 _BACK_OFF: Final = 0.001

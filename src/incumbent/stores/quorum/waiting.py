@@ -25,12 +25,11 @@ import hiredis
 from incumbent import clock
 from incumbent.errors import StoreError, StoreUnavailable
 from incumbent.model import Key
+from incumbent.net.pool import Broken
 from incumbent.net.readers import ReaderRole, Wakeup, count_loss
 from incumbent.stores.quorum.nodes import Quorum
-from incumbent.stores.redis.errors import Broken, answered_error
+from incumbent.stores.redis.errors import answered_error
 from incumbent.stores.redis.resp import pack
-
-__all__ = ["CONNECTED", "LINGER", "Host", "Message", "Subscribers", "SubscriptionHub"]
 
 CONNECTED: Final = object()
 """The first message of a node."""

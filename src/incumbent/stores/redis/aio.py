@@ -13,6 +13,7 @@ from typing import Any, TypeVar, Unpack
 from incumbent import clock
 from incumbent.errors import StoreError, StoreUnavailable
 from incumbent.model import Ask, GiveOutcome, Key, Queued, TakeOutcome
+from incumbent.net.pool import Broken
 from incumbent.net.readers import LoopWakeup, Wakeup
 from incumbent.stores.base import Parting
 from incumbent.stores.loops import LoopEnd
@@ -22,13 +23,11 @@ from incumbent.stores.redis.aiowire import AsyncWire
 from incumbent.stores.redis.commands import Commands
 from incumbent.stores.redis.dialect import DIALECT, Server, is_forgotten, settle_take
 from incumbent.stores.redis.driver import Site
-from incumbent.stores.redis.errors import Broken, Demoted, Outdated
+from incumbent.stores.redis.errors import Demoted, Outdated
 from incumbent.stores.redis.exchange import UNUSABLE, Exchange, carry_out
 from incumbent.stores.redis.incarnation import LOOK_EVERY
 from incumbent.stores.redis.resp import as_eval
 from incumbent.stores.redis.subscription import Subscriber
-
-__all__ = ["AsyncRedisStore"]
 
 T = TypeVar("T")
 

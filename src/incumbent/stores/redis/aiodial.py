@@ -16,8 +16,6 @@ from incumbent.stores.redis.driver import Site, Target
 if TYPE_CHECKING:
     from ssl import SSLContext
 
-__all__ = ["dial"]
-
 _LONGEST = 3600.0
 
 

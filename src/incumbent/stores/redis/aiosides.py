@@ -17,8 +17,6 @@ from incumbent.stores.redis.driver import Site
 from incumbent.stores.redis.exchange import AnyWire, Exchange
 from incumbent.stores.redis.sides import Layer, Side, View, Work
 
-__all__ = ["AsyncFace", "AsyncSide", "make_face"]
-
 T = TypeVar("T")
 
 

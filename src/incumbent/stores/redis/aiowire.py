@@ -17,10 +17,8 @@ import hiredis
 
 from incumbent import clock
 from incumbent.net.aiowire import AsyncConnection
-from incumbent.stores.redis.errors import Broken
+from incumbent.net.pool import Broken
 from incumbent.stores.redis.incarnation import Acquaintance
-
-__all__ = ["AsyncWire"]
 
 _now = clock.now
 _APART = 0.005

@@ -15,8 +15,6 @@ from incumbent.stores.redis.driver import Target, Tls
 from incumbent.stores.redis.hosts import Address, Reach, the_same
 from incumbent.stores.redis.options import RedisOptions
 
-__all__ = ["Own", "read_client"]
-
 _SCHEMES: Final = {"tcp": "redis", "tls": "rediss", "unix": "redis+unix"}
 _CLASSES: Final = {
     ("connection", "Connection"): "tcp",

@@ -19,18 +19,6 @@ from incumbent.stores.redis.hosts import Address, Reach, say_address, the_same
 from incumbent.stores.redis.resp import Program, Step, as_eval, each_step, pack
 from incumbent.stores.redis.sides import Side
 
-__all__ = [
-    "ASKING",
-    "SLOTS",
-    "Cluster",
-    "Topology",
-    "asking",
-    "host_of",
-    "markers_of",
-    "question",
-    "slot_of",
-]
-
 T = TypeVar("T")
 
 _now = clock.now

@@ -7,14 +7,13 @@ from typing import Any, Final, NamedTuple
 import hiredis
 
 from incumbent.model import Ask, GiveOutcome, Gone, Granted, Key, Refused, Released, TakeOutcome
-from incumbent.stores.redis.errors import Mismatch, TooLate, answered_error
+from incumbent.net.pool import Mismatch
+from incumbent.stores.redis.errors import TooLate, answered_error
 from incumbent.stores.redis.incarnation import check_format
 from incumbent.stores.redis.line import in_line, line_words, new_inbox
 from incumbent.stores.redis.names import Naming, quoted
 from incumbent.stores.redis.records import refused
 from incumbent.stores.redis.resp import SCRIPTS, Part, milliseconds, pack
-
-__all__ = ["Commands", "held_by"]
 
 _CACHED: Final = 1024
 _RELEASED: Final = Released()

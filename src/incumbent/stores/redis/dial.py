@@ -20,8 +20,6 @@ from incumbent.stores.redis.wire import Wire
 if TYPE_CHECKING:
     from ssl import SSLContext
 
-__all__ = ["dial", "dial_as", "open_wire"]
-
 
 class Fresh(Protocol):
     """A connection on which nobody else has a request yet."""

@@ -44,20 +44,6 @@ from incumbent.stores.redis.renewals import renew_program
 from incumbent.stores.redis.resp import SCRIPTS, Program, Step, as_eval, milliseconds
 from incumbent.stores.restart import wait_after_restart
 
-__all__ = [
-    "CAPABILITIES",
-    "DIALECT",
-    "Dialect",
-    "Server",
-    "TakePlan",
-    "give_back",
-    "is_forgotten",
-    "meeting",
-    "settle_take",
-    "take_program",
-    "too_early",
-]
-
 _now = clock.now
 
 CAPABILITIES: Final = Capabilities(

@@ -20,9 +20,6 @@ from incumbent.stores.redis.resp import Program, Step, pack
 from incumbent.stores.redis.server import Facts, read_facts
 from incumbent.stores.restart import wait_after_restart
 
-__all__ = ["diagnosis", "examine"]
-
-
 _RESYNC_LEAST: Final = 2
 """Seconds of repl-diskless-sync-delay with which no resync ends between two looks at a server."""
 

@@ -15,17 +15,6 @@ from incumbent.stores.redis.options import RedisOptions
 if TYPE_CHECKING:
     import ssl
 
-__all__ = [
-    "LoginRefused",
-    "Site",
-    "Target",
-    "Tls",
-    "connect_error",
-    "site_of_options",
-    "target_at",
-    "target_of_options",
-]
-
 try:
     import hiredis as _hiredis
 except ImportError as error:

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from incumbent.stores.redis.aio import AsyncRedisStore
     from incumbent.stores.redis.layered import LayeredEngine
 
-__all__ = ["RedisEngine", "engine_at"]
-
 
 class RedisEngine(ServerEngine[RedisStore, "AsyncRedisStore"]):
     """One server, without anything between it and the caller."""

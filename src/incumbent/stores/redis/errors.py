@@ -10,21 +10,8 @@ import re
 from typing import Any, Final
 
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
-from incumbent.net.pool import Broken, Mismatch, exchange_error, still_in_doubt
+from incumbent.net.pool import Broken
 from incumbent.stores.restart import restart_words
-
-__all__ = [
-    "Broken",
-    "Demoted",
-    "Mismatch",
-    "Moved",
-    "Outdated",
-    "TooLate",
-    "answered_error",
-    "exchange_error",
-    "restart_error",
-    "still_in_doubt",
-]
 
 
 class Outdated(Broken):

@@ -15,7 +15,7 @@ import hiredis
 from incumbent import clock
 from incumbent.errors import StoreError, StoreUnavailable
 from incumbent.model import Key, Queued
-from incumbent.net.pool import Connection, PlanRunner
+from incumbent.net.pool import Broken, Connection, Mismatch, PlanRunner
 from incumbent.net.readers import Wakeup
 from incumbent.stores.plan import Plan
 from incumbent.stores.redis.commands import Commands
@@ -28,12 +28,10 @@ from incumbent.stores.redis.dialect import (
     too_early,
 )
 from incumbent.stores.redis.driver import Site
-from incumbent.stores.redis.errors import Broken, Demoted, Mismatch
+from incumbent.stores.redis.errors import Demoted
 from incumbent.stores.redis.incarnation import Known
 from incumbent.stores.redis.resp import Program, as_eval
 from incumbent.stores.redis.subscription import Subscriber, SubscriptionHub
-
-__all__ = ["UNUSABLE", "AnyWire", "Exchange", "carry_out", "is_forgotten"]
 
 
 class AnyWire(Connection, Known, Protocol):

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
-__all__ = ["Address", "Reach", "parse_address", "say_address", "the_same"]
-
 Address: TypeAlias = "tuple[str, int]"
 Reach: TypeAlias = Callable[[Address], Address]
 """Where a server is reached that announces an address which this side of a network cannot reach."""

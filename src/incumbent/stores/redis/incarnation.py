@@ -18,22 +18,6 @@ from incumbent.stores.redis.errors import Moved, Outdated, answered_error
 from incumbent.stores.redis.resp import SCRIPTS, Program, Script, Step, pack
 from incumbent.stores.redis.server import Facts, admit, read_facts
 
-__all__ = [
-    "LOOK_EVERY",
-    "MARKED",
-    "MARKER_KEY",
-    "RECORD_FORMAT",
-    "TOKEN_JUMP",
-    "Acquaintance",
-    "Known",
-    "Mark",
-    "Marker",
-    "Met",
-    "check_format",
-    "meet",
-    "read_mark",
-]
-
 RECORD_FORMAT: Final = 2
 """The number that records and markers begin with."""
 LOOK_EVERY: Final = 0.5

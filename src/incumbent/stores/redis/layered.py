@@ -29,8 +29,6 @@ from incumbent.stores.redis.sides import BlockingSide, Side
 if TYPE_CHECKING:
     from incumbent.stores.redis.aiosides import AsyncFace
 
-__all__ = ["LayeredEngine", "layered_engine"]
-
 Build: TypeAlias = Callable[[Side], Planned[Server]]
 """Makes the layers of one side."""
 Visit: TypeAlias = Callable[[Site, float], list[Finding]]

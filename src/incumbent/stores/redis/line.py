@@ -16,18 +16,6 @@ from typing import Final, NamedTuple
 from incumbent.model import Ask, Queued, Refused
 from incumbent.stores.redis.resp import milliseconds
 
-__all__ = [
-    "Call",
-    "Place",
-    "id_of",
-    "in_line",
-    "inbox_channel",
-    "line_words",
-    "new_inbox",
-    "read_call",
-    "read_place",
-]
-
 _ID: Final = 16
 _LINE, _BOTH = "line", "both"
 _HELD: Final = b"held"

@@ -12,8 +12,6 @@ from urllib.parse import quote
 from incumbent.model import Key
 from incumbent.stores.names import flat, unflat
 
-__all__ = ["Names", "Naming", "quoted"]
-
 _CACHED: Final = 1024
 _GLOB: Final = re.compile(r"([*?\[\]\\^])")
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from incumbent.stores.redis.engine import RedisEngine
     from incumbent.stores.redis.layered import LayeredEngine
 
-__all__ = ["engine_from_client", "open_redis", "open_store"]
-
 
 def open_store(url: str, password: str | None = None) -> RedisEngine | LayeredEngine:
     """The engine of a URL; `password` replaces the one in it. Connects to nothing.

@@ -19,8 +19,6 @@ from incumbent.stores.url import (
     wrong_option,
 )
 
-__all__ = ["RedisOptions", "check_key", "check_replicas", "parse_redis_url"]
-
 _TRANSPORTS: Final = {"redis": "tcp", "valkey": "tcp", "rediss": "tls", "valkeys": "tls"}
 _SCHEMES: Final = {
     **_TRANSPORTS,

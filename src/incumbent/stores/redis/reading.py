@@ -11,8 +11,6 @@ from incumbent.stores.redis.incarnation import check_format
 from incumbent.stores.redis.records import FIELDS, mark_of, pairs, record_of, slots_named
 from incumbent.stores.redis.resp import Program, Step, pack
 
-__all__ = ["is_unchanged", "read_record", "scan_records", "server_time"]
-
 _SCANNED: Final = 500
 _READ_AT_ONCE: Final = 100
 

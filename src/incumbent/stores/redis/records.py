@@ -18,20 +18,6 @@ from urllib.parse import unquote
 
 from incumbent.model import Candidate, Field, Holding, Key, Past, Record, Refused
 
-__all__ = [
-    "CLOSED",
-    "FIELDS",
-    "Value",
-    "candidates_of",
-    "fields_of",
-    "mark_of",
-    "pairs",
-    "read_value",
-    "record_of",
-    "refused",
-    "slots_named",
-]
-
 FIELDS: Final = {
     # The last token, and its place in the history of 20.
     "token": b"t",

@@ -12,13 +12,11 @@ from typing import Any, Final, NamedTuple
 
 from incumbent.errors import StoreError
 from incumbent.model import Batch, Gone, Renewal, Renewed, RenewOutcome
+from incumbent.net.pool import Mismatch
 from incumbent.stores.notices import notices_for
 from incumbent.stores.redis.commands import Commands, held_by
-from incumbent.stores.redis.errors import Mismatch
 from incumbent.stores.redis.names import Naming
 from incumbent.stores.redis.resp import SCRIPTS, Program, Step, milliseconds, pack
-
-__all__ = ["RESTARTED", "Call", "calls_of", "new_echo", "note", "renew_program", "request_of"]
 
 _BATCH: Final = 500
 """Leases renewed by one script call: a server serves nobody else meanwhile (about 2 ms)."""

@@ -19,8 +19,6 @@ from incumbent.stores.redis.dialect import Server, TakePlan, give_back, is_forgo
 from incumbent.stores.redis.resp import Program, Step, as_eval, each_step, milliseconds, pack
 from incumbent.stores.redis.sides import Layer
 
-__all__ = ["Confirmed"]
-
 T = TypeVar("T")
 
 _now = clock.now

@@ -12,8 +12,6 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 from incumbent.stores.redis.records import FIELDS
 
-__all__ = ["SCRIPTS", "Program", "Script", "Step", "as_eval", "each_step", "milliseconds", "pack"]
-
 T = TypeVar("T")
 
 Part: TypeAlias = "bytes | str | int"

@@ -23,8 +23,6 @@ from incumbent.stores.redis.replicas import Confirmed
 from incumbent.stores.redis.sides import Side
 from incumbent.stores.redis.spread import Part, renew_part, slot_of_key
 
-__all__ = ["Router"]
-
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 

@@ -23,18 +23,6 @@ from incumbent.stores.redis.hosts import Address, Reach, say_address, the_same
 from incumbent.stores.redis.resp import Program, Step, pack
 from incumbent.stores.redis.sides import Layer, Side
 
-__all__ = [
-    "FRESH",
-    "SETTLE",
-    "Follow",
-    "Followed",
-    "Opinion",
-    "majority_of",
-    "question",
-    "say_master",
-    "verdict",
-]
-
 T = TypeVar("T")
 
 _now = clock.now

@@ -10,8 +10,6 @@ from incumbent.errors import StoreUnavailable
 from incumbent.stores.redis.errors import Demoted, answered_error
 from incumbent.stores.redis.resp import Program, Script, Step, pack
 
-__all__ = ["Facts", "admit", "greeting", "read_facts"]
-
 _INFO: Final = pack("INFO")
 _PROMOTED: Final = Script("promoted")
 _PROMOTED_KEY: Final = "incumbent:{incumbent}:promoted"

@@ -26,8 +26,6 @@ from incumbent.stores.redis.exchange import UNUSABLE, AnyWire, Exchange, carry_o
 from incumbent.stores.redis.resp import Program
 from incumbent.stores.redis.sync import BlockingExchange
 
-__all__ = ["BlockingSide", "Layer", "Side", "View", "Work"]
-
 T = TypeVar("T")
 
 Work: TypeAlias = Callable[[float], Coroutine[Any, Any, T]]

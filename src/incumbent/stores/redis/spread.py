@@ -15,10 +15,11 @@ import hiredis
 from incumbent import clock
 from incumbent.errors import StoreError
 from incumbent.model import Renewal, RenewOutcome
+from incumbent.net.pool import Mismatch
 from incumbent.stores.redis.cluster import ASKING, slot_of
 from incumbent.stores.redis.commands import Commands
 from incumbent.stores.redis.dialect import is_forgotten
-from incumbent.stores.redis.errors import Mismatch, answered_error
+from incumbent.stores.redis.errors import answered_error
 from incumbent.stores.redis.hosts import Address, say_address
 from incumbent.stores.redis.incarnation import TOKEN_JUMP
 from incumbent.stores.redis.names import Naming
@@ -31,8 +32,6 @@ from incumbent.stores.redis.renewals import (
     request_of,
 )
 from incumbent.stores.redis.resp import Program, Step, as_eval
-
-__all__ = ["Part", "renew_part", "slot_of_key"]
 
 _CLOCKS: Final = 10.0 + 2 * TOKEN_JUMP
 """Seconds by which a token may be ahead of the clock of another node."""

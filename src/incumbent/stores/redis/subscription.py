@@ -25,13 +25,12 @@ from incumbent import clock
 from incumbent.durations import backoff_delay
 from incumbent.errors import StoreError, StoreUnavailable
 from incumbent.model import Ask, Key, Queued, TakeOutcome
+from incumbent.net.pool import Broken
 from incumbent.net.readers import ReaderRole, Wakeup, count_loss
 from incumbent.stores.redis.commands import Commands
-from incumbent.stores.redis.errors import Broken, answered_error
+from incumbent.stores.redis.errors import answered_error
 from incumbent.stores.redis.line import Place, id_of, inbox_channel, read_call, read_place
 from incumbent.stores.redis.resp import pack
-
-__all__ = ["Host", "Subscriber", "SubscriptionHub"]
 
 _REMEMBERED: Final = 4096
 _LOOKS_EVERY: Final = 20.0

@@ -28,8 +28,6 @@ from incumbent.stores.redis.incarnation import LOOK_EVERY
 from incumbent.stores.redis.subscription import Subscriber
 from incumbent.stores.redis.wire import Wire
 
-__all__ = ["BlockingExchange", "RedisStore"]
-
 _now = clock.now
 
 

@@ -7,12 +7,10 @@ from typing import Any, TypeVar
 
 import hiredis
 
+from incumbent.net.pool import Broken
 from incumbent.net.wire import BlockingWire
-from incumbent.stores.redis.errors import Broken
 from incumbent.stores.redis.incarnation import Acquaintance
 from incumbent.stores.redis.resp import Program, as_eval
-
-__all__ = ["Wire"]
 
 T = TypeVar("T")
 

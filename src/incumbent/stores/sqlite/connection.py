@@ -14,8 +14,6 @@ from incumbent.stores.sqlite import schema
 from incumbent.stores.sqlite.host import Host
 from incumbent.stores.sqlite.schema import State
 
-__all__ = ["Connection", "FileBusy", "SpoiledFile", "in_use_elsewhere", "sweep", "translated"]
-
 Execute: TypeAlias = "Callable[..., sqlite3.Cursor]"
 
 _CHECK_LOG_EVERY: Final = 0.1

@@ -49,8 +49,6 @@ from incumbent.stores.sqlite.line import KeptLine, may_look
 from incumbent.stores.sqlite.rows import Row, seen_of
 from incumbent.stores.table import CANDIDATES_KEPT
 
-__all__ = ["Core"]
-
 T = TypeVar("T")
 
 _FIRST_LOOK: Final = 0.002

@@ -13,8 +13,6 @@ from incumbent.stores.sqlite.connection import FileBusy
 from incumbent.stores.sqlite.file import READ, SqliteFile
 from incumbent.stores.sqlite.host import detect_here, file_system_of, is_doubtful
 
-__all__ = ["findings"]
-
 _LITTLE: Final = 64 << 20
 
 

@@ -14,8 +14,6 @@ from incumbent.stores.sqlite.host import Host, check_file_system, this_host
 if TYPE_CHECKING:
     from incumbent.stores.sqlite.retry import AsyncSqliteStore, SqliteStore
 
-__all__ = ["SqliteEngine", "default_path", "open_sqlite", "path_of"]
-
 _FORMS: Final = (
     'write "sqlite:" for the file of this user, or "sqlite:///absolute/path.db" for one of your own'
 )

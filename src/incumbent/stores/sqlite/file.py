@@ -40,8 +40,6 @@ from incumbent.stores.sqlite.connection import (
 )
 from incumbent.stores.sqlite.host import Host, check_file_system, this_host
 
-__all__ = ["DURABLE", "ONE_STATEMENT", "READ", "WRITE", "Mode", "SqliteFile", "make_file"]
-
 T = TypeVar("T")
 Spawn: TypeAlias = "Callable[[Callable[[], None]], object]"
 

@@ -18,18 +18,6 @@ from typing import Final, NamedTuple
 from incumbent import clock
 from incumbent.errors import ConfigError, StoreUnavailable
 
-__all__ = [
-    "Host",
-    "boottime_offset",
-    "check_file_system",
-    "detect_here",
-    "detect_orchestrator",
-    "file_system_of",
-    "is_doubtful",
-    "this_host",
-    "type_in",
-]
-
 _BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
 _MOUNTS: Final = "/proc/self/mountinfo"
 _OFFSETS: Final = "/proc/self/timens_offsets"

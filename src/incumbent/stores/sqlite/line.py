@@ -10,8 +10,6 @@ from incumbent.stores.sqlite import schema
 from incumbent.stores.sqlite.connection import Connection
 from incumbent.stores.sqlite.rows import Row
 
-__all__ = ["KeptLine", "may_look"]
-
 _HEARTBEAT_MOST: Final = 1.0
 """Seconds: the first in line looks every few milliseconds. One that is silent for longer is frozen
 or dead, and nobody waits for it longer, unless it asked for fairness."""

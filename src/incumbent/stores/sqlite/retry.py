@@ -20,8 +20,6 @@ from incumbent.stores.sqlite.connection import Connection, FileBusy
 from incumbent.stores.sqlite.core import Core
 from incumbent.stores.sqlite.file import WRITE, Mode, SqliteFile
 
-__all__ = ["AsyncSqliteStore", "SqliteStore", "pauses"]
-
 T = TypeVar("T")
 
 _FIRST: Final = 0.0001  # a transaction takes some 20 us; a sleep is seldom shorter than this

@@ -7,8 +7,6 @@ from typing import NamedTuple
 from incumbent.model import Holding, Refused
 from incumbent.stores.sqlite.schema import FORMAT
 
-__all__ = ["Row", "seen_of"]
-
 
 class Row(NamedTuple):
     """The file's state, and beside it a lease's row, whose fields are None for an unknown key."""

@@ -24,8 +24,6 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-__all__ = ["State", "settled"]
-
 APPLICATION_ID: Final = 0x1EA5E001
 """In the file's header, so that another program's database is never written to."""
 
