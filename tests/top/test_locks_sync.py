@@ -324,6 +324,31 @@ def test_one_lock_serves_many_threads_one_at_a_time(engine: FaultyEngine) -> Non
     assert overlaps == 0
 
 
+def test_each_thread_leaves_the_lease_that_it_entered_though_another_came_meanwhile(
+    engine: FaultyEngine,
+) -> None:
+    lock = Lock("a", store=engine)
+    entered, over = threading.Event(), threading.Event()
+    theirs: list[incumbent.Lease] = []
+
+    def work() -> None:
+        with lock as lease:
+            theirs.append(lease)
+            entered.set()
+            over.wait(10)
+
+    other = threading.Thread(target=work)
+    with pytest.raises(incumbent.LeaseLost), lock as mine:
+        engine.faulty.give(mine.belief.key, mine.belief.claim, mine.fencing_token, 0)
+        with pytest.raises(incumbent.LeaseLost):
+            mine.renew()
+        other.start()
+        assert entered.wait(10)
+    assert theirs[0].valid
+    over.set()
+    other.join()
+
+
 def test_a_lease_may_be_released_by_another_thread(engine: FaultyEngine) -> None:
     lease = Lock("a", store=engine).acquire()
     thread = threading.Thread(target=lease.release)
