@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from abc import abstractmethod
 from math import inf
 
 from incumbent import clock
+from incumbent.net.dial import leave_to_parent
 from incumbent.net.pool import Broken
 
 _now = clock.now
@@ -46,9 +46,7 @@ class AsyncConnection(asyncio.Protocol):
         """
         sock = self._transport.get_extra_info("socket")
         if sock is not None and sock.fileno() >= 0:
-            nothing = os.open(os.devnull, os.O_RDWR)
-            os.dup2(nothing, sock.fileno())
-            os.close(nothing)
+            leave_to_parent(sock.fileno())
 
     @abstractmethod
     def _fail(self, error: Exception) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import os
 
 from incumbent import clock
 from incumbent.errors import StoreUnavailable
 from incumbent.net.aiodial import connect
+from incumbent.net.dial import leave_to_parent
 from incumbent.net.pool import Broken
 from incumbent.stores.etcd.client import Client
 from incumbent.stores.etcd.dialect import Dialect
@@ -53,9 +53,7 @@ class AsyncWire(asyncio.Protocol):
         """
         sock = self._transport.get_extra_info("socket")
         if sock is not None and sock.fileno() >= 0:
-            nothing = os.open(os.devnull, os.O_RDWR)
-            os.dup2(nothing, sock.fileno())
-            os.close(nothing)
+            leave_to_parent(sock.fileno())
 
     def send(self, request: bytes, until: float) -> None:
         """All of a request. Raises Broken."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, TypeVar
 from zlib import crc32
 
 from incumbent import clock
-from incumbent.net.dial import is_ready
+from incumbent.net.dial import is_ready, leave_to_parent
 from incumbent.net.pool import Broken
 from incumbent.stores.plan import Plan
 from incumbent.stores.postgresql.dialect import Request
@@ -83,9 +82,7 @@ class Wire:
         """In a fork's child: nothing is written, and nothing of ours is at the descriptor."""
         if not self.closed:
             self.closed = True
-            nothing = os.open(os.devnull, os.O_RDWR)
-            os.dup2(nothing, self._fd)
-            os.close(nothing)
+            leave_to_parent(self._fd)
 
     async def carry_out(self, plan: Plan[float, T], until: float) -> T:
         """The outcome of a plan. Raises Broken, Answered, and whatever its program raises."""
