@@ -309,7 +309,10 @@ class AsyncLock(LockHandle[AsyncLease]):
 
 
 class Candidate(Lock):
-    """A lock for `incumbent lead`: it is listed among the candidates while it waits."""
+    """A lock for `incumbent lead`, which is listed among the candidates while it waits, and `run`.
+
+    Their pages say how the waiting goes.
+    """
 
     __slots__ = ()
 
@@ -323,6 +326,11 @@ class Candidate(Lock):
         candidacy = policy.ttl * _STANDS_FOR + policy.request_timeout
         wanted = self._wanted.asking(meta=meta, candidacy=candidacy)
         return Lease(*self._armed(run(acquire(self._link.port, wanted, None, on_refusal))))
+
+    def take(self, timeout: Duration | None, on_refusal: OnRefusal) -> Lease:
+        """`acquire`; `on_refusal` gets every outcome that is no grant. Listed nowhere."""
+        wait = self._seconds(timeout)
+        return Lease(*self._armed(run(acquire(self._link.port, self._wanted, wait, on_refusal))))
 
     @property
     def holder(self) -> str:

@@ -23,27 +23,29 @@ SECRET = "s3cret-s3cret-s3cret"
     ],
 )
 def test_addresses_are_read_as_people_write_them(text: str, host: str, port: int) -> None:
-    address = parse_address(text, guarded=True)
+    address = parse_address(text)
     assert (address.host, address.port) == (host, port)
 
 
 @pytest.mark.parametrize("text", ["", "8080", "::1:8080", "a:b", "h:65536", "[::1]", "http://h:1"])
 def test_what_is_no_address_is_refused_with_examples(text: str) -> None:
     with pytest.raises(ConfigError, match=r"127\.0\.0\.1:8080"):
-        parse_address(text, guarded=True)
+        parse_address(text)
 
 
 def test_a_host_that_does_not_resolve_is_refused() -> None:
     with pytest.raises(ConfigError, match="resolved"):
-        parse_address("999.1.1.1:80", guarded=True)
+        parse_address("999.1.1.1:80")
 
 
-def test_other_hosts_are_let_in_only_with_a_token() -> None:
-    with pytest.raises(ConfigError, match="add --token-file"):
-        parse_address("0.0.0.0:0", guarded=False)
-    parse_address("0.0.0.0:0", guarded=True)
-    for loopback in ("127.0.0.1:0", "[::1]:0", ":0"):
-        parse_address(loopback, guarded=False)
+@pytest.mark.parametrize("text", [":0", "127.0.0.9:1", "[::1]:1"])
+def test_the_loopback_address_is_known_in_all_its_forms(text: str) -> None:
+    assert parse_address(text).is_loopback
+
+
+@pytest.mark.parametrize("text", ["0.0.0.0:1", "[::]:1"])
+def test_what_other_hosts_reach_is_no_loopback_address(text: str) -> None:
+    assert not parse_address(text).is_loopback
 
 
 def written(path: Path, content: str, mode: int = 0o600) -> str:

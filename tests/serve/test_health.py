@@ -249,12 +249,19 @@ def token_in(folder: Path) -> Path:
     return token
 
 
-def test_other_hosts_are_refused_without_a_token(situation: Situation, tmp_path: Path) -> None:
-    with (
-        pytest.raises(ConfigError, match="from other hosts"),
-        start_health(situation, listen="0.0.0.0:0"),
-    ):
-        pass
+def test_without_a_token_other_hosts_get_the_probes_alone(situation: Situation) -> None:
+    situation.answered()
+    with start_health(situation, listen="0.0.0.0:0") as served:
+        url = f"http://127.0.0.1:{urlsplit(served or '').port}"
+        assert get(f"{url}/healthz")[0] == 200
+        assert get(f"{url}/readyz")[0] == 200
+        for path in ("/leader", "/leaderz", "/metrics", "/", "/healthz/", "//healthz"):
+            status, body = get(url + path, SECRET)
+            assert status == 403
+            assert "--token-file" in body
+
+
+def test_a_token_without_an_address_is_a_mistake(situation: Situation, tmp_path: Path) -> None:
     with (
         pytest.raises(ConfigError, match="needs --listen"),
         start_health(situation, token_file=str(token_in(tmp_path))),

@@ -10,8 +10,16 @@ from math import inf
 import pytest
 
 from incumbent.protocol.keeper import Stats
-from incumbent.serve.pages import PATHS, answer, metrics_text
-from incumbent.serve.situation import LOSSES, View
+from incumbent.serve.pages import (
+    Page,
+    Question,
+    answer,
+    leader,
+    metrics_text,
+    readyz,
+    routes_of,
+)
+from incumbent.serve.situation import LOSSES, Situation, View
 from incumbent.serve.systemd import summary
 
 STANDBY = View(
@@ -34,8 +42,23 @@ LEADER = replace(
 )
 
 
+class Fixed(Situation):
+    """One that is always the same."""
+
+    def __init__(self, view: View) -> None:
+        super().__init__(view.name, view.holder)
+        self.view = view
+
+    def look(self) -> View:
+        return self.view
+
+
+def page_of(path: str, view: View) -> Page:
+    return answer(routes_of(Fixed(view)), Question(path))
+
+
 def status(path: str, view: View) -> int:
-    return answer(path, view).status
+    return page_of(path, view).status
 
 
 @pytest.mark.parametrize("view", [STANDBY, LEADER, replace(STANDBY, leader=None)])
@@ -53,7 +76,7 @@ def test_standby_leader_and_paused_are_ready_alike(view: View) -> None:
     ],
 )
 def test_who_cannot_take_over_is_not_ready(change: dict[str, object], word: str) -> None:
-    page = answer("/readyz", replace(STANDBY, **change))  # type: ignore[arg-type]
+    page = readyz(replace(STANDBY, **change))  # type: ignore[arg-type]
     assert page.status == 503
     assert word in page.body
 
@@ -72,7 +95,7 @@ def test_leaderz_says_yes_on_a_proved_leader_only() -> None:
 
 
 def test_leader_says_what_is_proved_and_for_how_long() -> None:
-    facts = json.loads(answer("/leader", LEADER).body)
+    facts = json.loads(leader(LEADER).body)
     assert facts == {
         "name": "switch-7",
         "holder": "node-1",
@@ -87,14 +110,16 @@ def test_leader_says_what_is_proved_and_for_how_long() -> None:
 
 
 def test_a_standby_names_the_leader_and_no_term_of_its_own() -> None:
-    facts = json.loads(answer("/leader", replace(STANDBY, term=4)).body)
+    facts = json.loads(leader(replace(STANDBY, term=4)).body)
     assert (facts["leader"], facts["term"], facts["proven_until"]) == ("node-2", None, None)
 
 
 def test_an_unknown_path_is_told_the_known_ones() -> None:
-    page = answer("/", STANDBY)
+    page = page_of("/", STANDBY)
     assert page.status == 404
-    assert all(path in page.body for path in PATHS)
+    for path in ("/healthz", "/readyz", "/leader", "/leaderz", "/metrics"):
+        assert path in page.body
+        assert page_of(path, LEADER).status == 200
 
 
 @pytest.mark.parametrize(
@@ -106,6 +131,11 @@ def test_an_unknown_path_is_told_the_known_ones() -> None:
         (replace(LEADER, role="stopping"), "stopping; switch-7 is still held"),
         (replace(STANDBY, role="stopping"), "stopping"),
         (replace(STANDBY, role="starting", leader=None, store_up=False), "starting"),
+        (replace(STANDBY, role="serving", doing="3 jobs, 1 running"), "3 jobs, 1 running"),
+        (
+            replace(STANDBY, role="serving", doing="3 jobs, 0 running", store_up=False),
+            "3 jobs, 0 running; the store gives no answer",
+        ),
     ],
 )
 def test_the_summary_is_one_line_for_people(view: View, line: str) -> None:

@@ -9,6 +9,9 @@ PARENT = {
     "INCUMBENT_STORE": "redis://:secret@host",
     "INCUMBENT_STORE_FILE": "/run/secrets/store",
     "INCUMBENT_STORE_PASSWORD_FILE": "/run/secrets/password",
+    "INCUMBENT_LISTEN": "127.0.0.1:8080",
+    "INCUMBENT_TOKEN_FILE": "/run/secrets/token",
+    "NOTIFY_SOCKET": "/run/systemd/notify",
     "INCUMBENT_LEASE_NAME": "of-the-grandparent",
     "INCUMBENT_LEASE_SLOT": "old",
 }
@@ -36,6 +39,10 @@ def test_the_store_and_every_way_to_it_are_withheld() -> None:
     child = made()
     assert child["INCUMBENT_STORE"] == WITHHELD
     assert not [name for name, value in child.items() if "secret" in value]
+
+
+def test_the_port_and_the_service_manager_are_the_supervisors_own() -> None:
+    assert not {"INCUMBENT_LISTEN", "INCUMBENT_TOKEN_FILE", "NOTIFY_SOCKET"} & set(made())
 
 
 def test_a_shared_store_is_the_one_in_use() -> None:

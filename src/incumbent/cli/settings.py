@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 from incumbent.cli.parser import Request
 from incumbent.cli.text import say
@@ -65,7 +67,26 @@ def cmd_of(request: Request, url: str) -> Command:
 def health(request: Request, situation: Situation) -> Iterator[None]:
     """Report `situation` to systemd, and on pages if `--listen` is given, until the block ends."""
     listen, token_file = request.text("listen"), request.text("token_file")
-    with start_health(situation, listen=listen, token_file=token_file) as url:
+    with ExitStack() as stack:
+        try:
+            pages = start_health(situation, listen=listen, token_file=token_file)
+            url = stack.enter_context(pages)
+        except ConfigError as error:
+            if not _is_for_another(request, error):
+                raise
+            if not request.on("quiet"):
+                say(f"{request.name}: no pages of this run: {error}")
+            url = stack.enter_context(start_health(situation))
         if listen is not None and listen.endswith(":0"):
             say(f"listening on {url}")
         yield
+
+
+def _is_for_another(request: Request, error: ConfigError) -> bool:
+    """Whether a `run` was only told by the environment of a port that another process has.
+
+    The variable is for the main process of a container; what else runs there inherits it.
+    """
+    used = isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.EADDRINUSE
+    inherited = request.text("listen") == os.environ.get("INCUMBENT_LISTEN")
+    return request.command == "run" and used and inherited

@@ -78,6 +78,10 @@ _SUPERVISED = (
     _setting("--share-store", "let CMD use the store; its URL is withheld otherwise"),
     _setting("--isolate", "auto (default), pidns, container or pgroup", "HOW"),
 )
+_LISTEN = (
+    _setting("--listen", "serve /healthz, /readyz, /leader, /leaderz, /metrics", "HOST:PORT"),
+    _setting("--token-file", "the token of the pages; other hosts get only probes without", "F"),
+)
 _BOUNDS = (
     Option("--at-most-for", "stop CMD after this time (run: exit 124)", "DUR"),
     Option("--at-least-for", "keep the name closed until this time after the start", "DUR"),
@@ -91,6 +95,7 @@ _RUN = (
     *_BOUNDS,
     _setting("-E --busy-exit-code", "exit code when another holds the lease (75)", "N"),
     Option("--result-file", "write how it ended to this file, as JSON", "F"),
+    *_LISTEN,
 )
 _CAMPAIGN = (
     Option("--restart", "stand again after a term: always (default), on-failure, never", "WHEN"),
@@ -98,11 +103,7 @@ _CAMPAIGN = (
     *_SUPERVISED,
     *_BOUNDS,
 )
-_LEAD = (
-    *_CAMPAIGN,
-    _setting("--listen", "serve /healthz, /readyz, /leader, /leaderz, /metrics", "HOST:PORT"),
-    _setting("--token-file", "the token of the pages; needed beyond the loopback address", "F"),
-)
+_LEAD = (*_CAMPAIGN, *_LISTEN)
 _WORK = (
     Option("--workers", "processes of this service", "N"),
     Option("--holders", "how many of them may hold at a time, in the whole fleet (1)", "M"),
@@ -113,6 +114,7 @@ _CRON = (
     *_SUPERVISED,
     _setting("--drain", "after TERM, how long runs may go on before they are stopped (25s)", "DUR"),
     _setting("--max-runs", "how many runs at a time here; what is more waits (100)", "N"),
+    *_LISTEN,
 )
 _SINCE = Option("--since", "only what began after: 2h, 2026-11-21T05:30Z", "WHEN")
 _ALL = Option("--all", "every job of the namespace")

@@ -31,6 +31,7 @@ from incumbent.options import LockSettings
 from incumbent.protocol.aio import LeaseScope
 from incumbent.protocol.held import Held
 from incumbent.protocol.link import link_for
+from incumbent.serve.situation import Situation
 
 _LOOK_EVERY: Final = 0.2
 """Seconds between looks of a pause at whether its lease still holds."""
@@ -224,6 +225,7 @@ class Background:
         lock: LockSettings,
         emit: Emit,
         loop: asyncio.AbstractEventLoop | None,
+        situation: Situation | None = None,
     ) -> None:
         link = link_for(store)
         claimer = Claimer(link, namespace, lock)
@@ -231,7 +233,14 @@ class Background:
         self._running = self._launcher.runs.running
         holder = str(lock["holder"])
         self._instance = Instance(
-            specs, link, namespace, holder, self._launcher, emit, self._launcher.runs
+            specs,
+            link,
+            namespace,
+            holder,
+            self._launcher,
+            emit,
+            self._launcher.runs,
+            situation=situation,
         )
         self._launcher.over = self._instance.wake
         for spec in self._instance.specs:

@@ -27,6 +27,7 @@ from incumbent.model import Key, Record
 from incumbent.protocol.chance import draw_jitter
 from incumbent.protocol.link import Link
 from incumbent.protocol.port import run as drive
+from incumbent.serve.situation import Situation
 from incumbent.supervise.kernel import Waiter
 from incumbent.unpatched import start_thread
 
@@ -35,6 +36,8 @@ _LOOK_AT_CONTROL: Final = 5.0
 _LONGEST_SLEEP: Final = 5.0
 """Seconds: a clock that is set is noticed within."""
 _DRAINING_SLEEP: Final = 0.5
+_TURN_WITHIN: Final = 60.0
+"""Seconds that a turn may take with a slow store, for the health page."""
 _CLOCK_SET: Final = 1.0
 """Seconds between two turns that no drift explains."""
 _SCAN_WITHIN: Final = 30.0
@@ -75,8 +78,10 @@ class Instance:
         emit: Emit,
         runs: Runs[Any] | None = None,
         max_runs: float = inf,
+        situation: Situation | None = None,
     ) -> None:
         self.specs = _checked(specs)
+        self._situation = situation or Situation(namespace, holder)
         self.ready = False
         self._link = link
         self._namespace = namespace
@@ -114,6 +119,7 @@ class Instance:
 
         Raises a StoreError that trying again cannot help, before the store's first answer.
         """
+        self._tell_health()
         fds = {source.fd: source for source in sources}
         ready = self._waiter.wait((self._wake_fd, *fds), clock.now() + self._next_in())
         with suppress(BlockingIOError):
@@ -131,6 +137,11 @@ class Instance:
                 self._try_to_begin()
         while self._runs.ended:
             self._see_to(*self._runs.ended.pop())
+
+    def _tell_health(self) -> None:
+        self._situation.pulse(clock.now() + _TURN_WITHIN)
+        if self.ready:
+            self._situation.serving(f"{len(self.specs)} jobs, {self._load} running")
 
     def _next_in(self) -> float:
         now = clock.now()
@@ -156,6 +167,7 @@ class Instance:
     def stop(self) -> None:
         """Claim nothing from now on."""
         self._stopped = True
+        self._situation.stopping()
         self.wake()
 
     def close(self) -> None:
@@ -206,6 +218,7 @@ class Instance:
         except StoreError as error:
             if error.permanent:
                 raise
+            self._situation.unanswered()
             self._tries += 1
             self._next_try = clock.now() + backoff_delay(self._tries, draw_jitter(), base=0.2)
             if self._tries == 1:
@@ -220,6 +233,7 @@ class Instance:
         self._unregistered = [(spec, fields.get(spec.name, {})) for spec in self.specs]
         self._executor.begin(records)
         self.ready = True
+        self._situation.answered()
         self._emit("ready", jobs=len(self.specs), store=self._link.engine.url)
         start_thread(self._listen, "incumbent-cron")
 
@@ -246,6 +260,7 @@ class Instance:
             try:
                 looks = clock.wall()
                 record = store.read(key, clock.now() + 2.0)
+                self._situation.answered()
                 if record.fields:
                     self._control_records.append((self._looked, record))
                     self.wake()
@@ -258,6 +273,7 @@ class Instance:
                     time.sleep(0.05)
                 store.wait_change(key, record.seen, until)
             except StoreError:
+                self._situation.unanswered()
                 time.sleep(1.0 + draw_jitter())
             except Exception as error:  # noqa: BLE001 - triggers must not end with one defect
                 if not self._stopped:

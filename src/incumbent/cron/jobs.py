@@ -20,6 +20,7 @@ from incumbent.cron.spec import JobSpec
 from incumbent.durations import Duration, parse_duration
 from incumbent.errors import ConfigError, Misuse, StoreError
 from incumbent.options import LockSettings, default_holder, overruled
+from incumbent.serve.situation import Situation
 from incumbent.stores.names import make_key
 from incumbent.supervise.kernel import Waiter
 from incumbent.supervise.signals import Signals
@@ -79,6 +80,7 @@ class Jobs:
         self._settings = settings
         self._specs: dict[str, JobSpec] = {}
         self._background: Background | None = None
+        self._situation: Situation | None = None
 
     # -- saying what there is ------------------------------------------------------------------
 
@@ -137,8 +139,13 @@ class Jobs:
         holder: str | None = None,
         ttl: Duration | None = None,
         grace: Duration | None = None,
+        situation: Situation | None = None,
     ) -> None:
-        """Settings from outside that go before those it was made with; None leaves one alone."""
+        """Settings from outside that go before those it was made with; None leaves one alone.
+
+        `situation` hears how the instance does.
+        """
+        self._situation = situation or self._situation
         self._store = self._store if store is None else store
         self._namespace = namespace or self._namespace
         if holder is not None:
@@ -187,7 +194,9 @@ class Jobs:
         except RuntimeError:
             loop = None
         emit = said or _log_event
-        return Background(self.specs, self._store, self._namespace, lock, emit, loop)
+        return Background(
+            self.specs, self._store, self._namespace, lock, emit, loop, self._situation
+        )
 
     def stop(self, drain: Duration = _DRAIN) -> bool:
         """Claim nothing more, and wait for what runs, at most `drain`; True if all has ended.

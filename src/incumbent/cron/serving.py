@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterable
-from contextlib import closing, suppress
+from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from math import inf
 from typing import Final
 
@@ -26,6 +26,7 @@ from incumbent.errors import ConfigError
 from incumbent.model import Refused
 from incumbent.protocol.held import Held
 from incumbent.protocol.link import new_link
+from incumbent.serve.situation import Situation
 from incumbent.supervise.signals import Signals
 
 _ENDING: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGQUIT})
@@ -91,17 +92,21 @@ def serve_jobs(
     fleet: Fleet,
     reread: Callable[[], tuple[JobSpec, ...]],
     events: Events,
+    health: Callable[[Situation], AbstractContextManager[None]] = lambda _: nullcontext(),
 ) -> int:
     """Run until TERM; the exit code. Call it in the main thread, before there is any other.
 
-    `reread` gives the jobs anew for HUP; it raises ConfigError where they cannot be used. Raises
-    StoreError if the store refuses us for good before its first answer.
+    `reread` gives the jobs anew for HUP; it raises ConfigError where they cannot be used. `health`
+    tells others of the situation. Raises StoreError if the store refuses us for good before its
+    first answer.
     """
+    situation = Situation(fleet.namespace, fleet.holder, ttl=fleet.ttl)
     # A fork: before any thread, and before a connection that it would keep open.
     with (
         closing(Zygote(fleet, events)) as zygote,
         Signals() as signals,
         closing(new_link(fleet.url)) as link,
+        health(situation),
     ):
         claimer = Claimer(link, fleet.namespace, fleet.lock)
         launcher = CommandLauncher(claimer, zygote, events, fleet.ttl)
@@ -114,6 +119,7 @@ def serve_jobs(
             events,
             launcher.runs,
             fleet.max_runs,
+            situation,
         )
         for spec in instance.specs:
             claimer.wanted(spec)

@@ -36,7 +36,7 @@ from incumbent.locks import Lease, give_back
 from incumbent.model import Key
 from incumbent.options import LockSettings, policy_from
 from incumbent.protocol.link import Link, new_link
-from incumbent.supervise.answers import WITHHELD
+from incumbent.supervise.answers import WITHHELD, without_service
 from incumbent.supervise.child import CannotStart
 from incumbent.supervise.guarding import Guard, GuardFault, start_guard
 from incumbent.supervise.kernel import Waiter
@@ -417,7 +417,8 @@ def _facts_of(spec: JobSpec, ended: Run) -> dict[str, str]:
 
 def run_on_failure(spec: JobSpec, ended: Run, events: Events) -> None:
     """Where there is no lease any more that it could run under: for a minute at most."""
-    environment = {**os.environ, **spec.env, **_facts_of(spec, ended), "INCUMBENT_STORE": WITHHELD}
+    ours = without_service(os.environ)
+    environment = {**ours, **spec.env, **_facts_of(spec, ended), "INCUMBENT_STORE": WITHHELD}
     try:
         done = subprocess.run(
             spec.on_failure or (),

@@ -19,8 +19,9 @@ def start_health(
     """Report `situation` until the block ends, which counts as stopping.
 
     `listen`: HOST:PORT of the pages; the value of the block is their URL, or None. `token_file`:
-    the file with the token that all pages but the probes ask for; needed beyond the loopback
-    address. Raises ConfigError before anything is started if a setting cannot work.
+    the file with the token that all pages but the probes ask for; beyond the loopback address only
+    the probes are served without one. Raises ConfigError before anything is started if a setting
+    cannot work.
     """
     if listen is None and token_file is not None:
         raise ConfigError("--token-file needs --listen", name="listen")
@@ -28,8 +29,10 @@ def start_health(
         url = None
         if listen is not None:
             from incumbent.serve.http import PageServer
+            from incumbent.serve.pages import routes_of
 
-            url = stack.enter_context(closing(PageServer(situation, listen, token_file))).url
+            server = PageServer(routes_of(situation), listen, token_file)
+            url = stack.enter_context(closing(server)).url
         if os.environ.get("NOTIFY_SOCKET", "").startswith(("/", "@")):
             from incumbent.serve.systemd import Notifier
 

@@ -1,4 +1,4 @@
-"""An HTTP/1.1 server for the pages: one daemon thread, one request a connection.
+"""An HTTP/1.1 server for a table of handlers: one daemon thread, one request a connection.
 
 A slow or hostile peer occupies one of `_AT_ONCE` places for at most `_TIMEOUT`.
 """
@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from incumbent.errors import ConfigError
-from incumbent.serve.pages import OPEN_PATHS, TEXT, Page, answer
-from incumbent.serve.situation import Situation
+from incumbent.serve.pages import OPEN_PATHS, TEXT, Page, Question, Routes, answer
 
 _log = logging.getLogger("incumbent")
 
@@ -37,16 +36,18 @@ _SHORTEST_TOKEN: Final = 16
 
 
 class PageServer:
-    """Serves the pages of `situation` at `listen`, HOST:PORT, until it is closed.
+    """Serves `routes` at `listen`, HOST:PORT, until it is closed.
 
-    `token_file`: the file with the token that every path but OPEN_PATHS asks for. Raises
-    ConfigError for a setting that cannot work.
+    `token_file`: the file with the token that every path but OPEN_PATHS asks for. Without one these
+    paths are refused if other hosts can reach `listen`. Raises ConfigError for a setting that
+    cannot work.
     """
 
-    def __init__(self, situation: Situation, listen: str, token_file: str | None) -> None:
-        address = parse_address(listen, guarded=token_file is not None)
+    def __init__(self, routes: Routes, listen: str, token_file: str | None) -> None:
+        address = parse_address(listen)
         self._secret = None if token_file is None else read_secret(token_file)
-        self._situation = situation
+        self._probes_only = token_file is None and not address.is_loopback
+        self._routes = routes
         self._open = 0
         self._listener = _listen(address)
         host, port = self._listener.getsockname()[:2]
@@ -108,15 +109,22 @@ class PageServer:
         words = request_line.split()
         if len(words) != 3 or not words[2].startswith("HTTP/1."):
             return Page(400, TEXT, "this is no HTTP/1.1 request\n")
-        method, path = words[0], words[1].partition("?")[0]
+        method, (path, _, query) = words[0], words[1].partition("?")
         if method not in ("GET", "HEAD"):
             return Page(405, TEXT, "only GET and HEAD\n")
         authorization = HeaderParser().parsestr(headers)["Authorization"]
-        if path not in OPEN_PATHS and not authorized(authorization, self._secret):
-            return Page(401, TEXT, "this needs the token of --token-file\n")
-        return answer(path, self._situation.look())
+        if path not in OPEN_PATHS:
+            if self._probes_only:
+                return Page(403, TEXT, _PROBES_ONLY)
+            if not authorized(authorization, self._secret):
+                return Page(401, TEXT, "this needs the token of --token-file\n")
+        return answer(self._routes, Question(path, query))
 
 
+_PROBES_ONLY: Final = (
+    f"other hosts reach this address: without --token-file it serves {' and '.join(OPEN_PATHS)}"
+    " alone\n"
+)
 _HEADERS_OF: Final = {401: {"WWW-Authenticate": "Bearer"}, 405: {"Allow": "GET, HEAD"}}
 
 
@@ -152,12 +160,14 @@ class Address(NamedTuple):
         host = f"[{self.host}]" if self.family == socket.AF_INET6 else self.host
         return f"http://{host}:{self.port}"
 
+    @property
+    def is_loopback(self) -> bool:
+        """Whether no other host can reach it."""
+        return ip_address(self.host.partition("%")[0]).is_loopback
 
-def parse_address(text: str, *, guarded: bool) -> Address:
-    """HOST:PORT, [::1]:PORT or :PORT (the loopback address).
 
-    Raises ConfigError, also if other hosts can reach it and it is not `guarded` by a token.
-    """
+def parse_address(text: str) -> Address:
+    """HOST:PORT, [::1]:PORT or :PORT (the loopback address). Raises ConfigError."""
     match = _ADDRESS.fullmatch(text)
     if match is None or int(match["port"]) > 65535:
         raise _bad_listen(
@@ -171,12 +181,7 @@ def parse_address(text: str, *, guarded: bool) -> Address:
         )[0]
     except (OSError, UnicodeError) as error:
         raise _bad_listen(f"{text!r}: the host cannot be resolved ({error})") from error
-    address = Address(family, str(where[0]), int(where[1]))
-    if not guarded and not ip_address(address.host.partition("%")[0]).is_loopback:
-        raise _bad_listen(
-            f"{text} can be reached from other hosts: add --token-file, or use 127.0.0.1"
-        )
-    return address
+    return Address(family, str(where[0]), int(where[1]))
 
 
 def read_secret(path: str) -> str:

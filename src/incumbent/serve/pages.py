@@ -8,20 +8,26 @@ Prometheus: https://prometheus.io/docs/instrumenting/exposition_formats/
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from incumbent.durations import say_seconds
-from incumbent.serve.situation import LOSSES, View
+from incumbent.serve.situation import LOSSES, Situation, View
 
 OPEN_PATHS: Final = ("/healthz", "/readyz")
 """Probes send no token, and these two reveal nothing but their yes or no."""
-PATHS: Final = (*OPEN_PATHS, "/leader", "/leaderz", "/metrics")
 TEXT: Final = "text/plain; charset=utf-8"
 _METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class Question(NamedTuple):
+    """A GET or HEAD of a path; `query`: what stands after its question mark."""
+
+    path: str
+    query: str = ""
 
 
 class Page(NamedTuple):
@@ -32,21 +38,55 @@ class Page(NamedTuple):
     body: str
 
 
-def answer(path: str, view: View) -> Page:
-    """The page of `path`; 404 if there is none."""
-    match path:
-        case "/healthz":
-            return _probe(view.healthy, "ok", _overdue(view))
-        case "/readyz":
-            return _probe(view.ready, "ready", _not_ready(view))
-        case "/leader":
-            return Page(200, "application/json", json.dumps(_leader_facts(view)) + "\n")
-        case "/leaderz":
-            return _probe(view.leading, f"leading, term {view.term}", "not leading")
-        case "/metrics":
-            return Page(200, _METRICS_TYPE, metrics_text(view, _package_version()))
-        case _:
-            return Page(404, TEXT, f"Not found. Pages: {', '.join(PATHS)}\n")
+Handler: TypeAlias = Callable[[Question], Page]
+"""Answers one path, in the thread of the server, and does not block."""
+Routes: TypeAlias = Mapping[str, Handler]
+"""Handlers by path. Those of OPEN_PATHS are asked without a token."""
+
+
+def routes_of(situation: Situation) -> dict[str, Handler]:
+    """The pages about one instance, each of the instant at which it is asked for."""
+    look = situation.look
+    return {
+        "/healthz": lambda _: healthz(look()),
+        "/readyz": lambda _: readyz(look()),
+        "/leader": lambda _: leader(look()),
+        "/leaderz": lambda _: leaderz(look()),
+        "/metrics": lambda _: metrics(look()),
+    }
+
+
+def answer(routes: Routes, question: Question) -> Page:
+    """The page that was asked for; 404 if there is none."""
+    handler = routes.get(question.path)
+    if handler is None:
+        return Page(404, TEXT, f"Not found. Pages: {', '.join(routes)}\n")
+    return handler(question)
+
+
+def healthz(view: View) -> Page:
+    """Whether the main loop turns."""
+    return _probe(view.healthy, "ok", _overdue(view))
+
+
+def readyz(view: View) -> Page:
+    """Whether this instance could do its part."""
+    return _probe(view.ready, "ready", _not_ready(view))
+
+
+def leader(view: View) -> Page:
+    """Who leads, in JSON."""
+    return Page(200, "application/json", json.dumps(_leader_facts(view)) + "\n")
+
+
+def leaderz(view: View) -> Page:
+    """Whether this instance leads."""
+    return _probe(view.leading, f"leading, term {view.term}", "not leading")
+
+
+def metrics(view: View) -> Page:
+    """The numbers of this instance, for Prometheus."""
+    return Page(200, _METRICS_TYPE, metrics_text(view, _package_version()))
 
 
 def _probe(good: bool, yes: str, no: str) -> Page:

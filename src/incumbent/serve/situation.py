@@ -25,7 +25,7 @@ LOSSES: Final = (
 _INTENDED: Final = frozenset({"", "signal", "resign", "resigned", "transfer", "transferred"})
 """Causes (the part before a colon) that are no loss; "": the command ended by itself."""
 
-_VISIBLE: Final = ("role", "leader", "store_up")
+_VISIBLE: Final = ("role", "leader", "store_up", "doing")
 """A change of these is reported at once, the rest at the next regular report."""
 
 _START_UP: Final = 30.0
@@ -44,7 +44,10 @@ class View:
     patience: float
     """For how long an answer of the store counts as recent: two ttls."""
     role: str = "starting"
-    """"starting", "standby", "leading", "backing_off", "ended" (between terms), "stopping"."""
+    """"starting", "standby", "leading", "backing_off", "ended" (between terms), "stopping";
+    "serving" is an instance that runs jobs."""
+    doing: str = ""
+    """What an instance that runs jobs says of them."""
     leader: str | None = None
     """The leader as this instance knows it; may be old if it is another instance."""
     term: int = 0
@@ -112,6 +115,11 @@ class Situation:
     def backing_off(self) -> None:
         """Waits before the next candidacy."""
         self._report(role="backing_off", leader=None)
+
+    def serving(self, doing: str) -> None:
+        """Takes part in a fleet that runs jobs."""
+        if doing != self._reported.doing:
+            self._report(role="serving", doing=doing)
 
     def stopping(self) -> None:
         """The process is about to exit. Final: later roles are ignored."""

@@ -86,8 +86,12 @@ def summary(view: View) -> str:
         return f"stopping; {view.name} is still held" if view.leading else "stopping"
     if view.leading:
         return f"leading {view.name}, term {view.term}"
+    if not view.store_up and view.role == "serving":
+        return f"{view.doing}; the store gives no answer"
     if not view.store_up and view.role != "starting":
         return "no leader here: the store gives no answer"
+    if view.role == "serving":
+        return view.doing
     return _ROLES.get(view.role, view.role) + (f", led by {view.leader}" if view.leader else "")
 
 

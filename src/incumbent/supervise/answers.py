@@ -24,8 +24,11 @@ WITHHELD: Final = "withheld:"
 
 _CREDENTIALS: Final = ("INCUMBENT_STORE_FILE", "INCUMBENT_STORE_PASSWORD_FILE")
 _LEASE: Final = "INCUMBENT_LEASE_"
-_OF_THE_SERVICE: Final = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
-"""CMD must not tell the service manager that its supervisor is well."""
+_OF_THE_SERVICE: Final = (
+    *("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"),
+    *("INCUMBENT_LISTEN", "INCUMBENT_TOKEN_FILE"),
+)
+"""CMD must not tell the service manager that its supervisor is well, nor want its port."""
 
 _BACKLOG: Final = 128
 _AT_ONCE: Final = 32
@@ -119,6 +122,11 @@ def _private_folder() -> Path:
 # -- the environment ------------------------------------------------------------------------------
 
 
+def without_service(environ: Mapping[str, str]) -> dict[str, str]:
+    """`environ` without what belongs to this process as a service."""
+    return {name: value for name, value in environ.items() if name not in _OF_THE_SERVICE}
+
+
 def child_environment(
     environ: Mapping[str, str], share_store: str | None, lease: Mapping[str, str | None]
 ) -> dict[str, str]:
@@ -126,11 +134,10 @@ def child_environment(
 
     `share_store`: the URL of the store, if CMD may use it.
     """
-    withheld = (*_CREDENTIALS, *_OF_THE_SERVICE)
     kept = {
         name: value
-        for name, value in environ.items()
-        if not name.startswith(_LEASE) and name not in withheld
+        for name, value in without_service(environ).items()
+        if not name.startswith(_LEASE) and name not in _CREDENTIALS
     }
     kept["INCUMBENT_STORE"] = WITHHELD if share_store is None else share_store
     return kept | {_LEASE + name: value for name, value in lease.items() if value is not None}

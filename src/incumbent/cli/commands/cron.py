@@ -7,12 +7,13 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from datetime import datetime
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from incumbent import clock
 from incumbent.cli.parser import Request
-from incumbent.cli.settings import lock_times, number
+from incumbent.cli.settings import health, lock_times, number
 from incumbent.cli.text import print_json, say, table
 from incumbent.cron.events import Events
 from incumbent.cron.load import Loaded, load_jobs
@@ -24,6 +25,7 @@ from incumbent.cron.zones import find_zone
 from incumbent.durations import parse_duration
 from incumbent.errors import ConfigError, StoreError
 from incumbent.options import LockSettings, default_holder
+from incumbent.serve.situation import Situation
 from incumbent.store_url import store_url
 from incumbent.stores.names import make_key
 from incumbent.supervise.codes import OK, UNPROVED, USAGE
@@ -66,7 +68,8 @@ def _serve_file(request: Request) -> int:
             raise ConfigError("; ".join(map(str, again.errors)), name="file")
         return again.specs
 
-    return serve_jobs(loaded.specs, fleet, reread, Events(instance=fleet.holder))
+    events = Events(instance=fleet.holder)
+    return serve_jobs(loaded.specs, fleet, reread, events, partial(health, request))
 
 
 def _fleet_from(request: Request) -> Fleet:
@@ -95,20 +98,23 @@ def _fleet_from(request: Request) -> Fleet:
 def _serve_module(request: Request) -> int:
     """Run the jobs of module:name; options that were given overrule the object's."""
     jobs = _find_jobs(request.name)
-    lock_times(request)
+    ttl = lock_times(request).ttl
     if request.text("max_runs") is not None:
         raise ConfigError(
             "--max-runs is for a file of commands, not for functions", name="max_runs"
         )
     store, holder = request.text("store"), request.text("holder") or default_holder()
+    situation = Situation(request.namespace, holder, ttl=ttl)
     jobs.overrule(
         store=None if store is None else store_url(store),
         namespace=request.text("namespace"),
         holder=holder,
         ttl=request.text("ttl"),
         grace=request.text("grace"),
+        situation=situation,
     )
-    return jobs.run(said=Events(instance=holder), drain=request.text("drain") or _DRAIN)
+    with health(request, situation):
+        return jobs.run(said=Events(instance=holder), drain=request.text("drain") or _DRAIN)
 
 
 def _is_module(name: str) -> bool:

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from signal import Signals as SignalName
 from typing import TYPE_CHECKING
 
 from incumbent import clock
 from incumbent.cli.parser import Request
-from incumbent.cli.settings import cmd_of, lock_settings, number
+from incumbent.cli.settings import cmd_of, health, lock_settings, number
 from incumbent.cli.text import busy, fault_line, iso, say
 from incumbent.durations import parse_duration, say_seconds
 from incumbent.errors import ConfigError, Misuse, NotAcquired, StoreError
-from incumbent.locks import Lease, Lock
+from incumbent.locks import Candidate, Lease
+from incumbent.model import Refused
 from incumbent.options import default_holder, require
 from incumbent.protocol.link import link_for
 from incumbent.protocol.words import lease_lost
+from incumbent.serve.situation import Situation
 from incumbent.store_url import store_url
 from incumbent.supervise import codes
 from incumbent.supervise.child import CannotStart
@@ -27,6 +30,8 @@ from incumbent.supervise.signals import Interrupted, Signals
 if TYPE_CHECKING:
     from incumbent.cron.once import OnceRun
 
+_SLACK = 10.0
+"""Seconds beyond one ttl for which the loop may be silent: a request and its backoff."""
 _HINT_BELOW = 1.0
 """Seconds; instances of a fleet that start further apart than that would each run the job."""
 
@@ -80,34 +85,75 @@ def _run(request: Request) -> _Verdict:
     url = store_url(request.text("store"))
     # The guard is a fork: before any thread, and before a connection that it would keep open.
     with start_guard(request.text("isolate") or "auto") as guard, Signals() as signals:
+        settings = lock_settings(request)
         try:
             with signals.interrupting():
-                settings = lock_settings(request)
-                lock = Lock(request.name, store=url, namespace=request.namespace, **settings)
+                lock = Candidate(request.name, store=url, namespace=request.namespace, **settings)
                 if _on_record(request):
                     require(link_for(url).engine.capabilities, "once_per", "slots", "fields")
-                lease = lock.acquire(timeout)
+        except Interrupted as signal:
+            return _interrupted(signal)
+        situation = Situation(request.name, lock.holder, guard.isolation, ttl=lock.policy.ttl)
+        run = _Run(request, cmd_of(request, url), signals, guard, situation, busy_code)
+        with health(request, situation):
+            return run.wait_and_hold(lock, timeout)
+
+
+def _interrupted(signal: Interrupted) -> _Verdict:
+    name = SignalName(signal.signum).name
+    line = f"{name} while waiting for the lease; nothing ran"
+    return _Verdict("interrupted", 128 + signal.signum, line, name)
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    request: Request
+    cmd: Command
+    signals: Signals
+    guard: Guard
+    situation: Situation
+    busy_code: int
+
+    def wait_and_hold(self, lock: Candidate, timeout: float | None) -> _Verdict:
+        """Take the lease within `timeout` seconds, and run CMD."""
+        request = self.request
+
+        def promise() -> None:
+            self.situation.pulse(clock.now() + lock.policy.ttl + _SLACK)
+
+        def learn(answer: Refused | StoreError) -> None:
+            promise()
+            if isinstance(answer, StoreError):
+                self.situation.unanswered()
+                return
+            self.situation.answered()
+            held_by = answer.holders[0].holder if answer.holders else None
+            self.situation.standby(held_by if answer.reason == "held" else None)
+
+        try:
+            promise()
+            with self.signals.interrupting():
+                lease = lock.take(timeout, learn)
         except NotAcquired as error:
             line = f"skipped: {busy(error)}"
-            return _Verdict("skipped", busy_code, line, error.reason, error.held_by)
+            return _Verdict("skipped", self.busy_code, line, error.reason, error.held_by)
         except Interrupted as signal:
-            name = SignalName(signal.signum).name
-            line = f"{name} while waiting for the lease; nothing ran"
-            return _Verdict("interrupted", 128 + signal.signum, line, name)
+            return _interrupted(signal)
         if request.on("verbose"):
             say(f"{request.name}: acquired, term {lease.fencing_token}")
         started = clock.wall()
-        verdict = _hold(request, cmd_of(request, url), lease, signals, guard, busy_code)
+        self.situation.leading(lease)
+        verdict = _hold(self, lease, promise)
+        self.situation.ended(verdict.reason if verdict.outcome == "lost" else "")
         return replace(verdict, term=lease.fencing_token, started=started, ended=clock.wall())
 
 
 # -- what came of it -----------------------------------------------------------------------------
 
 
-def _hold(
-    request: Request, cmd: Command, lease: Lease, signals: Signals, guard: Guard, busy_code: int
-) -> _Verdict:
+def _hold(run: _Run, lease: Lease, turned: Callable[[], None]) -> _Verdict:
     """Run CMD. For a slot the ledger has the beginning before CMD starts, and then its end."""
+    request, busy_code = run.request, run.busy_code
     once: OnceRun | None = None
     ending: Ending | None = None
     if _on_record(request):
@@ -118,7 +164,8 @@ def _hold(
         if once is None:
             return _Verdict("skipped", busy_code, leave_to_the_record(lease), "closed")
     try:
-        ending = supervise(lease, cmd, signals, guard, keep=once is not None)
+        keep = once is not None
+        ending = supervise(lease, run.cmd, run.signals, run.guard, keep=keep, turned=turned)
         verdict = _ended(request, ending)
     except CannotStart as error:
         verdict = _Verdict("not_started", error.code, str(error), str(error))

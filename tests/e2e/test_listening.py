@@ -1,0 +1,146 @@
+"""Each command that runs things answers on its pages, tells systemd, and obeys the variable."""
+
+from __future__ import annotations
+
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import urlopen
+
+import pytest
+
+from tests.cli.tool import environment, incumbent, start
+from tests.support.waiting import eventually
+
+ROOT = Path(__file__).resolve().parents[2]
+JOBS = """
+[[job]]
+name = "yearly"
+schedule = "0 0 1 1 *"
+command = ["true"]
+"""
+MODULE = """
+import incumbent
+jobs = incumbent.Jobs()
+@jobs.every("300d")
+def yearly(): pass
+"""
+WAYS = {
+    "run": ("run", "job", "--", "sleep", "30"),
+    "lead": ("lead", "job", "--", "sleep", "30"),
+    "cron": ("cron", "jobs.toml"),
+    "functions": ("cron", "jobs_here:jobs"),
+}
+
+
+@pytest.fixture(params=WAYS)
+def words(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[str, ...]:
+    monkeypatch.chdir(tmp_path)
+    Path("jobs.toml").write_text(JOBS)
+    Path("jobs_here.py").write_text(MODULE)
+    return ("-s", f"sqlite:///{tmp_path}/leases.db", *WAYS[request.param])
+
+
+@pytest.fixture
+def manager(words: tuple[str, ...]) -> Iterator[socket.socket]:
+    """What systemd hears."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as heard:
+        heard.bind("notify")
+        heard.settimeout(20)
+        yield heard
+
+
+@pytest.fixture
+def running(words: tuple[str, ...], manager: socket.socket) -> Iterator[subprocess.Popen[str]]:
+    settings = {"INCUMBENT_LISTEN": "127.0.0.1:0", "NOTIFY_SOCKET": "notify"}
+    it = start(*words, env={**settings, "NOTIFY_SOCKET": str(Path("notify").resolve())})
+    yield it
+    it.terminate()
+    it.communicate(timeout=20)
+
+
+def url_of(running: subprocess.Popen[str]) -> str:
+    assert running.stderr is not None
+    for line in running.stderr:
+        if found := re.search(r"http://[\d.:]+", line):
+            return found[0]
+    raise AssertionError("it does not say where it listens")
+
+
+def status(url: str) -> int:
+    try:
+        with urlopen(url, timeout=5) as page:
+            return int(page.status)
+    except HTTPError as error:
+        with error:
+            return error.code
+
+
+def test_each_command_answers_its_probes_and_tells_systemd(
+    running: subprocess.Popen[str], manager: socket.socket
+) -> None:
+    url = url_of(running)
+    assert status(f"{url}/healthz") == 200
+    eventually(lambda: status(f"{url}/readyz") == 200)
+    assert status(f"{url}/leader") == status(f"{url}/metrics") == 200
+    heard: set[str] = set()
+    while "READY=1" not in heard or not any(line.startswith("STATUS=") for line in heard):
+        heard.add(manager.recv(4096).decode())
+    running.terminate()
+    while "STOPPING=1" not in heard:
+        heard.add(manager.recv(4096).decode())
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+def probe(path: str, port: int) -> int:
+    words = [sys.executable, str(ROOT / "deploy" / "probe.py"), path]
+    env = environment({"INCUMBENT_LISTEN": f"127.0.0.1:{port}"})
+    return subprocess.run(words, env=env, stderr=subprocess.DEVNULL, check=False).returncode
+
+
+def test_the_images_probe_finds_a_cron_replica_healthy(tmp_path: Path) -> None:
+    """deploy/Dockerfile sets the variable, whatever the command is."""
+    (tmp_path / "jobs.toml").write_text(JOBS)
+    port = free_port()
+    store = f"sqlite:///{tmp_path}/leases.db"
+    settings = {"INCUMBENT_LISTEN": f"127.0.0.1:{port}"}
+    with start("-s", store, "cron", tmp_path / "jobs.toml", env=settings) as replica:
+        try:
+            eventually(lambda: probe("/healthz", port) == probe("/readyz", port) == 0)
+            # What else is started in that container inherits the variable, and has no port.
+            other = incumbent("-s", store, "run", "other", "--", "true", env=settings)
+            assert other.returncode == 0
+            assert "no pages of this run" in other.stderr
+            asked = incumbent("-s", store, "run", "other", "--listen", f":{port}", "--", "true")
+            assert asked.returncode == 64
+        finally:
+            replica.terminate()
+            replica.communicate(timeout=20)
+
+
+def test_readyz_of_a_waiting_run_follows_the_store(tmp_path: Path) -> None:
+    store = f"sqlite:///{tmp_path}/leases.db"
+    with start("-s", store, "run", "job", "--", "sh", "-c", "echo on; sleep 60") as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "on\n"
+        words = ("run", "job", "--wait", "--listen", ":0", "--", "true")
+        with start("-s", store, *words) as waiting:
+            try:
+                url = url_of(waiting)
+                eventually(lambda: status(f"{url}/readyz") == 200)
+                assert status(f"{url}/leaderz") == 503
+            finally:
+                waiting.terminate()
+                holder.terminate()
+                waiting.communicate(timeout=20)
+                holder.communicate(timeout=20)
