@@ -69,12 +69,13 @@ def test_a_ttl_that_does_not_fit_the_grace(store: str, touched: Path) -> None:
     [
         (("--grace=-1",), "grace="),
         (("--wait=forever",), "wait="),
-        (("--once-per", "0"), "once_per="),
-        (("--at-most-for", "1s", "--at-least-for", "2s"), "at_least_for=2s"),
+        (("--once-per", "0"), "--once-per="),
+        (("--at-most-for", "1s", "--at-least-for", "2s"), "--at-least-for=2s"),
         (("--holder", "a b"), "holder="),
         (("-E", "256"), "--busy-exit-code='256'"),
         (("-E", "-1"), "--busy-exit-code='-1'"),
-        (("--result-file", "/nowhere/result"), "result_file='/nowhere/result'"),
+        (("--fair",), "--fair is an order of those that wait: add --wait"),
+        (("--result-file", "/nowhere/result"), "--result-file='/nowhere/result'"),
         (("-N", "a/b"), "is not a namespace"),
         (("--nonsense",), "--nonsense"),
     ],
@@ -165,7 +166,7 @@ def test_an_unknown_variable_is_told_once_and_ignored(store: str) -> None:
 
 def test_variables_are_options(store: str, touched: Path) -> None:
     env = {"INCUMBENT_STORE": store, "INCUMBENT_TTL": "0"}
-    refused(incumbent("run", "job", "--", "touch", touched, env=env), "ttl='0'")
+    refused(incumbent("run", "job", "--", "touch", touched, env=env), "INCUMBENT_TTL='0'")
 
 
 def test_a_missing_separator_shows_the_line_with_it(store: str, touched: Path) -> None:
@@ -360,11 +361,17 @@ def test_help_and_version_need_no_store() -> None:
     ("words", "said"),
     [
         (("lead", "job", "--ttl", "5s", "--grace", "4s"), "is too short: drift 100ms"),
-        (("lead", "job", "--restart", "sometimes"), "restart='sometimes'"),
-        (("lead", "job", "--isolate", "jail"), "isolate='jail'"),
-        (("work", "job"), "workers is missing"),
-        (("work", "job", "--workers", "0"), "workers='0'"),
-        (("work", "job", "--workers", "2", "--holders", "3"), "holders=3 is more than workers=2"),
+        (
+            ("lead", "job", "--restart", "sometimes"),
+            "--restart='sometimes' is not always, on-failure or never",
+        ),
+        (("lead", "job", "--isolate", "jail"), "--isolate='jail'"),
+        (("work", "job"), "--workers is missing"),
+        (("work", "job", "--workers", "0"), "--workers='0'"),
+        (
+            ("work", "job", "--workers", "2", "--holders", "3"),
+            "--holders=3 is more than --workers=2",
+        ),
     ],
 )
 def test_a_campaign_that_cannot_work(

@@ -97,6 +97,16 @@ def test_a_trigger_that_nobody_takes_says_so(fleet: CronFleet) -> None:
     assert (unknown.returncode, "see `jobs`" in unknown.stderr) == (64, True)
 
 
+def test_a_trigger_of_a_job_that_is_gone_says_so_at_once(fleet: CronFleet) -> None:
+    fleet.file.write_text('[[job]]\nname = "other"\nevery = "1d"\ncommand = "true"\n')
+    for process in fleet.processes:
+        process.send_signal(signal.SIGHUP)
+    eventually(lambda: fleet.events("reloaded"))
+    # Before its timeout: a command that waits an hour fails here.
+    done = ask(fleet, "trigger", "rarely", "--timeout", "1h")
+    assert (done.returncode, "no instance that is up has this job" in done.stderr) == (75, True)
+
+
 def test_a_file_with_a_broken_line_starts_nothing(store: str, tmp_path: Path) -> None:
     (tmp_path / "crontab").write_text("*/5 * * * * true\n61 * * * * true\n")
     done = incumbent("-s", store, "cron", tmp_path / "crontab")

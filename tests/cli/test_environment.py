@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from incumbent.cli.environment import distance, flags_in, settings_from, unknown_variables
+from incumbent.cli.environment import flags_in, settings_from, unknown_variables
 from incumbent.cli.parser import parse
+from incumbent.cli.spelling import distance
 from incumbent.cli.table import COMMANDS, FLAGS, GLOBAL, SETTINGS, VARIABLES, Command, Option
 from incumbent.errors import ConfigError
 
@@ -49,7 +50,7 @@ BY_DEST = {
 @pytest.mark.parametrize("dest", sorted(SETTINGS))
 def test_a_setting_of_a_deployment_comes_from_the_environment(dest: str) -> None:
     name, option = BY_DEST[dest]
-    value = "7" if option.metavar else "yes"
+    value = (*option.choices, "7")[0] if option.metavar else "yes"
     request = parse(line_of(name, COMMANDS[name]), {option.variable: value})
     assert request.values[dest] == (value if option.metavar else True)
     assert option.variable in VARIABLES

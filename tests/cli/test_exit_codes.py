@@ -88,6 +88,8 @@ def test_a_skip_says_who_holds_it_and_for_how_long(store: str, tmp_path: Path) -
 def test_a_skip_exits_as_asked(store: str) -> None:
     with holder(store):
         assert incumbent("-s", store, "run", "-E", "0", "job", "--", "true").returncode == 0
+        quiet = incumbent("-s", store, "-q", "run", "job", "--", "true")
+    assert (quiet.returncode, quiet.stdout, quiet.stderr) == (75, "", "")
 
 
 def test_a_job_that_ran_is_skipped_until_its_slot_is_over(store: str) -> None:

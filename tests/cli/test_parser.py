@@ -90,6 +90,43 @@ def test_what_cannot_be_understood_is_refused(line: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("line", "meant"),
+    [
+        ("run n --tll 5s -- x", "run has no option --tll: did you mean --ttl?"),
+        ("run n --grcae=1s -- x", "did you mean --grace?"),
+        ("status --once-per 5m", "--once-per is an option of run, not of status"),
+        ("run n --isolate pidnss -- x", "--isolate='pidnss' is not auto, pidns, container or"),
+        ("lead n --restart onfailure -- x", "did you mean on-failure?"),
+        ("led n -- x", "there is no command 'led': did you mean lead?"),
+    ],
+)
+def test_a_misspelt_word_names_the_one_that_was_meant(line: str, meant: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        parsed(line)
+    assert meant in str(refused.value)
+
+
+def test_a_choice_that_came_from_a_variable_names_the_variable() -> None:
+    with pytest.raises(UsageError, match="INCUMBENT_ISOLATE='jail' is not"):
+        parsed("run n -- x", ISOLATE="jail")
+
+
+def test_the_options_of_cmd_are_not_taken_for_ours() -> None:
+    with pytest.raises(UsageError, match="a `--` goes before the command"):
+        parsed("run nightly ls --colour")
+
+
+def test_a_message_speaks_of_what_the_caller_typed() -> None:
+    request = parsed("run n --at-most-for 2s --fair -- x", TTL="3s")
+    message = "ttl=3s, grace=9s, at_most_for=2s, fair=True and once_per; --ttl; wait a little"
+    assert request.as_typed(message) == (
+        "INCUMBENT_TTL=3s, --grace=9s, --at-most-for=2s, --fair and --once-per; INCUMBENT_TTL;"
+        " wait a little"
+    )
+    assert request.as_typed("redis://host?ttl=3&holder=x") == "redis://host?ttl=3&holder=x"
+
+
+@pytest.mark.parametrize(
     ("url", "whole"),
     [
         ("redis://host:1/0", "redis://:p%40%2Fw@host:1/0"),

@@ -25,3 +25,18 @@ def test_a_file_that_is_there_and_not_executable_is_126(
     monkeypatch.setenv("PATH", str(tmp_path))
     assert CannotStart("job", DENIED).code == 126
     assert CannotStart(str(tmp_path / "job"), DENIED).code == 126
+
+
+def test_a_script_whose_interpreter_is_missing_is_told_apart(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    job = tmp_path / "job"
+    job.write_text("#!/no/such/python -u\n")
+    job.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for command in ("job", str(job)):
+        error = CannotStart(command, FileNotFoundError(2, "No such file or directory"))
+        assert str(error) == f"{command}: its interpreter /no/such/python -u is not found"
+        assert error.code == 126
+    missing = CannotStart("jobb", FileNotFoundError(2, "No such file or directory"))
+    assert (str(missing), missing.code) == ("jobb: not found", 127)

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Final
 
+from incumbent.cli.spelling import distance
 from incumbent.cli.table import FLAGS, PREFIX, SETTINGS, VARIABLES, Option
 from incumbent.errors import ConfigError
 
@@ -63,20 +64,3 @@ def unknown_variables(environ: Mapping[str, str]) -> list[str]:
 def _is_link(name: str, value: str) -> bool:
     short = name.removeprefix(PREFIX)
     return bool(_LINK_NAME.fullmatch(short) or _LINK_VALUE.fullmatch(value))
-
-
-def distance(one: str, other: str) -> int:
-    """How many slips make one word of the other: letters left out, put in, changed or swapped.
-
-    Optimal string alignment (Damerau, 1964; the restricted form).
-    """
-    before: list[int] = []
-    row = list(range(len(other) + 1))
-    for i, a in enumerate(one, 1):
-        before, last, row = row, before, [i]
-        for j, b in enumerate(other, 1):
-            best = min(before[j] + 1, row[j - 1] + 1, before[j - 1] + (a != b))
-            if i > 1 and j > 1 and a == other[j - 2] and one[i - 2] == b:
-                best = min(best, last[j - 2] + 1)
-            row.append(best)
-    return row[-1]

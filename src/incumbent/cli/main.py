@@ -23,9 +23,15 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     _open_standard_streams()
+    words = sys.argv[1:] if arguments is None else arguments
+    if not words:
+        from incumbent.cli.help import overview
+
+        sys.stderr.write(overview())
+        return USAGE
     try:
         unknown = unknown_variables(os.environ)
-        request = parse(sys.argv[1:] if arguments is None else arguments, os.environ)
+        request = parse(words, os.environ)
     except (UsageError, ConfigError) as error:
         say(str(error))
         return USAGE
@@ -75,7 +81,7 @@ def _call(request: Request) -> int:
         known = isinstance(error, ConfigError) or type(error).__module__.startswith("incumbent")
         if isinstance(error, OSError) and error.errno in _NO_ROOM and not known:
             return _unwritten(error)
-        say(str(error) if known else fault_line(error))
+        say(request.as_typed(str(error)) if known else fault_line(error))
         if request.on("verbose"):
             logging.getLogger("incumbent").error("where it happened", exc_info=error)
         return code_of(error)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Final, NoReturn
+from typing import NoReturn
 
 from incumbent.cli.environment import settings_from
+from incumbent.cli.spelling import did_you_mean
 from incumbent.cli.table import COMMANDS, GLOBAL, OPTIONS, Command, Option
 
 
@@ -24,6 +26,8 @@ class Request:
     values: Mapping[str, str | bool]
     words: tuple[str, ...] = ()
     """CMD and its arguments."""
+    spelled: Mapping[str, str] = field(default_factory=dict)
+    """How the caller writes each option: as a variable if it came from one, else as a flag."""
 
     def text(self, dest: str) -> str | None:
         """The value of an option, or None if it was not given."""
@@ -44,6 +48,19 @@ class Request:
         """The namespace, by default "default"."""
         return self.text("namespace") or "default"
 
+    def as_typed(self, message: str) -> str:
+        """A message of the library with the caller's flags and variables for Python's settings."""
+        for dest, spelled in self.spelled.items():
+            # A plain word, such as `wait`, is only a setting where a value follows.
+            bare = "" if "_" in dest else "(?==)"
+            message = re.sub(rf"(?<![-\w?&]){dest}(?:=True\b|\b{bare})", spelled, message)
+            message = re.sub(rf"{_flag_of(dest)}\b(?!-)", spelled, message)
+        return message
+
+
+def _flag_of(dest: str) -> str:
+    return f"--{dest.replace('_', '-')}"
+
 
 def parse(arguments: Sequence[str], environ: Mapping[str, str]) -> Request:
     """Raises UsageError, or ConfigError for a variable; `--help` and `--version` exit."""
@@ -51,67 +68,135 @@ def parse(arguments: Sequence[str], environ: Mapping[str, str]) -> Request:
     separated = "--" in words
     end = words.index("--") if separated else len(words)
     ours, command_line = words[:end], words[end + 1 :]
-    if separated or _RUNNING & set(ours):
-        _check_separator(ours, command_line, separated=separated)
+    typed = list(ours)
+    name = _take_command(ours)
+    command = COMMANDS[name]
+    _check_flags(name, ours, separated=separated)
+    _check_separator(name, typed, command_line, separated=separated)
     # A duration of --wait needs its "=": without one the next word is the name.
     ours = ["--wait=" if word == "--wait" else word for word in ours]
-    flags = vars(_parser(ours).parse_args(ours))
-    command = flags.pop("command")
-    options = (*GLOBAL, *COMMANDS[command].options)
-    return Request(command, {**settings_from(environ, options), **flags}, tuple(command_line))
+    flags = vars(_parser(name, command, ours).parse_args(ours))
+    options = (*GLOBAL, *command.options)
+    settings = settings_from(environ, options)
+    spelled = {
+        option.dest: option.variable
+        if option.dest in settings.keys() - flags.keys()
+        else option.flags[-1]
+        for option in options
+    }
+    request = Request(name, {**settings, **flags}, tuple(command_line), spelled)
+    _check_choices(request, options)
+    return request
 
 
-_RUNNING: Final = frozenset(name for name, command in COMMANDS.items() if command.runs)
+def _take_command(words: list[str]) -> str:
+    """Remove the command from `words`, and return it."""
+    for position in _plain_words(words):
+        if words[position] in COMMANDS:
+            return words.pop(position)
+        meant = did_you_mean(words[position], COMMANDS)
+        raise UsageError(f"there is no command {words[position]!r}{meant} See incumbent --help")
+    if "--version" in words:
+        _print_version()
+    if {"-h", "--help"} & set(words):
+        from incumbent.cli.help import overview
+
+        print(overview(), end="")
+        raise SystemExit(0)
+    raise UsageError("no command given: see incumbent --help")
 
 
-# -- the separator -------------------------------------------------------------------------------
+def _print_version() -> NoReturn:
+    # Only here: finding the version reads the package's metadata from disk.
+    from importlib.metadata import version
+
+    print(f"incumbent {version('incumbent')}")
+    raise SystemExit(0)
 
 
-def _check_separator(ours: list[str], command_line: list[str], *, separated: bool) -> None:
-    """Only commands that run CMD have a `--`; the message shows the corrected line."""
+# -- what is wrong with a line, in words -----------------------------------------------------------
+
+
+def _check_flags(name: str, ours: list[str], *, separated: bool) -> None:
+    """Every long option is one of this command; else the message names the one that was meant."""
+    own = _flags_of(*GLOBAL, *COMMANDS[name].options) | {"--help"}
     plain = list(_plain_words(ours))
-    command = ours[plain[0]] if plain else ""
-    if command in COMMANDS and not COMMANDS[command].runs:
+    # Without a separator the second plain word begins CMD, whose options are not ours.
+    end = plain[1] if COMMANDS[name].runs and not separated and len(plain) > 1 else len(ours)
+    values = set(_values(ours))
+    for position, word in enumerate(ours[:end]):
+        flag = word.partition("=")[0]
+        if not word.startswith("--") or position in values or flag in own:
+            continue
+        others = [each for each, command in COMMANDS.items() if flag in _flags_of(*command.options)]
+        if others:
+            raise UsageError(f"{flag} is an option of {', '.join(others)}, not of {name}")
+        meant = did_you_mean(flag, sorted(own))
+        raise UsageError(f"{name} has no option {flag}{meant} See incumbent {name} --help")
+
+
+def _flags_of(*options: Option) -> set[str]:
+    return {flag for option in options for flag in option.flags if flag.startswith("--")}
+
+
+def _check_choices(request: Request, options: Sequence[Option]) -> None:
+    for option in options:
+        value = request.text(option.dest)
+        if value is not None and option.choices and value not in option.choices:
+            which = f"{', '.join(option.choices[:-1])} or {option.choices[-1]}"
+            meant = did_you_mean(value, option.choices)
+            raise UsageError(f"{request.spelled[option.dest]}={value!r} is not {which}{meant}")
+
+
+def _check_separator(
+    name: str, typed: list[str], command_line: list[str], *, separated: bool
+) -> None:
+    """Only commands that run CMD have a `--`; the message shows the corrected line."""
+    if not COMMANDS[name].runs:
         if separated:
-            raise UsageError(f"{command} runs nothing: there is no `--` in it")
+            raise UsageError(f"{name} runs nothing: there is no `--` in it")
         return
-    if command not in COMMANDS or {"-h", "--help", "--version"} & set(ours):
+    if {"-h", "--help"} & set(typed):
         return
+    plain = list(_plain_words(typed))
     if len(plain) > 2:
-        for word, following in pairwise(ours):
+        for word, following in pairwise(typed):
             if word == "--wait" and following[:1].isdecimal():
                 raise UsageError(f"a duration of --wait needs its sign: --wait={following}")
         at = plain[2]
         rest = ["--", *command_line] if separated else []
-        raise UsageError(f"a `--` goes before the command: {_line(ours[:at], ours[at:] + rest)}")
+        raise UsageError(f"a `--` goes before the command: {_line(typed[:at], typed[at:] + rest)}")
     if not command_line and len(plain) == 2:
-        raise UsageError(f"no command given: {_line(ours, [])} CMD...")
+        raise UsageError(f"no command given: {_line(typed, [])} CMD...")
 
 
-def _line(ours: list[str], command_line: list[str]) -> str:
+def _line(typed: list[str], command_line: list[str]) -> str:
     from shlex import join
 
-    return join(["incumbent", *ours, "--", *command_line])
+    return join(["incumbent", *typed, "--", *command_line])
 
 
 def _plain_words(words: list[str]) -> Iterator[int]:
     """Positions of what is neither an option nor its value."""
+    values = set(_values(words))
+    return (
+        position
+        for position, word in enumerate(words)
+        if position not in values and not word.startswith("-")
+    )
+
+
+def _values(words: list[str]) -> Iterator[int]:
+    """Positions of words that are the value of the option before them."""
     takes_value = {flag for option in OPTIONS if option.metavar for flag in option.flags}
     is_value = False
     for position, word in enumerate(words):
-        if not is_value and not word.startswith("-"):
+        if is_value:
             yield position
         is_value = not is_value and word in takes_value - {"--wait"}
 
 
 # -- argparse ------------------------------------------------------------------------------------
-
-_EPILOG: Final = """\
-A deployment's settings are also variables: --ttl is INCUMBENT_TTL; flags win. The store also comes
-from INCUMBENT_STORE_FILE, its password from INCUMBENT_STORE_PASSWORD_FILE.
-exit codes: CMD's own; 64 usage; 69 the store could not be proved, nothing ran; 75 held by another;
-123 lease lost, CMD stopped; 124 --at-most-for; 125 own fault; 126, 127 CMD cannot be started.
-lead and work exit 0 on TERM, and go on after every other end of a term."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -119,61 +204,37 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(f"{message} (see {self.prog} --help)")
 
 
-def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
+def _parser(name: str, command: Command, words: Sequence[str]) -> argparse.ArgumentParser:
+    """The parser of one command; a reader of `--help` gets examples too."""
+    epilog = None
+    if {"-h", "--help"} & set(words):
+        from incumbent.cli.help import examples
+
+        epilog = examples(name)
     parser = _Parser(
-        prog="incumbent",
-        description="Of many instances exactly one runs the command, or none does.",
-        epilog=_EPILOG,
+        # With `usage` given argparse need not format one, which would cost start-up time.
+        prog=f"incumbent {name}",
+        usage=usage(name),
+        description=command.help,
+        epilog=epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
     )
-    parser.add_argument("--version", action=_Version, nargs=0, help="say the version and exit")
-    _add(parser, GLOBAL)
-    # With `prog` given argparse need not format a usage line, which would cost start-up time.
-    commands = parser.add_subparsers(
-        dest="command", metavar="COMMAND", required=True, prog="incumbent"
-    )
-    for name, command in COMMANDS.items():
-        _add_command(commands, name, command, whole=name in words)
-    return parser
-
-
-def _add_command(
-    commands: argparse._SubParsersAction[_Parser], name: str, command: Command, *, whole: bool
-) -> None:
-    words = ("incumbent", name, command.name, "[options]", "-- CMD..." if command.runs else "")
-    parser = commands.add_parser(
-        name,
-        help=command.help,
-        description=command.help,
-        usage=" ".join(filter(None, words)),
-        allow_abbrev=False,
-        argument_default=argparse.SUPPRESS,
-    )
-    if not whole:
-        # Another command is called: these options would only cost start-up time.
-        return
     if command.name:
         optional = command.name.startswith("[")
         metavar = command.name.strip("[]")
         parser.add_argument("name", metavar=metavar, nargs="?" if optional else None)
-    _add(parser, command.options)
-    _add(parser, GLOBAL)
-
-
-def _add(parser: argparse.ArgumentParser, options: Sequence[Option]) -> None:
-    for option in options:
+    for option in (*command.options, *GLOBAL):
         if option.metavar:
             parser.add_argument(*option.flags, metavar=option.metavar, help=option.help)
         else:
             parser.add_argument(*option.flags, action="store_true", help=option.help)
+    return parser
 
 
-class _Version(argparse.Action):
-    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
-        # Only here: finding the version reads the package's metadata from disk.
-        from importlib.metadata import version
-
-        print(f"incumbent {version('incumbent')}")
-        parser.exit()
+def usage(name: str) -> str:
+    """How a command is written."""
+    command = COMMANDS[name]
+    words = ("incumbent", name, command.name, "[options]", "-- CMD..." if command.runs else "")
+    return " ".join(filter(None, words))

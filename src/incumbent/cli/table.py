@@ -22,6 +22,8 @@ class Option:
     help: str
     metavar: str = ""
     setting: bool = False
+    choices: tuple[str, ...] = ()
+    """The only values that it may have; none are named where any may be given."""
 
     @property
     def flags(self) -> list[str]:
@@ -39,8 +41,8 @@ class Option:
         return PREFIX + self.dest.upper()
 
 
-def _setting(names: str, help_: str, metavar: str = "") -> Option:
-    return Option(names, help_, metavar, setting=True)
+def _setting(names: str, help_: str, metavar: str = "", choices: tuple[str, ...] = ()) -> Option:
+    return Option(names, help_, metavar, setting=True, choices=choices)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +73,13 @@ GLOBAL: Final = (
 _TTL = _setting("--ttl", "after a crash, how long until another takes over (15s)", "DUR")
 _GRACE = _setting("--grace", "time between TERM and KILL (min(5s, ttl/3))", "DUR")
 _REASON = Option("--reason", "why; `status` and `why` show it", "TEXT")
+_ISOLATIONS = ("auto", "pidns", "container", "pgroup")
 _SUPERVISED = (
     _TTL,
     _GRACE,
     _setting("--holder", "name of this instance in status and logs (host:pid)", "ID"),
     _setting("--share-store", "let CMD use the store; its URL is withheld otherwise"),
-    _setting("--isolate", "auto (default), pidns, container or pgroup", "HOW"),
+    _setting("--isolate", "auto (default), pidns, container or pgroup", "HOW", _ISOLATIONS),
 )
 _LISTEN = (
     _setting("--listen", "serve /healthz, /readyz, /leader, /leaderz, /metrics", "HOST:PORT"),
@@ -98,7 +101,12 @@ _RUN = (
     *_LISTEN,
 )
 _CAMPAIGN = (
-    Option("--restart", "stand again after a term: always (default), on-failure, never", "WHEN"),
+    Option(
+        "--restart",
+        "stand again after a term: always (default), on-failure, never",
+        "WHEN",
+        choices=("always", "on-failure", "never"),
+    ),
     Option("--fair", "candidates lead in the order in which they came"),
     *_SUPERVISED,
     *_BOUNDS,
@@ -158,6 +166,9 @@ COMMANDS: Final = {
         "doctor", "", "check the store and the settings, and say what to fix", (_TTL, _GRACE, _FIX)
     ),
     "demo": Command("demo", "", "watch leaders being killed, frozen and cut off (20 s, no server)"),
+    "help": Command("help", "[COMMAND]", "show the commands, or the options of one"),
+    "completion": Command("help", "SHELL", "print the completion script of bash, zsh or fish"),
+    "man": Command("help", "", "print the manual page, for man(1)"),
 }
 
 OPTIONS = (*GLOBAL, *(option for command in COMMANDS.values() for option in command.options))

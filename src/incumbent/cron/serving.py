@@ -27,9 +27,10 @@ from incumbent.model import Refused
 from incumbent.protocol.held import Held
 from incumbent.protocol.link import new_link
 from incumbent.serve.situation import Situation
-from incumbent.supervise.signals import Signals
+from incumbent.supervise.signals import Signals, has_terminal
 
-_ENDING: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGQUIT})
+_ENDING: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP})
+"""SIGHUP where it says that the terminal was closed; else it means: read the jobs anew."""
 _FAULT: Final = 125
 
 
@@ -146,6 +147,7 @@ class _Serving:
         self._events = events
         self._kill_at = inf
         self._code: int | None = None
+        self._on_terminal = has_terminal()
         self.fd = signals.fd
 
     def run(self) -> int:
@@ -170,7 +172,7 @@ class _Serving:
     def ready(self) -> None:
         """Signals came."""
         for signum in self._signals.take():
-            if signum == signal.SIGHUP:
+            if signum == signal.SIGHUP and (not self._on_terminal or has_terminal()):
                 self._reload()
             elif signum in _ENDING:
                 self._end(signum)

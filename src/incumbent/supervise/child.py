@@ -39,18 +39,34 @@ class CannotStart(Exception):
     """CMD was not started; `code` is what a shell would exit with."""
 
     def __init__(self, command: str, error: OSError) -> None:
-        missing = isinstance(error, FileNotFoundError) or _only_out_of_reach(command, error)
-        problem = "not found" if missing else (error.strerror or "cannot be executed").lower()
+        found = _find(command)
+        missing = not found and isinstance(error, FileNotFoundError | PermissionError)
+        if missing:
+            problem = "not found"
+        elif isinstance(error, FileNotFoundError):
+            problem = f"its interpreter {_interpreter(found)} is not found"
+        else:
+            problem = (error.strerror or "cannot be executed").lower()
         super().__init__(f"{command}: {problem}")
         self.code = CANNOT_START[missing]
 
 
-def _only_out_of_reach(command: str, error: OSError) -> bool:
-    """Whether "permission denied" is about a folder of PATH and not about CMD, as shells see it."""
-    if not isinstance(error, PermissionError) or os.sep in command:
-        return False
+def _find(command: str) -> str:
+    """The file that a shell would execute, or nothing."""
     # Not Path.exists, which raises for a folder that may not be searched.
-    return not any(os.path.exists(f"{folder}/{command}") for folder in os.get_exec_path())  # noqa: PTH110
+    if os.sep in command:
+        return command if os.path.lexists(command) else ""
+    paths = (f"{folder}/{command}" for folder in os.get_exec_path())
+    return next((path for path in paths if os.path.exists(path)), "")  # noqa: PTH110
+
+
+def _interpreter(script: str) -> str:
+    """What the first line of a script names; for a program the loader has no name here."""
+    with suppress(OSError), open(script, "rb") as file:  # noqa: PTH123
+        line = file.readline(256)
+        if line.startswith(b"#!"):
+            return line[2:].decode(errors="replace").strip()
+    return "or loader"
 
 
 class Child:

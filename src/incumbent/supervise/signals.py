@@ -105,6 +105,18 @@ class Signals:
             raise Interrupted(self._pending.popleft())
 
 
+def has_terminal() -> bool:
+    """Whether this process belongs to a terminal. It does not any more once that hung up.
+
+    The kernel takes the terminal away before it sends SIGHUP: tty_ioctl(4), TIOCNOTTY.
+    """
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
+
+
 class Terminal:
     """The terminal on standard input, of which our process group is the foreground."""
 

@@ -28,7 +28,15 @@ from incumbent.cli.parser import Request
 from incumbent.cli.text import iso, print_json, since_of, table
 from incumbent.cron.control import CONTROL, Trigger, encode, pause_of
 from incumbent.cron.ledger import JOB, Run, State, read_job, running, runs_of
-from incumbent.cron.presence import KNOWN, PRESENCE, gone_since, presences, read_sets, up_now
+from incumbent.cron.presence import (
+    KNOWN,
+    PRESENCE,
+    gone_since,
+    had_by_nobody,
+    presences,
+    read_sets,
+    up_now,
+)
 from incumbent.durations import parse_duration, say_seconds
 from incumbent.model import Key, Past, Record
 from incumbent.options import require
@@ -173,6 +181,10 @@ def _trigger(request: Request) -> int:
             return operator.answer("unknown", line, USAGE)
         if PAUSE in record.fields or pause_of(client.read(CONTROL, WITHIN)) is not None:
             return operator.answer("paused", "it is paused: unpause it first", BUSY)
+        up = up_now(presences(client.read(PRESENCE, WITHIN)), clock.wall())
+        if had_by_nobody(record.key.name, up, read_sets(client.read(KNOWN, WITHIN))):
+            line = f"it is gone: no instance that is up has this job ({len(up)} up)"
+            return operator.answer("gone", line, BUSY)
         return _run_once(operator, patience)
 
 

@@ -57,7 +57,7 @@ def command(request: Request) -> int:
     if result_file:
         _check_result_file(result_file)
     verdict = _verdict(request)
-    if verdict.line:
+    if verdict.line and not (verdict.outcome == "skipped" and request.on("quiet")):
         # A refused setting may be the name itself, of any length.
         say(verdict.line if verdict.outcome == "refused" else f"{request.name}: {verdict.line}")
     if result_file:
@@ -69,7 +69,8 @@ def _verdict(request: Request) -> _Verdict:
     try:
         return _run(request)
     except (ConfigError, Misuse) as error:
-        return _Verdict("refused", codes.USAGE, str(error), str(error))
+        why = request.as_typed(str(error))
+        return _Verdict("refused", codes.USAGE, why, why)
     except StoreError as error:
         line = f"the store could not be proved, nothing ran: {error}"
         return _Verdict("unproved", codes.UNPROVED, line, str(error))
@@ -80,6 +81,8 @@ def _verdict(request: Request) -> _Verdict:
 def _run(request: Request) -> _Verdict:
     busy_code = number(request, "busy_exit_code", 0, 255, codes.BUSY)
     wait = request.text("wait")
+    if request.on("fair") and wait is None:
+        raise ConfigError("--fair is an order of those that wait: add --wait", name="fair")
     # --wait without a time is for ever.
     timeout = 0.0 if wait is None else parse_duration(wait, "wait") if wait else None
     url = store_url(request.text("store"))
