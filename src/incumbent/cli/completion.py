@@ -119,7 +119,7 @@ def _zsh() -> str:
             )
             specs.append(_quoted(f"1:{what}:{action}"))
         if command.runs:
-            specs.append("'*:::command:_normal'")
+            specs.append("'*:command:_command_names -e'")
         arguments.append(f"        {name}) _arguments {' '.join(specs)} ;;")
     lines = [f"    {_quoted(f'{name}:{command.help}')}" for name, command in COMMANDS.items()]
     return _ZSH.format(commands="\n".join(lines), arguments="\n".join(arguments))
