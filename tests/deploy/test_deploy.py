@@ -30,7 +30,8 @@ from tests.support.needs import needs
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 MANIFESTS = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
-UNIT = DEPLOY / "systemd" / "incumbent-lead@.service"
+SYSTEMD = DEPLOY / "systemd"
+UNIT = SYSTEMD / "incumbent-lead@.service"
 
 
 def load(path: Path) -> Any:
@@ -49,14 +50,14 @@ def unquoted(value: str) -> str:
     return value.strip('"')
 
 
-def nomad_task() -> dict[str, Any]:
-    job = hcl2.loads((DEPLOY / "nomad" / "telnet.nomad.hcl").read_text())["job"][0]
+def nomad_task(file: str = "nomad/telnet.nomad.hcl") -> dict[str, Any]:
+    job = hcl2.loads((DEPLOY / file).read_text())["job"][0]
     group = next(iter(job.values()))["group"][0]
     return next(iter(next(iter(group.values()))["task"][0].values()))
 
 
-def unit_lines(key: str) -> list[str]:
-    lines = UNIT.read_text().splitlines()
+def unit_lines(key: str, unit: Path = UNIT) -> list[str]:
+    lines = unit.read_text().splitlines()
     return [line.split("=", 1)[1] for line in lines if line.startswith(f"{key}=")]
 
 
