@@ -337,7 +337,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     _lua(
         "quorum: the floor after a loss is as if nothing had been lost",
         "stores/quorum/take.lua",
-        "if born > 0 and floor < born + 60000000 then floor = born + 60000000 end",
+        "if born > 0 and floor < born + MINUTE then floor = born + MINUTE end",
         "",
         *_NODE,
     ),
@@ -351,7 +351,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     _lua(
         "quorum: a lease is planted whatever happened since",
         "stores/quorum/plant.lua",
-        "if (floor or '') ~= ARGV[6] then return 0 end\n",
+        "if (floor or '') ~= seen then return 0 end\n",
         "",
         *_NODE,
     ),
@@ -372,7 +372,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     _lua(
         "quorum: anybody renews",
         "stores/quorum/renew.lua",
-        "  if type(value) == 'string' and string.sub(value, 1, #head) == head then",
+        "  if type(value) == 'string' and starts_with(value, head) then",
         "  if type(value) == 'string' then",
         *_NODE,
     ),

@@ -1,56 +1,64 @@
 -- Accept a change of what is kept beside a lease: see promise.lua.
--- KEYS: the hash, the node's marker, the lease, its floor (see take.lua), which names the channel too
--- ARGV: 1 ballot    2 "incumbent2 <members> "    3 the state that is changed, or "=" if all its entries
---       follow, with "s"    4 "incumbent1 <claim> <token> " that has to hold the lease, or ""
---       5 the entry that changes, or ""    6 "=" and what it becomes, or "-" to remove it
---       7 ms to keep the state after its last slot is over    8... all entries and their values
+-- KEYS: the hash, the node's marker, the lease, its floor
+-- ARGV: 1 ballot    2 "incumbent2 <members> "    3 the state that is changed, or "=" if all its
+--       entries follow, with the states    4 "incumbent1 <claim> <token> " that has to hold the
+--       lease, or ""    5 the entry that changes, or ""    6 "=" and what it becomes, or "-" to remove
+--       it    7 ms to keep the state after its last slot is over    8... all entries and their values
 -- Returns 1 accepted, 0 not: promised to another, or another state; -1 the claim does not hold it.
-local call, ballot, members = redis.call, ARGV[1], ARGV[2]
-local marker, kept = call('GET', KEYS[2]), call('HMGET', KEYS[1], 'p', 's')
-if not marker or string.sub(marker, 1, #members) ~= members then return 0 end
-local state = string.match(kept[2] or '0', '^%d+')
+-- INCLUDE node
+-- INCLUDE floor
+local hash, marker_key, lease, floor_key = unpack(KEYS)
+local ballot, members, base, holding = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local entry, change, keep = ARGV[5], ARGV[6], ARGV[7]
+local FIRST = 8
+local marker = call('GET', marker_key)
+local promised, states = unpack(call('HMGET', hash, FIELD.promised, FIELD.states))
+if not marker or not starts_with(marker, members) then return 0 end
+local state = string.match(states or '0', '^%d+')
 if state == ballot then return 1 end
-if kept[1] ~= ballot or ARGV[3] ~= '=' and state ~= ARGV[3] then return 0 end
-if ARGV[4] ~= '' then
-  local value = call('GET', KEYS[3])
-  if not value or string.sub(value, 1, #ARGV[4]) ~= ARGV[4] then return -1 end
+if promised ~= ballot or base ~= '=' and state ~= base then return 0 end
+if holding ~= '' then
+  local held = call('GET', lease)
+  if not held or not starts_with(held, holding) then return -1 end
 end
 
 -- First what a server out of memory refuses, while nothing has changed.
-call('HSET', KEYS[1], 'p', ballot)
-if ARGV[3] == '=' then
-  call('DEL', KEYS[1])
-  for at = 8, #ARGV, 2 do call('HSET', KEYS[1], ARGV[at], ARGV[at + 1]) end
+call('HSET', hash, FIELD.promised, ballot)
+if base == '=' then
+  call('DEL', hash)
+  for at = FIRST, #ARGV, 2 do call('HSET', hash, ARGV[at], ARGV[at + 1]) end
 end
-local before = call('HGET', KEYS[1], 's')
-local states = string.sub(ballot .. (before and ' ' .. before or ''), 1, 135)
-call('HSET', KEYS[1], 'p', ballot, 's', states)
-if ARGV[6] == '-' then
-  call('HDEL', KEYS[1], ARGV[5])
-elseif ARGV[5] ~= '' then
-  call('HSET', KEYS[1], ARGV[5], string.sub(ARGV[6], 2))
+local before = call('HGET', hash, FIELD.states)
+-- Eight ballots.
+states = string.sub(ballot .. (before and ' ' .. before or ''), 1, 135)
+call('HSET', hash, FIELD.promised, ballot, FIELD.states, states)
+if change == '-' then
+  call('HDEL', hash, entry)
+elseif entry ~= '' then
+  call('HSET', hash, entry, string.sub(change, 2))
 end
 
 -- By the ballot, which is a time: all nodes do the same then, and one whose clock is wrong forgets
 -- nothing. A slot whose time is over is as good as none; a ballot may be a minute ahead.
-local now, all, lasting, last = math.floor(ballot / 1000), call('HGETALL', KEYS[1]), false, 0
-for at = 1, #all, 2 do
-  local kind = string.sub(all[at], 1, 2)
-  if kind == 'f:' then lasting = true end
-  if kind == 'u:' then
-    local left = string.match(all[at + 1], '^%d+') - now
-    if left < -120000 then call('HDEL', KEYS[1], all[at]) end
+local now_ms, entries, has_fields, last = math.floor(ballot / 1000), call('HGETALL', hash), false, 0
+for at = 1, #entries, 2 do
+  local name, value = entries[at], entries[at + 1]
+  if starts_with(name, FIELD.field) then has_fields = true end
+  if starts_with(name, FIELD.slot) then
+    local left = string.match(value, '^%d+') - now_ms
+    if left < -120000 then call('HDEL', hash, name) end
     last = math.max(last, left)
   end
 end
-local keep = string.format('%.0f', ARGV[7] + last)
-if lasting then call('PERSIST', KEYS[1])
-elseif call('PTTL', KEYS[1]) < keep + 0 then call('PEXPIRE', KEYS[1], keep) end
+local lifetime = whole(keep + last)
+if has_fields then call('PERSIST', hash)
+elseif call('PTTL', hash) < lifetime + 0 then call('PEXPIRE', hash, lifetime) end
 
--- Votes and renewals look here only if they are told to.
-local said, floor = call('HMGET', KEYS[1], 'f:pause', 'f:resign'), redis.pcall('GET', KEYS[4])
-if (said[1] or said[2]) and type(floor) == 'string' then
-  call('SET', KEYS[4], string.sub(floor, 1, 17) .. '+' .. string.sub(floor, 19), 'KEEPTTL')
+-- Votes and renewals look at the fields only where the floor says so.
+local pause, resign = unpack(call('HMGET', hash, FIELD.pause, FIELD.resign))
+local kept = try('GET', floor_key)
+if (pause or resign) and type(kept) == 'string' then
+  call('SET', floor_key, floor_of(kept) .. ' + ' .. string.sub(kept, 20), 'KEEPTTL')
 end
-call('PUBLISH', KEYS[4], '')
+call('PUBLISH', floor_key, '')
 return 1

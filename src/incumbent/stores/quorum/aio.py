@@ -17,7 +17,6 @@ from incumbent.net.readers import LoopWakeup, Wakeup
 from incumbent.stores.loops import LoopEnd
 from incumbent.stores.plan import Plan
 from incumbent.stores.quorum.ballots import Silent
-from incumbent.stores.quorum.dialect import as_eval
 from incumbent.stores.quorum.nodes import (
     NOT_ASKED,
     ConnectedPanel,
@@ -33,7 +32,7 @@ from incumbent.stores.redis.aiodial import dial
 from incumbent.stores.redis.aiowire import AsyncWire
 from incumbent.stores.redis.exchange import UNUSABLE
 from incumbent.stores.redis.exchange import carry_out as visit
-from incumbent.stores.redis.resp import Step
+from incumbent.stores.redis.resp import Step, as_eval
 
 T = TypeVar("T")
 

@@ -33,7 +33,7 @@ from incumbent.errors import StoreError
 from incumbent.model import Absent, ByClaim, ByVersion, Guard, Key, PutOutcome, Stale, Stored
 from incumbent.stores.notices import PAUSE
 from incumbent.stores.quorum.ballots import Answer, No, Silent
-from incumbent.stores.quorum.dialect import MARKER
+from incumbent.stores.quorum.dialect import FIELDS, MARKER
 from incumbent.stores.quorum.nodes import (
     Panel,
     Reply,
@@ -308,9 +308,9 @@ class _Attempt:
             return None
         found = dict(zip(reply[0][::2], reply[0][1::2], strict=True))
         # It may have accepted another change since.
-        if found.get(b"s", b"").split()[:1] != [b"%d" % state]:
+        if found.get(FIELDS["states"], b"").split()[:1] != [b"%d" % state]:
             return None
-        found.pop(b"p", None)
+        found.pop(FIELDS["promised"], None)
         return [part for pair in found.items() for part in pair]
 
     def failure(self) -> StoreError:

@@ -1,7 +1,7 @@
 """The requests to one node of a quorum, and what its replies mean. Pure.
 
 A lease looks on each node as it does on a single server (`redis.records`), with the ballot as its
-token. Beside it are the floor with the last holding (see take.lua), the holdings before that, a
+token. Beside it are the floor with the last holding (see floor.lua), the holdings before that, a
 line each, and a hash with fields and slots (see promise.lua). The node's marker says in which
 format all of it is, which quorum it belongs to, since when, and the longest ttl that anybody asked
 for: `incumbent2 <members> <born, unix us> <ms>`.
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from hashlib import blake2s, sha1
+from hashlib import blake2s
 from itertools import count
 from pathlib import Path
 from typing import Any, Final
@@ -29,20 +29,20 @@ from incumbent.stores.redis.records import refused
 from incumbent.stores.redis.resp import Script, Step, milliseconds, pack
 from incumbent.stores.restart import wait_after_restart
 
-
-class _Script(Script):
-    def __init__(self, name: str) -> None:
-        self.text = (Path(__file__).parent / f"{name}.lua").read_bytes()
-        self.sha = sha1(self.text, usedforsecurity=False).hexdigest().encode()
-
-
+FIELDS: Final = {
+    "promised": b"p",
+    "states": b"s",
+    "field": b"f:",
+    "slot": b"u:",
+    "pause": b"f:pause",
+    "resign": b"f:resign",
+}
+"""What is kept beside a lease, by its names in the scripts: see promise.lua."""
 SCRIPTS: Final = {
-    name: _Script(name)
+    name: Script(name, Path(__file__).parent, FIELDS)
     for name in ("take", "give", "revoke", "renew", "plant", "promise", "accept", "found", "look")
 }
 LOADS: Final = tuple(pack("SCRIPT", "LOAD", script.text) for script in SCRIPTS.values())
-_TEXTS: Final = {script.sha: script.text for script in SCRIPTS.values()}
-_EVALSHA: Final = b"$7\r\nEVALSHA\r\n$40\r\n"
 
 RECORD_FORMAT: Final = 2
 """Of all that is kept on a node. The marker names it, so that instances of another are refused."""
@@ -296,7 +296,7 @@ class QuorumDialect:
 
     def state(self, key: Key, entries: Sequence[str]) -> bytes:
         """The request for the newest change that a node accepted, and for these entries."""
-        return pack("HMGET", self.keys(key).fields, "s", *entries)
+        return pack("HMGET", self.keys(key).fields, FIELDS["states"], *entries)
 
     def entries(self, key: Key) -> Step:
         """All entries."""
@@ -310,7 +310,7 @@ class QuorumDialect:
         """The request for what `Refused.seen` speaks of, by one that will wait for its end."""
         keys, (what, _, _) = self.keys(key), seen.rpartition(" ")
         if what == "pause":
-            return pack("HGET", keys.fields, "f:pause")
+            return pack("HGET", keys.fields, FIELDS["pause"])
         if what.startswith("slot:"):
             return pack("HGET", keys.fields, f"u:{what.removeprefix('slot:')}")
         return SCRIPTS["look"].call(1, keys.main)
@@ -333,14 +333,6 @@ class QuorumDialect:
             + pack("GET", MARKER),
             8,
         )
-
-
-def as_eval(request: bytes) -> bytes:
-    """The same single request with the script itself in place of its name."""
-    start = request.index(_EVALSHA)
-    end = start + len(_EVALSHA) + 40
-    text = _TEXTS[request[end - 40 : end]]
-    return b"%b$4\r\nEVAL\r\n$%d\r\n%b%b" % (request[:start], len(text), text, request[end:])
 
 
 def _head_of(claim: str, token: int | None = None) -> str:

@@ -27,13 +27,12 @@ from incumbent.stores.quorum.dialect import (
     MARKER,
     RECORD_FORMAT,
     QuorumDialect,
-    as_eval,
     node_failure,
 )
 from incumbent.stores.redis.dialect import is_forgotten
 from incumbent.stores.redis.driver import Site
 from incumbent.stores.redis.errors import answered_error
-from incumbent.stores.redis.resp import Step, pack
+from incumbent.stores.redis.resp import Step, as_eval, pack
 from incumbent.stores.redis.server import Facts, greeting
 
 Reply: TypeAlias = "list[Any] | Silent"

@@ -1,37 +1,40 @@
--- Promise to hear of no earlier change of what is kept beside a lease, and tell what is there.
--- The hash: "p", the largest ballot that was promised; "s", the ballots of the last few changes of the
--- state that was accepted, the newest first; "f:<field>", "<version> <value>"; "u:<slot>", "<until, unix ms> <claim> <token> <holder>".
+-- Promise to accept no earlier change of what is kept beside a lease, and tell what is there.
+-- The hash: `promised`, the largest ballot that was promised; `states`, the ballots of the last few
+-- changes of the state that was accepted, the newest first; `field` and its name, "<version> <value>";
+-- `slot` and its name, "<until, unix ms> <claim> <token> <holder>".
 -- KEYS: the hash, the node's marker, the lease
 -- ARGV: 1 ballot    2 "incumbent2 <members> "    3 the longest ttl in ms    4 the entry asked for
 --       5 "incumbent1 <claim> <token> " that has to hold the lease, or ""
--- Returns {s, entry or "", 1 if it holds the lease}, where s is "0" if nothing was ever changed, and "-"
--- if the node may have forgotten: it was blank, and has accepted nothing since;
--- {'low', floor, s}, {'high', now} if it does not promise, {'members', marker}.
-local call, ballot, members = redis.call, ARGV[1], ARGV[2]
-local marker, time = call('GET', KEYS[2]), call('TIME')
-local now = time[1] * 1000000 + time[2]
+-- Returns {states, entry or "", 1 if it holds the lease}, where the states are "0" if nothing was ever
+-- changed, and "-" if the node may have forgotten: it was blank, and has accepted nothing since;
+-- {'low', floor, states}, {'high', now} if it does not promise, {'members', marker}.
+-- INCLUDE node
+local hash, marker_key, lease = unpack(KEYS)
+local ballot, members, longest, entry, holding = unpack(ARGV)
+local marker, now = call('GET', marker_key), unix_us()
 if not marker then
-  marker = members .. string.format('%.0f ', now) .. ARGV[3]
-  call('SET', KEYS[2], marker)
+  marker = members .. whole(now) .. ' ' .. longest
+  call('SET', marker_key, marker)
 end
-if string.sub(marker, 1, #members) ~= members then return {'members', marker} end
+if not starts_with(marker, members) then return { 'members', marker } end
 local born = string.match(marker, '^%d+', #members + 1) + 0
-local kept, value = call('HMGET', KEYS[1], 'p', 's', ARGV[4]), call('GET', KEYS[3])
+local promised, states, value = unpack(call('HMGET', hash, FIELD.promised, FIELD.states, entry))
+local held = call('GET', lease)
 
 -- As for a vote: see take.lua. A version is also above the token of the present holder, so that a
 -- holder can tell which words came before it.
-local floor = kept[1] and kept[1] + 0 or now - 60000000
-if born > 0 and floor < born + 60000000 then floor = born + 60000000 end
-local token = value and string.match(value, '^incumbent1 %S+ (%d+) ')
+local floor = promised and promised + 0 or now - MINUTE
+if born > 0 and floor < born + MINUTE then floor = born + MINUTE end
+local token = held and string.match(held, '^incumbent1 %S+ (%d+) ')
 if token and token - floor > 0 then floor = token + 0 end
-local states = kept[2] or born == 0 and '0' or '-'
-if ballot - floor <= 0 then return {'low', string.format('%.0f', floor), states} end
+local known = states or born == 0 and '0' or '-'
+if ballot - floor <= 0 then return { 'low', whole(floor), known } end
 local ahead = ballot - now
-if ahead > 60000000 and not (ahead > 120000000 and ballot - floor <= 1000000) then
-  return {'high', string.format('%.0f', now)}
+if ahead > MINUTE and not (ahead > 2 * MINUTE and ballot - floor <= 1000000) then
+  return { 'high', whole(now) }
 end
 
-call('HSET', KEYS[1], 'p', ballot)
-if not kept[2] then call('PEXPIRE', KEYS[1], 600000) end
-local holds = ARGV[5] == '' or value and string.sub(value, 1, #ARGV[5]) == ARGV[5]
-return {states, kept[3] or '', holds and 1 or 0}
+call('HSET', hash, FIELD.promised, ballot)
+if not states then call('PEXPIRE', hash, 600000) end
+local holds = holding == '' or held and starts_with(held, holding)
+return { known, value or '', holds and 1 or 0 }

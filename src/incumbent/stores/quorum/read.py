@@ -18,7 +18,7 @@ from incumbent.model import Candidate, Field, Holding, Key, Past, Record
 from incumbent.stores.notices import RESIGN
 from incumbent.stores.quorum.ballots import Answer, Silent, majority_of
 from incumbent.stores.quorum.changes import FORGOTTEN, NEVER, settle
-from incumbent.stores.quorum.dialect import mark_of_value
+from incumbent.stores.quorum.dialect import FIELDS, mark_of_value
 from incumbent.stores.quorum.nodes import (
     NOT_ASKED,
     Panel,
@@ -175,7 +175,8 @@ class _View:
         self.raw: bytes | None = raw
         entries = pairs(beside)
         unsaid = FORGOTTEN if quorum.dialect.was_blank(self.marker) else NEVER
-        self.state = int(entries[b"s"].split()[0]) if b"s" in entries else unsaid
+        states = entries.get(FIELDS["states"])
+        self.state = int(states.split()[0]) if states else unsaid
         """Of fields and slots: see changes."""
         self.past = pasts_of(floor, past if isinstance(past, bytes) else None)
         slots = slots_of(entries, quorum.clock.unix_us(_now()))
@@ -187,7 +188,7 @@ class _View:
 
 
 def pasts_of(floor: bytes | None, past: bytes | None) -> list[Past]:
-    """One node's holdings, oldest first; the last few are kept with the floor: see take.lua."""
+    """One node's holdings, oldest first; the last few are kept with the floor: see floor.lua."""
     found = {}
     for line in (b"%b\n%b" % (past or b"", (floor or b"")[_LAST:])).split(b"\n"):
         token, _, rest = line.partition(b" ")

@@ -20,7 +20,6 @@ from incumbent.protocol.port import run
 from incumbent.stores.loops import detach_in_child
 from incumbent.stores.plan import BlockingStore, Plan
 from incumbent.stores.quorum.ballots import Silent
-from incumbent.stores.quorum.dialect import as_eval
 from incumbent.stores.quorum.give import Parting, give
 from incumbent.stores.quorum.links import (
     FAILURES,
@@ -43,7 +42,7 @@ from incumbent.stores.quorum.nodes import (
 from incumbent.stores.quorum.operations import Operations, carry_out
 from incumbent.stores.quorum.take import is_decided, take
 from incumbent.stores.quorum.waiting import Subscribers
-from incumbent.stores.redis.resp import Step
+from incumbent.stores.redis.resp import Step, as_eval
 
 T = TypeVar("T")
 

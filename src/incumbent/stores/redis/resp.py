@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha1
 from math import ceil
@@ -59,19 +59,27 @@ _COMMENT: Final = re.compile(rb"^ *--.*$", re.MULTILINE)
 _FIELD: Final = re.compile(rb"\bFIELD\.(\w+)")
 
 
-def _read(name: str) -> bytes:
-    text = (Path(__file__).parent / f"{name}.lua").read_bytes()
-    return _INCLUDE.sub(lambda found: _read(found[1].decode()), text)
+def _read(folder: Path, name: str) -> bytes:
+    text = (folder / f"{name}.lua").read_bytes()
+    return _INCLUDE.sub(lambda found: _read(folder, found[1].decode()), text)
+
+
+_FOLDER: Final = Path(__file__).parent
+_texts: Final[dict[bytes, bytes]] = {}
+"""All scripts, by the names that servers have for them."""
 
 
 class Script:
-    """A Lua script beside this file, as it is sent: without comments, with names of fields."""
+    """A Lua script in a file, as it is sent: without comments, `FIELD.x` as it is stored."""
 
-    def __init__(self, name: str) -> None:
-        text = _COMMENT.sub(b"", _read(name))
-        self.text: bytes = _FIELD.sub(lambda found: b"'%b'" % FIELDS[found[1].decode()], text)
+    def __init__(
+        self, name: str, folder: Path = _FOLDER, fields: Mapping[str, bytes] = FIELDS
+    ) -> None:
+        text = _COMMENT.sub(b"", _read(folder, name))
+        self.text: bytes = _FIELD.sub(lambda found: b"'%b'" % fields[found[1].decode()], text)
         # The server's name for a script, not a matter of security.
         self.sha: bytes = sha1(self.text, usedforsecurity=False).hexdigest().encode()
+        _texts[self.sha] = self.text
 
     def call(self, keys: int, *parts: Part) -> bytes:
         """One request that runs it; the first `keys` of `parts` are keys."""
@@ -86,12 +94,11 @@ class Script:
 SCRIPTS: Final = {name: Script(name) for name in ("take", "renew", "give", "put", "take_looking")}
 
 _EVALSHA: Final = b"$7\r\nEVALSHA\r\n$40\r\n"
-_TEXTS: Final = {script.sha: script.text for script in SCRIPTS.values()}
 
 
 def as_eval(request: bytes) -> bytes:
-    """The same request with the script itself in place of its name."""
+    """The same single request with the script itself in place of its name."""
     start = request.index(_EVALSHA)
     end = start + len(_EVALSHA) + 40
-    text = _TEXTS[request[end - 40 : end]]
+    text = _texts[request[end - 40 : end]]
     return b"%b$4\r\nEVAL\r\n$%d\r\n%b%b" % (request[:start], len(text), text, request[end:])
