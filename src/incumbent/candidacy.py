@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import weakref
 from collections.abc import Callable, Coroutine, Iterator, Mapping
@@ -9,17 +10,27 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, Generic, TypeAlias, TypeVar, Unpack
 
-from incumbent import clock
+from incumbent import clock, meters
 from incumbent.durations import Duration
-from incumbent.election import Leader, Standing, encode_metadata, leader_by_refusal, read_metadata
+from incumbent.election import (
+    Absence,
+    Leader,
+    Standing,
+    encode_metadata,
+    leader_by_refusal,
+    read_metadata,
+)
 from incumbent.errors import ConfigError, LeaseLost, Misuse, NotCandidate, NotHeld, StoreError
 from incumbent.handles import LeaseHandle, LockHandle, loss_of
 from incumbent.lease import State
+from incumbent.meters import Sample
 from incumbent.model import Record, Refused
 from incumbent.options import LockSettings
 from incumbent.protocol.chance import draw_jitter
 from incumbent.protocol.notifier import notifier
 from incumbent.protocol.observe import Observation, ReadingPort, read_leader
+
+_log = logging.getLogger("incumbent")
 
 Metadata: TypeAlias = Mapping[str, str] | bytes | None
 OnElected: TypeAlias = Callable[[Any], None]
@@ -94,6 +105,8 @@ class ElectionHandle(LockHandle[T], Generic[T]):
     """One candidate: its settings, its present term, and whom it tells."""
 
     __slots__ = (
+        "__weakref__",
+        "_absence",
         "_campaigning",
         "_leader",
         "_on_elected",
@@ -101,6 +114,7 @@ class ElectionHandle(LockHandle[T], Generic[T]):
         "_on_revoked",
         "_standing",
         "_term",
+        "_terms",
     )
 
     def __init__(
@@ -132,8 +146,12 @@ class ElectionHandle(LockHandle[T], Generic[T]):
         self._campaigning = threading.Lock()
         self._standing = Standing(policy.ttl, head_start=policy.renew_every)
         self._leader: Leader | None = None
+        self._absence = Absence()
+        self._terms = (0, 0)
+        """How many began here, and the number of the last one."""
         # Weakly: a term that the caller dropped has to be given back, not kept alive by us.
         self._term: Callable[[], T | None] = lambda: None
+        meters.provide(self)
 
     @property
     def holder(self) -> str:
@@ -166,6 +184,8 @@ class ElectionHandle(LockHandle[T], Generic[T]):
 
     def _elected(self, term: T) -> T:
         ref = self._term = weakref.ref(term)
+        self._terms = (self._terms[0] + 1, term.number)
+        _log.info("%s: elected, term %d", self.name, term.number, extra=self._facts(term.number))
         self._leader_seen(_leader_by_term(term))
         if self._on_elected is not None:
             notifier.call(partial(self._on_elected, term))
@@ -175,15 +195,36 @@ class ElectionHandle(LockHandle[T], Generic[T]):
     def _ended(self, ref: Callable[[], T | None], number: int) -> None:
         """In any thread: only tell, and do not wait."""
         term = ref()
+        why = term._why_ended() if term else None
+        reason = why.reason if why else ""
+        facts = {**self._facts(number), "reason": reason}
+        how = f": {reason}" if reason else ""
+        _log.info("%s: term %d ended%s", self.name, number, how, extra=facts)
         if self._leader is not None and self._leader.term == number:
             self._leader_seen(None)
         if self._on_revoked is not None:
-            notifier.call(partial(self._on_revoked, term._why_ended() if term else None))
+            notifier.call(partial(self._on_revoked, why))
+
+    def _facts(self, number: int) -> dict[str, object]:
+        """For a log that keeps fields."""
+        return {"lease": self.name, "holder": self.holder, "token": number}
+
+    def samples(self) -> Iterator[Sample]:
+        """The numbers of this candidate."""
+        name, term = (("name", self.name),), self.term
+        yield Sample("incumbent_is_leader", name, term is not None)
+        yield Sample("incumbent_term", name, self._terms[1])
+        yield Sample("incumbent_terms_total", name, self._terms[0])
+        if term is not None:
+            yield Sample("incumbent_lease_remaining_seconds", name, term.remaining)
+        leaderless = self._absence.seconds(clock.now())
+        yield Sample("incumbent_leaderless_seconds_total", name, leaderless)
 
     def _leader_seen(self, leader: Leader | None) -> None:
         if leader == self._leader:
             return
         self._leader = leader
+        self._absence.seen(clock.now(), leader=leader is not None)
         if self._on_leader_change is not None:
             notifier.call(partial(self._on_leader_change, leader))
 

@@ -124,3 +124,21 @@ class Standing:
         self.short = 0 if lasted > self.ttl else self.short + 1
         delay = backoff_delay(self.short, jitter, base=_PAUSE_BASE, cap=_PAUSE_CAP)
         return max(delay, self.head_start) if asked else delay
+
+
+class Absence:
+    """How long a candidate has known of no leader. All instants are handed in."""
+
+    __slots__ = ("_before", "_since")
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+        self._before = 0.0
+
+    def seen(self, now: float, *, leader: bool) -> None:
+        """Whether there is a leader, as far as is known from `now` on."""
+        self._before, self._since = self.seconds(now), None if leader else now
+
+    def seconds(self, now: float) -> float:
+        """Over all times without one."""
+        return self._before if self._since is None else self._before + now - self._since

@@ -16,6 +16,7 @@ from enum import Enum
 from math import inf
 from typing import Final
 
+from incumbent import meters
 from incumbent.model import Granted
 from incumbent.policy import Policy
 
@@ -339,3 +340,5 @@ class LeaseMachine:
         if state is not self.state:
             self.reason = reason
             self.state = state
+            if meters.on:
+                meters.count(meters.TRANSITIONS, reason)

@@ -28,7 +28,7 @@ class Layer:
 
 
 LAYERS = (
-    Layer("values", ("errors", "durations", "model"), WORLD),
+    Layer("values", ("errors", "durations", "model", "meters"), WORLD),
     Layer(
         "decisions",
         (
@@ -87,7 +87,7 @@ LAYERS = (
     Layer("leases", ("belief", "handles", "inside", "candidacy")),
     Layer("facades", ("locks", "elections", "clients")),
     Layer("decorators", ("decorators",)),
-    Layer("health", ("serve",)),
+    Layer("health", ("metrics", "serve")),
     Layer("supervision", ("supervise",)),
     Layer("jobs", ("cron",)),
     Layer("outermost", ("testing", "cli", "demo", "__main__")),

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from incumbent import clock
-from incumbent.cron.attempts import ENDED_WELL, GAVE_BACK
+from incumbent.cron.attempts import GAVE_BACK, STATE_OF
 from incumbent.cron.claims import Claimer
 from incumbent.cron.events import Events
 from incumbent.cron.ledger import Run, State, runs_of
@@ -67,8 +67,10 @@ class Bench:
 
     def run(self, command: str, **more: Any) -> Run:
         slot = self.send(command, **more)
-        assert self.ended() == ENDED_WELL
-        return self.record(slot)
+        state = STATE_OF[self.ended()]
+        record = self.record(slot)
+        assert record.state is state
+        return record
 
     def record(self, slot: str) -> Run:
         fields = self.link.store.read(Key("default", "job"), clock.now() + 5).fields
@@ -130,7 +132,7 @@ def test_a_worker_does_one_task_after_the_other_and_each_has_its_own_output(benc
     bench.zygote.send(StandBy(0, 1))
     slot = bench.send("sleep 0.3")
     bench.zygote.send(StandBy(0, 0))
-    assert bench.ended() == ENDED_WELL
+    assert STATE_OF[bench.ended()] is State.OK
     assert bench.record(slot).state is State.OK
     eventually(lambda: not bench.workers())
 

@@ -97,6 +97,38 @@ def test_each_command_answers_its_probes_and_tells_systemd(
         heard.add(manager.recv(4096).decode())
 
 
+def test_a_cron_replica_counts_the_runs_of_its_commands(tmp_path: Path) -> None:
+    ends = {"well": "true", "badly": "false"}
+    jobs = (
+        f'[[job]]\nname = "{name}"\nevery = "1s"\ncommand = ["{word}"]\n'
+        for name, word in ends.items()
+    )
+    (tmp_path / "jobs.toml").write_text("".join(jobs))
+    words = ("cron", tmp_path / "jobs.toml", "--listen", ":0")
+    with start("-s", f"sqlite:///{tmp_path}/leases.db", *words) as replica:
+        try:
+            url = url_of(replica)
+
+            def shown(series: str) -> bool:
+                with urlopen(f"{url}/metrics", timeout=5) as page:
+                    lines = page.read().decode().splitlines()
+                values = [line.rpartition(" ")[2] for line in lines if line.startswith(series)]
+                return bool(values) and float(values[0]) > 0
+
+            for series in (
+                'job_runs_total{name="well",state="ok"}',
+                'job_runs_total{name="badly",state="failed"}',
+                'job_run_seconds_count{name="badly"}',
+                'job_last_success_timestamp_seconds{name="well"}',
+                'job_next_run_timestamp_seconds{name="well"}',
+            ):
+                eventually(lambda series=series: shown(f"incumbent_{series}"))  # type: ignore[misc]
+            assert not shown('incumbent_job_runs_total{name="well",state="failed"}')
+        finally:
+            replica.terminate()
+            replica.communicate(timeout=20)
+
+
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return int(listener.getsockname()[1])

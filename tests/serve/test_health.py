@@ -89,7 +89,7 @@ def test_the_pages_follow_the_situation_at_every_question(
     lease._held.machine.gone("taken")
     assert get(f"{url}/leaderz")[0] == 503
     assert json.loads(get(f"{url}/leader?x=1")[1])["leading"] is False
-    assert "incumbent_leading" in get(f"{url}/metrics")[1]
+    assert "incumbent_store_up" in get(f"{url}/metrics")[1]
     assert get(f"{url}/")[0] == 404
     situation.stopping()
     assert get(f"{url}/readyz")[0] == 503

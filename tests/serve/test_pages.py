@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import replace
 from math import inf
 
 import pytest
 
-from incumbent.protocol.keeper import Stats
 from incumbent.serve.pages import (
     Page,
     Question,
     answer,
     leader,
-    metrics_text,
     readyz,
     routes_of,
 )
-from incumbent.serve.situation import LOSSES, Situation, View
+from incumbent.serve.situation import Situation, View
 from incumbent.serve.systemd import summary
 
 STANDBY = View(
@@ -140,70 +137,3 @@ def test_an_unknown_path_is_told_the_known_ones() -> None:
 )
 def test_the_summary_is_one_line_for_people(view: View, line: str) -> None:
     assert summary(view) == line
-
-
-# -- metrics: the grammar of the exposition format, line by line ------------------------------
-
-LABEL = r'[a-zA-Z_][a-zA-Z0-9_]*="(?:[^"\\\n]|\\["\\n])*"'
-SAMPLE = re.compile(
-    rf"(?P<name>[a-zA-Z_:][a-zA-Z0-9_:]*)\{{(?P<labels>{LABEL}(?:,{LABEL})*)\}} "
-    r"(?P<value>[+-]?(?:\d+(?:\.\d+)?(?:e[+-]\d+)?|Inf|NaN))"
-)
-
-
-def samples(text: str) -> dict[tuple[str, str], float]:
-    """Strict: each family once, HELP then TYPE then its samples; no sample twice."""
-    found: dict[tuple[str, str], float] = {}
-    families: set[str] = set()
-    expected, helped = "", ""
-    assert text.endswith("\n")
-    for line in text.removesuffix("\n").split("\n"):
-        if line.startswith("# HELP "):
-            helped, _, words = line.removeprefix("# HELP ").partition(" ")
-            assert words
-            assert helped not in families
-        elif line.startswith("# TYPE "):
-            expected, _, kind = line.removeprefix("# TYPE ").partition(" ")
-            assert expected == helped
-            assert kind in {"counter", "gauge"}
-            assert (kind == "counter") == expected.endswith("_total")
-            families.add(expected)
-        else:
-            match = SAMPLE.fullmatch(line)
-            assert match, line
-            assert match["name"] == expected
-            assert (match["name"], match["labels"]) not in found
-            found[match["name"], match["labels"]] = float(match["value"])
-    return found
-
-
-def test_metrics_keep_to_the_format_whatever_the_labels_are() -> None:
-    odd = replace(
-        LEADER, isolation='a"b\\c\nd', losses={'x"\n': 2}, renewals=Stats(last_took=0.000012)
-    )
-    found = samples(metrics_text(odd, "1.0"))
-    assert found["incumbent_build_info", r'name="switch-7",version="1.0",isolation="a\"b\\c\nd"']
-
-
-def test_metrics_tell_a_leaders_numbers() -> None:
-    view = replace(LEADER, terms=3, losses={"expired": 2}, renewals=Stats(10, 1), restarts=4)
-    text = metrics_text(view, "1.0")
-    found = samples(text)
-    name = 'name="switch-7"'
-    assert found["incumbent_leading", name] == 1
-    assert f"incumbent_term{{{name}}} 1790000000000001\n" in text
-    assert found["incumbent_terms_total", name] == 3
-    assert found["incumbent_terms_lost_total", f'{name},reason="expired"'] == 2
-    assert found["incumbent_lease_remaining_seconds", name] == 9
-    assert found["incumbent_renewals_total", name] == 10
-    assert found["incumbent_renewal_failures_total", name] == 1
-    assert found["incumbent_renewal_seconds", name] == 0
-    assert found["incumbent_restarts_total", name] == 4
-    assert found["incumbent_store_up", name] == 1
-
-
-def test_every_reason_has_a_series_before_its_first_loss() -> None:
-    found = samples(metrics_text(STANDBY, "1.0"))
-    for reason in LOSSES:
-        key = ("incumbent_terms_lost_total", f'name="switch-7",reason="{reason}"')
-        assert found[key] == 0

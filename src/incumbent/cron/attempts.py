@@ -25,6 +25,14 @@ GAVE_BACK: Final = 75
 """The run could not begin: its slot is anybody's again."""
 UNTOLD: Final = 76
 """Its lease was lost before its end was on record: whoever looks puts it there."""
+STATE_OF: Final = {
+    240: State.OK,
+    241: State.FAILED,
+    242: State.TIMED_OUT,
+    243: State.LOST,
+}
+"""The state of a run whose end is on record, by the code that its worker says."""
+_CODE_OF: Final = {state: code for code, state in STATE_OF.items()}
 _BEGIN_WITHIN: Final = 5.0
 _LONGEST_PAUSE: Final = 3600.0
 _PRUNE_EVERY: Final = 8
@@ -35,14 +43,16 @@ _PRUNE_EVERY: Final = 8
 class Runs(Generic[T]):
     """The runs of this instance, by job and slot.
 
-    `starting`: of those that go on, the ones that do not work yet. `ended`: job, slot and code of
-    others until the instance has seen to them; filled from any thread. `ttl`: seconds for which
-    the lease of a run may live on that ended without its end on record.
+    `starting`: of those that go on, the ones that do not work yet. `began`: when the others began
+    to. `ended`: job, slot and code of others until the instance has seen to them; filled from any
+    thread. `ttl`: seconds for which the lease of a run may live on that ended without its end on
+    record.
     """
 
     ttl: float = 0.0
     running: dict[tuple[str, str], T] = field(default_factory=dict)
     starting: set[tuple[str, str]] = field(default_factory=set)
+    began: dict[tuple[str, str], float] = field(default_factory=dict)
     ended: list[tuple[str, Slot, int]] = field(default_factory=list)
 
 
@@ -55,6 +65,11 @@ class End:
     why: str = ""
     output: str = ""
     final: bool = False
+
+
+def code_of(ended: Run | None) -> int:
+    """What a worker says of a run; None: its end is not on record."""
+    return UNTOLD if ended is None else _CODE_OF.get(ended.state, ENDED_WELL)
 
 
 class Attempts:

@@ -14,6 +14,7 @@ from incumbent.cron.agenda import Agenda
 from incumbent.cron.dispatch import Claim, Dispatcher, Look
 from incumbent.cron.events import Emit
 from incumbent.cron.ledger import JOB, Ledger, LedgerPort, Run, State, orphans, read_job
+from incumbent.cron.numbers import JobNumbers
 from incumbent.cron.presence import PRESENCE, PRESENT_EVERY, Peers, presences
 from incumbent.cron.slots import Findings, fails_for_good, holes, judge, known_until, retry_due
 from incumbent.cron.spec import JobSpec, Slot
@@ -69,6 +70,7 @@ class Executor:
         self._began = wall()
         self._reported_at = -inf
         self._outage = False
+        self.numbers = JobNumbers()
         self._peers = Peers()
         self.begun = False
         """Whether the ledger is known; before that there are no orders."""
@@ -210,6 +212,7 @@ class Executor:
     def _written(self, spec: JobSpec, run: Run) -> None:
         count, by = run.count if run.count > 1 else None, run.instance or None
         self._emit(str(run.state), job=spec.name, slot=run.slot, why=run.why, count=count, by=by)
+        self.numbers.noted(spec.name, run)
         if fails_for_good(spec, run, self._wall()):
             self._launcher.failed(spec, run)
 

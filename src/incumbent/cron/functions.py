@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from incumbent import clock
 from incumbent.bodies import is_async, not_deferred
-from incumbent.cron.attempts import ENDED_WELL, UNTOLD, Attempts, End, Runs, stopped
+from incumbent.cron.attempts import UNTOLD, Attempts, End, Runs, code_of, stopped
 from incumbent.cron.claims import Claimer
 from incumbent.cron.events import Emit
 from incumbent.cron.instance import Instance
@@ -88,6 +88,7 @@ class CallLauncher:
         link.keeper.arm(grant)
         one = _FunctionRun(self, spec, slot, Lease(link, grant), self._emit)
         self.runs.running[spec.name, slot.name] = one
+        self.runs.began[spec.name, slot.name] = clock.now()
         name = f"incumbent-job {spec.name}"
         threading.Thread(target=self._life, args=(spec, slot, one), name=name, daemon=True).start()
 
@@ -133,7 +134,7 @@ class _FunctionRun:
         ended = self._attempts.go_through(self._attempt, self._pause)
         give_back(self.lease)
         self._attempts.prune()
-        return UNTOLD if ended is None else ENDED_WELL
+        return code_of(ended)
 
     def stop(self) -> None:
         """From any thread."""

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from math import inf
 from typing import Any, Final, Protocol
 
-from incumbent import clock
-from incumbent.cron.attempts import ENDED_WELL, GAVE_BACK, Runs
+from incumbent import clock, meters
+from incumbent.cron.attempts import ENDED_WELL, GAVE_BACK, STATE_OF, Runs
 from incumbent.cron.capacity import AHEAD, Capacity
 from incumbent.cron.control import CONTROL, STALE, SWEEP, TRIGGER, is_job_name, pause_of, triggers
 from incumbent.cron.events import Emit
@@ -23,6 +23,7 @@ from incumbent.cron.spec import JobSpec, Slot
 from incumbent.durations import backoff_delay
 from incumbent.errors import ConfigError, NotAcquired, StoreError
 from incumbent.locks import Lock
+from incumbent.meters import Sample
 from incumbent.model import Key, Record
 from incumbent.protocol.chance import draw_jitter
 from incumbent.protocol.link import Link
@@ -111,6 +112,7 @@ class Instance:
         self._presence = Presence(link, namespace, holder)
         self._stopped = False
         self._offset = clock.wall() - clock.now()
+        meters.provide(self)
 
     # -- the loop ------------------------------------------------------------------------------
 
@@ -143,6 +145,13 @@ class Instance:
         if self.ready:
             self._situation.serving(f"{len(self.specs)} jobs, {self._load} running")
 
+    def samples(self) -> Iterator[Sample]:
+        """The numbers of its jobs."""
+        yield Sample("incumbent_jobs", (), len(self.specs))
+        yield Sample("incumbent_job_runs_running", (), self._load)
+        yield Sample("incumbent_job_slots_waiting", (), self._waiting)
+        yield from self._executor.numbers.samples(self.specs, clock.wall())
+
     def _next_in(self) -> float:
         now = clock.now()
         if self._stopped:
@@ -173,6 +182,7 @@ class Instance:
     def close(self) -> None:
         """Say goodbye, briefly."""
         self._stopped = True
+        meters.withdraw(self)
         if self.ready:
             with suppress(StoreError):
                 self._presence.part()
@@ -232,6 +242,8 @@ class Instance:
                 self._pause = pause_of(record)
         self._unregistered = [(spec, fields.get(spec.name, {})) for spec in self.specs]
         self._executor.begin(records)
+        if meters.on:
+            self._executor.numbers.learn(self.specs, {it.key.name: it for it in records})
         self.ready = True
         self._situation.answered()
         self._emit("ready", jobs=len(self.specs), store=self._link.engine.url)
@@ -312,7 +324,11 @@ class Instance:
     def _see_to(self, job: str, slot: Slot, code: int) -> None:
         """A run that was launched here has ended: its trigger, or somebody must look again."""
         dispatcher = self._executor.dispatcher
-        if code == ENDED_WELL:
+        began = self._runs.began.pop((job, slot.name), None)
+        if (state := STATE_OF.get(code)) is not None:
+            seconds = None if began is None else clock.now() - began
+            self._executor.numbers.ended(job, state, seconds, clock.wall())
+        if code == ENDED_WELL or state is not None:
             self._over(slot.name)
         elif job not in dispatcher.specs:
             return

@@ -13,7 +13,7 @@ from math import inf
 from typing import Final
 
 from incumbent import clock
-from incumbent.cron.attempts import ENDED_WELL, GAVE_BACK, UNTOLD, Runs
+from incumbent.cron.attempts import ENDED_WELL, GAVE_BACK, STATE_OF, UNTOLD, Runs
 from incumbent.cron.claims import Claimer, without_schedule
 from incumbent.cron.events import Emit, Events
 from incumbent.cron.execute import CannotLaunch
@@ -81,9 +81,11 @@ class CommandLauncher:
         """Runs have begun or ended."""
         for job, name, code in self._zygote.ended():
             self.runs.starting.discard((job, name))
+            if code == STARTED:
+                self.runs.began[job, name] = clock.now()
             if code == STARTED or (slot := self.runs.running.pop((job, name), None)) is None:
                 continue
-            if code not in (ENDED_WELL, GAVE_BACK, UNTOLD):
+            if code not in (ENDED_WELL, GAVE_BACK, UNTOLD, *STATE_OF):
                 self._emit("fault", job=job, slot=name, why=f"its worker ended with {code}")
             self.runs.ended.append((job, slot, code))
 

@@ -24,7 +24,7 @@ from struct import Struct
 from typing import Any, Final
 
 from incumbent import clock
-from incumbent.cron.attempts import ENDED_WELL, GAVE_BACK, UNTOLD, Attempts, End, stopped
+from incumbent.cron.attempts import ENDED_WELL, GAVE_BACK, Attempts, End, code_of, stopped
 from incumbent.cron.claims import Task, adopted
 from incumbent.cron.control import CONTROL
 from incumbent.cron.events import Events
@@ -309,7 +309,7 @@ class _CommandRun:
         if not self._survived:
             give_back(self._lease)
         self._attempts.prune()
-        return ENDED_WELL if ended is not None else UNTOLD
+        return code_of(ended)
 
     def _failed_for_good(self, ended: Run) -> bool:
         if ended.state is State.LOST:

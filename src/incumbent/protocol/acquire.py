@@ -6,13 +6,22 @@ returned, or nothing is believed and the store is told so.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import inf
+from sys import exc_info
 from typing import TypeAlias
 
-from incumbent.durations import backoff_delay
-from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
+from incumbent import meters
+from incumbent.durations import backoff_delay, say_seconds
+from incumbent.errors import (
+    AcquireTimeout,
+    NotAcquired,
+    OutcomeUnknown,
+    StoreError,
+    StoreUnavailable,
+)
 from incumbent.lease import State
 from incumbent.model import Ask, Granted, Queued, Refused, TakeOutcome
 from incumbent.protocol.held import Held, Wanted
@@ -21,6 +30,8 @@ from incumbent.protocol.words import late_grant, not_acquired
 
 OnRefusal: TypeAlias = "Callable[[Refused | StoreError], None] | None"
 """Called with every outcome that is no grant; must neither block nor raise."""
+
+_log = logging.getLogger("incumbent")
 
 _HELD = State.HELD
 _ON_ITS_WAY = (State.ASKING, State.ASKING_AGAIN)
@@ -61,6 +72,8 @@ async def acquire(
     finally:
         if held.machine.state is not _HELD:
             _compensate(port, held)
+        if meters.on:
+            _meter(held, port.now() - started)
 
 
 def acquire_blocking(port: BlockingPort, wanted: Wanted, timeout: float | None) -> Held:
@@ -77,10 +90,38 @@ def acquire_blocking(port: BlockingPort, wanted: Wanted, timeout: float | None) 
     finally:
         if held.machine.state is not _HELD:
             _compensate(port, held)
+        if meters.on:
+            _meter(held, port.now() - started)
 
 
 def _end(wanted: Wanted, timeout: float | None, started: float) -> float:
     return inf if timeout is None else started + (timeout or wanted.policy.request_timeout)
+
+
+def _log_wait(held: Held, waited: float) -> None:
+    name, machine = held.wanted.key.name, held.machine
+    facts = {
+        "lease": name,
+        "holder": held.wanted.ask.holder,
+        "token": machine.token,
+        "waited": waited,
+    }
+    _log.info("%s: acquired after %s", name, say_seconds(waited), extra=facts)
+
+
+def _meter(held: Held, seconds: float) -> None:
+    outcome = "granted"
+    if held.machine.state is not _HELD:
+        match exc_info()[1]:
+            case AcquireTimeout():
+                outcome = "timeout"
+            case NotAcquired():
+                outcome = "refused"
+            case StoreError():
+                outcome = "unanswered"
+            case _:
+                outcome = "interrupted"
+    meters.acquired(held.wanted.key.name, seconds, outcome)
 
 
 def _compensate(port: Port, held: Held) -> None:
@@ -107,7 +148,15 @@ class _Attempt:
     async def go_on(self, outcome: Refused | StoreError, timeout: float | None) -> None:
         if self.on_refusal is not None:
             self.on_refusal(outcome)
-        await (self._ask_once_more if timeout == 0 else self._try_until)(outcome)
+        if timeout == 0:
+            await self._ask_once_more(outcome)
+            return
+        meters.count(meters.WAITERS)
+        try:
+            await self._try_until(outcome)
+        finally:
+            meters.count(meters.WAITERS, amount=-1.0)
+        _log_wait(self.held, self.port.now() - self.started)
 
     async def _ask_once_more(self, outcome: Refused | StoreError) -> None:
         """Only where the first try left a doubt: the same claim again is safe, and settles it."""
@@ -219,6 +268,8 @@ def _take_blocking(
 
 
 def _unanswered(port: Port, held: Held, error: StoreError) -> StoreError:
+    if meters.on:
+        meters.failed(error)
     if isinstance(error, OutcomeUnknown):
         held.machine.unsure()
         held.unsure += 1

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
 
-from incumbent import clock
+from incumbent import clock, meters
 from incumbent.errors import StoreError
 from incumbent.lease import State
 from incumbent.model import Key
@@ -155,6 +155,10 @@ class Keeper:
             held.askers += (asker,)
         self._plan(held, clock.now() + after)
 
+    def refs(self) -> set[weakref.ref[Held]]:
+        """The leases that are renewed."""
+        return set(self._state.refs())
+
     def missed(self, deadline: float) -> float:
         """Seconds around `deadline` for which the thread was due and did not run; else 0.0."""
         since, until = self._state.missed
@@ -260,12 +264,17 @@ class Keeper:
 
     def _renew(self, leases: Sequence[Held], batches: Batches) -> None:
         sent, turn = clock.now(), Round()
+        deadline = leases[0].machine.deadline
         error = run(renew(self.port, leases, batches, turn))
         now = clock.now()
         if error is not None:
             self.tell_outage(leases[0].wanted.key, error)
         stopped = self._plan_others([*turn.skipped, *turn.others], sent, now)
         self._count(len(turn.asked), len(leases) - stopped, error, now - sent)
+        if meters.on and turn.asked:
+            # The leases of a bucket have nearly the same deadline: one of them speaks for all.
+            left = (deadline - now) / leases[0].wanted.policy.ttl
+            _meter(len(turn.asked), max(0.0, left), error, now - sent)
         if error is None:
             self._tell_followers(turn.others)
 
@@ -316,6 +325,16 @@ class Keeper:
             call_guarded(watcher)
 
 
+def _meter(asked: int, left: float, error: StoreError | None, took: float) -> None:
+    meters.observe(meters.RENEWAL, took)
+    if error is not None:
+        meters.failed(error)
+        meters.count(meters.RENEWAL_FAILURES, amount=asked)
+        return
+    meters.count(meters.RENEWALS, amount=asked)
+    meters.observe(meters.MARGIN, left)
+
+
 def _requests(due: Sequence[Bucket], now: float) -> Iterator[list[Bucket]]:
     """Which buckets are renewed in one go: small ones together, the others each for itself.
 
@@ -336,10 +355,26 @@ def _requests(due: Sequence[Bucket], now: float) -> Iterator[list[Bucket]]:
 _keepers: weakref.WeakSet[Keeper] = weakref.WeakSet()
 
 
+def remembered() -> Iterator[Held]:
+    """What the keepers of this process renew. From any thread."""
+    while True:
+        try:
+            keepers = list(_keepers)
+            break
+        except RuntimeError:
+            # Another thread made one meanwhile.
+            continue
+    for keeper in keepers:
+        for ref in keeper.refs():
+            if (held := ref()) is not None:
+                yield held
+
+
 def _forget_everything() -> None:
     notifier.reset()
     for keeper in list(_keepers):
         keeper.forked()
+    meters.reset()
 
 
 @atexit.register

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from incumbent import meters
 from incumbent.durations import backoff_delay
 from incumbent.election import Leader, leader_of, watch_for
 from incumbent.errors import StoreError
@@ -80,6 +81,8 @@ async def _outlast(port: ReadingPort, seen: Observation, error: StoreError, unti
     if error.permanent:
         raise error
     seen.failures += 1
+    if meters.on:
+        meters.failed(error)
     port.tell_outage(seen.key, error)
     delay = max(backoff_delay(seen.failures, port.jitter()), error.retry_after or 0.0)
     await port.sleep_until(min(until, port.now() + delay))

@@ -6,6 +6,7 @@ before the deadline, the lease was lost, and the machine says so. A repeated one
 
 from __future__ import annotations
 
+from incumbent import meters
 from incumbent.errors import StoreError
 from incumbent.model import GiveOutcome, Released
 from incumbent.protocol.held import Held
@@ -35,8 +36,10 @@ async def release(port: Port, held: Held, *, undo_slot: bool = False) -> bool:
         )
         answered = True
         confirmed = _learn(port, held, outcome)
-    except StoreError:
-        pass
+    except StoreError as error:
+        if meters.on:
+            meters.failed(error)
+            meters.count(meters.TRANSITIONS, "unconfirmed")
     finally:
         if not answered or held.unsure:
             port.hand_over(held.debt(now, undo_slot=undo_slot))
@@ -63,8 +66,10 @@ def release_blocking(
         )
         answered = True
         confirmed = _learn(port, held, outcome)
-    except StoreError:
-        pass
+    except StoreError as error:
+        if meters.on:
+            meters.failed(error)
+            meters.count(meters.TRANSITIONS, "unconfirmed")
     finally:
         if not answered or held.unsure:
             port.hand_over(held.debt(now, undo_slot=undo_slot))
@@ -74,6 +79,8 @@ def release_blocking(
 def _learn(port: Port, held: Held, outcome: GiveOutcome) -> bool:
     if isinstance(outcome, Released):
         held.machine.given()
+        if meters.on:
+            meters.count(meters.TRANSITIONS, "released")
         return True
     # From the deadline on the store may have ended it in good time, and nobody knows.
     if port.now() < held.machine.deadline:

@@ -1,21 +1,19 @@
 """The page of each path. Pure: a view in, a page out.
 
 /readyz never asks whether this instance leads: a rolling update stops the old instance only when
-the new one is ready, and the old one leads until then. /metrics is the text format 0.0.4 of
-Prometheus: https://prometheus.io/docs/instrumenting/exposition_formats/
+the new one is ready, and the old one leads until then.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final, NamedTuple, TypeAlias
 
+from incumbent import metrics
 from incumbent.durations import say_seconds
-from incumbent.serve.situation import LOSSES, Situation, View
+from incumbent.serve.situation import Situation, View
 
 OPEN_PATHS: Final = ("/healthz", "/readyz")
 """Probes send no token, and these two reveal nothing but their yes or no."""
@@ -52,7 +50,7 @@ def routes_of(situation: Situation) -> dict[str, Handler]:
         "/readyz": lambda _: readyz(look()),
         "/leader": lambda _: leader(look()),
         "/leaderz": lambda _: leaderz(look()),
-        "/metrics": lambda _: metrics(look()),
+        "/metrics": lambda _: Page(200, _METRICS_TYPE, metrics.text(situation)),
     }
 
 
@@ -82,11 +80,6 @@ def leader(view: View) -> Page:
 def leaderz(view: View) -> Page:
     """Whether this instance leads."""
     return _probe(view.leading, f"leading, term {view.term}", "not leading")
-
-
-def metrics(view: View) -> Page:
-    """The numbers of this instance, for Prometheus."""
-    return Page(200, _METRICS_TYPE, metrics_text(view, _package_version()))
 
 
 def _probe(good: bool, yes: str, no: str) -> Page:
@@ -120,62 +113,3 @@ def _leader_facts(view: View) -> dict[str, Any]:
         "proven_until": until.isoformat(timespec="milliseconds") if view.leading else None,
         "isolation": view.isolation,
     }
-
-
-@cache
-def _package_version() -> str:
-    try:
-        return version("incumbent")
-    except PackageNotFoundError:
-        return "unknown"
-
-
-# -- metrics -------------------------------------------------------------------------------------
-
-_Labels = dict[str, str]
-_Value = Callable[[View], float]
-
-_METRICS: Final[tuple[tuple[str, str, _Value], ...]] = (
-    ("leading", "1 while this instance holds the lease with a proof", lambda v: v.leading),
-    ("term", "Present or last term of this instance, 0 before the first", lambda v: v.term),
-    ("terms_total", "Terms that began here", lambda v: v.terms),
-    ("lease_remaining_seconds", "How long the lease is proved", lambda v: v.proven_for),
-    ("renewals_total", "Renewals that were proved", lambda v: v.renewals.renewals),
-    ("renewal_failures_total", "Renewals without an answer", lambda v: v.renewals.failures),
-    ("renewal_seconds", "Duration of the last renewal", lambda v: v.renewals.last_took),
-    ("subscription_losses_total", "Lost subscriptions", lambda v: v.subscription_losses),
-    ("restarts_total", "Commands that were started again", lambda v: v.restarts),
-    ("store_up", "1 if the store answered the last request", lambda v: v.store_up),
-)
-
-
-def metrics_text(view: View, version: str) -> str:
-    """All metrics of one instance; `version`: that of the package."""
-    name = {"name": view.name}
-    families = [_family(key, help_, [(name, value(view))]) for key, help_, value in _METRICS]
-    # Every reason has a series before the first loss: rate() misses a series that starts with 1.
-    reasons = sorted({*LOSSES, *view.losses})
-    losses = [({**name, "reason": reason}, view.losses.get(reason, 0)) for reason in reasons]
-    info = {**name, "version": version, "isolation": view.isolation}
-    families.append(_family("terms_lost_total", "Terms that were lost, by reason", losses))
-    families.append(_family("build_info", "Always 1; the labels name the build", [(info, 1)]))
-    return "".join(families)
-
-
-def _family(key: str, help_: str, samples: Iterable[tuple[_Labels, float]]) -> str:
-    name = f"incumbent_{key}"
-    kind = "counter" if name.endswith("_total") else "gauge"
-    lines = [f"# HELP {name} {help_}", f"# TYPE {name} {kind}"]
-    for labels, value in samples:
-        pairs = ",".join(f'{label}="{_escape(text)}"' for label, text in labels.items())
-        lines.append(f"{name}{{{pairs}}} {_format(value)}")
-    return "\n".join(lines) + "\n"
-
-
-def _escape(text: str) -> str:
-    return text.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
-
-
-def _format(value: float) -> str:
-    # Integers in full: 1.7e+15 would lose the last digits of a term.
-    return str(int(value)) if value == int(value) else repr(float(value))

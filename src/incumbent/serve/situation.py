@@ -7,24 +7,22 @@ the lease itself, at that instant: a report that was missed cannot make it wrong
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any, Final
 
 from incumbent import clock
+from incumbent.election import Absence
 from incumbent.handles import LeaseHandle
-from incumbent.net.readers import subscription_losses
-from incumbent.protocol.keeper import Keeper, Stats
-
-LOSSES: Final = (
-    *("expired", "taken", "broken", "paused", "store_restarted", "at_most_for", "forked"),
-)
-"""The reasons of LeaseLost that end a term."""
+from incumbent.meters import LOSSES, Sample
+from incumbent.protocol.keeper import Keeper
 
 _INTENDED: Final = frozenset({"", "signal", "resign", "resigned", "transfer", "transferred"})
 """Causes (the part before a colon) that are no loss; "": the command ended by itself."""
 
+_LEADERLESS: Final = ("standby", "ended", "backing_off")
+"""Roles of an instance that does not lead."""
 _VISIBLE: Final = ("role", "leader", "store_up", "doing")
 """A change of these is reported at once, the rest at the next regular report."""
 
@@ -68,9 +66,10 @@ class View:
     """How long the main loop is overdue; 0.0 while it keeps its promise."""
     unanswered_for: float = inf
     """Time since the last answer of the store; inf before the first."""
-    renewals: Stats = field(default_factory=Stats)
-    subscription_losses: int = 0
-    """How often a connection by which this process waits was lost."""
+    elects: bool = False
+    """Whether it is a candidate for a leadership."""
+    leaderless: float = 0.0
+    """Time in which this candidate knew of no leader."""
 
     @property
     def healthy(self) -> bool:
@@ -84,14 +83,24 @@ class View:
 
 
 class Situation:
-    """The state of one instance. Thread-safe. `ttl`: that of the lease, in seconds."""
+    """The state of one instance. Thread-safe. `ttl`: that of the lease, in seconds.
+
+    `elects`: it is a candidate for a leadership.
+    """
 
     def __init__(
-        self, name: str, holder: str, isolation: str = "pgroup", *, ttl: float = 15.0
+        self,
+        name: str,
+        holder: str,
+        isolation: str = "pgroup",
+        *,
+        ttl: float = 15.0,
+        elects: bool = False,
     ) -> None:
         # Reentrant: a signal handler may report while its thread is reporting.
         self._mutex = threading.RLock()
-        self._reported = View(name, holder, isolation, patience=2 * ttl)
+        self._reported = View(name, holder, isolation, patience=2 * ttl, elects=elects)
+        self._absence = Absence()
         self._lease: LeaseHandle | None = None
         self._keeper: Keeper | None = None
         self._promise = clock.now() + _START_UP
@@ -162,6 +171,8 @@ class Situation:
             if before.role == "stopping":
                 changes.pop("role", None)
             after = self._reported = replace(before, **changes)
+            led = after.leader is not None or after.role not in _LEADERLESS
+            self._absence.seen(clock.now(), leader=led)
         if any(getattr(before, name) != getattr(after, name) for name in _VISIBLE):
             for listener in self._listeners:
                 listener()
@@ -176,7 +187,7 @@ class Situation:
         with self._mutex:
             now, reported, lease = clock.now(), self._reported, self._lease
             remaining = 0.0 if lease is None else lease.remaining
-            stats = Stats() if self._keeper is None else self._keeper.stats
+            last_answer = -inf if self._keeper is None else self._keeper.stats.last_answer
             # While this instance leads, the keeper alone asks the store.
             store_up = reported.store_up if lease is None else lease.belief.answered
             return replace(
@@ -186,8 +197,29 @@ class Situation:
                 leading=remaining > 0,
                 proven_for=remaining,
                 late=max(0.0, now - self._promise),
-                unanswered_for=max(0.0, now - max(self._answered_at, stats.last_answer)),
+                unanswered_for=max(0.0, now - max(self._answered_at, last_answer)),
                 store_up=store_up,
-                renewals=stats,
-                subscription_losses=subscription_losses(),
+                leaderless=self._absence.seconds(now),
             )
+
+    def samples(self) -> Iterator[Sample]:
+        """The numbers of this instance."""
+        return samples_of(self.look())
+
+
+def samples_of(view: View) -> Iterator[Sample]:
+    """The numbers of a view."""
+    name = (("name", view.name),)
+    yield Sample("incumbent_store_up", name, view.store_up)
+    if not view.elects:
+        return
+    yield Sample("incumbent_is_leader", name, view.leading)
+    yield Sample("incumbent_term", name, view.term)
+    yield Sample("incumbent_terms_total", name, view.terms)
+    # Every reason has a series before the first loss: rate() misses a series that starts with 1.
+    for reason in sorted({*LOSSES, *view.losses}):
+        lost = view.losses.get(reason, 0)
+        yield Sample("incumbent_terms_lost_total", (*name, ("reason", reason)), lost)
+    yield Sample("incumbent_lease_remaining_seconds", name, view.proven_for)
+    yield Sample("incumbent_leaderless_seconds_total", name, view.leaderless)
+    yield Sample("incumbent_restarts_total", name, view.restarts)

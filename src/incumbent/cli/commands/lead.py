@@ -74,7 +74,9 @@ def _lead(request: Request, label: str) -> int:
                     request.name, store=client, namespace=request.namespace, **settings
                 )
                 ttl = lock.policy.ttl
-                situation = Situation(request.name, lock.holder, guard.isolation, ttl=ttl)
+                situation = Situation(
+                    request.name, lock.holder, guard.isolation, ttl=ttl, elects=True
+                )
                 # The workers of one service would all answer at one address, and for one unit.
                 pages = health(request, situation) if request.command == "lead" else nullcontext()
                 with pages:

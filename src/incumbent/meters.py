@@ -1,0 +1,237 @@
+"""Numbers of this process for those who look. Until somebody does (`begin`) nothing is counted.
+
+Each thread adds to cells of its own, so there is no lock: a signal handler, or the child of a fork,
+could find it taken.
+"""
+
+from __future__ import annotations
+
+from _thread import get_ident
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from math import inf
+from typing import Final, NamedTuple, Protocol, TypeAlias
+from weakref import ref
+
+from incumbent.errors import OutcomeUnknown, StoreError
+
+Labels: TypeAlias = tuple[tuple[str, str], ...]
+
+
+class Metric(NamedTuple):
+    """What a metric is. `label`: that of a metric which is counted here, if it has one."""
+
+    kind: str
+    """As Prometheus says it: counter, gauge, histogram, summary."""
+    help: str
+    label: str = ""
+    values: tuple[str, ...] = ()
+    """Values of the label that have a series from the start: rate() misses one that begins at 1."""
+    bounds: tuple[float, ...] = ()
+
+
+LOSSES: Final = (
+    *("expired", "taken", "broken", "paused", "store_restarted", "at_most_for", "forked"),
+)
+"""The reasons of LeaseLost that end a lease."""
+RUN_STATES: Final = ("ok", "failed", "timed_out", "lost", "missed", "skipped")
+_SECONDS: Final = (
+    *(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
+    *(1.0, 2.5, 5.0, 10.0, 30.0, 120.0, 600.0),
+)
+_RATIOS: Final = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+_OUTCOMES: Final = ("granted", "refused", "timeout", "unanswered", "interrupted")
+
+ACQUIRE: Final = "incumbent_acquire_seconds"
+TRANSITIONS: Final = "incumbent_lease_transitions_total"
+RENEWAL: Final = "incumbent_renewal_seconds"
+RENEWALS: Final = "incumbent_renewals_total"
+RENEWAL_FAILURES: Final = "incumbent_renewal_failures_total"
+MARGIN: Final = "incumbent_renewal_margin_ratio"
+WAITERS: Final = "incumbent_waiters"
+STORE_ERRORS: Final = "incumbent_store_errors_total"
+
+METRICS: Final[dict[str, Metric]] = {
+    "incumbent_leases_held": Metric("gauge", "Leases that this process holds"),
+    "incumbent_leases_remaining_min_seconds": Metric(
+        "gauge", "How long the lease that ends first is proved; of held leases only"
+    ),
+    WAITERS: Metric("gauge", "Calls of this process that wait for a lease"),
+    ACQUIRE: Metric(
+        "histogram", "Duration of acquires, waiting included", "outcome", _OUTCOMES, _SECONDS
+    ),
+    TRANSITIONS: Metric(
+        "counter",
+        "Leases that were granted, and that ended, by reason",
+        "reason",
+        ("granted", "released", "unconfirmed", *LOSSES),
+    ),
+    RENEWALS: Metric("counter", "Renewals of leases that were proved"),
+    RENEWAL_FAILURES: Metric("counter", "Renewals of leases without an answer"),
+    RENEWAL: Metric("histogram", "Duration of requests for renewals", bounds=_SECONDS),
+    MARGIN: Metric(
+        "histogram", "Part of the ttl that was left when a renewal was proved", bounds=_RATIOS
+    ),
+    STORE_ERRORS: Metric(
+        "counter",
+        "Requests without a usable answer",
+        "kind",
+        ("unavailable", "unknown", "permanent"),
+    ),
+    "incumbent_subscription_losses_total": Metric("counter", "Lost subscriptions"),
+    "incumbent_is_leader": Metric("gauge", "1 while this instance leads with a proof"),
+    "incumbent_term": Metric("gauge", "Present or last term of this instance, 0 before the first"),
+    "incumbent_terms_total": Metric("counter", "Terms that began here"),
+    "incumbent_terms_lost_total": Metric("counter", "Terms that were lost, by reason"),
+    "incumbent_lease_remaining_seconds": Metric("gauge", "How long the term is proved"),
+    "incumbent_leaderless_seconds_total": Metric(
+        "counter", "Time in which this candidate knew of no leader"
+    ),
+    "incumbent_restarts_total": Metric("counter", "Commands that were started again"),
+    "incumbent_store_up": Metric("gauge", "1 if the store answered the last request"),
+    "incumbent_jobs": Metric("gauge", "Jobs that this instance knows"),
+    "incumbent_job_runs_running": Metric("gauge", "Runs that go on in this instance"),
+    "incumbent_job_slots_waiting": Metric("gauge", "Slots that wait for room in this instance"),
+    "incumbent_job_runs_total": Metric("counter", "Runs that this instance put on record as over"),
+    "incumbent_job_run_seconds": Metric("summary", "Duration of the runs of this instance"),
+    "incumbent_job_last_success_timestamp_seconds": Metric(
+        "gauge", "End of the last run that was ok, as this instance knows"
+    ),
+    "incumbent_job_next_run_timestamp_seconds": Metric("gauge", "The next slot of the schedule"),
+    "incumbent_build_info": Metric("gauge", "Always 1; the labels name the build"),
+}
+"""Every metric, in the order in which they are shown."""
+
+
+class Sample(NamedTuple):
+    """One number. `suffix`: what the series' name has beyond that of the metric."""
+
+    metric: str
+    labels: Labels
+    value: float
+    suffix: str = ""
+
+
+class Provider(Protocol):
+    """Has numbers of its own."""
+
+    def samples(self) -> Iterable[Sample]:
+        """The numbers of this instant. From any thread; must not block."""
+        ...
+
+
+class Hearer(Protocol):
+    """Hears of each event while it happens, in the thread in which it does."""
+
+    def observed(self, metric: str, label: str, value: float) -> None:
+        """Something of a histogram."""
+        ...
+
+    def acquired(self, name: str, seconds: float, outcome: str) -> None:
+        """An acquire is over."""
+        ...
+
+
+on = False
+"""Whether anything is counted. A caller in a hot path looks here first."""
+hearers: list[Hearer] = []
+
+_Cell: TypeAlias = dict[tuple[str, str, int], float]
+_cells: dict[int, _Cell] = {}
+# Not a WeakSet: one that another thread changes cannot be read.
+_providers: dict[ref[Provider], None] = {}
+_SUM: Final = -1
+_PLAIN: Final = -2
+
+
+def begin() -> None:
+    """Count from now on: somebody looks."""
+    global on  # noqa: PLW0603 - one process, one set of numbers
+    on = True
+
+
+def provide(provider: Provider) -> None:
+    """Its numbers are shown with those of this process, for as long as it lives."""
+    _providers[ref(provider, lambda gone: _providers.pop(gone, None))] = None
+
+
+def withdraw(provider: Provider) -> None:
+    """They are shown no longer."""
+    _providers.pop(ref(provider), None)
+
+
+def providers() -> list[Provider]:
+    """All that live."""
+    return [found for one in list(_providers) if (found := one()) is not None]
+
+
+def reset() -> None:
+    """In the child of a fork: its numbers begin anew."""
+    _cells.clear()
+
+
+def count(metric: str, label: str = "", amount: float = 1.0) -> None:
+    """Add to a counter, or to a gauge."""
+    _add(metric, label, _PLAIN, amount)
+
+
+def observe(metric: str, value: float, label: str = "") -> None:
+    """Add to a histogram."""
+    _add(metric, label, bisect_left(METRICS[metric].bounds, value), 1.0)
+    _add(metric, label, _SUM, value)
+    for hearer in hearers:
+        hearer.observed(metric, label, value)
+
+
+def acquired(name: str, seconds: float, outcome: str) -> None:
+    """An acquire is over."""
+    observe(ACQUIRE, seconds, outcome)
+    if outcome == "granted":
+        count(TRANSITIONS, outcome)
+    for hearer in hearers:
+        hearer.acquired(name, seconds, outcome)
+
+
+def failed(error: StoreError) -> None:
+    """A request brought no usable answer."""
+    unknown = "unknown" if isinstance(error, OutcomeUnknown) else "unavailable"
+    count(STORE_ERRORS, "permanent" if error.permanent else unknown)
+
+
+def _add(metric: str, label: str, place: int, amount: float) -> None:
+    thread = get_ident()
+    # A thread that is gone leaves its cell to the next one of its number.
+    cell = _cells.get(thread) or _cells.setdefault(thread, {})
+    key = (metric, label, place)
+    cell[key] = cell.get(key, 0.0) + amount
+
+
+# -- looking ---------------------------------------------------------------------------------------
+
+
+def counted() -> Iterator[Sample]:
+    """What was counted, over all threads."""
+    totals: _Cell = {}
+    for cell in list(_cells.values()):
+        for key, value in list(cell.items()):
+            totals[key] = totals.get(key, 0.0) + value
+    for name in (ACQUIRE, TRANSITIONS, RENEWALS, RENEWAL_FAILURES, RENEWAL, MARGIN, WAITERS):
+        yield from _samples(name, totals)
+    yield from _samples(STORE_ERRORS, totals)
+
+
+def _samples(name: str, totals: _Cell) -> Iterator[Sample]:
+    metric = METRICS[name]
+    seen = {label for counted, label, _ in totals if counted == name}
+    for label in (*metric.values, *sorted(seen - {*metric.values})) or ("",):
+        labels = ((metric.label, label),) if metric.label else ()
+        if not metric.bounds:
+            yield Sample(name, labels, totals.get((name, label, _PLAIN), 0.0))
+            continue
+        so_far = 0.0
+        for place, bound in enumerate((*metric.bounds, inf)):
+            so_far += totals.get((name, label, place), 0.0)
+            le = "+Inf" if bound == inf else repr(bound)
+            yield Sample(name, (*labels, ("le", le)), so_far, "_bucket")
+        yield Sample(name, labels, totals.get((name, label, _SUM), 0.0), "_sum")
+        yield Sample(name, labels, so_far, "_count")

@@ -1,0 +1,110 @@
+"""The numbers of this process: `text()` for Prometheus, `Collector` for prometheus-client.
+
+Importing this module begins the counting. docs/metrics.md says what each number means. The text is
+format 0.0.4 of Prometheus: https://prometheus.io/docs/instrumenting/exposition_formats/
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from math import inf
+from typing import TYPE_CHECKING
+
+from incumbent import clock, meters
+from incumbent.lease import State
+from incumbent.meters import METRICS, Labels, Provider, Sample
+from incumbent.net.readers import subscription_losses
+from incumbent.protocol.keeper import remembered
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+__all__ = ["Collector", "text"]
+
+_Series = dict[tuple[str, Labels], float]
+
+meters.begin()
+
+
+def text(*more: Provider) -> str:
+    """All numbers in Prometheus' text format; `more`: those of others beside this process' own."""
+    lines: list[str] = []
+    for name, series in families(*more).items():
+        metric = METRICS[name]
+        lines += (f"# HELP {name} {metric.help}", f"# TYPE {name} {metric.kind}")
+        for (suffix, labels), value in series.items():
+            pairs = ",".join(f'{label}="{_escape(words)}"' for label, words in labels)
+            lines.append(f"{name}{suffix}{{{pairs}}} {_format(value)}")
+    return "\n".join(lines) + "\n"
+
+
+class Collector:
+    """For a registry of prometheus-client: `REGISTRY.register(incumbent.metrics.Collector())`."""
+
+    def collect(self) -> Iterator[Metric]:
+        """The numbers of this instant."""
+        from prometheus_client.core import Metric
+
+        for name, series in families().items():
+            kind = METRICS[name].kind
+            found = Metric(name.removesuffix("_total"), METRICS[name].help, kind)
+            for (suffix, labels), value in series.items():
+                found.add_sample(name + suffix, dict(labels), value)
+            yield found
+
+    def describe(self) -> list[Metric]:
+        """Nothing, so that a registry asks for no numbers when this is registered."""
+        return []
+
+
+def families(*more: Provider) -> dict[str, _Series]:
+    """The series of each metric that has some: numbers of many providers come together here."""
+    found: dict[str, _Series] = {name: {} for name in METRICS}
+    for provider in (*more, *meters.providers()):
+        _gather(found, provider.samples())
+    _gather(found, _of_this_process())
+    return {name: series for name, series in found.items() if series}
+
+
+def _gather(found: dict[str, _Series], samples: Iterable[Sample]) -> None:
+    for metric, labels, value, suffix in samples:
+        series, key = found[metric], (suffix, labels)
+        if key not in series:
+            series[key] = value
+        elif METRICS[metric].kind == "gauge":
+            # Two candidates of one name in one process: it leads if one of them does.
+            series[key] = max(series[key], value)
+        else:
+            series[key] += value
+
+
+def _of_this_process() -> Iterator[Sample]:
+    yield from meters.counted()
+    now = clock.now()
+    deadlines = [held.machine.deadline for held in remembered() if held.machine.state is State.HELD]
+    proved = [deadline - now for deadline in deadlines if deadline > now]
+    yield Sample("incumbent_leases_held", (), len(proved))
+    if proved and (first := min(proved)) < inf:
+        yield Sample("incumbent_leases_remaining_min_seconds", (), first)
+    yield Sample("incumbent_subscription_losses_total", (), subscription_losses())
+    yield Sample("incumbent_build_info", (("version", package_version()),), 1)
+
+
+@cache
+def package_version() -> str:
+    """The version of the package."""
+    try:
+        return version("incumbent")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def _escape(words: str) -> str:
+    return words.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
+
+
+def _format(value: float) -> str:
+    # Integers in full: 1.7e+15 would lose the last digits of a term.
+    return str(int(value)) if value == int(value) else repr(float(value))

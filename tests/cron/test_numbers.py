@@ -1,0 +1,98 @@
+"""What an instance counts of its jobs."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import incumbent
+from incumbent import clock, metrics
+from incumbent.cron.ledger import RUN, Run, State, encode
+from incumbent.cron.numbers import JobNumbers
+from incumbent.cron.schedule import Every
+from incumbent.cron.spec import JobSpec
+from incumbent.model import Field, Key, Record
+from incumbent.stores.memory import MemoryEngine
+from tests.support.waiting import eventually
+
+SPEC = JobSpec(name="job", schedule=Every(60), command=("true",))
+NAMES = (f"memory:numbers{number}" for number in itertools.count())
+
+
+def shown(numbers: JobNumbers, now: float = 1000.0) -> dict[tuple[str, ...], float]:
+    return {
+        (metric.removeprefix("incumbent_job_") + suffix, *(value for _, value in labels)): number
+        for metric, labels, number, suffix in numbers.samples([SPEC], now)
+    }
+
+
+def test_a_run_counts_by_its_state_and_with_its_duration() -> None:
+    numbers = JobNumbers()
+    numbers.ended("job", State.OK, 2.0, 500.0)
+    numbers.ended("job", State.FAILED, 3.0, 600.0)
+    numbers.ended("job", State.FAILED, None, 700.0)
+    found = shown(numbers)
+    assert found["runs_total", "job", "ok"] == 1
+    assert found["runs_total", "job", "failed"] == 2
+    assert found["run_seconds_sum", "job"] == 5
+    assert found["run_seconds_count", "job"] == 2
+    assert found["last_success_timestamp_seconds", "job"] == 500
+
+
+def test_missed_slots_count_each_though_one_record_stands_for_them() -> None:
+    numbers = JobNumbers()
+    numbers.noted("job", Run("a", State.MISSED, 100.0, count=7))
+    numbers.noted("job", Run("b", State.LOST, 200.0))
+    found = shown(numbers)
+    assert found["runs_total", "job", "missed"] == 7
+    assert found["runs_total", "job", "lost"] == 1
+
+
+def test_every_state_has_a_series_before_its_first_run() -> None:
+    found = shown(JobNumbers())
+    for state in ("ok", "failed", "timed_out", "lost", "missed", "skipped"):
+        assert found["runs_total", "job", state] == 0
+    assert ("last_success_timestamp_seconds", "job") not in found
+
+
+def test_the_next_run_moves_on_and_follows_a_changed_schedule() -> None:
+    numbers = JobNumbers()
+    assert shown(numbers, 1000.0)["next_run_timestamp_seconds", "job"] == 1020
+    assert shown(numbers, 1019.0)["next_run_timestamp_seconds", "job"] == 1020
+    assert shown(numbers, 1020.0)["next_run_timestamp_seconds", "job"] == 1080
+    daily = replace(SPEC, schedule=Every(86_400))
+    assert [it.value for it in numbers.samples([daily], 1020.0)][-1] == 86_400
+
+
+def test_what_other_instances_ran_is_known_from_the_ledger() -> None:
+    numbers = JobNumbers()
+    runs = [Run("a", State.OK, 100.0, ended=110.0), Run("b", State.FAILED, 200.0, ended=210.0)]
+    fields = {RUN + run.slot: Field(encode(run), 1) for run in runs}
+    numbers.learn([SPEC], {"job": Record(Key("n", "job"), fields=fields)})
+    assert shown(numbers)["last_success_timestamp_seconds", "job"] == 110
+
+
+def test_the_jobs_of_an_application_are_shown_with_its_other_numbers() -> None:
+    jobs = incumbent.Jobs(store=MemoryEngine(next(NAMES)))
+    ran = clock.wall()
+
+    @jobs.every(1, name="measured")
+    def measured() -> None:
+        pass
+
+    def runs() -> float:
+        for line in metrics.text().splitlines():
+            if line.startswith('incumbent_job_runs_total{name="measured",state="ok"}'):
+                return float(line.rpartition(" ")[2])
+        return -1.0
+
+    with jobs:
+        eventually(lambda: runs() >= 1)
+        assert 'incumbent_job_run_seconds_count{name="measured"}' in metrics.text()
+        success = next(
+            line
+            for line in metrics.text().splitlines()
+            if line.startswith("incumbent_job_last_success")
+        )
+        assert float(success.rpartition(" ")[2]) >= ran
+    assert runs() == -1
