@@ -11,10 +11,9 @@ belief, and the answers of a renewal that was overtaken are legal (and ignored) 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 from math import inf
-from typing import Final
+from typing import Final, NamedTuple
 
 from incumbent import meters
 from incumbent.model import Granted
@@ -137,8 +136,7 @@ def _prove_anew(sent: float, policy: Policy) -> tuple[float, Policy | None, floa
     return proof
 
 
-@dataclass(frozen=True, slots=True)
-class Proof:
+class Proof(NamedTuple):
     """What is proved of a lease at one instant; `lost` is the reason, empty while it is held."""
 
     stop_at: float

@@ -76,8 +76,7 @@ class Mode(StrEnum):
     SHARED = "s"
 
 
-@dataclass(frozen=True, slots=True)
-class Queue:
+class Queue(NamedTuple):
     """A place in the line of waiters.
 
     `heartbeat`: for how many seconds the first in line may stay silent when its turn has come.
@@ -88,8 +87,7 @@ class Queue:
     fair: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
+class Slot(NamedTuple):
     """A piece of work that may be claimed once: refused to all others for `keep` seconds."""
 
     name: str
@@ -183,8 +181,7 @@ class Batch(tuple[Renewal, ...]):  # noqa: SLOT001 - a tuple's subclass has a di
     prepared: Any = None
 
 
-@dataclass(frozen=True, slots=True)
-class Notice:
+class Notice(NamedTuple):
     """A message to the present holder, delivered with its renewal."""
 
     kind: Literal["pause", "resign", "transfer"]
@@ -193,22 +190,19 @@ class Notice:
     to: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Renewed:
+class Renewed(NamedTuple):
     """The store's ttl is at least what was asked, counted from when it handled the request."""
 
     notices: tuple[Notice, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Gone:
+class Gone(NamedTuple):
     """The store has no record of that claim."""
 
     reason: Literal["taken", "store_restarted"] = "taken"
 
 
-@dataclass(frozen=True, slots=True)
-class Unproved:
+class Unproved(NamedTuple):
     """No answer for this lease of a batch, from a store of several parts; the rest have theirs."""
 
     why: str = ""
@@ -219,16 +213,14 @@ class Released:
     """The claim's record is gone, or turned into a closing."""
 
 
-@dataclass(frozen=True, slots=True)
-class ByClaim:
+class ByClaim(NamedTuple):
     """Write only if this claim holds the lease with this token."""
 
     claim: str
     token: int
 
 
-@dataclass(frozen=True, slots=True)
-class ByVersion:
+class ByVersion(NamedTuple):
     """Write only if the field still has this version."""
 
     version: int
@@ -244,8 +236,7 @@ Guard: TypeAlias = "ByClaim | ByVersion | Absent | None"
 """None writes unconditionally: for an operator's switch, whose last word counts."""
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
+class Stored(NamedTuple):
     """The field now has this version (0: it was removed)."""
 
     version: int
@@ -256,16 +247,14 @@ class Stale:
     """The guard did not hold; nothing was written."""
 
 
-@dataclass(frozen=True, slots=True)
-class Field:
+class Field(NamedTuple):
     """A small value beside the lease."""
 
     value: bytes
     version: int
 
 
-@dataclass(frozen=True, slots=True)
-class Past:
+class Past(NamedTuple):
     """One holding of the bounded history; instants are the store's wall clock, for people."""
 
     holder: str
@@ -274,8 +263,7 @@ class Past:
     ended: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(NamedTuple):
     """One that was refused and has said it stands by: for another `remaining` seconds."""
 
     holder: str

@@ -53,13 +53,13 @@ class LockSettings(TypedDict, total=False):
 
 
 def default_holder() -> str:
-    """INCUMBENT_HOLDER, or this host and process."""
-    return os.environ.get("INCUMBENT_HOLDER") or _host_and_process(os.getpid())
+    """INCUMBENT_HOLDER as this process found it when first asked, or this host and process."""
+    return _holder_of(os.getpid())
 
 
 @lru_cache(maxsize=1)
-def _host_and_process(pid: int) -> str:
-    return f"{os.uname().nodename}:{pid}"
+def _holder_of(pid: int) -> str:
+    return os.environ.get("INCUMBENT_HOLDER") or f"{os.uname().nodename}:{pid}"
 
 
 def require(can: Capabilities, what: str, *parts: Literal["slots", "fields", "notices"]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
 from incumbent import clock
 from incumbent.cli.main import main
@@ -30,8 +29,8 @@ def killing_after_the_deadline() -> None:
 
     def late(machine: LeaseMachine, now: float) -> Proof:
         proof = prove(machine, now)
-        return replace(
-            proof, stop_at=proof.stop_at + _LATE, deadline=proof.deadline + _LATE, lost=""
+        return proof._replace(
+            stop_at=proof.stop_at + _LATE, deadline=proof.deadline + _LATE, lost=""
         )
 
     prove = LeaseMachine.proof

@@ -124,7 +124,7 @@ class FairnessIsForgotten(MemoryTable):
         self, key: Key, claim: str, ask: Ask, now: float, *rest: Any, **more: Any
     ) -> TakeOutcome:
         if ask.queue is not None:
-            ask = replace(ask, queue=replace(ask.queue, fair=False))
+            ask = replace(ask, queue=ask.queue._replace(fair=False))
         return super().take(key, claim, ask, now, *rest, **more)
 
 

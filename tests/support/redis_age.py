@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import redis
 
 from incumbent import clock
@@ -25,5 +23,5 @@ def pretend_age(url: str, *servers: RedisServer, seconds: float = 60.0) -> None:
                 mark = read_mark(client.get(key), "here", key.decode())
                 assert mark is not None
                 us = int(seconds * 1e6)
-                older = replace(mark, since=mark.since - us, seen=mark.seen - us, floor=0)
+                older = mark._replace(since=mark.since - us, seen=mark.seen - us, floor=0)
                 client.set(key, older.text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 from incumbent.errors import ConfigError
 from incumbent.model import Key
@@ -25,6 +26,15 @@ def check_name(name: object) -> str:
 
 def make_key(namespace: object, name: object) -> Key:
     """The validated key; a namespace has no slash, so that `flat` can be undone."""
+    try:
+        return _checked_key(namespace, name)
+    except TypeError:
+        # What cannot be looked up is no text: the checks say so.
+        return _checked_key.__wrapped__(namespace, name)
+
+
+@lru_cache(maxsize=256, typed=True)
+def _checked_key(namespace: object, name: object) -> Key:
     if not isinstance(namespace, str) or not _NAMESPACE.fullmatch(namespace) or ".." in namespace:
         raise ConfigError(
             f"{_shown(namespace)} is not a namespace: 1 to 63 characters of A-Z a-z 0-9 . _ -"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Final
 
 from incumbent.model import Absent, ByClaim, ByVersion, Field, Guard, Notice
@@ -13,11 +12,16 @@ RESIGN: Final = "resign"
 
 def encode_notice(*, who: str = "", reason: str = "", to: str = "", token: int = 0) -> bytes:
     """The field's value; `token` addresses one holding, so that it never hits the next one."""
+    # Imported where it is used: most locks are started, held and released without a notice.
+    import json
+
     return json.dumps({"who": who, "reason": reason, "to": to, "token": token}).encode()
 
 
 def read_notice(value: bytes) -> dict[str, str | int]:
     """The value's fields; a value that is not ours still counts, with nothing to say."""
+    import json
+
     try:
         fields = json.loads(value)
     except ValueError:

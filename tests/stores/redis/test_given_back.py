@@ -6,7 +6,6 @@ That one is given back, and where that fails nobody says "not taken".
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, cast
 
 import hiredis
@@ -157,7 +156,7 @@ def test_a_take_by_asking_sends_a_script_that_the_node_forgot() -> None:
 
 
 LONG = Ask(40.0, "host-1")
-TOLD = replace(MARK, longest=40_000).text.encode()
+TOLD = MARK._replace(longest=40_000).text.encode()
 INFO = b"role:master\r\nrun_id:run1\r\nmaster_replid:hist1\r\nuptime_in_seconds:99\r\n"
 MEETING = [INFO, [b"1700000000", b"0"], MARK.text.encode(), *[b"sha"] * len(SCRIPTS)]
 OOM = hiredis.ReplyError("OOM command not allowed")
@@ -181,8 +180,8 @@ def test_a_long_ttl_that_nobody_can_be_told_of_is_not_taken(answer: hiredis.Repl
 
 
 def test_a_long_ttl_is_not_told_to_another_incarnation() -> None:
-    other = replace(MARK, id="bbbb").text.encode()
+    other = MARK._replace(id="bbbb").text.encode()
     meeting = [other if each == MARK.text.encode() else each for each in MEETING]
-    told = replace(MARK, id="bbbb", longest=40_000).text.encode()
+    told = MARK._replace(id="bbbb", longest=40_000).text.encode()
     with pytest.raises(Outdated):
         plainly(Wire(meeting, [told]), LONG)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import hiredis
@@ -210,7 +209,7 @@ def test_two_that_write_at_once_agree() -> None:
 
 def test_the_longest_ttl_outlives_a_restart() -> None:
     server = Server()
-    told = replace(server.met_by("aaaa").mark, longest=60_000)
+    told = server.met_by("aaaa").mark._replace(longest=60_000)
     server.data[MARKER_KEY] = told.text.encode()
     server.info["run_id"] = "run2"
     assert server.met_by("bbbb").mark.longest == 60_000

@@ -6,7 +6,6 @@ import asyncio
 import threading
 from binascii import crc_hqx
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, cast
 
 import hiredis
@@ -208,7 +207,7 @@ def test_behind_sentinels_a_promotion_settles_for_longer_than_they_take_to_publi
 
 def test_a_master_that_was_promoted_a_moment_ago_has_yet_to_settle() -> None:
     wire, plain = Acquaintance(), Mark("abc", 1, 1, "run", "hist")
-    for mark, born in ((replace(plain, id="abc:promoted"), 62.0), (plain, 59.0)):
+    for mark, born in ((plain._replace(id="abc:promoted"), 62.0), (plain, 59.0)):
         wire.introduce(Met(mark, "key", "hist", 1.7e9, 1.0), 60.0, 3.0)
         assert wire.born == born
 

@@ -5,7 +5,7 @@ A take also looks whether it was granted by the incarnation that was asked.
 
 from __future__ import annotations
 
-import secrets
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
@@ -258,7 +258,7 @@ def meeting(site: Site, longest: float = 0.0) -> Program[Met]:
         allow_eviction=site.allow_eviction,
         proved=site.proved,
         wall=clock.wall(),
-        fresh=secrets.token_hex(4),
+        fresh=os.urandom(4).hex(),
         longest=milliseconds(longest) if longest else 0,
     )
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple, Protocol
 
 from incumbent.errors import StoreError, StoreUnavailable
@@ -56,8 +55,7 @@ class Marker(NamedTuple):
 MARKED: Final = Marker()
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
+class Mark(NamedTuple):
     """What the marker says.
 
     `since`, `seen`: when it was written, by the server's clock and by the writer's (microseconds);
@@ -238,7 +236,7 @@ def _chosen(
     fitting = [mark for mark in found if mark.is_of(facts, start)]
     if fitting:
         first = min(fitting, key=lambda mark: (mark.since, mark.id))
-        mark = replace(first, replication=facts.replication, longest=longest)
+        mark = first._replace(replication=facts.replication, longest=longest)
         return mark, noted == longest
     run = facts.run or f"~{start}"
     identity = f"{fresh}:promoted" if facts.promoted else fresh

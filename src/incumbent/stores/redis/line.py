@@ -9,7 +9,7 @@ answer to a take.
 
 from __future__ import annotations
 
-import secrets
+import os
 from dataclasses import replace
 from typing import Final, NamedTuple
 
@@ -49,7 +49,7 @@ class Call(NamedTuple):
 
 def new_inbox() -> str:
     """The name of an inbox that nobody else has."""
-    return secrets.token_hex(6)
+    return os.urandom(6).hex()
 
 
 def inbox_channel(inbox: str) -> str:

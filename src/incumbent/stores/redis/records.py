@@ -11,9 +11,8 @@ incarnation.check_format). Anything else is held by a foreign client.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from hashlib import blake2s
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 from urllib.parse import unquote
 
 from incumbent.model import Candidate, Field, Holding, Key, Past, Record, Refused
@@ -53,8 +52,7 @@ _OURS: Final = frozenset({b"incumbent1", b"incumbent2"})
 _FOREIGN: Final = "<foreign>"
 
 
-@dataclass(frozen=True, slots=True)
-class Value:
+class Value(NamedTuple):
     """A value of ours. `since` is the server's wall clock (seconds), `ttl` in seconds."""
 
     claim: bytes

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from math import inf
-from typing import Final
+from typing import Final, NamedTuple
 
 from incumbent.errors import StoreUnavailable
 from incumbent.stores.redis.errors import Demoted, answered_error
@@ -16,8 +15,7 @@ _PROMOTED_KEY: Final = "incumbent:{incumbent}:promoted"
 """Where clients note when they first saw a promoted replica as the master."""
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
+class Facts(NamedTuple):
     """The part of INFO that a lease depends on. `uptime`: whole seconds, as the server counts.
 
     `promoted`: the replication id of a master that was a replica before, else ""; `master_for`:
@@ -106,7 +104,7 @@ def greeting(where: str, *, allow_eviction: bool, proved: bool) -> Program[Facts
         (since,) = yield Step(request, 1)
         if not isinstance(since, int):
             raise answered_error(str(since), where, proved=proved)
-        return replace(facts, master_for=max(0.0, since / 1000))
+        return facts._replace(master_for=max(0.0, since / 1000))
     return facts
 
 

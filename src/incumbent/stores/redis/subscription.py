@@ -12,7 +12,6 @@ waited for: the wait ends, and whoever waited looks.
 from __future__ import annotations
 
 import logging
-import random
 from collections import deque
 from collections.abc import Hashable
 from dataclasses import replace
@@ -27,6 +26,7 @@ from incumbent.errors import StoreError, StoreUnavailable
 from incumbent.model import Ask, Key, Queued, TakeOutcome
 from incumbent.net.pool import Broken
 from incumbent.net.readers import ReaderRole, Wakeup, count_loss
+from incumbent.protocol.chance import draw_jitter
 from incumbent.stores.redis.commands import Commands
 from incumbent.stores.redis.errors import answered_error
 from incumbent.stores.redis.line import Place, id_of, inbox_channel, read_call, read_place
@@ -45,8 +45,6 @@ T = TypeVar("T")
 
 _log = logging.getLogger("incumbent")
 _now = clock.now
-# Chance of our own: an application that seeds `random` alike everywhere must not align a fleet.
-_jitter = random.SystemRandom().random
 
 
 class Subscriber(Protocol):
@@ -418,7 +416,7 @@ class SubscriptionHub(ReaderRole[Role, Waiter]):
         count_loss()
         role.failures += 1
         if role.failures > 1:
-            role.retry_at = now + backoff_delay(role.failures, _jitter())
+            role.retry_at = now + backoff_delay(role.failures, draw_jitter())
         if now - self._warned >= _WARN_EVERY:
             self._warned = now
             _log.warning(
