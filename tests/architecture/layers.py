@@ -79,7 +79,7 @@ LAYERS = (
         WORLD,
     ),
     Layer("plans", ("stores.plan",), WORLD),
-    Layer("system", ("clock", "unpatched", "stores.loops")),
+    Layer("system", ("clock", "unpatched", "protocol.chance", "stores.loops")),
     Layer("sockets", ("net",)),
     Layer("stores", ("stores", "store_url")),
     Layer("drivers", ("protocol",)),
