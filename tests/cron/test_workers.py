@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -22,7 +23,7 @@ from incumbent.cron.ledger import Run, State, runs_of
 from incumbent.cron.schedule import Every
 from incumbent.cron.spec import JobSpec, Slot
 from incumbent.cron.worker import STARTED, Fleet
-from incumbent.cron.zygote import StandBy, Zygote
+from incumbent.cron.zygote import Notify, StandBy, Zygote
 from incumbent.model import Key, Refused
 from incumbent.protocol.link import new_link
 from tests.cron.fleet import CronFleet, children, descendants, identity
@@ -206,6 +207,33 @@ def test_workers_leave_with_their_instance(bench: Bench) -> None:
     assert len(below) >= 1 + 3 * 3
     bench.zygote.close()
     assert not any(map(identity, below))
+
+
+def test_a_child_of_the_zygote_never_goes_on_in_its_place(bench: Bench) -> None:
+    """Else it would do what came after its own message too: here, end a worker it cannot tell."""
+    bench.stand_by()
+    notice = JobSpec(name="job", schedule=Every(60), command=("true",), on_failure=("true",))
+    os.kill(bench.zygote.pid, signal.SIGSTOP)
+    try:
+        bench.zygote.send(Notify(notice, Run("2025-01-01T00:00:00Z", State.FAILED, 0.0)))
+        bench.send("sleep 0.5")
+    finally:
+        os.kill(bench.zygote.pid, signal.SIGCONT)
+    assert bench.ended() == ENDED_WELL
+
+
+def test_the_zygote_never_goes_on_as_its_instance(tmp_path: Path) -> None:
+    script = (
+        "from incumbent.cron.events import Events; from incumbent.cron.worker import Fleet;"
+        "from incumbent.cron.zygote import Zygote;"
+        f"fleet = Fleet('sqlite:///{tmp_path}/leases.db', 'default', 'me', {{}});"
+        "Zygote(fleet, Events(2)).close();"
+        "print('here', flush=True)"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=30, check=True
+    )
+    assert ran.stdout == "here\n"
 
 
 # -- many at once ----------------------------------------------------------------------------------

@@ -79,7 +79,8 @@ def marked(source: str, changes: Iterable[Change]) -> str:
     for change in changes:
         call = f"__import__({MODULE!r}).hit({change.place!r})"
         statement = change.new == "pass"
-        before, after = (f"{call}; ", "") if statement else (f"({call}, ", ")[1]")
+        # Its own brackets: what is returned may be a tuple without any.
+        before, after = (f"{call}; ", "") if statement else (f"({call}, (", "))[1]")
         longest = change.end - change.start
         # What begins at the same character is opened from the outside in, and closed the other way.
         mine = [(change.start, -longest, before), (change.end, longest - (1 << 30), after)]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 from tests.mutants.change import changes, drawn
 from tests.mutants.mutation import SOURCES
@@ -63,6 +65,14 @@ def test_a_mark_at_each_place_leaves_the_program_as_it_is() -> None:
     exec(text, space)
     assert space["late"](5) is True  # type: ignore[operator]
     assert set(reached) == {change.place for change in found}
+
+
+def test_a_mark_leaves_a_tuple_without_brackets_whole() -> None:
+    source = "def pair():\n    return 1, 2\n"
+    text = marked(source, [one for one in changes("file.py", source) if one.new == "None"])
+    space: dict[str, Any] = {"__builtins__": {"__import__": lambda _: SimpleNamespace(hit=id)}}
+    exec(text, space)
+    assert space["pair"]() == (1, 2)
 
 
 def test_a_pattern_is_left_unmarked() -> None:

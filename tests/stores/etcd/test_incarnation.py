@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from base64 import b64decode
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -170,6 +173,29 @@ def test_a_member_that_starts_or_got_a_snapshot_is_looked_at_again_after_it_did_
         assert _asked(born, odd, caught_up) == (False, ["status", "txn", "status"])
         assert _asked(born, odd, odd) == (True, ["status", "txn", "status"])
     assert _asked(born, caught_up) == (False, ["status"])
+
+
+def test_a_new_marker_tells_how_far_the_log_was_when_it_was_written() -> None:
+    """What a restored cluster shows less of; without it the cluster's id is all there is."""
+    written: list[dict[str, object]] = []
+
+    async def ask(request: Request) -> dict[str, object]:
+        header = {"cluster_id": CLUSTER, "revision": "9"}
+        match request.path.rpartition("/")[2]:
+            case "metrics":
+                raise StoreUnavailable("no metrics here")
+            case "status":
+                return {"header": header, "raftTerm": "3", "raftAppliedIndex": "12"}
+            case "txn":
+                (put,) = json.loads(request.body)["success"]
+                written.append(json.loads(b64decode(put["request_put"]["value"])))
+        return {"header": header}
+
+    with pytest.raises(StoreUnavailable, match="keeps changing"):
+        run(drive(new_cluster()._learn(), ask))
+    assert [(one["cluster"], one["term"], one["applied"]) for one in written] == [
+        (CLUSTER, 3, 12)
+    ] * 3
 
 
 @pytest.mark.parametrize(
