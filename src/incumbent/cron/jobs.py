@@ -158,23 +158,23 @@ class Jobs:
 
     # -- running them --------------------------------------------------------------------------
 
-    def start(self, *, said: Emit | None = None) -> Self:
+    def start(self, *, on_event: Emit | None = None) -> Self:
         """Take part in the fleet from now on, in the background; for a web application's start.
 
         Waits up to 10 s for the store's first answer, and goes on without it. Inside a running
         event loop coroutines run on it; see `astart`. Raises ConfigError for what cannot work, and
-        StoreError if the store refuses us for good. `said` hears of events; without it they go to
-        the log "incumbent.jobs".
+        StoreError if the store refuses us for good. `on_event` is called with each event; without
+        it they go to the log "incumbent.jobs".
         """
-        background = self._made(said)
+        background = self._made(on_event)
         background.start()
         self._background = background
         return self
 
-    async def astart(self, *, said: Emit | None = None) -> Self:
+    async def astart(self, *, on_event: Emit | None = None) -> Self:
         """`start`, for an event loop: it goes on while the store is asked."""
         # Set first: who is cancelled while it waits can still stop it.
-        self._background = self._made(said)
+        self._background = self._made(on_event)
         try:
             await asyncio.to_thread(self._background.start)
         except StoreError:
@@ -182,7 +182,7 @@ class Jobs:
             raise
         return self
 
-    def _made(self, said: Emit | None) -> Background:
+    def _made(self, on_event: Emit | None) -> Background:
         if self._background is not None:
             raise Misuse("these jobs run already")
         if not self._specs:
@@ -193,7 +193,7 @@ class Jobs:
             loop = asyncio.get_running_loop()
         except RuntimeError:
             loop = None
-        emit = said or _log_event
+        emit = on_event or _log_event
         return Background(
             self.specs, self._store, self._namespace, lock, emit, loop, self._situation
         )
@@ -211,10 +211,10 @@ class Jobs:
         """`stop`, for an event loop."""
         return await asyncio.to_thread(self.stop, drain)
 
-    def run(self, *, said: Emit | None = None, drain: Duration = _DRAIN) -> int:
+    def run(self, *, on_event: Emit | None = None, drain: Duration = _DRAIN) -> int:
         """Take part in the fleet until TERM or INT, in the main thread; returns the exit code."""
         with Signals() as signals:
-            self.start(said=said)
+            self.start(on_event=on_event)
             try:
                 came = _await_end(signals)
             finally:

@@ -95,7 +95,7 @@ class FakeHost:
         self.looks += 1
         return self.unchanged
 
-    def new_bell(self) -> Wakeup:
+    def new_wakeup(self) -> Wakeup:
         return LoopWakeup()
 
     def me(self) -> Hashable:

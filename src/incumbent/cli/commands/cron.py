@@ -114,7 +114,7 @@ def _serve_module(request: Request) -> int:
         situation=situation,
     )
     with health(request, situation):
-        return jobs.run(said=Events(instance=holder), drain=request.text("drain") or _DRAIN)
+        return jobs.run(on_event=Events(instance=holder), drain=request.text("drain") or _DRAIN)
 
 
 def _is_module(name: str) -> bool:

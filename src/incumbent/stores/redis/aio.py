@@ -50,7 +50,7 @@ class AsyncRedisStore(Exchange[AsyncWire]):
         await self._end.watch()
         return wire
 
-    def new_bell(self) -> Wakeup:
+    def new_wakeup(self) -> Wakeup:
         return LoopWakeup()
 
     def me(self) -> Hashable:
@@ -206,7 +206,7 @@ class AsyncSubscriber:
         self._wire = wire
         self.epoch = wire.epoch
         self._inbox: deque[Any] = deque()
-        self._bell = LoopWakeup()
+        self._wakeup = LoopWakeup()
         wire.hears = self._receive
 
     def send(self, request: bytes, until: float) -> None:
@@ -217,11 +217,11 @@ class AsyncSubscriber:
             if self._wire.closed:
                 raise Broken("the subscription was closed", sent=True)
             if until > _now():
-                await self._bell.wait(until)
+                await self._wakeup.wait(until)
         return self._inbox.popleft() if self._inbox else None
 
     def wake(self) -> None:
-        self._bell.ring()
+        self._wakeup.ring()
 
     def close(self) -> None:
         self._wire.hears = None
@@ -230,4 +230,4 @@ class AsyncSubscriber:
     def _receive(self, message: Any) -> None:
         if message is not None:
             self._inbox.append(message)
-        self._bell.ring()
+        self._wakeup.ring()

@@ -142,7 +142,7 @@ class Exchange(PlanRunner[W, Server]):
     # -- for the hub: see subscription.Host --------------------------------------------------
 
     @abstractmethod
-    def new_bell(self) -> Wakeup:
+    def new_wakeup(self) -> Wakeup:
         """See subscription.Host."""
 
     @abstractmethod

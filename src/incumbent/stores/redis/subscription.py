@@ -143,8 +143,8 @@ class Host(Protocol):
     async def is_unchanged(self, key: Key, seen: str, until: float) -> bool:
         """Whether what was seen is as it was. Raises StoreError."""
 
-    def new_bell(self) -> Wakeup:
-        """A bell that has not been rung."""
+    def new_wakeup(self) -> Wakeup:
+        """One that has not been rung."""
 
     def me(self) -> Hashable:
         """What tells one thread from another; tasks don't interrupt each other."""
@@ -186,7 +186,7 @@ class SubscriptionHub(ReaderRole[Role, Waiter]):
         place, channels = read_place(seen), [self._commands.naming.of(key).channel]
         if place is not None:
             channels = [self._inbox, *channels] if place.looks_on else [self._inbox]
-        waiter = Waiter(host.new_bell(), place, channels)
+        waiter = Waiter(host.new_wakeup(), place, channels)
         self._waiters[waiter] = None
         self._leave_behind(place)
         try:

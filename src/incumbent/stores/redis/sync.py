@@ -23,7 +23,7 @@ from incumbent.stores.redis.commands import Commands
 from incumbent.stores.redis.dial import dial
 from incumbent.stores.redis.dialect import DIALECT, Server, settle_take
 from incumbent.stores.redis.driver import Site
-from incumbent.stores.redis.exchange import UNUSABLE, Exchange
+from incumbent.stores.redis.exchange import UNUSABLE, Exchange, carry_out
 from incumbent.stores.redis.incarnation import LOOK_EVERY
 from incumbent.stores.redis.subscription import Subscriber
 from incumbent.stores.redis.wire import Wire
@@ -41,7 +41,7 @@ class BlockingExchange(Exchange[Wire]):
     async def dial(self, until: float) -> Wire:
         return dial(self.site, until)
 
-    def new_bell(self) -> Wakeup:
+    def new_wakeup(self) -> Wakeup:
         return LockWakeup()
 
     def me(self) -> Hashable:
@@ -77,7 +77,7 @@ class RedisStore(BlockingStore[BlockingExchange]):
             else:
                 server = Server(exchange.site, commands, wire)
                 program = settle_take(server, key, claim, ask, until, now, reply)
-                outcome = wire.carry_out(program, until, begun=True)
+                outcome = run(carry_out(wire, program, until, begun=True))
         except UNUSABLE as error:
             wire.close()
             outcome = run(exchange.again(error, DIALECT.take(key, claim, ask), until))

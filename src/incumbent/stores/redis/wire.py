@@ -3,45 +3,23 @@
 from __future__ import annotations
 
 import socket
-from typing import Any, TypeVar
+from typing import Any
 
 import hiredis
 
-from incumbent.net.pool import Broken
 from incumbent.net.wire import BlockingWire
 from incumbent.stores.redis.incarnation import Acquaintance
-from incumbent.stores.redis.resp import Program, as_eval
-
-T = TypeVar("T")
+from incumbent.stores.redis.resp import as_eval
 
 
 class Wire(BlockingWire, Acquaintance):
-    """See exchange.AnyWire. `ask`, `read`, `carry_out` are no coroutines, and `next` blocks."""
+    """See exchange.AnyWire. `ask` and `read` are no coroutines, and `next` blocks."""
 
     def __init__(self, sock: socket.socket) -> None:
         Acquaintance.__init__(self)
         BlockingWire.__init__(self, sock)
         reader = hiredis.Reader()
         self._feed, self._gets = reader.feed, reader.gets
-
-    def carry_out(self, program: Program[T], until: float, *, begun: bool = False) -> T:
-        """As exchange.carry_out, without a coroutine."""
-        replies: Any = None
-        try:
-            while True:
-                step = program.send(replies)
-                try:
-                    if step.answers == 1:
-                        replies = [self.ask(step.payload, until)]
-                    else:
-                        self.send(step.payload, until)
-                        replies = [self.read(until) for _ in range(step.answers)]
-                except Broken as error:
-                    error.sent = error.sent or begun or replies is not None
-                    raise
-        except StopIteration as end:
-            outcome: T = end.value
-            return outcome
 
     def ask(self, request: bytes, until: float) -> Any:
         """One request, one answer. Raises Broken."""
