@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from _thread import get_ident
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from math import inf
 from typing import Final, NamedTuple, Protocol, TypeAlias
 from weakref import ref
@@ -131,6 +132,10 @@ class Hearer(Protocol):
         """An acquire is over."""
         ...
 
+    def span(self, name: str, facts: Mapping[str, str | int]) -> AbstractContextManager[object]:
+        """What is around work that goes on."""
+        ...
+
 
 on = False
 """Whether anything is counted. A caller in a hot path looks here first."""
@@ -190,6 +195,15 @@ def acquired(name: str, seconds: float, outcome: str) -> None:
         count(TRANSITIONS, outcome)
     for hearer in hearers:
         hearer.acquired(name, seconds, outcome)
+
+
+@contextmanager
+def span(title: str, /, **facts: str | int) -> Iterator[None]:
+    """Around work that goes on, so that what it does is seen as a part of it."""
+    with ExitStack() as stack:
+        for hearer in hearers:
+            stack.enter_context(hearer.span(title, facts))
+        yield
 
 
 def failed(error: StoreError) -> None:

@@ -87,7 +87,7 @@ LAYERS = (
     Layer("leases", ("belief", "handles", "inside", "candidacy")),
     Layer("facades", ("locks", "elections", "clients")),
     Layer("decorators", ("decorators",)),
-    Layer("health", ("metrics", "serve")),
+    Layer("health", ("metrics", "otel", "serve")),
     Layer("supervision", ("supervise",)),
     Layer("jobs", ("cron",)),
     Layer("outermost", ("testing", "cli", "demo", "__main__")),

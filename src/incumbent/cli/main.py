@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
+from incumbent.cli import logs
 from incumbent.cli.environment import flags_in, unknown_variables
 from incumbent.cli.parser import Request, UsageError, parse
 from incumbent.cli.table import COMMANDS
@@ -38,7 +39,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         # --help and --version write while they are parsed.
         return _unwritten(error)
-    if not request.on("quiet"):
+    quiet, verbose = request.on("quiet"), request.on("verbose")
+    logs.begin(request.text("log_format"), quiet=quiet, verbose=verbose)
+    if not quiet:
         for line in flags_in(os.environ):
             say(f"ignored: {line}")
         if unknown:
@@ -46,7 +49,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         in_memory = (request.text("store") or "").startswith("memory:")
         if in_memory and COMMANDS[request.command].acts:
             say("a memory: store is this process's own and excludes no other: it is for tests")
-    _listen_to_the_library(request)
     return _call(request)
 
 
@@ -58,14 +60,6 @@ def _open_standard_streams() -> None:
             file = open(os.devnull, mode, encoding="utf-8")  # noqa: SIM115, PTH123
             os.set_inheritable(file.fileno(), True)  # CMD is to have it too.
             setattr(sys, name, file)
-
-
-def _listen_to_the_library(request: Request) -> None:
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("incumbent: %(message)s"))
-    log = logging.getLogger("incumbent")
-    log.addHandler(handler)
-    log.setLevel(logging.ERROR if request.on("quiet") else logging.WARNING)
 
 
 def _call(request: Request) -> int:

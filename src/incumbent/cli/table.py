@@ -62,12 +62,14 @@ class Command:
         return self.runs or self.module == "cron"
 
 
+_FORMATS = ("text", "json")
 GLOBAL: Final = (
     _setting("-s --store", "where leases are: sqlite: (default), redis://host", "URL"),
     _setting("-N --namespace", "keeps the names of one fleet apart (default)", "NS"),
     _setting("--json", "answer in JSON, for programs"),
     _setting("-q --quiet", "no hints and no warnings"),
     _setting("-v --verbose", "say what happens"),
+    _setting("--log-format", "text (default), or json: a line of JSON each", "HOW", _FORMATS),
 )
 
 _TTL = _setting("--ttl", "after a crash, how long until another takes over (15s)", "DUR")

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from incumbent.cli import logs
 from incumbent.durations import parse_duration, say_seconds
 from incumbent.errors import AcquireTimeout, ConfigError, NotAcquired
 from incumbent.model import Holding, Record
@@ -150,12 +151,7 @@ def table(rows: Sequence[Sequence[str]]) -> None:
 
 def say(line: str) -> None:
     """One line for people, on stderr; a closed stderr is nobody's fault."""
-    try:
-        # In one write: processes that share a stderr must not come between a line and its end.
-        sys.stderr.write(f"incumbent: {line}\n")
-        sys.stderr.flush()
-    except (OSError, ValueError):
-        pass
+    logs.say(line)
 
 
 def fault_line(error: Exception) -> str:

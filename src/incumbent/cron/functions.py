@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 import threading
 import traceback
 from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import CancelledError
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Final
 
-from incumbent import clock
+from incumbent import clock, meters
 from incumbent.bodies import is_async, not_deferred
 from incumbent.cron.attempts import UNTOLD, Attempts, End, Runs, code_of, stopped
 from incumbent.cron.claims import Claimer
@@ -33,6 +35,7 @@ from incumbent.protocol.held import Held
 from incumbent.protocol.link import link_for
 from incumbent.serve.situation import Situation
 
+_log = logging.getLogger("incumbent.jobs")
 _LOOK_EVERY: Final = 0.2
 """Seconds between looks of a pause at whether its lease still holds."""
 _BEGIN_WITHIN = 10.0
@@ -156,6 +159,8 @@ class _FunctionRun:
         except Exception as error:  # noqa: BLE001 - whatever the user's code raises is its failure
             trace = traceback.format_exc()[-min(self._spec.keep_output, OUTPUT_MOST) :]
             why = f"{type(error).__name__}: {error}"
+            facts = {"job": self._spec.name, "slot": self._slot.name}
+            _log.error("%s: %s", self._spec.name, why, exc_info=error, extra=facts)
             return self._stopped(began) or End(State.FAILED, why=why[:500], output=trace)
         return self._stopped(began) or End(State.OK)
 
@@ -171,7 +176,8 @@ class _FunctionRun:
         run = JobRun(spec.name, self._slot, self._attempts.run.attempt, self.lease)
         given = {"run": run} if _wants_run(call) else {}
         if not is_async(call):
-            not_deferred(call(**given), call, "make the job an `async def`")
+            with self._span():
+                not_deferred(call(**given), call, "make the job an `async def`")
             return
         loop = self._launcher.loop
         assert loop is not None, "a coroutine needs a loop"  # noqa: S101
@@ -182,7 +188,8 @@ class _FunctionRun:
     async def _within(self, work: Coroutine[Any, Any, Any]) -> SystemExit | None:
         scope = self._scope = enclose(self.lease)
         try:
-            await work
+            with self._span():
+                await work
         except SystemExit as error:
             # Raised here it would end the loop that the application runs on.
             return error
@@ -190,6 +197,12 @@ class _FunctionRun:
             scope.close()
             self._scope = None
         return None
+
+    def _span(self) -> AbstractContextManager[None]:
+        run = self._attempts.run
+        return meters.span(
+            "incumbent.job", name=self._spec.name, slot=run.slot, attempt=run.attempt
+        )
 
     def _pause(self, seconds: float) -> bool:
         until = clock.now() + seconds

@@ -15,6 +15,7 @@ from math import inf
 from typing import Final, NoReturn
 
 from incumbent import clock
+from incumbent.cli import logs
 from incumbent.cli.parser import Request
 from incumbent.cli.settings import cmd_of, health, lock_settings, lock_times, number
 from incumbent.cli.text import say
@@ -62,7 +63,7 @@ def _lead(request: Request, label: str) -> int:
 
     def tell(line: str) -> None:
         if not request.on("quiet"):
-            say(f"{label}: {line}")
+            logs.tell(label, line)
 
     # The guard is forked while there is neither a thread nor a connection.
     with start_guard(request.text("isolate") or "auto") as guard, Signals() as signals:
@@ -250,4 +251,4 @@ class _Service:
 
     def _tell(self, line: str) -> None:
         if not self.request.on("quiet"):
-            say(f"{self.request.name}: {line}")
+            logs.tell(self.request.name, line)

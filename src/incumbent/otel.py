@@ -1,0 +1,120 @@
+"""Metrics and spans for OpenTelemetry: call `instrument()` once, at the start of the program.
+
+The names are those of docs/metrics.md, with a dot after `incumbent` and without `_total`. Needs
+`pip install incumbent[opentelemetry]`, and an SDK of your choice that takes them somewhere.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+from incumbent import clock, meters
+from incumbent.meters import METRICS, Metric
+from incumbent.metrics import families, package_version
+
+if TYPE_CHECKING:
+    from opentelemetry.metrics import CallbackOptions, Histogram, Meter, MeterProvider, Observation
+    from opentelemetry.trace import Tracer, TracerProvider
+
+__all__ = ["instrument"]
+
+_FRESH = 0.1
+"""Seconds for which numbers serve all instruments: each is asked for by itself."""
+
+
+def instrument(
+    *, meter_provider: MeterProvider | None = None, tracer_provider: TracerProvider | None = None
+) -> None:
+    """Report to these providers, or to the global ones.
+
+    Spans: `incumbent.acquire` of each acquire, with its outcome, and `incumbent.job` around the
+    function of each run of a job.
+    """
+    from opentelemetry import metrics, trace
+
+    meter = metrics.get_meter("incumbent", package_version(), meter_provider)
+    tracer = trace.get_tracer("incumbent", package_version(), tracer_provider)
+    seen = _Seen()
+    histograms = {}
+    for name, metric in METRICS.items():
+        if metric.kind == "histogram":
+            histograms[name] = meter.create_histogram(
+                _title(name),
+                _unit(name),
+                metric.help,
+                explicit_bucket_boundaries_advisory=metric.bounds,
+            )
+        for suffix in ("_sum", "_count") if metric.kind == "summary" else ("",):
+            _observe(meter, name, suffix, metric, seen)
+    meters.hearers.append(_Reporter(histograms, tracer))
+
+
+def _observe(meter: Meter, name: str, suffix: str, metric: Metric, seen: _Seen) -> None:
+    create: Any = {
+        "counter": meter.create_observable_counter,
+        "summary": meter.create_observable_counter,
+        "gauge": meter.create_observable_gauge,
+    }.get(metric.kind)
+    if create is not None:
+        title = _title(name) + suffix
+        create(title, [seen.reader(name, suffix)], _unit(name), metric.help)
+
+
+def _title(name: str) -> str:
+    return name.replace("incumbent_", "incumbent.", 1).removesuffix("_total")
+
+
+def _unit(name: str) -> str:
+    return "s" if "_seconds" in name else "1"
+
+
+class _Seen:
+    """The numbers as they were a moment ago."""
+
+    def __init__(self) -> None:
+        self._at = -1.0
+        self._families: Mapping[str, Any] = {}
+
+    def reader(self, name: str, suffix: str) -> Callable[[CallbackOptions], Iterable[Observation]]:
+        """Reads one metric."""
+        from opentelemetry.metrics import Observation
+
+        def read(_: CallbackOptions) -> Iterable[Observation]:
+            if clock.now() - self._at > _FRESH:
+                self._families, self._at = families(), clock.now()
+            series = self._families.get(name, {})
+            return [
+                Observation(value, dict(labels))
+                for (of, labels), value in series.items()
+                if of == suffix
+            ]
+
+        return read
+
+
+class _Reporter:
+    """Hears of each event."""
+
+    def __init__(self, histograms: Mapping[str, Histogram], tracer: Tracer) -> None:
+        self._histograms = histograms
+        self._tracer = tracer
+
+    def observed(self, metric: str, label: str, value: float) -> None:
+        """See Hearer."""
+        name = METRICS[metric].label
+        self._histograms[metric].record(value, {name: label} if name else {})
+
+    def acquired(self, name: str, seconds: float, outcome: str) -> None:
+        """See Hearer. The span is made afterwards: a child of what the caller is doing."""
+        ended = time.time_ns()
+        facts = {"incumbent.name": name, "incumbent.outcome": outcome}
+        began = ended - int(seconds * 1e9)
+        self._tracer.start_span("incumbent.acquire", attributes=facts, start_time=began).end(ended)
+
+    def span(self, name: str, facts: Mapping[str, str | int]) -> AbstractContextManager[object]:
+        """See Hearer."""
+        attributes = {f"incumbent.{key}": value for key, value in facts.items()}
+        return self._tracer.start_as_current_span(name, attributes=attributes)
