@@ -15,7 +15,7 @@ TESTS := $(BIN)/python -m tests
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all quick chaos mutants lint format type bench docs servers clean
+.PHONY: help demo test test-all quick chaos mutants lint format type bench docs servers promtool clean
 
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -26,7 +26,7 @@ demo: $(VENV)/.core ## leaders killed, frozen and cut off, on SQLite, beside a p
 test: $(VENV)/.test servers ## the tests, in some minutes; brings the servers that they need
 	$(TESTS) thin $(WORKERS) $(PYTEST_ARGS)
 
-test-all: test ## and every product of store, fault and driver, and all seeds
+test-all: test promtool ## and every product of store, fault and driver, and all seeds
 	$(TESTS) rest $(WORKERS) $(PYTEST_ARGS)
 
 quick: $(VENV)/.test ## what needs no server, in at most a minute
@@ -61,6 +61,9 @@ docs: $(VENV)/.docs ## the documentation, warnings as errors
 
 servers: ## servers for the tests, unpacked under .servers
 	@scripts/servers.sh
+
+promtool: ## checks the alert rules in deploy/
+	@scripts/servers.sh promtool
 
 clean: ## remove everything that make made
 	rm -rf $(VENV) .servers .chaos.jsonl .quorum.jsonl .combined.jsonl .mutants.jsonl .drawn site dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -300,7 +300,31 @@ bring_pgbouncer() {
   say "$("$BIN/pgbouncer" --version | head -n 1), unpacked under .servers"
 }
 
+bring_promtool() {
+  local path
+  WANTED="promtool" DEBIAN="prometheus" FEDORA="prometheus" BREW="prometheus"
+  "$BIN/promtool" --version >/dev/null 2>&1 && { say "promtool is there"; return 0; }
+  if path="$(on_this_machine promtool)"; then
+    ln -sfn "$path" "$BIN/promtool"
+    say "promtool, this machine's own"
+    return 0
+  fi
+  need_apt
+  need_lists prometheus
+  download prometheus
+  # One program of a large package.
+  dpkg-deb --fsys-tarfile "$SERVERS"/debs/prometheus_*.deb | tar -x -C "$UNPACKED" ./usr/bin/promtool
+  ln -sfn "$UNPACKED/usr/bin/promtool" "$BIN/promtool"
+  "$BIN/promtool" --version >/dev/null 2>&1 || missing_server "the unpacked promtool does not start"
+  say "promtool, unpacked under .servers"
+}
+
 mkdir -p "$BIN" "$SERVERS/debs" "$UNPACKED"
+# No server, and 19 MB: only `make test-all` asks for it.
+if [[ "${1:-}" == promtool ]]; then
+  bring_promtool
+  exit
+fi
 bring_redis
 bring_valkey
 bring_etcd

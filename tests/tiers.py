@@ -193,6 +193,13 @@ _TABLE: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
         },
     ),
     (
+        "deploy/test_promtool.py",
+        "promtool is brought by `make test-all` alone: it is 19 MB",
+        {
+            "*": (),
+        },
+    ),
+    (
         "e2e/test_cotyledon.py",
         STORES,
         {
