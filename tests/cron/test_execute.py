@@ -6,6 +6,8 @@ import itertools
 import json
 import os
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -18,6 +20,7 @@ from incumbent.cron.output import Output
 from incumbent.cron.presence import PRESENCE, Peers, Present
 from incumbent.cron.schedule import Every
 from incumbent.cron.spec import JobSpec, Slot
+from incumbent.errors import StoreUnavailable
 from incumbent.model import Ask, Key, Refused
 from incumbent.model import Slot as StoreSlot
 from incumbent.protocol.link import link_for
@@ -196,3 +199,19 @@ def test_the_end_of_an_output_is_kept_and_every_line_is_told() -> None:
     assert output.tail() == "three"
     os.close(output.fd)
     os.close(output._writing)
+
+
+def test_an_outage_is_told_when_it_begins_once_a_minute_and_when_it_is_over() -> None:
+    told: list[bool] = []
+    nows = [100.0, 130.0, 161.0]
+
+    def emit(_: str, *, ok: bool, **__: object) -> None:
+        told.append(ok)
+
+    it = Executor([], "n", link_for("memory:outage").port, Idle(), emit, lambda: 0.0)
+    it._port = cast("Any", SimpleNamespace(now=lambda: nows.pop(0)))
+    while nows:
+        it._failed(StoreUnavailable("it is down"))
+    it._answered()
+    it._answered()
+    assert told == [False, False, True]

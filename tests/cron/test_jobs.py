@@ -140,6 +140,23 @@ def test_an_exception_is_a_failure_and_is_retried(store: str, jobs: incumbent.Jo
     assert "raise ValueError" in run.output
 
 
+def test_a_function_that_waits_for_its_retry_is_not_begun_again_once_its_instance_stops(
+    store: str, jobs: incumbent.Jobs
+) -> None:
+    tries = []
+
+    @jobs.cron(RARELY, retries=2, retry_backoff=60)
+    def bad() -> None:
+        tries.append(1)
+        raise ValueError("no")
+
+    trigger(jobs, store, "bad")
+    eventually(lambda: [it.state for it in on_record(store, "bad")] == [State.WAITING], within=5)
+    jobs.stop(drain=0)
+    assert [it.state for it in on_record(store, "bad")] == [State.LOST]
+    assert len(tries) == 1
+
+
 def trigger(jobs: incumbent.Jobs, store: str, job: str) -> None:
     from incumbent.cron.control import CONTROL, encode
 

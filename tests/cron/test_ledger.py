@@ -196,6 +196,12 @@ def test_a_slot_that_meets_another_run_is_skipped_or_queued_as_the_job_says() ->
     assert (queued.notes, [slot.name for _, slot in queued.again]) == ([], [SLOT.name])
 
 
+@pytest.mark.parametrize("meta", ["", "two\nlines", "x" * 60])
+def test_why_names_nothing_that_a_stranger_wrote_beside_its_lease(meta: str) -> None:
+    (note,) = judge(SPEC, record((), (holding(meta=meta),)), [SLOT], NOW).notes
+    assert note.why == "held by i1"
+
+
 def test_nothing_is_missed_before_the_slowest_clock_has_had_its_turn() -> None:
     missed = replace(SLOT, missed=True)
     early = judge(SPEC, record(), [missed], DUE + GRACE - 10)

@@ -497,3 +497,12 @@ def test_a_client_hands_its_settings_to_its_elections() -> None:
             assert await fleet.election("x").leader() is not None
 
     run(scenario())
+
+
+def test_run_refuses_a_generator_before_anything_is_asked(engine: FaultyEngine) -> None:
+    async def rows(term: AsyncTerm) -> AsyncIterator[int]:
+        yield 1
+
+    with pytest.raises(incumbent.ConfigError, match="generator"):
+        asyncio.run(election(engine).run(rows))  # type: ignore[arg-type]
+    assert not engine.faulty.calls

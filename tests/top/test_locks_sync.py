@@ -457,6 +457,12 @@ def test_a_lock_shows_what_it_locks_and_no_password() -> None:
         assert repr(client) == "<Client of redis://:***@127.0.0.1:1/0>"
 
 
+def test_a_lease_shows_whether_it_is_valid() -> None:
+    with Lock("shown", store="memory:shown") as lease:
+        assert repr(lease) == f"<Lease 'shown' token={lease.fencing_token} valid>"
+    assert repr(lease).endswith(" released>")
+
+
 def test_a_lock_of_a_closed_client_takes_nothing_that_nobody_would_renew(tmp_path: Path) -> None:
     with incumbent.Client(f"sqlite://{tmp_path}/leases.db") as client:
         lock, election = client.lock("a"), client.election("a")

@@ -152,6 +152,15 @@ def test_a_take_by_asking_sends_a_script_that_the_node_forgot() -> None:
     assert b"EVAL\r\n" in wire.sent[1]
 
 
+def test_a_lone_request_by_asking_sends_a_script_that_the_node_forgot() -> None:
+    forgotten = hiredis.ReplyError("NOSCRIPT No matching script.")
+    wire = Wire([b"OK", GRANT, *DEMOTED], [b"OK", forgotten], [b"OK", 1])
+    with pytest.raises(Outdated):
+        by_asking(wire)
+    assert [each.startswith(ASKING) for each in wire.sent] == [True] * 3
+    assert b"EVAL\r\n" in wire.sent[2]
+
+
 # -- a ttl that is longer than all before
 
 
