@@ -205,8 +205,8 @@ def test_an_outage_is_told_when_it_begins_once_a_minute_and_when_it_is_over() ->
     told: list[bool] = []
     nows = [100.0, 130.0, 161.0]
 
-    def emit(_: str, *, ok: bool, **__: object) -> None:
-        told.append(ok)
+    def emit(_: str, /, **facts: Any) -> None:
+        told.append(facts["ok"])
 
     it = Executor([], "n", link_for("memory:outage").port, Idle(), emit, lambda: 0.0)
     it._port = cast("Any", SimpleNamespace(now=lambda: nows.pop(0)))
