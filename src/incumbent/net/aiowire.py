@@ -1,4 +1,4 @@
-"""An asynchronous connection: a protocol of asyncio's, with one timer for all who wait."""
+"""Asynchronous connections: protocols of asyncio's, each with one timer for all who wait."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from math import inf
 
 from incumbent import clock
 from incumbent.net.dial import leave_to_parent
-from incumbent.net.pool import Broken
+from incumbent.net.pool import Broken, Ended
 
 _now = clock.now
 _LONGEST = 3600.0
@@ -39,6 +39,10 @@ class AsyncConnection(asyncio.Protocol):
             self._timer = None
         self._transport.abort()
 
+    def hang_up(self) -> None:
+        """As `close`: all who wait are told."""
+        self.close()
+
     def detach(self) -> None:
         """In a fork's child: give the descriptor back without touching the parent's event loop.
 
@@ -47,6 +51,14 @@ class AsyncConnection(asyncio.Protocol):
         sock = self._transport.get_extra_info("socket")
         if sock is not None and sock.fileno() >= 0:
             leave_to_parent(sock.fileno())
+
+    def _admit(self, until: float) -> None:
+        """Whether a request may be sent, and its sender wait until then. Raises Broken."""
+        if self._failure is not None:
+            raise Broken(str(self._failure), sent=False) from self._failure
+        if _now() >= until:
+            raise Broken("no time is left", sent=False, late=True)
+        self._wake_at(until)
 
     @abstractmethod
     def _fail(self, error: Exception) -> None:
@@ -80,6 +92,61 @@ class AsyncConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See asyncio.Protocol."""
-        broken = Broken(str(exc or "the server closed the connection"), sent=True)
+        broken = Ended() if exc is None else Broken(str(exc), sent=True)
         broken.__cause__ = exc
         self._fail(broken)
+
+
+class AsyncStream(AsyncConnection):
+    """One whose bytes are read by one task at a time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._inbox = bytearray()
+        self._waiter: asyncio.Future[None] | None = None
+
+    def is_stale(self, *, trust: bool) -> bool:
+        """As `closed`: the event loop notices itself when a server closes one."""
+        return self.closed
+
+    def send(self, request: bytes, until: float) -> None:
+        """All of a request. Raises Broken."""
+        self._admit(until)
+        self._transport.write(request)
+
+    async def more(self, until: float) -> bytes:
+        """Some bytes. Raises Broken, also at the end of the connection."""
+        while not self._inbox:
+            if self._failure is not None:
+                raise self._failure
+            if _now() >= until:
+                raise Broken("no answer in time", sent=True, late=True)
+            # It may be woken too early: the loop's clock is not ours.
+            self._wake_at(until)
+            waiter = self._waiter = self._loop.create_future()
+            try:
+                await waiter
+            finally:
+                self._waiter = None
+        data = bytes(self._inbox)
+        self._inbox.clear()
+        return data
+
+    def _fail(self, error: Exception) -> None:
+        self._failure = self._failure or error
+        self._tick()
+
+    def _tick(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    # -- called by the event loop -------------------------------------------------------------
+
+    def data_received(self, data: bytes) -> None:
+        """See asyncio.Protocol."""
+        self._inbox += data
+        self._tick()
+
+    def eof_received(self) -> None:
+        """See asyncio.Protocol. The transport closes itself after this."""
+        self._fail(Ended())

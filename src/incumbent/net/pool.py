@@ -28,6 +28,13 @@ class Broken(Exception):
         self.late = late
 
 
+class Ended(Broken):
+    """The server closed the connection."""
+
+    def __init__(self) -> None:
+        super().__init__("the server closed the connection", sent=True)
+
+
 class Mismatch(Exception):
     """The answer belongs to another request: the connection is out of step."""
 

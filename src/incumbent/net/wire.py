@@ -9,7 +9,7 @@ from typing import Final
 
 from incumbent import clock
 from incumbent.net.dial import close_with, is_ready, wait_ready
-from incumbent.net.pool import Broken
+from incumbent.net.pool import Broken, Ended
 from incumbent.unpatched import original
 
 STALE_AFTER: Final = 0.1
@@ -54,6 +54,16 @@ class BlockingWire:
         """Give the descriptor back. Writes nothing, so that a fork's child may do it too."""
         self._sock.close()
 
+    def hang_up(self) -> None:
+        """Close it, and wake a thread that waits for it. Writes nothing, also with TLS."""
+        try:
+            # Of a socket, and not of TLS: that would say good-bye.
+            original("socket", "socket").shutdown(self._sock, socket.SHUT_RDWR)
+        except (OSError, TypeError):
+            # TypeError: gevent's TLS sockets are no sockets of the system; closing has to do.
+            pass
+        self._sock.close()
+
     def detach(self) -> None:
         """See net.pool.Connection."""
         self._sock.close()
@@ -76,7 +86,7 @@ class BlockingWire:
             sent = self._send(request)
         except _NOT_YET:
             sent = 0
-        except OSError as error:
+        except (OSError, ValueError) as error:
             raise Broken(str(error), sent=False) from error
         if sent != len(request):
             self._send_rest(request, sent, until)
@@ -89,7 +99,7 @@ class BlockingWire:
                 sent += self._send(request[sent:])
             except _NOT_YET:
                 pass
-            except OSError as error:
+            except (OSError, ValueError) as error:
                 raise Broken(str(error), sent=sent > 0) from error
 
     def receive(self, until: float) -> bytes:
@@ -100,12 +110,17 @@ class BlockingWire:
             except _NOT_YET as error:
                 if not wait_ready(self._sock, until, writing=False):
                     raise Broken("no answer in time", sent=True, late=True) from error
-            except OSError as error:
+            except (OSError, ValueError) as error:
+                # ValueError: another thread closed one with TLS.
                 raise Broken(str(error), sent=True) from error
             else:
                 if data:
                     return data
-                raise Broken("the server closed the connection", sent=True)
+                raise Ended
+
+    async def more(self, until: float) -> bytes:
+        """The same for what is written once for both sides: it blocks where others suspend."""
+        return self.receive(until)
 
     def glance(self) -> bytes:
         """What is there, without waiting; perhaps nothing. Raises Broken."""

@@ -14,15 +14,22 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from incumbent import clock
 from incumbent.errors import StoreError, StoreUnavailable
 from incumbent.model import Key
-from incumbent.net.pool import Broken, Connection, Pool, close_all
+from incumbent.net.http import Garbled, Reading, Stream, begin, encode, exchange, feed, parse
+from incumbent.net.pool import Broken, Pool, close_all
 from incumbent.stores.etcd.dialect import Dialect
-from incumbent.stores.etcd.errors import Answered, LeaseExists, LeaseMissing, Reborn, error_text
-from incumbent.stores.etcd.http import Garbled, Reading, encode, parse
+from incumbent.stores.etcd.errors import (
+    Answered,
+    LeaseExists,
+    LeaseMissing,
+    Reborn,
+    error_text,
+    is_refusal_of_certificate,
+)
 from incumbent.stores.etcd.kv import REPEATED, Reply, Request, Steps
 from incumbent.stores.etcd.site import share
 from incumbent.stores.plan import Plan, Planned
@@ -39,19 +46,7 @@ T = TypeVar("T")
 _now = clock.now
 
 
-class AnyWire(Connection, Protocol):
-    """One connection, of either side. `used`: when the present (or last) exchange began."""
-
-    used: float
-
-    def send(self, request: bytes, until: float) -> None:
-        """All of a request. Raises Broken."""
-
-    async def receive(self, until: float) -> bytes:
-        """Some bytes; none at the end of the connection. Raises Broken."""
-
-
-W = TypeVar("W", bound=AnyWire)
+W = TypeVar("W", bound=Stream)
 
 
 @dataclass(slots=True)
@@ -85,7 +80,7 @@ class Client(Planned[None], Generic[W]):
             pool.let_go()
         streams, self.streams = self.streams, set()
         for wire in streams:
-            wire.close()
+            wire.hang_up()
 
     def detach(self) -> None:
         """In a fork's child: give the descriptors back. Other threads' exchanges are not ours."""
@@ -268,19 +263,15 @@ class Client(Planned[None], Generic[W]):
 
     async def _ask(self, endpoint: Endpoint, wire: W, sent: bytes, until: float) -> Reading:
         """One answer by this connection, which stays the caller's. Raises Broken, Garbled."""
-        wire.used = _now()
-        reading = Reading()
         try:
-            wire.send(sent, until)
-            while not reading.done:
-                _feed(reading, await wire.receive(until))
-        except BaseException as error:
-            wire.close()
-            if isinstance(error, Broken) and not error.late:
+            return await exchange(wire, sent, until)
+        except Broken as error:
+            if is_refusal_of_certificate(str(error)):
+                error.sent = False
+            if not error.late:
                 # What killed one (a restart, a cut network) killed its neighbours.
                 close_all(self.pools[endpoint].idle)
             raise
-        return reading
 
     def _read(self, reading: Reading) -> Reply:
         body, status = reading.body, reading.status
@@ -330,9 +321,8 @@ class Client(Planned[None], Generic[W]):
             wire = await self._connect(endpoint, until)
             await self._log_in(endpoint, wire, until)
             request = self._encode(endpoint, self.dialect.watch(key, start))
-            wire.used = _now()
             self.streams.add(wire)
-            wire.send(request, until)
+            begin(wire, request, until)
             return await self._first_change(wire, until)
         except Broken as error:
             if error.late or wire not in self.streams:
@@ -358,7 +348,7 @@ class Client(Planned[None], Generic[W]):
         """As `_watch`. Raises Broken, Garbled, Answered, StoreUnavailable."""
         reading = Reading()
         while True:
-            _feed(reading, await wire.receive(until))
+            await feed(reading, wire, until)
             if reading.done and reading.status != 200:
                 self._read(reading)
             for message in reading.lines():
@@ -389,10 +379,3 @@ async def drive(program: Steps[T], ask: Callable[[Request], Awaitable[Any]]) -> 
     except StopIteration as done:
         outcome: T = done.value
         return outcome
-
-
-def _feed(reading: Reading, data: bytes) -> None:
-    try:
-        reading.feed(data)
-    except EOFError:
-        raise Broken("the server closed the connection", sent=True) from None

@@ -9,9 +9,9 @@ from typing import Any, Final
 from incumbent import clock
 from incumbent.durations import say_seconds
 from incumbent.errors import StoreError
+from incumbent.net.http import Garbled, parse
 from incumbent.stores.etcd.client import Client
 from incumbent.stores.etcd.errors import Answered
-from incumbent.stores.etcd.http import Garbled, parse
 from incumbent.stores.etcd.kv import Request
 from incumbent.stores.findings import Finding, about_trip, found
 from incumbent.stores.url import Endpoint

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from incumbent import clock
+from incumbent.errors import StoreUnavailable
 from incumbent.model import Capabilities
+from incumbent.net.dial import connect
+from incumbent.net.wire import BlockingWire
 from incumbent.protocol.port import run
+from incumbent.stores.etcd.client import Client
 from incumbent.stores.etcd.dialect import Dialect
 from incumbent.stores.etcd.doctor import diagnose
 from incumbent.stores.etcd.incarnation import Cluster
 from incumbent.stores.etcd.site import Site
-from incumbent.stores.etcd.sync import BlockingClient
 from incumbent.stores.etcd.url import EtcdOptions, parse_etcd_url
-from incumbent.stores.loops import ServerEngine
+from incumbent.stores.loops import ServerEngine, detach_in_child
 from incumbent.stores.plan import BlockingStore
+from incumbent.stores.url import Endpoint
 
 if TYPE_CHECKING:
     from incumbent.stores.etcd.aio import AsyncEtcdStore
@@ -25,6 +30,26 @@ def open_etcd(url: str) -> EtcdEngine:
     Raises ConfigError for a malformed URL, an unknown option, or a certificate that is no such.
     """
     return EtcdEngine(parse_etcd_url(url))
+
+
+class BlockingClient(Client[BlockingWire]):
+    """See Client. Its coroutines never suspend; closing it ends the waits of all threads."""
+
+    def __init__(self, dialect: Dialect) -> None:
+        super().__init__(dialect)
+        detach_in_child(self)
+
+    async def dial(self, endpoint: Endpoint, until: float) -> BlockingWire:
+        if clock.now() >= until:
+            raise StoreUnavailable(f"{endpoint}: no time is left to connect")
+        try:
+            return BlockingWire(connect(endpoint.host, endpoint.port, until, tls=self.site.tls))
+        except OSError as error:
+            raise self.site.cannot_connect(error, str(endpoint)) from error
+
+    def detach(self) -> None:
+        self.cluster.sessions.forget()
+        super().detach()
 
 
 class EtcdEngine(ServerEngine[BlockingStore[BlockingClient], "AsyncEtcdStore"]):

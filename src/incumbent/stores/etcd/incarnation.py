@@ -26,10 +26,10 @@ from typing import Final, NamedTuple
 
 from incumbent import clock
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
+from incumbent.net.http import Reading
 from incumbent.policy import TTL_DEFAULT
 from incumbent.stores.etcd import kv
 from incumbent.stores.etcd.errors import Answered, Reborn
-from incumbent.stores.etcd.http import Reading
 from incumbent.stores.etcd.kv import Entry, Reply, Request, Steps
 from incumbent.stores.etcd.records import RECORD_FORMAT, check_format, number_in
 from incumbent.stores.etcd.sessions import Sessions

@@ -166,9 +166,7 @@ class _Renewing:
         self._items: dict[int, _Item] = {}
 
     def run(self) -> Steps[None]:
-        now = _now()
-        for at, renewal in enumerate(self._renewals):
-            self._recall(at, renewal, now)
+        self._recall(_now())
         # Twice: an etcd lease that turns out to be gone, or a new leader, asks for another look.
         for _ in range(3):
             yield from self._adopt()
@@ -179,7 +177,11 @@ class _Renewing:
                 f"{self._cluster.site.where}: its leader changed while leases were renewed;"
                 " nothing is proved"
             )
-        gone = [at for at, outcome in enumerate(self.outcomes) if outcome in (None, Gone())]
+        gone = [
+            at
+            for at, outcome in enumerate(self.outcomes)
+            if not isinstance(outcome, Renewed) and outcome in (None, Gone())
+        ]
         if gone and (yield from self._cluster.changed()):
             # The cluster lost its data, or was restored.
             for at in gone:
@@ -211,17 +213,19 @@ class _Renewing:
         ]
         return _Prepared(self._cluster, known, session, ttl, looks, group)
 
-    def _recall(self, at: int, renewal: Renewal, now: float) -> None:
-        """What is known of a renewal before anything is asked."""
-        state = self._sessions.claims.get((renewal.key, renewal.claim))
-        if renewal.epoch != self._incarnation.epoch:
-            self.outcomes[at] = Gone("store_restarted")
-        elif state is None or not state.revision or state.session.gone:
-            pass
-        elif not state.has_token(renewal.token, self._incarnation.base) or state.ends <= now:
-            self.outcomes[at] = Gone()
-        else:
-            self._items[at] = _Item(at, renewal, state, state.session.id)
+    def _recall(self, now: float) -> None:
+        """What is known of the renewals before anything is asked."""
+        claims, known = self._sessions.claims, self._incarnation
+        for at, renewal in enumerate(self._renewals):
+            state = claims.get((renewal.key, renewal.claim))
+            if renewal.epoch != known.epoch:
+                self.outcomes[at] = Gone("store_restarted")
+            elif state is None or not state.revision or state.session.gone:
+                continue
+            elif known.base + state.revision != renewal.token or state.ends <= now:
+                self.outcomes[at] = Gone()
+            else:
+                self._items[at] = _Item(at, renewal, state, state.session.id)
 
     def _adopt(self) -> Steps[None]:
         """Leases of which nothing is remembered are what their keys say."""
@@ -254,8 +258,7 @@ class _Renewing:
         """One round; False: something changed meanwhile, and another round is needed."""
         sent = _now()
         waiting = [item for item in self._items.values() if self.outcomes[item.at] is None]
-        for item in waiting:
-            yield from self._change(item)
+        yield from self._change(waiting)
         for item in waiting:
             # Also if no reply comes: a lease that etcd may keep must not be removed as overdue.
             item.state.due = max(item.state.ends, sent + item.renewal.ttl)
@@ -277,13 +280,14 @@ class _Renewing:
             yield from self._sessions.sweep(session)
         return proved
 
-    def _change(self, item: _Item) -> Steps[None]:
+    def _change(self, items: list[_Item]) -> Steps[None]:
         """A longer ttl needs another etcd lease, and new metadata must be written."""
-        if item.state.session.ttl < item.renewal.ttl:
-            session = yield from self._sessions.session(item.renewal.ttl)
-            item.change(session=session, ttl=item.renewal.ttl)
-        if item.renewal.meta is not None and item.renewal.meta != item.state.meta:
-            item.change(meta=item.renewal.meta)
+        for item in items:
+            ttl, meta = item.renewal.ttl, item.renewal.meta
+            if item.state.session.ttl < ttl:
+                item.change(session=(yield from self._sessions.session(ttl)), ttl=ttl)
+            if meta is not None and meta != item.state.meta:
+                item.change(meta=meta)
 
     def _verify(self, waiting: list[_Item]) -> Steps[bool]:
         """Whether all of it is proved. Sets the outcomes."""

@@ -145,7 +145,7 @@ class ClaimState:
 
     def has_token(self, token: int | None, base: int) -> bool:
         """Whether it is known when it was granted, and with this token if one is given."""
-        return self.revision > 0 and token in {None, base + self.revision}
+        return self.revision > 0 and (token is None or token == base + self.revision)
 
 
 def state_of(key: Key, entry: Entry, session: Session, due: float) -> ClaimState:

@@ -99,13 +99,6 @@ class AsyncWire(AsyncConnection, Acquaintance):
             self.close()
             raise
 
-    def _admit(self, until: float) -> None:
-        if self._failure is not None:
-            raise Broken(str(self._failure), sent=False) from self._failure
-        if _now() >= until:
-            raise Broken("no time is left", sent=False, late=True)
-        self._wake_at(until)
-
     # -- used by one task: subscriptions ------------------------------------------------------
 
     def send(self, request: bytes, until: float) -> None:

@@ -1,16 +1,42 @@
-"""As much of HTTP/1.1 as etcd's gateway speaks: one request, one answer or one stream. Pure."""
+"""As much of HTTP/1.1 as a JSON gateway speaks: one request, then one answer or one stream.
+
+Written once for both sides: `exchange` and `feed` are coroutines, and the parser is pure.
+"""
 
 from __future__ import annotations
 
 import json
-from typing import Any, Final
+from typing import Any, Final, Protocol
+
+from incumbent import clock
+from incumbent.net.pool import Connection, Ended
 
 _HEAD_MAX: Final = 65_536
 _HEX: Final = 16
 
+_now = clock.now
+
+
+class Stream(Connection, Protocol):
+    """The bytes of one connection, of either side: `wire.BlockingWire`, `aiowire.AsyncStream`.
+
+    `used`: when the present (or last) exchange began.
+    """
+
+    used: float
+
+    def send(self, request: bytes, until: float) -> None:
+        """All of a request. Raises Broken."""
+
+    async def more(self, until: float) -> bytes:
+        """Some bytes. Raises Broken, also at the end of the connection."""
+
+    def hang_up(self) -> None:
+        """Close it, and wake whoever waits for it."""
+
 
 class Garbled(Exception):
-    """What came is no answer of an etcd server."""
+    """What came is not what such a server answers."""
 
 
 def encode(method: str, path: str, host: object, token: str, body: bytes) -> bytes:
@@ -18,6 +44,36 @@ def encode(method: str, path: str, host: object, token: str, body: bytes) -> byt
     auth = f"Authorization: {token}\r\n" if token else ""
     head = f"{method} {path} HTTP/1.1\r\nHost: {host}\r\n{auth}Content-Length: {len(body)}\r\n\r\n"
     return head.encode() + body
+
+
+async def exchange(stream: Stream, request: bytes, until: float) -> Reading:
+    """One answer. Raises Broken, Garbled; whatever interrupts it closes the connection."""
+    reading = Reading()
+    try:
+        begin(stream, request, until)
+        while not reading.done:
+            await feed(reading, stream, until)
+    except BaseException:
+        stream.close()
+        raise
+    return reading
+
+
+def begin(stream: Stream, request: bytes, until: float) -> None:
+    """Send a request. Raises Broken."""
+    stream.used = _now()
+    stream.send(request, until)
+
+
+async def feed(reading: Reading, stream: Stream, until: float) -> None:
+    """More of an answer. Raises Broken, Garbled."""
+    try:
+        data = await stream.more(until)
+    except Ended:
+        if not reading.end():
+            raise
+    else:
+        reading.feed(data)
 
 
 class Reading:
@@ -36,10 +92,7 @@ class Reading:
         self._chunked = False
 
     def feed(self, data: bytes) -> None:
-        """More bytes, or none at the end of the connection. Raises Garbled."""
-        if not data:
-            self._end()
-            return
+        """More bytes. Raises Garbled."""
         self._raw += data
         if not self.status and not self._begin():
             return
@@ -52,10 +105,10 @@ class Reading:
             if self.done and len(self.body) > self._left:
                 raise Garbled("more came than was announced")
 
-    def _end(self) -> None:
-        if not self.status or self._chunked or self._left >= 0:
-            raise EOFError
-        self.done = True
+    def end(self) -> bool:
+        """Whether it is complete where the connection ended: so is one without a length."""
+        self.done = self.status > 0 and not self._chunked and self._left < 0
+        return self.done
 
     def _begin(self) -> bool:
         head, found, rest = self._raw.partition(b"\r\n\r\n")
