@@ -120,7 +120,7 @@ class Reading:
             raise Garbled("it does not speak HTTP")
         self.status, self.head, self._raw = int(head[9:12]), head.lower(), rest
         length = self.header(b"content-length")
-        self._chunked = b"chunked" in self.header(b"transfer-encoding")
+        self._chunked = not length and b"chunked" in self.header(b"transfer-encoding")
         self._left = int(length) if length.isdigit() else -1
         self.last = self.header(b"connection") == b"close" or head.startswith(b"HTTP/1.0")
         return True

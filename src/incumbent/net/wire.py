@@ -19,7 +19,8 @@ _GLANCE: Final = 0.01
 """Seconds that a plain system call waits. What takes longer is waited for with poll, whose timeout
 goes on counting while signals interrupt it; the kernel's own would begin again each time."""
 _TIMEVAL: Final = Struct("@ll").pack(0, int(_GLANCE * 1_000_000))
-_NOT_YET: Final = (BlockingIOError, TimeoutError)
+_WANTS: Final = {"SSLWantReadError": False, "SSLWantWriteError": True}
+"""Errors of TLS by name (importing ssl takes 10 ms): whether it has to write first."""
 
 _now = clock.now
 
@@ -27,8 +28,9 @@ _now = clock.now
 class BlockingWire:
     """See net.pool.Connection. `used`: when the present (or last) exchange began.
 
-    The kernel's timeouts (SO_RCVTIMEO), set once, spare the poll that Python's would cost each
-    time. TLS, and sockets that are not the standard library's (gevent), keep Python's.
+    The kernel's timeouts (SO_RCVTIMEO), set once, spare the poll that each look would cost. With
+    TLS, and where they are not the standard library's, sockets do not block: gevent's would wait in
+    the hub of one thread, and the keeper's thread uses them too.
     """
 
     closed = False
@@ -44,7 +46,7 @@ class BlockingWire:
             for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
                 sock.setsockopt(socket.SOL_SOCKET, option, _TIMEVAL)
         else:
-            sock.settimeout(_GLANCE)
+            sock.settimeout(0)
         self.used = _now()
 
     def __del__(self) -> None:
@@ -84,35 +86,37 @@ class BlockingWire:
             raise Broken("no time is left", sent=False, late=True)
         try:
             sent = self._send(request)
-        except _NOT_YET:
-            sent = 0
         except (OSError, ValueError) as error:
-            raise Broken(str(error), sent=False) from error
+            self._outlast(error, until, sent=False, writing=True)
+            sent = 0
         if sent != len(request):
             self._send_rest(request, sent, until)
 
     def _send_rest(self, request: bytes, sent: int, until: float) -> None:
         while sent < len(request):
-            if not wait_ready(self._sock, until, writing=True):
-                raise Broken("it takes nothing more", sent=sent > 0, late=True)
             try:
                 sent += self._send(request[sent:])
-            except _NOT_YET:
-                pass
             except (OSError, ValueError) as error:
-                raise Broken(str(error), sent=sent > 0) from error
+                self._outlast(error, until, sent=sent > 0, writing=True)
+
+    def _outlast(self, error: Exception, until: float, *, sent: bool, writing: bool) -> None:
+        """Wait until what `error` interrupted can go on. Raises Broken."""
+        # ValueError: another thread closed one with TLS.
+        late = "it takes nothing more" if writing else "no answer in time"
+        if type(error).__name__ in _WANTS:
+            writing = _WANTS[type(error).__name__]
+        elif not isinstance(error, BlockingIOError):
+            raise Broken(str(error), sent=sent) from error
+        if not wait_ready(self._sock, until, writing=writing):
+            raise Broken(late, sent=sent, late=True) from error
 
     def receive(self, until: float) -> bytes:
         """Some bytes. Raises Broken, also at the end of the connection."""
         while True:
             try:
                 data = self._recv(_CHUNK)
-            except _NOT_YET as error:
-                if not wait_ready(self._sock, until, writing=False):
-                    raise Broken("no answer in time", sent=True, late=True) from error
             except (OSError, ValueError) as error:
-                # ValueError: another thread closed one with TLS.
-                raise Broken(str(error), sent=True) from error
+                self._outlast(error, until, sent=True, writing=False)
             else:
                 if data:
                     return data

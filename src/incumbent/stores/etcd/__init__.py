@@ -2,10 +2,8 @@
 
 From the bottom up: `kv` (the words of requests) and `records` (what is kept under which key) are
 pure. `sessions`, `incarnation`, `taking`, `renewing` and `dialect` are programs: they yield
-requests and are sent their replies. `client` carries them out, on whichever member answers, by
-`net.http`.
-
-The HTTP is our own: a pair of requests by httpx2 costs 1.8 times the barest one, by httpcore2 1.5.
+requests and are sent their replies. `client` carries them out, on whichever member answers,
+over `net.http`.
 """
 
 from incumbent.stores.etcd.engine import open_etcd

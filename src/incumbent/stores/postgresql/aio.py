@@ -43,16 +43,19 @@ class _Suspending(Side):
             if writing
             else (loop.add_reader, loop.remove_reader)
         )
-        became_ready = asyncio.Event()
-        add(fd, became_ready.set)
+        outcome: asyncio.Future[bool] = loop.create_future()
+
+        def settle(ready: bool) -> None:
+            if not outcome.done():
+                outcome.set_result(ready)
+
+        timer = loop.call_later(max(0.0, until - _now()), settle, False)
+        add(fd, settle, True)
         try:
-            async with asyncio.timeout(max(0.0, until - _now())):
-                await became_ready.wait()
-        except TimeoutError:
-            return False
+            return await outcome
         finally:
             remove(fd)
-        return True
+            timer.cancel()
 
     async def resolve(self, host: str, port: str, until: float) -> Sequence[str]:
         async with asyncio.timeout(max(0.0, until - _now())):

@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import logging
 import random
-from typing import Final, TypeVar
+from collections.abc import Coroutine
+from typing import Any, Final, TypeVar
 
 from incumbent import clock
 from incumbent.errors import StoreError, StoreUnavailable
@@ -102,11 +103,11 @@ class Runner(PlanRunner[Wire, float]):
 
     # -- exchanges ----------------------------------------------------------------------------
 
-    async def run(self, plan: Plan[float, T], until: float) -> T:
-        return await self.carry(plan, until)
+    def run(self, plan: Plan[float, T], until: float) -> Coroutine[Any, Any, T]:
+        return self.carry(plan, until)
 
-    async def carry_out(self, wire: Wire, plan: Plan[float, T], until: float) -> T:
-        return await wire.carry_out(plan, until)
+    def carry_out(self, wire: Wire, plan: Plan[float, T], until: float) -> Coroutine[Any, Any, T]:
+        return wire.carry_out(plan, until)
 
     def settle(self, wire: Wire, idle: list[Wire], error: BaseException) -> None:
         """See PlanRunner.settle. Raises what the server answered."""

@@ -167,12 +167,10 @@ class Wire:
         connection = self._connection
         results: list[Any] = []
         try:
-            while connection.flush():
-                await self._wait(until, writing=True)
-                connection.consume_input()
             while True:
-                while connection.is_busy():
-                    await self._wait(until)
+                while (unsent := connection.flush()) or connection.is_busy():
+                    if not await self._side.ready(self._fd, until, writing=bool(unsent)):
+                        raise Broken("no answer in time", sent=True, late=True)
                     connection.consume_input()
                 result = connection.get_result()
                 if result is None:
@@ -210,10 +208,6 @@ class Wire:
         except DriverError as error:
             raise _broken(error) from error
         return found
-
-    async def _wait(self, until: float, *, writing: bool = False) -> None:
-        if not await self._side.ready(self._fd, until, writing=writing):
-            raise Broken("no answer in time", sent=True, late=True)
 
 
 def _drained(connection: Any) -> list[str]:
