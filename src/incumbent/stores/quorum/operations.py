@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 from incumbent.clock import now as _now
 from incumbent.errors import StoreError
@@ -23,6 +23,7 @@ from incumbent.model import (
     RenewOutcome,
     TakeOutcome,
 )
+from incumbent.stores import base
 from incumbent.stores.plan import Kind, Plan, Planned, Program
 from incumbent.stores.quorum.changes import put_field
 from incumbent.stores.quorum.give import Parting, give
@@ -55,17 +56,10 @@ class Plans:
         return _plan("renew", lambda panel, until: renew(panel, renewals, until))
 
     def give(
-        self,
-        key: Key,
-        claim: str,
-        token: int | None,
-        *,
-        closed_for: float = 0.0,
-        reserve_for: str | None = None,
-        slot: str | None = None,
+        self, key: Key, claim: str, token: int | None, **parting: Unpack[base.Parting]
     ) -> Plan[Panel, GiveOutcome]:
-        parting = Parting(key, claim, token, closed_for, reserve_for, slot)
-        return _plan("give", lambda panel, until: give(panel, parting, until))
+        given = Parting(key, claim, token, **parting)
+        return _plan("give", lambda panel, until: give(panel, given, until))
 
     def put(
         self, key: Key, field: str, value: bytes | None, guard: Guard

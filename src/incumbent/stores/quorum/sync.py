@@ -5,9 +5,9 @@ from __future__ import annotations
 import select
 import threading
 import time
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Sequence
 from math import ceil
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, Unpack
 
 import hiredis
 
@@ -17,6 +17,7 @@ from incumbent.model import Ask, GiveOutcome, Granted, Key, Released, TakeOutcom
 from incumbent.net.pool import Broken, Mismatch, exchange_error
 from incumbent.net.readers import LockWakeup, Wakeup
 from incumbent.protocol.port import run
+from incumbent.stores import base
 from incumbent.stores.loops import detach_in_child
 from incumbent.stores.plan import BlockingStore, Plan
 from incumbent.stores.quorum.ballots import Silent
@@ -45,6 +46,7 @@ from incumbent.stores.quorum.waiting import Subscribers
 from incumbent.stores.redis.resp import Step, as_eval
 
 T = TypeVar("T")
+U = TypeVar("U")
 
 _TRUSTED: Final = 0.1
 """Seconds for which connections are used again without a look."""
@@ -398,48 +400,46 @@ class QuorumStore(BlockingStore[_Blocking]):
         ballot = quorum.clock.propose(panel.used)
         request = quorum.dialect.take(key, claim, ask, ballot)
         vote = b"incumbent1 %b %d" % (claim.encode(), ballot)
-        try:
-            replies = panel.ask_identical(
-                *(request, b"$%d\r\n%b\r\n" % (len(vote), vote), until),
-                lambda replies: is_decided(quorum, replies, claim),
-            )
-            if replies is None:
-                outcome: TakeOutcome = Granted(claim, ballot, ask.ttl, self._epoch)
-            else:
-                outcome = run(take(panel, key, claim, ask, until, (ballot, replies)))
-                panel.rested()
-        except BaseException as error:
-            self.operations.interrupted(panel, idle, error)
-            raise
-        self.operations.put_back(panel, idle)
-        return outcome
+        return self._ask_identical(
+            *(panel, idle, request, b"$%d\r\n%b\r\n" % (len(vote), vote), until),
+            lambda replies: is_decided(quorum, replies, claim),
+            Granted(claim, ballot, ask.ttl, self._epoch),
+            lambda replies: take(panel, key, claim, ask, until, (ballot, replies)),
+        )
 
     def give(
-        self,
-        key: Key,
-        claim: str,
-        token: int | None,
-        until: float,
-        *,
-        closed_for: float = 0.0,
-        reserve_for: str | None = None,
-        slot: str | None = None,
+        self, key: Key, claim: str, token: int | None, until: float, **parting: Unpack[base.Parting]
     ) -> GiveOutcome:
         quorum, idle = self._quorum, self.operations.idle
-        panel = self._whole(0.0, until) if token is not None and slot is None else None
+        is_simple = token is not None and parting.get("slot") is None
+        panel = self._whole(0.0, until) if is_simple else None
         if panel is None:
-            return super().give(
-                key, claim, token, until, closed_for=closed_for, reserve_for=reserve_for, slot=slot
-            )
+            return super().give(key, claim, token, until, **parting)
+        given = Parting(key, claim, token, **parting)
         ended = quorum.clock.unix_us(panel.used)
-        request = quorum.dialect.give(key, claim, token, closed_for, reserve_for, ended)
+        request = quorum.dialect.give(key, claim, token, given.closed_for, given.reserve_for, ended)
+        return self._ask_identical(
+            *(panel, idle, request, _GIVEN, until, agreed_by_most, _RELEASED),
+            lambda replies: give(panel, given, until, replies),
+        )
+
+    def _ask_identical(
+        self,
+        panel: SyncPanel,
+        idle: list[SyncPanel],
+        request: bytes,
+        wanted: bytes,
+        until: float,
+        enough: Enough,
+        agreed: T,
+        settle: Callable[[list[Reply]], Coroutine[Any, Any, U]],
+    ) -> T | U:
+        """`agreed` if all nodes reply nothing but `wanted`; else what `settle` makes of it."""
         try:
-            replies = panel.ask_identical(request, _GIVEN, until, agreed_by_most)
-            if replies is None:
-                outcome: GiveOutcome = _RELEASED
-            else:
-                parting = Parting(key, claim, token, closed_for, reserve_for)
-                outcome = run(give(panel, parting, until, replies))
+            replies = panel.ask_identical(request, wanted, until, enough)
+            outcome: T | U = agreed
+            if replies is not None:
+                outcome = run(settle(replies))
                 panel.rested()
         except BaseException as error:
             self.operations.interrupted(panel, idle, error)
