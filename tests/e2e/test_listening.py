@@ -32,6 +32,7 @@ def yearly(): pass
 WAYS = {
     "run": ("run", "job", "--", "sleep", "30"),
     "lead": ("lead", "job", "--", "sleep", "30"),
+    "work": ("work", "job", "--workers", "2", "--", "sleep", "30"),
     "cron": ("cron", "jobs.toml"),
     "functions": ("cron", "jobs_here:jobs"),
 }
@@ -158,6 +159,36 @@ def test_the_images_probe_finds_a_cron_replica_healthy(tmp_path: Path) -> None:
         finally:
             replica.terminate()
             replica.communicate(timeout=20)
+
+
+def test_the_page_of_a_service_answers_for_all_workers_and_ends_with_them(tmp_path: Path) -> None:
+    words = ("work", "job", "--workers", "3", "--listen", ":0", "--", "sleep", "60")
+    with start("-s", f"sqlite:///{tmp_path}/leases.db", *words) as service:
+        try:
+            url = url_of(service)
+            eventually(lambda: status(f"{url}/leaderz") == 200)
+            series = [f'incumbent_is_leader{{worker="w{number}"' for number in (1, 2, 3)]
+
+            def shown() -> str:
+                with urlopen(f"{url}/metrics", timeout=5) as page:
+                    return str(page.read().decode())
+
+            eventually(lambda: all(one in shown() for one in series))
+            values = re.findall(r"incumbent_is_leader\{.*?\} (\d)", shown())
+            assert sorted(values) == ["0", "0", "1"]
+        finally:
+            service.terminate()
+        assert service.wait(20) == 0
+
+
+def test_a_service_whose_port_is_used_runs_nothing(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        words = ("work", "job", "--workers", "1", "--listen", f":{port}", "--", "touch", "ran")
+        done = incumbent("-s", f"sqlite:///{tmp_path}/leases.db", *words)
+    assert done.returncode == 64
+    assert "already in use" in done.stderr
+    assert not (tmp_path / "leases.db").exists()
 
 
 def test_readyz_of_a_waiting_run_follows_the_store(tmp_path: Path) -> None:

@@ -117,7 +117,7 @@ _LEAD = (*_CAMPAIGN, *_LISTEN)
 _WORK = (
     Option("--workers", "processes of this service", "N"),
     Option("--holders", "how many of them may hold at a time, in the whole fleet (1)", "M"),
-    *_CAMPAIGN,
+    *_LEAD,
 )
 _CRON = (
     Option("--check", "tell every problem of FILE, or the next runs; run nothing"),

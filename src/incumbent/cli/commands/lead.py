@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 from collections.abc import Callable
-from contextlib import closing, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from math import inf
 from typing import Final, NoReturn
 
@@ -40,19 +42,27 @@ from incumbent.supervise.kernel import Waiter, die_with_parent
 from incumbent.supervise.signals import FORWARDED, Signals
 
 _MOST_WORKERS = 1000
+_LOOK_EVERY = 5.0
+"""Seconds after which the loop turns though nothing came, for the health page."""
 _MEANT_TO_END: Final = frozenset({OK, USAGE, *CANNOT_START})
 """Another start would end the same way."""
 
 
 def command(request: Request) -> int:
     """See the module."""
-    return _work(request) if request.command == "work" else _lead(request, request.name)
+    if request.command == "work":
+        return _work(request)
+    return _lead(request, request.name, partial(health, request))
 
 
 # -- lead ----------------------------------------------------------------------------------------
 
 
-def _lead(request: Request, label: str) -> int:
+_Told = Callable[[Situation], AbstractContextManager[None]]
+"""Tells others of a situation."""
+
+
+def _lead(request: Request, label: str, told: _Told) -> int:
     """One instance, from its start to its exit code; `label` stands before its lines."""
     url = store_url(request.text("store"))
     # Settings are checked before a process is forked or a file is made.
@@ -78,9 +88,7 @@ def _lead(request: Request, label: str) -> int:
                 situation = Situation(
                     request.name, lock.holder, guard.isolation, ttl=ttl, elects=True
                 )
-                # The workers of one service would all answer at one address, and for one unit.
-                pages = health(request, situation) if request.command == "lead" else nullcontext()
-                with pages:
+                with told(situation):
                     return Campaign(lock, cmd, restart, signals, guard, situation, tell).run()
         except StoreError as error:
             say(f"{label}: the store could not be proved, nothing ran: {error}")
@@ -107,11 +115,112 @@ def _work(request: Request) -> int:
     healthy = lock_times(request).ttl
     for index in range(holders):
         make_key(request.namespace, seat_of(request.name, index, holders))
-    with Signals() as signals:
+    holder = request.text("holder") or default_holder()
+    places = [_Worker(index, Backoff(healthy)) for index in range(workers)]
+
+    def serve(reports: socket.socket | None = None) -> int:
+        with Signals() as signals:
+            signals.follow_the_job()
+            return _Service(request, holders, holder, places, signals, reports).run()
+
+    if request.text("listen") is None and not os.environ.get("NOTIFY_SOCKET"):
+        return serve()
+    return _answer_for_all(request, holder, healthy, serve)
+
+
+def _answer_for_all(
+    request: Request, holder: str, ttl: float, serve: Callable[[socket.socket], int]
+) -> int:
+    """Tell others how the workers do: in this process, for that which forks them has no thread."""
+    from incumbent.serve.workers import Workers
+
+    ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+
+    def begin() -> int:
+        # Nothing runs if this instance cannot listen where it was told to.
+        its.recv(1)
+        return serve(its)
+
+    with ours, its, Signals() as signals:
         signals.follow_the_job()
-        places = [_Worker(index, Backoff(healthy)) for index in range(workers)]
-        holder = request.text("holder") or default_holder()
-        return _Service(request, holders, holder, places, signals).run()
+        pid = _fork(signals, begin)
+        code: int | None = None
+        situation = Workers(request.name, holder, ours, ttl=ttl)
+        try:
+            with health(request, situation), closing(Waiter()) as waiter:
+                ours.send(b"!")
+                while (code := _exit_code(pid)) is None:
+                    situation.pulse(clock.now() + 2 * _LOOK_EVERY)
+                    waiter.wait((signals.fd, ours.fileno()), clock.now() + _LOOK_EVERY)
+                    situation.receive()
+                    for signum in signals.take():
+                        if signum in ENDING_SIGNALS:
+                            situation.stopping()
+                        _pass_on(signum, pid)
+        finally:
+            if code is None:
+                os.kill(pid, signal.SIGTERM)
+                os.waitpid(pid, 0)
+    return code
+
+
+def _pass_on(signum: int, *pids: int) -> None:
+    if signum == signal.SIGTSTP:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    elif signum in FORWARDED:
+        for pid in pids:
+            # Not reaped yet, so the number is still its own.
+            os.kill(pid, signum)
+
+
+def _exit_code(pid: int) -> int | None:
+    """That of a child which has ended; as a shell has it where a signal ended it."""
+    ended, status = os.waitpid(pid, os.WNOHANG)
+    if not ended:
+        return None
+    code = os.waitstatus_to_exitcode(status)
+    return code if code >= 0 else 128 - code
+
+
+def _fork(signals: Signals, work: Callable[[], int]) -> int:
+    """A child that does `work` and ends with its code; drained if we die."""
+    # A signal between the fork and the child's own handlers would be lost in our pipe.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
+    try:
+        drain_with_parent = die_with_parent(signal.SIGTERM)
+        pid = os.fork()
+        if pid == 0:
+            _become(signals, work, drain_with_parent, before)
+        return pid
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _become(
+    signals: Signals,
+    work: Callable[[], int],
+    drain_with_parent: Callable[[], object] | None,
+    mask: set[int | signal.Signals],
+) -> NoReturn:
+    """Do the work and end this process, so that nothing of the parent's stack goes on."""
+    code = FAULT
+    try:
+        signals.__exit__(None, None, None)
+        # The terminal is nobody's among many: ^C reaches the parent, which drains.
+        os.setsid()
+        stdin = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(stdin, 0)
+        os.close(stdin)
+        if drain_with_parent is not None:
+            drain_with_parent()
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        code = work()
+    except Exception as error:  # noqa: BLE001 - the last place
+        say(str(error))
+        code = code_of(error)
+    finally:
+        sys.stdout.flush()
+        os._exit(code)
 
 
 def seat_of(name: str, index: int, holders: int) -> str:
@@ -140,6 +249,8 @@ class _Service:
     holder: str
     workers: list[_Worker]
     signals: Signals
+    reports: socket.socket | None = None
+    """Where the workers tell how they do."""
     code: int | None = None
     """Set once everything is to end."""
 
@@ -160,9 +271,7 @@ class _Service:
         if signum in ENDING_SIGNALS:
             self._tell(f"{signal.Signals(signum).name}: draining")
             self._drain(code_of_signal(signum))
-        elif signum == signal.SIGTSTP:
-            os.kill(os.getpid(), signal.SIGSTOP)
-        elif signum in FORWARDED:
+        else:
             self._signal_all(signum)
 
     def _drain(self, code: int) -> None:
@@ -172,19 +281,19 @@ class _Service:
         self._signal_all(signal.SIGTERM)
 
     def _signal_all(self, signum: int) -> None:
-        for worker in self.workers:
-            if worker.pid:
-                # Not reaped yet, so the number is still its own.
-                os.kill(worker.pid, signum)
+        _pass_on(signum, *(worker.pid for worker in self.workers if worker.pid))
 
     # -- ends --------------------------------------------------------------------------------
 
     def _reap(self) -> None:
         for worker in self.workers:
-            if worker.pid and (ended := os.waitpid(worker.pid, os.WNOHANG))[0]:
-                code = os.waitstatus_to_exitcode(ended[1])
+            if worker.pid and (code := _exit_code(worker.pid)) is not None:
                 worker.pid = 0
-                self._ended(worker, code if code >= 0 else 128 - code)
+                if self.reports is not None:
+                    from incumbent.serve.workers import report_end
+
+                    report_end(self.reports, worker.index)
+                self._ended(worker, code)
 
     def _ended(self, worker: _Worker, code: int) -> None:
         if self.code is not None:
@@ -206,48 +315,20 @@ class _Service:
         for worker in self.workers:
             if not worker.pid and worker.start_at <= clock.now():
                 worker.began = clock.now()
-                worker.pid = self._fork(worker.index)
+                worker.pid = _fork(self.signals, partial(self._be_worker, worker.index))
 
-    def _fork(self, index: int) -> int:
-        # A signal between the fork and the child's own handlers would be lost in our pipe.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
-        try:
-            drain_with_parent = die_with_parent(signal.SIGTERM)
-            pid = os.fork()
-            if pid == 0:
-                self._become(index, drain_with_parent, before)
-            return pid
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    def _be_worker(self, index: int) -> int:
+        name = f"w{index + 1}"
+        seat = seat_of(self.request.name, index, self.holders)
+        values = {**self.request.values, "name": seat, "holder": f"{self.holder}:{name}"}
+        return _lead(replace(self.request, values=values), f"{seat} {name}", self._told(index))
 
-    def _become(
-        self,
-        index: int,
-        drain_with_parent: Callable[[], object] | None,
-        mask: set[int | signal.Signals],
-    ) -> NoReturn:
-        """Be a worker and end this process, so that nothing of the parent's stack goes on."""
-        code = FAULT
-        try:
-            self.signals.__exit__(None, None, None)
-            # The terminal is nobody's among many: ^C reaches the parent, which drains.
-            os.setsid()
-            stdin = os.open(os.devnull, os.O_RDONLY)
-            os.dup2(stdin, 0)
-            os.close(stdin)
-            if drain_with_parent is not None:
-                drain_with_parent()
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-            name = f"w{index + 1}"
-            seat = seat_of(self.request.name, index, self.holders)
-            values = {**self.request.values, "name": seat, "holder": f"{self.holder}:{name}"}
-            code = _lead(replace(self.request, values=values), f"{seat} {name}")
-        except Exception as error:  # noqa: BLE001 - the last place
-            say(str(error))
-            code = code_of(error)
-        finally:
-            sys.stdout.flush()
-            os._exit(code)
+    def _told(self, index: int) -> _Told:
+        if self.reports is None:
+            return lambda _: nullcontext()
+        from incumbent.serve.workers import reporting
+
+        return partial(reporting, index=index, channel=self.reports)
 
     def _tell(self, line: str) -> None:
         if not self.request.on("quiet"):

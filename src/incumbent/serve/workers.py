@@ -1,0 +1,128 @@
+"""One situation of many workers: each reports its own to the process that answers for all."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, replace
+from typing import Final
+
+from incumbent import clock
+from incumbent.meters import Sample
+from incumbent.metrics import families
+from incumbent.serve.situation import Situation, View
+
+_EVERY: Final = 5.0
+"""Seconds between reports at most, a quarter of the ttl if that is less. Changes come at once."""
+_SILENT: Final = 15.0
+"""Seconds without a report after which a worker counts as one whose loop hangs."""
+_LONGEST: Final = 1 << 18
+
+
+@contextmanager
+def reporting(situation: Situation, index: int, channel: socket.socket) -> Iterator[None]:
+    """Have this worker's situation told through `channel` until the block ends."""
+    wake, closed = threading.Event(), threading.Event()
+    situation.on_change(wake.set)
+    # What was proved is believed for as long as it was proved: renewals have to be told in time.
+    every = min(_EVERY, situation.look().patience / 8)
+
+    def report() -> None:
+        while True:
+            at = clock.now()
+            samples = [
+                (metric, (("worker", f"w{index + 1}"), *labels), value, suffix)
+                for metric, series in families(situation).items()
+                for (suffix, labels), value in series.items()
+            ]
+            _send(channel, (index, at, asdict(situation.look()), samples))
+            if closed.is_set():
+                return
+            wake.wait(every)
+            wake.clear()
+
+    thread = threading.Thread(target=report, name="incumbent-report", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        situation.stopping()
+        closed.set()
+        wake.set()
+        thread.join()
+
+
+def report_end(channel: socket.socket, index: int) -> None:
+    """A worker is no more."""
+    _send(channel, (index, 0.0, None, ()))
+
+
+def _send(channel: socket.socket, told: object) -> None:
+    # A reader that is too slow hears the next one.
+    with suppress(OSError):
+        channel.send(json.dumps(told).encode(), socket.MSG_DONTWAIT)
+
+
+class Workers(Situation):
+    """The situation of all workers together; `receive` what they report."""
+
+    def __init__(self, name: str, holder: str, channel: socket.socket, *, ttl: float) -> None:
+        super().__init__(name, holder, ttl=ttl)
+        self._channel = channel
+        self._told: dict[int, tuple[float, View, list[Sample]]] = {}
+
+    def receive(self) -> None:
+        """Read what came."""
+        with suppress(BlockingIOError):
+            while True:
+                told = self._channel.recv(_LONGEST, socket.MSG_DONTWAIT)
+                index, at, facts, samples = json.loads(told)
+                if facts is None or facts["role"] == "stopping":
+                    # One that ended, or is drained, is not late.
+                    self._told.pop(index, None)
+                    continue
+                found = [
+                    Sample(metric, tuple((key, text) for key, text in labels), value, suffix)
+                    for metric, labels, value, suffix in samples
+                ]
+                self._told[index] = (at, View(**facts), found)
+                leads = any(view.leading for _, view, _ in self._told.values())
+                self._report(role="leading" if leads else facts["role"])
+
+    def look(self) -> View:
+        """Ready if one of them is, healthy if all of them are."""
+        whole, now = super().look(), clock.now()
+        told = list(self._told.values())
+        views = [_aged(view, now - at) for at, view, _ in told]
+        if not views:
+            return whole
+        leader = max(views, key=lambda view: view.proven_for)
+        return replace(
+            leader,
+            name=whole.name,
+            holder=whole.holder,
+            role=whole.role if whole.role == "stopping" else leader.role,
+            late=max(whole.late, *(view.late for view in views)),
+            unanswered_for=min(view.unanswered_for for view in views),
+            store_up=any(view.store_up for view in views),
+        )
+
+    def samples(self) -> Iterator[Sample]:
+        """The numbers of all of them."""
+        for _, _, samples in list(self._told.values()):
+            yield from samples
+
+
+def _aged(view: View, age: float) -> View:
+    """What is left of a view after `age` seconds."""
+    proven_for = max(0.0, view.proven_for - age)
+    return replace(
+        view,
+        proven_for=proven_for,
+        leading=proven_for > 0,
+        unanswered_for=view.unanswered_for + age,
+        late=max(view.late, age if age > _SILENT else 0.0),
+    )

@@ -1,0 +1,113 @@
+"""One situation of many workers: what each of them tells, and what is true of all."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from incumbent import clock, metrics
+from incumbent.locks import Lock
+from incumbent.serve.situation import Situation
+from incumbent.serve.workers import Workers, report_end, reporting
+from tests.support.faulty import FaultyEngine
+from tests.support.waiting import eventually
+
+
+@pytest.fixture
+def channel() -> Iterator[tuple[socket.socket, socket.socket]]:
+    ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    with ours, its:
+        yield ours, its
+
+
+@pytest.fixture
+def workers(channel: tuple[socket.socket, socket.socket]) -> Workers:
+    return Workers("job", "node-1", channel[0], ttl=15)
+
+
+@pytest.fixture
+def its(channel: tuple[socket.socket, socket.socket]) -> socket.socket:
+    return channel[1]
+
+
+def heard(workers: Workers) -> bool:
+    workers.receive()
+    return True
+
+
+def one(number: int) -> Situation:
+    return Situation("job", f"node-1:w{number}", elects=True)
+
+
+def test_before_the_first_report_nothing_is_ready(workers: Workers) -> None:
+    view = workers.look()
+    assert (view.ready, view.healthy, view.leading) == (False, True, False)
+
+
+def test_one_worker_that_leads_makes_a_leader_of_all(workers: Workers, its: socket.socket) -> None:
+    lease = Lock("job", store=FaultyEngine(), holder="node-1:w2").acquire()
+    first, second = one(1), one(2)
+    first.answered()
+    first.standby("node-1:w2")
+    second.leading(lease)
+    with reporting(first, 0, its), reporting(second, 1, its):
+        eventually(lambda: heard(workers) and workers.look().leading)
+        view = workers.look()
+        assert (view.name, view.holder, view.leader) == ("job", "node-1", "node-1:w2")
+        assert (view.role, view.ready, view.term) == ("leading", True, lease.fencing_token)
+        text = metrics.text(workers)
+        assert 'incumbent_is_leader{worker="w2",name="job"} 1\n' in text
+        assert 'incumbent_is_leader{worker="w1",name="job"} 0\n' in text
+    lease.release()
+
+
+def test_what_was_proved_is_believed_no_longer_than_that(
+    workers: Workers, its: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lease = Lock("job", store=FaultyEngine(), ttl=15).acquire()
+    situation = one(1)
+    situation.leading(lease)
+    with reporting(situation, 0, its):
+        eventually(lambda: heard(workers) and workers.look().leading)
+        proved, real = workers.look().proven_for, clock.now
+        assert 0 < proved <= 15
+        monkeypatch.setattr(clock, "now", lambda: real() + proved)
+        assert not workers.look().leading
+        monkeypatch.undo()
+    lease.release()
+
+
+def test_one_hanging_worker_makes_all_of_it_unhealthy(workers: Workers, its: socket.socket) -> None:
+    good, bad = one(1), one(2)
+    bad.pulse(clock.now() - 60)
+    with reporting(good, 0, its), reporting(bad, 1, its):
+        eventually(lambda: heard(workers) and not workers.look().healthy)
+        bad.pulse(clock.now() + 60)
+        bad.answered()
+        eventually(lambda: heard(workers) and workers.look().healthy)
+
+
+def test_a_silent_worker_hangs_and_one_that_is_gone_does_not(
+    workers: Workers, its: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with reporting(one(1), 0, its):
+        eventually(lambda: heard(workers) and workers._told)
+        real = clock.now
+        workers.pulse(real() + 100)
+        monkeypatch.setattr(clock, "now", lambda: real() + 31)
+        assert not workers.look().healthy
+        report_end(its, 0)
+        workers.receive()
+        assert workers.look().healthy
+        monkeypatch.undo()
+
+
+def test_the_end_of_a_worker_is_told_with_its_last_word(
+    workers: Workers, its: socket.socket
+) -> None:
+    with reporting(one(1), 0, its):
+        eventually(lambda: heard(workers) and workers._told)
+    workers.receive()
+    assert not workers._told
