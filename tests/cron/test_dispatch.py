@@ -177,3 +177,16 @@ def test_a_slot_that_waited_in_the_queue_is_run_however_long_that_took() -> None
             else:
                 claimed.append(order.slot.name)
     assert first.name in claimed
+
+
+def test_looks_of_one_job_come_each_in_its_time() -> None:
+    it = dispatcher(spec(every=3600))
+    first, second = Slot.at(WALL - 90), Slot.at(WALL - 30)
+    it.look_at("job", second, 15)
+    it.look_at("job", first, 5)
+    assert [it.orders(now, WALL + now) for now in (4, 5, 14, 15)] == [
+        [],
+        [Look(it.specs["job"], (first,))],
+        [],
+        [Look(it.specs["job"], (second,))],
+    ]

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from incumbent.model import Key
-from incumbent.stores.etcd.incarnation import NotedTtl
+from types import SimpleNamespace
+from typing import Any, TypeVar, cast
+
+import pytest
+
+from incumbent.model import Key, Renewed
+from incumbent.stores.etcd import open_etcd, renewing
+from incumbent.stores.etcd.incarnation import Incarnation, NotedTtl
+from incumbent.stores.etcd.kv import Steps
 from incumbent.stores.etcd.sessions import ClaimState, RenewalGroup, Session, Sessions
 from incumbent.stores.etcd.site import Endpoints, share
 from incumbent.stores.table import HISTORY_KEPT
 from incumbent.stores.url import Endpoint
 
+T = TypeVar("T")
+
 KEY = Key("default", "job")
+BORN = Incarnation("e", 0, "", 0.0)
 
 
 def session(sessions: Sessions | None = None, ttl: int = 10, proved: float = 100.0) -> Session:
@@ -168,3 +178,32 @@ def test_who_failed_is_asked_last_and_who_answered_is_kept() -> None:
 def test_a_frozen_member_leaves_time_for_the_others() -> None:
     assert share(0.0, 0.9, 2) == 0.3
     assert share(0.0, 0.9, 0) == 0.9
+
+
+@pytest.mark.parametrize(
+    ("loud", "each", "proved"), [(None, True, False), ([], False, False), ([], True, True)]
+)
+def test_of_a_batch_nothing_is_proved_of_which_a_part_is_not(
+    loud: list[Any] | None, each: bool, proved: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After an election between two keep-alives only the session of the later one is confirmed."""
+    work = renewing._Renewing(open_etcd("etcd://e1").store().operations.cluster, BORN, [])
+    quiet = SimpleNamespace(at=0, write=False)
+    written = SimpleNamespace(at=1, write=True, renewal=SimpleNamespace(key=KEY))
+    work.outcomes = [Renewed(), Renewed()]
+    monkeypatch.setattr(work, "_quiet", lambda _: told(loud))
+    monkeypatch.setattr(work, "_ask_each", lambda _: told(each))
+    assert outcome_of(work._verify(cast("Any", [quiet, written]))) == proved
+    assert work.outcomes == ([Renewed()] * 2 if proved else [None] * 2)
+
+
+def told(outcome: T) -> Steps[T]:
+    yield from ()
+    return outcome
+
+
+def outcome_of(steps: Steps[T]) -> T:
+    with pytest.raises(StopIteration) as end:
+        next(steps)
+    found: T = end.value.value
+    return found

@@ -13,7 +13,7 @@ import pytest
 from incumbent import clock
 from incumbent.errors import ConfigError, OutcomeUnknown, StoreUnavailable
 from incumbent.model import Key
-from incumbent.stores.sqlite import SqliteEngine, host, open_sqlite, schema
+from incumbent.stores.sqlite import SqliteEngine, doctor, host, open_sqlite, schema
 from incumbent.stores.sqlite.connection import SpoiledFile
 from incumbent.stores.sqlite.core import Core
 from incumbent.stores.sqlite.engine import default_path, path_of
@@ -323,3 +323,14 @@ def test_errors_of_the_store_survive_pickling() -> None:
     again = pickle.loads(pickle.dumps(SpoiledFile("gone", permanent=True)))
     assert (str(again), again.permanent) == ("gone", True)
     assert not isinstance(again, OutcomeUnknown)
+
+
+@pytest.mark.parametrize("where", ["a container", None])
+def test_doctor_warns_where_a_file_excludes_nobody_else(
+    where: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "detect_here", lambda: where)
+    engine = SqliteEngine(tmp_path / "leases.db")
+    found = [what for level, what, _ in engine.diagnose(5.0, clock.now() + 5) if level == "warning"]
+    engine.store().close()
+    assert any("this process runs in a container" in what for what in found) == (where is not None)
