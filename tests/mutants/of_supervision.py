@@ -112,4 +112,18 @@ MUTATIONS: tuple[Mutation, ...] = (
         "",
         "tests/supervise/test_survivors.py::test_what_outlives_kill_keeps_its_lease_until_that_runs_out",
     ),
+    _m(
+        "the page of a service believes a worker beyond its proof",
+        "serve/workers.py",
+        "    proven_for = max(0.0, view.proven_for - age)",
+        "    proven_for = view.proven_for",
+        "tests/serve/test_workers.py::test_what_was_proved_is_believed_no_longer_than_that",
+    ),
+    _m(
+        "other hosts get every page without a token",
+        "serve/http.py",
+        "            if self._probes_only:",
+        "            if False:",
+        "tests/serve/test_health.py::test_without_a_token_other_hosts_get_the_probes_alone",
+    ),
 )

@@ -135,7 +135,7 @@ def test_the_keepers_numbers_are_read_at_the_question(situation: Situation, move
     moved.ahead = 40
     situation.pulse(inf)
     assert not situation.look().ready
-    lease._link.keeper.stats = Stats(5, 2, clock.now() - 3, 0.004)
+    lease._link.keeper.stats = Stats(5, 2, clock.now() - 3)
     view = situation.look()
     assert 3 <= view.unanswered_for < 4
     assert view.ready

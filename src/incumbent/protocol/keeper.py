@@ -57,14 +57,12 @@ class Stats:
     """Counters of one keeper, for people and metrics.
 
     `renewals`: leases renewed and proved; `failures`: renewals that got no answer;
-    `last_answer`: the instant of the last answer to a request for renewals (-inf: none yet);
-    `last_took`: seconds that it took.
+    `last_answer`: the instant of the last answer to a request for renewals (-inf: none yet).
     """
 
     renewals: int = 0
     failures: int = 0
     last_answer: float = -inf
-    last_took: float = 0.0
 
 
 class _State:
@@ -271,10 +269,10 @@ class Keeper:
             self.tell_outage(leases[0].wanted.key, error)
         stopped = self._plan_others([*turn.skipped, *turn.others], sent, now)
         self._count(len(turn.asked), len(leases) - stopped, error, now - sent)
-        if meters.on and turn.asked:
+        if meters.on and error is None and turn.asked and turn.asked[0] is leases[0]:
             # The leases of a bucket have nearly the same deadline: one of them speaks for all.
             left = (deadline - now) / leases[0].wanted.policy.ttl
-            _meter(len(turn.asked), max(0.0, left), error, now - sent)
+            meters.observe(meters.MARGIN, max(0.0, left))
         if error is None:
             self._tell_followers(turn.others)
 
@@ -296,11 +294,18 @@ class Keeper:
         if not asked:
             return
         stats = self.stats
+        if meters.on:
+            meters.observe(meters.RENEWAL, took)
         if error is not None:
             stats.failures += asked
-        else:
-            stats.renewals += renewed
-            stats.last_answer, stats.last_took = clock.now(), took
+            if meters.on:
+                meters.failed(error)
+                meters.count(meters.RENEWAL_FAILURES, amount=asked)
+            return
+        stats.renewals += renewed
+        stats.last_answer = clock.now()
+        if meters.on:
+            meters.count(meters.RENEWALS, amount=renewed)
 
     @staticmethod
     def _tell_followers(renewed: Sequence[Held]) -> None:
@@ -323,16 +328,6 @@ class Keeper:
             watchers = held.take_watchers()
         for watcher in watchers:
             call_guarded(watcher)
-
-
-def _meter(asked: int, left: float, error: StoreError | None, took: float) -> None:
-    meters.observe(meters.RENEWAL, took)
-    if error is not None:
-        meters.failed(error)
-        meters.count(meters.RENEWAL_FAILURES, amount=asked)
-        return
-    meters.count(meters.RENEWALS, amount=asked)
-    meters.observe(meters.MARGIN, left)
 
 
 def _requests(due: Sequence[Bucket], now: float) -> Iterator[list[Bucket]]:

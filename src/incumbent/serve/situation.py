@@ -14,8 +14,10 @@ from typing import Any, Final
 
 from incumbent import clock
 from incumbent.election import Absence
+from incumbent.errors import StoreError
 from incumbent.handles import LeaseHandle
 from incumbent.meters import LOSSES, Sample
+from incumbent.model import Refused
 from incumbent.protocol.keeper import Keeper
 
 _INTENDED: Final = frozenset({"", "signal", "resign", "resigned", "transfer", "transferred"})
@@ -110,6 +112,16 @@ class Situation:
     def standby(self, leader: str | None) -> None:
         """A candidate now; `leader`: the holder of the lease, if one is known."""
         self._report(role="standby", leader=leader)
+
+    def heard(self, outcome: Refused | StoreError) -> str | None:
+        """What a candidate that stands by heard; returns the holder that the store named."""
+        if isinstance(outcome, StoreError):
+            self.unanswered()
+            return None
+        holder = outcome.holders[0].holder if outcome.holders else None
+        self.answered()
+        self.standby(holder if outcome.reason == "held" else None)
+        return holder
 
     def leading(self, lease: LeaseHandle) -> None:
         """A term began."""

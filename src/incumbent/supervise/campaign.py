@@ -192,13 +192,10 @@ class Campaign:
     def _learn(self, answer: Refused | StoreError) -> None:
         """Called at every answer of the store while standing by."""
         self._promise()
+        leader = self.situation.heard(answer)
         if isinstance(answer, StoreError):
-            self.situation.unanswered()
             return
         self._answered = True
-        leader = answer.holders[0].holder if answer.holders else None
-        self.situation.answered()
-        self.situation.standby(leader if answer.reason == "held" else None)
         line = f"standing by: {_why(answer.reason, leader)}"
         if line != self._last_line:
             self._last_line = line

@@ -126,12 +126,7 @@ class _Run:
 
         def learn(answer: Refused | StoreError) -> None:
             promise()
-            if isinstance(answer, StoreError):
-                self.situation.unanswered()
-                return
-            self.situation.answered()
-            held_by = answer.holders[0].holder if answer.holders else None
-            self.situation.standby(held_by if answer.reason == "held" else None)
+            self.situation.heard(answer)
 
         try:
             promise()
