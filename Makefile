@@ -15,7 +15,7 @@ TESTS := $(BIN)/python -m tests
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all quick chaos mutants lint format type bench docs servers promtool clean
+.PHONY: help demo test test-all quick chaos mutants lint format type bench docs servers promtool browser clean
 
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -26,7 +26,7 @@ demo: $(VENV)/.core ## leaders killed, frozen and cut off, on SQLite, beside a p
 test: $(VENV)/.test servers ## the tests, in some minutes; brings the servers that they need
 	$(TESTS) thin $(WORKERS) $(PYTEST_ARGS)
 
-test-all: test promtool ## and every product of store, fault and driver, and all seeds
+test-all: test promtool $(VENV)/.browser browser ## and every product of store, fault and driver, and all seeds
 	$(TESTS) rest $(WORKERS) $(PYTEST_ARGS)
 
 quick: $(VENV)/.test ## what needs no server, in at most a minute
@@ -65,6 +65,9 @@ servers: ## servers for the tests, unpacked under .servers
 promtool: ## checks the alert rules in deploy/
 	@scripts/servers.sh promtool
 
+browser: ## a browser for `make test-all`, unpacked under .servers
+	@scripts/servers.sh browser
+
 clean: ## remove everything that make made
 	rm -rf $(VENV) .servers .chaos.jsonl .quorum.jsonl .combined.jsonl .mutants.jsonl .drawn site dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
@@ -77,7 +80,7 @@ $(VENV)/.core: $(VENV)/.made $(PINS)
 	$(INSTALL) -e .
 	@touch $@
 
-$(VENV)/.lint $(VENV)/.docs: $(VENV)/.%: $(VENV)/.core
+$(VENV)/.lint $(VENV)/.docs $(VENV)/.browser: $(VENV)/.%: $(VENV)/.core
 	$(INSTALL) -e '.[$*]'
 	@touch $@
 

@@ -10,7 +10,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 readonly ROOT="$PWD"
 readonly SERVERS="$ROOT/.servers"
 readonly BIN="$SERVERS/bin"
-readonly UNPACKED="$SERVERS/root"
+UNPACKED="$SERVERS/root"
 # The oldest of each in the support matrix.
 readonly OLDEST_REDIS="6.2"
 readonly OLDEST_ETCD="3.4"
@@ -239,13 +239,13 @@ own_postgresql() {
 # Paths from the wrapper's own place: tests copy the folder where their unprivileged user may read.
 wrap_relative() {
   local program="$1" name libraries
-  name="${program##*/}"
-  libraries="$(find "$UNPACKED" -name '*.so.[0-9]*' -printf '$here/root/%P\n' | sed 's|/[^/]*$||' | sort -u | paste -sd:)"
+  name="${2:-${program##*/}}"
+  libraries="$(find "$UNPACKED" \( -name '*.so.[0-9]*' -o -name 'lib*-*.so' \) -printf "\$here/${UNPACKED##*/}/%P\n" | sed 's|/[^/]*$||' | sort -u | paste -sd:)"
   rm -f "$BIN/$name"
   cat >"$BIN/$name" <<WRAPPER
 #!/bin/sh
 here="\$(cd "\$(dirname "\$0")/.." && pwd)"
-LD_LIBRARY_PATH="$libraries\${LD_LIBRARY_PATH:+:\$LD_LIBRARY_PATH}" exec "\$here/root/${program#"$UNPACKED/"}" "\$@"
+LD_LIBRARY_PATH="$libraries\${LD_LIBRARY_PATH:+:\$LD_LIBRARY_PATH}" exec "\$here/${program#"$SERVERS/"}" "\$@"
 WRAPPER
   chmod +x "$BIN/$name"
 }
@@ -319,12 +319,41 @@ bring_promtool() {
   say "promtool, unpacked under .servers"
 }
 
+# -- a browser, for the tests of the page; it is large, so only `make test-all` brings it
+
+bring_chromium() {
+  local path
+  WANTED="chromium" DEBIAN="chromium-headless-shell" FEDORA="chromium-headless" BREW="chromium"
+  "$BIN/chromium" --version >/dev/null 2>&1 && { say "$("$BIN/chromium" --version) is there"; return 0; }
+  for path in chromium-headless-shell chromium; do
+    path="$(on_this_machine "$path")" || continue
+    ln -sfn "$path" "$BIN/chromium"
+    say "$("$BIN/chromium" --version), this machine's own"
+    return 0
+  done
+  need_apt
+  need_lists chromium-headless-shell
+  declare -A seen=()
+  # Not beside the servers, of which tests make copies.
+  UNPACKED="$SERVERS/browser"
+  mkdir -p "$UNPACKED"
+  unpack chromium-headless-shell
+  unpack chromium-common
+  unpack fonts-dejavu-core
+  wrap_relative "$UNPACKED/usr/lib/chromium/chromium-headless-shell" chromium
+  # A machine without a desktop has neither fonts nor a word on where they are.
+  printf '<fontconfig><dir>%s</dir><cachedir>%s</cachedir></fontconfig>\n' \
+    "$UNPACKED/usr/share/fonts" "$SERVERS/fonts" >"$SERVERS/fonts.conf"
+  "$BIN/chromium" --version >/dev/null 2>&1 || missing_server "the unpacked chromium does not start"
+  say "$("$BIN/chromium" --version), unpacked under .servers"
+}
+
 mkdir -p "$BIN" "$SERVERS/debs" "$UNPACKED"
-# No server, and 19 MB: only `make test-all` asks for it.
-if [[ "${1:-}" == promtool ]]; then
-  bring_promtool
-  exit
-fi
+# No servers, and large: only `make test-all` asks for them.
+case "${1:-}" in
+  promtool) bring_promtool; exit ;;
+  browser) bring_chromium; exit ;;
+esac
 bring_redis
 bring_valkey
 bring_etcd

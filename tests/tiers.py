@@ -74,6 +74,7 @@ CROWD: dict[str, str] = {
     "chaos/test_chaos.py": MANY,
     "chaos/test_recovery.py": MANY,
     "combined/test_fleets.py": MANY,
+    "page/test_viewers.py": MANY,
     "top/test_exit_when_lost.py": BURNS,
     "stores/quorum/test_schedules.py": MANY,
     "stores/sqlite/test_lines.py": MANY,
@@ -87,6 +88,9 @@ PAIRS = "kept are twelve in which any two values of isolation, fault, worker and
 MEET = "kept are those in which each store, each fault and each worker is met"
 LONG = "long for what it shows beside the tests that are kept"
 CRASHES = "the other way to lose a server, which goes the same way"
+BROWSER = (
+    "needs a browser, which is larger than all servers; the page is read as HTML in `make test`"
+)
 FORMS = "more forms of the same mistake: unit tests of names, durations and URLs have them all"
 NET = "shows that the tests would see a defect: it changes with the tests, not with the product"
 
@@ -464,6 +468,8 @@ _TABLE: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
         },
     ),
     ("support/test_support_etcd.py", NET, {"*": ()}),
+    ("page/test_browser.py", BROWSER, {"*": ()}),
+    ("page/test_viewers.py", LONG, {"*": ()}),
     ("stores/postgresql/test_mutants.py", NET, {"*": ("a_stranger_*", "the_token_*")}),
 )
 

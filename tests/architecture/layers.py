@@ -90,6 +90,7 @@ LAYERS = (
     Layer("health", ("metrics", "otel", "serve")),
     Layer("supervision", ("supervise",)),
     Layer("jobs", ("cron",)),
+    Layer("page", ("page",)),
     Layer("outermost", ("testing", "cli", "demo", "__main__")),
 )
 

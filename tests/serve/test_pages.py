@@ -51,7 +51,9 @@ class Fixed(Situation):
 
 
 def page_of(path: str, view: View) -> Page:
-    return answer(routes_of(Fixed(view)), Question(path))
+    page = answer(routes_of(Fixed(view)), Question(path))
+    assert isinstance(page, Page)
+    return page
 
 
 def status(path: str, view: View) -> int:

@@ -8,7 +8,7 @@ from incumbent.cli.table import COMMANDS
 
 GROUPS: Final = {
     "Run things": ("run", "lead", "work", "cron"),
-    "Look": ("status", "why", "history", "jobs", "wait"),
+    "Look": ("status", "why", "history", "jobs", "wait", "serve"),
     "Act": ("resign", "break", "pause", "unpause", "trigger"),
     "Set up": ("doctor", "demo", "help", "completion", "man"),
 }
@@ -42,6 +42,10 @@ EXAMPLES: Final = {
     "trigger": (
         "incumbent trigger nightly",
         'incumbent trigger nightly --reason "data came late"',
+    ),
+    "serve": (
+        "incumbent serve",
+        "incumbent serve --listen 0.0.0.0:8080 --token-file token",
     ),
     "doctor": ("incumbent doctor", "incumbent doctor -s redis://localhost --ttl 10s"),
     "demo": ("incumbent demo", "incumbent demo --quiet"),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
+from typing import TYPE_CHECKING
 
 from incumbent.cli.parser import Request
 from incumbent.cli.text import say
@@ -14,8 +15,12 @@ from incumbent.options import LockSettings
 from incumbent.policy import TTL_DEFAULT, Policy, make_policy
 from incumbent.serve.health import start_health
 from incumbent.serve.situation import Situation
+from incumbent.store_url import store_url
 from incumbent.stores.names import check_name
 from incumbent.supervise.run import Command
+
+if TYPE_CHECKING:
+    from incumbent.serve.pages import Routes
 
 _SLOT_KEPT = "30d"
 
@@ -69,7 +74,10 @@ def health(request: Request, situation: Situation) -> Iterator[None]:
     listen, token_file = request.text("listen"), request.text("token_file")
     with ExitStack() as stack:
         try:
-            pages = start_health(situation, listen=listen, token_file=token_file)
+            routes, posts = _page(request, stack) if listen is not None else ({}, {})
+            pages = start_health(
+                situation, listen=listen, token_file=token_file, routes=routes, posts=posts
+            )
             url = stack.enter_context(pages)
         except ConfigError as error:
             if not _is_for_another(request, error):
@@ -80,6 +88,20 @@ def health(request: Request, situation: Situation) -> Iterator[None]:
         if listen is not None and listen.endswith(":0"):
             say(f"listening on {url}")
         yield
+
+
+def _page(request: Request, stack: ExitStack) -> tuple[Routes, Routes]:
+    """The page about the store that was named; jobs of a module may have another one."""
+    named = request.text("store")
+    if named is None and request.command == "cron" and ":" in request.name:
+        return {}, {}
+    if (named or "").startswith("memory:"):
+        # A page that reads it would have one of its own.
+        return {}, {}
+    from incumbent.page.site import Site
+
+    site = stack.enter_context(closing(Site(store_url(named), request.namespace)))
+    return site.routes(), site.posts()
 
 
 def _is_for_another(request: Request, error: ConfigError) -> bool:

@@ -84,7 +84,7 @@ _SUPERVISED = (
     _setting("--isolate", "auto (default), pidns, container or pgroup", "HOW", _ISOLATIONS),
 )
 _LISTEN = (
-    _setting("--listen", "serve /healthz, /readyz, /leader, /leaderz, /metrics", "HOST:PORT"),
+    _setting("--listen", "serve the page, /healthz, /readyz, /leader, /metrics", "HOST:PORT"),
     _setting("--token-file", "the token of the pages; other hosts get only probes without", "F"),
 )
 _BOUNDS = (
@@ -164,6 +164,9 @@ COMMANDS: Final = {
     ),
     "jobs": Command("jobs", "", "the jobs of the fleet: when next, how last, who"),
     "trigger": Command("jobs", "NAME", "run a job once now, somewhere", (_REASON, _TIMEOUT)),
+    "serve": Command(
+        "serve", "", "a page about all leases and jobs, to leave open in a browser", _LISTEN
+    ),
     "doctor": Command(
         "doctor", "", "check the store and the settings, and say what to fix", (_TTL, _GRACE, _FIX)
     ),

@@ -1,6 +1,7 @@
 """An HTTP/1.1 server for a table of handlers: one daemon thread, one request a connection.
 
-A slow or hostile peer occupies one of `_AT_ONCE` places for at most `_TIMEOUT`.
+A slow or hostile peer occupies one of `_AT_ONCE` places for at most `_TIMEOUT`. Who waits for a
+store, or follows a stream, has a place among the viewers, so that probes always find theirs.
 """
 
 from __future__ import annotations
@@ -10,18 +11,22 @@ import hmac
 import logging
 import os
 import re
+import resource
+import secrets
 import socket
 import stat
 import threading
+from contextlib import aclosing
 from email.parser import HeaderParser
 from email.utils import formatdate
 from http import HTTPStatus
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Final, NamedTuple
+from urllib.parse import parse_qsl, urlsplit
 
 from incumbent.errors import ConfigError
-from incumbent.serve.pages import OPEN_PATHS, TEXT, Page, Question, Routes, answer
+from incumbent.serve.pages import OPEN_PATHS, TEXT, Coming, Page, Question, Routes, answer
 
 _log = logging.getLogger("incumbent")
 
@@ -29,6 +34,11 @@ _TIMEOUT: Final = 2.0
 """Seconds for the head of a request to arrive and for the response to be taken."""
 _LONGEST_HEAD: Final = 8192
 _AT_ONCE: Final = 16
+_VIEWERS: Final = 1000
+_PATIENCE: Final = 10.0
+"""Seconds for a handler that waits, and for a viewer to read what it is sent."""
+_PIECE: Final = 65_536
+"""Bytes that are handed to a connection before it is seen whether it takes them."""
 _ADDRESS: Final = re.compile(
     r"(?:\[(?P<six>[0-9A-Fa-f:.%\w]+)\]|(?P<host>[^\[\]:/@\s]*)):(?P<port>\d{1,5})"
 )
@@ -36,22 +46,28 @@ _SHORTEST_TOKEN: Final = 16
 
 
 class PageServer:
-    """Serves `routes` at `listen`, HOST:PORT, until it is closed.
+    """Serves `routes` at `listen`, HOST:PORT, until it is closed; `posts` are those of POST.
 
     `token_file`: the file with the token that every path but OPEN_PATHS asks for. Without one these
     paths are refused if other hosts can reach `listen`. Raises ConfigError for a setting that
     cannot work.
     """
 
-    def __init__(self, routes: Routes, listen: str, token_file: str | None) -> None:
+    def __init__(
+        self, routes: Routes, listen: str, token_file: str | None, posts: Routes | None = None
+    ) -> None:
         address = parse_address(listen)
         self._secret = None if token_file is None else read_secret(token_file)
         self._probes_only = token_file is None and not address.is_loopback
         self._routes = routes
-        self._open = 0
+        self._posts = posts or {}
+        self._open = self._viewers = 0
+        self._most_viewers = min(_VIEWERS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
         self._listener = _listen(address)
         host, port = self._listener.getsockname()[:2]
         self.url = Address(address.family, host, port).url
+        # Cookies do not tell the ports of a host apart.
+        self._cookie = f"incumbent-{port}={secrets.token_urlsafe(24)}"
         self._loop = asyncio.new_event_loop()
         self._loop.set_exception_handler(lambda _, context: _log.debug("%s", context))
         self._closed = asyncio.Event()
@@ -73,59 +89,158 @@ class PageServer:
         server.close()
 
     async def _handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._open += 1
         try:
-            if self._open <= _AT_ONCE:
-                async with asyncio.timeout(_TIMEOUT):
-                    writer.write(self._respond(await reader.readuntil(b"\r\n\r\n")))
-                    writer.close()
-                    await writer.wait_closed()
+            coming = await self._answer(reader, writer) if self._open < _AT_ONCE else None
+            if coming is not None:
+                await self._show(writer, coming)
         except (OSError, EOFError, asyncio.LimitOverrunError):
             pass  # The peer is gone, is too slow, or never ends its head.
         finally:
-            self._open -= 1
             writer.transport.abort()
 
-    def _respond(self, head: bytes) -> bytes:
-        page = self._page(*head.decode("latin-1").split("\r\n", 1))
-        lines = [f"HTTP/1.1 {page.status} {HTTPStatus(page.status).phrase}"]
-        body = page.body.encode()
-        headers = {
-            "Server": "incumbent",
-            "Date": formatdate(usegmt=True),
-            "Content-Type": page.content_type,
-            "Content-Length": len(body),
-            # A proxy with an old answer of /leaderz would send requests to two leaders.
-            "Cache-Control": "no-store",
-            "Connection": "close",
-            **_HEADERS_OF.get(page.status, {}),
-        }
-        lines += [f"{name}: {value}" for name, value in headers.items()]
-        if head.startswith(b"HEAD "):
-            body = b""
-        return "\r\n".join((*lines, "", "")).encode("latin-1") + body
+    async def _answer(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> Coming | None:
+        """Answer at once, or return what has to be waited for."""
+        self._open += 1
+        try:
+            async with asyncio.timeout(_TIMEOUT):
+                asked = await _read(reader)
+                page = asked if isinstance(asked, Page) else self._page(asked)
+                if not isinstance(page, Page):
+                    if self._viewers < self._most_viewers:
+                        return page
+                    page.close()
+                    page = Page(503, TEXT, "too many look at it already\n")
+                head_only = isinstance(asked, Question) and asked.method == "HEAD"
+                await _send(writer, page._replace(stream=None), head_only=head_only)
+        finally:
+            self._open -= 1
+        return None
 
-    def _page(self, request_line: str, headers: str) -> Page:
-        words = request_line.split()
-        if len(words) != 3 or not words[2].startswith("HTTP/1."):
-            return Page(400, TEXT, "this is no HTTP/1.1 request\n")
-        method, (path, _, query) = words[0], words[1].partition("?")
-        if method not in ("GET", "HEAD"):
+    async def _show(self, writer: asyncio.StreamWriter, coming: Coming) -> None:
+        self._viewers += 1
+        try:
+            async with asyncio.timeout(_PATIENCE):
+                page = await coming
+            await _send(writer, page)
+        finally:
+            self._viewers -= 1
+
+    def _page(self, asked: Question) -> Page | Coming:
+        post = asked.method == "POST" and (asked.path in self._posts or asked.path == _LOGIN)
+        if not post and asked.method not in ("GET", "HEAD"):
             return Page(405, TEXT, "only GET and HEAD\n")
-        authorization = HeaderParser().parsestr(headers)["Authorization"]
-        if path not in OPEN_PATHS:
-            if self._probes_only:
-                return Page(403, TEXT, _PROBES_ONLY)
-            if not authorized(authorization, self._secret):
-                return Page(401, TEXT, "this needs the token of --token-file\n")
-        return answer(self._routes, Question(path, query))
+        if asked.path in OPEN_PATHS:
+            return answer(self._routes, asked)
+        bearer = authorized(asked.headers.get("authorization"), self._secret)
+        refused = self._refused(asked, bearer=bearer)
+        if refused is not None:
+            return refused
+        if post and asked.path == _LOGIN:
+            return self._login(asked)
+        asked = asked._replace(trusted=self._secret is not None, bearer=bearer)
+        return answer(self._posts if post else self._routes, asked)
+
+    def _refused(self, asked: Question, *, bearer: bool) -> Page | None:
+        if self._probes_only:
+            return Page(403, TEXT, _PROBES_ONLY)
+        post = asked.method == "POST"
+        if post and (self._secret is None or not (bearer or _is_from_here(asked))):
+            return Page(403, TEXT, "this needs the token, and comes from a page of ours\n")
+        if bearer or self._has_cookie(asked) or (post and asked.path == _LOGIN):
+            return None
+        return self._unauthorized(asked)
+
+    # -- browsers: a cookie stands for the token ---------------------------------------------------
+
+    def _has_cookie(self, asked: Question) -> bool:
+        given = asked.headers.get("cookie", "").encode("latin-1", "replace").split(b";")
+        return any(hmac.compare_digest(one.strip(), self._cookie.encode()) for one in given)
+
+    def _login(self, asked: Question) -> Page:
+        given = dict(parse_qsl(asked.body)).get("token", "")
+        if not authorized(f"Bearer {given}", self._secret):
+            return self._unauthorized(asked)
+        cookie = f"{self._cookie}; HttpOnly; SameSite=Strict; Path=/"
+        return Page(303, TEXT, "", {"Location": "/", "Set-Cookie": cookie})
+
+    def _unauthorized(self, asked: Question) -> Page:
+        if "/" in self._routes and "text/html" in asked.headers.get("accept", ""):
+            return Page(401, "text/html; charset=utf-8", _ASK)
+        return Page(401, TEXT, "this needs the token of --token-file\n")
 
 
+_LOGIN: Final = "/login"
+_ASK: Final = (
+    '<!doctype html><html lang="en"><meta charset="utf-8"><title>incumbent</title>'
+    '<meta name="viewport" content="width=device-width"><meta name="color-scheme"'
+    ' content="light dark"><main><h1>incumbent</h1><form method="post" action="/login">'
+    '<label>The token of --token-file: <input type="password" name="token" required></label>'
+    " <button>Look</button></form></main></html>"
+)
 _PROBES_ONLY: Final = (
     f"other hosts reach this address: without --token-file it serves {' and '.join(OPEN_PATHS)}"
     " alone\n"
 )
 _HEADERS_OF: Final = {401: {"WWW-Authenticate": "Bearer"}, 405: {"Allow": "GET, HEAD"}}
+
+
+def _is_from_here(asked: Question) -> bool:
+    """Whether a form of our own sent it: browsers say where a POST comes from."""
+    origin = urlsplit(asked.headers.get("origin", "")).netloc
+    return bool(origin) and origin == asked.headers.get("host")
+
+
+async def _read(reader: asyncio.StreamReader) -> Question | Page:
+    head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+    request_line, _, rest = head.partition("\r\n")
+    words = request_line.split()
+    if len(words) != 3 or not words[2].startswith("HTTP/1."):
+        return Page(400, TEXT, "this is no HTTP/1.1 request\n")
+    headers: dict[str, str] = {}
+    for name, value in HeaderParser().parsestr(rest).items():
+        headers.setdefault(name.lower(), value)
+    length = headers.get("content-length", "0")
+    if not re.fullmatch(r"\d{1,4}", length, re.ASCII):
+        return Page(413, TEXT, "the body is too long\n")
+    body = (await reader.readexactly(int(length))).decode("utf-8", "replace")
+    path, _, query = words[1].partition("?")
+    return Question(path, query, words[0], headers, body)
+
+
+async def _send(writer: asyncio.StreamWriter, page: Page, *, head_only: bool = False) -> None:
+    body = page.body.encode() if isinstance(page.body, str) else page.body
+    headers = {
+        "Server": "incumbent",
+        "Date": formatdate(usegmt=True),
+        "Content-Type": page.content_type,
+        **({"Content-Length": len(body)} if page.stream is None else {}),
+        # A proxy with an old answer of /leaderz would send requests to two leaders.
+        "Cache-Control": "no-store",
+        "Connection": "close",
+        **_HEADERS_OF.get(page.status, {}),
+        **page.headers,
+    }
+    lines = [f"HTTP/1.1 {page.status} {HTTPStatus(page.status).phrase}"]
+    lines += [f"{name}: {value}" for name, value in headers.items()]
+    head = "\r\n".join((*lines, "", "")).encode("latin-1")
+    await _deliver(writer, head if head_only else head + body)
+    if page.stream is not None:
+        async with aclosing(page.stream) as stream:
+            async for more in stream:
+                await _deliver(writer, more)
+    writer.close()
+    async with asyncio.timeout(_PATIENCE):
+        await writer.wait_closed()
+
+
+async def _deliver(writer: asyncio.StreamWriter, data: bytes) -> None:
+    """Hand it over in pieces; TimeoutError drops who does not read, before much is kept for it."""
+    for at in range(0, len(data), _PIECE):
+        writer.write(data[at : at + _PIECE])
+        async with asyncio.timeout(_PATIENCE):
+            await writer.drain()
 
 
 def _listen(address: Address) -> socket.socket:

@@ -7,7 +7,7 @@ the new one is ready, and the old one leads until then.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -22,10 +22,18 @@ _METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Question(NamedTuple):
-    """A GET or HEAD of a path; `query`: what stands after its question mark."""
+    """A request for a path; `query`: what stands after its question mark."""
 
     path: str
     query: str = ""
+    method: str = "GET"
+    headers: Mapping[str, str] = {}
+    """By their names in small letters."""
+    body: str = ""
+    trusted: bool = False
+    """Whether it came with the token, or with the cookie that stands for it."""
+    bearer: bool = False
+    """Whether the token itself came, which no page of others can make a browser send."""
 
 
 class Page(NamedTuple):
@@ -33,10 +41,14 @@ class Page(NamedTuple):
 
     status: int
     content_type: str
-    body: str
+    body: str | bytes
+    headers: Mapping[str, str] = {}
+    stream: AsyncGenerator[bytes, None] | None = None
+    """What follows the body, for as long as both sides go on."""
 
 
-Handler: TypeAlias = Callable[[Question], Page]
+Coming: TypeAlias = Coroutine[Any, Any, Page]
+Handler: TypeAlias = Callable[[Question], "Page | Coming"]
 """Answers one path, in the thread of the server, and does not block."""
 Routes: TypeAlias = Mapping[str, Handler]
 """Handlers by path. Those of OPEN_PATHS are asked without a token."""
@@ -54,7 +66,7 @@ def routes_of(situation: Situation) -> dict[str, Handler]:
     }
 
 
-def answer(routes: Routes, question: Question) -> Page:
+def answer(routes: Routes, question: Question) -> Page | Coming:
     """The page that was asked for; 404 if there is none."""
     handler = routes.get(question.path)
     if handler is None:

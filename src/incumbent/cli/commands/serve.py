@@ -1,0 +1,34 @@
+"""`serve`: the page about all leases and jobs of a namespace, beside no work of its own."""
+
+from __future__ import annotations
+
+import signal
+from contextlib import closing
+
+from incumbent.cli.parser import Request
+from incumbent.cli.text import say
+from incumbent.page.site import Site
+from incumbent.serve.http import PageServer
+from incumbent.serve.pages import OPEN_PATHS, TEXT, Page
+from incumbent.store_url import store_url
+from incumbent.stores.names import make_key
+from incumbent.supervise.codes import OK
+
+_LISTEN = "127.0.0.1:8080"
+_ENDING = (signal.SIGINT, signal.SIGTERM)
+
+
+def command(request: Request) -> int:
+    """See the module."""
+    make_key(request.namespace, "x")
+    url = store_url(request.text("store"))
+    # Before the threads, which inherit it.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+    with closing(Site(url, request.namespace)) as site:
+        alive = dict.fromkeys(OPEN_PATHS, lambda _: Page(200, TEXT, "ok\n"))
+        listen, token_file = request.text("listen") or _LISTEN, request.text("token_file")
+        pages = PageServer({**alive, **site.routes()}, listen, token_file, site.posts())
+        with closing(pages):
+            say(f"the page is at {pages.url}")
+            ended = signal.sigwait(_ENDING)
+    return OK if ended == signal.SIGTERM else 128 + ended

@@ -1,0 +1,1 @@
+"""The page that operators leave open: what the store knows, as HTML, live."""

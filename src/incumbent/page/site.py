@@ -1,0 +1,195 @@
+"""The paths of the page, for the listener: documents, the stream of changes, an operator's wish."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import os
+import threading
+from collections.abc import AsyncGenerator, Callable
+from functools import cache
+from importlib.resources import files
+from ipaddress import ip_address
+from secrets import token_bytes
+from typing import Any, Final
+from urllib.parse import parse_qsl, urlencode, urlsplit
+
+from incumbent import clock
+from incumbent.cron.control import CONTROL, Trigger, encode
+from incumbent.errors import LockError
+from incumbent.model import ABSENT, Key
+from incumbent.page.blocks import DEFAULT_WINDOW, WINDOWS
+from incumbent.page.documents import detail, page
+from incumbent.page.editions import Watch
+from incumbent.page.snapshot import Reader
+from incumbent.protocol.link import link_for
+from incumbent.serve.pages import TEXT, Handler, Page, Question
+from incumbent.stores.names import make_key
+from incumbent.stores.notices import PAUSE, RESIGN, encode_notice
+
+_HTML: Final = "text/html; charset=utf-8"
+_HEADERS: Final = {
+    "Content-Security-Policy": (
+        "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self';"
+        " img-src data:; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "same-origin",
+}
+_WITHIN: Final = 2.0
+_REASON_MOST: Final = 200
+
+
+class Site:
+    """The page about a namespace of a store, for one listener."""
+
+    def __init__(self, store: str, namespace: str) -> None:
+        self._namespace = namespace
+        self._reader = Reader(store, namespace)
+        self._watch = Watch(self._reader)
+        self._key = token_bytes(16)
+
+    def close(self) -> None:
+        """Read no more."""
+        self._watch.close()
+
+    def routes(self) -> dict[str, Handler]:
+        """What may be looked at."""
+        return {
+            "/": self._page,
+            "/name": self._detail,
+            "/events": self._events,
+            "/page.css": lambda _: _file("page.css", "text/css; charset=utf-8"),
+            "/page.js": lambda _: _file("page.js", "text/javascript; charset=utf-8"),
+        }
+
+    def posts(self) -> dict[str, Handler]:
+        """What may be done, with the token."""
+        return {"/act": self._act}
+
+    # -- looking -----------------------------------------------------------------------------------
+
+    async def _page(self, asked: Question) -> Page:
+        if not _is_asked_here(asked):
+            return _STRANGE
+        given = dict(parse_qsl(asked.query))
+        window = given.get("window", DEFAULT_WINDOW)
+        window = window if window in WINDOWS else DEFAULT_WINDOW
+        edition = await self._watch.newest(window)
+        name = f"{self._watch.boot}-{edition.number}"
+        search = given.get("q", "")[:200]
+        html = page(edition.snapshot, edition.blocks, window, search, edition.read, name)
+        return Page(200, _HTML, html, _HEADERS)
+
+    async def _detail(self, asked: Question) -> Page:
+        if not _is_asked_here(asked):
+            return _STRANGE
+        given = dict(parse_qsl(asked.query))
+        # What was done a moment ago is to be seen.
+        edition = await self._watch.newest(DEFAULT_WINDOW, 0.0 if "done" in given else 1.0)
+        permit = self._permit() if asked.trusted else ""
+        name, done = given.get("name", ""), given.get("done", "")
+        html = detail(edition.snapshot, edition.blocks, name, permit, done)
+        if html is None:
+            return Page(404, TEXT, "nothing is known of this name\n", _HEADERS)
+        return Page(200, _HTML, html, _HEADERS)
+
+    async def _events(self, asked: Question) -> Page:
+        if not _is_asked_here(asked):
+            return _STRANGE
+        given = dict(parse_qsl(asked.query))
+        window = given.get("window", "")
+        if window not in WINDOWS:
+            return Page(404, TEXT, "no such window\n", _HEADERS)
+        last = asked.headers.get("last-event-id", given.get("since", ""))
+        boot, _, number = last.partition("-")
+        known = number.isascii() and number.isdecimal() and boot == self._watch.boot
+        stream = self._stream(window, int(number[:18]) if known else 0)
+        return Page(200, "text/event-stream", "retry: 2000\n\n", _HEADERS, stream)
+
+    async def _stream(self, window: str, since: int) -> AsyncGenerator[bytes, None]:
+        async for edition in self._watch.follow(window, since):
+            id_ = f"id: {self._watch.boot}-{edition.number}\n".encode()
+            yield id_ + b"data: " + edition.patch(since) + b"\n\n"
+            since = edition.number
+
+    # -- doing -------------------------------------------------------------------------------------
+
+    def _permit(self) -> str:
+        return hmac.digest(self._key, b"permit", "sha256").hex()
+
+    async def _act(self, asked: Question) -> Page:
+        given = dict(parse_qsl(asked.body))
+        permit = given.get("permit", "").encode()
+        if not (asked.bearer or hmac.compare_digest(permit, self._permit().encode())):
+            return Page(403, TEXT, "open the page of this name anew\n", _HEADERS)
+        name, wish = given.get("name", ""), given.get("wish", "")
+        reason = "".join(filter(str.isprintable, given.get("reason", "")))[:_REASON_MOST]
+        try:
+            key = make_key(self._namespace, name)
+            await _in_thread(lambda: self._do(key, wish, reason))
+        except LockError as error:
+            return Page(503, TEXT, f"not done, or not known: {error}\n", _HEADERS)
+        where = "/name?" + urlencode({"name": name, "done": wish})
+        return Page(303, TEXT, "", {**_HEADERS, "Location": where})
+
+    def _do(self, key: Key, wish: str, reason: str) -> None:
+        store, until = link_for(self._reader.client).store, clock.now() + _WITHIN
+        who = f"the page at {os.uname().nodename}"
+        if wish == "pause":
+            value = json.dumps({"who": who, "reason": reason, "when": clock.wall()}).encode()
+            store.put(key, PAUSE, value, ABSENT, until)
+        elif wish == "unpause":
+            store.put(key, PAUSE, None, None, until)
+        elif wish == "resign":
+            for holding in store.read(key, until).holdings[:1]:
+                notice = encode_notice(who=who, reason=reason, token=holding.token)
+                store.put(key, RESIGN, notice, None, until)
+        elif wish == "trigger":
+            trigger = Trigger(os.urandom(4).hex(), key.name, clock.wall(), who, reason)
+            value = encode(job=key.name, when=trigger.when, who=who, reason=reason)
+            store.put(Key(key.namespace, CONTROL), trigger.field, value, None, until)
+
+
+def _is_asked_here(asked: Question) -> bool:
+    """Without a token, a name of another site that leads to this host must not read the page."""
+    host = urlsplit(f"//{asked.headers.get('host', '')}").hostname or ""
+    if asked.trusted or host == "localhost":
+        return True
+    try:
+        return bool(ip_address(host))
+    except ValueError:
+        return False
+
+
+_STRANGE: Final = Page(403, TEXT, "ask for it by its address, or as localhost\n")
+
+
+@cache
+def _file(name: str, kind: str) -> Page:
+    return Page(200, kind, files("incumbent.page").joinpath(name).read_bytes(), _HEADERS)
+
+
+async def _in_thread(call: Callable[[], None]) -> None:
+    """Run it in a daemon thread: a store that is silent must not hold up the end of the process."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[Any] = loop.create_future()
+
+    def tell(error: BaseException | None) -> None:
+        if not done.done():
+            done.set_result(None) if error is None else done.set_exception(error)
+
+    def run() -> None:
+        error: BaseException | None = None
+        try:
+            call()
+        except BaseException as caught:  # noqa: BLE001 - it is raised where it is awaited
+            error = caught
+        try:
+            loop.call_soon_threadsafe(tell, error)
+        except RuntimeError:
+            pass  # The listener is closed.
+
+    threading.Thread(target=run, name="incumbent-page-act", daemon=True).start()
+    await done

@@ -1,0 +1,263 @@
+"""What the store knew at one instant, and what has to be said of it. Pure but for `Reader`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from heapq import nlargest
+from math import inf
+from typing import Any, Final, NamedTuple
+
+from incumbent import clock
+from incumbent.clients import Client
+from incumbent.cron.control import CONTROL, is_job_name, pause_of
+from incumbent.cron.ledger import Run, read_job, running
+from incumbent.cron.presence import KNOWN, PRESENCE, Present, presences, read_sets, up_now
+from incumbent.cron.reading import has_no_instance, jobs_of, result_of, runs_in
+from incumbent.durations import say_seconds
+from incumbent.errors import LockError
+from incumbent.model import Record
+from incumbent.stores.notices import PAUSE, RESIGN, read_notice
+
+_SCAN_WITHIN: Final = 5.0
+_OUTAGES_MOST: Final = 50
+_FAR: Final = 1e11
+"""Seconds; what is said to be farther away is no instant."""
+
+Span = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All records of a namespace. Instants are our wall clock's; records are those read last."""
+
+    store: str
+    namespace: str
+    now: float
+    """When the store was asked last."""
+    records: tuple[Record, ...] = ()
+    read_at: float = -inf
+    """When it answered last."""
+    took: float = 0.0
+    """How long that took, in seconds."""
+    problem: str = ""
+    """Why it does not answer, or nothing."""
+    outages: tuple[Span, ...] = ()
+    """From when to when it gave no answer while somebody looked."""
+
+    def record(self, name: str) -> Record | None:
+        """The record of one name."""
+        return next((record for record in self.records if record.key.name == name), None)
+
+
+class Reader:
+    """Reads the whole namespace, one snapshot after the other. It connects when it first reads."""
+
+    def __init__(self, store: str, namespace: str) -> None:
+        self._store = store
+        self._last = Snapshot("", namespace, 0.0)
+
+    @cached_property
+    def client(self) -> Client:
+        """Connections of our own: what is read here holds no renewal up."""
+        return Client(self._store, namespace=self._last.namespace)
+
+    def read(self) -> Snapshot:
+        """What the store says now, or the last that it said, with the problem."""
+        began, wall = clock.now(), clock.wall()
+        last = replace(self._last, store=self.client.url, now=wall)
+        try:
+            records = self.client.scan("", _SCAN_WITHIN)
+        except LockError as error:
+            since = last.outages[-1][0] if last.problem else wall
+            before = last.outages[:-1] if last.problem else last.outages
+            outages = (*before, (since, clock.wall()))[-_OUTAGES_MOST:]
+            self._last = replace(last, problem=str(error), outages=outages)
+        else:
+            took = clock.now() - began
+            self._last = replace(last, records=records, read_at=wall, took=took, problem="")
+        return self._last
+
+    def close(self) -> None:
+        """Let go of the connections."""
+        if "client" in vars(self):
+            self.client.close()
+
+
+# -- leases and jobs -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A job, with what is read of it once for as long as its record is the same."""
+
+    record: Record
+    facts: dict[str, Any]
+    runs: list[Run]
+    on: list[Run]
+    """Those that go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """What a snapshot says, jobs and leases apart, without what is the fleet's own."""
+
+    jobs: dict[str, Job]
+    leases: tuple[Record, ...]
+    up: tuple[Present, ...]
+    gone: frozenset[str]
+    """Jobs that no instance has."""
+    all_paused: bool
+
+
+def fleet_of(snapshot: Snapshot, before: Fleet | None = None) -> Fleet:
+    """By name; `before` is that of the snapshot before."""
+    by_name = {record.key.name: record for record in snapshot.records}
+    old = {} if before is None else before.jobs
+    jobs = {}
+    for record in sorted(jobs_of(snapshot.records), key=lambda record: record.key.name):
+        name = record.key.name
+        same = name in old and old[name].record == record
+        jobs[name] = old[name] if same else _job(record)
+    names = sorted(name for name in by_name if is_job_name(name) and name not in jobs)
+    present = by_name.get(PRESENCE)
+    up = () if present is None else tuple(up_now(presences(present), snapshot.now))
+    sets = read_sets(by_name.get(KNOWN))
+    return Fleet(
+        jobs,
+        tuple(by_name[name] for name in names),
+        up,
+        frozenset(name for name, job in jobs.items() if has_no_instance(job.record, up, sets)),
+        CONTROL in by_name and pause_of(by_name[CONTROL]) is not None,
+    )
+
+
+def _job(record: Record) -> Job:
+    facts = read_job(record.fields)
+    try:
+        runs, on = runs_in(record), running(record)
+    except (TypeError, ValueError):
+        # Of somebody who writes other values than we do: the page of the others must not suffer.
+        return Job(record, facts, [], [])
+    return Job(record, facts, list(filter(_is_sound, runs)), list(filter(_is_sound, on)))
+
+
+def _is_sound(run: Run) -> bool:
+    """Whether its instants are some: the ledger takes what is there as it is."""
+    instants: tuple[object, ...] = (run.due, run.started or 0.0, run.ended or 0.0)
+    return all(isinstance(at, int | float) and abs(at) < _FAR for at in instants)
+
+
+# -- terms ---------------------------------------------------------------------------------------
+
+
+class Term(NamedTuple):
+    """One term of a name, or run of a job. `ends` is when it ended, at the latest."""
+
+    began: float
+    ends: float
+    """inf while it lasts."""
+    holder: str
+    token: int
+    how: str
+    """Why it ended."""
+
+
+def terms_of(record: Record, read_at: float) -> tuple[Term, ...]:
+    """What the history and the present holders tell, oldest first."""
+    notice = read_notice(record.fields[RESIGN].value) if RESIGN in record.fields else {}
+    held = {holding.token for holding in record.holdings}
+    past = sorted(record.history, key=lambda one: one.started)
+    followers = [one.started for one in past[1:]] + [read_at]
+    found = []
+    for one, following in zip(past, followers, strict=False):
+        ends, how = max(one.started, following), "expired"
+        if one.token in held:
+            ends, how = inf, ""
+        elif one.ended is not None:
+            ends, how = one.ended, "resigned" if one.token == notice.get("token") else "released"
+        found.append(Term(one.started, ends, one.holder, one.token, how))
+    known = {one.token for one in past}
+    for now in record.holdings:
+        if now.token not in known:
+            began = round(read_at - (now.held_for or 0.0))
+            found.append(Term(began, inf, now.holder, now.token, ""))
+    return tuple(found)
+
+
+def terms_of_job(job: Job) -> tuple[Term, ...]:
+    """Its runs, as terms."""
+    on = {run.slot for run in job.on}
+    return tuple(
+        Term(
+            run.started,
+            inf if run.slot in on else run.ended or run.started,
+            run.instance,
+            run.token,
+            "" if run.slot in on else str(run.state),
+        )
+        for run in job.runs
+        if run.started is not None
+    )
+
+
+def paused_at(record: Record) -> float | None:
+    """Since when, as far as who paused it said so."""
+    notice = read_notice(record.fields[PAUSE].value) if PAUSE in record.fields else {}
+    at: object = notice.get("when")
+    return float(at) if isinstance(at, int | float) and abs(at) < _FAR else None
+
+
+# -- events in words -----------------------------------------------------------------------------
+
+
+class Event(NamedTuple):
+    """Something that happened; `kind` names its mark."""
+
+    when: float
+    name: str
+    kind: str
+    source: Term | Run | None
+    words: str = ""
+
+
+def events_of(snapshot: Snapshot, fleet: Fleet, since: float, most: int) -> list[Event]:
+    """The newest that records tell of, the newest first."""
+    found = (event for event in _all_events(snapshot, fleet) if event.when >= since)
+    newest = nlargest(most, found, key=lambda event: event[:3])
+    return [event._replace(words=event.words or _words(event)) for event in newest]
+
+
+def _all_events(snapshot: Snapshot, fleet: Fleet) -> Iterator[Event]:
+    for start, _ in snapshot.outages:
+        yield Event(start, "", "down", None, "the store gave no answer to this page")
+    for record in (*fleet.leases, *(job.record for job in fleet.jobs.values())):
+        at, name = paused_at(record), record.key.name
+        if at is not None:
+            who = read_notice(record.fields[PAUSE].value).get("who") or "an operator"
+            yield Event(at, name, "paused", None, f"paused by {who}")
+    for record in fleet.leases:
+        for term in terms_of(record, snapshot.read_at):
+            yield Event(term.began, record.key.name, "taken", term)
+            if term.how:
+                yield Event(term.ends, record.key.name, term.how, term)
+    for name, job in fleet.jobs.items():
+        for run in job.runs:
+            yield Event(run.ended or run.started or run.due, name, str(run.state), run)
+
+
+def _words(event: Event) -> str:
+    source = event.source
+    if isinstance(source, Run):
+        on = f" on {source.instance}" if source.instance else ""
+        why = f": {source.why}" if source.why else ""
+        return f"slot {source.slot} {result_of(source)}{on}{why}"
+    if source is None or event.kind == "taken":
+        return "" if source is None else f"{source.holder} took it, term {source.token}"
+    after = say_seconds(max(0.0, source.ends - source.began))
+    return source.holder + {
+        "released": f" gave it back after {after}",
+        "resigned": f" was asked to end, and gave it back after {after}",
+        "expired": " did not give it back: its ttl ran out before this",
+    }.get(event.kind, f": {event.kind}")

@@ -1,0 +1,210 @@
+"""The page in a real browser: it follows, it can be used by everybody, and nothing is run in it.
+
+The browser is that of scripts/servers.sh. One that is missing fails, and is never skipped.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from incumbent import clock
+from incumbent.clients import Client
+from incumbent.cron.ledger import JOB, RUN, Run, State, encode
+from incumbent.cron.schedule import slot_id
+from incumbent.model import Ask, Key
+from incumbent.page.site import Site
+from incumbent.protocol.link import link_for
+from incumbent.serve.http import PageServer
+from tests.support.servers import SERVERS, find_server
+
+HOSTILE = '"><img src=x onerror="document.title=1"><script>document.title=2</script>'
+SECRET = "s3cret-s3cret-s3cret"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    from playwright.sync_api import sync_playwright
+
+    fonts = SERVERS.parent / "fonts.conf"
+    env: dict[str, Any] = dict(os.environ) | (
+        {"FONTCONFIG_FILE": str(fonts)} if fonts.exists() else {}
+    )
+    with sync_playwright() as driver:
+        opened = driver.chromium.launch(
+            executable_path=str(find_server("chromium")), args=["--no-sandbox"], env=env
+        )
+        yield opened
+        opened.close()
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> Iterator[Client]:
+    with Client(f"sqlite://{tmp_path / 'leases.db'}") as made:
+        yield made
+
+
+@pytest.fixture
+def url(tmp_path: Path, client: Client) -> Iterator[str]:
+    token_file = tmp_path / "token"
+    token_file.write_text(SECRET)
+    token_file.chmod(0o600)
+    store = f"sqlite://{tmp_path / 'leases.db'}"
+    with (
+        closing(Site(store, "default")) as site,
+        closing(PageServer(site.routes(), "127.0.0.1:0", str(token_file), site.posts())) as server,
+    ):
+        yield server.url
+
+
+def seed(client: Client) -> None:
+    """A fleet: leases that are held, paused and free, and jobs with what became of them."""
+    store, now = link_for(client).store, clock.wall()
+    until = clock.now() + 10
+    for number in range(6):
+        key, claim = Key("default", f"switch-{number}"), f"{number:032x}"
+        grant = store.take(key, claim, Ask(ttl=30.0, holder=f"node-{number % 3}:41"), until)
+        if number == 2:
+            store.give(key, claim, grant.token, until)  # type: ignore[union-attr]
+    hostile = Ask(ttl=30.0, holder=HOSTILE)
+    store.take(Key("default", "hostile"), "f" * 32, hostile, until)
+    states = (*[State.OK] * 16, State.FAILED, State.MISSED, State.LOST, State.OK)
+    for name in ("nightly", "report"):
+        key = Key("default", name)
+        facts = b'{"schedule":"*/5 * * * * (Europe/Berlin)","timezone":"Europe/Berlin","since":0}'
+        store.put(key, JOB, facts, None, until)
+        for place, state in enumerate(states):
+            due = float(round(now - 170 * (len(states) - place)))
+            ran = {"instance": "node-1:77", "started": due, "ended": due + 40, "output": HOSTILE}
+            run = Run(slot_id(due), state, due, **ran)  # type: ignore[arg-type]
+            store.put(key, RUN + run.slot, encode(run), None, until)
+
+
+class Looking:
+    """A tab of the browser that is logged in, and what it complained about."""
+
+    def __init__(self, browser: Any, url: str, **context: Any) -> None:
+        self.context = browser.new_context(**context)
+        self.tab = self.context.new_page()
+        self.complaints: list[str] = []
+        self.tab.on("console", lambda said: self.complaints.append(said.text))
+        self.tab.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.tab.on("request", self._asked)
+        self.url = url
+        self.tab.goto(url)
+        self.tab.fill("[name=token]", SECRET)
+        self.tab.click("button")
+        self.tab.wait_for_selector("main")
+        # The answer 401 with the question for the token is told there.
+        self.complaints.clear()
+
+    def _asked(self, request: Any) -> None:
+        if not request.url.startswith((self.url, "data:")):
+            self.complaints.append(f"asks {request.url}")
+
+
+LOOKS: dict[str, dict[str, Any]] = {
+    "light": {"color_scheme": "light", "viewport": {"width": 1280, "height": 900}},
+    "dark": {"color_scheme": "dark", "viewport": {"width": 1280, "height": 900}},
+    "phone": {"color_scheme": "light", "viewport": {"width": 390, "height": 844}},
+    "wall": {"color_scheme": "dark", "viewport": {"width": 2560, "height": 1440}},
+}
+
+
+@pytest.mark.parametrize("look", LOOKS)
+@pytest.mark.parametrize("path", ["/", "/name?name=nightly", "/name?name=hostile"])
+def test_everybody_can_use_it_and_nothing_of_a_record_runs(
+    browser: Any, url: str, client: Client, look: str, path: str
+) -> None:
+    from axe_playwright_python.sync_playwright import Axe
+
+    seed(client)
+    with closing(Looking(browser, url, **LOOKS[look]).context) as context:
+        tab = context.pages[0]
+        complaints: list[str] = []
+        tab.on("console", lambda said: complaints.append(said.text))
+        tab.on("pageerror", lambda error: complaints.append(str(error)))
+        tab.goto(url + path)
+        if path == "/":
+            tab.wait_for_function("document.querySelectorAll('#leases tr').length == 7")
+        found = Axe().run(tab).response["violations"]
+        assert [(one["id"], one["nodes"][0]["html"]) for one in found] == []
+        assert tab.title() == "default: incumbent"
+        assert not tab.query_selector_all("img, #leases script")
+        assert complaints == []
+        wide = tab.evaluate("document.documentElement.scrollWidth - innerWidth")
+        assert wide <= 0, "it has to be moved sideways"
+
+
+def test_it_follows_what_changes_and_keeps_the_focus(
+    browser: Any, url: str, client: Client
+) -> None:
+    seed(client)
+    looking = Looking(browser, url)
+    tab = looking.tab
+    tab.focus("#leases a[href$='switch-0']")
+    with client.lock("new", holder="node-9").acquire():
+        tab.wait_for_selector("#leases :text('node-9')")
+        assert tab.get_attribute("main", "data-edition")
+    tab.wait_for_selector("#leases tr[data-name=new] :text('free')")
+    assert tab.evaluate("document.activeElement.textContent") == "switch-0"
+    order = tab.eval_on_selector_all("#leases tr", "rows => rows.map(row => row.dataset.name)")
+    assert order == sorted(order)
+    assert looking.complaints == []
+    looking.context.close()
+
+
+def test_names_are_found_while_one_types_and_live_can_be_left(
+    browser: Any, url: str, client: Client
+) -> None:
+    seed(client)
+    looking = Looking(browser, url)
+    tab = looking.tab
+    tab.fill("[name=q]", "SWITCH-1")
+    visible = "rows => rows.filter(row => !row.hidden).map(row => row.dataset.name)"
+    assert tab.eval_on_selector_all("#leases tr", visible) == ["switch-1"]
+    tab.press("[name=q]", "Enter")
+    tab.wait_for_url(re.compile("q=SWITCH-1"))
+    tab.wait_for_function("document.querySelectorAll('#leases tr').length == 7")
+    assert tab.eval_on_selector_all("#leases tr", visible) == ["switch-1"]
+    tab.click("#live")
+    assert "gets old" in tab.inner_text("#link")
+    assert tab.get_attribute("#live", "aria-pressed") == "false"
+    tab.click("#live")
+    assert tab.inner_text("#link") == ""
+    looking.context.close()
+
+
+def test_without_javascript_it_shows_the_same_and_a_form_acts(
+    browser: Any, url: str, client: Client
+) -> None:
+    seed(client)
+    looking = Looking(browser, url, java_script_enabled=False)
+    tab = looking.tab
+    assert tab.locator("#leases tr").count() == 7
+    assert not tab.locator("#live").is_visible()
+    tab.click("#leases a[href$='switch-2']")
+    tab.fill("form:has(button[value=pause]) input[name=reason]", "tests")
+    tab.click("button[value=pause]")
+    assert "asked to pause" in tab.inner_text("[role=status]")
+    assert "paused" in tab.inner_text("#leases")
+    assert b"tests" in client.read("switch-2").fields["pause"].value
+    looking.context.close()
+
+
+def test_the_end_of_the_server_is_said(browser: Any, tmp_path: Path, client: Client) -> None:
+    seed(client)
+    store = f"sqlite://{tmp_path / 'leases.db'}"
+    tab = browser.new_page()
+    with closing(Site(store, "default")) as site:
+        with closing(PageServer(site.routes(), "127.0.0.1:0", None)) as server:
+            tab.goto(server.url)
+            tab.wait_for_selector("#leases tr")
+        tab.wait_for_function("document.getElementById('link').textContent.includes('gets old')")
+    tab.close()

@@ -1,0 +1,262 @@
+"""What the page says of records, read as a browser reads it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+
+from incumbent.cron.ledger import RUN, Run, State
+from incumbent.model import Field, Holding, Past, Record
+from incumbent.page.documents import detail, page
+from incumbent.page.drawing import Window
+from incumbent.page.editions import next_edition
+from incumbent.page.markup import Html, safe, when
+from incumbent.page.snapshot import fleet_of, terms_of
+from incumbent.stores.notices import PAUSE, RESIGN
+from tests.page.records import NOW, blocks, held, job, record, snapshot, standing_by, switch
+
+HOSTILE = "\"><script>alert(1)</script><img src=x onerror=alert(1)>'&\x00\u202e\ud800"
+ELEMENTS = {
+    *("html", "head", "meta", "title", "link", "script", "noscript", "body", "header", "main"),
+    *("form", "label", "input", "select", "option", "button", "section", "h1", "h2", "p", "span"),
+    *("dl", "div", "dt", "dd", "strong", "table", "thead", "tbody", "tr", "th", "td", "a", "time"),
+    *("ul", "ol", "li", "svg", "rect", "path", "circle", "animate", "details", "summary", "pre"),
+}
+
+
+class Seen(HTMLParser):
+    """The elements and the text of a document, with the text of each element that has an id."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data + " "
+
+
+def shown(*records: Record, search: str = "", **changes: object) -> Seen:
+    found = snapshot(*records, **changes)
+    return Seen(page(found, blocks(found), "1h", search, when(NOW, NOW), "boot-1"))
+
+
+def of(row: str, *records: Record, **changes: object) -> str:
+    """The text of the rows of one block."""
+    rows = blocks(snapshot(*records, **changes))[row]
+    return re.sub(r"\s+", " ", Seen(" ".join(row.html for row in rows)).text).strip()
+
+
+# -- hostile texts ---------------------------------------------------------------------------------
+
+
+def test_hostile_names_reasons_and_outputs_are_text() -> None:
+    run = Run(HOSTILE, State.FAILED, NOW, HOSTILE, 5, NOW, NOW, why=HOSTILE, output=HOSTILE)
+    holding = Holding(HOSTILE, 7, 12.0, 15.0, 60.0, claim=HOSTILE)
+    records = (
+        record(HOSTILE, holdings=(holding,), history=(Past(HOSTILE, 3, NOW - 9, NOW - 5),)),
+        held("b", candidates=standing_by(HOSTILE), fields=switch(PAUSE, who=HOSTILE, when=NOW)),
+        job("c", run, schedule=HOSTILE, timezone=HOSTILE),
+    )
+    found = snapshot(*records, store=HOSTILE, problem=HOSTILE, outages=((NOW - 9, NOW),))
+    details = [detail(found, blocks(found), one.key.name, HOSTILE, HOSTILE) for one in records]
+    for html in (page(found, blocks(found), "1h", HOSTILE, when(NOW, NOW), HOSTILE), *details):
+        assert html is not None
+        seen = Seen(html)
+        assert {name for name, _ in seen.elements} <= ELEMENTS | {"animate"}
+        assert [a["src"] for name, a in seen.elements if name == "script"] == ["/page.js"]
+        assert not [a for _, a in seen.elements if {"style"} & a.keys() or "onerror" in a]
+        assert "alert(1)" in seen.text
+        assert not re.search("[\x00\u202e\ud800]", html)
+        html.encode()
+
+
+@pytest.mark.parametrize("due", ['"<b>"', "1e300", "null", "[]", "Infinity"])
+def test_what_cannot_be_an_instant_leaves_the_rest_of_the_page(due: str) -> None:
+    run = Run("2026-09-21T04:30:00Z", State.OK, NOW)
+    bad = Field(f'{{"v": 1, "state": "ok", "due": {due}, "started": {due}}}'.encode(), 1)
+    found = job("a", run)
+    odd = replace(found, fields={**found.fields, RUN + "x": bad})
+    text = of("jobs", odd, job("b", run), held("c", fields=switch(PAUSE, when=1e300)))
+    assert text.startswith("a 30 4 * * *")
+    assert "ok 14:13:20" in text
+
+
+def test_text_is_escaped_once_and_html_is_left_as_it_is() -> None:
+    assert safe("a<b>&\"'") == "a&lt;b&gt;&amp;&quot;&#x27;"
+    assert safe(Html("<b>")) == "<b>"
+    assert safe("node-1:77 ok") == "node-1:77 ok"
+
+
+# -- what is true ----------------------------------------------------------------------------------
+
+
+def test_a_held_lease_says_who_since_when_until_when_and_who_waits() -> None:
+    text = of("leases", held("telnet", candidates=standing_by("node-2", "node-3")))
+    assert text.startswith("telnet held node-1 7 14:12:20 14:13:32 node-2, node-3")
+
+
+def test_while_the_store_is_silent_nothing_is_called_held_or_free() -> None:
+    silent = {"problem": "connection refused", "outages": ((NOW - 5, NOW),), "read_at": NOW - 6}
+    records = (held("a"), record("b"), job("c"))
+    leases = of("leases", *records, **silent)
+    assert leases.count("cannot tell") == 2
+    assert not re.search(r"\b(held|free)\b", leases)
+    assert "cannot tell" in of("jobs", *records, **silent)
+    assert "gives no answer" in of("store", *records, **silent)
+    assert "gave no answer" in of("events", *records, **silent)
+
+
+def test_the_proof_of_an_old_reading_has_drained_as_long() -> None:
+    bar = blocks(snapshot(held("a"), read_at=NOW - 4))["leases"][0].html
+    assert 'aria-label="8s of 15s left"' in bar
+    assert 'dur="8.01s"' in bar
+    assert (
+        'aria-label="0ms of 15s left"'
+        in blocks(snapshot(held("a"), read_at=NOW - 99))["leases"][0].html
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, "free"),
+        ({"fields": switch(PAUSE, who="ann", reason="why")}, "paused paused by ann (why)"),
+        ({"closed_for": 20.0}, "closed closed until 2026-09-21 14:13:40"),
+        ({"closed_for": 5.0, "reserved_for": "node-2"}, "closed reserved for node-2 until"),
+        ({"undecided": True}, "cannot tell too few servers say the same"),
+    ],
+)
+def test_a_lease_that_nobody_holds_says_whether_it_can_be_had(
+    changes: dict[str, object], words: str
+) -> None:
+    assert of("leases", record("a", **changes)).startswith(f"a {words}")
+
+
+def test_only_the_term_that_was_asked_is_said_to_be_asked() -> None:
+    assert "asked to end by ann" in of(
+        "leases", held("a", fields=switch(RESIGN, who="ann", token=7))
+    )
+    assert "asked" not in of("leases", held("a", fields=switch(RESIGN, who="ann", token=6)))
+
+
+def test_terms_tell_how_they_ended() -> None:
+    past = (
+        Past("a", 1, NOW - 500, NOW - 400),
+        Past("b", 2, NOW - 300, NOW - 250),
+        Past("c", 3, NOW - 200),
+        Past("node-1", 7, NOW - 60),
+    )
+    found = held("x", history=past, fields=switch(RESIGN, token=2))
+    ends = [(term.holder, term.how) for term in terms_of(found, NOW)]
+    assert ends == [("a", "released"), ("b", "resigned"), ("c", "expired"), ("node-1", "")]
+    text = of("events", found)
+    assert "b was asked to end, and gave it back after 50s" in text
+    assert "c did not give it back: its ttl ran out before this" in text
+
+
+def test_the_time_line_has_a_bar_a_term_and_gaps_between() -> None:
+    past = (Past("a", 1, NOW - 1800, NOW - 900), Past("node-1", 7, NOW - 60))
+    row = blocks(snapshot(held("x", history=past)))["terms"][1].html
+    bars = re.findall(r'<rect x="([\d.]+)" y="4" width="([\d.]+)"', row)
+    (first, wide), (second, last) = [(float(x), float(w)) for x, w in bars]
+    assert wide == pytest.approx(250, abs=1)
+    assert second - (first + wide) == pytest.approx(233, abs=2)
+    assert second + last == 1000
+
+
+def test_a_window_moves_in_steps_and_ends_after_now() -> None:
+    one, other = Window.ending(NOW, 3600), Window.ending(NOW + 1, 3600)
+    assert one == other
+    assert one.end >= NOW
+
+
+def test_a_job_says_its_next_three_runs_in_its_own_zone() -> None:
+    up = record("@cron/up", fields=switch("up/n1", since=1, seen=NOW, jobs=1))
+    zoned = job("a", schedule="0 17 * * * (Europe/Berlin)", timezone="Europe/Berlin")
+    text = of("jobs", zoned, up)
+    assert "0 17 * * * Europe/Berlin 17:00:00, Tue 22 Sep 17:00, Wed 23 Sep 17:00" in text
+
+
+def test_a_job_that_nobody_will_run_has_no_next_run() -> None:
+    zoned = job("a", schedule="0 17 * * * (UTC)", timezone="UTC")
+    assert "no instance is up" in of("jobs", zoned)
+    paused = replace(zoned, fields={**zoned.fields, **switch(PAUSE, who="ann")})
+    assert "paused" in of("jobs", paused)
+
+
+def test_the_last_slots_are_dots_that_are_told_in_words_too() -> None:
+    states = [State.OK, State.FAILED, State.OK, State.MISSED]
+    runs = [Run(f"2026-09-21T0{n}:00:00Z", state, NOW - 99 + n) for n, state in enumerate(states)]
+    row = blocks(snapshot(job("a", *runs)))["jobs"][0].html
+    assert 'aria-label="last 4 slots: 2 ok, 1 failed, 1 missed"' in row
+    assert row.count("<circle") == 2
+    assert row.count("<path") == 2
+
+
+def test_what_is_the_fleets_own_is_no_lease() -> None:
+    assert of("leases", record("@cron"), record("@cron/sweep"), record("a")) == "a free"
+
+
+# -- documents -------------------------------------------------------------------------------------
+
+
+def test_the_page_without_javascript_finds_names_and_loads_itself_again() -> None:
+    seen = shown(held("telnet"), held("import"), search="TEL")
+    assert "telnet" in seen.text
+    assert "import" not in seen.text
+    assert ("meta", {"http-equiv": "refresh", "content": "10"}) in seen.elements
+
+
+def test_the_page_of_a_job_has_the_output_of_each_run() -> None:
+    run = Run("2026-09-21T04:30:00Z", State.FAILED, NOW, "n1", 5, NOW, NOW + 2, 3, output="boom")
+    found = snapshot(job("a", run))
+    html = detail(found, blocks(found), "a", "", "")
+    assert html is not None
+    assert re.search(r"<details><summary>.*failed \(3\).*<pre[^>]*>boom</pre>", html)
+    assert "<form" not in html
+    assert "Trigger" in str(detail(found, blocks(found), "a", "permit", ""))
+    assert detail(found, blocks(found), "b", "", "") is None
+
+
+# -- editions --------------------------------------------------------------------------------------
+
+
+def test_only_what_changed_is_sent_again() -> None:
+    before = snapshot(held("a"), record("b"))
+    first = next_edition(None, before, blocks(before), 1)
+    later = snapshot(held("a"), record("b"), held("c"))
+    second = next_edition(first, later, blocks(later), 2)
+    names = {row.id: row.name for block in second.blocks.values() for row in block}
+    changed = {names[id_] for id_, number in second.changed.items() if number == 2 and id_ in names}
+    assert changed == {"c", ""}
+    assert b'"leases":[' in second.patch(1)
+    assert b'"jobs":[' not in second.patch(1)
+    assert second.patch(1) is second.patch(1)
+    assert len(second.patch(0)) > len(second.patch(1))
+
+
+def test_a_renewal_is_news_and_time_that_passes_is_not() -> None:
+    first = next_edition(None, snapshot(held("a")), blocks(snapshot(held("a"))), 1)
+    holding = Holding("node-1", 7, 9.0, 15.0, 63.0, claim="c" * 32)
+    same = snapshot(held("a", holdings=(holding,)), now=NOW + 3, read_at=NOW + 3)
+    second = next_edition(first, same, blocks(same), 2)
+    row = second.blocks["leases"][0].id
+    assert second.changed[row] == 1
+    renewed = snapshot(held("a"), now=NOW + 4, read_at=NOW + 4)
+    assert next_edition(second, renewed, blocks(renewed), 3).changed[row] == 3
+
+
+def test_what_is_read_of_a_job_is_kept_while_its_record_is_the_same() -> None:
+    run = Run("2026-09-21T04:30:00Z", State.OK, NOW)
+    first = fleet_of(snapshot(job("a", run), job("b", run)))
+    second = fleet_of(snapshot(job("a", run), job("b", replace(run, output="x"))), first)
+    assert second.jobs["a"] is first.jobs["a"]
+    assert second.jobs["b"] is not first.jobs["b"]
