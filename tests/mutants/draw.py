@@ -8,6 +8,9 @@ a copy that notes which of them come to which change. Then each change is tried 
 quick ones first, up to the first that fails; a slow one fails twice, else it was the machine.
 `--tier rest` tries what `make test` did not notice on what it leaves to `make test-all`. What is
 known stays in the folder and is not run again; `--write` puts the table into a page.
+
+A changed line may kill whatever it can reach (`kill -1`): the tests of a change run in a namespace
+of processes of their own. That needs Linux, and root.
 """
 
 from __future__ import annotations
@@ -36,6 +39,10 @@ MARKS = {"thin": tiers.THIN, "rest": tiers.REST}
 QUICK = 30
 """How many tests are tried first: most changes die of one of them."""
 PATIENCE = 900.0
+APART = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "--")
+"""What a command is run with that must not reach any process of others."""
+# A first process that reaps, and is none of the tests.
+_WITH_INIT = (*APART, "sh", "-c", '"$@"; exit $?', "sh")
 BEGIN, END = "<!-- made by tests.mutants.draw -->", "<!-- end of drawn -->"
 
 
@@ -81,7 +88,7 @@ def _died(sources: Path, tests: Sequence[str]) -> str:
     options = ("-x", "-q", "--no-header", "-p", "no:cacheprovider", "--timeout=60")
     try:
         ran = subprocess.run(
-            [sys.executable, "-m", "pytest", *options, *tests],
+            [*_WITH_INIT, sys.executable, "-m", "pytest", *options, *tests],
             cwd=ROOT,
             env=environment_of(sources),
             capture_output=True,
@@ -98,6 +105,14 @@ def _died(sources: Path, tests: Sequence[str]) -> str:
     return found if found in tests else tests[0]
 
 
+def can_be_apart() -> bool:
+    """Whether a command runs here that sees no process of others."""
+    try:
+        return subprocess.run([*APART, "true"], capture_output=True, check=False).returncode == 0
+    except OSError:
+        return False
+
+
 def main() -> int:
     """See the module."""
     asked = _parser().parse_args()
@@ -105,6 +120,9 @@ def main() -> int:
     if asked.list:
         say("\n".join(change.text for change in chosen))
         return 0
+    if not can_be_apart():
+        say("nothing is tried: no process namespace of its own (unshare --pid, as root on Linux)")
+        return 1
     asked.folder.mkdir(exist_ok=True)
     results = asked.folder / "results"
     known = read(results)

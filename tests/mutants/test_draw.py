@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import ast
+import subprocess
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from tests.mutants.change import changes, drawn
+from tests.mutants.draw import APART, can_be_apart
 from tests.mutants.mutation import SOURCES
 from tests.mutants.reach import marked
+from tests.support.needs import needs
 
 SOURCE = """
 def late(now: int = 0, /) -> bool:
@@ -80,3 +84,12 @@ def test_a_pattern_is_left_unmarked() -> None:
     text = marked(source, changes("file.py", source))
     assert "case 5:" in text
     assert "hit" in text
+
+
+@needs(can_be_apart(), "a process namespace of its own")
+def test_what_is_tried_is_apart_from_every_process_of_others() -> None:
+    command = [*APART, "sh", "-c", "readlink /proc/self/ns/pid; ls -d /proc/[0-9]*"]
+    ran = subprocess.run(command, capture_output=True, text=True, check=True)
+    inside, *seen = ran.stdout.split()
+    assert inside != str(Path("/proc/self/ns/pid").readlink())
+    assert 1 <= len(seen) <= 3
