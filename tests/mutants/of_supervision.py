@@ -122,8 +122,29 @@ MUTATIONS: tuple[Mutation, ...] = (
     _m(
         "other hosts get every page without a token",
         "serve/http.py",
-        "            if self._probes_only:",
-        "            if False:",
+        "        if self._probes_only:",
+        "        if False:",
         "tests/serve/test_health.py::test_without_a_token_other_hosts_get_the_probes_alone",
+    ),
+    _m(
+        "a form of another site acts for who is logged in",
+        "serve/http.py",
+        'return bool(origin) and origin == asked.headers.get("host")',
+        "return True",
+        "tests/page/test_site.py::test_nothing_is_done_for_a_page_of_others_or_without_the_token",
+    ),
+    _m(
+        "the page runs what stands in a record",
+        "page/markup.py",
+        'return text if _PLAIN.fullmatch(text) else escape(_UNSEEN.sub("\\ufffd", text))',
+        "return text",
+        "tests/page/test_page.py::test_hostile_names_reasons_and_outputs_are_text",
+    ),
+    _m(
+        "the page calls a lease held while the store is silent",
+        "page/blocks.py",
+        '    if snapshot.problem:\n        return "cannot tell",',
+        '    if False:\n        return "cannot tell",',
+        "tests/page/test_page.py::test_while_the_store_is_silent_nothing_is_called_held_or_free",
     ),
 )

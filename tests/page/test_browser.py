@@ -152,7 +152,7 @@ def test_it_follows_what_changes_and_keeps_the_focus(
     with client.lock("new", holder="node-9").acquire():
         tab.wait_for_selector("#leases :text('node-9')")
         assert tab.get_attribute("main", "data-edition")
-    tab.wait_for_selector("#leases tr[data-name=new] :text('free')")
+    tab.wait_for_selector("#leases tr[data-name=new] :text('not held')")
     assert tab.evaluate("document.activeElement.textContent") == "switch-0"
     order = tab.eval_on_selector_all("#leases tr", "rows => rows.map(row => row.dataset.name)")
     assert order == sorted(order)

@@ -114,6 +114,13 @@ def test_while_the_store_is_silent_nothing_is_called_held_or_free() -> None:
     assert "gave no answer" in of("events", *records, **silent)
 
 
+def test_while_a_store_grants_nothing_nobody_is_told_that_a_lease_can_be_had() -> None:
+    refuses = "up for 3s, restart_wait 15s: it grants nothing yet"
+    assert of("leases", record("a"), refuses=refuses) == f"a cannot tell {refuses}"
+    assert of("leases", held("a"), refuses=refuses).startswith("a held node-1")
+    assert f"grants nothing {refuses}" in of("store", refuses=refuses)
+
+
 def test_the_proof_of_an_old_reading_has_drained_as_long() -> None:
     bar = blocks(snapshot(held("a"), read_at=NOW - 4))["leases"][0].html
     assert 'aria-label="8s of 15s left"' in bar
@@ -127,7 +134,11 @@ def test_the_proof_of_an_old_reading_has_drained_as_long() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({}, "free"),
+        ({}, "not held"),
+        (
+            {"slots": {"once": 20.0}},
+            "not held slot once: ran, and is closed until 2026-09-21 14:13:40",
+        ),
         ({"fields": switch(PAUSE, who="ann", reason="why")}, "paused paused by ann (why)"),
         ({"closed_for": 20.0}, "closed closed until 2026-09-21 14:13:40"),
         ({"closed_for": 5.0, "reserved_for": "node-2"}, "closed reserved for node-2 until"),
@@ -202,7 +213,7 @@ def test_the_last_slots_are_dots_that_are_told_in_words_too() -> None:
 
 
 def test_what_is_the_fleets_own_is_no_lease() -> None:
-    assert of("leases", record("@cron"), record("@cron/sweep"), record("a")) == "a free"
+    assert of("leases", record("@cron"), record("@cron/sweep"), record("a")) == "a not held"
 
 
 # -- documents -------------------------------------------------------------------------------------

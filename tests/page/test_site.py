@@ -23,6 +23,7 @@ from incumbent.clients import Client
 from incumbent.errors import StoreUnavailable
 from incumbent.page.site import Site
 from incumbent.page.snapshot import Reader, Snapshot
+from incumbent.protocol.link import link_for
 from incumbent.serve.http import PageServer
 from incumbent.serve.pages import TEXT, Page
 from tests.page.records import NOW, held, snapshot
@@ -360,6 +361,20 @@ def test_a_site_that_closes_leaves_no_thread_behind(store: str, client: Client) 
     with listening(store) as url:
         ask(url, "/")
     eventually(lambda: not [t for t in threading.enumerate() if t.name.startswith("incumbent-p")])
+
+
+def test_what_the_store_says_to_wait_for_is_asked_until_it_is_over(
+    store: str, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = [("warning", "up for 1s: it grants nothing yet", "wait 14s"), ("warning", "x", "y")]
+    with closing(Reader(store, "default")) as reader:
+        engine = link_for(reader.client).engine
+        monkeypatch.setattr(type(engine), "diagnose", lambda *_: list(found))
+        assert reader.read().refuses == "up for 1s: it grants nothing yet"
+        found.clear()
+        assert reader.read().refuses == ""
+        found.append(("warning", "again", "wait"))
+        assert reader.read().refuses == "", "asked too often"
 
 
 def test_an_outage_is_said_with_its_beginning_and_its_reason(

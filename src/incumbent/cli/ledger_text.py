@@ -2,64 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from incumbent.cli.text import iso, said_by
-from incumbent.cron.control import is_job_name
-from incumbent.cron.ledger import JOB, Run, State, pruned_spans, read_job, running, runs_of
+from incumbent.cron.ledger import Run, pruned_spans, read_job, running
 from incumbent.cron.presence import (
     GONE,
     GONE_AFTER,
     Present,
-    had_by_nobody,
     is_by_the_clock,
     up_now,
 )
-from incumbent.cron.schedule import Every, cron_schedule, slot_id
+from incumbent.cron.reading import next_slot, result_of, runs_in
+from incumbent.cron.schedule import slot_id
 from incumbent.cron.slots import GRACE
-from incumbent.durations import parse_duration, say_seconds
-from incumbent.errors import ConfigError
+from incumbent.durations import say_seconds
 from incumbent.model import Record
 from incumbent.stores.notices import PAUSE
-
-
-def jobs_of(records: Iterable[Record]) -> list[Record]:
-    """Those that are jobs."""
-    return [one for one in records if is_job_name(one.key.name) and JOB in one.fields]
-
-
-def has_no_instance(
-    record: Record, up: Iterable[Present], sets: Mapping[str, frozenset[bytes]]
-) -> bool:
-    """Whether no instance has this job although some are up; `sets`: see `read_sets`."""
-    by_clock = is_by_the_clock(read_job(record.fields))
-    return by_clock and had_by_nobody(record.key.name, up, sets)
-
-
-def runs_in(record: Record) -> list[Run]:
-    """All runs on record, oldest first; what seems to run and has no holder is lost."""
-    alive = {run.slot for run in running(record)}
-    return [
-        run
-        if run.state.ended or run.slot in alive
-        else replace(run, state=State.LOST, why=run.why or f"{run.instance} vanished")
-        for run, _ in runs_of(record.fields).values()
-    ]
 
 
 def last_run(record: Record) -> Run | None:
     """The newest on record."""
     runs = runs_in(record)
     return runs[-1] if runs else None
-
-
-def result_of(run: Run) -> str:
-    """One word, and what is worth a second."""
-    times = f" x{run.count}" if run.count > 1 else ""
-    code = f" ({run.code})" if run.code and run.state is State.FAILED else ""
-    return f"{str(run.state).replace('_', ' ')}{code}{times}"
 
 
 def took(run: Run) -> str:
@@ -72,21 +38,6 @@ def when_of(run: Run) -> str:
     name = run.slot if not run.slot[:1].isdigit() else ""
     again = f" #{run.attempt}" if "#" in run.slot else ""
     return iso(run.due) + (f" {name}" if name else again)
-
-
-def next_slot(record: Record, now: float) -> float | None:
-    """When it is due next, as far as its registered schedule tells."""
-    facts = read_job(record.fields)
-    text, zone = str(facts.get("schedule", "")), str(facts.get("timezone", "UTC"))
-    expression = text.removesuffix(f" ({zone})")
-    try:
-        if expression.startswith("every "):
-            return Every(parse_duration(expression.removeprefix("every "), "every")).next_after(now)
-        if expression.startswith("at "):
-            return None
-        return cron_schedule(expression, zone).next_after(now)
-    except (ConfigError, ImportError):
-        return None
 
 
 def say_up(present: Iterable[Present], now: float) -> str:

@@ -112,6 +112,8 @@ def _store(snapshot: Snapshot, fleet: Fleet) -> Iterator[Row]:
         facts["since"] = when(snapshot.outages[-1][0], snapshot.now)
         facts["why"] = snapshot.problem
     else:
+        if snapshot.refuses:
+            facts["grants nothing"] = tag("strong", snapshot.refuses, class_="bad")
         facts["round trip"] = f"{1000 * snapshot.took:.0f} ms for all records"
     facts |= {"store": snapshot.store, "namespace": snapshot.namespace}
     facts["leases held"] = f"{held} of {len(fleet.leases)}"
@@ -142,7 +144,7 @@ def _lease(snapshot: Snapshot, record: Record, place: int, holding: Holding | No
             left = max(0.0, until - snapshot.now)
             bar = draining(left, holding.ttl or holding.remaining)
             cells["proven until"] = joined((bar, when(until, snapshot.now)))
-    notes = "; ".join(_notes(record, why))
+    notes = "; ".join(_notes(record, why, snapshot.read_at))
     order = ("state", "holder", "term", "since", "proven until")
     cells = {label: cells.get(label, "") for label in order} | {"waiting": waiting, "notes": notes}
     key = (
@@ -156,7 +158,7 @@ def _lease(snapshot: Snapshot, record: Record, place: int, holding: Holding | No
 
 
 def state_of(snapshot: Snapshot, record: Record) -> tuple[str, str]:
-    """Held, free or "cannot tell", and why."""
+    """Held, not held or "cannot tell", and why."""
     if snapshot.problem:
         return "cannot tell", "the store gives no answer: what stands here was read before"
     if record.holdings:
@@ -166,18 +168,23 @@ def state_of(snapshot: Snapshot, record: Record) -> tuple[str, str]:
     if record.closed_for > 0:
         what = f"reserved for {record.reserved_for}" if record.reserved_for else "closed"
         return "closed", f"{what} until {_clock(snapshot.read_at + record.closed_for)}"
-    return ("cannot tell", "too few servers say the same") if record.undecided else ("free", "")
+    if record.undecided:
+        return "cannot tell", "too few servers say the same"
+    # Not "free": a take may still be refused for what no record tells.
+    return ("cannot tell", snapshot.refuses) if snapshot.refuses else ("not held", "")
 
 
 def _clock(instant: float) -> str:
     return local_time(instant, find_zone("UTC")).strftime("%Y-%m-%d %H:%M:%S")
 
 
-def _notes(record: Record, why: str) -> Iterator[str]:
+def _notes(record: Record, why: str, read_at: float) -> Iterator[str]:
     if why:
         yield why
     if PAUSE in record.fields:
         yield f"paused{_by(record.fields[PAUSE])}"
+    for slot, left in record.slots.items():
+        yield f"slot {slot}: ran, and is closed until {_clock(read_at + left)}"
     tokens = {holding.token for holding in record.holdings}
     if RESIGN in record.fields and read_notice(record.fields[RESIGN].value).get("token") in tokens:
         yield f"asked to end{_by(record.fields[RESIGN])}"

@@ -18,10 +18,14 @@ from incumbent.cron.reading import has_no_instance, jobs_of, result_of, runs_in
 from incumbent.durations import say_seconds
 from incumbent.errors import LockError
 from incumbent.model import Record
+from incumbent.policy import TTL_DEFAULT
+from incumbent.protocol.link import link_for
 from incumbent.stores.notices import PAUSE, RESIGN, read_notice
 
 _SCAN_WITHIN: Final = 5.0
 _OUTAGES_MOST: Final = 50
+_EXAMINE_EVERY: Final = 15.0
+_EXAMINE_WITHIN: Final = 2.0
 _FAR: Final = 1e11
 """Seconds; what is said to be farther away is no instant."""
 
@@ -43,6 +47,8 @@ class Snapshot:
     """How long that took, in seconds."""
     problem: str = ""
     """Why it does not answer, or nothing."""
+    refuses: str = ""
+    """Why it grants nothing although it answers, or nothing."""
     outages: tuple[Span, ...] = ()
     """From when to when it gave no answer while somebody looked."""
 
@@ -57,6 +63,7 @@ class Reader:
     def __init__(self, store: str, namespace: str) -> None:
         self._store = store
         self._last = Snapshot("", namespace, 0.0)
+        self._examined = -inf
 
     @cached_property
     def client(self) -> Client:
@@ -69,6 +76,7 @@ class Reader:
         last = replace(self._last, store=self.client.url, now=wall)
         try:
             records = self.client.scan("", _SCAN_WITHIN)
+            last = replace(last, refuses=self._refuses(last.refuses))
         except LockError as error:
             since = last.outages[-1][0] if last.problem else wall
             before = last.outages[:-1] if last.problem else last.outages
@@ -78,6 +86,16 @@ class Reader:
             took = clock.now() - began
             self._last = replace(last, records=records, read_at=wall, took=took, problem="")
         return self._last
+
+    def _refuses(self, before: str) -> str:
+        """What `doctor` says to wait for, such as the restart wait; asked now and then."""
+        now = clock.now()
+        if not before and now - self._examined < _EXAMINE_EVERY:
+            return ""
+        self._examined = now
+        found = link_for(self.client).engine.diagnose(TTL_DEFAULT, now + _EXAMINE_WITHIN)
+        waits = (what for level, what, to_do in found if level != "ok" and to_do.startswith("wait"))
+        return "; ".join(waits)
 
     def close(self) -> None:
         """Let go of the connections."""

@@ -10,19 +10,7 @@ from collections.abc import Callable
 from typing import Final
 
 from incumbent import clock
-from incumbent.cli.ledger_text import (
-    has_no_instance,
-    job_as_json,
-    jobs_of,
-    last_run,
-    next_slot,
-    result_of,
-    run_as_json,
-    runs_in,
-    say_up,
-    took,
-    when_of,
-)
+from incumbent.cli.ledger_text import job_as_json, last_run, run_as_json, say_up, took, when_of
 from incumbent.cli.operator import WITHIN, Operator, open_client, read_until
 from incumbent.cli.parser import Request
 from incumbent.cli.text import iso, print_json, since_of, table
@@ -37,6 +25,7 @@ from incumbent.cron.presence import (
     read_sets,
     up_now,
 )
+from incumbent.cron.reading import has_no_instance, jobs_of, next_slot, result_of, runs_in
 from incumbent.durations import parse_duration, say_seconds
 from incumbent.model import Key, Past, Record
 from incumbent.options import require

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from incumbent import clock
-from incumbent.cli.ledger_text import jobs_of
 from incumbent.cli.operator import WITHIN, Operator, open_client, read_until
 from incumbent.cli.parser import Request
 from incumbent.cli.text import print_json, said_by, say
 from incumbent.clients import Client
 from incumbent.cron.control import CONTROL
+from incumbent.cron.reading import jobs_of
 from incumbent.durations import say_seconds
 from incumbent.errors import ConfigError
 from incumbent.model import ABSENT, ByVersion, Holding, Key, Record, Released, Stale

@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from incumbent import clock
-from incumbent.cli.ledger_text import explain_job, has_no_instance
+from incumbent.cli.ledger_text import explain_job
 from incumbent.cli.operator import WITHIN, open_client
 from incumbent.cli.parser import Request
 from incumbent.cli.text import facts_of, instant_of, iso, print_json, record_as_json, said_by
 from incumbent.cron.ledger import JOB
 from incumbent.cron.presence import KNOWN, PRESENCE, presences, read_sets, up_now
+from incumbent.cron.reading import has_no_instance
 from incumbent.durations import say_seconds
 from incumbent.model import Holding, Record
 from incumbent.stores.notices import PAUSE, RESIGN, read_notice
