@@ -141,12 +141,11 @@ on = False
 """Whether anything is counted. A caller in a hot path looks here first."""
 hearers: list[Hearer] = []
 
-_Cell: TypeAlias = dict[tuple[str, str, int], float]
+_Cell: TypeAlias = dict[tuple[str, str], list[float]]
+"""By metric and label: the sum, and of a histogram how many are in each bucket."""
 _cells: dict[int, _Cell] = {}
 # Not a WeakSet: one that another thread changes cannot be read.
 _providers: dict[ref[Provider], None] = {}
-_SUM: Final = -1
-_PLAIN: Final = -2
 
 
 def begin() -> None:
@@ -177,13 +176,14 @@ def reset() -> None:
 
 def count(metric: str, label: str = "", amount: float = 1.0) -> None:
     """Add to a counter, or to a gauge."""
-    _add(metric, label, _PLAIN, amount)
+    _series(metric, label)[0] += amount
 
 
 def observe(metric: str, value: float, label: str = "") -> None:
     """Add to a histogram."""
-    _add(metric, label, bisect_left(METRICS[metric].bounds, value), 1.0)
-    _add(metric, label, _SUM, value)
+    series = _series(metric, label)
+    series[0] += value
+    series[bisect_left(METRICS[metric].bounds, value) + 1] += 1.0
     for hearer in hearers:
         hearer.observed(metric, label, value)
 
@@ -212,12 +212,18 @@ def failed(error: StoreError) -> None:
     count(STORE_ERRORS, "permanent" if error.permanent else unknown)
 
 
-def _add(metric: str, label: str, place: int, amount: float) -> None:
-    thread = get_ident()
-    # A thread that is gone leaves its cell to the next one of its number.
-    cell = _cells.get(thread) or _cells.setdefault(thread, {})
-    key = (metric, label, place)
-    cell[key] = cell.get(key, 0.0) + amount
+def _series(metric: str, label: str) -> list[float]:
+    """This thread's own. One that is gone leaves its cell to the next thread of its number."""
+    thread, key = get_ident(), (metric, label)
+    try:
+        return _cells[thread][key]
+    except KeyError:
+        series = [0.0] * _places(metric)
+        return _cells.setdefault(thread, {}).setdefault(key, series)
+
+
+def _places(metric: str) -> int:
+    return len(METRICS[metric].bounds) + 2
 
 
 # -- looking ---------------------------------------------------------------------------------------
@@ -227,8 +233,9 @@ def counted() -> Iterator[Sample]:
     """What was counted, over all threads."""
     totals: _Cell = {}
     for cell in list(_cells.values()):
-        for key, value in list(cell.items()):
-            totals[key] = totals.get(key, 0.0) + value
+        for key, series in list(cell.items()):
+            total = totals.get(key, [0.0] * len(series))
+            totals[key] = [one + more for one, more in zip(total, series, strict=True)]
     for name in (ACQUIRE, TRANSITIONS, RENEWALS, RENEWAL_FAILURES, RENEWAL, MARGIN, WAITERS):
         yield from _samples(name, totals)
     yield from _samples(STORE_ERRORS, totals)
@@ -236,16 +243,17 @@ def counted() -> Iterator[Sample]:
 
 def _samples(name: str, totals: _Cell) -> Iterator[Sample]:
     metric = METRICS[name]
-    seen = {label for counted, label, _ in totals if counted == name}
+    seen = {label for counted, label in totals if counted == name}
     for label in (*metric.values, *sorted(seen - {*metric.values})) or ("",):
         labels = ((metric.label, label),) if metric.label else ()
+        total, *buckets = totals.get((name, label)) or [0.0] * _places(name)
         if not metric.bounds:
-            yield Sample(name, labels, totals.get((name, label, _PLAIN), 0.0))
+            yield Sample(name, labels, total)
             continue
         so_far = 0.0
-        for place, bound in enumerate((*metric.bounds, inf)):
-            so_far += totals.get((name, label, place), 0.0)
+        for bound, bucket in zip((*metric.bounds, inf), buckets, strict=True):
+            so_far += bucket
             le = "+Inf" if bound == inf else repr(bound)
             yield Sample(name, (*labels, ("le", le)), so_far, "_bucket")
-        yield Sample(name, labels, totals.get((name, label, _SUM), 0.0), "_sum")
+        yield Sample(name, labels, total, "_sum")
         yield Sample(name, labels, so_far, "_count")

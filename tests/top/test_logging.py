@@ -16,24 +16,29 @@ from tests.support.waiting import eventually
 NAMES = (f"memory:logging{number}" for number in itertools.count())
 
 
+def said(caplog: pytest.LogCaptureFixture, lease: str) -> list[logging.LogRecord]:
+    """About this lease: threads of other tests may log too."""
+    return [record for record in caplog.records if getattr(record, "lease", "") == lease]
+
+
 def fields(record: logging.LogRecord, *names: str) -> list[object]:
     return [getattr(record, name) for name in names]
 
 
 def test_a_lease_without_waiting_is_no_news(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "incumbent")
-    incumbent.Lock("x", store=FaultyEngine()).acquire().release()
-    assert caplog.records == []
+    incumbent.Lock("at-once", store=FaultyEngine()).acquire().release()
+    assert said(caplog, "at-once") == []
 
 
 def test_who_waited_says_for_how_long(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "incumbent")
     engine = FaultyEngine()
-    lease = incumbent.Lock("x", store=engine, holder="one").acquire()
+    lease = incumbent.Lock("waited", store=engine, holder="one").acquire()
     got: list[int] = []
 
     def wait() -> None:
-        with incumbent.Lock("x", store=engine, holder="two").acquire() as mine:
+        with incumbent.Lock("waited", store=engine, holder="two").acquire() as mine:
             got.append(mine.fencing_token)
 
     thread = threading.Thread(target=wait)
@@ -41,35 +46,36 @@ def test_who_waited_says_for_how_long(caplog: pytest.LogCaptureFixture) -> None:
     eventually(lambda: engine.faulty.calls["take"] >= 2)
     lease.release()
     thread.join()
-    (record,) = caplog.records
+    (record,) = said(caplog, "waited")
     assert record.levelno == logging.INFO
-    assert record.getMessage().startswith("x: acquired after ")
-    assert fields(record, "lease", "holder", "token") == ["x", "two", got[0]]
+    assert record.getMessage().startswith("waited: acquired after ")
+    assert fields(record, "lease", "holder", "token") == ["waited", "two", got[0]]
     assert getattr(record, "waited") > 0  # noqa: B009 - logging declares no fields of ours
 
 
 def test_a_term_says_when_it_begins_and_how_it_ended(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "incumbent")
-    election = incumbent.Election("switch-7", store=FaultyEngine(), holder="one")
+    election = incumbent.Election("elected", store=FaultyEngine(), holder="one")
     with election.lead() as term:
         number = term.number
-    eventually(lambda: len(caplog.records) == 2)
-    elected, ended = caplog.records
-    assert elected.getMessage() == f"switch-7: elected, term {number}"
-    assert ended.getMessage() == f"switch-7: term {number} ended"
-    assert fields(elected, "lease", "holder", "token") == ["switch-7", "one", number]
+    eventually(lambda: len(said(caplog, "elected")) == 2)
+    elected, ended = said(caplog, "elected")
+    assert elected.getMessage() == f"elected: elected, term {number}"
+    assert ended.getMessage() == f"elected: term {number} ended"
+    assert fields(elected, "lease", "holder", "token") == ["elected", "one", number]
     assert fields(ended, "token", "reason") == [number, ""]
 
 
 def test_a_lost_term_says_why(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "incumbent")
     engine = FaultyEngine()
-    term = incumbent.Election("switch-7", store=engine).campaign()
+    term = incumbent.Election("lost", store=engine).campaign()
     term._held.machine.gone("taken")
     term._link.keeper.disarm(term._held)
-    eventually(lambda: len(caplog.records) == 2)
-    assert caplog.records[1].getMessage() == f"switch-7: term {term.number} ended: taken"
-    assert fields(caplog.records[1], "reason") == ["taken"]
+    eventually(lambda: len(said(caplog, "lost")) == 2)
+    ended = said(caplog, "lost")[1]
+    assert ended.getMessage() == f"lost: term {term.number} ended: taken"
+    assert fields(ended, "reason") == ["taken"]
 
 
 def test_a_failed_job_of_python_leaves_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
@@ -80,7 +86,8 @@ def test_a_failed_job_of_python_leaves_its_traceback(caplog: pytest.LogCaptureFi
         raise ValueError("no such invoice")
 
     def errors() -> list[logging.LogRecord]:
-        return [record for record in caplog.records if record.levelno == logging.ERROR]
+        failed = (it for it in caplog.records if getattr(it, "job", "") == "bill")
+        return [record for record in failed if record.levelno == logging.ERROR]
 
     with jobs:
         eventually(errors)

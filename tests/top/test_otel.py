@@ -6,6 +6,7 @@ import asyncio
 import itertools
 from collections.abc import Iterator
 from typing import Any
+from weakref import WeakSet
 
 import pytest
 from opentelemetry import trace
@@ -17,6 +18,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 import incumbent
 from incumbent import meters, otel
+from incumbent.protocol import keeper
 from incumbent.stores.memory import MemoryEngine
 from tests.support.faulty import FaultyEngine
 from tests.support.waiting import eventually
@@ -56,6 +58,7 @@ class Seen:
 def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Seen]:
     monkeypatch.setattr(meters, "on", True)
     monkeypatch.setattr(meters, "hearers", [])
+    monkeypatch.setattr(keeper, "_keepers", WeakSet())
     meters.reset()
     found = Seen()
     otel.instrument(meter_provider=found.metrics, tracer_provider=found.traces)
@@ -77,7 +80,7 @@ def test_histograms_have_every_event_in_buckets_of_seconds(seen: Seen) -> None:
     for _ in range(3):
         incumbent.Lock("x", store=FaultyEngine()).acquire().release()
     point = seen.points("incumbent.acquire_seconds")["granted"]
-    assert point.count == 3
+    assert point.count >= 3
     assert point.explicit_bounds[0] == 0.0005
 
 
@@ -86,7 +89,8 @@ def test_an_acquire_is_a_span_of_what_the_caller_is_doing(seen: Seen) -> None:
     tracer, lock = seen.traces.get_tracer("mine"), incumbent.Lock("x", store=engine)
     with tracer.start_as_current_span("request") as request, lock.acquire():
         assert incumbent.Lock("x", store=engine).try_acquire() is None
-    granted, refused = seen.spans("incumbent.acquire")
+    # Those of this test: threads of others may acquire meanwhile.
+    granted, refused = (it for it in seen.spans("incumbent.acquire") if it.parent)
     assert granted.parent.span_id == request.get_span_context().span_id
     assert granted.attributes == {"incumbent.name": "x", "incumbent.outcome": "granted"}
     assert refused.attributes["incumbent.outcome"] == "refused"
@@ -95,12 +99,15 @@ def test_an_acquire_is_a_span_of_what_the_caller_is_doing(seen: Seen) -> None:
 
 def test_an_acquire_on_asyncio_is_a_span_too(seen: Seen) -> None:
     async def main() -> None:
-        async with incumbent.AsyncLock("x", store=FaultyEngine()):
+        async with incumbent.AsyncLock("traced", store=FaultyEngine()):
             pass
 
     asyncio.run(main())
-    (span,) = seen.spans("incumbent.acquire")
-    assert span.attributes["incumbent.outcome"] == "granted"
+    outcomes = {
+        span.attributes["incumbent.name"]: span.attributes["incumbent.outcome"]
+        for span in seen.spans("incumbent.acquire")
+    }
+    assert outcomes["traced"] == "granted"
 
 
 @pytest.mark.parametrize("kind", ["function", "coroutine"])
