@@ -23,8 +23,8 @@ _log = logging.getLogger("incumbent")
 
 _EVERY: Final = 1.0
 """Seconds between two readings, at least."""
-_SHARE: Final = 0.01
-"""Of a core, for reading and rendering while somebody follows."""
+_SHARE: Final = 0.008
+"""Of a core, for reading and rendering while somebody follows; sending comes on top."""
 _SLOWEST: Final = 60.0
 
 
@@ -83,7 +83,10 @@ def next_edition(
         for id_, key in now:
             same = id_ in known and known[id_] == key
             changed[id_] = since[id_] if same else number
-    return Edition(number, snapshot, blocks, changed, every)
+    made = Edition(number, snapshot, blocks, changed, every)
+    # What most followers lack: made here, and not in the loop, where probes would wait for it.
+    made.patch(0 if before is None else before.number)
+    return made
 
 
 class Watch:
