@@ -1,0 +1,77 @@
+"""What the promises of some nodes say of who holds the lease, where only its holder may write."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
+from incumbent.model import Ask, ByClaim, Granted, Key, Refused, Released, Slot
+from incumbent.protocol.port import run
+from incumbent.stores.quorum import changes
+from incumbent.stores.quorum import take as taking
+from incumbent.stores.quorum.ballots import No, Silent
+
+THREE = SimpleNamespace(names=("a", "b", "c"), need=2, where="here", taken_back={})
+LOW = No("low", floor=9)
+GONE = Silent(StoreUnavailable("it is down"), sent=False)
+
+
+def attempt() -> Any:
+    panel = cast("Any", SimpleNamespace(quorum=THREE))
+    return changes._Attempt(panel, Key("n", "job"), "u:f", ByClaim("me", 7), 1e12)
+
+
+def promised(*holds: bool) -> dict[int, Any]:
+    return {node: changes._Promised(5, None, it) for node, it in enumerate(holds)}
+
+
+def test_who_is_held_by_two_of_three_holds_and_who_can_be_held_by_one_does_not() -> None:
+    assert attempt()._is_held(promised(True, True)) is True
+    assert attempt()._is_held(promised(False, False)) is False
+    assert attempt()._is_held(promised(True, False, False)) is False
+
+
+def test_of_one_node_that_says_so_nobody_knows_yet_and_a_larger_ballot_may_tell() -> None:
+    it = attempt()
+    it.promises = [*promised(True, False).values(), LOW]
+    assert it._is_held(promised(True, False)) is None
+    assert it.above == 9
+    with pytest.raises(StoreUnavailable):
+        it._is_held(promised(True, False))
+
+
+def test_a_node_whose_clock_is_behind_the_ballot_tells_its_time() -> None:
+    assert attempt()._read(0, [[b"high", b"5"]]) == No("high", now=5)
+
+
+@pytest.mark.parametrize("given_back", [True, False])
+def test_a_used_slot_refuses_for_certain_only_if_the_lease_was_given_back(
+    given_back: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers: dict[str, object] = {
+        "refused_slot": None,
+        "run": Granted("me", 7, 10.0, ""),
+        "use_slot": Refused("closed"),
+        "give": Released() if given_back else StoreUnavailable("it is down"),
+    }
+
+    def answering(name: str) -> Any:
+        async def answer(*_: object) -> object:
+            if isinstance(outcome := answers[name], StoreError):
+                raise outcome
+            return outcome
+
+        return answer
+
+    for name in ("refused_slot", "use_slot", "give"):
+        monkeypatch.setattr(taking, name, answering(name))
+    monkeypatch.setattr(taking._Take, "run", answering("run"))
+    panel = cast("Any", SimpleNamespace(quorum=THREE))
+    ask = Ask(10.0, "me", slot=Slot("2026", 60.0))
+    taken = taking.take(panel, Key("n", "job"), "me", ask, 1e12)
+    with nullcontext() if given_back else pytest.raises(OutcomeUnknown):
+        assert run(taken) == Refused("closed")
