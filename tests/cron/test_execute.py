@@ -24,6 +24,7 @@ from incumbent.errors import StoreUnavailable
 from incumbent.model import Ask, Key, Refused
 from incumbent.model import Slot as StoreSlot
 from incumbent.protocol.link import link_for
+from incumbent.stores.notices import PAUSE
 
 NUMBERS = itertools.count()
 
@@ -199,6 +200,27 @@ def test_the_end_of_an_output_is_kept_and_every_line_is_told() -> None:
     assert output.tail() == "three"
     os.close(output.fd)
     os.close(output._writing)
+
+
+def test_a_job_that_is_met_while_all_is_paused_has_a_second_to_be_paused_too() -> None:
+    port = link_for("memory:paused-from-the-start").port
+    untils: list[float] = []
+
+    class Watched:
+        def put(self, key: Key, name: str, value: bytes, guard: Any, until: float) -> Any:
+            if name == PAUSE:
+                untils.append(until - port.now())
+            return port.put(key, name, value, guard, until)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(port, name)
+
+    job = JobSpec(name="job", schedule=Every(60), command=("true",))
+    it = Executor([job], "n", port, Idle(), lambda *_, **__: None, lambda: 0.0)
+    it._port = cast("Any", Watched())
+    it.register(job, {}, b"{}")
+    assert len(untils) == 1
+    assert untils[0] > 1
 
 
 def test_an_outage_is_told_when_it_begins_once_a_minute_and_when_it_is_over() -> None:

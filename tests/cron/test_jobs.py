@@ -125,6 +125,17 @@ def test_a_coroutine_without_a_loop_gets_one_and_is_cancelled_in_time(
     assert State.OK not in states
 
 
+def test_a_stop_lets_a_coroutine_end_within_the_drain(store: str, jobs: incumbent.Jobs) -> None:
+    @jobs.cron(RARELY)
+    async def slow() -> None:
+        await asyncio.sleep(0.2)
+
+    trigger(jobs, store, "slow")
+    eventually(lambda: [it.state for it in on_record(store, "slow")] == [State.RUNNING], within=5)
+    jobs.stop(drain=10)
+    assert [it.state for it in on_record(store, "slow")] == [State.OK]
+
+
 def test_an_exception_is_a_failure_and_is_retried(store: str, jobs: incumbent.Jobs) -> None:
     tries = []
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import socket
+from types import SimpleNamespace
+from typing import Any, cast
+
 import pytest
 
+from incumbent import clock
 from incumbent.errors import ConfigError
-from incumbent.supervise.campaign import Backoff, Restart, exit_after, restart_from
+from incumbent.supervise.campaign import Backoff, Campaign, Restart, exit_after, restart_from
 from incumbent.supervise.run import Ending
 
 ALWAYS, ON_FAILURE, NEVER = Restart.ALWAYS, Restart.ON_FAILURE, Restart.NEVER
@@ -80,3 +85,21 @@ def test_a_restart_that_is_none_is_refused() -> None:
     assert restart_from(None) is ALWAYS
     with pytest.raises(ConfigError, match="restart='sometimes'"):
         restart_from("sometimes")
+
+
+def test_the_pause_between_terms_is_waited_for_and_ends_at_a_signal() -> None:
+    signals: list[int] = []
+    ours, its = socket.socketpair()
+    with ours, its:
+        between = SimpleNamespace(
+            situation=SimpleNamespace(backing_off=lambda: None),
+            signals=SimpleNamespace(fd=ours.fileno(), take=lambda: signals),
+            _promise=lambda _: None,
+            _obey=lambda signum: 128 + signum,
+        )
+        began = clock.now()
+        assert Campaign._pause(cast("Any", between), 0.05) is None
+        assert clock.now() - began >= 0.05
+        signals.append(15)
+        its.send(b"x")
+        assert Campaign._pause(cast("Any", between), 1e6) == 143
