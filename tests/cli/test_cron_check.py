@@ -70,7 +70,7 @@ def test_a_warning_keeps_nothing_from_starting_and_can_be_silenced(tmp_path: Pat
 
 
 def test_programs_get_json(crontab: Path, tmp_path: Path) -> None:
-    found = json.loads(incumbent("cron", crontab, "--check", "--json").stdout)
+    found = json.loads(incumbent("cron", crontab, "--check", "--json").stdout)["result"]
     assert [job["name"] for job in found["jobs"]] == ["hourly", "daily"]
     assert found["problems"] == []
     for run in found["jobs"][1]["next"]:
@@ -79,7 +79,7 @@ def test_programs_get_json(crontab: Path, tmp_path: Path) -> None:
     broken.write_text("0 25 * * * date\n")
     done = incumbent("cron", broken, "--check", "--json")
     assert done.returncode == 64
-    (problem,) = json.loads(done.stdout)["problems"]
+    (problem,) = json.loads(done.stdout)["result"]["problems"]
     assert (problem["line"], problem["column"], problem["warning"]) == (1, 3, False)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.tool import incumbent
+from tests.cli.tool import answer, incumbent
 from tests.cron.fleet import NEVER_DUE, CronFleet
 from tests.support.waiting import eventually
 
@@ -40,7 +40,7 @@ def fleet(store: str, tmp_path: Path) -> Iterator[CronFleet]:
 
 def _jobs(fleet: CronFleet) -> dict[str, object]:
     shown = json.loads(incumbent("-s", fleet.store, "--json", "jobs").stdout)
-    return {job["name"]: job for job in shown["jobs"]}
+    return {job["name"]: job for job in shown["result"]["jobs"]}
 
 
 def ask(fleet: CronFleet, *words: str) -> subprocess.CompletedProcess[str]:
@@ -51,9 +51,9 @@ def test_a_triggered_job_runs_once_and_its_history_says_so(fleet: CronFleet) -> 
     done = ask(fleet, "trigger", "rarely", "--reason", "wanted")
     assert (done.returncode, "on i1 as manual/" in done.stderr) == (0, True)
     eventually(lambda: fleet.events("ok"))
-    (run,) = json.loads(ask(fleet, "history", "rarely", "--json", "--since", "1h").stdout)
+    (run,) = json.loads(ask(fleet, "history", "rarely", "--json", "--since", "1h").stdout)["result"]
     assert (run["state"], run["instance"], run["output"]) == ("ok", "i1", "done")
-    assert json.loads(ask(fleet, "history", "rarely", "--json", "--since", "0s").stdout) == []
+    assert answer("-s", fleet.store, "history", "rarely", "--since", "0s") == []
     table = ask(fleet, "jobs").stdout
     assert "rarely" in table
     assert "1 up: i1" in table
@@ -137,7 +137,7 @@ def test_a_slot_of_run_is_claimed_once_and_is_on_record(store: str) -> None:
     again = incumbent("-s", store, "run", "job", "--slot", "2026-01-01", "--", "true")
     other = incumbent("-s", store, "run", "job", "--once-per", "1h", "--", "true")
     assert (first.returncode, again.returncode, other.returncode) == (3, 75, 0)
-    runs = json.loads(incumbent("-s", store, "history", "job", "--json").stdout)
+    runs = json.loads(incumbent("-s", store, "history", "job", "--json").stdout)["result"]
     assert [(run["state"], run["exit_code"]) for run in runs] == [("failed", 3), ("ok", 0)]
 
 

@@ -28,7 +28,7 @@ def switch(name: str, **value: Any) -> dict[str, Field]:
 
 
 def test_nothing_known_is_free() -> None:
-    assert said() == "free: whoever asks gets it"
+    assert said() == "free: nobody holds it"
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_nothing_known_is_free() -> None:
         ),
         ({"closed_for": 5.0}, "closed for another 5s"),
         ({"closed_for": 5.0, "reserved_for": "b"}, "reserved for b for another 5s"),
-        ({"slots": {"once": 5.0}}, "slot once: claimed for another 5s"),
+        ({"slots": {"once": 5.0}}, "not for a run of a used slot: once for another 5s"),
         ({"candidates": (Candidate("a", 1.0), Candidate("b", 1.0))}, "standing by: a, b"),
         ({"history": (Past("a", 1, 0.0, 5.0),)}, "released after 5s"),
         ({"history": (Past("a", 1, 0.0),)}, "its ttl ran out"),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 WITHIN = 20.0
 
@@ -32,6 +34,11 @@ def incumbent(
         timeout=within,
         check=False,
     )
+
+
+def answer(*arguments: str | Path) -> Any:
+    """The result of a command that was asked for JSON."""
+    return json.loads(incumbent(*arguments, "--json").stdout)["result"]
 
 
 def start(*arguments: str | Path, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:

@@ -229,7 +229,7 @@ def jobs_shown(capsys: pytest.CaptureFixture[str], link: Link) -> dict[str, tupl
     assert main([*words]) == 0
     table = {line.split()[0] for line in capsys.readouterr().out.splitlines()}
     assert main([*words[:-1], "--json", "jobs"]) == 0
-    said = json.loads(capsys.readouterr().out)["jobs"]
+    said = json.loads(capsys.readouterr().out)["result"]["jobs"]
     return {job["name"]: (job["name"] in table, job["gone"]) for job in said}
 
 

@@ -11,7 +11,7 @@ from incumbent.cli.ledger_text import explain_job
 from incumbent.cron.ledger import JOB, Run, State, encode
 from incumbent.cron.presence import Present
 from incumbent.cron.schedule import slot_id
-from incumbent.cron.slots import GRACE
+from incumbent.cron.slots import GRACE, NOT_CLAIMED
 from incumbent.model import Field, Holding, Key, Past, Record
 
 DUE = 1_795_239_000.0
@@ -58,8 +58,8 @@ def skipped(why: str) -> Run:
         (said(RUN, pause={"who": "ann"}), "paused by ann: no slot runs until `unpause`"),
         (said(skipped("held by i2, which runs x")), "skipped: held by i2, which runs x"),
         (
-            said(Run(slot_id(DUE), State.MISSED, DUE, why="nobody was up to run it")),
-            "missed: nobody was up to run it",
+            said(Run(slot_id(DUE), State.MISSED, DUE, why=NOT_CLAIMED)),
+            "missed: no instance claimed it in time: none was up, or none reached the store",
         ),
         (
             said(Run(slot_id(DUE + 60), State.MISSED, DUE + 60, why="nobody", count=3, first=DUE)),
@@ -69,7 +69,7 @@ def skipped(why: str) -> Run:
         (said(RUN, past=True), "the clock of i1 was 59.9s behind the store's"),
         (said(replace(RUN, state=State.RUNNING), held=True), "running on i1"),
         (said(replace(RUN, state=State.RUNNING)), "lost on i1: i1 vanished"),
-        (said(), "nothing is on record: nobody was up, or nobody could reach the store"),
+        (said(), "nothing is on record: no instance was up, or none reached the store"),
         (said(now=DUE + GRACE / 2), "nothing is on record yet"),
         (said(at=DUE + 60), "has no slot at"),
         (said(at=DUE + 10 * 86_400), "it is not due before"),

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from incumbent import clock
-from tests.cli.tool import incumbent, start
+from tests.cli.tool import answer, incumbent, start
 from tests.e2e.fleet import TIMES, TTL, WORKER, Fleet, Place, died_within
 from tests.support.waiting import eventually
 
@@ -37,7 +37,7 @@ def three(fleet: Fleet, times: tuple[str, ...] = CALM) -> dict[str, subprocess.P
 
 
 def record(fleet: Fleet) -> dict[str, object]:
-    found = json.loads(incumbent("-s", fleet.store, "status", "job", "--json").stdout)
+    found = json.loads(incumbent("-s", fleet.store, "status", "job", "--json").stdout)["result"]
     assert isinstance(found, dict)
     return found
 
@@ -158,7 +158,7 @@ def test_what_cannot_be_started_releases_at_once_and_ends_it(
     store = f"sqlite:///{tmp_path}/leases.db"
     done = incumbent("-s", store, "lead", "job", "--", command)
     assert done.returncode == code
-    assert json.loads(incumbent("-s", store, "status", "job", "--json").stdout)["state"] == "free"
+    assert answer("-s", store, "status", "job")["state"] == "free"
 
 
 @pytest.mark.parametrize(

@@ -87,4 +87,4 @@ def test_a_job_is_paused_and_its_history_is_told_with_one_server_down(
     assert incumbent("-s", url, "run", "job", "--", "true").returncode == 0
     told = incumbent("-s", url, "history", "job", "--json")
     assert told.returncode == 0, told.stderr
-    assert json.loads(told.stdout)
+    assert json.loads(told.stdout)["result"]

@@ -25,7 +25,7 @@ def worker(fleet: Fleet, *options: str) -> list[str]:
 
 
 def records(fleet: Fleet) -> list[dict[str, object]]:
-    found = json.loads(incumbent("-s", fleet.store, "status", "--json").stdout)
+    found = json.loads(incumbent("-s", fleet.store, "status", "--json").stdout)["result"]
     assert isinstance(found, list)
     return found
 

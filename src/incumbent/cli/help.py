@@ -27,7 +27,7 @@ EXAMPLES: Final = {
         "incumbent work gpu --workers 8 --holders 2 -- ./train.sh",
     ),
     "cron": ("incumbent cron --check jobs.toml", "incumbent cron jobs.toml"),
-    "status": ("incumbent status", "incumbent status nightly --watch"),
+    "status": ("incumbent status", "incumbent status --held --watch"),
     "wait": ("incumbent wait nightly", "incumbent wait nightly --timeout 5m && ./after.sh"),
     "break": (
         'incumbent break nightly --reason "stuck since 5"',

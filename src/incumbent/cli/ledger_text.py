@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime, tzinfo
 from typing import Any
 
-from incumbent.cli.text import iso, said_by
+from incumbent.cli.text import iso, said_by, utc
 from incumbent.cron.ledger import Run, pruned_spans, read_job, running
 from incumbent.cron.presence import (
     GONE,
@@ -54,12 +55,12 @@ def run_as_json(run: Run) -> dict[str, Any]:
     """One run as `history --json` shows it."""
     return {
         "slot": run.slot,
-        "due": iso(run.due),
+        "due": utc(run.due),
         "state": str(run.state),
         "instance": run.instance or None,
         "term": run.token or None,
-        "started": None if run.started is None else iso(run.started),
-        "ended": None if run.ended is None else iso(run.ended),
+        "started": None if run.started is None else utc(run.started),
+        "ended": None if run.ended is None else utc(run.ended),
         "seconds": run.seconds,
         "exit_code": run.code,
         "attempt": run.attempt,
@@ -98,13 +99,17 @@ def explain_job(
     at: float | None = None,
     *,
     gone: bool = False,
+    zone: tzinfo | None = None,
 ) -> list[str]:
     """One sentence a line, the answer first; `at`: about the slot of this instant.
 
-    `gone`: no instance that is up has the job.
+    `gone`: no instance that is up has the job. `zone`: that in which `at` was read.
     """
     facts = read_job(record.fields)
     lines = list(_of_slot(record, at, now) if at is not None else _of_last(record))
+    if at is not None and zone is not None:
+        there = datetime.fromtimestamp(at, zone).isoformat(sep=" ", timespec="seconds")
+        lines.insert(0, f"about {there} ({facts.get('timezone')}, the zone of the job)")
     if PAUSE in record.fields:
         lines.append(f"paused{said_by(record, PAUSE)}: no slot runs until `unpause`")
     following = next_slot(record, now)
@@ -177,7 +182,7 @@ def _of_slot(record: Record, at: float, now: float) -> Iterator[str]:
         )
     else:
         yield (
-            "nothing is on record: nobody was up, or nobody could reach the store; the next"
+            "nothing is on record: no instance was up, or none reached the store; the next"
             " instance that starts, or the sweep of those that run, records it as missed"
         )
 

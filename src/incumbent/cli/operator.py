@@ -40,6 +40,17 @@ def open_client(request: Request) -> Client:
     return Client(store_url(request.text("store")), namespace=request.namespace)
 
 
+def refusal_of(client: Client) -> str:
+    """Why the store gives nobody a lease now; nothing if it gives them, or does not say."""
+    from incumbent.stores.findings import why_nothing_is_granted
+
+    try:
+        found = link_for(client).engine.diagnose(TTL_DEFAULT, clock.now() + WITHIN)
+    except StoreError:
+        return ""
+    return why_nothing_is_granted(found)
+
+
 # -- waiting for a record --------------------------------------------------------------------------
 
 
@@ -116,7 +127,7 @@ class Operator:
         name: str = "",
     ) -> None:
         require(link_for(client).engine.capabilities, request.command, *parts)
-        self._json = request.on("json")
+        self._request = request
         self.client = client
         self.key: Key = make_key(request.namespace, name or request.name)
         self.reason = _reason(request)
@@ -133,9 +144,9 @@ class Operator:
 
     def answer(self, outcome: str, line: str, code: int = OK, **more: object) -> int:
         """The answer, in words or in JSON; returns the exit code."""
-        if self._json:
+        if self._request.on("json"):
             facts = {"name": self.key.name, "outcome": outcome, "exit_code": code, "said": line}
-            print_json({**facts, **more})
+            print_json(self._request, {**facts, **more})
         else:
             say(f"{self.key.name}: {line}")
         return code

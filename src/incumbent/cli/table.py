@@ -130,6 +130,12 @@ _SINCE = Option("--since", "only what began after: 2h, 2026-11-21T05:30Z", "WHEN
 _ALL = Option("--all", "every job of the namespace")
 _TO = Option("--to", "the candidate that shall follow", "HOLDER")
 _WATCH = Option("--watch", "show it again every second, until ^C")
+_STATUS = (
+    _WATCH,
+    Option("--held", "only names that are held"),
+    Option("--prefix", "only names that begin with TEXT", "TEXT"),
+    Option("--all", "free names, jobs and internal names too"),
+)
 _TIMEOUT = Option("--timeout", "give up with exit 75 after this time", "DUR")
 _FIX = Option("--fix", "first make the schema of this release in the store")
 _AT = Option("--at", "about the slot of this instant: 05:30, 2026-11-21T05:30Z", "WHEN")
@@ -150,7 +156,7 @@ COMMANDS: Final = {
     "cron": Command(
         "cron", "FILE", "jobs by the clock, from a crontab or a job file (TOML)", _CRON
     ),
-    "status": Command("look", "[NAME]", "show who holds what", (_WATCH,)),
+    "status": Command("look", "[NAME]", "show who holds what", _STATUS),
     "wait": Command("look", "NAME", "wait until NAME is free", (_TIMEOUT,)),
     "break": Command("steering", "NAME", "ask the holder to stop", (_FORCE, _REASON)),
     "resign": Command("steering", "NAME", "ask the holder to hand over", (_TO, _REASON)),

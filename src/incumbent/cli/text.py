@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
-from typing import Any
+from os import environ, get_terminal_size
+from typing import TYPE_CHECKING, Any, Final
 
+from incumbent import clock
 from incumbent.cli import logs
+from incumbent.cli.parser import Request
 from incumbent.durations import parse_duration, say_seconds
 from incumbent.errors import AcquireTimeout, ConfigError, NotAcquired
 from incumbent.model import Holding, Record
 from incumbent.stores.notices import PAUSE, RESIGN, read_notice
+from incumbent.stores.states import state_of
+
+if TYPE_CHECKING:
+    from datetime import tzinfo
 
 
 def busy(error: NotAcquired) -> str:
@@ -30,17 +38,6 @@ def busy(error: NotAcquired) -> str:
             return f"{gave_up}reserved for {by}"
         case _:
             return f"{gave_up}held by {by}" + (f", ttl {left} left" if left else "")
-
-
-def state_of(record: Record) -> str:
-    """One word for what a record says."""
-    if record.holdings:
-        return "held"
-    if PAUSE in record.fields:
-        return "paused"
-    if record.closed_for > 0:
-        return "reserved" if record.reserved_for else "closed"
-    return "undecided" if record.undecided else "free"
 
 
 def facts_of(holding: Holding) -> dict[str, str]:
@@ -63,14 +60,16 @@ def said_by(record: Record, field: str) -> str:
     return (f" by {who}" if who else "") + (f" ({reason})" if reason else "")
 
 
-def record_as_json(record: Record) -> dict[str, Any]:
-    """A record as `status --json` shows it."""
+def record_as_json(record: Record, refusal: str = "") -> dict[str, Any]:
+    """A record as `status --json` shows it; `refusal`: see state_of."""
+    state = state_of(record, refusal)
     holding = record.holdings[0] if record.holdings else None
     facts = facts_of(holding) if holding else {}
     return {
         "namespace": record.key.namespace,
         "name": record.key.name,
-        "state": state_of(record),
+        "state": state.word,
+        "why": state.why or None,
         "holder": holding and holding.holder,
         "token": holding.token if holding else None,
         "held_for": holding.held_for if holding else None,
@@ -112,11 +111,16 @@ def since_of(text: str, now: float) -> float:
         return instant_of(text, "since", now, "2h, ")
 
 
-def instant_of(text: str, what: str, now: float, also: str = "") -> float:
-    """`05:30` (the last one), `2026-11-21T05:30`, with a zone or in local time; ConfigError."""
+def instant_of(
+    text: str, what: str, now: float, also: str = "", zone: tzinfo | None = None
+) -> float:
+    """The instant of `05:30` (the last one), or of `2026-11-21T05:30`; ConfigError.
+
+    It is in `zone`, or local time if that is None, unless the text names a zone.
+    """
     from datetime import UTC, datetime, timedelta
 
-    here = datetime.fromtimestamp(now, UTC).astimezone()
+    here = datetime.fromtimestamp(now, UTC).astimezone(zone)
     try:
         if len(text) <= 8 and ":" in text:
             time = datetime.strptime(text, "%H:%M" if text.count(":") == 1 else "%H:%M:%S")  # noqa: DTZ007 - only its time
@@ -125,7 +129,9 @@ def instant_of(text: str, what: str, now: float, also: str = "") -> float:
             )
             return (found if found <= here else found - timedelta(days=1)).timestamp()
         found = datetime.fromisoformat(text)
-        return (found if found.tzinfo else found.astimezone()).timestamp()
+        if found.tzinfo is None:
+            found = found.replace(tzinfo=zone) if zone else found.astimezone()
+        return found.timestamp()
     except ValueError:
         raise ConfigError(
             f"{what}={text[:40]!r}: write {also}05:30, 2026-11-21T05:30 or 2026-11-21T05:30:00Z",
@@ -133,19 +139,70 @@ def instant_of(text: str, what: str, now: float, also: str = "") -> float:
         ) from None
 
 
-def print_json(value: object) -> None:
-    """Print `value` for programs."""
+def utc(instant: float) -> str:
+    """An instant of the wall clock for programs: RFC 3339, in UTC."""
+    from datetime import UTC, datetime
+
+    text = datetime.fromtimestamp(instant, UTC).isoformat(timespec="milliseconds")
+    return f"{text.removesuffix('+00:00')}Z"
+
+
+def print_json(request: Request, result: object) -> None:
+    """Print a result for programs, in the envelope that every command has."""
     from json import dumps
 
-    print(dumps(value, indent=2))
+    said = {"command": request.command, "namespace": request.namespace, "time": utc(clock.wall())}
+    print(dumps({**said, "result": result}, indent=2))
+
+
+def draw(request: Request, rows: Sequence[Sequence[str]], below: Sequence[str] = ()) -> None:
+    """Print rows as a table, and lines below it.
+
+    A terminal gets no line that is wider than it is, and colours unless NO_COLOR is set.
+    """
+    on_terminal = sys.stdout.isatty()
+    width = get_terminal_size(sys.stdout.fileno()).columns if on_terminal else 0
+    lines = [*_aligned(rows, width), *below]
+    if on_terminal and not environ.get("NO_COLOR"):
+        lines = [_COLOURED.sub(_in_colour, line) for line in lines]
+    if on_terminal and request.on("watch"):
+        # Over the old lines, and then away with the rest: nothing flickers.
+        print("\x1b[H" + "".join(f"{line}\x1b[K\n" for line in lines) + "\x1b[J", end="")
+    else:
+        print("\n".join(lines))
+    sys.stdout.flush()
+
+
+_COLOURS: Final = {
+    **dict.fromkeys(("held", "ok", "running"), 32),
+    **dict.fromkeys(("paused", "closed", "reserved", "stopping", "waiting"), 33),
+    **dict.fromkeys(("cannot tell", "not ours", "failed", "lost", "missed", "gone"), 31),
+}
+_COLOURED: Final = re.compile(rf"(?<=  )({'|'.join(_COLOURS)})(?=  |$)")
+
+
+def _in_colour(match: re.Match[str]) -> str:
+    return f"\x1b[{_COLOURS[match[1]]}m{match[1]}\x1b[0m"
+
+
+def _aligned(rows: Sequence[Sequence[str]], most: int) -> list[str]:
+    """The lines of a table. Of a table that is wider than `most` the widest columns are cut."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    while most and sum(widths) + 2 * (len(widths) - 1) > most and max(widths) > _NARROWEST:
+        widths[widths.index(max(widths))] -= 1
+    return ["  ".join(map(_fitted, row, widths)).rstrip() for row in rows]
+
+
+_NARROWEST: Final = 8
+
+
+def _fitted(cell: str, width: int) -> str:
+    return cell.ljust(width) if len(cell) <= width else f"{cell[: width - 1]}…"
 
 
 def table(rows: Sequence[Sequence[str]]) -> None:
     """Print rows in columns; the last column is as wide as it is."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        padded = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
-        print("  ".join(padded).rstrip())
+    print("\n".join(_aligned(rows, 0)))
     sys.stdout.flush()
 
 

@@ -16,7 +16,12 @@ from incumbent.model import Record
 
 def jobs_of(records: Iterable[Record]) -> list[Record]:
     """Those that are jobs."""
-    return [one for one in records if is_job_name(one.key.name) and JOB in one.fields]
+    return [record for record in records if is_job(record)]
+
+
+def is_job(record: Record) -> bool:
+    """Whether it is a job's."""
+    return is_job_name(record.key.name) and JOB in record.fields
 
 
 def has_no_instance(

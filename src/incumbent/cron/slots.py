@@ -141,12 +141,15 @@ def _unclaimed(spec: JobSpec, record: Record, slot: Slot, now: float, found: Fin
     found.notes.append(Run(slot.name, State.SKIPPED, slot.due, attempt=slot.attempt, why=why))
 
 
+NOT_CLAIMED: Final = "no instance claimed it in time: none was up, or none reached the store"
+
+
 def _wait_or_miss(slot: Slot, now: float, found: Findings) -> None:
     left = slot.due + GRACE - now
     if left > 0:
         found.again.append((left + _SOON, slot))
     else:
-        found.notes.append(Run(slot.name, State.MISSED, slot.due, why="nobody was up to run it"))
+        found.notes.append(Run(slot.name, State.MISSED, slot.due, why=NOT_CLAIMED))
 
 
 def _lease_ends(record: Record) -> float:

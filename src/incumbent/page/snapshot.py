@@ -20,6 +20,7 @@ from incumbent.errors import LockError
 from incumbent.model import Record
 from incumbent.policy import TTL_DEFAULT
 from incumbent.protocol.link import link_for
+from incumbent.stores.findings import why_nothing_is_granted
 from incumbent.stores.notices import PAUSE, RESIGN, read_notice
 
 _SCAN_WITHIN: Final = 5.0
@@ -88,14 +89,13 @@ class Reader:
         return self._last
 
     def _refuses(self, before: str) -> str:
-        """What `doctor` says to wait for, such as the restart wait; asked now and then."""
+        """Why the store gives nobody a lease, as `doctor` says; asked now and then."""
         now = clock.now()
         if not before and now - self._examined < _EXAMINE_EVERY:
             return ""
         self._examined = now
         found = link_for(self.client).engine.diagnose(TTL_DEFAULT, now + _EXAMINE_WITHIN)
-        waits = (what for level, what, to_do in found if level != "ok" and to_do.startswith("wait"))
-        return "; ".join(waits)
+        return why_nothing_is_granted(found)
 
     def close(self) -> None:
         """Let go of the connections."""

@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TypeAlias
 
 from incumbent.durations import say_seconds
 
 Finding: TypeAlias = tuple[str, str, str]
 """The level is "ok", "warning" or "error"; nothing is to be done where it is "ok"."""
+
+
+class GrantsNothing(tuple[str, str, str]):
+    """A Finding that says why nobody is given a lease now."""
+
+    __slots__ = ()
+
+
+def grants_nothing(what: str, advice: str, *, level: str = "warning") -> GrantsNothing:
+    """The finding that nobody is given a lease now, because of `what`."""
+    return GrantsNothing((level, what, advice))
+
+
+def why_nothing_is_granted(findings: Iterable[Finding]) -> str:
+    """Why nobody is given a lease now; nothing if the findings do not say so."""
+    return "; ".join(found[1] for found in findings if isinstance(found, GrantsNothing))
 
 
 def found(
@@ -23,7 +40,9 @@ def about_start(what: str, age: float, wait: float, *, error: float = 0.0) -> Fi
     `what` comes before the age.
     """
     what = f"{what} {say_seconds(age)}, restart_wait {say_seconds(wait)}"
-    return found(age - error >= wait, what, f"{what}: it grants nothing yet", "wait")
+    if age - error >= wait:
+        return ("ok", what, "")
+    return grants_nothing(f"{what}: it grants nothing yet", "wait")
 
 
 def about_clock(apart: float) -> Finding:

@@ -194,6 +194,8 @@ class Campaign:
         self._promise()
         leader = self.situation.heard(answer)
         if isinstance(answer, StoreError):
+            # The next answer is worth a line: the last one says that there was none.
+            self._last_line = ""
             return
         self._answered = True
         line = f"standing by: {_why(answer.reason, leader)}"

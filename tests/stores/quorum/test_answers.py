@@ -326,7 +326,7 @@ def test_the_commands_tell_a_lost_majority_from_one_that_has_it(three: Members) 
     put_into(three, ("held", "held", "dead"), Key("default", name))
     assert incumbent(*store, "run", name, "--", "true").returncode == 75
     shown = incumbent(*store, "status", "--json", name)
-    assert json.loads(shown.stdout)["holder"] == "them"
+    assert json.loads(shown.stdout)["result"]["holder"] == "them"
     three.all[1].begin("refusing")
     for command in (("run", name, "--", "true"), ("status", name), ("doctor",)):
         done = incumbent(*store, *command)
@@ -343,8 +343,8 @@ def test_a_name_that_nobody_can_tell_of_is_not_shown_as_free(three: Members) -> 
     assert "them" in done.stderr
     assert incumbent(*store, "wait", name, "--timeout", "0.2").returncode == 69
     listed = incumbent(*store, "status", "--json")
-    states = {it["name"]: it["state"] for it in json.loads(listed.stdout)}
-    assert states[name] == "undecided"
+    states = {it["name"]: it["state"] for it in json.loads(listed.stdout)["result"]}
+    assert states[name] == "cannot tell"
 
 
 @pytest.mark.parametrize("side", SIDES)

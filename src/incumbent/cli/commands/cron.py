@@ -153,7 +153,9 @@ def _check(request: Request) -> int:
         loaded = load_jobs(request.name, os.environ, now)
     if request.on("json"):
         jobs = [_job_as_json(spec, now) for spec in loaded.specs]
-        print_json({"jobs": jobs, "problems": [asdict(problem) for problem in loaded.problems]})
+        print_json(
+            request, {"jobs": jobs, "problems": [asdict(problem) for problem in loaded.problems]}
+        )
         return USAGE if loaded.errors else OK
     _say_problems(request, loaded)
     if loaded.errors:

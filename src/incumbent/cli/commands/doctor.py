@@ -89,7 +89,7 @@ def _of_the_isolation() -> _Finding:
 def _show(request: Request, findings: list[_Finding]) -> None:
     if request.on("json"):
         keys = ("level", "what", "advice")
-        print_json([dict(zip(keys, finding, strict=True)) for finding in findings])
+        print_json(request, [dict(zip(keys, finding, strict=True)) for finding in findings])
         return
     for level, what, advice in findings:
         print(f"{level:8}{what}" + (f"\n{'':8}-> {advice}" if advice else ""))

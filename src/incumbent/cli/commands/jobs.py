@@ -13,7 +13,7 @@ from incumbent import clock
 from incumbent.cli.ledger_text import job_as_json, last_run, run_as_json, say_up, took, when_of
 from incumbent.cli.operator import WITHIN, Operator, open_client, read_until
 from incumbent.cli.parser import Request
-from incumbent.cli.text import iso, print_json, since_of, table
+from incumbent.cli.text import iso, print_json, since_of, table, utc
 from incumbent.cron.control import CONTROL, Trigger, encode, pause_of
 from incumbent.cron.ledger import JOB, Run, State, read_job, running, runs_of
 from incumbent.cron.presence import (
@@ -63,9 +63,9 @@ def _jobs(request: Request) -> int:
     gone = {record.key.name for record in jobs if has_no_instance(record, up, sets)}
     paused = CONTROL in by_name and pause_of(by_name[CONTROL]) is not None
     if request.on("json"):
-        instances = [{"instance": one.instance, "since": iso(one.since)} for one in up]
+        instances = [{"instance": one.instance, "since": utc(one.since)} for one in up]
         shown = [job_as_json(record, now, gone=record.key.name in gone) for record in jobs]
-        print_json({"jobs": shown, "instances": instances, "all_paused": paused})
+        print_json(request, {"jobs": shown, "instances": instances, "all_paused": paused})
         return OK
     rows = [
         _job_row(record, now, gone=record.key.name in gone)
@@ -114,7 +114,7 @@ def _history(request: Request) -> int:
         return OK
     history = [past for past in record.history if past.started >= start]
     if request.on("json"):
-        print_json([_past_as_json(past) for past in history])
+        print_json(request, [_past_as_json(past) for past in history])
     else:
         table([_HOLDINGS_HEAD, *(_past_row(record, past) for past in history)])
     return OK
@@ -122,7 +122,7 @@ def _history(request: Request) -> int:
 
 def _show_runs(request: Request, record: Record, runs: list[Run]) -> None:
     if request.on("json"):
-        print_json([run_as_json(run) for run in runs])
+        print_json(request, [run_as_json(run) for run in runs])
         return
     now = {run.slot for run in running(record)}
     table([_RUNS_HEAD, *(_run_row(run, running=run.slot in now) for run in runs)])
@@ -151,8 +151,8 @@ def _past_as_json(past: Past) -> dict[str, object]:
     return {
         "holder": past.holder,
         "token": past.token,
-        "started": iso(past.started),
-        "ended": None if past.ended is None else iso(past.ended),
+        "started": utc(past.started),
+        "ended": None if past.ended is None else utc(past.ended),
         "seconds": None if past.ended is None else past.ended - past.started,
     }
 

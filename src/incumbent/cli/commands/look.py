@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import sys
 import time
+from collections.abc import Iterator
 
 from incumbent import clock
-from incumbent.cli.operator import WITHIN, open_client, read_until, wait_for_change
+from incumbent.cli.operator import WITHIN, open_client, read_until, refusal_of, wait_for_change
 from incumbent.cli.parser import Request
-from incumbent.cli.text import facts_of, print_json, record_as_json, said_by, say, state_of, table
+from incumbent.cli.text import draw, facts_of, print_json, record_as_json, said_by, say
 from incumbent.clients import Client
+from incumbent.cron.reading import is_job, jobs_of
 from incumbent.durations import parse_duration, say_seconds
 from incumbent.errors import StoreError
-from incumbent.model import Record
+from incumbent.model import Holding, Record
 from incumbent.stores.notices import PAUSE, RESIGN
+from incumbent.stores.states import FREE, HELD, state_of
 from incumbent.supervise.codes import BUSY, OK
 
 _EVERY = 1.0
 _AT_MOST_EVERY = 0.1
-_CLEAR = "\x1b[H\x1b[2J"
-_HEAD = ("NAME", "STATE", "HOLDER", "TOKEN", "HELD FOR", "TTL LEFT", "NOTES")
+_HEAD = ("NAME", "STATE", "HOLDER", "HELD FOR", "TTL LEFT", "WAITING")
 
 
 def command(request: Request) -> int:
@@ -47,16 +48,16 @@ def _wait(request: Request) -> int:
     with open_client(request) as client:
         record = read_until(client, request.name, clock.now() + timeout, _is_free)
     if request.on("json"):
-        print_json(record_as_json(record))
+        print_json(request, record_as_json(record))
     if _is_free(record):
         return OK
-    what = f"held by {record.holdings[0].holder}" if record.holdings else state_of(record)
+    what = f"held by {record.holdings[0].holder}" if record.holdings else state_of(record).word
     say(f"{request.name}: gave up after {say_seconds(timeout)}: {what}")
     return BUSY
 
 
 def _is_free(record: Record) -> bool:
-    return state_of(record) == "free"
+    return state_of(record).word == FREE
 
 
 # -- status --------------------------------------------------------------------------------------
@@ -66,11 +67,11 @@ def _watch(request: Request, client: Client) -> None:
     while True:
         began, shown = clock.now(), None
         try:
-            shown = _show(request, client, clear=sys.stdout.isatty())
+            shown = _show(request, client)
         except StoreError as error:
             if error.permanent:
                 raise
-            say(str(error))
+            say(f"cannot tell: {error}")
         until = began + _EVERY
         if shown is not None and shown.seen:
             # Many changes at once are one to look at.
@@ -80,46 +81,75 @@ def _watch(request: Request, client: Client) -> None:
             time.sleep(max(0.0, until - clock.now()))
 
 
-def _show(request: Request, client: Client, *, clear: bool = False) -> Record | None:
+def _show(request: Request, client: Client) -> Record | None:
     """Returns the record if it is of one name."""
-    one = request.name
-    records = (client.read(one, WITHIN),) if one else client.scan("", WITHIN)
-    if clear:
-        print(_CLEAR, end="")
+    if request.name:
+        record = client.read(request.name, WITHIN)
+        refusal = "" if record.holdings else refusal_of(client)
+        if request.on("json"):
+            print_json(request, record_as_json(record, refusal))
+        else:
+            draw(request, [(head.lower(), cell) for head, cell in _facts(record, refusal)])
+        return record
+    records = client.scan(request.text("prefix") or "", WITHIN)
+    all_held = records and all(record.holdings for record in records)
+    refusal = "" if all_held else refusal_of(client)
+    chosen = [record for record in records if _is_shown(request, record)]
     if request.on("json"):
-        facts = [record_as_json(record) for record in records]
-        print_json(facts[0] if one else facts)
-    elif one:
-        rows = zip(_HEAD, _row(records[0]), strict=True)
-        shown = [(head.lower(), cell) for head, cell in rows if cell not in ("", "-")]
-        table(shown + [("node", line) for line in records[0].nodes])
-    else:
-        table([_HEAD, *(_row(record) for record in records)])
-    return records[0] if one else None
+        print_json(request, [record_as_json(record, refusal) for record in chosen])
+        return None
+    jobs = [] if request.on("all") else jobs_of(records)
+    below = [f"the store gives nobody a lease yet: {refusal}"] if refusal else []
+    if jobs:
+        running = sum(1 for job in jobs if job.holdings)
+        below.append(f"jobs: {len(jobs)}, running: {running}; see `incumbent jobs`")
+    draw(request, [_HEAD, *(_row(record, refusal) for record in chosen)], below)
+    return None
 
 
-def _row(record: Record) -> tuple[str, ...]:
-    name, state = record.key.name, state_of(record)
+def _is_shown(request: Request, record: Record) -> bool:
+    if record.holdings or request.on("all"):
+        return True
+    ours = record.key.name.startswith("@cron/") or is_job(record) or request.on("held")
+    return not ours and (state_of(record) != (FREE, "") or bool(record.candidates))
+
+
+def _row(record: Record, refusal: str) -> tuple[str, ...]:
+    waiting = str(len(record.candidates) or "-")
     if not record.holdings:
-        return (name, state, "-", "-", "-", "-", _notes(record))
+        return (record.key.name, state_of(record, refusal).word, "-", "-", "-", waiting)
     holding = record.holdings[0]
+    return (record.key.name, _word(holding), holding.holder, *_times(holding), waiting)
+
+
+def _word(holding: Holding) -> str:
+    if holding.foreign:
+        return "not ours"
+    return "stopping" if facts_of(holding).get("state") == "stopping" else HELD
+
+
+def _times(holding: Holding) -> list[str]:
     both = (holding.held_for, holding.remaining)
-    times = ["-" if seconds is None else say_seconds(seconds) for seconds in both]
-    return (name, state, holding.holder, str(holding.token or "-"), *times, _notes(record))
+    return ["-" if seconds is None else say_seconds(seconds) for seconds in both]
 
 
-def _notes(record: Record) -> str:
-    notes = ["not ours"] if any(holding.foreign for holding in record.holdings) else []
-    facts = facts_of(record.holdings[0]) if record.holdings else {}
-    notes += ["stopping"] if facts.get("state") == "stopping" else []
-    notes += [facts["isolation"]] if facts.get("isolation") else []
+def _facts(record: Record, refusal: str) -> Iterator[tuple[str, str]]:
+    """What is known of one name, a line each."""
+    state, holding = state_of(record, refusal), next(iter(record.holdings), None)
+    yield "name", record.key.name
+    yield "state", _word(holding) if holding else f"{state.word} {state.why}".strip()
+    if holding:
+        held_for, left = _times(holding)
+        isolation = facts_of(holding).get("isolation", "")
+        cells = {"holder": holding.holder, "token": str(holding.token or "-"), "held for": held_for}
+        cells |= {"ttl left": left, "isolation": isolation}
+        yield from ((head, cell) for head, cell in cells.items() if cell not in ("", "-"))
     for field, what in ((PAUSE, "paused"), (RESIGN, "asked to resign")):
         if field in record.fields:
-            notes.append(what + said_by(record, field))
-    if record.closed_for > 0:
-        what = f"reserved for {record.reserved_for}" if record.reserved_for else "closed"
-        notes.append(f"{what} for another {say_seconds(record.closed_for)}")
+            yield what, said_by(record, field).strip() or "yes"
     if record.candidates:
-        notes.append(f"{len(record.candidates)} standing by")
-    notes += [f"slot {name}: {say_seconds(left)} left" for name, left in record.slots.items()]
-    return "; ".join(notes)
+        yield "waiting", ", ".join(candidate.holder for candidate in record.candidates)
+    for name, left_of_slot in record.slots.items():
+        yield "slot", f"{name}: {say_seconds(left_of_slot)} left"
+    for line in record.nodes:
+        yield "node", line

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from incumbent import clock
 from incumbent.cli.parser import Request
 from incumbent.cli.settings import cmd_of, health, lock_settings, number
-from incumbent.cli.text import busy, fault_line, iso, say
+from incumbent.cli.text import busy, fault_line, say, utc
 from incumbent.durations import parse_duration, say_seconds
 from incumbent.errors import ConfigError, Misuse, NotAcquired, StoreError
 from incumbent.locks import Candidate, Lease
@@ -236,8 +236,8 @@ def _write_result(path: str, verdict: _Verdict, request: Request) -> None:
         "holder": request.text("holder") or default_holder(),
         "held_by": verdict.held_by,
         "term": verdict.term,
-        "started": None if verdict.started is None else iso(verdict.started),
-        "ended": None if verdict.ended is None else iso(verdict.ended),
+        "started": None if verdict.started is None else utc(verdict.started),
+        "ended": None if verdict.ended is None else utc(verdict.ended),
         "reason": verdict.reason,
     }
     target = Path(path)

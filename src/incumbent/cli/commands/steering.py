@@ -140,7 +140,7 @@ def _every_job(request: Request, operator: Operator) -> int:
     done = f"{request.command}d"
     if request.on("json"):
         names = [job.key.name for job in jobs]
-        print_json({"outcome": done, "exit_code": OK, "changed": changed, "jobs": names})
+        print_json(request, {"outcome": done, "exit_code": OK, "changed": changed, "jobs": names})
         return OK
     kept = len(jobs) - len(changed)
     more = f"; {kept} left as they were" if kept else ""

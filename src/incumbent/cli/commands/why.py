@@ -5,19 +5,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from datetime import tzinfo
 
 from incumbent import clock
 from incumbent.cli.ledger_text import explain_job
-from incumbent.cli.operator import WITHIN, open_client
+from incumbent.cli.operator import WITHIN, open_client, refusal_of
 from incumbent.cli.parser import Request
 from incumbent.cli.text import facts_of, instant_of, iso, print_json, record_as_json, said_by
-from incumbent.cron.ledger import JOB
+from incumbent.clients import Client
+from incumbent.cron.ledger import JOB, read_job
 from incumbent.cron.presence import KNOWN, PRESENCE, presences, read_sets, up_now
 from incumbent.cron.reading import has_no_instance
+from incumbent.cron.zones import find_zone
 from incumbent.durations import say_seconds
+from incumbent.errors import ConfigError
 from incumbent.model import Holding, Record
 from incumbent.stores.notices import PAUSE, RESIGN, read_notice
+from incumbent.stores.states import FREE, UNKNOWN, WAITING, places_of, state_of
 from incumbent.supervise.codes import OK
 
 _LAST = 3
@@ -29,39 +34,72 @@ _NEARLY_OUT = 0.4
 def command(request: Request) -> int:
     """See the module."""
     at = request.text("at")
-    instant = None if at is None else instant_of(at, "at", clock.wall())
     with open_client(request) as client:
         record = client.read(request.name, WITHIN)
         present = client.read(PRESENCE, WITHIN) if JOB in record.fields else None
         known = client.read(KNOWN, WITHIN) if present is not None else None
+        refusal = "" if record.holdings else refusal_of(client)
+        places = [] if record.holdings else places_of(request.name, _below(client, request.name))
+    zone = _zone_of(record)
+    instant = None if at is None else instant_of(at, "at", clock.wall(), zone=zone)
     # Only now: "held for" in the record counts until it was read.
     now = clock.wall()
     # Of a job that nobody runs, who held its name says nothing that its ledger does not say better.
-    lines = explain(record, now) if present is None or record.holdings else []
+    lines = explain(record, now, refusal, places) if present is None or record.holdings else []
     if present is not None:
         up = up_now(presences(present), now)
         gone = has_no_instance(record, up, read_sets(known))
-        lines += explain_job(record, up, now, instant, gone=gone)
+        lines += [f"nobody is given a lease yet: {refusal}"] if refusal else []
+        lines += explain_job(record, up, now, instant, gone=gone, zone=zone)
     if request.on("json"):
-        print_json({**record_as_json(record), "why": lines})
+        print_json(request, {**record_as_json(record, refusal), "why": lines})
     else:
         print("\n".join(f"{request.name}: {line}" for line in lines))
     return OK
 
 
-def explain(record: Record, now: float) -> list[str]:
-    """One sentence a line, the answer first; `now` is the wall clock."""
+def _below(client: Client, name: str) -> tuple[Record, ...]:
+    return client.scan(f"{name}/", WITHIN)
+
+
+def _zone_of(record: Record) -> tzinfo | None:
+    """The zone of a job's schedule, in which people speak of its slots; None if it is no job."""
+    try:
+        return find_zone(str(read_job(record.fields)["timezone"]))
+    except (KeyError, ConfigError):
+        return None
+
+
+def explain(
+    record: Record, now: float, refusal: str = "", places: Sequence[Record] = ()
+) -> list[str]:
+    """One sentence a line, the answer first; `now` is the wall clock.
+
+    `refusal`: see state_of; `places`: those of a pool of this name, see places_of.
+    """
+    state = state_of(record, refusal)
     lines = [line for holding in record.holdings for line in _of_holding(holding, now)]
     lines += _of_switches(record, now)
-    if not record.holdings and not lines:
-        lines.append("free: whoever asks gets it")
-    lines += [
-        f"slot {name}: claimed for another {say_seconds(left)}"
-        for name, left in record.slots.items()
-    ]
+    if state.word in (FREE, UNKNOWN, WAITING):
+        lines.append(f"{state.word}: {state.why}" if state.why else "free: nobody holds it")
+    if state.word != FREE:
+        lines += [
+            f"slot {name}: used, for another {say_seconds(left)}"
+            for name, left in record.slots.items()
+        ]
+    lines += _of_places(places)
     lines += _of_candidates(record)
     lines += _of_history(record)
     return lines
+
+
+def _of_places(places: Sequence[Record]) -> Iterator[str]:
+    if places:
+        held = sum(1 for place in places if place.holdings)
+        yield f"a pool of this name: {held} of the {len(places)} places on record are held"
+    for place in places:
+        by = f"held by {place.holdings[0].holder}" if place.holdings else state_of(place).word
+        yield f"  {place.key.name}: {by}"
 
 
 def _of_holding(holding: Holding, now: float) -> Iterator[str]:

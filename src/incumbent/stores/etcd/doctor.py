@@ -13,7 +13,7 @@ from incumbent.net.http import Garbled, parse
 from incumbent.stores.etcd.client import Client
 from incumbent.stores.etcd.errors import Answered
 from incumbent.stores.etcd.kv import Request
-from incumbent.stores.findings import Finding, about_trip, found
+from incumbent.stores.findings import Finding, about_trip, found, grants_nothing
 from incumbent.stores.url import Endpoint
 
 _OLDEST: Final = (3, 4)
@@ -117,10 +117,12 @@ async def _incarnation(
     left = await client.carry_out(cluster.waits_for(endpoint, ttl), until)
     if left is None:
         what = f"its marker {place} is of an earlier incarnation: it was restored, or copied"
-        return [("warning", what, "nothing is granted for restart_wait once an instance connects")]
+        advice = "nothing is granted for restart_wait once an instance connects"
+        return [grants_nothing(what, advice)]
     if left > 0:
         what = f"it is new, lost its data or was restored: it grants in {say_seconds(left)}"
-        return [("warning", what, "wait, or name restart_wait=0 if no holder from before is left")]
+        advice = "wait, or name restart_wait=0 if no holder from before is left"
+        return [grants_nothing(what, advice)]
     hint = f"after putting back a data folder: etcdctl del '{place}', before instances start"
     return [("ok", "it has not been restored since its marker was written", hint)]
 

@@ -9,7 +9,7 @@ from incumbent import clock
 from incumbent.durations import say_seconds
 from incumbent.errors import StoreError
 from incumbent.protocol.port import run
-from incumbent.stores.findings import Finding
+from incumbent.stores.findings import Finding, grants_nothing
 from incumbent.stores.quorum.dialect import MARKER
 from incumbent.stores.quorum.nodes import Node, Quorum, strangers
 from incumbent.stores.redis.dial import dial
@@ -100,9 +100,9 @@ def _of_marker(quorum: Quorum, name: str, look: _Look) -> Finding:
 def _of_majority(quorum: Quorum, sound: int, young: int) -> Finding:
     what = f"{sound} of {len(quorum.names)} servers are sound, {quorum.need} are needed"
     if sound < quorum.need:
-        return ("error", what, "nothing is granted: bring back a majority")
+        return grants_nothing(what, "nothing is granted: bring back a majority", level="error")
     if sound - young < quorum.need:
-        return ("warning", f"{what}, but {young} are too new to vote", "wait (restart_wait)")
+        return grants_nothing(f"{what}, but {young} are too new to vote", "wait (restart_wait)")
     if sound < len(quorum.names):
         return ("warning", what, "bring back the rest before another one fails")
     return ("ok", what, "")

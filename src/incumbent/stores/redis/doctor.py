@@ -10,7 +10,14 @@ from incumbent.durations import say_seconds
 from incumbent.errors import StoreError, StoreUnavailable
 from incumbent.policy import TTL_DEFAULT
 from incumbent.protocol.port import run
-from incumbent.stores.findings import Finding, about_clock, about_start, about_trip, found
+from incumbent.stores.findings import (
+    Finding,
+    about_clock,
+    about_start,
+    about_trip,
+    found,
+    grants_nothing,
+)
 from incumbent.stores.redis.dial import dial
 from incumbent.stores.redis.driver import Site
 from incumbent.stores.redis.errors import answered_error
@@ -136,7 +143,11 @@ def look_at_marker(site: Site, ttl: float) -> Program[list[Finding]]:
         what = f"the same server with the same data for {say_seconds(float(int(age)))}"
     what = f"{what}, restart_wait {say_seconds(wait)}"
     advice = f"wait {say_seconds(wait - age)} from the first request on, or name restart_wait=0"
-    findings = [found(age >= wait, what, f"{what}: it grants nothing yet", advice)]
+    findings = [
+        ("ok", what, "")
+        if age >= wait
+        else grants_nothing(f"{what}: it grants nothing yet", advice)
+    ]
     # What a restart without data costs, after which nobody can learn how long the ttls were.
     believed = max(longest, ttl)
     after_a_wipe = TTL_DEFAULT if site.restart_wait is None else site.restart_wait

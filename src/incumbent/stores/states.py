@@ -1,0 +1,64 @@
+"""What a record says of a name: held, free, or that nobody can tell; and who is refused. Pure.
+
+For people and their pages. A take decides for itself.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from incumbent.durations import say_seconds
+from incumbent.model import Record
+from incumbent.stores.notices import PAUSE
+
+HELD: Final = "held"
+FREE: Final = "free"
+UNKNOWN: Final = "cannot tell"
+WAITING: Final = "waiting"
+
+
+class State(NamedTuple):
+    """The state of a name at the instant of its record."""
+
+    word: str
+    """HELD, FREE, UNKNOWN, "paused", "reserved", "closed", or WAITING: the store grants nothing
+    yet."""
+    why: str = ""
+    """A sentence; nothing if the name is held, or free for everybody."""
+
+
+def state_of(record: Record, refusal: str = "") -> State:
+    """The state; `refusal`: why the store gives nobody a lease now, as its diagnosis says."""
+    if record.holdings:
+        state = State(HELD)
+    elif record.undecided:
+        state = State(UNKNOWN, "too few servers say the same")
+    elif PAUSE in record.fields:
+        state = State("paused", "nobody may hold it until `unpause`")
+    elif record.closed_for > 0:
+        state = _closed(say_seconds(record.closed_for), record.reserved_for)
+    elif refusal:
+        state = State(WAITING, f"nobody is given a lease yet: {refusal}")
+    elif record.slots:
+        used = (f"{name} for another {say_seconds(left)}" for name, left in record.slots.items())
+        state = State(FREE, f"but not for a run of a used slot: {', '.join(used)}")
+    else:
+        state = State(FREE)
+    return state
+
+
+def _closed(left: str, reserved_for: str) -> State:
+    if reserved_for:
+        return State("reserved", f"for {reserved_for}, for another {left}")
+    return State("closed", f"for another {left}: its last holder asked for that")
+
+
+def places_of(name: str, records: Iterable[Record]) -> list[Record]:
+    """The places NAME/1, NAME/2, ... of a pool (`work --holders`), in their order."""
+    place = re.compile(rf"{re.escape(name)}/([1-9]\d{{0,3}})")
+    found = [(place.fullmatch(record.key.name), record) for record in records]
+    return [
+        record for _, record in sorted((int(match[1]), record) for match, record in found if match)
+    ]

@@ -1,0 +1,83 @@
+"""No sentence of `status`, `why`, `wait` and `doctor` is false when a take would be refused."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from incumbent.cli.table import COMMANDS
+from incumbent.model import Ask, Granted, Key
+from incumbent.protocol.link import link_for
+from tests.cli.tool import answer, incumbent
+from tests.support.servers import RedisServer
+
+
+@pytest.mark.server
+def test_a_store_that_grants_nothing_yet_says_so_and_not_free() -> None:
+    with RedisServer() as server:
+        refused = incumbent("-s", server.url, "run", "job", "--", "true")
+        assert refused.returncode == 69
+        state = answer("-s", server.url, "status", "job")
+        assert state["state"] == "waiting"
+        assert "it grants nothing yet" in state["why"]
+        why = incumbent("-s", server.url, "why", "job").stdout
+        assert "job: waiting: nobody is given a lease yet: " in why
+        assert "free" not in why
+        listed = incumbent("-s", server.url, "status").stdout
+        assert "the store gives nobody a lease yet: " in listed
+
+
+def test_a_used_slot_is_not_called_free_for_everybody(store: str) -> None:
+    incumbent("-s", store, "-q", "run", "job", "--slot", "s1", "--", "true")
+    assert incumbent("-s", store, "-q", "run", "job", "--slot", "s1", "--", "true").returncode == 75
+    assert (
+        "but not for a run of a used slot: s1 for another"
+        in (answer("-s", store, "status", "job")["why"])
+    )
+
+
+def test_the_name_of_a_pool_tells_of_its_places(store: str) -> None:
+    for place in ("gpu/1", "gpu/2"):
+        ask = Ask(30.0, f"holder of {place}")
+        key = Key("default", place)
+        outcome = link_for(store).store.take(key, place, ask, float("inf"))
+        assert isinstance(outcome, Granted)
+    why = incumbent("-s", store, "why", "gpu").stdout
+    assert "a pool of this name: 2 of the 2 places on record are held" in why
+    assert "gpu/2: held by holder of gpu/2" in why
+
+
+def test_a_store_that_is_away_is_neither_held_nor_free(tmp_path: Path) -> None:
+    done = incumbent("-s", f"redis+unix://{tmp_path}/no.sock", "status", "job")
+    assert (done.returncode, done.stdout) == (69, "")
+
+
+# -- what programs read ----------------------------------------------------------------------------
+
+
+def envelope(*words: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(incumbent(*words, "--json").stdout)
+    return found
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["status", "status job", "why job", "wait job", "history job", "jobs", "doctor", "pause job"],
+)
+def test_every_answer_has_the_same_envelope(store: str, words: str) -> None:
+    found = envelope("-s", store, "-N", "fleet", *words.split())
+    assert list(found) == ["command", "namespace", "time", "result"]
+    assert (found["command"], found["namespace"]) == (words.split(maxsplit=1)[0], "fleet")
+    assert found["command"] in COMMANDS
+    assert found["time"].endswith("Z")
+    assert datetime.fromisoformat(found["time"]).tzinfo is not None
+
+
+def test_every_time_of_a_run_is_in_utc(store: str) -> None:
+    incumbent("-s", store, "-q", "run", "job", "--slot", "s1", "--", "true")
+    (run,) = answer("-s", store, "history", "job")
+    assert all(run[field].endswith("Z") for field in ("due", "started", "ended"))
