@@ -26,6 +26,7 @@ from incumbent.page.snapshot import Reader, Snapshot
 from incumbent.protocol.link import link_for
 from incumbent.serve.http import PageServer
 from incumbent.serve.pages import TEXT, Page
+from incumbent.stores.findings import grants_nothing
 from tests.page.records import NOW, held, snapshot
 from tests.support.waiting import eventually
 
@@ -366,14 +367,14 @@ def test_a_site_that_closes_leaves_no_thread_behind(store: str, client: Client) 
 def test_what_the_store_says_to_wait_for_is_asked_until_it_is_over(
     store: str, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = [("warning", "up for 1s: it grants nothing yet", "wait 14s"), ("warning", "x", "y")]
+    found = [grants_nothing("up for 1s: it grants nothing yet", "wait 14s"), ("warning", "x", "y")]
     with closing(Reader(store, "default")) as reader:
         engine = link_for(reader.client).engine
         monkeypatch.setattr(type(engine), "diagnose", lambda *_: list(found))
         assert reader.read().refuses == "up for 1s: it grants nothing yet"
         found.clear()
         assert reader.read().refuses == ""
-        found.append(("warning", "again", "wait"))
+        found.append(grants_nothing("again", "wait"))
         assert reader.read().refuses == "", "asked too often"
 
 
