@@ -143,8 +143,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     _m(
         "the page calls a lease held while the store is silent",
         "page/blocks.py",
-        '    if snapshot.problem:\n        return "cannot tell",',
-        '    if False:\n        return "cannot tell",',
+        "    if snapshot.problem:\n        return State(",
+        "    if False:\n        return State(",
         "tests/page/test_page.py::test_while_the_store_is_silent_nothing_is_called_held_or_free",
     ),
 )

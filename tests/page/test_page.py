@@ -116,7 +116,10 @@ def test_while_the_store_is_silent_nothing_is_called_held_or_free() -> None:
 
 def test_while_a_store_grants_nothing_nobody_is_told_that_a_lease_can_be_had() -> None:
     refuses = "up for 3s, restart_wait 15s: it grants nothing yet"
-    assert of("leases", record("a"), refuses=refuses) == f"a cannot tell {refuses}"
+    assert (
+        of("leases", record("a"), refuses=refuses)
+        == f"a waiting nobody is given a lease yet: {refuses}"
+    )
     assert of("leases", held("a"), refuses=refuses).startswith("a held node-1")
     assert f"grants nothing {refuses}" in of("store", refuses=refuses)
 
@@ -139,9 +142,12 @@ def test_the_proof_of_an_old_reading_has_drained_as_long() -> None:
             {"slots": {"once": 20.0}},
             "not held slot once: ran, and is closed until 2026-09-21 14:13:40",
         ),
-        ({"fields": switch(PAUSE, who="ann", reason="why")}, "paused paused by ann (why)"),
-        ({"closed_for": 20.0}, "closed closed until 2026-09-21 14:13:40"),
-        ({"closed_for": 5.0, "reserved_for": "node-2"}, "closed reserved for node-2 until"),
+        (
+            {"fields": switch(PAUSE, who="ann", reason="why")},
+            "paused nobody may hold it until `unpause`; paused by ann (why)",
+        ),
+        ({"closed_for": 20.0}, "closed for another 20s"),
+        ({"closed_for": 5.0, "reserved_for": "node-2"}, "reserved for node-2, for another 5s"),
         ({"undecided": True}, "cannot tell too few servers say the same"),
     ],
 )

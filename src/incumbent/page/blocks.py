@@ -25,6 +25,7 @@ from incumbent.page.snapshot import (
     terms_of_job,
 )
 from incumbent.stores.notices import PAUSE, RESIGN, read_notice
+from incumbent.stores.states import FREE, UNKNOWN, State, state_of
 
 WINDOWS: Final = {"15m": 900.0, "1h": 3600.0, "6h": 21_600.0, "1d": 86_400.0, "7d": 604_800.0}
 DEFAULT_WINDOW: Final = "1h"
@@ -129,7 +130,7 @@ def _store(snapshot: Snapshot, fleet: Fleet) -> Iterator[Row]:
 def _lease(snapshot: Snapshot, record: Record, place: int, holding: Holding | None) -> Row:
     name = record.key.name
     id_ = _id("l", name, place)
-    state, why = state_of(snapshot, record)
+    state, why = _state_of(snapshot, record)
     waiting = ", ".join(one.holder for one in record.candidates[:5])
     if len(record.candidates) > 5:
         waiting += f" and {len(record.candidates) - 5} more"
@@ -157,21 +158,12 @@ def _lease(snapshot: Snapshot, record: Record, place: int, holding: Holding | No
     return Row(id_, name, key, _cells(id_, name, cells))
 
 
-def state_of(snapshot: Snapshot, record: Record) -> tuple[str, str]:
-    """Held, not held or "cannot tell", and why."""
+def _state_of(snapshot: Snapshot, record: Record) -> State:
     if snapshot.problem:
-        return "cannot tell", "the store gives no answer: what stands here was read before"
-    if record.holdings:
-        return "held", ""
-    if PAUSE in record.fields:
-        return "paused", ""
-    if record.closed_for > 0:
-        what = f"reserved for {record.reserved_for}" if record.reserved_for else "closed"
-        return "closed", f"{what} until {_clock(snapshot.read_at + record.closed_for)}"
-    if record.undecided:
-        return "cannot tell", "too few servers say the same"
-    # Not "free": a take may still be refused for what no record tells.
-    return ("cannot tell", snapshot.refuses) if snapshot.refuses else ("not held", "")
+        return State(UNKNOWN, "the store gives no answer: what stands here was read before")
+    state = state_of(record, snapshot.refuses)
+    # The reading is some seconds old, and used slots are told as instants: those stand still.
+    return State("not held") if state.word == FREE else state
 
 
 def _clock(instant: float) -> str:
