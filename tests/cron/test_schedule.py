@@ -322,6 +322,8 @@ def test_fixed_times_end() -> None:
     times = FixedTimes((at("2026-12-24T17:00Z"), at("2026-12-31T23:00Z")))
     assert slots(times, "2026-12-24T17:00Z", 5) == ["2026-12-31T23:00:00Z"]
     assert times.describe() == "at 2026-12-24T17:00:00Z, 2026-12-31T23:00:00Z"
+    five = FixedTimes((0.0, 1.0, 2.0, 3.0, 4.0)).describe()
+    assert five.endswith("00:00:01Z, 1970-01-01T00:00:02Z and 2 more")
 
 
 def test_a_slot_is_named_by_its_instant() -> None:

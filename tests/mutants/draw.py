@@ -179,8 +179,10 @@ def page(seed: int, chosen: Sequence[Change], known: dict[tuple[str, str], Resul
     tried = [one for one in chosen if (one.digest, "thin") in known]
     thin = [one for one in tried if _died_of(one, known, "thin")]
     rest = [one for one in tried if _died_of(one, known, "rest")]
-    lived = [one for one in tried if one not in thin and one not in rest]
-    same = [one for one in lived if equal.why(one)]
+    unseen = [one for one in tried if one not in thin and one not in rest]
+    same = [one for one in unseen if equal.why(one)]
+    since = [one for one in unseen if equal.since(one)]
+    lived = [one for one in unseen if one not in same and one not in since]
     asked = sum((one.digest, "rest") in known for one in lived)
     rows = [
         ("drawn", len(chosen)),
@@ -188,7 +190,8 @@ def page(seed: int, chosen: Sequence[Change], known: dict[tuple[str, str], Resul
         ("`make test` notices", len(thin)),
         ("only `make test-all` notices", len(rest)),
         ("survived, and does the same as before", len(same)),
-        ("survived", len(lived) - len(same)),
+        ("survived, and a test that was written for it notices it", len(since)),
+        ("survived", len(lived)),
         ("of these tried on the rest of `make test-all`", asked),
     ]
     return "\n\n".join(
@@ -197,7 +200,8 @@ def page(seed: int, chosen: Sequence[Change], known: dict[tuple[str, str], Resul
             "| changes | |\n|---|---|\n"
             + "\n".join(f"| {what} | {count} |" for what, count in rows),
             _listed("Noticed by `make test-all` alone:", rest, known),
-            _listed("Survived:", [one for one in lived if one not in same], known),
+            _listed("Survived:", lived, known),
+            _listed("Noticed by a test that was written for it:", since, known),
             _listed("Does the same as before:", same, known),
         )
     )
@@ -218,6 +222,8 @@ def _about(change: Change, known: dict[tuple[str, str], Result]) -> str:
     reached = sum(
         known[change.digest, tier].reached for tier in MARKS if (change.digest, tier) in known
     )
+    if test := equal.since(change):
+        return f"`{test}`"
     return equal.why(change) or ("" if reached else "no test comes to it")
 
 

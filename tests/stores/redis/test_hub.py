@@ -31,8 +31,9 @@ class FakeEar:
 
     interruptible = True
 
-    def __init__(self, epoch: str = "run-1") -> None:
+    def __init__(self, epoch: str = "run-1", *, confirms: bool = True) -> None:
         self.epoch = epoch
+        self.confirms = confirms
         self.said: list[Any] = []
         self.asked: list[bytes] = []
         self.broken = False
@@ -41,7 +42,7 @@ class FakeEar:
     def send(self, request: bytes, until: float) -> None:
         words = request.split(b"\r\n")
         self.asked.append(words[4])
-        if words[2] == b"SUBSCRIBE":
+        if words[2] == b"SUBSCRIBE" and self.confirms:
             self.hears([b"subscribe", words[4], 1])
 
     async def next(self, until: float) -> Any:
@@ -76,6 +77,7 @@ class FakeHost:
         self.looks = 0
         self.unchanged = True
         self.away = False
+        self.confirms = True
         self.epoch = "run-1"
 
     @property
@@ -85,7 +87,7 @@ class FakeHost:
     async def open_subscriber(self, until: float) -> Subscriber:
         if self.away:
             raise StoreUnavailable("away")
-        self.ears.append(FakeEar(self.epoch))
+        self.ears.append(FakeEar(self.epoch, confirms=self.confirms))
         return self.ear
 
     async def server_time(self, until: float) -> int:
@@ -452,3 +454,15 @@ def test_words_to_those_who_gave_up_are_forgotten_in_the_end() -> None:
         assert not it.hub.waits_on
 
     scene(play)
+
+
+@pytest.mark.timeout(20)
+def test_a_server_that_confirms_no_subscription_is_given_up_in_time() -> None:
+    async def scenario() -> None:
+        scene = Scene()
+        scene.host.confirms = False
+        await scene.wait(queued().seen, within=0.1)
+
+    began = clock.now()
+    asyncio.run(scenario())
+    assert lasted(began, 0.0, 5.0)
