@@ -12,6 +12,7 @@ from incumbent.serve.http import PageServer
 from incumbent.serve.pages import OPEN_PATHS, TEXT, Page
 from incumbent.store_url import store_url
 from incumbent.stores.names import make_key
+from incumbent.stores.registry import open_engine
 from incumbent.supervise.codes import OK
 
 _LISTEN = "127.0.0.1:8080"
@@ -22,6 +23,8 @@ def command(request: Request) -> int:
     """See the module."""
     make_key(request.namespace, "x")
     url = store_url(request.text("store"))
+    # Raises what the page could only show.
+    open_engine(url)
     # Before the threads, which inherit it.
     signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
     with closing(Site(url, request.namespace)) as site:

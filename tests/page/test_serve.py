@@ -1,0 +1,82 @@
+"""`incumbent serve`, and the page beside the pages of an instance."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.request import urlopen
+
+import pytest
+
+from tests.cli.tool import incumbent, start
+from tests.support.waiting import eventually
+
+
+@contextmanager
+def started(*words: str | Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A process that listens, and its URL."""
+    with start(*words) as process:
+        assert process.stderr is not None
+        try:
+            found = re.search(r"http://\S+", process.stderr.readline())
+            assert found is not None
+            yield process, found[0]
+        finally:
+            process.kill()
+
+
+def page(url: str) -> str:
+    with urlopen(url, timeout=20) as response:
+        text: str = response.read().decode()
+    return text
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_it_serves_the_page_until_it_is_told_to_end(
+    tmp_path: Path, signum: signal.Signals, code: int
+) -> None:
+    store = f"sqlite://{tmp_path}/leases.db"
+    assert (
+        incumbent("-s", store, "run", "nightly", "--once-per", "1d", "--", "true").returncode == 0
+    )
+    with started("-s", store, "serve", "--listen", "127.0.0.1:0") as (process, url):
+        assert "nightly" in page(url)
+        assert page(f"{url}/healthz") == "ok\n"
+        process.send_signal(signum)
+        assert process.wait(20) == code
+
+
+def test_an_instance_that_listens_serves_it_too(tmp_path: Path) -> None:
+    store = f"sqlite://{tmp_path}/leases.db"
+    with started(
+        "-s",
+        store,
+        "lead",
+        "telnet",
+        "--holder",
+        "node-7",
+        "--listen",
+        "127.0.0.1:0",
+        "--",
+        "sleep",
+        "60",
+    ) as (_, url):
+        eventually(lambda: "node-7" in page(url))
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "said"),
+    [
+        ("--listen", "nowhere", "nowhere"),
+        ("--token-file", "missing", "missing"),
+        ("-s", "http://x", "scheme"),
+    ],
+)
+def test_what_cannot_work_is_refused(tmp_path: Path, flag: str, value: str, said: str) -> None:
+    done = incumbent("-s", f"sqlite://{tmp_path}/x.db", "serve", flag, value)
+    assert done.returncode == 64
+    assert said in done.stderr
