@@ -8,7 +8,14 @@ from typing import Any, Final
 from incumbent.model import Key, Record
 from incumbent.stores.redis.commands import Commands
 from incumbent.stores.redis.incarnation import check_format
-from incumbent.stores.redis.records import FIELDS, mark_of, pairs, record_of, slots_named
+from incumbent.stores.redis.records import (
+    FIELDS,
+    history_of,
+    mark_of,
+    pairs,
+    record_of,
+    slots_named,
+)
 from incumbent.stores.redis.resp import Program, Step, pack
 
 _SCANNED: Final = 500
@@ -71,11 +78,12 @@ def _read_all(commands: Commands, keys: Sequence[Key]) -> Program[list[Any]]:
             continue
         check_format(raw or b"", commands.where, names.main)
         fields, slots = pairs(hash_), dict[str, float]()
-        if named := slots_named(fields):
+        history = history_of(fields)
+        if named := slots_named(history):
             asked = b"".join(pack("PTTL", names.slot(slot)) for slot in named)
             lefts = yield Step(asked, len(named))
             slots = {slot: ms / 1000 for slot, ms in zip(named, lefts, strict=True) if ms > 0}
-        records.append(record_of(names.key, raw, left, fields, slots, candidates, now))
+        records.append(record_of(names.key, raw, left, fields, history, slots, candidates, now))
     return records
 
 

@@ -10,7 +10,7 @@ incarnation.check_format). Anything else is held by a foreign client.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from hashlib import blake2s
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 from urllib.parse import unquote
@@ -138,14 +138,16 @@ def fields_of(companion: dict[bytes, bytes]) -> dict[str, Field]:
     return found
 
 
-def _history(companion: dict[bytes, bytes]) -> list[tuple[Past, str]]:
+def history_of(companion: dict[bytes, bytes]) -> list[tuple[Past, str]]:
     """Past holdings, oldest first, each with its slot ("" for none)."""
     found = []
-    for place in range(20):
+    for name, begun in companion.items():
+        if name[:1] != b"h" or not name[1:].isdigit():
+            continue
         try:
-            found.append(_past(companion[b"h%d" % place], companion.get(b"e%d" % place, b"0 0")))
-        except (KeyError, ValueError):
-            # Not there yet, or not ours: this is for people, who are better off with the rest.
+            found.append(_past(begun, companion.get(b"e" + name[1:], b"0 0")))
+        except ValueError:
+            # Not ours: this is for people, who are better off with the rest.
             continue
     return sorted(found, key=lambda pair: pair[0].token)
 
@@ -160,9 +162,9 @@ def _past(begun: bytes, ended: bytes) -> tuple[Past, str]:
     return past, "" if slot == b"-" else unquote(slot.decode())
 
 
-def slots_named(companion: dict[bytes, bytes]) -> list[str]:
+def slots_named(history: Iterable[tuple[Past, str]]) -> list[str]:
     """The slots that the history mentions: only these can have a tombstone."""
-    return sorted({slot for _, slot in _history(companion) if slot})
+    return sorted({slot for _, slot in history if slot})
 
 
 def pairs(flat: Sequence[bytes]) -> dict[bytes, bytes]:
@@ -175,6 +177,7 @@ def record_of(
     raw: bytes | None,
     left_ms: int,
     companion: dict[bytes, bytes],
+    history: Iterable[tuple[Past, str]],
     slots: dict[str, float],
     standing: object,
     now: float,
@@ -192,9 +195,9 @@ def record_of(
             closed_for, reserved_for = holding.remaining or 0.0, value.reserved_for
         else:
             holdings = (holding,)
-    history = tuple(past for past, _ in _history(companion))
+    held = tuple(past for past, _ in history)
     fields, candidates = fields_of(companion), candidates_of(standing, now)
-    return Record(key, holdings, closed_for, fields, slots, history, candidates, seen, reserved_for)
+    return Record(key, holdings, closed_for, fields, slots, held, candidates, seen, reserved_for)
 
 
 def candidates_of(standing: object, now: float) -> tuple[Candidate, ...]:
