@@ -180,7 +180,7 @@ class _View:
         """Of fields and slots: see changes."""
         self.past = pasts_of(floor, past if isinstance(past, bytes) else None)
         slots = slots_of(entries, quorum.clock.unix_us(_now()))
-        self.record = record_of(key, raw, left, entries, slots, standing, now)
+        self.record = record_of(key, raw, left, entries, (), slots, standing, now)
 
     @property
     def mark(self) -> str:
