@@ -89,6 +89,12 @@ def test_what_cannot_be_an_instant_leaves_the_rest_of_the_page(due: str) -> None
     assert "ok 14:13:20" in text
 
 
+@pytest.mark.parametrize("instant", [float("inf"), float("-inf"), float("nan"), 1e300, -6e11])
+def test_what_is_no_instant_is_shown_as_unknown(instant: float) -> None:
+    assert when(instant, NOW) == "?"
+    assert "1966" in when(-1e8, NOW)
+
+
 def test_text_is_escaped_once_and_html_is_left_as_it_is() -> None:
     assert safe("a<b>&\"'") == "a&lt;b&gt;&amp;&quot;&#x27;"
     assert safe(Html("<b>")) == "<b>"

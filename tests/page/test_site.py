@@ -28,6 +28,7 @@ from incumbent.serve.http import PageServer
 from incumbent.serve.pages import TEXT, Page
 from incumbent.stores.findings import grants_nothing
 from tests.page.records import NOW, held, snapshot
+from tests.support.servers import free_port
 from tests.support.waiting import eventually
 
 SECRET = "s3cret-s3cret-s3cret"
@@ -166,6 +167,13 @@ def test_an_edition_of_another_process_is_no_ground_for_a_patch(stub: Stub, stor
 def test_the_page_of_a_name_that_nobody_knows_is_missing(url: str) -> None:
     assert ask(url, "/name?name=%3Cscript%3E")[0].status == 404
     assert ask(url, "/events?window=1y")[0].status == 404
+
+
+def test_a_store_that_never_answered_is_said_to_be_silent() -> None:
+    with listening(f"redis://127.0.0.1:{free_port()}") as url:
+        _, said = ask(url, "/")
+    assert "gives no answer" in said
+    assert 'Read <span id="read">never' in said
 
 
 def test_a_head_is_that_of_the_page_and_has_no_body(url: str) -> None:

@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
+from math import inf
 from secrets import token_hex
 from typing import Final
 
@@ -44,8 +45,9 @@ class Edition:
     @property
     def read(self) -> Html:
         """When the store answered, and when it is asked again."""
-        at = when(self.snapshot.read_at, self.snapshot.now)
-        return joined((at, f" UTC, and every {say_seconds(round(self.every))}"))
+        read_at = self.snapshot.read_at
+        at = "never" if read_at == -inf else joined((when(read_at, self.snapshot.now), " UTC"))
+        return joined((at, f", and every {say_seconds(round(self.every))}"))
 
     def patch(self, since: int) -> bytes:
         """What a page of edition `since` lacks, as JSON; made once for all."""

@@ -57,6 +57,8 @@ def _attribute(name: str) -> str:
 
 def when(instant: float, now: float) -> Html:
     """An instant in UTC: the time, with the date if it is another day."""
+    if not abs(instant) < _FAR:
+        return Html("?")
     day, second = divmod(int(instant), 86_400)
     on, today = _date(day), day == int(now) // 86_400
     time = f"{second // 3600:02}:{second // 60 % 60:02}:{second % 60:02}"
@@ -66,10 +68,9 @@ def when(instant: float, now: float) -> Html:
 
 @lru_cache(maxsize=64)
 def _date(day: int) -> str:
-    try:
-        return (_FIRST + timedelta(days=day)).isoformat()
-    except OverflowError:
-        return "????-??-??"
+    return (_FIRST + timedelta(days=day)).isoformat()
 
 
 _FIRST: Final = date(1970, 1, 1)
+_FAR: Final = 6e10
+"""Seconds: what is farther away than our calendar goes is no instant."""

@@ -62,7 +62,8 @@ class PageServer:
         self._routes = routes
         self._posts = posts or {}
         self._open = self._viewers = 0
-        self._most_viewers = min(_VIEWERS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
+        files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        self._most_viewers = min(_VIEWERS, files // 2) if files > 0 else _VIEWERS
         self._listener = _listen(address)
         host, port = self._listener.getsockname()[:2]
         self.url = Address(address.family, host, port).url
