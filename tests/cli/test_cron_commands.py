@@ -7,6 +7,7 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,6 +42,11 @@ def fleet(store: str, tmp_path: Path) -> Iterator[CronFleet]:
 def _jobs(fleet: CronFleet) -> dict[str, object]:
     shown = json.loads(incumbent("-s", fleet.store, "--json", "jobs").stdout)
     return {job["name"]: job for job in shown["result"]["jobs"]}
+
+
+def history(fleet: CronFleet, *words: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = answer("-s", fleet.store, "history", "rarely", *words)
+    return found
 
 
 def ask(fleet: CronFleet, *words: str) -> subprocess.CompletedProcess[str]:
@@ -95,6 +101,17 @@ def test_a_trigger_that_nobody_takes_says_so(fleet: CronFleet) -> None:
     assert (done.returncode, "no instance took it" in done.stderr) == (75, True)
     unknown = ask(fleet, "trigger", "rarly")
     assert (unknown.returncode, "see `jobs`" in unknown.stderr) == (64, True)
+
+
+def test_the_history_of_failures_is_as_long_as_asked(fleet: CronFleet) -> None:
+    for code in (0, 75, 1):
+        (fleet.folder / "fail").touch() if code else (fleet.folder / "fail").unlink(missing_ok=True)
+        assert ask(fleet, "trigger", "rarely").returncode == 0
+        eventually(lambda: all(run["ended"] for run in history(fleet)))
+    assert [run["state"] for run in history(fleet)] == ["ok", "failed", "failed"]
+    assert [run["state"] for run in history(fleet, "--failed")] == ["failed", "failed"]
+    assert history(fleet, "--failed", "-n", "1") == history(fleet)[-1:]
+    assert ask(fleet, "history", "rarely", "-n", "0").returncode == 64
 
 
 def test_a_trigger_of_a_job_that_is_gone_says_so_at_once(fleet: CronFleet) -> None:

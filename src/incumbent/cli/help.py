@@ -37,8 +37,8 @@ EXAMPLES: Final = {
     "pause": ('incumbent pause nightly --reason "migration"', "incumbent pause --all"),
     "unpause": ("incumbent unpause nightly", "incumbent unpause --all"),
     "why": ("incumbent why nightly", "incumbent why nightly --at 05:30"),
-    "history": ("incumbent history nightly", "incumbent history nightly --since 2d --json"),
-    "jobs": ("incumbent jobs", "incumbent jobs --json"),
+    "history": ("incumbent history nightly", "incumbent history nightly --failed -n 20"),
+    "jobs": ("incumbent jobs", "incumbent jobs --watch"),
     "trigger": (
         "incumbent trigger nightly",
         'incumbent trigger nightly --reason "data came late"',

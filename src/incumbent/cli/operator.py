@@ -29,6 +29,7 @@ WITHIN = 2.0
 _REASON_MAX = 200
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.25
 _READ_WITHIN = 1.0
+_WATCHED_EVERY, _SHOWN_AT_MOST_EVERY = 1.0, 0.1
 _HINT_WITHIN = 5.0
 """Seconds after which one looks again without a hint: hints may be lost."""
 
@@ -107,6 +108,34 @@ def wait_for_change(client: Client, record: Record, until: float) -> None:
         # It gives no hints now; the next look says more.
         until = min(until, now + _LONGEST_PAUSE)
     time.sleep(max(0.0, until - clock.now()))
+
+
+def watch(
+    show: Callable[[], Record | None], wait: Callable[[Record, float], None] | None = None
+) -> None:
+    """Show it each second until ^C, and sooner if `wait` finds a change of the record it shows.
+
+    Raises StoreError if the store refuses us for good.
+    """
+    try:
+        while True:
+            began, record = clock.now(), None
+            try:
+                record = show()
+            except StoreError as error:
+                if error.permanent:
+                    raise
+                say(f"cannot tell: {error}")
+            until = began + _WATCHED_EVERY
+            if wait is not None and record is not None and record.seen:
+                # Many changes at once are one to look at.
+                time.sleep(_SHOWN_AT_MOST_EVERY)
+                wait(record, until)
+            else:
+                time.sleep(max(0.0, until - clock.now()))
+    except KeyboardInterrupt:
+        # That is how one leaves it.
+        pass
 
 
 # -- a request to a holder -------------------------------------------------------------------------

@@ -127,6 +127,11 @@ _CRON = (
     *_LISTEN,
 )
 _SINCE = Option("--since", "only what began after: 2h, 2026-11-21T05:30Z", "WHEN")
+_HISTORY = (
+    _SINCE,
+    Option("--failed", "only runs that did not end well"),
+    Option("-n --last", "only the last N", "N"),
+)
 _ALL = Option("--all", "every job of the namespace")
 _TO = Option("--to", "the candidate that shall follow", "HOLDER")
 _WATCH = Option("--watch", "show it again every second, until ^C")
@@ -166,9 +171,9 @@ COMMANDS: Final = {
     "unpause": Command("steering", "[NAME]", "let instances take NAME again", (_ALL,)),
     "why": Command("why", "NAME", "why NAME is held, or is not; why a job did not run", (_AT,)),
     "history": Command(
-        "jobs", "NAME", "who held NAME when; what became of a job's slots", (_SINCE,)
+        "jobs", "NAME", "who held NAME when; what became of a job's slots", _HISTORY
     ),
-    "jobs": Command("jobs", "", "the jobs of the fleet: when next, how last, who"),
+    "jobs": Command("jobs", "", "the jobs of the fleet: when next, how last, who", (_WATCH,)),
     "trigger": Command("jobs", "NAME", "run a job once now, somewhere", (_REASON, _TIMEOUT)),
     "serve": Command(
         "serve", "", "a page about all leases and jobs, to leave open in a browser", _LISTEN

@@ -11,9 +11,11 @@ from typing import Final
 
 from incumbent import clock
 from incumbent.cli.ledger_text import job_as_json, last_run, run_as_json, say_up, took, when_of
-from incumbent.cli.operator import WITHIN, Operator, open_client, read_until
+from incumbent.cli.operator import WITHIN, Operator, open_client, read_until, watch
 from incumbent.cli.parser import Request
-from incumbent.cli.text import iso, print_json, since_of, table, utc
+from incumbent.cli.settings import number
+from incumbent.cli.text import draw, iso, print_json, since_of, table, utc
+from incumbent.clients import Client
 from incumbent.cron.control import CONTROL, Trigger, encode, pause_of
 from incumbent.cron.ledger import JOB, Run, State, read_job, running, runs_of
 from incumbent.cron.presence import (
@@ -35,11 +37,14 @@ from incumbent.supervise.codes import BUSY, OK, USAGE
 
 _SCAN_WITHIN = 5.0
 _SHOW_GONE = 86_400.0
+_GONE = "gone: no instance that is up has this job; it was removed, or its instances are down"
 _HEAD = ("JOB", "SCHEDULE", "NEXT", "LAST", "RESULT", "TOOK", "WHO")
 _RUNS_HEAD = ("SLOT", "RESULT", "TOOK", "WHO", "WHY")
 _HOLDINGS_HEAD = ("STARTED", "DURATION", "HOLDER", "TOKEN")
 _PATIENCE: Final = "15s"
 _LOOK_AGAIN: Final = 0.25
+_MOST_SHOWN: Final = 1_000_000
+_FAILED: Final = (State.FAILED, State.TIMED_OUT, State.LOST, State.MISSED)
 _REFUSED: Final = (State.SKIPPED, State.MISSED, State.LOST)
 
 
@@ -54,7 +59,15 @@ def command(request: Request) -> int:
 def _jobs(request: Request) -> int:
     with open_client(request) as client:
         require(link_for(client).engine.capabilities, "jobs", "fields")
-        records = client.scan("", _SCAN_WITHIN)
+        if request.on("watch"):
+            watch(lambda: _show_jobs(request, client))
+        else:
+            _show_jobs(request, client)
+    return OK
+
+
+def _show_jobs(request: Request, client: Client) -> None:
+    records = client.scan("", _SCAN_WITHIN)
     now = clock.wall()
     jobs = jobs_of(records)
     by_name = {record.key.name: record for record in records}
@@ -66,19 +79,16 @@ def _jobs(request: Request) -> int:
         instances = [{"instance": one.instance, "since": utc(one.since)} for one in up]
         shown = [job_as_json(record, now, gone=record.key.name in gone) for record in jobs]
         print_json(request, {"jobs": shown, "instances": instances, "all_paused": paused})
-        return OK
+        return
     rows = [
         _job_row(record, now, gone=record.key.name in gone)
         for record in jobs
         if record.key.name not in gone or _is_shown(record, now)
     ]
-    table([_HEAD, *rows])
+    below = [say_up(up, now) + ("; everything is paused" if paused else "")]
     if any(row[2] == "gone" for row in rows):
-        print(
-            "gone: no instance that is up has this job; it was removed, or its instances are down"
-        )
-    print(say_up(up, now) + ("; everything is paused" if paused else ""))
-    return OK
+        below.insert(0, _GONE)
+    draw(request, [_HEAD, *rows], below)
 
 
 def _is_shown(record: Record, now: float) -> bool:
@@ -108,11 +118,15 @@ def _history(request: Request) -> int:
     start = float("-inf") if since is None else since_of(since, clock.wall())
     with open_client(request) as client:
         record = client.read(request.name, WITHIN)
+    most = number(request, "last", 1, _MOST_SHOWN, _MOST_SHOWN)
     runs = runs_in(record)
-    if runs:
-        _show_runs(request, record, [run for run in runs if run.due >= start])
+    if runs or request.on("failed"):
+        found = [run for run in runs if run.due >= start]
+        if request.on("failed"):
+            found = [run for run in found if run.state in _FAILED]
+        _show_runs(request, record, found[-most:])
         return OK
-    history = [past for past in record.history if past.started >= start]
+    history = [past for past in record.history if past.started >= start][-most:]
     if request.on("json"):
         print_json(request, [_past_as_json(past) for past in history])
     else:

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
+from functools import partial
 
 from incumbent import clock
-from incumbent.cli.operator import WITHIN, open_client, read_until, refusal_of, wait_for_change
+from incumbent.cli.operator import (
+    WITHIN,
+    open_client,
+    read_until,
+    refusal_of,
+    wait_for_change,
+    watch,
+)
 from incumbent.cli.parser import Request
 from incumbent.cli.text import draw, facts_of, print_json, record_as_json, said_by, say
 from incumbent.clients import Client
 from incumbent.cron.reading import is_job, jobs_of
 from incumbent.durations import parse_duration, say_seconds
-from incumbent.errors import StoreError
 from incumbent.model import Holding, Record
 from incumbent.stores.notices import PAUSE, RESIGN
 from incumbent.stores.states import FREE, HELD, state_of
 from incumbent.supervise.codes import BUSY, OK
 
-_EVERY = 1.0
-_AT_MOST_EVERY = 0.1
 _HEAD = ("NAME", "STATE", "HOLDER", "HELD FOR", "TTL LEFT", "WAITING")
 
 
@@ -28,14 +32,10 @@ def command(request: Request) -> int:
     if request.command == "wait":
         return _wait(request)
     with open_client(request) as client:
-        if not request.on("watch"):
+        if request.on("watch"):
+            watch(lambda: _show(request, client), partial(wait_for_change, client))
+        else:
             _show(request, client)
-            return OK
-        try:
-            _watch(request, client)
-        except KeyboardInterrupt:
-            # That is how one leaves it.
-            pass
     return OK
 
 
@@ -61,24 +61,6 @@ def _is_free(record: Record) -> bool:
 
 
 # -- status --------------------------------------------------------------------------------------
-
-
-def _watch(request: Request, client: Client) -> None:
-    while True:
-        began, shown = clock.now(), None
-        try:
-            shown = _show(request, client)
-        except StoreError as error:
-            if error.permanent:
-                raise
-            say(f"cannot tell: {error}")
-        until = began + _EVERY
-        if shown is not None and shown.seen:
-            # Many changes at once are one to look at.
-            time.sleep(_AT_MOST_EVERY)
-            wait_for_change(client, shown, until)
-        else:
-            time.sleep(max(0.0, until - clock.now()))
 
 
 def _show(request: Request, client: Client) -> Record | None:
