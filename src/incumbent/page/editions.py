@@ -86,8 +86,9 @@ def next_edition(
             same = id_ in known and known[id_] == key
             changed[id_] = since[id_] if same else number
     made = Edition(number, snapshot, blocks, changed, every)
-    # What most followers lack: made here, and not in the loop, where probes would wait for it.
-    made.patch(0 if before is None else before.number)
+    if before is not None:
+        # What most followers lack: made here, and not in the loop, where probes would wait for it.
+        made.patch(before.number)
     return made
 
 
