@@ -7,7 +7,8 @@ which and why. Tests that measure time run after the others, and those that load
 so that nobody measures the load of others.
 
 Bytecode is written even where the environment says otherwise: the tests start a thousand
-interpreters, and each of them would compile the product again.
+interpreters, and each of them would compile the product again. That of the tests is written before
+the workers start: each of them would rewrite the assertions of all files.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 from tests import tiers
 
@@ -27,6 +30,9 @@ NO_TESTS = 5
 
 NO_BYTECODE = "PYTHONDONTWRITEBYTECODE"
 
+MANY = 20
+"""So many new files are worth two more starts of pytest."""
+
 
 def main(tier: str, workers: str, *given: str) -> int:
     within = {"thin": tiers.THIN, "rest": tiers.REST}[tier]
@@ -37,6 +43,7 @@ def main(tier: str, workers: str, *given: str) -> int:
         together, timing, crowd = named(left - later), left & timing, left & crowd
     else:
         together = [f"--ignore={file}" for file in named(later)]
+    rewrite()
     codes = {
         run(workers, f"{within} and not timing and not crowd", together, given),
         run(FEW, f"{within} and timing", named(timing), given),
@@ -44,6 +51,36 @@ def main(tier: str, workers: str, *given: str) -> int:
     }
     failed = codes - {0, NO_TESTS}
     return max(failed) if failed else min(codes)
+
+
+def rewrite() -> None:
+    """Let two processes write the bytecode of those tests that have none."""
+    new = [str(path) for path in sorted(tiers.TESTS.rglob("test_*.py")) if is_new(path)]
+    if len(new) < MANY:
+        return
+    command = [sys.executable, "-m", "pytest", "-qq", "--collect-only", "-p", "no:cacheprovider"]
+    halves = [
+        subprocess.Popen(
+            [*command, *half],
+            env=environment(),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        for half in (new[::2], new[1::2])
+    ]
+    for process in halves:
+        # What cannot be collected is told by the run itself.
+        process.wait()
+
+
+def is_new(path: Path) -> bool:
+    tag = f"{sys.implementation.cache_tag}-pytest-{pytest.__version__}"
+    written = path.parent / "__pycache__" / f"{path.stem}.{tag}.pyc"
+    return not written.exists() or written.stat().st_mtime < path.stat().st_mtime
+
+
+def environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name != NO_BYTECODE}
 
 
 def named(files: set[str]) -> list[str]:
@@ -56,8 +93,7 @@ def run(workers: str, marks: str, where: list[str], given: tuple[str, ...]) -> i
         where = []
     options = ("-n", workers, "--dist", "worksteal", "-m", marks)
     command = [sys.executable, "-m", "pytest", *options, *where, *given]
-    environment = {name: value for name, value in os.environ.items() if name != NO_BYTECODE}
-    return subprocess.run(command, check=False, env=environment).returncode
+    return subprocess.run(command, check=False, env=environment()).returncode
 
 
 if __name__ == "__main__":
