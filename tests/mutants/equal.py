@@ -33,6 +33,12 @@ _WHY: dict[tuple[str, str], str] = {
     ("stores/table.py", "1_000_000 -> 1000001"): "tokens grow all the same",
     ("supervise/guard.py", "0 -> 1"): "descriptor 0 is standard input, and never a process",
     ("supervise/kernel.py", "4 -> 5"): "nobody reads the fifth number",
+    (
+        "cli/commands/run.py",
+        "ending.seconds >= _HINT_BELOW -> (ending.seconds > _HINT_BELOW)",
+    ): _MOMENT,
+    ("inside.py", "4096 -> 4097"): "it reads to the end in pieces of any size",
+    ("supervise/launch.py", "0 -> 1"): "descriptor 0 is standard input, and never a pipe of ours",
     ("supervise/launch.py", "65536 -> 65537"): "it reads to the end in pieces of any size",
 }
 """By file and change."""
@@ -128,6 +134,10 @@ _SINCE: dict[tuple[str, str], str] = {
         "supervise/campaign.py",
         "clock.now() < until -> (not (clock.now() < until))",
     ): "test_the_pause_between_terms_is_waited_for_and_ends_at_a_signal",
+    (
+        "supervise/guard.py",
+        "self._init.kill() -> pass",
+    ): "test_what_is_left_in_a_namespace_is_killed_when_its_term_ends",
     (
         "supervise/kernel.py",
         "True -> False",
