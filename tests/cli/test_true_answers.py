@@ -27,6 +27,7 @@ def test_a_store_that_grants_nothing_yet_says_so_and_not_free() -> None:
         why = incumbent("-s", server.url, "why", "job").stdout
         assert "job: waiting: nobody is given a lease yet: " in why
         assert "free" not in why
+        assert answer("-s", server.url, "wait", "job")["state"] == "waiting"
         listed = incumbent("-s", server.url, "status").stdout
         assert "the store gives nobody a lease yet: " in listed
 

@@ -47,8 +47,9 @@ def _wait(request: Request) -> int:
     timeout = float("inf") if text is None else parse_duration(text, "timeout")
     with open_client(request) as client:
         record = read_until(client, request.name, clock.now() + timeout, _is_free)
-    if request.on("json"):
-        print_json(request, record_as_json(record))
+        if request.on("json"):
+            refusal = "" if record.holdings else refusal_of(client)
+            print_json(request, record_as_json(record, refusal))
     if _is_free(record):
         return OK
     what = f"held by {record.holdings[0].holder}" if record.holdings else state_of(record).word
