@@ -50,6 +50,8 @@ def test_the_name_of_a_pool_tells_of_its_places(store: str) -> None:
     why = incumbent("-s", store, "why", "gpu").stdout
     assert "a pool of this name: 2 of the 2 places on record are held" in why
     assert "gpu/2: held by holder of gpu/2" in why
+    status = incumbent("-s", store, "status", "gpu").stdout
+    assert "place  gpu/2: held by holder of gpu/2" in status
 
 
 def test_a_store_that_is_away_is_neither_held_nor_free(tmp_path: Path) -> None:

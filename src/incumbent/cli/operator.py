@@ -22,6 +22,7 @@ from incumbent.store_url import store_url
 from incumbent.stores.base import Store
 from incumbent.stores.names import make_key
 from incumbent.stores.notices import RESIGN, encode_notice
+from incumbent.stores.states import places_of, state_of
 from incumbent.supervise.codes import BUSY, OK
 
 WITHIN = 2.0
@@ -50,6 +51,15 @@ def refusal_of(client: Client) -> str:
     except StoreError:
         return ""
     return why_nothing_is_granted(found)
+
+
+def read_places(client: Client, name: str) -> list[str]:
+    """What there is to say of each place of a pool of this name, see places_of."""
+    return [
+        f"{place.key.name}: "
+        + (f"held by {place.holdings[0].holder}" if place.holdings else state_of(place).word)
+        for place in places_of(name, client.scan(f"{name}/", WITHIN))
+    ]
 
 
 # -- waiting for a record --------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from incumbent import clock
 from incumbent.cli.operator import (
     WITHIN,
     open_client,
+    read_places,
     read_until,
     refusal_of,
     wait_for_change,
@@ -72,7 +73,8 @@ def _show(request: Request, client: Client) -> Record | None:
         if request.on("json"):
             print_json(request, record_as_json(record, refusal))
         else:
-            draw(request, [(head.lower(), cell) for head, cell in _facts(record, refusal)])
+            places = [] if record.holdings else read_places(client, record.key.name)
+            draw(request, [*_facts(record, refusal), *(("place", line) for line in places)])
         return record
     records = client.scan(request.text("prefix") or "", WITHIN)
     all_held = records and all(record.holdings for record in records)

@@ -10,10 +10,9 @@ from datetime import tzinfo
 
 from incumbent import clock
 from incumbent.cli.ledger_text import explain_job
-from incumbent.cli.operator import WITHIN, open_client, refusal_of
+from incumbent.cli.operator import WITHIN, open_client, read_places, refusal_of
 from incumbent.cli.parser import Request
 from incumbent.cli.text import facts_of, instant_of, iso, print_json, record_as_json, said_by
-from incumbent.clients import Client
 from incumbent.cron.ledger import JOB, read_job
 from incumbent.cron.presence import KNOWN, PRESENCE, presences, read_sets, up_now
 from incumbent.cron.reading import has_no_instance
@@ -22,7 +21,7 @@ from incumbent.durations import say_seconds
 from incumbent.errors import ConfigError
 from incumbent.model import Holding, Record
 from incumbent.stores.notices import PAUSE, RESIGN, read_notice
-from incumbent.stores.states import FREE, UNKNOWN, WAITING, places_of, state_of
+from incumbent.stores.states import FREE, UNKNOWN, WAITING, state_of
 from incumbent.supervise.codes import OK
 
 _LAST = 3
@@ -39,7 +38,7 @@ def command(request: Request) -> int:
         present = client.read(PRESENCE, WITHIN) if JOB in record.fields else None
         known = client.read(KNOWN, WITHIN) if present is not None else None
         refusal = "" if record.holdings else refusal_of(client)
-        places = [] if record.holdings else places_of(request.name, _below(client, request.name))
+        places = [] if record.holdings else read_places(client, request.name)
     zone = _zone_of(record)
     instant = None if at is None else instant_of(at, "at", clock.wall(), zone=zone)
     # Only now: "held for" in the record counts until it was read.
@@ -58,10 +57,6 @@ def command(request: Request) -> int:
     return OK
 
 
-def _below(client: Client, name: str) -> tuple[Record, ...]:
-    return client.scan(f"{name}/", WITHIN)
-
-
 def _zone_of(record: Record) -> tzinfo | None:
     """The zone of a job's schedule, in which people speak of its slots; None if it is no job."""
     try:
@@ -70,12 +65,10 @@ def _zone_of(record: Record) -> tzinfo | None:
         return None
 
 
-def explain(
-    record: Record, now: float, refusal: str = "", places: Sequence[Record] = ()
-) -> list[str]:
+def explain(record: Record, now: float, refusal: str = "", places: Sequence[str] = ()) -> list[str]:
     """One sentence a line, the answer first; `now` is the wall clock.
 
-    `refusal`: see state_of; `places`: those of a pool of this name, see places_of.
+    `refusal`: see state_of; `places`: what there is to say of those of a pool of this name.
     """
     state = state_of(record, refusal)
     lines = [line for holding in record.holdings for line in _of_holding(holding, now)]
@@ -93,13 +86,11 @@ def explain(
     return lines
 
 
-def _of_places(places: Sequence[Record]) -> Iterator[str]:
+def _of_places(places: Sequence[str]) -> Iterator[str]:
     if places:
-        held = sum(1 for place in places if place.holdings)
+        held = sum(1 for place in places if ": held by " in place)
         yield f"a pool of this name: {held} of the {len(places)} places on record are held"
-    for place in places:
-        by = f"held by {place.holdings[0].holder}" if place.holdings else state_of(place).word
-        yield f"  {place.key.name}: {by}"
+    yield from (f"  {place}" for place in places)
 
 
 def _of_holding(holding: Holding, now: float) -> Iterator[str]:
