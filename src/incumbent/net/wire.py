@@ -94,6 +94,9 @@ class BlockingWire:
 
     def _send_rest(self, request: bytes, sent: int, until: float) -> None:
         while sent < len(request):
+            # One that takes a little each time must not keep us for longer.
+            if _now() >= until:
+                raise Broken("it takes nothing more", sent=sent > 0, late=True)
             try:
                 sent += self._send(request[sent:])
             except (OSError, ValueError) as error:
