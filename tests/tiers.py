@@ -421,7 +421,15 @@ _TABLE: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
     (
         "stores/redis/test_renewals.py",
         SIDES,
-        {"test_threads_that_burn_cpu_cost_no_lease": ("1-0.05", "4-*")},
+        {"test_threads_that_burn_cpu_cost_no_lease": ("4-*",)},
+    ),
+    (
+        "stores/sqlite/test_lines.py",
+        SIDES,
+        {
+            "test_none_of_four_greedy_processes_keeps_the_others_waiting": ("asynchronous",),
+            "test_waiters_that_died_or_froze_keep_a_free_name_from_nobody_for_long": ("19",),
+        },
     ),
     (
         "stores/redis/test_switchover.py",

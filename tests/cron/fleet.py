@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -85,13 +86,11 @@ class CronFleet:
         return Counter(path.read_text().split()) if path.exists() else Counter()
 
     def runs(self, job: str) -> dict[str, Run]:
-        with Client(self.store) as client:
-            fields = client.read(job, 5).fields
+        fields = self._client.read(job, 5).fields
         return {slot: run for slot, (run, _) in runs_of(fields).items()}
 
     def since(self, job: str) -> float:
-        with Client(self.store) as client:
-            return float(read_job(client.read(job, 5).fields)["since"])
+        return float(read_job(self._client.read(job, 5).fields)["since"])
 
     def trigger(self, job: str) -> None:
         """Once now; the fleet may only just have begun to say which jobs it has."""
@@ -100,8 +99,12 @@ class CronFleet:
         assert done.returncode == 0, done.stderr
 
     def _registered(self, job: str) -> bool:
-        with Client(self.store) as client:
-            return bool(read_job(client.read(job, 5).fields))
+        return bool(read_job(self._client.read(job, 5).fields))
+
+    @cached_property
+    def _client(self) -> Client:
+        """One for all looks, and there are hundreds; `stop` closes it, the next look opens it."""
+        return Client(self.store)
 
     def account(self) -> None:
         """What a look in ten minutes writes: by then a slot that nobody came to is missed."""
@@ -152,6 +155,9 @@ class CronFleet:
                 process.wait(max(0.1, until - time.monotonic()))
             except subprocess.TimeoutExpired:
                 self.kill(process)
+        if "_client" in vars(self):
+            self._client.close()
+            del self._client
         return [process.returncode for process in self.processes]
 
 

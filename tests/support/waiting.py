@@ -14,6 +14,9 @@ T = TypeVar("T")
 # A bound for what must come at all: on a machine that does ten other things a process alone
 # takes seconds to start.
 _AT_ALL = 20.0
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.002, 0.02
+_SHARE = 0.04
+"""Of the time waited so far: who asks all the time keeps what it waits for from running."""
 
 
 def eventually(condition: Callable[[], T], within: float = _AT_ALL) -> T:
@@ -24,7 +27,7 @@ def eventually(condition: Callable[[], T], within: float = _AT_ALL) -> T:
     began = now()
     while not (found := condition()):
         assert took(began) < within, f"did not come true within {within} s"
-        time.sleep(0.002)
+        time.sleep(min(_LONGEST_PAUSE, max(_FIRST_PAUSE, (now() - began) * _SHARE)))
     return found
 
 

@@ -25,7 +25,7 @@ from tests.support.servers import RedisServer
 _PROGRAM = Path(__file__).with_name("exiting.py")
 
 ROUNDS = [
-    pytest.param(1.0, 4, id="1s"),
+    pytest.param(1.0, 2, id="1s"),
     pytest.param(3.0, 2, id="3s"),
     pytest.param(15.0, 1, id="15s", marks=[pytest.mark.slow, pytest.mark.timeout(120)]),
 ]
