@@ -56,7 +56,7 @@ def two(fleet: Fleet, folders: Path, *options: str) -> list[subprocess.Popen[str
     first = lead(fleet, folders, *options)
     eventually(lambda: fleet.begun)
     second = lead(fleet, folders, "--holder", "standby", *options)
-    eventually(lambda: json.loads(status(fleet))["candidates"] == ["standby"])
+    eventually(lambda: json.loads(status(fleet))["result"]["candidates"] == ["standby"])
     return [first, second]
 
 
@@ -126,7 +126,7 @@ def test_a_candidate_whose_guard_froze_ends_when_it_is_elected(
     assert second.returncode == 125
     assert "the command could not be put under the guard: no command may run any more" in said
     assert len(fleet.begun) == 1
-    assert json.loads(status(fleet))["state"] == "free"
+    assert json.loads(status(fleet))["result"]["state"] == "free"
 
 
 # -- standing by ---------------------------------------------------------------------------------
@@ -222,4 +222,4 @@ def test_in_a_container_the_commands_own_code_comes_out(fleet: Fleet) -> None:
     process, _ = contained(fleet)
     (fleet.folder / "stop").touch()
     assert process.wait(20) == 0
-    assert json.loads(status(fleet))["state"] == "free"
+    assert json.loads(status(fleet))["result"]["state"] == "free"
