@@ -39,7 +39,7 @@ def fleet(store: str, tmp_path: Path) -> Iterator[CronFleet]:
     made.stop()
 
 
-def _jobs(fleet: CronFleet) -> dict[str, object]:
+def _jobs(fleet: CronFleet) -> dict[str, dict[str, Any]]:
     shown = json.loads(incumbent("-s", fleet.store, "--json", "jobs").stdout)
     return {job["name"]: job for job in shown["result"]["jobs"]}
 
@@ -118,7 +118,7 @@ def test_a_trigger_of_a_job_that_is_gone_says_so_at_once(fleet: CronFleet) -> No
     fleet.file.write_text('[[job]]\nname = "other"\nevery = "1d"\ncommand = "true"\n')
     for process in fleet.processes:
         process.send_signal(signal.SIGHUP)
-    eventually(lambda: fleet.events("reloaded"))
+    eventually(lambda: _jobs(fleet)["rarely"]["gone"])
     # Before its timeout: a command that waits an hour fails here.
     done = ask(fleet, "trigger", "rarely", "--timeout", "1h")
     assert (done.returncode, "no instance that is up has this job" in done.stderr) == (75, True)
