@@ -25,7 +25,7 @@ def worker(fleet: Fleet, *options: str) -> list[str]:
 
 
 def records(fleet: Fleet) -> list[dict[str, object]]:
-    found = json.loads(incumbent("-s", fleet.store, "status", "--json").stdout)["result"]
+    found = json.loads(incumbent("-s", fleet.store, "status", "--all", "--json").stdout)["result"]
     assert isinstance(found, list)
     return found
 
