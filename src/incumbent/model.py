@@ -184,7 +184,7 @@ class Batch(tuple[Renewal, ...]):  # noqa: SLOT001 - a tuple's subclass has a di
 class Notice(NamedTuple):
     """A message to the present holder, delivered with its renewal."""
 
-    kind: Literal["pause", "resign", "transfer"]
+    kind: Literal["pause", "resign", "transfer", "break"]
     who: str = ""
     reason: str = ""
     to: str = ""

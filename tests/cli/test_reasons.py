@@ -44,7 +44,7 @@ def test_nothing_known_is_free() -> None:
         ({"fields": switch("pause", who="me", reason="why", when=5)}, "paused by me (why) since "),
         (
             {"holdings": holding(), "fields": switch("resign", who="me", token=9, to="b")},
-            "asked to hand over to b by me",
+            "was asked to resign, to hand over to b by me",
         ),
         ({"closed_for": 5.0}, "closed for another 5s"),
         ({"closed_for": 5.0, "reserved_for": "b"}, "reserved for b for another 5s"),

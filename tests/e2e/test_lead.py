@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -104,6 +105,18 @@ def test_a_holder_that_is_asked_to_resign_hands_over(fleet: Fleet) -> None:
     eventually(lambda: len(fleet.begun) == 2)
     assert holder(fleet) != first
     fleet.judge()
+
+
+def test_a_leader_that_is_broken_logs_that_it_was_asked_to_stop(tmp_path: Path) -> None:
+    store = f"sqlite:///{tmp_path}/leases.db"
+    with start("-s", store, "lead", "job", *TIMES, "--", "sleep", "60") as leader:
+        try:
+            eventually(lambda: answer("-s", store, "status", "job")["state"] == "held")
+            assert incumbent("-s", store, "break", "job", "--reason", "stuck").returncode == 0
+        finally:
+            leader.terminate()
+        said = leader.communicate(timeout=20)[1]
+    assert re.search(r"asked to stop by \S+ \(stuck\)", said), said
 
 
 def test_a_lease_is_handed_to_the_candidate_that_was_named(fleet: Fleet) -> None:

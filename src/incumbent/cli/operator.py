@@ -190,9 +190,10 @@ class Operator:
             say(f"{self.key.name}: {line}")
         return code
 
-    def ask_to_resign(self, holding: Holding, to: str = "") -> PutOutcome:
+    def ask_to_end(self, holding: Holding, to: str = "", kind: str = "") -> PutOutcome:
         """Leave a notice for this holding; its holder gets it with the next renewal."""
-        notice = encode_notice(who=self.who, reason=self.reason, to=to, token=holding.token)
+        who, reason = self.who, self.reason
+        notice = encode_notice(who=who, reason=reason, to=to, token=holding.token, kind=kind)
         return self.store.put(self.key, RESIGN, notice, None, clock.now() + WITHIN)
 
     def pause_value(self, **more: object) -> bytes:

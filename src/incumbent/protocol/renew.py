@@ -17,7 +17,7 @@ from incumbent.protocol.port import Port
 SOONEST = 0.9
 """The first renewal is due after at least this part of a renewal interval."""
 _HELD = State.HELD
-_NOTICED = {"pause": "paused", "resign": "broken", "transfer": "broken"}
+_NOTICED = {"pause": "paused", "resign": "broken", "transfer": "broken", "break": "broken"}
 
 
 class Batches:

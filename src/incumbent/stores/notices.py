@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Literal
 
 from incumbent.model import Absent, ByClaim, ByVersion, Field, Guard, Notice
 
 PAUSE: Final = "pause"
 RESIGN: Final = "resign"
+BREAK: Final = "break"
+"""The kind of a notice in the field RESIGN that ends the work, and hands over to nobody."""
 
 
-def encode_notice(*, who: str = "", reason: str = "", to: str = "", token: int = 0) -> bytes:
+def encode_notice(
+    *, who: str = "", reason: str = "", to: str = "", token: int = 0, kind: str = ""
+) -> bytes:
     """The field's value; `token` addresses one holding, so that it never hits the next one."""
     # Imported where it is used: most locks are started, held and released without a notice.
     import json
 
-    return json.dumps({"who": who, "reason": reason, "to": to, "token": token}).encode()
+    facts: dict[str, str | int] = {"who": who, "reason": reason, "to": to, "token": token}
+    return json.dumps({**facts, "kind": kind} if kind else facts).encode()
 
 
 def read_notice(value: bytes) -> dict[str, str | int]:
@@ -42,7 +47,8 @@ def notices_for(token: int, pause: bytes | None, resign: bytes | None) -> tuple[
         if fields.get("token") == token:
             to = str(fields.get("to", ""))
             who, reason = str(fields.get("who", "")), str(fields.get("reason", ""))
-            found.append(Notice("transfer" if to else "resign", who, reason, to))
+            asked: Literal["break", "resign"] = BREAK if fields.get("kind") == BREAK else RESIGN
+            found.append(Notice("transfer" if to else asked, who, reason, to))
     return tuple(found)
 
 

@@ -306,6 +306,14 @@ def _how(lease: Lease, ending: Ending) -> str:
     return f"{signal_name if kind == 'signal' else _lost(lease, kind)} {after}"
 
 
+_ASKED: Final = {
+    "pause": "paused",
+    "resign": "asked to resign",
+    "transfer": "asked to hand over",
+    "break": "asked to stop",
+}
+
+
 def _lost(lease: Lease, reason: str) -> str:
     notice = lease.belief.notice
     if notice is None and reason == "at_most_for":
@@ -313,7 +321,7 @@ def _lost(lease: Lease, reason: str) -> str:
     if notice is None:
         line = str(lease_lost(lease.name, reason))
         return line.removeprefix(f"the lease on {lease.name!r} ")
-    what = {"pause": "paused", "resign": "asked to resign"}.get(notice.kind, "asked to hand over")
+    what = _ASKED[notice.kind]
     to = f" to {notice.to}" if notice.to else ""
     by = f" by {notice.who}" if notice.who else ""
     return f"{what}{to}{by}" + (f" ({notice.reason})" if notice.reason else "")

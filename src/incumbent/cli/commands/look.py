@@ -16,7 +16,7 @@ from incumbent.cli.operator import (
     watch,
 )
 from incumbent.cli.parser import Request
-from incumbent.cli.text import draw, facts_of, print_json, record_as_json, said_by, say
+from incumbent.cli.text import asked_to, draw, facts_of, print_json, record_as_json, said_by, say
 from incumbent.clients import Client
 from incumbent.cron.reading import is_job, jobs_of
 from incumbent.durations import parse_duration, say_seconds
@@ -129,9 +129,10 @@ def _facts(record: Record, refusal: str) -> Iterator[tuple[str, str]]:
         cells = {"holder": holding.holder, "token": str(holding.token or "-"), "held for": held_for}
         cells |= {"ttl left": left, "isolation": isolation}
         yield from ((head, cell) for head, cell in cells.items() if cell not in ("", "-"))
-    for field, what in ((PAUSE, "paused"), (RESIGN, "asked to resign")):
-        if field in record.fields:
-            yield what, said_by(record, field).strip() or "yes"
+    if PAUSE in record.fields:
+        yield "paused", said_by(record, PAUSE).strip() or "yes"
+    if RESIGN in record.fields:
+        yield asked_to(record), said_by(record, RESIGN).strip() or "yes"
     if record.candidates:
         yield "waiting", ", ".join(candidate.holder for candidate in record.candidates)
     for name, left_of_slot in record.slots.items():

@@ -14,7 +14,7 @@ from incumbent.errors import ConfigError
 from incumbent.model import ABSENT, ByVersion, Holding, Key, Record, Released, Stale
 from incumbent.policy import TTL_DEFAULT
 from incumbent.protocol.link import link_for
-from incumbent.stores.notices import PAUSE, read_notice
+from incumbent.stores.notices import BREAK, PAUSE, read_notice
 from incumbent.supervise.codes import BUSY, OK
 
 _SCAN_WITHIN = 5.0
@@ -50,7 +50,7 @@ def _end(request: Request, operator: Operator) -> int:
     if holding.foreign:
         line = f"the value at its key is not ours ({holding.holder}); left alone"
         return operator.answer("foreign", line, BUSY)
-    operator.ask_to_resign(holding, to)
+    operator.ask_to_end(holding, to, BREAK if request.command == "break" else "")
     if request.on("force"):
         return _remove(operator, holding)
     return _see_it_end(operator, holding, to, resigning=request.command == "resign")

@@ -12,7 +12,15 @@ from incumbent import clock
 from incumbent.cli.ledger_text import explain_job
 from incumbent.cli.operator import WITHIN, open_client, read_places, refusal_of
 from incumbent.cli.parser import Request
-from incumbent.cli.text import facts_of, instant_of, iso, print_json, record_as_json, said_by
+from incumbent.cli.text import (
+    asked_to,
+    facts_of,
+    instant_of,
+    iso,
+    print_json,
+    record_as_json,
+    said_by,
+)
 from incumbent.cron.ledger import JOB, read_job
 from incumbent.cron.presence import KNOWN, PRESENCE, presences, read_sets, up_now
 from incumbent.cron.reading import has_no_instance
@@ -132,8 +140,8 @@ def _of_switches(record: Record, now: float) -> Iterator[str]:
     if RESIGN in record.fields and record.holdings:
         notice = read_notice(record.fields[RESIGN].value)
         if notice.get("token") == record.holdings[0].token:
-            to = f" to {notice['to']}" if notice.get("to") else ""
-            yield f"its holder was asked to hand over{to}{said_by(record, RESIGN)}"
+            to = f", to hand over to {notice['to']}" if notice.get("to") else ""
+            yield f"its holder was {asked_to(record)}{to}{said_by(record, RESIGN)}"
     if record.closed_for > 0:
         left = say_seconds(record.closed_for)
         if record.reserved_for:
