@@ -156,7 +156,8 @@ def test_a_lease_is_held_while_its_slot_moves(cluster: RedisCluster, how: str) -
         target = another(cluster, source)
         cluster.begin_to_move(slot(here), target)
         check(granted)
-        assert cluster.move_keys(slot(here), source, target) == 2
+        # The lease, what stands beside it, and whatever else lies in this slot.
+        assert cluster.move_keys(slot(here), source, target) >= 2
         check(granted)
         # By one who knows nothing yet of where the key is.
         with party(cluster.url) as stranger:
