@@ -56,6 +56,7 @@ LAYERS = (
             "stores.names",
             "stores.notices",
             "stores.restart",
+            "stores.states",
             "stores.table",
         ),
         WORLD,

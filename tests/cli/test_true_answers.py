@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from incumbent.cli.table import COMMANDS
+from incumbent.errors import StoreUnavailable
 from incumbent.model import Ask, Granted, Key
 from incumbent.protocol.link import link_for
+from incumbent.stores.sqlite import SqliteEngine
 from tests.cli.tool import answer, incumbent
 from tests.support.servers import RedisServer
 
@@ -27,9 +30,54 @@ def test_a_store_that_grants_nothing_yet_says_so_and_not_free() -> None:
         why = incumbent("-s", server.url, "why", "job").stdout
         assert "job: waiting: nobody is given a lease yet: " in why
         assert "free" not in why
-        assert answer("-s", server.url, "wait", "job")["state"] == "waiting"
+        waited = incumbent("-s", server.url, "wait", "job", "--timeout", "10ms")
+        assert waited.returncode == 75
+        assert "waiting: nobody is given a lease yet: " in waited.stderr
         listed = incumbent("-s", server.url, "status").stdout
-        assert "the store gives nobody a lease yet: " in listed
+        assert "waiting: nobody is given a lease yet: " in listed
+
+
+@pytest.mark.server
+def test_a_server_without_memory_for_a_lease_is_not_called_free() -> None:
+    with RedisServer() as server:
+        url = f"{server.url}?restart_wait=0"
+        assert answer("-s", url, "status", "job")["state"] == "free"
+        server.cli("CONFIG", "SET", "maxmemory", "1mb")
+        server.cli("SET", "x", "y" * 2_000_000)
+        server.cli("CONFIG", "SET", "maxmemory", "500kb")
+        assert incumbent("-s", url, "run", "job", "--", "true").returncode == 69
+        state = answer("-s", url, "status", "job")
+        assert state["state"] == "waiting"
+        assert "out of memory" in state["why"]
+
+
+@pytest.fixture
+def unexamined(store: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A store that answers a read, and no diagnosis."""
+    incumbent("-s", store, "-q", "run", "job", "--", "true")
+
+    def fails(*_: object) -> None:
+        raise StoreUnavailable("connection reset")
+
+    monkeypatch.setattr(SqliteEngine, "diagnose", fails)
+    return store
+
+
+def test_a_store_that_cannot_be_examined_is_neither_free_nor_waiting(unexamined: str) -> None:
+    ask = partial(answer, "-s", unexamined)
+    for state in (ask("status", "job"), *ask("status", "--all"), ask("wait", "job", "--timeout=0")):
+        assert state["state"] == "cannot tell"
+        assert state["why"] == "whether the store gives leases now: connection reset"
+    say = partial(incumbent, "-s", unexamined)
+    assert "cannot tell: whether the store gives leases now: " in say("why", "job").stdout
+    assert "free" not in say("why", "job").stdout
+    waited = say("wait", "job", "--timeout", "10ms")
+    assert (waited.returncode, "gave up" in waited.stderr) == (69, True)
+
+
+def test_a_name_that_is_held_needs_no_examination(unexamined: str) -> None:
+    link_for(unexamined).store.take(Key("default", "job"), "c", Ask(9.0, "h"), float("inf"))
+    assert answer("-s", unexamined, "status", "job")["state"] == "held"
 
 
 def test_a_used_slot_is_not_called_free_for_everybody(store: str) -> None:

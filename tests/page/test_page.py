@@ -15,6 +15,7 @@ from incumbent.page.drawing import Window
 from incumbent.page.editions import next_edition
 from incumbent.page.markup import Html, safe, when
 from incumbent.page.snapshot import fleet_of, terms_of
+from incumbent.stores import states
 from incumbent.stores.notices import PAUSE, RESIGN
 from tests.page.records import NOW, blocks, held, job, record, snapshot, standing_by, switch
 
@@ -121,13 +122,11 @@ def test_while_the_store_is_silent_nothing_is_called_held_or_free() -> None:
 
 
 def test_while_a_store_grants_nothing_nobody_is_told_that_a_lease_can_be_had() -> None:
-    refuses = "up for 3s, restart_wait 15s: it grants nothing yet"
-    assert (
-        of("leases", record("a"), refuses=refuses)
-        == f"a waiting nobody is given a lease yet: {refuses}"
-    )
-    assert of("leases", held("a"), refuses=refuses).startswith("a held node-1")
-    assert f"grants nothing {refuses}" in of("store", refuses=refuses)
+    why = "nobody is given a lease yet: up for 3s, restart_wait 15s: it grants nothing yet"
+    grants = states.State(states.WAITING, why)
+    assert of("leases", record("a"), grants=grants) == f"a waiting {why}"
+    assert of("leases", held("a"), grants=grants).startswith("a held node-1")
+    assert f"waiting: {why}" in of("store", grants=grants)
 
 
 def test_the_proof_of_an_old_reading_has_drained_as_long() -> None:

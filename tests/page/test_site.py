@@ -27,6 +27,7 @@ from incumbent.protocol.link import link_for
 from incumbent.serve.http import PageServer
 from incumbent.serve.pages import TEXT, Page
 from incumbent.stores.findings import grants_nothing
+from incumbent.stores.states import GRANTS, UNKNOWN, WAITING
 from tests.page.records import NOW, held, snapshot
 from tests.support.servers import free_port
 from tests.support.waiting import eventually
@@ -396,11 +397,34 @@ def test_what_the_store_says_to_wait_for_is_asked_until_it_is_over(
     with closing(Reader(store, "default")) as reader:
         engine = link_for(reader.client).engine
         monkeypatch.setattr(type(engine), "diagnose", lambda *_: list(found))
-        assert reader.read().refuses == "up for 1s: it grants nothing yet"
+        why = "nobody is given a lease yet: up for 1s: it grants nothing yet"
+        assert reader.read().grants == (WAITING, why)
         found.clear()
-        assert reader.read().refuses == ""
+        assert reader.read().grants == GRANTS
         found.append(grants_nothing("again", "wait"))
-        assert reader.read().refuses == "", "asked too often"
+        assert reader.read().grants == GRANTS, "asked too often"
+
+
+def test_a_store_that_was_away_is_examined_at_once_and_may_leave_it_open(
+    store: str, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.lock("telnet").acquire().release()
+    with closing(Reader(store, "default")) as reader:
+        assert reader.read().grants == GRANTS
+
+        def fails(*_: object) -> None:
+            raise StoreUnavailable("connection refused")
+
+        with monkeypatch.context() as outage:
+            outage.setattr(reader.client, "scan", fails)
+            assert reader.read().problem
+        with monkeypatch.context() as outage:
+            outage.setattr(type(link_for(reader.client).engine), "diagnose", fails)
+            found = reader.read()
+        assert found.grants.word == UNKNOWN
+        assert "connection refused" in found.grants.why
+        assert not found.problem, "its records were read"
+        assert reader.read().grants == GRANTS
 
 
 def test_an_outage_is_said_with_its_beginning_and_its_reason(

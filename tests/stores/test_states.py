@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from incumbent.errors import StoreUnavailable
 from incumbent.model import Ask, Granted, Key, Record, Refused, Slot
+from incumbent.stores.findings import Finding, at, cannot_tell, grants_nothing, state_of_store
 from incumbent.stores.notices import PAUSE
-from incumbent.stores.states import FREE, HELD, UNKNOWN, WAITING, places_of, state_of
+from incumbent.stores.states import FREE, GRANTS, HELD, UNKNOWN, WAITING, places_of, state_of
 from incumbent.stores.table import MemoryTable
 
 KEY = Key("default", "job")
@@ -85,8 +86,18 @@ def test_a_store_that_grants_nothing_yet_is_not_called_free() -> None:
     table = MemoryTable(started=0.0)
     with pytest.raises(StoreUnavailable):
         table.take(KEY, "a", Ask(3.0, "a"), 1.0, 1.0)
-    state = state_of(table.read(KEY, 1.0), "it started 1s ago")
+    store = state_of_store([grants_nothing("it started 1s ago", "wait")])
+    state = state_of(table.read(KEY, 1.0), store)
     assert state == (WAITING, "nobody is given a lease yet: it started 1s ago")
+
+
+def test_a_store_that_was_not_examined_is_neither_free_nor_waiting() -> None:
+    sick: list[Finding] = [("ok", "it answers", ""), ("error", "the disk is slow", "buy one")]
+    assert state_of_store(sick) == GRANTS
+    doubt = at("node-1", [*sick, cannot_tell("no answer")])
+    state = state_of(Record(KEY), state_of_store(doubt))
+    assert state == (UNKNOWN, "whether the store gives leases now: node-1: no answer")
+    assert state_of_store([*doubt, grants_nothing("new", "wait")]).word == WAITING
 
 
 def test_too_few_answers_are_neither_held_nor_free() -> None:

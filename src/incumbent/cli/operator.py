@@ -20,9 +20,10 @@ from incumbent.policy import TTL_DEFAULT
 from incumbent.protocol.link import link_for
 from incumbent.store_url import store_url
 from incumbent.stores.base import Store
+from incumbent.stores.findings import examine
 from incumbent.stores.names import make_key
 from incumbent.stores.notices import RESIGN, encode_notice
-from incumbent.stores.states import places_of, state_of
+from incumbent.stores.states import State, places_of, state_of
 from incumbent.supervise.codes import BUSY, OK
 
 WITHIN = 2.0
@@ -42,15 +43,9 @@ def open_client(request: Request) -> Client:
     return Client(store_url(request.text("store")), namespace=request.namespace)
 
 
-def refusal_of(client: Client) -> str:
-    """Why the store gives nobody a lease now; nothing if it gives them, or does not say."""
-    from incumbent.stores.findings import why_nothing_is_granted
-
-    try:
-        found = link_for(client).engine.diagnose(TTL_DEFAULT, clock.now() + WITHIN)
-    except StoreError:
-        return ""
-    return why_nothing_is_granted(found)
+def store_state(client: Client) -> State:
+    """The state of a name that nobody holds, as far as it depends on the store alone."""
+    return examine(link_for(client).engine, clock.now() + WITHIN)
 
 
 def read_places(client: Client, name: str) -> list[str]:

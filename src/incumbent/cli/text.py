@@ -15,7 +15,7 @@ from incumbent.durations import parse_duration, say_seconds
 from incumbent.errors import AcquireTimeout, ConfigError, NotAcquired
 from incumbent.model import Holding, Record
 from incumbent.stores.notices import BREAK, PAUSE, RESIGN, read_notice
-from incumbent.stores.states import state_of
+from incumbent.stores.states import State
 
 if TYPE_CHECKING:
     from datetime import tzinfo
@@ -66,9 +66,8 @@ def said_by(record: Record, field: str) -> str:
     return (f" by {who}" if who else "") + (f" ({reason})" if reason else "")
 
 
-def record_as_json(record: Record, refusal: str = "") -> dict[str, Any]:
-    """A record as `status --json` shows it; `refusal`: see state_of."""
-    state = state_of(record, refusal)
+def record_as_json(record: Record, state: State) -> dict[str, Any]:
+    """A record as `status --json` shows it."""
     holding = record.holdings[0] if record.holdings else None
     facts = facts_of(holding) if holding else {}
     return {

@@ -25,7 +25,7 @@ from incumbent.page.snapshot import (
     terms_of_job,
 )
 from incumbent.stores.notices import PAUSE, RESIGN, read_notice
-from incumbent.stores.states import FREE, UNKNOWN, State, state_of
+from incumbent.stores.states import FREE, UNKNOWN, State, said_of, state_of
 
 WINDOWS: Final = {"15m": 900.0, "1h": 3600.0, "6h": 21_600.0, "1d": 86_400.0, "7d": 604_800.0}
 DEFAULT_WINDOW: Final = "1h"
@@ -113,8 +113,8 @@ def _store(snapshot: Snapshot, fleet: Fleet) -> Iterator[Row]:
         facts["since"] = when(snapshot.outages[-1][0], snapshot.now)
         facts["why"] = snapshot.problem
     else:
-        if snapshot.refuses:
-            facts["grants nothing"] = tag("strong", snapshot.refuses, class_="bad")
+        if snapshot.grants.word != FREE:
+            facts["leases"] = tag("strong", said_of(snapshot.grants), class_="bad")
         facts["round trip"] = f"{1000 * snapshot.took:.0f} ms for all records"
     facts |= {"store": snapshot.store, "namespace": snapshot.namespace}
     facts["leases held"] = f"{held} of {len(fleet.leases)}"
@@ -161,7 +161,7 @@ def _lease(snapshot: Snapshot, record: Record, place: int, holding: Holding | No
 def _state_of(snapshot: Snapshot, record: Record) -> State:
     if snapshot.problem:
         return State(UNKNOWN, "the store gives no answer: what stands here was read before")
-    state = state_of(record, snapshot.refuses)
+    state = state_of(record, snapshot.grants)
     # The reading is some seconds old, and used slots are told as instants: those stand still.
     return State("not held") if state.word == FREE else state
 

@@ -18,10 +18,10 @@ from incumbent.cron.reading import has_no_instance, jobs_of, result_of, runs_in
 from incumbent.durations import say_seconds
 from incumbent.errors import LockError
 from incumbent.model import Record
-from incumbent.policy import TTL_DEFAULT
 from incumbent.protocol.link import link_for
-from incumbent.stores.findings import why_nothing_is_granted
+from incumbent.stores.findings import examine
 from incumbent.stores.notices import PAUSE, RESIGN, read_notice
+from incumbent.stores.states import FREE, GRANTS, State
 
 _SCAN_WITHIN: Final = 5.0
 _OUTAGES_MOST: Final = 50
@@ -48,8 +48,8 @@ class Snapshot:
     """How long that took, in seconds."""
     problem: str = ""
     """Why it does not answer, or nothing."""
-    refuses: str = ""
-    """Why it grants nothing although it answers, or nothing."""
+    grants: State = GRANTS
+    """The state of a name that nobody holds, as far as it depends on the store alone."""
     outages: tuple[Span, ...] = ()
     """From when to when it gave no answer while somebody looked."""
 
@@ -77,7 +77,7 @@ class Reader:
         last = replace(self._last, store=self.client.url, now=wall)
         try:
             records = self.client.scan("", _SCAN_WITHIN)
-            last = replace(last, refuses=self._refuses(last.refuses))
+            last = replace(last, grants=self._grants(last))
         except LockError as error:
             since = last.outages[-1][0] if last.problem else wall
             before = last.outages[:-1] if last.problem else last.outages
@@ -88,14 +88,14 @@ class Reader:
             self._last = replace(last, records=records, read_at=wall, took=took, problem="")
         return self._last
 
-    def _refuses(self, before: str) -> str:
-        """Why the store gives nobody a lease, as `doctor` says; asked now and then."""
+    def _grants(self, last: Snapshot) -> State:
+        """Whether the store gives leases, as `doctor` says; asked now and then, and after news."""
         now = clock.now()
-        if not before and now - self._examined < _EXAMINE_EVERY:
-            return ""
+        calm = last.grants.word == FREE and not last.problem
+        if calm and now - self._examined < _EXAMINE_EVERY:
+            return last.grants
         self._examined = now
-        found = link_for(self.client).engine.diagnose(TTL_DEFAULT, now + _EXAMINE_WITHIN)
-        return why_nothing_is_granted(found)
+        return examine(link_for(self.client).engine, now + _EXAMINE_WITHIN)
 
     def close(self) -> None:
         """Let go of the connections."""

@@ -1,4 +1,4 @@
-"""What `doctor` says of a store: (level, what, what to do). Pure."""
+"""What `doctor` says of a store: (level, what, what to do). Pure but for `examine`."""
 
 from __future__ import annotations
 
@@ -6,12 +6,22 @@ from collections.abc import Iterable
 from typing import TypeAlias
 
 from incumbent.durations import say_seconds
+from incumbent.errors import StoreError
+from incumbent.policy import TTL_DEFAULT
+from incumbent.stores.base import Engine
+from incumbent.stores.states import GRANTS, UNKNOWN, WAITING, State
 
 Finding: TypeAlias = tuple[str, str, str]
 """The level is "ok", "warning" or "error"; nothing is to be done where it is "ok"."""
 
 
-class GrantsNothing(tuple[str, str, str]):
+class Verdict(tuple[str, str, str]):
+    """A Finding about whether leases are given now."""
+
+    __slots__ = ()
+
+
+class GrantsNothing(Verdict):
     """A Finding that says why nobody is given a lease now."""
 
     __slots__ = ()
@@ -22,9 +32,45 @@ def grants_nothing(what: str, advice: str, *, level: str = "warning") -> GrantsN
     return GrantsNothing((level, what, advice))
 
 
-def why_nothing_is_granted(findings: Iterable[Finding]) -> str:
-    """Why nobody is given a lease now; nothing if the findings do not say so."""
-    return "; ".join(found[1] for found in findings if isinstance(found, GrantsNothing))
+class CannotTell(Verdict):
+    """A Finding that says why nobody can tell whether leases are given now."""
+
+    __slots__ = ()
+
+
+def cannot_tell(what: str, advice: str = "") -> CannotTell:
+    """The finding that nobody can tell whether leases are given now, because of `what`."""
+    return CannotTell(("error", what, advice))
+
+
+def state_of_store(findings: Iterable[Finding]) -> State:
+    """The state of a name that nobody holds, as far as it depends on the store alone."""
+    said = list(findings)
+    refused = [found[1] for found in said if isinstance(found, GrantsNothing)]
+    unsure = [found[1] for found in said if isinstance(found, CannotTell)]
+    if refused:
+        return State(WAITING, f"nobody is given a lease yet: {'; '.join(refused)}")
+    if unsure:
+        return State(UNKNOWN, f"whether the store gives leases now: {'; '.join(unsure)}")
+    return GRANTS
+
+
+def examine(engine: Engine, until: float) -> State:
+    """Ask a store for `state_of_store`; that it gives no answer is one too."""
+    try:
+        return state_of_store(engine.diagnose(TTL_DEFAULT, until))
+    except StoreError as error:
+        return state_of_store([cannot_tell(str(error))])
+
+
+def at(where: str, findings: Iterable[Finding]) -> list[Finding]:
+    """The same findings, of one part of a store."""
+    there: list[Finding] = []
+    for finding in findings:
+        level, what, todo = finding
+        said = (level, f"{where}: {what}", todo)
+        there.append(type(finding)(said) if isinstance(finding, Verdict) else said)
+    return there
 
 
 def found(

@@ -29,8 +29,12 @@ class State(NamedTuple):
     """A sentence; nothing if the name is held, or free for everybody."""
 
 
-def state_of(record: Record, refusal: str = "") -> State:
-    """The state; `refusal`: why the store gives nobody a lease now, as its diagnosis says."""
+GRANTS: Final = State(FREE)
+"""Of a name that nobody holds, as far as it depends on a store that gives leases."""
+
+
+def state_of(record: Record, store: State = GRANTS) -> State:
+    """The state; `store`: what its diagnosis says, see findings.state_of_store."""
     if record.holdings:
         state = State(HELD)
     elif record.undecided:
@@ -39,8 +43,8 @@ def state_of(record: Record, refusal: str = "") -> State:
         state = State("paused", "nobody may hold it until `unpause`")
     elif record.closed_for > 0:
         state = _closed(say_seconds(record.closed_for), record.reserved_for)
-    elif refusal:
-        state = State(WAITING, f"nobody is given a lease yet: {refusal}")
+    elif store.word != FREE:
+        state = store
     elif record.slots:
         used = (f"{name} for another {say_seconds(left)}" for name, left in record.slots.items())
         state = State(FREE, f"but not for a run of a used slot: {', '.join(used)}")
@@ -53,6 +57,12 @@ def _closed(left: str, reserved_for: str) -> State:
     if reserved_for:
         return State("reserved", f"for {reserved_for}, for another {left}")
     return State("closed", f"for another {left}: its last holder asked for that")
+
+
+def said_of(state: State) -> str:
+    """The word, and why."""
+    goes_on = state.why.startswith(("for ", "but "))
+    return f"{state.word}{'' if goes_on or not state.why else ':'} {state.why}".rstrip()
 
 
 def places_of(name: str, records: Iterable[Record]) -> list[Record]:

@@ -11,7 +11,7 @@ from incumbent.cli.operator import (
     open_client,
     read_places,
     read_until,
-    refusal_of,
+    store_state,
     wait_for_change,
     watch,
 )
@@ -22,10 +22,11 @@ from incumbent.cron.reading import is_job, jobs_of
 from incumbent.durations import parse_duration, say_seconds
 from incumbent.model import Holding, Record
 from incumbent.stores.notices import PAUSE, RESIGN
-from incumbent.stores.states import FREE, HELD, state_of
-from incumbent.supervise.codes import BUSY, OK
+from incumbent.stores.states import FREE, GRANTS, HELD, UNKNOWN, State, said_of, state_of
+from incumbent.supervise.codes import BUSY, OK, UNPROVED
 
 _HEAD = ("NAME", "STATE", "HOLDER", "HELD FOR", "TTL LEFT", "WAITING")
+_LOOK_AGAIN = 1.0
 
 
 def command(request: Request) -> int:
@@ -47,19 +48,29 @@ def _wait(request: Request) -> int:
     text = request.text("timeout")
     timeout = float("inf") if text is None else parse_duration(text, "timeout")
     with open_client(request) as client:
-        record = read_until(client, request.name, clock.now() + timeout, _is_free)
-        if request.on("json"):
-            refusal = "" if record.holdings else refusal_of(client)
-            print_json(request, record_as_json(record, refusal))
-    if _is_free(record):
+        state = State(UNKNOWN)
+
+        def is_free(record: Record) -> bool:
+            nonlocal state
+            state = _state_of(client, record)
+            return state.word == FREE
+
+        until = clock.now() + timeout
+        # That a store grants again is no change of the record.
+        record = read_until(client, request.name, until, is_free, _LOOK_AGAIN)
+    if request.on("json"):
+        print_json(request, record_as_json(record, state))
+    if state.word == FREE:
         return OK
-    what = f"held by {record.holdings[0].holder}" if record.holdings else state_of(record).word
+    what = f"held by {record.holdings[0].holder}" if record.holdings else said_of(state)
     say(f"{request.name}: gave up after {say_seconds(timeout)}: {what}")
-    return BUSY
+    return UNPROVED if state.word == UNKNOWN else BUSY
 
 
-def _is_free(record: Record) -> bool:
-    return state_of(record).word == FREE
+def _state_of(client: Client, record: Record) -> State:
+    """The state of one name; the store is examined only if that may change the answer."""
+    state = state_of(record)
+    return state_of(record, store_state(client)) if state.word == FREE else state
 
 
 # -- status --------------------------------------------------------------------------------------
@@ -69,26 +80,26 @@ def _show(request: Request, client: Client) -> Record | None:
     """Returns the record if it is of one name."""
     if request.name:
         record = client.read(request.name, WITHIN)
-        refusal = "" if record.holdings else refusal_of(client)
+        state = _state_of(client, record)
         if request.on("json"):
-            print_json(request, record_as_json(record, refusal))
+            print_json(request, record_as_json(record, state))
         else:
             places = [] if record.holdings else read_places(client, record.key.name)
-            draw(request, [*_facts(record, refusal), *(("place", line) for line in places)])
+            draw(request, [*_facts(record, state), *(("place", line) for line in places)])
         return record
     records = client.scan(request.text("prefix") or "", WITHIN)
     all_held = records and all(record.holdings for record in records)
-    refusal = "" if all_held else refusal_of(client)
+    store = GRANTS if all_held else store_state(client)
     chosen = [record for record in records if _is_shown(request, record)]
     if request.on("json"):
-        print_json(request, [record_as_json(record, refusal) for record in chosen])
+        print_json(request, [record_as_json(record, state_of(record, store)) for record in chosen])
         return None
     jobs = [] if request.on("all") else jobs_of(records)
-    below = [f"the store gives nobody a lease yet: {refusal}"] if refusal else []
+    below = [] if store.word == FREE else [said_of(store)]
     if jobs:
         running = sum(1 for job in jobs if job.holdings)
         below.append(f"jobs: {len(jobs)}, running: {running}; see `incumbent jobs`")
-    draw(request, [_HEAD, *(_row(record, refusal) for record in chosen)], below)
+    draw(request, [_HEAD, *(_row(record, store) for record in chosen)], below)
     return None
 
 
@@ -99,10 +110,10 @@ def _is_shown(request: Request, record: Record) -> bool:
     return not ours and (state_of(record) != (FREE, "") or bool(record.candidates))
 
 
-def _row(record: Record, refusal: str) -> tuple[str, ...]:
+def _row(record: Record, store: State) -> tuple[str, ...]:
     waiting = str(len(record.candidates) or "-")
     if not record.holdings:
-        return (record.key.name, state_of(record, refusal).word, "-", "-", "-", waiting)
+        return (record.key.name, state_of(record, store).word, "-", "-", "-", waiting)
     holding = record.holdings[0]
     return (record.key.name, _word(holding), holding.holder, *_times(holding), waiting)
 
@@ -118,11 +129,11 @@ def _times(holding: Holding) -> list[str]:
     return ["-" if seconds is None else say_seconds(seconds) for seconds in both]
 
 
-def _facts(record: Record, refusal: str) -> Iterator[tuple[str, str]]:
+def _facts(record: Record, state: State) -> Iterator[tuple[str, str]]:
     """What is known of one name, a line each."""
-    state, holding = state_of(record, refusal), next(iter(record.holdings), None)
+    holding = next(iter(record.holdings), None)
     yield "name", record.key.name
-    yield "state", _word(holding) if holding else f"{state.word} {state.why}".strip()
+    yield "state", _word(holding) if holding else said_of(state)
     if holding:
         held_for, left = _times(holding)
         isolation = facts_of(holding).get("isolation", "")

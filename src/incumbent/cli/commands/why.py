@@ -10,7 +10,7 @@ from datetime import tzinfo
 
 from incumbent import clock
 from incumbent.cli.ledger_text import explain_job
-from incumbent.cli.operator import WITHIN, open_client, read_places, refusal_of
+from incumbent.cli.operator import WITHIN, open_client, read_places, store_state
 from incumbent.cli.parser import Request
 from incumbent.cli.text import (
     asked_to,
@@ -29,7 +29,7 @@ from incumbent.durations import say_seconds
 from incumbent.errors import ConfigError
 from incumbent.model import Holding, Record
 from incumbent.stores.notices import PAUSE, RESIGN, read_notice
-from incumbent.stores.states import FREE, UNKNOWN, WAITING, state_of
+from incumbent.stores.states import FREE, GRANTS, UNKNOWN, WAITING, State, said_of, state_of
 from incumbent.supervise.codes import OK
 
 _LAST = 3
@@ -45,21 +45,21 @@ def command(request: Request) -> int:
         record = client.read(request.name, WITHIN)
         present = client.read(PRESENCE, WITHIN) if JOB in record.fields else None
         known = client.read(KNOWN, WITHIN) if present is not None else None
-        refusal = "" if record.holdings else refusal_of(client)
+        store = GRANTS if record.holdings else store_state(client)
         places = [] if record.holdings else read_places(client, request.name)
     zone = _zone_of(record)
     instant = None if at is None else instant_of(at, "at", clock.wall(), zone=zone)
     # Only now: "held for" in the record counts until it was read.
     now = clock.wall()
     # Of a job that nobody runs, who held its name says nothing that its ledger does not say better.
-    lines = explain(record, now, refusal, places) if present is None or record.holdings else []
+    lines = explain(record, now, store, places) if present is None or record.holdings else []
     if present is not None:
         up = up_now(presences(present), now)
         gone = has_no_instance(record, up, read_sets(known))
-        lines += [f"nobody is given a lease yet: {refusal}"] if refusal else []
+        lines += [] if store.word == FREE else [said_of(store)]
         lines += explain_job(record, up, now, instant, gone=gone, zone=zone)
     if request.on("json"):
-        print_json(request, {**record_as_json(record, refusal), "why": lines})
+        print_json(request, {**record_as_json(record, state_of(record, store)), "why": lines})
     else:
         print("\n".join(f"{request.name}: {line}" for line in lines))
     return OK
@@ -73,16 +73,18 @@ def _zone_of(record: Record) -> tzinfo | None:
         return None
 
 
-def explain(record: Record, now: float, refusal: str = "", places: Sequence[str] = ()) -> list[str]:
+def explain(
+    record: Record, now: float, store: State = GRANTS, places: Sequence[str] = ()
+) -> list[str]:
     """One sentence a line, the answer first; `now` is the wall clock.
 
-    `refusal`: see state_of; `places`: what there is to say of those of a pool of this name.
+    `store`: see state_of; `places`: what there is to say of those of a pool of this name.
     """
-    state = state_of(record, refusal)
+    state = state_of(record, store)
     lines = [line for holding in record.holdings for line in _of_holding(holding, now)]
     lines += _of_switches(record, now)
     if state.word in (FREE, UNKNOWN, WAITING):
-        lines.append(f"{state.word}: {state.why}" if state.why else "free: nobody holds it")
+        lines.append(said_of(state) if state.why else "free: nobody holds it")
     if state.word != FREE:
         lines += [
             f"slot {name}: used, for another {say_seconds(left)}"

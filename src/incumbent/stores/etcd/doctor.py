@@ -13,7 +13,7 @@ from incumbent.net.http import Garbled, parse
 from incumbent.stores.etcd.client import Client
 from incumbent.stores.etcd.errors import Answered
 from incumbent.stores.etcd.kv import Request
-from incumbent.stores.findings import Finding, about_trip, found, grants_nothing
+from incumbent.stores.findings import Finding, about_trip, cannot_tell, found, grants_nothing
 from incumbent.stores.url import Endpoint
 
 _OLDEST: Final = (3, 4)
@@ -31,9 +31,10 @@ async def diagnose(client: Client[Any], ttl: float, until: float) -> list[Findin
         if all(level != "error" for level, _, _ in here):
             well.append(endpoint)
     if not well:
-        return findings
+        return list(map(_as_doubt, findings))
     for look in (_alarms, _members, _incarnation, _trip):
         here = await _caught(look(client, well[0], ttl, until), "the cluster")
+        here = list(map(_as_doubt, here)) if look is _incarnation else here
         findings += [finding for finding in here if finding not in findings]
     if client.site.restart_wait == 0:
         findings.append((
@@ -43,6 +44,12 @@ async def diagnose(client: Client[Any], ttl: float, until: float) -> list[Findin
         ))  # fmt: skip
     findings.append(("ok", "ttls are counted by the cluster itself, by no clock of a host", ""))
     return findings
+
+
+def _as_doubt(finding: Finding) -> Finding:
+    """An error that hides whether leases are given."""
+    level, what, todo = finding
+    return cannot_tell(what, todo) if level == "error" else finding
 
 
 async def _caught(look: Coroutine[Any, Any, list[Finding]], who: str) -> list[Finding]:
@@ -84,9 +91,10 @@ async def _alarms(
 ) -> list[Finding]:
     reply = await client.answer(Request("/v3/maintenance/alarm", endpoint=endpoint), until)
     raised = sorted({str(alarm.get("alarm")) for alarm in reply.get("alarms", ())})
-    what = f"alarm {', '.join(raised)}: it takes no writes"
+    if not raised:
+        return [("ok", "no alarm is raised", "")]
     advice = "compact and defragment, then `etcdctl alarm disarm`"
-    return [found(not raised, "no alarm is raised", what, advice, level="error")]
+    return [grants_nothing(f"alarm {', '.join(raised)}: it takes no writes", advice, level="error")]
 
 
 async def _members(

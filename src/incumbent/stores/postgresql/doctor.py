@@ -8,7 +8,14 @@ from typing import Any, Final
 
 from incumbent.durations import say_seconds
 from incumbent.policy import TTL_DEFAULT
-from incumbent.stores.findings import Finding, about_clock, about_start, about_trip, found
+from incumbent.stores.findings import (
+    Finding,
+    about_clock,
+    about_start,
+    about_trip,
+    found,
+    grants_nothing,
+)
 from incumbent.stores.postgresql.dialect import Request
 from incumbent.stores.postgresql.errors import OLDEST
 
@@ -80,13 +87,7 @@ def findings(
 
 def _about_role(server: dict[str, Any], backend: int) -> list[Finding]:
     return [
-        found(
-            not server["standby"] and server["read_only"] != "on",
-            "it is a primary",
-            "it is read-only",
-            "use the address of the primary, or name all hosts",
-            level="error",
-        ),
+        _about_writes(server),
         found(
             server["pid"] == backend,
             "no pooler stands between: waiters are woken (LISTEN)",
@@ -94,6 +95,13 @@ def _about_role(server: dict[str, Any], backend: int) -> list[Finding]:
             "name the server itself",
         ),
     ]
+
+
+def _about_writes(server: dict[str, Any]) -> Finding:
+    if not server["standby"] and server["read_only"] != "on":
+        return ("ok", "it is a primary", "")
+    advice = "use the address of the primary, or name all hosts"
+    return grants_nothing("it is read-only", advice, level="error")
 
 
 def _about_data(server: dict[str, Any]) -> list[Finding]:

@@ -11,7 +11,7 @@ from incumbent import clock
 from incumbent.errors import StoreError
 from incumbent.model import Capabilities
 from incumbent.protocol.port import run
-from incumbent.stores.findings import Finding
+from incumbent.stores.findings import Finding, cannot_tell
 from incumbent.stores.loops import ServerEngine
 from incumbent.stores.postgresql.dialect import HELLO, Dialect
 from incumbent.stores.postgresql.doctor import DIAGNOSE, findings
@@ -101,14 +101,14 @@ class PostgresEngine(ServerEngine[PostgresStore, "AsyncPostgresStore"]):
             try:
                 return await work(wire)
             except Answered as error:
-                return [("error", str(answered_error(error, self.url)), "")]
+                return [cannot_tell(str(answered_error(error, self.url)))]
             except Exception as error:  # noqa: BLE001 - whatever it is, a diagnosis reports it
                 why = f"{self.url} gave no usable answer: {error}"
-                return [("error", why, "try it again, or look at its log")]
+                return [cannot_tell(why, "try it again, or look at its log")]
             finally:
                 wire.close()
 
         try:
             return run(find())
         except StoreError as error:
-            return [("error", str(error), "check the address, the password and the network")]
+            return [cannot_tell(str(error), "check the address, the password and the network")]

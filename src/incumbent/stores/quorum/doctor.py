@@ -9,7 +9,7 @@ from incumbent import clock
 from incumbent.durations import say_seconds
 from incumbent.errors import StoreError
 from incumbent.protocol.port import run
-from incumbent.stores.findings import Finding, grants_nothing
+from incumbent.stores.findings import Finding, cannot_tell, grants_nothing
 from incumbent.stores.quorum.dialect import MARKER
 from incumbent.stores.quorum.nodes import Node, Quorum, strangers
 from incumbent.stores.redis.dial import dial
@@ -26,7 +26,7 @@ def diagnose(quorum: Quorum, nodes: Sequence[Node], ttl: float, until: float) ->
     """See Engine.diagnose."""
     found: list[Finding] = []
     offsets: list[float] = []
-    sound = young = blank = 0
+    sound = young = blank = silent = 0
     for place, node in enumerate(nodes):
         # Each has its share of the time that is left, so that one cannot use up all of it.
         by = clock.now() + max(0.0, until - clock.now()) / (len(nodes) - place)
@@ -35,10 +35,12 @@ def diagnose(quorum: Quorum, nodes: Sequence[Node], ttl: float, until: float) ->
         if look is not None:
             offsets.append(look.offset)
             blank += look.marker is not None and quorum.dialect.was_blank(look.marker)
+        else:
+            silent += 1
         if all(level != "error" for level, _, _ in about):
             sound += 1
             young += look is not None and look.young > 0
-    summary = [_of_majority(quorum, sound, young), *_of_losses(quorum, blank)]
+    summary = [_of_majority(quorum, sound, young, silent), *_of_losses(quorum, blank)]
     return [*summary, *_of_clocks(offsets), *found]
 
 
@@ -59,7 +61,7 @@ def _of_node(
         return [("error", f"{name} answered nothing usable: {error}", "look at its log")], None
     finally:
         wire.close()
-    # That replicas of a node lag behind matters only to who would promote one: see the docs.
+    # What one node does not grant, others may.
     ours = [(level, f"{name}: {what}", todo) for level, what, todo in about]
     return [*ours, _of_marker(quorum, name, look)], look
 
@@ -97,8 +99,10 @@ def _of_marker(quorum: Quorum, name: str, look: _Look) -> Finding:
     return ("ok", f"{name}: a member of this quorum", "")
 
 
-def _of_majority(quorum: Quorum, sound: int, young: int) -> Finding:
+def _of_majority(quorum: Quorum, sound: int, young: int, silent: int) -> Finding:
     what = f"{sound} of {len(quorum.names)} servers are sound, {quorum.need} are needed"
+    if sound - young < quorum.need <= sound - young + silent:
+        return cannot_tell(what, f"{silent} gave no usable answer: bring back a majority")
     if sound < quorum.need:
         return grants_nothing(what, "nothing is granted: bring back a majority", level="error")
     if sound - young < quorum.need:

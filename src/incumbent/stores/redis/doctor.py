@@ -15,6 +15,7 @@ from incumbent.stores.findings import (
     about_clock,
     about_start,
     about_trip,
+    cannot_tell,
     found,
     grants_nothing,
 )
@@ -43,11 +44,11 @@ def examine(ttl: float, site: Site, until: float) -> list[Finding]:
     try:
         wire = dial(site, until)
     except StoreError as error:
-        return [("error", str(error), "check the address, the password and the network")]
+        return [cannot_tell(str(error), "check the address, the password and the network")]
     try:
         return run(carry_out(wire, program(), until))
     except Exception as error:  # noqa: BLE001 - whatever it is, a diagnosis reports it
-        return [("error", f"{site.where} answered nothing usable: {error}", "look at its log")]
+        return [cannot_tell(f"{site.where} answered nothing usable: {error}", "look at its log")]
     finally:
         wire.close()
 
@@ -76,6 +77,8 @@ def diagnosis(
             raise answered_error(str(answer), "the server")
     facts = read_facts(info)
     findings = [_about_role(facts), _REPLICATED, _about_memory(facts), _about_disk(facts, save)]
+    if facts.stopped:
+        findings.append(grants_nothing(facts.stopped, "make room for it", level="error"))
     if facts.product == "Dragonfly":
         findings.insert(1, _UNTESTED)
     if not marked:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, TypeAlias
 
 from incumbent import clock
 from incumbent.errors import StoreError
 from incumbent.protocol.port import run
-from incumbent.stores.findings import Finding
+from incumbent.stores.findings import CannotTell, Finding, GrantsNothing, at, cannot_tell
 from incumbent.stores.loops import ServerEngine
 from incumbent.stores.plan import BlockingStore, Planned
 from incumbent.stores.redis.cluster import Cluster
@@ -104,7 +105,7 @@ def _sentinel_engine(
         try:
             address = run(followed.ask(side, until))
         except StoreError as error:
-            return [("error", str(error), "check the sentinels, their password and the name")]
+            return [cannot_tell(str(error), "check the sentinels, their password and the name")]
         return [("ok", say_master(address), ""), *visit(site, until)]
 
     return LayeredEngine(site.where, build, at_the_master)
@@ -130,14 +131,25 @@ def _cluster_engine(site: Site, options: RedisOptions, reach: Reach) -> LayeredE
         try:
             run(cluster.ask(side, until))
         except StoreError as error:
-            return [("error", str(error), "check the nodes, their password and the network")]
-        found: list[Finding] = [("ok", cluster.summary, "")]
+            return [cannot_tell(str(error), "check the nodes, their password and the network")]
+        found: list[list[Finding]] = []
         nodes = cluster.topology.nodes()
         for left, address in zip(range(len(nodes), 0, -1), nodes, strict=True):
             # Each has its share of the time that is left, so that one cannot use up all of it.
             share = clock.now() + max(0.0, until - clock.now()) / left
-            about = visit(cluster.site_of(address), share)
-            found += [(level, f"{say_address(address)}: {what}", do) for level, what, do in about]
-        return found
+            found.append(at(say_address(address), visit(cluster.site_of(address), share)))
+        if not all(map(_grants_nothing, found)):
+            # Which names lie there nobody here knows.
+            found = [list(map(_for_some, about)) for about in found]
+        return [("ok", cluster.summary, ""), *chain.from_iterable(found)]
 
     return LayeredEngine(site.where, build, at_all_masters)
+
+
+def _grants_nothing(findings: list[Finding]) -> bool:
+    return any(isinstance(found, GrantsNothing) for found in findings)
+
+
+def _for_some(found: Finding) -> Finding:
+    """A master that grants nothing, as the other masters' names see it."""
+    return CannotTell(found) if isinstance(found, GrantsNothing) else found

@@ -20,7 +20,7 @@ class Facts(NamedTuple):
 
     `promoted`: the replication id of a master that was a replica before, else ""; `master_for`:
     seconds for which it certainly is one; `run`, `replication`: ids of this run of the process, and
-    of the history of its data, "" where it says none.
+    of the history of its data, "" where it says none; `stopped`: why it takes no writes, or "".
     """
 
     epoch: str
@@ -36,6 +36,7 @@ class Facts(NamedTuple):
     master_for: float = inf
     run: str = ""
     replication: str = ""
+    stopped: str = ""
 
     @property
     def evicts(self) -> bool:
@@ -75,7 +76,17 @@ def read_facts(text: bytes) -> Facts:
         promoted=promoted,
         run=fields.get("run_id", ""),
         replication=fields.get("master_replid", ""),
+        stopped=_why_no_writes(fields),
     )
+
+
+def _why_no_writes(fields: dict[str, str]) -> str:
+    used, most = _number(fields, "used_memory"), _number(fields, "maxmemory")
+    if 0 < most < used and fields.get("maxmemory_policy", "noeviction") == "noeviction":
+        return f"it is out of memory: {used} bytes of {most} (maxmemory), and takes no writes"
+    if fields.get("aof_last_write_status", "ok") != "ok":
+        return "it cannot write its append-only file, and takes no writes"
+    return ""
 
 
 def _number(fields: dict[str, str], name: str) -> int:

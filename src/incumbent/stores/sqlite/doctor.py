@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from incumbent.errors import ConfigError, StoreError
-from incumbent.stores.findings import Finding
+from incumbent.stores.findings import Finding, cannot_tell
 from incumbent.stores.sqlite.connection import FileBusy
 from incumbent.stores.sqlite.file import READ, SqliteFile
 from incumbent.stores.sqlite.host import detect_here, file_system_of, is_doubtful
@@ -34,7 +34,7 @@ def _usable(file: SqliteFile) -> Finding:
     except FileBusy:
         return ("warning", f"{path} is locked just now", f"try again; who: fuser {path}")
     except (StoreError, ConfigError) as error:
-        return ("error", f"{path} cannot be used", str(error))
+        return cannot_tell(f"{path} cannot be used", str(error))
     version = sqlite3.sqlite_version
     return ("ok", f"{path} can be used: SQLite {version}, journal mode {mode}", "")
 
