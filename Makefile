@@ -42,8 +42,9 @@ format: $(VENV)/.lint ## put the code into its style
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 
-type: $(VENV)/.lint $(VENV)/.bench ## mypy --strict, tests included
+type: $(VENV)/.lint $(VENV)/.bench ## mypy --strict, tests included; and what users see of our types
 	$(BIN)/mypy $(wildcard src tests examples benchmarks)
+	$(BIN)/python -m tests.typing
 
 chaos: $(VENV)/.test servers ## thousands of random faults on fleets; goes on where it ended
 	$(BIN)/python -m tests.chaos --write docs/chaos.md $(CHAOS_ARGS)

@@ -1,6 +1,6 @@
 """Leases for fleets: of many instances exactly one does the dangerous thing, or none does."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from incumbent.errors import (
     AcquireTimeout,
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from incumbent.inside import CurrentLease, current
     from incumbent.locks import AsyncLease, AsyncLock, Lease, Lock
     from incumbent.policy import Policy
+    from incumbent.protocol.given import StoreLike
 
 __all__ = [
     "AcquireTimeout",
@@ -54,6 +55,7 @@ __all__ = [
     "OutcomeUnknown",
     "Policy",
     "StoreError",
+    "StoreLike",
     "StoreUnavailable",
     "Term",
     "current",
@@ -74,18 +76,22 @@ _HOMES = {
         "inside": ("CurrentLease", "current"),
         "locks": ("AsyncLease", "AsyncLock", "Lease", "Lock"),
         "policy": ("Policy",),
+        "protocol.given": ("StoreLike",),
     }.items()
     for name in names
 }
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
+# A type checker would take it for the promise that every name is there.
+if not TYPE_CHECKING:
 
-    value = globals()[name] = getattr(import_module(_HOMES[name]), name)
-    return value
+    def __getattr__(name: str) -> object:
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from importlib import import_module
+
+        value = globals()[name] = getattr(import_module(_HOMES[name]), name)
+        return value
 
 
 def __dir__() -> list[str]:

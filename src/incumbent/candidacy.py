@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Generic, TypeAlias, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, Unpack
 
 from incumbent import clock, meters
 from incumbent.durations import Duration
@@ -30,19 +30,23 @@ from incumbent.protocol.chance import draw_jitter
 from incumbent.protocol.notifier import notifier
 from incumbent.protocol.observe import Observation, ReadingPort, read_leader
 
+if TYPE_CHECKING:
+    from incumbent.protocol.given import StoreLike
+
 _log = logging.getLogger("incumbent")
 
 Metadata: TypeAlias = Mapping[str, str] | bytes | None
-OnElected: TypeAlias = Callable[[Any], None]
+T = TypeVar("T", bound="TermHandle")
+OnElected: TypeAlias = Callable[[T], None]
 OnRevoked: TypeAlias = Callable[[LeaseLost | None], None]
 OnLeaderChange: TypeAlias = Callable[[Leader | None], None]
 
 
-class ElectionSettings(LockSettings, total=False):
+class ElectionSettings(LockSettings, Generic[T], total=False):
     """Keyword settings of every election: those of locks, and what `Election` says of these."""
 
     metadata: Metadata
-    on_elected: OnElected | None
+    on_elected: OnElected[T] | None
     on_revoked: OnRevoked | None
     on_leader_change: OnLeaderChange | None
 
@@ -98,9 +102,6 @@ class TermHandle(LeaseHandle):
         return self._steering.asked or self._held.notice is not None
 
 
-T = TypeVar("T", bound=TermHandle)
-
-
 class ElectionHandle(LockHandle[T], Generic[T]):
     """One candidate: its settings, its present term, and whom it tells."""
 
@@ -121,11 +122,11 @@ class ElectionHandle(LockHandle[T], Generic[T]):
         self,
         name: str,
         *,
-        store: Any = None,
+        store: StoreLike | None = None,
         namespace: str = "default",
         metadata: Metadata = None,
         timeout: Duration | None = None,
-        on_elected: OnElected | None = None,
+        on_elected: OnElected[T] | None = None,
         on_revoked: OnRevoked | None = None,
         on_leader_change: OnLeaderChange | None = None,
         **settings: Unpack[LockSettings],

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn, Self, Unpack
+from typing import TYPE_CHECKING, Any, NoReturn, Self, Unpack
 
 from incumbent import clock
 from incumbent.candidacy import ElectionSettings
 from incumbent.durations import Duration
-from incumbent.elections import AsyncElection, Election
+from incumbent.elections import AsyncElection, AsyncTerm, Election, Term
 from incumbent.handles import refuse_copy
 from incumbent.locks import AsyncLock, Lock
 from incumbent.model import Record
@@ -15,12 +15,19 @@ from incumbent.options import LockSettings, overruled, parse_timeout
 from incumbent.protocol.link import own_link
 from incumbent.stores.names import make_key
 
+if TYPE_CHECKING:
+    from incumbent.protocol.given import StoreLike
+
 
 class ClientHandle:
     """One store, one namespace and common settings for many locks."""
 
     def __init__(
-        self, store: Any = None, *, namespace: str = "default", **settings: Unpack[LockSettings]
+        self,
+        store: StoreLike | None = None,
+        *,
+        namespace: str = "default",
+        **settings: Unpack[LockSettings],
     ) -> None:
         self._link = own_link(store)
         self._namespace = namespace
@@ -55,7 +62,11 @@ class Client(ClientHandle):
         return Lock(name, timeout=timeout, **self._with_ours(settings))
 
     def election(
-        self, name: str, *, timeout: Duration | None = None, **settings: Unpack[ElectionSettings]
+        self,
+        name: str,
+        *,
+        timeout: Duration | None = None,
+        **settings: Unpack[ElectionSettings[Term]],
     ) -> Election:
         """A candidate in this client's store and namespace; `settings` overrule the client's."""
         return Election(name, timeout=timeout, **self._with_ours(settings))
@@ -89,7 +100,11 @@ class AsyncClient(ClientHandle):
         return AsyncLock(name, timeout=timeout, **self._with_ours(settings))
 
     def election(
-        self, name: str, *, timeout: Duration | None = None, **settings: Unpack[ElectionSettings]
+        self,
+        name: str,
+        *,
+        timeout: Duration | None = None,
+        **settings: Unpack[ElectionSettings[AsyncTerm]],
     ) -> AsyncElection:
         """A candidate in this client's store and namespace; `settings` overrule the client's."""
         return AsyncElection(name, timeout=timeout, **self._with_ours(settings))

@@ -4,8 +4,20 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
-from typing import Any, Literal, TypeVar, Unpack, cast
+import re
+from collections.abc import Callable, Coroutine, Iterator
+from string import Formatter
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    ParamSpec,
+    Protocol,
+    TypeVar,
+    Unpack,
+    cast,
+    overload,
+)
 
 from incumbent import clock
 from incumbent.bodies import is_async, name_of, not_deferred, refuse_generator
@@ -17,28 +29,67 @@ from incumbent.handles import LeaseHandle, LockHandle
 from incumbent.locks import AsyncLease, AsyncLock, Lease, Lock
 from incumbent.options import LockSettings, require
 from incumbent.protocol.port import run as drive
+from incumbent.stores.names import check_name
+
+if TYPE_CHECKING:
+    from incumbent.protocol.given import StoreLike
 
 F = TypeVar("F", bound=Callable[..., Any])
 L = TypeVar("L", bound=LockHandle[Any])
+P = ParamSpec("P")
+R = TypeVar("R")
 IfHeld = Literal["wait", "raise", "skip"]
+
+
+class Skipping(Protocol):
+    """What makes of a function one that returns None where it is not its turn."""
+
+    @overload
+    def __call__(
+        self, function: Callable[P, Coroutine[Any, Any, R]], /
+    ) -> Callable[P, Coroutine[Any, Any, R | None]]: ...
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> Callable[P, R | None]: ...
+
+
+@overload
+def exclusive(
+    name: str,
+    *,
+    if_held: Literal["wait", "raise"] = "wait",
+    store: StoreLike | None = None,
+    namespace: str = "default",
+    timeout: Duration | None = None,
+    **settings: Unpack[LockSettings],
+) -> Callable[[F], F]: ...
+@overload
+def exclusive(
+    name: str,
+    *,
+    if_held: Literal["skip"],
+    store: StoreLike | None = None,
+    namespace: str = "default",
+    timeout: Duration | None = None,
+    **settings: Unpack[LockSettings],
+) -> Skipping: ...
 
 
 def exclusive(
     name: str,
     *,
     if_held: IfHeld = "wait",
-    store: Any = None,
+    store: StoreLike | None = None,
     namespace: str = "default",
     timeout: Duration | None = None,
     **settings: Unpack[LockSettings],
-) -> Callable[[F], F]:
+) -> Callable[[F], F] | Skipping:
     """Run the function (or coroutine function) only while it holds the lease `name`.
 
     `{argument}` in `name` is replaced by the call's argument of that name. While another holds it:
     "wait" (at most `timeout` seconds, then AcquireTimeout), "raise" NotAcquired, or "skip": the
     call returns None. Raises ConfigError when decorating what cannot work (a generator, whose body
-    would run without the lease), or when an argument does not make a valid name; Misuse when the
-    function returns a coroutine, for the same reason.
+    would run without the lease; a parameter that the function does not have), or when an argument
+    does not make a valid name; Misuse when the function returns a coroutine, for the same reason.
     """
     if not isinstance(name, str):
         raise ConfigError('write @exclusive("name"): a lease has a name', name="name")
@@ -64,10 +115,10 @@ def once(
     name: str,
     *,
     per: Duration,
-    store: Any = None,
+    store: StoreLike | None = None,
     namespace: str = "default",
     **settings: Unpack[LockSettings],
-) -> Callable[[F], F]:
+) -> Skipping:
     """Run the function at most once in `per`, by the store's clock, in the whole fleet.
 
     A call that is not the one returns None. The run counts from its start and whatever comes of it:
@@ -92,19 +143,51 @@ def _how(error: BaseException, lease: LeaseHandle) -> tuple[State, str]:
 
 
 def _namer(template: str, function: Callable[..., Any]) -> Callable[..., str]:
-    if "{" not in template:
+    if not {"{", "}"} & set(template):
+        check_name(template)
         return lambda *args, **kwargs: template
     signature = inspect.signature(function)
+    try:
+        check_name("".join(_parts(template, signature, function)))
+    except ValueError as error:
+        raise _bad_template(template, error) from None
 
-    def name_of(*args: Any, **kwargs: Any) -> str:
+    def filled(*args: Any, **kwargs: Any) -> str:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
         try:
             return template.format_map(bound.arguments)
-        except (KeyError, IndexError, AttributeError) as error:
-            raise ConfigError(f"the name {template!r} needs an argument {error}") from error
+        except (LookupError, AttributeError, ValueError, TypeError) as error:
+            raise _bad_template(template, error) from None
 
-    return name_of
+    return filled
+
+
+def _bad_template(template: str, error: Exception) -> ConfigError:
+    why = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+    return ConfigError(f"the name {template!r} cannot be filled in: {why}", name="name")
+
+
+def _parts(
+    template: str, signature: inspect.Signature, function: Callable[..., Any]
+) -> Iterator[str]:
+    """The template with each argument's name in its place. Raises ValueError."""
+    for literal, field, spec, conversion in Formatter().parse(template):
+        yield literal
+        if field is None:
+            continue
+        argument = re.split(r"[.\[]", field)[0]
+        if not argument or argument.isdecimal():
+            raise ValueError(f"{{{field}}} has a place and no name: write {{argument}}")
+        if argument not in signature.parameters:
+            known = ", ".join(signature.parameters) or "none"
+            raise ValueError(f"{argument} is no parameter of {name_of(function)} (it has: {known})")
+        if conversion not in (None, "", "s", "r", "a"):
+            raise ValueError(f"!{conversion} is no conversion")
+        yield argument
+        # A format may name arguments too; what it says is known only once there is a value.
+        for _ in _parts(spec or "", signature, function):
+            pass
 
 
 def _built(kind: Callable[..., L], name: str, common: Any) -> L:
@@ -130,22 +213,23 @@ def _wrap_sync(function: Any, namer: Callable[..., str], common: Any, *, skip: b
         with lease:
             if "once_per" not in common:
                 return call(*args, **kwargs)
-            return _recorded(lease, function, lambda: call(*args, **kwargs))
+            work = functools.partial(call, *args, **kwargs)
+            return _recorded(lease, name_of(function), work, skip=skip)
 
     return wrapper
 
 
-def _recorded(lease: Lease, function: Any, call: Callable[[], Any]) -> Any:
+def _recorded(lease: Lease, what: str, call: Callable[[], Any], *, skip: bool) -> Any:
     """The call, with its beginning and its end in the ledger."""
     wall = clock.wall()
     try:
-        once = begin_on_record(lease, wall, _stamp(wall), name_of(function))
+        once = begin_on_record(lease, wall, _stamp(wall), what)
     except BaseException:
         # Nothing ran: the slot is anybody's again.
         lease._release(undo_slot=True)
         raise
     if once is None:
-        return None
+        return _ran_before(lease, skip=skip)
     try:
         result = call()
     except BaseException as error:
@@ -154,6 +238,12 @@ def _recorded(lease: Lease, function: Any, call: Callable[[], Any]) -> Any:
         raise
     drive(once.succeed(clock.wall()))
     return result
+
+
+def _ran_before(lease: LeaseHandle, *, skip: bool) -> None:
+    if not skip:
+        what = f"{lease.name!r} ran before: its slot is on record, as one that is used for good"
+        raise NotAcquired(what, name=lease.name, reason="closed")
 
 
 def begin_on_record(lease: Lease, wall: float, stamp: str, what: str) -> OnceRun | None:
@@ -173,21 +263,24 @@ def _wrap_async(function: Any, namer: Callable[..., str], common: Any, *, skip: 
         async with lease:
             if "once_per" not in common:
                 return await function(*args, **kwargs)
-            return await _recorded_async(lease, function, lambda: function(*args, **kwargs))
+            work = functools.partial(function, *args, **kwargs)
+            return await _recorded_async(lease, name_of(function), work, skip=skip)
 
     return wrapper
 
 
-async def _recorded_async(lease: AsyncLease, function: Any, call: Callable[[], Any]) -> Any:
+async def _recorded_async(
+    lease: AsyncLease, what: str, call: Callable[[], Any], *, skip: bool
+) -> Any:
     port, wall = lease._link.async_port(), clock.wall()
     try:
-        once = await begin_once(port, lease._held, wall, _stamp(wall), name_of(function))
+        once = await begin_once(port, lease._held, wall, _stamp(wall), what)
     except BaseException:
         # Nothing ran, also if it was cancelled: the slot is anybody's again.
         await lease._release(undo_slot=True)
         raise
     if once is None:
-        return None
+        return _ran_before(lease, skip=skip)
     try:
         result = await call()
     except BaseException as error:

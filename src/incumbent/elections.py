@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from math import inf
 from types import EllipsisType, TracebackType
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 
 from incumbent import clock
 from incumbent.bodies import awaitable, is_async, name_of, not_deferred, refuse_generator
@@ -20,8 +20,9 @@ from incumbent.election import Leader
 from incumbent.errors import LeaseLost, Misuse, StoreUnavailable
 from incumbent.lease import State
 from incumbent.locks import AsyncLease, Lease
-from incumbent.options import parse_timeout
+from incumbent.options import IfLost, OnLost, parse_timeout
 from incumbent.protocol.acquire import acquire
+from incumbent.protocol.held import Held
 from incumbent.protocol.link import Link
 from incumbent.protocol.observe import Observation, ReadingPort, observe
 from incumbent.protocol.port import run
@@ -42,8 +43,8 @@ class Term(TermHandle, Lease):
 
     __slots__ = ("__weakref__", "_body", "_steering", "_woken")
 
-    def __init__(self, *made: Any) -> None:
-        super().__init__(*made)
+    def __init__(self, link: Link, held: Held, on_lost: OnLost | None, if_lost: IfLost) -> None:
+        super().__init__(link, held, on_lost, if_lost)
         self._steering = Steering()
         self._body: int | None = None
         self._woken = threading.Event()
@@ -205,8 +206,8 @@ class AsyncTerm(TermHandle, AsyncLease):
 
     __slots__ = ("__weakref__", "_inside", "_steering")
 
-    def __init__(self, *made: Any) -> None:
-        super().__init__(*made)
+    def __init__(self, link: Link, held: Held, on_lost: OnLost | None, if_lost: IfLost) -> None:
+        super().__init__(link, held, on_lost, if_lost)
         self._steering = Steering()
         self._inside = False
 

@@ -7,7 +7,7 @@ import select
 from collections.abc import Callable, Hashable
 from functools import partial
 from types import EllipsisType
-from typing import Any, Generic, NoReturn, TypeVar, Unpack
+from typing import TYPE_CHECKING, Generic, NoReturn, TypeVar, Unpack
 
 from incumbent import clock
 from incumbent.belief import Belief
@@ -20,6 +20,9 @@ from incumbent.protocol.link import Link, link_for
 from incumbent.protocol.notifier import notifier
 from incumbent.protocol.words import asked_by, lease_lost
 from incumbent.unpatched import original
+
+if TYPE_CHECKING:
+    from incumbent.protocol.given import StoreLike
 
 L = TypeVar("L")
 
@@ -164,7 +167,7 @@ class LockHandle(Generic[L]):
         self,
         name: str,
         *,
-        store: Any = None,
+        store: StoreLike | None = None,
         namespace: str = "default",
         timeout: Duration | None = None,
         **settings: Unpack[LockSettings],

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
 from incumbent import (
     LeaseLost,
     Lock,
+    NotAcquired,
     OutcomeUnknown,
     StoreError,
     StoreUnavailable,
     clock,
+    exclusive,
     once,
 )
 from incumbent.cron.ledger import State, runs_of
@@ -138,6 +140,25 @@ def test_an_interruption_leaves_the_record_of_an_earlier_run_alone(engine: Fault
     assert runs_on_record(engine) == ["ok"]
     free_again(engine)
     assert job() is None
+
+
+@pytest.mark.parametrize("if_held", ["wait", "raise"])
+def test_a_slot_that_is_used_for_good_is_skipped_only_where_skipping_was_asked_for(
+    engine: FaultyEngine, if_held: Literal["wait", "raise"]
+) -> None:
+    def job() -> str:
+        return "ran"
+
+    async def async_job() -> str:
+        return "ran"
+
+    assert once("job", per=0.05, slot="today", store=engine)(job)() == "ran"
+    raising = exclusive("job", if_held=if_held, once_per=0.05, slot="today", store=engine)
+    for call in (raising(job), lambda: asyncio.run(raising(async_job)())):
+        free_again(engine)
+        with pytest.raises(NotAcquired, match="ran before") as refused:
+            call()
+        assert refused.value.reason == "closed"
 
 
 def test_an_end_whose_answer_was_lost_is_on_record_all_the_same(

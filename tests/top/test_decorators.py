@@ -62,17 +62,63 @@ def test_an_argument_that_makes_no_name_is_refused_before_anything_is_sent(
     assert not engine.faulty.calls
 
 
-def test_a_template_without_its_argument_is_refused(engine: FaultyEngine) -> None:
-    @incumbent.exclusive("order:{nothing}", store=engine)
-    def ship(order_id: str) -> None: ...
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ("order:{nothing}", "nothing is no parameter of .*ship .it has: order_id, more"),
+        ("order:{nothing.id}", "nothing is no parameter"),
+        ("order:{order_id:{nothing}}", "nothing is no parameter"),
+        ("order:{}", "has a place and no name"),
+        ("order:{0}", "has a place and no name"),
+        ("order:{0.id}", "has a place and no name"),
+        ("order:{order_id", "expected '}'"),
+        ("order:order_id}", "Single '}'"),
+        ("order:{order_id!x}", "!x is no conversion"),
+        ("order {order_id}", "'order order_id' is not a name"),
+        ("order:{{{order_id}}}", "is not a name"),
+        ("an order", "is not a name"),
+    ],
+)
+def test_a_template_that_cannot_be_filled_in_is_refused_when_decorating(
+    template: str, said: str
+) -> None:
+    def ship(order_id: str, /, **more: str) -> None: ...
 
-    with pytest.raises(incumbent.ConfigError, match="nothing"):
-        ship("1")
+    for decorate in (
+        incumbent.exclusive(template),
+        incumbent.exclusive(template, if_held="skip"),
+        incumbent.once(template, per="1h"),
+    ):
+        with pytest.raises(incumbent.ConfigError, match=said) as refused:
+            decorate(ship)
+        assert refused.value.name == "name"
+
+
+def test_a_template_takes_what_an_argument_has_and_tells_what_it_lacks(
+    engine: FaultyEngine,
+) -> None:
+    seen: list[str | None] = []
+
+    @incumbent.exclusive("order:{order[id]:03d}:{more[by]}", store=engine)
+    def ship(order: dict[str, int], /, **more: str) -> None:
+        seen.append(incumbent.Lock("order:007:me", store=engine).held_by())
+
+    ship({"id": 7}, by="me")
+    assert seen[0] is not None
+    for order, more, said in (
+        ({"no": 7}, {"by": "me"}, "KeyError: 'id'"),
+        ({"id": "7"}, {"by": "me"}, "Unknown format code"),
+    ):
+        with pytest.raises(incumbent.ConfigError, match=said) as refused:
+            ship(order, **more)  # type: ignore[arg-type]  # what a checker would have found
+        assert refused.value.__suppress_context__
+    with pytest.raises(TypeError, match="missing a required"):
+        ship()  # type: ignore[call-arg]  # the caller's mistake is told as Python tells it
 
 
 def test_an_unknown_policy_is_refused_when_decorating() -> None:
     with pytest.raises(incumbent.ConfigError, match="if_held"):
-        incumbent.exclusive("a", if_held="whatever")  # type: ignore[arg-type]
+        incumbent.exclusive("a", if_held="whatever")  # type: ignore[call-overload]  # refused at run time too
 
 
 def test_once_runs_once_for_functions_and_coroutines(engine: FaultyEngine) -> None:
@@ -133,4 +179,4 @@ def test_an_object_that_is_called_as_a_coroutine_is_awaited_within_the_lease(
 
 def test_a_decorator_without_its_name_is_refused_when_decorating() -> None:
     with pytest.raises(incumbent.ConfigError, match="a lease has a name"):
-        incumbent.exclusive(lambda: None)  # type: ignore[arg-type]
+        incumbent.exclusive(lambda: None)  # type: ignore[call-overload]  # refused at run time too

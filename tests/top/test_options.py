@@ -100,7 +100,7 @@ def test_a_job_is_remembered_longer_than_a_lock() -> None:
         (object(), "give a URL"),
     ],
 )
-def test_what_is_no_store_is_refused(store: object, said: str) -> None:
+def test_what_is_no_store_is_refused(store: Any, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         link_for(store)
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import CancelledError
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from incumbent import clock, meters
 from incumbent.bodies import is_async, not_deferred
@@ -34,6 +34,9 @@ from incumbent.protocol.aio import LeaseScope
 from incumbent.protocol.held import Held
 from incumbent.protocol.link import link_for
 from incumbent.serve.situation import Situation
+
+if TYPE_CHECKING:
+    from incumbent.protocol.given import StoreLike
 
 _log = logging.getLogger("incumbent.jobs")
 _LOOK_EVERY: Final = 0.2
@@ -234,7 +237,7 @@ class Background:
     def __init__(
         self,
         specs: Iterable[JobSpec],
-        store: Any,
+        store: StoreLike | None,
         namespace: str,
         lock: LockSettings,
         emit: Emit,

@@ -9,7 +9,7 @@ import signal
 from collections.abc import Callable
 from contextlib import closing
 from math import inf
-from typing import Any, Final, Self, TypedDict, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Final, Self, TypedDict, TypeVar, Unpack
 
 from incumbent.bodies import refuse_generator
 from incumbent.cron.events import Emit
@@ -24,6 +24,9 @@ from incumbent.serve.situation import Situation
 from incumbent.stores.names import make_key
 from incumbent.supervise.kernel import Waiter
 from incumbent.supervise.signals import Signals
+
+if TYPE_CHECKING:
+    from incumbent.protocol.given import StoreLike
 
 F = TypeVar("F", bound=Callable[..., Any])
 _log = logging.getLogger("incumbent.jobs")
@@ -69,7 +72,7 @@ class Jobs:
 
     def __init__(
         self,
-        store: Any = None,
+        store: StoreLike | None = None,
         *,
         namespace: str = "default",
         **settings: Unpack[LockSettings],
@@ -134,7 +137,7 @@ class Jobs:
     def overrule(
         self,
         *,
-        store: Any = None,
+        store: StoreLike | None = None,
         namespace: str | None = None,
         holder: str | None = None,
         ttl: Duration | None = None,

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from incumbent.protocol.keeper import Keeper
 from incumbent.store_url import store_url
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from incumbent.protocol.aio import AsyncPort
+    from incumbent.protocol.given import StoreLike
 
     _Latest = tuple[Callable[[], AbstractEventLoop], weakref.ref[AbstractEventLoop], AsyncPort]
 
@@ -36,6 +37,11 @@ class Link:
         self._latest: _Latest | None = None
         self.closed = False
         """Whether leases are renewed no longer: none may be taken."""
+
+    @property
+    def _link(self) -> Link:
+        """As a client has it, so that a link may stand where a client does."""
+        return self
 
     def async_port(self) -> AsyncPort:
         """The port of the running loop."""
@@ -73,10 +79,10 @@ class Link:
 
 # Written in one step, and without a lock: a signal handler or a fork's child could find it taken.
 _by_url: Final[dict[str, Link]] = {}
-_by_object: Final[weakref.WeakKeyDictionary[Any, Link]] = weakref.WeakKeyDictionary()
+_by_object: Final[weakref.WeakKeyDictionary[object, Link]] = weakref.WeakKeyDictionary()
 
 
-def link_for(store: Any) -> Link:
+def link_for(store: StoreLike | None) -> Link:
     """The shared link of a URL, a driver object, a client's own link, or (None) the default.
 
     Raises ConfigError for what cannot be a store, and where the default would be unsafe.
@@ -85,8 +91,6 @@ def link_for(store: Any) -> Link:
         store = store_url()
     if isinstance(store, str):
         return _by_url.get(store) or _by_url.setdefault(store, new_link(store))
-    if isinstance(store, Link):
-        return store
     own = getattr(store, "_link", None)
     if isinstance(own, Link):
         return own
@@ -95,15 +99,14 @@ def link_for(store: Any) -> Link:
     return _by_object.get(store) or _by_object.setdefault(store, new_link(store))
 
 
-def own_link(store: Any) -> Link:
+def own_link(store: StoreLike | None) -> Link:
     """A link that the caller may close, for nobody shares it; if `store` is a client, the client's.
 
     Raises as `link_for`.
     """
-    if isinstance(store, Link) or isinstance(getattr(store, "_link", None), Link):
-        return link_for(store)
-    return new_link(store_url() if store is None else store)
+    own = getattr(store, "_link", None)
+    return own if isinstance(own, Link) else new_link(store_url() if store is None else store)
 
 
-def new_link(store: Any) -> Link:
+def new_link(store: object) -> Link:
     return Link(open_engine(store) if isinstance(store, str) else engine_for_object(store))

@@ -67,7 +67,7 @@ def open_engine(url: str) -> Engine:
     )
 
 
-def engine_for_object(driver: Any) -> Engine:
+def engine_for_object(driver: object) -> Engine:
     """The engine for a Store engine, or for a redis-py client or pool of the user's own."""
     if isinstance(driver, Engine):
         return driver

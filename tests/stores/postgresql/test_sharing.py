@@ -15,7 +15,7 @@ import sqlalchemy
 from psycopg_pool import AsyncConnectionPool, ConnectionPool
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from incumbent import AsyncLock, Lock, NotAcquired, Policy
+from incumbent import AsyncLock, Lock, NotAcquired, Policy, StoreLike
 from incumbent.errors import ConfigError
 from incumbent.model import Granted, Refused, Released
 from tests.stores.postgresql.world import ASK, Party, new_claim, new_database, party, soon
@@ -39,7 +39,7 @@ def sqlalchemy_engine(url: str) -> sqlalchemy.Engine:
     return sqlalchemy.create_engine(url.replace("postgresql:", "postgresql+psycopg:"))
 
 
-def held_by_both_sides(driver: object, url: str) -> None:
+def held_by_both_sides(driver: StoreLike, url: str) -> None:
     """A lock by the driver's address excludes one by the URL, from both sides."""
     with Lock("job", store=driver, ttl=1.0, timeout=5):
         with pytest.raises(NotAcquired):
@@ -48,7 +48,7 @@ def held_by_both_sides(driver: object, url: str) -> None:
     Lock("job", store=f"{url}?restart_wait=0", timeout=0).acquire().release()
 
 
-async def refused_on_asyncio(driver: object) -> None:
+async def refused_on_asyncio(driver: StoreLike) -> None:
     policy = Policy(1.0, request_timeout=0.35)
     with pytest.raises(NotAcquired):
         await AsyncLock("job", store=driver, policy=policy, timeout=0).acquire()

@@ -1,0 +1,75 @@
+"""Locks, elections, clients and jobs: what their calls return."""
+
+# pyright: strict
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import assert_type
+
+import incumbent
+
+
+def lost(loss: incumbent.LeaseLost) -> None:
+    assert_type(loss.reason, str)
+
+
+def blocking() -> None:
+    lock = incumbent.Lock("job", timeout=timedelta(seconds=5), ttl="20s", on_lost=lost)
+    with lock as lease:
+        assert_type(lease, incumbent.Lease)
+        assert_type(lease.fencing_token, int)
+        lease.check(need=2)
+    assert_type(lock.try_acquire(), incumbent.Lease | None)
+    assert_type(lock.held_by(), str | None)
+    with incumbent.Client("memory:", ttl="20s") as client:
+        assert_type(client.lock("job", fair=True), incumbent.Lock)
+        assert_type(client.election("job", on_elected=elected), incumbent.Election)
+
+
+async def asynchronous() -> None:
+    async with incumbent.AsyncLock("job", timeout=5) as lease:
+        assert_type(lease, incumbent.AsyncLease)
+        assert_type(await lease.renew(), float)
+    async with incumbent.AsyncClient() as client:
+        assert_type(await client.lock("job").try_acquire(), incumbent.AsyncLease | None)
+
+
+def elected(term: incumbent.Term) -> None:
+    assert_type(term.number, int)
+
+
+def work(term: incumbent.Term) -> str:
+    return term.name
+
+
+async def async_work(term: incumbent.AsyncTerm) -> int:
+    return term.number
+
+
+def leads() -> None:
+    election = incumbent.Election("switch", metadata={"at": "10.0.0.7"}, on_elected=elected)
+    assert_type(election.run(work), str)
+    assert_type(election.term, incumbent.Term | None)
+    assert_type(election.leader(), incumbent.Leader | None)
+    with election.lead() as term:
+        assert_type(term, incumbent.Term)
+    assert_type(next(election.observe()), incumbent.Leader | None)
+
+
+async def leads_async() -> None:
+    election = incumbent.AsyncElection("switch")
+    assert_type(await election.run(async_work), int)
+    async for leader in election.observe():
+        assert_type(leader, incumbent.Leader | None)
+
+
+jobs = incumbent.Jobs("memory:")
+
+
+@jobs.cron("30 5 * * *", tz="Europe/Berlin", at_most_for=300)
+def nightly(run: incumbent.JobRun) -> int:
+    run.check(need=2)
+    return run.attempt
+
+
+count: Callable[[incumbent.JobRun], int] = nightly
