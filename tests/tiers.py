@@ -197,6 +197,16 @@ _TABLE: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
         },
     ),
     (
+        "fencing/test_frozen.py",
+        STORES,
+        {
+            "test_the_late_write_of_a_frozen_holder_is_refused": (
+                *("sqlite", "postgresql", "redis", "file", "http"),
+            ),
+            "test_a_frozen_holder_that_nobody_replaced_may_write": ("sqlite",),
+        },
+    ),
+    (
         "deploy/test_promtool.py",
         "promtool is brought by `make test-all` alone: it is 19 MB",
         {

@@ -82,6 +82,7 @@ LAYERS = (
     Layer("plans", ("stores.plan",), WORLD),
     Layer("system", ("clock", "unpatched", "protocol.chance", "stores.loops")),
     Layer("sockets", ("net",)),
+    Layer("fencing", ("fencing",)),
     Layer("stores", ("stores", "store_url")),
     Layer("drivers", ("protocol",)),
     Layer("settings", ("options",)),
@@ -102,13 +103,15 @@ ROOT = "decorators"
 DRIVERS = {
     "redis": (),
     "hiredis": ("stores.redis", "stores.quorum"),
-    "sqlite3": ("stores.sqlite", "demo"),
+    "sqlite3": ("stores.sqlite", "demo", "fencing.http"),
     "psycopg": ("stores.postgresql",),
-    "sqlalchemy": ("stores.postgresql",),
+    "sqlalchemy": ("stores.postgresql", "fencing.sql"),
 }
 
 # The vocabulary has one word for each thing; these would be a second one.
 AVOIDED = frozenset({"unlock", "obtain", "refresh", "watchdog", "resource", "owner"})
+# What a guard writes to is the resource, in the field's words; elsewhere it would mean the name.
+RESOURCES = "fencing"
 # Where users look, a token is a fencing token; the store contract says `token` for short.
 NO_BARE_TOKEN = ("locks", "handles", "errors")
 

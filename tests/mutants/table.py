@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Final
 
-from tests.mutants import of_core, of_cron, of_lines, of_stores, of_supervision, of_threads
+from tests.mutants import (
+    of_core,
+    of_cron,
+    of_fencing,
+    of_lines,
+    of_stores,
+    of_supervision,
+    of_threads,
+)
 from tests.mutants.mutation import Mutation
 
 MUTATIONS: Final[tuple[Mutation, ...]] = (
@@ -14,4 +22,5 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
     *of_lines.MUTATIONS,
     *of_supervision.MUTATIONS,
     *of_cron.MUTATIONS,
+    *of_fencing.MUTATIONS,
 )

@@ -106,7 +106,8 @@ FAULTS: dict[str, Callable[[Instance], list[tuple[int, int]]]] = {
     "supervisor killed": lambda it: [(it.pid, KILL)],
     "supervisor stopped": lambda it: [(it.pid, STOP)],
     "guard killed": lambda it: [(it.guard, KILL)],
-    "both killed": lambda it: [(it.pid, KILL), (it.guard, KILL)],
+    # Stopped first: who sees the other's end has an instant to act.
+    "both killed": lambda it: [(pid, how) for how in (STOP, KILL) for pid in (it.pid, it.guard)],
     "guard stopped, supervisor killed": lambda it: [(it.guard, STOP), (it.pid, KILL)],
     "supervisor stopped, guard killed": lambda it: [(it.pid, STOP), (it.guard, KILL)],
 }

@@ -155,7 +155,7 @@ def test_a_promotion_ends_what_was_believed_and_grants_nothing_for_the_restart_w
 def patiently_refused(one: Party, ask: Ask) -> None:
     """Connect, then ask once."""
     patiently(lambda: one.store.read(one.key, soon(1.5)))
-    one.store.take(one.key, new_claim(), ask, soon(1.5))
+    one.store.take(one.key, new_claim(), ask, soon(10))
 
 
 def waited_for(one: Party, ask: Ask) -> Granted:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from threading import Timer
 
@@ -355,6 +355,19 @@ def test_a_server_that_is_not_there_is_unavailable(
     assert own.store.renew([own.renewal(granted)], soon(5)) == [Renewed()]
 
 
+def connected(url: str) -> psycopg.Connection:
+    """A connection, as soon as one is free."""
+    made: list[psycopg.Connection] = []
+
+    def connect() -> bool:
+        with suppress(psycopg.OperationalError):
+            made.append(psycopg.connect(url))
+        return bool(made)
+
+    eventually(connect)
+    return made[0]
+
+
 def test_a_server_without_a_free_connection_is_an_outage_that_may_pass() -> None:
     with PostgresServer(["max_connections=5", "superuser_reserved_connections=1"]) as server:
         database = new_database(server)
@@ -366,7 +379,8 @@ def test_a_server_without_a_free_connection_is_an_outage_that_may_pass() -> None
         )
         url = server.url_of(database, "app")
         with party(url) as one:
-            peers = [psycopg.connect(server.url_of(database, "app")) for _ in range(4)]
+            # The sessions from before end by and by.
+            peers = [connected(server.url_of(database, "app")) for _ in range(4)]
             with pytest.raises(StoreUnavailable) as caught:
                 one.take()
             assert not caught.value.permanent

@@ -1,0 +1,152 @@
+"""The token with a request: a header at the client, and a server that answers 409 to an old one."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import closing
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from incumbent.errors import ConfigError, LeaseLost
+from incumbent.fencing.sql import create_table, with_token
+from incumbent.fencing.token import Fenced, Token, resource_of
+
+_HEADER: Final = "Fencing-Token"
+_RESOURCE: Final = "Fencing-Resource"
+_SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
+_WAIT: Final = 10.0
+"""Seconds to wait for another process that looks at the tokens."""
+
+_Body: TypeAlias = Iterable[bytes]
+_WSGI: TypeAlias = Callable[[dict[str, Any], Any], _Body]
+_ASGI: TypeAlias = Callable[[Any, Any, Any], Awaitable[None]]
+
+
+def headers(lease: Fenced, *, resource: str | None = None) -> dict[str, str]:
+    """The headers for a request that writes: the token, and the resource in ASCII.
+
+    Raises LeaseLost if the lease is not proved, and ConfigError.
+    """
+    from urllib.parse import quote
+
+    lease.check()
+    return {_HEADER: str(lease.fencing_token), _RESOURCE: quote(resource_of(lease, resource))}
+
+
+class _Refusal(NamedTuple):
+    status: str
+    text: str
+
+
+class _Guard:
+    """Looks at the tokens of requests; several processes of one host share its file."""
+
+    def __init__(self, path: str, resource: str | None) -> None:
+        self._path = path
+        self._resource = resource
+        with closing(self._open()) as tokens:
+            tokens.execute("BEGIN IMMEDIATE")
+            if not tokens.execute("SELECT 1 FROM sqlite_master").fetchone():
+                create_table(tokens)
+            tokens.execute("COMMIT")
+
+    def answer(self, method: str, sent: Mapping[str, str]) -> Token | _Refusal | None:
+        """What to do with a request: None for one that writes nothing."""
+        if method in _SAFE:
+            return None
+        if _HEADER not in sent:
+            return _Refusal("428 Precondition Required", f"a write here needs {_HEADER}")
+        try:
+            token = _token_of(sent, self._resource)
+        except ValueError:
+            return _Refusal("400 Bad Request", f"{_HEADER} or {_RESOURCE} cannot be read")
+        try:
+            self._compare(token)
+        except LeaseLost as stale:
+            return _Refusal("409 Conflict", str(stale))
+        return token
+
+    def _compare(self, token: Token) -> None:
+        with closing(self._open()) as tokens:
+            tokens.execute("BEGIN IMMEDIATE")
+            with_token(token, tokens)
+            tokens.execute("COMMIT")
+
+    def _open(self) -> sqlite3.Connection:
+        return sqlite3.connect(self._path, timeout=_WAIT, isolation_level=None)
+
+
+def _token_of(sent: Mapping[str, str], resource: str | None) -> Token:
+    from urllib.parse import unquote
+
+    text, name = sent[_HEADER], resource or unquote(sent.get(_RESOURCE, ""), errors="strict")
+    if not (text.isascii() and text.isdigit() and len(text) <= 19):
+        raise ConfigError(f"{text!r} is no token", name=_HEADER)
+    token = Token(name, int(text))
+    resource_of(token, None)
+    return token
+
+
+class FencedWSGI:
+    """WSGI middleware: a write with an older token than was seen is answered with 409.
+
+    `tokens` is the path of a file for the largest tokens, which the processes of one host share.
+    `resource` is what the application guards; by default the client says it. GET, HEAD, OPTIONS and
+    TRACE pass; a write without a token gets 428, one that cannot be read 400.
+
+    It compares when a request arrives. One that passed is under way then, and may end after a later
+    holder's. Where that matters compare once more in the write's own transaction: the application
+    finds a `Token` in `environ["incumbent.token"]` for `with_token`.
+    """
+
+    def __init__(self, app: _WSGI, tokens: str, *, resource: str | None = None) -> None:
+        self._app = app
+        self._guard = _Guard(tokens, resource)
+
+    def __call__(self, environ: dict[str, Any], start_response: Any) -> _Body:
+        """One request."""
+        keys = ((name, f"HTTP_{name.upper().replace('-', '_')}") for name in (_HEADER, _RESOURCE))
+        sent = {name: environ[key] for name, key in keys if key in environ}
+        answer = self._guard.answer(environ["REQUEST_METHOD"], sent)
+        if isinstance(answer, _Refusal):
+            start_response(answer.status, [("Content-Type", "text/plain; charset=utf-8")])
+            return [answer.text.encode()]
+        return self._app({**environ, "incumbent.token": answer}, start_response)
+
+
+class FencedASGI:
+    """ASGI middleware: see `FencedWSGI`; the `Token` is in `scope["state"]["incumbent.token"]`.
+
+    It needs asyncio: it asks its file in a thread.
+    """
+
+    def __init__(self, app: _ASGI, tokens: str, *, resource: str | None = None) -> None:
+        self._app = app
+        self._guard = _Guard(tokens, resource)
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """One request, or a connection of another kind, which passes."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        arrived = {key: value.decode("latin-1") for key, value in scope["headers"]}
+        keys = ((name, name.lower().encode()) for name in (_HEADER, _RESOURCE))
+        sent = {name: arrived[key] for name, key in keys if key in arrived}
+        answer = await asyncio.to_thread(self._guard.answer, scope["method"], sent)
+        if isinstance(answer, _Refusal):
+            await _refuse(send, answer)
+            return
+        state = {**scope.get("state", {}), "incumbent.token": answer}
+        await self._app({**scope, "state": state}, receive, send)
+
+
+async def _refuse(send: Any, refusal: _Refusal) -> None:
+    await send(
+        {
+            "type": "http.response.start",
+            "status": int(refusal.status[:3]),
+            "headers": [(b"content-type", b"text/plain; charset=utf-8")],
+        }
+    )
+    await send({"type": "http.response.body", "body": refusal.text.encode()})

@@ -1,0 +1,146 @@
+"""The check in the user's own transaction, on any database: a stale holder's writes never stay.
+
+The row of the resource is locked until the transaction ends, so the writes of two holders have an
+order: the later one waits for a transaction that passed before it, and refuses all that come after.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from itertools import count
+from typing import Any, Final
+
+from incumbent.errors import Misuse
+from incumbent.fencing.token import Fenced, refused, resource_of
+
+_CREATE: Final = (
+    "CREATE TABLE incumbent_fencing"
+    " (resource VARCHAR(255) PRIMARY KEY, token BIGINT NOT NULL, writes BIGINT NOT NULL)"
+)
+# `writes` changes in any case: some drivers count the rows that changed, not those that matched.
+_UPDATE: Final = (
+    "UPDATE incumbent_fencing SET token = ?, writes = writes + 1 WHERE resource = ? AND token <= ?"
+)
+_SELECT: Final = "SELECT token FROM incumbent_fencing WHERE resource = ?"
+_INSERT: Final = "INSERT INTO incumbent_fencing (resource, token, writes) VALUES (?, ?, 1)"
+_MARKS: Final = {
+    "qmark": "?",
+    "format": "%s",
+    "pyformat": "%s",
+    "numeric": ":{}",
+    "named": ":{}",  # of oracledb, which takes numbers too
+}
+
+_Run = Callable[..., Any]
+"""Runs a statement with `?` for its values; returns its cursor or result."""
+
+
+def create_table(connection: Any) -> None:
+    """Make the table `incumbent_fencing`, once, as a migration would; commit it yourself.
+
+    `connection` is as for `with_token`. Raises the driver's error if the table exists.
+    """
+    _runner(connection)(_CREATE)
+
+
+def with_token(lease: Fenced, connection: Any, *, resource: str | None = None) -> None:
+    """Let the transaction that is open on `connection` go on only if `lease` may write.
+
+    Call it in the transaction, before its other statements. `connection` is a connection of a
+    DB-API 2 driver (sqlite3, psycopg, PyMySQL, ...), or a Connection or Session of SQLAlchemy; for
+    its asynchronous ones: `await connection.run_sync(lambda c: with_token(lease, c))`. The table
+    comes from `create_table`.
+
+    Raises LeaseLost, also if the lease is not proved any more: roll back then. Raises Misuse in
+    autocommit, where the check would end before the next statement, ConfigError, and the driver's
+    own errors: of two first writers at once, one meets its IntegrityError and has to try again.
+    """
+    lease.check()
+    name, token = resource_of(lease, resource), lease.fencing_token
+    run = _runner(connection)
+    if not (_pass(run, name, token) or _enter(run, name, token)):
+        row = run(_SELECT, name).fetchone()
+        raise refused(name, token, None if row is None else row[0])
+    # Some drivers begin a transaction with the first write, so it can be seen only now.
+    if not _in_transaction(_driver_connection(connection)):
+        raise Misuse(
+            "with_token() on a connection in autocommit, outside of a transaction: its check is"
+            " over before the next statement; begin a transaction first"
+        )
+
+
+def _pass(run: _Run, name: str, token: int) -> bool:
+    passed = run(_UPDATE, token, name, token).rowcount
+    if passed not in (0, 1):
+        raise Misuse(f"with_token() needs a driver that counts rows; this one says {passed}")
+    return bool(passed)
+
+
+def _enter(run: _Run, name: str, token: int) -> bool:
+    if run(_SELECT, name).fetchone() is None:
+        run(_INSERT, name, token)
+        return True
+    # Somebody may have entered it between our two statements: that row is not locked yet.
+    return _pass(run, name, token)
+
+
+def _runner(connection: Any) -> _Run:
+    if hasattr(connection, "get_bind") or hasattr(connection, "exec_driver_sql"):
+        return lambda sql, *values: _run_sqlalchemy(connection, sql, values)
+    if hasattr(connection, "cursor"):
+        return lambda sql, *values: _run_dbapi(connection, sql, values)
+    raise Misuse(
+        "with_token() takes a connection of a DB-API 2 driver or of SQLAlchemy, not"
+        f" {type(connection).__name__}"
+    )
+
+
+def _run_sqlalchemy(connection: Any, sql: str, values: tuple[Any, ...]) -> Any:
+    from sqlalchemy import text
+
+    names = [f"v{place}" for place in range(len(values))]
+    return connection.execute(
+        text(_marked(sql, ":v{}", start=0)), dict(zip(names, values, strict=True))
+    )
+
+
+def _run_dbapi(connection: Any, sql: str, values: tuple[Any, ...]) -> Any:
+    style = _paramstyle(connection)
+    cursor = connection.cursor()
+    cursor.execute(_marked(sql, _MARKS[style], start=1), values)
+    return cursor
+
+
+def _paramstyle(connection: Any) -> str:
+    """The style of the driver's module, which PEP 249 asks for; it says how values are marked."""
+    for base in type(connection).__mro__:
+        style = getattr(sys.modules.get(base.__module__.partition(".")[0]), "paramstyle", None)
+        if style in _MARKS:
+            return str(style)
+    raise Misuse(
+        f"with_token() cannot tell how {type(connection).__module__} marks its values; pass a"
+        " connection of SQLAlchemy"
+    )
+
+
+def _marked(sql: str, mark: str, *, start: int) -> str:
+    places = count(start)
+    return "".join(mark.format(next(places)) if part == "?" else part for part in sql)
+
+
+def _driver_connection(connection: Any) -> Any:
+    pooled = getattr(connection, "connection", None)
+    if callable(pooled):  # a Session's method, where a Connection has its pool's connection
+        pooled = pooled().connection
+    return getattr(pooled, "dbapi_connection", None) or connection
+
+
+def _in_transaction(driver: Any) -> bool:
+    status = getattr(getattr(driver, "info", None), "transaction_status", None)
+    if status is not None:  # of psycopg, where 0 is idle
+        return int(status) != 0
+    if hasattr(driver, "in_transaction"):  # sqlite3
+        return bool(driver.in_transaction)
+    autocommit = getattr(driver, "get_autocommit", None) or getattr(driver, "autocommit", False)
+    return not (autocommit() if callable(autocommit) else autocommit)

@@ -1,0 +1,74 @@
+"""`write_redis`: the token and the commands in one script."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+import redis.asyncio
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from incumbent import ConfigError, LeaseLost
+from incumbent.fencing import Token, async_write_redis, write_redis
+from tests.support.servers import RedisServer
+
+
+@pytest.fixture
+def client(redis_server: RedisServer) -> Iterator[redis.Redis]:
+    with redis.Redis.from_url(redis_server.url) as client:
+        client.delete("incumbent-fencing:orders", "n", "l")
+        yield client
+
+
+def test_replies_come_back_in_order_with_none_for_what_is_not_there(client: redis.Redis) -> None:
+    replies = write_redis(
+        Token("orders", 1), client, ("GET", "n"), ("INCRBY", "n", 7), ("RPUSH", "l", b"\xff", 1.5)
+    )
+    assert replies == [None, 7, 2]
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
+@given(tokens=st.lists(st.integers(0, 2**63 - 1), min_size=1, max_size=8))
+def test_a_token_passes_if_none_before_it_was_larger(
+    client: redis.Redis, tokens: list[int]
+) -> None:
+    client.delete("incumbent-fencing:orders", "n")
+    passed, highest = 0, -1
+    for token in tokens:
+        if token >= highest:
+            passed, highest = passed + 1, token
+            assert write_redis(Token("orders", token), client, ("INCR", "n")) == [passed]
+        else:
+            with pytest.raises(LeaseLost, match=f"token {highest} was here"):
+                write_redis(Token("orders", token), client, ("INCR", "n"))
+    assert client.get("n") == str(passed).encode()
+
+
+def test_the_asynchronous_client_is_refused_likewise(
+    client: redis.Redis, redis_server: RedisServer
+) -> None:
+    async def write(token: int) -> list[Any]:
+        async with redis.asyncio.Redis.from_url(redis_server.url) as own:
+            return await async_write_redis(Token("orders", token), own, ("INCR", "n"))
+
+    assert asyncio.run(write(5)) == [1]
+    with pytest.raises(LeaseLost):
+        asyncio.run(write(4))
+    assert client.get("n") == b"1"
+
+
+def test_a_command_that_redis_refuses_is_its_error(client: redis.Redis) -> None:
+    with pytest.raises(redis.ResponseError):
+        write_redis(Token("orders", 1), client, ("INCR", "n"), ("LPUSH", "n", 1))
+    assert client.get("n") == b"1"
+
+
+@pytest.mark.parametrize("bad", [(), ((),), ("SET n 1",)])
+def test_what_is_no_command_is_refused(client: redis.Redis, bad: Any) -> None:
+    with pytest.raises(ConfigError, match="sequence of its words"):
+        write_redis(Token("orders", 1), client, *bad)
+    assert client.get("incumbent-fencing:orders") is None

@@ -1,0 +1,45 @@
+"""Mutations of the guards at the resource."""
+
+from __future__ import annotations
+
+from tests.mutants.mutation import Mutation, in_area
+
+_m = in_area("fencing")
+
+MUTATIONS: tuple[Mutation, ...] = (
+    _m(
+        "sql: an older token passes",
+        "fencing/sql.py",
+        "WHERE resource = ? AND token <= ?",
+        "WHERE resource = ? AND 0 <= ?",
+        "tests/fencing/test_sql.py::test_a_token_passes_if_none_before_it_was_larger",
+    ),
+    _m(
+        "sql: in autocommit it seems to protect",
+        "fencing/sql.py",
+        "    if not _in_transaction(_driver_connection(connection)):",
+        "    if False:",
+        "tests/fencing/test_sql.py",
+    ),
+    _m(
+        "redis: tokens are compared as text alone",
+        "fencing/redis.py",
+        "(#seen > #token or (#seen == #token and seen > token))",
+        "seen > token",
+        "tests/fencing/test_redis.py",
+    ),
+    _m(
+        "file: what was seen is remembered after the write",
+        "fencing/files.py",
+        "        if lease.fencing_token > seen:",
+        "        if False:",
+        "tests/fencing/test_files.py",
+    ),
+    _m(
+        "http: a token that is too old is passed on",
+        "fencing/http.py",
+        '            return _Refusal("409 Conflict", str(stale))',
+        "            return token",
+        "tests/fencing/test_http.py",
+    ),
+)
