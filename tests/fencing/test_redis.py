@@ -12,7 +12,7 @@ import redis.asyncio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from incumbent import ConfigError, LeaseLost
+from incumbent import AlreadyReleased, ConfigError, LeaseLost, Lock
 from incumbent.fencing import Token, async_write_redis, write_redis
 from tests.support.servers import RedisServer
 
@@ -59,6 +59,14 @@ def test_the_asynchronous_client_is_refused_likewise(
     with pytest.raises(LeaseLost):
         asyncio.run(write(4))
     assert client.get("n") == b"1"
+
+
+def test_a_lease_that_is_over_writes_nothing(client: redis.Redis) -> None:
+    lease = Lock("orders", store="memory:").acquire()
+    lease.release()
+    with pytest.raises(AlreadyReleased):
+        write_redis(lease, client, ("INCR", "n"))
+    assert client.get("n") is None
 
 
 def test_a_command_that_redis_refuses_is_its_error(client: redis.Redis) -> None:

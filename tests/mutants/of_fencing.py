@@ -29,6 +29,13 @@ MUTATIONS: tuple[Mutation, ...] = (
         "tests/fencing/test_redis.py",
     ),
     _m(
+        "redis: a lease that is over writes",
+        "fencing/redis.py",
+        "    lease.check()\n",
+        "",
+        "tests/fencing/test_redis.py::test_a_lease_that_is_over_writes_nothing",
+    ),
+    _m(
         "file: what was seen is remembered after the write",
         "fencing/files.py",
         "        if lease.fencing_token > seen:",
