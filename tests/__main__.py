@@ -21,6 +21,7 @@ from pathlib import Path
 import pytest
 
 from tests import tiers
+from tests.support.unprivileged import RUN, run_folder
 
 FEW = "3"
 """Workers for the tests that measure time, and mostly wait."""
@@ -44,6 +45,7 @@ def main(tier: str, workers: str, *given: str) -> int:
     else:
         together = [f"--ignore={file}" for file in named(later)]
     rewrite()
+    os.environ[RUN] = str(run_folder())
     codes = {
         run(workers, f"{within} and not timing and not crowd", together, given),
         run(FEW, f"{within} and timing", named(timing), given),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import signal
 from collections.abc import Iterator
 from functools import cache
@@ -15,11 +16,13 @@ import pytest
 
 from incumbent.policy import TTL_MAX
 from tests import tiers
+from tests.stores.postgresql.world import make_template
 from tests.support.etcd import EtcdServer
 from tests.support.postgresql import PostgresServer
 from tests.support.proxy import FaultProxy
 from tests.support.redis_age import pretend_age
 from tests.support.servers import RedisServer
+from tests.support.unprivileged import RUN, run_folder
 
 # A shell ignores the first two for what it starts in the background, nohup(1) the third, and
 # children inherit that.
@@ -47,6 +50,11 @@ SERVER_MODULES = {
     *("tests.support.etcd", "tests.support.etcd_cluster", "tests.support.postgresql"),
     *("tests.support.redis_cluster", "tests.support.redis_sentinels", "tests.support.servers"),
 }
+
+
+def pytest_configure() -> None:
+    """The first process of a run makes the folder that its workers share."""
+    os.environ[RUN] = str(run_folder())
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -153,11 +161,18 @@ def own_etcd() -> Iterator[EtcdServer]:
         yield server
 
 
-@pytest.fixture(scope="session")
-def postgres_server() -> Iterator[PostgresServer]:
-    """One server for all tests of a worker: use a database or a namespace of your own."""
+@pytest.fixture(scope="session", name="_postgres")
+def shared_postgres() -> Iterator[PostgresServer]:
     with PostgresServer() as server:
+        make_template(server)
         yield server
+
+
+@pytest.fixture
+def postgres_server(_postgres: PostgresServer) -> Iterator[PostgresServer]:
+    """One server for all tests of a worker: use a database or a namespace of your own."""
+    yield _postgres
+    _postgres.drop_databases()
 
 
 @pytest.fixture

@@ -6,13 +6,14 @@ Not root: everything is one's own, and nothing changes hands.
 from __future__ import annotations
 
 import atexit
+import fcntl
 import functools
 import os
 import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,11 @@ from tests.support.servers import SERVERS, ServerFailed, find_server
 
 GONE_WITHIN = 10.0
 UNPRIVILEGED = "nobody"
+RUN = "TEST_RUN_FOLDER"
+"""The variable that names the folder of a run; the workers of pytest-xdist inherit it."""
+MEMORY = Path("/dev/shm")
+ROOM = 2 << 30
+"""Bytes of memory that must be free before data folders are made there."""
 
 
 def start(command: Sequence[str | Path], log: Any) -> subprocess.Popen[bytes]:
@@ -62,10 +68,17 @@ def give_away(path: Path) -> None:
         shutil.chown(path, UNPRIVILEGED, _group())
 
 
-def private_folder() -> Path:
-    folder = Path(tempfile.mkdtemp(prefix="incumbent-postgresql-"))
+def private_folder(where: Path | None = None) -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="incumbent-postgresql-", dir=where))
     give_away(folder)
     return folder
+
+
+def memory() -> Path | None:
+    """Where files are memory, if there is room: a data folder is hundreds of small files."""
+    if not os.access(MEMORY, os.W_OK) or shutil.disk_usage(MEMORY).free < ROOM:
+        return None
+    return MEMORY
 
 
 @functools.cache
@@ -79,20 +92,38 @@ def program(name: str) -> Path:
     return found
 
 
-@functools.cache
 def _readable_copy() -> Path:
     """What was unpacked into a checkout that only root may enter, where all may."""
-    folder = session_folder()
-    for part in ("bin", "root"):
-        copy(SERVERS.parent / part, folder / part)
-    return folder
+
+    def make(goal: Path) -> None:
+        goal.mkdir()
+        for part in ("bin", "root"):
+            copy(SERVERS.parent / part, goal / part)
+
+    return once_a_run("servers", make)
 
 
-def session_folder() -> Path:
+@functools.cache
+def run_folder() -> Path:
+    """A folder for what all workers of a run use. The process that makes it removes it."""
+    if RUN in os.environ:
+        return Path(os.environ[RUN])
     folder = private_folder()
     folder.chmod(0o755)
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
+
+
+def once_a_run(name: str, make: Callable[[Path], None]) -> Path:
+    """A part of the run's folder; the first worker that needs it makes it, the others wait."""
+    made, unfinished = run_folder() / name, run_folder() / f"{name}.new"
+    with (run_folder() / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not made.exists():
+            shutil.rmtree(unfinished, ignore_errors=True)
+            make(unfinished)
+            unfinished.rename(made)
+    return made
 
 
 def copy(source: Path, goal: Path) -> None:

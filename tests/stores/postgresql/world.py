@@ -26,12 +26,12 @@ from tests.support.postgresql import PostgresServer
 __all__ = [
     "AGED",
     "ASK",
-    "FIRST",
     "LATE_AT_MOST",
     "TEMPLATE",
     "MovedWorld",
     "Party",
     "answers_within",
+    "make_template",
     "moved_database",
     "new_claim",
     "new_database",
@@ -44,8 +44,6 @@ __all__ = [
 
 LATE_AT_MOST = 0.15
 TEMPLATE = "with_schema"
-FIRST = {"postgres", "template1"}
-"""The databases of a new server."""
 AGED = """
     select incumbent.begin_epoch();
     update incumbent.epoch set born = born - interval '1 day';
@@ -60,17 +58,17 @@ def schema() -> str:
     return (files("incumbent.stores") / "postgresql" / "schema.sql").read_text()
 
 
+def make_template(server: PostgresServer) -> None:
+    server.psql(f"create database {TEMPLATE}")
+    server.psql(schema(), TEMPLATE)
+
+
 def new_database(server: PostgresServer) -> str:
     """A database of its own with the schema, made long ago: it grants at once.
 
-    Most servers have one only. From the second one on they are copies of a template.
+    On the server that a worker's tests share it is the copy of a template.
     """
-    made = {name for (name,) in server.psql("select datname from pg_database")}
-    if TEMPLATE not in made and made != FIRST:
-        server.psql(f"create database {TEMPLATE}")
-        server.psql(schema(), TEMPLATE)
-        made.add(TEMPLATE)
-    if TEMPLATE in made:
+    if server.psql(f"select from pg_database where datname = '{TEMPLATE}'"):
         database = server.new_database(TEMPLATE)
     else:
         database = server.new_database()
