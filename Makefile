@@ -26,7 +26,7 @@ demo: $(VENV)/.core ## leaders killed, frozen and cut off, on SQLite, beside a p
 test: $(VENV)/.test servers ## the tests, in some minutes; brings the servers that they need
 	$(TESTS) thin $(WORKERS) $(PYTEST_ARGS)
 
-test-all: test promtool $(VENV)/.browser browser ## and every product of store, fault and driver, and all seeds
+test-all: test promtool $(VENV)/.browser $(VENV)/.docs browser ## and every product of store, fault and driver, and all seeds
 	$(TESTS) rest $(WORKERS) $(PYTEST_ARGS)
 
 quick: $(VENV)/.test ## what needs no server, in at most a minute
@@ -58,7 +58,8 @@ bench: $(VENV)/.bench servers ## the table of the speed page
 	$(BIN)/python -m benchmarks
 
 docs: $(VENV)/.docs ## the documentation, warnings as errors
-	$(BIN)/mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "The documentation is in $(CURDIR)/site/index.html (open it, or: python3 -m http.server -d site)"
 
 servers: ## servers for the tests, unpacked under .servers
 	@scripts/servers.sh

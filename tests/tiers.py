@@ -487,6 +487,7 @@ _TABLE: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
     ),
     ("support/test_support_etcd.py", NET, {"*": ()}),
     ("page/test_browser.py", BROWSER, {"*": ()}),
+    ("docs/test_site.py", "needs MkDocs and a browser; `make docs` builds the site", {"*": ()}),
     ("page/test_viewers.py", LONG, {"*": ()}),
     ("stores/postgresql/test_mutants.py", NET, {"*": ("a_stranger_*", "the_token_*")}),
 )

@@ -1,11 +1,7 @@
-"""The page in a real browser: it follows, it can be used by everybody, and nothing is run in it.
-
-The browser is that of scripts/servers.sh. One that is missing fails, and is never skipped.
-"""
+"""The page in a real browser: it follows, it can be used by everybody, and nothing is run in it."""
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator
 from contextlib import closing
@@ -22,7 +18,7 @@ from incumbent.model import Ask, Key
 from incumbent.page.site import Site
 from incumbent.protocol.link import link_for
 from incumbent.serve.http import PageServer
-from tests.support.servers import SERVERS, find_server
+from tests.support.browser import chromium
 
 HOSTILE = '"><img src=x onerror="document.title=1"><script>document.title=2</script>'
 SECRET = "s3cret-s3cret-s3cret"
@@ -30,18 +26,8 @@ SECRET = "s3cret-s3cret-s3cret"
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    from playwright.sync_api import sync_playwright
-
-    fonts = SERVERS.parent / "fonts.conf"
-    env: dict[str, Any] = dict(os.environ) | (
-        {"FONTCONFIG_FILE": str(fonts)} if fonts.exists() else {}
-    )
-    with sync_playwright() as driver:
-        opened = driver.chromium.launch(
-            executable_path=str(find_server("chromium")), args=["--no-sandbox"], env=env
-        )
+    with chromium() as opened:
         yield opened
-        opened.close()
 
 
 @pytest.fixture

@@ -1,0 +1,91 @@
+"""The site of the documentation: whole, found by search, and nothing comes from elsewhere."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.browser import chromium
+
+ROOT = Path(__file__).parent.parent.parent
+LOADS = re.compile(
+    r"""<(?:script|img|iframe|source|video|audio|embed)\b[^>]*?\bsrc=["']?((?:https?:)?//[^"'\s>]+)"""
+    r"""|<link\b(?![^>]*\brel=["']?(?:canonical|next|prev)\b)[^>]*?\bhref=["']?((?:https?:)?//[^"'\s>]+)"""
+    r"""|url\(\s*["']?((?:https?:)?//[^"')\s]+)|@import\s+["']((?:https?:)?//[^"']+)""",
+    re.IGNORECASE,
+)
+"""What a browser loads by itself. A link that somebody may follow is none of it."""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    built = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "-d", str(folder)],
+        cwd=ROOT,
+        env=dict(os.environ) | {"NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert built.returncode == 0, built.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with chromium() as opened:
+        yield opened
+
+
+def foreign(text: str) -> list[str]:
+    return [next(filter(None, found)) for found in LOADS.findall(text)]
+
+
+def test_nothing_of_the_site_is_loaded_from_another_host(site: Path) -> None:
+    files = [path for end in ("html", "css", "svg") for path in site.rglob(f"*.{end}")]
+    assert len(files) > 25
+    assert {str(path): found for path in files if (found := foreign(path.read_text()))} == {}
+
+
+def test_the_search_for_foreign_loads_finds_them() -> None:
+    text = '<script src="https://a/x.js"></script><link rel="stylesheet" href="//b/x.css">'
+    assert foreign(text + "a { src: url(https://c/x.woff) }") == [
+        *("https://a/x.js", "//b/x.css", "https://c/x.woff")
+    ]
+    assert foreign('<a href="https://d/"></a><link rel="canonical" href="https://e/">') == []
+
+
+@pytest.mark.parametrize("width", [390, 1360])
+def test_every_page_fits_its_window_and_asks_no_other_host(
+    site: Path, browser: Any, width: int
+) -> None:
+    page = browser.new_page(viewport={"width": width, "height": 844})
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    wide = []
+    for path in sorted(site.rglob("*.html")):
+        page.goto(path.as_uri())
+        if page.evaluate("document.documentElement.scrollWidth > innerWidth"):
+            wide.append(path.name)
+    page.close()
+    assert wide == []
+    local = ("file:", "data:", "blob:", "about:")
+    assert [url for url in asked if not url.startswith(local)] == []
+
+
+def test_the_search_works_from_the_disk(site: Path, browser: Any) -> None:
+    page = browser.new_page()
+    page.goto((site / "index.html").as_uri())
+    page.click(".md-search__input")
+    page.keyboard.type("restart_wait", delay=10)
+    page.wait_for_selector(".md-search-result__item")
+    assert "Redis" in page.inner_text(".md-search-result__list")
+    page.close()
