@@ -155,6 +155,11 @@ _TABLE: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
             "test_an_end_that_the_ledger_cannot_be_told_in_time_is_lost_here_and_there": ("7",),
         },
     ),
+    (
+        "cli/test_said_and_granted.py",
+        STORES,
+        {"test_what_is_said_of_a_name_on_redis_is_what_a_take_gets": ("full",)},
+    ),
     ("combined/test_fleets.py", LONG, {"*": ()}),
     (
         "combined/test_worlds.py",

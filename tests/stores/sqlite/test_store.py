@@ -336,8 +336,8 @@ def test_the_first_format_is_refused_and_left_as_it_is(machine: Machine) -> None
         machine.take()
     assert caught.value.permanent
     assert machine.sql("SELECT claim, token FROM lease") == [("old", 7)]
-    level, _, todo = SqliteEngine(machine.path).diagnose(15.0, soon())[0]
-    assert (level, "move it away" in todo) == ("error", True)
+    level, what, _ = SqliteEngine(machine.path).diagnose(15.0, soon())[0]
+    assert (level, "move it away" in what) == ("error", True)
 
 
 def test_a_file_that_is_no_database_is_refused(machine: Machine) -> None:
@@ -628,9 +628,9 @@ def test_doctor_names_the_file_and_what_it_lies_on(tmp_path: Path) -> None:
 
 def test_doctor_says_what_is_wrong_with_the_file(tmp_path: Path) -> None:
     (tmp_path / "leases.db").write_bytes(b"no database" * 100)
-    level, _, todo = SqliteEngine(tmp_path / "leases.db").diagnose(15.0, soon())[0]
+    level, what, _ = SqliteEngine(tmp_path / "leases.db").diagnose(15.0, soon())[0]
     assert level == "error"
-    assert "not a SQLite database" in todo
+    assert "not a SQLite database" in what
 
 
 def test_absent_guards_one_of_many_writers(machine: Machine) -> None:

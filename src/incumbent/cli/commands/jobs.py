@@ -27,7 +27,14 @@ from incumbent.cron.presence import (
     read_sets,
     up_now,
 )
-from incumbent.cron.reading import has_no_instance, jobs_of, next_slot, result_of, runs_in
+from incumbent.cron.reading import (
+    has_no_instance,
+    is_job,
+    jobs_of,
+    next_slot,
+    result_of,
+    runs_in,
+)
 from incumbent.durations import parse_duration, say_seconds
 from incumbent.model import Key, Past, Record
 from incumbent.options import require
@@ -120,7 +127,7 @@ def _history(request: Request) -> int:
         record = client.read(request.name, WITHIN)
     most = number(request, "last", 1, _MOST_SHOWN, _MOST_SHOWN)
     runs = runs_in(record)
-    if runs or request.on("failed"):
+    if runs or is_job(record) or request.on("failed"):
         found = [run for run in runs if run.due >= start]
         if request.on("failed"):
             found = [run for run in found if run.state in _FAILED]

@@ -44,7 +44,15 @@ from incumbent.stores.sqlite.connection import (
     SpoiledFile,
     in_use_elsewhere,
 )
-from incumbent.stores.sqlite.file import DURABLE, ONE_STATEMENT, READ, WRITE, Mode, SqliteFile
+from incumbent.stores.sqlite.file import (
+    DURABLE,
+    ONE_STATEMENT,
+    PROBE,
+    READ,
+    WRITE,
+    Mode,
+    SqliteFile,
+)
 from incumbent.stores.sqlite.line import KeptLine, may_look
 from incumbent.stores.sqlite.rows import Row, seen_of
 from incumbent.stores.table import CANDIDATES_KEPT
@@ -147,12 +155,21 @@ class Core:
             yield min(pause, left)
             pause = min(pause * _LOOK_GROWTH, _LONGEST_LOOK)
 
+    def probe(self, until: float) -> str:
+        """The journal mode; raises StoreError if a take would."""
+        return self._transact(until, _journal_mode, PROBE)
+
     def close(self) -> None:
         """Close the connections; a later operation opens the file again."""
         self.file.close()
 
     def _transact(self, until: float, work: Callable[[Connection], T], mode: Mode = WRITE) -> T:
         return self.file.transact(work, mode)
+
+
+def _journal_mode(db: Connection) -> str:
+    (mode,) = db.execute("PRAGMA journal_mode").fetchone()
+    return str(mode)
 
 
 def _take(db: Connection, name: str, claim: str, ask: Ask) -> TakeOutcome | None:

@@ -1,4 +1,4 @@
-"""What `doctor` says of a file: (level, what, what to do). Nothing here waits."""
+"""What `doctor` says of a file: (level, what, what to do)."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Final
 
 from incumbent.errors import ConfigError, StoreError
 from incumbent.stores.findings import Finding, cannot_tell
-from incumbent.stores.sqlite.connection import FileBusy
-from incumbent.stores.sqlite.file import READ, SqliteFile
 from incumbent.stores.sqlite.host import detect_here, file_system_of, is_doubtful
+from incumbent.stores.sqlite.retry import SqliteStore
 
 _LITTLE: Final = 64 << 20
 
 
-def findings(file: SqliteFile) -> list[Finding]:
+def findings(store: SqliteStore, until: float) -> list[Finding]:
     """Look at the file, its disk and what this process runs in."""
-    found = [_usable(file), _file_system(file.path), *_space(file.path)]
+    path = store.file.path
+    found = [_usable(store, until), _file_system(path), *_space(path)]
     where = detect_here()
     if where is not None:
         what = f"this process runs in {where}; a file excludes only those who share it"
@@ -27,14 +27,12 @@ def findings(file: SqliteFile) -> list[Finding]:
     return found
 
 
-def _usable(file: SqliteFile) -> Finding:
-    path = file.path
+def _usable(store: SqliteStore, until: float) -> Finding:
+    path = store.file.path
     try:
-        (mode,) = file.transact(lambda db: db.execute("PRAGMA journal_mode").fetchone(), READ)
-    except FileBusy:
-        return ("warning", f"{path} is locked just now", f"try again; who: fuser {path}")
+        mode = store.probe(until)
     except (StoreError, ConfigError) as error:
-        return cannot_tell(f"{path} cannot be used", str(error))
+        return cannot_tell(str(error), "look at the file, or name another")
     version = sqlite3.sqlite_version
     return ("ok", f"{path} can be used: SQLite {version}, journal mode {mode}", "")
 

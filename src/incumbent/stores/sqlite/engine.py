@@ -74,7 +74,7 @@ class SqliteEngine:
     def diagnose(self, ttl: float, until: float) -> list[tuple[str, str, str]]:
         from incumbent.stores.sqlite.doctor import findings
 
-        return findings(self.store().file)
+        return findings(self.store(), until)
 
 
 def open_sqlite(url: str, environ: Mapping[str, str] = os.environ) -> SqliteEngine:

@@ -72,6 +72,8 @@ class Mode(NamedTuple):
 WRITE: Final = Mode("BEGIN IMMEDIATE", "COMMIT")
 DURABLE: Final = Mode("BEGIN IMMEDIATE", "COMMIT", durable=True)
 READ: Final = Mode("BEGIN", "ROLLBACK")
+PROBE: Final = Mode("BEGIN IMMEDIATE", "ROLLBACK")
+"""Locks the file as a take does, and changes nothing."""
 ONE_STATEMENT: Final = Mode("", "", compare=False)
 """A statement that is a transaction of its own, without a look at the path: a change that goes into
 a file which was just removed is lost no more than a change that is in it already."""
