@@ -104,7 +104,7 @@ def test_what_an_operator_reads_is_true_at_each_step(fleet: Fleet, redis: RedisS
     # A new server grants nothing for a while, and nobody calls a name free meanwhile.
     assert fleet.ask("run", "x", "--", "true").returncode == 69
     assert answer("-s", fleet.store, "status", "x")["state"] == "waiting"
-    assert "gives nobody a lease yet" in fleet.says("status")
+    assert "nobody is given a lease yet" in fleet.says("status")
     eventually(lambda: "grants nothing yet" in shown(page))
 
     # Three instances come up; a job fails.

@@ -134,7 +134,7 @@ def test_work_is_cancelled_and_awaited_within_the_lease_then_runs_in_the_next_te
         return "never"
 
     async def scenario() -> None:
-        candidate = election(engine, ttl=0.9, on_revoked=revoked.append)
+        candidate = election(engine, ttl=2.7, on_revoked=revoked.append)
         assert await candidate.run(work) == "second term"
         await until(lambda: len(revoked) == 2)
 

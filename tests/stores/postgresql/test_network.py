@@ -22,7 +22,6 @@ from tests.stores.postgresql.world import (
     settled,
     soon,
 )
-from tests.support.pace import took
 from tests.support.postgresql import PostgresServer
 from tests.support.proxy import FaultProxy
 from tests.support.waiting import eventually
@@ -189,22 +188,24 @@ def test_a_waiter_in_a_black_hole_returns_in_time(far: Party, network: FaultProx
 
 
 @pytest.mark.parametrize("how", ["sync", "async"])
-def test_a_waiter_is_told_within_milliseconds(
+def test_a_waiter_is_told_at_once(
     far: Party, near: Party, postgres_server: PostgresServer, database: str, how: str
 ) -> None:
     far.take()
     seen = far.refused().seen
 
-    def wait() -> None:
-        if how == "sync":
-            far.store.wait_change(far.key, seen, soon(8))
-        else:
-            asyncio.run(waited())
+    def wait() -> float:
+        if how == "async":
+            return asyncio.run(waited())
+        far.store.wait_change(far.key, seen, soon(8))
+        return clock.now()
 
-    async def waited() -> None:
+    async def waited() -> float:
         store = far.engine.async_store()
         await store.wait_change(far.key, seen, soon(8))
+        told = clock.now()
         await store.aclose()
+        return told
 
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(wait)
@@ -213,8 +214,8 @@ def test_a_waiter_is_told_within_milliseconds(
         eventually(lambda: postgres_server.psql(awaited, database))
         given = clock.now()
         near.store.give(far.key, far.claim, None, soon())
-        waiting.result()
-        assert took(given) < 0.25
+        # Milliseconds on a machine that is not busy; nobody told it if it comes to its 8 s.
+        assert waiting.result() - given < 2
 
 
 def test_waiting_sends_nothing(far: Party, postgres_server: PostgresServer, database: str) -> None:
