@@ -88,7 +88,7 @@ def redis() -> Iterator[RedisServer]:
 
 @pytest.fixture
 def fleet(tmp_path: Path, redis: RedisServer) -> Iterator[Fleet]:
-    made = Fleet(tmp_path, f"{redis.url}?restart_wait=2s")
+    made = Fleet(tmp_path, f"{redis.url}?restart_wait=5s")
     yield made
     made.close()
 
@@ -137,7 +137,7 @@ def test_what_an_operator_reads_is_true_at_each_step(fleet: Fleet, redis: RedisS
     assert fleet.ask("trigger", "breaks").returncode == 0
     said = re.compile(r"the clock of i3 was (\d+)[.\d]*s ahead of the store's")
     eventually(lambda: said.search(fleet.says("why", "breaks")))
-    assert abs(int(said.findall(fleet.says("why", "breaks"))[0]) - AHEAD) <= 3
+    assert abs(int(said.findall(fleet.says("why", "breaks"))[0]) - AHEAD) <= 10
 
     # Nobody is left.
     third.send_signal(signal.SIGTERM)
