@@ -492,6 +492,11 @@ _TABLE: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
     ),
     ("support/test_support_etcd.py", NET, {"*": ()}),
     ("page/test_browser.py", BROWSER, {"*": ()}),
+    (
+        "docs/test_readme.py",
+        "starts the fleet of the README, and waits for a Redis that has just started",
+        {"test_the_shell_of_the_readme_runs_from_top_to_bottom": ()},
+    ),
     ("docs/test_site.py", "needs MkDocs and a browser; `make docs` builds the site", {"*": ()}),
     ("page/test_viewers.py", LONG, {"*": ()}),
     ("stores/postgresql/test_mutants.py", NET, {"*": ("a_stranger_*", "the_token_*")}),

@@ -1,7 +1,7 @@
 """Metrics and spans for OpenTelemetry: call `instrument()` once, at the start of the program.
 
 The names are those of docs/metrics.md, with a dot after `incumbent` and without `_total`. Needs
-`pip install incumbent[opentelemetry]`, and an SDK of your choice that takes them somewhere.
+the extra `opentelemetry`, and an SDK of your choice that takes them somewhere.
 """
 
 from __future__ import annotations

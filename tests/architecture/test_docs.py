@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import re
+import runpy
 import subprocess
 import sys
+import tomllib
+import types
 from pathlib import Path
+
+import pytest
+
+import incumbent
 
 ROOT = Path(__file__).parent.parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -28,6 +35,51 @@ def test_the_table_of_transitions_is_the_machines_own() -> None:
         check=True,
     ).stdout
     assert page == made, "run scripts/lease_table.py"
+
+
+def test_the_tables_of_ttl_and_grace_are_computed_by_the_policy() -> None:
+    page = ROOT / "docs" / "ttl-and-grace.md"
+    made = runpy.run_path(str(ROOT / "scripts" / "ttl_tables.py"))
+    assert page.read_text() == made["page_with_tables"](page.read_text()), "scripts/ttl_tables.py"
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    pages = "\n".join(path.read_text() for path in (ROOT / "docs" / "reference").glob("*.md"))
+    shown = set(re.findall(r"^::: (\S+)", pages, re.MULTILINE))
+    assert [name for name in incumbent.__all__ if f"incumbent.{name}" not in shown] == []
+
+
+def test_every_logger_is_in_the_reference() -> None:
+    page = (ROOT / "docs" / "reference" / "observing.md").read_text()
+    source = "\n".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
+    loggers = set(re.findall(r"getLogger\(\"([\w.]+)\"\)", source))
+    assert {"incumbent", "incumbent.jobs"} <= loggers
+    assert {name for name in loggers if f"| `{name}` |" not in page} == set()
+
+
+def test_a_package_index_gets_a_readme_without_relative_links(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    interface = types.ModuleType("hatchling.metadata.plugin.interface")
+    interface.MetadataHookInterface = object  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, interface.__name__, interface)
+    hook = runpy.run_path(str(ROOT / "scripts" / "package_readme.py"))
+    source = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Source"]
+    made = hook["absolute"]((ROOT / "README.md").read_text(), source)
+    links = re.findall(r"\]\(([^)]+)\)", made)
+    assert len(links) > 20
+    assert [link for link in links if not link.startswith("https://")] == []
+    assert f"![The page]({source}/raw/HEAD/docs/page-light.png)" in made
+
+
+def test_what_a_message_says_to_install_is_what_the_extra_brings() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    source = "\n".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
+    hints = re.findall(r"pip install '([^']+)' \(the extra (\w+)\)", source)
+    assert len(hints) == 3 == source.count("pip install")
+    assert [
+        hint for hint in hints if hint[0] not in project["optional-dependencies"][hint[1]]
+    ] == []
 
 
 def test_every_file_that_a_page_links_to_exists() -> None:

@@ -84,7 +84,7 @@ def _need_cronsim() -> None:
     try:
         import cronsim  # noqa: F401 - only whether it is there
     except ImportError as error:
-        text = "schedules need cronsim: pip install 'incumbent[cron]'"
+        text = "schedules need cronsim: pip install 'cronsim>=2.6' (the extra cron)"
         raise ConfigError(text, name="file") from error
 
 

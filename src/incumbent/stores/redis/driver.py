@@ -19,7 +19,7 @@ try:
     import hiredis as _hiredis
 except ImportError as error:
     raise ConfigError(
-        "this store needs hiredis: pip install 'incumbent[redis]'", name="store"
+        "this store needs hiredis: pip install 'hiredis>=3.0' (the extra redis)", name="store"
     ) from error
 
 _ = _hiredis.Reader

@@ -1,0 +1,103 @@
+"""Runs the blocks of a page in order, in a folder and an environment that are new.
+
+Only addresses change: a server of the test stands in for `localhost:6379`, a free port for 8000.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from tests.docs.blocks import ROOT, Block
+
+PREAMBLE = """\
+set -eEuo pipefail
+trap 'echo "line $LINENO: $BASH_COMMAND: exit $?" >&2' ERR
+trap 'kill $(jobs -p) 2>/dev/null || true; wait' EXIT
+pip() { printf '%s\\n' "$*" >>pip.asked; }
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Folder:
+    """A checkout's examples, and nothing that another page left."""
+
+    def __init__(self, path: Path, addresses: Mapping[str, str]) -> None:
+        self.path = path
+        self.addresses = dict(addresses)
+        path.mkdir(exist_ok=True)
+        for name in ("examples", "deploy"):
+            shutil.copytree(ROOT / name, path / name)
+        shutil.copy(ROOT / "README.md", path)
+        for file in (path / "examples").glob("*.txt"):
+            file.write_text(self.here(file.read_text()))
+        (path / "home").mkdir()
+        binaries = Path(sys.executable).parent
+        kept = {name: value for name, value in os.environ.items() if name in ("LANG", "TMPDIR")}
+        self.environment = kept | {
+            "HOME": str(path / "home"),
+            "PATH": f"{binaries}:{os.environ['PATH']}",
+            "PYTHONWARNINGS": "error",
+            "INCUMBENT_STORE": "sqlite:",  # the default, which a container has to name
+        }
+
+    def here(self, text: str) -> str:
+        """The text with the addresses of this test."""
+        for there, here in self.addresses.items():
+            text = text.replace(there, here)
+        return text
+
+    def write(self, block: Block) -> None:
+        file = self.path / block.argument
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(self.here(block.code))
+
+    def shell(self, blocks: Iterable[Block], seconds: float = 90.0) -> str:
+        """Run the blocks as one script; what they wrote. AssertionError if a command fails."""
+        script = PREAMBLE + "\n".join(self.here(block.code) for block in blocks)
+        return self._run(["bash", "-c", script], seconds)
+
+    def python(self, blocks: Iterable[Block], before: str = "", seconds: float = 60.0) -> str:
+        """Run the blocks as one program, `await` at the top included; what they wrote."""
+        parts = [before, *(f"\n# line {b.line}\n" + self.here(b.code) for b in blocks)]
+        (self.path / "blocks.py").write_text("\n".join(parts))
+        return self._run([sys.executable, "-c", _AWAITING], seconds)
+
+    def _run(self, command: list[str], seconds: float) -> str:
+        done = subprocess.run(
+            command,
+            cwd=self.path,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            check=False,
+        )
+        assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+
+_AWAITING = """\
+import ast, asyncio, inspect, pathlib, sys, types
+sys.path.insert(0, ".")
+module = types.ModuleType("blocks")
+sys.modules["blocks"] = module
+module.__file__ = "blocks.py"
+text = pathlib.Path("blocks.py").read_text()
+code = compile(text, "blocks.py", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+if code.co_flags & inspect.CO_COROUTINE:
+    asyncio.run(eval(code, module.__dict__))
+else:
+    exec(code, module.__dict__)
+"""
