@@ -57,10 +57,10 @@ MANY = "starts many processes or threads at once: whatever runs beside it would 
 TIMING: dict[str, str] = {
     "chaos/test_suspend.py": PROCESSES,
     "cron/test_disproved.py": PROCESSES,
-    "e2e/test_demo.py": PROCESSES,
+    "e2e/test_demo_in_time.py": PROCESSES,
     "e2e/test_disproved.py": PROCESSES,
     "e2e/test_faults.py": PROCESSES,
-    "e2e/test_lead.py": PROCESSES,
+    "e2e/test_lead_in_time.py": PROCESSES,
     "e2e/test_telnet_leader.py": PROCESSES,
     "e2e/test_terminal.py": PROCESSES,
     "top/test_gevent.py": PROCESSES,
@@ -269,6 +269,12 @@ _TABLE: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
             "test_a_command_that_ends_gives_the_others_their_turn": ("etcd",),
             "test_a_holder_that_is_asked_to_resign_hands_over": ("postgresql",),
             "test_a_lease_is_handed_to_the_candidate_that_was_named": ("redis",),
+        },
+    ),
+    (
+        "e2e/test_lead_in_time.py",
+        STORES,
+        {
             "test_nobody_works_while_it_is_paused": ("sqlite",),
             "test_a_silent_store_ends_the_term_inside_the_lease_and_one_leads_again": ("etcd",),
         },

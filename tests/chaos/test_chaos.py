@@ -16,7 +16,7 @@ from tests.chaos.runner import Outcome, run
 from tests.chaos.schedule import ISOLATIONS, Fault, Schedule, draw, may_overlap
 from tests.support.needs import needs
 
-BATCHES = (4, *[12] * 8)
+BATCHES = (2, *[12] * 8)
 """Schedules at a time; `make test` runs the first batch."""
 TRIES = 4
 PLANTED_PRODUCT = ("-m", "tests.chaos.planted")

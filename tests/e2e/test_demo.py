@@ -1,4 +1,4 @@
-"""`incumbent demo` shows what it promises in time, and leaves nothing behind however it ends."""
+"""`incumbent demo` leaves nothing behind however it ends, and its judge sees what there is."""
 
 from __future__ import annotations
 
@@ -13,16 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from incumbent import clock
 from incumbent.demo import judge
 from incumbent.demo.judge import Account
 from incumbent.demo.stage import Stage
 from tests.cli.tool import command_line, environment
-from tests.support.pace import took
 from tests.support.servers import ROOT
 from tests.support.waiting import eventually
 
-AT_MOST = 20.0
 ESCAPE = "\033["
 
 
@@ -56,31 +53,6 @@ def start_demo(folder: Path) -> subprocess.Popen[str]:
     )
 
 
-def test_it_shows_every_scene_in_time_and_leaves_nothing(folder: Path) -> None:
-    began = clock.now()
-    demo = start_demo(folder)
-    said, _ = demo.communicate(timeout=50)
-    seconds = took(began)
-    assert demo.returncode == 0, said
-    for words in (
-        "is killed, its whole tree",
-        "is frozen\n",
-        "refused by the device",
-        "nobody leads until it is back",
-        "the store is back",
-        "is asked to leave (TERM)",
-        "0 s of two at once, terms grew, the late write was refused",
-        "plain loop: who wrote when",
-        "What next:",
-    ):
-        assert words in said, said
-    assert ESCAPE not in said
-    assert seconds < AT_MOST
-    # What waited to become a command ends with its supervisor, a moment after it.
-    eventually(lambda: processes_in(folder) == [], within=5)
-    assert list(folder.iterdir()) == []
-
-
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_ended_demo_ends_its_processes_and_removes_its_folder(
     folder: Path, signum: int, code: int
@@ -91,7 +63,7 @@ def test_an_ended_demo_ends_its_processes_and_removes_its_folder(
     said, _ = demo.communicate(timeout=20)
     assert demo.returncode == code, said
     # What waited to become a command ends with its supervisor, a moment after it.
-    eventually(lambda: processes_in(folder) == [], within=5)
+    eventually(lambda: processes_in(folder) == [])
     assert list(folder.iterdir()) == []
 
 
@@ -122,7 +94,7 @@ def test_it_is_coloured_on_a_terminal_and_ends_with_its_interrupt_key(folder: Pa
         os.close(ours)
         os.close(theirs)
     assert ESCAPE in said
-    eventually(lambda: processes_in(folder) == [], within=5)
+    eventually(lambda: processes_in(folder) == [])
 
 
 def test_the_judge_sees_who_lives_beside_whom() -> None:

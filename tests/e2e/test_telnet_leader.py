@@ -121,7 +121,7 @@ class Fleet:
         eventually(lambda: self.switch.speaker() != struck.name, AGAIN_WITHIN)
         end(struck)
         heard = len(self.switch.lines)
-        eventually(lambda: len(self.switch.lines) > heard + 20, AGAIN_WITHIN)
+        eventually(lambda: len(self.switch.lines) > heard + 10, AGAIN_WITHIN)
         return struck
 
 

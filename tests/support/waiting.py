@@ -15,6 +15,7 @@ T = TypeVar("T")
 # takes seconds to start.
 _AT_ALL = 20.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.002, 0.02
+_LONGEST_BY_COST = 0.1
 _SHARE = 0.04
 """Of the time waited so far: who asks all the time keeps what it waits for from running."""
 
@@ -24,10 +25,13 @@ def eventually(condition: Callable[[], T], within: float = _AT_ALL) -> T:
 
     What it returned is what was true: asked again, it may be true no longer.
     """
-    began = now()
+    began = asked = now()
     while not (found := condition()):
         assert took(began) < within, f"did not come true within {within} s"
-        time.sleep(min(_LONGEST_PAUSE, max(_FIRST_PAUSE, (now() - began) * _SHARE)))
+        pause = min(_LONGEST_PAUSE, max(_FIRST_PAUSE, (now() - began) * _SHARE))
+        # What takes long to find out is asked half of the time at most.
+        time.sleep(max(pause, min(_LONGEST_BY_COST, now() - asked)))
+        asked = now()
     return found
 
 

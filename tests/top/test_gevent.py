@@ -25,10 +25,10 @@ def keep_the_hub(seconds):
 
 store, ttl = sys.argv[1], float(sys.argv[2])
 with Lock("a", store=store, ttl=ttl) as lease:
-    keep_the_hub(1.7 * ttl)
+    keep_the_hub(1.3 * ttl)
     lease.check()
     waiter = gevent.spawn(lambda: Lock("a", store=store, ttl=ttl).acquire(5))
-    gevent.sleep(1.7 * ttl)
+    gevent.sleep(1.3 * ttl)
     lease.check()
 waiter.get(timeout=5).release()
 print("renewed, and handed over")

@@ -18,7 +18,7 @@ from tests.quorum.judge import Sight
 from tests.quorum.schedule import FAULTS_LAST, KINDS, Schedule, Trouble, draw, from_text, smaller
 from tests.stores.quorum.world import Members
 
-FEW, BATCH, JOBS = 4, 14, 6
+FEW, BATCH, JOBS = 2, 14, 6
 TRIALS = int(os.environ.get("INCUMBENT_QUORUM_SCHEDULES", "60"))
 BATCHES = (FEW, *[BATCH] * ((TRIALS - FEW) // BATCH))
 """Schedules in a test; `make test` runs the first."""

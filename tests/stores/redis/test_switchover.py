@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import secrets
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 
 import pytest
 import redis
@@ -138,11 +139,13 @@ def waiters_of(kind: type[Waiters], url: str) -> Iterator[Waiters]:
 KINDS = pytest.mark.parametrize("kind", [Waiters, AsyncWaiters], ids=["sync", "async"])
 
 
-def subscribe(waiters: Waiters, client: Client, address: Address, name: str) -> None:
+def subscribe(
+    waiters: Waiters, client: Client, address: Address, name: str, listeners: int = 1
+) -> None:
     """Have them listen at the present master, as those do that have waited there once."""
     lease = client.lock(name, ttl=TTL).acquire()
     waiting = waiters.wait(name)
-    eventually(lambda: address.listeners() == 1)
+    eventually(lambda: address.listeners() == listeners)
     lease.release()
     waiters.release(waiting.result(10))
 
@@ -151,30 +154,37 @@ def subscribe(waiters: Waiters, client: Client, address: Address, name: str) -> 
 def test_what_a_waiter_hears_from_the_old_master_is_no_lease(
     address: Address, name: str, kind: type[Waiters]
 ) -> None:
-    overlaps = [_overlap(address, kind, name) for _ in range(HAND_OVERS)]
+    with ExitStack() as cleanup:
+        pool = cleanup.enter_context(ThreadPoolExecutor(HAND_OVERS))
+        client = cleanup.enter_context(Client(address.url))
+        lines = []
+        for at in range(HAND_OVERS):
+            waiters = cleanup.enter_context(waiters_of(kind, address.url))
+            lines.append((waiters, f"{name}-{at}"))
+            subscribe(waiters, client, address, f"{name}-{at}", listeners=at + 1)
+        address.switch()
+        overlaps = list(pool.map(lambda line: _overlap(address, client, *line), lines))
     assert not any(overlaps), f"two held it in {sum(overlaps)} of {HAND_OVERS} hand-overs"
 
 
-def _overlap(address: Address, kind: type[Waiters], name: str) -> bool:
-    """Whether two believe to hold it after a hand-over at a new master."""
-    with Client(address.url) as client, waiters_of(kind, address.url) as waiters:
-        subscribe(waiters, client, address, name)
-        address.switch()
-        lease = client.lock(name, ttl=TTL, timeout=20).acquire()
-        waiting = waiters.wait(name)
-        eventually(lambda: address.line(name) == 1)
-        lease.release()
-        found = False
-        with suppress(NotAcquired):
-            # Whoever asks first at the new master may have it.
-            third = client.lock(name, ttl=TTL, timeout=0).acquire()
-            until = clock.now() + HEARTBEAT / 2
-            while not found and clock.now() < until:
-                found = waiting.done() and waiting.result().valid and third.valid
-            third.release()
-        with suppress(LeaseLost):
-            waiters.release(waiting.result(20))
-        return found
+def _overlap(address: Address, client: Client, waiters: Waiters, name: str) -> bool:
+    """Whether two believe to hold it after a hand-over at the new master."""
+    lease = client.lock(name, ttl=TTL, timeout=20).acquire()
+    waiting = waiters.wait(name)
+    eventually(lambda: address.line(name) == 1)
+    lease.release()
+    found = False
+    with suppress(NotAcquired):
+        # Whoever asks first at the new master may have it.
+        third = client.lock(name, ttl=TTL, timeout=0).acquire()
+        until = clock.now() + HEARTBEAT / 2
+        while not found and clock.now() < until:
+            found = waiting.done() and waiting.result().valid and third.valid
+            time.sleep(0.001)
+        third.release()
+    with suppress(LeaseLost):
+        waiters.release(waiting.result(20))
+    return found
 
 
 @KINDS
