@@ -106,7 +106,6 @@ class ElectionHandle(LockHandle[T], Generic[T]):
     """One candidate: its settings, its present term, and whom it tells."""
 
     __slots__ = (
-        "__weakref__",
         "_absence",
         "_campaigning",
         "_leader",
@@ -164,6 +163,15 @@ class ElectionHandle(LockHandle[T], Generic[T]):
         """The present term of this very candidate, if it leads."""
         term = self._term()
         return term if term is not None and term.valid else None
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this very candidate leads, as proved at this instant; no store is asked.
+
+        False is "not proved": after a loss, and while it is not known. See `TermHandle.stopping`
+        for whether its work has to end.
+        """
+        return self.term is not None
 
     # -- a term begins and ends --------------------------------------------------------------
 

@@ -41,7 +41,7 @@ class Term(TermHandle, Lease):
     work that does not ask is not safe by itself: let what it writes to check `number`.
     """
 
-    __slots__ = ("__weakref__", "_body", "_steering", "_woken")
+    __slots__ = ("_body", "_steering", "_woken")
 
     def __init__(self, link: Link, held: Held, on_lost: OnLost | None, if_lost: IfLost) -> None:
         super().__init__(link, held, on_lost, if_lost)
@@ -204,7 +204,7 @@ class AsyncTerm(TermHandle, AsyncLease):
     as soon as it is lost, and when this instance steps down.
     """
 
-    __slots__ = ("__weakref__", "_inside", "_steering")
+    __slots__ = ("_inside", "_steering")
 
     def __init__(self, link: Link, held: Held, on_lost: OnLost | None, if_lost: IfLost) -> None:
         super().__init__(link, held, on_lost, if_lost)

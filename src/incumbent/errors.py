@@ -2,7 +2,7 @@
 
 "No" (`NotAcquired`), "not sent" (`StoreUnavailable`) and "don't know" (`OutcomeUnknown`) are three
 different answers and never stand for each other. Every error carries its numbers as attributes and
-survives pickling; no message ever shows a password.
+survives pickling; no message ever shows a password. `Error` is the base class of all of them.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ __all__ = [
     "AcquireTimeout",
     "AlreadyReleased",
     "ConfigError",
+    "Error",
     "LeaseLost",
     "LockError",
     "Misuse",
@@ -23,7 +24,14 @@ __all__ = [
 ]
 
 
-class LockError(Exception):
+class Error(Exception):
+    """Base class of all errors of this package; what Python itself raises is not among them.
+
+    That is a TypeError for a lease that is copied or pickled, or for a wrong call; a cancellation.
+    """
+
+
+class LockError(Error):
     """Base class of lease errors: not acquired, lost, store unavailable.
 
     Programming and configuration errors are Misuse and ConfigError.
@@ -118,7 +126,7 @@ class OutcomeUnknown(StoreError):
     """The operation was perhaps applied: the request left, and no usable answer came."""
 
 
-class Misuse(RuntimeError):
+class Misuse(Error, RuntimeError):
     """The caller's code is wrong, whatever the store says."""
 
 
@@ -130,7 +138,7 @@ class AlreadyReleased(NotHeld):
     """The lease was given back before."""
 
 
-class ConfigError(ValueError):
+class ConfigError(Error, ValueError):
     """A setting that cannot work; raised before anything is sent. `name` is the setting's."""
 
     def __init__(self, message: str = "", *, name: str = "") -> None:

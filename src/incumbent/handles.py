@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import select
+import weakref
 from collections.abc import Callable, Hashable
 from functools import partial
 from types import EllipsisType
-from typing import TYPE_CHECKING, Generic, NoReturn, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, Unpack
 
 from incumbent import clock
 from incumbent.belief import Belief
@@ -24,7 +25,7 @@ from incumbent.unpatched import original
 if TYPE_CHECKING:
     from incumbent.protocol.given import StoreLike
 
-L = TypeVar("L")
+L = TypeVar("L", bound="LeaseHandle")
 
 _EXIT_LOST = 123
 _EXIT_AHEAD = 0.1
@@ -36,7 +37,7 @@ _LET_GO = (State.LEAVING, State.RELEASED)
 class LeaseHandle:
     """A lease. Validity is computed at every question: nothing has to notify anybody."""
 
-    __slots__ = ("_exits", "_held", "_link")
+    __slots__ = ("__weakref__", "_exits", "_held", "_link")
 
     def __init__(
         self, link: Link, held: Held, on_lost: OnLost | None = None, if_lost: IfLost = "raise"
@@ -161,7 +162,16 @@ class LeaseHandle:
 class LockHandle(Generic[L]):
     """What is decided when a lock is built: its store, what it asks for, how long it waits."""
 
-    __slots__ = ("_entered", "_if_lost", "_link", "_on_lost", "_timeout", "_wanted")
+    __slots__ = (
+        "__weakref__",
+        "_entered",
+        "_if_lost",
+        "_link",
+        "_on_lost",
+        "_taken",
+        "_timeout",
+        "_wanted",
+    )
 
     def __init__(
         self,
@@ -178,6 +188,8 @@ class LockHandle(Generic[L]):
         self._on_lost = settings.get("on_lost")
         self._if_lost: IfLost = settings.get("if_lost", "raise")
         self._entered: dict[Hashable, L] = {}
+        self._taken: dict[weakref.ref[Any], L] = {}
+        """See `incumbent.taken`."""
 
     @staticmethod
     def _me() -> Hashable:

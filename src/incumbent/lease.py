@@ -16,6 +16,7 @@ from math import inf
 from typing import Final, NamedTuple
 
 from incumbent import meters
+from incumbent.errors import Error
 from incumbent.model import Granted
 from incumbent.policy import Policy
 
@@ -119,7 +120,7 @@ TRANSITIONS: Final[dict[State, dict[Input, State]]] = {
 }
 
 
-class IllegalInput(RuntimeError):
+class IllegalInput(Error, RuntimeError):
     """An input that the table does not have: a defect of the caller."""
 
 

@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Self
 from incumbent import clock
 from incumbent.durations import Duration
 from incumbent.errors import LeaseLost, NotAcquired, StoreError
-from incumbent.handles import LeaseHandle, LockHandle
+from incumbent.handles import LeaseHandle
 from incumbent.options import parse_timeout
 from incumbent.policy import Policy
 from incumbent.protocol.acquire import OnRefusal, acquire, acquire_blocking
 from incumbent.protocol.port import run
 from incumbent.protocol.release import release, release_blocking
 from incumbent.protocol.words import lease_lost
+from incumbent.taken import TakingHandle
 
 if TYPE_CHECKING:
     from incumbent.protocol.aio import LeaseScope
@@ -199,7 +200,7 @@ def enclose(lease: LeaseHandle) -> LeaseScope:
     return scope
 
 
-class Lock(LockHandle[Lease]):
+class Lock(TakingHandle[Lease]):
     """A name that one holder at a time can lease. Settings: see `incumbent.options.LockSettings`.
 
     `store`: a URL, a Client, a redis-py client or pool, or None for INCUMBENT_STORE or this host's
@@ -216,13 +217,21 @@ class Lock(LockHandle[Lease]):
     def _me() -> Hashable:
         return threading.get_ident()
 
+    _caller = staticmethod(threading.current_thread)
+
     def acquire(self, timeout: Duration | EllipsisType | None = ...) -> Lease:
         """Wait for the lease, for at most `timeout` seconds if given, else as the lock says.
 
-        Raises NotAcquired (tried once), AcquireTimeout (waited), StoreUnavailable, OutcomeUnknown.
+        The lock keeps the lease for this thread (`release`). Raises NotAcquired (tried once),
+        AcquireTimeout (waited), StoreUnavailable, OutcomeUnknown.
         """
-        link = self._link
-        held = acquire_blocking(link.port, self._wanted, self._seconds(timeout))
+        return self._note(self._acquire(timeout))
+
+    def _acquire(self, timeout: Duration | EllipsisType | None = ...) -> Lease:
+        link, wait = self._link, self._seconds(timeout)
+        if self._taken and wait != 0:
+            self._refuse_waiting()
+        held = acquire_blocking(link.port, self._wanted, wait)
         link.keeper.arm(held)
         return Lease(link, held, self._on_lost, self._if_lost)
 
@@ -236,6 +245,21 @@ class Lock(LockHandle[Lease]):
         except NotAcquired:
             return None
 
+    def release(self) -> bool:
+        """Give back what this very thread acquired through this lock; see Lease.release.
+
+        Raises NotHeld if it acquired nothing here.
+        """
+        return self._of_caller().release()
+
+    def locked(self) -> bool:
+        """Whether the store says that somebody holds it, this process or another.
+
+        Asks the store, and raises StoreError if that gives no answer. The answer may be old when it
+        arrives: decide by `acquire`. A name that is paused or closed is held by nobody.
+        """
+        return self.held_by() is not None
+
     def held_by(self) -> str | None:
         """Who holds it now, for people; the answer may be old when it arrives."""
         holdings = self._link.store.read(self._wanted.key, self._read_until()).holdings
@@ -243,7 +267,7 @@ class Lock(LockHandle[Lease]):
 
     def __enter__(self) -> Lease:
         self._refuse_reentry()
-        lease = self.acquire()
+        lease = self._acquire()
         self._entered[self._me()] = lease
         return lease
 
@@ -256,7 +280,7 @@ class Lock(LockHandle[Lease]):
         self._leave().__exit__(kind, error, trace)
 
 
-class AsyncLock(LockHandle[AsyncLease]):
+class AsyncLock(TakingHandle[AsyncLease]):
     """A name that one holder at a time can lease, for asyncio; see `incumbent.Lock`.
 
     May be shared by tasks and event loops.
@@ -274,9 +298,17 @@ class AsyncLock(LockHandle[AsyncLease]):
 
         return current_task()
 
+    _caller = _me
+
     async def acquire(self, timeout: Duration | EllipsisType | None = ...) -> AsyncLease:
         """Wait for the lease; see Lock.acquire. A cancellation leaves nothing believed."""
-        held = await acquire(self._link.async_port(), self._wanted, self._seconds(timeout))
+        return self._note(await self._acquire(timeout))
+
+    async def _acquire(self, timeout: Duration | EllipsisType | None = ...) -> AsyncLease:
+        wait = self._seconds(timeout)
+        if self._taken and wait != 0:
+            self._refuse_waiting()
+        held = await acquire(self._link.async_port(), self._wanted, wait)
         return AsyncLease(*self._armed(held))
 
     async def try_acquire(self) -> AsyncLease | None:
@@ -286,14 +318,22 @@ class AsyncLock(LockHandle[AsyncLease]):
         except NotAcquired:
             return None
 
+    async def release(self) -> bool:
+        """Give back what this very task acquired through this lock; see Lock.release."""
+        return await self._of_caller().release()
+
+    async def locked(self) -> bool:
+        """Whether the store says that somebody holds it; see Lock.locked."""
+        return await self.held_by() is not None
+
     async def held_by(self) -> str | None:
         """Who holds it now, for people; the answer may be old when it arrives."""
-        record = await self._link.engine.async_store().read(self._wanted.key, self._read_until())
+        record = await self._link.async_port().read(self._wanted.key, self._read_until())
         return record.holdings[0].holder if record.holdings else None
 
     async def __aenter__(self) -> AsyncLease:
         self._refuse_reentry()
-        lease = await self.acquire()
+        lease = await self._acquire()
         # Remembered once it is entered: what was lost meanwhile, by a frozen process, is not.
         await lease.__aenter__()
         self._entered[self._me()] = lease

@@ -12,6 +12,7 @@ from incumbent.errors import (
     AcquireTimeout,
     AlreadyReleased,
     ConfigError,
+    Error,
     LeaseLost,
     LockError,
     Misuse,
@@ -27,6 +28,7 @@ REFUSAL = {"name": "job", "held_by": "alice", "reason": "closed", "retry_after":
 OUTAGE = {"name": "job", "permanent": True, "retry_after": 3.0}
 
 EVERY: list[tuple[Exception, dict[str, object]]] = [
+    (Error("it went wrong"), {}),
     (LockError("it went wrong", name="job"), {"name": "job"}),
     (
         NotCandidate("no such candidate", name="job", candidates=("a", "b")),

@@ -23,7 +23,7 @@ from typing import Any, Final, Protocol, TypeVar
 from incumbent.cron.control import read_value
 from incumbent.cron.spec import is_scheduled
 from incumbent.durations import backoff_delay
-from incumbent.errors import OutcomeUnknown, StoreError
+from incumbent.errors import Error, OutcomeUnknown, StoreError
 from incumbent.model import (
     ABSENT,
     ByClaim,
@@ -88,7 +88,7 @@ TRANSITIONS: Final[dict[State | None, frozenset[State]]] = {
 }
 
 
-class IllegalStep(ValueError):
+class IllegalStep(Error, ValueError):
     """A step that the table does not have."""
 
 
