@@ -17,7 +17,7 @@ import pytest
 from incumbent.policy import TTL_MAX
 from tests import tiers
 from tests.stores.postgresql.world import make_template
-from tests.support.etcd import EtcdServer
+from tests.support.etcd import CALM, EtcdServer
 from tests.support.postgresql import PostgresServer
 from tests.support.proxy import FaultProxy
 from tests.support.redis_age import pretend_age
@@ -150,7 +150,7 @@ def proxy(own_redis: RedisServer) -> Iterator[FaultProxy]:
 @pytest.fixture(scope="session")
 def etcd_server() -> Iterator[EtcdServer]:
     """One server for all tests of a worker: use a prefix or namespace of your own."""
-    with EtcdServer() as server:
+    with EtcdServer(CALM) as server:
         yield server
 
 

@@ -181,8 +181,8 @@ def test_a_signal_in_the_middle_of_a_take_leaves_the_next_answer_its_own(
     try:
         for delay in (0.002, 0.01, 0.02, 0.03, 0.05):
             proxy.delay(0.02)
-            signal.setitimer(signal.ITIMER_REAL, delay)
             with pytest.raises(Interrupted):
+                signal.setitimer(signal.ITIMER_REAL, delay)
                 while True:
                     here.store.take(here.key, new_claim(), ASK, soon())
             proxy.heal()
