@@ -1,13 +1,17 @@
-"""A blocking connection keeps the deadline, whatever the other end does."""
+"""A connection keeps the deadline, and each answer to its request, whatever the other end does."""
 
 from __future__ import annotations
 
+import asyncio
+import socket
 from typing import Any
 
 import pytest
 
+from incumbent import clock
 from incumbent.net import wire
-from incumbent.net.pool import Broken
+from incumbent.net.aiowire import AsyncStream
+from incumbent.net.pool import Broken, Pool
 
 
 class Trickle:
@@ -42,3 +46,32 @@ def test_an_end_that_takes_little_at_a_time_is_given_up_at_the_deadline(
         one.send(b"request" * 100, until=sock.now + 1.0)
     assert (caught.value.sent, caught.value.late) == (True, True)
     assert len(sock.taken) < 15
+
+
+class Nowhere(asyncio.Transport):
+    """A transport that leads nowhere."""
+
+    def abort(self) -> None:
+        pass
+
+
+def test_an_idle_stream_on_which_something_came_unasked_is_not_used_again() -> None:
+    async def main() -> None:
+        stream, pool = AsyncStream(), Pool[AsyncStream]()
+        stream.connection_made(Nowhere())
+        pool.put_back(stream, pool.idle)
+        stream.data_received(b"HTTP/1.1 408 Request Timeout\r\nContent-Length: 2\r\n\r\n{}")
+        assert pool.trusted() is None
+        assert stream.closed
+
+    asyncio.run(main())
+
+
+def test_a_thread_that_hangs_up_leaves_the_number_to_the_thread_that_reads() -> None:
+    near, far = socket.socketpair()
+    with near, far:
+        one = wire.BlockingWire(near)
+        one.hang_up()
+        assert one.fileno() >= 0
+        with pytest.raises(Broken, match="closed the connection"):
+            one.receive(clock.now() + 10)

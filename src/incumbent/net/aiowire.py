@@ -106,8 +106,11 @@ class AsyncStream(AsyncConnection):
         self._waiter: asyncio.Future[None] | None = None
 
     def is_stale(self, *, trust: bool) -> bool:
-        """As `closed`: the event loop notices itself when a server closes one."""
-        return self.closed
+        """As `closed`: the event loop notices itself when a server closes one.
+
+        Also if the server said what nobody had asked for: it would be the next request's answer.
+        """
+        return self.closed or bool(self._inbox)
 
     def send(self, request: bytes, until: float) -> None:
         """All of a request. Raises Broken."""

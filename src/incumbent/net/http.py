@@ -32,7 +32,7 @@ class Stream(Connection, Protocol):
         """Some bytes. Raises Broken, also at the end of the connection."""
 
     def hang_up(self) -> None:
-        """Close it, and wake whoever waits for it."""
+        """Wake whoever waits for it, and closes it then."""
 
 
 class Garbled(Exception):
@@ -107,7 +107,7 @@ class Reading:
 
     def end(self) -> bool:
         """Whether it is complete where the connection ended: so is one without a length."""
-        self.done = self.status > 0 and not self._chunked and self._left < 0
+        self.done = self.last = self.status > 0 and not self._chunked and self._left < 0
         return self.done
 
     def _begin(self) -> bool:
@@ -119,8 +119,11 @@ class Reading:
         if not head.startswith(b"HTTP/1.") or not head[9:12].isdigit():
             raise Garbled("it does not speak HTTP")
         self.status, self.head, self._raw = int(head[9:12]), head.lower(), rest
-        length = self.header(b"content-length")
-        self._chunked = not length and b"chunked" in self.header(b"transfer-encoding")
+        length, coding = self.header(b"content-length"), self.header(b"transfer-encoding")
+        if length and coding:
+            # RFC 9112, 6.3: somebody may be smuggling another answer behind this one.
+            raise Garbled("it says its length in two ways")
+        self._chunked = b"chunked" in coding
         self._left = int(length) if length.isdigit() else -1
         self.last = self.header(b"connection") == b"close" or head.startswith(b"HTTP/1.0")
         return True
@@ -139,11 +142,20 @@ class Reading:
                 count = int(size.partition(b";")[0], _HEX)
             except ValueError:
                 raise Garbled("its chunks cannot be read") from None
+            if count == 0:
+                self._read_trailers(rest)
+                return
             if len(rest) < count + 2:
                 return
             self.body += rest[:count]
             self._raw = rest[count + 2 :]
-            self.done = count == 0
+
+    def _read_trailers(self, rest: bytes) -> None:
+        """Up to the empty line: what was left of them would begin the next answer."""
+        _, found, more = (b"\r\n" + rest).partition(b"\r\n\r\n")
+        self.done = bool(found)
+        if more:
+            raise Garbled("more came than was announced")
 
     def lines(self) -> list[dict[str, Any]]:
         """Of a stream: the complete messages since the last look."""

@@ -57,14 +57,16 @@ class BlockingWire:
         self._sock.close()
 
     def hang_up(self) -> None:
-        """Close it, and wake a thread that waits for it. Writes nothing, also with TLS."""
+        """Wake the thread that waits for it, which closes it. Writes nothing, also with TLS."""
+        # Closed here, its number could lead to another connection before that thread reads.
         try:
             # Of a socket, and not of TLS: that would say good-bye.
             original("socket", "socket").shutdown(self._sock, socket.SHUT_RDWR)
-        except (OSError, TypeError):
-            # TypeError: gevent's TLS sockets are no sockets of the system; closing has to do.
+        except OSError:
             pass
-        self._sock.close()
+        except TypeError:
+            # gevent's TLS sockets are no sockets of the system; closing has to do.
+            self._sock.close()
 
     def detach(self) -> None:
         """See net.pool.Connection."""

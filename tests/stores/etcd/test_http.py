@@ -16,10 +16,14 @@ PLAIN = b'HTTP/1.1 200 OK\r\nContent-Length: 8\r\nDate: now\r\n\r\n{"a": 1}'
 CHUNKED = (
     b'HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\n{"a"\r\n4;x=y\r\n: 1}\r\n0\r\n\r\n'
 )
-UNTIL_THE_END = b'HTTP/1.0 200 OK\r\n\r\n{"a": 1}'
+UNTIL_THE_END = b'HTTP/1.1 200 OK\r\n\r\n{"a": 1}'
 
 
-@given(st.sampled_from([PLAIN, CHUNKED]), st.lists(st.integers(1, 100)))
+TRAILED = CHUNKED + b"Grpc-Trailer-X: 1\r\nGrpc-Trailer-Y: 2\r\n\r\n"
+TRAILED = TRAILED.replace(b"0\r\n\r\n", b"0\r\n")
+
+
+@given(st.sampled_from([PLAIN, CHUNKED, TRAILED]), st.lists(st.integers(1, 100)))
 def test_an_answer_may_come_in_any_pieces(answer: bytes, cuts: list[int]) -> None:
     reading, rest = Reading(), answer
     for cut in cuts:
@@ -54,6 +58,8 @@ def test_half_an_answer_is_none(cut: int) -> None:
         b"SSH-2.0-OpenSSH\r\n\r\n",
         PLAIN + b"x",
         CHUNKED.replace(b"4\r\n{", b"z\r\n{"),
+        CHUNKED + PLAIN,
+        CHUNKED.replace(b"\r\n\r\n4", b"\r\nContent-Length: 8\r\n\r\n4"),
         b"a" * 70_000,
     ],
 )
