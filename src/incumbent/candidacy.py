@@ -208,7 +208,12 @@ class ElectionHandle(LockHandle[T], Generic[T]):
         reason = why.reason if why else ""
         facts = {**self._facts(number), "reason": reason}
         how = f": {reason}" if reason else ""
-        _log.info("%s: term %d ended%s", self.name, number, how, extra=facts)
+        say = partial(_log.info, "%s: term %d ended%s", self.name, number, how, extra=facts)
+        if why is None:
+            say()
+        else:
+            # This thread may have to end a process at the next deadline: a log can block.
+            notifier.call(say)
         if self._leader is not None and self._leader.term == number:
             self._leader_seen(None)
         if self._on_revoked is not None:

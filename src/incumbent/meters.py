@@ -6,15 +6,18 @@ could find it taken.
 
 from __future__ import annotations
 
+import logging
 from _thread import get_ident
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from math import inf
 from typing import Final, NamedTuple, Protocol, TypeAlias
 from weakref import ref
 
 from incumbent.errors import OutcomeUnknown, StoreError
+
+_log = logging.getLogger("incumbent")
 
 Labels: TypeAlias = tuple[tuple[str, str], ...]
 
@@ -122,7 +125,10 @@ class Provider(Protocol):
 
 
 class Hearer(Protocol):
-    """Hears of each event while it happens, in the thread in which it does."""
+    """Hears of each event while it happens, in the thread in which it does.
+
+    What it raises is logged.
+    """
 
     def observed(self, metric: str, label: str, value: float) -> None:
         """Something of a histogram."""
@@ -184,8 +190,7 @@ def observe(metric: str, value: float, label: str = "") -> None:
     series = _series(metric, label)
     series[0] += value
     series[bisect_left(METRICS[metric].bounds, value) + 1] += 1.0
-    for hearer in hearers:
-        hearer.observed(metric, label, value)
+    _tell(lambda hearer: hearer.observed(metric, label, value))
 
 
 def acquired(name: str, seconds: float, outcome: str) -> None:
@@ -193,17 +198,23 @@ def acquired(name: str, seconds: float, outcome: str) -> None:
     observe(ACQUIRE, seconds, outcome)
     if outcome == "granted":
         count(TRANSITIONS, outcome)
-    for hearer in hearers:
-        hearer.acquired(name, seconds, outcome)
+    _tell(lambda hearer: hearer.acquired(name, seconds, outcome))
 
 
 @contextmanager
 def span(title: str, /, **facts: str | int) -> Iterator[None]:
     """Around work that goes on, so that what it does is seen as a part of it."""
     with ExitStack() as stack:
-        for hearer in hearers:
-            stack.enter_context(hearer.span(title, facts))
+        _tell(lambda hearer: stack.enter_context(hearer.span(title, facts)))
         yield
+
+
+def _tell(say: Callable[[Hearer], object]) -> None:
+    for hearer in hearers:
+        try:
+            say(hearer)
+        except Exception:  # noqa: BLE001 - or a lease is granted and nobody gets it
+            _log.exception("what reports metrics failed")
 
 
 def failed(error: StoreError) -> None:

@@ -78,6 +78,38 @@ def test_a_lost_term_says_why(caplog: pytest.LogCaptureFixture) -> None:
     assert fields(ended, "reason") == ["taken"]
 
 
+class Stuck(logging.Handler):
+    """Writes to a pipe that nobody reads: it says of one lease only, and blocks then."""
+
+    def __init__(self, lease: str) -> None:
+        super().__init__()
+        self.lease, self.over = lease, threading.Event()
+        self.blocked, self.passed = threading.Event(), threading.Event()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if getattr(record, "lease", "") == self.lease and "ended" in record.getMessage():
+            self.blocked.set()
+            self.over.wait(20)
+            self.passed.set()
+
+
+def test_a_log_that_blocks_delays_no_thread_that_tells_of_losses(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "incumbent")
+    log, stuck = logging.getLogger("incumbent"), Stuck("stuck")
+    term = incumbent.Election("stuck", store=FaultyEngine()).campaign()
+    log.addHandler(stuck)
+    try:
+        term._held.machine.gone("taken")
+        term._link.keeper.disarm(term._held)
+        assert not stuck.passed.is_set()
+        assert stuck.blocked.wait(20)
+    finally:
+        stuck.over.set()
+        log.removeHandler(stuck)
+
+
 def test_a_failed_job_of_python_leaves_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
     jobs = incumbent.Jobs(store=MemoryEngine(next(NAMES)))
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from weakref import WeakSet
 
@@ -307,3 +308,30 @@ def test_ten_thousand_leases_are_counted_at_once() -> None:
     assert read(text)["incumbent_leases_held", ""] == 10_000
     for lease in leases:
         lease.release()
+
+
+class Failing:
+    """What reports metrics, and fails at each."""
+
+    def observed(self, metric: str, label: str, value: float) -> None:
+        raise ValueError(metric)
+
+    def acquired(self, name: str, seconds: float, outcome: str) -> None:
+        raise ValueError(name)
+
+    def span(self, name: str, facts: object) -> AbstractContextManager[object]:
+        raise ValueError(name)
+
+
+def test_a_report_that_fails_costs_no_lease_and_no_renewal(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(meters, "hearers", [Failing()])
+    engine = FaultyEngine()
+    with incumbent.Lock("x", store=engine, ttl=3).acquire() as lease:
+        lease.renew()
+        assert lease.valid
+    with meters.span("job", name="x"):
+        pass
+    assert "what reports metrics failed" in caplog.text
+    assert "ended by an error" not in caplog.text
