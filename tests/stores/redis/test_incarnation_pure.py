@@ -8,6 +8,8 @@ import hiredis
 import pytest
 
 from incumbent.errors import StoreUnavailable
+from incumbent.stores.redis.dialect import too_early
+from incumbent.stores.redis.driver import Site, Target
 from incumbent.stores.redis.errors import Outdated
 from incumbent.stores.redis.incarnation import (
     MARKER_KEY,
@@ -177,6 +179,33 @@ def test_a_clock_that_is_set_makes_no_incarnation_older(server_step: int, client
     server.met_by("aaaa", float(NOW))
     server.clock += 2 + server_step
     assert server.met_by("bbbb", NOW + 2.0 + client_step).age <= 2.0
+
+
+@pytest.mark.parametrize(("server_step", "client_step"), [(-3600, 0), (0, -3600)])
+def test_a_refusal_says_how_far_clocks_are_apart(server_step: int, client_step: int) -> None:
+    # Each new process has to wait anew: that it waits for so long and no more would be untrue.
+    server = Server()
+    server.met_by("aaaa", float(NOW))
+    server.clock += 600 + server_step
+    refused = refusal(server.met_by("bbbb", NOW + 600.0 + client_step))
+    assert "less than a second ago by one clock, and 1h earlier by another" in refused
+    assert "For 30s more this process is given no lease" in refused
+    assert "may have to wait up to 1h longer. Set the clocks right" in refused
+
+
+def test_a_refusal_says_nothing_of_clocks_that_agree() -> None:
+    server = Server()
+    server.met_by("aaaa", float(NOW))
+    server.clock += 5
+    refused = refusal(server.met_by("bbbb", NOW + 4.0))
+    assert "4s ago. For 26s more nobody is given a lease" in refused
+
+
+def refusal(met: Met) -> str:
+    """What one that asks with a ttl of 30 s is told; nothing if it is served."""
+    known = Acquaintance()
+    known.introduce(met, 1000.0, 0.0)
+    return str(too_early(Site(Target("here"), "here"), known, 30.0, 1000.0) or "")
 
 
 def test_without_a_run_id_its_start_tells_one_run_from_another() -> None:

@@ -287,7 +287,8 @@ def too_early(site: Site, known: Known, ttl: float, now: float) -> StoreError | 
     left = known.born + wait - now
     if wait <= 0 or left <= 0:
         return None
-    return restart_error(site.where, promoted=known.mark.promoted, age=now - known.born, left=left)
+    promoted, age = known.mark.promoted, now - known.born
+    return restart_error(site.where, promoted=promoted, age=age, left=left, apart=known.apart)
 
 
 def is_forgotten(answer: Any) -> bool:

@@ -124,7 +124,12 @@ def _code(text: str) -> str:
     return code
 
 
-def restart_error(where: str, *, promoted: bool, age: float, left: float) -> StoreUnavailable:
-    """The exception for a server that may have forgotten who still believes."""
+def restart_error(
+    where: str, *, promoted: bool, age: float, left: float, apart: float = 0.0
+) -> StoreUnavailable:
+    """The exception for a server that may have forgotten who still believes.
+
+    `apart`: see restart_words.
+    """
     what = "was promoted" if promoted else "started, is new, or lost its data"
-    return StoreUnavailable(restart_words(where, what, age, left), retry_after=left)
+    return StoreUnavailable(restart_words(where, what, age, left, apart=apart), retry_after=left)

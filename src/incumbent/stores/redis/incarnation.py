@@ -127,7 +127,8 @@ def read_mark(raw: Any, where: str, key: str) -> Mark | None:
 class Met(NamedTuple):
     """What a new connection learnt. `time`: the server's clock in seconds; `age`: seconds.
 
-    `problem`: why there is no marker, which only who takes a lease needs.
+    `problem`: why there is no marker, which only who takes a lease needs; `apart`: seconds by which
+    the server's age differs between its own clock and ours, of which `age` is the smaller one.
     """
 
     mark: Mark
@@ -136,6 +137,7 @@ class Met(NamedTuple):
     time: float
     age: float
     problem: StoreError | None = None
+    apart: float = 0.0
 
 
 def meet(
@@ -183,9 +185,10 @@ def meet(
             raise StoreUnavailable(f"{where}: its marker changes all the time", retry_after=0.1)
     except StoreError as error:
         problem = None if known else error
-    age = min(now - mark.since, int(wall * _MICRO) - mark.seen) / _MICRO
+    ages = (now - mark.since) / _MICRO, wall - mark.seen / _MICRO
+    apart, age = abs(ages[0] - ages[1]), max(0.0, min(ages))
     key = next(iter(there), MARKER_KEY)
-    return Met(mark, key, facts.replication, now / _MICRO, max(0.0, age), problem)
+    return Met(mark, key, facts.replication, now / _MICRO, age, problem, apart)
 
 
 def _write(
@@ -263,6 +266,7 @@ class Known(Protocol):
     """What a connection knows of its server: see Acquaintance."""
 
     ahead: float
+    apart: float
     born: float
     epoch: str
     look: bytes
@@ -294,19 +298,20 @@ class Acquaintance:
 
     `born`: the latest instant at which the incarnation can have begun; `asked`: when the last look
     was sent; `looked`: when the last one was sent that found it unchanged; `ahead`: the server's
-    clock less ours, in seconds, at least; `serves`: the largest ttl for which it is known to be old
-    enough; `marked_at`: the marker's key; `sign`: the incarnation, as a take says it.
+    clock less ours, in seconds, at least; `apart`: see Met; `serves`: the largest ttl for which it
+    is known to be old enough; `marked_at`: the marker's key; `sign`: the incarnation, as a take
+    says it.
     """
 
     __slots__ = (
-        *("ahead", "asked", "begins", "born", "epoch", "look", "looked", "mark", "marked_at"),
-        *("problem", "replication", "reread", "serves", "sign"),
+        *("ahead", "apart", "asked", "begins", "born", "epoch", "look", "looked", "mark"),
+        *("marked_at", "problem", "replication", "reread", "serves", "sign"),
     )
 
     def __init__(self) -> None:
         self.epoch = self.marked_at = ""
         self.problem: StoreError | None = None
-        self.born = self.asked = self.looked = self.serves = self.ahead = 0.0
+        self.born = self.asked = self.looked = self.serves = self.ahead = self.apart = 0.0
         self.mark = Mark("", 0, 0, "", "")
         self.replication = self.look = self.reread = self.sign = self.begins = b""
 
@@ -314,7 +319,7 @@ class Acquaintance:
         """Know the server that was met; the answer came at `received`."""
         mark = met.mark
         self.mark, self.epoch, self.marked_at = mark, mark.id, met.key
-        self.problem = met.problem
+        self.problem, self.apart = met.problem, met.apart
         # Below zero as long as the master before it may still be heard.
         self.born = received - met.age + (settle if mark.promoted else 0.0)
         self.ahead = met.time - received
