@@ -88,12 +88,31 @@ def test_a_record_is_read_back_as_it_was_written(
     assert decode(it.slot, encode(it)) == it
 
 
-@pytest.mark.parametrize("value", [b"", b"{}", b"[]", b"\xff", b'{"v":2,"state":"ok","due":1}'])
-def test_a_record_of_a_newer_release_still_takes_its_slot(value: bytes) -> None:
+NOT_OURS = [
+    *(b"", b"{}", b"[]", b"\xff", b'{"v":2,"state":"ok","due":1}', b'{"v":1,"state":"ok"}'),
+    *(b'{"v":1,"state":"ok","due":%b}' % due for due in (b'"1"', b"null", b"[]", b"1e999", b"NaN")),
+    b'{"v":1,"state":"ok","due":1,"started":"now"}',
+    b'{"v":1,"state":"ok","due":1,"instance":[]}',
+    b'{"v":1,"state":"ok","due":1,"count":1.5}',
+]
+
+
+@pytest.mark.parametrize("value", NOT_OURS)
+def test_a_record_of_others_still_takes_its_slot(value: bytes) -> None:
     found = replace(record(), fields={RUN + SLOT.name: Field(value, 1)})
     assert decode(SLOT.name, value) is None
     assert SLOT.name in claimed_slots(found)
     assert judge(SPEC, found, [SLOT], NOW).claims == []
+
+
+@pytest.mark.parametrize("value", NOT_OURS)
+def test_a_record_of_others_hides_none_of_ours_and_is_not_removed(value: bytes) -> None:
+    ours = [run(State.OK, DUE - 1e6), run(State.OK, DUE - 2e6)]
+    fields = {**record(tuple(ours)).fields, RUN + SLOT.name: Field(value, 1)}
+    known = runs_of(fields)
+    assert list(known) == [SLOT.name, ours[1].slot, ours[0].slot]
+    assert known[SLOT.name][0].why == "not readable"
+    assert [it.slot for it, _ in surplus(known, 1, 1000, NOW)] == [ours[1].slot]
 
 
 # -- what is kept ----------------------------------------------------------------------------------

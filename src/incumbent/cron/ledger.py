@@ -146,17 +146,39 @@ def encode(run: Run) -> bytes:
 
 
 def decode(slot: str, value: bytes) -> Run | None:
-    """The record, or None for one that a newer release wrote: the slot is taken all the same."""
+    """The record, or None for one that others wrote, such as a newer release.
+
+    The slot is taken all the same.
+    """
     try:
         stored = json.loads(value)
         if stored.pop("v") != _FORMAT:
             return None
         known = {key: it for key, it in stored.items() if key in _DEFAULTS}
-        return Run(slot=slot, **{**known, "state": State(known["state"])})
+        run = Run(slot=slot, **{**known, "state": State(known["state"])})
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
+    return run if _is_sound(run) else None
 
 
+_LATEST: Final = 253_402_300_799.0
+"""The last second of the year 9999: no later instant can be shown."""
+
+
+def _is_sound(run: Run) -> bool:
+    optional: list[object] = [run.started, run.ended, run.first, run.code]
+    numbers: list[object] = [run.due, *(each for each in optional if each is not None)]
+    counts: list[object] = [run.token, run.attempt, run.count]
+    words: list[object] = [run.instance, run.why, run.output]
+    return (
+        all(isinstance(each, int | float) and abs(each) <= _LATEST for each in numbers)
+        and all(isinstance(each, int) for each in counts)
+        and all(isinstance(each, str) for each in words)
+    )
+
+
+_UNREADABLE: Final = 0.0
+"""When a record is due that cannot be read."""
 _MANY: Final = b'"count":'
 _RUNNING: Final = b'"state":"running"'
 _WAITING: Final = b'"state":"waiting"'
@@ -181,7 +203,7 @@ def run_at(fields: Mapping[str, Field], slot: str) -> Run | None:
 
 def _read(slot: str, field: Field) -> Run:
     # What cannot be read ended somehow, somewhere.
-    return decode(slot, field.value) or Run(slot, State.OK, 0.0, why="not readable")
+    return decode(slot, field.value) or Run(slot, State.OK, _UNREADABLE, why="not readable")
 
 
 def read_job(fields: Mapping[str, Field]) -> dict[str, Any]:
@@ -284,9 +306,14 @@ def surplus(
 ) -> list[tuple[Run, int]]:
     """Ended records to remove, each with its version: beyond `keep`, or older than `keep_for`.
 
-    The newest is always kept, for it says up to where the schedule has been accounted for.
+    The newest is always kept, for it says up to where the schedule has been accounted for. One that
+    cannot be read is kept too: nobody could note of when it was, and its slot would run again.
     """
-    ended = [(run, version) for run, version in runs.values() if run.state.ended]
+    ended = [
+        (run, version)
+        for run, version in runs.values()
+        if run.state.ended and run.due != _UNREADABLE
+    ]
     return [
         (run, version)
         for place, (run, version) in enumerate(reversed(ended))
