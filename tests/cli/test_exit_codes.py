@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -98,6 +99,27 @@ def test_a_job_that_ran_is_skipped_until_its_slot_is_over(store: str) -> None:
     again = incumbent(*run, "you", "--", "true")
     assert again.returncode == 75
     assert "skipped: already ran by me; closed for another 1" in again.stderr
+
+
+NO_FOLDER = """
+import sys, tempfile
+def refuse(**_): raise OSError
+tempfile.mkdtemp = refuse
+from incumbent.cli.main import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_job_that_could_not_be_prepared_leaves_its_slot(store: str, tmp_path: Path) -> None:
+    touched = tmp_path / "touched"
+    run = ("-s", store, "run", "job", "--once-per", "12h", "--", "touch", str(touched))
+    refused = subprocess.run(
+        [sys.executable, "-c", NO_FOLDER, *run], env=environment(), capture_output=True, check=False
+    )
+    assert (refused.returncode, touched.exists()) == (64, False)
+    assert b"no folder for the lease's socket" in refused.stderr
+    assert incumbent(*run).returncode == 0
+    assert touched.exists()
 
 
 def test_waiting_in_vain_ends_in_time_with_75(store: str) -> None:

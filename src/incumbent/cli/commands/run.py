@@ -169,6 +169,10 @@ def _hold(run: _Run, lease: Lease, turned: Callable[[], None]) -> _Verdict:
         verdict = _Verdict("not_started", error.code, str(error), str(error))
     except GuardFault as error:
         verdict = _Verdict("fault", codes.FAULT, f"{error}; nothing ran", "guard")
+    except ConfigError as error:
+        # CMD never started: see supervise. So the slot is given back at once.
+        why = request.as_typed(str(error))
+        verdict = _Verdict("refused", codes.USAGE, why, why)
     if once is not None:
         from incumbent.cli.once_record import end
 
