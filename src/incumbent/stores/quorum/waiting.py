@@ -42,6 +42,7 @@ LINGER: Final = 0.005
 _LONGEST: Final = 2.0
 """Seconds for which a connection to a node is tried."""
 _CONFIRM_WITHIN: Final = 0.1
+"""Seconds that the others have to confirm a channel once one node has. The first has _LONGEST."""
 _GLANCE: Final = 0.05
 _SEND_WITHIN: Final = 0.02
 _AGAIN, _AGAIN_MOST = 0.02, 5.0
@@ -121,11 +122,10 @@ class _Subscription:
         self.asked: dict[str, float] = {}
         self.confirmed: set[str] = set()
 
-    def may_confirm(self, channel: str) -> bool:
-        """Whether it may do so soon."""
+    def may_confirm(self, channel: str, within: float) -> bool:
+        """Whether it may still do so, `within` so many seconds after it was asked."""
         now = _now()
-        is_new = now < self.asked.get(channel, now) + _CONFIRM_WITHIN
-        return is_new and channel not in self.confirmed
+        return now < self.asked.get(channel, now) + within and channel not in self.confirmed
 
 
 class _Role:
@@ -145,10 +145,14 @@ class _Role:
         return sum(each is not None and channel in each.confirmed for each in self.subscriptions)
 
     def may_confirm(self, channel: str) -> bool:
-        """Whether one more may do so soon."""
+        """Whether one more may do so soon enough."""
         if self.subscribers is None or self.connecting:
             return True
-        return any(each is not None and each.may_confirm(channel) for each in self.subscriptions)
+        # Nodes may be far away, or busy: without any a waiter would hear of nothing.
+        within = _CONFIRM_WITHIN if self.confirmed(channel) else _LONGEST
+        return any(
+            each is not None and each.may_confirm(channel, within) for each in self.subscriptions
+        )
 
     def missing(self) -> list[int]:
         """The nodes that are neither connected nor being connected."""
