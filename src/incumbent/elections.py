@@ -25,8 +25,9 @@ from incumbent.protocol.acquire import acquire
 from incumbent.protocol.held import Held
 from incumbent.protocol.link import Link
 from incumbent.protocol.observe import Observation, ReadingPort, observe
-from incumbent.protocol.port import run
+from incumbent.protocol.port import Port, run
 from incumbent.protocol.words import lease_lost
+from incumbent.running import EndablePort, task_beside, thread_beside
 
 V = TypeVar("V")
 
@@ -70,9 +71,12 @@ class Term(TermHandle, Lease):
         reason = "at_most_for" if self._held.machine.bounded else "expired"
         return lease_lost(self.name, reason, "; the work was asked to stop within the lease")
 
-    def _step_down(self, timeout: Duration | None) -> bool:
+    def _ask_to_stop(self) -> None:
         self._steering.asked = True
         self._woken.set()
+
+    def _step_down(self, timeout: Duration | None) -> bool:
+        self._ask_to_stop()
         if self._body is None:
             return self.release()
         if self._body != threading.get_ident():
@@ -118,9 +122,12 @@ class Election(ElectionHandle[Term]):
         The term is renewed until it is released: use `with`. Raises as `Lock.acquire`, and Misuse
         when this very candidate leads or campaigns already.
         """
+        return self._campaign(self._link.port, timeout)
+
+    def _campaign(self, port: Port, timeout: Duration | EllipsisType | None = ...) -> Term:
         with self._one_campaign():
             wait = self._seconds(timeout)
-            held = run(acquire(self._link.port, self._wanted, wait, self._refused))
+            held = run(acquire(port, self._wanted, wait, self._refused))
             return self._elected(Term(*self._armed(held)))
 
     @contextmanager
@@ -136,11 +143,37 @@ class Election(ElectionHandle[Term]):
         given back, and after a pause (full jitter, longer after short terms) this stands again. An
         exception of the work propagates after the release. Raises Misuse for coroutine functions.
         """
-        refuse_generator(work)
-        if is_async(work):
-            raise Misuse(f"{name_of(work)} is a coroutine function: {_BE_ASYNC}")
+        _refuse_async(work)
+        return self._lead_on(self._link.port, work)
+
+    @contextmanager
+    def running(self, work: Callable[[Term], object]) -> Iterator[Self]:
+        """`run(work)` in a thread beside the body, for an application's whole life.
+
+        At the end of the body the work is asked to stop (`term.stopping`) and awaited, and the
+        lease is given back; who only stands by ends within a second. What `run` raised is logged at
+        once and raised at the end: while the body goes on, `is_leader` says how it stands. Work
+        that returns by itself ends the candidacy. Raises Misuse for coroutine functions.
+        """
+        _refuse_async(work)
+        port, terms = EndablePort(self._link), list[Term]()
+
+        def until_the_end(term: Term) -> object:
+            # First noted, then looked at; `end` does the same the other way round.
+            terms[:] = [term]
+            return None if port.over else work(term)
+
+        def end() -> None:
+            port.end()
+            for term in terms:
+                term._ask_to_stop()
+
+        with thread_beside(self.name, lambda: self._lead_on(port, until_the_end), end):
+            yield self
+
+    def _lead_on(self, port: Port, work: Callable[[Term], V]) -> V:
         while True:
-            term = self.campaign()
+            term = self._campaign(port)
             try:
                 with term:
                     value = not_deferred(work(term), work, _BE_ASYNC)
@@ -150,7 +183,7 @@ class Election(ElectionHandle[Term]):
             except LeaseLost as lost:
                 if not self._is_ours(lost):
                     raise
-            run(self._link.port.sleep_until(self._next_campaign(term)))
+            run(port.sleep_until(self._next_campaign(term)))
 
     def leader(self) -> Leader | None:
         """Who leads now, by one request; old when it arrives. Raises StoreError."""
@@ -294,6 +327,19 @@ class AsyncElection(ElectionHandle[AsyncTerm]):
                     raise
             await self._link.async_port().sleep_until(self._next_campaign(term))
 
+    @asynccontextmanager
+    async def running(self, work: Callable[[AsyncTerm], Awaitable[object]]) -> AsyncIterator[Self]:
+        """`run(work)` in a task beside the body, for an application's whole life.
+
+        At the end of the body the work is cancelled and awaited, and the lease is given back. What
+        `run` raised is logged at once and raised at the end: while the body goes on, `is_leader`
+        says how it stands. Work that returns by itself ends the candidacy.
+        """
+        refuse_generator(work)
+        self._link.async_port()
+        async with task_beside(self.name, self.run(work)):
+            yield self
+
     async def leader(self) -> Leader | None:
         """Who leads now, by one request; old when it arrives. Raises StoreError."""
         return await self._read_leader(self._link.async_port())
@@ -325,6 +371,12 @@ class AsyncElection(ElectionHandle[AsyncTerm]):
         store = self._link.engine.async_store()
         self._choose(term, to, await store.read(self._wanted.key, self._read_until()))
         return await term._step_down(timeout)
+
+
+def _refuse_async(work: Callable[..., object]) -> None:
+    refuse_generator(work)
+    if is_async(work):
+        raise Misuse(f"{name_of(work)} is a coroutine function: {_BE_ASYNC}")
 
 
 class _Observer:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Final
 
+from incumbent.errors import Misuse
 from incumbent.protocol.keeper import Keeper
 from incumbent.store_url import store_url
 from incumbent.stores.base import Engine
@@ -44,12 +45,15 @@ class Link:
         return self
 
     def async_port(self) -> AsyncPort:
-        """The port of the running loop."""
+        """The port of the running loop. Raises Misuse where asyncio runs none."""
         latest = self._latest
         if latest is not None:
             running, loop, port = latest
-            if loop() is running():
-                return port
+            try:
+                if loop() is running():
+                    return port
+            except RuntimeError:
+                pass
         return self._find_port()
 
     def _find_port(self) -> AsyncPort:
@@ -58,7 +62,13 @@ class Link:
 
         from incumbent.protocol.aio import AsyncPort
 
-        loop = get_running_loop()
+        try:
+            loop = get_running_loop()
+        except RuntimeError:
+            raise Misuse(
+                "the asyncio side needs a running event loop of asyncio: under trio call the"
+                " blocking side in a thread, as trio.to_thread.run_sync does"
+            ) from None
         port = self._loops.get(loop)
         if port is None:
             port = self._loops[loop] = AsyncPort(self.engine.async_store(), self.keeper)

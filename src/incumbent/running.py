@@ -1,0 +1,138 @@
+"""A candidacy beside a body: it starts with the body, and hands over when that ends."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+from incumbent import clock
+from incumbent.protocol.sync import SyncPort
+
+if TYPE_CHECKING:
+    from asyncio import Task
+
+    from incumbent.model import Key
+    from incumbent.protocol.link import Link
+
+_log = logging.getLogger("incumbent")
+
+_LOOKS_EVERY: Final = 1.0
+"""Seconds, at most, for which a candidate that waits for the store does not hear of its end."""
+
+
+class Ended(Exception):
+    """The candidacy is over: raised where it waits."""
+
+
+class EndablePort(SyncPort):
+    """A blocking port whose waits another thread can end; they raise Ended from then on."""
+
+    def __init__(self, link: Link) -> None:
+        super().__init__(link.store, link.keeper)
+        self._over = threading.Event()
+
+    @property
+    def over(self) -> bool:
+        """Whether `end` was called."""
+        return self._over.is_set()
+
+    def end(self) -> None:
+        """End all waits, now and later."""
+        self._over.set()
+
+    async def sleep_until(self, instant: float) -> None:
+        """See Port.sleep_until."""
+        if self._over.wait(max(0.0, instant - clock.now())):
+            raise Ended
+
+    async def wait_change(self, key: Key, seen: str, until: float) -> None:
+        """See Store.wait_change; a change between two parts of the wait is found by `seen`."""
+        while True:
+            part = min(until, clock.now() + _LOOKS_EVERY)
+            self.store.wait_change(key, seen, part)
+            if self.over:
+                raise Ended
+            if clock.now() < part or part >= until:
+                return
+
+
+@contextmanager
+def thread_beside(name: str, work: Callable[[], object], end: Callable[[], None]) -> Iterator[None]:
+    """Call `work` in a thread; after the body `end` it, wait, and raise what it raised."""
+    failures: list[BaseException] = []
+
+    def attempt() -> None:
+        try:
+            work()
+        except Ended:
+            pass
+        except BaseException as error:  # noqa: BLE001 - it is raised at the end of the body
+            _tell_failure(name, error)
+            failures.append(error)
+
+    thread = threading.Thread(target=attempt, name=f"incumbent {name}", daemon=True)
+    thread.start()
+    try:
+        yield
+    except BaseException as error:
+        end()
+        thread.join()
+        _note_failure(name, error, *failures)
+        raise
+    end()
+    thread.join()
+    if failures:
+        raise failures[0]
+
+
+@asynccontextmanager
+async def task_beside(name: str, work: Coroutine[Any, Any, object]) -> AsyncIterator[None]:
+    """Await `work` in a task; after the body cancel it, wait, and raise what it raised."""
+    from asyncio import create_task
+
+    task = create_task(work, name=f"incumbent {name}")
+    task.add_done_callback(lambda done: _tell_failure(name, _failure(done)))
+    try:
+        yield
+    except BaseException as error:
+        await _cancel(task)
+        _note_failure(name, error, _failure(task))
+        raise
+    await _cancel(task)
+    failure = _failure(task)
+    if failure is not None:
+        raise failure
+
+
+async def _cancel(task: Task[object]) -> None:
+    """Cancel, and wait for its end also if this is cancelled, as a TaskGroup does."""
+    from asyncio import CancelledError, wait
+
+    cancelled: CancelledError | None = None
+    task.cancel()
+    while not task.done():
+        try:
+            await wait([task])
+        except CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
+
+
+def _failure(task: Task[object]) -> BaseException | None:
+    return None if task.cancelled() else task.exception()
+
+
+def _tell_failure(name: str, error: BaseException | None) -> None:
+    """At once: whoever waits for the end of the body hears of it late."""
+    if error is not None:
+        _log.error("%s: the candidacy ended: %s", name, error, exc_info=error)
+
+
+def _note_failure(name: str, error: BaseException, *failures: BaseException | None) -> None:
+    for failure in failures:
+        if failure is not None and failure is not error:
+            error.add_note(f"the candidacy for {name!r} had failed too: {failure!r}")
