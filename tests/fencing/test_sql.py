@@ -12,11 +12,8 @@ from typing import Any
 
 import psycopg
 import pytest
-import sqlalchemy
 from hypothesis import given
 from hypothesis import strategies as st
-from sqlalchemy.ext.asyncio import create_async_engine
-from sqlalchemy.orm import Session
 
 from incumbent import ConfigError, LeaseLost, Lock, Misuse
 from incumbent.fencing import Token, create_table, with_token
@@ -84,6 +81,8 @@ def test_a_connection_in_autocommit_is_refused(path: str) -> None:
 
 
 def test_sqlalchemy_in_autocommit_is_refused(path: str) -> None:
+    import sqlalchemy  # here, as below: it is large, and each worker imports this file
+
     engine = sqlalchemy.create_engine(f"sqlite:///{path}", isolation_level="AUTOCOMMIT")
     with engine.connect() as connection, pytest.raises(Misuse, match="autocommit"):
         with_token(Token("orders", 1), connection)
@@ -91,6 +90,9 @@ def test_sqlalchemy_in_autocommit_is_refused(path: str) -> None:
 
 
 def test_a_session_of_sqlalchemy_is_protected(path: str) -> None:
+    import sqlalchemy
+    from sqlalchemy.orm import Session
+
     engine = sqlalchemy.create_engine(f"sqlite:///{path}")
     with Session(engine) as session, session.begin():
         with_token(Token("orders", 5), session)
@@ -198,6 +200,8 @@ def test_of_two_first_writers_the_earlier_holder_never_writes_last(url: str) -> 
 
 
 def test_an_asynchronous_connection_of_sqlalchemy_is_protected(url: str) -> None:
+    from sqlalchemy.ext.asyncio import create_async_engine
+
     async def write(token: int) -> None:
         engine = create_async_engine(url.replace("postgresql:", "postgresql+psycopg:"))
         try:

@@ -8,8 +8,6 @@ from typing import Any
 
 import psycopg_pool
 import pytest
-import sqlalchemy
-from sqlalchemy.ext.asyncio import create_async_engine
 
 from incumbent.errors import ConfigError
 from incumbent.stores.postgresql import engine_from_object, open_postgresql
@@ -124,6 +122,9 @@ def test_a_psycopg_pool_lends_its_address() -> None:
 
 
 def test_a_sqlalchemy_engine_lends_its_address() -> None:
+    import sqlalchemy  # here, as below: it is large, and each worker imports this file
+    from sqlalchemy.ext.asyncio import create_async_engine
+
     url = f"postgresql+psycopg://me:{SECRET}@h1:5433/db"
     _check(sqlalchemy.create_engine(url), ["h1"])
     _check(create_async_engine(url), ["h1"])
@@ -132,6 +133,8 @@ def test_a_sqlalchemy_engine_lends_its_address() -> None:
 
 
 def test_what_is_no_postgresql_is_refused() -> None:
+    import sqlalchemy
+
     for given in (sqlalchemy.create_engine("sqlite://"), object()):
         with pytest.raises(ConfigError, match="SQLAlchemy"):
             engine_from_object(given)

@@ -8,12 +8,11 @@ import subprocess
 import sys
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import psycopg
 import pytest
-import sqlalchemy
 from psycopg_pool import AsyncConnectionPool, ConnectionPool
-from sqlalchemy.ext.asyncio import create_async_engine
 
 from incumbent import AsyncLock, Lock, NotAcquired, Policy, StoreLike
 from incumbent.errors import ConfigError
@@ -35,7 +34,9 @@ def url(postgres_server: PostgresServer) -> str:
 # -- drivers of the user's own
 
 
-def sqlalchemy_engine(url: str) -> sqlalchemy.Engine:
+def sqlalchemy_engine(url: str) -> Any:
+    import sqlalchemy  # here, as below: it is large, and each worker imports this file
+
     return sqlalchemy.create_engine(url.replace("postgresql:", "postgresql+psycopg:"))
 
 
@@ -71,11 +72,15 @@ def test_a_sqlalchemy_engine_is_a_store(url: str) -> None:
 
 
 def test_an_asynchronous_sqlalchemy_engine_is_a_store(url: str) -> None:
+    from sqlalchemy.ext.asyncio import create_async_engine
+
     engine = create_async_engine(url.replace("postgresql:", "postgresql+psycopg:"))
     held_by_both_sides(engine, url)
 
 
 def test_a_sqlalchemy_engine_of_another_database_is_refused() -> None:
+    import sqlalchemy
+
     with pytest.raises(ConfigError, match="postgresql"):
         Lock("job", store=sqlalchemy.create_engine("sqlite://")).acquire()
 

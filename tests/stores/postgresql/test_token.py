@@ -17,8 +17,6 @@ from typing import Any
 
 import psycopg
 import pytest
-import sqlalchemy
-from sqlalchemy.orm import Session
 
 from incumbent import Lease, LeaseLost, Lock, Misuse
 from incumbent.stores.postgresql import async_with_token, with_token
@@ -200,6 +198,9 @@ def test_the_check_is_part_of_the_transaction(url: str) -> None:
 
 
 def test_sqlalchemy_writes_under_the_token_too(url: str) -> None:
+    import sqlalchemy  # here, as below: it is large, and each worker imports this file
+    from sqlalchemy.orm import Session
+
     engine = sqlalchemy.create_engine(url.replace("postgresql:", "postgresql+psycopg:"))
     insert = sqlalchemy.text("insert into work values ('new')")
     with next_holder(url) as lease:
@@ -214,6 +215,7 @@ def test_sqlalchemy_writes_under_the_token_too(url: str) -> None:
 
 
 def test_asynchronous_drivers_write_under_the_token_too(url: str) -> None:
+    import sqlalchemy
     from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
     insert = sqlalchemy.text("insert into work values ('new')")
@@ -245,6 +247,9 @@ def test_a_lease_that_was_given_back_writes_nothing(url: str) -> None:
 
 
 def test_outside_of_a_transaction_it_would_protect_nothing_and_is_refused(url: str) -> None:
+    import sqlalchemy
+    from sqlalchemy.orm import Session
+
     with next_holder(url) as lease:
         with psycopg.connect(url, autocommit=True) as connection:
             with pytest.raises(Misuse, match="transaction"):
