@@ -187,7 +187,7 @@ def test_terms_tell_how_they_ended() -> None:
 def test_the_time_line_has_a_bar_a_term_and_gaps_between() -> None:
     past = (Past("a", 1, NOW - 1800, NOW - 900), Past("node-1", 7, NOW - 60))
     row = blocks(snapshot(held("x", history=past)))["terms"][1].html
-    bars = re.findall(r'<rect x="([\d.]+)" y="4" width="([\d.]+)"', row)
+    bars = re.findall(r"M([\d.]+) 4h([\d.]+)v12", row)
     (first, wide), (second, last) = [(float(x), float(w)) for x, w in bars]
     assert wide == pytest.approx(250, abs=1)
     assert second - (first + wide) == pytest.approx(233, abs=2)

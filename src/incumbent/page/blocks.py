@@ -19,10 +19,9 @@ from incumbent.page.snapshot import (
     Fleet,
     Job,
     Snapshot,
+    Term,
     events_of,
     paused_at,
-    terms_of,
-    terms_of_job,
 )
 from incumbent.stores.notices import PAUSE, RESIGN, read_notice
 from incumbent.stores.states import FREE, UNKNOWN, State, said_of, state_of
@@ -199,13 +198,24 @@ def _time_lines(snapshot: Snapshot, fleet: Fleet, span: Window) -> Iterator[Row]
     yield Row("axis", "", axis, axis)
     if snapshot.outages:
         yield _line("", "store", outages_line(snapshot.outages, span))
-    found = [(record, terms_of(record, snapshot.read_at)) for record in fleet.leases]
-    found += [(job.record, terms_of_job(job)) for job in fleet.jobs.values()]
-    for record, terms in found:
-        paused = paused_at(record)
-        if (paused or 0.0) >= span.start or any(term.ends >= span.start for term in terms):
-            shown = link_to(record.key.name)
-            yield _line(record.key.name, shown, time_line(terms, span, paused))
+    for record in fleet.leases:
+        yield from _time_line(record, fleet.terms[record.key.name], span)
+    for job in fleet.jobs.values():
+        yield from _line_of_job(job, span)
+
+
+@lru_cache(maxsize=4096)
+def _line_of_job(job: Job, span: Window) -> tuple[Row, ...]:
+    return tuple(_time_line(job.record, job.terms, span))
+
+
+def _time_line(record: Record, terms: tuple[Term, ...], span: Window) -> Iterator[Row]:
+    paused, name = paused_at(record), record.key.name
+    if (paused or 0.0) >= span.start or any(term.ends >= span.start for term in terms):
+        yield _line(name, link_to(name), _drawn(terms, span, paused))
+
+
+_drawn = lru_cache(maxsize=8192)(time_line)
 
 
 def _line(name: str, shown: object, line: Html) -> Row:
@@ -217,13 +227,13 @@ def _line(name: str, shown: object, line: Html) -> Row:
 def _job(snapshot: Snapshot, fleet: Fleet, job: Job) -> Row:
     name, facts = job.record.key.name, job.facts
     zone, schedule = str(facts.get("timezone", "UTC")), str(facts.get("schedule", ""))
-    last = (job.on or job.runs or (None,))[-1]
+    last = job.last
     id_ = _id("j", name)
     cells = {
         "schedule": schedule.removesuffix(f" ({zone})"),
         "zone": zone,
         "next three": _coming(snapshot, fleet, job, schedule, zone),
-        "last 20 slots": dots(job.runs),
+        "last 20 slots": _dots(job),
         "last": "",
         "who": last.instance if last else "",
     }
@@ -232,6 +242,11 @@ def _job(snapshot: Snapshot, fleet: Fleet, job: Job) -> Row:
         cells["last"] = joined((_state(str(last.state), result_of(last)), " ", at))
     html = _cells(id_, name, cells)
     return Row(id_, name, html, html)
+
+
+@lru_cache(maxsize=4096)
+def _dots(job: Job) -> Html:
+    return dots(job.runs)
 
 
 def _coming(snapshot: Snapshot, fleet: Fleet, job: Job, schedule: str, zone: str) -> object:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 from typing import Final, NamedTuple
 from zlib import crc32
 
@@ -61,13 +60,15 @@ _MARKS: Final = {
 }
 
 
-@lru_cache(maxsize=8192)
 def time_line(terms: tuple[Term, ...], window: Window, paused: float | None = None) -> Html:
     """A bar a term, nothing where nobody held, and marks where one ended otherwise."""
     shown = [term for term in terms if term.ends >= window.start]
     marks = [(term.ends, term.how) for term in shown if term.how in _MARKS]
     marks += [] if paused is None or paused < window.start else [(paused, "paused")]
-    drawn = [_bar(term, window) for term in shown]
+    by_holder: dict[tuple[str, bool], list[Term]] = {}
+    for term in shown:
+        by_holder.setdefault((term.holder, term.how == "expired"), []).append(term)
+    drawn = [_bars(holder, theirs, window) for (holder, _), theirs in by_holder.items()]
     drawn += [_mark(at, kind, window) for at, kind in marks]
     said = [_said(term) for term in shown[-5:]] or ["nobody held it in this time"]
     return _line(drawn, f"{len(shown)} in this time: {'; '.join(said)}")
@@ -79,15 +80,16 @@ def _said(term: Term) -> str:
     return f"{term.holder} for {say_seconds(max(0.0, term.ends - term.began))}, {term.how}"
 
 
-def _bar(term: Term, window: Window) -> Html:
-    left, right = window.x(term.began), window.x(term.ends)
-    hue = crc32(term.holder.encode("utf-8", "replace")) % _HUES
-    unsure = " unsure" if term.how == "expired" else ""
-    title = safe(f"{term.holder}, term {term.token} {term.how}")
-    return Html(
-        f'<rect x="{left}" y="4" width="{max(2.0, round(right - left, 1))}" height="12"'
-        f' class="hue{hue}{unsure}"><title>{title}</title></rect>'
-    )
+def _bars(holder: str, terms: Sequence[Term], window: Window) -> Html:
+    """The bars of one holder are one shape: of jobs there are thousands."""
+    hue = crc32(holder.encode("utf-8", "replace")) % _HUES
+    unsure = " unsure" if terms[0].how == "expired" else ""
+    spans = [(window.x(term.began), window.x(term.ends)) for term in terms]
+    sizes = [(left, max(2.0, round(right - left, 1))) for left, right in spans]
+    shape = "".join([f"M{left} 4h{wide}v12h-{wide}z" for left, wide in sizes])
+    which = f"term {terms[0].token} {terms[0].how}" if len(terms) == 1 else f"{len(terms)} times"
+    title = safe(f"{holder}, {which}")
+    return Html(f'<path d="{shape}" class="hue{hue}{unsure}"><title>{title}</title></path>')
 
 
 def _mark(at: float, kind: str, window: Window) -> Html:

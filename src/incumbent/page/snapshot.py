@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -12,7 +13,7 @@ from typing import Any, Final, NamedTuple
 from incumbent import clock
 from incumbent.clients import Client
 from incumbent.cron.control import CONTROL, is_job_name, pause_of
-from incumbent.cron.ledger import Run, read_job, running
+from incumbent.cron.ledger import Run, read_job
 from incumbent.cron.presence import KNOWN, PRESENCE, Present, presences, read_sets, up_now
 from incumbent.cron.reading import has_no_instance, jobs_of, result_of, runs_in
 from incumbent.durations import say_seconds
@@ -106,15 +107,32 @@ class Reader:
 # -- leases and jobs -----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class Job:
-    """A job, with what is read of it once for as long as its record is the same."""
+    """A job, with what is read of it once: it is the same object for as long as its record is."""
 
     record: Record
     facts: dict[str, Any]
     runs: list[Run]
-    on: list[Run]
-    """Those that go on."""
+
+    @property
+    def last(self) -> Run | None:
+        """The last that goes on, or else the last."""
+        on = [run for run in self.runs if not run.state.ended]
+        return next(reversed(on or self.runs), None)
+
+    @cached_property
+    def terms(self) -> tuple[Term, ...]:
+        """Its runs, as terms."""
+        return tuple(_term(run) for run in self.runs if run.started is not None)
+
+    @cached_property
+    def events(self) -> tuple[Event, ...]:
+        """Its runs, as events, oldest first."""
+        name = self.record.key.name
+        found = ((run.ended or run.started or run.due, run) for run in self.runs)
+        events = (Event(at, name, str(run.state), run) for at, run in found)
+        return tuple(sorted(events, key=_when))
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +141,8 @@ class Fleet:
 
     jobs: dict[str, Job]
     leases: tuple[Record, ...]
+    terms: dict[str, tuple[Term, ...]]
+    """Of leases, by name."""
     up: tuple[Present, ...]
     gone: frozenset[str]
     """Jobs that no instance has."""
@@ -139,12 +159,14 @@ def fleet_of(snapshot: Snapshot, before: Fleet | None = None) -> Fleet:
         same = name in old and old[name].record == record
         jobs[name] = old[name] if same else _job(record)
     names = sorted(name for name in by_name if is_job_name(name) and name not in jobs)
+    leases = tuple(by_name[name] for name in names)
     present = by_name.get(PRESENCE)
     up = () if present is None else tuple(up_now(presences(present), snapshot.now))
     sets = read_sets(by_name.get(KNOWN))
     return Fleet(
         jobs,
-        tuple(by_name[name] for name in names),
+        leases,
+        {record.key.name: terms_of(record, snapshot.read_at) for record in leases},
         up,
         frozenset(name for name, job in jobs.items() if has_no_instance(job.record, up, sets)),
         CONTROL in by_name and pause_of(by_name[CONTROL]) is not None,
@@ -152,19 +174,7 @@ def fleet_of(snapshot: Snapshot, before: Fleet | None = None) -> Fleet:
 
 
 def _job(record: Record) -> Job:
-    facts = read_job(record.fields)
-    try:
-        runs, on = runs_in(record), running(record)
-    except (TypeError, ValueError):
-        # Of somebody who writes other values than we do: the page of the others must not suffer.
-        return Job(record, facts, [], [])
-    return Job(record, facts, list(filter(_is_sound, runs)), list(filter(_is_sound, on)))
-
-
-def _is_sound(run: Run) -> bool:
-    """Whether its instants are some: the ledger takes what is there as it is."""
-    instants: tuple[object, ...] = (run.due, run.started or 0.0, run.ended or 0.0)
-    return all(isinstance(at, int | float) and abs(at) < _FAR for at in instants)
+    return Job(record, read_job(record.fields), runs_in(record))
 
 
 # -- terms ---------------------------------------------------------------------------------------
@@ -204,20 +214,11 @@ def terms_of(record: Record, read_at: float) -> tuple[Term, ...]:
     return tuple(found)
 
 
-def terms_of_job(job: Job) -> tuple[Term, ...]:
-    """Its runs, as terms."""
-    on = {run.slot for run in job.on}
-    return tuple(
-        Term(
-            run.started,
-            inf if run.slot in on else run.ended or run.started,
-            run.instance,
-            run.token,
-            "" if run.slot in on else str(run.state),
-        )
-        for run in job.runs
-        if run.started is not None
-    )
+def _term(run: Run) -> Term:
+    began = run.started or 0.0
+    if run.state.ended:
+        return Term(began, run.ended or began, run.instance, run.token, str(run.state))
+    return Term(began, inf, run.instance, run.token, "")
 
 
 def paused_at(record: Record) -> float | None:
@@ -242,12 +243,17 @@ class Event(NamedTuple):
 
 def events_of(snapshot: Snapshot, fleet: Fleet, since: float, most: int) -> list[Event]:
     """The newest that records tell of, the newest first."""
-    found = (event for event in _all_events(snapshot, fleet) if event.when >= since)
+    found = (event for event in _events(snapshot, fleet, since) if event.when >= since)
     newest = nlargest(most, found, key=lambda event: event[:3])
     return [event._replace(words=event.words or _words(event)) for event in newest]
 
 
-def _all_events(snapshot: Snapshot, fleet: Fleet) -> Iterator[Event]:
+def _when(event: Event) -> float:
+    return event.when
+
+
+def _events(snapshot: Snapshot, fleet: Fleet, since: float) -> Iterator[Event]:
+    """All of this time, and some from before."""
     for start, _ in snapshot.outages:
         yield Event(start, "", "down", None, "the store gave no answer to this page")
     for record in (*fleet.leases, *(job.record for job in fleet.jobs.values())):
@@ -255,14 +261,13 @@ def _all_events(snapshot: Snapshot, fleet: Fleet) -> Iterator[Event]:
         if at is not None:
             who = read_notice(record.fields[PAUSE].value).get("who") or "an operator"
             yield Event(at, name, "paused", None, f"paused by {who}")
-    for record in fleet.leases:
-        for term in terms_of(record, snapshot.read_at):
-            yield Event(term.began, record.key.name, "taken", term)
+    for name, terms in fleet.terms.items():
+        for term in terms:
+            yield Event(term.began, name, "taken", term)
             if term.how:
-                yield Event(term.ends, record.key.name, term.how, term)
-    for name, job in fleet.jobs.items():
-        for run in job.runs:
-            yield Event(run.ended or run.started or run.due, name, str(run.state), run)
+                yield Event(term.ends, name, term.how, term)
+    for job in fleet.jobs.values():
+        yield from job.events[bisect_left(job.events, since, key=_when) :]
 
 
 def _words(event: Event) -> str:
