@@ -70,8 +70,10 @@ def test_who_only_stands_by_leaves_nothing_in_the_line(engine: FaultyEngine) -> 
         assert clock.now() - began < 5
 
 
-def test_a_term_that_begins_at_the_end_of_the_body_does_no_work(engine: FaultyEngine) -> None:
-    ran = []
+def test_a_term_that_begins_at_the_end_of_the_body_does_no_work(
+    engine: FaultyEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[Term] = []
     taking, go_on = threading.Event(), threading.Event()
     take = engine.faulty.take
 
@@ -80,7 +82,7 @@ def test_a_term_that_begins_at_the_end_of_the_body_does_no_work(engine: FaultyEn
         assert go_on.wait(20)
         return take(*args)
 
-    engine.faulty.take = slow  # type: ignore[method-assign]
+    monkeypatch.setattr(engine.faulty, "take", slow)
     leaving = threading.Timer(0.1, go_on.set)
     with Election("a", store=engine).running(ran.append):
         assert taking.wait(20)
