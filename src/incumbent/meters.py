@@ -223,6 +223,17 @@ def failed(error: StoreError) -> None:
     count(STORE_ERRORS, "permanent" if error.permanent else unknown)
 
 
+@contextmanager
+def asking() -> Iterator[None]:
+    """Around a request that counts as failed if it raises StoreError."""
+    try:
+        yield
+    except StoreError as error:
+        if on:
+            failed(error)
+        raise
+
+
 def _series(metric: str, label: str) -> list[float]:
     """This thread's own. One that is gone leaves its cell to the next thread of its number."""
     thread, key = get_ident(), (metric, label)

@@ -5,14 +5,21 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 
+import pytest
+
 import incumbent
-from incumbent import clock, metrics
-from incumbent.cron.ledger import RUN, Run, State, encode
+from incumbent import clock, meters, metrics
+from incumbent.cron.ledger import RUN, Ledger, Run, State, encode
 from incumbent.cron.numbers import JobNumbers
+from incumbent.cron.presence import Presence
 from incumbent.cron.schedule import Every
 from incumbent.cron.spec import JobSpec
+from incumbent.errors import StoreUnavailable
 from incumbent.model import Field, Key, Record
+from incumbent.protocol.link import Link
+from incumbent.protocol.port import run as drive
 from incumbent.stores.memory import MemoryEngine
+from tests.support.faulty import FaultyEngine
 from tests.support.waiting import eventually
 
 SPEC = JobSpec(name="job", schedule=Every(60), command=("true",))
@@ -96,3 +103,31 @@ def test_the_jobs_of_an_application_are_shown_with_its_other_numbers() -> None:
         )
         assert float(success.rpartition(" ")[2]) >= ran
     assert runs() == -1
+
+
+def test_a_ledger_that_cannot_be_read_or_written_is_a_store_error() -> None:
+    def errors() -> float:
+        lines = metrics.text().splitlines()
+        of = [line for line in lines if line.startswith("incumbent_store_errors_total")]
+        return sum(float(line.rpartition(" ")[2]) for line in of)
+
+    engine = FaultyEngine()
+    ledger, before = Ledger(Link(engine).port, Key("n", "job")), errors()
+    engine.faulty.down = True
+    for ask in (ledger.read(), ledger.note(Run("a", State.MISSED, 100.0))):
+        with pytest.raises(StoreUnavailable):
+            drive(ask)
+    assert errors() == before + 2
+    engine.faulty.down = False
+    drive(ledger.read())
+    assert errors() == before + 2
+
+
+def test_signs_of_life_and_triggers_of_a_fleet_without_a_store_are_store_errors() -> None:
+    engine = FaultyEngine()
+    presence = Presence(Link(engine), "n", "node-1")
+    engine.faulty.down = True
+    begun = list(meters.counted())
+    with pytest.raises(StoreUnavailable):
+        presence.tell([SPEC])
+    assert list(meters.counted()) != begun

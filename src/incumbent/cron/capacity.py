@@ -6,7 +6,7 @@ from contextlib import suppress
 from math import ceil, inf
 from typing import Final
 
-from incumbent import clock
+from incumbent import clock, meters
 from incumbent.cron.presence import PRESENCE, presences, up_now
 from incumbent.errors import StoreError
 from incumbent.model import Key
@@ -67,7 +67,7 @@ class Capacity:
         if now >= self._count_at:
             self._count_at = now + _COUNT_EVERY
             # Not knowing it wastes workers, and nothing else.
-            with suppress(StoreError):
+            with suppress(StoreError), meters.asking():
                 up = up_now(presences(self._store.read(self._key, now + _WITHIN)), clock.wall())
                 self.instances = max(1, len(up))
         return self.instances

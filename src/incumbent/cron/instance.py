@@ -224,7 +224,8 @@ class Instance:
 
     def _try_to_begin(self) -> None:
         try:
-            records = self._link.store.scan(self._namespace, "", clock.now() + _SCAN_WITHIN)
+            with meters.asking():
+                records = self._link.store.scan(self._namespace, "", clock.now() + _SCAN_WITHIN)
         except StoreError as error:
             if error.permanent:
                 raise
@@ -271,7 +272,8 @@ class Instance:
         while not self._stopped:
             try:
                 looks = clock.wall()
-                record = store.read(key, clock.now() + 2.0)
+                with meters.asking():
+                    record = store.read(key, clock.now() + 2.0)
                 self._situation.answered()
                 if record.fields:
                     self._control_records.append((self._looked, record))
@@ -318,7 +320,7 @@ class Instance:
         if slot.startswith("manual/"):
             field = f"{TRIGGER}{slot.removeprefix('manual/').partition('#')[0]}"
             until = clock.now() + 1.0
-            with suppress(StoreError):
+            with suppress(StoreError), meters.asking():
                 self._link.store.put(Key(self._namespace, CONTROL), field, None, None, until)
 
     def _see_to(self, job: str, slot: Slot, code: int) -> None:
@@ -380,7 +382,8 @@ class Instance:
             lock.acquire(0).release()
         except NotAcquired:
             return
-        records = self._link.store.scan(self._namespace, "", began + _SCAN_WITHIN)
+        with meters.asking():
+            records = self._link.store.scan(self._namespace, "", began + _SCAN_WITHIN)
         jobs = {record.key.name: record for record in records if is_job_name(record.key.name)}
         self._executor.sweep(jobs, clock.now())
         self._presence.sweep(records)

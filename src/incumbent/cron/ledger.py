@@ -20,6 +20,7 @@ from enum import StrEnum
 from math import inf
 from typing import Any, Final, Protocol, TypeVar
 
+from incumbent import meters
 from incumbent.cron.control import read_value
 from incumbent.cron.spec import is_scheduled
 from incumbent.durations import backoff_delay
@@ -358,7 +359,8 @@ class Ledger:
 
     async def read(self) -> Record:
         """All that is on record, for looking; nothing is granted on it."""
-        return await self._port.read(self._key, self._port.now() + _WITHIN)
+        with meters.asking():
+            return await self._port.read(self._key, self._port.now() + _WITHIN)
 
     # -- by the holder -----------------------------------------------------------------------
 
@@ -476,7 +478,8 @@ class Ledger:
         return await self._field(RUN + run.slot, encode(run), guard)
 
     async def _field(self, name: str, value: bytes | None, guard: Guard) -> PutOutcome:
-        return await self._port.put(self._key, name, value, guard, self._port.now() + _WITHIN)
+        with meters.asking():
+            return await self._port.put(self._key, name, value, guard, self._port.now() + _WITHIN)
 
 
 def _is_same(found: Run, run: Run) -> bool:

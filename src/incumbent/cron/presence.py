@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from hashlib import blake2s
 from typing import Any, Final
 
-from incumbent import clock
+from incumbent import clock, meters
 from incumbent.cron.control import encode, is_job_name, read_value
 from incumbent.cron.ledger import JOB, PRUNED, RUN, read_job
 from incumbent.cron.spec import JobSpec
@@ -208,4 +208,5 @@ class Presence:
         self, key: str, field: str, value: bytes | None, guard: Guard = None, within: float = 1.0
     ) -> None:
         until = clock.now() + within
-        self._store.put(Key(self._namespace, key), field, value, guard, until)
+        with meters.asking():
+            self._store.put(Key(self._namespace, key), field, value, guard, until)
