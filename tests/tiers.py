@@ -499,6 +499,11 @@ _TABLE: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
     ("support/test_support_etcd.py", NET, {"*": ()}),
     ("page/test_browser.py", BROWSER, {"*": ()}),
     (
+        "docs/test_blocks.py",
+        "starts what the other pages start",
+        {"test_the_blocks_of_a_page_run_in_order": ("docs/index.md", "docs/sqlite.md")},
+    ),
+    (
         "docs/test_readme.py",
         "starts the fleet of the README, and waits for a Redis that has just started",
         {"test_the_shell_of_the_readme_runs_from_top_to_bottom": ()},

@@ -1,7 +1,8 @@
 """The code blocks of README and docs, as they stand.
 
 A comment before a block may say what a test does with it: `<!-- not run: why -->`,
-`<!-- file: jobs.toml -->` (it is the content of that file for the blocks below).
+`<!-- file: jobs.toml -->` (it is the content of that file for the blocks of the page),
+`<!-- under: incumbent run x -->` (it runs as the command of that).
 """
 
 from __future__ import annotations

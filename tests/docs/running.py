@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from tests.docs.blocks import ROOT, Block
+from tests.support.servers import SERVERS
 
 PREAMBLE = """\
 set -eEuo pipefail
@@ -46,7 +47,8 @@ class Folder:
         kept = {name: value for name, value in os.environ.items() if name in ("LANG", "TMPDIR")}
         self.environment = kept | {
             "HOME": str(path / "home"),
-            "PATH": f"{binaries}:{os.environ['PATH']}",
+            "PATH": f"{binaries}:{SERVERS}:{os.environ['PATH']}",
+            "PYTHONPATH": str(ROOT / "examples" / "store_template" / "src"),
             "PYTHONWARNINGS": "error",
             "INCUMBENT_STORE": "sqlite:",  # the default, which a container has to name
         }
@@ -72,6 +74,12 @@ class Folder:
         parts = [before, *(f"\n# line {b.line}\n" + self.here(b.code) for b in blocks)]
         (self.path / "blocks.py").write_text("\n".join(parts))
         return self._run([sys.executable, "-c", _AWAITING], seconds)
+
+    def under(self, block: Block) -> str:
+        """Run the block as the command of `incumbent run` or `lead`."""
+        code = self.here(block.code)
+        inner = ["bash", "-ec", code] if block.language == "sh" else [sys.executable, "-c", code]
+        return self._run([*block.argument.split(), "--", *inner], 60.0)
 
     def _run(self, command: list[str], seconds: float) -> str:
         done = subprocess.run(
