@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from incumbent.locks import AsyncLease, AsyncLock, Lease, Lock
     from incumbent.policy import Policy
     from incumbent.protocol.given import StoreLike
+    from incumbent.stores.names import safe_name
 
 __all__ = [
     "AcquireTimeout",
@@ -63,6 +64,7 @@ __all__ = [
     "current",
     "exclusive",
     "once",
+    "safe_name",
 ]
 
 # Loaded at first use: who only blocks need not pay for asyncio at every start of a command.
@@ -79,6 +81,7 @@ _HOMES = {
         "locks": ("AsyncLease", "AsyncLock", "Lease", "Lock"),
         "policy": ("Policy",),
         "protocol.given": ("StoreLike",),
+        "stores.names": ("safe_name",),
     }.items()
     for name in names
 }

@@ -29,7 +29,7 @@ from incumbent.handles import LeaseHandle, LockHandle
 from incumbent.locks import AsyncLease, AsyncLock, Lease, Lock
 from incumbent.options import LockSettings, require
 from incumbent.protocol.port import run as drive
-from incumbent.stores.names import check_name
+from incumbent.stores.names import MARK, check_name, escaped, is_name, within_limit
 
 if TYPE_CHECKING:
     from incumbent.protocol.given import StoreLike
@@ -38,6 +38,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 L = TypeVar("L", bound=LockHandle[Any])
 P = ParamSpec("P")
 R = TypeVar("R")
+Namer = Callable[..., dict[str, str]]
 IfHeld = Literal["wait", "raise", "skip"]
 
 
@@ -85,11 +86,13 @@ def exclusive(
 ) -> Callable[[F], F] | Skipping:
     """Run the function (or coroutine function) only while it holds the lease `name`.
 
-    `{argument}` in `name` is replaced by the call's argument of that name. While another holds it:
-    "wait" (at most `timeout` seconds, then AcquireTimeout), "raise" NotAcquired, or "skip": the
-    call returns None. Raises ConfigError when decorating what cannot work (a generator, whose body
-    would run without the lease; a parameter that the function does not have), or when an argument
-    does not make a valid name; Misuse when the function returns a coroutine, for the same reason.
+    `{argument}` in `name` and in `slot` is replaced by the call's argument of that name. Where that
+    makes no valid name, or has "@-" in it, the arguments are escaped as by `safe_name`. While
+    another holds it: "wait" (at most `timeout` seconds, then AcquireTimeout), "raise" NotAcquired,
+    or "skip": the call returns None. Raises ConfigError when decorating what cannot work (a
+    generator, whose body would run without the lease; a parameter that the function does not have),
+    or when an argument cannot be filled in; Misuse when the function returns a coroutine, for the
+    same reason.
     """
     if not isinstance(name, str):
         raise ConfigError('write @exclusive("name"): a lease has a name', name="name")
@@ -104,7 +107,7 @@ def exclusive(
 
     def decorate(function: F) -> F:
         refuse_generator(function)
-        namer = _namer(name, function)
+        namer = _namer(function, name=name, **_slot_template(settings))
         wrap = _wrap_async if is_async(function) else _wrap_sync
         return cast("F", wrap(function, namer, common, skip=if_held == "skip"))
 
@@ -142,30 +145,59 @@ def _how(error: BaseException, lease: LeaseHandle) -> tuple[State, str]:
     return (State.TIMED_OUT if bounded else State.LOST), str(error) or type(error).__name__
 
 
-def _namer(template: str, function: Callable[..., Any]) -> Callable[..., str]:
-    if not {"{", "}"} & set(template):
-        check_name(template)
-        return lambda *args, **kwargs: template
-    signature = inspect.signature(function)
-    try:
-        check_name("".join(_parts(template, signature, function)))
-    except ValueError as error:
-        raise _bad_template(template, error) from None
+def _slot_template(settings: LockSettings) -> dict[str, str]:
+    slot = settings.get("slot")
+    return {"slot": slot} if isinstance(slot, str) and "{" in slot else {}
 
-    def filled(*args: Any, **kwargs: Any) -> str:
+
+def _namer(function: Callable[..., Any], **templates: str) -> Namer:
+    """Fills the call's arguments into the templates, of which each is a setting."""
+    signature = inspect.signature(function)
+    for what, template in templates.items():
+        if _is_plain(template):
+            check_name(template)
+            continue
+        try:
+            check_name("".join(_parts(template, signature, function)))
+        except ValueError as error:
+            raise _bad_template(what, template, error) from None
+    if all(map(_is_plain, templates.values())):
+        return lambda *args, **kwargs: templates
+
+    def filled(*args: Any, **kwargs: Any) -> dict[str, str]:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        try:
-            return template.format_map(bound.arguments)
-        except (LookupError, AttributeError, ValueError, TypeError) as error:
-            raise _bad_template(template, error) from None
+        return {
+            what: _filled(what, template, bound.arguments) for what, template in templates.items()
+        }
 
     return filled
 
 
-def _bad_template(template: str, error: Exception) -> ConfigError:
+def _is_plain(template: str) -> bool:
+    return not {"{", "}"} & set(template)
+
+
+def _filled(what: str, template: str, arguments: dict[str, Any]) -> str:
+    """The template with the arguments in it: as they are if that is a name, else escaped."""
+    try:
+        name = template.format_map(arguments)
+        if is_name(name) and MARK not in name:
+            return name
+        made = ""
+        for literal, field, spec, conversion in Formatter().parse(template):
+            made += literal
+            if field is not None:
+                convert = f"!{conversion}" if conversion else ""
+                made += escaped(f"{{{field}{convert}:{spec}}}".format_map(arguments))
+    except (LookupError, AttributeError, ValueError, TypeError) as error:
+        raise _bad_template(what, template, error) from None
+    return within_limit(made)
+
+
+def _bad_template(what: str, template: str, error: Exception) -> ConfigError:
     why = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-    return ConfigError(f"the name {template!r} cannot be filled in: {why}", name="name")
+    return ConfigError(f"the {what} {template!r} cannot be filled in: {why}", name=what)
 
 
 def _parts(
@@ -190,15 +222,15 @@ def _parts(
             pass
 
 
-def _built(kind: Callable[..., L], name: str, common: Any) -> L:
+def _built(kind: Callable[..., L], names: dict[str, str], common: Any) -> L:
     """The lock of one call; raises ConfigError if its store could not say what became of it."""
-    lock = kind(name, **common)
+    lock = kind(**{**common, **names})
     if "once_per" in common:
         require(lock._link.engine.capabilities, "once_per", "slots", "fields")
     return lock
 
 
-def _wrap_sync(function: Any, namer: Callable[..., str], common: Any, *, skip: bool) -> Any:
+def _wrap_sync(function: Any, namer: Namer, common: Any, *, skip: bool) -> Any:
     def call(*args: Any, **kwargs: Any) -> Any:
         return not_deferred(function(*args, **kwargs), function, "decorate an `async def`")
 
@@ -251,7 +283,7 @@ def begin_on_record(lease: Lease, wall: float, stamp: str, what: str) -> OnceRun
     return drive(begin_once(lease._link.port, lease._held, wall, stamp, what))
 
 
-def _wrap_async(function: Any, namer: Callable[..., str], common: Any, *, skip: bool) -> Any:
+def _wrap_async(function: Any, namer: Namer, common: Any, *, skip: bool) -> Any:
     @functools.wraps(function)
     async def wrapper(*args: Any, **kwargs: Any) -> Any:
         try:

@@ -51,15 +51,44 @@ def test_a_busy_lease_inside_the_body_is_not_taken_for_a_skip(engine: FaultyEngi
         body()
 
 
-def test_an_argument_that_makes_no_name_is_refused_before_anything_is_sent(
+def test_an_argument_that_makes_no_name_is_escaped_and_a_valid_one_stays(
     engine: FaultyEngine,
 ) -> None:
-    @incumbent.exclusive("order:{order_id}", store=engine)
-    def ship(order_id: str) -> None: ...
+    @incumbent.exclusive("order:{order_id!s}:{kind}", store=engine)
+    def ship(order_id: str, kind: object = 7) -> list[str]:
+        return [each.key.name for each in client.scan() if each.holdings]
 
-    with pytest.raises(incumbent.ConfigError, match="not a name"):
-        ship("a b")
-    assert not engine.faulty.calls
+    client = incumbent.Client(engine)
+    assert ship("b-2") == ["order:b-2:7"]
+    assert ship("a b") == ["order:a@-20-b:7"]
+    assert ship("a", "7:x") == ["order:a:7:x"], "it was valid before, and is what it was"
+    assert ship("a@-b") == ["order:a@-40--b:7"], "it looks like one that is escaped"
+    assert ship("x.", "7:y ") == ["order:x@-2e-:7@-3a-y@-20-"]
+
+
+def test_a_slot_is_named_by_the_arguments_too(engine: FaultyEngine) -> None:
+    ran = []
+
+    @incumbent.once("report", per="1h", slot="{day}", store=engine)
+    def report(day: str) -> None:
+        ran.append(day)
+
+    for day in ("monday", "monday", "tuesday", "1. 4.", "1. 4."):
+        report(day)
+    assert ran == ["monday", "tuesday", "1. 4."]
+
+
+def test_a_slot_that_names_no_parameter_is_refused_where_it_is_written(
+    engine: FaultyEngine,
+) -> None:
+    with pytest.raises(
+        incumbent.ConfigError, match=r"the slot '.day.' cannot be filled in"
+    ) as said:
+
+        @incumbent.once("report", per="1h", slot="{day}", store=engine)
+        def report() -> None: ...
+
+    assert said.value.name == "slot"
 
 
 @pytest.mark.parametrize(

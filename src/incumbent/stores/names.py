@@ -15,13 +15,18 @@ _NAMESPACE = re.compile(r"[A-Za-z0-9._-]{1,63}", re.ASCII)
 
 def check_name(name: object) -> str:
     """Return `name`, or raise ConfigError saying what is wrong with it."""
-    if not isinstance(name, str) or not _NAME.fullmatch(name) or ".." in name:
+    if not isinstance(name, str) or not is_name(name):
         raise ConfigError(
             f"{_shown(name)} is not a name: 1 to {NAME_MAX} characters of A-Z a-z 0-9 . _ : / @ -"
             ' and no ".."',
             name="name",
         )
     return name
+
+
+def is_name(text: str) -> bool:
+    """Whether a name may be this text."""
+    return _NAME.fullmatch(text) is not None and ".." not in text
 
 
 def make_key(namespace: object, name: object) -> Key:
@@ -53,6 +58,54 @@ def unflat(text: str) -> Key:
     """Undo `flat`."""
     namespace, _, name = text.partition("/")
     return Key(namespace, name)
+
+
+MARK = "@-"
+"""What begins an escape: hexadecimal digits of UTF-8 follow, and a "-"."""
+_DIGEST = "@-@"
+_UNSAFE = re.compile(r"([^A-Za-z0-9._/@-]|\A\.|\.\Z|\.(?=\.)|(?<=\.)\.|@(?=-)|@\Z)+", re.ASCII)
+
+
+def safe_name(part: str, /, *parts: str) -> str:
+    """A name made of any texts: different texts make different names, and a person can read them.
+
+    Joins the parts by ":". Letters of ASCII, digits and `. _ / @ -` stay; runs of other characters
+    become `@-`, their UTF-8 in hexadecimal, and `-`. So do ":", an empty part, "@" before "-" or at
+    the end of a part, and a dot beside a dot or at an end. Other names that are valid stay the
+    same; what is escaped already is escaped once more (it is not idempotent). Texts are compared
+    by code points: composed and decomposed letters differ.
+
+    What is longer than 200 characters is cut to 133, and "@-@" with the SHA-256 of the whole in
+    hexadecimal follows: two of those are equal only where SHA-256 collides.
+
+    Raises ConfigError for what is no text.
+
+    >>> safe_name("Müller GmbH", "bob+tag@x.org")
+    'M@-c3bc-ller@-20-GmbH:bob@-2b-tag@x.org'
+    """
+    for text in (part, *parts):
+        if not isinstance(text, str):
+            raise ConfigError(f"safe_name takes texts, not {type(text).__name__}", name="name")
+    return within_limit(":".join(map(escaped, (part, *parts))))
+
+
+def escaped(text: str) -> str:
+    """One part of `safe_name`: it has no ":", and no dot at its ends."""
+    return _UNSAFE.sub(_escape, text) or f"{MARK}-"
+
+
+def _escape(run: re.Match[str]) -> str:
+    return f"{MARK}{run[0].encode('utf-8', 'surrogatepass').hex()}-"
+
+
+def within_limit(name: str) -> str:
+    """`name`, or its beginning and a digest if it is too long."""
+    if len(name) <= NAME_MAX:
+        return name
+    from hashlib import sha256
+
+    digest = f"{_DIGEST}{sha256(name.encode()).hexdigest()}"
+    return f"{name[: NAME_MAX - len(digest)]}{digest}"
 
 
 def _shown(value: object) -> str:
