@@ -32,6 +32,8 @@ from incumbent.stores.redis.resp import Step
 
 _TURNS: Final = 10
 """Rounds of one take before those who split the vote are called the holders."""
+_TURNS_MOST: Final = 20
+"""The same where most nodes do not refuse: then there is no answer to give."""
 _BACK_OFF: Final = 0.001
 _BACK_OFF_MOST: Final = 0.03
 _TAKE_BACK_WITHIN: Final = 0.05
@@ -143,7 +145,7 @@ class _Take:
         if first is None and not quorum.clock.knows():
             nothing = await panel.ask([None] * len(quorum.names), self.until)
             raise no_majority(quorum, [silent_of(reply, "") for reply in nothing], perhaps=False)
-        for count in range(_TURNS):
+        for count in range(_TURNS_MOST):
             if count or first is None:
                 await self._ask_for_votes()
             else:
@@ -188,7 +190,7 @@ class _Take:
         verdict = decide(self.answers)
         if isinstance(verdict, ballots.Won) and verdict.token <= self.gone:
             verdict = ballots.Raise(self.gone)
-        self.last = count == _TURNS - 1 or _now() >= self.until
+        self.last = count == _TURNS_MOST - 1 or _now() >= self.until
         match verdict:
             case ballots.Won():
                 return await self._won(verdict)
@@ -250,6 +252,7 @@ class _Take:
         pause = max(min(_BACK_OFF_MOST, _BACK_OFF * 2.0**count), self.took) * (0.5 + random())
         # A round that nobody could wait for would leave votes behind, and a doubt.
         last = self.last or _now() + pause + self.took >= self.until
+        last = last or (split.refused and count >= _TURNS - 1)
         if split.no.kind == "paused" and not last:
             # If that is the last word, all who missed it say so from now on.
             await self._is_paused()
