@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -19,14 +20,25 @@ from incumbent import clock
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.model import ABSENT, ByClaim, Granted, Refused, Released, Stored
 from tests.stores.redis.world import ASK, Party, new_claim, party, soon
-from tests.support.pace import in_time
+from tests.support.pace import in_time, stood_still
 from tests.support.proxy import FaultProxy
 from tests.support.servers import RedisServer
 
-LATE_AT_MOST = 0.1
+LATE_AT_MOST = 0.25
+"""Less than what is left of a poll's second. Threads of the proxy want the interpreter too."""
+HANGS = 20.0
 
 
 answers_within = partial(in_time, late_at_most=LATE_AT_MOST)
+
+
+@contextmanager
+def unknown_within(seconds: float) -> Iterator[None]:
+    """OutcomeUnknown in time; that nothing was sent only where the machine stood still before."""
+    began = clock.now()
+    with answers_within(seconds), pytest.raises(StoreError) as caught:
+        yield
+    assert isinstance(caught.value, OutcomeUnknown) or stood_still(began) > 0, caught.value
 
 
 # -- answers that are lost
@@ -136,7 +148,7 @@ def test_no_answer_by_the_deadline_is_unknown(
 ) -> None:
     here.take()
     fault(proxy)
-    with answers_within(0.3), pytest.raises(OutcomeUnknown):
+    with unknown_within(0.3):
         here.take(within=0.3)
     proxy.heal()
 
@@ -167,7 +179,7 @@ def test_a_frozen_server_is_waited_for_until_the_deadline(own_redis: RedisServer
     with party(own_redis.url) as one:
         one.take()
         own_redis.freeze()
-        with answers_within(0.3), pytest.raises(OutcomeUnknown):
+        with unknown_within(0.3):
             one.take(within=0.3)
         with answers_within(0.3), pytest.raises(StoreUnavailable):
             one.take(within=0.3)
@@ -209,7 +221,7 @@ def test_a_large_request_into_a_black_hole_keeps_its_deadline(
 ) -> None:
     here.take()
     proxy.blackhole()
-    with answers_within(0.3), pytest.raises(OutcomeUnknown):
+    with unknown_within(0.3):
         here.store.put(here.key, "large", b"x" * 20_000_000, None, soon(0.3))
 
 
@@ -219,7 +231,7 @@ def test_signals_that_keep_coming_do_not_move_the_deadline(here: Party, proxy: F
     before = signal.signal(signal.SIGALRM, lambda *_: None)
     signal.setitimer(signal.ITIMER_REAL, 0.02, 0.02)
     try:
-        with answers_within(0.3), pytest.raises(OutcomeUnknown):
+        with unknown_within(0.3):
             here.take(within=0.3)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -236,7 +248,7 @@ def hung_resolver(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     def hang(host: Any, *rest: Any, **more: Any) -> Any:
         if host == "slow.example":
-            resolved.wait(20)
+            resolved.wait(HANGS)
             raise OSError("no such name")
         return really(host, *rest, **more)
 
@@ -249,7 +261,7 @@ def hung_resolver(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_a_resolver_that_hangs_does_not_hold_up_the_caller() -> None:
     with (
         party("redis://slow.example") as one,
-        answers_within(0.2),
+        in_time(0.2, late_at_most=HANGS / 4),
         pytest.raises(StoreUnavailable),
     ):
         one.take(within=0.2)
@@ -261,7 +273,8 @@ def test_a_resolver_that_hangs_does_not_hold_up_the_end_of_the_loop() -> None:
         with party("redis://slow.example") as one, pytest.raises(StoreUnavailable):
             await one.take_async(within=0.2)
 
-    with answers_within(0.3):
+    # What asyncio needs is imported here, perhaps for the first time.
+    with in_time(0.3, late_at_most=HANGS / 4):
         asyncio.run(main())
 
 
