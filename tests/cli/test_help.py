@@ -108,6 +108,13 @@ def test_the_other_shells_name_every_command_and_option(shell: str) -> None:
             assert option.flags[-1].removeprefix("--") in script
 
 
+def test_zsh_leaves_what_comes_after_the_dashes_to_the_command() -> None:
+    before, after = script_for("zsh").split("_normal")
+    assert "dashes=${words[(i)--]}" in before
+    assert "_arguments" not in before
+    assert "_arguments" in after
+
+
 def test_another_shell_is_refused() -> None:
     with pytest.raises(ConfigError, match="did you mean bash"):
         script_for("bsh")

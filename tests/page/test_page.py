@@ -16,7 +16,7 @@ from incumbent.page.editions import next_edition
 from incumbent.page.markup import Html, safe, when
 from incumbent.page.snapshot import fleet_of, terms_of
 from incumbent.stores import states
-from incumbent.stores.notices import PAUSE, RESIGN
+from incumbent.stores.notices import BREAK, PAUSE, RESIGN
 from tests.page.records import NOW, blocks, held, job, record, snapshot, standing_by, switch
 
 HOSTILE = "\"><script>alert(1)</script><img src=x onerror=alert(1)>'&\x00\u202e\ud800"
@@ -163,10 +163,19 @@ def test_a_lease_that_nobody_holds_says_whether_it_can_be_had(
 
 
 def test_only_the_term_that_was_asked_is_said_to_be_asked() -> None:
-    assert "asked to end by ann" in of(
+    assert "asked to resign by ann" in of(
         "leases", held("a", fields=switch(RESIGN, who="ann", token=7))
     )
     assert "asked" not in of("leases", held("a", fields=switch(RESIGN, who="ann", token=6)))
+
+
+def test_a_holder_that_an_operator_broke_is_said_to_be_broken() -> None:
+    past = (Past("b", 2, NOW - 300, NOW - 250),)
+    broken = record("x", history=past, fields=switch(RESIGN, who="ann", token=2, kind=BREAK))
+    assert [term.how for term in terms_of(broken, NOW)] == ["broken"]
+    assert "b was broken by an operator after 50s" in of("events", broken)
+    going_on = held("x", fields=switch(RESIGN, who="ann", token=7, kind=BREAK))
+    assert "asked to stop by ann" in of("leases", going_on)
 
 
 def test_terms_tell_how_they_ended() -> None:

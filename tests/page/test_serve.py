@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import signal
+import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.request import urlopen
@@ -17,9 +18,11 @@ from tests.support.waiting import eventually
 
 
 @contextmanager
-def started(*words: str | Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def started(
+    *words: str | Path, env: Mapping[str, str] | None = None
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A process that listens, and its URL."""
-    with start(*words) as process:
+    with start(*words, env=env) as process:
         assert process.stderr is not None
         try:
             found = re.search(r"http://\S+", process.stderr.readline())
@@ -48,6 +51,22 @@ def test_it_serves_the_page_until_it_is_told_to_end(
         assert page(f"{url}/healthz") == "ok\n"
         process.send_signal(signum)
         assert process.wait(20) == code
+
+
+def test_it_tells_systemd_that_it_listens_lives_and_ends(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        manager.settimeout(20)
+        env = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "100000"}
+        words = ("-s", f"sqlite://{tmp_path}/x.db", "serve", "--listen", "127.0.0.1:0")
+        with started(*words, env=env) as (process, url):
+            missing = {"READY=1", f"STATUS=the page is at {url}", "WATCHDOG=1"}
+            while missing:
+                missing.discard(manager.recv(4096).decode())
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(20) == 0
+            while manager.recv(4096) != b"STOPPING=1":
+                pass
 
 
 def test_an_instance_that_listens_serves_it_too(tmp_path: Path) -> None:

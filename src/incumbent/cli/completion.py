@@ -91,6 +91,13 @@ _ZSH: Final = """\
 #compdef incumbent
 _incumbent() {{
   local -a commands
+  local -i dashes=${{words[(i)--]}}
+  if (( dashes < CURRENT )); then
+    shift dashes words
+    (( CURRENT -= dashes ))
+    _normal
+    return
+  fi
   commands=(
 {commands}
   )
@@ -118,8 +125,6 @@ def _zsh() -> str:
                 "_files" if command.name == "FILE" else f"({' '.join(values)})" if values else " "
             )
             specs.append(_quoted(f"1:{what}:{action}"))
-        if command.runs:
-            specs.append("'*:command:_command_names -e'")
         arguments.append(f"        {name}) _arguments {' '.join(specs)} ;;")
     lines = [f"    {_quoted(f'{name}:{command.help}')}" for name, command in COMMANDS.items()]
     return _ZSH.format(commands="\n".join(lines), arguments="\n".join(arguments))

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, tzinfo
 from typing import Any
 
-from incumbent.cli.text import iso, said_by, utc
+from incumbent.cli.text import iso, utc
 from incumbent.cron.ledger import Run, pruned_spans, read_job, running
 from incumbent.cron.presence import (
     GONE,
@@ -21,6 +21,7 @@ from incumbent.cron.slots import GRACE
 from incumbent.durations import say_seconds
 from incumbent.model import Record
 from incumbent.stores.notices import PAUSE
+from incumbent.stores.states import said_by
 
 
 def last_run(record: Record) -> Run | None:

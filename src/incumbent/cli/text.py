@@ -14,7 +14,7 @@ from incumbent.cli.parser import Request
 from incumbent.durations import parse_duration, say_seconds
 from incumbent.errors import AcquireTimeout, ConfigError, NotAcquired
 from incumbent.model import Holding, Record
-from incumbent.stores.notices import BREAK, PAUSE, RESIGN, read_notice
+from incumbent.stores.notices import PAUSE, RESIGN, read_notice
 from incumbent.stores.states import State
 
 if TYPE_CHECKING:
@@ -51,19 +51,6 @@ def facts_of(holding: Holding) -> dict[str, str]:
     if not isinstance(found, dict):
         return {}
     return {str(key): str(value) for key, value in found.items()}
-
-
-def asked_to(record: Record) -> str:
-    """What its holder was asked to do, by the field "resign"."""
-    is_break = read_notice(record.fields[RESIGN].value).get("kind") == BREAK
-    return "asked to stop" if is_break else "asked to resign"
-
-
-def said_by(record: Record, field: str) -> str:
-    """Who wrote a switch, and why: " by X (reason)", or nothing."""
-    notice = read_notice(record.fields[field].value)
-    who, reason = notice.get("who"), notice.get("reason")
-    return (f" by {who}" if who else "") + (f" ({reason})" if reason else "")
 
 
 def record_as_json(record: Record, state: State) -> dict[str, Any]:

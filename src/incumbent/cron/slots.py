@@ -32,7 +32,8 @@ from incumbent.cron.ledger import (
 from incumbent.cron.schedule import slot_id
 from incumbent.cron.spec import JobSpec, Slot, is_scheduled
 from incumbent.model import Holding, Record
-from incumbent.stores.notices import PAUSE, read_notice
+from incumbent.stores.notices import PAUSE
+from incumbent.stores.states import said_by
 
 CLOCK_SPREAD: Final = 300.0
 """Seconds by which clocks of one fleet may be apart."""
@@ -122,7 +123,7 @@ def _claimed_unreported(record: Record, slot: Slot, found: Findings) -> None:
 def _unclaimed(spec: JobSpec, record: Record, slot: Slot, now: float, found: Findings) -> None:
     holder = record.holdings[0] if record.holdings else None
     if PAUSE in record.fields:
-        why = f"paused{_paused_by(record)}"
+        why = f"paused{said_by(record, PAUSE)}"
     elif slot.missed:
         _wait_or_miss(slot, now, found)
         return
@@ -163,13 +164,6 @@ def _lease_ends(record: Record) -> float:
 def _what_it_runs(holding: Holding) -> str:
     text = holding.meta.decode("utf-8", "replace")
     return f", which runs {text}" if text and text.isprintable() and len(text) < 60 else ""
-
-
-def _paused_by(record: Record) -> str:
-    """Who paused it, and why: " by X (reason)", or nothing."""
-    notice = read_notice(record.fields[PAUSE].value)
-    who, reason = notice.get("who"), notice.get("reason")
-    return (f" by {who}" if who else "") + (f" ({reason})" if reason else "")
 
 
 def _collapsed(spec: JobSpec, record: Record, notes: list[Run], now: float) -> list[Run]:

@@ -12,7 +12,7 @@ from urllib.parse import quote
 from incumbent.cron.presence import is_by_the_clock
 from incumbent.cron.reading import result_of, schedule_of
 from incumbent.cron.zones import find_zone, local_time
-from incumbent.model import Field, Holding, Record
+from incumbent.model import Holding, Record
 from incumbent.page.drawing import Window, dots, draining, outages_line, time_line
 from incumbent.page.markup import Html, joined, safe, tag, when
 from incumbent.page.snapshot import (
@@ -24,7 +24,7 @@ from incumbent.page.snapshot import (
     paused_at,
 )
 from incumbent.stores.notices import PAUSE, RESIGN, read_notice
-from incumbent.stores.states import FREE, UNKNOWN, State, said_of, state_of
+from incumbent.stores.states import FREE, UNKNOWN, State, asked_to, said_by, said_of, state_of
 
 WINDOWS: Final = {"15m": 900.0, "1h": 3600.0, "6h": 21_600.0, "1d": 86_400.0, "7d": 604_800.0}
 DEFAULT_WINDOW: Final = "1h"
@@ -173,20 +173,14 @@ def _notes(record: Record, why: str, read_at: float) -> Iterator[str]:
     if why:
         yield why
     if PAUSE in record.fields:
-        yield f"paused{_by(record.fields[PAUSE])}"
+        yield f"paused{said_by(record, PAUSE)}"
     for slot, left in record.slots.items():
         yield f"slot {slot}: ran, and is closed until {_clock(read_at + left)}"
     tokens = {holding.token for holding in record.holdings}
     if RESIGN in record.fields and read_notice(record.fields[RESIGN].value).get("token") in tokens:
-        yield f"asked to end{_by(record.fields[RESIGN])}"
+        yield f"{asked_to(record)}{said_by(record, RESIGN)}"
     if any(holding.foreign for holding in record.holdings):
         yield "the value at its key is not ours"
-
-
-def _by(field: Field) -> str:
-    notice = read_notice(field.value)
-    reason = f" ({notice['reason']})" if notice.get("reason") else ""
-    return f" by {notice.get('who') or 'an operator'}{reason}"
 
 
 # -- time line, jobs and events --------------------------------------------------------------------

@@ -52,6 +52,7 @@ def draining(left: float, ttl: float) -> Html:
 _CROSS: Final = "M-5-5l10 10m0-10l-10 10"
 _MARKS: Final = {
     "resigned": "M-6-5h12l-6 10z",
+    "broken": _CROSS,
     "expired": _CROSS,
     "lost": _CROSS,
     "failed": _CROSS,

@@ -21,7 +21,7 @@ from incumbent.errors import LockError
 from incumbent.model import Record
 from incumbent.protocol.link import link_for
 from incumbent.stores.findings import examine
-from incumbent.stores.notices import PAUSE, RESIGN, read_notice
+from incumbent.stores.notices import BREAK, PAUSE, RESIGN, read_notice
 from incumbent.stores.states import FREE, GRANTS, State
 
 _SCAN_WITHIN: Final = 5.0
@@ -195,6 +195,7 @@ class Term(NamedTuple):
 def terms_of(record: Record, read_at: float) -> tuple[Term, ...]:
     """What the history and the present holders tell, oldest first."""
     notice = read_notice(record.fields[RESIGN].value) if RESIGN in record.fields else {}
+    asked = "broken" if notice.get("kind") == BREAK else "resigned"
     held = {holding.token for holding in record.holdings}
     past = sorted(record.history, key=lambda one: one.started)
     followers = [one.started for one in past[1:]] + [read_at]
@@ -204,7 +205,7 @@ def terms_of(record: Record, read_at: float) -> tuple[Term, ...]:
         if one.token in held:
             ends, how = inf, ""
         elif one.ended is not None:
-            ends, how = one.ended, "resigned" if one.token == notice.get("token") else "released"
+            ends, how = one.ended, asked if one.token == notice.get("token") else "released"
         found.append(Term(one.started, ends, one.holder, one.token, how))
     known = {one.token for one in past}
     for now in record.holdings:
@@ -281,6 +282,7 @@ def _words(event: Event) -> str:
     after = say_seconds(max(0.0, source.ends - source.began))
     return source.holder + {
         "released": f" gave it back after {after}",
+        "broken": f" was broken by an operator after {after}",
         "resigned": f" was asked to end, and gave it back after {after}",
         "expired": " did not give it back: its ttl ran out before this",
     }.get(event.kind, f": {event.kind}")

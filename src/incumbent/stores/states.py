@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from incumbent.durations import say_seconds
 from incumbent.model import Record
-from incumbent.stores.notices import PAUSE
+from incumbent.stores.notices import BREAK, PAUSE, RESIGN, read_notice
 
 HELD: Final = "held"
 FREE: Final = "free"
@@ -63,6 +63,19 @@ def said_of(state: State) -> str:
     """The word, and why."""
     goes_on = state.why.startswith(("for ", "but "))
     return f"{state.word}{'' if goes_on or not state.why else ':'} {state.why}".rstrip()
+
+
+def asked_to(record: Record) -> str:
+    """What its holder was asked to do, by the field "resign"."""
+    is_break = read_notice(record.fields[RESIGN].value).get("kind") == BREAK
+    return "asked to stop" if is_break else "asked to resign"
+
+
+def said_by(record: Record, field: str) -> str:
+    """Who wrote a switch, and why: " by X (reason)", or nothing."""
+    notice = read_notice(record.fields[field].value)
+    who, reason = notice.get("who"), notice.get("reason")
+    return (f" by {who}" if who else "") + (f" ({reason})" if reason else "")
 
 
 def places_of(name: str, records: Iterable[Record]) -> list[Record]:

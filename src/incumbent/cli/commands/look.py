@@ -16,13 +16,23 @@ from incumbent.cli.operator import (
     watch,
 )
 from incumbent.cli.parser import Request
-from incumbent.cli.text import asked_to, draw, facts_of, print_json, record_as_json, said_by, say
+from incumbent.cli.text import draw, facts_of, print_json, record_as_json, say
 from incumbent.clients import Client
 from incumbent.cron.reading import is_job, jobs_of
 from incumbent.durations import parse_duration, say_seconds
 from incumbent.model import Holding, Record
 from incumbent.stores.notices import PAUSE, RESIGN
-from incumbent.stores.states import FREE, GRANTS, HELD, UNKNOWN, State, said_of, state_of
+from incumbent.stores.states import (
+    FREE,
+    GRANTS,
+    HELD,
+    UNKNOWN,
+    State,
+    asked_to,
+    said_by,
+    said_of,
+    state_of,
+)
 from incumbent.supervise.codes import BUSY, OK, UNPROVED
 
 _HEAD = ("NAME", "STATE", "HOLDER", "HELD FOR", "TTL LEFT", "WAITING")

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from contextlib import closing
 
+from incumbent import clock
 from incumbent.cli.parser import Request
 from incumbent.cli.text import say
 from incumbent.page.site import Site
+from incumbent.serve.health import start_health
 from incumbent.serve.http import PageServer
 from incumbent.serve.pages import OPEN_PATHS, TEXT, Page
+from incumbent.serve.situation import Situation
 from incumbent.store_url import store_url
 from incumbent.stores.names import make_key
 from incumbent.stores.registry import open_engine
@@ -17,6 +21,8 @@ from incumbent.supervise.codes import OK
 
 _LISTEN = "127.0.0.1:8080"
 _ENDING = (signal.SIGINT, signal.SIGTERM)
+_TURN = 5.0
+"""Seconds between two promises to systemd."""
 
 
 def command(request: Request) -> int:
@@ -31,7 +37,21 @@ def command(request: Request) -> int:
         alive = dict.fromkeys(OPEN_PATHS, lambda _: Page(200, TEXT, "ok\n"))
         listen, token_file = request.text("listen") or _LISTEN, request.text("token_file")
         pages = PageServer({**alive, **site.routes()}, listen, token_file, site.posts())
-        with closing(pages):
+        situation = Situation(request.namespace, "the page")
+        # Up as soon as it listens: whether the store answers, the page says.
+        situation.answered()
+        situation.serving(f"the page is at {pages.url}")
+        with closing(pages), start_health(situation):
             say(f"the page is at {pages.url}")
-            ended = signal.sigwait(_ENDING)
+            ended = _await_end(situation)
     return OK if ended == signal.SIGTERM else 128 + ended
+
+
+def _await_end(situation: Situation) -> int:
+    """The signal that ends it. Without a service manager nothing turns while nobody looks."""
+    if "NOTIFY_SOCKET" not in os.environ:
+        return signal.sigwait(_ENDING)
+    while True:
+        situation.pulse(clock.now() + _TURN)
+        if (ended := signal.sigtimedwait(_ENDING, _TURN)) is not None:
+            return ended.si_signo

@@ -5,7 +5,7 @@ from __future__ import annotations
 from incumbent import clock
 from incumbent.cli.operator import WITHIN, Operator, open_client, read_until
 from incumbent.cli.parser import Request
-from incumbent.cli.text import print_json, said_by, say
+from incumbent.cli.text import print_json, say
 from incumbent.clients import Client
 from incumbent.cron.control import CONTROL
 from incumbent.cron.reading import jobs_of
@@ -15,6 +15,7 @@ from incumbent.model import ABSENT, ByVersion, Holding, Key, Record, Released, S
 from incumbent.policy import TTL_DEFAULT
 from incumbent.protocol.link import link_for
 from incumbent.stores.notices import BREAK, PAUSE, read_notice
+from incumbent.stores.states import said_by
 from incumbent.supervise.codes import BUSY, OK
 
 _SCAN_WITHIN = 5.0

@@ -13,13 +13,11 @@ from incumbent.cli.ledger_text import explain_job
 from incumbent.cli.operator import WITHIN, open_client, read_places, store_state
 from incumbent.cli.parser import Request
 from incumbent.cli.text import (
-    asked_to,
     facts_of,
     instant_of,
     iso,
     print_json,
     record_as_json,
-    said_by,
 )
 from incumbent.cron.ledger import JOB, read_job
 from incumbent.cron.presence import KNOWN, PRESENCE, presences, read_sets, up_now
@@ -29,7 +27,17 @@ from incumbent.durations import say_seconds
 from incumbent.errors import ConfigError
 from incumbent.model import Holding, Record
 from incumbent.stores.notices import PAUSE, RESIGN, read_notice
-from incumbent.stores.states import FREE, GRANTS, UNKNOWN, WAITING, State, said_of, state_of
+from incumbent.stores.states import (
+    FREE,
+    GRANTS,
+    UNKNOWN,
+    WAITING,
+    State,
+    asked_to,
+    said_by,
+    said_of,
+    state_of,
+)
 from incumbent.supervise.codes import OK
 
 _LAST = 3
