@@ -8,7 +8,7 @@ from incumbent import clock
 from incumbent.candidacy import ElectionSettings
 from incumbent.durations import Duration
 from incumbent.elections import AsyncElection, AsyncTerm, Election, Term
-from incumbent.handles import refuse_copy
+from incumbent.handles import brief, refuse_copy
 from incumbent.locks import AsyncLock, Lock
 from incumbent.model import Record
 from incumbent.options import LockSettings, overruled, parse_timeout
@@ -73,11 +73,13 @@ class Client(ClientHandle):
 
     def read(self, name: str, timeout: Duration = 1.0) -> Record:
         """Everything that the store knows of a name; for people, never for a decision."""
-        return self._link.store.read(make_key(self._namespace, name), _until(timeout))
+        with brief:
+            return self._link.store.read(make_key(self._namespace, name), _until(timeout))
 
     def scan(self, prefix: str = "", timeout: Duration = 5.0) -> tuple[Record, ...]:
         """The records of all names that begin with `prefix`; for people."""
-        return self._link.store.scan(self._namespace, prefix, _until(timeout))
+        with brief:
+            return self._link.store.scan(self._namespace, prefix, _until(timeout))
 
     def close(self) -> None:
         """End the renewals and let go of the connections."""
@@ -112,12 +114,14 @@ class AsyncClient(ClientHandle):
     async def read(self, name: str, timeout: Duration = 1.0) -> Record:
         """Everything that the store knows of a name; for people, never for a decision."""
         key = make_key(self._namespace, name)
-        return await self._link.engine.async_store().read(key, _until(timeout))
+        with brief:
+            return await self._link.engine.async_store().read(key, _until(timeout))
 
     async def scan(self, prefix: str = "", timeout: Duration = 5.0) -> tuple[Record, ...]:
         """The records of all names that begin with `prefix`; for people."""
         until = _until(timeout)
-        return await self._link.engine.async_store().scan(self._namespace, prefix, until)
+        with brief:
+            return await self._link.engine.async_store().scan(self._namespace, prefix, until)
 
     async def aclose(self) -> None:
         """End the renewals and let go of the connections."""

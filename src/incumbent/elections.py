@@ -18,6 +18,8 @@ from incumbent.candidacy import ElectionHandle, Metadata, Steering, TermHandle
 from incumbent.durations import Duration
 from incumbent.election import Leader
 from incumbent.errors import LeaseLost, Misuse, StoreUnavailable
+from incumbent.handles import brief
+from incumbent.inner import bodies_of_task
 from incumbent.lease import State
 from incumbent.locks import AsyncLease, Lease
 from incumbent.options import IfLost, OnLost, parse_timeout
@@ -127,7 +129,8 @@ class Election(ElectionHandle[Term]):
     def _campaign(self, port: Port, timeout: Duration | EllipsisType | None = ...) -> Term:
         with self._one_campaign():
             wait = self._seconds(timeout)
-            held = run(acquire(port, self._wanted, wait, self._refused))
+            with brief:
+                held = run(acquire(port, self._wanted, wait, self._refused))
             return self._elected(Term(*self._armed(held)))
 
     @contextmanager
@@ -187,7 +190,8 @@ class Election(ElectionHandle[Term]):
 
     def leader(self) -> Leader | None:
         """Who leads now, by one request; old when it arrives. Raises StoreError."""
-        return run(self._read_leader(self._link.port))
+        with brief:
+            return run(self._read_leader(self._link.port))
 
     def observe(self, timeout: Duration | None = None) -> Iterator[Leader | None]:
         """The present leader, then each change of holder, term or metadata; None: nobody leads.
@@ -292,11 +296,14 @@ class AsyncElection(ElectionHandle[AsyncTerm]):
 
     __slots__ = ()
 
+    _bodies = staticmethod(bodies_of_task)
+
     async def campaign(self, timeout: Duration | EllipsisType | None = ...) -> AsyncTerm:
         """Stand until elected; see Election.campaign. A cancellation leaves nothing believed."""
         with self._one_campaign():
             wait = self._seconds(timeout)
-            held = await acquire(self._link.async_port(), self._wanted, wait, self._refused)
+            with brief:
+                held = await acquire(self._link.async_port(), self._wanted, wait, self._refused)
             return self._elected(AsyncTerm(*self._armed(held)))
 
     @asynccontextmanager
@@ -342,7 +349,8 @@ class AsyncElection(ElectionHandle[AsyncTerm]):
 
     async def leader(self) -> Leader | None:
         """Who leads now, by one request; old when it arrives. Raises StoreError."""
-        return await self._read_leader(self._link.async_port())
+        with brief:
+            return await self._read_leader(self._link.async_port())
 
     def observe(self, timeout: Duration | None = None) -> AsyncIterator[Leader | None]:
         """The present leader, then each change; see Election.observe."""

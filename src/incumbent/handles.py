@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import select
 import weakref
 from collections.abc import Callable, Hashable
 from functools import partial
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, TypeVar, Unpack
 
 from incumbent import clock
 from incumbent.belief import Belief
 from incumbent.durations import Duration, parse_duration, say_seconds
-from incumbent.errors import AlreadyReleased, LeaseLost, Misuse, NotHeld, StoreUnavailable
+from incumbent.errors import (
+    AlreadyReleased,
+    LeaseLost,
+    LockError,
+    Misuse,
+    NotHeld,
+    StoreError,
+    StoreUnavailable,
+)
+from incumbent.inner import Leaving, bodies_of_thread, enter, refuse_waiting_for_oneself
 from incumbent.lease import State
 from incumbent.options import IfLost, LockSettings, OnLost, parse_timeout, wanted_from
 from incumbent.protocol.held import Held
@@ -27,6 +37,9 @@ if TYPE_CHECKING:
 
 L = TypeVar("L", bound="LeaseHandle")
 
+_log = logging.getLogger("incumbent")
+
+_DRIVERS: Final = frozenset({"hiredis", "incumbent", "psycopg", "sqlite3"})
 _EXIT_LOST = 123
 _EXIT_AHEAD = 0.1
 """Seconds, at most half of the grace, that a busy interpreter may take to let the exit come."""
@@ -37,7 +50,7 @@ _LET_GO = (State.LEAVING, State.RELEASED)
 class LeaseHandle:
     """A lease. Validity is computed at every question: nothing has to notify anybody."""
 
-    __slots__ = ("__weakref__", "_exits", "_held", "_link")
+    __slots__ = ("__weakref__", "_exits", "_held", "_leave_body", "_link")
 
     def __init__(
         self, link: Link, held: Held, on_lost: OnLost | None = None, if_lost: IfLost = "raise"
@@ -45,6 +58,7 @@ class LeaseHandle:
         self._link = link
         self._held = held
         self._exits: Callable[[], None] | None = None
+        self._leave_body: Leaving | None = None
         if if_lost == "exit":
             self._exits = partial(_exit_if_lost, held)
             ahead = min(_EXIT_AHEAD, held.wanted.policy.grace / 2)
@@ -123,6 +137,14 @@ class LeaseHandle:
     def _let_go(self) -> bool:
         return self._held.machine.state in _LET_GO
 
+    def _enter_body(self) -> None:
+        if self._leave_body is None:
+            self._leave_body = enter(self._held, self._link.same)
+
+    def _body_is_over(self) -> None:
+        if self._leave_body is not None:
+            self._leave_body()
+
     def _take_leave(self) -> LeaseLost | None:
         """Before a release: the loss to report, or None. A lost claim is cleaned up later."""
         held = self._held
@@ -191,6 +213,8 @@ class LockHandle(Generic[L]):
         self._taken: dict[weakref.ref[Any], L] = {}
         """See `incumbent.taken`."""
 
+    _bodies = staticmethod(bodies_of_thread)
+
     @staticmethod
     def _me() -> Hashable:
         """The thread or the task that calls: by this one caller is told from another."""
@@ -225,7 +249,10 @@ class LockHandle(Generic[L]):
         if self._link.closed:
             # What it was granted would never be renewed.
             raise Misuse(f"{self.name!r}: the client that this came from was closed")
-        return self._timeout if timeout is ... else parse_timeout(timeout)
+        wait = self._timeout if timeout is ... else parse_timeout(timeout)
+        if wait != 0:
+            refuse_waiting_for_oneself(self._wanted.key, self._link.same, self._bodies())
+        return wait
 
     def _armed(self, held: Held) -> tuple[Link, Held, OnLost | None, IfLost]:
         """Have the keeper renew it; returns what the lease is made of."""
@@ -234,6 +261,35 @@ class LockHandle(Generic[L]):
 
     def _read_until(self) -> float:
         return clock.now() + self._wanted.policy.request_timeout
+
+
+class _Brief:
+    """Errors that are ours leave here as if the caller had raised them.
+
+    The frames within, and what a driver said where our message has its words, go to the log at
+    DEBUG alone.
+    """
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if isinstance(error, LockError):
+            shorten(error)
+
+
+brief: Final = _Brief()
+
+
+def shorten(error: LockError) -> None:
+    """See `brief`, which costs more where all is well."""
+    if _log.isEnabledFor(logging.DEBUG):
+        _log.debug("%s", error, exc_info=error)
+    cause = error.__cause__
+    driver = isinstance(cause, OSError) or type(cause).__module__.partition(".")[0] in _DRIVERS
+    if driver and isinstance(error, StoreError):
+        error.__cause__ = None
+        error.__suppress_context__ = True
+    error.__traceback__ = None
 
 
 def refuse_copy(of: object) -> NoReturn:

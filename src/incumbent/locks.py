@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Self
 
 from incumbent import clock
 from incumbent.durations import Duration
-from incumbent.errors import LeaseLost, NotAcquired, StoreError
-from incumbent.handles import LeaseHandle
+from incumbent.errors import LeaseLost, LockError, NotAcquired, StoreError
+from incumbent.handles import LeaseHandle, brief, shorten
+from incumbent.inner import bodies_of_task
 from incumbent.options import parse_timeout
 from incumbent.policy import Policy
 from incumbent.protocol.acquire import OnRefusal, acquire, acquire_blocking
@@ -86,6 +87,7 @@ class Lease(LeaseHandle):
 
     def __enter__(self) -> Self:
         self.check()
+        self._enter_body()
         return self
 
     def __exit__(
@@ -94,6 +96,7 @@ class Lease(LeaseHandle):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._body_is_over()
         if self._let_go():
             return
         lost = self._take_leave()
@@ -103,7 +106,7 @@ class Lease(LeaseHandle):
             return
         if error is None:
             raise lost
-        error.add_note(str(lost))
+        note(error, lost)
 
 
 def give_back(lease: Lease, *, undo_slot: bool = False) -> bool:
@@ -160,6 +163,7 @@ class AsyncLease(LeaseHandle):
     async def __aenter__(self) -> Self:
         self.check()
         self._scope = enclose(self)
+        self._enter_body()
         return self
 
     async def __aexit__(
@@ -171,6 +175,7 @@ class AsyncLease(LeaseHandle):
         from asyncio import CancelledError
 
         own_cancel = self._scope.close()
+        self._body_is_over()
         if self._let_go():
             return
         lost = self._take_leave()
@@ -181,7 +186,7 @@ class AsyncLease(LeaseHandle):
             return
         if error is None or (own_cancel and isinstance(error, CancelledError)):
             raise lost from error
-        error.add_note(str(lost))
+        note(error, lost)
 
     def _stopped(self) -> LeaseLost | None:
         """A body that the scope stopped has no success to report, though its lease was proved."""
@@ -189,6 +194,12 @@ class AsyncLease(LeaseHandle):
             return None
         reason = "at_most_for" if self._held.machine.bounded else "expired"
         return lease_lost(self.name, reason, "; the body was cancelled within the lease")
+
+
+def note(error: BaseException, lost: LeaseLost) -> None:
+    """Say beside the body's own error that the lease was lost, unless it says so itself."""
+    if str(lost) != str(error):
+        error.add_note(str(lost))
 
 
 def enclose(lease: LeaseHandle) -> LeaseScope:
@@ -205,7 +216,8 @@ class Lock(TakingHandle[Lease]):
 
     `store`: a URL, a Client, a redis-py client or pool, or None for INCUMBENT_STORE or this host's
     SQLite file. `timeout`: seconds to wait (None: for ever; 0: try once). One Lock may be used by
-    many threads; it is not reentrant. Raises ConfigError when built with what cannot work.
+    many threads. It is not reentrant: who waits for the name in the body of a lease on it gets
+    Misuse. Raises ConfigError when built with what cannot work.
 
     >>> with Lock("invoice-7", store="memory:", timeout=5) as lease:
     ...     lease.check(need=2)
@@ -231,7 +243,11 @@ class Lock(TakingHandle[Lease]):
         link, wait = self._link, self._seconds(timeout)
         if self._taken and wait != 0:
             self._refuse_waiting()
-        held = acquire_blocking(link.port, self._wanted, wait)
+        try:
+            held = acquire_blocking(link.port, self._wanted, wait)
+        except LockError as error:
+            shorten(error)
+            raise
         link.keeper.arm(held)
         return Lease(link, held, self._on_lost, self._if_lost)
 
@@ -262,12 +278,14 @@ class Lock(TakingHandle[Lease]):
 
     def held_by(self) -> str | None:
         """Who holds it now, for people; the answer may be old when it arrives."""
-        holdings = self._link.store.read(self._wanted.key, self._read_until()).holdings
+        with brief:
+            holdings = self._link.store.read(self._wanted.key, self._read_until()).holdings
         return holdings[0].holder if holdings else None
 
     def __enter__(self) -> Lease:
         self._refuse_reentry()
         lease = self._acquire()
+        lease._enter_body()
         self._entered[self._me()] = lease
         return lease
 
@@ -292,6 +310,8 @@ class AsyncLock(TakingHandle[AsyncLease]):
 
     __slots__ = ()
 
+    _bodies = staticmethod(bodies_of_task)
+
     @staticmethod
     def _me() -> Hashable:
         from asyncio import current_task
@@ -308,7 +328,8 @@ class AsyncLock(TakingHandle[AsyncLease]):
         wait = self._seconds(timeout)
         if self._taken and wait != 0:
             self._refuse_waiting()
-        held = await acquire(self._link.async_port(), self._wanted, wait)
+        with brief:
+            held = await acquire(self._link.async_port(), self._wanted, wait)
         return AsyncLease(*self._armed(held))
 
     async def try_acquire(self) -> AsyncLease | None:
@@ -328,7 +349,9 @@ class AsyncLock(TakingHandle[AsyncLease]):
 
     async def held_by(self) -> str | None:
         """Who holds it now, for people; the answer may be old when it arrives."""
-        record = await self._link.async_port().read(self._wanted.key, self._read_until())
+        port = self._link.async_port()
+        with brief:
+            record = await port.read(self._wanted.key, self._read_until())
         return record.holdings[0].holder if record.holdings else None
 
     async def __aenter__(self) -> AsyncLease:

@@ -86,7 +86,7 @@ LAYERS = (
     Layer("stores", ("stores", "store_url")),
     Layer("drivers", ("protocol",)),
     Layer("settings", ("options",)),
-    Layer("leases", ("belief", "handles", "inside", "candidacy", "running", "taken")),
+    Layer("leases", ("belief", "handles", "inner", "inside", "candidacy", "running", "taken")),
     Layer("facades", ("locks", "elections", "clients")),
     Layer("decorators", ("decorators",)),
     Layer("health", ("metrics", "otel", "serve")),

@@ -175,7 +175,7 @@ class SimPort:
     def hand_over(self, debt: Debt) -> None:
         self.debts.append(debt)
 
-    def tell_outage(self, key: Key, error: object) -> None:
+    def tell_outage(self, key: Key, error: object, *_: float | None) -> None:
         pass
 
     async def sleep_until(self, instant: float) -> None:

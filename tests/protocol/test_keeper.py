@@ -252,7 +252,7 @@ def test_an_outage_is_told_once_and_not_at_every_try(
         engine.faulty.down = True
         assert lease.wait_lost(2)
     assert [record.getMessage() for record in caplog.records] == [
-        "a: the store gives no answer, trying on: planned: not sent"
+        "a: waiting for the store: planned: not sent"
     ]
 
 

@@ -33,12 +33,13 @@ def test_exclusive_skips_raises_or_waits_while_another_holds(engine: FaultyEngin
     def body() -> str:
         return "ran"
 
-    with incumbent.Lock("a", store=engine):
-        assert incumbent.exclusive("a", if_held="skip", store=engine)(body)() is None
-        with pytest.raises(incumbent.NotAcquired):
-            incumbent.exclusive("a", if_held="raise", store=engine)(body)()
-        with pytest.raises(incumbent.AcquireTimeout):
-            incumbent.exclusive("a", store=engine, timeout="20ms")(body)()
+    lease = incumbent.Lock("a", store=engine).acquire()
+    assert incumbent.exclusive("a", if_held="skip", store=engine)(body)() is None
+    with pytest.raises(incumbent.NotAcquired):
+        incumbent.exclusive("a", if_held="raise", store=engine)(body)()
+    with pytest.raises(incumbent.AcquireTimeout):
+        incumbent.exclusive("a", store=engine, timeout="20ms")(body)()
+    lease.release()
     assert incumbent.exclusive("a", store=engine)(body)() == "ran"
 
 

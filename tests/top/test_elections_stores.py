@@ -81,10 +81,11 @@ def test_a_transfer_goes_to_the_named_one_of_three_candidates(url: str) -> None:
 
 def test_a_reservation_for_a_candidate_that_is_gone_ends_by_itself(url: str) -> None:
     candidate = Election("a", store=url, holder="me", ttl=1)
-    with candidate.lead():
-        with pytest.raises(incumbent.AcquireTimeout):
-            Election("a", store=url, holder="gone", ttl=1).campaign(0.5)
-        candidate.transfer(to="gone")
+    term = candidate.campaign()
+    with pytest.raises(incumbent.AcquireTimeout):
+        Election("a", store=url, holder="gone", ttl=1).campaign(0.5)
+    candidate.transfer(to="gone")
+    assert not term.valid
     with pytest.raises(incumbent.NotAcquired) as caught:
         Election("a", store=url, holder="other").campaign(0)
     assert (caught.value.reason, caught.value.held_by) == ("reserved", "gone")

@@ -76,11 +76,12 @@ def test_a_term_is_a_lease_whose_number_is_the_fencing_token(engine: FaultyEngin
 
 
 def test_two_candidates_never_lead_together(engine: FaultyEngine) -> None:
-    with election(engine).lead():
-        with pytest.raises(incumbent.NotAcquired):
-            election(engine, "other").campaign(0)
-        with pytest.raises(incumbent.AcquireTimeout):
-            election(engine, "other").campaign(0.05)
+    term = election(engine).campaign()
+    with pytest.raises(incumbent.NotAcquired):
+        election(engine, "other").campaign(0)
+    with pytest.raises(incumbent.AcquireTimeout):
+        election(engine, "other").campaign(0.05)
+    term.release()
 
 
 def test_metadata_is_there_with_the_election_itself(engine: FaultyEngine) -> None:
@@ -403,8 +404,10 @@ def test_callbacks_hear_of_elections_ends_and_leaders_in_their_order(
         on_revoked=lambda lost: told.append(("revoked", lost)),
         on_leader_change=lambda leader: told.append(leader and leader.holder),
     )
-    with election(engine, "other").lead(), pytest.raises(incumbent.AcquireTimeout):
+    other = election(engine, "other").campaign()
+    with pytest.raises(incumbent.AcquireTimeout):
         candidate.campaign(0.05)
+    other.release()
     with candidate.lead() as term:
         number = term.number
     expected = ["other", "me", ("elected", number), None, ("revoked", None)]

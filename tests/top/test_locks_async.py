@@ -38,8 +38,9 @@ def test_an_async_lease_is_proved_and_excludes(engine: FaultyEngine) -> None:
             lease.check(need=2)
             assert await AsyncLock("a", store=engine).try_acquire() is None
             assert await AsyncLock("a", store=engine).held_by() == "me"
+            waiting = asyncio.create_task(AsyncLock("a", store=engine, timeout=0.05).acquire())
             with pytest.raises(incumbent.AcquireTimeout):
-                await AsyncLock("a", store=engine, timeout=0.05).acquire()
+                await waiting
         assert await AsyncLock("a", store=engine).held_by() is None
 
     run(scenario())

@@ -62,9 +62,10 @@ def test_a_second_lock_is_refused_and_told_who_holds(engine: FaultyEngine) -> No
 
 
 def test_waiting_ends_with_a_timeout_error_that_says_how_long(engine: FaultyEngine) -> None:
-    began = clock.now()
-    with Lock("a", store=engine), pytest.raises(TimeoutError, match="waited") as caught:
+    lease, began = Lock("a", store=engine).acquire(), clock.now()
+    with pytest.raises(TimeoutError, match="waited") as caught:
         Lock("a", store=engine, timeout="50ms").acquire()
+    lease.release()
     assert isinstance(caught.value, incumbent.AcquireTimeout)
     assert 0.05 <= caught.value.waited <= clock.now() - began
 
@@ -413,12 +414,13 @@ def test_a_signal_in_the_middle_of_a_take_leaves_nothing_behind(engine: FaultyEn
 
 @pytest.mark.usefixtures("interrupting")
 def test_a_signal_ends_a_wait_at_once(engine: FaultyEngine) -> None:
-    with Lock("a", store=engine):
-        signal.setitimer(signal.ITIMER_REAL, 0.1)
-        started = clock.now()
-        with pytest.raises(InterruptedError):
-            Lock("a", store=engine).acquire()
-        assert took(started) < 1
+    lease = Lock("a", store=engine).acquire()
+    signal.setitimer(signal.ITIMER_REAL, 0.1)
+    started = clock.now()
+    with pytest.raises(InterruptedError):
+        Lock("a", store=engine).acquire()
+    assert took(started) < 1
+    lease.release()
 
 
 def test_errors_cross_a_process_boundary_with_their_fields(engine: FaultyEngine) -> None:

@@ -201,11 +201,12 @@ def test_a_lease_is_counted_from_its_grant_to_its_release() -> None:
 
 def test_every_outcome_of_an_acquire_is_told_from_the_others() -> None:
     engine = FaultyEngine()
-    with incumbent.Lock("x", store=engine).acquire():
-        other = incumbent.Lock("x", store=engine)
-        assert other.try_acquire() is None
-        with pytest.raises(NotAcquired):
-            other.acquire(0.01)
+    lease = incumbent.Lock("x", store=engine).acquire()
+    other = incumbent.Lock("x", store=engine)
+    assert other.try_acquire() is None
+    with pytest.raises(NotAcquired):
+        other.acquire(0.01)
+    lease.release()
     assert [acquires(it) for it in ("granted", "refused", "timeout")] == [1, 1, 1]
     assert acquires("unanswered") == acquires("interrupted") == 0
 

@@ -57,7 +57,7 @@ def test_who_stops_waiting_leaves_the_others_waiting(engine: FaultyEngine) -> No
 def test_a_process_that_was_frozen_before_it_entered_can_enter_again(
     engine: FaultyEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    good, freezes = AsyncLock.acquire, iter([True])
+    good, freezes = AsyncLock._acquire, iter([True])
 
     async def frozen(self: AsyncLock, *asked: float) -> AsyncLease:
         lease = await good(self, *asked)
@@ -67,7 +67,7 @@ def test_a_process_that_was_frozen_before_it_entered_can_enter_again(
             engine.faulty.give(lease._held.wanted.key, lease._held.claim, None, 0)
         return lease
 
-    monkeypatch.setattr(AsyncLock, "acquire", frozen)
+    monkeypatch.setattr(AsyncLock, "_acquire", frozen)
     lock = AsyncLock("a", store=engine, ttl=60)
 
     async def work() -> str:

@@ -140,9 +140,13 @@ def test_who_kept_the_lease_may_wait_for_its_end(engine: FaultyEngine) -> None:
     threading.Timer(0.1, lease.release).start()
     with lock:
         assert not lease.valid
-    with lock.acquire() as lease, pytest.raises(incumbent.AcquireTimeout):
+    lease = lock.acquire()
+    with pytest.raises(incumbent.AcquireTimeout):
         lock.acquire(timeout="20ms")
-    assert not lease.valid
+    lease.release()
+    # Inside of its own body nobody else can end it.
+    with lock.acquire(), pytest.raises(incumbent.Misuse, match="would wait for itself"):
+        lock.acquire(timeout="20ms")
 
 
 def test_what_a_thread_left_behind_is_given_back_at_its_end(engine: FaultyEngine) -> None:

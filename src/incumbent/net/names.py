@@ -34,6 +34,11 @@ def literal_address(host: str) -> str | None:
     return None
 
 
+def is_unknown(error: object) -> bool:
+    """Whether there is no such host. A resolver that cannot be asked does not say so."""
+    return isinstance(error, socket.gaierror) and error.errno == socket.EAI_NONAME
+
+
 def look_up(host: str, port: int | str) -> list[str]:
     """The addresses of a name, from the system's resolver, which has no timeout.
 

@@ -26,7 +26,7 @@ from incumbent.lease import State
 from incumbent.model import Ask, Granted, Queued, Refused, TakeOutcome
 from incumbent.protocol.held import Held, Wanted
 from incumbent.protocol.port import BlockingPort, Port, run
-from incumbent.protocol.words import late_grant, not_acquired
+from incumbent.protocol.words import late_grant, not_acquired, waited_in_vain
 
 OnRefusal: TypeAlias = "Callable[[Refused | StoreError], None] | None"
 """Called with every outcome that is no grant; must neither block nor raise."""
@@ -203,16 +203,22 @@ class _Attempt:
         return outcome
 
     async def _outlast(self, error: StoreError, failures: int) -> None:
-        """Back off before the next try, or raise what there is no time left to outlast."""
+        """Back off before the next try. Raises what time does not heal, or not in time.
+
+        Not before the timeout is over: who tries again in a loop would spin.
+        """
         if error.permanent:
             raise error
-        port = self.port
+        port, until = self.port, self.until
+        now = port.now()
         delay = max(backoff_delay(failures, port.jitter()), error.retry_after or 0.0)
-        wake = port.now() + delay
-        if wake >= self.until:
-            raise error
-        port.tell_outage(self.held.wanted.key, error)
-        await port.sleep_until(wake)
+        wake = min(until, now + delay)
+        if now < until:
+            waited, timeout = now - self.started, until - self.started
+            port.tell_outage(self.held.wanted.key, error, waited, timeout)
+            await port.sleep_until(wake)
+        if wake >= until:
+            raise waited_in_vain(error, port.now() - now)
 
     async def _wait_for_change(self, refused: Refused, again: int) -> None:
         """Sleep until the store hints at a change, the holder's ttl ran out, or one ttl is over."""

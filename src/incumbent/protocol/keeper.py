@@ -31,6 +31,7 @@ from incumbent.protocol.port import Debt, run
 from incumbent.protocol.renew import SOONEST, Batches, Round, first_due, next_due, renew
 from incumbent.protocol.sync import SyncPort
 from incumbent.protocol.thread import AlarmThread, call_guarded
+from incumbent.protocol.words import waiting_so_far
 from incumbent.stores.base import Store
 from incumbent.unpatched import original
 
@@ -46,10 +47,32 @@ _NEW = 64
 have to be too few to matter if their renewals then come at once."""
 _DRAIN = 0.5
 """Seconds that a process gives at its exit to what it still owes."""
-_OUTAGE_EVERY = 60.0
+_OUTAGE_FIRST, _OUTAGE_MOST = 5.0, 600.0
+"""Seconds from the first line on an outage to the second, and at most between two of them."""
+_OUTAGE_OVER = 60.0
+"""Seconds without a word of it after which the next one is of another outage."""
 _LATE = 0.1
 """Seconds by which a thread is late on any busy machine."""
 _LATE_AND_SAID = 1.0
+
+
+@dataclass(slots=True)
+class _Outage:
+    """When to speak of an outage of the store: each pause is twice as long as the one before."""
+
+    since: float = -inf
+    seen: float = -inf
+    told: float = -inf
+    pause: float = 0.0
+
+    def is_worth_a_line(self, now: float) -> bool:
+        if now - self.seen > max(_OUTAGE_OVER, self.pause):
+            self.since, self.pause = now, 0.0
+        self.seen = now
+        if now - self.told < self.pause:
+            return False
+        self.told, self.pause = now, min(_OUTAGE_MOST, max(_OUTAGE_FIRST, 2 * self.pause))
+        return True
 
 
 @dataclass(slots=True)
@@ -82,7 +105,7 @@ class _State:
         )
         self.deadlines = Deadlines(keeper._tell_ended)
         self.missed = (0.0, 0.0)
-        self.outage_told = -inf
+        self.outage = _Outage()
 
     def renew_mutex(self) -> None:
         """At the interpreter's end: a thread that was ended inside of the mutex has it for ever."""
@@ -170,11 +193,13 @@ class Keeper:
         state.debts.add(debt)
         state.thread.wake()
 
-    def tell_outage(self, key: Key, error: StoreError) -> None:
-        now = clock.now()
-        if now - self._state.outage_told >= _OUTAGE_EVERY:
-            self._state.outage_told = now
-            _log.warning("%s: the store gives no answer, trying on: %s", key.name, error)
+    def tell_outage(
+        self, key: Key, error: StoreError, waited: float = 0.0, timeout: float | None = None
+    ) -> None:
+        now, outage = clock.now(), self._state.outage
+        if outage.is_worth_a_line(now):
+            how_long = waiting_so_far(max(waited, now - outage.since), timeout)
+            _log.warning("%s: waiting for the store%s: %s", key.name, how_long, error)
 
     def close(self) -> None:
         """Pay what is owed, briefly, and end the thread; leases are renewed no longer.

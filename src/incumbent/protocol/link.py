@@ -16,7 +16,7 @@ from incumbent.stores.registry import engine_for_object, open_engine
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
-    from collections.abc import Callable
+    from collections.abc import Callable, Hashable
 
     from incumbent.protocol.aio import AsyncPort
     from incumbent.protocol.given import StoreLike
@@ -25,10 +25,13 @@ if TYPE_CHECKING:
 
 
 class Link:
-    """The drivers of one engine."""
+    """The drivers of one engine. `same`: two links where it is equal lead to the same store."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, url: str = "") -> None:
         self.engine = engine
+        # What is in memory is there again for each engine, whatever it is called.
+        apart = not url or url.startswith("memory:")
+        self.same: Hashable = id(engine) if apart else (url, engine.url)
         self.store = engine.store()
         self.keeper = Keeper(self.store)
         self.port = self.keeper.port
@@ -119,4 +122,6 @@ def own_link(store: StoreLike | None) -> Link:
 
 
 def new_link(store: object) -> Link:
-    return Link(open_engine(store) if isinstance(store, str) else engine_for_object(store))
+    if isinstance(store, str):
+        return Link(open_engine(store), store)
+    return Link(engine_for_object(store))

@@ -65,8 +65,13 @@ class Port(AsyncLeases, Protocol):
         """Have the keeper tell the store, for as long as it takes. Never blocks or raises."""
         ...
 
-    def tell_outage(self, key: Key, error: StoreError) -> None:
-        """Report that a waiter gets no answer from the store, but not at every try."""
+    def tell_outage(
+        self, key: Key, error: StoreError, waited: float = 0.0, timeout: float | None = None
+    ) -> None:
+        """Report that somebody has to wait for the store, more rarely the longer that takes.
+
+        `waited`: seconds so far; `timeout`: seconds in all, inf without an end.
+        """
         ...
 
     async def sleep_until(self, instant: float) -> None:

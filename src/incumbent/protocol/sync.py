@@ -22,7 +22,9 @@ class Upkeep(Protocol):
 
     def hand_over(self, debt: Debt) -> None: ...
 
-    def tell_outage(self, key: Key, error: StoreError) -> None: ...
+    def tell_outage(
+        self, key: Key, error: StoreError, waited: float = 0.0, timeout: float | None = None
+    ) -> None: ...
 
 
 def _in_one_step(

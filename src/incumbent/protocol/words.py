@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from copy import copy
+from math import inf
+
 from incumbent.durations import say_seconds
-from incumbent.errors import AcquireTimeout, LeaseLost, NotAcquired, OutcomeUnknown
+from incumbent.errors import AcquireTimeout, LeaseLost, NotAcquired, OutcomeUnknown, StoreError
 from incumbent.model import Notice, Refused
 from incumbent.protocol.held import Wanted
 
@@ -55,6 +58,27 @@ def late_grant(wanted: Wanted, took: float) -> OutcomeUnknown:
         f" of a ttl of {say_seconds(wanted.policy.ttl)} too little is left. It is given back.",
         name=wanted.key.name,
     )
+
+
+def waiting_so_far(waited: float, timeout: float | None) -> str:
+    """How long, and for how long at most (inf: no end; None: nothing to say)."""
+    so_far = f" for {say_seconds(float(int(waited)))}" if waited >= 1 else ""
+    if timeout is None:
+        return so_far
+    return so_far + (" (no timeout)" if timeout == inf else f" (timeout {say_seconds(timeout)})")
+
+
+def waited_in_vain(error: StoreError, seconds: float) -> StoreError:
+    """The error, whose word is `seconds` old: for so long it was worth no other try."""
+    if seconds < 0.001:
+        return error
+    # Another waiter may be told of the same one.
+    again = copy(error)
+    again.__cause__ = error.__cause__
+    again.args = (f"{error} (that was {say_seconds(seconds)} ago; the timeout is over)",)
+    if again.retry_after is not None:
+        again.retry_after = max(0.0, again.retry_after - seconds)
+    return again
 
 
 UNRECORDED = "unrecorded"

@@ -210,16 +210,14 @@ def test_tries_that_lose_leave_no_lease_behind(here: Party, own_etcd: EtcdServer
 
 
 def test_waiters_that_give_up_leave_no_lease_behind(own_etcd: EtcdServer) -> None:
-    with (
-        Client(own_etcd.store_url()) as client,
-        Client(own_etcd.store_url()) as other,
-        client.lock("job").acquire(),
-    ):
+    with Client(own_etcd.store_url()) as client, Client(own_etcd.store_url()) as other:
+        lease = client.lock("job").acquire()
         before = own_etcd.leases()
         for _ in range(3):
             with pytest.raises(NotAcquired):
                 other.lock("job", timeout=0.2).acquire()
         assert own_etcd.leases() == before
+        lease.release()
 
 
 def test_a_process_that_loses_leaves_no_lease_behind(own_etcd: EtcdServer) -> None:

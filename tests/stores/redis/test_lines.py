@@ -504,12 +504,13 @@ def test_when_the_first_in_line_dies_with_the_holder_the_next_one_looks(
 
 def test_who_gives_up_leaves_the_line(url: str, name: str, raw: redis.Redis) -> None:
     with Client(url) as client:
-        with client.lock(name):
-            with pytest.raises(AcquireTimeout):
-                client.lock(name, timeout=0.2, fair=True).acquire()
-            eventually(lambda: line(raw, name) == 0)
-            # It was refused, which is no doubt: nothing is noted for later takes to read.
-            assert raw.hget(f"incumbent:{{default/{name}}}:r", "d") is None
+        lease = client.lock(name).acquire()
+        with pytest.raises(AcquireTimeout):
+            client.lock(name, timeout=0.2, fair=True).acquire()
+        eventually(lambda: line(raw, name) == 0)
+        # It was refused, which is no doubt: nothing is noted for later takes to read.
+        assert raw.hget(f"incumbent:{{default/{name}}}:r", "d") is None
+        lease.release()
         with client.lock(name, timeout=0):
             pass
 

@@ -6,6 +6,7 @@ import ssl
 from typing import Final
 
 from incumbent.errors import ConfigError, OutcomeUnknown, StoreError, StoreUnavailable
+from incumbent.net.names import is_unknown
 from incumbent.stores.etcd.errors import (
     FINAL_AT_FIRST,
     REFUSED,
@@ -82,6 +83,8 @@ class Site:
         self.tls = _context(options) if options.tls else None
         self.token = ""
         self.proved = False
+        self._unknown: set[str] = set()
+        """Members whose host does not exist."""
 
     def wants_login(self, error: Answered) -> bool:
         """Whether the log-in is what has to be repeated: nothing was carried out."""
@@ -144,6 +147,11 @@ class Site:
             text += "; it wants a client certificate that it trusts: ?cert=...&key=..."
         elif names & {"SSLError", "SSLEOFError", "SSLZeroReturnError"}:
             text += "; is it served over TLS, and does it want a client certificate (cert=, key=)?"
+        elif is_unknown(error):
+            self._unknown.add(where)
+            # Of several, one will do.
+            final = len(self._unknown) >= len(set(self.endpoints.all))
+            text = "there is no such host"
         text = f"{where} cannot be reached: {text}"
         return StoreUnavailable(text, permanent=final and not self.proved)
 

@@ -15,7 +15,7 @@ from urllib.parse import quote
 from incumbent import clock
 from incumbent.errors import ConfigError, StoreUnavailable
 from incumbent.net.dial import wait_ready
-from incumbent.net.names import resolve
+from incumbent.net.names import is_unknown, resolve
 from incumbent.net.readers import LockWakeup, Wakeup
 from incumbent.stores.postgresql.errors import connect_error
 from incumbent.stores.postgresql.url import MALFORMED
@@ -210,7 +210,11 @@ class Side:
 
 
 class _Failed(Exception):
-    """One host, or one of its addresses, gave no connection."""
+    """One host, or one of its addresses, gave no connection. `final`: nor will it ever."""
+
+    def __init__(self, why: str, *, final: bool = False) -> None:
+        super().__init__(why)
+        self.final = final
 
 
 async def connect(site: Site, side: Side, until: float) -> Any:
@@ -219,7 +223,7 @@ async def connect(site: Site, side: Side, until: float) -> Any:
     Raises StoreUnavailable, at `until` (an instant of clock.now) at the latest.
     """
     until = min(until, _now() + _LONGEST)
-    failures = []
+    failures: list[_Failed] = []
     left = len(site.targets)
     for target in site.targets:
         now = _now()
@@ -228,7 +232,7 @@ async def connect(site: Site, side: Side, until: float) -> Any:
         try:
             connection = await _connect_host(site, side, target, now + (until - now) / left)
         except _Failed as failure:
-            failures.append(str(failure))
+            failures.append(failure)
         else:
             site.prefer(target)
             return connection
@@ -241,7 +245,8 @@ async def _connect_host(site: Site, side: Side, target: Target, until: float) ->
         addresses = await _addresses(side, target, until)
     except OSError as error:
         why = "no answer in time" if isinstance(error, TimeoutError) else str(error)
-        raise _Failed(f"the host name {target.host} cannot be resolved: {why}") from error
+        text = f"the host name {target.host} cannot be resolved: {why}"
+        raise _Failed(text, final=is_unknown(error)) from error
     failure = _Failed(f"the host name {target.host} has no address")
     for step, address in enumerate(addresses):
         now = _now()
@@ -284,12 +289,15 @@ async def _log_in(site: Site, side: Side, connection: Any, until: float) -> None
             raise _Failed("no connection in time")
 
 
-def _unavailable(site: Site, failures: list[str]) -> StoreUnavailable:
+def _unavailable(site: Site, failures: list[_Failed]) -> StoreUnavailable:
     late = not failures
-    errors = [connect_error(each, site.where, proved=site.proved, late=late) for each in failures]
+    errors = [connect_error(str(each), site.where, proved=site.proved) for each in failures]
+    for error, failure in zip(errors, failures, strict=True):
+        error.permanent = error.permanent or (failure.final and not site.proved)
     if len(errors) == 1:
         return errors[0]
-    both = connect_error(" | ".join(failures), site.where, proved=site.proved, late=late)
+    words = " | ".join(map(str, failures))
+    both = connect_error(words, site.where, proved=site.proved, late=late)
     # Of several hosts one may come back: only what all of them say is final.
     both.permanent = bool(errors) and all(error.permanent for error in errors)
     return both

@@ -149,7 +149,9 @@ class Cluster:
             where = f"{self.site.where} (node {say_address(address)})"
             reached = address if address in self.seeds else self.reach(address)
             target = target_at(self.site.target, reached)
-            site = self.sites[address] = replace(self.site, target=target, where=where)
+            named = address in self.seeds
+            site = replace(self.site, target=target, where=where, named=named)
+            self.sites[address] = site
             self._mark(site, address)
         return site
 
@@ -196,7 +198,8 @@ class Cluster:
                 self._mark(site, address)
 
     def _nobody(self, errors: Sequence[StoreError]) -> StoreUnavailable:
-        words = "; ".join(map(str, errors[:3])) or "no answer in time"
+        words = "; ".join(str(each).removeprefix(f"{self.site.where} ") for each in errors[:3])
+        words = words or "no answer in time"
         return StoreUnavailable(
             f"{self.site.where}: no node said who has which keys: {words}",
             permanent=bool(errors) and all(each.permanent for each in errors),

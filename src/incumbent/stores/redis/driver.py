@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 from incumbent.errors import ConfigError, StoreUnavailable
+from incumbent.net.names import is_unknown
 from incumbent.stores.redis.hosts import Address
 from incumbent.stores.redis.incarnation import MARKED, Marker
 from incumbent.stores.redis.options import RedisOptions
@@ -116,7 +117,8 @@ class Target:
 class Site:
     """One configured server. `proved`: it has served this process before.
 
-    `sighted`: the incarnation that this process saw last, and when it saw it first.
+    `named`: its host is the user's word, and not another server's. `sighted`: the incarnation that
+    this process saw last, and when it saw it first.
     """
 
     target: Target
@@ -124,6 +126,7 @@ class Site:
     restart_wait: float | None = None
     allow_eviction: bool = False
     proved: bool = False
+    named: bool = True
     marker: Marker = MARKED
     sighted: tuple[str, float] = ("", 0.0)
 
@@ -136,6 +139,10 @@ _WRONG_LOGIN: Final = (
     *("WRONGPASS ", "NOAUTH ", "NOPERM ", "ERR invalid password"),
     *("ERR AUTH <password> called without", "ERR Client sent AUTH"),
 )
+_WRONG_DATABASE: Final = (
+    *("ERR DB index is out of range", "ERR invalid DB index"),
+    "ERR SELECT is not allowed in cluster mode",
+)
 _ALERTS: Final = ("ALERT_CERTIFICATE_", "ALERT_BAD_CERTIFICATE", "ALERT_UNKNOWN_CA")
 """Alerts of a server that does not accept our certificate, or wants one."""
 
@@ -143,11 +150,16 @@ _ALERTS: Final = ("ALERT_CERTIFICATE_", "ALERT_BAD_CERTIFICATE", "ALERT_UNKNOWN_
 def connect_error(error: BaseException, site: Site) -> StoreUnavailable:
     """The exception for a connection that could not be made: nothing was sent on it."""
     text = str(error) or type(error).__name__
-    refused = isinstance(error, LoginRefused) and text.startswith(_WRONG_LOGIN)
+    what, final = "cannot be reached", _is_bad_certificate(error)
+    if isinstance(error, LoginRefused) and text.startswith(_WRONG_LOGIN):
+        what, final = "refuses the login", True
+    elif isinstance(error, LoginRefused) and text.startswith(_WRONG_DATABASE):
+        what, final = f"has no database {site.target.db} for us", True
+    elif is_unknown(error) and site.named:
+        what, final, text = "cannot be reached", True, f"there is no host {site.target.host!r}"
     for secret in site.target.secrets:
         text = text.replace(secret, "***")
-    final = (refused or _is_bad_certificate(error)) and not site.proved
-    return StoreUnavailable(f"{site.where} cannot be reached: {text}", permanent=final)
+    return StoreUnavailable(f"{site.where} {what}: {text}", permanent=final and not site.proved)
 
 
 def _is_bad_certificate(error: BaseException | None) -> bool:

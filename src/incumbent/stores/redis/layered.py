@@ -90,7 +90,7 @@ def _single_engine(site: Site, options: RedisOptions) -> LayeredEngine:
 def _sentinel_engine(
     site: Site, options: RedisOptions, targets: Sequence[Target], reach: Reach
 ) -> LayeredEngine:
-    site.marker = site.marker._replace(settle=SETTLE)
+    site.marker, site.named = site.marker._replace(settle=SETTLE), False
     commands = Commands(Naming(options.key), site.where)
     sentinels = tuple(
         Site(target, f"the sentinel {say_address(address)}")

@@ -127,6 +127,9 @@ class Followed:
         enough = majority_of(len(self.sentinels))
         answers = await side.survey(self.sentinels, program, enough, until)
         address = verdict(answers, len(self.sentinels), site.where)
+        for sentinel, answer in zip(self.sentinels, answers, strict=True):
+            # What is wrong there later may pass.
+            sentinel.proved = sentinel.proved or isinstance(answer, Opinion)
         # Another thread may have asked later and heard more.
         if asked_at >= self.asked:
             self.asked = self.checked = asked_at

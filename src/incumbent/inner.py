@@ -1,0 +1,93 @@
+"""In whose body a thread or a task is: in there it would wait for the same name for ever.
+
+What counts is the thread or the task itself, and no context variable: a child task inherits its
+parent's context, and may well wait for what the parent holds. Only bodies count, of `with` and of
+decorated functions. A lease that was acquired alone may have been handed to anybody.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from collections.abc import Hashable
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from incumbent import clock
+from incumbent.errors import Misuse
+
+if TYPE_CHECKING:
+    from incumbent.model import Key
+    from incumbent.protocol.held import Held
+
+Bodies: TypeAlias = "list[tuple[weakref.ref[Held], Hashable]]"
+"""Leases, and the identity of the store that each is of."""
+
+
+class _Thread(threading.local):
+    def __init__(self) -> None:
+        self.bodies: Bodies = []
+
+
+_thread: Final = _Thread()
+_tasks: Final[weakref.WeakKeyDictionary[Any, Bodies]] = weakref.WeakKeyDictionary()
+
+
+def bodies_of_thread() -> Bodies:
+    """Those that a wait that blocks keeps from ending: also those of the tasks of this thread."""
+    return _thread.bodies
+
+
+def bodies_of_task() -> Bodies:
+    """Those that a wait of the present task keeps from ending."""
+    task = _current_task()
+    return _tasks.get(task, []) if task is not None else []
+
+
+def enter(held: Held, store: Hashable) -> Leaving:
+    """Note the body of a lease, until it is left, by whomever."""
+    entry, lists = (held.ref, store), [_thread.bodies]
+    task = _current_task()
+    if task is not None:
+        lists.append(_tasks.setdefault(task, []))
+    for bodies in lists:
+        bodies.append(entry)
+    return Leaving(entry, lists)
+
+
+class Leaving:
+    """How a body is left; again does nothing."""
+
+    __slots__ = ("_entry", "_lists")
+
+    def __init__(self, entry: tuple[weakref.ref[Held], Hashable], lists: list[Bodies]) -> None:
+        self._entry = entry
+        self._lists = lists
+
+    def __call__(self) -> None:
+        while self._lists:
+            bodies = self._lists.pop()
+            if self._entry in bodies:
+                bodies.remove(self._entry)
+
+
+def refuse_waiting_for_oneself(key: Key, store: Hashable, bodies: Bodies) -> None:
+    """Raises Misuse in the body of a lease on `key` that is still proved."""
+    for ref, its_store in bodies:
+        held = ref()
+        if held is None or held.wanted.key != key or its_store != store:
+            continue
+        if held.machine.valid(clock.now()):
+            raise Misuse(
+                f"{key.name!r} is held by this very caller: it is in the body of that lease, and"
+                " would wait for itself. Use the lease that is there, or try with timeout=0"
+            )
+
+
+def _current_task() -> Any:
+    # Blocking code has no use for asyncio: what nobody imported runs no task here.
+    asyncio = sys.modules.get("asyncio")
+    try:
+        return None if asyncio is None else asyncio.current_task()
+    except RuntimeError:
+        return None
