@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import re
 import runpy
 import subprocess
 import sys
 import tomllib
 import types
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +18,7 @@ import pytest
 import incumbent
 
 ROOT = Path(__file__).parent.parent.parent
+REFERENCE = "\n".join(path.read_text() for path in (ROOT / "docs" / "reference").glob("*.md"))
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
@@ -44,9 +48,40 @@ def test_the_tables_of_ttl_and_grace_are_computed_by_the_policy() -> None:
 
 
 def test_every_public_name_is_in_the_reference() -> None:
-    pages = "\n".join(path.read_text() for path in (ROOT / "docs" / "reference").glob("*.md"))
-    shown = set(re.findall(r"^::: (\S+)", pages, re.MULTILINE))
+    shown = set(re.findall(r"^::: (\S+)", REFERENCE, re.MULTILINE))
     assert [name for name in incumbent.__all__ if f"incumbent.{name}" not in shown] == []
+
+
+def _calls_of(module: str) -> Iterator[tuple[str, Callable[..., object], str]]:
+    """(name, what is called, its docstring) of what a module offers."""
+    here = importlib.import_module(module)
+    for name in here.__all__:
+        offered = getattr(here, name)
+        if not inspect.isclass(offered):
+            if callable(offered):
+                yield name, offered, inspect.getdoc(offered) or ""
+            continue
+        about = inspect.getdoc(offered) or ""
+        by_hand = f"::: {module}.{name}\n    options:" not in REFERENCE
+        if by_hand and not issubclass(offered, BaseException):
+            yield name, offered, about + (inspect.getdoc(offered.__init__) or "")
+        for method in vars(offered):
+            call = getattr(offered, method)
+            if not method.startswith("_") and callable(call):
+                yield f"{name}.{method}", call, about + (inspect.getdoc(call) or "")
+
+
+@pytest.mark.parametrize("module", ["incumbent", "incumbent.fencing", "incumbent.metrics"])
+def test_every_parameter_is_explained(module: str) -> None:
+    everywhere = (ROOT / "docs" / "reference" / "index.md").read_text()
+    unexplained = [
+        f"{name}({parameter})"
+        for name, call, about in _calls_of(module)
+        for parameter, what in inspect.signature(call).parameters.items()
+        if what.kind not in (what.VAR_KEYWORD, what.VAR_POSITIONAL) and parameter != "self"
+        if not re.search(rf"\b{parameter}\b", about) and f"`{parameter}`" not in everywhere
+    ]
+    assert unexplained == [], "in its docstring, or in docs/reference/index.md"
 
 
 def test_every_logger_is_in_the_reference() -> None:
