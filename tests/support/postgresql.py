@@ -287,11 +287,8 @@ class PostgresServer:
             raise ServerFailed("the server is not running")
         return self._process
 
-    # Every backend is a session of its own, so there is no process group to signal.
     def _signal_children(self, how: signal.Signals) -> None:
-        for pid in children(self.pid):
-            with suppress(ProcessLookupError):
-                os.kill(pid, how)
+        _signal_all(children(self.pid), how)
 
     def _end(self, how: signal.Signals) -> None:
         if self._process is None:
@@ -300,7 +297,8 @@ class PostgresServer:
         backends = list(children(process.pid))
         process.send_signal(how)
         if how is signal.SIGKILL:
-            self._signal_children(how)
+            # Those that were its children: they are init's by now.
+            _signal_all(backends, how)
         else:
             # A frozen server takes other signals only once it runs again.
             self.thaw()
@@ -311,6 +309,13 @@ class PostgresServer:
             process.kill()
             process.wait()
         wait_until_gone(backends)
+
+
+def _signal_all(pids: Iterable[int], how: signal.Signals) -> None:
+    # Every backend is a session of its own, so there is no process group to signal.
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, how)
 
 
 class PgBouncer:
