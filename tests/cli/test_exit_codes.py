@@ -44,8 +44,11 @@ def lines(result: subprocess.CompletedProcess[str]) -> list[str]:
 
 
 def result_of(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(path.read_text())
-    return found
+    found = json.loads(path.read_text())
+    assert list(found) == ["command", "namespace", "time", "result"]
+    assert found["command"] == "run"
+    result: dict[str, Any] = found["result"]
+    return result
 
 
 @pytest.mark.parametrize("code", [0, 1, 7, 75, 255])
@@ -245,13 +248,15 @@ def test_an_end_that_the_ledger_cannot_be_told_in_time_is_lost_here_and_there(
     tmp_path: Path, code: int
 ) -> None:
     """CMD ends within its lease, but the store is away until that has run out."""
-    file, go = tmp_path / "result", tmp_path / "go"
-    script = f"while ! test -e {go}; do sleep 0.01; done; exit {code}"
+    file, go, began = (tmp_path / name for name in ("result", "go", "began"))
+    script = f"touch {began}; while ! test -e {go}; do sleep 0.01; done; exit {code}"
     words = ("run", "-q", "job", "--ttl", "6", "--once-per", "1h", "--result-file", str(file), "--")
     with RedisServer() as server:
         store = f"{server.url}?restart_wait=0"
         with start("-s", store, *words, "sh", "-c", script) as us:
-            eventually(lambda: '"running"' in history_of(store))
+            # Not once its run is on record: the job itself is written after that, before CMD.
+            eventually(began.exists)
+            assert '"running"' in history_of(store)
             server.freeze()
             go.touch()
             _, said = us.communicate()

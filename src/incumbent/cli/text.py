@@ -139,12 +139,17 @@ def utc(instant: float) -> str:
     return f"{text.removesuffix('+00:00')}Z"
 
 
-def print_json(request: Request, result: object) -> None:
-    """Print a result for programs, in the envelope that every command has."""
+def as_json(request: Request, result: object) -> str:
+    """A result for programs, in the envelope that every command has."""
     from json import dumps
 
     said = {"command": request.command, "namespace": request.namespace, "time": utc(clock.wall())}
-    print(dumps({**said, "result": result}, indent=2))
+    return dumps({**said, "result": result}, indent=2)
+
+
+def print_json(request: Request, result: object) -> None:
+    """Print a result for programs."""
+    print(as_json(request, result))
 
 
 def draw(request: Request, rows: Sequence[Sequence[str]], below: Sequence[str] = ()) -> None:

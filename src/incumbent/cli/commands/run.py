@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from incumbent import clock
 from incumbent.cli.parser import Request
 from incumbent.cli.settings import cmd_of, health, lock_settings, number
-from incumbent.cli.text import busy, fault_line, say, utc
+from incumbent.cli.text import as_json, busy, fault_line, say, utc
 from incumbent.durations import parse_duration, say_seconds
 from incumbent.errors import ConfigError, Misuse, NotAcquired, StoreError
 from incumbent.locks import Candidate, Lease
@@ -230,7 +230,6 @@ def _check_result_file(path: str) -> None:
 
 def _write_result(path: str, verdict: _Verdict, request: Request) -> None:
     """Write it whole or not at all: a reader never sees half of it."""
-    from json import dumps
     from pathlib import Path
 
     facts = {
@@ -242,12 +241,12 @@ def _write_result(path: str, verdict: _Verdict, request: Request) -> None:
         "term": verdict.term,
         "started": None if verdict.started is None else utc(verdict.started),
         "ended": None if verdict.ended is None else utc(verdict.ended),
-        "reason": verdict.reason,
+        "reason": verdict.reason or None,
     }
     target = Path(path)
     draft = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        draft.write_text(dumps(facts, indent=2) + "\n", encoding="utf-8")
+        draft.write_text(as_json(request, facts) + "\n", encoding="utf-8")
         draft.replace(target)
     except OSError as error:
         draft.unlink(missing_ok=True)
