@@ -290,6 +290,12 @@ class LeaseMachine:
         self.renewing = False
         self._end(Input.GONE, reason)
 
+    def rebound(self, bound: float) -> None:
+        """Another end by at_most_for: an earlier one counts at once, a later one once renewed."""
+        self.bound = bound
+        if self.stop_at > bound:
+            self._prove(bound)
+
     def broken(self, reason: str = "broken") -> None:
         """An operator asked for the lease."""
         self._end(Input.BREAK, reason)

@@ -88,7 +88,7 @@ LAYERS = (
     Layer("settings", ("options",)),
     Layer("leases", ("belief", "handles", "inner", "inside", "candidacy", "running", "taken")),
     Layer("facades", ("locks", "elections", "clients")),
-    Layer("decorators", ("decorators",)),
+    Layer("decorators", ("decorators", "compat")),
     Layer("health", ("metrics", "otel", "serve")),
     Layer("supervision", ("supervise",)),
     Layer("jobs", ("cron",)),
@@ -101,7 +101,7 @@ ROOT = "decorators"
 
 # A driver is imported by its own store and by nobody else; the demo plays a foreign store.
 DRIVERS = {
-    "redis": (),
+    "redis": ("compat",),
     "hiredis": ("stores.redis", "stores.quorum"),
     "sqlite3": ("stores.sqlite", "demo", "fencing.http"),
     "psycopg": ("stores.postgresql",),
@@ -111,7 +111,8 @@ DRIVERS = {
 # The vocabulary has one word for each thing; these would be a second one.
 AVOIDED = frozenset({"unlock", "obtain", "refresh", "watchdog", "resource", "owner"})
 # What a guard writes to is the resource, in the field's words; elsewhere it would mean the name.
-RESOURCES = "fencing"
+# The interfaces of others have their words.
+SPOKEN = {"fencing": {"resource"}, "compat": {"owner"}}
 # Where users look, a token is a fencing token; the store contract says `token` for short.
 NO_BARE_TOKEN = ("locks", "handles", "errors")
 

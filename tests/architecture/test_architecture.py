@@ -18,8 +18,8 @@ from tests.architecture.layers import (
     NO_BARE_TOKEN,
     PEEKING,
     PUBLIC_ALL_THE_SAME,
-    RESOURCES,
     ROOT,
+    SPOKEN,
 )
 
 MODULES = sorted(source.modules())
@@ -144,7 +144,7 @@ def test_functions_stay_short() -> None:
 
 
 def avoided(module: str) -> frozenset[str]:
-    return AVOIDED - {"resource"} if within(module, RESOURCES) else AVOIDED
+    return AVOIDED.difference(*(words for place, words in SPOKEN.items() if within(module, place)))
 
 
 def test_public_names_keep_to_the_vocabulary() -> None:

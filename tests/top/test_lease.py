@@ -286,3 +286,21 @@ def test_no_answer_but_a_grant_settles_an_earlier_doubt(answer: Input) -> None:
 def test_the_token_and_the_incarnation_are_the_grants() -> None:
     machine = machine_in(State.HELD)
     assert (machine.token, machine.epoch) == (7, "first")
+
+
+def test_another_bound_ends_belief_earlier_at_once_and_later_only_once_renewed() -> None:
+    machine = LeaseMachine(POLICY, at_most_for=5)
+    machine.sent(T0)
+    assert machine.granted(GRANT, T0)
+    assert (machine.stop_at, machine.bounded) == (T0 + 5, True)
+    machine.rebound(T0 + 60)
+    assert (machine.stop_at, machine.bounded) == (T0 + 5, False), "nothing has proved more"
+    machine.renew_sent(T0 + 1)
+    machine.renewed(T0 + 1.1)
+    assert machine.stop_at == T0 + 1 + POLICY.renew_deadline
+    machine.rebound(T0 + 2)
+    assert (machine.stop_at, machine.deadline) == (T0 + 2, T0 + 2 + POLICY.grace)
+    assert not machine.valid(machine.deadline)
+    machine.rebound(inf)
+    assert not machine.valid(T0 + 2), "what ended does not come back"
+    assert machine.reason == "at_most_for"

@@ -1,0 +1,377 @@
+"""Locks with the interface of redis-py and of aioredis-lock, on leases: change one import.
+
+`Lock` and `AsyncLock` are redis-py's `Lock`, `RedisLock` is aioredis-lock's. The key in Redis is
+theirs, so old and new instances exclude each other while a fleet changes over. What differs:
+
+- `timeout` is theirs: how long the lock lasts at most, from the grant or from `extend` and
+  `reacquire`. (Of `incumbent.Lock` it is the time to wait.) Within it the lease has a ttl of 2 to
+  15 s and is renewed, so a crashed holder is out after that. Without `timeout` a lock does not last
+  for ever: it ends with its process.
+- It fails closed. A lock that cannot be proved is not owned, whatever the key says. A store that
+  gives no answer raises `StoreUnavailable` or `OutcomeUnknown`; a server that started less than a
+  ttl ago grants nothing yet.
+- The key holds more than a token: `token=` is what others see as the holder. Setting `local.token`
+  hands nothing over. A lock object that is dropped gives its lease back.
+- Who waits is woken: `sleep` is accepted and not used. A `blocking_timeout` is waited for in full.
+- Names are those of `incumbent.Lock`; others raise `ConfigError` (`incumbent.safe_name` makes one,
+  which then is another key than theirs).
+
+`LockError` and `LockNotOwnedError` are `incumbent.Error`, and redis-py's own errors as well.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from math import inf
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeAlias
+from weakref import WeakKeyDictionary
+
+from redis import exceptions
+
+from incumbent import clock, locks
+from incumbent.errors import Error, LeaseLost, NotAcquired
+from incumbent.handles import L
+from incumbent.model import Record
+from incumbent.options import LockSettings
+from incumbent.stores.base import Engine
+from incumbent.stores.redis import engine_from_client
+
+if TYPE_CHECKING:
+    from incumbent.protocol.given import RedisClient, RedisClusterClient, RedisPool
+
+    Client: TypeAlias = RedisClient | RedisPool | RedisClusterClient
+
+__all__ = ["AsyncLock", "Lock", "LockError", "LockNotOwnedError", "LockTimeoutError", "RedisLock"]
+
+_log = logging.getLogger("incumbent")
+
+_TTL: Final = (2.0, 15.0)
+"""Bounds of the ttl, for a `timeout` that is shorter or longer."""
+_engines: Final[WeakKeyDictionary[object, Engine]] = WeakKeyDictionary()
+
+
+class LockError(Error, exceptions.LockError):
+    """The lock could not be acquired, or is not in the state that the call needs."""
+
+
+class LockNotOwnedError(LockError, exceptions.LockNotOwnedError):
+    """The lock was held here, and is no longer."""
+
+
+class LockTimeoutError(Error, TimeoutError):
+    """`RedisLock` could not be acquired within its `wait_timeout`."""
+
+
+class _OfThread(threading.local):
+    token: bytes | None = None
+    lease: Any = None
+
+
+class _OfAll:
+    token: bytes | None = None
+    lease: Any = None
+
+
+class _Handle(Generic[L]):
+    """What both sides of redis-py's lock have in common: all that asks no store."""
+
+    def __init__(
+        self,
+        redis: Client,
+        name: str | bytes,
+        timeout: float | None = None,
+        sleep: float = 0.1,
+        blocking: bool = True,
+        blocking_timeout: float | None = None,
+        thread_local: bool = True,
+        raise_on_release_error: bool = True,
+    ) -> None:
+        self.redis = redis
+        self.name = name.decode() if isinstance(name, bytes) else name
+        self.timeout = timeout
+        self.sleep = sleep
+        self.blocking = blocking
+        self.blocking_timeout = blocking_timeout
+        self.thread_local = bool(thread_local)
+        self.raise_on_release_error = raise_on_release_error
+        self.local = _OfThread() if self.thread_local else _OfAll()
+        self._store = _engines.get(redis)
+        if self._store is None:
+            self._store = _engines[redis] = engine_from_client(redis, key="{name}")
+
+    def _settings(self, token: str | bytes | None) -> LockSettings:
+        settings = LockSettings()
+        if self.timeout is not None:
+            least, most = _TTL
+            ttl = min(max(float(self.timeout), least), most)
+            settings = LockSettings(ttl=ttl, grace=0.0, at_most_for=float(self.timeout))
+        if token is not None:
+            settings["holder"] = token.decode() if isinstance(token, bytes) else token
+        return settings
+
+    def _wait(self, blocking: bool | None, timeout: float | None) -> float | None:
+        if not (self.blocking if blocking is None else blocking):
+            return 0.0
+        seconds = self.blocking_timeout if timeout is None else timeout
+        return None if seconds is None else max(0.0, seconds)
+
+    def _keep(self, lease: L, token: str | bytes | None) -> bool:
+        given = lease.belief.claim if token is None else token
+        self.local.token = given.encode() if isinstance(given, str) else given
+        self.local.lease = lease
+        return True
+
+    def _mine(self) -> L | None:
+        lease: L | None = self.local.lease
+        return lease if lease is not None and lease.valid else None
+
+    def _leave(self) -> L:
+        lease: L | None = self.local.lease
+        if lease is None:
+            raise self._error("Cannot release a lock that's not owned or is already unlocked.")
+        self.local.token = self.local.lease = None
+        return lease
+
+    @contextmanager
+    def _lasting(self, what: str, seconds: float, *, more: bool = False) -> Iterator[L]:
+        """Have the lease end `seconds` from now, or that much later, if the body proves it."""
+        lease: L | None = self.local.lease
+        if lease is None:
+            raise self._error(f"Cannot {what} an unlocked lock")
+        if self.timeout is None:
+            raise self._error(f"Cannot {what} a lock with no timeout")
+        machine, now = lease._held.machine, clock.now()
+        before = bound = machine.bound
+        try:
+            lease.check()
+            # What its bound ends next is not renewed, and the store is to be asked in any case.
+            machine.rebound(inf)
+            yield lease
+            bound = (before if more else now) + seconds
+        except LeaseLost as lost:
+            raise self._not_owned(what, lost) from None
+        finally:
+            machine.rebound(bound)
+
+    def _error(self, message: str) -> LockError:
+        return LockError(message, lock_name=self.name)
+
+    def _not_owned(self, what: str, lost: LeaseLost) -> LockNotOwnedError:
+        return LockNotOwnedError(
+            f"Cannot {what} a lock that's no longer owned: {lost}", lock_name=self.name
+        )
+
+    def _not_acquired(self) -> LockError:
+        return self._error("Unable to acquire lock within the time specified")
+
+    def _not_released(self, error: LockError) -> None:
+        if self.raise_on_release_error:
+            raise error
+        _log.warning("%s: unlocked or no longer owned at the end of its body: %s", self.name, error)
+
+
+class Lock(_Handle[locks.Lease]):
+    """redis-py's `redis.lock.Lock`, also as `client.lock(name, lock_class=Lock)`."""
+
+    def _lock(self, token: str | bytes | None = None) -> locks.Lock:
+        return locks.Lock(self.name, store=self._store, **self._settings(token))
+
+    def acquire(
+        self,
+        sleep: float | None = None,
+        blocking: bool | None = None,
+        blocking_timeout: float | None = None,
+        token: str | bytes | None = None,
+    ) -> bool:
+        """Wait for the lock, or try once; False if others had it. Raises StoreError."""
+        try:
+            lease = self._lock(token).acquire(self._wait(blocking, blocking_timeout))
+        except NotAcquired:
+            return False
+        return self._keep(lease, token)
+
+    def release(self) -> None:
+        """Give it back. Raises LockError or LockNotOwnedError; not if the store is silent."""
+        try:
+            self._leave().release()
+        except LeaseLost as lost:
+            raise self._not_owned("release", lost) from None
+
+    def locked(self) -> bool:
+        """Whether the store says that anybody holds it. Raises StoreError."""
+        return self._lock().locked()
+
+    def owned(self) -> bool:
+        """Whether this lock is proved, and the store says so too. Raises StoreError."""
+        lease, lock = self._mine(), self._lock()
+        if lease is None:
+            return False
+        record = lock._link.store.read(lock._wanted.key, lock._read_until())
+        return _is_on_record(record, lease.belief.claim) and lease.valid
+
+    def extend(self, additional_time: float, replace_ttl: bool = False) -> bool:
+        """Have it last longer, or (`replace_ttl`) so long from now; the store confirms it.
+
+        Raises LockError, LockNotOwnedError, and StoreUnavailable: then it lasts as before.
+        """
+        with self._lasting("extend", additional_time, more=not replace_ttl) as lease:
+            lease.renew()
+        return True
+
+    def reacquire(self) -> bool:
+        """Have it last for `timeout` from now; raises as `extend`."""
+        with self._lasting("reacquire", self.timeout or 0.0) as lease:
+            lease.renew()
+        return True
+
+    def __enter__(self) -> Self:
+        if not self.acquire():
+            raise self._not_acquired()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            self.release()
+        except LockError as late:
+            self._not_released(late)
+
+
+class AsyncLock(_Handle[locks.AsyncLease]):
+    """redis-py's `redis.asyncio.lock.Lock`; see `Lock`. The body is told, and not cancelled."""
+
+    def _lock(self, token: str | bytes | None = None) -> locks.AsyncLock:
+        return locks.AsyncLock(self.name, store=self._store, **self._settings(token))
+
+    async def acquire(
+        self,
+        sleep: float | None = None,
+        blocking: bool | None = None,
+        blocking_timeout: float | None = None,
+        token: str | bytes | None = None,
+    ) -> bool:
+        """Wait for the lock, or try once; see Lock.acquire."""
+        try:
+            lease = await self._lock(token).acquire(self._wait(blocking, blocking_timeout))
+        except NotAcquired:
+            return False
+        return self._keep(lease, token)
+
+    async def release(self) -> None:
+        """Give the lock back; see Lock.release."""
+        try:
+            await self._leave().release()
+        except LeaseLost as lost:
+            raise self._not_owned("release", lost) from None
+
+    async def locked(self) -> bool:
+        """Whether the store says that anybody holds it; see Lock.locked."""
+        return await self._lock().locked()
+
+    async def owned(self) -> bool:
+        """Whether this lock is proved, and the store says so too; see Lock.owned."""
+        lease, lock = self._mine(), self._lock()
+        if lease is None:
+            return False
+        record = await lock._link.async_port().read(lock._wanted.key, lock._read_until())
+        return _is_on_record(record, lease.belief.claim) and lease.valid
+
+    async def extend(self, additional_time: float, replace_ttl: bool = False) -> bool:
+        """Have it last longer; see Lock.extend."""
+        with self._lasting("extend", additional_time, more=not replace_ttl) as lease:
+            await lease.renew()
+        return True
+
+    async def reacquire(self) -> bool:
+        """Have it last for `timeout` from now; see Lock.reacquire."""
+        with self._lasting("reacquire", self.timeout or 0.0) as lease:
+            await lease.renew()
+        return True
+
+    async def __aenter__(self) -> Self:
+        if not await self.acquire():
+            raise self._not_acquired()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            await self.release()
+        except LockError as late:
+            self._not_released(late)
+
+
+class RedisLock:
+    """aioredis-lock's `RedisLock`, of a client or pool of `redis.asyncio`. Durations are seconds.
+
+    `timeout`: how long it lasts at most; `wait_timeout`: how long to wait, None: for ever.
+    """
+
+    def __init__(
+        self,
+        pool_or_conn: Client,
+        key: str,
+        timeout: float = 30,
+        wait_timeout: float | None = 30,
+    ) -> None:
+        self.pool_or_conn = pool_or_conn
+        self.key = key
+        self.timeout = timeout
+        self.wait_timeout = wait_timeout
+        self._lock = AsyncLock(pool_or_conn, key, timeout, thread_local=False)
+
+    async def acquire(self, timeout: float = 30, wait_timeout: float | None = 30) -> bool:
+        """Wait for the lock; False if others had it for all that time. Raises StoreError."""
+        self._lock.timeout = timeout
+        return await self._lock.acquire(blocking_timeout=wait_timeout)
+
+    async def extend(self, added_time: float) -> bool:
+        """Have it last longer; False if it is not ours any more. Raises StoreError."""
+        return await self._lasts(added_time)
+
+    async def renew(self, timeout: float | None = None) -> bool:
+        """Have it last for `timeout` (else what it was made with) from now; as `extend`."""
+        return await self._lasts(timeout or self.timeout, replace_ttl=True)
+
+    async def is_owner(self) -> bool:
+        """Whether this lock is proved, and the store says so too. Raises StoreError."""
+        return await self._lock.owned()
+
+    async def release(self) -> bool:
+        """Give it back; False if it was not ours any more."""
+        try:
+            await self._lock.release()
+        except LockError:
+            return False
+        return True
+
+    async def _lasts(self, seconds: float, *, replace_ttl: bool = False) -> bool:
+        try:
+            return await self._lock.extend(seconds, replace_ttl)
+        except LockError:
+            return False
+
+    async def __aenter__(self) -> Self:
+        if not await self.acquire(self.timeout, self.wait_timeout):
+            raise LockTimeoutError("Unable to acquire lock within timeout")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if not await self.release():
+            _log.warning("%s: no longer owned at the end of its body", self.key)
+
+
+def _is_on_record(record: Record, claim: str) -> bool:
+    return any(holding.claim == claim for holding in record.holdings)
