@@ -78,11 +78,12 @@ class World:
         path = Path(self.url.removeprefix("sqlite://"))
         return Link(SqliteEngine(path, host=self.host))
 
-    def take(self: World | Server, name: str, ask: Ask) -> Granted | Refused | StoreError:
+    def take(
+        self: World | Server, name: str, ask: Ask, within: float = 5.0
+    ) -> Granted | Refused | StoreError:
+        key, until = Key("default", name), clock.now() + within
         try:
-            outcome = self.link.store.take(
-                Key("default", name), next(self.claims), ask, clock.now() + 0.2
-            )
+            outcome = self.link.store.take(key, next(self.claims), ask, until)
         except StoreError as error:
             return error
         assert isinstance(outcome, Granted | Refused)
@@ -307,7 +308,7 @@ def test_a_file_that_somebody_keeps_locked_is_not_called_free(
         assert reader.read().grants == GRANTS
         with closing(sqlite3.connect(here.url.removeprefix("sqlite://"))) as stuck:
             stuck.execute("BEGIN IMMEDIATE")
-            assert isinstance(here.take("lease", STRANGER), StoreError)
+            assert isinstance(here.take("lease", STRANGER, 0.1), StoreError)
             assert reader.read().grants.word == UNKNOWN
         assert isinstance(here.take("lease", STRANGER), Granted)
         assert reader.read().grants == GRANTS
