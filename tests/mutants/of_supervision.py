@@ -147,4 +147,12 @@ MUTATIONS: tuple[Mutation, ...] = (
         "    if False:\n        return State(",
         "tests/page/test_page.py::test_while_the_store_is_silent_nothing_is_called_held_or_free",
     ),
+    _m(
+        "a store that could not be examined is said to give leases",
+        "stores/findings.py",
+        "    if unsure:\n",
+        "    if False:\n",
+        "tests/cli/test_true_answers.py"
+        "::test_a_store_that_cannot_be_examined_is_neither_free_nor_waiting",
+    ),
 )
