@@ -24,32 +24,27 @@ Bodies: TypeAlias = "list[tuple[weakref.ref[Held], Hashable]]"
 """Leases, and the identity of the store that each is of."""
 
 
-class _Thread(threading.local):
-    def __init__(self) -> None:
-        self.bodies: Bodies = []
-
-
-_thread: Final = _Thread()
-_tasks: Final[weakref.WeakKeyDictionary[Any, Bodies]] = weakref.WeakKeyDictionary()
+_bodies: Final[weakref.WeakKeyDictionary[Any, Bodies]] = weakref.WeakKeyDictionary()
+"""By the thread, and by the task, if there is one."""
 
 
 def bodies_of_thread() -> Bodies:
     """Those that a wait that blocks keeps from ending: also those of the tasks of this thread."""
-    return _thread.bodies
+    # Asked at each call: gevent may be put in its place late, and then it is a greenlet.
+    return _bodies.get(threading.current_thread(), [])
 
 
 def bodies_of_task() -> Bodies:
     """Those that a wait of the present task keeps from ending."""
     task = _current_task()
-    return _tasks.get(task, []) if task is not None else []
+    return _bodies.get(task, []) if task is not None else []
 
 
 def enter(held: Held, store: Hashable) -> Leaving:
     """Note the body of a lease, until it is left, by whomever."""
-    entry, lists = (held.ref, store), [_thread.bodies]
-    task = _current_task()
-    if task is not None:
-        lists.append(_tasks.setdefault(task, []))
+    entry, task = (held.ref, store), _current_task()
+    callers = [threading.current_thread()] if task is None else [threading.current_thread(), task]
+    lists = [_bodies.setdefault(caller, []) for caller in callers]
     for bodies in lists:
         bodies.append(entry)
     return Leaving(entry, lists)

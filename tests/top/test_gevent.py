@@ -35,9 +35,9 @@ print("renewed, and handed over")
 """
 
 
-def run(store: str, ttl: float = 1.2) -> str:
+def run(store: str, ttl: float = 1.2, script: str = SCRIPT) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, store, str(ttl)],
+        [sys.executable, "-c", script, store, str(ttl)],
         capture_output=True,
         text=True,
         timeout=30,
@@ -49,6 +49,12 @@ def run(store: str, ttl: float = 1.2) -> str:
 @pytest.mark.parametrize("store", ["memory:", "sqlite://{}/leases.db"])
 def test_a_hub_that_is_kept_does_not_cost_the_lease(store: str, tmp_path: Path) -> None:
     assert run(store.format(tmp_path)) == "renewed, and handed over"
+
+
+def test_greenlets_are_told_apart_also_where_gevent_comes_late(tmp_path: Path) -> None:
+    """As in a server that loads the application before it forks, and gevent after that."""
+    late = f"import incumbent.locks, incumbent.stores.sqlite{SCRIPT}"
+    assert run(f"sqlite://{tmp_path}/leases.db", script=late) == "renewed, and handed over"
 
 
 def test_a_hub_that_is_kept_does_not_cost_a_lease_on_redis(redis_server: RedisServer) -> None:
