@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
+import signal
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
@@ -23,17 +23,19 @@ trap 'kill $(jobs -p) 2>/dev/null || true; wait' EXIT
 pip() { printf '%s\\n' "$*" >>pip.asked; }
 """
 
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+PATIENT = """\
+#!/usr/bin/env bash
+until (exec 3<>/dev/tcp/127.0.0.1/{port}) 2>/dev/null; do sleep 0.05; done
+exec {command} "$@"
+"""
+"""In place of `incumbent`, where a server of the page has to answer before."""
 
 
 class Folder:
     """A checkout's examples, and nothing that another page left."""
 
-    def __init__(self, path: Path, addresses: Mapping[str, str]) -> None:
+    def __init__(self, path: Path, addresses: Mapping[str, str], port: int = 0) -> None:
+        """`port`: where a server of the script has to answer before `incumbent` is called."""
         self.path = path
         self.addresses = dict(addresses)
         path.mkdir(exist_ok=True)
@@ -44,10 +46,15 @@ class Folder:
             file.write_text(self.here(file.read_text()))
         (path / "home").mkdir()
         binaries = Path(sys.executable).parent
+        if port:
+            (path / "bin").mkdir()
+            ours = path / "bin" / "incumbent"
+            ours.write_text(PATIENT.format(port=port, command=binaries / "incumbent"))
+            ours.chmod(0o755)
         kept = {name: value for name, value in os.environ.items() if name in ("LANG", "TMPDIR")}
         self.environment = kept | {
             "HOME": str(path / "home"),
-            "PATH": f"{binaries}:{SERVERS}:{os.environ['PATH']}",
+            "PATH": f"{path / 'bin'}:{binaries}:{SERVERS}:{os.environ['PATH']}",
             "PYTHONPATH": str(ROOT / "examples" / "store_template" / "src"),
             "PYTHONWARNINGS": "error",
             "INCUMBENT_STORE": "sqlite:",  # the default, which a container has to name
@@ -82,18 +89,23 @@ class Folder:
         return self._run([*block.argument.split(), "--", *inner], 60.0)
 
     def _run(self, command: list[str], seconds: float) -> str:
-        done = subprocess.run(
+        running = subprocess.Popen(
             command,
             cwd=self.path,
             env=self.environment,
             stdin=subprocess.DEVNULL,
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
-            timeout=seconds,
-            check=False,
+            start_new_session=True,
         )
-        assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-        return done.stdout
+        try:
+            said, complained = running.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            os.killpg(running.pid, signal.SIGKILL)
+            said, complained = running.communicate()
+        assert running.returncode == 0, f"{said}\n{complained}"
+        return said
 
 
 _AWAITING = """\

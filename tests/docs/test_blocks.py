@@ -16,8 +16,9 @@ import yaml  # type: ignore[import-untyped]  # its types are another package
 
 from incumbent.cron.load import parse_jobs
 from tests.docs.blocks import PAGES, ROOT, Block, blocks_of, name_of
-from tests.docs.running import Folder, free_port
+from tests.docs.running import Folder
 from tests.stores.postgresql.world import new_database
+from tests.support.servers import free_port
 
 LANGUAGES = {"crontab", "ini", "json", "pycon", "python", "sh", "sql", "text", "toml", "yaml"}
 BLOCKS = [block for page in PAGES for block in blocks_of(page)]

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.docs.blocks import ROOT, blocks_of
-from tests.docs.running import Folder, free_port
-from tests.support.servers import RedisServer
+from tests.docs.running import Folder
+from tests.support.servers import RedisServer, free_port
 
 BLOCKS = [block for block in blocks_of(ROOT / "README.md") if block.directive != "not run"]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -18,11 +18,13 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 @pytest.fixture
 def folder(tmp_path: Path, own_redis: RedisServer) -> Folder:
-    port = str(free_port())
+    port = free_port()
     return Folder(
         tmp_path / "checkout",
         {"redis://localhost:6379": own_redis.url, "127.0.0.1:8000": f"127.0.0.1:{port}"}
-        | {"http.server --bind 127.0.0.1 8000": f"http.server --bind 127.0.0.1 {port}"},
+        | {"http.server --bind 127.0.0.1 8000": f"http.server --bind 127.0.0.1 {port}"}
+        | {"sleep 2 ": "sleep 8 ", "sleep 2\n": "sleep 8\n"},  # a busy machine starts slowly
+        port,
     )
 
 
