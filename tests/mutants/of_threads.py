@@ -103,4 +103,32 @@ MUTATIONS: tuple[Mutation, ...] = (
         "        if version:",
         *_ONCE,
     ),
+    _p(
+        "work beside a body begins although the body has ended",
+        "elections.py",
+        "            return None if port.over else work(term)",
+        "            return work(term)",
+        "tests/top/test_running.py",
+    ),
+    _p(
+        "a lock does not keep what its caller acquired",
+        "taken.py",
+        "        self._keep(lease)\n        return lease",
+        "        return lease",
+        "tests/top/test_what_other_locks_have.py",
+    ),
+    _p(
+        "an earlier end of a lease waits for the next renewal",
+        "lease.py",
+        "        if self.stop_at > bound:\n            self._prove(bound)\n",
+        "",
+        "tests/top/test_lease.py",
+    ),
+    _p(
+        "two texts make one name",
+        "stores/names.py",
+        "|@(?=-)|",
+        "|",
+        "tests/stores/test_safe_names.py",
+    ),
 )

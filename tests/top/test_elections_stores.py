@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -117,3 +118,27 @@ def test_a_resignation_wakes_the_next_candidate(url: str) -> None:
         return took
 
     assert asyncio.run(scenario()) < 1
+
+
+def test_who_stands_by_beside_a_body_takes_over_at_once_behind_one_that_left(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Many parts of one wait, as a long stand-by has.
+    monkeypatch.setattr("incumbent.running._LOOKS_EVERY", 0.05)
+
+    def work(term: incumbent.Term) -> None:
+        term.wait_stop()
+
+    leads, leaves, follows = (Election("a", store=url, holder=f"c{n}") for n in range(3))
+    with incumbent.Client(url) as client, ExitStack() as left, leads.running(work):
+        eventually(lambda: leads.is_leader)
+        left.enter_context(leaves.running(work))
+        eventually(stands(client, "c1"))
+        with follows.running(work):
+            eventually(stands(client, "c2"))
+            left.close()
+            released = clock.now()
+            leads.resign()
+            eventually(lambda: follows.is_leader)
+            assert took(released) < 1
+        assert not follows.is_leader
