@@ -115,10 +115,11 @@ class AsyncClient(ClientHandle):
         """Everything that the store knows of a name; for people, never for a decision."""
         key = make_key(self._namespace, name)
         with brief:
-            return await self._link.engine.async_store().read(key, _until(timeout))
+            return await self._link.async_port().read(key, _until(timeout))
 
     async def scan(self, prefix: str = "", timeout: Duration = 5.0) -> tuple[Record, ...]:
         """The records of all names that begin with `prefix`; for people."""
+        self._link.async_port()
         until = _until(timeout)
         with brief:
             return await self._link.engine.async_store().scan(self._namespace, prefix, until)

@@ -35,6 +35,14 @@ async def asked(store: FaultyEngine) -> None:
     await incumbent.AsyncLock("a", store=store).locked()
 
 
+async def read(store: FaultyEngine) -> None:
+    await incumbent.AsyncClient(store).read("a")
+
+
+async def scanned(store: FaultyEngine) -> None:
+    await incumbent.AsyncClient(store).scan()
+
+
 async def campaigned(store: FaultyEngine) -> None:
     await incumbent.AsyncElection("a", store=store).campaign()
 
@@ -58,7 +66,9 @@ async def decorated(store: FaultyEngine) -> None:
     await body()
 
 
-@pytest.mark.parametrize("use", [acquired, entered, asked, campaigned, watched, ran, decorated])
+@pytest.mark.parametrize(
+    "use", [acquired, entered, asked, read, scanned, campaigned, watched, ran, decorated]
+)
 def test_under_trio_the_asyncio_side_is_refused_in_one_sentence(
     engine: FaultyEngine, use: Callable[[FaultyEngine], Awaitable[None]]
 ) -> None:
