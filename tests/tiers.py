@@ -77,6 +77,7 @@ CROWD: dict[str, str] = {
     "page/test_viewers.py": MANY,
     "top/test_exit_when_lost.py": BURNS,
     "stores/quorum/test_schedules.py": MANY,
+    "stores/redis/test_fair_crowd.py": MANY,
     "stores/sqlite/test_lines.py": MANY,
 }
 """Files whose tests run at the very end, one at a time."""
@@ -201,6 +202,7 @@ _TABLE: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
             "test_without_a_bug_the_same_plans_show_no_fault": (),
         },
     ),
+    ("release/test_packages.py", LONG, {"*": ()}),
     (
         "fencing/test_frozen.py",
         STORES,

@@ -45,6 +45,10 @@ class Idle:
         self.woken = True
 
 
+def nothing() -> None:
+    """To be traced."""
+
+
 @contextmanager
 def interrupted(at: int, do: Callable[[], None]) -> Iterator[list[int]]:
     """Call `do` before instruction number `at` of the keeper, as a signal handler, a finalizer or
@@ -66,6 +70,9 @@ def interrupted(at: int, do: Callable[[], None]) -> Iterator[list[int]]:
         return step(frame, event, arg) if frame.f_code.co_filename.endswith(_WATCHED) else None
 
     before = sys.gettrace()
+    sys.settrace(step)
+    nothing()  # Python 3.12 tells of instructions only after a frame was traced so
+    counted[0] = 0
     sys.settrace(enter)
     try:
         yield counted

@@ -25,7 +25,6 @@ from incumbent import AsyncClient, Client, Lock, Policy, clock
 from incumbent.errors import AcquireTimeout, NotAcquired
 from incumbent.net.readers import subscription_losses
 from incumbent.stores.redis.sync import RedisStore
-from tests.support.arrivals import overtaken, watch_arrivals
 from tests.support.pace import lasted, took
 from tests.support.servers import RedisServer
 from tests.support.waiting import eventually
@@ -542,27 +541,6 @@ def test_a_cancelled_task_leaves_the_line(url: str, name: str, raw: redis.Redis)
                 await asyncio.sleep(0.01)
 
     asyncio.run(main())
-
-
-def test_of_fifty_fair_waiters_none_is_overtaken_more_than_twice_by_whoever_asked_later(
-    url: str, name: str, redis_server: RedisServer
-) -> None:
-    clients = [Client(url) for _ in range(5)]
-
-    def take_turns(index: int) -> None:
-        # One of them is greedy.
-        for _ in range(20 if index == 0 else 4):
-            with clients[index % 5].lock(name, fair=True):
-                pass
-            time.sleep(0 if index == 0 else 0.001)
-
-    with watch_arrivals(redis_server.port, name) as arrivals, ThreadPoolExecutor(50) as pool:
-        list(pool.map(take_turns, range(50)))
-    for client in clients:
-        client.close()
-    counts = overtaken(arrivals)
-    assert len(counts) == 49 * 4 + 20
-    assert max(counts.values()) <= 2
 
 
 def test_a_greedy_one_gets_it_once_in_a_row(url: str, name: str, raw: redis.Redis) -> None:

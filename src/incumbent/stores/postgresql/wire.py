@@ -104,7 +104,8 @@ class Wire:
             await self._prepared(*self._preparing, until)
         if self._last_words:
             raise Broken(self._last_words[-1], sent=False)
-        connection, parameters = self._connection, request.parameters
+        # psycopg before 3.3 takes nothing but a list.
+        connection, parameters = self._connection, [*request.parameters]
         name = self._known.get(request.sql)
         if name is not None:
             try:

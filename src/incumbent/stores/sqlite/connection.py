@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Callable, Container
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -91,6 +92,7 @@ class Connection:
 
     def __init__(self, path: str, host: Host) -> None:
         self._path = path
+        self._process = os.getpid()
         self.identity = _identity(path)
         """Device and inode of the file."""
         self._log_identity: tuple[int, ...] = ()
@@ -182,6 +184,12 @@ class Connection:
         for part in ("_cursor", "raw"):
             if hasattr(self, part):  # opening it may have failed
                 getattr(self, part).close()
+
+    def __del__(self) -> None:
+        # Python would close it too, and from 3.13 on warn of it. Not in a child: see keep_for_ever.
+        if os.getpid() == self._process:
+            with suppress(sqlite3.ProgrammingError):  # it is closed
+                self.close()
 
     def keep_for_ever(self) -> None:
         """Never close it: that would act on files that are not the connection's own any more."""

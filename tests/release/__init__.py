@@ -1,0 +1,1 @@
+"""What users install: the wheel, the source package, each Python, the oldest clients."""
