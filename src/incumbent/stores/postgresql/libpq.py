@@ -27,7 +27,7 @@ try:
     from psycopg import pq as pq  # noqa: PLC0414 - given on to `wire`
 except ImportError as error:
     raise ConfigError(
-        "this store needs psycopg: pip install 'psycopg[binary]>=3.2' (the extra postgresql)",
+        "this store needs psycopg: pip install 'psycopg[binary]>=3.2.2' (the extra postgresql)",
         name="store",
     ) from error
 
