@@ -30,6 +30,8 @@ from incumbent.serve.pages import OPEN_PATHS, TEXT, Coming, Page, Question, Rout
 
 _log = logging.getLogger("incumbent")
 
+_TURNS: Final = 4
+"""Turns of the loop from a connection that is accepted to its handler: task, transport, handler."""
 _TIMEOUT: Final = 2.0
 """Seconds for the head of a request to arrive and for the response to be taken."""
 _LONGEST_HEAD: Final = 8192
@@ -87,6 +89,11 @@ class PageServer:
     async def _serve(self) -> None:
         server = await asyncio.start_server(self._handle, sock=self._listener, limit=_LONGEST_HEAD)
         await self._closed.wait()
+        # Those accepted just now come to their handlers first, which drop them: a closed server
+        # would leave them open (asyncio.Server asserts that it is not, and says it to nobody).
+        self._loop.remove_reader(self._listener)
+        for _ in range(_TURNS):
+            await asyncio.sleep(0)
         server.close()
 
     async def _handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
