@@ -178,24 +178,27 @@ def test_a_member_that_starts_or_got_a_snapshot_is_looked_at_again_after_it_did_
 def test_a_new_marker_tells_how_far_the_log_was_when_it_was_written() -> None:
     """What a restored cluster shows less of; without it the cluster's id is all there is."""
     written: list[dict[str, object]] = []
+    log = 12
 
     async def ask(request: Request) -> dict[str, object]:
+        nonlocal log
         header = {"cluster_id": CLUSTER, "revision": "9"}
         match request.path.rpartition("/")[2]:
             case "metrics":
                 raise StoreUnavailable("no metrics here")
             case "status":
-                return {"header": header, "raftTerm": "3", "raftAppliedIndex": "12"}
+                return {"header": header, "raftTerm": "3", "raftAppliedIndex": str(log)}
             case "txn":
-                (put,) = json.loads(request.body)["success"]
-                written.append(json.loads(b64decode(put["request_put"]["value"])))
+                log += 1
+                (change,) = json.loads(request.body)["success"]
+                if put := change.get("request_put"):
+                    written.append(json.loads(b64decode(put["value"])))
         return {"header": header}
 
     with pytest.raises(StoreUnavailable, match="keeps changing"):
         run(drive(new_cluster()._learn(), ask))
-    assert [(one["cluster"], one["term"], one["applied"]) for one in written] == [
-        (CLUSTER, 3, 12)
-    ] * 3
+    told = [(one["cluster"], one["term"], one["applied"]) for one in written]
+    assert told == [(CLUSTER, 3, 12 + 16), (CLUSTER, 3, 12 + 33), (CLUSTER, 3, 12 + 50)]
 
 
 @pytest.mark.parametrize(

@@ -124,6 +124,18 @@ def test_after_a_restore_nobody_is_granted_while_a_holder_from_before_may_believ
     assert renewed(old, held) == Gone("store_restarted")
 
 
+def test_a_restore_to_the_moment_of_the_marker_is_noticed(
+    server: EtcdServer, another: Callable[..., Party]
+) -> None:
+    """Its new log is hardly shorter than the first one was then."""
+    old = another()
+    snapshot = server.snapshot()
+    held = work(old, 1)
+    server.restore(snapshot)
+    assert 50 < refused_for_now(another(WAIT)) <= 60
+    assert renewed(old, held) == Gone("store_restarted")
+
+
 def test_a_restored_cluster_is_noticed_by_whoever_was_connected_before(
     server: EtcdServer, another: Callable[..., Party]
 ) -> None:

@@ -42,6 +42,12 @@ _STEP: Final = 1_000_000
 """By how much the base of tokens grows at least, where a clock is behind: for so many writes that
 were lost."""
 
+_AHEAD: Final = 16
+"""So many entries that change nothing are in the log before a marker. A log that begins anew has,
+for N members, up to 2 N + 4 entries by itself (each member, a leader, what each publishes, two
+versions, one of ours), and the first one had N + 1 of them at least: so this suffices for seven
+members, and for some elections."""
+
 _now = clock.now
 
 
@@ -250,6 +256,8 @@ class Cluster:
                     other = yield from self.is_other(known, endpoint)
                     if not other:
                         return known
+            for _ in range(_AHEAD):
+                yield from self._propose_nothing(endpoint)
             status = yield from self.status(endpoint)
             # Above every base that this process remembers too, in case a clock is behind.
             before = max(int(fields.get("base", 0)), self.disowned)
@@ -364,18 +372,21 @@ class Cluster:
             # which changes nothing, it has carried out all that was before. With a token of another
             # incarnation it would wait for the entry of the log that the token names.
             self.site.token = ""
-            try:
-                # Nobody writes this key: removing it is an entry of the log, also while the
-                # database is full.
-                yield kv.transaction([kv.delete(f"{self.prefix}!nothing")], endpoint=endpoint)
-            except Answered as error:
-                raise self._refused(error) from error
+            yield from self._propose_nothing(endpoint)
             status = yield from self.status(endpoint)
             if status is not None and differs(known, self.met, status):
                 return True
         if status is not None:
             self.met = later(self.met, status)
         return False
+
+    def _propose_nothing(self, endpoint: Endpoint) -> Steps[None]:
+        """An entry of the log that raises no revision."""
+        try:
+            # Nobody writes this key: removing it is an entry also while the database is full.
+            yield kv.transaction([kv.delete(f"{self.prefix}!nothing")], endpoint=endpoint)
+        except Answered as error:
+            raise self._refused(error) from error
 
     def status(self, endpoint: Endpoint) -> Steps[Status | None]:
         """What a member has carried out; None if it never tells."""
