@@ -143,9 +143,9 @@ def test_the_tree_is_dead_before_another_can_lead(
 ) -> None:
     instance = begin(fleet, isolation, *worker)
     second = fleet.start("--wait=20", "--isolate", isolation)
-    since = clock.now()
     for pid, signum in FAULTS[fault](instance):
         instance.send(pid, signum)
+    since = clock.now()
     try:
         died_within(fleet, since, TTL)
         # Who was frozen in a transaction keeps SQLite's lock until it goes on.
