@@ -26,6 +26,7 @@ from incumbent.cron.once import OnceRun, begin_once
 from incumbent.durations import Duration
 from incumbent.errors import ConfigError, NotAcquired
 from incumbent.handles import LeaseHandle, LockHandle
+from incumbent.inside import around_call
 from incumbent.locks import AsyncLease, AsyncLock, Lease, Lock
 from incumbent.options import LockSettings, require
 from incumbent.protocol.port import run as drive
@@ -242,7 +243,7 @@ def _wrap_sync(function: Any, namer: Namer, common: Any, *, skip: bool) -> Any:
             if skip:
                 return None
             raise
-        with lease:
+        with lease, around_call(lease):
             if "once_per" not in common:
                 return call(*args, **kwargs)
             work = functools.partial(call, *args, **kwargs)
@@ -293,10 +294,11 @@ def _wrap_async(function: Any, namer: Namer, common: Any, *, skip: bool) -> Any:
                 return None
             raise
         async with lease:
-            if "once_per" not in common:
-                return await function(*args, **kwargs)
-            work = functools.partial(function, *args, **kwargs)
-            return await _recorded_async(lease, name_of(function), work, skip=skip)
+            with around_call(lease):
+                if "once_per" not in common:
+                    return await function(*args, **kwargs)
+                work = functools.partial(function, *args, **kwargs)
+                return await _recorded_async(lease, name_of(function), work, skip=skip)
 
     return wrapper
 

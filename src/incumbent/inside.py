@@ -1,7 +1,7 @@
-"""The lease that this process runs under, asked of its supervisor.
+"""The lease that this code runs under: of the decorated function around it, or of its supervisor.
 
-Nothing is remembered: each question goes to the supervisor's socket, and the proof counts from the
-instant before asking. No answer is a no.
+Of the supervisor's nothing is remembered: each question goes to its socket, and the proof counts
+from the instant before asking. No answer is a no.
 """
 
 from __future__ import annotations
@@ -10,12 +10,18 @@ import json
 import os
 import socket
 import time
-from typing import Final, NamedTuple
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from incumbent import clock
 from incumbent.durations import Duration, parse_duration, say_seconds
 from incumbent.errors import LeaseLost, Misuse
 from incumbent.protocol.words import lease_lost
+
+if TYPE_CHECKING:
+    from incumbent.locks import AsyncLease, Lease
 
 _PATIENCE: Final = 0.25
 """Seconds for an answer; a supervisor that is slower than that is not well."""
@@ -135,19 +141,39 @@ def _left(until: float) -> float:
     return left
 
 
-def current() -> CurrentLease:
-    """The lease that this process runs under (`incumbent run`, `lead` or `work`).
+_of_call: ContextVar[Lease | AsyncLease | None] = ContextVar("incumbent.current", default=None)
 
-    Raises Misuse outside of them.
+
+@contextmanager
+def around_call(lease: Lease | AsyncLease) -> Iterator[None]:
+    """Let `current()` give this lease in the body."""
+    before = _of_call.set(lease)
+    try:
+        yield
+    finally:
+        _of_call.reset(before)
+
+
+def current() -> CurrentLease | Lease | AsyncLease:
+    """The lease that this code runs under.
+
+    In a function decorated with `exclusive` or `once`, and in the tasks that it starts, that
+    function's lease; a thread that it starts has none. Else the lease that this process runs under
+    (`incumbent run`, `lead` or `work`). Raises Misuse outside of them.
     """
+    lease = _of_call.get()
+    return lease if lease is not None else _of_supervisor()
+
+
+def _of_supervisor() -> CurrentLease:
     environ = os.environ
     try:
         name, term = environ["INCUMBENT_LEASE_NAME"], int(environ["INCUMBENT_LEASE_TERM"])
         holder, path = environ["INCUMBENT_LEASE_HOLDER"], environ["INCUMBENT_LEASE_SOCKET"]
     except (KeyError, ValueError) as error:
         raise Misuse(
-            "incumbent.current() is for a command that `incumbent run`, `lead` or `work` started"
-            f" (INCUMBENT_LEASE_* is incomplete: {error}); elsewhere take a lease with"
-            " incumbent.Lock"
+            "incumbent.current() is for a function decorated with exclusive or once, and for a"
+            " command that `incumbent run`, `lead` or `work` started (INCUMBENT_LEASE_* is"
+            f" incomplete: {error}); elsewhere take a lease with incumbent.Lock"
         ) from None
     return CurrentLease(name, holder, term, environ.get("INCUMBENT_LEASE_SLOT"), path)

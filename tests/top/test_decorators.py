@@ -164,6 +164,47 @@ def test_once_runs_once_for_functions_and_coroutines(engine: FaultyEngine) -> No
     assert [asyncio.run(async_job()), asyncio.run(async_job())] == ["ran", None]
 
 
+def test_a_decorated_function_asks_for_the_lease_of_its_call(engine: FaultyEngine) -> None:
+    @incumbent.exclusive("inner", store=engine)
+    def inner() -> str:
+        return incumbent.current().name
+
+    @incumbent.exclusive("outer", store=engine)
+    def outer() -> tuple[str, str, str]:
+        incumbent.current().check(need=1)
+        return incumbent.current().name, inner(), incumbent.current().name
+
+    @incumbent.once("later", per="1h", store=engine)
+    async def later() -> tuple[str, str]:
+        helper = asyncio.create_task(asyncio.to_thread(lambda: incumbent.current().name))
+        return incumbent.current().name, await helper
+
+    assert outer() == ("outer", "inner", "outer")
+    assert asyncio.run(later()) == ("later", "later")
+    with pytest.raises(incumbent.Misuse, match="decorated with exclusive or once"):
+        incumbent.current()
+
+
+def test_a_task_that_outlives_the_call_finds_its_lease_gone(engine: FaultyEngine) -> None:
+    over = asyncio.Event()
+
+    async def helper() -> None:
+        await over.wait()
+        incumbent.current().check()
+
+    @incumbent.exclusive("job", store=engine)
+    async def job() -> asyncio.Task[None]:
+        return asyncio.create_task(helper())
+
+    async def main() -> None:
+        task = await job()
+        over.set()
+        with pytest.raises(incumbent.AlreadyReleased):
+            await task
+
+    asyncio.run(main())
+
+
 def test_a_generator_is_refused_for_its_body_would_run_without_the_lease(
     engine: FaultyEngine,
 ) -> None:
