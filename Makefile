@@ -26,7 +26,7 @@ demo: $(VENV)/.core ## leaders killed, frozen and cut off, on SQLite, beside a p
 test: $(VENV)/.test servers ## the tests, in some minutes; brings the servers that they need
 	$(TESTS) thin $(WORKERS) $(PYTEST_ARGS)
 
-test-all: test promtool $(VENV)/.browser $(VENV)/.docs browser ## and every product of store, fault and driver, and all seeds
+test-all: test promtool $(VENV)/.browser $(VENV)/.docs $(VENV)/.cookbook browser ## and every product of store, fault and driver, and all seeds
 	$(TESTS) rest $(WORKERS) $(PYTEST_ARGS)
 
 quick: $(VENV)/.test ## what needs no server, in at most a minute
@@ -84,6 +84,13 @@ $(VENV)/.core: $(VENV)/.made $(PINS)
 
 $(VENV)/.lint $(VENV)/.docs $(VENV)/.browser: $(VENV)/.%: $(VENV)/.core
 	$(INSTALL) -e '.[$*]'
+	@touch $@
+
+# Frameworks pin what the test suite has in other versions.
+$(VENV)/.cookbook: $(VENV)/.core constraints-cookbook.txt
+	@PYTHON="$(PYTHON)" scripts/venv.sh $(VENV)/cookbook
+	$(VENV)/cookbook/bin/python -m pip install --quiet --disable-pip-version-check \
+	  -c constraints-cookbook.txt -e '.[cookbook]'
 	@touch $@
 
 # redlock-ng caps redis below 6 and works with the newest all the same, so it

@@ -95,6 +95,8 @@ BROWSER = (
 FORMS = "more forms of the same mistake: unit tests of names, durations and URLs have them all"
 NET = "shows that the tests would see a defect: it changes with the tests, not with the product"
 
+FRAMEWORKS = "needs web frameworks and queues, in an environment of their own"
+
 # (file, why, {test: what `make test` keeps}), or for a whole file "*".
 _TABLE: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
     (
@@ -510,6 +512,12 @@ _TABLE: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
         "starts the fleet of the README, and waits for a Redis that has just started",
         {"test_the_shell_of_the_readme_runs_from_top_to_bottom": ()},
     ),
+    ("cookbook/test_django.py", FRAMEWORKS, {"*": ()}),
+    ("cookbook/test_fastapi.py", FRAMEWORKS, {"*": ()}),
+    ("cookbook/test_flask.py", FRAMEWORKS, {"*": ()}),
+    ("cookbook/test_queues.py", FRAMEWORKS, {"*": ()}),
+    ("cookbook/test_schedulers.py", FRAMEWORKS, {"*": ()}),
+    ("cookbook/test_scripts.py", FRAMEWORKS, {"*": ()}),
     ("docs/test_site.py", "needs MkDocs and a browser; `make docs` builds the site", {"*": ()}),
     ("page/test_viewers.py", LONG, {"*": ()}),
     ("stores/postgresql/test_mutants.py", NET, {"*": ("a_stranger_*", "the_token_*")}),

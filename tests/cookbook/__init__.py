@@ -1,0 +1,1 @@
+"""Each recipe of docs/cookbook, run against the real framework and real servers."""

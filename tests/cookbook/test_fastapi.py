@@ -1,0 +1,61 @@
+"""FastAPI: of several instances one leads, and its shutdown hands over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cookbook.recipe import Program, Recipe, cooked
+from tests.support.pace import now, took
+from tests.support.servers import RedisServer
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.server
+
+COMMAND = ("uvicorn", "app:app", "--port", "PORT", "--log-level", "warning")
+
+
+@pytest.fixture
+def recipe(own_redis: RedisServer, tmp_path: Path) -> Iterator[Recipe]:
+    store = f"{own_redis.url}?restart_wait=0"
+    with cooked("fastapi", tmp_path, INCUMBENT_STORE=store) as recipe:
+        yield recipe
+
+
+def leaders(*programs: Program) -> list[Program]:
+    return [program for program in programs if program.ask("/leaderz")[0] == 200]
+
+
+def test_of_two_instances_one_leads_and_both_are_healthy(recipe: Recipe) -> None:
+    two = recipe.serve(*COMMAND), recipe.serve(*COMMAND)
+    (leader,) = eventually(lambda: leaders(*two))
+    assert [program.ask("/healthz")[0] for program in two] == [200, 200]
+    assert len({program.ask("/who")[1] for program in two}) == 1
+    eventually(lambda: "polled with fence" in leader.said)
+    (other,) = set(two) - {leader}
+    assert "polled" not in other.said
+
+
+def test_an_instance_that_shuts_down_hands_over_at_once(recipe: Recipe) -> None:
+    two = recipe.serve(*COMMAND), recipe.serve(*COMMAND)
+    (leader,) = eventually(lambda: leaders(*two))
+    (other,) = set(two) - {leader}
+    leader.terminate()
+    since = now()
+    eventually(lambda: leaders(other))
+    # By its ttl, 6 s, it would come later.
+    assert took(since) < 3
+    assert "Traceback" not in leader.said
+
+
+def test_after_a_crash_the_other_leads_when_the_ttl_has_run_out(recipe: Recipe) -> None:
+    two = recipe.serve(*COMMAND), recipe.serve(*COMMAND)
+    (leader,) = eventually(lambda: leaders(*two))
+    (other,) = set(two) - {leader}
+    since = now()
+    leader.kill()
+    eventually(lambda: leaders(other))
+    # The last renewal was at most a third of the ttl before.
+    assert now() - since > 3.5

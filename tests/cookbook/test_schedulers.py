@@ -1,0 +1,86 @@
+"""Celery's beat and APScheduler's scheduler: one of them runs, and the other takes over."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from tests.cookbook.recipe import Program, Recipe, cooked
+from tests.support.servers import RedisServer
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.server
+
+
+def ticks(*programs: Program) -> list[float]:
+    """When each tick was, in order."""
+    lines = [line.split() for program in programs for line in program.said.splitlines()]
+    return sorted(float(words[-1]) for words in lines if "tick" in words[-3:-1])
+
+
+@pytest.fixture
+def scheduler(own_redis: RedisServer, tmp_path: Path) -> Iterator[Recipe]:
+    store = f"{own_redis.url}?restart_wait=0"
+    with cooked("apscheduler", tmp_path, INCUMBENT_STORE=store) as recipe:
+        yield recipe
+
+
+@pytest.fixture
+def celery(own_redis: RedisServer, tmp_path: Path) -> Iterator[Recipe]:
+    store, broker = f"{own_redis.url}/0?restart_wait=0", f"{own_redis.url}/1"
+    with cooked("celery", tmp_path, INCUMBENT_STORE=store, BROKER=broker) as recipe:
+        yield recipe
+
+
+def service(recipe: Recipe) -> Program:
+    return recipe.start("python", "service.py")
+
+
+def beat(recipe: Recipe, host: str) -> Program:
+    command = ("celery", "-A", "tasks", "beat", "--schedule", f"beat-{host}", "--loglevel", "info")
+    lead = ("python", "-m", "incumbent", "lead", "beat", "--ttl", "6s", "--holder", host)
+    return recipe.start(*lead, "--", *command)
+
+
+def test_one_of_two_schedulers_ticks_and_hands_over_when_it_is_stopped(scheduler: Recipe) -> None:
+    first = service(scheduler)
+    eventually(lambda: ticks(first))
+    second = service(scheduler)
+    eventually(lambda: len(ticks(first)) > 4)
+    assert ticks(second) == []
+    assert first.terminate() == 0, first.said
+    eventually(lambda: ticks(second), within=4)
+    assert max(ticks(first)) < min(ticks(second))
+
+
+def test_a_scheduler_that_was_frozen_ticks_no_more(scheduler: Recipe) -> None:
+    first = service(scheduler)
+    eventually(lambda: ticks(first))
+    second = service(scheduler)
+    first.process.send_signal(signal.SIGSTOP)
+    eventually(lambda: ticks(second))
+    before = ticks(first)
+    first.process.send_signal(signal.SIGCONT)
+    eventually(lambda: "LeaseLost" in first.said)
+    assert ticks(first) == before
+
+
+def test_of_two_beats_one_sends_and_the_other_takes_over(celery: Recipe) -> None:
+    worker = celery.start("celery", "-A", "tasks", "worker", "--concurrency", "1", "-l", "warning")
+    first, second = beat(celery, "a"), beat(celery, "b")
+
+    def sends() -> list[Program]:
+        return [one for one in (first, second) if "Sending due task" in one.said]
+
+    (sender,) = eventually(sends)
+    (other,) = {first, second} - {sender}
+    eventually(lambda: len(ticks(worker)) > 3)
+    assert sends() == [sender]
+    sender.kill()
+    eventually(lambda: sends() == [sender, other] or sends() == [other, sender])
+    done = ticks(worker)
+    assert min(later - earlier for earlier, later in pairwise(done)) > 0.3
