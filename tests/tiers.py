@@ -518,6 +518,7 @@ _TABLE: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
     ("cookbook/test_queues.py", FRAMEWORKS, {"*": ()}),
     ("cookbook/test_schedulers.py", FRAMEWORKS, {"*": ()}),
     ("cookbook/test_scripts.py", FRAMEWORKS, {"*": ()}),
+    ("release/test_first_hour.py", "installs what a new user would", {"*": ()}),
     ("docs/test_site.py", "needs MkDocs and a browser; `make docs` builds the site", {"*": ()}),
     ("page/test_viewers.py", LONG, {"*": ()}),
     ("stores/postgresql/test_mutants.py", NET, {"*": ("a_stranger_*", "the_token_*")}),

@@ -74,11 +74,12 @@ class Program:
 class Recipe:
     """The files of one page in a folder, and what runs there."""
 
-    def __init__(self, page: str, folder: Path, **settings: str) -> None:
+    def __init__(self, page: str, folder: Path, binaries: Path, **settings: str) -> None:
         """`settings`: variables of the programs' environment."""
-        if not BINARIES.exists():
+        if not binaries.exists():
             raise CookbookMissing("no frameworks in this environment: run `make .venv/.cookbook`")
         self.folder = folder
+        self.binaries = binaries
         self.settings = settings
         self.programs: list[Program] = []
         for block in blocks_of(PAGES / f"{page}.md"):
@@ -92,8 +93,8 @@ class Recipe:
         kept = {name: os.environ[name] for name in ("LANG", "TMPDIR") if name in os.environ}
         return kept | {
             "HOME": str(self.folder),
-            "PATH": f"{BINARIES}:{os.environ['PATH']}",
-            "PYTHONPATH": f"{ROOT / 'src'}:{self.folder}",
+            "PATH": f"{self.binaries}:{os.environ['PATH']}",
+            "PYTHONPATH": str(self.folder),
             "PYTHONUNBUFFERED": "1",
             **self.settings,
         }
@@ -127,7 +128,7 @@ class Recipe:
     def _popen(self, words: list[str], output: IO[bytes]) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             words,
-            executable=str(BINARIES / words[0]),
+            executable=str(self.binaries / words[0]),
             cwd=self.folder,
             env=self.environment,
             stdin=subprocess.DEVNULL,
@@ -146,9 +147,9 @@ class Recipe:
 
 
 @contextmanager
-def cooked(page: str, folder: Path, **settings: str) -> Iterator[Recipe]:
+def cooked(page: str, folder: Path, binaries: Path = BINARIES, **settings: str) -> Iterator[Recipe]:
     """The recipe of docs/cookbook/`page`.md; all that it started ends with the block."""
-    recipe = Recipe(page, folder, **settings)
+    recipe = Recipe(page, folder, binaries, **settings)
     try:
         yield recipe
     finally:
