@@ -9,7 +9,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-from tests.cookbook.recipe import Program, Recipe, cooked
+from tests.cookbook.recipe import BINARIES, Program, Recipe, cooked
 from tests.stores.postgresql.world import AGED
 from tests.support.postgresql import PostgresServer
 from tests.support.waiting import eventually
@@ -35,7 +35,7 @@ def recipe(postgres_server: PostgresServer, database: str, tmp_path: Path) -> It
         "PGUSER": url.username or "",
         "PGPASSWORD": unquote(url.password or ""),
     }
-    with cooked("django", tmp_path, **settings) as recipe:
+    with cooked("django", tmp_path, BINARIES, **settings) as recipe:
         recipe.run("django-admin", "startproject", "shop", ".", "--settings=")
         recipe.run("python", "manage.py", "migrate")
         yield recipe
