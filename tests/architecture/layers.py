@@ -88,7 +88,7 @@ LAYERS = (
     Layer("settings", ("options",)),
     Layer("leases", ("belief", "handles", "inner", "candidacy", "running", "taken")),
     Layer("facades", ("locks", "elections", "clients", "inside")),
-    Layer("decorators", ("decorators", "compat")),
+    Layer("decorators", ("decorators", "compat", "tooz_driver")),
     Layer("health", ("metrics", "otel", "serve")),
     Layer("supervision", ("supervise",)),
     Layer("jobs", ("cron",)),
@@ -106,13 +106,14 @@ DRIVERS = {
     "sqlite3": ("stores.sqlite", "demo", "fencing.http"),
     "psycopg": ("stores.postgresql",),
     "sqlalchemy": ("stores.postgresql", "fencing.sql"),
+    "tooz": ("tooz_driver",),
 }
 
 # The vocabulary has one word for each thing; these would be a second one.
 AVOIDED = frozenset({"unlock", "obtain", "refresh", "watchdog", "resource", "owner"})
 # What a guard writes to is the resource, in the field's words; elsewhere it would mean the name.
 # The interfaces of others have their words.
-SPOKEN = {"fencing": {"resource"}, "compat": {"owner"}}
+SPOKEN = {"fencing": {"resource"}, "compat": {"owner"}, "tooz_driver": {"owner"}}
 # Where users look, a token is a fencing token; the store contract says `token` for short.
 NO_BARE_TOKEN = ("locks", "handles", "errors")
 

@@ -131,4 +131,25 @@ MUTATIONS: tuple[Mutation, ...] = (
         "|",
         "tests/stores/test_safe_names.py",
     ),
+    _p(
+        "a lock of tooz is acquired for as long as it was not released",
+        "tooz_driver.py",
+        "        return lease is not None and lease.valid",
+        "        return lease is not None",
+        "tests/tooz_driver/test_locks.py",
+    ),
+    _p(
+        "a member of tooz takes itself for the leader that it was before a crash",
+        "tooz_driver.py",
+        "leader if leader and (ours or leader.holder != self.holder) else None",
+        "leader",
+        "tests/tooz_driver/test_leaders.py",
+    ),
+    _p(
+        "a lock of tooz is taken away under its holder",
+        "tooz_driver.py",
+        "            link.store.put(key, RESIGN, notice, None, clock.now() + _WITHIN)",
+        "            link.store.give(key, holding.claim, None, clock.now() + _WITHIN)",
+        "tests/tooz_driver/test_locks.py",
+    ),
 )
