@@ -204,6 +204,15 @@ _TABLE: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
             "test_without_a_bug_the_same_plans_show_no_fault": (),
         },
     ),
+    (
+        "coming_from/test_rows.py",
+        "installs the libraries of which `make test` has no other use",
+        {
+            "test_both_calls_of_a_row_do_what_the_page_says": (
+                *("redis-py:*", "python-redis-lock:*", "redlock-ng:*", "filelock:*"),
+            )
+        },
+    ),
     ("release/test_packages.py", LONG, {"*": ()}),
     (
         "fencing/test_frozen.py",

@@ -24,6 +24,8 @@ def execute(code: str, names: dict[str, Any]) -> str:
     """The value, as Python writes it if it is a plain one; else its type; or "raises ERROR"."""
     names["_show"] = lambda value: names.update(value=value)
     names["value"] = None
+    if names.get("in_a_task"):
+        code = f"await asyncio.sleep(0)\n{code}"
     try:
         result = eval(_compiled(code), names)
         if inspect.iscoroutine(result):

@@ -66,3 +66,43 @@ def taking_it_twice(both: Both) -> None:
 @row("filelock", 'async with AsyncFileLock("job.lock"):')
 def a_coroutine(both: Both) -> None:
     assert both.run() == ("'ran'", "'ran'")
+
+
+LIBRARIES["portalocker"] = Library(
+    lambda servers: "import portalocker",
+    LIBRARIES["filelock"].take,
+    LIBRARIES["filelock"].store,
+    environment="today",
+)
+
+
+@row("portalocker", 'lock = portalocker.Lock("job.lock", timeout=1)')
+def an_open_file_is_the_lock(both: Both) -> None:
+    assert both.made == ("Lock", "Lock")
+
+
+@row("portalocker", "lock.acquire()")
+def waiting_for_the_file(both: Both) -> None:
+    with both.held():
+        assert both.run() == ("raises AlreadyLocked", "raises AcquireTimeout")
+    assert both.run() == ("TextIOWrapper", "Lease")
+
+
+@row("portalocker", "lock.acquire(fail_when_locked=True)")
+def trying_the_file_once(both: Both) -> None:
+    with both.held():
+        assert both.run() == ("raises AlreadyLocked", "raises NotAcquired")
+    assert both.run() == ("TextIOWrapper", "Lease")
+
+
+@row("portalocker", "with lock as file:")
+def a_body_with_the_file(both: Both) -> None:
+    assert both.run() == ("'ran'", "'ran'")
+
+
+@row("portalocker", "lock.release()")
+def releasing_the_file(both: Both) -> None:
+    both.take()
+    assert both.run() == ("None", "True")
+    with both.held():
+        pass

@@ -1,4 +1,4 @@
-"""redis-py, python-redis-lock, redlock-ng."""
+"""redis-py, python-redis-lock, redlock-ng, RedLock.net, aioredis-lock, portalocker's RedisLock."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 import incumbent
 from tests.coming_from.cases import LIBRARIES, Library, Servers, row
-from tests.coming_from.sides import Both, Here, Outcome
+from tests.coming_from.sides import NOT_RUN, Both, Here, Outcome
 from tests.support.waiting import eventually
 
 TAKE = Outcome("lock.acquire()", "lease = lock.acquire()")
@@ -268,3 +268,164 @@ def releasing_a_redlock(both: Both) -> None:
     assert both.each('manager.acquire("job", 60_000)', "lock.acquire(timeout=0)") == (
         *("Lock", "Lease"),
     )
+
+
+LIBRARIES["RedLock.net"] = Library(lambda servers: "pass", TAKE, quorum, environment=NOT_RUN)
+
+
+@row("RedLock.net", 'factory.CreateLockAsync("job", expiry)')
+def ours_of_trying_once(both: Both) -> None:
+    assert both.made.ours == "Lease"
+    assert both.run().ours == "None"
+
+
+@row("RedLock.net", 'factory.CreateLockAsync("job", expiry, wait, retry)')
+def ours_of_waiting(both: Both) -> None:
+    assert both.run().ours == "raises AcquireTimeout"
+    both.ours.run("lease.release()")
+    assert both.run().ours == "Lease"
+
+
+@row("RedLock.net", "redLock.IsAcquired")
+@row("RedLock.net", "redLock.DisposeAsync()")
+def ours_of_a_held_lock(both: Both) -> None:
+    assert both.run().ours == "True"
+
+
+@row("RedLock.net", "redLock.ExtendCount")
+def ours_of_renewals(both: Both) -> None:
+    assert both.run().ours == "float"
+
+
+def of_aioredis(servers: Servers) -> str:
+    url = f"redis://127.0.0.1:{servers.redis.port}"
+    return (
+        "import aioredis\nfrom aioredis_lock import RedisLock\n"
+        f"pool = await aioredis.create_redis_pool({url!r})"
+    )
+
+
+def of_redis_asyncio(servers: Servers) -> str:
+    return (
+        "import asyncio, incumbent.compat, redis.asyncio\nin_a_task = True\n"
+        f"client = redis.asyncio.Redis(port={servers.redis.port})"
+    )
+
+
+LIBRARIES["aioredis-lock"] = Library(
+    of_aioredis,
+    Outcome("await lock.acquire()", "lease = await lock.acquire()"),
+    lambda servers: servers.redis.url,
+    of_redis_asyncio,
+    give="await lock.release()",
+    environment="old",
+)
+
+
+@row("aioredis-lock", 'lock = RedisLock(pool, "job", timeout=60, wait_timeout=1)')
+def its_timeout_is_the_ttl(both: Both) -> None:
+    both.take()
+    pttl = 'await pool.pttl("job") <= 60_000'
+    assert both.each(pttl, "lease.remaining <= 15") == ("True", "True")
+
+
+@row("aioredis-lock", "async with lock:")
+def a_body_of_a_task(both: Both) -> None:
+    with both.held():
+        assert both.run() == ("raises LockTimeoutError", "raises AcquireTimeout")
+    assert both.run() == ("'ran'", "'ran'")
+
+
+@row("aioredis-lock", "await lock.acquire(60, 1)")
+def waiting_in_a_task(both: Both) -> None:
+    with both.held():
+        assert both.run() == ("False", "raises AcquireTimeout")
+    assert both.run() == ("True", "AsyncLease")
+
+
+@row("aioredis-lock", "await lock.is_owner()")
+def whether_this_task_holds_it(both: Both) -> None:
+    with both.held():
+        assert both.run() == ("False", "False")
+    taken = (
+        f"lease = await lock.acquire()\n{column}" for column in (both.row.theirs, both.row.ours)
+    )
+    assert both.each(*taken) == ("True", "True")
+
+
+@row("aioredis-lock", "await lock.renew(60)")
+def renewing_in_a_task(both: Both) -> None:
+    both.take()
+    assert both.run() == ("True", "float")
+
+
+@row("aioredis-lock", "await lock.release()")
+def releasing_in_a_task(both: Both) -> None:
+    both.take()
+    assert both.run() == ("True", "True")
+    both.take()
+    both.theirs.run(both.named("for key in await pool.keys('*job*'): await pool.delete(key)"))
+    assert both.run() == ("False", "raises LeaseLost")
+
+
+@row("aioredis-lock", 'lock = RedisLock(pool, "job", timeout=60)')
+def changing_the_import_of_a_task(both: Both) -> None:
+    both.run()
+    assert both.theirs.run("await lock.acquire(60, 0)") == "True"
+    assert both.ours.run("await lock.acquire(60, 0)") == "False"
+    assert both.theirs.run("await lock.release()") == "True"
+    assert both.ours.run("await lock.acquire(60, 0)") == "True"
+    assert both.theirs.run("await lock.acquire(60, 0)") == "False"
+    both.ours.run("await lock.release()")
+    both.ours.run("await client.aclose()")
+
+
+def of_portalocker(servers: Servers) -> str:
+    return f"import portalocker, redis\nr = redis.Redis(port={servers.redis.port})"
+
+
+LIBRARIES["portalocker.RedisLock"] = Library(
+    of_portalocker, TAKE, lambda servers: servers.redis.url, environment="today"
+)
+
+
+@row(
+    "portalocker.RedisLock",
+    'lock = portalocker.RedisLock("job", connection=r, timeout=1, fencing=True,'
+    " interrupt_on_lost=False)",
+)
+def a_subscription_is_the_lock(both: Both) -> None:
+    assert both.made == ("RedisLock", "Lock")
+
+
+@row("portalocker.RedisLock", "lock.acquire()")
+def waiting_for_the_subscribers(both: Both) -> None:
+    with both.held():
+        assert both.run() == ("raises AlreadyLocked", "raises AcquireTimeout")
+    assert both.run() == ("RedisLock", "Lease")
+
+
+@row("portalocker.RedisLock", "with lock:")
+def a_body_that_subscribes(both: Both) -> None:
+    assert both.run() == ("'ran'", "'ran'")
+
+
+@row("portalocker.RedisLock", "lock.ensure_held()")
+def asking_in_the_body(both: Both) -> None:
+    both.take()
+    assert both.run() == ("None", "None")
+    both.theirs.run(both.named("r.delete(*r.keys('incumbent:*job*'))"))
+    both.theirs.run("r.execute_command('CLIENT', 'KILL', 'TYPE', 'PUBSUB')")
+    eventually(lambda: both.run() == ("raises LockLostError", "raises LeaseLost"))
+
+
+@row("portalocker.RedisLock", "lock.fence_token")
+def a_number_that_grows(both: Both) -> None:
+    both.take()
+    assert all(int(token) > 0 for token in both.run())
+
+
+@row("portalocker.RedisLock", "lock.release()")
+def releasing_the_subscription(both: Both) -> None:
+    both.take()
+    assert both.run() == ("None", "True")

@@ -22,6 +22,7 @@ from tests.coming_from.pages import Row
 
 T = TypeVar("T")
 WITHIN = 30.0
+NOT_RUN = "not run"
 _numbers = count(1)
 
 
@@ -109,6 +110,21 @@ class There:
     def close(self) -> None:
         self._process.kill()
         self._process.communicate()
+
+
+class Told:
+    """A column that is not run: its language is another one."""
+
+    def start(self, code: str) -> Future[str]:
+        future: Future[str] = Future()
+        future.set_result(NOT_RUN)
+        return future
+
+    def run(self, code: str) -> str:
+        return NOT_RUN
+
+    def close(self) -> None:
+        pass
 
 
 class Outcome(NamedTuple):

@@ -8,14 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.coming_from import of_files, of_redis
+from tests.coming_from import of_etcd, of_files, of_redis
 from tests.coming_from.cases import CASES, LIBRARIES, Servers
+from tests.coming_from.environments import bin_of
 from tests.coming_from.pages import Row, all_rows
-from tests.coming_from.sides import Both, Here, Side
+from tests.coming_from.sides import NOT_RUN, Both, Here, Side, There, Told
 from tests.support.servers import RedisServer
 
+# The first that needs an environment makes it.
+pytestmark = pytest.mark.timeout(600)
+
 OURS = "import incumbent\nfrom incumbent import AsyncLock, Client, Election, Lock, exclusive, once"
-OF = (of_files, of_redis)
+OF = (of_etcd, of_files, of_redis)
 """Those that have the cases."""
 
 
@@ -35,7 +39,8 @@ def both(
     monkeypatch.chdir(tmp_path)
 
     def make() -> tuple[Side, Side]:
-        theirs, ours = Here(), Here()
+        theirs = side_of(library.environment)
+        ours = Here()
         for side, setup in (
             (theirs, library.theirs(servers)),
             (ours, f"{OURS}\n{library.ours(servers)}"),
@@ -46,6 +51,12 @@ def both(
     pair = Both(row, make, library.take, library.give)
     yield pair
     pair.close()
+
+
+def side_of(environment: str) -> Side:
+    if environment == NOT_RUN:
+        return Told()
+    return There(bin_of(environment) / "python") if environment else Here()
 
 
 @pytest.mark.parametrize("row", all_rows(), ids=lambda row: row.id)
