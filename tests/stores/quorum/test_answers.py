@@ -301,9 +301,11 @@ def test_waiting_for_what_no_majority_gives_ends_with_why(three: Members) -> Non
         lambda timeout: asyncio.run(acquire(three, name, timeout)),
     ]
     for wait in waits:
-        for timeout in (0, 1.5):
-            with pytest.raises(StoreUnavailable, match="would grant it"):
-                wait(timeout)
+        with pytest.raises(StoreUnavailable, match="would grant it"):
+            wait(0)
+        # The last try may have too little time for an answer: then nobody knows what it did.
+        with pytest.raises(StoreError, match=r"would grant it|no answer in time"):
+            wait(1.5)
 
 
 def test_waiting_for_what_a_majority_holds_ends_with_who(three: Members) -> None:
