@@ -49,6 +49,8 @@ class Library:
     store: Callable[[Servers], str]
     ours: Callable[[Servers], str] = lambda servers: "pass"
     give: str = "lock.release()"
+    commands: bool = False
+    """Whether its rows are commands, which their cases start."""
     environment: str = ""
     """Of `environments`; "": the library is installed beside ours."""
 

@@ -34,7 +34,7 @@ def bin_of(name: str) -> Path:
     wanted = WANTED[name]
     made = sha256("\n".join((sys.version, *wanted)).encode()).hexdigest()[:12]
     folder = FOLDER / f"{name}-{made}"
-    FOLDER.mkdir(exist_ok=True)
+    FOLDER.mkdir(parents=True, exist_ok=True)
     with (FOLDER / f"{name}.lock").open("w") as one_at_a_time:
         fcntl.flock(one_at_a_time, fcntl.LOCK_EX)
         if not (folder / "made").exists():

@@ -142,6 +142,9 @@ class Both:
         self.name = f"job{next(_numbers)}"
         self._make = make
         self.theirs, self.ours = make()
+
+    def prepare(self) -> None:
+        """Run the first row of the section."""
         self.made = self.each(*self._first)
         assert "raises" not in " ".join(self.made), self.made
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.coming_from import of_etcd, of_files, of_redis
+from tests.coming_from import of_etcd, of_files, of_jobs, of_redis
 from tests.coming_from.cases import CASES, LIBRARIES, Servers
 from tests.coming_from.environments import bin_of
 from tests.coming_from.pages import Row, all_rows
@@ -19,7 +19,7 @@ from tests.support.servers import RedisServer
 pytestmark = pytest.mark.timeout(600)
 
 OURS = "import incumbent\nfrom incumbent import AsyncLock, Client, Election, Lock, exclusive, once"
-OF = (of_etcd, of_files, of_redis)
+OF = (of_etcd, of_files, of_jobs, of_redis)
 """Those that have the cases."""
 
 
@@ -49,8 +49,12 @@ def both(
         return theirs, ours
 
     pair = Both(row, make, library.take, library.give)
-    yield pair
-    pair.close()
+    try:
+        if not library.commands:
+            pair.prepare()
+        yield pair
+    finally:
+        pair.close()
 
 
 def side_of(environment: str) -> Side:
