@@ -528,6 +528,24 @@ _TABLE: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
     ("cookbook/test_schedulers.py", FRAMEWORKS, {"*": ()}),
     ("cookbook/test_scripts.py", FRAMEWORKS, {"*": ()}),
     ("release/test_first_hour.py", "installs what a new user would", {"*": ()}),
+    (
+        "tooz_driver/test_locks.py",
+        STORES,
+        {
+            "test_a_lock_is_renewed_without_a_heartbeat": ("redis",),
+            "test_a_lock_that_is_broken_is_lost_before_another_has_it": ("redis",),
+            "test_the_lock_of_a_dead_process_goes_to_the_next_one_after_its_ttl": ("redis",),
+        },
+    ),
+    (
+        "tooz_driver/test_leaders.py",
+        STORES,
+        {
+            "test_a_leader_that_an_operator_broke_leads_no_longer_and_is_elected_anew": ("redis",),
+            "test_after_a_crash_another_leads_once_the_ttl_is_over": ("redis",),
+            "test_on_other_stores_it_is_the_same": (),
+        },
+    ),
     ("docs/test_site.py", "needs MkDocs and a browser; `make docs` builds the site", {"*": ()}),
     ("page/test_viewers.py", LONG, {"*": ()}),
     ("stores/postgresql/test_mutants.py", NET, {"*": ("a_stranger_*", "the_token_*")}),

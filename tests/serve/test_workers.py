@@ -37,6 +37,12 @@ def heard(workers: Workers) -> bool:
     return True
 
 
+def told(workers: Workers, number: int) -> bool:
+    """Whether that worker has reported."""
+    workers.receive()
+    return f'worker="w{number}"' in metrics.text(workers)
+
+
 def one(number: int) -> Situation:
     return Situation("job", f"node-1:w{number}", elects=True)
 
@@ -53,7 +59,7 @@ def test_one_worker_that_leads_makes_a_leader_of_all(workers: Workers, its: sock
     first.standby("node-1:w2")
     second.leading(lease)
     with reporting(first, 0, its), reporting(second, 1, its):
-        eventually(lambda: heard(workers) and workers.look().leading)
+        eventually(lambda: told(workers, 1) and told(workers, 2))
         view = workers.look()
         assert (view.name, view.holder, view.leader) == ("job", "node-1", "node-1:w2")
         assert (view.role, view.ready, view.term) == ("leading", True, lease.fencing_token)

@@ -25,7 +25,8 @@ class World:
 
     def __init__(self, store: str, namespace: str, ends: ExitStack) -> None:
         self.store, self.namespace, self._ends = store, namespace, ends
-        self.url = f"incumbent+{store}?namespace={namespace}&lock_timeout={TTL}"
+        more = "&" if "?" in store else "?"
+        self.url = f"incumbent+{store}{more}namespace={namespace}&lock_timeout={TTL}"
 
     def start(self, member: bytes = b"one", url: str = "") -> Driver:
         made = cast("Driver", get_coordinator(url or self.url, member))
