@@ -3,7 +3,7 @@
 
 PYTHON ?= python3
 # For two cores: most tests wait. More would starve those that run processes.
-WORKERS ?= 5
+WORKERS ?= 7
 PYTEST_ARGS ?=
 CHAOS_ARGS ?=
 

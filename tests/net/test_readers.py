@@ -13,7 +13,7 @@ from incumbent.net.readers import ReaderRole
 class Waiter:
     listens: bool
     over: bool = False
-    wakeup: Any = field(default_factory=lambda: SimpleNamespace(ring=lambda: None))
+    wakeup: Any = field(default_factory=lambda: SimpleNamespace(wake=lambda: None))
 
 
 def test_who_relied_on_a_reader_that_was_interrupted_has_to_look() -> None:

@@ -143,8 +143,8 @@ def as_json(request: Request, result: object) -> str:
     """A result for programs, in the envelope that every command has."""
     from json import dumps
 
-    said = {"command": request.command, "namespace": request.namespace, "time": utc(clock.wall())}
-    return dumps({**said, "result": result}, indent=2)
+    asked = {"command": request.command, "namespace": request.namespace}
+    return dumps({**asked, "time": utc(clock.wall()), "result": result}, indent=2)
 
 
 def print_json(request: Request, result: object) -> None:

@@ -37,11 +37,11 @@ def subscription_losses() -> int:
 class Wakeup(Protocol):
     """What wakes one that waits."""
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         """Wake it, now or at its next wait; from any thread."""
 
     async def wait(self, until: float) -> None:
-        """Return when rung, or at `until`, or earlier."""
+        """Return when woken, or at `until`, or earlier."""
 
 
 class LockWakeup:
@@ -51,41 +51,41 @@ class LockWakeup:
         self._gate = threading.Lock()
         self._gate.acquire()
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         try:
             self._gate.release()
         except RuntimeError:
-            return  # it rings already
+            return  # it is woken already
 
     async def wait(self, until: float) -> None:
         self._gate.acquire(timeout=max(0.0, min(until - _now(), SLICE)))
 
 
 class LoopWakeup:
-    """For a task. Rung in its own loop only."""
+    """For a task. Woken in its own loop only."""
 
     def __init__(self) -> None:
-        self._rung = False
+        self._woken = False
         self._sleeper: Future[None] | None = None
 
-    def ring(self) -> None:
-        self._rung = True
+    def wake(self) -> None:
+        self._woken = True
         if self._sleeper is not None and not self._sleeper.done():
             self._sleeper.set_result(None)
 
     async def wait(self, until: float) -> None:
-        if not self._rung:
+        if not self._woken:
             from asyncio import get_running_loop
 
             loop = get_running_loop()
             sleeper = self._sleeper = loop.create_future()
-            timer = loop.call_later(max(0.0, until - _now()), self.ring)
+            timer = loop.call_later(max(0.0, until - _now()), self.wake)
             try:
                 await sleeper
             finally:
                 timer.cancel()
                 self._sleeper = None
-        self._rung = False
+        self._woken = False
 
 
 class _Role(Protocol):
@@ -141,11 +141,11 @@ class ReaderRole(Generic[S, W]):
     def _wake_one(self) -> None:
         if self._free:
             for other in list(self._waiters):
-                other.wakeup.ring()
+                other.wakeup.wake()
                 return
 
     def _end_waits(self) -> None:
         """What was said may be lost: whoever relied on hearing it has to look."""
         for waiter in list(self._waiters):
             waiter.over = waiter.over or waiter.listens
-            waiter.wakeup.ring()
+            waiter.wakeup.wake()

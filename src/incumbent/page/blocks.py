@@ -74,8 +74,8 @@ def timed_blocks(snapshot: Snapshot, fleet: Fleet, window: str) -> Blocks:
 
 @lru_cache(maxsize=8192)
 def _id(block: str, *names: object) -> str:
-    told = "\0".join(map(str, names)).encode("utf-8", "replace")
-    return block + blake2s(told, digest_size=6).hexdigest()
+    listed = "\0".join(map(str, names)).encode("utf-8", "replace")
+    return block + blake2s(listed, digest_size=6).hexdigest()
 
 
 def _cells(id_: str, name: str, cells: Mapping[str, object]) -> Html:

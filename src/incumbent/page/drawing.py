@@ -71,8 +71,8 @@ def time_line(terms: tuple[Term, ...], window: Window, paused: float | None = No
         by_holder.setdefault((term.holder, term.how == "expired"), []).append(term)
     drawn = [_bars(holder, theirs, window) for (holder, _), theirs in by_holder.items()]
     drawn += [_mark(at, kind, window) for at, kind in marks]
-    said = [_said(term) for term in shown[-5:]] or ["nobody held it in this time"]
-    return _line(drawn, f"{len(shown)} in this time: {'; '.join(said)}")
+    sentences = [_said(term) for term in shown[-5:]] or ["nobody held it in this time"]
+    return _line(drawn, f"{len(shown)} in this time: {'; '.join(sentences)}")
 
 
 def _said(term: Term) -> str:

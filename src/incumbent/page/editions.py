@@ -63,8 +63,8 @@ class Edition:
                 for name, block in self.blocks.items()
                 if self.changed[name] > since
             }
-            said = {"read": self.read, "rows": rows, "orders": orders}
-            self.patches[since] = json.dumps(said, separators=(",", ":")).encode()
+            patch = {"read": self.read, "rows": rows, "orders": orders}
+            self.patches[since] = json.dumps(patch, separators=(",", ":")).encode()
         return self.patches[since]
 
 

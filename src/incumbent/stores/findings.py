@@ -45,9 +45,9 @@ def cannot_tell(what: str, advice: str = "") -> CannotTell:
 
 def state_of_store(findings: Iterable[Finding]) -> State:
     """The state of a name that nobody holds, as far as it depends on the store alone."""
-    said = list(findings)
-    refused = [found[1] for found in said if isinstance(found, GrantsNothing)]
-    unsure = [found[1] for found in said if isinstance(found, CannotTell)]
+    reported = list(findings)
+    refused = [found[1] for found in reported if isinstance(found, GrantsNothing)]
+    unsure = [found[1] for found in reported if isinstance(found, CannotTell)]
     if refused:
         return State(WAITING, f"nobody is given a lease yet: {'; '.join(refused)}")
     if unsure:
@@ -68,8 +68,8 @@ def at(where: str, findings: Iterable[Finding]) -> list[Finding]:
     there: list[Finding] = []
     for finding in findings:
         level, what, todo = finding
-        said = (level, f"{where}: {what}", todo)
-        there.append(type(finding)(said) if isinstance(finding, Verdict) else said)
+        placed = (level, f"{where}: {what}", todo)
+        there.append(type(finding)(placed) if isinstance(finding, Verdict) else placed)
     return there
 
 

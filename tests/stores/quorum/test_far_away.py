@@ -65,8 +65,8 @@ class FarAway:
     def new_subscribers(self) -> FarAway:
         return self
 
-    def new_bell(self) -> Any:
-        return SimpleNamespace(ring=lambda: None)
+    def new_wakeup(self) -> Any:
+        return SimpleNamespace(wake=lambda: None)
 
     def me(self) -> str:
         return "me"

@@ -37,33 +37,33 @@ class FakeEar:
         self.said: list[Any] = []
         self.asked: list[bytes] = []
         self.broken = False
-        self.bell = LoopWakeup()
+        self.wakeup = LoopWakeup()
 
     def send(self, request: bytes, until: float) -> None:
         words = request.split(b"\r\n")
         self.asked.append(words[4])
         if words[2] == b"SUBSCRIBE" and self.confirms:
-            self.hears([b"subscribe", words[4], 1])
+            self.on_message([b"subscribe", words[4], 1])
 
     async def next(self, until: float) -> Any:
         if not self.said and not self.broken and until > clock.now():
-            await self.bell.wait(until)
+            await self.wakeup.wait(until)
         if self.said:
             return self.said.pop(0)
         if self.broken:
             raise Broken("cut", sent=True)
         return None
 
-    def hears(self, message: Any) -> None:
+    def on_message(self, message: Any) -> None:
         self.said.append(message)
-        self.bell.ring()
+        self.wakeup.wake()
 
     def lose(self) -> None:
         self.broken = True
-        self.bell.ring()
+        self.wakeup.wake()
 
     def wake(self) -> None:
-        self.bell.ring()
+        self.wakeup.wake()
 
     def close(self) -> None:
         self.broken = True
@@ -127,10 +127,10 @@ class Scene:
 
     def word(self, text: str) -> None:
         inbox = inbox_channel(self.hub._commands.inbox).encode()
-        self.host.ear.hears([b"message", inbox, text.encode()])
+        self.host.ear.on_message([b"message", inbox, text.encode()])
 
     def news(self, payload: bytes = b"") -> None:
-        self.host.ear.hears([b"message", CHANNEL, payload])
+        self.host.ear.on_message([b"message", CHANNEL, payload])
 
 
 async def settled() -> None:
@@ -340,7 +340,7 @@ def test_a_word_of_the_old_server_does_not_keep_anybody_from_asking_the_new_one(
         it.host.epoch = "run-2"
         it.hub.learn(CLAIM, clock.now(), queued(epoch="run-2"))
         inbox = inbox_channel(it.hub._commands.inbox).encode()
-        old.hears([b"message", inbox, HELD.encode()])
+        old.on_message([b"message", inbox, HELD.encode()])
         await settled()
         new = it.wait(queued(epoch="run-2").seen)
         await settled()

@@ -115,14 +115,14 @@ class Subscriber:
         for waiter in list(self._waiters):
             if key is None or waiter.key == key:
                 waiter.notified = True
-                waiter.wakeup.ring()
+                waiter.wakeup.wake()
 
     def _wake_all(self) -> None:
         for waiter in list(self._waiters):
-            waiter.wakeup.ring()
+            waiter.wakeup.wake()
 
     def _leave(self, waiter: _Waiter) -> None:
         self._waiters.discard(waiter)
         if not self._reading.locked():
             for other in list(self._waiters)[:1]:
-                other.wakeup.ring()
+                other.wakeup.wake()

@@ -83,7 +83,7 @@ class AsyncPanel(ConnectedPanel):
         except Broken as error:
             return self._failed(node, error)
         self._futures[node] = future
-        future.add_done_callback(lambda _: self._wakeup.ring())
+        future.add_done_callback(lambda _: self._wakeup.wake())
         return None
 
     async def _read_some(
@@ -248,7 +248,7 @@ class AsyncSubscribers:
         self._connections = wires
         self._wires: list[AsyncWire | None] = [None] * len(wires.nodes)
         self._inbox: deque[Message] = deque()
-        self._bell = LoopWakeup()
+        self._reader_wakeup = LoopWakeup()
         self._tasks: set[asyncio.Task[None]] = set()
 
     def begin(self, node: int, until: float) -> None:
@@ -264,7 +264,7 @@ class AsyncSubscribers:
             self._put(node, error)
             return
         self._wires[node] = wire
-        wire.hears = partial(self._receive, node)
+        wire.on_message = partial(self._receive, node)
         self._put(node, CONNECTED)
 
     def _receive(self, node: int, message: Any) -> None:
@@ -273,7 +273,7 @@ class AsyncSubscribers:
 
     def _put(self, node: int, message: Any) -> None:
         self._inbox.append((node, message))
-        self._bell.ring()
+        self._reader_wakeup.wake()
 
     def send(self, node: int, request: bytes, until: float) -> None:
         wire = self._wires[node]
@@ -283,16 +283,16 @@ class AsyncSubscribers:
 
     async def next(self, until: float) -> Message | None:
         if not self._inbox and until > _now():
-            await self._bell.wait(until)
+            await self._reader_wakeup.wait(until)
         return self._inbox.popleft() if self._inbox else None
 
     def wake(self) -> None:
-        self._bell.ring()
+        self._reader_wakeup.wake()
 
     def drop(self, node: int) -> None:
         wire, self._wires[node] = self._wires[node], None
         if wire is not None:
-            wire.hears = None
+            wire.on_message = None
             wire.close()
 
     def close(self) -> None:
@@ -324,7 +324,7 @@ class AsyncQuorumStore(Operations):
     def new_subscribers(self) -> Subscribers:
         return AsyncSubscribers(self._wires)
 
-    def new_bell(self) -> Wakeup:
+    def new_wakeup(self) -> Wakeup:
         return LoopWakeup()
 
     def me(self) -> Hashable:

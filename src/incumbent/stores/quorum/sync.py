@@ -373,7 +373,7 @@ class _Blocking(Operations):
     def new_subscribers(self) -> Subscribers:
         return SyncSubscribers(self.dialer)
 
-    def new_bell(self) -> Wakeup:
+    def new_wakeup(self) -> Wakeup:
         return LockWakeup()
 
     def me(self) -> Hashable:

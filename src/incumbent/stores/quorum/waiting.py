@@ -89,8 +89,8 @@ class Host(Protocol):
     def new_subscribers(self) -> Subscribers:
         """None of them connected."""
 
-    def new_bell(self) -> Wakeup:
-        """A bell that has not been rung."""
+    def new_wakeup(self) -> Wakeup:
+        """One that nobody has woken yet."""
 
     def me(self) -> Hashable:
         """What tells one thread from another; tasks don't interrupt each other."""
@@ -112,7 +112,7 @@ class _Waiter:
     def tell(self) -> None:
         """It has to look."""
         self.over = True
-        self.wakeup.ring()
+        self.wakeup.wake()
 
 
 class _Subscription:
@@ -185,7 +185,7 @@ class SubscriptionHub(ReaderRole[_Role, _Waiter]):
         """See Store.wait_change. Raises StoreUnavailable if no node can be listened to."""
         channel = self._quorum.dialect.keys(key).floor
         await self._catch_up(host)
-        waiter = _Waiter(host.new_bell(), channel)
+        waiter = _Waiter(host.new_wakeup(), channel)
         self._waiters[waiter] = None
         try:
             self._todo.append(channel)
@@ -321,7 +321,7 @@ class SubscriptionHub(ReaderRole[_Role, _Waiter]):
         for waiter in [each for each in list(self._waiters) if each.channel == channel]:
             if kind != b"message":
                 if not waiter.listens and self._is_done(waiter):
-                    waiter.wakeup.ring()
+                    waiter.wakeup.wake()
                 continue
             waiter.nodes.add(node)
             if len(waiter.nodes) >= self._quorum.need:
@@ -353,7 +353,7 @@ class SubscriptionHub(ReaderRole[_Role, _Waiter]):
             if role.confirmed(waiter.channel) < self._quorum.need:
                 self._warn(error)
                 waiter.over = waiter.over or waiter.listens
-            waiter.wakeup.ring()
+            waiter.wakeup.wake()
 
     def _lose_all(self, role: _Role) -> None:
         role.drop()

@@ -207,7 +207,7 @@ class AsyncSubscriber:
         self.epoch = wire.epoch
         self._inbox: deque[Any] = deque()
         self._wakeup = LoopWakeup()
-        wire.hears = self._receive
+        wire.on_message = self._receive
 
     def send(self, request: bytes, until: float) -> None:
         self._wire.send(request, until)
@@ -221,13 +221,13 @@ class AsyncSubscriber:
         return self._inbox.popleft() if self._inbox else None
 
     def wake(self) -> None:
-        self._wakeup.ring()
+        self._wakeup.wake()
 
     def close(self) -> None:
-        self._wire.hears = None
+        self._wire.on_message = None
         self._wire.close()
 
     def _receive(self, message: Any) -> None:
         if message is not None:
             self._inbox.append(message)
-        self._wakeup.ring()
+        self._wakeup.wake()

@@ -39,9 +39,9 @@ class AsyncWire(AsyncConnection, Acquaintance):
         self._asked: deque[_Asked] = deque()
         self._unsent: list[tuple[bytes, _Asked]] = []
         self._parts: list[Any] = []
-        self._heard = 0
+        self._received = 0
         self._inbox: deque[Any] = deque()
-        self.hears: Callable[[Any], None] | None = None
+        self.on_message: Callable[[Any], None] | None = None
         """Hears each message at once, in place of `next`; None when there will be no more."""
         self.retired = False
         """No further request is to be sent: it closes when nobody waits for an answer any more."""
@@ -69,7 +69,7 @@ class AsyncWire(AsyncConnection, Acquaintance):
         """
         self._admit(until)
         future = self._loop.create_future()
-        asked = (future, until, self._heard, answers)
+        asked = (future, until, self._received, answers)
         if self._asked or self._unsent:
             if not self._unsent:
                 self._loop.call_soon(self._flush)
@@ -112,7 +112,7 @@ class AsyncWire(AsyncConnection, Acquaintance):
             return self._inbox.popleft()
         self._admit(until)
         future = self._loop.create_future()
-        self._asked.append((future, until, self._heard, 1))
+        self._asked.append((future, until, self._received, 1))
         return await future
 
     # -- deadlines ----------------------------------------------------------------------------
@@ -120,13 +120,13 @@ class AsyncWire(AsyncConnection, Acquaintance):
     def _tick(self) -> None:
         """Tell those who have no more time; the others wait on, each until its own instant."""
         now, earliest = _now(), inf
-        for future, until, heard, _ in self._waiting():
+        for future, until, received, _ in self._waiting():
             if until > now:
                 earliest = min(earliest, until)
                 continue
             if not future.done():
                 future.set_exception(Broken("no answer in time", sent=True, late=True))
-            if heard == self._heard:
+            if received == self._received:
                 # Not a word for all that time. A half-open socket would swallow whatever follows.
                 self.retired = True
         if self.retired and not self._is_awaited():
@@ -153,14 +153,14 @@ class AsyncWire(AsyncConnection, Acquaintance):
                     broken.__cause__ = error.__cause__
                     future.set_exception(broken)
         self._asked.clear()
-        if self.hears is not None:
-            self.hears(None)
+        if self.on_message is not None:
+            self.on_message(None)
 
     # -- called by the event loop -------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
         """See asyncio.Protocol."""
-        self._heard += 1
+        self._received += 1
         try:
             self._feed(data)
             while (answer := self._gets()) is not False:
@@ -176,7 +176,7 @@ class AsyncWire(AsyncConnection, Acquaintance):
 
     def _deliver(self, answer: Any) -> None:
         if not self._asked:
-            (self.hears or self._inbox.append)(answer)
+            (self.on_message or self._inbox.append)(answer)
             return
         future, _, _, answers = self._asked[0]
         if answers > 1:

@@ -444,10 +444,10 @@ class SubscriptionHub(ReaderRole[Role, Waiter]):
             if channel not in waiter.channels:
                 continue
             if kind == b"subscribe":
-                waiter.wakeup.ring()
+                waiter.wakeup.wake()
             elif kind == b"message" and (payload_counts or waiter.place is None):
                 waiter.over = True
-                waiter.wakeup.ring()
+                waiter.wakeup.wake()
 
     def _receive_call(self, subscription: Subscription, payload: bytes) -> None:
         call = read_call(payload)
@@ -464,7 +464,7 @@ class SubscriptionHub(ReaderRole[Role, Waiter]):
                 # Who was told to look earlier may be the one who looks for others.
                 if at < waiter.look_at:
                     waiter.look_at = at
-                    waiter.wakeup.ring()
+                    waiter.wakeup.wake()
                 return
         _keep(self._missed, call.id, min(at, self._missed.get(call.id, inf)))
 
