@@ -351,7 +351,7 @@ _TABLE: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
         "top/test_gevent.py",
         STORES,
         {
-            "test_a_hub_that_is_kept_does_not_cost_the_lease": ("sqlite*",),
+            "test_a_hub_that_is_kept_does_not_cost_the_lease": (),
             "test_a_hub_that_is_kept_does_not_cost_a_lease_on_etcd": ("etcd",),
             "test_a_hub_that_is_kept_does_not_cost_a_lease_on_postgresql": (),
         },
@@ -490,7 +490,7 @@ _TABLE: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
     (
         "recorded/test_recorded.py",
         "20 s an engine; `python -m tests.recorded` shows all of one that was changed",
-        {"test_the_stores_see_the_same_requests_as_recorded": ("redis",)},
+        {"test_the_stores_see_the_same_requests_as_recorded": ()},
     ),
     (
         "sim/test_simulator.py",

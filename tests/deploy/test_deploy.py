@@ -17,7 +17,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-import hcl2
 import pytest
 import yaml  # type: ignore[import-untyped]  # its types are another package
 
@@ -51,6 +50,9 @@ def unquoted(value: str) -> str:
 
 
 def nomad_task(file: str = "nomad/telnet.nomad.hcl") -> dict[str, Any]:
+    # Its grammar takes a quarter of a second: too long for whoever only collects tests.
+    import hcl2
+
     job = hcl2.loads((DEPLOY / file).read_text())["job"][0]
     group = next(iter(job.values()))["group"][0]
     return next(iter(next(iter(group.values()))["task"][0].values()))
