@@ -38,6 +38,7 @@ from incumbent.stores.sqlite.host import Host
 from incumbent.stores.states import FREE, GRANTS, HELD, UNKNOWN, WAITING
 from tests.cli.tool import answer, incumbent
 from tests.support.servers import RedisServer
+from tests.support.waiting import eventually
 
 STOPPING = json.dumps({"state": "stopping", "host": "h", "pid": 7}).encode()
 NAMES = ("lease", "pool/1", "nightly")
@@ -366,9 +367,26 @@ def full(here: Server) -> None:
     here.server.cli("CONFIG", "SET", "maxmemory", "1mb")
 
 
+def lonely(here: Server) -> None:
+    """It wants a replica, and has none."""
+    used(here)
+    here.server.cli("CONFIG", "SET", "min-replicas-to-write", "1")
+
+
+def snapshot_failed(here: Server) -> None:
+    used(here)
+    here.server.cli("CONFIG", "SET", "save", "3600 1")
+    # A folder of that name cannot be replaced by the snapshot's file.
+    (here.server.folder / "dump.rdb").mkdir()
+    here.server.cli("BGSAVE")
+    eventually(lambda: "rdb_last_bgsave_status:err" in here.server.cli("INFO", "persistence"))
+
+
 @pytest.mark.server
 @pytest.mark.parametrize(
-    "begin", [held, closed, reserved, used, paused, full], ids=lambda it: it.__name__
+    "begin",
+    [held, closed, reserved, used, paused, full, lonely, snapshot_failed],
+    ids=lambda it: it.__name__,
 )
 def test_what_is_said_of_a_name_on_redis_is_what_a_take_gets(begin: Any) -> None:
     with RedisServer() as server:

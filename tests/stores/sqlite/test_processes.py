@@ -383,6 +383,8 @@ SMALL_DISK = ("unshare", "-m", "sh", "-c", 'mount -t tmpfs -o size=256k none "$0
 @needs(works("unshare", "-m", "true"), "this user cannot mount a small disk to fill")
 def test_a_full_disk_refuses_and_recovers(tmp_path: Path) -> None:
     code = """
+from incumbent.stores.findings import state_of_store
+from incumbent.stores.sqlite.doctor import findings
 got = take("holder", "held")
 Path(sys.argv[1] + ".filler").write_bytes(b"")
 with open(sys.argv[1] + ".filler", "ab", buffering=0) as filler:
@@ -398,7 +400,7 @@ for number in range(500):
     except StoreError as error:
         last = type(error).__name__, "free some space" in str(error)
         break
-print(*last)
+print(*last, state_of_store(findings(store, soon())).word.replace(" ", "-"))
 os.unlink(sys.argv[1] + ".filler")
 print(type(take("a", "after")).__name__)
 held = store.read(Key("default", "held"), soon()).holdings
@@ -406,7 +408,7 @@ print(held[0].claim)
 """
     path = tmp_path / "leases.db"
     printed = run(path, code, *SMALL_DISK, str(tmp_path))
-    assert printed == ["StoreUnavailable", "True", "Granted", "holder"]
+    assert printed == ["StoreUnavailable", "True", "cannot-tell", "Granted", "holder"]
 
 
 @pytest.mark.parametrize("what", ["folder", "file"])

@@ -71,14 +71,14 @@ def diagnosis(
     began = clock()
     yield Step(pack("PING"), 1)
     trip = clock() - began
-    info, time, save = yield Step(pack("INFO") + pack("TIME") + pack("CONFIG", "GET", "save"), 3)
+    asked = b"".join(pack("CONFIG", "GET", name) for name in _SETTINGS)
+    info, time, *answers = yield Step(pack("INFO") + pack("TIME") + asked, 2 + len(_SETTINGS))
     for answer in (info, time):
         if isinstance(answer, Exception):
             raise answered_error(str(answer), "the server")
-    facts = read_facts(info)
-    findings = [_about_role(facts), _REPLICATED, _about_memory(facts), _about_disk(facts, save)]
-    if facts.stopped:
-        findings.append(grants_nothing(facts.stopped, "make room for it", level="error"))
+    facts, settings = read_facts(info), _settings_in(answers)
+    findings = [_about_role(facts), _REPLICATED, _about_memory(facts), _about_disk(facts, settings)]
+    findings += _about_writes(facts, settings)
     if facts.product == "Dragonfly":
         findings.insert(1, _UNTESTED)
     if not marked:
@@ -87,6 +87,16 @@ def diagnosis(
         findings.append(since)
     apart = abs(int(time[0]) + int(time[1]) / 1e6 - wall())
     return [*findings, about_clock(apart), about_trip(trip, ttl)]
+
+
+_SETTINGS: Final = ("save", "stop-writes-on-bgsave-error", "min-replicas-to-write")
+"""One request each: before Redis 7, CONFIG GET takes one name."""
+
+
+def _settings_in(answers: list[Any]) -> dict[str, str]:
+    """Those that this user may read."""
+    pairs = [answer for answer in answers if isinstance(answer, list) and len(answer) == 2]
+    return {name.decode(): value.decode() for name, value in pairs}
 
 
 _UNTESTED: Final = ("warning", "not tested on Dragonfly", "try it with your failures first")
@@ -110,15 +120,45 @@ def _about_memory(facts: Facts) -> Finding:
     return found(not facts.evicts, fine, otherwise, advice, level="error")
 
 
-def _about_disk(facts: Facts, save: Any) -> Finding:
-    is_known = isinstance(save, list) and len(save) >= 2
-    how = f", save {save[1].decode() or 'off'}" if is_known else ""
+def _about_disk(facts: Facts, settings: dict[str, str]) -> Finding:
+    how = f", save {settings['save'] or 'off'}" if "save" in settings else ""
     return found(
         facts.aof,
         "appendonly is on: tokens, history and used slots survive a restart",
         f"appendonly is off{how}: a restart loses leases; restart_wait covers their holders",
         "set appendonly yes to keep tokens, history and switches",
     )
+
+
+def _about_writes(facts: Facts, settings: dict[str, str]) -> list[Finding]:
+    """Why it takes no writes, as far as it may be asked.
+
+    Its rules: https://redis.io/docs/latest/operate/oss_and_stack/management/persistence/ (MISCONF),
+    https://redis.io/docs/latest/operate/oss_and_stack/management/replication/ (NOREPLICAS).
+    """
+    findings: list[Finding] = []
+    if facts.stopped:
+        findings.append(grants_nothing(facts.stopped, "make room for it", level="error"))
+    if facts.snapshot_failed:
+        what, advice = "its last snapshot failed", "make room on its disk, or look at its log"
+        refuses = "stop-writes-on-bgsave-error"
+        if not {"save", refuses} <= settings.keys():
+            findings.append(cannot_tell(f"{what}: perhaps it takes no writes", advice))
+        elif settings["save"] and settings[refuses] == "yes":
+            what = f"{what}: it takes no writes (MISCONF)"
+            findings.append(grants_nothing(what, advice, level="error"))
+    if facts.good_replicas is not None:
+        wanted, what = (
+            settings.get("min-replicas-to-write"),
+            f"good replicas: {facts.good_replicas}",
+        )
+        if wanted is None:
+            what = f"{what}, and it may want more: perhaps it takes no writes"
+            findings.append(cannot_tell(what, "allow +config|get"))
+        elif facts.good_replicas < int(wanted):
+            what = f"{what} of {wanted} (min-replicas-to-write): it takes no writes"
+            findings.append(grants_nothing(what, "bring back replicas", level="error"))
+    return findings
 
 
 # -- its marker -----------------------------------------------------------------------------------

@@ -20,7 +20,8 @@ class Facts(NamedTuple):
 
     `promoted`: the replication id of a master that was a replica before, else ""; `master_for`:
     seconds for which it certainly is one; `run`, `replication`: ids of this run of the process, and
-    of the history of its data, "" where it says none; `stopped`: why it takes no writes, or "".
+    of the history of its data, "" where it says none; `stopped`: why it takes no writes, or "";
+    `snapshot_failed`: the last one; `good_replicas`: None if it wants none for its writes.
     """
 
     epoch: str
@@ -37,6 +38,8 @@ class Facts(NamedTuple):
     run: str = ""
     replication: str = ""
     stopped: str = ""
+    snapshot_failed: bool = False
+    good_replicas: int | None = None
 
     @property
     def evicts(self) -> bool:
@@ -77,6 +80,12 @@ def read_facts(text: bytes) -> Facts:
         run=fields.get("run_id", ""),
         replication=fields.get("master_replid", ""),
         stopped=_why_no_writes(fields),
+        snapshot_failed=fields.get("rdb_last_bgsave_status", "ok") != "ok",
+        good_replicas=(
+            _number(fields, "min_slaves_good_slaves")
+            if "min_slaves_good_slaves" in fields
+            else None
+        ),
     )
 
 

@@ -13,6 +13,8 @@ from incumbent.stores.sqlite.host import detect_here, file_system_of, is_doubtfu
 from incumbent.stores.sqlite.retry import SqliteStore
 
 _LITTLE: Final = 64 << 20
+_A_PAGE: Final = 4096
+"""Bytes: a write takes one at least."""
 
 
 def findings(store: SqliteStore, until: float) -> list[Finding]:
@@ -50,5 +52,9 @@ def _space(path: Path) -> list[Finding]:
         free = shutil.disk_usage(path.parent).free
     except OSError:
         return []
+    if free < _A_PAGE:
+        return [
+            cannot_tell(f"the disk of {path.name} is full: perhaps it takes no writes", "free some")
+        ]
     level, todo = ("ok", "") if free > _LITTLE else ("warning", "free some")
     return [(level, f"{free >> 20} MiB are free beside {path.name}", todo)]
