@@ -2,8 +2,9 @@
 # Everything is made inside this folder: .venv for Python, .servers for test servers.
 
 PYTHON ?= python3
-# For two cores: most tests wait. More would starve those that run processes.
+# For two cores: most tests wait. What is left to test-all runs more processes, and more would starve them.
 WORKERS ?= 7
+FEWER ?= 5
 PYTEST_ARGS ?=
 CHAOS_ARGS ?=
 
@@ -27,7 +28,7 @@ test: $(VENV)/.test servers ## the tests, in some minutes; brings the servers th
 	$(TESTS) thin $(WORKERS) $(PYTEST_ARGS)
 
 test-all: test promtool $(VENV)/.browser $(VENV)/.docs $(VENV)/.cookbook browser ## and every product of store, fault and driver, and all seeds
-	$(TESTS) rest $(WORKERS) $(PYTEST_ARGS)
+	$(TESTS) rest $(FEWER) $(PYTEST_ARGS)
 
 quick: $(VENV)/.test ## what needs no server, in at most a minute
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS) \

@@ -144,6 +144,8 @@ class Recipe:
             # It may have ended before, and left others in its session.
             with suppress(ProcessLookupError):
                 os.killpg(program.pid, signal.SIGKILL)
+            # Shown where a test fails.
+            sys.stdout.write(f"-- {program.process.args}\n{program.said[-4000:]}\n")
 
 
 @contextmanager

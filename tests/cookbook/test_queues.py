@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,8 @@ from tests.support.servers import RedisServer
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.server
+
+EVENT = re.compile(r"(begin|end) ([a-z]+) (\d+\.\d+)")
 
 
 @dataclass(frozen=True)
@@ -66,9 +69,8 @@ def work(recipe: Recipe, queue: Queue, broker: str) -> Program:
 
 def said(*workers: Program) -> list[tuple[float, str, str]]:
     """When each job began and ended, and whose it was, in order."""
-    lines = [line.split() for worker in workers for line in worker.said.splitlines()]
-    # Celery puts the level and the process before what a task prints.
-    found = [words[-3:] for words in lines if len(words) > 2 and words[-3] in ("begin", "end")]
+    # Threads print side by side: an end of line may come after the words of another.
+    found = [event for worker in workers for event in EVENT.findall(worker.said)]
     return sorted((float(when), what, customer) for what, customer, when in found)
 
 

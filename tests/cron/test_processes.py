@@ -102,21 +102,37 @@ def _all_ended(fleet: CronFleet, due: float) -> bool:
     return all(run.state.ended for run in runs if run.due < due)
 
 
+def _nothing_on_record(fleet: CronFleet, ended: float) -> list[str]:
+    """Slots that came due by then, of which the ledger says nothing."""
+    found = []
+    for job, every in (("tick", 1.0), ("slow", 2.0)):
+        runs = fleet.runs(job)
+        missed = [run for run in runs.values() if run.state is State.MISSED]
+        due = (fleet.since(job) // every + 1) * every
+        while due < ended:
+            if slot_id(due) not in runs and not any(it.since <= due <= it.due for it in missed):
+                found.append(f"{job} {slot_id(due)}")
+            due += every
+    return found
+
+
 def _check(fleet: CronFleet, ended: float) -> None:
     ran = fleet.ran()
     assert len(ran) > SECONDS / 2, fleet.errors
     assert [slot for slot, times in ran.items() if times > 1] == []
-    fleet.account()
+    for _ in range(5):
+        fleet.account()
+        # On a slow store it writes one record after the other, for longer than one look lasts.
+        if not _nothing_on_record(fleet, ended):
+            break
+    assert _nothing_on_record(fleet, ended) == []
     for job, every in (("tick", 1.0), ("slow", 2.0)):
         runs = fleet.runs(job)
-        missed = [run for run in runs.values() if run.state is State.MISSED]
         due, slots, silent = (fleet.since(job) // every + 1) * every, 0, 0
         while due < ended:
             run = runs.get(slot_id(due))
             assert run is None or run.state.ended, f"{job} {slot_id(due)}: {run.state}"
             if run is None or run.state is State.MISSED:
-                covered = any(it.since <= due <= it.due for it in missed)
-                assert covered, f"{job} {slot_id(due)}: nothing on record"
                 silent += 1
             due, slots = due + every, slots + 1
         states = Counter(str(run.state) for run in runs.values())

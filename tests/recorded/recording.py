@@ -20,6 +20,7 @@ _NAMES = re.compile(r"<ns>[^}\s'\",]*|\b(?:somebody|alice|bob|carol|h\d+|of [^\s
 """Of keys and holders: the same request."""
 _FIRST = re.compile(
     r'incumbent:{incumbent}:server incumbent2 |"request_put": {"key": "/incumbent!born'
+    r'|"request_delete_range": {"key": "/incumbent!nothing'
 )
 """Sent by whichever case is the first on a server: the marker of its incarnation."""
 _SEVERAL = 4
