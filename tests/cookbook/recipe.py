@@ -145,7 +145,7 @@ class Recipe:
             with suppress(ProcessLookupError):
                 os.killpg(program.pid, signal.SIGKILL)
             # Shown where a test fails.
-            sys.stdout.write(f"-- {program.process.args}\n{program.said[-4000:]}\n")
+            sys.stdout.write(f"-- {program.process.args!r}\n{program.said[-4000:]}\n")
 
 
 @contextmanager
