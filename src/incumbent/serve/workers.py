@@ -32,14 +32,15 @@ def reporting(situation: Situation, index: int, channel: socket.socket) -> Itera
 
     def report() -> None:
         while True:
-            at = clock.now()
+            # Asked before the look: the last report has to be of a situation that is stopping.
+            last, at = closed.is_set(), clock.now()
             samples = [
                 (metric, (("worker", f"w{index + 1}"), *labels), value, suffix)
                 for metric, series in families(situation).items()
                 for (suffix, labels), value in series.items()
             ]
             _send(channel, (index, at, asdict(situation.look()), samples))
-            if closed.is_set():
+            if last:
                 return
             wake.wait(every)
             wake.clear()
