@@ -139,7 +139,11 @@ class AlreadyReleased(NotHeld):
 
 
 class ConfigError(Error, ValueError):
-    """A setting that cannot work; raised before anything is sent. `name` is the setting's."""
+    """A setting that cannot work. `name` is the setting's.
+
+    Raised before anything is sent; only that others share a lease with another number of permits is
+    known by the store, which then grants nothing.
+    """
 
     def __init__(self, message: str = "", *, name: str = "") -> None:
         super().__init__(message)

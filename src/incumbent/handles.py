@@ -6,7 +6,7 @@ import logging
 import os
 import select
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, TypeVar, Unpack
@@ -33,6 +33,7 @@ from incumbent.protocol.words import asked_by, lease_lost
 from incumbent.unpatched import original
 
 if TYPE_CHECKING:
+    from incumbent.model import Holding
     from incumbent.protocol.given import StoreLike
 
 L = TypeVar("L", bound="LeaseHandle")
@@ -205,13 +206,22 @@ class LockHandle(Generic[L]):
         **settings: Unpack[LockSettings],
     ) -> None:
         self._link = link_for(store)
-        self._wanted = wanted_from(namespace, name, self._link.engine.capabilities, **settings)
+        can = self._link.engine.capabilities
+        self._wanted = wanted_from(namespace, name, can, self._permits_of(), **settings)
         self._timeout = parse_timeout(timeout)
         self._on_lost = settings.get("on_lost")
         self._if_lost: IfLost = settings.get("if_lost", "raise")
         self._entered: dict[Hashable, L] = {}
         self._taken: dict[weakref.ref[Any], L] = {}
         """See `incumbent.taken`."""
+
+    def _permits_of(self) -> int | None:
+        """With how many others it is shared; None: with nobody. See Ask."""
+        return None
+
+    def _is_full(self, holdings: Sequence[Holding]) -> bool:
+        """Whether the next one has to wait for these holders."""
+        return bool(holdings)
 
     _bodies = staticmethod(bodies_of_thread)
 

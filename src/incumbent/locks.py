@@ -26,6 +26,7 @@ from incumbent.protocol.words import lease_lost
 from incumbent.taken import TakingHandle
 
 if TYPE_CHECKING:
+    from incumbent.model import Holding
     from incumbent.protocol.aio import LeaseScope
 
 _STANDS_FOR = 1.5
@@ -269,18 +270,21 @@ class Lock(TakingHandle[Lease]):
         return self._of_caller().release()
 
     def locked(self) -> bool:
-        """Whether the store says that somebody holds it, this process or another.
+        """Whether the store says that nobody else can be let in: it is held, or no permit is left.
 
         Asks the store, and raises StoreError if that gives no answer. The answer may be old when it
         arrives: decide by `acquire`. A name that is paused or closed is held by nobody.
         """
-        return self.held_by() is not None
+        return self._is_full(self._holdings())
 
     def held_by(self) -> str | None:
         """Who holds it now, for people; the answer may be old when it arrives."""
-        with brief:
-            holdings = self._link.store.read(self._wanted.key, self._read_until()).holdings
+        holdings = self._holdings()
         return holdings[0].holder if holdings else None
+
+    def _holdings(self) -> tuple[Holding, ...]:
+        with brief:
+            return self._link.store.read(self._wanted.key, self._read_until()).holdings
 
     def __enter__(self) -> Lease:
         self._refuse_reentry()
@@ -345,14 +349,17 @@ class AsyncLock(TakingHandle[AsyncLease]):
 
     async def locked(self) -> bool:
         """Whether the store says that somebody holds it; see Lock.locked."""
-        return await self.held_by() is not None
+        return self._is_full(await self._holdings())
 
     async def held_by(self) -> str | None:
         """Who holds it now, for people; the answer may be old when it arrives."""
+        holdings = await self._holdings()
+        return holdings[0].holder if holdings else None
+
+    async def _holdings(self) -> tuple[Holding, ...]:
         port = self._link.async_port()
         with brief:
-            record = await port.read(self._wanted.key, self._read_until())
-        return record.holdings[0].holder if record.holdings else None
+            return (await port.read(self._wanted.key, self._read_until())).holdings
 
     async def __aenter__(self) -> AsyncLease:
         self._refuse_reentry()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 __all__ = [
@@ -29,7 +28,6 @@ __all__ = [
     "Guard",
     "Holding",
     "Key",
-    "Mode",
     "Notice",
     "Past",
     "PutOutcome",
@@ -55,6 +53,9 @@ META_MAX: Final = 1024
 OVERTAKEN_MOST: Final = 4
 """How often others may come before the first in line that did not ask for fairness."""
 
+UNLIMITED: Final = 0
+"""The permits of readers: any number of them at once."""
+
 ONCE: Final = "once"
 """The slot that `once_per` counts where no other is named."""
 
@@ -67,13 +68,6 @@ class Key(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
-
-
-class Mode(StrEnum):
-    """Exclusive, or shared among readers."""
-
-    EXCLUSIVE = "x"
-    SHARED = "s"
 
 
 class Queue(NamedTuple):
@@ -100,12 +94,13 @@ class Ask:
 
     `keep_record`: for how long the store keeps the last token and the history after the last take.
     `candidacy`: for how long a refused take leaves its holder among the record's candidates.
+    `permits`: None excludes everybody else; a number shares the lease with as many others who ask
+    with the same number, itself included, and UNLIMITED with all who ask so.
     """
 
     ttl: float
     holder: str
-    mode: Mode = Mode.EXCLUSIVE
-    limit: int = 1
+    permits: int | None = None
     queue: Queue | None = None
     meta: bytes = b""
     slot: Slot | None = None
@@ -115,7 +110,10 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """What a store says of one present holder. For people; never the ground of a decision."""
+    """What a store says of one present holder. For people; never the ground of a decision.
+
+    `permits`: with how many it is shared (UNLIMITED: with all readers), None if it is exclusive.
+    """
 
     holder: str
     token: int = 0
@@ -125,6 +123,7 @@ class Holding:
     meta: bytes = b""
     claim: str = field(default="", repr=False)
     foreign: bool = False
+    permits: int | None = None
 
 
 class Granted(NamedTuple):
@@ -142,12 +141,17 @@ class Granted(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Not granted. `seen` is what `wait_change` needs to know what the asker has already seen."""
+    """Not granted. `seen` is what `wait_change` needs to know what the asker has already seen.
 
-    reason: Literal["held", "paused", "closed", "reserved"]
+    `permits`: it is held by others who asked with that number of permits, which is not ours.
+    `retry_after`: seconds until the first of the `holders` who are in the way may be gone.
+    """
+
+    reason: Literal["held", "paused", "closed", "reserved", "permits"]
     holders: tuple[Holding, ...] = ()
     retry_after: float | None = None
     seen: str = ""
+    permits: int = field(default=UNLIMITED, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +166,7 @@ class Queued(Refused):
 
 @dataclass(frozen=True, slots=True)
 class Renewal:
-    """One lease in a batch of renewals."""
+    """One lease in a batch of renewals; `shared` if it was asked for with permits."""
 
     key: Key
     claim: str
@@ -170,6 +174,7 @@ class Renewal:
     ttl: float
     epoch: str = ""
     meta: bytes | None = None
+    shared: bool = False
 
 
 class Batch(tuple[Renewal, ...]):  # noqa: SLOT001 - a tuple's subclass has a dict or nothing
@@ -302,11 +307,11 @@ class Capabilities:
     `round_trips`: of an exclusive take, renew and give each; `survives_failover`: leases outlive
     a restart and a failover; `queue`: waiters stand in line (`Ask.queue`); `candidates`: it lists
     who stands by (`Ask.candidacy`); `reservations`: a give may reserve the lease for one holder;
-    `refuses_late`: a take that arrives after its claim was given without a token is refused.
+    `refuses_late`: a take that arrives after its claim was given without a token is refused;
+    `shared`: several may hold a lease at once (`Ask.permits`).
     """
 
-    modes: frozenset[Mode] = frozenset({Mode.EXCLUSIVE})
-    limit: bool = False
+    shared: bool = False
     queue: bool = False
     fencing: bool = True
     fields: bool = True

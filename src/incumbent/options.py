@@ -11,7 +11,7 @@ from typing import Any, Literal, TypedDict, Unpack, cast
 
 from incumbent.durations import DAY, Duration, parse_duration, say_seconds
 from incumbent.errors import ConfigError, LeaseLost
-from incumbent.model import ONCE, Ask, Capabilities, Queue, Slot
+from incumbent.model import ONCE, UNLIMITED, Ask, Capabilities, Queue, Slot
 from incumbent.policy import TTL_DEFAULT, Policy, make_policy
 from incumbent.protocol.held import Wanted
 from incumbent.stores.names import check_name, make_key
@@ -22,6 +22,8 @@ IfLost = Literal["raise", "exit"]
 _JOB_RECORD = 30 * DAY
 _LOCK_RECORD = DAY
 _HEARTBEAT_MOST = 5.0
+PERMITS_MOST = 10_000
+"""More of them would make each take slow."""
 
 
 class LockSettings(TypedDict, total=False):
@@ -102,24 +104,32 @@ def parse_timeout(timeout: Duration | None) -> float | None:
 
 
 def wanted_from(
-    namespace: str, name: str, can: Capabilities, **settings: Unpack[LockSettings]
+    namespace: str,
+    name: str,
+    can: Capabilities,
+    permits: int | None = None,
+    /,
+    **settings: Unpack[LockSettings],
 ) -> Wanted:
-    """Check the settings against each other and against what the store can; raises ConfigError."""
+    """Check the settings against each other and against what the store can; raises ConfigError.
+
+    `permits`: see Ask.
+    """
     key = make_key(namespace, name)
     holder = settings.pop("holder", None)
     settings.pop("on_lost", None)
     if holder is None:
         holder = default_holder()
     try:
-        return Wanted(key, *_terms(can, holder, **settings))
+        return Wanted(key, *_terms(can, holder, permits, **settings))
     except TypeError:
         # A setting that cannot be looked up is of a wrong type: the checks say which.
-        return Wanted(key, *_terms.__wrapped__(can, holder, **settings))
+        return Wanted(key, *_terms.__wrapped__(can, holder, permits, **settings))
 
 
 @lru_cache(maxsize=256, typed=True)
 def _terms(
-    can: Capabilities, holder: str, **given: Hashable
+    can: Capabilities, holder: str, permits: int | None, /, **given: Hashable
 ) -> tuple[Ask, Ask, Policy, float, float]:
     """What is wanted, but for the key: checked once for each combination of settings, for people
     make a lock for each pair of requests, or ten thousand locks.
@@ -128,6 +138,8 @@ def _terms(
     settings = cast("LockSettings", given)
     policy = policy_from(settings)
     _check_ttl(policy, can)
+    if permits is not None:
+        _check_permits(permits, settings, can)
     slot = _slot(settings, can)
     at_least_for = _optional(settings.get("at_least_for"), "at_least_for", 0.0)
     at_most_for = _optional(settings.get("at_most_for"), "at_most_for", inf)
@@ -138,9 +150,25 @@ def _terms(
             name="at_least_for",
         )
     keep_record = _JOB_RECORD if slot or at_least_for else _LOCK_RECORD
-    ask = Ask(policy.ttl, _holder(holder), slot=slot, keep_record=keep_record)
+    ask = Ask(policy.ttl, _holder(holder), permits, slot=slot, keep_record=keep_record)
     queue = _queue(policy, slot, can, fair=settings.get("fair", False))
     return ask, replace(ask, queue=queue), policy, at_most_for, at_least_for
+
+
+def _check_permits(permits: int, settings: LockSettings, can: Capabilities) -> None:
+    if not can.shared:
+        raise ConfigError(
+            "permits: this store has leases of one holder only; use redis:, postgresql:, sqlite: or"
+            " memory: for a semaphore or a read-write lock",
+            name="permits",
+        )
+    if type(permits) is not int or not UNLIMITED <= permits <= PERMITS_MOST:
+        raise ConfigError(f"permits={permits!r}: a number from 1 to {PERMITS_MOST}", name="permits")
+    for name in ("once_per", "at_least_for"):
+        if settings.get(name) is not None:
+            raise ConfigError(
+                f"{name}: it closes a name for all, and a shared one has others inside", name=name
+            )
 
 
 def _refuse_unknown(settings: dict[str, Any]) -> None:

@@ -59,6 +59,7 @@ class ReleaseForgetsToClose(MemoryTable):
         closed_for: float = 0.0,
         slot: str | None = None,
         reserve_for: str | None = None,
+        shared: bool = False,
     ) -> GiveOutcome:
         return super().give(key, claim, token, now, wall, 0.0, slot, reserve_for)
 
@@ -81,6 +82,7 @@ class SlotNotCompared(MemoryTable):
         closed_for: float = 0.0,
         slot: str | None = None,
         reserve_for: str | None = None,
+        shared: bool = False,
     ) -> GiveOutcome:
         if slot is not None and key in self._entries:
             self._entries[key].slots.pop(slot, None)

@@ -73,6 +73,7 @@ class ReservationAdmitsNobody(MemoryTable):
         closed_for: float = 0.0,
         slot: str | None = None,
         reserve_for: str | None = None,
+        shared: bool = False,
     ) -> GiveOutcome:
         return super().give(key, claim, token, now, wall, closed_for, slot)
 

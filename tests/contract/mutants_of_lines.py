@@ -163,6 +163,7 @@ class TheLineComesBeforeASuccessor(MemoryTable):
         closed_for: float = 0.0,
         slot: str | None = None,
         reserve_for: str | None = None,
+        shared: bool = False,
     ) -> GiveOutcome:
         first = self._entries[key].line.first() if key in self._entries else None
         if reserve_for and first is not None:

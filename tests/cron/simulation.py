@@ -215,6 +215,7 @@ class SimPort:
         closed_for: float = 0.0,
         reserve_for: str | None = None,
         slot: str | None = None,
+        shared: bool = False,
     ) -> GiveOutcome:
         lost, t = self._ask(), self._world.t
         outcome = self._world.table.give(key, claim, token, t, t, closed_for, slot, reserve_for)

@@ -279,6 +279,7 @@ class SimPort:
         closed_for: float = 0.0,
         reserve_for: str | None = None,
         slot: str | None = None,
+        shared: bool = False,
     ) -> GiveOutcome:
         wished = Exchange(self._server.give, (key, claim, token, closed_for, slot), until)
         outcome = cast(GiveOutcome, await wish(wished))

@@ -17,6 +17,7 @@ from incumbent import meters
 from incumbent.durations import backoff_delay, say_seconds
 from incumbent.errors import (
     AcquireTimeout,
+    ConfigError,
     NotAcquired,
     OutcomeUnknown,
     StoreError,
@@ -26,7 +27,7 @@ from incumbent.lease import State
 from incumbent.model import Ask, Granted, Queued, Refused, TakeOutcome
 from incumbent.protocol.held import Held, Wanted
 from incumbent.protocol.port import BlockingPort, Port, run
-from incumbent.protocol.words import late_grant, not_acquired, waited_in_vain
+from incumbent.protocol.words import late_grant, not_acquired, permits_differ, waited_in_vain
 
 OnRefusal: TypeAlias = "Callable[[Refused | StoreError], None] | None"
 """Called with every outcome that is no grant; must neither block nor raise."""
@@ -53,7 +54,8 @@ async def acquire(
     is the same grant, counted from now.
 
     Raises NotAcquired or AcquireTimeout when the store says that it is not ours, StoreUnavailable
-    or OutcomeUnknown when it gives no answer in time.
+    or OutcomeUnknown when it gives no answer in time, ConfigError if others share it with another
+    number of permits.
     """
     held = Held(port, wanted)
     started = port.now()
@@ -290,6 +292,9 @@ def _answered(
     if isinstance(outcome, Granted):
         return _believe(port, held, outcome, sent)
     held.machine.refused()
+    if outcome.reason == "permits":
+        # No wait mends it, and a try that only says no would hide it.
+        raise ConfigError(permits_differ(held.wanted, outcome), name="permits")
     held.in_line = isinstance(outcome, Queued)
     return outcome
 

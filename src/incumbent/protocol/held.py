@@ -7,13 +7,15 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from math import inf
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from incumbent.lease import LeaseMachine, State
 from incumbent.model import Ask, Key, Notice, Renewal
 from incumbent.policy import Policy
 from incumbent.protocol.port import Debt, Port
+from incumbent.stores.base import Parting
 
+_PLAIN: Final[Parting] = {}
 RESERVED = 5.0
 """Seconds, at most one ttl, for which a name waits for the successor that was named."""
 
@@ -100,7 +102,13 @@ class Held:
             self.changed = False
             wanted, machine = self.wanted, self.machine
             kept = self._renewal = Renewal(
-                wanted.key, self.claim, machine.token, wanted.policy.ttl, machine.epoch, self.meta
+                wanted.key,
+                self.claim,
+                machine.token,
+                wanted.policy.ttl,
+                machine.epoch,
+                self.meta,
+                self.shared,
             )
         return kept
 
@@ -109,10 +117,17 @@ class Held:
         """For whom the name is kept free after a release."""
         return self.reserve_for or (self.notice.to if self.notice else "") or None
 
-    def parting(self, now: float, *, undo_slot: bool) -> tuple[float, str | None]:
-        """`closed_for` and `reserve_for` of a give at `now`; see Debt.parting."""
-        if self.reserve_for is None and self.notice is None and not self.wanted.at_least_for:
-            return 0.0, None
+    @property
+    def shared(self) -> bool:
+        """Whether others may hold it at the same time."""
+        return self.wanted.ask.permits is not None
+
+    def parting(self, now: float, *, undo_slot: bool) -> Parting:
+        """The keywords of a give at `now`; see Debt.parting."""
+        wanted = self.wanted
+        plain = self.reserve_for is None and self.notice is None and not wanted.at_least_for
+        if plain and wanted.ask.permits is None and wanted.ask.slot is None:
+            return _PLAIN
         return self.debt(now, undo_slot=undo_slot).parting(now)
 
     def debt(self, now: float, *, undo_slot: bool) -> Debt:
@@ -131,6 +146,7 @@ class Held:
             closed_until,
             self.successor,
             now + min(wanted.policy.ttl, RESERVED),
+            shared=self.shared,
         )
 
     def take_watchers(self) -> tuple[Callable[[], None], ...]:

@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 from incumbent.errors import StoreError
 from incumbent.model import Key
-from incumbent.stores.base import AsyncLeases, Store
+from incumbent.stores.base import AsyncLeases, Parting, Store
 
 T = TypeVar("T")
 
@@ -25,6 +25,7 @@ class Debt:
     `closed_until`: what at_least_for still asks of the name, by this process's clock.
     `reserve_for`: the successor for whom the name is kept free until `reserved_until`, likewise.
     `only_leaves_line`: the claim certainly holds nothing.
+    `shared`: it was made with permits.
     """
 
     key: Key
@@ -36,14 +37,20 @@ class Debt:
     reserve_for: str | None = None
     reserved_until: float = -inf
     only_leaves_line: bool = False
+    shared: bool = False
 
-    def parting(self, now: float) -> tuple[float, str | None]:
-        """`closed_for` and `reserve_for` of a give at `now`; closing goes before a reservation."""
-        closed = self.closed_until - now
-        if closed > 0 or self.reserve_for is None:
-            return max(0.0, closed), None
-        reserved = self.reserved_until - now
-        return (reserved, self.reserve_for) if reserved > 0 else (0.0, None)
+    def parting(self, now: float) -> Parting:
+        """The keywords of a give at `now`; closing goes before a reservation."""
+        parting: Parting = {"slot": self.slot}
+        if self.shared:
+            parting["shared"] = True
+        closed, reserved = self.closed_until - now, self.reserved_until - now
+        if closed > 0:
+            parting["closed_for"] = closed
+        elif self.reserve_for is not None and reserved > 0:
+            parting["closed_for"] = reserved
+            parting["reserve_for"] = self.reserve_for
+        return parting
 
 
 class Port(AsyncLeases, Protocol):

@@ -22,7 +22,7 @@ async def release(port: Port, held: Held, *, undo_slot: bool = False) -> bool:
     machine, wanted = held.machine, held.wanted
     machine.left()
     now = port.now()
-    closed_for, reserve_for = held.parting(now, undo_slot=undo_slot)
+    parting = held.parting(now, undo_slot=undo_slot)
     answered = confirmed = False
     try:
         outcome = await port.give(
@@ -30,9 +30,7 @@ async def release(port: Port, held: Held, *, undo_slot: bool = False) -> bool:
             held.claim,
             machine.token,
             now + wanted.policy.request_timeout,
-            closed_for=closed_for,
-            reserve_for=reserve_for,
-            slot=wanted.slot if undo_slot else None,
+            **parting,
         )
         answered = True
         confirmed = _learn(port, held, outcome)
@@ -52,7 +50,7 @@ def release_blocking(
     """`release` at `now`, without a coroutine: see acquire_blocking."""
     machine, wanted = held.machine, held.wanted
     machine.left()
-    closed_for, reserve_for = held.parting(now, undo_slot=undo_slot)
+    parting = held.parting(now, undo_slot=undo_slot)
     answered = confirmed = False
     try:
         outcome = port.store.give(
@@ -60,9 +58,7 @@ def release_blocking(
             held.claim,
             machine.token,
             now + wanted.policy.request_timeout,
-            closed_for=closed_for,
-            reserve_for=reserve_for,
-            slot=wanted.slot if undo_slot else None,
+            **parting,
         )
         answered = True
         confirmed = _learn(port, held, outcome)
@@ -98,17 +94,9 @@ async def settle(port: Port, debt: Debt, timeout: float) -> bool:
     now = port.now()
     if now >= debt.until and not debt.doubt:
         return True
-    closed_for, reserve_for = debt.parting(now)
+    token = 0 if debt.only_leaves_line else None
     try:
-        outcome = await port.give(
-            debt.key,
-            debt.claim,
-            0 if debt.only_leaves_line else None,
-            now + timeout,
-            closed_for=closed_for,
-            reserve_for=reserve_for,
-            slot=debt.slot,
-        )
+        outcome = await port.give(debt.key, debt.claim, token, now + timeout, **debt.parting(now))
     except StoreError as error:
         return error.permanent
     settled = debt.doubt == 0 or (debt.doubt == 1 and isinstance(outcome, Released))

@@ -41,6 +41,24 @@ def _why(wanted: Wanted, refused: Refused, held_by: str | None) -> str:
             return "is paused: nobody may take it until it is unpaused"
         case "reserved":
             return f"is reserved for {by}"
+        case "permits":
+            return "is shared with another number of permits"
+
+
+def permits_differ(wanted: Wanted, refused: Refused) -> str:
+    """What those who count differently have to read: both numbers."""
+    ours, theirs = (_counted(number) for number in (wanted.ask.permits, refused.permits))
+    by = refused.holders[0].holder if refused.holders else "another"
+    return (
+        f"{wanted.key.name!r} is held by {by} with {theirs}, and we ask with {ours}: use one number"
+        " everywhere, or another name"
+    )
+
+
+def _counted(permits: int | None) -> str:
+    if not permits:
+        return "any number of readers"
+    return f"{permits} permit{'s' if permits > 1 else ''}"
 
 
 def _mismatch(wanted: Wanted, refused: Refused) -> str:

@@ -20,6 +20,12 @@ Rules that every engine keeps:
   With `refuses_late`, a take of that claim that arrives later is refused: it leaves no lease, uses
   no slot and stands in no line. That lasts for at least LATE_KEPT seconds, or for as long as a take
   can arrive late, whichever is longer.
+- A lease that is asked for with permits (`Ask.permits`) is shared: at most so many hold it at once,
+  each by a claim, a token and a ttl of its own, and nobody exclusively meanwhile. Who asks with
+  another number than its holders is refused with theirs ("permits"). A waiter that comes before
+  others (`Queue`) does so also where there is room for those behind it: so readers who come later
+  let a writer pass. Whoever may hold it beside a new holder has its turn at once. A shared lease is
+  never closed or reserved, and uses no slot.
 - A renewal that changes the holding's meta is a change: it changes `seen` and wakes who waits.
 - The field "pause" never ends by itself, and it outlives a restart wherever the store keeps data.
 - A granting answer echoes the claim it was read for.
@@ -52,6 +58,7 @@ class Parting(TypedDict, total=False):
     closed_for: float
     reserve_for: str | None
     slot: str | None
+    shared: bool
 
 
 class Store(Protocol):
@@ -78,8 +85,11 @@ class Store(Protocol):
         closed_for: float = 0.0,
         reserve_for: str | None = None,
         slot: str | None = None,
+        shared: bool = False,
     ) -> GiveOutcome:
         """Remove the claim's record; `slot` also gives back that slot if the claim took it.
+
+        `shared`: the claim was made with permits; never True for a store that shares nothing.
 
         `token` None: nobody knows whether the claim was granted, or will be. 0: it certainly holds
         nothing, and leaves the line of waiters.

@@ -57,7 +57,10 @@ class MemoryStore:
     def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
         return self._step(
             lambda now: self._table.take(key, claim, ask, now, self._wall(), self._restart_wait),
-            lambda outcome: ask.candidacy > 0 and isinstance(outcome, Granted),
+            # Others of a line may have their turn beside one who shares.
+            lambda outcome: (
+                (ask.candidacy > 0 or ask.permits is not None) and isinstance(outcome, Granted)
+            ),
         )
 
     def renew(self, renewals: Sequence[Renewal], until: float) -> list[RenewOutcome]:
@@ -161,6 +164,7 @@ class MemoryEngine:
         candidates=True,
         reservations=True,
         refuses_late=True,
+        shared=True,
     )
 
     def __init__(self, url: str = "memory:", store: MemoryStore | None = None) -> None:

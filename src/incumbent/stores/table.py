@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from incumbent.errors import StoreUnavailable
 from incumbent.model import (
+    UNLIMITED,
     Ask,
     Candidate,
     Field,
@@ -61,6 +62,7 @@ class _Held:
     meta: bytes
     since: float
     expires: float
+    permits: int | None = None
 
 
 @dataclass(slots=True)
@@ -75,6 +77,7 @@ class _Closing:
 class _Entry:
     token: int = 0
     held: _Held | None = None
+    sharers: dict[str, _Held] = field(default_factory=dict)
     closing: _Closing | None = None
     fields: dict[str, Field] = field(default_factory=dict)
     slots: dict[str, _Held] = field(default_factory=dict)
@@ -87,6 +90,20 @@ class _Entry:
 
     def holding(self, now: float) -> _Held | None:
         held = self.held
+        return held if held is not None and held.expires > now else None
+
+    def sharing(self, now: float) -> list[_Held]:
+        """Those who share it now."""
+        self.sharers = {claim: one for claim, one in self.sharers.items() if one.expires > now}
+        return list(self.sharers.values())
+
+    def of(self, claim: str, now: float) -> _Held | None:
+        """What the claim holds, exclusively or not."""
+        held = self.holding(now)
+        return held if held is not None and held.claim == claim else self._shared_by(claim, now)
+
+    def _shared_by(self, claim: str, now: float) -> _Held | None:
+        held = self.sharers.get(claim)
         return held if held is not None and held.expires > now else None
 
     def closed(self, now: float) -> _Closing | None:
@@ -112,8 +129,8 @@ class MemoryTable:
         """A new incarnation; `empty` loses everything, as a store without a disk does."""
         self.epoch = uuid.uuid4().hex
         self._started = now
-        held = [entry.holding(now) for entry in self._entries.values()]
-        self._longest = 0.0 if empty else max((one.ttl for one in held if one), default=0.0)
+        held = [one for entry in self._entries.values() for one in _holders(entry, now)]
+        self._longest = 0.0 if empty else max((one.ttl for one in held), default=0.0)
         if empty:
             self._entries.clear()
             self._given_up.clear()
@@ -133,11 +150,11 @@ class MemoryTable:
         if self._given_up.get((key, claim), now) > now:
             return Refused("closed", seen=self.seen(key))
         entry = self._entries.setdefault(key, _Entry())
-        held = entry.holding(now)
-        if held is not None and held.claim == claim:
+        held = entry.of(claim, now)
+        if held is not None:
             held.expires = max(held.expires, now + ask.ttl)
             return Granted(claim, held.token, held.expires - now, self.epoch)
-        refusal = _refusal(entry, held, claim, ask, now, self.seen(key))
+        refusal = _refusal(entry, claim, ask, now, self.seen(key))
         if refusal is None:
             return self._grant(entry, claim, ask, now, wall)
         if ask.candidacy > 0:
@@ -154,12 +171,18 @@ class MemoryTable:
 
     def _grant(self, entry: _Entry, claim: str, ask: Ask, now: float, wall: float) -> Granted:
         entry.token = max(entry.token + 1, int(wall * 1_000_000))
-        held = _Held(claim, entry.token, ask.holder, ask.ttl, ask.meta, now, now + ask.ttl)
-        entry.held, entry.closing = held, None
+        expires = now + ask.ttl
+        held = _Held(claim, entry.token, ask.holder, ask.ttl, ask.meta, now, expires, ask.permits)
+        if ask.permits is None:
+            entry.held, room = held, False
+        else:
+            entry.sharers[claim] = held
+            room = not ask.permits or len(entry.sharers) < ask.permits
+        entry.closing = None
         entry.fields.pop(RESIGN, None)
         if ask.candidacy > 0:
             entry.candidates.pop(ask.holder, None)
-        entry.line.granted(claim, now, ask.ttl)
+        entry.line.granted(claim, now, 0.0 if room else ask.ttl)
         entry.slots = {name: used for name, used in entry.slots.items() if used.expires > now}
         if ask.slot is not None:
             entry.slots[ask.slot.name] = _slot_record(held, now + ask.slot.keep)
@@ -173,8 +196,8 @@ class MemoryTable:
         if renewal.epoch != self.epoch:
             return Gone("store_restarted")
         entry = self._entries.get(renewal.key)
-        held = entry and entry.holding(now)
-        if not entry or not held or (held.claim, held.token) != (renewal.claim, renewal.token):
+        held = entry and entry.of(renewal.claim, now)
+        if not entry or not held or held.token != renewal.token:
             return Gone()
         held.expires = max(held.expires, now + renewal.ttl)
         if renewal.meta not in (None, held.meta):
@@ -199,7 +222,9 @@ class MemoryTable:
         closed_for: float = 0.0,
         slot: str | None = None,
         reserve_for: str | None = None,
+        shared: bool = False,
     ) -> GiveOutcome:
+        """See Store.give; a claim says by itself whether it is shared."""
         if token is None and self.late_kept:
             self._given_up[key, claim] = now + self.late_kept
         entry = self._entries.get(key)
@@ -208,12 +233,13 @@ class MemoryTable:
         if slot is not None and slot in entry.slots and entry.slots[slot].claim == claim:
             del entry.slots[slot]
             entry.changes += 1
-        held = entry.holding(now)
-        if entry.line.leave(claim, now, held.expires - now if held else 0.0):
+        other, held = entry.holding(now), entry.of(claim, now)
+        if entry.line.leave(claim, now, other.expires - now if other else 0.0):
             entry.changes += 1
-        if held is None or held.claim != claim or token not in (None, held.token):
+        if held is None or token not in (None, held.token):
             return Gone()
-        entry.held = None
+        if entry.sharers.pop(claim, None) is None:
+            entry.held = None
         entry.line.free(now)
         if closed_for > 0:
             until = now + closed_for
@@ -243,10 +269,10 @@ class MemoryTable:
         entry = self._entries.get(key)
         if entry is None:
             return Record(key)
-        held, closed = entry.holding(now), entry.closed(now)
+        closed = entry.closed(now)
         return Record(
             key,
-            (_holding_of(held, now),) if held else (),
+            tuple(_holding_of(held, now) for held in _holders(entry, now)),
             closed.expires - now if closed else 0.0,
             dict(entry.fields),
             {name: slot.expires - now for name, slot in entry.slots.items() if slot.expires > now},
@@ -278,11 +304,32 @@ class MemoryTable:
         self._given_up = {claim: until for claim, until in self._given_up.items() if until > now}
 
 
-def _refusal(
-    entry: _Entry, held: _Held | None, claim: str, ask: Ask, now: float, seen: str
-) -> Refused | None:
+def _holders(entry: _Entry, now: float) -> list[_Held]:
+    held = entry.holding(now)
+    return [held] if held is not None else entry.sharing(now)
+
+
+def _in_the_way(entry: _Entry, ask: Ask, now: float, seen: str) -> Refused | None:
+    """The refusal by those who hold it now, if there is no room beside them."""
+    held, sharing = entry.holding(now), entry.sharing(now)
     if held is not None:
         return Refused("held", (_holding_of(held, now),), held.expires - now, seen)
+    if not sharing:
+        return None
+    holders = tuple(_holding_of(one, now) for one in sharing)
+    left = min(one.expires for one in sharing) - now
+    if ask.permits is None:
+        return Refused("held", holders, max(one.expires for one in sharing) - now, seen)
+    permits = sharing[0].permits or UNLIMITED
+    if ask.permits != permits:
+        return Refused("permits", holders, left, seen, permits=permits)
+    return Refused("held", holders, left, seen) if 0 < ask.permits <= len(sharing) else None
+
+
+def _refusal(entry: _Entry, claim: str, ask: Ask, now: float, seen: str) -> Refused | None:
+    occupied = _in_the_way(entry, ask, now, seen)
+    if occupied is not None:
+        return occupied
     if PAUSE in entry.fields:
         return Refused("paused", seen=seen)
     closing = entry.closed(now)
@@ -302,7 +349,7 @@ def _refusal(
 
 
 def _in_line(line: Line, claim: str, ask: Ask, now: float, refusal: Refused) -> Refused:
-    if ask.queue is None:
+    if ask.queue is None or refusal.reason == "permits":
         return refusal
     left = ask.ttl if refusal.retry_after is None else min(ask.ttl, refusal.retry_after)
     place = line.stand(Waiter(claim, ask.holder, ask.queue), now, left)
@@ -331,7 +378,10 @@ def _holding_of(held: _Held | _Closing, now: float) -> Holding:
     left = held.expires - now
     if isinstance(held, _Closing):
         return Holding(held.holder, held.token, left)
-    return Holding(held.holder, held.token, left, held.ttl, now - held.since, held.meta, held.claim)
+    return Holding(
+        *(held.holder, held.token, left, held.ttl, now - held.since, held.meta, held.claim),
+        permits=held.permits,
+    )
 
 
 def _slot_record(held: _Held, expires: float) -> _Held:
@@ -345,6 +395,6 @@ def _end_history(history: deque[Past], token: int, wall: float) -> None:
 
 
 def _forgettable(entry: _Entry, now: float) -> bool:
-    if entry.fields or entry.holding(now) or entry.closed(now):
+    if entry.fields or _holders(entry, now) or entry.closed(now):
         return False
     return entry.forget_at <= now and all(slot.expires <= now for slot in entry.slots.values())

@@ -76,6 +76,7 @@ class Dialect:
         closed_for: float = 0.0,
         reserve_for: str | None = None,
         slot: str | None = None,
+        shared: bool = False,
     ) -> Plan[None, GiveOutcome]:
         give = _Give(self.cluster, key, claim, token, closed_for, reserve_for or "", slot)
         return Plan("give", lambda *_: give.run(), (key,))

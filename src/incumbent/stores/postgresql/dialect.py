@@ -143,6 +143,7 @@ class Dialect:
         closed_for: float = 0.0,
         reserve_for: str | None = None,
         slot: str | None = None,
+        shared: bool = False,
     ) -> Plan[float, GiveOutcome]:
         parameters = (
             flat(key).encode(),

@@ -22,6 +22,8 @@ class Parting(NamedTuple):
     closed_for: float = 0.0
     reserve_for: str | None = None
     slot: str | None = None
+    shared: bool = False
+    """Never: a quorum shares nothing."""
 
 
 async def give(
@@ -65,7 +67,7 @@ async def _give_lease(
     panel: Panel, parting: Parting, until: float, first: Sequence[Reply] | None = None
 ) -> GiveOutcome:
     quorum, now = panel.quorum, panel.quorum.clock.unix_us(_now())
-    key, claim, token, closed_for, reserve_for, _ = parting
+    key, claim, token, closed_for, reserve_for, *_ = parting
     ballot = max(quorum.clock.highest, now) if token is None else token
     if first is None:
         if token is None and closed_for <= 0:

@@ -132,6 +132,7 @@ class Commands:
         closed_for: float = 0.0,
         reserve_for: str | None = None,
         slot: str | None = None,
+        shared: bool = False,
     ) -> bytes:
         """The request of a give."""
         if not token or slot is not None or closed_for > 0:

@@ -105,6 +105,7 @@ class Dialect:
         closed_for: float = 0.0,
         reserve_for: str | None = None,
         slot: str | None = None,
+        shared: bool = False,
     ) -> Plan[Server, GiveOutcome]:
         """A release, or a closing."""
 

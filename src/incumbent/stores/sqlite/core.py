@@ -97,6 +97,7 @@ class Core:
         closed_for: float = 0.0,
         reserve_for: str | None = None,
         slot: str | None = None,
+        shared: bool = False,
     ) -> GiveOutcome:
         name, closes = flat(key), closed_for > 0
 

@@ -156,6 +156,7 @@ class Bench:
         self.long = min(LONG, world.engine.capabilities.ttl_max)
         self.namespace = namespace or f"contract-{secrets.token_hex(4)}"
         self._driver = driver
+        self._shared = set[str]()
         self._opened = ExitStack()
         self.store = self._opened.enter_context(driver(world.engine))
 
@@ -232,7 +233,14 @@ class Bench:
     ) -> TakeOutcome:
         """Take `name` for `claim` (a fresh one by default) and `ttl` (a long one by default)."""
         ask = Ask(self.long if ttl is None else ttl, holder, **more)
-        return self.store.take(self.key(name), claim or self.draw(), ask, self.until())
+        claim = claim or self.draw()
+        if ask.permits is not None:
+            self.shares(claim)
+        return self.store.take(self.key(name), claim, ask, self.until())
+
+    def shares(self, claim: str) -> None:
+        """Renew and give this claim back as one that was made with permits."""
+        self._shared.add(claim)
 
     def granted(self, name: str = "job", claim: str | None = None, **ask: Any) -> Granted:
         """Take, and insist on a grant for this very claim."""
@@ -276,7 +284,8 @@ class Bench:
     ) -> Renewal:
         """The renewal of a grant."""
         life = self.long if ttl is None else ttl
-        return Renewal(self.key(name), grant.claim, grant.token, life, grant.epoch, meta)
+        shared = grant.claim in self._shared
+        return Renewal(self.key(name), grant.claim, grant.token, life, grant.epoch, meta, shared)
 
     def renew(self, grant: Granted, name: str = "job", **how: Any) -> RenewOutcome:
         """Renew one lease."""
@@ -291,11 +300,16 @@ class Bench:
 
     def give(self, grant: Granted, name: str = "job", **how: Any) -> GiveOutcome:
         """Give a grant back."""
-        return self.store.give(self.key(name), grant.claim, grant.token, self.until(), **how)
+        return self._give(name, grant.claim, grant.token, **how)
 
     def give_up(self, claim: str, name: str = "job", **how: Any) -> GiveOutcome:
         """Give a claim back without a token: whatever it has, or will have."""
-        return self.store.give(self.key(name), claim, None, self.until(), **how)
+        return self._give(name, claim, None, **how)
+
+    def _give(self, name: str, claim: str, token: int | None, **how: Any) -> GiveOutcome:
+        if claim in self._shared:
+            how["shared"] = True
+        return self.store.give(self.key(name), claim, token, self.until(), **how)
 
     def pause(self, value: bytes | None = _PAUSED, name: str = "job") -> None:
         """Throw the operator's switch; None: put it back."""

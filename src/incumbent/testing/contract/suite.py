@@ -13,7 +13,7 @@ import pytest
 from incumbent.model import Capabilities
 from incumbent.stores.base import Engine
 from incumbent.testing.contract.bench import DRIVERS, Bench, Hook, World, needs_of
-from incumbent.testing.contract.cases import faults, leases, records, waits
+from incumbent.testing.contract.cases import faults, leases, records, shared, waits
 
 __all__ = ["StoreContract"]
 
@@ -29,6 +29,9 @@ class StoreContract(
     waits.CandidateCases,
     waits.ReservationCases,
     waits.LineCases,
+    shared.SharedCases,
+    shared.SharedLineCases,
+    shared.SharedFaultCases,
     records.SlotCases,
     records.NameCases,
     records.RecordCases,
