@@ -87,7 +87,7 @@ LAYERS = (
     Layer("drivers", ("protocol",)),
     Layer("settings", ("options",)),
     Layer("leases", ("belief", "handles", "inner", "candidacy", "running", "taken")),
-    Layer("facades", ("locks", "elections", "clients", "inside")),
+    Layer("facades", ("locks", "sharing", "elections", "clients", "inside")),
     Layer("decorators", ("decorators", "compat", "tooz_driver")),
     Layer("health", ("metrics", "otel", "serve")),
     Layer("supervision", ("supervise",)),
