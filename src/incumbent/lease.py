@@ -221,7 +221,7 @@ class LeaseMachine:
     def granted(self, grant: Granted, now: float) -> bool:
         """Believe the grant unless it came too late to act on; say which."""
         policy = self.policy
-        short = policy.ttl - grant.ttl
+        short = policy.kept - grant.ttl
         stop_at = self._sent + policy.renew_deadline - (short if short > 0 else 0.0)
         if now >= stop_at:
             self._move(_LATE)

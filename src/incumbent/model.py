@@ -90,8 +90,10 @@ class Slot(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What a take asks for. `ttl`, `keep_record`, `candidacy` are seconds, `meta` at most 1 KiB.
+    """What a take asks for. Times are seconds, `meta` is at most 1 KiB.
 
+    `lock_delay`: the part of `ttl` that the asker does not believe in: what is shorter by as much
+    is no use to it.
     `keep_record`: for how long the store keeps the last token and the history after the last take.
     `candidacy`: for how long a refused take leaves its holder among the record's candidates.
     `permits`: None excludes everybody else; a number shares the lease with as many others who ask
@@ -106,6 +108,7 @@ class Ask:
     slot: Slot | None = None
     keep_record: float = 86_400.0
     candidacy: float = 0.0
+    lock_delay: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,9 @@ class LockSettings(TypedDict, total=False):
     """Keyword settings of every lock; durations are 15.0, "15s" or timedelta.
 
     `ttl` (15 s): the time to detect a crash, not the length of the work. `grace`: what the clean-up
-    needs at the end. `policy`: an `incumbent.Policy`, which says these two and all other times.
+    needs at the end. `lock_delay` (0): how much longer than the ttl the name stays closed after a
+    holder that did not release it. `policy`: an `incumbent.Policy`, which says these three and all
+    other times.
     `holder`: who we are, for people. `at_most_for`: bounds a hung holder. `at_least_for`: the name
     stays closed until then. `once_per`: at most one start in that time, by the store's clock.
     `slot`: the work that `once_per` counts, if not the name's own. `on_lost`: called with the
@@ -43,6 +45,7 @@ class LockSettings(TypedDict, total=False):
 
     ttl: Duration
     grace: Duration | None
+    lock_delay: Duration
     policy: Policy | None
     holder: str | None
     at_most_for: Duration | None
@@ -76,12 +79,18 @@ def require(can: Capabilities, what: str, *parts: Literal["slots", "fields", "no
 
 
 def policy_from(settings: LockSettings) -> Policy:
-    """The times that `ttl` and `grace`, or else `policy`, amount to; raises ConfigError."""
+    """The times that `ttl`, `grace` and `lock_delay`, or else `policy`, amount to.
+
+    Raises ConfigError.
+    """
     policy, grace = settings.get("policy"), settings.get("grace")
     if policy is None:
-        return make_policy(settings.get("ttl", TTL_DEFAULT), grace=grace)
+        delay = settings.get("lock_delay", 0.0)
+        return make_policy(settings.get("ttl", TTL_DEFAULT), grace=grace, lock_delay=delay)
     if not isinstance(policy, Policy):
         raise ConfigError(f"policy: a Policy, not {type(policy).__name__}", name="policy")
+    if "lock_delay" in settings:
+        raise ConfigError("policy says lock_delay too: name it only there", name="policy")
     if "ttl" in settings or grace is not None:
         raise ConfigError("policy says ttl and grace too: name them only there", name="policy")
     return policy
@@ -93,7 +102,8 @@ def overruled(settings: LockSettings, by: LockSettings) -> LockSettings:
     if by.get("policy") is not None:
         kept.pop("ttl", None)
         kept.pop("grace", None)
-    elif "ttl" in by or by.get("grace") is not None:
+        kept.pop("lock_delay", None)
+    elif "ttl" in by or "lock_delay" in by or by.get("grace") is not None:
         kept.pop("policy", None)
     return {**kept, **by}
 
@@ -150,7 +160,14 @@ def _terms(
             name="at_least_for",
         )
     keep_record = _JOB_RECORD if slot or at_least_for else _LOCK_RECORD
-    ask = Ask(policy.ttl, _holder(holder), permits, slot=slot, keep_record=keep_record)
+    ask = Ask(
+        policy.kept,
+        _holder(holder),
+        permits,
+        slot=slot,
+        keep_record=keep_record,
+        lock_delay=policy.lock_delay,
+    )
     queue = _queue(policy, slot, can, fair=settings.get("fair", False))
     return ask, replace(ask, queue=queue), policy, at_most_for, at_least_for
 
@@ -185,11 +202,13 @@ def _optional(value: Duration | None, what: str, default: float) -> float:
 
 
 def _check_ttl(policy: Policy, can: Capabilities) -> None:
-    if not can.ttl_min <= policy.ttl <= can.ttl_max:
+    if not can.ttl_min <= policy.ttl <= policy.kept <= can.ttl_max:
+        delay = policy.lock_delay
+        more = f" + lock_delay={say_seconds(delay)}" if delay else ""
         raise ConfigError(
-            f"ttl={say_seconds(policy.ttl)}: this store takes {say_seconds(can.ttl_min)} to"
+            f"ttl={say_seconds(policy.ttl)}{more}: this store takes {say_seconds(can.ttl_min)} to"
             f" {say_seconds(can.ttl_max)}",
-            name="ttl",
+            name="lock_delay" if delay and policy.ttl <= can.ttl_max else "ttl",
         )
 
 

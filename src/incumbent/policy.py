@@ -1,8 +1,11 @@
 """How long a lease lives, and how much of that life its holder may use.
 
     sent                     renew_deadline        deadline          the store's expiry
-     |--- renew_every ---|---- ... ----|------ grace ------|-- margin + drift --|
+     |--- renew_every ---|---- ... ----|------ grace ------|-- margin + drift --|-- lock_delay --|
                                        stop the work       believe no longer
+
+The store is asked for `kept`, all of it. `lock_delay` is for what a failed holder left behind: its
+work may go on where nobody can stop it. A release ends it with the lease.
 
 The deadline counts from *before* the request was sent (Chubby, Burrows 2006, section 2.8, keeps the
 same conservative order); the drift bound follows Gray and Cheriton, "Leases", 1989, section 3.
@@ -25,6 +28,8 @@ TTL_MAX = DAY
 class Policy:
     """All times of a lease, in seconds; `rho` is the bound of clock drift (a ratio).
 
+    `lock_delay`: how much longer than `ttl` the store keeps the lease of a holder that failed.
+
     >>> Policy("30s", grace="2s", request_timeout="500ms").renew_every
     6.0
     """
@@ -35,6 +40,9 @@ class Policy:
     margin: float
     request_timeout: float
     rho: float
+    lock_delay: float
+    kept: float = field(init=False)
+    """For how long the store is asked to keep the lease: `ttl + lock_delay`."""
     span: float = field(init=False)
     """From the instant before sending to the deadline: `ttl * (1 - 2 rho) - margin`."""
     renew_deadline: float = field(init=False)
@@ -49,6 +57,7 @@ class Policy:
         request_timeout: Duration | None = None,
         margin: Duration | None = None,
         rho: float = 0.01,
+        lock_delay: Duration = 0.0,
     ) -> None:
         """Fill in the defaults and refuse what cannot fit, with the numbers (ConfigError)."""
         life = parse_duration(ttl, "ttl", least=TTL_MIN, most=TTL_MAX)
@@ -63,20 +72,26 @@ class Policy:
         names = ("ttl", "grace", "renew_every", "request_timeout", "margin", "rho")
         for name, value in zip(names, times, strict=True):
             object.__setattr__(self, name, value)
+        delay = parse_duration(lock_delay, "lock_delay", most=TTL_MAX)
+        object.__setattr__(self, "lock_delay", delay)
+        object.__setattr__(self, "kept", life + delay)
         span, left = _fit(*times)
         object.__setattr__(self, "span", span)
         object.__setattr__(self, "renew_deadline", left)
 
 
-def make_policy(ttl: Duration = TTL_DEFAULT, *, grace: Duration | None = None) -> Policy:
-    """The policy of these two: one object for all locks with equal ones. Raises as `Policy`."""
+def make_policy(
+    ttl: Duration = TTL_DEFAULT, *, grace: Duration | None = None, lock_delay: Duration = 0.0
+) -> Policy:
+    """The policy of these: one object for all locks with equal ones. Raises as `Policy`."""
     life = parse_duration(ttl, "ttl", least=TTL_MIN, most=TTL_MAX)
-    return _shared(life, None if grace is None else _given(grace, "grace", 0.0))
+    delay = parse_duration(lock_delay, "lock_delay", most=TTL_MAX)
+    return _shared(life, None if grace is None else _given(grace, "grace", 0.0), delay)
 
 
 @lru_cache(maxsize=256)
-def _shared(ttl: float, grace: float | None) -> Policy:
-    return Policy(ttl, grace=grace)
+def _shared(ttl: float, grace: float | None, lock_delay: float) -> Policy:
+    return Policy(ttl, grace=grace, lock_delay=lock_delay)
 
 
 def _given(value: Duration | None, what: str, default: float) -> float:

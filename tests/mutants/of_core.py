@@ -34,6 +34,14 @@ MUTATIONS: tuple[Mutation, ...] = (
         *_LEASE,
     ),
     _l(
+        "a short grant takes from the lock_delay",
+        "lease.py",
+        "short = policy.kept - grant.ttl",
+        "short = policy.ttl - grant.ttl",
+        *_LEASE,
+        "tests/top/test_lock_delay.py",
+    ),
+    _l(
         "a late renewal revives",
         "lease.py",
         "        elif asked and (now < self.deadline or self.valid(now)):",
@@ -96,6 +104,14 @@ MUTATIONS: tuple[Mutation, ...] = (
         "    if grant.claim != held.claim:",
         "    if grant.claim == '':",
         "tests/sim/test_simulator.py::test_no_history_breaks_a_rule[network-0]",
+    ),
+    _p(
+        "renewals forget the lock_delay",
+        "protocol/held.py",
+        "                wanted.policy.kept,\n",
+        "                wanted.policy.ttl,\n",
+        "tests/top/test_lock_delay.py::test_renewals_keep_the_delay_ahead_of_the_belief[memory]",
+        "tests/sim/test_simulator.py::test_no_history_breaks_a_rule[delays-0]",
     ),
     _p(
         "a take in doubt is not given back",

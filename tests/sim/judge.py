@@ -65,6 +65,7 @@ class Judge:
         self._granted_at: dict[str, float] = {}
         self._runs: dict[tuple[Key, str], tuple[str, float]] = {}
         self._undone: set[str] = set()
+        self._given: set[str] = set()
 
     def fail(self, rule: str, text: str) -> None:
         """This history must not be."""
@@ -101,6 +102,18 @@ class Judge:
             self.fail("at least", f"{key} was granted {early:.3f} s before its at_least_for")
         if key in self._paused:
             self.fail("paused", f"{key} was granted to {claim} while it is paused")
+        if self._strict and self._world.policy.lock_delay:
+            self._check_delay(key, now)
+
+    def _check_delay(self, key: Key, now: float) -> None:
+        """Nobody follows a holder that did not release before its lock_delay is over."""
+        for process, held in self._all:
+            if held.wanted.key != key or held.claim in self._given:
+                continue
+            believed = self._world.store_clock.at(process.when(held.machine.deadline))
+            early = believed + held.wanted.policy.lock_delay - now
+            if early > _ROUNDING:
+                self.fail("delay", f"{key} was granted {early:.3f} s before its lock_delay is over")
 
     def denied(self, key: Key, claim: str, now: float) -> None:
         """The store refused a take."""
@@ -127,6 +140,7 @@ class Judge:
         """The store answered a release."""
         if not isinstance(outcome, Released):
             return
+        self._given.add(claim)
         if self._world.history is not None:
             self._world.say("server", f"{key.name} is given back by {claim[-4:]}")
         live = self._live.pop(key, None)

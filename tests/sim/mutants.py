@@ -22,7 +22,10 @@ from incumbent.protocol.words import late_grant
 from incumbent.stores.table import MemoryTable
 from tests.contract import mutants as tables
 from tests.sim import server
+from tests.sim.judge import Judge
 from tests.sim.process import Process
+from tests.sim.server import Server
+from tests.sim.setting import Setting
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 WITHIN = 10_000
@@ -129,6 +132,34 @@ def a_late_grant_is_believed(patch: pytest.MonkeyPatch) -> None:
 def at_most_for_is_ignored(patch: pytest.MonkeyPatch) -> None:
     init = LeaseMachine.__init__
     patch.setattr(LeaseMachine, "__init__", lambda self, policy, at_most_for: init(self, policy))
+
+
+@mutant("delays", "delay", "outlives")
+def renewals_ask_for_the_ttl_alone(patch: pytest.MonkeyPatch) -> None:
+    renewal = Held.renewal
+    patch.setattr(Held, "renewal", lambda self: replace(renewal(self), ttl=self.wanted.policy.ttl))
+
+
+@mutant("delays", "delay", "outlives")
+def the_delay_is_believed(patch: pytest.MonkeyPatch) -> None:
+    fit = policy._fit
+
+    def generous(ttl: float, *others: float) -> tuple[float, float]:
+        span, left = fit(ttl, *others)
+        return span + 1.5 * ttl, left + 1.5 * ttl
+
+    patch.setattr(policy, "_fit", generous)
+
+
+@mutant("delays", "delay")
+def a_restarted_store_waits_for_the_ttl_alone(patch: pytest.MonkeyPatch) -> None:
+    init = Server.__init__
+
+    def hasty(self: Server, world: Setting, judge: Judge) -> None:
+        init(self, world, judge)
+        self.restart_wait = world.ttl
+
+    patch.setattr(Server, "__init__", hasty)
 
 
 # -- doubt -----------------------------------------------------------------------------------

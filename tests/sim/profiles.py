@@ -34,6 +34,7 @@ class Profile:
     rounds: tuple[int, int] = (1, 2)
     ttls: tuple[float, ...] = (1.0, 3.0, 15.0)
     """Seconds."""
+    lock_delay: float = 0.0
     margin: float | None = None
     """Seconds; None is the policy's default."""
     idle: float = 0.5
@@ -149,6 +150,18 @@ _ALL = (
         interrupts=0.03,
         crashes=0.1,
         restarts=0.2,
+    ),
+    Profile(
+        "delays",
+        "a name stays closed after a holder that failed: processes die, stop, and are cut off",
+        lock_delay=1.5,
+        clocks_at_bounds=True,
+        crashes=0.4,
+        freezes=0.3,
+        partitions=0.4,
+        restarts=0.2,
+        wipes=0.5,
+        faults=((Fate.LOST_REPLY, 0.05), (Fate.LOST_REQUEST, 0.05), *_STALLS),
     ),
     Profile(
         "forgetful",

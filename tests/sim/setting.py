@@ -49,7 +49,8 @@ class Setting(Schedule):
         self.history = history
         self._claims = 0
         self.ttl = rng.choice(profile.ttls)
-        self.policy = policy.Policy(self.ttl, margin=profile.margin)
+        delay = self.ttl * profile.lock_delay
+        self.policy = policy.Policy(self.ttl, margin=profile.margin, lock_delay=delay)
         self._quick = self.policy.request_timeout * 0.1
         self.store_clock = self.draw_clock()
 
@@ -100,5 +101,5 @@ class Setting(Schedule):
             at_least = ttl * rng.random()
         if profile.bounds and rng.random() < 0.4:
             at_most = max(at_least, ttl * (0.3 + rng.random()))
-        ask = Ask(ttl, "sim", slot=slot)
+        ask = Ask(self.policy.kept, "sim", slot=slot)
         return Wanted(KEY, ask, ask, self.policy, at_most or _INF, at_least)

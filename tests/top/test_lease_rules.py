@@ -41,10 +41,11 @@ histories = st.tuples(beginnings, st.lists(usual | anything, max_size=12)).map(
     lambda parts: [*parts[0], *(event for part in parts[1] for event in part)]
 )
 policies = st.builds(
-    lambda ttl, grace, rho: Policy(ttl, grace=ttl * grace, rho=rho),
+    lambda ttl, grace, rho, delay: Policy(ttl, grace=ttl * grace, rho=rho, lock_delay=delay),
     st.floats(2, 3600),
     st.floats(0, 0.4),
     st.floats(0, 0.05),
+    st.just(0.0) | st.floats(0, 100),
 )
 
 
@@ -100,7 +101,7 @@ class Watched:
             assert not self.over, "a holding began again"
             self.held_since, self.limit = self.now, self._limit(ttl)
         elif held and what is Input.RENEWED and before["renewing"]:
-            self.limit = self._limit(self.policy.ttl)
+            self.limit = self._limit(self.policy.kept)
         elif held:
             assert self.machine.deadline == before["deadline"]
         if what in {Input.SEND, Input.RENEW}:
@@ -110,7 +111,8 @@ class Watched:
     def _limit(self, ttl: float) -> float:
         """The latest instant that the last request can prove."""
         policy = self.policy
-        return self.sent + min(ttl, policy.ttl) * (1 - 2 * policy.rho) - policy.margin
+        counted = min(ttl - policy.lock_delay, policy.ttl)
+        return self.sent + counted * (1 - 2 * policy.rho) - policy.margin
 
     def check(self) -> None:
         machine, now = self.machine, self.now
@@ -168,7 +170,7 @@ def test_a_holder_that_renews_in_time_never_loses_its_lease(policy: Policy, wait
     assume(wait < policy.renew_deadline)
     machine = LeaseMachine(policy)
     machine.sent(T0)
-    machine.granted(Granted("claim", 1, policy.ttl), T0)
+    machine.granted(Granted("claim", 1, policy.kept), T0)
     for turn in range(1, 6):
         machine.renew_sent(T0 + turn * wait)
         machine.renewed(T0 + turn * wait)

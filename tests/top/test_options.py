@@ -34,6 +34,7 @@ CAN = Capabilities()
         ({"policy": "15s"}, "policy: a Policy, not str"),
         ({"policy": Policy(5), "ttl": 5}, "policy says ttl and grace too"),
         ({"policy": Policy(5), "grace": 1}, "policy says ttl and grace too"),
+        ({"policy": Policy(5), "lock_delay": 1}, "policy says lock_delay too"),
         ({"holder": "a b"}, "holder"),
         ({"holder": ""}, "holder"),
         ({"holder": 5}, "holder: a text, not int"),

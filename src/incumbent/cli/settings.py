@@ -38,6 +38,8 @@ def lock_settings(request: Request) -> LockSettings:
         settings["fair"] = True
     if (ttl := request.text("ttl")) is not None:
         settings["ttl"] = ttl
+    if (delay := request.text("lock_delay")) is not None:
+        settings["lock_delay"] = delay
     if (slot := request.text("slot")) is not None:
         settings["slot"] = check_name(slot)
         # A caller that names its starts wants each of them once, for as long as stores remember.
@@ -47,8 +49,9 @@ def lock_settings(request: Request) -> LockSettings:
 
 def lock_times(request: Request) -> Policy:
     """The times that the settings amount to; raises ConfigError, with the numbers."""
-    ttl = request.text("ttl")
-    return make_policy(TTL_DEFAULT if ttl is None else ttl, grace=request.text("grace"))
+    ttl, delay = request.text("ttl"), request.text("lock_delay") or 0.0
+    grace = request.text("grace")
+    return make_policy(TTL_DEFAULT if ttl is None else ttl, grace=grace, lock_delay=delay)
 
 
 def number(request: Request, dest: str, least: int, most: int, default: int) -> int:

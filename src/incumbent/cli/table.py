@@ -73,6 +73,7 @@ GLOBAL: Final = (
 )
 
 _TTL = _setting("--ttl", "after a crash, how long until another takes over (15s)", "DUR")
+_LOCK_DELAY = _setting("--lock-delay", "after a crash, keep NAME closed so much longer (0)", "DUR")
 _GRACE = _setting("--grace", "time between TERM and KILL (min(5s, ttl/3))", "DUR")
 _REASON = Option("--reason", "why; `status` and `why` show it", "TEXT")
 _ISOLATIONS = ("auto", "pidns", "container", "pgroup")
@@ -95,6 +96,7 @@ _RUN = (
     Option("--wait", "wait for the lease, for at most DUR if given; else exit 75", "[=DUR]"),
     Option("--fair", "with --wait: in the order of arrival"),
     *_SUPERVISED,
+    _LOCK_DELAY,
     Option("--once-per", "at most one start in this time, by the store's clock", "DUR"),
     Option("--slot", "at most one start with this ID, such as a scheduled instant", "ID"),
     *_BOUNDS,
@@ -111,6 +113,7 @@ _CAMPAIGN = (
     ),
     Option("--fair", "candidates lead in the order in which they came"),
     *_SUPERVISED,
+    _LOCK_DELAY,
     *_BOUNDS,
 )
 _LEAD = (*_CAMPAIGN, *_LISTEN)

@@ -63,7 +63,7 @@ def _counted(permits: int | None) -> str:
 
 def _mismatch(wanted: Wanted, refused: Refused) -> str:
     """Candidates of one name have to agree on the ttl, or they judge a crash differently."""
-    theirs, ours = refused.holders[0].ttl if refused.holders else None, wanted.policy.ttl
+    theirs, ours = refused.holders[0].ttl if refused.holders else None, wanted.policy.kept
     if theirs is None or abs(theirs - ours) < 0.001:
         return ""
     return f"; it uses a ttl of {say_seconds(theirs)} and we {say_seconds(ours)}: use one for all"

@@ -43,6 +43,13 @@ def test_a_keep_alive_is_proved_by_a_later_answer_of_the_same_term() -> None:
     assert one.proved == 105.0
 
 
+def test_of_a_lock_delay_nothing_may_be_missing_when_a_lease_begins() -> None:
+    one = session(ttl=70, proved=170.0)
+    assert one.is_fresh(110.0)
+    assert one.is_fresh(101.9, lock_delay=60)
+    assert not one.is_fresh(102.1, lock_delay=60)
+
+
 def test_another_leader_in_between_proves_nothing() -> None:
     one = session()
     one.answered(95.0, 10, "2")

@@ -84,10 +84,14 @@ class Session:
         self.proved = max(self.proved, proof.until)
         return True
 
-    def is_fresh(self, now: float) -> bool:
-        """Whether enough of it is left, proved or about to be, to begin a lease."""
+    def is_fresh(self, now: float, lock_delay: float = 0.0) -> bool:
+        """Whether enough of it is left, proved or about to be, to begin a lease.
+
+        Of `lock_delay` nothing may be missing, for no lease is believed in it.
+        """
         until = max(self.proved, self.pending.until if self.pending else 0.0)
-        return not self.gone and until - now >= _ENOUGH * self.ttl
+        enough = lock_delay + _ENOUGH * (self.ttl - lock_delay)
+        return not self.gone and until - now >= enough
 
 
 class RenewalGroup:
@@ -277,17 +281,17 @@ class Sessions:
         session = self.by_ttl.get(kv.seconds(ttl))
         return session is not None and session.proved > _now()
 
-    def session(self, ttl: float) -> Steps[Session]:
+    def session(self, ttl: float, lock_delay: float = 0.0) -> Steps[Session]:
         """The etcd lease of all claims of this ttl, with enough of it left."""
         session = self.by_ttl.get(kv.seconds(ttl))
-        if session is not None and (yield from self._usable(session)):
+        if session is not None and (yield from self._usable(session, lock_delay)):
             return session
         return self.add((yield from self.grant(kv.seconds(ttl))))
 
-    def _usable(self, session: Session) -> Steps[bool]:
+    def _usable(self, session: Session, lock_delay: float = 0.0) -> Steps[bool]:
         """Whether enough of it is left, perhaps after a keep-alive."""
         now = _now()
-        if session.is_fresh(now):
+        if session.is_fresh(now, lock_delay):
             return True
         if session.proved <= now:
             return False

@@ -114,7 +114,7 @@ class Take:
             if ask.slot is not None and not self.own_slot:
                 slot_session = yield from sessions.grant(kv.seconds(ask.slot.keep))
                 self.slot_lease = slot_session.id
-        session = yield from sessions.session(ask.ttl)
+        session = yield from sessions.session(ask.ttl, ask.lock_delay)
         if not self.cluster.knows(self.incarnation.value):
             return None
         history = yield from sessions.history(ask.keep_record)
@@ -329,8 +329,8 @@ class Take:
         session = sessions.by_id.get(lease.lease)
         moves = session is None or session.gone or session.ttl < kv.seconds(ttl)
         if session is None or moves:
-            session = yield from sessions.session(ttl)
-        elif not session.is_fresh(_now()):
+            session = yield from sessions.session(ttl, ask.lock_delay)
+        elif not session.is_fresh(_now(), ask.lock_delay):
             yield from sessions.keep_alive(session)
         known = sessions.claims.get((self.key, self.claim))
         state = state_of(self.key, lease, session, _now() + ttl)
