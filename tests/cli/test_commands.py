@@ -14,6 +14,9 @@ from typing import Any
 
 import pytest
 
+from incumbent import Client, clock
+from incumbent.model import Ask, Granted, Key
+from incumbent.protocol.link import link_for
 from tests.cli.tool import incumbent, start
 
 
@@ -125,6 +128,18 @@ def test_a_forced_break_says_how_long_two_may_act(store: str, held: subprocess.P
     assert "them may act beside the next holder for up to" in done.stderr
     assert status(store, "job")["state"] != "held"
     assert held.wait(20) == 123
+
+
+def test_a_forced_break_of_one_who_shares_leaves_the_others(store: str) -> None:
+    client = Client(store, namespace="default")
+    first, second = (Ask(60.0, holder, 2) for holder in ("first", "second"))
+    leases, key = link_for(client).store, Key("default", "job")
+    for claim, ask in (("a" * 32, first), ("b" * 32, second)):
+        assert isinstance(leases.take(key, claim, ask, clock.now() + 5), Granted)
+    done = incumbent("-s", store, "break", "job", "--force")
+    assert "removed; first may act beside" in done.stderr
+    assert [holding.holder for holding in leases.read(key, clock.now() + 5).holdings] == ["second"]
+    client.close()
 
 
 def test_break_of_what_nobody_holds_does_nothing(store: str) -> None:

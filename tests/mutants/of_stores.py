@@ -393,8 +393,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     _sql(
         "sqlite: a renewal shortens the ttl",
         "stores/sqlite/schema.py",
-        "SET expires = max(expires, ?1)",
-        "SET expires = ?1",
+        "UPDATE lease SET expires = max(expires, ?1)",
+        "UPDATE lease SET expires = ?1",
         *_sqlite("test_a_renewal_never_shortens_the_ttl"),
     ),
     _sql(
@@ -410,6 +410,27 @@ MUTATIONS: tuple[Mutation, ...] = (
         "DELETE FROM slot WHERE key = ? AND name = ? AND claim = ?",
         "DELETE FROM slot WHERE key = ? AND name = ? AND claim != ?",
         *_sqlite("test_nobody_else_can_give_a_slot_back"),
+    ),
+    _sql(
+        "sqlite: those whose time is over count among those who share",
+        "stores/sqlite/schema.py",
+        "max(permits) FROM sharer WHERE key = ? AND expires > ?",
+        "max(permits) FROM sharer WHERE key = ? AND ? >= 0",
+        *_sqlite("test_each_ends_with_its_own_ttl"),
+    ),
+    _sql(
+        "sqlite: the first who leaves takes the latch away",
+        "stores/sqlite/schema.py",
+        "        expires = coalesce(s.last, 0), ended",
+        "        expires = 0, ended",
+        *_sqlite("test_readers_keep_a_writer_out_and_a_writer_keeps_readers_out"),
+    ),
+    _sql(
+        "sqlite: a latch begins with those who shared the one before",
+        "stores/sqlite/sharers.py",
+        'now if shared else float("inf")',
+        "now",
+        "tests/stores/sqlite/test_sharers.py",
     ),
     _sql(
         "sqlite: tokens start again after a record was forgotten",

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from incumbent.model import Ask, Refused, Released
+from incumbent.stores.sqlite.schema import MINOR
 from tests.stores.sqlite.test_store import ASK, KEY, Machine, soon
 
 DAY = 86_400.0
@@ -92,7 +93,7 @@ def test_a_file_of_an_earlier_release_is_completed(machine: Machine) -> None:
     stand(machine, "bob", 5.0)
     assert standing(machine) == ["bob"]
     assert machine.store.read(KEY, soon()).holdings[0].token == granted.token
-    assert machine.sql("SELECT minor FROM state") == [(0,)]
+    assert machine.sql("SELECT minor FROM state") == [(MINOR,)]
 
 
 def test_a_reservation_that_an_earlier_release_left_standing_admits_nobody(

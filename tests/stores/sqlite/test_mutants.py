@@ -69,6 +69,22 @@ CAUGHT_BY = {
     "nobody_comes_before_one_that_asked_for_fairness": Bug(
         "GIVE", "due = ? + lined", "due = 0 * ?"
     ),
+    "as_many_hold_it_as_there_are_permits_and_no_more": Bug(
+        "COUNT_SHARERS", "count(*)", "count(*) - 1"
+    ),
+    "each_ends_with_its_own_ttl": Bug("COUNT_SHARERS", "expires > ?", "? IS NOT NULL"),
+    "readers_keep_a_writer_out_and_a_writer_keeps_readers_out": Bug(
+        "GIVE_LATCH", "coalesce(s.last, 0)", "0 * coalesce(s.last, 0)"
+    ),
+    "a_renewal_keeps_one_of_them": Bug(
+        "RENEW_LATCH", "max(lease.expires, ?1)", "max(lease.expires, 0 * ?1)"
+    ),
+    "who_left_is_gone_while_others_hold_it": Bug(
+        "GIVE_SHARER", "expires > ?4", "expires > ?4 + 1e9"
+    ),
+    "a_stranger_can_neither_renew_nor_release": Bug("RENEW_LATCH", "s.token = ?5", "?5 > 0"),
+    "the_history_names_each_of_them_and_its_end": Bug("END_PAST", "ended = ?", "ended = NULL + ?"),
+    "a_permit_goes_to_the_first_in_line": Bug("GIVE_LATCH", "due = ?2 + lined", "due = 0 * ?2"),
 }
 
 

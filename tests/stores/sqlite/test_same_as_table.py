@@ -17,6 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from incumbent import clock
 from incumbent.model import (
     ABSENT,
+    UNLIMITED,
     Ask,
     ByClaim,
     ByVersion,
@@ -36,7 +37,13 @@ from incumbent.stores.sqlite.host import Host
 from incumbent.stores.table import MemoryTable
 
 KEYS = [Key("default", "a"), Key("default", "a/b"), Key("other", "a")]
-CLAIMS = ["c1", "c2", "c3"]
+PERMITS: dict[str, int | None] = {
+    **dict.fromkeys(["c1", "c2", "c3"]),
+    **dict.fromkeys(["s1", "s2", "s3"], 2),
+    **dict.fromkeys(["r1", "r2"], UNLIMITED),
+}
+"""The claims, and what each of them asks for."""
+CLAIMS = list(PERMITS)
 FIELDS = ["pause", "resign", "state"]
 LONG = 1e6
 
@@ -89,9 +96,12 @@ class SameAsTable(RuleBasedStateMachine):
     def take(
         self, key: Key, claim: str, ttl: float, slot: Slot | None, stands: float, data: Any
     ) -> None:
+        if PERMITS[claim] is not None:
+            slot = None
         ask = Ask(
             ttl, f"holder of {claim}", meta=claim.encode(), slot=slot, keep_record=LONG,
             candidacy=stands, queue=data.draw(st.sampled_from(self.queues)),
+            permits=PERMITS[claim],
         )  # fmt: skip
         ours = self.store.take(key, claim, ask, self.until())
         theirs = self.table.take(key, claim, ask, self.now, self.wall)
@@ -101,7 +111,7 @@ class SameAsTable(RuleBasedStateMachine):
             self.granted[key, claim] = (ours, theirs)
             assert (ours.claim, close(ours.ttl)) == (claim, close(theirs.ttl))
         elif isinstance(ours, Refused) and isinstance(theirs, Refused):
-            assert ours.reason == theirs.reason
+            assert (ours.reason, ours.permits) == (theirs.reason, theirs.permits)
             if isinstance(ours, Queued) and isinstance(theirs, Queued):
                 assert ours.place == theirs.place
             assert close(ours.retry_after) == close(theirs.retry_after)
@@ -114,7 +124,8 @@ class SameAsTable(RuleBasedStateMachine):
         if (key, claim) not in self.granted:
             return
         ours, theirs = self.granted[key, claim]
-        asked = Renewal(key, claim, ours.token, ttl, ours.epoch, meta)
+        shared = PERMITS[claim] is not None
+        asked = Renewal(key, claim, ours.token, ttl, ours.epoch, meta, shared)
         table = replace(asked, token=theirs.token, epoch=theirs.epoch)
         seen = (self.store.read(key, self.until()).seen, self.table.seen(key))
         assert self.store.renew([asked], self.until()) == [self.table.renew(table, self.now)]
@@ -139,10 +150,20 @@ class SameAsTable(RuleBasedStateMachine):
         any_: bool,
     ) -> None:
         ours, theirs = self.granted.get((key, claim), (None, None))
+        shared = PERMITS[claim] is not None
+        if shared:
+            closed, successor, slot = 0.0, None, None
         name = slot.name if slot else None
         token = ours.token if ours and not any_ else None
         assert self.store.give(
-            key, claim, token, self.until(), closed_for=closed, reserve_for=successor, slot=name
+            key,
+            claim,
+            token,
+            self.until(),
+            closed_for=closed,
+            reserve_for=successor,
+            slot=name,
+            shared=shared,
         ) == self.table.give(
             key,
             claim,
@@ -213,6 +234,7 @@ class SameAsTable(RuleBasedStateMachine):
                 close(held.held_for),
                 held.meta,
                 held.claim,
+                held.permits,
             )
             for held in found
         ]

@@ -69,7 +69,9 @@ def _check_successor(client: Client, record: Record, to: str) -> None:
 
 def _remove(operator: Operator, holding: Holding) -> int:
     until = clock.now() + WITHIN
-    outcome = operator.store.give(operator.key, holding.claim, holding.token, until)
+    outcome = operator.store.give(
+        operator.key, holding.claim, holding.token, until, shared=holding.permits is not None
+    )
     if not isinstance(outcome, Released):
         return operator.answer("ended", f"{holding.holder} has let go of it meanwhile")
     left = say_seconds(holding.remaining or holding.ttl or TTL_DEFAULT)

@@ -27,6 +27,7 @@ from incumbent.model import (
     Past,
     PutOutcome,
     Record,
+    Refused,
     Released,
     Renewal,
     Renewed,
@@ -37,7 +38,7 @@ from incumbent.model import (
 )
 from incumbent.stores.names import flat, unflat
 from incumbent.stores.notices import PAUSE, RESIGN, guard_holds, notices_for
-from incumbent.stores.sqlite import schema
+from incumbent.stores.sqlite import schema, sharers
 from incumbent.stores.sqlite.connection import (
     Connection,
     FileBusy,
@@ -101,6 +102,9 @@ class Core:
     ) -> GiveOutcome:
         name, closes = flat(key), closed_for > 0
 
+        def leave(db: Connection) -> GiveOutcome:
+            return Released() if sharers.leave(db, name, claim, token) else Gone()
+
         def work(db: Connection) -> GiveOutcome:
             if slot is not None:
                 db.execute(schema.GIVE_SLOT, (name, slot, claim))
@@ -115,7 +119,10 @@ class Core:
             return Released()
 
         durable = closes or slot is not None
-        outcome = self._transact(until, work, DURABLE if durable else ONE_STATEMENT)
+        if shared:
+            outcome = self._transact(until, leave)
+        else:
+            outcome = self._transact(until, work, DURABLE if durable else ONE_STATEMENT)
         if isinstance(outcome, Gone):
             self._transact(until, lambda db: _leave(db, name, claim))
         return outcome
@@ -181,11 +188,10 @@ def _take(db: Connection, name: str, claim: str, ask: Ask) -> TakeOutcome | None
         left = max(row.expires - now, ask.ttl)
         db.execute(schema.REPEAT, (now + left, name))
         return Granted(claim, row.token, left, db.epoch)
-    slot = _other_user(db, name, claim, ask, now)
-    paused = bool(row.switched) and PAUSE in _fields(db, name)
+    if row.shared(now) and (kept := sharers.repeat(db, name, row, claim, ask.ttl, now)):
+        return Granted(claim, *kept, db.epoch)
     seen = seen_of(db.epoch, row.changes)
-    reserved = _reserved_for(db, name, row, now)
-    refused = row.refusal(ask.holder, slot, reserved, paused, now, seen)
+    refused = _refusal(db, name, row, claim, ask, now, seen)
     line = KeptLine(db, name, row) if row.lined or (refused and ask.queue) else None
     if refused is None and line is not None and not row.closed(now):
         refused = line.refusal(claim, now, seen)
@@ -194,7 +200,7 @@ def _take(db: Connection, name: str, claim: str, ask: Ask) -> TakeOutcome | None
             boot = db.host.boot_id
             db.execute(schema.STAND, (name, ask.holder, boot, now + ask.candidacy))
             db.execute(schema.CROWD_OUT, (name, boot, now, CANDIDATES_KEPT))
-        if line is not None and ask.queue is not None:
+        if line is not None and ask.queue is not None and refused.reason != "permits":
             return line.stand(claim, ask, ask.queue, now, refused)
         return refused
     token = max(row.token or 0, row.floor) + 1
@@ -204,8 +210,22 @@ def _take(db: Connection, name: str, claim: str, ask: Ask) -> TakeOutcome | None
         db.execute(schema.RESERVE_TOKENS, (token + schema.BLOCK,))
     _grant(db, name, claim, token, ask, row, now)
     if line is not None:
-        line.granted(claim, ask.ttl, now)
+        line.granted(claim, 0.0 if sharers.have_room(db, name, ask, now) else ask.ttl, now)
     return Granted(claim, token, ask.ttl, db.epoch)
+
+
+def _refusal(
+    db: Connection, name: str, row: Row, claim: str, ask: Ask, now: float, seen: str
+) -> Refused | None:
+    if row.shared(now):
+        refused = sharers.refusal(db, name, row, ask, now, seen)
+        if refused is not None:
+            return refused
+        row = row.beside()
+    slot = _other_user(db, name, claim, ask, now)
+    paused = bool(row.switched) and PAUSE in _fields(db, name)
+    reserved = _reserved_for(db, name, row, now)
+    return row.refusal(ask.holder, slot, reserved, paused, now, seen)
 
 
 def _see(db: Connection, name: str) -> Row:
@@ -247,8 +267,11 @@ def _grant(
         db.execute(schema.ARCHIVE, (name,))
     if row.switched:
         db.execute(schema.DROP_FIELD, (name, RESIGN))
-    forget_at = wall + max(ttl, ask.keep_record)
-    values = (name, claim, holder, token, ttl, ask.meta, now, now + ttl, wall, forget_at)
+    forget_at, expires = wall + max(ttl, ask.keep_record), now + ttl
+    if ask.permits is not None:
+        expires = sharers.join(db, name, row, claim, token, ask, now)
+        claim = schema.LATCH
+    values = (name, claim, holder, token, ttl, ask.meta, now, expires, wall, forget_at)
     db.execute(schema.GRANT, values)
     if ask.candidacy > 0:
         db.execute(schema.STAND_DOWN, (name, holder))
@@ -271,9 +294,11 @@ def _renew_one(db: Connection, renewal: Renewal, now: float) -> RenewOutcome:
         return Gone("store_restarted")
     name, claim, token = flat(renewal.key), renewal.claim, renewal.token
     values = (now + renewal.ttl, renewal.meta, name, claim, token, now)
-    found = db.execute(schema.RENEW, values).fetchall()
+    found = db.execute(schema.RENEW_LATCH if renewal.shared else schema.RENEW, values).fetchall()
     if not found:
         return Gone()
+    if renewal.shared:
+        db.execute(schema.RENEW_SHARER, values[:4])
     if not found[0][0]:
         return Renewed()
     values_of = {field: stored.value for field, stored in _fields(db, name).items()}
@@ -284,7 +309,8 @@ def _leave(db: Connection, name: str, claim: str) -> None:
     """`claim`, which holds nothing, may wait in line."""
     row, now = _see(db, name), db.host.now()
     if row.lined:
-        KeptLine(db, name, row).leave(claim, now, max(0.0, row.expires - now))
+        left = 0.0 if row.shared(now) else max(0.0, row.expires - now)
+        KeptLine(db, name, row).leave(claim, now, left)
 
 
 def _put(db: Connection, name: str, field: str, value: bytes | None, guard: Guard) -> PutOutcome:
@@ -314,9 +340,10 @@ def _record(db: Connection, key: Key) -> Record:
     standing = db.execute(schema.SEE_CANDIDATES, (name, db.host.boot_id, now)).fetchall()
     if row.format is None:
         return Record(key)
+    alone = (row.holding(now),) if row.held(now) else ()
     return Record(
         key,
-        (row.holding(now),) if row.held(now) else (),
+        sharers.holdings(db, name, now) if row.shared(now) else alone,
         max(0.0, row.closed_until - now),
         fields,
         {slot: expires - now for slot, expires in slots},

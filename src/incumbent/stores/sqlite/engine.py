@@ -35,6 +35,7 @@ class SqliteEngine:
         queue=True,
         candidates=True,
         reservations=True,
+        shared=True,
     )
 
     def __init__(

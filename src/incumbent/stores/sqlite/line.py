@@ -87,7 +87,8 @@ def may_look(db: Connection, name: str, claim: str, now: float) -> bool:
     if first == claim or not waits:
         return True
     if held_by is not None and expires > now:
-        return False
+        # Beside those who share it there may be room that the first in line lets go by.
+        return bool(held_by == schema.LATCH and due <= now)
     if closed_until > now:
         return bool(is_named)
     if fair or overtaken >= OVERTAKEN_MOST:

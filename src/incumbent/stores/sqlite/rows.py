@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from incumbent.model import Holding, Refused
-from incumbent.stores.sqlite.schema import FORMAT
+from incumbent.stores.sqlite.schema import FORMAT, LATCH
 
 
 class Row(NamedTuple):
@@ -45,6 +45,14 @@ class Row(NamedTuple):
     def held_by(self, claim: str, now: float) -> bool:
         """Whether this claim holds the lease."""
         return self.claim == claim and self.expires > now and not self.newer
+
+    def shared(self, now: float) -> bool:
+        """Whether the lease is a latch of those who share it."""
+        return self.held_by(LATCH, now)
+
+    def beside(self) -> Row:
+        """What one who may share the lease finds there: the others are not in its way."""
+        return self._replace(claim=None)
 
     def holder_at(self, now: float) -> tuple[str, int] | None:
         """The claim that holds the lease, with its token."""

@@ -16,6 +16,11 @@ boot starts above `reserved`, hence above every token that was ever given.
 A row of `reservation` belongs to the closing that the same token left: a neighbouring release that
 knows no reservations leaves it standing when it grants or closes, and refuses everybody meanwhile.
 
+A row of `sharer` is one of those who hold a lease together. The lease's own row is then a latch:
+its claim is LATCH ('*' in a statement), it ends with the last of them, and it names the one that
+was granted last. So whoever asks for it exclusively, a neighbouring release too, finds it held.
+Rows of `sharer` without a latch mean nothing, and the next latch begins without them.
+
 A row of `waiting` is one claim in line. The lease's row has `lined`, the heartbeat of the first in
 line (0.0: nobody waits), `due` and `overtaken`: if nobody waits, nothing more is read.
 """
@@ -30,8 +35,11 @@ APPLICATION_ID: Final = 0x1EA5E001
 RECORD_FORMAT: Final = 2
 """The major version of the file. Format 1 kept no line, and did not sync its slots."""
 
-MINOR: Final = 0
+MINOR: Final = 1
 FORMAT: Final = 1
+
+LATCH: Final = "*"
+"""What stands for a claim in the row of a lease that several hold; no claim is drawn so."""
 
 BLOCK: Final = 20 * 60 * 1_000_000
 """Tokens reserved at once: as many as there are microseconds in 20 minutes.
@@ -136,6 +144,19 @@ TABLES: Final = (
         expires REAL NOT NULL,
         PRIMARY KEY (key, holder)
     ) WITHOUT ROWID""",
+    """
+    CREATE TABLE IF NOT EXISTS sharer (
+        key TEXT NOT NULL,
+        claim TEXT NOT NULL,
+        holder TEXT NOT NULL,
+        token INTEGER NOT NULL,
+        ttl REAL NOT NULL,
+        meta BLOB NOT NULL,
+        since REAL NOT NULL,
+        expires REAL NOT NULL,
+        permits INTEGER NOT NULL,
+        PRIMARY KEY (key, claim)
+    ) WITHOUT ROWID""",
 )
 
 SEE: Final = """
@@ -185,6 +206,41 @@ GIVE: Final = """
     WHERE key = ? AND claim = ? AND token = coalesce(?, token) AND expires > ?
         AND format <= 1"""
 GIVE_SLOT: Final = "DELETE FROM slot WHERE key = ? AND name = ? AND claim = ?"
+
+COUNT_SHARERS: Final = "SELECT count(*), max(permits) FROM sharer WHERE key = ? AND expires > ?"
+SEE_SHARERS: Final = """
+    SELECT holder, token, ttl, meta, since, expires, claim, permits FROM sharer
+    WHERE key = ? AND expires > ? ORDER BY token"""
+SEE_SHARER: Final = """
+    SELECT token, expires FROM sharer WHERE key = ? AND claim = ? AND expires > ?"""
+REPEAT_SHARER: Final = "UPDATE sharer SET expires = ? WHERE key = ? AND claim = ?"
+DROP_SHARERS: Final = "DELETE FROM sharer WHERE key = ? AND expires <= ?"
+SHARE: Final = """
+    INSERT INTO sharer (key, claim, holder, token, ttl, meta, since, expires, permits)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"""
+# First the latch, if it is one and the claim is among those who share it; then the claim's own row.
+RENEW_LATCH: Final = """
+    UPDATE lease SET expires = max(lease.expires, ?1),
+        changes = changes + (?2 IS NOT NULL AND ?2 IS NOT s.meta)
+    FROM sharer AS s
+    WHERE lease.key = ?3 AND lease.claim = '*' AND lease.format <= 1
+        AND s.key = ?3 AND s.claim = ?4 AND s.token = ?5 AND s.expires > ?6
+    RETURNING switched"""
+RENEW_SHARER: Final = """
+    UPDATE sharer SET expires = max(expires, ?1), meta = coalesce(?2, meta)
+    WHERE key = ?3 AND claim = ?4"""
+GIVE_SHARER: Final = """
+    DELETE FROM sharer
+    WHERE key = ?1 AND claim = ?2 AND token = coalesce(?3, token) AND expires > ?4
+        AND EXISTS (SELECT 1 FROM lease WHERE key = ?1 AND claim = '*' AND format <= 1)
+    RETURNING token"""
+GIVE_LATCH: Final = """
+    UPDATE lease SET claim = CASE WHEN s.last IS NULL THEN NULL ELSE claim END,
+        expires = coalesce(s.last, 0), ended = CASE WHEN token = ?3 THEN ?4 ELSE ended END,
+        due = ?2 + lined, changes = changes + 1
+    FROM (SELECT max(expires) AS last FROM sharer WHERE key = ?1 AND expires > ?2) AS s
+    WHERE key = ?1"""
+END_PAST: Final = "UPDATE past SET ended = ? WHERE key = ? AND token = ?"
 
 RESERVE: Final = """
     INSERT OR REPLACE INTO reservation (key, holder, token)
@@ -250,6 +306,8 @@ SWEEP_BESIDE: Final = (
         AND (expires <= :now OR boot != (SELECT boot FROM state WHERE id = 1))""",
     """DELETE FROM waiting WHERE key > :after AND key <= :upto
         AND NOT EXISTS (SELECT 1 FROM lease WHERE lease.key = waiting.key)""",
+    """DELETE FROM sharer WHERE key > :after AND key <= :upto AND (expires <= :now
+        OR NOT EXISTS (SELECT 1 FROM lease AS l WHERE l.key = sharer.key AND l.claim = '*'))""",
 )
 # A forgotten key starts again from the floor, which therefore rises above its last token.
 SWEPT: Final = "UPDATE state SET swept = ?, floor = max(floor, ?) WHERE id = 1"
@@ -271,6 +329,7 @@ REBOOT: Final = (
     "UPDATE slot SET expires = :now + min(keep, expires_wall - :wall)",
     "UPDATE lease SET lined = 0, due = 0, overtaken = 0 WHERE lined > 0",
     "DELETE FROM waiting",
+    "DELETE FROM sharer",
 )
 
 

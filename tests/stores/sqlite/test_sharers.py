@@ -1,0 +1,209 @@
+"""`sqlite:` what several hold at once: among processes, in the file, beside an older release."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import accumulate
+from pathlib import Path
+
+import pytest
+
+from incumbent import clock
+from incumbent.errors import NotAcquired
+from incumbent.model import UNLIMITED, Ask, Granted, Queue, Queued, Refused, Released
+from incumbent.sharing import Semaphore
+from tests.stores.sqlite.test_store import ASK, KEY, Machine, soon
+from tests.support.pace import took
+from tests.support.waiting import written
+
+PERMITS = 3
+TTL = 2.0
+
+PRELUDE = """
+import os, sys
+from incumbent.sharing import Semaphore
+path = sys.argv[1]
+permits = Semaphore("licence", 3, store=f"sqlite://{path}", ttl=2, timeout=60)
+log = os.open(path + ".log", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+"""
+GREEDY = """
+for _ in range(20):
+    with permits:
+        os.write(log, b"+1 ")
+        os.write(log, b"-1 ")
+"""
+HOLDER = """
+with permits:
+    print("in", flush=True)
+    sys.stdin.readline()
+"""
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[Machine]:
+    machine = Machine(tmp_path / "leases.db")
+    yield machine
+    machine.store.close()
+
+
+def start(path: Path, code: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", PRELUDE + code, str(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.communicate()
+
+
+def share(machine: Machine, permits: int, ttl: float = 10.0) -> Granted:
+    return machine.grant(ask=Ask(ttl, "me", permits))
+
+
+def leave(machine: Machine, grant: Granted) -> None:
+    outcome = machine.store.give(KEY, grant.claim, grant.token, soon(), shared=True)
+    assert outcome == Released()
+
+
+def place(machine: Machine, claim: str, permits: int | None) -> Queued:
+    ask = Ask(10.0, claim, permits, Queue(3.0))
+    outcome = machine.take(claim=claim, ask=ask)
+    assert isinstance(outcome, Queued)
+    return outcome
+
+
+# -- among processes -----------------------------------------------------------------------------
+
+
+def test_of_eight_processes_never_more_are_inside_than_there_are_permits(tmp_path: Path) -> None:
+    path = tmp_path / "leases.db"
+    processes = [start(path, GREEDY) for _ in range(8)]
+    try:
+        assert [process.wait(60) for process in processes] == [0] * 8
+    finally:
+        for process in processes:
+            end(process)
+    # Each line is written while the permit is held, and in one step.
+    inside = list(accumulate(map(int, written(Path(f"{path}.log")).split())))
+    assert len(inside) == 8 * 20 * 2
+    assert max(inside) <= PERMITS
+    assert inside[-1] == 0
+
+
+def test_the_permit_of_a_killed_process_comes_back_after_its_ttl(tmp_path: Path) -> None:
+    path = tmp_path / "leases.db"
+    holders = [start(path, HOLDER) for _ in range(PERMITS)]
+    mine = Semaphore("licence", PERMITS, store=f"sqlite://{path}", ttl=TTL)
+    try:
+        for holder in holders:
+            assert holder.stdout is not None
+            assert holder.stdout.readline() == "in\n"
+        with pytest.raises(NotAcquired):
+            mine.acquire(timeout=0)
+        end(holders[0])
+        killed = clock.now()
+        with pytest.raises(NotAcquired):
+            mine.acquire(timeout=0)
+        with mine.acquire(timeout=30):
+            assert took(killed) < TTL + 1.0
+            assert mine.locked()
+            with pytest.raises(NotAcquired):
+                Semaphore("licence", PERMITS, store=f"sqlite://{path}").acquire(timeout=0)
+    finally:
+        for holder in holders:
+            end(holder)
+
+
+# -- in the file ---------------------------------------------------------------------------------
+
+
+def test_who_is_behind_a_silent_first_looks_once_its_turn_is_over(machine: Machine) -> None:
+    kept, left = share(machine, 2, 100.0), share(machine, 2, 100.0)
+    place(machine, "first", 2)
+    seen = place(machine, "second", 2).seen
+    leave(machine, left)
+    assert not looks(machine, seen)
+    machine.sleep(1.5)
+    assert looks(machine, seen)
+    machine.grant(claim="second", ask=Ask(10.0, "me", 2, Queue(3.0)))
+    leave(machine, kept)
+
+
+def looks(machine: Machine, seen: str) -> bool:
+    """Whether a waiter asks again at once."""
+    return not list(machine.store.looks(KEY, seen, clock.now() + 0.01))
+
+
+def test_who_shared_it_leaves_no_rows(machine: Machine) -> None:
+    share(machine, 2)
+    machine.sleep(11.0)
+    leave(machine, share(machine, 2))
+    assert machine.sql("SELECT count(*) FROM sharer") == [(0,)]
+    share(machine, 2)
+    machine.sleep(11.0)
+    machine.store.close()
+    machine.store.read(KEY, soon())
+    assert machine.sql("SELECT count(*) FROM sharer") == [(0,)]
+
+
+def test_a_reboot_ends_what_was_shared(machine: Machine) -> None:
+    share(machine, 1, 1e6)
+    machine.reboot()
+    assert machine.store.read(KEY, soon()).holdings == ()
+    share(machine, 1)
+
+
+def test_ten_thousand_permits_are_counted(machine: Machine) -> None:
+    ask = Ask(10.0, "me", 10_000)
+    machine.grant(ask=ask)
+    machine.sql(
+        "INSERT INTO sharer WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n"
+        " WHERE i < 9999) SELECT key, claim || i, holder, token, ttl, meta, since, expires,"
+        " permits FROM sharer, n"
+    )
+    refused = machine.take(ask=ask)
+    assert isinstance(refused, Refused)
+    assert len(refused.holders) == 10_000
+
+
+# -- the release before, which knows no sharers --------------------------------------------------
+
+
+def test_a_file_of_the_release_before_is_completed(machine: Machine) -> None:
+    granted = machine.grant()
+    machine.store.close()
+    machine.sql("DROP TABLE sharer")
+    machine.sql("UPDATE state SET minor = 0")
+    assert isinstance(machine.take(ask=Ask(10.0, "me", 2)), Refused)
+    machine.give(granted)
+    share(machine, 2)
+
+
+def test_the_release_before_finds_a_shared_lease_held(machine: Machine) -> None:
+    short, long = share(machine, UNLIMITED, 5.0), share(machine, UNLIMITED, 10.0)
+    ((claim, token, left),) = machine.sql("SELECT claim, token, expires FROM lease")
+    # It compares these, and nothing else.
+    assert claim is not None
+    assert token == long.token
+    leave(machine, short)
+    assert machine.sql("SELECT expires FROM lease") == [(left,)]
+    leave(machine, long)
+    assert machine.sql("SELECT claim, expires FROM lease") == [(None, 0.0)]
+    assert machine.grant(ask=ASK).token > long.token
+
+
+def test_what_the_release_before_left_of_sharers_counts_for_nobody(machine: Machine) -> None:
+    old = share(machine, 1, 1e6)
+    # It reboots without a look at that table.
+    machine.sql("UPDATE lease SET claim = NULL, expires = 0")
+    assert machine.store.read(KEY, soon()).holdings == ()
+    new = share(machine, 1)
+    assert isinstance(machine.take(ask=Ask(10.0, "me", 1)), Refused)
+    assert [one.token for one in machine.store.read(KEY, soon()).holdings] == [new.token]
+    assert machine.store.give(KEY, old.claim, old.token, soon(), shared=True) != Released()
