@@ -104,7 +104,7 @@ def test_all_were_renewed_only_if_every_answer_says_so() -> None:
 
 def test_leases_of_one_slot_share_a_call_and_keep_their_places() -> None:
     class OneSlot(Naming):
-        def keys_of(self, key: Key) -> tuple[bytes, bytes]:
+        def keys_of(self, key: Key, shared: bool = False) -> tuple[bytes, ...]:
             main = b"{%b}" % key.name[:1].encode() + key.name.encode()
             return main, main + b":r"
 

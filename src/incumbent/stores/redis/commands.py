@@ -11,11 +11,13 @@ from incumbent.net.pool import Mismatch
 from incumbent.stores.redis.errors import TooLate, answered_error
 from incumbent.stores.redis.incarnation import check_format
 from incumbent.stores.redis.line import in_line, line_words, new_inbox
-from incumbent.stores.redis.names import Naming, quoted
+from incumbent.stores.redis.names import Names, Naming, quoted
 from incumbent.stores.redis.records import refused
 from incumbent.stores.redis.resp import SCRIPTS, Part, milliseconds, pack
 
 _CACHED: Final = 1024
+_SHARED: Final = pack("", "", "shared").partition(b"\r\n")[2]
+"""The last arguments of a give of one that shares the lease."""
 _RELEASED: Final = Released()
 _GONE: Final = Gone()
 
@@ -31,6 +33,7 @@ class Commands:
         self.where = where
         self._takes: dict[tuple[Key, int], _Take] = {}
         self._gives: dict[Key, tuple[bytes, bytes]] = {}
+        self._shares: dict[Key, tuple[bytes, bytes]] = {}
         self.inbox = new_inbox()
 
     def move(self) -> None:
@@ -71,18 +74,16 @@ class Commands:
             b"%d %b" % (keep, sign),
             f" {quoted(slot.name) if slot else '-'} {holder}",
         ]
-        special = slot is not None or ask.candidacy > 0
+        special = slot is not None or ask.candidacy > 0 or ask.permits is not None
         if special or ask.queue is not None:
             arguments.append(line_words(self.inbox, ask, holder))
         if special:
             arguments.append(milliseconds(slot.keep) if slot else "-")
-        if ask.queue is not None:
-            keys.append(names.line)
-        if slot is not None:
-            keys.append(names.slot(slot.name))
-        if ask.candidacy > 0:
-            keys.append(names.candidates)
-            arguments += (milliseconds(ask.candidacy), names.channel)
+        keys += _keys_beside(names, ask)
+        if ask.candidacy > 0 or ask.permits is not None:
+            arguments += (milliseconds(ask.candidacy) if ask.candidacy else "-", names.channel)
+        if ask.permits is not None:
+            arguments.append(b"%d" % ask.permits)
         script = SCRIPTS["take"]
         if marker:
             keys.append(marker)
@@ -135,6 +136,8 @@ class Commands:
         shared: bool = False,
     ) -> bytes:
         """The request of a give."""
+        if shared:
+            return self._give_share(key, claim, token)
         if not token or slot is not None or closed_for > 0:
             closed = milliseconds(closed_for) if closed_for > 0 else 0
             more = (quoted(reserve_for),) if reserve_for else ()
@@ -149,12 +152,33 @@ class Commands:
         held = b"incumbent2 %b %d " % (claim.encode(), token)
         return b"%b$%d\r\n%b\r\n%b" % (kept[0], len(held), held, kept[1])
 
-    def undo(self, key: Key, grant: Granted, slot: str | None) -> bytes:
+    def _give_share(self, key: Key, claim: str, token: int | None) -> bytes:
+        if not token:
+            return self._give(key, claim, token, None, 0, "", "", "shared")
+        kept = self._shares.get(key)
+        if kept is None:
+            names = self.naming.of(key)
+            keys = (names.main, names.companion, names.line, names.sharers)
+            head = SCRIPTS["give"].open_call(keys, 7)
+            if len(self._shares) >= _CACHED:
+                self._shares.clear()
+            rest = pack(names.channel, 0).partition(b"\r\n")[2]
+            kept = self._shares[key] = (head, rest)
+        secret = claim.encode()
+        held = b"incumbent2 %b %d " % (secret, token)
+        return b"%b$%d\r\n%b\r\n%b$%d\r\nincumbent2 %b \r\n%b" % (
+            *(kept[0], len(held), held, kept[1], 12 + len(secret), secret),
+            _SHARED,
+        )
+
+    def undo(self, key: Key, grant: Granted, ask: Ask) -> bytes:
         """The request that gives a grant back which is not believed, and may be asked for again.
 
         Nobody trusts what the grant left beside the lease: see take.lua.
         """
-        return self._give(key, grant.claim, grant.token, slot, 0, "", "undo")
+        slot = ask.slot.name if ask.slot else None
+        more = () if ask.permits is None else ("shared",)
+        return self._give(key, grant.claim, grant.token, slot, 0, "", "undo", *more)
 
     def _give(
         self, key: Key, claim: str, token: int | None, slot: str | None, closed: int, *more: Part
@@ -163,6 +187,8 @@ class Commands:
         keys = [names.main, names.companion, names.line]
         if slot is not None:
             keys.append(names.slot(slot))
+        elif len(more) == 3:
+            keys.append(names.sharers)
         held, any_token = held_by(claim, token), held_by(claim, None)
         return SCRIPTS["give"].call(len(keys), *keys, held, names.channel, closed, any_token, *more)
 
@@ -178,6 +204,18 @@ class Commands:
             at = self.naming.of(key).main if key else ""
             return answered_error(str(reply), self.where, at)
         return Mismatch(f"an answer of type {type(reply).__name__} was not expected")
+
+
+def _keys_beside(names: Names, ask: Ask) -> list[str]:
+    """The keys of what is asked for beside the lease, in the order of take.lua."""
+    keys = [names.line] if ask.queue is not None else []
+    if ask.slot is not None:
+        keys.append(names.slot(ask.slot.name))
+    if ask.permits is not None:
+        keys.append(names.sharers)
+    if ask.candidacy > 0:
+        keys.append(names.candidates)
+    return keys
 
 
 class _Take(NamedTuple):

@@ -53,6 +53,7 @@ CAPABILITIES: Final = Capabilities(
     candidates=True,
     reservations=True,
     refuses_late=True,
+    shared=True,
 )
 """What a Redis of any layout can do."""
 
@@ -111,7 +112,7 @@ class Dialect:
 
         def start(server: Server, _: float) -> Program[GiveOutcome]:
             commands = server.commands
-            request = commands.give(key, claim, token, closed_for, reserve_for, slot)
+            request = commands.give(key, claim, token, closed_for, reserve_for, slot, shared)
             (reply,) = yield Step(request, 1)
             return commands.given(reply, key)
 
@@ -243,7 +244,7 @@ def _take_and_look(
 
 def give_back(commands: Commands, key: Key, grant: Granted, ask: Ask) -> Program[None]:
     """Give back a grant that is not believed. Raises OutcomeUnknown where it may still stand."""
-    (reply,) = yield Step(commands.undo(key, grant, ask.slot.name if ask.slot else None), 1)
+    (reply,) = yield Step(commands.undo(key, grant, ask), 1)
     if reply != 1:
         what = "it was not found" if reply == 0 else f"the answer was {str(reply)!r}"
         raise OutcomeUnknown(

@@ -1,10 +1,11 @@
 -- Give: deletes or closes the lease, if the claim holds it. What is only for people may fail (try),
 -- so that a server out of memory still lets go.
 -- KEYS: the lease, its record, the line of those who wait, and the tombstone of the slot if that is
---       given back too
+--       given back too, or those who share the lease
 -- ARGV: 1 "incumbent2 <claim> <token> ", or without the token if any will do    2 channel
 --       3 ms to stay closed, or 0    4 "incumbent2 <claim> "    5 whom it is reserved for, or ""
 --       6 anything, if the grant was not believed: the data may be of another incarnation
+--       7 anything, if it is shared
 -- Returns 1, or 0 if the claim does not hold it.
 local call, try, head = redis.call, redis.pcall, ARGV[1]
 local value, time = call('GET', KEYS[1]), call('TIME')
@@ -20,9 +21,24 @@ if type(quiet_until) == 'string' and quiet_until ~= '0' and value and not ARGV[3
   return 1
 end
 
+if type(quiet_until) == 'string' and quiet_until ~= '0' and value and ARGV[7] and ARGV[6] == ''
+    and string.sub(value, 1, 18) == 'incumbent2 shared ' and #head > 45 then
+  -- The same, of one that shares it alone.
+  local member, claim = string.sub(head, 12, -2), string.sub(head, 12, 43)
+  if call('ZCARD', KEYS[4]) == 1 and call('ZREM', KEYS[4], member) == 1 then
+    call('DEL', KEYS[1])
+    local part = try('HGET', KEYS[2], FIELD.sharer .. claim) or '- 0'
+    try('HDEL', KEYS[2], FIELD.sharer .. claim)
+    try('HSET', KEYS[2], FIELD.ended .. string.match(part, ' (%d+)'), time[1] .. ' ' .. time[2])
+    call('PUBLISH', ARGV[2], 'given')
+    return 1
+  end
+end
+
 -- INCLUDE line
 local channel, closed_ms, any_token = ARGV[2], ARGV[3] or '0', ARGV[4]
-local successor, is_believed = ARGV[5] ~= '' and ARGV[5], not ARGV[6]
+local successor, is_believed = ARGV[5] ~= '' and ARGV[5], (ARGV[6] or '') == ''
+local sharers = ARGV[7] and KEYS[4]
 local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
 local now = time[1] .. string.sub('00000' .. time[2], -6)
 local turn = try('HGET', KEYS[2], FIELD.turn)
@@ -119,8 +135,29 @@ local function note_doubt(claim)
   end
 end
 
+local function leave_the_others(claim)
+  -- Returns the claim's part in the lease, if it had one that was not over.
+  if not value or not starts_with(value, 'incumbent2 shared ') then return end
+  local part = try('HGET', KEYS[2], FIELD.sharer .. claim)
+  local token = string.match(head, '^%S+ %S+ (%d+)') or part and string.match(part, '^%d+')
+  local ends = token and call('ZSCORE', sharers, claim .. ' ' .. token)
+  if not ends then return end
+  call('ZREM', sharers, claim .. ' ' .. token)
+  try('HDEL', KEYS[2], FIELD.sharer .. claim)
+  call('ZREMRANGEBYSCORE', sharers, '-inf', now_ms)
+  local last = call('ZRANGE', sharers, -1, -1, 'WITHSCORES')[2]
+  if last then
+    -- Another value, for those who wait see by it that something changed.
+    local new = string.gsub(value, '^(%S+ %S+ %S+ %S+) %d+', '%1 ' .. now)
+    call('SET', KEYS[1], new, 'PX', string.format('%.0f', last - now_ms))
+  else
+    call('DEL', KEYS[1])
+  end
+  return tonumber(ends) > now_ms and (part or 'incumbent2 0')
+end
+
 local is_freed = false
-if KEYS[4] then
+if KEYS[4] and not sharers then
   local used = call('GET', KEYS[4])
   is_freed = used and starts_with(used, any_token) and call('DEL', KEYS[4])
 end
@@ -130,6 +167,13 @@ if not is_believed and type(quiet_until) == 'string' then
 end
 if head == any_token then note_doubt(string.sub(head, 12, -2)) end
 
+local part = sharers and leave_the_others(string.sub(any_token, 12, -2))
+if part then
+  try('HSET', KEYS[2], FIELD.ended .. string.match(part, ' (%d+)'), time[1] .. ' ' .. time[2])
+  if turn then pass_on(0) end
+  call('PUBLISH', channel, 'given')
+  return 1
+end
 if not value or not starts_with(value, head) then
   if is_freed then call('PUBLISH', channel, '') end
   if turn and any_token then leave(string.sub(any_token, 12, -2)) end

@@ -24,7 +24,7 @@ def quoted(text: str) -> str:
 class Names:
     """The keys and the channel of one lease, as texts."""
 
-    __slots__ = ("candidates", "channel", "companion", "key", "line", "main", "slots")
+    __slots__ = ("candidates", "channel", "companion", "key", "line", "main", "sharers", "slots")
 
     def __init__(self, key: Key, main: str, tag: str) -> None:
         self.key = key
@@ -34,6 +34,7 @@ class Names:
         self.slots = f"incumbent:{{{tag}}}:s:"
         self.candidates = f"incumbent:{{{tag}}}:w"
         self.line = f"incumbent:{{{tag}}}:q"
+        self.sharers = f"incumbent:{{{tag}}}:p"
 
     def slot(self, name: str) -> str:
         """The key of a slot's tombstone."""
@@ -56,13 +57,14 @@ class Naming:
             names = self._cache[key] = self._make(key)
         return names
 
-    def keys_of(self, key: Key) -> tuple[bytes, bytes]:
-        """The main key and the companion, without keeping them."""
+    def keys_of(self, key: Key, shared: bool = False) -> tuple[bytes, ...]:
+        """The main key, the companion, and those who share it, without keeping them."""
         if self._template is None:
-            main = b"incumbent:{%b}" % flat(key).encode()
-            return main, main + b":r"
-        shared = self._fill(key.namespace, key.name).encode()
-        return shared, b"incumbent:{%b}:r" % shared
+            main = tagged = b"incumbent:{%b}" % flat(key).encode()
+        else:
+            main = self._fill(key.namespace, key.name).encode()
+            tagged = b"incumbent:{%b}" % main
+        return (main, tagged + b":r", tagged + b":p") if shared else (main, tagged + b":r")
 
     def _make(self, key: Key) -> Names:
         if self._template is None:
@@ -86,7 +88,7 @@ class Naming:
 
     def key_of(self, found: str, namespace: str) -> Key | None:
         """The lease that a key on the server belongs to."""
-        inner = re.fullmatch(r"incumbent:\{(.*)\}(?::[bhrwq]|:s:.*)?", found)
+        inner = re.fullmatch(r"incumbent:\{(.*)\}(?::[bhrwqp]|:s:.*)?", found)
         if self._template is None or (inner is None and found.startswith("incumbent:{")):
             return unflat(inner[1]) if inner else None
         pattern = re.escape(self._fill(namespace, "\0")).replace(re.escape("\0"), "(.+)")

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from incumbent.model import Key, Record
+from incumbent.model import Holding, Key, Record
 from incumbent.stores.redis.commands import Commands
 from incumbent.stores.redis.incarnation import check_format
 from incumbent.stores.redis.records import (
     FIELDS,
     history_of,
+    is_shared,
     mark_of,
     pairs,
     record_of,
+    sharing_of,
     slots_named,
 )
 from incumbent.stores.redis.resp import Program, Step, pack
@@ -83,7 +85,12 @@ def _read_all(commands: Commands, keys: Sequence[Key]) -> Program[list[Any]]:
             asked = b"".join(pack("PTTL", names.slot(slot)) for slot in named)
             lefts = yield Step(asked, len(named))
             slots = {slot: ms / 1000 for slot, ms in zip(named, lefts, strict=True) if ms > 0}
-        records.append(record_of(names.key, raw, left, fields, history, slots, candidates, now))
+        sharing: list[Holding] = []
+        if is_shared(raw):
+            (ends,) = yield Step(pack("ZRANGE", names.sharers, "0", "-1", "WITHSCORES"), 1)
+            sharing = sharing_of(raw, fields, ends, now)
+        about = (raw, left, fields, history, slots, candidates, now, sharing)
+        records.append(record_of(names.key, *about))
     return records
 
 

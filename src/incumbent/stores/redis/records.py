@@ -4,18 +4,20 @@
 
 The word `closed` in place of the claim: nobody holds it, and nobody may until the key expires.
 The word `reserved`: the same for all but the holder whose name then stands in place of the meta.
+The word `shared`: several hold it, and the rest is of the last that came; the number of permits
+(0: any) stands in place of the meta, and the key lasts as long as the longest of them.
 A value of ours with another number is another version's: it is refused, and not read (see
 incarnation.check_format). Anything else is held by a foreign client.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2s
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 from urllib.parse import unquote
 
-from incumbent.model import Candidate, Field, Holding, Key, Past, Record, Refused
+from incumbent.model import UNLIMITED, Candidate, Field, Holding, Key, Past, Record, Refused
 
 FIELDS: Final = {
     # The last token, and its place in the history of 20.
@@ -37,6 +39,9 @@ FIELDS: Final = {
     # "<until when, unix us> <what a take says of the record>": until then nobody waits, nothing
     # was put or given up in doubt, and the record stays for long enough. "0" if that is not known.
     "quiet_until": b"x",
+    # By claim, of one that shares the lease: "<token> <place> <since, unix us> <ttl, ms> <holder>
+    # <meta>". When each of them ends is in a sorted set of "<claim> <token>".
+    "sharer": b"p:",
     # Of which incarnation of the server the record is known to be.
     "incarnation": b"i",
     # By claim: until when one that was given up in doubt is refused, unix us. And of all of them
@@ -47,6 +52,7 @@ FIELDS: Final = {
 """The fields of the record of a lease, by their names in the scripts."""
 CLOSED: Final = b"closed"
 RESERVED: Final = b"reserved"
+SHARED: Final = b"shared"
 _OURS: Final = frozenset({b"incumbent1", b"incumbent2"})
 """The quorum's and ours."""
 _FOREIGN: Final = "<foreign>"
@@ -74,6 +80,9 @@ class Value(NamedTuple):
             return Holding(self.holder, self.token, remaining)
         if self.claim == RESERVED:
             return Holding(self.reserved_for, remaining=remaining)
+        if self.claim == SHARED:
+            permits = int(self.meta)
+            return Holding(self.holder, self.token, remaining, self.ttl, permits=permits)
         claim = self.claim.decode("utf-8", "replace")
         return Holding(
             self.holder, self.token, remaining, self.ttl, held_for, self.meta, claim=claim
@@ -102,8 +111,12 @@ def _holding(raw: bytes, left_ms: int, now: float | None) -> Holding:
     return value.holding(remaining, now)
 
 
-_Reason: TypeAlias = Literal["held", "reserved", "closed"]
-_REASONS: Final[dict[bytes, _Reason]] = {b"held": "held", b"reserved": "reserved"}
+_Reason: TypeAlias = Literal["held", "reserved", "closed", "permits"]
+_REASONS: Final[dict[bytes, _Reason]] = {
+    b"held": "held",
+    b"reserved": "reserved",
+    b"permits": "permits",
+}
 
 
 def refused(kind: bytes, raw: bytes, left_ms: int, now_us: bytes, slot: str) -> Refused:
@@ -118,7 +131,9 @@ def refused(kind: bytes, raw: bytes, left_ms: int, now_us: bytes, slot: str) -> 
     holding = _holding(raw, left_ms, int(now_us) / 1e6)
     reason: _Reason = _REASONS.get(kind, "closed")
     looked_at = f"slot:{slot}" if kind == b"slot" else "lease"
-    return Refused(reason, (holding,), holding.remaining, f"{looked_at} {mark_of(raw)}")
+    seen = f"{looked_at} {mark_of(raw)}"
+    permits = holding.permits or UNLIMITED
+    return Refused(reason, (holding,), holding.remaining, seen, permits=permits)
 
 
 def mark_of(raw: bytes | None) -> str:
@@ -181,6 +196,7 @@ def record_of(
     slots: dict[str, float],
     standing: object,
     now: float,
+    sharing: Sequence[Holding] = (),
 ) -> Record:
     """All that was read of one key."""
     holdings: tuple[Any, ...] = ()
@@ -194,10 +210,32 @@ def record_of(
         if value is not None and value.claim in {CLOSED, RESERVED}:
             closed_for, reserved_for = holding.remaining or 0.0, value.reserved_for
         else:
-            holdings = (holding,)
+            holdings = tuple(sharing) or (holding,)
     held = tuple(past for past, _ in history)
     fields, candidates = fields_of(companion), candidates_of(standing, now)
     return Record(key, holdings, closed_for, fields, slots, held, candidates, seen, reserved_for)
+
+
+def is_shared(raw: bytes | None) -> bool:
+    """Whether several hold it."""
+    return raw is not None and raw.startswith(b"incumbent2 shared ")
+
+
+def sharing_of(
+    raw: bytes, companion: Mapping[bytes, bytes], ends: object, now: float
+) -> list[Holding]:
+    """Those who share it, the first to come first; `ends`: the sorted set, with its scores."""
+    permits, found = int(raw.rpartition(b" ")[2]), list[Holding]()
+    for member, until in pairs(ends).items() if isinstance(ends, list) else ():
+        claim, _, token = member.partition(b" ")
+        left, part = float(until) / 1000 - now, companion.get(FIELDS["sharer"] + claim, b"")
+        if left <= 0 or not part.startswith(token + b" "):
+            continue
+        _, _, since, ttl, holder, meta = part.split(b" ", 5)
+        held_for = max(0.0, now - int(since) / 1e6)
+        who = (unquote(holder.decode()), int(token), left, int(ttl) / 1000, held_for, meta)
+        found.append(Holding(*who, claim.decode(), permits=permits))
+    return sorted(found, key=lambda holding: holding.token)
 
 
 def candidates_of(standing: object, now: float) -> tuple[Candidate, ...]:

@@ -90,29 +90,39 @@ def note(
 
 def calls_of(naming: Naming, renewals: Sequence[Renewal], ours: Sequence[int]) -> list[Call]:
     """The calls that renew those at the places `ours`."""
+    shared = [at for at in ours if renewals[at].shared]
+    alone = [at for at in ours if not renewals[at].shared] if shared else ours
     calls = []
-    for start in range(0, len(ours), _BATCH):
-        places = ours[start : start + _BATCH]
-        if places[-1] - places[0] + 1 == len(places):
-            # Nearly always: as a range, whatever their number.
-            places = range(places[0], places[-1] + 1)
-        calls.append(Call(places, *_packed(naming, [renewals[at] for at in places])))
+    for kind, script in ((alone, "renew"), (shared, "renew_shared")):
+        for start in range(0, len(kind), _BATCH):
+            places = kind[start : start + _BATCH]
+            if places[-1] - places[0] + 1 == len(places):
+                # Nearly always: as a range, whatever their number.
+                places = range(places[0], places[-1] + 1)
+            packed = _packed(naming, [renewals[at] for at in places], script)
+            calls.append(Call(places, *packed))
     return calls
 
 
-def _packed(naming: Naming, batch: Sequence[Renewal]) -> tuple[bytes, bytes]:
+def _packed(naming: Naming, batch: Sequence[Renewal], script: str) -> tuple[bytes, bytes]:
     """One call for all of the batch: what comes before its echo, and after it."""
     ttl = batch[0].ttl
     arguments = [b"%d" % milliseconds(ttl)]
-    arguments += (held_by(renewal.claim, renewal.token).encode() for renewal in batch)
+    arguments += (_held_by(renewal) for renewal in batch)
     for place, renewal in enumerate(batch, 1):
         if renewal.ttl != ttl or renewal.meta is not None:
             meta = b"-" if renewal.meta is None else b"=" + renewal.meta
             arguments += (b"%d" % place, b"%d" % milliseconds(renewal.ttl), meta)
     # Past the cache of names, which a thousand of them would only empty.
-    keys = [key for renewal in batch for key in naming.keys_of(renewal.key)]
-    head = SCRIPTS["renew"].open_call(keys, 1 + len(arguments))
+    keys = [key for renewal in batch for key in naming.keys_of(renewal.key, renewal.shared)]
+    head = SCRIPTS[script].open_call(keys, 1 + len(arguments))
     return head, pack(*arguments).partition(b"\r\n")[2]
+
+
+def _held_by(renewal: Renewal) -> bytes:
+    if renewal.shared:
+        return f"{renewal.claim} {renewal.token}".encode()
+    return held_by(renewal.claim, renewal.token).encode()
 
 
 def _prepared(naming: Naming, renewals: Sequence[Renewal], epoch: str) -> Sequence[Call]:

@@ -91,7 +91,9 @@ class Script:
         return b"*%d\r\n" % (3 + len(keys) + more) + whole.partition(b"\r\n")[2]
 
 
-SCRIPTS: Final = {name: Script(name) for name in ("take", "renew", "give", "put", "take_looking")}
+SCRIPTS: Final = {
+    name: Script(name) for name in ("take", "renew", "renew_shared", "give", "put", "take_looking")
+}
 
 _EVALSHA: Final = b"$7\r\nEVALSHA\r\n$40\r\n"
 

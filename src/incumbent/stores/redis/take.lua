@@ -1,13 +1,14 @@
 -- Take: grants the lease, or tells why not. The first part is the uncontended path. There each
 -- redis.call, and each text that is made, costs a hundredth of the whole exchange.
 -- KEYS: the lease, its record, and if asked for, in this order: the line of those who wait, the
---       tombstone of the slot, the list of candidates
+--       tombstone of the slot or those who share the lease, the list of candidates
 -- ARGV: 1 "incumbent2 <claim> "    2 " <ttl, ms> <holder> <meta>"    3 ttl, ms
 --       4 "<ms to keep the record> <incarnation that the asker knows> <least token of that>"
 --       5 " <slot or -> <holder>"
 --       If more is asked for, each "-" if not it: 6 "<inbox> <f: fair, b: not> <heartbeat, ms>
 --       <holder>" to wait in line    7 ms to keep the tombstone of the slot
---       8 ms for which the asker is a candidate    9 the channel of the lease
+--       8 ms for which the asker is a candidate    9 the channel of the lease    10 with how many
+--       it may be shared, 0 for any number
 --       The last: until when anybody waits for the answer, unix us by this server's clock
 -- Returns "incumbent2 <claim> <token>", in a list of its own if the record is not known to be of
 -- that incarnation; {the same, ms left} if the claim holds the lease already; 0 if it came too
@@ -24,14 +25,27 @@ now = time[1] .. (#now == 6 and now or string.sub('00000' .. now, -6))
 -- Nobody waits for the answer any more: it lay in a buffer while this server was frozen or cut off.
 if now > deadline and #now >= #deadline then return 0 end
 
-if quiet_until and quiet_until > now and string.sub(quiet_until, 18) == ARGV[4] and not ARGV[7]
-    and last_token < now and #last_token == #now then
+local permits, is_quiet = ARGV[10], quiet_until and quiet_until > now
+  and string.sub(quiet_until, 18) == ARGV[4] and last_token < now and #last_token == #now
+local sharers = permits and KEYS[ARGV[6] == '-' and 3 or 4]
+if is_quiet and (not ARGV[7] or permits and ARGV[8] == '-' and not call('GET', KEYS[1])) then
   -- One more, and 0 after 19: Lua takes long to write a number.
   local digit = string.byte(place, -1)
   local next = place == '9' and '10' or '0'
   if digit < 57 then next = string.sub(place, 1, -2) .. string.char(digit + 1) end
   local granted, since = head .. now, ' ' .. now
-  if call('SET', KEYS[1], granted .. ' ' .. next .. since .. ARGV[2], 'NX', 'PX', ARGV[3]) then
+  if permits then
+    -- The first of those who share it: what is left of others was taken from them.
+    local part = now .. ' ' .. next .. since
+    local value = part .. ' ' .. ARGV[3] .. string.sub(ARGV[5], 3) .. ' ' .. permits
+    call('SET', KEYS[1], 'incumbent2 shared ' .. value, 'PX', ARGV[3])
+    call('DEL', sharers)
+    call('ZADD', sharers, string.sub(now, 1, -4) + ARGV[3], string.sub(head, 12) .. now)
+    call('PEXPIRE', sharers, ARGV[3])
+    call('HSET', KEYS[2], FIELD.token, now, FIELD.place, next, FIELD.holding .. next,
+      now .. since .. ARGV[5], FIELD.sharer .. string.sub(head, 12, -2), part .. ARGV[2])
+    return granted
+  elseif call('SET', KEYS[1], granted .. ' ' .. next .. since .. ARGV[2], 'NX', 'PX', ARGV[3]) then
     call('HSET', KEYS[2], FIELD.token, now, FIELD.place, next, FIELD.holding .. next,
       now .. since .. ARGV[5])
     return granted
@@ -126,16 +140,20 @@ if turn or waits then
     end
   end
 
-  pass_turn = function()
-    -- The lease was granted while somebody waits.
+  pass_turn = function(looks_in)
+    -- The lease was granted while somebody waits, and may be granted again in so many ms.
     local was_first = starts_with(turn.first, claim .. ' ')
     if me then try('ZREM', KEYS[3], me) end
     unwatch()
     if me and (was_first or turn.due <= now_ms) then
       if not was_first then drop_silent() end
-      begin_turn(now_ms + ttl)
+      begin_turn(now_ms + looks_in)
       -- One that watches looks before the lease can end, and sees to it that the first does.
-      if turn.first and turn.watcher == '-' then tell(turn.first, 'look', ttl) end
+      if turn.first and looks_in == 0 then
+        tell(turn.first, 'turn', 0)
+      elseif turn.first and turn.watcher == '-' then
+        tell(turn.first, 'look', looks_in)
+      end
     else
       turn.overtaken = turn.overtaken + 1
       write_turn(turn)
@@ -193,12 +211,31 @@ if slot then
   if used and is_of_claim(used) then used = false end
 end
 
-local function grant(condition)
-  local next = ((place or -1) + 1) % 20
+local function share(next, mine, is_first)
+  -- Others see one lease, which lasts as long as the longest of those who share it. It is written
+  -- first: a server out of memory refuses that, and then nothing has happened.
+  local value, left = string.format('incumbent2 shared %s %s %s %s %s %s', token, next, now, ttl,
+    holder, permits), math.max(tonumber(ttl), is_first and 0 or call('PTTL', KEYS[1]))
+  call('SET', KEYS[1], value, 'PX', left)
+  -- What is left of those who hold nothing any more, for somebody deleted their lease.
+  if is_first then call('DEL', sharers) end
+  call('ZADD', sharers, string.format('%.0f', now_ms + ttl), mine)
+  call('PEXPIRE', sharers, left)
+  call('HSET', KEYS[2], FIELD.sharer .. claim, token .. ' ' .. next .. ' ' .. now .. ARGV[2])
+  if permits == '0' or call('ZCARD', sharers) < tonumber(permits) then return 0 end
+  return call('ZRANGE', sharers, 0, 0, 'WITHSCORES')[2] - now_ms
+end
+
+local function grant(condition, is_first)
+  local next, looks_in = ((place or -1) + 1) % 20, ttl
   local value = head .. token .. ' ' .. next .. ' ' .. now .. ARGV[2]
-  if not call('SET', KEYS[1], value, condition, 'PX', ttl) then return end
+  if permits then
+    looks_in = share(next, claim .. ' ' .. token, is_first)
+  elseif not call('SET', KEYS[1], value, condition, 'PX', ttl) then
+    return
+  end
   local quiet = '0'
-  if not has_fields and not doubts and not turn and not ARGV[7] then
+  if not has_fields and not doubts and not turn and (not ARGV[7] or permits) then
     -- Kept for longer than was asked, so that not every take has to say it.
     quiet = string.format('%.0f %s', now + keep * 62 - 2000, ARGV[4])
     keep = string.format('%.0f', keep * 17 / 16)
@@ -215,7 +252,7 @@ local function grant(condition)
     end
   end
   if not has_fields then call('PEXPIRE', KEYS[2], keep) end
-  if turn then pass_turn() end
+  if turn then pass_turn(looks_in) end
   if candidacy then
     try('ZREM', candidates, holder)
     call('PUBLISH', ARGV[9], '')
@@ -223,11 +260,51 @@ local function grant(condition)
   return is_known and head .. token or { head .. token }
 end
 
-if not paused and not used and not ahead then
-  local granted = grant('NX')
+local function forget_those_who_are_over()
+  for _, member in ipairs(call('ZRANGEBYSCORE', sharers, '-inf', now_ms)) do
+    call('ZREM', sharers, member)
+    call('HDEL', KEYS[2], FIELD.sharer .. string.sub(member, 1, #claim))
+  end
+end
+
+local function share_again(mine)
+  -- The claim shares it already: the same grant, unless that is from before a promotion.
+  local own = string.match(mine, '^%d+')
+  local ends = call('ZSCORE', sharers, claim .. ' ' .. own)
+  if not ends then return end
+  if tonumber(own) < tonumber(least_token) then
+    call('ZREM', sharers, claim .. ' ' .. own)
+    return grant('XX', false)
+  end
+  local left = math.max(ends - now_ms, tonumber(ttl))
+  call('ZADD', sharers, string.format('%.0f', now_ms + left), claim .. ' ' .. own)
+  for _, key in ipairs({ KEYS[1], sharers }) do
+    if call('PTTL', key) < left then call('PEXPIRE', key, left) end
+  end
+  return { head .. own, left }
+end
+
+local value, full, is_first = false, false, true
+if permits then
+  value = call('GET', KEYS[1])
+  if value and string.sub(value, 1, 18) == 'incumbent2 shared ' then
+    forget_those_who_are_over()
+    local mine = call('HGET', KEYS[2], FIELD.sharer .. claim)
+    local again = mine and share_again(mine)
+    if again then return again end
+    if string.match(value, '%d+$') ~= permits then
+      return { 'permits', value, call('PTTL', KEYS[1]), now }
+    end
+    is_first = false
+    full = permits ~= '0' and call('ZCARD', sharers) >= tonumber(permits)
+    if not full then value = false end
+  end
+end
+if not paused and not used and not ahead and not value then
+  local granted = grant('NX', is_first)
   if granted then return granted end
 end
-local value = call('GET', KEYS[1])
+if not permits then value = call('GET', KEYS[1]) end
 if value and is_of_claim(value) then
   if string.match(value, '^%d+', #head + 1) - least_token < 0 then
     -- Granted before a promotion, with a token that may be too small: it is granted anew.
@@ -243,7 +320,7 @@ end
 local state = value and string.match(value, '^incumbent2 (%S+) ')
 if state == 'reserved' and string.match(value, ' (%S*)$') == holder then
   -- Reserved for the asker: as good as free.
-  if not paused and not used then return grant('XX') end
+  if not paused and not used then return grant('XX', true) end
   value, ahead = false, false
 end
 
@@ -260,7 +337,9 @@ if candidacy then
 end
 local is_closed = state == 'closed' or state == 'reserved'
 local reason, left = is_closed and state or 'held', -1
-if value and not (is_closed and paused) then
+if full then
+  left = call('ZRANGE', sharers, 0, 0, 'WITHSCORES')[2] - now_ms
+elseif value and not (is_closed and paused) then
   left = call('PTTL', KEYS[1])
 elseif paused then
   reason, value = 'paused', paused

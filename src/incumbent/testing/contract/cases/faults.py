@@ -235,6 +235,14 @@ class RestartCases:
     def test_a_restart_ends_what_was_believed(self, bench: Bench) -> None:
         _ends_what_was_believed(bench, empty=False)
 
+    @needs("wipe", "shared")
+    def test_a_wipe_ends_what_was_shared(self, bench: Bench) -> None:
+        _ends_what_was_believed(bench, empty=True, permits=2)
+
+    @needs("restart", "ends_by_restart", "shared")
+    def test_a_restart_ends_what_was_shared(self, bench: Bench) -> None:
+        _ends_what_was_believed(bench, empty=False, permits=2)
+
     @needs("restart", "survives_restart")
     def test_a_restart_ends_nothing_where_leases_survive_a_failover(self, bench: Bench) -> None:
         grant = bench.granted()
@@ -285,8 +293,8 @@ def _grants_nothing_for_one_ttl(bench: Bench, *, empty: bool) -> None:
     _admitted(bench)
 
 
-def _ends_what_was_believed(bench: Bench, *, empty: bool) -> None:
-    grant = _admitted(bench)
+def _ends_what_was_believed(bench: Bench, *, empty: bool, permits: int | None = None) -> None:
+    grant = _admitted(bench, permits=permits)
     bench.restart(empty=empty)
     assert bench.renew(grant) == Gone("store_restarted")
 
@@ -298,11 +306,11 @@ def _token_grows(bench: Bench, *, empty: bool) -> None:
     assert _admitted(bench).token > first.token
 
 
-def _admitted(bench: Bench, name: str = "job") -> Granted:
+def _admitted(bench: Bench, name: str = "job", *, permits: int | None = None) -> Granted:
     """A grant as soon as the wait is over; a server of this test's own may be young as well."""
     for _ in range(5):
         try:
-            outcome = bench.take(name, ttl=bench.ttl)
+            outcome = bench.take(name, ttl=bench.ttl, permits=permits)
         except StoreUnavailable as error:
             bench.outlive(error.retry_after or bench.ttl)
         else:

@@ -37,6 +37,12 @@ def _waits(bench: Bench, claim: str, permits: int | None, *, fair: bool = True) 
     return outcome
 
 
+def _got(bench: Bench, claim: str, permits: int | None) -> Granted:
+    """What one that waits is granted."""
+    queue = Queue(bench.long, fair=True)
+    return bench.granted(claim=claim, holder=claim[:8], permits=permits, queue=queue)
+
+
 @needs("shared")
 class SharedCases:
     """As many holders as there are permits, and each is a holder as any other."""
@@ -128,8 +134,9 @@ class SharedCases:
         bench.outlive(bench.ttl)
         assert [one.token for one in bench.read().holdings] == [long.token]
         assert bench.renew(short) == Gone()
-        assert bench.give(short) == Gone()
         bench.granted(permits=2)
+        bench.refused(permits=2)
+        assert bench.give(short) == Gone()
         bench.refused(permits=2)
         assert bench.renew(long) == Renewed()
 
@@ -239,8 +246,7 @@ class SharedLineCases:
         bench.give(one)
         assert bench.refused(permits=2).reason == "reserved"
         assert _waits(bench, second, 2).reason == "reserved"
-        queue = Queue(bench.long, fair=True)
-        bench.granted(claim=first, permits=2, queue=queue)
+        _got(bench, first, 2)
         assert _waits(bench, second, 2).place == 0
 
     def test_two_permits_go_to_the_first_two(self, bench: Bench) -> None:
@@ -250,9 +256,8 @@ class SharedLineCases:
             _waits(bench, claim, 2)
         bench.give(one)
         bench.give(other)
-        queue = Queue(bench.long, fair=True)
         for claim in (first, second):
-            bench.granted(claim=claim, permits=2, queue=queue)
+            _got(bench, claim, 2)
 
     def test_readers_who_come_later_let_a_writer_pass(self, bench: Bench) -> None:
         reader = bench.granted(permits=UNLIMITED)
@@ -262,11 +267,10 @@ class SharedLineCases:
         assert bench.refused(permits=UNLIMITED).reason == "reserved"
         assert bench.renew(reader) == Renewed()
         bench.give(reader)
-        queue = Queue(bench.long, fair=True)
-        grant = bench.granted(claim=writer, queue=queue)
+        grant = _got(bench, writer, None)
         assert _waits(bench, later, UNLIMITED).reason == "held"
         bench.give(grant)
-        bench.granted(claim=later, permits=UNLIMITED, queue=queue)
+        _got(bench, later, UNLIMITED)
 
     def test_all_readers_at_the_head_of_the_line_have_their_turn(self, bench: Bench) -> None:
         grant = bench.granted()
@@ -276,9 +280,8 @@ class SharedLineCases:
             _waits(bench, claim, UNLIMITED)
         _waits(bench, writer, None)
         bench.give(grant)
-        queue = Queue(bench.long, fair=True)
         for claim in readers:
-            bench.granted(claim=claim, permits=UNLIMITED, queue=queue)
+            _got(bench, claim, UNLIMITED)
         assert _waits(bench, writer, None).reason == "held"
         assert bench.refused(permits=UNLIMITED).reason == "reserved"
 
@@ -288,8 +291,7 @@ class SharedLineCases:
         _waits(bench, writer, None)
         _waits(bench, later, UNLIMITED)
         bench.give_up(writer)
-        queue = Queue(bench.long, fair=True)
-        bench.granted(claim=later, permits=UNLIMITED, queue=queue)
+        _got(bench, later, UNLIMITED)
 
     def test_the_next_one_who_may_share_is_told_of_a_grant(self, bench: Bench) -> None:
         grant = bench.granted()
@@ -297,13 +299,13 @@ class SharedLineCases:
         _waits(bench, first, UNLIMITED)
         seen = _waits(bench, second, UNLIMITED).seen
         bench.give(grant)
-        bench.granted(claim=first, permits=UNLIMITED, queue=Queue(bench.long, fair=True))
+        _got(bench, first, UNLIMITED)
         assert bench.waited(seen, PATIENCE) < HINTED_WITHIN
-        bench.granted(claim=second, permits=UNLIMITED, queue=Queue(bench.long, fair=True))
+        _got(bench, second, UNLIMITED)
 
 
 class SharedFaultCases:
-    """A shared lease in doubt, and after the store forgot it."""
+    """A shared lease in doubt."""
 
     @needs("shared", "lose_reply")
     def test_a_shared_take_whose_answer_was_lost_is_the_same_grant_again(
@@ -331,21 +333,6 @@ class SharedFaultCases:
         assert bench.give_up(grant.claim) == Released()
         assert not isinstance(_answer(bench, grant.claim), Granted)
         assert bench.read().holdings == ()
-
-    @needs("shared", "wipe", "ends_by_restart")
-    def test_a_wipe_ends_what_was_shared(self, bench: Bench) -> None:
-        one, other = _full(bench)
-        bench.restart(empty=True)
-        assert (
-            bench.renew_all([bench.renewal(grant) for grant in (one, other)])
-            == [Gone("store_restarted")] * 2
-        )
-
-    @needs("shared", "restart", "ends_by_restart")
-    def test_a_restart_ends_what_was_shared(self, bench: Bench) -> None:
-        grant = bench.granted(permits=2)
-        bench.restart(empty=False)
-        assert bench.renew(grant) == Gone("store_restarted")
 
 
 def _answer(bench: Bench, claim: str) -> object:
