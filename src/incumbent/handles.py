@@ -16,6 +16,7 @@ from incumbent.belief import Belief
 from incumbent.durations import Duration, parse_duration, say_seconds
 from incumbent.errors import (
     AlreadyReleased,
+    ConfigError,
     LeaseLost,
     LockError,
     Misuse,
@@ -30,6 +31,7 @@ from incumbent.protocol.held import Held
 from incumbent.protocol.link import Link, link_for
 from incumbent.protocol.notifier import notifier
 from incumbent.protocol.words import asked_by, lease_lost
+from incumbent.reentrant import Entries, enter_again, remember
 from incumbent.unpatched import original
 
 if TYPE_CHECKING:
@@ -152,9 +154,17 @@ class LeaseHandle:
         now = clock.now()
         if held.machine.valid(now):
             return None
-        if held.machine.reason != "forked":
+        if not held.let_go_of_one() and held.machine.reason != "forked":
             self._link.keeper.hand_over(held.debt(now, undo_slot=False))
         return self._loss()
+
+    def _goes_on(self) -> bool:
+        """Let go of this lease of a reentrant lock, if others on its holding are left."""
+        held = self._held
+        if held.inner is None or not held.let_go_of_one():
+            return False
+        self._held = held.parted()
+        return True
 
     def _work_is_over(self) -> None:
         """At the start of a release: a loss that it finds is raised, and ends no process."""
@@ -188,6 +198,7 @@ class LockHandle(Generic[L]):
     __slots__ = (
         "__weakref__",
         "_entered",
+        "_entries",
         "_if_lost",
         "_link",
         "_on_lost",
@@ -211,6 +222,10 @@ class LockHandle(Generic[L]):
         self._timeout = parse_timeout(timeout)
         self._on_lost = settings.get("on_lost")
         self._if_lost: IfLost = settings.get("if_lost", "raise")
+        if settings.get("reentrant") and not self._may_be_reentrant:
+            raise ConfigError("reentrant: only a Lock can be entered again", name="reentrant")
+        self._entries: Entries[L] | None = Entries() if settings.get("reentrant") else None
+        """Of a reentrant lock; it has nothing in `_entered` and `_taken`."""
         self._entered: dict[Hashable, L] = {}
         self._taken: dict[weakref.ref[Any], L] = {}
         """See `incumbent.taken`."""
@@ -224,6 +239,7 @@ class LockHandle(Generic[L]):
         return bool(holdings)
 
     _bodies = staticmethod(bodies_of_thread)
+    _may_be_reentrant = False
 
     @staticmethod
     def _me() -> Hashable:
@@ -237,9 +253,12 @@ class LockHandle(Generic[L]):
 
     def _leave(self) -> L:
         """The caller's lease; one that another thread or task entered, if it is the only one."""
-        lease = self._entered.pop(self._me(), None)
-        if lease is None and len(self._entered) == 1:
-            _, lease = self._entered.popitem()
+        if self._entries is not None:
+            lease = self._entries.leave()
+        else:
+            lease = self._entered.pop(self._me(), None)
+            if lease is None and len(self._entered) == 1:
+                _, lease = self._entered.popitem()
         if lease is None:
             raise NotHeld(f"the lock on {self.name!r} was not entered here")
         return lease
@@ -264,9 +283,23 @@ class LockHandle(Generic[L]):
             refuse_waiting_for_oneself(self._wanted.key, self._link.same, self._bodies())
         return wait
 
+    def _enter_again(self, timeout: Duration | EllipsisType | None) -> tuple[Link, Held] | None:
+        """What the caller holds through a reentrant lock. Raises LeaseLost if it was lost."""
+        if timeout is not ...:
+            parse_timeout(timeout)
+        found = enter_again(self._wanted.key, self._link.same)
+        if found is None:
+            return None
+        link, held, proved = found
+        if not proved:
+            raise loss_of(held, link.keeper.missed(held.machine.deadline))
+        return link, held
+
     def _armed(self, held: Held) -> tuple[Link, Held, OnLost | None, IfLost]:
         """Have the keeper renew it; returns what the lease is made of."""
         self._link.keeper.arm(held)
+        if self._entries is not None:
+            remember(held, self._link)
         return self._link, held, self._on_lost, self._if_lost
 
     def _read_until(self) -> float:

@@ -79,6 +79,12 @@ def refuse_waiting_for_oneself(key: Key, store: Hashable, bodies: Bodies) -> Non
             )
 
 
+def present_caller() -> Any:
+    """The task that runs, or else the thread."""
+    task = _current_task()
+    return threading.current_thread() if task is None else task
+
+
 def _current_task() -> Any:
     # Blocking code has no use for asyncio: what nobody imported runs no task here.
     asyncio = sys.modules.get("asyncio")

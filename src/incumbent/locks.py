@@ -73,7 +73,7 @@ class Lease(LeaseHandle):
         now = clock.now()
         if not self._held.machine.valid(now):
             self._refuse_release()
-        confirmed = self._release(now)
+        confirmed = self._goes_on() or self._release(now)
         if not confirmed and (lost := self._found_lost()) is not None:
             raise lost
         return confirmed
@@ -101,7 +101,7 @@ class Lease(LeaseHandle):
         if self._let_go():
             return
         lost = self._take_leave()
-        if lost is None and not self._release():
+        if lost is None and not self._goes_on() and not self._release():
             lost = self._found_lost()
         if lost is None:
             return
@@ -149,7 +149,7 @@ class AsyncLease(LeaseHandle):
         """Give the lease back; see Lease.release. A cancellation leaves nothing believed."""
         if not self.valid:
             self._refuse_release()
-        confirmed = await self._release()
+        confirmed = self._goes_on() or await self._release()
         if not confirmed and (lost := self._found_lost()) is not None:
             raise lost
         return confirmed
@@ -176,12 +176,14 @@ class AsyncLease(LeaseHandle):
         from asyncio import CancelledError
 
         own_cancel = self._scope.close()
+        if self._scope.watcher is not None:
+            self._link.keeper.unwatch(self._held, self._scope.watcher)
         self._body_is_over()
         if self._let_go():
             return
         lost = self._take_leave()
         if lost is None:
-            confirmed = await self._release()
+            confirmed = self._goes_on() or await self._release()
             lost = (None if confirmed else self._found_lost()) or self._stopped()
         if lost is None:
             return
@@ -208,7 +210,11 @@ def enclose(lease: LeaseHandle) -> LeaseScope:
     from incumbent.protocol.aio import LeaseScope
 
     scope = LeaseScope(lease._held)
-    lease._link.keeper.watch(lease._held, scope.look_soon, ahead=None)
+    look = scope.look_soon
+    if lease._held.inner is not None:
+        # A holding that is entered a thousand times would else keep a thousand watchers.
+        scope.watcher = look
+    lease._link.keeper.watch(lease._held, look, ahead=None)
     return scope
 
 
@@ -217,8 +223,11 @@ class Lock(TakingHandle[Lease]):
 
     `store`: a URL, a Client, a redis-py client or pool, or None for INCUMBENT_STORE or this host's
     SQLite file. `timeout`: seconds to wait (None: for ever; 0: try once). One Lock may be used by
-    many threads. It is not reentrant: who waits for the name in the body of a lease on it gets
-    Misuse. Raises ConfigError when built with what cannot work.
+    many threads. Without `reentrant=True`, who waits for the name in the body of a lease on it gets
+    Misuse. With it, the thread (or task) that acquired the lease gets another Lease on the same
+    holding: same token, deadline and settings, and no request. The last one that is released, or
+    left, gives it back; in a holding that was lost there is only LeaseLost. Raises ConfigError when
+    built with what cannot work.
 
     >>> with Lock("invoice-7", store="memory:", timeout=5) as lease:
     ...     lease.check(need=2)
@@ -241,6 +250,8 @@ class Lock(TakingHandle[Lease]):
         return self._note(self._acquire(timeout))
 
     def _acquire(self, timeout: Duration | EllipsisType | None = ...) -> Lease:
+        if self._entries is not None and (again := self._enter_again(timeout)):
+            return Lease(*again)
         link, wait = self._link, self._seconds(timeout)
         if self._taken and wait != 0:
             self._refuse_waiting()
@@ -249,8 +260,7 @@ class Lock(TakingHandle[Lease]):
         except LockError as error:
             shorten(error)
             raise
-        link.keeper.arm(held)
-        return Lease(link, held, self._on_lost, self._if_lost)
+        return Lease(*self._armed(held))
 
     def try_acquire(self) -> Lease | None:
         """Try once: the lease, or None if the store says that it is not ours.
@@ -290,7 +300,7 @@ class Lock(TakingHandle[Lease]):
         self._refuse_reentry()
         lease = self._acquire()
         lease._enter_body()
-        self._entered[self._me()] = lease
+        self._has_entered(lease)
         return lease
 
     def __exit__(
@@ -329,6 +339,8 @@ class AsyncLock(TakingHandle[AsyncLease]):
         return self._note(await self._acquire(timeout))
 
     async def _acquire(self, timeout: Duration | EllipsisType | None = ...) -> AsyncLease:
+        if self._entries is not None and (again := self._enter_again(timeout)):
+            return AsyncLease(*again)
         wait = self._seconds(timeout)
         if self._taken and wait != 0:
             self._refuse_waiting()
@@ -366,7 +378,7 @@ class AsyncLock(TakingHandle[AsyncLease]):
         lease = await self._acquire()
         # Remembered once it is entered: what was lost meanwhile, by a frozen process, is not.
         await lease.__aenter__()
-        self._entered[self._me()] = lease
+        self._has_entered(lease)
         return lease
 
     async def __aexit__(

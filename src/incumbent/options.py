@@ -40,7 +40,7 @@ class LockSettings(TypedDict, total=False):
     "exit": end the process at once with code 123, 0.1 s before the proof runs out (C code that
     keeps the interpreter for longer delays it: see `incumbent run`); a loss that only the release
     finds is raised. `fair`: who waits gets it in the order of arrival; else others may come before,
-    a few times in a row.
+    a few times in a row. `reentrant`: the thread or task that holds a Lock enters it again at once.
     """
 
     ttl: Duration
@@ -55,6 +55,7 @@ class LockSettings(TypedDict, total=False):
     on_lost: OnLost | None
     if_lost: IfLost
     fair: bool
+    reentrant: bool
 
 
 def default_holder() -> str:
@@ -151,6 +152,11 @@ def _terms(
     if permits is not None:
         _check_permits(permits, settings, can)
     slot = _slot(settings, can)
+    if slot is not None and settings.get("reentrant"):
+        raise ConfigError(
+            "reentrant=True and once_per: a slot that is used up cannot be entered again",
+            name="reentrant",
+        )
     at_least_for = _optional(settings.get("at_least_for"), "at_least_for", 0.0)
     at_most_for = _optional(settings.get("at_most_for"), "at_most_for", inf)
     if at_most_for < at_least_for:

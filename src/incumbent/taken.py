@@ -15,6 +15,8 @@ class TakingHandle(LockHandle[L], Generic[L]):
 
     __slots__ = ()
 
+    _may_be_reentrant = True
+
     @staticmethod
     def _caller() -> object:
         """The thread or the task itself: unlike its number it is never another's later."""
@@ -30,6 +32,8 @@ class TakingHandle(LockHandle[L], Generic[L]):
         return lease is not None and lease.valid
 
     def _mine(self) -> L | None:
+        if self._entries is not None:
+            return self._entries.innermost()
         caller = self._caller()
         entered = self._entered.get(self._me())
         if entered is not None or caller is None:
@@ -45,7 +49,16 @@ class TakingHandle(LockHandle[L], Generic[L]):
             )
         return lease
 
+    def _has_entered(self, lease: L) -> None:
+        if self._entries is not None:
+            self._entries.add(lease, entered=True)
+        else:
+            self._entered[self._me()] = lease
+
     def _note(self, lease: L) -> L:
+        if self._entries is not None:
+            self._entries.add(lease, entered=False)
+            return lease
         for taker, earlier in list(self._taken.items()):
             if earlier._let_go():
                 self._taken.pop(taker, None)

@@ -86,7 +86,7 @@ LAYERS = (
     Layer("stores", ("stores", "store_url")),
     Layer("drivers", ("protocol",)),
     Layer("settings", ("options",)),
-    Layer("leases", ("belief", "handles", "inner", "candidacy", "running", "taken")),
+    Layer("leases", ("belief", "handles", "inner", "candidacy", "reentrant", "running", "taken")),
     Layer("facades", ("locks", "sharing", "elections", "clients", "inside")),
     Layer("decorators", ("decorators", "compat", "tooz_driver")),
     Layer("health", ("metrics", "otel", "serve")),

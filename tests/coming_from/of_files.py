@@ -60,7 +60,10 @@ def releasing(both: Both) -> None:
 
 @row("filelock", "with lock, lock:")
 def taking_it_twice(both: Both) -> None:
-    assert both.run() == ("'ran'", "raises Misuse")
+    assert both.run() == ("'ran'", "'ran'")
+    assert both.each("with lock, lock:", "with lock, lock:") == ("'ran'", "'ran'")
+    plain = 'lock = Lock("job")\nwith lock, lock:'
+    assert both.each("with lock, lock:", plain) == ("'ran'", "raises Misuse")
 
 
 @row("filelock", 'async with AsyncFileLock("job.lock"):')

@@ -54,6 +54,8 @@ class LeaseScope:
         self._cancelling = task.cancelling()
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
+        self.watcher: Tell | None = None
+        """What the keeper was given, where it has to be taken back."""
         self.fired = False
         self._asked = False
         self._closed = False

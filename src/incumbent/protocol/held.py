@@ -80,6 +80,8 @@ class Held:
     """The operator's word that ended the holding."""
     reserve_for: str | None = field(default=None, init=False)
     """The successor that the holder itself chose."""
+    inner: list[None] | None = field(default=None, init=False)
+    """One for each further lease that a reentrant lock gave on it. None: it gives no more."""
     bucket: dict[weakref.ref[Held], None] | None = field(default=None, init=False)
     """Where the keeper remembers it."""
     _renewal: Renewal | None = field(default=None, init=False)
@@ -111,6 +113,24 @@ class Held:
                 self.shared,
             )
         return kept
+
+    def let_go_of_one(self) -> bool:
+        """Whether there are further leases on it, of which there is now one less."""
+        try:
+            if self.inner:
+                self.inner.pop()
+                return True
+        except IndexError:
+            pass  # another thread was faster
+        self.inner = None
+        return False
+
+    def parted(self) -> Held:
+        """How it looks to a lease that was let go of while there were others on it."""
+        seen, machine = Held(self.port, self.wanted), self.machine
+        seen.machine.token, seen.machine.bound = machine.token, machine.bound
+        seen.machine.stop_at, seen.machine.state = machine.stop_at, State.RELEASED
+        return seen
 
     @property
     def successor(self) -> str | None:
