@@ -78,8 +78,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     _p(
         "an asyncio lock is remembered before it is entered",
         "locks.py",
-        "        await lease.__aenter__()\n        self._entered[self._me()] = lease\n",
-        "        self._entered[self._me()] = lease\n        await lease.__aenter__()\n",
+        "        await lease.__aenter__()\n        self._has_entered(lease)\n",
+        "        self._has_entered(lease)\n        await lease.__aenter__()\n",
         *_WAITS,
     ),
     _p(
