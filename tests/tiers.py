@@ -493,6 +493,11 @@ _TABLE: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
         {"test_the_stores_see_the_same_requests_as_recorded": ()},
     ),
     (
+        "shards/test_simulated.py",
+        SEEDS,
+        {"*": ("0", "")},
+    ),
+    (
         "sim/test_simulator.py",
         SEEDS,
         {

@@ -25,10 +25,12 @@ if TYPE_CHECKING:
     from incumbent.decorators import exclusive, once
     from incumbent.election import Leader
     from incumbent.elections import AsyncElection, AsyncTerm, Election, Term
+    from incumbent.groups import AsyncGroup, Group, Member
     from incumbent.inside import CurrentLease, current
     from incumbent.locks import AsyncLease, AsyncLock, Lease, Lock
     from incumbent.policy import Policy
     from incumbent.protocol.given import StoreLike
+    from incumbent.shards import AsyncShard, AsyncShards, Shard, Shards
     from incumbent.stores.names import safe_name
 
 __all__ = [
@@ -36,14 +38,18 @@ __all__ = [
     "AlreadyReleased",
     "AsyncClient",
     "AsyncElection",
+    "AsyncGroup",
     "AsyncLease",
     "AsyncLock",
+    "AsyncShard",
+    "AsyncShards",
     "AsyncTerm",
     "Client",
     "ConfigError",
     "CurrentLease",
     "Election",
     "Error",
+    "Group",
     "JobRun",
     "Jobs",
     "Leader",
@@ -51,12 +57,15 @@ __all__ = [
     "LeaseLost",
     "Lock",
     "LockError",
+    "Member",
     "Misuse",
     "NotAcquired",
     "NotCandidate",
     "NotHeld",
     "OutcomeUnknown",
     "Policy",
+    "Shard",
+    "Shards",
     "StoreError",
     "StoreLike",
     "StoreUnavailable",
@@ -77,10 +86,12 @@ _HOMES = {
         "decorators": ("exclusive", "once"),
         "election": ("Leader",),
         "elections": ("AsyncElection", "AsyncTerm", "Election", "Term"),
+        "groups": ("AsyncGroup", "Group", "Member"),
         "inside": ("CurrentLease", "current"),
         "locks": ("AsyncLease", "AsyncLock", "Lease", "Lock"),
         "policy": ("Policy",),
         "protocol.given": ("StoreLike",),
+        "shards": ("AsyncShard", "AsyncShards", "Shard", "Shards"),
         "stores.names": ("safe_name",),
     }.items()
     for name in names

@@ -5,14 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NoReturn, Self, Unpack
 
 from incumbent import clock
-from incumbent.candidacy import ElectionSettings
+from incumbent.candidacy import ElectionSettings, Metadata
 from incumbent.durations import Duration
 from incumbent.elections import AsyncElection, AsyncTerm, Election, Term
+from incumbent.groups import AsyncGroup, Group, GroupSettings
 from incumbent.handles import brief, refuse_copy
 from incumbent.locks import AsyncLock, Lock
 from incumbent.model import Record
 from incumbent.options import LockSettings, overruled, parse_timeout
 from incumbent.protocol.link import own_link
+from incumbent.shards import AsyncShards, Shards
 from incumbent.stores.names import make_key
 
 if TYPE_CHECKING:
@@ -48,6 +50,13 @@ class ClientHandle:
         ours = overruled(self._settings, settings)
         return {"store": self, "namespace": self._namespace, **ours}
 
+    def _of_group(self, settings: GroupSettings) -> Any:
+        """Of the client's settings those that a group has too."""
+        given: Any = settings
+        ours = overruled(self._settings, given).items()
+        common = {name: value for name, value in ours if name in GroupSettings.__annotations__}
+        return {"store": self, "namespace": self._namespace, **common, **given}
+
 
 class Client(ClientHandle):
     """One store, one namespace and common settings for many locks; owns its connections.
@@ -70,6 +79,21 @@ class Client(ClientHandle):
     ) -> Election:
         """A candidate in this client's store and namespace; `settings` overrule the client's."""
         return Election(name, timeout=timeout, **self._with_ours(settings))
+
+    def group(self, name: str, **settings: Unpack[GroupSettings]) -> Group:
+        """A group in this client's store and namespace; `settings` overrule the client's."""
+        return Group(name, **self._of_group(settings))
+
+    def shards(
+        self,
+        name: str,
+        count: int,
+        *,
+        metadata: Metadata = None,
+        **settings: Unpack[GroupSettings],
+    ) -> Shards:
+        """`count` shards in this client's store and namespace; see `incumbent.Shards`."""
+        return Shards(name, count, metadata=metadata, **self._of_group(settings))
 
     def read(self, name: str, timeout: Duration = 1.0) -> Record:
         """Everything that the store knows of a name; for people, never for a decision."""
@@ -110,6 +134,21 @@ class AsyncClient(ClientHandle):
     ) -> AsyncElection:
         """A candidate in this client's store and namespace; `settings` overrule the client's."""
         return AsyncElection(name, timeout=timeout, **self._with_ours(settings))
+
+    def group(self, name: str, **settings: Unpack[GroupSettings]) -> AsyncGroup:
+        """A group in this client's store and namespace; `settings` overrule the client's."""
+        return AsyncGroup(name, **self._of_group(settings))
+
+    def shards(
+        self,
+        name: str,
+        count: int,
+        *,
+        metadata: Metadata = None,
+        **settings: Unpack[GroupSettings],
+    ) -> AsyncShards:
+        """`count` shards in this client's store and namespace; see `incumbent.Shards`."""
+        return AsyncShards(name, count, metadata=metadata, **self._of_group(settings))
 
     async def read(self, name: str, timeout: Duration = 1.0) -> Record:
         """Everything that the store knows of a name; for people, never for a decision."""

@@ -60,7 +60,9 @@ class EndablePort(SyncPort):
 
 
 @contextmanager
-def thread_beside(name: str, work: Callable[[], object], end: Callable[[], None]) -> Iterator[None]:
+def thread_beside(
+    name: str, work: Callable[[], object], end: Callable[[], None], what: str = "candidacy"
+) -> Iterator[None]:
     """Call `work` in a thread; after the body `end` it, wait, and raise what it raised."""
     failures: list[BaseException] = []
 
@@ -70,7 +72,7 @@ def thread_beside(name: str, work: Callable[[], object], end: Callable[[], None]
         except Ended:
             pass
         except BaseException as error:  # noqa: BLE001 - it is raised at the end of the body
-            _tell_failure(name, error)
+            tell_failure(name, what, error)
             failures.append(error)
 
     thread = threading.Thread(target=attempt, name=f"incumbent {name}", daemon=True)
@@ -80,7 +82,7 @@ def thread_beside(name: str, work: Callable[[], object], end: Callable[[], None]
     except BaseException as error:
         end()
         thread.join()
-        _note_failure(name, error, *failures)
+        _note_failure(name, what, error, *failures)
         raise
     end()
     thread.join()
@@ -89,50 +91,59 @@ def thread_beside(name: str, work: Callable[[], object], end: Callable[[], None]
 
 
 @asynccontextmanager
-async def task_beside(name: str, work: Coroutine[Any, Any, object]) -> AsyncIterator[None]:
+async def task_beside(
+    name: str, work: Coroutine[Any, Any, object], what: str = "candidacy"
+) -> AsyncIterator[None]:
     """Await `work` in a task; after the body cancel it, wait, and raise what it raised."""
     from asyncio import create_task
 
     task = create_task(work, name=f"incumbent {name}")
-    task.add_done_callback(lambda done: _tell_failure(name, _failure(done)))
+    task.add_done_callback(lambda done: tell_failure(name, what, failure_of(done)))
     try:
         yield
     except BaseException as error:
-        await _cancel(task)
-        _note_failure(name, error, _failure(task))
+        await cancel(task)
+        _note_failure(name, what, error, failure_of(task))
         raise
-    await _cancel(task)
-    failure = _failure(task)
+    await cancel(task)
+    failure = failure_of(task)
     if failure is not None:
         raise failure
 
 
-async def _cancel(task: Task[object]) -> None:
-    """Cancel, and wait for its end also if this is cancelled, as a TaskGroup does."""
+async def cancel(task: Task[Any]) -> None:
+    """Cancel, and wait for its end."""
+    task.cancel()
+    await ended(task)
+
+
+async def ended(*tasks: Task[Any]) -> None:
+    """Wait for the end of all, also if this is cancelled, as a TaskGroup does."""
     from asyncio import CancelledError, wait
 
     cancelled: CancelledError | None = None
-    task.cancel()
-    while not task.done():
+    while running := [task for task in tasks if not task.done()]:
         try:
-            await wait([task])
+            await wait(running)
         except CancelledError as error:
             cancelled = error
     if cancelled is not None:
         raise cancelled
 
 
-def _failure(task: Task[object]) -> BaseException | None:
+def failure_of(task: Task[Any]) -> BaseException | None:
     return None if task.cancelled() else task.exception()
 
 
-def _tell_failure(name: str, error: BaseException | None) -> None:
+def tell_failure(name: str, what: str, error: BaseException | None) -> None:
     """At once: whoever waits for the end of the body hears of it late."""
     if error is not None:
-        _log.error("%s: the candidacy ended: %s", name, error, exc_info=error)
+        _log.error("%s: the %s ended: %s", name, what, error, exc_info=error)
 
 
-def _note_failure(name: str, error: BaseException, *failures: BaseException | None) -> None:
+def _note_failure(
+    name: str, what: str, error: BaseException, *failures: BaseException | None
+) -> None:
     for failure in failures:
         if failure is not None and failure is not error:
-            error.add_note(f"the candidacy for {name!r} had failed too: {failure!r}")
+            error.add_note(f"the {what} for {name!r} had failed too: {failure!r}")

@@ -46,6 +46,28 @@ async def async_work(term: incumbent.AsyncTerm) -> int:
     return term.number
 
 
+def shares() -> None:
+    def consume(shard: incumbent.Shard) -> None:
+        assert_type(shard.number, int)
+
+    shards = incumbent.Shards("orders", 64, metadata={"at": "10.0.0.7"}, ttl="20s")
+    with shards.running(consume) as same:
+        assert_type(same, incumbent.Shards)
+        assert_type(shards.owned(), tuple[incumbent.Shard, ...])
+    group = incumbent.Client("memory:").group("orders", holder="a")
+    with group.join({"v": "1"}):
+        assert_type(group.members(), tuple[incumbent.Member, ...])
+        assert_type(next(group.observe()), tuple[incumbent.Member, ...])
+
+
+async def shares_async() -> None:
+    async def consume(shard: incumbent.AsyncShard) -> None:
+        assert_type(shard.number, int)
+
+    async with incumbent.AsyncClient().shards("orders", 64).running(consume) as shards:
+        assert_type(shards.owned(), tuple[incumbent.AsyncShard, ...])
+
+
 def leads() -> None:
     election = incumbent.Election("switch", metadata={"at": "10.0.0.7"}, on_elected=elected)
     assert_type(election.run(work), str)

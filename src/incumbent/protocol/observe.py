@@ -18,6 +18,13 @@ class ReadingPort(Port, Protocol):
     async def read(self, key: Key, until: float) -> Record: ...
 
 
+class Outage(Protocol):
+    """What an observer has to know to outlast an outage. `failures`: requests without an answer."""
+
+    key: Key
+    failures: int
+
+
 class Observation:
     """What one observer has seen so far. `ttl`, `request_timeout`: seconds."""
 
@@ -63,7 +70,7 @@ async def observe(port: ReadingPort, seen: Observation, until: float) -> bool:
                 return False
             await _await_hint(port, seen, record, until)
         except StoreError as error:
-            if not await _outlast(port, seen, error, until):
+            if not await outlast(port, seen, error, until):
                 return False
 
 
@@ -77,7 +84,8 @@ async def _await_hint(port: ReadingPort, seen: Observation, record: Record, unti
     await port.wait_change(seen.key, record.seen, wake)
 
 
-async def _outlast(port: ReadingPort, seen: Observation, error: StoreError, until: float) -> bool:
+async def outlast(port: Port, seen: Outage, error: StoreError, until: float) -> bool:
+    """Back off before another look; False if `until` is over. Raises a permanent error."""
     if error.permanent:
         raise error
     seen.failures += 1

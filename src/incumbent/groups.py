@@ -1,0 +1,309 @@
+"""Groups: who is there now, and what each says of itself; for blocking code and for asyncio."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from math import inf
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, TypedDict, Unpack
+
+from incumbent import clock
+from incumbent.candidacy import Metadata
+from incumbent.durations import Duration
+from incumbent.election import encode_metadata, read_metadata
+from incumbent.errors import ConfigError, Misuse, NotAcquired, StoreError
+from incumbent.handles import brief, refuse_copy
+from incumbent.model import Capabilities
+from incumbent.options import parse_timeout, require, wanted_from
+from incumbent.policy import TTL_MIN, Policy
+from incumbent.protocol.dividing import attend, await_news
+from incumbent.protocol.held import Wanted
+from incumbent.protocol.link import Link, link_for
+from incumbent.protocol.port import run
+from incumbent.protocol.roster import MARK, MemberPort, Roster
+from incumbent.running import EndablePort, task_beside, thread_beside
+from incumbent.stores import names
+
+if TYPE_CHECKING:
+    from incumbent.protocol.given import StoreLike
+
+_log = logging.getLogger("incumbent")
+
+NAME_MOST: Final = 100
+"""Characters of a group's name: those of its members and shards begin with it."""
+
+
+class GroupSettings(TypedDict, total=False):
+    """Keyword settings of groups and shards; they mean what they mean for `Lock`.
+
+    `ttl` (15 s): the time to detect a crash. `grace`: what the clean-up of a shard's body needs.
+    `policy`: an `incumbent.Policy` in place of both. `holder`: the member's name, which no other
+    member may have; by default this host and process.
+    """
+
+    ttl: Duration
+    grace: Duration | None
+    policy: Policy | None
+    holder: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A member of a group, as the store said it at some instant: it may be gone when you read it.
+
+    `term` is the fencing token of its membership, which grows each time that it joins anew.
+    `metadata` is empty if that is not a mapping of texts, which `raw` still shows as it is.
+    """
+
+    holder: str
+    term: int
+    metadata: Mapping[str, str] = field(default_factory=dict, hash=False)
+    raw: bytes = field(default=b"", repr=False, hash=False)
+
+
+class GroupHandle:
+    """What blocking groups and those of asyncio have in common: all that needs no waiting."""
+
+    __slots__ = ("__weakref__", "_joined", "_key", "_link", "_wanted")
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        store: StoreLike | None = None,
+        namespace: str = "default",
+        **settings: Unpack[GroupSettings],
+    ) -> None:
+        unknown = sorted(set(settings) - set(GroupSettings.__annotations__))
+        if unknown:
+            known = ", ".join(sorted(GroupSettings.__annotations__))
+            raise ConfigError(f"unknown setting {unknown[0]!r}; known are {known}", name=unknown[0])
+        self._key = names.make_key(namespace, name)
+        if len(name) > NAME_MOST:
+            raise ConfigError(
+                f"{name[:40]!r}...: {len(name)} characters, at most {NAME_MOST} for a group,"
+                " whose members and shards get longer names",
+                name="name",
+            )
+        self._link = link_for(store)
+        can = self._link.engine.capabilities
+        require(can, type(self).__name__.removeprefix("Async"), "fields")
+        self._wanted = wanted_from(namespace, name, can, **settings)
+        self._joined = False
+
+    @property
+    def name(self) -> str:
+        """The name of the group."""
+        return self._key.name
+
+    @property
+    def holder(self) -> str:
+        """The name that this process has, or would have, as a member."""
+        return self._wanted.ask.holder
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r} of {self._link.engine.url}>"
+
+    def __reduce__(self) -> NoReturn:
+        refuse_copy(self)
+
+    @contextmanager
+    def _one_membership(self) -> Iterator[None]:
+        if self._link.closed:
+            raise Misuse(f"{self.name!r}: the client that this came from was closed")
+        if self._joined or self._is_in_already():
+            raise Misuse(
+                f"{self.holder!r} is a member of {self.name!r} already, in this process: join once,"
+                " or give each member a holder= of its own"
+            )
+        self._joined = True
+        try:
+            yield
+        finally:
+            self._joined = False
+
+    def _is_in_already(self) -> bool:
+        now, key = clock.now(), self._membership(b"").key
+        helds = (ref() for ref in self._link.keeper.refs())
+        return any(held and held.wanted.key == key and held.machine.valid(now) for held in helds)
+
+    def _membership(self, meta: bytes) -> Wanted:
+        """What the lease of this member asks for."""
+        own = self.holder
+        if names.MARK in own or not names.is_name(own):
+            own = names.escaped(own)
+        name = names.within_limit(f"{self.name}/{MARK}{own}")
+        policy = _shorter(self._wanted.policy, self._link.engine.capabilities)
+        wanted = wanted_from(
+            self._key.namespace,
+            name,
+            self._link.engine.capabilities,
+            policy=policy,
+            holder=self.holder,
+        )
+        return wanted.asking(meta=meta)
+
+    def _roster(self, own: Wanted | None = None, note: bytes = b"") -> Roster:
+        return Roster(self._key, self._wanted.policy, self._link.keeper, own, note)
+
+
+def _shorter(policy: Policy, can: Capabilities) -> Policy:
+    """A renewal interval less: who takes over knows of a crash before the shards' leases end."""
+    ttl = max(can.ttl_min, TTL_MIN, policy.ttl - policy.renew_every)
+    try:
+        return Policy(ttl, rho=policy.rho)
+    except ConfigError:
+        return policy
+
+
+def _members(roster: Roster) -> tuple[Member, ...]:
+    return tuple(
+        Member(seen.holder, seen.token, read_metadata(seen.meta), seen.meta)
+        for seen in roster.holdings()
+    )
+
+
+async def first_try(port: MemberPort, roster: Roster) -> None:
+    """Join at once if that goes at once. What keeps us from it for a while is left to `attend`."""
+    try:
+        await roster.join(port, 0)
+    except (NotAcquired, StoreError) as error:
+        if isinstance(error, StoreError) and error.permanent:
+            raise
+        _log.info("%s: not a member yet: %s", roster.key.name, error)
+
+
+class Group(GroupHandle):
+    """The members of `name`: processes that joined it and still renew their leases.
+
+    `store`, `namespace` and the settings are those of `Lock`. Raises ConfigError.
+
+    >>> group = Group("workers", store="memory:", holder="a")
+    >>> with group.join({"at": "10.0.0.7:80"}):
+    ...     group.members()[0].metadata["at"]
+    '10.0.0.7:80'
+    """
+
+    __slots__ = ()
+
+    @contextmanager
+    def join(self, metadata: Metadata = None) -> Iterator[Self]:
+        """Be a member while the body runs; a thread sees to it, and joins again after an outage.
+
+        While the store is away the body begins all the same. Who has died is a member until its
+        lease ends, four fifths of the ttl after its last renewal. What ends the membership while
+        the body goes on is logged at once and raised at the end: Misuse if another member that
+        lives has our name. Raises Misuse for a second membership here, ConfigError.
+        """
+        encoded = encode_metadata(metadata)
+        with self._one_membership():
+            link, roster = self._link, self._roster(self._membership(encoded))
+            with brief:
+                run(first_try(link.port, roster))
+            port = EndablePort(link)
+
+            def end() -> None:
+                port.end()
+                # It also wakes the thread, where the store tells of changes.
+                run(roster.strike(link.port))
+
+            try:
+                work = partial(run, attend(port, roster))
+                with thread_beside(self.name, work, end, "membership"):
+                    yield self
+            finally:
+                run(roster.leave(link.port))
+
+    def members(self) -> tuple[Member, ...]:
+        """Who is there, by name; one request and one for each of them. Raises StoreError."""
+        roster = self._roster()
+        with brief:
+            run(roster.look(self._link.port))
+        return _members(roster)
+
+    def observe(self, timeout: Duration | None = None) -> Iterator[tuple[Member, ...]]:
+        """The present members, then the members after each change.
+
+        Goes on through outages and raises only a permanent StoreError. With `timeout` it ends once
+        that many seconds brought no news. It hears of a change from the store, or within a renewal
+        interval; of a crash when the lease of the dead has ended.
+        """
+        return _News(self._link, self._roster(), parse_timeout(timeout))
+
+
+class AsyncGroup(GroupHandle):
+    """The members of `name`, for asyncio; see `incumbent.Group`.
+
+    >>> async def main():
+    ...     group = AsyncGroup("workers", store="memory:", holder="b")
+    ...     async with group.join({"at": "10.0.0.7:80"}):
+    ...         await group.members()
+    """
+
+    __slots__ = ()
+
+    @asynccontextmanager
+    async def join(self, metadata: Metadata = None) -> AsyncIterator[Self]:
+        """Be a member while the body runs; see Group.join."""
+        encoded = encode_metadata(metadata)
+        with self._one_membership():
+            port = self._link.async_port()
+            roster = self._roster(self._membership(encoded))
+            with brief:
+                await first_try(port, roster)
+            try:
+                async with task_beside(self.name, attend(port, roster), "membership"):
+                    yield self
+            finally:
+                await roster.leave(port)
+
+    async def members(self) -> tuple[Member, ...]:
+        """Who is there, by name; see Group.members."""
+        roster = self._roster()
+        with brief:
+            await roster.look(self._link.async_port())
+        return _members(roster)
+
+    def observe(self, timeout: Duration | None = None) -> AsyncIterator[tuple[Member, ...]]:
+        """The present members, then the members after each change; see Group.observe."""
+        return _AsyncNews(self._link, self._roster(), parse_timeout(timeout))
+
+
+class _Observer:
+    """What `observe` has shown. Not a generator: that would outlive its event loop."""
+
+    def __init__(self, link: Link, roster: Roster, timeout: float | None) -> None:
+        self._link = link
+        self._roster = roster
+        self._timeout = timeout
+
+    def _see(self, port: MemberPort) -> Coroutine[Any, Any, bool]:
+        until = inf if self._timeout is None else clock.now() + self._timeout
+        return await_news(port, self._roster, until)
+
+
+class _News(_Observer):
+    """The iterator of `Group.observe`."""
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> tuple[Member, ...]:
+        if not run(self._see(self._link.port)):
+            raise StopIteration
+        return _members(self._roster)
+
+
+class _AsyncNews(_Observer):
+    """The iterator of `AsyncGroup.observe`."""
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> tuple[Member, ...]:
+        if not await self._see(self._link.async_port()):
+            raise StopAsyncIteration
+        return _members(self._roster)

@@ -1,0 +1,346 @@
+"""Shards: work divided over the members of a group, each part under a lease of its own.
+
+Blocking work is asked to stop; work of asyncio is cancelled, and awaited. Only then is the shard
+given to the next member.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING, Generic, Self, TypeVar, Unpack
+
+from incumbent.bodies import awaitable, is_async, name_of, not_deferred, refuse_generator
+from incumbent.candidacy import Metadata
+from incumbent.division import check_count
+from incumbent.election import encode_metadata
+from incumbent.elections import AsyncTerm, Term
+from incumbent.errors import LeaseLost, Misuse
+from incumbent.groups import GroupHandle, GroupSettings, first_try
+from incumbent.handles import brief
+from incumbent.protocol.dividing import Division, attend
+from incumbent.protocol.held import Held
+from incumbent.protocol.link import Link
+from incumbent.protocol.port import run
+from incumbent.running import (
+    EndablePort,
+    Ended,
+    cancel,
+    ended,
+    failure_of,
+    task_beside,
+    tell_failure,
+    thread_beside,
+)
+
+if TYPE_CHECKING:
+    from asyncio import Task
+
+    from incumbent.protocol.given import StoreLike
+
+_BE_ASYNC = "coroutines belong to AsyncShards"
+_BE_BLOCKING = "blocking work belongs to Shards"
+
+
+class Shard(Term):
+    """One shard, for as long as this member holds it: a Term whose work is asked to stop in time.
+
+    That is also when the shard is another member's: only the end of the work gives it away.
+    """
+
+    __slots__ = ("_number",)
+
+    def __init__(self, link: Link, held: Held, number: int) -> None:
+        super().__init__(link, held, None, "raise")
+        self._number = number
+
+    @property
+    def number(self) -> int:
+        """Which shard it is, from 0; `fencing_token` orders those that held it."""
+        return self._number
+
+
+class AsyncShard(AsyncTerm):
+    """One shard, for as long as this member holds it: an AsyncTerm whose body is cancelled in time.
+
+    That is also when the shard is another member's: only the end of the body gives it away.
+    """
+
+    __slots__ = ("_number",)
+
+    def __init__(self, link: Link, held: Held, number: int) -> None:
+        super().__init__(link, held, None, "raise")
+        self._number = number
+
+    @property
+    def number(self) -> int:
+        """Which shard it is, from 0; `fencing_token` orders those that held it."""
+        return self._number
+
+    def _ask_to_stop(self) -> None:
+        self._steering.asked = True
+        if self._inside:
+            self._scope.stop()
+
+
+S = TypeVar("S", Shard, AsyncShard)
+
+
+class ShardsHandle(GroupHandle, Generic[S]):
+    """What blocking shards and those of asyncio have in common: all that needs no waiting."""
+
+    __slots__ = ("_metadata", "_shards", "count")
+
+    def __init__(
+        self,
+        name: str,
+        count: int,
+        *,
+        store: StoreLike | None = None,
+        namespace: str = "default",
+        metadata: Metadata = None,
+        **settings: Unpack[GroupSettings],
+    ) -> None:
+        self.count = check_count(count)
+        """How many shards there are, numbered from 0: the same for all members."""
+        self._metadata = encode_metadata(metadata)
+        super().__init__(name, store=store, namespace=namespace, **settings)
+        self._shards: dict[int, S] = {}
+
+    def owned(self) -> tuple[S, ...]:
+        """The shards that this member holds, as proved at this instant; no store is asked."""
+        return tuple(shard for _, shard in sorted(self._shards.copy().items()) if shard.valid)
+
+
+class _Membership(Generic[S]):
+    """One membership while it lasts, and the bodies of its shards (protocol.dividing.Bodies)."""
+
+    def __init__(self, of: ShardsHandle[S]) -> None:
+        self._link = of._link
+        self._shards: dict[int, S] = of._shards
+        self.roster = of._roster(of._membership(of._metadata), str(of.count).encode())
+        self._division = Division(of.name, of.count, of._wanted, self)
+        self._failure: BaseException | None = None
+        self._over = False
+
+    def numbers(self) -> list[int]:
+        return list(self._shards)
+
+    def stop(self, number: int) -> None:
+        shard = self._shards.get(number)
+        if shard is not None:
+            shard._ask_to_stop()
+
+    def start(self, number: int, held: Held) -> None:
+        raise NotImplementedError
+
+    def _stop_all(self) -> None:
+        # First noted, then looked at; `_may_begin` does the same the other way round.
+        self._over = True
+        for number in self.numbers():
+            self.stop(number)
+
+    def _may_begin(self, shard: S) -> bool:
+        return not self._over and not shard.stopping
+
+    def _ended_by(self, error: BaseException, shard: S) -> bool:
+        """Whether that ends the membership: the loss of the shard itself does not."""
+        if isinstance(error, LeaseLost) and error.name == shard.name:
+            return False
+        tell_failure(shard.name, "work", error)
+        self._failure = self._failure or error
+        return True
+
+
+class Shards(ShardsHandle[Shard]):
+    """Work in `count` shards, divided over the members that run it; see docs/groups-and-shards.md.
+
+    Each shard is a lease `<name>/<number>`, and has one member at a time. When members come and go
+    only those shards move that have to. All members need the same `count`. `metadata`: texts that
+    `Group(name).members()` shows. `store`, `namespace` and the settings are those of `Lock`. Raises
+    ConfigError when built with what cannot work.
+    """
+
+    __slots__ = ()
+
+    def run(self, work: Callable[[Shard], object]) -> None:
+        """Be a member, and call `work(shard)` in a thread of its own for each shard that is ours.
+
+        When `shard.stopping` the work has to return: then the shard is given back, and the next
+        member begins. Work that returns by itself is called again after a pause (full jitter,
+        longer after short terms). This ends by an exception: of the work, of a signal handler
+        (KeyboardInterrupt), ConfigError if the members reckon with another number of shards, Misuse
+        if another member has our name or `work` is a coroutine function, a permanent StoreError.
+        Before it is raised all work is asked to stop, and awaited.
+        """
+        _refuse_async(work)
+        with self._one_membership():
+            _Threads(self, work).run()
+
+    @contextmanager
+    def running(self, work: Callable[[Shard], object]) -> Iterator[Self]:
+        """`run(work)` in a thread beside the body, for an application's whole life.
+
+        At the end of the body all work is asked to stop (`shard.stopping`) and awaited, and the
+        shards are given back. What `run` raised is logged at once and raised at the end; that the
+        members reckon with another number of shards already at the start, if the store answers.
+        """
+        _refuse_async(work)
+        with self._one_membership():
+            threads = _Threads(self, work)
+            try:
+                with brief:
+                    run(first_try(self._link.port, threads.roster))
+                with thread_beside(self.name, threads.run, threads.end, "membership"):
+                    yield self
+            finally:
+                run(threads.roster.leave(self._link.port))
+
+
+class _Threads(_Membership[Shard]):
+    """One thread a shard, and the one that attends."""
+
+    def __init__(self, of: Shards, work: Callable[[Shard], object]) -> None:
+        super().__init__(of)
+        self._work = work
+        self._port = EndablePort(self._link)
+        self._threads: dict[int, threading.Thread] = {}
+
+    def run(self) -> None:
+        """Attend until `end`, or until something failed, and give everything back."""
+        try:
+            run(attend(self._port, self.roster, self._division))
+        except Ended:
+            pass
+        finally:
+            self.end()
+            for thread in list(self._threads.values()):
+                thread.join()
+            run(self.roster.leave(self._link.port))
+        if self._failure is not None:
+            raise self._failure
+
+    def end(self) -> None:
+        """Ask all work to stop, and have the others take over. From any thread."""
+        self._port.end()
+        self._stop_all()
+        # It also wakes the thread that attends, where the store tells of changes.
+        run(self.roster.strike(self._link.port))
+
+    def start(self, number: int, held: Held) -> None:
+        self._link.keeper.arm(held)
+        shard = self._shards[number] = Shard(self._link, held, number)
+        name = f"incumbent {shard.name}"
+        thread = threading.Thread(target=self._serve, args=(shard,), name=name, daemon=True)
+        try:
+            thread.start()
+        except BaseException:
+            del self._shards[number]
+            shard.release()
+            raise
+        self._threads[number] = thread
+
+    def _serve(self, shard: Shard) -> None:
+        try:
+            with shard:
+                if self._may_begin(shard):
+                    not_deferred(self._work(shard), self._work, _BE_ASYNC)
+        except BaseException as error:  # noqa: BLE001 - it is raised by `run`
+            if self._ended_by(error, shard):
+                self._port.end()
+        finally:
+            self._shards.pop(shard.number, None)
+
+
+class AsyncShards(ShardsHandle[AsyncShard]):
+    """Work in `count` shards, divided over the members that run it; see `incumbent.Shards`."""
+
+    __slots__ = ()
+
+    async def run(self, work: Callable[[AsyncShard], Awaitable[object]]) -> None:
+        """Be a member, and await `work(shard)` in a task of its own for each shard that is ours.
+
+        When the shard is another's, its body is cancelled and awaited within the lease, and the
+        shard is given back. Else as `Shards.run`: it ends by an exception, or by a cancellation.
+        """
+        refuse_generator(work)
+        with self._one_membership():
+            await _Tasks(self, work).run()
+
+    @asynccontextmanager
+    async def running(self, work: Callable[[AsyncShard], Awaitable[object]]) -> AsyncIterator[Self]:
+        """`run(work)` in a task beside the body, for an application's whole life.
+
+        At the end of the body all work is cancelled and awaited, and the shards are given back;
+        see `Shards.running`.
+        """
+        refuse_generator(work)
+        with self._one_membership():
+            tasks = _Tasks(self, work)
+            try:
+                with brief:
+                    await first_try(tasks.port, tasks.roster)
+                async with task_beside(self.name, tasks.run(), "membership"):
+                    yield self
+            finally:
+                await tasks.roster.leave(tasks.port)
+
+
+class _Tasks(_Membership[AsyncShard]):
+    """One task a shard, and the one that attends."""
+
+    def __init__(self, of: AsyncShards, work: Callable[[AsyncShard], Awaitable[object]]) -> None:
+        super().__init__(of)
+        self._work = work
+        self.port = self._link.async_port()
+        self._tasks: dict[int, Task[None]] = {}
+        self._attending: Task[None] | None = None
+
+    async def run(self) -> None:
+        """Attend until a cancellation, or until something failed, and give everything back."""
+        from asyncio import create_task, wait
+
+        task = self._attending = create_task(attend(self.port, self.roster, self._division))
+        try:
+            await wait([task])
+        finally:
+            await ended(create_task(self._wind_up(task)))
+        failure = self._failure or failure_of(task)
+        if failure is not None:
+            raise failure
+
+    async def _wind_up(self, task: Task[None]) -> None:
+        self._stop_all()
+        await cancel(task)
+        await self.roster.strike(self.port)
+        await ended(*self._tasks.values())
+        await self.roster.leave(self.port)
+
+    def start(self, number: int, held: Held) -> None:
+        from asyncio import create_task
+
+        self._link.keeper.arm(held)
+        shard = self._shards[number] = AsyncShard(self._link, held, number)
+        self._tasks[number] = create_task(self._serve(shard), name=f"incumbent {shard.name}")
+
+    async def _serve(self, shard: AsyncShard) -> None:
+        from asyncio import CancelledError
+
+        try:
+            async with shard:
+                if self._may_begin(shard):
+                    await awaitable(self._work(shard), self._work, _BE_BLOCKING)
+        except CancelledError:
+            raise
+        except BaseException as error:  # noqa: BLE001 - it is raised by `run`
+            if self._ended_by(error, shard) and self._attending is not None:
+                self._attending.cancel()
+        finally:
+            self._shards.pop(shard.number, None)
+
+
+def _refuse_async(work: Callable[..., object]) -> None:
+    refuse_generator(work)
+    if is_async(work):
+        raise Misuse(f"{name_of(work)} is a coroutine function: {_BE_ASYNC}")

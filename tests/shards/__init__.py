@@ -1,0 +1,1 @@
+"""Groups and shards: who has what, in virtual time, on every side, and under faults."""
