@@ -19,13 +19,14 @@ from incumbent.election import (
     encode_metadata,
     leader_by_refusal,
     read_metadata,
+    with_rank,
 )
 from incumbent.errors import ConfigError, LeaseLost, Misuse, NotCandidate, NotHeld, StoreError
 from incumbent.handles import LeaseHandle, LockHandle, loss_of
 from incumbent.lease import State
 from incumbent.meters import Sample
 from incumbent.model import Record, Refused
-from incumbent.options import LockSettings
+from incumbent.options import LockSettings, rank_from
 from incumbent.protocol.chance import draw_jitter
 from incumbent.protocol.notifier import notifier
 from incumbent.protocol.observe import Observation, ReadingPort, read_leader
@@ -49,6 +50,8 @@ class ElectionSettings(LockSettings, Generic[T], total=False):
     on_elected: OnElected[T] | None
     on_revoked: OnRevoked | None
     on_leader_change: OnLeaderChange | None
+    priority: int | None
+    step_down_after: Duration | None
 
 
 class Steering:
@@ -128,18 +131,22 @@ class ElectionHandle(LockHandle[T], Generic[T]):
         on_elected: OnElected[T] | None = None,
         on_revoked: OnRevoked | None = None,
         on_leader_change: OnLeaderChange | None = None,
+        priority: int | None = None,
+        step_down_after: Duration | None = None,
         **settings: Unpack[LockSettings],
     ) -> None:
         encoded = encode_metadata(metadata)
         super().__init__(name, store=store, namespace=namespace, timeout=timeout, **settings)
-        policy = self._wanted.policy
+        policy, can = self._wanted.policy, self._link.engine.capabilities
         wanted, candidacy = self._wanted, 0.0
-        if self._link.engine.capabilities.candidates:
+        rank = rank_from(priority, step_down_after, wanted, can)
+        if can.candidates:
             # A waiter asks again at least once a ttl, in line once in two: this outlasts one lost
             # request.
             waits = policy.ttl if wanted.waiting.queue is None else 2 * policy.ttl
             candidacy = 2 * waits + policy.request_timeout
-        self._wanted = wanted.asking(meta=encoded, candidacy=candidacy)
+        meta = with_rank(encoded, rank)
+        self._wanted = wanted.asking(meta=meta, candidacy=candidacy)._replace(rank=rank)
         self._on_elected = on_elected
         self._on_revoked = on_revoked
         self._on_leader_change = on_leader_change
@@ -263,7 +270,7 @@ class ElectionHandle(LockHandle[T], Generic[T]):
     def _say(self, metadata: Metadata) -> tuple[T, bytes]:
         """Have the next renewals, and later terms, carry new metadata."""
         term = self._leading("proclaim")
-        encoded = encode_metadata(metadata)
+        encoded = with_rank(encode_metadata(metadata), self._wanted.rank)
         term._held.proclaim(encoded)
         self._wanted = self._wanted.asking(meta=encoded)
         return term, encoded

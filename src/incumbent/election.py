@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, cast
+from typing import Final, NamedTuple, cast
 
 from incumbent.durations import backoff_delay
 from incumbent.errors import ConfigError
 from incumbent.model import META_MAX, Holding, Record, Refused
 
+PRIORITY: Final = "incumbent.priority"
+"""What a leader's record says of its rank, beside the metadata: older versions read over it."""
 _PAUSE_BASE: Final = 0.1
 _PAUSE_CAP: Final = 5.0
 """Seconds: bounds of the pause between two terms of one candidate."""
@@ -36,6 +38,39 @@ class Leader:
     metadata: Mapping[str, str] = field(default_factory=dict, hash=False)
     raw: bytes = field(default=b"", repr=False, hash=False)
 
+    @property
+    def priority(self) -> int | None:
+        """Its priority among the candidates; None if it has none, and so never steps down."""
+        rank = rank_of(self.raw)
+        return None if rank is None else rank.priority
+
+
+class Rank(NamedTuple):
+    """Whom a candidate steps down for: for a higher `priority`, after so many seconds of a term."""
+
+    priority: int
+    step_down_after: float
+
+
+def with_rank(metadata: bytes, rank: Rank | None) -> bytes:
+    """The metadata of a candidate with that rank; raises ConfigError."""
+    if rank is None:
+        return metadata
+    fields = _mapping(metadata)
+    if not fields and metadata not in (b"", b"{}"):
+        raise ConfigError("priority: metadata is a mapping then, not bytes", name="metadata")
+    said = {PRIORITY: f"{rank.priority} {rank.step_down_after:.3f}"}
+    return _fitting(json.dumps({**fields, **said}, ensure_ascii=False, separators=(",", ":")))
+
+
+def rank_of(raw: bytes) -> Rank | None:
+    """The rank that a leader's record says."""
+    try:
+        priority, after = str(_mapping(raw)[PRIORITY]).split(" ")
+        return Rank(int(priority), float(after))
+    except (KeyError, ValueError):
+        return None
+
 
 def encode_metadata(metadata: Mapping[str, str] | bytes | None) -> bytes:
     """The bytes that stand beside the lease, at most 1 KiB; raises ConfigError.
@@ -46,33 +81,43 @@ def encode_metadata(metadata: Mapping[str, str] | bytes | None) -> bytes:
         return b""
     if not isinstance(metadata, (bytes, Mapping)):
         raise ConfigError(f"metadata: a mapping of texts, not {metadata!r:.60}", name="metadata")
-    encoded = metadata if isinstance(metadata, bytes) else _as_json(metadata)
+    return _fitting(metadata if isinstance(metadata, bytes) else _as_json(metadata))
+
+
+def _fitting(metadata: bytes | str) -> bytes:
+    try:
+        encoded = metadata if isinstance(metadata, bytes) else metadata.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"metadata: {error}", name="metadata") from error
     if len(encoded) > META_MAX:
         raise ConfigError(f"metadata: {len(encoded)} bytes, at most {META_MAX}", name="metadata")
     return encoded
 
 
-def _as_json(metadata: Mapping[str, str]) -> bytes:
+def _as_json(metadata: Mapping[str, str]) -> str:
     fields = dict(cast("Mapping[object, object]", metadata))
     if not all(isinstance(text, str) for field in fields.items() for text in field):
         raise ConfigError(
             f"metadata: keys and values are texts, not {fields!r:.60}", name="metadata"
         )
-    try:
-        return json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
-    except UnicodeEncodeError as error:
-        raise ConfigError(f"metadata: {error}", name="metadata") from error
+    if PRIORITY in fields:
+        raise ConfigError(f"metadata: {PRIORITY!r} is said by priority=", name="metadata")
+    return json.dumps(fields, ensure_ascii=False, separators=(",", ":"))
 
 
 def read_metadata(raw: bytes) -> dict[str, str]:
     """The mapping in `raw`; empty if somebody else wrote it in a way of its own."""
+    found = _mapping(raw)
+    found.pop(PRIORITY, None)
+    return found if all(isinstance(value, str) for value in found.values()) else {}
+
+
+def _mapping(raw: bytes) -> dict[str, str]:
     try:
         found = json.loads(raw) if raw else {}
     except (ValueError, RecursionError):
         return {}
-    if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
-        return {}
-    return found
+    return found if isinstance(found, dict) else {}
 
 
 def leader_of(record: Record) -> Leader | None:

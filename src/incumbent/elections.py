@@ -110,7 +110,9 @@ class Election(ElectionHandle[Term]):
     `on_revoked(LeaseLost | None)` (None: it ended in order) and `on_leader_change(Leader | None)`
     run in a thread of their own and never delay a renewal; the last one hears what this candidate
     meets while it campaigns and leads, at no request of its own: `observe` sees every change.
-    `store`, `namespace` and the settings are those of `Lock`. Raises ConfigError.
+    `priority` (0 or more): while this leads, a waiting candidate of a higher one takes over once
+    the term has lasted `step_down_after` (seconds, at least a ttl; two ttls). None: it neither asks
+    nor is asked. `store`, `namespace` and the settings are those of `Lock`. Raises ConfigError.
 
     >>> with Election("switch-7", store="memory:", metadata={"at": "10.0.0.7:80"}).lead() as term:
     ...     term.check(need=2)

@@ -10,14 +10,14 @@ import threading
 from collections.abc import Hashable
 from functools import partial
 from types import EllipsisType, TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from incumbent import clock
 from incumbent.durations import Duration
 from incumbent.errors import LeaseLost, LockError, NotAcquired, StoreError
 from incumbent.handles import LeaseHandle, brief, shorten
 from incumbent.inner import bodies_of_task
-from incumbent.options import parse_timeout
+from incumbent.options import parse_timeout, rank_from
 from incumbent.policy import Policy
 from incumbent.protocol.acquire import OnRefusal, acquire, acquire_blocking
 from incumbent.protocol.port import run
@@ -397,6 +397,25 @@ class Candidate(Lock):
     """
 
     __slots__ = ()
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        priority: int | None = None,
+        step_down_after: Duration | None = None,
+        **settings: Any,
+    ) -> None:
+        super().__init__(name, **settings)
+        can = self._link.engine.capabilities
+        rank = rank_from(priority, step_down_after, self._wanted, can)
+        self._wanted = self._wanted._replace(rank=rank)
+
+    def ranked(self, meta: bytes) -> bytes:
+        """What the record says of us, with our priority."""
+        from incumbent.election import with_rank
+
+        return with_rank(meta, self._wanted.rank)
 
     def stand(self, meta: bytes, on_refusal: OnRefusal) -> Lease:
         """Wait for the lease for ever; `on_refusal` gets every outcome that is no grant.

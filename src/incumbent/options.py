@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import replace
 from functools import lru_cache
 from math import inf
-from typing import Any, Literal, TypedDict, Unpack, cast
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, cast
 
 from incumbent.durations import DAY, Duration, parse_duration, say_seconds
 from incumbent.errors import ConfigError, LeaseLost
@@ -16,12 +16,16 @@ from incumbent.policy import TTL_DEFAULT, Policy, make_policy
 from incumbent.protocol.held import Wanted
 from incumbent.stores.names import check_name, make_key
 
+if TYPE_CHECKING:
+    from incumbent.election import Rank
+
 OnLost = Callable[[LeaseLost], None]
 IfLost = Literal["raise", "exit"]
 
 _JOB_RECORD = 30 * DAY
 _LOCK_RECORD = DAY
 _HEARTBEAT_MOST = 5.0
+PRIORITY_MOST = 1_000_000
 PERMITS_MOST = 10_000
 """More of them would make each take slow."""
 
@@ -95,6 +99,38 @@ def policy_from(settings: LockSettings) -> Policy:
     if "ttl" in settings or grace is not None:
         raise ConfigError("policy says ttl and grace too: name them only there", name="policy")
     return policy
+
+
+def rank_from(
+    priority: object, step_down_after: Duration | None, wanted: Wanted, can: Capabilities
+) -> Rank | None:
+    """The rank of a candidate for `wanted`; None: it has no priority. Raises ConfigError."""
+    if priority is None:
+        if step_down_after is not None:
+            raise ConfigError("step_down_after: name priority too", name="step_down_after")
+        return None
+    # True is an int in Python, but nobody means a priority by it.
+    if type(priority) is not int or not 0 <= priority <= PRIORITY_MOST:
+        raise ConfigError(
+            f"priority={priority!r:.40}: a whole number from 0 to {PRIORITY_MOST}", name="priority"
+        )
+    require(can, "priority", "fields", "notices")
+    if not (can.candidates and can.reservations):
+        raise ConfigError("priority: this store does not know who stands by", name="priority")
+    ttl, least = wanted.policy.ttl, wanted.at_least_for
+    given = 2 * ttl if step_down_after is None else step_down_after
+    after = parse_duration(given, "step_down_after", least=ttl)
+    if least > after or wanted.slot:
+        other = "once_per" if wanted.slot else f"at_least_for={say_seconds(least)}"
+        raise ConfigError(
+            f"{other}: after step_down_after={say_seconds(after)} the name would be closed to the"
+            " candidate of higher priority too",
+            name="step_down_after",
+        )
+    # Not above: most locks are made, held and released without an election.
+    from incumbent.election import Rank
+
+    return Rank(priority, after)
 
 
 def overruled(settings: LockSettings, by: LockSettings) -> LockSettings:

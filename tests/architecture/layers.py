@@ -70,7 +70,8 @@ LAYERS = (
     Layer(
         "protocols",
         (
-            *("protocol.acquire", "protocol.held", "protocol.observe", "protocol.port"),
+            *("protocol.acquire", "protocol.challenge", "protocol.held", "protocol.observe"),
+            "protocol.port",
             *("protocol.release", "protocol.renew", "protocol.words"),
             *("protocol.dividing", "protocol.roster"),
             "cron.control",

@@ -40,6 +40,10 @@ def test_nothing_known_is_free() -> None:
         ({"holdings": holding(remaining=2.0)}, "gone, frozen or cut off?"),
         ({"holdings": holding(meta=META)}, "its process is 7 on h, isolation pidns"),
         ({"holdings": holding(meta=META)}, "them is stopping"),
+        (
+            {"holdings": holding(meta=b'{"incumbent.priority":"7 30.000"}')},
+            "priority 7: steps down for a higher one, 30s into its term",
+        ),
         ({"holdings": holding(foreign=True)}, "is not ours"),
         ({"fields": switch("pause", who="me", reason="why", when=5)}, "paused by me (why) since "),
         (

@@ -59,6 +59,18 @@ def ask(fleet: Fleet, *words: str) -> subprocess.CompletedProcess[str]:
     return incumbent("-s", fleet.store, *words)
 
 
+def test_the_instance_of_higher_priority_takes_over_once_it_is_there(fleet: Fleet) -> None:
+    times = ("--ttl", "3", "--grace", "0.3", "--step-down-after", "3")
+    lead(fleet, "small", (*times, "--priority", "1"))
+    eventually(lambda: fleet.begun)
+    lead(fleet, "big", (*times, "--priority", "2"))
+    eventually(lambda: holder(fleet) == "big")
+    eventually(lambda: more_began(fleet, 1))
+    said = ask(fleet, "why", "job").stdout
+    assert "priority 2: steps down for a higher one, 3s into its term" in said
+    eventually(lambda: candidates(fleet) == ["small"])
+
+
 def test_on_term_the_next_one_leads(fleet: Fleet) -> None:
     leads = three(fleet)
     while leads:

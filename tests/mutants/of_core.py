@@ -6,6 +6,7 @@ from tests.mutants.mutation import Mutation, in_area
 
 _LEASE = ("tests/top/test_lease.py", "tests/top/test_lease_rules.py")
 _LOCKS = ("tests/top/test_locks_sync.py",)
+_PRIORITY = "tests/top/test_priority.py"
 _KEEPER = ("tests/protocol/test_keeper.py", "tests/protocol/test_keeper_plan.py")
 
 _l = in_area("lease")
@@ -112,6 +113,34 @@ MUTATIONS: tuple[Mutation, ...] = (
         "                wanted.policy.ttl,\n",
         "tests/top/test_lock_delay.py::test_renewals_keep_the_delay_ahead_of_the_belief[memory]",
         "tests/sim/test_simulator.py::test_no_history_breaks_a_rule[delays-0]",
+    ),
+    _p(
+        "an equal priority asks too",
+        "protocol/challenge.py",
+        "theirs.priority >= ours",
+        "theirs.priority > ours",
+        _PRIORITY,
+    ),
+    _p(
+        "a term is not left its hold-off",
+        "protocol/challenge.py",
+        "        if led < theirs.step_down_after:",
+        "        if led < 0:",
+        _PRIORITY,
+    ),
+    _p(
+        "a request of a higher candidate, or of an operator, is written over",
+        "protocol/challenge.py",
+        "        if _asked_by(field, self._token) >= ours:",
+        "        if field is None and ours < 0:",
+        _PRIORITY,
+    ),
+    _p(
+        "a leader that a moment is missing to the hold-off is asked again at once",
+        "protocol/challenge.py",
+        "            self.due = max(self.due, now + theirs.step_down_after - led)",
+        "            self.due = now + theirs.step_down_after - led",
+        _PRIORITY,
     ),
     _p(
         "a take in doubt is not given back",

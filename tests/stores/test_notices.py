@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from incumbent.model import Notice
@@ -17,7 +19,7 @@ from incumbent.stores.notices import BREAK, encode_notice, notices_for
         ({"kind": "something new"}, Notice("resign", "me", "tired")),
     ],
 )
-def test_a_holder_is_told_what_it_was_asked_for(facts: dict[str, str], notice: Notice) -> None:
+def test_a_holder_is_told_what_it_was_asked_for(facts: dict[str, Any], notice: Notice) -> None:
     value = encode_notice(who="me", reason="tired", token=7, **facts)
     assert notices_for(7, None, value) == (notice,)
     assert notices_for(8, None, value) == ()

@@ -59,7 +59,7 @@ def threads() -> Iterator[Threads]:
     started.join()
 
 
-def ask_to_resign(engine: FaultyEngine, token: int, **said: str) -> None:
+def ask_to_resign(engine: FaultyEngine, token: int, **said: Any) -> None:
     value = encode_notice(token=token, **said)
     engine.faulty.put(KEY, RESIGN, value, None, clock.now() + 1)
 

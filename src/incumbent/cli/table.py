@@ -112,6 +112,8 @@ _CAMPAIGN = (
         choices=("always", "on-failure", "never"),
     ),
     Option("--fair", "candidates lead in the order in which they came"),
+    _setting("--priority", "who leads if it is there: a higher number takes over (none)", "N"),
+    _setting("--step-down-after", "how long a term lasts before that, at least (2 ttl)", "DUR"),
     *_SUPERVISED,
     _LOCK_DELAY,
     *_BOUNDS,

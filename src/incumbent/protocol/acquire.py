@@ -7,11 +7,12 @@ returned, or nothing is believed and the store is told so.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from math import inf
 from sys import exc_info
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 from incumbent import meters
 from incumbent.durations import backoff_delay, say_seconds
@@ -28,6 +29,9 @@ from incumbent.model import Ask, Granted, Queued, Refused, TakeOutcome
 from incumbent.protocol.held import Held, Wanted
 from incumbent.protocol.port import BlockingPort, Port, run
 from incumbent.protocol.words import late_grant, not_acquired, permits_differ, waited_in_vain
+
+if TYPE_CHECKING:
+    from incumbent.election import Rank
 
 OnRefusal: TypeAlias = "Callable[[Refused | StoreError], None] | None"
 """Called with every outcome that is no grant; must neither block nor raise."""
@@ -178,6 +182,7 @@ class _Attempt:
         port, wanted, until = self.port, self.held.wanted, self.until
         failures = again = 0
         seen = None
+        pursuit = None if wanted.rank is None else _pursuit(port, wanted, wanted.rank, until)
         while True:
             if isinstance(outcome, StoreError):
                 failures += 1
@@ -186,8 +191,10 @@ class _Attempt:
                 raise not_acquired(wanted, outcome, now - self.started, timed_out=True)
             else:
                 failures, again = 0, again + 1 if _sight(outcome) == seen else 0
-                seen = _sight(outcome)
-                await self._wait_for_change(outcome, again)
+                seen, look = _sight(outcome), inf
+                if pursuit is not None:
+                    look = await pursuit(outcome)
+                await self._wait_for_change(outcome, again, min(until, look))
                 if port.now() >= until:
                     # No request fits any more: one that is not sent would hide the store's "no".
                     continue
@@ -222,9 +229,9 @@ class _Attempt:
         if wake >= until:
             raise waited_in_vain(error, port.now() - now)
 
-    async def _wait_for_change(self, refused: Refused, again: int) -> None:
+    async def _wait_for_change(self, refused: Refused, again: int, until: float) -> None:
         """Sleep until the store hints at a change, the holder's ttl ran out, or one ttl is over."""
-        port, wanted, until = self.port, self.held.wanted, self.until
+        port, wanted = self.port, self.held.wanted
         ttl = wanted.policy.ttl
         left = ttl if refused.retry_after is None else min(ttl, refused.retry_after)
         place = refused.place if isinstance(refused, Queued) else None
@@ -322,6 +329,15 @@ def _patience(wanted: Wanted, place: int, jitter: float) -> float:
     # A candidate stays listed only while it asks.
     most = wanted.policy.ttl if wanted.ask.candidacy else inf
     return min(most, queue.heartbeat * (min(place, 3) ** 2 + jitter))
+
+
+def _pursuit(
+    port: Port, wanted: Wanted, rank: Rank, until: float
+) -> Callable[[Refused], Awaitable[float]]:
+    # Not above: most locks are made, held and released without an election.
+    from incumbent.protocol.challenge import AskingPort, Challenge, pursue
+
+    return partial(pursue, cast("AskingPort", port), Challenge(wanted, rank), until)
 
 
 def _sight(refused: Refused) -> object:

@@ -7,13 +7,16 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from math import inf
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from incumbent.lease import LeaseMachine, State
 from incumbent.model import Ask, Key, Notice, Renewal
 from incumbent.policy import Policy
 from incumbent.protocol.port import Debt, Port
 from incumbent.stores.base import Parting
+
+if TYPE_CHECKING:
+    from incumbent.election import Rank
 
 _PLAIN: Final[Parting] = {}
 RESERVED = 5.0
@@ -32,6 +35,7 @@ class Wanted(NamedTuple):
     policy: Policy
     at_most_for: float = inf
     at_least_for: float = 0.0
+    rank: Rank | None = None
 
     def asking(self, **changed: Any) -> Wanted:
         """The same with other fields of `Ask`, whether it waits or not."""

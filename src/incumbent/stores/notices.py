@@ -13,14 +13,27 @@ BREAK: Final = "break"
 
 
 def encode_notice(
-    *, who: str = "", reason: str = "", to: str = "", token: int = 0, kind: str = ""
+    *,
+    who: str = "",
+    reason: str = "",
+    to: str = "",
+    token: int = 0,
+    kind: str = "",
+    priority: int | None = None,
 ) -> bytes:
-    """The field's value; `token` addresses one holding, so that it never hits the next one."""
+    """The field's value; `token` addresses one holding, so that it never hits the next one.
+
+    `priority`: that of the candidate that asks; an operator has none.
+    """
     # Imported where it is used: most locks are started, held and released without a notice.
     import json
 
     facts: dict[str, str | int] = {"who": who, "reason": reason, "to": to, "token": token}
-    return json.dumps({**facts, "kind": kind} if kind else facts).encode()
+    if kind:
+        facts["kind"] = kind
+    if priority is not None:
+        facts["priority"] = priority
+    return json.dumps(facts).encode()
 
 
 def read_notice(value: bytes) -> dict[str, str | int]:

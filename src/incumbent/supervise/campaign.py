@@ -260,7 +260,8 @@ class Campaign:
     def _meta(self, **more: str) -> bytes:
         """The facts about this process that `status` shows."""
         facts = {"isolation": self.guard.isolation, "host": os.uname().nodename}
-        return json.dumps({**facts, "pid": os.getpid(), **more}).encode()
+        said = json.dumps({**facts, "pid": os.getpid(), **more}).encode()
+        return self.lock.ranked(said)
 
     # -- between terms -----------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ from incumbent.cli.text import say
 from incumbent.clients import Client
 from incumbent.errors import ConfigError, StoreError
 from incumbent.locks import Candidate
-from incumbent.options import default_holder
+from incumbent.options import PRIORITY_MOST, default_holder
 from incumbent.protocol.chance import draw_jitter
 from incumbent.serve.situation import Situation
 from incumbent.store_url import store_url
@@ -81,8 +81,14 @@ def _lead(request: Request, label: str, told: _Told) -> int:
             # Closed last: closing gives back what is still owed to the store.
             with Client(url, namespace=request.namespace) as client:
                 settings = lock_settings(request)
+                named = number(request, "priority", 0, PRIORITY_MOST, -1)
                 lock = Candidate(
-                    request.name, store=client, namespace=request.namespace, **settings
+                    request.name,
+                    store=client,
+                    namespace=request.namespace,
+                    priority=None if named < 0 else named,
+                    step_down_after=request.text("step_down_after"),
+                    **settings,
                 )
                 ttl = lock.policy.ttl
                 situation = Situation(

@@ -24,6 +24,7 @@ from incumbent.cron.presence import KNOWN, PRESENCE, presences, read_sets, up_no
 from incumbent.cron.reading import has_no_instance
 from incumbent.cron.zones import find_zone
 from incumbent.durations import say_seconds
+from incumbent.election import rank_of
 from incumbent.errors import ConfigError
 from incumbent.model import Holding, Record
 from incumbent.stores.notices import PAUSE, RESIGN, read_notice
@@ -125,6 +126,9 @@ def _of_holding(holding: Holding, now: float) -> Iterator[str]:
     facts = facts_of(holding)
     if facts.get("state") == "stopping":
         yield f"{holding.holder} is stopping: its command was asked to end"
+    if rank := rank_of(holding.meta):
+        after = say_seconds(rank.step_down_after)
+        yield f"priority {rank.priority}: steps down for a higher one, {after} into its term"
     if holding.remaining is not None:
         yield _of_time(holding, holding.remaining)
     if "isolation" in facts:
