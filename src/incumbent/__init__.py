@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from incumbent.policy import Policy
     from incumbent.protocol.given import StoreLike
     from incumbent.shards import AsyncShard, AsyncShards, Shard, Shards
+    from incumbent.sharing import AsyncReadWriteLock, AsyncSemaphore, ReadWriteLock, Semaphore
     from incumbent.stores.names import safe_name
 
 __all__ = [
@@ -41,6 +42,8 @@ __all__ = [
     "AsyncGroup",
     "AsyncLease",
     "AsyncLock",
+    "AsyncReadWriteLock",
+    "AsyncSemaphore",
     "AsyncShard",
     "AsyncShards",
     "AsyncTerm",
@@ -64,6 +67,8 @@ __all__ = [
     "NotHeld",
     "OutcomeUnknown",
     "Policy",
+    "ReadWriteLock",
+    "Semaphore",
     "Shard",
     "Shards",
     "StoreError",
@@ -92,6 +97,7 @@ _HOMES = {
         "policy": ("Policy",),
         "protocol.given": ("StoreLike",),
         "shards": ("AsyncShard", "AsyncShards", "Shard", "Shards"),
+        "sharing": ("AsyncReadWriteLock", "AsyncSemaphore", "ReadWriteLock", "Semaphore"),
         "stores.names": ("safe_name",),
     }.items()
     for name in names

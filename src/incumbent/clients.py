@@ -15,6 +15,7 @@ from incumbent.model import Record
 from incumbent.options import LockSettings, overruled, parse_timeout
 from incumbent.protocol.link import own_link
 from incumbent.shards import AsyncShards, Shards
+from incumbent.sharing import AsyncReadWriteLock, AsyncSemaphore, ReadWriteLock, Semaphore
 from incumbent.stores.names import make_key
 
 if TYPE_CHECKING:
@@ -70,6 +71,23 @@ class Client(ClientHandle):
         """A lock of this client's store and namespace; `settings` overrule the client's."""
         return Lock(name, timeout=timeout, **self._with_ours(settings))
 
+    def semaphore(
+        self,
+        name: str,
+        permits: int,
+        *,
+        timeout: Duration | None = None,
+        **settings: Unpack[LockSettings],
+    ) -> Semaphore:
+        """A semaphore with so many `permits`; `settings` overrule the client's."""
+        return Semaphore(name, permits, timeout=timeout, **self._with_ours(settings))
+
+    def read_write_lock(
+        self, name: str, *, timeout: Duration | None = None, **settings: Unpack[LockSettings]
+    ) -> ReadWriteLock:
+        """A read-write lock of this client's store and namespace; `settings` overrule its own."""
+        return ReadWriteLock(name, timeout=timeout, **self._with_ours(settings))
+
     def election(
         self,
         name: str,
@@ -124,6 +142,23 @@ class AsyncClient(ClientHandle):
     ) -> AsyncLock:
         """A lock of this client's store and namespace; `settings` overrule the client's."""
         return AsyncLock(name, timeout=timeout, **self._with_ours(settings))
+
+    def semaphore(
+        self,
+        name: str,
+        permits: int,
+        *,
+        timeout: Duration | None = None,
+        **settings: Unpack[LockSettings],
+    ) -> AsyncSemaphore:
+        """A semaphore with so many `permits`; `settings` overrule the client's."""
+        return AsyncSemaphore(name, permits, timeout=timeout, **self._with_ours(settings))
+
+    def read_write_lock(
+        self, name: str, *, timeout: Duration | None = None, **settings: Unpack[LockSettings]
+    ) -> AsyncReadWriteLock:
+        """A read-write lock of this client's store and namespace; `settings` overrule its own."""
+        return AsyncReadWriteLock(name, timeout=timeout, **self._with_ours(settings))
 
     def election(
         self,

@@ -30,7 +30,7 @@ from incumbent.options import IfLost, LockSettings, OnLost, parse_timeout, wante
 from incumbent.protocol.held import Held
 from incumbent.protocol.link import Link, link_for
 from incumbent.protocol.notifier import notifier
-from incumbent.protocol.words import asked_by, lease_lost
+from incumbent.protocol.words import asked_by, lease_lost, waits_for_itself
 from incumbent.reentrant import Entries, enter_again, remember
 from incumbent.unpatched import original
 
@@ -218,7 +218,7 @@ class LockHandle(Generic[L]):
     ) -> None:
         self._link = link_for(store)
         can = self._link.engine.capabilities
-        self._wanted = wanted_from(namespace, name, can, self._permits_of(), **settings)
+        self._wanted = wanted_from(namespace, name, can, self._permits, **settings)
         self._timeout = parse_timeout(timeout)
         self._on_lost = settings.get("on_lost")
         self._if_lost: IfLost = settings.get("if_lost", "raise")
@@ -230,16 +230,17 @@ class LockHandle(Generic[L]):
         self._taken: dict[weakref.ref[Any], L] = {}
         """See `incumbent.taken`."""
 
-    def _permits_of(self) -> int | None:
-        """With how many others it is shared; None: with nobody. See Ask."""
-        return None
-
-    def _is_full(self, holdings: Sequence[Holding]) -> bool:
-        """Whether the next one has to wait for these holders."""
-        return bool(holdings)
-
+    _permits: int | None = None
+    """With how many it is shared; None: with nobody. See Ask."""
     _bodies = staticmethod(bodies_of_thread)
     _may_be_reentrant = False
+
+    def _is_full(self, holdings: Sequence[Holding]) -> bool:
+        """Whether the next one cannot be let in beside these holders."""
+        permits = self._permits
+        if permits is None or any(holding.permits != permits for holding in holdings):
+            return bool(holdings)
+        return 0 < permits <= len(holdings)
 
     @staticmethod
     def _me() -> Hashable:
@@ -248,8 +249,8 @@ class LockHandle(Generic[L]):
 
     def _refuse_reentry(self) -> None:
         """Raise Misuse where waiting would be waiting for oneself."""
-        if self._entered and self._me() in self._entered:
-            raise Misuse(f"the lock on {self.name!r} is held by this very caller: not reentrant")
+        if self._entered and (inside := self._entered.get(self._me())) is not None:
+            raise Misuse(waits_for_itself(inside._held.wanted, self._wanted))
 
     def _leave(self) -> L:
         """The caller's lease; one that another thread or task entered, if it is the only one."""
@@ -280,7 +281,7 @@ class LockHandle(Generic[L]):
             raise Misuse(f"{self.name!r}: the client that this came from was closed")
         wait = self._timeout if timeout is ... else parse_timeout(timeout)
         if wait != 0:
-            refuse_waiting_for_oneself(self._wanted.key, self._link.same, self._bodies())
+            refuse_waiting_for_oneself(self._wanted, self._link.same, self._bodies())
         return wait
 
     def _enter_again(self, timeout: Duration | EllipsisType | None) -> tuple[Link, Held] | None:

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from incumbent import clock
 from incumbent.errors import Misuse
+from incumbent.protocol.words import waits_for_itself
 
 if TYPE_CHECKING:
-    from incumbent.model import Key
-    from incumbent.protocol.held import Held
+    from incumbent.protocol.held import Held, Wanted
 
 Bodies: TypeAlias = "list[tuple[weakref.ref[Held], Hashable]]"
 """Leases, and the identity of the store that each is of."""
@@ -66,17 +66,14 @@ class Leaving:
                 bodies.remove(self._entry)
 
 
-def refuse_waiting_for_oneself(key: Key, store: Hashable, bodies: Bodies) -> None:
-    """Raises Misuse in the body of a lease on `key` that is still proved."""
+def refuse_waiting_for_oneself(wanted: Wanted, store: Hashable, bodies: Bodies) -> None:
+    """Raises Misuse in the body of a lease on that name which is still proved."""
     for ref, its_store in bodies:
         held = ref()
-        if held is None or held.wanted.key != key or its_store != store:
+        if held is None or held.wanted.key != wanted.key or its_store != store:
             continue
         if held.machine.valid(clock.now()):
-            raise Misuse(
-                f"{key.name!r} is held by this very caller: it is in the body of that lease, and"
-                " would wait for itself. Use the lease that is there, or try with timeout=0"
-            )
+            raise Misuse(waits_for_itself(held.wanted, wanted))
 
 
 def present_caller() -> Any:

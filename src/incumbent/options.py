@@ -221,12 +221,18 @@ def _check_permits(permits: int, settings: LockSettings, can: Capabilities) -> N
             " memory: for a semaphore or a read-write lock",
             name="permits",
         )
-    if type(permits) is not int or not UNLIMITED <= permits <= PERMITS_MOST:
-        raise ConfigError(f"permits={permits!r}: a number from 1 to {PERMITS_MOST}", name="permits")
-    for name in ("once_per", "at_least_for"):
+    if permits == UNLIMITED and not can.queue:
+        raise ConfigError(
+            "a read-write lock needs a line of waiters, or readers would starve writers, and this"
+            " store keeps none; use redis:, sqlite: or memory:",
+            name="fair",
+        )
+    for name in ("once_per", "slot", "at_least_for"):
         if settings.get(name) is not None:
             raise ConfigError(
-                f"{name}: it closes a name for all, and a shared one has others inside", name=name
+                f"{name}: it closes a name to everybody, and a shared lease has others inside; use"
+                " a Lock for it",
+                name=name,
             )
 
 

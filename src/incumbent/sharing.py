@@ -6,35 +6,29 @@ store counts (`Ask.permits`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Generic, TypeVar, Unpack
 
 from incumbent.durations import Duration
 from incumbent.errors import ConfigError
-from incumbent.locks import AsyncLock, Lock
+from incumbent.handles import L
+from incumbent.locks import AsyncLease, AsyncLock, Lease, Lock
 from incumbent.model import UNLIMITED
 from incumbent.options import PERMITS_MOST, LockSettings
+from incumbent.taken import TakingHandle
 
 if TYPE_CHECKING:
-    from incumbent.model import Holding
     from incumbent.protocol.given import StoreLike
 
 A = TypeVar("A", Lock, AsyncLock)
 
 
-class Semaphore(Lock):
-    """A name that at most `permits` holders of the whole fleet lease at once.
+class _Counted(TakingHandle[L], Generic[L]):
+    """A lock of so many holders at once."""
 
-    Each has a lease of its own, with its own fencing token and expiry; see `incumbent.Lock` for
-    the settings (all but once_per, slot and at_least_for) and for what a lease does. All have to
-    say the same `permits`, from 1 to 10,000: while it is held with another number, `acquire` raises
-    ConfigError with both. A thread or a task has one permit at a time.
+    __slots__ = ("_permits",)
 
-    >>> with Semaphore("gpu", permits=4, store="memory:", timeout=60) as lease:
-    ...     lease.check(need=2)
-    """
-
-    __slots__ = ("permits",)
+    _permits: int
+    _may_be_reentrant = False
 
     def __init__(
         self,
@@ -46,17 +40,37 @@ class Semaphore(Lock):
         timeout: Duration | None = None,
         **settings: Unpack[LockSettings],
     ) -> None:
-        self.permits = _counted(permits)
+        if type(permits) is not int or not 1 <= permits <= PERMITS_MOST:
+            raise ConfigError(
+                f"permits={permits!r}: a number from 1 to {PERMITS_MOST:,}", name="permits"
+            )
+        self._permits = permits
         super().__init__(name, store=store, namespace=namespace, timeout=timeout, **settings)
 
-    def _permits_of(self) -> int | None:
-        return self.permits
+    @property
+    def permits(self) -> int:
+        """How many may hold it at once, in the whole fleet."""
+        return self._permits
 
-    def _is_full(self, holdings: Sequence[Holding]) -> bool:
-        return _is_full(self.permits, holdings)
+
+class Semaphore(_Counted[Lease], Lock):
+    """A name that at most `permits` holders of the whole fleet lease at once.
+
+    Each has a lease of its own, with its own fencing token and expiry; see `incumbent.Lock` for
+    what a lease does, and for the settings: all but once_per, slot, at_least_for, reentrant. All
+    have to say the same `permits`, from 1 to 10,000: while it is held with another number,
+    `acquire` raises ConfigError with both. In the body of one permit a second one is not waited for
+    (Misuse): callers who have one each and wait for another would wait for each other. `timeout=0`
+    tries.
+
+    >>> with Semaphore("gpu", permits=4, store="memory:", timeout=60) as lease:
+    ...     lease.check(need=2)
+    """
+
+    __slots__ = ()
 
 
-class AsyncSemaphore(AsyncLock):
+class AsyncSemaphore(_Counted[AsyncLease], AsyncLock):
     """A name that at most `permits` holders lease at once, for asyncio; see `incumbent.Semaphore`.
 
     >>> async def main():
@@ -64,50 +78,23 @@ class AsyncSemaphore(AsyncLock):
     ...         lease.check(need=2)
     """
 
-    __slots__ = ("permits",)
-
-    def __init__(
-        self,
-        name: str,
-        permits: int,
-        *,
-        store: StoreLike | None = None,
-        namespace: str = "default",
-        timeout: Duration | None = None,
-        **settings: Unpack[LockSettings],
-    ) -> None:
-        self.permits = _counted(permits)
-        super().__init__(name, store=store, namespace=namespace, timeout=timeout, **settings)
-
-    def _permits_of(self) -> int | None:
-        return self.permits
-
-    def _is_full(self, holdings: Sequence[Holding]) -> bool:
-        return _is_full(self.permits, holdings)
+    __slots__ = ()
 
 
 class ReadLock(Lock):
     """The side of a ReadWriteLock that readers share."""
 
     __slots__ = ()
-
-    def _permits_of(self) -> int | None:
-        return UNLIMITED
-
-    def _is_full(self, holdings: Sequence[Holding]) -> bool:
-        return _is_full(UNLIMITED, holdings)
+    _permits = UNLIMITED
+    _may_be_reentrant = False
 
 
 class AsyncReadLock(AsyncLock):
     """The side of an AsyncReadWriteLock that readers share."""
 
     __slots__ = ()
-
-    def _permits_of(self) -> int | None:
-        return UNLIMITED
-
-    def _is_full(self, holdings: Sequence[Holding]) -> bool:
-        return _is_full(UNLIMITED, holdings)
+    _permits = UNLIMITED
+    _may_be_reentrant = False
 
 
 class _ReadWrite(Generic[A]):
@@ -126,7 +113,12 @@ class _ReadWrite(Generic[A]):
         timeout: Duration | None = None,
         **settings: Unpack[LockSettings],
     ) -> None:
-        # In the order of arrival: else readers who come one after another would starve a writer.
+        if settings.get("fair") is False:
+            raise ConfigError(
+                "fair=False: a read-write lock keeps the order of arrival, or readers would starve"
+                " writers",
+                name="fair",
+            )
         fair: LockSettings = {**settings, "fair": True}
         reads, writes = self._sides
         self.read: A = reads(name, store=store, namespace=namespace, timeout=timeout, **fair)
@@ -145,10 +137,11 @@ class ReadWriteLock(_ReadWrite[Lock]):
     """Any number of readers at once (`read`), or one writer (`write`). Each is a `Lock`.
 
     Who waits gets it in the order of arrival, so that readers do not starve a writer. A writer's
-    fencing token is larger than that of every reader and writer before it. Who reads cannot go on
-    to write: two that try would wait for each other. Leave the body of `read`, enter that of
-    `write`, and look again at what was read. `write` is the Lock of that name, which others may use
-    too. The settings are those of `Lock`, all but once_per, slot, at_least_for, fair.
+    fencing token is larger than that of every reader and writer before it. In the body of `read`
+    nobody waits for `write` (Misuse): two that try would wait for each other. Leave that body,
+    enter that of `write`, and look again at what was read. `write` is the Lock of that name, which
+    others may use too. The settings are those of `Lock`, all but once_per, slot,
+    at_least_for, reentrant; it is always fair.
 
     >>> prices = ReadWriteLock("prices", store="memory:", timeout=60)
     >>> with prices.read as lease:
@@ -171,15 +164,3 @@ class AsyncReadWriteLock(_ReadWrite[AsyncLock]):
 
     __slots__ = ()
     _sides = (AsyncReadLock, AsyncLock)
-
-
-def _counted(permits: int) -> int:
-    if type(permits) is not int or not 1 <= permits <= PERMITS_MOST:
-        raise ConfigError(f"permits={permits!r}: a number from 1 to {PERMITS_MOST}", name="permits")
-    return permits
-
-
-def _is_full(permits: int, holdings: Sequence[Holding]) -> bool:
-    if any(holding.permits is None for holding in holdings):
-        return True
-    return 0 < permits <= len(holdings)

@@ -24,7 +24,12 @@ ERRORS = frozenset(
 TABLES = frozenset({"_REFUSED", "REFUSED", "_ADVICE", "_LOST"})
 """Dictionaries of words that become a part of a message."""
 
-SPOKEN = frozenset({"_why", "restart_words", "_starved_for", "_mismatch", "_does_not_fit"})
+SPOKEN = frozenset(
+    {
+        *("_why", "restart_words", "_starved_for", "_mismatch", "_does_not_fit"),
+        *("waits_for_itself", "permits_differ"),
+    }
+)
 """Functions that return words."""
 GAP = "…"
 OWN_WORDS = 8

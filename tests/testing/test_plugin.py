@@ -238,3 +238,25 @@ def test_an_async_body_is_bounded_by_at_most_for(incumbent_world: World) -> None
     with pytest.raises(LeaseLost) as lost:
         asyncio.run(body())
     assert lost.value.reason == "at_most_for"
+
+
+def test_one_permit_runs_out_or_is_lost_and_the_others_stay(incumbent_world: World) -> None:
+    semaphore = incumbent.Semaphore("api", 3)
+    leases = [semaphore.acquire(0) for _ in range(3)]
+    incumbent_world.expire(leases[0])
+    incumbent_world.lose(leases[1])
+    assert [lease.lost for lease in leases] == [True, True, False]
+    incumbent_world.advance(LONG)
+    assert leases[2].valid
+    with incumbent.Client(incumbent_world.store) as client:
+        assert len(client.read("api").holdings) == 1
+    leases[2].release()
+
+
+def test_all_readers_of_a_name_run_out_at_once(incumbent_world: World) -> None:
+    prices = incumbent.ReadWriteLock("prices")
+    readers = [prices.read.acquire(0) for _ in range(2)]
+    incumbent_world.expire("prices")
+    assert [lease.lost for lease in readers] == [True, True]
+    with prices.write:
+        pass

@@ -300,7 +300,7 @@ def test_a_lock_is_not_reentrant_and_says_so_instead_of_waiting_for_itself(
     engine: FaultyEngine,
 ) -> None:
     lock = Lock("a", store=engine)
-    with lock, pytest.raises(incumbent.Misuse, match="not reentrant"), lock:
+    with lock, pytest.raises(incumbent.Misuse, match="would wait for itself"), lock:
         pass
 
 

@@ -24,6 +24,14 @@ def blocking() -> None:
     with incumbent.Client("memory:", ttl="20s") as client:
         assert_type(client.lock("job", fair=True), incumbent.Lock)
         assert_type(client.election("job", on_elected=elected), incumbent.Election)
+        assert_type(client.semaphore("api", 4, timeout=5), incumbent.Semaphore)
+        assert_type(client.read_write_lock("prices", ttl=9).read, incumbent.Lock)
+    semaphore = incumbent.Semaphore("api", permits=4, timeout="5s", fair=True)
+    assert_type(semaphore.permits, int)
+    assert_type(semaphore.try_acquire(), incumbent.Lease | None)
+    with semaphore as lease, incumbent.ReadWriteLock("prices").write as writer:
+        assert_type(lease, incumbent.Lease)
+        assert_type(writer, incumbent.Lease)
 
 
 async def asynchronous() -> None:
@@ -32,6 +40,13 @@ async def asynchronous() -> None:
         assert_type(await lease.renew(), float)
     async with incumbent.AsyncClient() as client:
         assert_type(await client.lock("job").try_acquire(), incumbent.AsyncLease | None)
+        assert_type(client.semaphore("api", 4), incumbent.AsyncSemaphore)
+        assert_type(client.read_write_lock("prices").write, incumbent.AsyncLock)
+    semaphore = incumbent.AsyncSemaphore("api", 4)
+    async with semaphore as lease, incumbent.AsyncReadWriteLock("prices").read as reader:
+        assert_type(lease, incumbent.AsyncLease)
+        assert_type(reader, incumbent.AsyncLease)
+    assert_type(await semaphore.acquire(), incumbent.AsyncLease)
 
 
 def elected(term: incumbent.Term) -> None:

@@ -9,6 +9,8 @@ from incumbent.stores.memory import open_memory
 def own_wrapper(store: incumbent.StoreLike | None) -> None:
     incumbent.Lock("job", store=store)
     incumbent.AsyncLock("job", store=store)
+    incumbent.Semaphore("job", 4, store=store)
+    incumbent.AsyncReadWriteLock("job", store=store)
     incumbent.Election("job", store=store)
     incumbent.AsyncElection("job", store=store)
     incumbent.Client(store)

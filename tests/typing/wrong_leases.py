@@ -7,6 +7,9 @@ incumbent.Lokc("job")  # E: attr-defined reportAttributeAccessIssue
 incumbent.Lock("job", tll=5)  # E: call-arg reportCallIssue
 incumbent.Lock("job", ttl=[5])  # E: arg-type reportArgumentType
 incumbent.Lock("job", if_lost="ignore")  # E: arg-type reportArgumentType
+incumbent.Semaphore("job")  # E: call-arg reportCallIssue
+incumbent.Semaphore("job", permits="4")  # E: arg-type reportArgumentType
+incumbent.ReadWriteLock("job", permits=4)  # E: call-arg reportCallIssue
 incumbent.Client(ttl=None)  # E: arg-type reportArgumentType
 
 

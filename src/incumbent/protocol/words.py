@@ -45,6 +45,38 @@ def _why(wanted: Wanted, refused: Refused, held_by: str | None) -> str:
             return "is shared with another number of permits"
 
 
+def waits_for_itself(inside: Wanted, wanted: Wanted) -> str:
+    """What a caller in the body of one lease reads when it waits for another of that name."""
+    name = repr(wanted.key.name)
+    match inside.ask.permits, wanted.ask.permits:
+        case 0, None:
+            return (
+                f"{name} is read by this very caller, and who reads cannot go on to write: it would"
+                " wait for itself, and two readers who try for each other. Leave the body of"
+                " `read`, enter that of `write`, and look again at what was read"
+            )
+        case 0, 0:
+            return (
+                f"{name} is read by this very caller: behind a writer that waits, a second reading"
+                " would wait for itself. Use the lease that is there"
+            )
+        case None, 0:
+            return (
+                f"{name} is written by this very caller: to read beside it would wait for itself."
+                " Read under the lease that is there"
+            )
+        case int(), int():
+            return (
+                f"this very caller has a permit of {name}: for a second it would wait for itself,"
+                " as callers with one each would for each other. Use the lease that is there, or"
+                " try with timeout=0"
+            )
+    return (
+        f"{name} is held by this very caller: it is in the body of that lease, and would wait for"
+        " itself. Use the lease that is there, or try with timeout=0"
+    )
+
+
 def permits_differ(wanted: Wanted, refused: Refused) -> str:
     """What those who count differently have to read: both numbers."""
     ours, theirs = (_counted(number) for number in (wanted.ask.permits, refused.permits))

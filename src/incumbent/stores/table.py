@@ -97,6 +97,11 @@ class _Entry:
         self.sharers = {claim: one for claim, one in self.sharers.items() if one.expires > now}
         return list(self.sharers.values())
 
+    def holders(self, now: float) -> list[_Held]:
+        """Everybody who holds it now."""
+        held = self.holding(now)
+        return [held] if held is not None else self.sharing(now)
+
     def of(self, claim: str, now: float) -> _Held | None:
         """What the claim holds, exclusively or not."""
         held = self.holding(now)
@@ -129,7 +134,7 @@ class MemoryTable:
         """A new incarnation; `empty` loses everything, as a store without a disk does."""
         self.epoch = uuid.uuid4().hex
         self._started = now
-        held = [one for entry in self._entries.values() for one in _holders(entry, now)]
+        held = [one for entry in self._entries.values() for one in entry.holders(now)]
         self._longest = 0.0 if empty else max((one.ttl for one in held), default=0.0)
         if empty:
             self._entries.clear()
@@ -272,7 +277,7 @@ class MemoryTable:
         closed = entry.closed(now)
         return Record(
             key,
-            tuple(_holding_of(held, now) for held in _holders(entry, now)),
+            tuple(_holding_of(held, now) for held in entry.holders(now)),
             closed.expires - now if closed else 0.0,
             dict(entry.fields),
             {name: slot.expires - now for name, slot in entry.slots.items() if slot.expires > now},
@@ -302,11 +307,6 @@ class MemoryTable:
         for key in [key for key, entry in self._entries.items() if _forgettable(entry, now)]:
             del self._entries[key]
         self._given_up = {claim: until for claim, until in self._given_up.items() if until > now}
-
-
-def _holders(entry: _Entry, now: float) -> list[_Held]:
-    held = entry.holding(now)
-    return [held] if held is not None else entry.sharing(now)
 
 
 def _in_the_way(entry: _Entry, ask: Ask, now: float, seen: str) -> Refused | None:
@@ -395,6 +395,6 @@ def _end_history(history: deque[Past], token: int, wall: float) -> None:
 
 
 def _forgettable(entry: _Entry, now: float) -> bool:
-    if entry.fields or _holders(entry, now) or entry.closed(now):
+    if entry.fields or entry.holders(now) or entry.closed(now):
         return False
     return entry.forget_at <= now and all(slot.expires <= now for slot in entry.slots.values())

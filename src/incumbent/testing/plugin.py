@@ -156,12 +156,12 @@ class World:
         for held in self._which(lease):
             held.machine.stop_at = held.machine.deadline = now
             self._renew(held)
-        self._memory.forget(lease if isinstance(lease, str) else lease.name)
+        self._memory.forget(*_whose(lease))
         self._look()
 
     def lose(self, lease: LeaseHandle | str) -> None:
         """The store has lost the record, and the renewal that finds out happens now."""
-        self._memory.forget(lease if isinstance(lease, str) else lease.name)
+        self._memory.forget(*_whose(lease))
         for held in self._which(lease):
             self._renew(held)
         self._look()
@@ -196,6 +196,10 @@ class World:
         for keeper in self._keepers():
             if held.ref in keeper._state.refs():
                 keeper.renew_now(held, lambda: None)
+
+
+def _whose(lease: LeaseHandle | str) -> tuple[str, str | None]:
+    return (lease, None) if isinstance(lease, str) else (lease.name, lease._held.claim)
 
 
 def _look_at_scopes(held: Held, now: float) -> None:
@@ -272,12 +276,14 @@ class _Store(MemoryStore):
             self._hints += 1
             self._tell()
 
-    def forget(self, name: str) -> None:
-        """Whatever is held under that name has run out."""
+    def forget(self, name: str, claim: str | None) -> None:
+        """What that claim holds under that name, or each, has run out."""
+        now = self._now()
         with self._changed:
             for key, entry in self._table._entries.items():
-                if key.name == name and entry.held is not None:
-                    entry.held.expires = min(entry.held.expires, self._now())
+                for held in entry.holders(now) if key.name == name else ():
+                    if claim in (None, held.claim):
+                        held.expires = now
 
     def wait_change(self, key: Key, seen: str, until: float) -> None:
         with self._changed:
