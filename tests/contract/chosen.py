@@ -11,10 +11,11 @@ from incumbent.testing.contract import StoreContract
 from incumbent.testing.contract.cases.faults import FaultCases
 from incumbent.testing.contract.cases.leases import RenewalCases, RepeatCases
 from incumbent.testing.contract.cases.records import RecordCases
+from incumbent.testing.contract.cases.shared import SharedCases
 from incumbent.testing.contract.cases.waits import WaitCases
 
 ALL = os.environ.get("INCUMBENT_CONTRACT") == "all"
-CHOSEN = (RepeatCases, RenewalCases, WaitCases, FaultCases, RecordCases)
+CHOSEN = (RepeatCases, RenewalCases, SharedCases, WaitCases, FaultCases, RecordCases)
 
 
 class ChosenContract(StoreContract):

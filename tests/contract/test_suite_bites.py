@@ -166,6 +166,18 @@ def test_what_a_store_does_not_declare_is_not_generated() -> None:
     assert "test_of_many_contenders_exactly_one_is_granted" in cases
 
 
+def test_a_class_in_between_takes_no_cases_away() -> None:
+    class Between(StoreContract):
+        pass
+
+    class Rich(Between):
+        capabilities = Capabilities(queue=True)
+
+    case = "test_who_asks_again_keeps_its_place"
+    assert case not in _cases(Between)
+    assert case in _cases(Rich)
+
+
 def test_a_suite_can_be_narrowed_to_the_cases_of_a_hook() -> None:
     cases = _cases(_Dear)
     assert "test_the_token_grows_over_a_wipe" in cases
