@@ -21,6 +21,7 @@ from benchmarks.postgresql_pairs import postgresql_async_rows, postgresql_rows
 from benchmarks.postgresql_waiters import postgresql_leader_rows
 from benchmarks.quorum_pairs import quorum_async_rows, quorum_rows
 from benchmarks.redis_pairs import async_many_rows, async_rows, sync_rows
+from benchmarks.redis_shared import shared_rows
 from benchmarks.redis_waiters import redis_waiter_rows
 from benchmarks.renewals import renewal_rows
 from benchmarks.sqlite_pairs import sqlite_rows
@@ -57,6 +58,7 @@ def _pairs(args: argparse.Namespace) -> Iterator[tuple[str, str]]:
         yield _said("Redis, blocking", pair_table(sync_rows(turns, pairs)))
         yield _said("Redis, asyncio, one task", pair_table(async_rows(turns, pairs)))
         yield _said("Redis, asyncio, 100 tasks", pair_table(async_many_rows(turns, 10 * pairs)))
+        yield _said("Redis, held by several", pair_table(shared_rows(turns, pairs)))
         yield _said("Redis, quorum, blocking", pair_table(quorum_rows(turns, pairs)))
         yield _said("Redis, quorum, asyncio", pair_table(quorum_async_rows(turns, pairs)))
         yield _said("etcd, blocking", pair_table(etcd_rows(turns, pairs)))

@@ -28,6 +28,7 @@ from tests.support.servers import RedisServer
 
 from benchmarks.harness import Figure
 from incumbent import Election, Lock, clock
+from incumbent.sharing import Semaphore
 
 __all__ = ["redis_waiter_rows"]
 
@@ -81,6 +82,11 @@ def _ours_fair(port: int) -> Callable[[], AbstractContextManager[object]]:
     return lambda: lock
 
 
+def _ours_shared(port: int) -> Callable[[], AbstractContextManager[object]]:
+    lock = Semaphore("permit", 1, store=f"redis://127.0.0.1:{port}?restart_wait=0", ttl=15)
+    return lambda: lock
+
+
 def _python_redis_lock(port: int) -> Callable[[], AbstractContextManager[object]]:
     client = redis.Redis(port=port)
     return lambda: redis_lock.Lock(client, "python-redis-lock", expire=15)
@@ -112,7 +118,7 @@ def _hand_overs(server: RedisServer, count: int, turns: int) -> list[Figure]:
         raw.delete("token")
         raw.rpush("token", b"")
     makers: dict[str, Maker] = {"BLPOP": _blpop, "python-redis-lock": _python_redis_lock}
-    makers |= {"ours": _ours, "fair": _ours_fair}
+    makers |= {"ours": _ours, "fair": _ours_fair, "shared": _ours_shared}
     each = max(3, min(turns, 120 // count))
     gaps: dict[str, list[float]] = {name: [] for name in makers}
     for _ in range(3):
@@ -126,6 +132,7 @@ def _hand_overs(server: RedisServer, count: int, turns: int) -> list[Figure]:
         Figure(f"{what}, median", found["ours"], "ms", round(found["python-redis-lock"], 2)),
         Figure("... by the bare BLPOP hop, ratio", found["ours"] / found["BLPOP"], "", 1.5),
         Figure("... fair", found["fair"], "ms", round(found["python-redis-lock"], 2)),
+        Figure("... a permit, by the exclusive lock", found["shared"] / found["ours"], "", 1.3),
         Figure("... python-redis-lock", found["python-redis-lock"], "ms"),
         Figure("... BLPOP of a token", found["BLPOP"], "ms"),
         Figure("... client commands of each", asked["ours"], "", 3),
