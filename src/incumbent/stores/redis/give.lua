@@ -23,13 +23,12 @@ end
 
 if type(quiet_until) == 'string' and quiet_until ~= '0' and value and ARGV[7] and ARGV[6] == ''
     and string.sub(value, 1, 18) == 'incumbent2 shared ' and #head > 45 then
-  -- The same, of one that shares it alone.
-  local member, claim = string.sub(head, 12, -2), string.sub(head, 12, 43)
-  if call('ZCARD', KEYS[4]) == 1 and call('ZREM', KEYS[4], member) == 1 then
-    call('DEL', KEYS[1])
-    local part = try('HGET', KEYS[2], FIELD.sharer .. claim) or '- 0'
-    try('HDEL', KEYS[2], FIELD.sharer .. claim)
-    try('HSET', KEYS[2], FIELD.ended .. string.match(part, ' (%d+)'), time[1] .. ' ' .. time[2])
+  -- The same, of one that shares it alone, and was the last that came.
+  local token, place = string.match(value, '^%S+ %S+ (%d+) (%d+)')
+  if token == string.sub(head, 45, -2) and call('ZCARD', KEYS[4]) == 1
+      and try('HDEL', KEYS[2], FIELD.sharer .. string.sub(head, 12, 43)) == 1 then
+    call('DEL', KEYS[1], KEYS[4])
+    try('HSET', KEYS[2], FIELD.ended .. place, time[1] .. ' ' .. time[2])
     call('PUBLISH', ARGV[2], 'given')
     return 1
   end

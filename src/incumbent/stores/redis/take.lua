@@ -28,26 +28,29 @@ if now > deadline and #now >= #deadline then return 0 end
 local permits, is_quiet = ARGV[10], quiet_until and quiet_until > now
   and string.sub(quiet_until, 18) == ARGV[4] and last_token < now and #last_token == #now
 local sharers = permits and KEYS[ARGV[6] == '-' and 3 or 4]
-if is_quiet and (not ARGV[7] or permits and ARGV[8] == '-' and not call('GET', KEYS[1])) then
+if is_quiet and (not ARGV[7] or permits and ARGV[8] == '-') then
   -- One more, and 0 after 19: Lua takes long to write a number.
   local digit = string.byte(place, -1)
   local next = place == '9' and '10' or '0'
   if digit < 57 then next = string.sub(place, 1, -2) .. string.char(digit + 1) end
   local granted, since = head .. now, ' ' .. now
+  local value, part = granted .. ' ' .. next .. since .. ARGV[2]
   if permits then
-    -- The first of those who share it: what is left of others was taken from them.
-    local part = now .. ' ' .. next .. since
-    local value = part .. ' ' .. ARGV[3] .. string.sub(ARGV[5], 3) .. ' ' .. permits
-    call('SET', KEYS[1], 'incumbent2 shared ' .. value, 'PX', ARGV[3])
-    call('DEL', sharers)
-    call('ZADD', sharers, string.sub(now, 1, -4) + ARGV[3], string.sub(head, 12) .. now)
-    call('PEXPIRE', sharers, ARGV[3])
-    call('HSET', KEYS[2], FIELD.token, now, FIELD.place, next, FIELD.holding .. next,
-      now .. since .. ARGV[5], FIELD.sharer .. string.sub(head, 12, -2), part .. ARGV[2])
-    return granted
-  elseif call('SET', KEYS[1], granted .. ' ' .. next .. since .. ARGV[2], 'NX', 'PX', ARGV[3]) then
-    call('HSET', KEYS[2], FIELD.token, now, FIELD.place, next, FIELD.holding .. next,
-      now .. since .. ARGV[5])
+    part = now .. ' ' .. next .. since
+    value = 'incumbent2 shared ' .. part .. ' ' .. ARGV[3] .. string.sub(ARGV[5], 3) .. ' ' .. permits
+  end
+  if call('SET', KEYS[1], value, 'NX', 'PX', ARGV[3]) then
+    if permits then
+      -- The first of those who share it: what is left of others was taken from them.
+      call('DEL', sharers)
+      call('ZADD', sharers, string.sub(now, 1, -4) + ARGV[3], string.sub(head, 12) .. now)
+      call('PEXPIRE', sharers, ARGV[3])
+      call('HSET', KEYS[2], FIELD.token, now, FIELD.place, next, FIELD.holding .. next,
+        now .. since .. ARGV[5], FIELD.sharer .. string.sub(head, 12, -2), part .. ARGV[2])
+    else
+      call('HSET', KEYS[2], FIELD.token, now, FIELD.place, next, FIELD.holding .. next,
+        now .. since .. ARGV[5])
+    end
     return granted
   end
 end
