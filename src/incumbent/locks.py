@@ -393,19 +393,21 @@ class AsyncLock(TakingHandle[AsyncLease]):
 class Candidate(Lock):
     """A lock for `incumbent lead`, which is listed among the candidates while it waits, and `run`.
 
-    Their pages say how the waiting goes.
+    Their pages say how the waiting goes. `permits`: how many may hold it at once; None: one.
     """
 
-    __slots__ = ()
+    __slots__ = ("_permits",)
 
     def __init__(
         self,
         name: str,
         *,
+        permits: int | None = None,
         priority: int | None = None,
         step_down_after: Duration | None = None,
         **settings: Any,
     ) -> None:
+        self._permits = permits
         super().__init__(name, **settings)
         can = self._link.engine.capabilities
         rank = rank_from(priority, step_down_after, self._wanted, can)

@@ -99,6 +99,7 @@ _RUN = (
     _LOCK_DELAY,
     Option("--once-per", "at most one start in this time, by the store's clock", "DUR"),
     Option("--slot", "at most one start with this ID, such as a scheduled instant", "ID"),
+    Option("--permits", "let N runs hold NAME at once, in the whole fleet", "N"),
     *_BOUNDS,
     _setting("-E --busy-exit-code", "exit code when another holds the lease (75)", "N"),
     Option("--result-file", "write how it ended to this file, as JSON", "F"),

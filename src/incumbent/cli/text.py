@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from datetime import tzinfo
 
 
-def busy(error: NotAcquired) -> str:
-    """Who has it, and for how much longer."""
+def busy(error: NotAcquired, permits: int | None = None) -> str:
+    """Who has it, and for how much longer; `permits`: how many may."""
     left = None if error.retry_after is None else say_seconds(max(0.0, error.retry_after))
     by = error.held_by or "another"
     waited = isinstance(error, AcquireTimeout)
@@ -36,6 +36,8 @@ def busy(error: NotAcquired) -> str:
             return f"{gave_up}paused: nobody may take it until it is unpaused"
         case "reserved":
             return f"{gave_up}reserved for {by}"
+        case "held" if permits:
+            return f"{gave_up}no permit left of {permits}, one is held by {by}"
         case _:
             return f"{gave_up}held by {by}" + (f", ttl {left} left" if left else "")
 
@@ -67,6 +69,8 @@ def record_as_json(record: Record, state: State) -> dict[str, Any]:
         "held_for": holding.held_for if holding else None,
         "ttl": holding.ttl if holding else None,
         "ttl_left": holding.remaining if holding else None,
+        "permits": holding.permits if holding else None,
+        "holders": [_holding_as_json(one) for one in record.holdings],
         "foreign": bool(holding and holding.foreign),
         "isolation": facts.get("isolation"),
         "stopping": facts.get("state") == "stopping",
@@ -77,6 +81,16 @@ def record_as_json(record: Record, state: State) -> dict[str, Any]:
         "asked_to_resign": _notice(record, RESIGN),
         "slots": dict(record.slots),
         "nodes": list(record.nodes),
+    }
+
+
+def _holding_as_json(holding: Holding) -> dict[str, Any]:
+    return {
+        "holder": holding.holder,
+        "token": holding.token,
+        "held_for": holding.held_for,
+        "ttl": holding.ttl,
+        "ttl_left": holding.remaining,
     }
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from copy import copy
 from math import inf
 
 from incumbent.durations import say_seconds
 from incumbent.errors import AcquireTimeout, LeaseLost, NotAcquired, OutcomeUnknown, StoreError
-from incumbent.model import Notice, Refused
+from incumbent.model import Holding, Notice, Refused
 from incumbent.protocol.held import Wanted
+
+_NAMED = 3
+"""Holders whose names a message says."""
 
 
 def not_acquired(
@@ -28,13 +32,31 @@ def not_acquired(
     )
 
 
+def _held(wanted: Wanted, refused: Refused, by: str, left: str) -> str:
+    if not refused.holders or refused.holders[0].permits is None:
+        left = f", whose ttl has {left} left" if left else ""
+        return f"is held by {by}{left}{_mismatch(wanted, refused)}"
+    some = names_of(refused.holders)
+    if wanted.ask.permits:
+        return f"has no permit left of {wanted.ask.permits}: held by {some}"
+    return f"is held by {some}"
+
+
+def names_of(holdings: Sequence[Holding]) -> str:
+    """Who they are: some of them, if they are many."""
+    some = [holding.holder for holding in holdings[:_NAMED]]
+    more = len(holdings) - len(some)
+    if more:
+        return f"{', '.join(some)} and {more} more"
+    return " and ".join(filter(None, (", ".join(some[:-1]), some[-1])))
+
+
 def _why(wanted: Wanted, refused: Refused, held_by: str | None) -> str:
     left = "" if refused.retry_after is None else say_seconds(max(0.0, refused.retry_after))
     by = held_by or "another"
     match refused.reason:
         case "held":
-            left = f", whose ttl has {left} left" if left else ""
-            return f"is held by {by}{left}{_mismatch(wanted, refused)}"
+            return _held(wanted, refused, by, left)
         case "closed":
             return f"was held by {by} and stays closed" + (f" for another {left}" if left else "")
         case "paused":

@@ -6,11 +6,11 @@ For people and their pages. A take decides for itself.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 from incumbent.durations import say_seconds
-from incumbent.model import Record
+from incumbent.model import Holding, Record
 from incumbent.stores.notices import BREAK, PAUSE, RESIGN, read_notice
 
 HELD: Final = "held"
@@ -26,7 +26,7 @@ class State(NamedTuple):
     """HELD, FREE, UNKNOWN, "paused", "reserved", "closed", or WAITING: the store grants nothing
     yet."""
     why: str = ""
-    """A sentence; nothing if the name is held, or free for everybody."""
+    """A sentence; nothing if one holder has the name, or it is free for everybody."""
 
 
 GRANTS: Final = State(FREE)
@@ -36,7 +36,7 @@ GRANTS: Final = State(FREE)
 def state_of(record: Record, store: State = GRANTS) -> State:
     """The state; `store`: what its diagnosis says, see findings.state_of_store."""
     if record.holdings:
-        state = State(HELD)
+        state = State(HELD, share_of(record.holdings))
     elif record.undecided:
         state = State(UNKNOWN, "too few servers say the same")
     elif PAUSE in record.fields:
@@ -51,6 +51,16 @@ def state_of(record: Record, store: State = GRANTS) -> State:
     else:
         state = State(FREE)
     return state
+
+
+def share_of(holdings: Sequence[Holding]) -> str:
+    """How much of a name that is shared they hold; nothing of one that has one holder."""
+    permits, held = holdings[0].permits, len(holdings)
+    if permits is None:
+        return ""
+    if permits:
+        return f"{held} of {permits} permit{'s' if permits > 1 else ''}"
+    return f"{held} reader{'s' if held > 1 else ''}"
 
 
 def _closed(left: str, reserved_for: str) -> State:

@@ -21,6 +21,7 @@ from incumbent.clients import Client
 from incumbent.cron.reading import is_job, jobs_of
 from incumbent.durations import parse_duration, say_seconds
 from incumbent.model import Holding, Record
+from incumbent.protocol.words import names_of
 from incumbent.stores.notices import PAUSE, RESIGN
 from incumbent.stores.states import (
     FREE,
@@ -31,6 +32,7 @@ from incumbent.stores.states import (
     asked_to,
     said_by,
     said_of,
+    share_of,
     state_of,
 )
 from incumbent.supervise.codes import BUSY, OK, UNPROVED
@@ -72,7 +74,7 @@ def _wait(request: Request) -> int:
         print_json(request, record_as_json(record, state))
     if state.word == FREE:
         return OK
-    what = f"held by {record.holdings[0].holder}" if record.holdings else said_of(state)
+    what = f"held by {names_of(record.holdings)}" if record.holdings else said_of(state)
     say(f"{request.name}: gave up after {say_seconds(timeout)}: {what}")
     return UNPROVED if state.word == UNKNOWN else BUSY
 
@@ -125,13 +127,20 @@ def _row(record: Record, store: State) -> tuple[str, ...]:
     if not record.holdings:
         return (record.key.name, state_of(record, store).word, "-", "-", "-", waiting)
     holding = record.holdings[0]
-    return (record.key.name, _word(holding), holding.holder, *_times(holding), waiting)
+    share = share_of(record.holdings)
+    who = f"{names_of(record.holdings)} ({share})" if share else holding.holder
+    return (record.key.name, _word(holding), who, *_times(holding), waiting)
 
 
 def _word(holding: Holding) -> str:
     if holding.foreign:
         return "not ours"
     return "stopping" if facts_of(holding).get("state") == "stopping" else HELD
+
+
+def _said_of_holder(holding: Holding) -> str:
+    held_for, left = _times(holding)
+    return f"{holding.holder}, token {holding.token}, held for {held_for}, ttl left {left}"
 
 
 def _times(holding: Holding) -> list[str]:
@@ -143,8 +152,12 @@ def _facts(record: Record, state: State) -> Iterator[tuple[str, str]]:
     """What is known of one name, a line each."""
     holding = next(iter(record.holdings), None)
     yield "name", record.key.name
-    yield "state", _word(holding) if holding else said_of(state)
-    if holding:
+    if holding and holding.permits is not None:
+        yield "state", said_of(state)
+        yield from (("holder", _said_of_holder(one)) for one in record.holdings)
+    else:
+        yield "state", _word(holding) if holding else said_of(state)
+    if holding and holding.permits is None:
         held_for, left = _times(holding)
         isolation = facts_of(holding).get("isolation", "")
         cells = {"holder": holding.holder, "token": str(holding.token or "-"), "held for": held_for}

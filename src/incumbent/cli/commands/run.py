@@ -16,7 +16,7 @@ from incumbent.durations import parse_duration, say_seconds
 from incumbent.errors import ConfigError, Misuse, NotAcquired, StoreError
 from incumbent.locks import Candidate, Lease
 from incumbent.model import Refused
-from incumbent.options import default_holder, require
+from incumbent.options import PERMITS_MOST, default_holder, require
 from incumbent.protocol.link import link_for
 from incumbent.protocol.words import lease_lost
 from incumbent.serve.situation import Situation
@@ -85,13 +85,20 @@ def _run(request: Request) -> _Verdict:
         raise ConfigError("--fair is an order of those that wait: add --wait", name="fair")
     # --wait without a time is for ever.
     timeout = 0.0 if wait is None else parse_duration(wait, "wait") if wait else None
+    permits = _permits_of(request)
     url = store_url(request.text("store"))
     # The guard is a fork: before any thread, and before a connection that it would keep open.
     with start_guard(request.text("isolate") or "auto") as guard, Signals() as signals:
         settings = lock_settings(request)
         try:
             with signals.interrupting():
-                lock = Candidate(request.name, store=url, namespace=request.namespace, **settings)
+                lock = Candidate(
+                    request.name,
+                    permits=permits,
+                    store=url,
+                    namespace=request.namespace,
+                    **settings,
+                )
                 if _on_record(request):
                     require(link_for(url).engine.capabilities, "once_per", "slots", "fields")
         except Interrupted as signal:
@@ -100,6 +107,12 @@ def _run(request: Request) -> _Verdict:
         run = _Run(request, cmd_of(request, url), signals, guard, situation, busy_code)
         with health(request, situation):
             return run.wait_and_hold(lock, timeout)
+
+
+def _permits_of(request: Request) -> int | None:
+    if request.text("permits") is None:
+        return None
+    return number(request, "permits", 1, PERMITS_MOST, 1)
 
 
 def _interrupted(signal: Interrupted) -> _Verdict:
@@ -133,7 +146,7 @@ class _Run:
             with self.signals.interrupting():
                 lease = lock.take(timeout, learn)
         except NotAcquired as error:
-            line = f"skipped: {busy(error)}"
+            line = f"skipped: {busy(error, _permits_of(request))}"
             return _Verdict("skipped", self.busy_code, line, error.reason, error.held_by)
         except Interrupted as signal:
             return _interrupted(signal)
@@ -209,7 +222,7 @@ def _ended(request: Request, ending: Ending) -> _Verdict:
 
 
 def _hint(request: Request, ending: Ending) -> str:
-    kept = _on_record(request) or request.text("at_least_for")
+    kept = _on_record(request) or request.text("at_least_for") or request.text("permits")
     if ending.status or kept or request.on("quiet") or ending.seconds >= _HINT_BELOW:
         return ""
     return (

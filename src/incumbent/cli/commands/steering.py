@@ -119,10 +119,13 @@ def _pause(operator: Operator) -> int:
     if holding.foreign:
         line = f"paused; the value at its key is not ours ({holding.holder}) and stays"
         return operator.answer("paused", before or line)
-    _, how = operator.await_end(holding)
-    if how is None:
-        return operator.still_held(holding, "; it is paused for all others")
-    return operator.answer("paused", f"{before or 'paused'}; {holding.holder} {how}")
+    ended = before or "paused"
+    for holding in record.holdings:
+        _, how = operator.await_end(holding)
+        if how is None:
+            return operator.still_held(holding, "; it is paused for all others")
+        ended += f"; {holding.holder} {how}"
+    return operator.answer("paused", ended)
 
 
 def _unpause(operator: Operator) -> int:

@@ -37,12 +37,15 @@ from incumbent.stores.states import (
     asked_to,
     said_by,
     said_of,
+    share_of,
     state_of,
 )
 from incumbent.supervise.codes import OK
 
 _LAST = 3
 """Past holdings that are shown."""
+_SHARERS = 10
+"""Present holders that are shown."""
 _NEARLY_OUT = 0.4
 """Of the ttl: a holder renews every fifth of it, and is that far behind only if renewals fail."""
 
@@ -90,7 +93,7 @@ def explain(
     `store`: see state_of; `places`: what there is to say of those of a pool of this name.
     """
     state = state_of(record, store)
-    lines = [line for holding in record.holdings for line in _of_holding(holding, now)]
+    lines = list(_of_holders(record, now))
     lines += _of_switches(record, now)
     if state.word in (FREE, UNKNOWN, WAITING):
         lines.append(said_of(state) if state.why else "free: nobody holds it")
@@ -110,6 +113,15 @@ def _of_places(places: Sequence[str]) -> Iterator[str]:
         held = sum(1 for place in places if ": held by " in place)
         yield f"a pool of this name: {held} of the {len(places)} places on record are held"
     yield from (f"  {place}" for place in places)
+
+
+def _of_holders(record: Record, now: float) -> Iterator[str]:
+    if record.holdings and (share := share_of(record.holdings)):
+        yield f"shared: {share}"
+    for holding in record.holdings[:_SHARERS]:
+        yield from _of_holding(holding, now)
+    if more := len(record.holdings[_SHARERS:]):
+        yield f"and {more} more holders: see `status {record.key.name}`"
 
 
 def _of_holding(holding: Holding, now: float) -> Iterator[str]:
@@ -153,7 +165,7 @@ def _of_switches(record: Record, now: float) -> Iterator[str]:
         yield f"paused{said_by(record, PAUSE)}{since}: nobody may hold it until `unpause`"
     if RESIGN in record.fields and record.holdings:
         notice = read_notice(record.fields[RESIGN].value)
-        if notice.get("token") == record.holdings[0].token:
+        if notice.get("token") in [holding.token for holding in record.holdings]:
             to = f", to hand over to {notice['to']}" if notice.get("to") else ""
             yield f"its holder was {asked_to(record)}{to}{said_by(record, RESIGN)}"
     if record.closed_for > 0:
