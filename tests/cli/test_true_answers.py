@@ -30,7 +30,7 @@ def test_a_store_that_grants_nothing_yet_says_so_and_not_free() -> None:
         why = incumbent("-s", server.url, "why", "job").stdout
         assert "job: waiting: nobody is given a lease yet: " in why
         assert "free" not in why
-        waited = incumbent("-s", server.url, "wait", "job", "--timeout", "10ms")
+        waited = incumbent("-s", server.url, "wait", "job", "--timeout", "1s")
         assert waited.returncode == 75
         assert "waiting: nobody is given a lease yet: " in waited.stderr
         listed = incumbent("-s", server.url, "status").stdout
@@ -71,7 +71,7 @@ def test_a_store_that_cannot_be_examined_is_neither_free_nor_waiting(unexamined:
     say = partial(incumbent, "-s", unexamined)
     assert "cannot tell: whether the store gives leases now: " in say("why", "job").stdout
     assert "free" not in say("why", "job").stdout
-    waited = say("wait", "job", "--timeout", "10ms")
+    waited = say("wait", "job", "--timeout", "1s")
     assert (waited.returncode, "gave up" in waited.stderr) == (69, True)
 
 

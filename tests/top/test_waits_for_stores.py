@@ -227,7 +227,8 @@ def test_what_ends_after_the_timeout_is_asked_once(
     error = refused(wait, engine, 0.2, least=0.2)
     assert len(asked) == 1
     assert error.retry_after is not None
-    assert 29 < error.retry_after <= 29.8 + 0.01
+    # Counted from the answer, which may come late where the machine is busy.
+    assert 29 < error.retry_after < 29.95
 
 
 @SIDES
