@@ -6,7 +6,6 @@ import re
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
-from pathlib import Path
 
 import pytest
 
@@ -157,7 +156,8 @@ def test_wait_says_who_holds_it(store: str) -> None:
     assert re.search("held by (alice and bob|bob and alice)", done.stderr)
 
 
-def test_a_pause_waits_for_all_holders(store: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("verb", ["pause", "break", "resign"])
+def test_all_holders_are_asked_to_end(store: str, verb: str) -> None:
     words = ("-s", store, "run", "job", "--permits", "2", "--ttl", "3", "--grace", "0.1")
     with ExitStack() as stack:
         for who in ("one", "two"):
@@ -167,7 +167,7 @@ def test_a_pause_waits_for_all_holders(store: str, tmp_path: Path) -> None:
             stack.callback(it.terminate)
             assert it.stdout is not None
             assert it.stdout.readline() == "\n"
-        said = incumbent("-s", store, "pause", "job").stderr
+        said = incumbent("-s", store, verb, "job").stderr
         assert all(f"; {who} has let go of it" in said for who in ("one", "two"))
     with Client(store) as client:
         assert client.read("job").holdings == ()

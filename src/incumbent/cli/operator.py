@@ -186,9 +186,14 @@ class Operator:
         return code
 
     def ask_to_end(self, holding: Holding, to: str = "", kind: str = "") -> PutOutcome:
-        """Leave a notice for this holding; its holder gets it with the next renewal."""
-        who, reason = self.who, self.reason
-        notice = encode_notice(who=who, reason=reason, to=to, token=holding.token, kind=kind)
+        """Leave a notice for this holding; its holder gets it with the next renewal.
+
+        If it is shared, also for all that came before it.
+        """
+        upto = 0 if holding.permits is None else holding.token
+        notice = encode_notice(
+            who=self.who, reason=self.reason, to=to, token=holding.token, kind=kind, upto=upto
+        )
         return self.store.put(self.key, RESIGN, notice, None, clock.now() + WITHIN)
 
     def pause_value(self, **more: object) -> bytes:

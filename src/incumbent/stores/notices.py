@@ -20,8 +20,11 @@ def encode_notice(
     token: int = 0,
     kind: str = "",
     priority: int | None = None,
+    upto: int = 0,
 ) -> bytes:
     """The field's value; `token` addresses one holding, so that it never hits the next one.
+
+    `upto`: those who share a lease now, and nobody who comes later with a larger token.
 
     `priority`: that of the candidate that asks; an operator has none.
     """
@@ -33,6 +36,8 @@ def encode_notice(
         facts["kind"] = kind
     if priority is not None:
         facts["priority"] = priority
+    if upto:
+        facts["upto"] = upto
     return json.dumps(facts).encode()
 
 
@@ -57,7 +62,8 @@ def notices_for(token: int, pause: bytes | None, resign: bytes | None) -> tuple[
         found.append(Notice("pause", str(fields.get("who", "")), str(fields.get("reason", ""))))
     if resign is not None:
         fields = read_notice(resign)
-        if fields.get("token") == token:
+        upto = fields.get("upto")
+        if fields.get("token") == token or (isinstance(upto, int) and token <= upto):
             to = str(fields.get("to", ""))
             who, reason = str(fields.get("who", "")), str(fields.get("reason", ""))
             asked: Literal["break", "resign"] = BREAK if fields.get("kind") == BREAK else RESIGN

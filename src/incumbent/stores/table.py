@@ -178,13 +178,16 @@ class MemoryTable:
         entry.token = max(entry.token + 1, int(wall * 1_000_000))
         expires = now + ask.ttl
         held = _Held(claim, entry.token, ask.holder, ask.ttl, ask.meta, now, expires, ask.permits)
+        joins = ask.permits is not None and bool(entry.sharing(now))
         if ask.permits is None:
             entry.held, room = held, False
         else:
             entry.sharers[claim] = held
             room = not ask.permits or len(entry.sharers) < ask.permits
         entry.closing = None
-        entry.fields.pop(RESIGN, None)
+        if not joins:
+            # Meant for an earlier holder. One to those who share it is not over.
+            entry.fields.pop(RESIGN, None)
         if ask.candidacy > 0:
             entry.candidates.pop(ask.holder, None)
         entry.line.granted(claim, now, 0.0 if room else ask.ttl)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from incumbent import clock
 from incumbent.cli.operator import WITHIN, Operator, open_client, read_until
 from incumbent.cli.parser import Request
@@ -14,6 +16,7 @@ from incumbent.errors import ConfigError
 from incumbent.model import ABSENT, ByVersion, Holding, Key, Record, Released, Stale
 from incumbent.policy import TTL_DEFAULT
 from incumbent.protocol.link import link_for
+from incumbent.stores.base import Parting
 from incumbent.stores.notices import BREAK, PAUSE, read_notice
 from incumbent.stores.states import said_by
 from incumbent.supervise.codes import BUSY, OK
@@ -51,7 +54,10 @@ def _end(request: Request, operator: Operator) -> int:
     if holding.foreign:
         line = f"the value at its key is not ours ({holding.holder}); left alone"
         return operator.answer("foreign", line, BUSY)
-    operator.ask_to_end(holding, to, BREAK if request.command == "break" else "")
+    kind = BREAK if request.command == "break" else ""
+    if holding.permits is not None:
+        return _end_all(operator, record.holdings, kind, force=request.on("force"))
+    operator.ask_to_end(holding, to, kind)
     if request.on("force"):
         return _remove(operator, holding)
     return _see_it_end(operator, holding, to, resigning=request.command == "resign")
@@ -67,11 +73,26 @@ def _check_successor(client: Client, record: Record, to: str) -> None:
         raise ConfigError(f"to={to!r} does not stand for {record.key.name!r}: {known}", name="to")
 
 
+def _end_all(operator: Operator, holdings: Sequence[Holding], kind: str, *, force: bool) -> int:
+    """Of all who share it now. Who comes later is left alone."""
+    operator.ask_to_end(max(holdings, key=lambda holding: holding.token), kind=kind)
+    if force:
+        for holding in holdings:
+            _remove(operator, holding)
+        return OK
+    ended = []
+    for holding in holdings:
+        _, how = operator.await_end(holding)
+        if how is None:
+            return operator.still_held(holding, "; --force?" if kind else "")
+        ended.append(f"{holding.holder} {how}")
+    return operator.answer("ended" if kind else "resigned", "; ".join(ended))
+
+
 def _remove(operator: Operator, holding: Holding) -> int:
-    until = clock.now() + WITHIN
-    outcome = operator.store.give(
-        operator.key, holding.claim, holding.token, until, shared=holding.permits is not None
-    )
+    until, shared = clock.now() + WITHIN, holding.permits is not None
+    how: Parting = {"shared": True} if shared else {}
+    outcome = operator.store.give(operator.key, holding.claim, holding.token, until, **how)
     if not isinstance(outcome, Released):
         return operator.answer("ended", f"{holding.holder} has let go of it meanwhile")
     left = say_seconds(holding.remaining or holding.ttl or TTL_DEFAULT)

@@ -246,7 +246,7 @@ local function grant(condition, is_first)
   call('HSET', KEYS[2], FIELD.token, token, FIELD.place, next, FIELD.quiet_until, quiet,
     FIELD.incarnation, incarnation, FIELD.holding .. next, token .. ' ' .. now .. ARGV[5])
   if slot then call('SET', slot, value, 'PX', slot_keep) end
-  if resign then
+  if resign and (is_first or not permits) then
     -- It was meant for an earlier holder.
     call('HDEL', KEYS[2], FIELD.put .. 'resign')
     if call('HINCRBY', KEYS[2], FIELD.field_count, -1) < 1 then

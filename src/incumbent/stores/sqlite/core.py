@@ -265,7 +265,9 @@ def _grant(
     wall, ttl, holder, slot = db.host.wall(), ask.ttl, ask.holder, ask.slot
     if row.grants:
         db.execute(schema.ARCHIVE, (name,))
-    if row.switched:
+    # A notice to those who share it is not over when another one comes.
+    joins = ask.permits is not None and row.held(now)
+    if row.switched and not joins:
         db.execute(schema.DROP_FIELD, (name, RESIGN))
     forget_at, expires = wall + max(ttl, ask.keep_record), now + ttl
     if ask.permits is not None:
@@ -273,6 +275,8 @@ def _grant(
         claim = schema.LATCH
     values = (name, claim, holder, token, ttl, ask.meta, now, expires, wall, forget_at)
     db.execute(schema.GRANT, values)
+    if row.switched and joins:
+        db.execute(schema.SWITCHED, (name,))
     if ask.candidacy > 0:
         db.execute(schema.STAND_DOWN, (name, holder))
     if slot is not None:

@@ -265,6 +265,7 @@ TOUCH: Final = """
     ON CONFLICT (key) DO UPDATE SET version = excluded.version,
         switched = max(switched, excluded.switched),
         forget_at = max(forget_at, excluded.forget_at), changes = changes + 1"""
+SWITCHED: Final = "UPDATE lease SET switched = 1 WHERE key = ?"
 WRITE_FIELD: Final = "INSERT OR REPLACE INTO field (key, name, value, version) VALUES (?, ?, ?, ?)"
 DROP_FIELD: Final = "DELETE FROM field WHERE key = ? AND name = ?"
 

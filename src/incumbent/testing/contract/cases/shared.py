@@ -16,6 +16,7 @@ from incumbent.model import (
     Released,
     Renewed,
 )
+from incumbent.stores.notices import BREAK, RESIGN, encode_notice
 from incumbent.testing.contract.bench import Bench, needs
 from incumbent.testing.contract.cases.waits import HINTED_WITHIN, PATIENCE
 
@@ -220,6 +221,21 @@ class SharedCases:
             assert [notice.kind for notice in answer.notices] == ["pause"]
             bench.give(grant)
         assert bench.refused(permits=_PERMITS).reason == "paused"
+
+    @needs("notices")
+    def test_all_who_share_it_are_asked_to_go_and_nobody_who_comes_later(
+        self, bench: Bench
+    ) -> None:
+        one, other = (bench.granted(permits=_PERMITS) for _ in range(2))
+        bench.put(RESIGN, encode_notice(who="operator", kind=BREAK, upto=other.token))
+        later = bench.granted(permits=_PERMITS)
+        answers = bench.renew_all([bench.renewal(grant) for grant in (one, other, later)])
+        told = [[notice.kind for notice in getattr(it, "notices", ())] for it in answers]
+        assert told == [["break"], ["break"], []]
+        for grant in (one, other, later):
+            bench.give(grant)
+        assert bench.renew(bench.granted(permits=_PERMITS)) == Renewed()
+        assert "resign" not in bench.read().fields
 
     def test_a_hundred_permits_are_counted(self, bench: Bench) -> None:
         grants = _full(bench, 100)
