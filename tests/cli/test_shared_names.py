@@ -168,6 +168,6 @@ def test_all_holders_are_asked_to_end(store: str, verb: str) -> None:
             assert it.stdout is not None
             assert it.stdout.readline() == "\n"
         said = incumbent("-s", store, verb, "job").stderr
-        assert all(f"; {who} has let go of it" in said for who in ("one", "two"))
+        assert all(f"{who} has let go of it" in said for who in ("one", "two"))
     with Client(store) as client:
         assert client.read("job").holdings == ()

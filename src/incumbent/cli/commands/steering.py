@@ -77,9 +77,7 @@ def _end_all(operator: Operator, holdings: Sequence[Holding], kind: str, *, forc
     """Of all who share it now. Who comes later is left alone."""
     operator.ask_to_end(max(holdings, key=lambda holding: holding.token), kind=kind)
     if force:
-        for holding in holdings:
-            _remove(operator, holding)
-        return OK
+        return max(_remove(operator, holding) for holding in holdings)
     ended = []
     for holding in holdings:
         _, how = operator.await_end(holding)
