@@ -24,6 +24,7 @@ from benchmarks.redis_pairs import async_many_rows, async_rows, sync_rows
 from benchmarks.redis_shared import shared_rows
 from benchmarks.redis_waiters import redis_waiter_rows
 from benchmarks.renewals import renewal_rows
+from benchmarks.shards import shard_rows
 from benchmarks.sqlite_pairs import sqlite_rows
 from benchmarks.startup import StartRow, start_rows
 
@@ -76,6 +77,7 @@ def _processes(args: argparse.Namespace) -> Iterator[tuple[str, str]]:
     turns, idle = args.turns, args.idle
     yield _said("Leaders, Redis", figure_table(leader_rows(turns, idle)))
     yield _said("Many, Redis", figure_table(renewal_rows(min(idle, 30))))
+    yield _said("Shards, Redis", figure_table(shard_rows(min(idle, 30))))
     yield _said("Waiting, Redis", figure_table(redis_waiter_rows(turns, idle)))
     yield _said("Many, etcd", figure_table(etcd_leader_rows(turns, idle)))
     yield _said("Leaders, PostgreSQL", figure_table(postgresql_leader_rows(turns)))

@@ -203,7 +203,7 @@ class Group(GroupHandle):
             link, roster = self._link, self._roster(self._membership(encoded))
             with brief:
                 run(first_try(link.port, roster))
-            port = EndablePort(link)
+            port = EndablePort(link, self._wanted.policy.renew_every)
 
             def end() -> None:
                 port.end()

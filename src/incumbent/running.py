@@ -28,10 +28,14 @@ class Ended(Exception):
 
 
 class EndablePort(SyncPort):
-    """A blocking port whose waits another thread can end; they raise Ended from then on."""
+    """A blocking port whose waits another thread can end; they raise Ended from then on.
 
-    def __init__(self, link: Link) -> None:
+    `looks_every`: seconds, at most, for which a wait for a change does not hear of it.
+    """
+
+    def __init__(self, link: Link, looks_every: float = _LOOKS_EVERY) -> None:
         super().__init__(link.store, link.keeper)
+        self._looks_every = looks_every
         self._over = threading.Event()
 
     @property
@@ -51,7 +55,7 @@ class EndablePort(SyncPort):
     async def wait_change(self, key: Key, seen: str, until: float) -> None:
         """See Store.wait_change; a change between two parts of the wait is found by `seen`."""
         while True:
-            part = min(until, clock.now() + _LOOKS_EVERY)
+            part = min(until, clock.now() + self._looks_every)
             self.store.wait_change(key, seen, part)
             if self.over:
                 raise Ended

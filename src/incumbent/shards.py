@@ -204,7 +204,7 @@ class _Threads(_Membership[Shard]):
     def __init__(self, of: Shards, work: Callable[[Shard], object]) -> None:
         super().__init__(of)
         self._work = work
-        self._port = EndablePort(self._link)
+        self._port = EndablePort(self._link, of._wanted.policy.renew_every)
         self._threads: dict[int, threading.Thread] = {}
 
     def run(self) -> None:

@@ -10,6 +10,7 @@ from tests.mutants import (
     of_fencing,
     of_lines,
     of_locks,
+    of_shards,
     of_stores,
     of_supervision,
     of_threads,
@@ -25,4 +26,5 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
     *of_supervision.MUTATIONS,
     *of_cron.MUTATIONS,
     *of_fencing.MUTATIONS,
+    *of_shards.MUTATIONS,
 )

@@ -19,6 +19,7 @@ from incumbent.protocol.held import Held, Wanted
 from incumbent.protocol.release import release
 from incumbent.protocol.roster import Roster
 from tests.sim.judge import Judge
+from tests.sim.judge import _believes as believes
 from tests.sim.network import Network
 from tests.sim.process import Process, SimPort
 from tests.sim.profiles import Fate, Profile
@@ -41,7 +42,7 @@ LOSSY = Profile(
         *((Fate.STALL_BEFORE_SENDING, 0.003), (Fate.STALL_BEFORE_REPLY, 0.003)),
     ),
 )
-_MOST_EVENTS = 3_000_000
+_MOST_EVENTS = 500_000
 _BODY = 0.1
 """Seconds, at most, that a body needs to end when it was asked to."""
 
@@ -254,6 +255,11 @@ class World(Setting):
             self.judge.fail("tokens", f"shard {shard}: {token} after {self._tokens[shard]}")
         if not held.machine.valid(member.now()):
             self.judge.fail("unproved", f"{member.name} begins shard {shard} without a lease")
+        # By the shard, not by the lease: a member might have taken another one for it.
+        for other in self.members:
+            body = other.bodies.get(shard)
+            if body is not None and believes(other, body.held):
+                self.judge.fail("two bodies", f"shard {shard}: {member.name} beside {other.name}")
         self._tokens[shard] = token
         self._working[shard] = held
         self.begins[shard].append(member)

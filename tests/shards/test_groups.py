@@ -174,6 +174,12 @@ def test_a_client_hands_on_what_a_group_has_of_its_settings(engine: FaultyEngine
         assert Group("workers", store=engine).members() == ()
 
 
+def test_a_membership_ends_a_renewal_interval_before_the_shards(engine: FaultyEngine) -> None:
+    group = Group("workers", store=engine, ttl=10, holder="a")
+    with group.join(), Client(engine) as client:
+        assert client.read("workers/@a").holdings[0].ttl == 8.0
+
+
 def test_while_the_store_is_away_the_body_begins_all_the_same(engine: FaultyEngine) -> None:
     engine.faulty.down = True
     group = Group("workers", store=engine, ttl=1)

@@ -69,6 +69,23 @@ def test_three_neighbours_that_die_at_once_are_found_out_as_soon(seed: int) -> N
 
 
 @pytest.mark.parametrize("seed", SEEDS)
+def test_one_that_looks_after_the_dead_and_is_frozen_delays_only_its_own_shards(seed: int) -> None:
+    with world(CALM, seed) as fleet:
+        fleet.everybody(Member.join, 5.0)
+        frozen, dead = sorted(fleet.members, key=lambda member: member.name)[10:12]
+        fleet.at(20.0, dead.crash)
+        fleet.at(28.0, frozen.freeze, 60.0)
+        fleet.play(28.0)
+        living = {f"@{member.name}" for member in fleet.members if member is not dead}
+        delayed = shards_of(f"@{frozen.name}", GROUP.name, fleet.count, living)
+        fleet.play(38.0)
+        others = [one for one in fleet.vacancies if one.after == "crashed"]
+        assert others
+        assert max(one.until - one.since for one in others) <= TTL + SLACK
+        assert {shard for shard, (_, how) in fleet._vacant.items() if how == "crashed"} <= delayed
+
+
+@pytest.mark.parametrize("seed", SEEDS)
 def test_who_leaves_hands_over_within_a_renewal_interval(seed: int) -> None:
     with world(CALM, seed) as fleet:
         fleet.everybody(Member.join, 5.0)

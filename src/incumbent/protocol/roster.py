@@ -25,7 +25,7 @@ from incumbent.protocol.release import release
 MARK: Final = "@"
 """What the name of a member begins with; those of shards are digits."""
 WATCHED: Final = 3
-"""How many others a member looks after: so many may die with those that look after them."""
+"""How many others a member looks after: one that is frozen delays nobody's end."""
 _LEAST: Final = 0.02
 """Seconds between two looks at a lease that is about to run out."""
 _SPREAD: Final = 0.002

@@ -1,0 +1,128 @@
+"""Mutations of groups and shards: who is there, which shard is whose, and when it is handed over."""
+
+from __future__ import annotations
+
+from tests.mutants.mutation import Mutation, in_area
+
+_DIVISION = ("tests/shards/test_division.py",)
+_GROUPS = ("tests/shards/test_groups.py",)
+_SHARDS = ("tests/shards/test_shards.py",)
+_SIMULATED = ("tests/shards/test_simulated.py",)
+
+_p = in_area("protocol")
+
+MUTATIONS: tuple[Mutation, ...] = (
+    _p(
+        "a shard is begun under a lease that nobody else asks for",
+        "protocol/dividing.py",
+        "_key_of(self._wanted.key, number)",
+        "_key_of(self._wanted.key, number + id(self))",
+        *_SIMULATED,
+    ),
+    _p(
+        "a member ignores who comes later",
+        "protocol/dividing.py",
+        "        self._mine = shards_of(member, self.name, self.count, members)",
+        "        self._mine = self._mine or shards_of(member, self.name, self.count, members)",
+        *_SIMULATED,
+    ),
+    _p(
+        "a shard that is another's is kept",
+        "protocol/dividing.py",
+        "                self._bodies.stop(number)",
+        "                pass",
+        *_SIMULATED,
+    ),
+    _p(
+        "a shard is given away while its body still works",
+        "shards.py",
+        "        if shard is not None:\n            shard._ask_to_stop()",
+        "        if shard is not None:\n            shard._ask_to_stop()\n"
+        "            getattr(shard, '_release', int)()",
+        *_SHARDS,
+    ),
+    _p(
+        "who is no member any more keeps its shards",
+        "protocol/dividing.py",
+        "            division.assign(roster.me, ())",
+        "            pass",
+        *_SHARDS,
+    ),
+    _p(
+        "members with another number of shards are counted",
+        "protocol/roster.py",
+        "            await self._refuse_others(port)",
+        "            pass",
+        *_SHARDS,
+    ),
+    _p(
+        "who only joined the group gets shards",
+        "protocol/dividing.py",
+        " if field.value == roster.note]",
+        "]",
+        *_SHARDS,
+    ),
+    _p(
+        "the dead stay on the roster",
+        "protocol/roster.py",
+        "            return False\n        holding",
+        "            return True\n        holding",
+        *_GROUPS,
+    ),
+    _p(
+        "a member looks after one other only",
+        "protocol/roster.py",
+        "WATCHED: Final = 3",
+        "WATCHED: Final = 1",
+        *_SIMULATED,
+    ),
+    _p(
+        "one that is struck although it lives stays away",
+        "protocol/roster.py",
+        "        if self.is_in(sent) and self.me not in found:",
+        "        if False:",
+        *_SIMULATED,
+    ),
+    _p(
+        "the roster is looked at only when the store says so",
+        "protocol/roster.py",
+        "        self._next = sent + self.policy.renew_every",
+        "        self._next = sent + 100 * self.policy.renew_every",
+        *_SIMULATED,
+    ),
+    _p(
+        "a shard is asked for again as late as the roster is read",
+        "protocol/dividing.py",
+        "        most = min(_AGAIN_MOST, self._wanted.policy.renew_every / 2)",
+        "        return self._wanted.policy.renew_every * 2",
+        *_SIMULATED,
+    ),
+    _p(
+        "a member takes all its shards before it looks who came",
+        "protocol/dividing.py",
+        "            if port.now() >= over:",
+        "            if False:",
+        *_SIMULATED,
+    ),
+    _p(
+        "a membership lasts as long as the shards",
+        "groups.py",
+        "        return Policy(ttl, rho=policy.rho)",
+        "        return policy",
+        *_GROUPS,
+    ),
+    _p(
+        "scores differ from process to process",
+        "division.py",
+        'f"{name}\\0{member}"',
+        'f"{hash(name)}\\0{member}"',
+        *_DIVISION,
+    ),
+    _p(
+        "of two scores the lower has the shard, once",
+        "division.py",
+        "            if score > best[number]:",
+        "            if score > best[number] or number % len(members) == 0:",
+        *_DIVISION,
+    ),
+)
