@@ -11,14 +11,18 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Generic, Self, TypeVar, Unpack
 
+from incumbent import clock
 from incumbent.bodies import awaitable, is_async, name_of, not_deferred, refuse_generator
 from incumbent.candidacy import Metadata
 from incumbent.division import check_count
+from incumbent.durations import Duration
 from incumbent.election import encode_metadata
 from incumbent.elections import AsyncTerm, Term
 from incumbent.errors import LeaseLost, Misuse
 from incumbent.groups import GroupHandle, GroupSettings, first_try
 from incumbent.handles import brief
+from incumbent.options import parse_timeout
+from incumbent.protocol.chance import draw_jitter
 from incumbent.protocol.dividing import Division, attend
 from incumbent.protocol.held import Held
 from incumbent.protocol.link import Link
@@ -39,6 +43,8 @@ if TYPE_CHECKING:
 
     from incumbent.protocol.given import StoreLike
 
+_REQUESTS = 4
+"""Instants, in a renewal interval, at which the shards of a process are renewed."""
 _BE_ASYNC = "coroutines belong to AsyncShards"
 _BE_BLOCKING = "blocking work belongs to Shards"
 
@@ -59,6 +65,16 @@ class Shard(Term):
     def number(self) -> int:
         """Which shard it is, from 0; `fencing_token` orders those that held it."""
         return self._number
+
+    def wait_stop(self, timeout: Duration | None = None) -> bool:
+        """Block until the work has to stop; see Term.wait_stop.
+
+        One thread tells all shards of a process, so that those at rest need not wake to look.
+        """
+        seconds = parse_timeout(timeout)
+        if not self.stopping:
+            self._woken.wait(None if seconds is None else min(seconds, threading.TIMEOUT_MAX))
+        return self.stopping
 
 
 class AsyncShard(AsyncTerm):
@@ -121,6 +137,7 @@ class _Membership(Generic[S]):
         self._shards: dict[int, S] = of._shards
         self.roster = of._roster(of._membership(of._metadata), str(of.count).encode())
         self._division = Division(of.name, of.count, of._wanted, self)
+        self._phase = draw_jitter()
         self._failure: BaseException | None = None
         self._over = False
 
@@ -134,6 +151,14 @@ class _Membership(Generic[S]):
 
     def start(self, number: int, held: Held) -> None:
         raise NotImplementedError
+
+    def _renew(self, held: Held) -> None:
+        """Have it renewed, with others of this process: few requests cost less than many."""
+        keeper, every = self._link.keeper, held.wanted.policy.renew_every
+        step, now = every / _REQUESTS, clock.now()
+        keeper.arm(held)
+        after = every - (now - self._phase * every) % step
+        keeper.renew_now(held, _nothing, after=after)
 
     def _stop_all(self) -> None:
         # First noted, then looked at; `_may_begin` does the same the other way round.
@@ -206,9 +231,13 @@ class _Threads(_Membership[Shard]):
         self._work = work
         self._port = EndablePort(self._link, of._wanted.policy.renew_every)
         self._threads: dict[int, threading.Thread] = {}
+        self._looks_every = of._wanted.policy.renew_every
+        self._done = threading.Event()
 
     def run(self) -> None:
         """Attend until `end`, or until something failed, and give everything back."""
+        name = f"incumbent {self.roster.key.name} in time"
+        threading.Thread(target=self._tell_in_time, name=name, daemon=True).start()
         try:
             run(attend(self._port, self.roster, self._division))
         except Ended:
@@ -217,9 +246,22 @@ class _Threads(_Membership[Shard]):
             self.end()
             for thread in list(self._threads.values()):
                 thread.join()
+            self._done.set()
             run(self.roster.leave(self._link.port))
         if self._failure is not None:
             raise self._failure
+
+    def _tell_in_time(self) -> None:
+        """Wake the work of each shard at its renew_deadline."""
+        pause = 0.0
+        while not self._done.wait(pause):
+            pause = self._looks_every
+            for shard in self._shards.copy().values():
+                if shard.stopping:
+                    shard._woken.set()
+                else:
+                    left = shard.belief.proof.stop_at - clock.now()
+                    pause = min(pause, max(0.001, left))
 
     def end(self) -> None:
         """Ask all work to stop, and have the others take over. From any thread."""
@@ -229,7 +271,7 @@ class _Threads(_Membership[Shard]):
         run(self.roster.strike(self._link.port))
 
     def start(self, number: int, held: Held) -> None:
-        self._link.keeper.arm(held)
+        self._renew(held)
         shard = self._shards[number] = Shard(self._link, held, number)
         name = f"incumbent {shard.name}"
         thread = threading.Thread(target=self._serve, args=(shard,), name=name, daemon=True)
@@ -320,7 +362,7 @@ class _Tasks(_Membership[AsyncShard]):
     def start(self, number: int, held: Held) -> None:
         from asyncio import create_task
 
-        self._link.keeper.arm(held)
+        self._renew(held)
         shard = self._shards[number] = AsyncShard(self._link, held, number)
         self._tasks[number] = create_task(self._serve(shard), name=f"incumbent {shard.name}")
 
@@ -338,6 +380,10 @@ class _Tasks(_Membership[AsyncShard]):
                 self._attending.cancel()
         finally:
             self._shards.pop(shard.number, None)
+
+
+def _nothing() -> None:
+    pass
 
 
 def _refuse_async(work: Callable[..., object]) -> None:

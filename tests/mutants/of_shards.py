@@ -7,7 +7,11 @@ from tests.mutants.mutation import Mutation, in_area
 _DIVISION = ("tests/shards/test_division.py",)
 _GROUPS = ("tests/shards/test_groups.py",)
 _SHARDS = ("tests/shards/test_shards.py",)
-_SIMULATED = ("tests/shards/test_simulated.py",)
+_FILE = "tests/shards/test_simulated.py"
+_COMING = (f"{_FILE}::test_members_that_come_leave_no_shard_vacant_for_a_renewal_interval",)
+_FROZEN = (f"{_FILE}::test_one_that_looks_after_the_dead_and_is_frozen_delays_only_its_own_shards",)
+_STRUCK = (f"{_FILE}::test_a_member_that_is_struck_although_it_lives_comes_back",)
+_FAR = (f"{_FILE}::test_a_store_that_is_a_tenth_of_a_second_away_settles_too",)
 
 _p = in_area("protocol")
 
@@ -17,21 +21,21 @@ MUTATIONS: tuple[Mutation, ...] = (
         "protocol/dividing.py",
         "_key_of(self._wanted.key, number)",
         "_key_of(self._wanted.key, number + id(self))",
-        *_SIMULATED,
+        *_COMING,
     ),
     _p(
         "a member ignores who comes later",
         "protocol/dividing.py",
         "        self._mine = shards_of(member, self.name, self.count, members)",
         "        self._mine = self._mine or shards_of(member, self.name, self.count, members)",
-        *_SIMULATED,
+        *_COMING,
     ),
     _p(
         "a shard that is another's is kept",
         "protocol/dividing.py",
         "                self._bodies.stop(number)",
         "                pass",
-        *_SIMULATED,
+        *_COMING,
     ),
     _p(
         "a shard is given away while its body still works",
@@ -47,6 +51,13 @@ MUTATIONS: tuple[Mutation, ...] = (
         "            division.assign(roster.me, ())",
         "            pass",
         *_SHARDS,
+    ),
+    _p(
+        "work that waits is not told that its lease cannot be proved",
+        "shards.py",
+        "                    shard._woken.set()",
+        "                    pass",
+        f"{_SHARDS[0]}::test_work_that_waits_is_told_within_the_lease_when_it_cannot_be_proved",
     ),
     _p(
         "members with another number of shards are counted",
@@ -74,35 +85,35 @@ MUTATIONS: tuple[Mutation, ...] = (
         "protocol/roster.py",
         "WATCHED: Final = 3",
         "WATCHED: Final = 1",
-        *_SIMULATED,
+        *_FROZEN,
     ),
     _p(
         "one that is struck although it lives stays away",
         "protocol/roster.py",
         "        if self.is_in(sent) and self.me not in found:",
         "        if False:",
-        *_SIMULATED,
+        *_STRUCK,
     ),
     _p(
         "the roster is looked at only when the store says so",
         "protocol/roster.py",
         "        self._next = sent + self.policy.renew_every",
         "        self._next = sent + 100 * self.policy.renew_every",
-        *_SIMULATED,
+        f"{_FILE}::test_who_comes_is_seen_within_a_renewal_interval_though_the_store_tells_nothing",
     ),
     _p(
         "a shard is asked for again as late as the roster is read",
         "protocol/dividing.py",
         "        most = min(_AGAIN_MOST, self._wanted.policy.renew_every / 2)",
         "        return self._wanted.policy.renew_every * 2",
-        *_SIMULATED,
+        *_COMING,
     ),
     _p(
         "a member takes all its shards before it looks who came",
         "protocol/dividing.py",
         "            if port.now() >= over:",
         "            if False:",
-        *_SIMULATED,
+        *_FAR,
     ),
     _p(
         "a membership lasts as long as the shards",

@@ -80,7 +80,7 @@ def test_each_shard_has_its_own_lease_token_and_thread(engine: FaultyEngine) -> 
         shard.wait_stop()
 
     with shards.running(work):
-        eventually(lambda: are_divided(3, shards))
+        eventually(lambda: len(threads) == 3)
         assert [shard.name for shard in shards.owned()] == ["orders/0", "orders/1", "orders/2"]
         with Client(engine) as client:
             assert client.read("orders/2").holdings[0].holder == shards.holder
@@ -141,6 +141,24 @@ def test_an_error_of_the_work_ends_all_work_and_is_raised(engine: FaultyEngine) 
     assert shards.owned() == ()
     assert Group("orders", store=engine).members() == ()
     assert len(ended) == len(set(ended))
+
+
+def test_work_that_waits_is_told_within_the_lease_when_it_cannot_be_proved(
+    engine: FaultyEngine,
+) -> None:
+    left: list[float] = []
+
+    def work(shard: Shard) -> None:
+        if shard.wait_stop():
+            left.append(shard.remaining)
+
+    with Shards("orders", 3, store=engine, ttl=6).running(work):
+        eventually(lambda: engine.faulty.calls["renew"])
+        engine.faulty.down = True
+        eventually(lambda: len(left) == 3)
+        engine.faulty.down = False
+    # The grace is 2 s; the end of the membership would leave 1.2 s.
+    assert min(left) > 1.5
 
 
 def test_the_loss_of_one_shard_costs_no_other_and_it_is_taken_again(engine: FaultyEngine) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -114,6 +115,20 @@ def test_only_the_shards_of_who_comes_and_goes_move(seed: int) -> None:
         assert holdings(fleet) == before
 
 
+def test_who_comes_is_seen_within_a_renewal_interval_though_the_store_tells_nothing() -> None:
+    with world(replace(CALM, lost_hints=1.0), FIRST) as fleet:
+        *first, last = fleet.members
+        for member in first:
+            fleet.at(5.0 * fleet.rng.random(), member.join)
+        fleet.play(20.0)
+        last.join()
+        fleet.play(20.0 + EVERY + SLACK)
+        assert all(f"@{last.name}" in member.roster.members for member in first)
+        # And the next try for each of its shards.
+        fleet.play(20.0 + EVERY + SLACK + 1.0)
+        assert fleet.is_settled()
+
+
 def holdings(fleet: World) -> dict[int, Member]:
     return {number: member for number, (member,) in fleet.holders().items()}
 
@@ -148,7 +163,7 @@ def test_whatever_befalls_members_and_network_no_shard_has_two_and_all_have_one_
 def test_a_store_that_is_a_tenth_of_a_second_away_settles_too(seed: int) -> None:
     with world(CALM, seed, members=10, way=0.1) as fleet:
         fleet.everybody(Member.join, 20.0)
-        fleet.play(120.0)
+        fleet.play(60.0)
         assert fleet.is_settled()
         assert fleet.longest("lost") == 0.0
 
