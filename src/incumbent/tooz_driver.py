@@ -70,7 +70,7 @@ class Lock(locking.Lock):
         OperationTimedOut, and NotImplemented for `shared`.
         """
         if shared:
-            raise tooz.NotImplemented("incumbent has no shared locks: acquire it without shared")
+            raise tooz.NotImplemented("this driver has no shared locks: acquire it without shared")
         wait = timeout if blocking is True else float(blocking)
         with _as_tooz_says(), suppress(NotAcquired):
             self.lease = lease = self._driver.client.lock(self._leased).acquire(wait)

@@ -109,3 +109,15 @@ def releasing_the_file(both: Both) -> None:
     assert both.run() == ("None", "True")
     with both.held():
         pass
+
+
+@row("portalocker", 'lock = portalocker.NamedBoundedSemaphore(2, "job", directory=".", timeout=1)')
+def slots_of_files(both: Both) -> None:
+    assert both.run() == ("NamedBoundedSemaphore", "Semaphore")
+    both.take()
+    one_more = Outcome(
+        'portalocker.NamedBoundedSemaphore(2, "job", directory=".", timeout=0.1).acquire()',
+        'Semaphore("job", 2, timeout=0.1).acquire()',
+    )
+    assert both.each(*one_more) == ("Lock", "Lease")
+    assert both.each(*one_more) == ("raises AlreadyLocked", "raises AcquireTimeout")

@@ -20,7 +20,7 @@ import pytest
 
 from incumbent import clock
 from incumbent.clients import Client
-from incumbent.errors import StoreUnavailable
+from incumbent.errors import LeaseLost, StoreUnavailable
 from incumbent.page.site import Site
 from incumbent.page.snapshot import Reader, Snapshot
 from incumbent.protocol.link import link_for
@@ -244,6 +244,18 @@ def test_a_holder_is_asked_to_resign_and_a_job_is_triggered(guarded: str, client
     (field,) = client.read("@cron").fields.items()
     assert field[0].startswith("trigger/")
     assert json.loads(field[1].value)["job"] == "nightly"
+
+
+def test_all_who_share_a_name_have_a_row_and_are_asked_to_resign(
+    guarded: str, client: Client
+) -> None:
+    leases = [client.semaphore("api", 3, holder=who).acquire(0) for who in ("alice", "bob")]
+    said = ask(guarded, "/name?name=api", headers=logged_in(guarded))[1]
+    assert all(who in said for who in ("alice", "bob", "2 of 3 permits"))
+    ask(guarded, "/act", "name=api&wish=resign", BEARER)
+    for lease in leases:
+        with pytest.raises(LeaseLost, match="resign by the page"):
+            lease.renew()
 
 
 def test_nothing_is_done_for_a_page_of_others_or_without_the_token(

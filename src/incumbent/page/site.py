@@ -147,8 +147,10 @@ class Site:
         elif wish == "unpause":
             store.put(key, PAUSE, None, None, until)
         elif wish == "resign":
-            for holding in store.read(key, until).holdings[:1]:
-                notice = encode_notice(who=who, reason=reason, token=holding.token)
+            if holdings := store.read(key, until).holdings:
+                last = max(holdings, key=lambda holding: holding.token)
+                upto = 0 if last.permits is None else last.token
+                notice = encode_notice(who=who, reason=reason, token=last.token, upto=upto)
                 store.put(key, RESIGN, notice, None, until)
         elif wish == "trigger":
             trigger = Trigger(os.urandom(4).hex(), key.name, clock.wall(), who, reason)
