@@ -18,7 +18,9 @@ from tests.support.servers import RedisServer
 # The first that needs an environment makes it.
 pytestmark = pytest.mark.timeout(600)
 
-OURS = "import incumbent\nfrom incumbent import AsyncLock, Client, Election, Lock, Semaphore, exclusive, once"
+OURS = """\
+import incumbent
+from incumbent import AsyncLock, Client, Election, Lock, Semaphore, exclusive, once"""
 OF = (of_etcd, of_files, of_jobs, of_redis)
 """Those that have the cases."""
 
