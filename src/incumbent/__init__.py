@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from incumbent.groups import AsyncGroup, Group, Member
     from incumbent.inside import CurrentLease, current
     from incumbent.locks import AsyncLease, AsyncLock, Lease, Lock
+    from incumbent.multi import AsyncMultiLease, AsyncMultiLock, MultiLease, MultiLock
     from incumbent.policy import Policy
     from incumbent.protocol.given import StoreLike
     from incumbent.shards import AsyncShard, AsyncShards, Shard, Shards
@@ -42,6 +43,8 @@ __all__ = [
     "AsyncGroup",
     "AsyncLease",
     "AsyncLock",
+    "AsyncMultiLease",
+    "AsyncMultiLock",
     "AsyncReadWriteLock",
     "AsyncSemaphore",
     "AsyncShard",
@@ -62,6 +65,8 @@ __all__ = [
     "LockError",
     "Member",
     "Misuse",
+    "MultiLease",
+    "MultiLock",
     "NotAcquired",
     "NotCandidate",
     "NotHeld",
@@ -94,6 +99,7 @@ _HOMES = {
         "groups": ("AsyncGroup", "Group", "Member"),
         "inside": ("CurrentLease", "current"),
         "locks": ("AsyncLease", "AsyncLock", "Lease", "Lock"),
+        "multi": ("AsyncMultiLease", "AsyncMultiLock", "MultiLease", "MultiLock"),
         "policy": ("Policy",),
         "protocol.given": ("StoreLike",),
         "shards": ("AsyncShard", "AsyncShards", "Shard", "Shards"),

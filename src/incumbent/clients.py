@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, NoReturn, Self, Unpack
 
 from incumbent import clock
@@ -12,6 +13,7 @@ from incumbent.groups import AsyncGroup, Group, GroupSettings
 from incumbent.handles import brief, refuse_copy
 from incumbent.locks import AsyncLock, Lock
 from incumbent.model import Record
+from incumbent.multi import AsyncMultiLock, MultiLock
 from incumbent.options import LockSettings, overruled, parse_timeout
 from incumbent.protocol.link import own_link
 from incumbent.shards import AsyncShards, Shards
@@ -88,6 +90,16 @@ class Client(ClientHandle):
         """A read-write lock of this client's store and namespace; `settings` overrule its own."""
         return ReadWriteLock(name, timeout=timeout, **self._with_ours(settings))
 
+    def multi_lock(
+        self,
+        names: Collection[str],
+        *,
+        timeout: Duration | None = None,
+        **settings: Unpack[LockSettings],
+    ) -> MultiLock:
+        """A lock on several names, all or none; `settings` overrule the client's."""
+        return MultiLock(names, timeout=timeout, **self._with_ours(settings))
+
     def election(
         self,
         name: str,
@@ -159,6 +171,16 @@ class AsyncClient(ClientHandle):
     ) -> AsyncReadWriteLock:
         """A read-write lock of this client's store and namespace; `settings` overrule its own."""
         return AsyncReadWriteLock(name, timeout=timeout, **self._with_ours(settings))
+
+    def multi_lock(
+        self,
+        names: Collection[str],
+        *,
+        timeout: Duration | None = None,
+        **settings: Unpack[LockSettings],
+    ) -> AsyncMultiLock:
+        """A lock on several names, all or none; `settings` overrule the client's."""
+        return AsyncMultiLock(names, timeout=timeout, **self._with_ours(settings))
 
     def election(
         self,

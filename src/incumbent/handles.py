@@ -222,7 +222,8 @@ class LockHandle(Generic[L]):
         self._timeout = parse_timeout(timeout)
         self._on_lost = settings.get("on_lost")
         self._if_lost: IfLost = settings.get("if_lost", "raise")
-        if settings.get("reentrant") and not self._may_be_reentrant:
+        alone = self._may_be_reentrant and self._wanted.ask.permits is None
+        if settings.get("reentrant") and not alone:
             raise ConfigError("reentrant: only a Lock can be entered again", name="reentrant")
         self._entries: Entries[L] | None = Entries() if settings.get("reentrant") else None
         """Of a reentrant lock; it has nothing in `_entered` and `_taken`."""

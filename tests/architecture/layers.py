@@ -90,7 +90,10 @@ LAYERS = (
     Layer("drivers", ("protocol",)),
     Layer("settings", ("options",)),
     Layer("leases", ("belief", "handles", "inner", "candidacy", "reentrant", "running", "taken")),
-    Layer("facades", ("locks", "sharing", "elections", "groups", "shards", "clients", "inside")),
+    Layer(
+        "facades",
+        ("locks", "multi", "sharing", "elections", "groups", "shards", "clients", "inside"),
+    ),
     Layer("decorators", ("decorators", "compat", "tooz_driver")),
     Layer("health", ("metrics", "otel", "serve")),
     Layer("supervision", ("supervise",)),

@@ -181,8 +181,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     _p(
         "a release without an answer owes nothing",
         "protocol/release.py",
-        "        if not answered or held.unsure:\n            port.hand_over(held.debt(now, undo_slot=undo_slot))\n    return confirmed\n\n\ndef _learn",
-        "        if held.unsure:\n            port.hand_over(held.debt(now, undo_slot=undo_slot))\n    return confirmed\n\n\ndef _learn",
+        "        if not answered or held.unsure:\n            port.hand_over(held.debt(now, undo_slot=undo_slot))\n    return confirmed\n\n\nasync def release_all",
+        "        if held.unsure:\n            port.hand_over(held.debt(now, undo_slot=undo_slot))\n    return confirmed\n\n\nasync def release_all",
         *_LOCKS,
         "tests/protocol/test_debts.py",
         "tests/protocol/test_blocking_protocols.py",

@@ -5,8 +5,7 @@ from __future__ import annotations
 from tests.mutants.mutation import Mutation, in_area
 
 _REENTRANT = ("tests/top/test_reentrant.py",)
-_SHARING = ("tests/top/test_sharing.py",)
-_TABLE = ("tests/top/test_sharing.py", "tests/stores/test_table_shared.py")
+_MULTI = ("tests/top/test_multi.py",)
 
 _p = in_area("protocol")
 
@@ -33,47 +32,38 @@ MUTATIONS: tuple[Mutation, ...] = (
         *_REENTRANT,
     ),
     _p(
-        "one more than there are permits holds a semaphore",
-        "stores/table.py",
-        "if 0 < ask.permits <= len(sharing) else None\n",
-        "if 0 < ask.permits < len(sharing) else None\n",
-        *_TABLE,
+        "some names are kept though another was refused",
+        "protocol/acquire.py",
+        "        await several.give_back(0)\n        raise\n    finally:\n        several.end()\n",
+        "        raise\n",
+        *_MULTI,
     ),
     _p(
-        "who counts otherwise is let in",
-        "stores/table.py",
-        "    if ask.permits != permits:\n",
-        "    if not permits < 0:\n",
-        *_TABLE,
+        "names behind the one that is waited for stay held",
+        "protocol/acquire.py",
+        "                await self.give_back(at + 1)\n",
+        "                await self.give_back(len(self.helds))\n",
+        "tests/top/test_multi_stores.py::test_while_it_waits_for_a_name_those_behind_it_are_left_to_others[sqlite]",
     ),
     _p(
-        "a read-write lock keeps no order of arrival",
-        "sharing.py",
-        '{**settings, "fair": True}',
-        '{**settings, "fair": False}',
-        *_SHARING,
+        "several names are taken in the order in which they are listed",
+        "multi.py",
+        " for it in sorted(names)]",
+        " for it in names]",
+        *_MULTI,
     ),
     _p(
-        "a reader is told that it may write",
-        "inner.py",
-        "held.wanted.key != wanted.key or",
-        "held.wanted.ask != wanted.ask or",
-        *_SHARING,
+        "names that were lost during the wait count as held",
+        "protocol/acquire.py",
+        "        self.complete = all(held.machine.valid(now) for held in self.helds)\n",
+        "        self.complete = any(held.machine.valid(now) for held in self.helds)\n",
+        *_MULTI,
     ),
     _p(
-        "a reader enters again, and writes",
-        "sharing.py",
-        'class ReadLock(Lock):\n    """The side of a ReadWriteLock that readers share."""\n\n'
-        "    __slots__ = ()\n    _permits = UNLIMITED\n    _may_be_reentrant = False\n",
-        'class ReadLock(Lock):\n    """The side of a ReadWriteLock that readers share."""\n\n'
-        "    __slots__ = ()\n    _permits = UNLIMITED\n",
-        *_SHARING,
-    ),
-    _p(
-        "locked() is said while a permit is left",
-        "handles.py",
-        "        return 0 < permits <= len(holdings)\n",
-        "        return bool(holdings)\n",
-        *_SHARING,
+        "of several releases none is owed",
+        "protocol/release.py",
+        "            if answer is None or isinstance(answer, StoreError) or held.unsure:\n",
+        "            if held.unsure:\n",
+        *_MULTI,
     ),
 )

@@ -7,12 +7,12 @@ returned, or nothing is believed and the store is told so.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
 from sys import exc_info
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
 
 from incumbent import meters
 from incumbent.durations import backoff_delay, say_seconds
@@ -27,8 +27,10 @@ from incumbent.errors import (
 from incumbent.lease import State
 from incumbent.model import Ask, Granted, Queued, Refused, TakeOutcome
 from incumbent.protocol.held import Held, Wanted
-from incumbent.protocol.port import BlockingPort, Port, run
+from incumbent.protocol.port import BlockingPort, ManyPort, Port, run
+from incumbent.protocol.release import release_all
 from incumbent.protocol.words import late_grant, not_acquired, permits_differ, waited_in_vain
+from incumbent.stores.base import Take, Took
 
 if TYPE_CHECKING:
     from incumbent.election import Rank
@@ -345,3 +347,147 @@ def _sight(refused: Refused) -> object:
     if isinstance(refused, Queued):
         return (refused.reason, refused.place, *(holder.token for holder in refused.holders))
     return refused.seen
+
+
+# -- several names, all or none -------------------------------------------------------------------
+
+
+class Renewing(Protocol):
+    """What acquire_all needs of a keeper."""
+
+    def arm(self, held: Held) -> None: ...
+
+    def disarm(self, held: Held) -> None: ...
+
+
+async def acquire_all(
+    port: ManyPort, keeper: Renewing, wanted: Sequence[Wanted], timeout: float | None
+) -> list[Held]:
+    """Take all of them within `timeout` seconds, or none; see `acquire`.
+
+    They are asked for together, once. From the first that is refused on they are taken in their
+    order: while it waits for one, only those before it are held. So two that take the same names in
+    one order never wait for each other.
+    """
+    started = port.now()
+    until = _end(wanted[0], timeout, started)
+    several = _Several(port, keeper, wanted, timeout, started, until)
+    try:
+        while not await several.climb():
+            pass  # one of the first was lost during the wait for a later one
+    except NotAcquired:
+        await several.give_back(0)
+        raise
+    finally:
+        several.end()
+    return several.helds
+
+
+@dataclass(slots=True)
+class _Several:
+    """An acquire of several names in their order."""
+
+    port: ManyPort
+    keeper: Renewing
+    wanted: Sequence[Wanted]
+    timeout: float | None
+    started: float
+    until: float
+    helds: list[Held] = field(init=False)
+    complete: bool = field(default=False, init=False)
+    refused: Refused | None = field(default=None, init=False)
+    """Why it had to wait last."""
+
+    def __post_init__(self) -> None:
+        self.helds = [Held(self.port, each) for each in self.wanted]
+
+    async def climb(self) -> bool:
+        """Take all; False if that was for nothing, and all has been given back."""
+        at = 0
+        while at < len(self.helds):
+            if at and self.refused is not None and (now := self.port.now()) >= self.until:
+                waited = now - self.started
+                raise not_acquired(self.wanted[at - 1], self.refused, waited, timed_out=True)
+            at, outcome = await self._take_from(at)
+            if outcome is not None:
+                # Whoever waits holds no name behind the one that it waits for.
+                await self.give_back(at + 1)
+                self.refused = outcome if isinstance(outcome, Refused) else None
+                await self._wait_for(self.helds[at], outcome)
+                self.keeper.arm(self.helds[at])
+                at += 1
+        now = self.port.now()
+        self.complete = all(held.machine.valid(now) for held in self.helds)
+        if not self.complete:
+            await self.give_back(0)
+        return self.complete
+
+    async def _take_from(self, at: int) -> tuple[int, Refused | StoreError | None]:
+        """Ask for all from `at` on: the place and the answer of the first that is not granted."""
+        port, helds = self.port, self.helds[at:]
+        sent = port.now()
+        takes = [Take(held.wanted.key, held.claim, held.wanted.ask) for held in helds]
+        for held in helds:
+            held.machine.sent(sent)
+        answers: Took
+        try:
+            patience = sent + self.wanted[0].policy.request_timeout
+            answers = await port.take_all(takes, min(self.until, patience))
+        except (OutcomeUnknown, StoreUnavailable) as error:
+            answers = [error] * len(helds)
+        first: tuple[int, Refused | StoreError | None] = (len(self.helds), None)
+        for place, held in reversed([*enumerate(helds, at)]):
+            if place - at >= len(answers):
+                held.machine.unsent()
+                continue
+            answer = answers[place - at]
+            if isinstance(answer, StoreError):
+                outcome: Granted | Refused | StoreError = _unanswered(port, held, answer)
+            else:
+                outcome = _answered(port, held, answer, sent)
+            if isinstance(outcome, Granted):
+                self.keeper.arm(held)
+            else:
+                first = (place, outcome)
+        return first
+
+    async def _wait_for(self, held: Held, outcome: Refused | StoreError) -> None:
+        """Acquire this one, of which `outcome` was the first answer."""
+        port, waiting = self.port, held.wanted.waiting
+        attempt = _Attempt(port, held, self.started, self.until)
+        queues = waiting.queue is not None and isinstance(outcome, Refused)
+        if self.timeout != 0 and queues and port.now() < self.until:
+            # Together they stood in no line.
+            again = await _take(port, held, waiting, self.until, port.now())
+            if isinstance(again, Granted):
+                return
+            outcome = again
+        await attempt.go_on(outcome, self.timeout)
+
+    async def give_back(self, at: int) -> None:
+        """Those from `at` on; they can be asked for anew."""
+        now, helds = self.port.now(), self.helds[at:]
+        self.helds[at:] = [Held(self.port, each) for each in self.wanted[at:]]
+        try:
+            await release_all(self.port, [held for held in helds if held.machine.valid(now)])
+        finally:
+            for held in helds:
+                self._owe(held)
+
+    def end(self) -> None:
+        """Unless all are held, none is, and the store is told so."""
+        for held in self.helds:
+            if not self.complete:
+                self._owe(held)
+            if meters.on:
+                _meter(held, self.port.now() - self.started)
+
+    def _owe(self, held: Held) -> None:
+        machine = held.machine
+        if machine.token:
+            self.keeper.disarm(held)
+            if machine.state in (_HELD, State.LOST):
+                machine.left()
+                self.port.hand_over(held.debt(self.port.now(), undo_slot=False))
+        else:
+            _compensate(self.port, held)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from incumbent import clock
@@ -11,8 +11,9 @@ from incumbent.errors import Misuse
 from incumbent.lease import State
 from incumbent.protocol.chance import draw_claim, draw_jitter
 from incumbent.protocol.held import Held
+from incumbent.protocol.port import one_by_one
 from incumbent.protocol.sync import Upkeep
-from incumbent.stores.base import AsyncStore
+from incumbent.stores.base import AsyncStore, AsyncTogether, Gave, Give, Take, Took
 
 Tell: TypeAlias = "Callable[[], None]"
 
@@ -25,6 +26,7 @@ class AsyncPort:
     draw_claim = staticmethod(draw_claim)
 
     def __init__(self, store: AsyncStore, keeper: Upkeep) -> None:
+        self._store = store
         self.hand_over = keeper.hand_over
         self.tell_outage = keeper.tell_outage
         self.take = store.take
@@ -33,6 +35,18 @@ class AsyncPort:
         self.put = store.put
         self.read = store.read
         self.wait_change = store.wait_change
+
+    async def take_all(self, takes: Sequence[Take], until: float) -> Took:
+        """See SyncPort.take_all."""
+        if isinstance(self._store, AsyncTogether):
+            return await self._store.take_all(takes, until)
+        return await one_by_one(lambda it: self.take(*it, until), takes, to_the_end=False)
+
+    async def give_all(self, gives: Sequence[Give], until: float) -> Gave:
+        """See Together."""
+        if isinstance(self._store, AsyncTogether):
+            return await self._store.give_all(gives, until)
+        return await one_by_one(lambda it: self.give(*it, until), gives)
 
     async def sleep_until(self, instant: float) -> None:
         await asyncio.sleep(max(0.0, instant - clock.now()))
@@ -86,18 +100,35 @@ class LeaseScope:
     def _look(self) -> None:
         if self._closed or self.fired:
             return
-        machine = self._held.machine
-        left = machine.stop_at - clock.now()
-        if machine.state is State.HELD and left > 0 and not self._asked:
+        left = self._left(clock.now())
+        if left > 0 and not self._asked:
             self._rearm(left)
             return
         self.fired = True
         self._task.cancel()
 
+    def _left(self, now: float) -> float:
+        machine = self._held.machine
+        return machine.stop_at - now if machine.state is State.HELD else 0.0
+
     def _rearm(self, left: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
         self._timer = self._loop.call_later(left, self._look)
+
+
+class ScopeOfAll(LeaseScope):
+    """Cancels it at the first `stop_at` of several leases, or when one of them is lost."""
+
+    def __init__(self, helds: Sequence[Held]) -> None:
+        self._helds = helds
+        super().__init__(helds[0])
+
+    def _left(self, now: float) -> float:
+        machines = [held.machine for held in self._helds]
+        if any(machine.state is not State.HELD for machine in machines):
+            return 0.0
+        return min(machine.stop_at for machine in machines) - now
 
 
 async def until_told(

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Any, Protocol, TypeVar
 
 from incumbent.errors import StoreError
-from incumbent.model import Key
-from incumbent.stores.base import AsyncLeases, Parting, Store
+from incumbent.model import Granted, Key
+from incumbent.stores.base import AsyncLeases, AsyncTogether, Parting, Store
 
 T = TypeVar("T")
 
@@ -84,6 +84,28 @@ class Port(AsyncLeases, Protocol):
     async def sleep_until(self, instant: float) -> None:
         """Wait for an instant."""
         ...
+
+
+class ManyPort(Port, AsyncTogether, Protocol):
+    """A Port that asks for several leases at once, or at least one after another."""
+
+
+E = TypeVar("E")
+
+
+async def one_by_one(
+    ask: Callable[[E], Awaitable[T]], each: Sequence[E], *, to_the_end: bool = True
+) -> list[T | StoreError]:
+    """The outcome of each; or those up to the first that is no grant."""
+    outcomes: list[T | StoreError] = []
+    for one in each:
+        try:
+            outcomes.append(await ask(one))
+        except StoreError as error:
+            outcomes.append(error)
+        if not to_the_end and not isinstance(outcomes[-1], Granted):
+            break
+    return outcomes
 
 
 class BlockingPort(Port, Protocol):

@@ -6,11 +6,15 @@ before the deadline, the lease was lost, and the machine says so. A repeated one
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import zip_longest
+
 from incumbent import meters
 from incumbent.errors import StoreError
 from incumbent.model import GiveOutcome, Released
 from incumbent.protocol.held import Held
-from incumbent.protocol.port import BlockingPort, Debt, Port
+from incumbent.protocol.port import BlockingPort, Debt, ManyPort, Port
+from incumbent.stores.base import Gave, Give
 
 
 async def release(port: Port, held: Held, *, undo_slot: bool = False) -> bool:
@@ -70,6 +74,31 @@ def release_blocking(
         if not answered or held.unsure:
             port.hand_over(held.debt(now, undo_slot=undo_slot))
     return confirmed
+
+
+async def release_all(port: ManyPort, helds: Sequence[Held]) -> bool:
+    """`release` of several that are held, together; True if the store confirmed each of them."""
+    if not helds:
+        return True
+    for held in helds:
+        held.machine.left()
+    now, confirmed = port.now(), 0
+    gives = [Give(held.wanted.key, held.claim, held.machine.token) for held in helds]
+    answers: Gave = []
+    try:
+        answers = await port.give_all(gives, now + helds[0].wanted.policy.request_timeout)
+    except StoreError as error:
+        answers = [error] * len(helds)
+    finally:
+        for held, answer in zip_longest(helds, answers):
+            if answer is not None and not isinstance(answer, StoreError):
+                confirmed += _learn(port, held, answer)
+            elif meters.on and isinstance(answer, StoreError):
+                meters.failed(answer)
+                meters.count(meters.TRANSITIONS, "unconfirmed")
+            if answer is None or isinstance(answer, StoreError) or held.unsure:
+                port.hand_over(held.debt(now, undo_slot=False))
+    return confirmed == len(helds)
 
 
 def _learn(port: Port, held: Held, outcome: GiveOutcome) -> bool:

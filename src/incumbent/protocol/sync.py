@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from incumbent import clock
 from incumbent.errors import StoreError
 from incumbent.model import Key
 from incumbent.protocol.chance import draw_claim, draw_jitter
-from incumbent.protocol.port import Debt
-from incumbent.stores.base import Store
+from incumbent.protocol.port import Debt, one_by_one
+from incumbent.stores.base import Gave, Give, Store, Take, Together, Took
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -54,6 +54,18 @@ class SyncPort:
     put = _in_one_step(lambda store: store.put)
     read = _in_one_step(lambda store: store.read)
     wait_change = _in_one_step(lambda store: store.wait_change)
+
+    async def take_all(self, takes: Sequence[Take], until: float) -> Took:
+        """See Together; one after another, up to the first refusal, where the store cannot."""
+        if isinstance(self.store, Together):
+            return self.store.take_all(takes, until)
+        return await one_by_one(lambda it: self.take(*it, until), takes, to_the_end=False)
+
+    async def give_all(self, gives: Sequence[Give], until: float) -> Gave:
+        """See Together."""
+        if isinstance(self.store, Together):
+            return self.store.give_all(gives, until)
+        return await one_by_one(lambda it: self.give(*it, until), gives)
 
     async def sleep_until(self, instant: float) -> None:
         """See Port.sleep_until; signal handlers run meanwhile, and may end it by raising."""

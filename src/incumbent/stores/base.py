@@ -34,8 +34,9 @@ Rules that every engine keeps:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, TypedDict, Unpack, runtime_checkable
+from typing import NamedTuple, Protocol, TypeAlias, TypedDict, Unpack, runtime_checkable
 
+from incumbent.errors import StoreError
 from incumbent.model import (
     Ask,
     Capabilities,
@@ -49,7 +50,17 @@ from incumbent.model import (
     TakeOutcome,
 )
 
-__all__ = ["AsyncLeases", "AsyncStore", "Engine", "Parting", "Store"]
+__all__ = [
+    "AsyncLeases",
+    "AsyncStore",
+    "AsyncTogether",
+    "Engine",
+    "Give",
+    "Parting",
+    "Store",
+    "Take",
+    "Together",
+]
 
 
 class Parting(TypedDict, total=False):
@@ -126,6 +137,52 @@ class Store(Protocol):
     def close(self) -> None:
         """Let go of connections; leases are not given back."""
         ...
+
+
+class Take(NamedTuple):
+    """One of the takes of Together.take_all."""
+
+    key: Key
+    claim: str
+    ask: Ask
+
+
+class Give(NamedTuple):
+    """One of the gives of Together.give_all."""
+
+    key: Key
+    claim: str
+    token: int
+
+
+Took: TypeAlias = "list[TakeOutcome | StoreError]"
+Gave: TypeAlias = "list[GiveOutcome | StoreError]"
+
+
+@runtime_checkable
+class Together(Protocol):
+    """A Store that asks for several leases in one request, where others are asked one by one.
+
+    Each is as if it were asked for alone, with a claim and an outcome of its own. A StoreError that
+    is raised, and not returned, is of all of them.
+    """
+
+    def take_all(self, takes: Sequence[Take], until: float) -> Took:
+        """The outcome of each take; their asks have no queue."""
+        ...
+
+    def give_all(self, gives: Sequence[Give], until: float) -> Gave:
+        """The outcome of each give."""
+        ...
+
+
+@runtime_checkable
+class AsyncTogether(Protocol):
+    """The same for an AsyncStore."""
+
+    async def take_all(self, takes: Sequence[Take], until: float) -> Took: ...
+
+    async def give_all(self, gives: Sequence[Give], until: float) -> Gave: ...
 
 
 class AsyncLeases(Protocol):

@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from itertools import islice
+from typing import Any, Final, NamedTuple, TypeVar
 
 import hiredis
 
@@ -32,7 +33,9 @@ from incumbent.model import (
     Stored,
     TakeOutcome,
 )
+from incumbent.net.pool import Broken
 from incumbent.policy import TTL_DEFAULT
+from incumbent.stores.base import Gave, Give, Take, Took
 from incumbent.stores.plan import Plan
 from incumbent.stores.redis.commands import Commands, held_by
 from incumbent.stores.redis.driver import Site
@@ -43,6 +46,8 @@ from incumbent.stores.redis.records import FIELDS
 from incumbent.stores.redis.renewals import renew_program
 from incumbent.stores.redis.resp import SCRIPTS, Program, Step, as_eval, milliseconds
 from incumbent.stores.restart import wait_after_restart
+
+T = TypeVar("T")
 
 _now = clock.now
 
@@ -88,6 +93,23 @@ class Dialect:
 
         # A take in doubt is the caller's to repeat, who remembers that there were two.
         return TakePlan("take", start, (key,), (), False, ask.ttl, claim, ask)
+
+    def take_all(self, takes: Sequence[Take]) -> Plan[Server, Took]:
+        """Several takes whose requests leave together."""
+
+        def start(server: Server, until: float) -> Program[Took]:
+            return together([take_program(server, *take, until) for take in takes])
+
+        keys, ttl = [take.key for take in takes], max(take.ask.ttl for take in takes)
+        return Plan("take", start, keys, repeatable=False, ttl=ttl)
+
+    def give_all(self, gives: Sequence[Give]) -> Plan[Server, Gave]:
+        """Several releases likewise. Not repeatable: one would find gone what it gave itself."""
+
+        def start(server: Server, until: float) -> Program[Gave]:
+            return together([self.give(*give).start(server, until) for give in gives])
+
+        return Plan("give", start, [give.key for give in gives], repeatable=False)
 
     def renew(self, renewals: Sequence[Renewal]) -> Plan[Server, list[RenewOutcome]]:
         """Renews what this incarnation of the server granted."""
@@ -166,6 +188,45 @@ def _guard(guard: Guard) -> tuple[str, str]:
             return ("version", str(version))
         case ByClaim(claim, token):
             return ("claim", held_by(claim, token))
+
+
+def together(programs: Sequence[Program[T]]) -> Program[list[T | StoreError]]:
+    """Several programs whose steps leave together, and their outcomes.
+
+    What is no StoreError is of the connection, and raised: nobody knows of the others then.
+    """
+    outcomes: list[Any] = [None] * len(programs)
+    replies: dict[int, Any] = dict.fromkeys(range(len(programs)))
+    asked = False
+    while True:
+        steps: dict[int, Step] = {}
+        for at, reply in replies.items():
+            try:
+                steps[at] = programs[at].send(reply)
+            except StopIteration as end:
+                outcomes[at] = end.value
+            except StoreError as error:
+                outcomes[at] = error
+            except Broken as error:
+                error.sent = error.sent or asked
+                raise
+        if not steps:
+            return outcomes
+        asked = True
+        replies = yield from _ask_together(steps)
+
+
+def _ask_together(steps: dict[int, Step]) -> Program[dict[int, Any]]:
+    payload = b"".join(step.payload for step in steps.values())
+    answers = iter((yield Step(payload, sum(step.answers for step in steps.values()))))
+    replies: dict[int, Any] = {at: [*islice(answers, it.answers)] for at, it in steps.items()}
+    unknown = {
+        at: Step(as_eval(step.payload), 1)
+        for at, step in steps.items()
+        if step.answers == 1 and is_forgotten(replies[at][0])
+    }
+    # Of a step that leaves alone its carrier sees to that.
+    return {**replies, **((yield from _ask_together(unknown)) if unknown else {})}
 
 
 def take_program(

@@ -7,7 +7,7 @@ with connections that block instead of suspending.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Any, Final, Protocol, TypeVar, cast
 
 import hiredis
@@ -17,6 +17,7 @@ from incumbent.errors import StoreError, StoreUnavailable
 from incumbent.model import Key, Queued
 from incumbent.net.pool import Broken, Connection, Mismatch, PlanRunner
 from incumbent.net.readers import Wakeup
+from incumbent.stores.base import Gave, Give, Take, Took
 from incumbent.stores.plan import Plan
 from incumbent.stores.redis.commands import Commands
 from incumbent.stores.redis.dialect import (
@@ -88,6 +89,14 @@ class Exchange(PlanRunner[W, Server]):
             self.hub.learn(plan.claim, sent, cast("Any", outcome))
         return outcome
 
+    async def take_all(self, takes: Sequence[Take], until: float) -> Took:
+        """See AsyncTogether."""
+        return await self.run(self.dialect.take_all(takes), until)
+
+    async def give_all(self, gives: Sequence[Give], until: float) -> Gave:
+        """See AsyncTogether."""
+        return await self.run(self.dialect.give_all(gives), until)
+
     async def wait_change(self, key: Key, seen: str, until: float) -> None:
         try:
             await self.hub.wait(self, key, seen, until)
@@ -107,7 +116,12 @@ class Exchange(PlanRunner[W, Server]):
         if plan.ttl and (early := too_early(self.site, wire, plan.ttl, now)) is not None:
             raise early
         program = plan.start(Server(self.site, self.commands, wire), until)
-        return await carry_out(wire, program, until)
+        outcome = await carry_out(wire, program, until)
+        if plan.kind != "renew" and isinstance(outcome, list):
+            for each in outcome:
+                if isinstance(each, Demoted):
+                    self.settle(wire, self.idle, each)
+        return outcome
 
     def settle(self, wire: W, idle: list[W], error: BaseException) -> None:
         """See PlanRunner.settle. A server that refuses will be asked again, unless it changed."""

@@ -16,7 +16,7 @@ from incumbent.net.dial import close_with
 from incumbent.net.readers import SLICE, LockWakeup, Wakeup
 from incumbent.net.wire import STALE_AFTER
 from incumbent.protocol.port import run
-from incumbent.stores.base import Parting
+from incumbent.stores.base import Gave, Give, Parting, Take, Took
 from incumbent.stores.loops import detach_in_child
 from incumbent.stores.plan import BlockingStore
 from incumbent.stores.redis.commands import Commands
@@ -109,6 +109,14 @@ class RedisStore(BlockingStore[BlockingExchange]):
             raise
         exchange.put_back(wire, idle)
         return outcome
+
+    def take_all(self, takes: Sequence[Take], until: float) -> Took:
+        """See Together."""
+        return run(self.operations.take_all(takes, until))
+
+    def give_all(self, gives: Sequence[Give], until: float) -> Gave:
+        """See Together."""
+        return run(self.operations.give_all(gives, until))
 
     @staticmethod
     def _at_hand(idle: list[Wire], now: float, ttl: float = 0.0) -> Wire | None:

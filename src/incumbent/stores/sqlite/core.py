@@ -36,6 +36,7 @@ from incumbent.model import (
     Stored,
     TakeOutcome,
 )
+from incumbent.stores.base import Gave, Give, Take, Took
 from incumbent.stores.names import flat, unflat
 from incumbent.stores.notices import PAUSE, RESIGN, guard_holds, notices_for
 from incumbent.stores.sqlite import schema, sharers
@@ -80,6 +81,26 @@ class Core:
                 return outcome
             mode = DURABLE  # more tokens are reserved
 
+    def take_all(self, takes: Sequence[Take], until: float) -> Took:
+        """See Together: one transaction."""
+
+        def work(db: Connection) -> list[TakeOutcome | None]:
+            return [_take(db, flat(key), claim, ask) for key, claim, ask in takes]
+
+        outcomes = self._transact(until, work)
+        if any(outcome is None for outcome in outcomes):
+            # More tokens are reserved. What was granted is granted again to the same claims.
+            outcomes = self._transact(until, work, DURABLE)
+        return [outcome for outcome in outcomes if outcome is not None]
+
+    def give_all(self, gives: Sequence[Give], until: float) -> Gave:
+        """See Together: one transaction."""
+
+        def work(db: Connection) -> Gave:
+            return [_give(db, flat(key), claim, token) for key, claim, token in gives]
+
+        return self._transact(until, work)
+
     def renew(self, renewals: Sequence[Renewal], until: float) -> list[RenewOutcome]:
         """The whole batch is one transaction."""
         try:
@@ -108,15 +129,10 @@ class Core:
         def work(db: Connection) -> GiveOutcome:
             if slot is not None:
                 db.execute(schema.GIVE_SLOT, (name, slot, claim))
-            now, wall = db.host.now(), db.host.wall()
-            # A closing is stored by both clocks, for the wall clock outlives a reboot. The turn of
-            # the first in line begins now.
-            closing = (now + closed_for if closes else 0.0, wall + closed_for, closed_for)
-            if not db.execute(schema.GIVE, (wall, *closing, now, name, claim, token, now)).rowcount:
-                return Gone()
-            if closes and reserve_for:
+            outcome = _give(db, name, claim, token, closed_for)
+            if closes and reserve_for and isinstance(outcome, Released):
                 db.execute(schema.RESERVE, (reserve_for, name))
-            return Released()
+            return outcome
 
         durable = closes or slot is not None
         if shared:
@@ -283,6 +299,17 @@ def _grant(
         ends, ends_wall = now + slot.keep, wall + slot.keep
         used = (name, slot.name, claim, holder, token, ttl, now, ends, ends_wall, slot.keep)
         db.execute(schema.GRANT_SLOT, used)
+
+
+def _give(
+    db: Connection, name: str, claim: str, token: int | None, closed_for: float = 0.0
+) -> GiveOutcome:
+    now, wall = db.host.now(), db.host.wall()
+    # A closing is stored by both clocks, for the wall clock outlives a reboot. The turn of the
+    # first in line begins now.
+    closing = (now + closed_for if closed_for > 0 else 0.0, wall + closed_for, closed_for)
+    given = db.execute(schema.GIVE, (wall, *closing, now, name, claim, token, now)).rowcount
+    return Released() if given else Gone()
 
 
 def _renew(db: Connection, renewals: Sequence[Renewal]) -> list[RenewOutcome]:

@@ -8,13 +8,14 @@ for one fsync. While somebody else writes the coroutine sleeps: a peer never hol
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, TypeVar
 
 from incumbent import clock
 from incumbent.errors import StoreUnavailable
 from incumbent.model import Key
+from incumbent.stores.base import Gave, Give, Take, Took
 from incumbent.stores.inline import InlineAsyncStore
 from incumbent.stores.sqlite.connection import Connection, FileBusy
 from incumbent.stores.sqlite.core import Core
@@ -68,6 +69,12 @@ class AsyncSqliteStore(InlineAsyncStore):
                 from asyncio import sleep  # the blocking side loads no asyncio
 
                 await sleep(next(waits))
+
+    async def take_all(self, takes: Sequence[Take], until: float) -> Took:
+        return await self._run(until, lambda: self._core.take_all(takes, until))
+
+    async def give_all(self, gives: Sequence[Give], until: float) -> Gave:
+        return await self._run(until, lambda: self._core.give_all(gives, until))
 
     async def wait_change(self, key: Key, seen: str, until: float) -> None:
         from asyncio import sleep

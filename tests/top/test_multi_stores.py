@@ -1,0 +1,270 @@
+"""Locks on several names on real stores: never two at a time, never a deadlock, few requests."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+import incumbent
+from incumbent import AsyncClient, AsyncMultiLock, Client, Lock, MultiLock, NotAcquired
+from incumbent.stores.sqlite.retry import SqliteStore
+from tests.stores.postgresql.world import new_database
+from tests.support.proxy import FaultProxy
+from tests.support.servers import RedisServer
+from tests.support.waiting import eventually
+
+ROUNDS = 25
+SERVERS = ("redis", "etcd", "postgresql")
+STORES = ("memory", "sqlite", *(pytest.param(name, marks=pytest.mark.server) for name in SERVERS))
+
+# Whoever is inside has the file; an overlap makes os.open raise.
+WORK = f"""
+import os, sys
+from incumbent import MultiLock
+url, inside, *names = sys.argv[1:]
+lock = MultiLock(names, store=url, timeout=30)
+for _ in range({ROUNDS}):
+    with lock as lease:
+        os.close(os.open(inside, os.O_CREAT | os.O_EXCL))
+        lease.check()
+        os.unlink(inside)
+"""
+
+
+@pytest.fixture(params=STORES)
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    match request.param:
+        case "redis":
+            return f"{request.getfixturevalue('own_redis').url}?restart_wait=0"
+        case "etcd":
+            return f"{request.getfixturevalue('own_etcd').url}/multi?restart_wait=0"
+        case "postgresql":
+            server = request.getfixturevalue("postgres_server")
+            url = server.url_of(new_database(server))
+            return f"{url}{'&' if '?' in url else '?'}restart_wait=0"
+        case "sqlite":
+            return f"sqlite:///{tmp_path}/leases.db"
+    return f"memory:{tmp_path}"
+
+
+@contextmanager
+def requests() -> Iterator[list[bytes]]:
+    """What clients send through proxies meanwhile, a write at a time."""
+    sent: list[bytes] = []
+    FaultProxy.tap = lambda _, chunk: sent.append(chunk)
+    try:
+        yield sent
+    finally:
+        FaultProxy.tap = None
+
+
+def held(client: Client) -> list[str]:
+    return sorted(found.key.name for found in client.scan() if found.holdings)
+
+
+def test_all_names_are_held_or_none_is(url: str) -> None:
+    with Client(url) as client:
+        with client.multi_lock(["b", "a", "c"], timeout=5) as first:
+            assert held(client) == ["a", "b", "c"]
+            assert first.renew() > 10
+        assert held(client) == []
+        tokens = first.tokens
+        other = client.lock("b", holder="other").acquire()
+        assert other.fencing_token > tokens["b"]
+        lock = client.multi_lock(["c", "b", "a"])
+        with pytest.raises(NotAcquired, match="'b' is held by other"):
+            lock.acquire(0)
+        with pytest.raises(incumbent.AcquireTimeout, match="'b'"):
+            lock.acquire(0.2)
+        eventually(lambda: held(client) == ["b"])
+        other.release()
+        with lock as lease:
+            assert all(lease.tokens[name] > tokens[name] for name in "abc")
+
+
+def test_a_waiter_gets_all_of_them_when_the_last_is_free(url: str) -> None:
+    with Client(url) as client:
+        other = client.lock("b").acquire()
+        got: list[Any] = []
+        waiter = threading.Thread(
+            target=lambda: got.append(client.multi_lock(["b", "a"]).acquire(20))
+        )
+        waiter.start()
+        eventually(lambda: "a" in held(client))
+        other.release()
+        waiter.join(20)
+        assert held(client) == ["a", "b"]
+        assert got[0].release()
+
+
+def test_while_it_waits_for_a_name_those_behind_it_are_left_to_others(url: str) -> None:
+    with Client(url) as client:
+        other = client.lock("b").acquire()
+        got: list[Any] = []
+        lock = client.multi_lock(["a", "b", "c"])
+        waiter = threading.Thread(target=lambda: got.append(lock.acquire(20)))
+        waiter.start()
+        eventually(lambda: held(client) == ["a", "b"])
+        for _ in range(3):
+            assert client.lock("c", timeout=1).acquire().release()
+        other.release()
+        waiter.join(20)
+        assert held(client) == ["a", "b", "c"]
+        assert got[0].release()
+
+
+def test_two_processes_that_name_them_in_another_order_neither_overlap_nor_deadlock(
+    url: str, tmp_path: Path
+) -> None:
+    if url.startswith("memory:"):
+        threads = [
+            threading.Thread(target=cross, args=(url, names)) for names in (["a", "b"], ["b", "a"])
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert not any(thread.is_alive() for thread in threads)
+        return
+    inside = str(tmp_path / "inside")
+    command = [sys.executable, "-c", WORK, url, inside]
+    workers = [subprocess.Popen([*command, *names]) for names in (("a", "b"), ("b", "a", "c"))]
+    assert [worker.wait(120) for worker in workers] == [0, 0]
+
+
+_inside = threading.Semaphore(1)
+
+
+def cross(url: str, names: list[str]) -> None:
+    lock = MultiLock(names, store=url, timeout=30)
+    for _ in range(ROUNDS):
+        with lock:
+            assert _inside.acquire(blocking=False)
+            _inside.release()
+
+
+def test_tasks_of_one_loop_never_overlap(url: str) -> None:
+    inside = 0
+
+    async def work(client: AsyncClient, names: list[str]) -> None:
+        nonlocal inside
+        for _ in range(5):
+            async with client.multi_lock(names, timeout=30) as lease:
+                inside += 1
+                assert inside == 1
+                await asyncio.sleep(0)
+                lease.check()
+                inside -= 1
+
+    async def scenario() -> None:
+        async with AsyncClient(url) as client, asyncio.TaskGroup() as tasks:
+            for names in (["a", "b"], ["b", "a"], ["c", "b"]):
+                tasks.create_task(work(client, names))
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.server
+def test_redis_is_asked_once_for_all_names_and_once_to_give_them_back(
+    redis_server: RedisServer,
+) -> None:
+    with FaultProxy(redis_server.port) as proxy:
+        namespace = "multi-count"
+        with Client(proxy.url, namespace=namespace) as client:
+            lock = client.multi_lock(["a", "b"], timeout=5)
+            with lock:
+                pass
+            with requests() as sent, lock:
+                assert len(sent) == 1
+                assert held(Client(redis_server.url, namespace=namespace)) == ["a", "b"]
+            assert len(sent) == 2
+
+        async def scenario() -> None:
+            async with AsyncClient(proxy.url, namespace=namespace) as client:
+                lock = client.multi_lock(["a", "b"], timeout=5)
+                async with lock:
+                    pass
+                with requests() as sent:
+                    async with lock:
+                        assert len(sent) == 1
+                    assert len(sent) == 2
+
+        asyncio.run(scenario())
+
+
+@pytest.mark.server
+def test_a_server_that_forgot_its_scripts_is_sent_them_again(own_redis: RedisServer) -> None:
+    lock = MultiLock(["a", "b", "c"], store=f"{own_redis.url}?restart_wait=0", timeout=5)
+    with redis.Redis(port=own_redis.port) as raw:
+        for _ in range(3):
+            raw.script_flush()
+            with lock as lease:
+                assert len(lease.tokens) == 3
+                raw.script_flush()
+
+
+@pytest.mark.server
+def test_a_reply_that_is_lost_leaves_none_of_them_held(
+    own_redis: RedisServer, proxy: FaultProxy
+) -> None:
+    with Client(f"{proxy.url}?restart_wait=0", ttl="5s") as client:
+        lock = client.multi_lock(["a", "b"])
+        with lock:
+            pass
+        proxy.drop_replies()
+        with pytest.raises(incumbent.StoreError):
+            lock.acquire(0)
+        proxy.heal()
+        with Client(f"{own_redis.url}?restart_wait=0") as direct:
+            eventually(lambda: held(direct) == [])
+
+
+@pytest.mark.server
+def test_a_release_whose_reply_is_lost_stays_owed(
+    own_redis: RedisServer, proxy: FaultProxy
+) -> None:
+    with Client(f"{proxy.url}?restart_wait=0", ttl="5s") as client:
+        lease = client.multi_lock(["a", "b"]).acquire()
+        proxy.drop_requests()
+        assert not lease.release()
+        proxy.heal()
+        with Client(f"{own_redis.url}?restart_wait=0") as direct:
+            eventually(lambda: held(direct) == [])
+
+
+def test_sqlite_needs_one_transaction_each_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, begun = f"sqlite:///{tmp_path}/leases.db", []
+    lock = MultiLock(["a", "b", "c"], store=url, timeout=5)
+    with lock:
+        pass
+    transact = SqliteStore._transact
+
+    def counted(self: Any, *args: Any, **more: Any) -> Any:
+        begun.append(args)
+        return transact(self, *args, **more)
+
+    monkeypatch.setattr(SqliteStore, "_transact", counted)
+    with lock:
+        assert len(begun) == 1
+    assert len(begun) == 2
+
+
+def test_the_asyncio_side_of_sqlite_takes_them_in_one_go_too(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        url = f"sqlite:///{tmp_path}/leases.db"
+        async with AsyncMultiLock(["a", "b"], store=url, timeout=5) as lease:
+            assert Lock("a", store=url).try_acquire() is None
+            lease.check()
+
+    asyncio.run(scenario())
