@@ -27,6 +27,7 @@ from benchmarks.renewals import renewal_rows
 from benchmarks.shards import shard_rows
 from benchmarks.sqlite_pairs import sqlite_rows
 from benchmarks.startup import StartRow, start_rows
+from benchmarks.waiters import waiter_rows
 
 _PEERS = (
     *("redis", "hiredis", "python-redis-lock", "redlock-ng", "filelock"),
@@ -79,6 +80,7 @@ def _processes(args: argparse.Namespace) -> Iterator[tuple[str, str]]:
     yield _said("Many, Redis", figure_table(renewal_rows(min(idle, 30))))
     yield _said("Shards, Redis", figure_table(shard_rows(min(idle, 30))))
     yield _said("Waiting, Redis", figure_table(redis_waiter_rows(turns, idle)))
+    yield _said("Waiting, each store", figure_table(waiter_rows(max(3, turns // 8))))
     yield _said("Many, etcd", figure_table(etcd_leader_rows(turns, idle)))
     yield _said("Leaders, PostgreSQL", figure_table(postgresql_leader_rows(turns)))
     yield _said("Jobs, Redis", figure_table(cron_rows(idle)))

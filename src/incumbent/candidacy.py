@@ -143,7 +143,8 @@ class ElectionHandle(LockHandle[T], Generic[T]):
         if can.candidates:
             # A waiter asks again at least once a ttl, in line once in two: this outlasts one lost
             # request.
-            waits = policy.ttl if wanted.waiting.queue is None else 2 * policy.ttl
+            lined = can.queue and wanted.waiting.queue is not None
+            waits = 2 * policy.ttl if lined else policy.ttl
             candidacy = 2 * waits + policy.request_timeout
         meta = with_rank(encoded, rank)
         self._wanted = wanted.asking(meta=meta, candidacy=candidacy)._replace(rank=rank)

@@ -311,7 +311,8 @@ class Capabilities:
     a restart and a failover; `queue`: waiters stand in line (`Ask.queue`); `candidates`: it lists
     who stands by (`Ask.candidacy`); `reservations`: a give may reserve the lease for one holder;
     `refuses_late`: a take that arrives after its claim was given without a token is refused;
-    `shared`: several may hold a lease at once (`Ask.permits`).
+    `shared`: several may hold a lease at once (`Ask.permits`);
+    `turns`: without a line, waiters (`Ask.queue`) look one after the other, in no promised order.
     """
 
     shared: bool = False
@@ -332,6 +333,7 @@ class Capabilities:
     candidates: bool = False
     reservations: bool = False
     refuses_late: bool = False
+    turns: bool = False
 
     def __hash__(self) -> int:
         # A part says enough, for there are few engines; a lock that is made asks for it.

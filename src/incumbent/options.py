@@ -283,7 +283,7 @@ def _queue(policy: Policy, slot: Slot | None, can: Capabilities, *, fair: bool) 
             "fair=True and once_per: who may start is decided by the slot, not by a line",
             name="fair",
         )
-    if not can.queue or slot is not None:
+    if not (can.queue or can.turns) or slot is not None:
         # One that waits for its slot would keep others from a lease that is free for them.
         return None
     return Queue(min(_HEARTBEAT_MOST, policy.ttl / 3), fair)

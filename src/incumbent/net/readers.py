@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Hashable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 
 from incumbent import clock
@@ -86,6 +87,24 @@ class LoopWakeup:
                 timer.cancel()
                 self._sleeper = None
         self._woken = False
+
+
+class SharedWakeup(LoopWakeup):
+    """For a task, woken from any thread."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        from asyncio import get_running_loop
+
+        self._loop, self._thread = get_running_loop(), threading.get_ident()
+
+    def wake(self) -> None:
+        if threading.get_ident() == self._thread:
+            super().wake()
+            return
+        # Its loop may have ended, and nobody waits there.
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(super().wake)
 
 
 class _Role(Protocol):

@@ -8,6 +8,7 @@ from incumbent import clock
 from incumbent.errors import StoreUnavailable
 from incumbent.net.aiodial import connect
 from incumbent.net.aiowire import AsyncStream
+from incumbent.net.readers import SharedWakeup, Wakeup
 from incumbent.stores.etcd.client import Client
 from incumbent.stores.etcd.dialect import Dialect
 from incumbent.stores.loops import LoopEnd
@@ -24,6 +25,9 @@ class AsyncEtcdStore(Client[AsyncStream]):
     def __init__(self, dialect: Dialect) -> None:
         super().__init__(dialect)
         self._end = LoopEnd(self.let_go)
+
+    def wakeup(self) -> Wakeup:
+        return SharedWakeup()
 
     async def dial(self, endpoint: Endpoint, until: float) -> AsyncStream:
         await self._end.watch()

@@ -14,10 +14,10 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 from incumbent import clock
-from incumbent.errors import StoreError, StoreUnavailable
+from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.model import Key
 from incumbent.net.http import Garbled, Reading, Stream, begin, encode, exchange, feed, parse
 from incumbent.net.pool import Broken, Pool, close_all
@@ -31,10 +31,14 @@ from incumbent.stores.etcd.errors import (
     is_refusal_of_certificate,
 )
 from incumbent.stores.etcd.kv import REPEATED, Reply, Request, Steps
+from incumbent.stores.etcd.sessions import STAYS
 from incumbent.stores.etcd.site import share
-from incumbent.stores.plan import Plan, Planned
+from incumbent.stores.etcd.waiting import Standing, pass_by
+from incumbent.stores.plan import Plan
+from incumbent.stores.turns import TakesTurns
 from incumbent.stores.url import Endpoint
 
+_SOON: Final = 2.0
 _LOGINS: Final = 2
 """Log-ins for one request: a token may end right after it was given."""
 _OFF: Final = "-"
@@ -47,6 +51,9 @@ _now = clock.now
 
 
 W = TypeVar("W", bound=Stream)
+Listen: TypeAlias = Callable[[Any, float], Awaitable[bool]]
+"""Reads a stream: True if something changed, False if it has to be looked again."""
+Watch: TypeAlias = tuple[Request, Listen]
 
 
 @dataclass(slots=True)
@@ -60,12 +67,13 @@ class _Trail:
     failure: Exception | None = None
 
 
-class Client(Planned[None], Generic[W]):
+class Client(TakesTurns[None], Generic[W]):
     """See the module. `pools` has the connections to each member, `streams` the watches."""
 
     def __init__(self, dialect: Dialect) -> None:
         self.dialect: Dialect = dialect
         self.cluster = dialect.cluster
+        self.turns = dialect.cluster.turns
         self.site = dialect.cluster.site
         self.pools: dict[Endpoint, Pool[W]] = {each: Pool() for each in self.site.endpoints.all}
         self.streams: set[W] = set()
@@ -285,45 +293,76 @@ class Client(Planned[None], Generic[W]):
 
     # -- waiting ------------------------------------------------------------------------------
 
-    async def wait_change(self, key: Key, seen: str, until: float) -> None:
+    async def wait_any_change(self, key: Key, seen: str, until: float) -> None:
         """A watch from the revision that was seen on; nothing polls."""
+        looked = self.cluster.sessions.looked.get(key)
+        start = looked[1] + 1 if looked is not None and looked[0] == seen else 0
+
+        async def look() -> Watch | None:
+            nonlocal start
+            begin, start = start, 0
+            if not begin:
+                begin = await self.carry_out(self.dialect.unchanged_since(key, seen), until)
+            return (self.dialect.watch(key, begin), self._first_change) if begin else None
+
+        await self._listen(look, until)
+
+    async def wait_turn(self, key: Key, seen: str, until: float) -> None:
+        """A watch of what stands before us in line, and of the lease once we are in front."""
+        standing: Standing | None = None
+
+        async def look() -> Watch | None:
+            nonlocal standing
+            if standing is None or not standing.moved:
+                # It answers soon or is asked again: the others of this process wait for us.
+                soon = min(until, _now() + _SOON)
+                try:
+                    standing = await self.carry_out(self.dialect.join(key, seen), soon)
+                except OutcomeUnknown as error:
+                    raise StoreUnavailable(str(error)) from error
+            if standing.looks_at > _now():
+                return standing.watch(), partial(self._turn, standing)
+            if standing.called:
+                self.turns.tell_all(key)
+            return None
+
+        await self._listen(look, until)
+
+    async def _listen(self, look: Callable[[], Awaitable[Watch | None]], until: float) -> None:
+        """Watch what `look` says, until that finds a change, nothing is left, or time is over."""
         try:
-            await self._wait(key, seen, until)
+            failures = 0
+            while _now() < until:
+                try:
+                    watch = await look()
+                    if watch is None:
+                        return
+                    if await self._watch(*watch, until):
+                        return
+                    # What it would have to tell was compacted away, or is of no use any more.
+                except (Broken, Garbled, StoreUnavailable) as error:
+                    if isinstance(error, StoreUnavailable) and error.permanent:
+                        raise
+                    failures += 1
+                    if _now() < until and failures > self.site.endpoints.tries:
+                        where = self.site.where
+                        raise StoreUnavailable(f"{where}: no watch: {error}") from error
         except StoreError:
             # Once the time is over the caller looks for itself, whatever went wrong meanwhile.
             if _now() < until:
                 raise
 
-    async def _wait(self, key: Key, seen: str, until: float) -> None:
-        site, looked = self.site, self.cluster.sessions.looked.get(key)
-        start = looked[1] + 1 if looked is not None and looked[0] == seen else 0
-        failures = 0
-        while _now() < until:
-            if not start:
-                start = await self.carry_out(self.dialect.unchanged_since(key, seen), until)
-                if not start:
-                    return
-            try:
-                if await self._watch(key, start, until):
-                    return
-                # What it would have to tell was compacted away: look, and watch from there.
-                start = 0
-            except (Broken, Garbled, StoreUnavailable) as error:
-                failures += 1
-                if _now() < until and failures > site.endpoints.tries:
-                    raise StoreUnavailable(f"{site.where}: no watch: {error}") from error
-
-    async def _watch(self, key: Key, start: int, until: float) -> bool:
-        """True: something changed, or the time is over. False: compacted."""
+    async def _watch(self, watch: Request, listen: Listen, until: float) -> bool:
+        """What `listen` says of the stream, or True if the time is over."""
         site, endpoint = self.site, self.site.endpoints.best(_now())
         wire: W | None = None
         try:
             wire = await self._connect(endpoint, until)
             await self._log_in(endpoint, wire, until)
-            request = self._encode(endpoint, self.dialect.watch(key, start))
+            request = self._encode(endpoint, watch)
             self.streams.add(wire)
             begin(wire, request, until)
-            return await self._first_change(wire, until)
+            return await listen(wire, until)
         except Broken as error:
             if error.late or wire not in self.streams:
                 # The time is over, or the store was closed.
@@ -345,24 +384,66 @@ class Client(Planned[None], Generic[W]):
                     wire.close()
 
     async def _first_change(self, wire: W, until: float) -> bool:
-        """As `_watch`. Raises Broken, Garbled, Answered, StoreUnavailable."""
+        """True: something changed. False: compacted. Raises as `_results`."""
         reading = Reading()
         while True:
-            await feed(reading, wire, until)
-            if reading.done and reading.status != 200:
-                self._read(reading)
-            for message in reading.lines():
-                if "error" in message:
-                    raise Answered(error_text(message) or str(message["error"]))
-                result = message.get("result", {})
-                if int(result.get("compact_revision", 0)):
-                    return False
-                if result.get("canceled"):
-                    raise Answered(str(result.get("cancel_reason", "the watch was cancelled")))
-                if result.get("events"):
-                    return True
-            if reading.done:
-                raise Broken("the server ended the watch", sent=True)
+            results = await self._results(reading, wire, until)
+            if results is None:
+                return False
+            if any(result.get("events") for result in results):
+                return True
+
+    async def _turn(self, standing: Standing, wire: W, until: float) -> bool:
+        """True: it is our turn to look. False: the line has to be read again. As `_results`."""
+        reading, sessions = Reading(), self.cluster.sessions
+        while not standing.moved:
+            look = standing.looks_at
+            if look <= _now():
+                if standing.called:
+                    self.turns.tell_all(standing.key)
+                elif standing.place:
+                    await self.carry_out(pass_by(standing), until)
+                return True
+            try:
+                part = min(until, look, _now() + STAYS)
+                results = await self._results(reading, wire, part)
+            except Broken as error:
+                if not error.late or _now() >= until:
+                    raise
+                await self.carry_out(sessions.waiting(), until)
+                continue
+            if results is None:
+                return False
+            for result in results:
+                standing.see(result, _now())
+            if standing.begun():
+                now = await self.carry_out(self.dialect.join(standing.key, standing.seen), until)
+                standing.update(now)
+        return False
+
+    async def _results(
+        self, reading: Reading, wire: W, until: float
+    ) -> list[dict[str, Any]] | None:
+        """What a watch says; None: what it would have to say was compacted away.
+
+        Raises Broken, Garbled, Answered, StoreUnavailable.
+        """
+        await feed(reading, wire, until)
+        if reading.done and reading.status != 200:
+            self._read(reading)
+        results: list[dict[str, Any]] = []
+        for message in reading.lines():
+            if "error" in message:
+                raise Answered(error_text(message) or str(message["error"]))
+            result = message.get("result", {})
+            if int(result.get("compact_revision", 0)):
+                return None
+            if result.get("canceled"):
+                raise Answered(str(result.get("cancel_reason", "the watch was cancelled")))
+            results.append(result)
+        if reading.done and not results:
+            raise Broken("the server ended the watch", sent=True)
+        return results
 
 
 async def drive(program: Steps[T], ask: Callable[[Request], Awaitable[Any]]) -> T:

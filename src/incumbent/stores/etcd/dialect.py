@@ -44,6 +44,7 @@ from incumbent.stores.etcd.records import (
 from incumbent.stores.etcd.renewing import renew
 from incumbent.stores.etcd.sessions import ClaimState, Session, state_of
 from incumbent.stores.etcd.taking import Take
+from incumbent.stores.etcd.waiting import Standing, join, leave
 from incumbent.stores.plan import Plan
 
 _KEEP_HISTORY: Final = 86_400.0
@@ -170,6 +171,10 @@ class Dialect:
         newest = seen_in(leases or [entry for entries in others for entry in entries])
         return kv.revision_of(reply) + 1 if newest == seen else 0
 
+    def join(self, key: Key, seen: str) -> Steps[Standing]:
+        """Stand in line; see waiting.join."""
+        return join(self._sessions, key, seen, clock.now())
+
     def watch(self, key: Key, revision: int) -> Request:
         """One stream for all that makes a change, from `revision` on."""
         leases, record, switches = self._changes(key)
@@ -196,6 +201,10 @@ class _Give:
             self.undo_slot.append(kv.delete(names.slot(self.slot, self.claim)))
 
     def run(self) -> Steps[GiveOutcome]:
+        if not self.token:
+            yield from leave(self.sessions, self.cluster.turns, self.key)
+        if self.token == 0 and self.slot is None:
+            return Gone()
         base = (yield from self.cluster.identify()).base
         for _ in range(3):
             try:

@@ -8,6 +8,7 @@ from incumbent import clock
 from incumbent.errors import StoreUnavailable
 from incumbent.model import Capabilities
 from incumbent.net.dial import connect
+from incumbent.net.readers import LockWakeup, Wakeup
 from incumbent.net.wire import BlockingWire
 from incumbent.protocol.port import run
 from incumbent.stores.etcd.client import Client
@@ -39,6 +40,9 @@ class BlockingClient(Client[BlockingWire]):
         super().__init__(dialect)
         detach_in_child(self)
 
+    def wakeup(self) -> Wakeup:
+        return LockWakeup()
+
     async def dial(self, endpoint: Endpoint, until: float) -> BlockingWire:
         if clock.now() >= until:
             raise StoreUnavailable(f"{endpoint}: no time is left to connect")
@@ -49,6 +53,7 @@ class BlockingClient(Client[BlockingWire]):
 
     def detach(self) -> None:
         self.cluster.sessions.forget()
+        self.cluster.turns.forget()
         super().detach()
 
 
@@ -64,6 +69,7 @@ class EtcdEngine(ServerEngine[BlockingStore[BlockingClient], "AsyncEtcdStore"]):
         candidates=True,
         reservations=True,
         refuses_late=True,
+        turns=True,
     )
 
     def __init__(self, options: EtcdOptions) -> None:

@@ -35,6 +35,7 @@ from incumbent.stores.etcd.records import RECORD_FORMAT, check_format, number_in
 from incumbent.stores.etcd.sessions import Sessions
 from incumbent.stores.etcd.site import Site
 from incumbent.stores.restart import restart_words, wait_after_restart
+from incumbent.stores.turns import Turns
 from incumbent.stores.url import Endpoint
 
 _STARTED: Final = re.compile(rb"^process_start_time_seconds ([0-9.e+]+)$", re.MULTILINE)
@@ -141,6 +142,7 @@ class Cluster:
         self.prefix = site.options.prefix
         self.marker = f"{self.prefix}!born"
         self.sessions = Sessions(self.prefix)
+        self.turns = Turns()
         # Without a read that has to be linearizable, etcd answers comparisons from what the member
         # itself has: one that lost its cluster would go on saying that all is well.
         self.current = kv.read(self.marker, more=kv.COUNT)

@@ -4,6 +4,7 @@
     PREFIX/NAMESPACE!s/NAME/...       the switches "pause" and "resign", and the "closing"
     PREFIX/NAMESPACE!r/NAME/...       f/FIELD  h/RING/PLACE  t/SLOT/CLAIM  w/HOLDER
     PREFIX/NAMESPACE!x/NAME/CLAIM     a claim that was given up: a take of it comes too late
+    PREFIX/NAMESPACE!q/NAME/PROCESS   a process whose waiters wait, in the order of the last writing
     PREFIX!born                       which incarnation of the cluster this is
     PREFIX!born-ttl                   the longest ttl that was ever asked for, above the default
 
@@ -45,7 +46,7 @@ def _part(text: str) -> str:
 class Names:
     """The keys of one lease."""
 
-    __slots__ = ("_late", "closing", "lease", "leases", "record", "switches", "waiting")
+    __slots__ = ("_late", "closing", "lease", "leases", "line", "record", "switches", "waiting")
 
     def __init__(self, prefix: str, key: Key) -> None:
         base, name = f"{prefix}/{key.namespace}", quote(key.name, safe=":@")
@@ -56,6 +57,7 @@ class Names:
         self.record = f"{base}!r/{name}/"
         self.waiting = f"{base}!r/{name}/w"
         """Where the candidates begin; a new candidate is no change."""
+        self.line = f"{base}!q/{name}/"
         self._late = f"{base}!x/{name}/"
 
     def field(self, field: str) -> str:

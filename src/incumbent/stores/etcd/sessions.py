@@ -26,12 +26,16 @@ from incumbent import clock
 from incumbent.model import Key
 from incumbent.stores.etcd import kv
 from incumbent.stores.etcd.errors import LeaseExists
-from incumbent.stores.etcd.kv import Entry, Request, Steps
+from incumbent.stores.etcd.kv import Entry, Reply, Request, Steps
 from incumbent.stores.etcd.records import entry_of, names_of, number_in
 from incumbent.stores.table import HISTORY_KEPT
 
 _NOTED_MAX: Final = 16_384
 _STANDING_MAX: Final = 4096
+_WAITING: Final = 15
+"""Seconds after which the places of a process that died are gone from all lines."""
+STAYS: Final = 4.0
+"""After so many seconds a waiter looks whether its process still has them."""
 _SWEPT: Final = 50
 """Transactions within one."""
 _ENOUGH: Final = 0.8
@@ -165,7 +169,8 @@ def state_of(key: Key, entry: Entry, session: Session, due: float) -> ClaimState
 
 class Sessions:
     """See the module. `by_ttl`: the session for new claims; `by_id`: all; `looked`: see note_seen;
-    `histories`, `standing`: the etcd leases of history entries, and of candidacies."""
+    `histories`, `standing`: the etcd leases of history entries, and of candidacies; `lined`: names
+    for which waiters of this process stood in line; `waits_until`: their etcd lease lives."""
 
     def __init__(self, prefix: str) -> None:
         self.prefix = prefix
@@ -176,6 +181,7 @@ class Sessions:
         self.standing: dict[tuple[Key, str], Session] = {}
         self.looked: dict[Key, tuple[str, int]] = {}
         self._new_ring()
+        self._new_line()
 
     # -- claims -------------------------------------------------------------------------------
 
@@ -215,6 +221,7 @@ class Sessions:
     def forget(self) -> None:
         """In a fork's child: nothing of this is ours."""
         self._new_ring()
+        self._new_line()
         self.by_ttl, self.by_id, self.claims, self.standing = {}, {}, {}, {}
 
     def ours(self, state: ClaimState, lease: str = "") -> list[str]:
@@ -254,6 +261,42 @@ class Sessions:
         if len(self._places) >= _NOTED_MAX:
             self._new_ring()
         self._places[key] = self._places.get(key, 0) + 1
+
+    # -- places in lines ----------------------------------------------------------------------
+
+    def _new_line(self) -> None:
+        self.lined: set[Key] = set()
+        self.waits_until = 0.0
+        self._line = os.urandom(7)
+
+    def place(self, key: Key) -> str:
+        """The key of this process in the line of waiters for `key`: written over and over."""
+        return names_of(self.prefix, key).line + self._line.hex()
+
+    @property
+    def places(self) -> str:
+        """The etcd lease of all our places. Only hints rest on it, so it is never proved."""
+        return str(int.from_bytes(self._line) | 1)
+
+    def waiting(self) -> Steps[str]:
+        """The same, kept alive."""
+        lease = self.places
+        left = self.waits_until - _now()
+        if left > _WAITING - STAYS:
+            return lease
+        # First, so that other waiters do not ask as well.
+        self.waits_until = _now() + _WAITING
+        try:
+            reply: Reply = {}
+            if left > 0:
+                reply = yield kv.lease("keepalive", lease)
+            if int(reply.get("result", reply).get("TTL", 0)) <= 0:
+                with suppress(LeaseExists):
+                    yield from self.grant(_WAITING, int(lease))
+        except BaseException:
+            self.waits_until = 0.0
+            raise
+        return lease
 
     # -- etcd leases --------------------------------------------------------------------------
 

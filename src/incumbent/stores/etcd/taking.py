@@ -176,6 +176,9 @@ class Take:
         ]
         if self._looks_after_history():
             success.append(kv.read_all(f"{names.record}h/", _OLDEST))
+        if ask.queue is not None and self.key in self.sessions.lined:
+            # Further waiters of this process go to the end of the line.
+            success.append(kv.delete(self.sessions.place(self.key)))
         if admitted_by is None:
             compare.append(kv.free(names.switches))
         else:

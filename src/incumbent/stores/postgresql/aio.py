@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from incumbent import clock
 from incumbent.net.aiodial import resolve
-from incumbent.net.readers import LoopWakeup
+from incumbent.net.readers import SharedWakeup
 from incumbent.stores.loops import LoopEnd
 from incumbent.stores.postgresql.dialect import Dialect
 from incumbent.stores.postgresql.libpq import Side, Site
@@ -34,7 +34,7 @@ class AsyncPostgresStore(Runner):
 
 
 class _Suspending(Side):
-    wakeup = LoopWakeup
+    wakeup = SharedWakeup
 
     async def ready(self, fd: int, until: float, *, writing: bool = False) -> bool:
         loop = asyncio.get_running_loop()

@@ -42,6 +42,7 @@ from incumbent.stores.names import flat, unflat
 from incumbent.stores.notices import notices_for
 from incumbent.stores.plan import Kind, Plan
 from incumbent.stores.postgresql.errors import restart_error
+from incumbent.stores.turns import Turns
 
 T = TypeVar("T")
 
@@ -77,10 +78,12 @@ class Dialect:
     """See stores.plan.Dialect. The facts: by how many seconds the server's clock is ahead of ours.
 
     `where` is the store's URL in messages. `restart_wait` is seconds, None: the server decides.
+    `turns` are those of all waiters of the store.
     """
 
     def __init__(self, where: str, restart_wait: float | None) -> None:
         self._where = where
+        self.turns = Turns()
         self._wait = None if restart_wait is None else _us(restart_wait)
 
     def take(self, key: Key, claim: str, ask: Ask) -> Plan[float, TakeOutcome]:

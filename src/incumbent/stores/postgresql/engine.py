@@ -40,6 +40,7 @@ class PostgresEngine(ServerEngine[PostgresStore, "AsyncPostgresStore"]):
         candidates=True,
         reservations=True,
         refuses_late=True,
+        turns=True,
     )
 
     def __init__(self, site: Site) -> None:

@@ -15,6 +15,7 @@ from incumbent import clock
 from incumbent.errors import StoreError, StoreUnavailable
 from incumbent.model import Key
 from incumbent.net.pool import Broken, Mismatch, PlanRunner
+from incumbent.net.readers import Wakeup
 from incumbent.stores.loops import detach_in_child
 from incumbent.stores.names import flat
 from incumbent.stores.plan import BlockingStore, Plan
@@ -28,6 +29,7 @@ from incumbent.stores.postgresql.errors import (
 from incumbent.stores.postgresql.libpq import Side, Site, connect
 from incumbent.stores.postgresql.subscriber import Subscriber
 from incumbent.stores.postgresql.wire import Wire
+from incumbent.stores.turns import TakesTurns
 
 T = TypeVar("T")
 
@@ -45,7 +47,7 @@ _log = logging.getLogger("incumbent")
 _now = clock.now
 
 
-class Runner(PlanRunner[Wire, float]):
+class Runner(TakesTurns[float], PlanRunner[Wire, float]):
     """Carries out plans, by the connections that it keeps."""
 
     dialect: Dialect
@@ -55,6 +57,7 @@ class Runner(PlanRunner[Wire, float]):
         self.site = site
         self.dialect = dialect
         self.side = side
+        self.turns = dialect.turns
         self._forget()
 
     def _forget(self) -> None:
@@ -63,9 +66,13 @@ class Runner(PlanRunner[Wire, float]):
 
     def detach(self) -> None:
         self._forget()
+        self.turns.forget()
         super().detach()
 
-    async def wait_change(self, key: Key, seen: str, until: float) -> None:
+    def wakeup(self) -> Wakeup:
+        return self.side.wakeup()
+
+    async def wait_any_change(self, key: Key, seen: str, until: float) -> None:
         """See Store.wait_change. Raises StoreError if nobody can listen."""
         try:
             await self._wait_change(key, seen, min(until, _now() + _WAIT_MAX))

@@ -1,0 +1,175 @@
+"""Where this process stands in the line of a name, and when its first waiter looks. Pure.
+
+Each process whose waiters wait has one key in the line. The first two in line watch the lease; any
+other watches the second one before it. So a release wakes two processes, of which one asks, and a
+grant moves one more to the front. All this is a hint: a take asks for none of it.
+"""
+
+from __future__ import annotations
+
+from base64 import b64decode
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from math import inf
+from typing import Any, Final
+
+from incumbent.model import Key
+from incumbent.stores.etcd import kv
+from incumbent.stores.etcd.errors import LeaseMissing
+from incumbent.stores.etcd.kv import Entry, Reply, Request, Steps
+from incumbent.stores.etcd.records import Names, names_of
+from incumbent.stores.etcd.sessions import Sessions
+from incumbent.stores.notices import RESIGN
+from incumbent.stores.turns import Turns
+
+_FRONT: Final = 2
+_FAR: Final = 10
+_SILENT: Final = 0.2
+"""Seconds for which a free lease is left to the first in line; then the second one passes it by."""
+_LINED_MAX: Final = 16_384
+_ORDER: Final = ',"sort_order":"ASCEND","sort_target":"MOD","keys_only":true'
+_ANY: Final = ',"limit":"1","keys_only":true'
+
+
+@dataclass(slots=True)
+class Standing:
+    """As of `revision`: so many processes stand before us; `ahead` is the key of one to watch,
+    `before` that of the last one.
+
+    `seen`: what our first waiter saw; `free_since`: the instant since which the lease is free;
+    `called`: a successor was named, who may be ours; `moved`: the line has to be read again;
+    `behind`: so many of our watches have not begun yet; `missed`: something was written before.
+    """
+
+    key: Key
+    names: Names
+    seen: str
+    revision: int
+    place: int
+    ahead: str
+    before: str
+    free_since: float = inf
+    called: bool = False
+    moved: bool = False
+    behind: int = 0
+    missed: bool = False
+
+    def watch(self) -> Request:
+        """One stream for all that matters here.
+
+        What a watch has missed etcd tells within a tenth of a second. So near the front it begins
+        with what comes next, and what was missed is read.
+        """
+        names = self.names
+        ranges = [(names.closing, "")]
+        if self.place < _FRONT:
+            ranges = [(area, kv.after(area)) for area in (names.leases, names.switches)]
+        if self.ahead:
+            ranges.append((self.ahead, ""))
+        self.behind, self.moved = len(ranges), False
+        return kv.watch(ranges, self.revision + 1 if self.place >= _FAR else 0)
+
+    def begun(self) -> bool:
+        """Whether the last watch has just begun, and something was written until then."""
+        if self.behind or self.moved or not self.missed:
+            return False
+        self.missed = False
+        return True
+
+    def update(self, now: Standing) -> None:
+        """The line as it was read since; `moved`: other keys have to be watched."""
+        in_front = self.place < _FRONT
+        self.moved = now.ahead not in ("", self.ahead) or in_front != (now.place < _FRONT)
+        self.revision, self.place = now.revision, now.place
+        self.ahead, self.before = now.ahead, now.before
+        self.free_since, self.called = now.free_since, now.called
+
+    def see(self, result: Mapping[str, Any], now: float) -> None:
+        """One message of that stream."""
+        if result.get("created"):
+            self.behind -= 1
+            newer = int(result["header"]["revision"]) > self.revision
+            self.missed = self.missed or (newer and self.place < _FAR)
+        for event in result.get("events", ()):
+            self._see(event, now)
+
+    def _see(self, event: Mapping[str, Any], now: float) -> None:
+        written, gone = event.get("kv", {}), event.get("type") == "DELETE"
+        key = b64decode(written.get("key", "")).decode(errors="replace")
+        if key.startswith(self.names.line):
+            if gone and key == self.ahead:
+                self._advance()
+            return
+        self.free_since = now if gone else inf
+        if key == self.names.closing and not gone:
+            self.called = self.called or _is_reserved(b64decode(written.get("value", "")))
+
+    def _advance(self) -> None:
+        if self.place < _FRONT:
+            self.place, self.ahead = 0, ""
+        else:
+            # In front, as far as is known: the line is read again once the watches have begun.
+            self.place, self.ahead = _FRONT - 1, self.before
+            self.moved = self.missed = True
+
+    @property
+    def looks_at(self) -> float:
+        """The instant at which our first waiter looks, unless somebody takes the lease."""
+        if self.called:
+            return -inf
+        return self.free_since + _SILENT * self.place if self.place < _FRONT else inf
+
+
+def join(sessions: Sessions, key: Key, seen: str, now: float) -> Steps[Standing]:
+    """Stand in line, and see where. `seen`: what the waiter's last refusal saw."""
+    names, place = names_of(sessions.prefix, key), sessions.place(key)
+    if len(sessions.lined) >= _LINED_MAX:
+        sessions.lined.clear()
+    sessions.lined.add(key)
+    areas = [kv.read_all(names.line, _ORDER), kv.read_all(names.leases, _ANY)]
+    areas.append(kv.read_all(names.switches))
+    reply: Reply = {}
+    while not reply:
+        put = kv.put(place, "", (yield from sessions.waiting()))
+        try:
+            reply = yield kv.transaction([put, *areas], areas, where=[kv.absent(place)])
+        except LeaseMissing:
+            sessions.waits_until = 0.0
+    line, leases, switches = map(kv.entries_in, reply["responses"][-3:])
+    order = [entry.key for entry in line]
+    at = order.index(place)
+    ahead, before = (order[max(0, at - _FRONT)], order[at - 1]) if at else ("", "")
+    resign = names.field(RESIGN)
+    free = not leases and all(entry.key == resign for entry in switches)
+    # What the waiter saw is older than a successor that was named since.
+    since = int(seen) if seen.isdigit() else 0
+    called = any(
+        entry.key == names.closing and entry.modified > since and _is_reserved(entry.value)
+        for entry in switches
+    )
+    where = (kv.revision_of(reply), at, ahead, before)
+    return Standing(key, names, seen, *where, now if free else inf, called)
+
+
+def pass_by(standing: Standing) -> Steps[None]:
+    """The first in line let its turn go by: it is dead or frozen, or stands at the end again."""
+    free = kv.free(standing.names.leases)
+    yield kv.transaction([kv.delete(standing.ahead)], where=[free])
+
+
+def leave(sessions: Sessions, turns: Turns, key: Key) -> Steps[None]:
+    """A waiter has left; if it was the last one of this process, its place goes as well."""
+    if turns.waits(key) or key not in sessions.lined:
+        return
+    if turns.waits():
+        yield kv.transaction([kv.delete(sessions.place(key))])
+        return
+    sessions.waits_until = 0.0
+    with suppress(LeaseMissing):
+        yield kv.lease("revoke", sessions.places)
+
+
+def _is_reserved(value: bytes) -> bool:
+    fields = Entry("", value, 0, 0, "").fields
+    return bool(fields.get("reserved_for"))

@@ -1,0 +1,255 @@
+"""Waiters of one process take turns: of those for one name only the first looks at the store.
+
+No order is promised beyond that. A waiter leaves when it was granted, when it gives up, or when
+nothing was heard of it for too long; then the next one is the first. One that comes new hears what
+another one was just told, and asks nothing.
+
+Blocking and asynchronous sides share this. Each change is one operation of a dict or one
+assignment, so there is no lock that a signal handler or a fork could meet.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Awaitable, Callable
+from functools import partial
+from math import inf
+from typing import Final, TypeVar, Unpack
+
+from incumbent import clock
+from incumbent.errors import StoreError
+from incumbent.model import Ask, GiveOutcome, Granted, Holding, Key, Queued, Refused, TakeOutcome
+from incumbent.net.readers import Wakeup
+from incumbent.stores.base import Parting
+from incumbent.stores.plan import Planned
+
+_FRESH: Final = 0.5
+"""For so many seconds a refusal is told to others, and an answer on its way is waited for."""
+_SILENT: Final = 15.0
+"""A waiter of which nothing is heard for so many seconds stands in line no more."""
+_MARK: Final = "|"
+
+Facts = TypeVar("Facts")
+
+_now = clock.now
+
+
+class _Waiter:
+    """`due`: it is heard of by then; `told`: it shall look although it is not the first."""
+
+    __slots__ = ("due", "told", "wakeup")
+
+    def __init__(self, wakeup: Wakeup | None = None) -> None:
+        self.due = inf
+        self.told = False
+        self.wakeup = wakeup
+
+    def tell(self) -> None:
+        if self.wakeup is not None:
+            self.wakeup.wake()
+
+
+class _Line:
+    """The waiters of one name in the order of arrival, and those that come new.
+
+    `asked`: the instant at which a new one began to ask; `refused`: the last refusal, of the
+    instant `at`.
+    """
+
+    def __init__(self) -> None:
+        self.waiters: dict[str, _Waiter] = {}
+        self.new: dict[str, _Waiter] = {}
+        self.asked = -inf
+        self.refused: Refused | None = None
+        self.at = -inf
+
+    def first(self) -> _Waiter | None:
+        """Whose turn it is."""
+        now = _now()
+        while self.waiters:
+            try:
+                claim, waiter = next(iter(self.waiters.items()))
+            except (StopIteration, RuntimeError):
+                continue  # another thread has just changed it
+            if waiter.due >= now:
+                return waiter
+            self.waiters.pop(claim, None)
+        return None
+
+    def stand(self, claim: str, refused: Refused) -> Queued:
+        self.waiters.setdefault(claim, _Waiter()).due = _now() + _SILENT
+        claims = list(self.waiters)
+        place = claims.index(claim) if claim in claims else 0
+        seen = f"{refused.seen}{_MARK}{claim}"
+        return Queued(refused.reason, refused.holders, refused.retry_after, seen, place)
+
+    def leave(self, claim: str) -> None:
+        if self.waiters.pop(claim, None) is not None:
+            first = self.first()
+            if first is not None:
+                first.tell()
+
+    async def hear(self, claim: str, until: float, wakeup: Callable[[], Wakeup]) -> Refused | None:
+        """What another one was told, or (None) nothing: `claim` has to ask itself."""
+        woken: Wakeup | None = None
+        try:
+            while (now := _now()) < until and now >= self.at + _FRESH and now < self.asked + _FRESH:
+                if woken is not None:
+                    await woken.wait(min(until, self.asked + _FRESH))
+                    continue
+                # The answer may have come meanwhile: the condition is looked at again.
+                woken = wakeup()
+                self.new[claim] = _Waiter(woken)
+        finally:
+            self.new.pop(claim, None)
+        if now < self.at + _FRESH:
+            return self.refused
+        self.asked = now
+        return None
+
+    def heard(self, refused: Refused | None) -> None:
+        """One that asked has its answer, or None if that is none for others."""
+        self.asked, before = -inf, self.refused
+        if refused is not None and refused.reason == "held":
+            self.refused, self.at = refused, _now()
+        elif refused is not None and refused.reason == "reserved":
+            # It may be for one of the others, each of which looks once.
+            self.refused, self.at = refused, -inf
+            if before is None or before.seen != refused.seen:
+                self.tell()
+        for new in list(self.new.values()):
+            new.tell()
+
+    def tell(self) -> None:
+        """Have all of them look."""
+        for waiter in list(self.waiters.values()):
+            waiter.told = True
+            waiter.tell()
+
+
+class Turns:
+    """The waiters of one engine."""
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """In a fork's child: they were the parent's."""
+        self._lines: dict[Key, _Line] = {}
+
+    def line(self, key: Key) -> _Line:
+        line = self._lines.get(key)
+        if line is None:
+            line = self._lines.setdefault(key, _Line())
+        return line
+
+    def leave(self, key: Key, claim: str) -> None:
+        """It waits no more: the next one has its turn."""
+        line = self._lines.get(key)
+        if line is not None:
+            line.leave(claim)
+            self.tidy(key, line)
+
+    def tidy(self, key: Key, line: _Line) -> None:
+        """Forget a line in which nobody stands."""
+        if not line.waiters and not line.new:
+            self._lines.pop(key, None)
+            if line.waiters or line.new:
+                # Somebody joined it just now.
+                self._lines.setdefault(key, line)
+
+    def waits(self, key: Key | None = None) -> bool:
+        """Whether anybody does, for that name or at all."""
+        if key is None:
+            return bool(self._lines)
+        line = self._lines.get(key)
+        return line is not None and bool(line.waiters)
+
+    def tell_all(self, key: Key) -> None:
+        """Have all of them look."""
+        self.line(key).tell()
+
+    async def wait(
+        self,
+        key: Key,
+        claim: str,
+        until: float,
+        wakeup: Wakeup,
+        listen: Callable[[], Awaitable[None]],
+    ) -> None:
+        """Return at `until`, when told, or when the first in line has listened to its end."""
+        line = self.line(key)
+        waiter = line.waiters.setdefault(claim, _Waiter())
+        waiter.due, waiter.wakeup = inf, wakeup
+        try:
+            while not waiter.told and _now() < until:
+                first = line.first()
+                if first is waiter:
+                    await listen()
+                    return
+                # The first may have gone without a word.
+                await wakeup.wait(until if first is None else min(until, first.due))
+        except StoreError:
+            # Another one may have more luck.
+            line.leave(claim)
+            raise
+        finally:
+            waiter.told, waiter.wakeup, waiter.due = False, None, _now() + _SILENT
+
+
+class TakesTurns(Planned[Facts]):
+    """Operations of an engine whose waiters take turns (`Capabilities.turns`).
+
+    Candidates do not, for they want to know who leads; nor those who share a lease.
+    """
+
+    turns: Turns
+
+    @abstractmethod
+    def wakeup(self) -> Wakeup:
+        """What wakes a waiter of this side, from any thread."""
+
+    @abstractmethod
+    async def wait_any_change(self, key: Key, seen: str, until: float) -> None:
+        """See Store.wait_change."""
+
+    async def wait_turn(self, key: Key, seen: str, until: float) -> None:
+        """The same for the first waiter of this process."""
+        await self.wait_any_change(key, seen, until)
+
+    async def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
+        if ask.queue is None or ask.candidacy > 0 or ask.permits is not None:
+            return await self.run(self.dialect.take(key, claim, ask), until)
+        line = self.turns.line(key)
+        if claim not in line.waiters:
+            heard = await line.hear(claim, until, self.wakeup)
+            if heard is not None:
+                return line.stand(claim, heard)
+        refused: Refused | None = None
+        try:
+            outcome = await self.run(self.dialect.take(key, claim, ask), until)
+            if isinstance(outcome, Granted):
+                line.leave(claim)
+                if line.new:
+                    holding = Holding(ask.holder, outcome.token, ask.ttl, ask.ttl)
+                    refused = Refused("held", (holding,), ask.ttl)
+                return outcome
+            refused = outcome
+            return line.stand(claim, outcome)
+        finally:
+            line.heard(refused)
+            self.turns.tidy(key, line)
+
+    async def give(
+        self, key: Key, claim: str, token: int | None, until: float, **parting: Unpack[Parting]
+    ) -> GiveOutcome:
+        self.turns.leave(key, claim)
+        return await self.run(self.dialect.give(key, claim, token, **parting), until)
+
+    async def wait_change(self, key: Key, seen: str, until: float) -> None:
+        seen, turn, claim = seen.partition(_MARK)
+        if not turn:
+            await self.wait_any_change(key, seen, until)
+            return
+        listen = partial(self.wait_turn, key, seen, until)
+        await self.turns.wait(key, claim, until, self.wakeup(), listen)

@@ -1,0 +1,239 @@
+"""Waiters of one process: one asks and looks for all of them, and passes that on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from incumbent import clock
+from incumbent.errors import StoreUnavailable
+from incumbent.model import Ask, Granted, Holding, Key, Queue, Queued, Refused, TakeOutcome
+from incumbent.net.readers import SharedWakeup, Wakeup
+from incumbent.stores import turns
+from incumbent.stores.plan import Plan
+from incumbent.stores.turns import TakesTurns, Turns
+from tests.support.pace import took
+
+KEY = Key("turns", "job")
+WAITING = Ask(10.0, "host", queue=Queue(3.0))
+
+
+class Store(TakesTurns[None]):
+    """Refuses everybody while it is held; a change ends what the first in line listens to."""
+
+    def __init__(self) -> None:
+        self.turns = Turns()
+        self.dialect: Any = self
+        self.asked: list[str] = []
+        self.listening = 0
+        self.held = True
+        self.reason: Any = "held"
+        self.error: Exception | None = None
+        self.changed = asyncio.Event()
+
+    def take(self, *args: Any) -> Any:
+        """Of the store: awaited; of the dialect: the plan."""
+        if len(args) == 3:
+            return args[1]
+        return super().take(*args)
+
+    def give(self, *args: Any, **parting: Any) -> Any:
+        if len(args) == 3:
+            return ""
+        return super().give(*args, **parting)
+
+    def wakeup(self) -> Wakeup:
+        return SharedWakeup()
+
+    async def run(self, plan: Plan[None, Any] | str, until: float) -> Any:
+        if not plan:
+            return None
+        self.asked.append(str(plan))
+        await asyncio.sleep(0.01)
+        if self.error is not None:
+            raise self.error
+        if self.held:
+            seen = "7" if self.reason == "held" else "8"
+            return Refused(self.reason, (Holding("other"),), 10.0, seen)
+        self.held = True
+        return Granted(str(plan), 1, 10.0)
+
+    async def wait_any_change(self, key: Key, seen: str, until: float) -> None:
+        self.listening += 1
+        try:
+            await self.changed.wait()
+            self.changed.clear()
+        finally:
+            self.listening -= 1
+
+    def let_go(self) -> None:
+        """Nothing is open."""
+
+
+def play(body: Callable[[Store], Any]) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(10):
+            await body(Store())
+
+    asyncio.run(main())
+
+
+async def asks(store: Store, claim: str) -> TakeOutcome:
+    outcome: TakeOutcome = await store.take(KEY, claim, WAITING, clock.now() + 5)
+    return outcome
+
+
+async def acquires(store: Store, claim: str, got: list[str]) -> None:
+    while isinstance(outcome := await asks(store, claim), Refused):
+        await store.wait_change(KEY, outcome.seen, clock.now() + 8)
+    got.append(claim)
+    store.held = False
+    store.changed.set()
+
+
+def test_of_many_that_come_at_once_one_asks_and_one_listens() -> None:
+    async def body(store: Store) -> None:
+        got: list[str] = []
+        tasks = [asyncio.create_task(acquires(store, f"c{n}", got)) for n in range(100)]
+        await asyncio.sleep(0.1)
+        assert (len(store.asked), store.listening) == (1, 1)
+        store.held = False
+        store.changed.set()
+        await asyncio.gather(*tasks)
+        # Each asks when its turn has come, and at most once in vain.
+        assert len(store.asked) <= 201
+        assert sorted(got) == sorted(f"c{n}" for n in range(100))
+        assert not store.turns._lines
+
+    play(body)
+
+
+def test_those_that_come_while_another_is_granted_hear_that_it_holds() -> None:
+    async def body(store: Store) -> None:
+        store.held = False
+        outcomes = await asyncio.gather(*(asks(store, f"c{n}") for n in range(20)))
+        granted = [each for each in outcomes if isinstance(each, Granted)]
+        assert len(granted) == 1
+        queued = [each for each in outcomes if isinstance(each, Queued)]
+        assert [each.place for each in queued] == list(range(19))
+        assert {each.holders[0].holder for each in queued} == {"host"}
+        assert len(store.asked) == 1
+
+    play(body)
+
+
+def test_what_was_heard_long_ago_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "_FRESH", 0.05)
+
+    async def body(store: Store) -> None:
+        await asks(store, "first")
+        await asyncio.sleep(0.1)
+        await asks(store, "second")
+        assert store.asked == ["first", "second"]
+
+    play(body)
+
+
+def test_an_error_is_no_answer_for_others() -> None:
+    async def body(store: Store) -> None:
+        store.error = StoreUnavailable("down")
+        outcomes = await asyncio.gather(
+            *(asks(store, f"c{n}") for n in range(5)), return_exceptions=True
+        )
+        assert all(isinstance(each, StoreUnavailable) for each in outcomes)
+        assert len(store.asked) == 5
+
+    play(body)
+
+
+@pytest.mark.parametrize("how", ["give", "cancel"])
+def test_the_first_passes_its_turn_on(how: str) -> None:
+    async def body(store: Store) -> None:
+        got: list[str] = []
+        first = asyncio.create_task(acquires(store, "first", got))
+        await asyncio.sleep(0.05)
+        second = asyncio.create_task(acquires(store, "second", got))
+        await asyncio.sleep(0.05)
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        if how == "give":
+            # As whoever acquires does when it is interrupted.
+            await store.give(KEY, "first", 0, clock.now() + 1)
+            assert store.turns.waits(KEY)
+        else:
+            monkey = next(iter(store.turns.line(KEY).waiters.values()))
+            monkey.due = clock.now()
+            store.turns.tell_all(KEY)
+        store.held = False
+        store.changed.set()
+        began = clock.now()
+        await second
+        assert took(began) < 5
+        assert got == ["second"]
+
+    play(body)
+
+
+def test_a_first_that_cannot_listen_lets_the_next_one_try() -> None:
+    async def body(store: Store) -> None:
+        queued = [await asks(store, f"c{n}") for n in range(2)]
+        listened: list[str] = []
+
+        async def listen(claim: str, error: Exception | None) -> None:
+            listened.append(claim)
+            if error is not None:
+                raise error
+
+        async def wait(claim: str, error: Exception | None) -> None:
+            await store.turns.wait(
+                KEY, claim, clock.now() + 8, store.wakeup(), lambda: listen(claim, error)
+            )
+
+        assert all(isinstance(each, Queued) for each in queued)
+        second = asyncio.create_task(wait("c1", None))
+        await asyncio.sleep(0.05)
+        assert listened == []
+        with pytest.raises(StoreUnavailable):
+            await wait("c0", StoreUnavailable("no watch"))
+        await second
+        assert listened == ["c0", "c1"]
+
+    play(body)
+
+
+def test_a_candidate_and_one_that_tries_once_or_shares_ask_for_themselves() -> None:
+    async def body(store: Store) -> None:
+        await asks(store, "waits")
+        queue = Queue(3.0)
+        for ask in (
+            Ask(10.0, "host"),
+            Ask(10.0, "host", queue=queue, candidacy=20.0),
+            Ask(10.0, "host", queue=queue, permits=2),
+        ):
+            outcome = await store.take(KEY, "other", ask, clock.now() + 5)
+            assert type(outcome) is Refused
+            assert outcome.seen == "7"
+        assert len(store.asked) == 4
+
+    play(body)
+
+
+def test_a_reservation_is_told_to_each_once() -> None:
+    async def body(store: Store) -> None:
+        waiting = [asyncio.create_task(acquires(store, f"c{n}", [])) for n in range(5)]
+        await asyncio.sleep(0.1)
+        assert len(store.asked) == 1
+        store.reason = "reserved"
+        store.changed.set()
+        await asyncio.sleep(0.3)
+        # The first one, and then all, for it may be for any of them.
+        assert (len(store.asked), len(set(store.asked))) == (7, 5)
+        for each in waiting:
+            each.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+    play(body)
