@@ -213,6 +213,39 @@ def test_a_server_that_forgot_its_scripts_is_sent_them_again(own_redis: RedisSer
 
 
 @pytest.mark.server
+def test_a_server_that_was_restarted_is_met_anew(own_redis: RedisServer) -> None:
+    url = f"{own_redis.url}?restart_wait=0"
+
+    async def scenario() -> None:
+        async with AsyncClient(url) as client:
+            for _ in range(3):
+                async with client.multi_lock(["a", "b"], timeout=10) as lease:
+                    lease.check()
+                own_redis.restart()
+
+    with Client(url) as client:
+        for _ in range(3):
+            with client.multi_lock(["a", "b"], timeout=10) as lease:
+                lease.check()
+            own_redis.restart()
+    asyncio.run(scenario())
+
+
+@pytest.mark.server
+def test_a_name_that_lies_there_for_somebody_else_is_an_error_of_all(
+    own_redis: RedisServer,
+) -> None:
+    with (
+        redis.Redis(port=own_redis.port) as raw,
+        Client(f"{own_redis.url}?restart_wait=0") as client,
+    ):
+        raw.rpush("incumbent:{default/b}", "a list")
+        with pytest.raises(incumbent.StoreError):
+            client.multi_lock(["a", "b", "c"], timeout=5).acquire()
+        eventually(lambda: client.read("a").holdings == client.read("c").holdings == ())
+
+
+@pytest.mark.server
 def test_a_reply_that_is_lost_leaves_none_of_them_held(
     own_redis: RedisServer, proxy: FaultProxy
 ) -> None:

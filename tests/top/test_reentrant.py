@@ -230,8 +230,12 @@ def test_what_is_wrong_is_refused_when_the_lock_is_built(engine: FaultyEngine) -
             kind("a", store=engine, reentrant=True, once_per="1h")
         with pytest.raises(incumbent.ConfigError, match="once_per"):
             kind("a", store=engine, reentrant=True, slot="s")
-    with pytest.raises(incumbent.ConfigError, match="only a Lock"):
-        Election("a", store=engine, reentrant=True)
+    for refused in (
+        lambda: Election("a", store=engine, reentrant=True),
+        lambda: incumbent.Semaphore("a", 2, store=engine, reentrant=True),
+    ):
+        with pytest.raises(incumbent.ConfigError, match="only a Lock"):
+            refused()
     assert calls(engine) == (0, 0)
 
 

@@ -23,6 +23,10 @@ def blocking() -> None:
     assert_type(lock.held_by(), str | None)
     with incumbent.Client("memory:", ttl="20s") as client:
         assert_type(client.lock("job", fair=True), incumbent.Lock)
+        assert_type(client.lock("job", reentrant=True), incumbent.Lock)
+        with client.multi_lock(["a", "b"], timeout=1) as both:
+            assert_type(both, incumbent.MultiLease)
+            assert_type(both.tokens["a"], int)
         assert_type(client.election("job", on_elected=elected), incumbent.Election)
         assert_type(client.semaphore("api", 4, timeout=5), incumbent.Semaphore)
         assert_type(client.read_write_lock("prices", ttl=9).read, incumbent.Lock)
@@ -40,6 +44,8 @@ async def asynchronous() -> None:
         assert_type(await lease.renew(), float)
     async with incumbent.AsyncClient() as client:
         assert_type(await client.lock("job").try_acquire(), incumbent.AsyncLease | None)
+        both = await client.multi_lock(["a", "b"]).try_acquire()
+        assert_type(both, incumbent.AsyncMultiLease | None)
         assert_type(client.semaphore("api", 4), incumbent.AsyncSemaphore)
         assert_type(client.read_write_lock("prices").write, incumbent.AsyncLock)
     semaphore = incumbent.AsyncSemaphore("api", 4)
