@@ -73,6 +73,7 @@ TIMING: dict[str, str] = {
 CROWD: dict[str, str] = {
     "chaos/test_chaos.py": MANY,
     "chaos/test_recovery.py": MANY,
+    "e2e/test_sharing.py": MANY,
     "combined/test_fleets.py": MANY,
     "page/test_viewers.py": MANY,
     "top/test_exit_when_lost.py": BURNS,
