@@ -529,8 +529,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     _sql(
         "postgresql: nobody notes that a claim was given up",
         "stores/postgresql/schema.sql",
-        "    IF p_token IS NULL THEN\n        PERFORM incumbent.give_up(p_key, p_claim);",
-        "    IF false THEN\n        PERFORM incumbent.give_up(p_key, p_claim);",
+        "    END IF;\n    IF p_token IS NULL THEN\n        PERFORM incumbent.give_up(p_key, p_claim);",
+        "    END IF;\n    IF false THEN\n        PERFORM incumbent.give_up(p_key, p_claim);",
         "tests/stores/postgresql/test_late.py::test_who_gave_a_claim_up_can_never_be_granted_it_again",
     ),
     _sql(
@@ -539,6 +539,34 @@ MUTATIONS: tuple[Mutation, ...] = (
         "            IF EXISTS (SELECT FROM incumbent.given_up\n",
         "            IF NOT EXISTS (SELECT FROM incumbent.given_up\n",
         "tests/stores/postgresql/test_late.py::test_who_gave_a_claim_up_can_never_be_granted_it_again",
+    ),
+    _sql(
+        "postgresql: those whose time is over count among those who share",
+        "stores/postgresql/schema.sql",
+        "        WHERE key = r.key AND expires > p_now;\n    IF taken",
+        "        WHERE key = r.key;\n    IF taken",
+        *_postgresql("test_each_ends_with_its_own_ttl"),
+    ),
+    _sql(
+        "postgresql: the first who leaves takes the latch away",
+        "stores/postgresql/schema.sql",
+        "expires = coalesce(last, '-infinity'),",
+        "expires = '-infinity',",
+        *_postgresql("test_readers_keep_a_writer_out_and_a_writer_keeps_readers_out"),
+    ),
+    _sql(
+        "postgresql: who shares is counted before the row is locked",
+        "stores/postgresql/schema.sql",
+        "        locked := FOUND;",
+        "        EXIT;",
+        "tests/stores/postgresql/test_sharers.py::test_who_is_renewed_while_another_waits_for_the_row_still_counts",
+    ),
+    _sql(
+        "postgresql: a latch has the ttl of the last one alone",
+        "stores/postgresql/schema.sql",
+        "THEN greatest(ttl, r.ttl) ELSE ttl END",
+        "THEN ttl ELSE ttl END",
+        "tests/stores/postgresql/test_sharers.py::test_the_longest_ttl_of_those_who_share_is_known_after_a_crash",
     ),
     _sql(
         "postgresql: anybody renews",

@@ -113,6 +113,22 @@ CAUGHT_BY = {
     "others_are_granted_meanwhile_and_keep_what_they_have": _instead(
         "WHERE key = p_key AND claim = p_claim AND until > now)", "WHERE key = p_key)"
     ),
+    "as_many_hold_it_as_there_are_permits_and_no_more": _instead("taken < used", "taken <= used"),
+    "each_ends_with_its_own_ttl": _instead("AND expires > p_now;\n    IF taken", ";\n    IF taken"),
+    "readers_keep_a_writer_out_and_a_writer_keeps_readers_out": _instead(
+        "expires = coalesce(last, '-infinity')", "expires = '-infinity'"
+    ),
+    "a_renewal_keeps_one_of_them": _instead(
+        "SET expires = greatest(r.expires, d.last)", "SET expires = r.expires"
+    ),
+    "a_stranger_can_neither_renew_nor_release": _instead("s.token = a.token AND", ""),
+    "the_history_names_each_of_them_and_its_end": _instead(
+        "UPDATE incumbent.history SET ended = now WHERE",
+        "UPDATE incumbent.history SET ended = NULL WHERE",
+    ),
+    "the_longest_ttl_keeps_others_out": _instead(
+        "THEN greatest(expires, r.expires) ELSE expires END", "THEN expires ELSE expires END"
+    ),
 }
 
 

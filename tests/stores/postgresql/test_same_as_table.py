@@ -25,7 +25,7 @@ from tests.support.postgresql import PostgresServer
 
 pytestmark = pytest.mark.server
 
-_TABLES = ("record", "slot", "field", "history", "candidate", "given_up")
+_TABLES = ("record", "slot", "field", "history", "candidate", "given_up", "sharer")
 
 
 class PostgresSameAsTable(SameAsTable):

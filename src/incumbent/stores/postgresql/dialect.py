@@ -53,6 +53,9 @@ _READ_AT_ONCE: Final = 200
 _TAKE: Final = b"SELECT incumbent.take($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)"
 _RENEW: Final = b"SELECT incumbent.renew($1, $2, $3, $4, $5, $6)"
 _GIVE: Final = b"SELECT incumbent.give($1, $2, $3, $4, $5, $6)"
+_SHARE: Final = b"SELECT incumbent.share($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)"
+_SHARE_RENEW: Final = b"SELECT incumbent.share_renew($1, $2, $3, $4, $5, $6)"
+_SHARE_GIVE: Final = b"SELECT incumbent.share_give($1, $2, $3)"
 _PUT: Final = b"SELECT incumbent.put($1, $2, $3, $4, $5, $6)"
 _READ: Final = b"SELECT incumbent.read($1)"
 _SCAN: Final = b"SELECT incumbent.scan($1, $2, $3)"
@@ -88,7 +91,7 @@ class Dialect:
 
     def take(self, key: Key, claim: str, ask: Ask) -> Plan[float, TakeOutcome]:
         """Its request ends with the instant after which the server refuses it."""
-        slot = ask.slot
+        slot, permits = ask.slot, ask.permits
         parameters = (
             flat(key).encode(),
             _text(claim),
@@ -97,14 +100,18 @@ class Dialect:
             _bytes(ask.meta),
             _us(ask.keep_record),
             self._wait,
-            _text(slot.name) if slot else None,
-            _us(slot.keep) if slot else None,
+            *(
+                (_text(slot.name) if slot else None, _us(slot.keep) if slot else None)
+                if permits is None
+                else (b"%d" % permits,)
+            ),
             _us(ask.candidacy),
         )
+        function = _TAKE if permits is None else _SHARE
 
         def start(ahead: float, until: float) -> _Program[TakeOutcome]:
             last = b"%d" % ((until + ahead) * 1_000_000)
-            reply = yield Request(_TAKE, (*parameters, last))
+            reply = yield Request(function, (*parameters, last))
             return self._taken(reply, claim)
 
         # A take in doubt is the caller's to repeat, who remembers that there were two.
@@ -125,7 +132,7 @@ class Dialect:
         return _parsed(reply, _refusal)
 
     def renew(self, renewals: Sequence[Renewal]) -> Plan[float, list[RenewOutcome]]:
-        """One request for each epoch, and for each 500 renewals."""
+        """One request for each epoch and kind of lease, and for each 500 renewals."""
 
         def start(_ahead: float, _until: float) -> _Program[list[RenewOutcome]]:
             outcomes: dict[int, RenewOutcome] = {}
@@ -148,10 +155,9 @@ class Dialect:
         slot: str | None = None,
         shared: bool = False,
     ) -> Plan[float, GiveOutcome]:
+        claimed = (flat(key).encode(), _text(claim), None if token is None else b"%d" % token)
         parameters = (
-            flat(key).encode(),
-            _text(claim),
-            None if token is None else b"%d" % token,
+            *claimed,
             _us(closed_for),
             _text(reserve_for) if reserve_for else None,
             None if slot is None else _text(slot),
@@ -163,7 +169,8 @@ class Dialect:
                 raise Mismatch("the answer is another claim's")
             return Released() if outcome == "released" else Gone()
 
-        return _plan("give", key, Request(_GIVE, parameters), given)
+        request = Request(_SHARE_GIVE, claimed) if shared else Request(_GIVE, parameters)
+        return _plan("give", key, request, given)
 
     def put(
         self, key: Key, field: str, value: bytes | None, guard: Guard
@@ -222,20 +229,20 @@ def _plan(
 
 
 def _batches(renewals: Sequence[Renewal]) -> list[list[int]]:
-    """The places of the renewals of each request: of one epoch, and not too many."""
-    by_epoch: dict[str, list[int]] = {}
+    """The places of the renewals of each request: of one epoch and kind, and not too many."""
+    alike: dict[tuple[str, bool], list[int]] = {}
     for place, renewal in enumerate(renewals):
-        by_epoch.setdefault(renewal.epoch, []).append(place)
+        alike.setdefault((renewal.epoch, renewal.shared), []).append(place)
     return [
         places[start : start + _BATCH]
-        for places in by_epoch.values()
+        for places in alike.values()
         for start in range(0, len(places), _BATCH)
     ]
 
 
 def _renew_request(batch: Sequence[Renewal]) -> Request:
     return Request(
-        _RENEW,
+        _SHARE_RENEW if batch[0].shared else _RENEW,
         (
             _text(batch[0].epoch),
             _array(_quoted(flat(each.key).encode()) for each in batch),
@@ -267,14 +274,18 @@ def _renewed(reply: Reply, batch: Sequence[Renewal]) -> list[RenewOutcome]:
 
 def _refusal(fields: dict[str, Any]) -> Refused:
     reason, seen = fields["reason"], fields["seen"]
-    if reason == "paused":
-        return Refused("paused", seen=seen)
-    if reason == "given_up":
-        return Refused("closed", seen=seen)
+    if reason in ("paused", "given_up"):
+        return Refused("paused" if reason == "paused" else "closed", seen=seen)
+    sharers = tuple(_holding(each) for each in fields.get("sharers") or ())
+    if reason in ("no_room", "permits"):
+        first = min(one.remaining or 0.0 for one in sharers)
+        if reason == "permits":
+            return Refused("permits", sharers, first, seen, permits=fields["permits"])
+        return Refused("held", sharers, first, seen)
     holding = _holding(fields["holding"])
     left = holding.remaining
     if reason == "held":
-        return Refused("held", (holding,), left, seen)
+        return Refused("held", sharers or (holding,), left, seen)
     if reason == "reserved":
         return Refused("reserved", (Holding(fields["reserved_for"], remaining=left),), left, seen)
     if reason == "closed":
@@ -293,6 +304,7 @@ def _holding(fields: dict[str, Any]) -> Holding:
         max(0.0, float(fields["for"])),
         bytes.fromhex(fields["meta"]),
         fields["claim"],
+        permits=fields.get("permits"),
     )
 
 
@@ -300,9 +312,10 @@ def _record(fields: dict[str, Any]) -> Record:
     holding = fields["holding"]
     left, held = float(holding["left"]), holding["claim"] != ""
     closed = left > 0 and not held
+    held_by = fields.get("sharers") or [holding]
     return Record(
         unflat(fields["key"]),
-        (_holding(holding),) if held and left > 0 else (),
+        tuple(_holding(each) for each in held_by) if held and left > 0 else (),
         left if closed else 0.0,
         {
             name: Field(bytes.fromhex(value), version)

@@ -17,7 +17,7 @@ from incumbent.stores.findings import (
     grants_nothing,
 )
 from incumbent.stores.postgresql.dialect import Request
-from incumbent.stores.postgresql.errors import OLDEST
+from incumbent.stores.postgresql.errors import OLDEST, SHARED
 
 DIAGNOSE: Final = Request(
     b"SELECT pg_catalog.json_build_object("
@@ -65,7 +65,12 @@ def findings(
             advice="version 13 or later is needed",
             level="error",
         ),
-        ("ok", f"the schema incumbent has version {hello['major']}.{hello['minor']}", ""),
+        found(
+            hello["minor"] >= SHARED,
+            version := f"the schema incumbent has version {hello['major']}.{hello['minor']}",
+            f"{version}, which has no semaphores and read-write locks",
+            "run `incumbent doctor --fix` as the schema's owner",
+        ),
         *_about_role(server, backend),
         about_start("unbroken for", float(hello["up"]), wait),
         found(

@@ -41,6 +41,7 @@ class PostgresEngine(ServerEngine[PostgresStore, "AsyncPostgresStore"]):
         reservations=True,
         refuses_late=True,
         turns=True,
+        shared=True,
     )
 
     def __init__(self, site: Site) -> None:

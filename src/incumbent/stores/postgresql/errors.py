@@ -16,6 +16,9 @@ from incumbent.stores.restart import restart_words
 RECORD_FORMAT: Final = 2
 """The schema's major version: clients and schemas of another one refuse each other."""
 MINOR: Final = 0
+"""The oldest minor version that serves exclusive leases."""
+SHARED: Final = 1
+"""The minor version from which on several may hold a lease."""
 OLDEST: Final = 130_000
 """The oldest server, as libpq says versions."""
 

@@ -29,7 +29,7 @@ CREATE TABLE IF NOT EXISTS incumbent.version (
     minor integer NOT NULL
 );
 DO $$ BEGIN
-    IF EXISTS (SELECT FROM incumbent.version WHERE (major, minor) > (2, 0)) THEN
+    IF EXISTS (SELECT FROM incumbent.version WHERE (major, minor) > (2, 1)) THEN
         RAISE EXCEPTION 'the schema incumbent is newer than this file: nothing was changed';
     END IF;
 END $$;
@@ -72,6 +72,23 @@ ALTER TABLE incumbent.record
     ADD COLUMN IF NOT EXISTS doubted timestamptz NOT NULL DEFAULT '-infinity';
 -- By the day, so that an operation hardly ever changes what is indexed (a HOT update).
 CREATE INDEX IF NOT EXISTS record_forget_on ON incumbent.record (forget_on);
+
+-- Those who hold a lease together. Its record is then a latch: its claim is '*', it ends with the last
+-- of them, its ttl is the longest of theirs, and it names the one that was granted last. So whoever
+-- asks for it exclusively, a client of 2.0 too, finds it held. Without a latch these rows mean nothing,
+-- and the next latch begins without them. They change only while the record is locked.
+CREATE TABLE IF NOT EXISTS incumbent.sharer (
+    key text COLLATE "C",
+    claim text COLLATE "C",
+    holder text NOT NULL,
+    token bigint NOT NULL,
+    ttl bigint NOT NULL,
+    meta bytea NOT NULL,
+    since timestamptz NOT NULL,
+    expires timestamptz NOT NULL,
+    permits integer NOT NULL,
+    PRIMARY KEY (key, claim)
+) WITH (fillfactor = 40, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000);
 
 CREATE TABLE IF NOT EXISTS incumbent.slot (
     key text COLLATE "C",
@@ -325,6 +342,86 @@ BEGIN
     RETURN concat_ws(' ', 'granted', p_claim, new_token, p_ttl, e.id);
 END $$;
 
+-- As take(), for p_permits at once (0: any number). Two takes of one latch follow each other; whoever
+-- finds no room at the first look does not wait for them.
+CREATE OR REPLACE FUNCTION incumbent.share(
+    p_key text, p_claim text, p_ttl bigint, p_holder text, p_meta bytea, p_keep bigint,
+    p_wait bigint, p_permits integer, p_candidacy bigint, p_until bigint
+) RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET lock_timeout = '1s' AS $$
+DECLARE
+    r incumbent.record;
+    s incumbent.sharer;
+    now timestamptz;
+    locked boolean := false;
+    latched boolean;
+    refusal text;
+    answer text;
+BEGIN
+    LOOP
+        SELECT * INTO r FROM incumbent.record WHERE key = p_key;
+        IF NOT FOUND THEN
+            PERFORM incumbent.remember(p_key);
+            CONTINUE;
+        END IF;
+        now := clock_timestamp();
+        latched := r.claim = '*' AND r.expires > now;
+        SELECT * INTO s FROM incumbent.sharer
+            WHERE latched AND key = p_key AND claim = p_claim AND expires > now;
+        refusal := NULL;
+        IF latched AND s.key IS NULL THEN
+            refusal := incumbent.no_room(r, now, p_permits);
+        ELSIF r.claim NOT IN ('', '*') AND r.expires > now THEN
+            refusal := incumbent.why_not(r, now, p_claim, p_holder, NULL);
+        END IF;
+        EXIT WHEN locked OR refusal IS NOT NULL;
+        PERFORM FROM incumbent.record WHERE key = p_key FOR UPDATE;
+        locked := FOUND;
+    END LOOP;
+    latched := latched AND locked;  -- else it may be another one by now
+
+    IF latched AND s.key IS NULL AND refusal IS NULL THEN
+        -- For a take to look at: nobody else sees it so. A notice to those who share is not over.
+        UPDATE incumbent.record SET claim = '', expires = '-infinity', switched = r.switched
+            AND EXISTS (SELECT FROM incumbent.field WHERE key = p_key AND name = 'pause')
+        WHERE key = p_key;
+    END IF;
+    answer := incumbent.take(p_key, p_claim, p_ttl, p_holder, p_meta, p_keep, p_wait, NULL, NULL,
+        CASE WHEN s.key IS NULL THEN p_candidacy ELSE 0 END, p_until);
+    IF answer LIKE 'granted %' THEN
+        DELETE FROM incumbent.sharer
+            WHERE key = p_key AND (NOT latched OR expires <= now OR claim = p_claim);
+        INSERT INTO incumbent.sharer
+            (key, claim, holder, token, ttl, meta, since, expires, permits)
+            SELECT key, claim, holder, token, ttl, meta, since, expires, p_permits
+            FROM incumbent.record WHERE key = p_key;
+        UPDATE incumbent.record SET claim = '*',
+            expires = CASE WHEN latched THEN greatest(expires, r.expires) ELSE expires END,
+            ttl = CASE WHEN latched THEN greatest(ttl, r.ttl) ELSE ttl END,
+            switched = CASE WHEN latched THEN r.switched ELSE switched END
+        WHERE key = p_key;
+        RETURN answer;
+    END IF;
+    IF latched AND s.key IS NULL AND refusal IS NULL THEN
+        UPDATE incumbent.record
+            SET claim = '*', expires = r.expires, switched = r.switched WHERE key = p_key;
+    END IF;
+    IF answer NOT LIKE '{"reason" : "held"%' THEN
+        RETURN answer;
+    ELSIF s.key IS NULL THEN
+        -- As it was at the first look: what changed since is news to whoever waits.
+        RETURN coalesce(refusal, answer);
+    END IF;
+    UPDATE incumbent.sharer
+        SET expires = greatest(expires, now + p_ttl * interval '1 microsecond')
+        WHERE key = p_key AND claim = p_claim RETURNING * INTO s;
+    UPDATE incumbent.record SET expires = greatest(expires, s.expires) WHERE key = p_key;
+    RETURN concat_ws(' ', 'granted', p_claim, s.token,
+        greatest(p_ttl, ceil(date_part('epoch', s.expires - now) * 1000000)::bigint),
+        (SELECT id FROM incumbent.epoch));
+END $$;
+
 -- What clients of format 1 call.
 CREATE OR REPLACE FUNCTION incumbent.take(
     p_key text, p_claim text, p_ttl bigint, p_holder text, p_meta bytea, p_keep bigint,
@@ -381,7 +478,28 @@ BEGIN
         RETURN NULL;
     END IF;
     RETURN json_build_object('reason', reason, 'seen', seen,
-        'holding', incumbent.holding(r, p_now), 'reserved_for', r.reserved_for);
+        'holding', incumbent.holding(r, p_now), 'reserved_for', r.reserved_for,
+        'sharers', CASE WHEN r.claim = '*' THEN incumbent.sharers(r, p_now) END);
+END $$;
+
+-- Why nobody else can share a latch with p_permits, as json, or null.
+CREATE OR REPLACE FUNCTION incumbent.no_room(
+    r incumbent.record, p_now timestamptz, p_permits integer
+) RETURNS text
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    taken bigint;
+    used integer;
+BEGIN
+    SELECT count(*), max(permits) INTO taken, used FROM incumbent.sharer
+        WHERE key = r.key AND expires > p_now;
+    IF taken = 0 OR (used = p_permits AND (used = 0 OR taken < used)) THEN
+        RETURN NULL;
+    END IF;
+    RETURN json_build_object(
+        'reason', CASE WHEN used = p_permits THEN 'no_room' ELSE 'permits' END,
+        'seen', r.token || '.' || r.changes, 'permits', used,
+        'sharers', incumbent.sharers(r, p_now));
 END $$;
 
 CREATE OR REPLACE FUNCTION incumbent.stand(
@@ -434,6 +552,7 @@ BEGIN
         WHERE key = ANY (old) AND forget_on < today;
     DELETE FROM incumbent.slot WHERE key = ANY (old);
     DELETE FROM incumbent.history WHERE key = ANY (old);
+    DELETE FROM incumbent.sharer WHERE key = ANY (old);
     DELETE FROM incumbent.candidate WHERE key IN (
         SELECT c.key FROM incumbent.candidate c WHERE c.key = ANY (old) FOR UPDATE SKIP LOCKED);
     DELETE FROM incumbent.fence WHERE key IN (
@@ -487,6 +606,89 @@ BEGIN
     FROM asked a JOIN done d USING (key, claim, token)
     WHERE (SELECT count(*) FROM notified) IS NOT NULL;
     RETURN p_claims[1] || ' ' || coalesce(answer::text, '[]');
+END $$;
+
+-- As renew(), for those who share.
+CREATE OR REPLACE FUNCTION incumbent.share_renew(
+    p_epoch text, p_keys text[], p_claims text[], p_tokens bigint[], p_ttls bigint[], p_metas bytea[]
+) RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET lock_timeout = '1s' AS $$
+DECLARE
+    now timestamptz;
+    answer json;
+BEGIN
+    PERFORM set_config('synchronous_commit', 'off', true);
+    PERFORM FROM incumbent.epoch WHERE id = p_epoch;
+    IF NOT FOUND THEN
+        RETURN p_claims[1] || ' null';
+    END IF;
+    PERFORM FROM incumbent.record WHERE key = ANY (p_keys) ORDER BY key FOR UPDATE;
+    now := clock_timestamp();
+    WITH asked AS (
+        SELECT * FROM unnest(p_keys, p_claims, p_tokens, p_ttls, p_metas)
+            WITH ORDINALITY AS a (key, claim, token, ttl, meta, which)
+    ), done AS (
+        UPDATE incumbent.sharer s SET
+            expires = greatest(s.expires, now + a.ttl * interval '1 microsecond'),
+            meta = coalesce(a.meta, s.meta)
+        FROM asked a JOIN incumbent.record r ON r.key = a.key
+            JOIN incumbent.sharer o ON o.key = a.key AND o.claim = a.claim
+        WHERE s.key = a.key AND s.claim = a.claim AND s.token = a.token AND s.expires > now
+            AND r.claim = '*'
+        RETURNING a.which, s.key, s.expires, r.switched,
+            (a.meta IS NOT NULL AND a.meta <> o.meta)::int AS changed
+    ), latch AS (
+        UPDATE incumbent.record r
+        SET expires = greatest(r.expires, d.last), changes = r.changes + d.changed
+        FROM (SELECT key, max(expires) AS last, sum(changed) AS changed FROM done GROUP BY key) d
+        WHERE r.key = d.key
+        RETURNING r.key, d.changed > 0 AND r.waited > now AS notifies
+    ), notified AS (
+        SELECT pg_notify('incumbent', key) FROM latch WHERE notifies
+    )
+    SELECT json_agg(json_build_array(d.which,
+            (SELECT encode(f.value, 'hex') FROM incumbent.field f
+                WHERE d.switched AND f.key = d.key AND f.name = 'pause'),
+            (SELECT encode(f.value, 'hex') FROM incumbent.field f
+                WHERE d.switched AND f.key = d.key AND f.name = 'resign'))) INTO answer
+    FROM done d
+    WHERE (SELECT count(*) FROM notified) IS NOT NULL;
+    RETURN p_claims[1] || ' ' || coalesce(answer::text, '[]');
+END $$;
+
+-- As give(), for one who shares. With the last of them the latch goes.
+CREATE OR REPLACE FUNCTION incumbent.share_give(p_key text, p_claim text, p_token bigint)
+RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET lock_timeout = '1s' AS $$
+DECLARE
+    now timestamptz;
+    given bigint;
+    last timestamptz;
+BEGIN
+    PERFORM set_config('synchronous_commit', 'off', true);
+    IF p_token IS NULL THEN
+        PERFORM incumbent.give_up(p_key, p_claim);
+    END IF;
+    -- The record's lock first, as everywhere.
+    PERFORM FROM incumbent.record WHERE key = p_key AND claim = '*' FOR UPDATE;
+    now := clock_timestamp();
+    DELETE FROM incumbent.sharer
+        WHERE FOUND AND key = p_key AND claim = p_claim AND (p_token IS NULL OR token = p_token)
+            AND expires > now
+        RETURNING token INTO given;
+    IF given IS NULL THEN
+        RETURN 'gone ' || p_claim;
+    END IF;
+    SELECT max(expires) INTO last FROM incumbent.sharer WHERE key = p_key AND expires > now;
+    UPDATE incumbent.record SET
+        claim = CASE WHEN last IS NULL THEN '' ELSE '*' END, expires = coalesce(last, '-infinity'),
+        ended = CASE WHEN token = given THEN now ELSE ended END, changes = changes + 1
+    WHERE key = p_key;
+    UPDATE incumbent.history SET ended = now WHERE key = p_key AND token = given;
+    PERFORM pg_notify('incumbent', p_key) FROM incumbent.record WHERE key = p_key AND waited > now;
+    RETURN 'released ' || p_claim;
 END $$;
 
 CREATE OR REPLACE FUNCTION incumbent.give(
@@ -635,10 +837,19 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
         'left', CASE WHEN r.expires > p_now THEN date_part('epoch', r.expires - p_now) ELSE 0 END)
 $$;
 
+CREATE OR REPLACE FUNCTION incumbent.sharers(r incumbent.record, p_now timestamptz) RETURNS json
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT json_agg(json_build_object('holder', s.holder, 'token', s.token, 'claim', s.claim,
+        'ttl', s.ttl, 'meta', encode(s.meta, 'hex'), 'for', date_part('epoch', p_now - s.since),
+        'left', date_part('epoch', s.expires - p_now), 'permits', s.permits) ORDER BY s.token)
+    FROM incumbent.sharer s WHERE s.key = r.key AND s.expires > p_now AND r.expires > p_now
+$$;
+
 CREATE OR REPLACE FUNCTION incumbent.shown(r incumbent.record, p_now timestamptz) RETURNS json
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT json_build_object('key', r.key, 'seen', r.token || '.' || r.changes,
         'reserved_for', r.reserved_for, 'holding', incumbent.holding(r, p_now),
+        'sharers', CASE WHEN r.claim = '*' THEN incumbent.sharers(r, p_now) END,
         'fields', (SELECT json_agg(json_build_array(f.name, encode(f.value, 'hex'), f.version))
             FROM incumbent.field f WHERE f.key = r.key),
         'slots', (SELECT json_agg(json_build_array(s.name, date_part('epoch', s.expires - p_now)))
@@ -686,6 +897,6 @@ END $$;
 REVOKE ALL ON ALL TABLES IN SCHEMA incumbent FROM PUBLIC;
 REVOKE ALL ON ALL FUNCTIONS IN SCHEMA incumbent FROM PUBLIC;
 SELECT incumbent.begin_epoch();
-INSERT INTO incumbent.version (major, minor) VALUES (2, 0)
+INSERT INTO incumbent.version (major, minor) VALUES (2, 1)
     ON CONFLICT (one) DO UPDATE SET major = excluded.major, minor = excluded.minor;
 COMMIT;

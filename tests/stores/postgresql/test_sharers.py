@@ -1,0 +1,167 @@
+"""PostgreSQL: what several hold at once, among those who look at the same moment, late or crash."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import psycopg
+import pytest
+
+from incumbent import clock
+from incumbent.errors import ConfigError, LeaseLost, StoreUnavailable
+from incumbent.model import UNLIMITED, Ask, Gone, Granted, Refused, Released
+from incumbent.sharing import ReadWriteLock, Semaphore
+from incumbent.stores.postgresql import with_token
+from incumbent.stores.postgresql.engine import PostgresEngine
+from tests.stores.postgresql.world import Party, new_claim, party, soon
+from tests.support.postgresql import PostgresServer
+from tests.support.waiting import eventually
+
+WAITS = """
+    select count(*) from pg_stat_activity where wait_event_type = 'Lock' and datname = '{database}'
+"""
+BACK_TO_2_0 = """
+    drop function incumbent.share, incumbent.share_renew, incumbent.share_give;
+    update incumbent.version set minor = 0;
+"""
+
+
+def two(ttl: float = 10.0) -> Ask:
+    return Ask(ttl, "me", 2)
+
+
+@pytest.fixture
+def one(postgres_server: PostgresServer, database: str) -> Iterator[Party]:
+    with party(postgres_server.url_of(database)) as made:
+        yield made
+
+
+@pytest.fixture
+def operator(
+    one: Party, postgres_server: PostgresServer, database: str
+) -> Iterator[psycopg.Connection[tuple[object, ...]]]:
+    with psycopg.connect(postgres_server.url_of(database)) as connection:
+        yield connection
+
+
+def waits(server: PostgresServer, database: str) -> bool:
+    return server.psql(WAITS.format(database=database)) == [(1,)]
+
+
+def leave(one: Party, grant: Granted) -> object:
+    return one.store.give(one.key, grant.claim, grant.token, soon(), shared=True)
+
+
+# -- at the same moment --------------------------------------------------------------------------
+
+
+def test_who_is_renewed_while_another_waits_for_the_row_still_counts(
+    one: Party,
+    operator: psycopg.Connection[tuple[object, ...]],
+    postgres_server: PostgresServer,
+    database: str,
+) -> None:
+    one.take(ask=two())
+    dying = one.take(new_claim(), ask=two(0.5))
+    operator.execute("select from incumbent.record for update")
+    with ThreadPoolExecutor(1) as pool:
+        eventually(lambda: one.store.read(one.key, soon()).holdings[1:] == ())
+        taking = pool.submit(one.store.take, one.key, new_claim(), two(), soon(0.9))
+        eventually(lambda: waits(postgres_server, database))
+        operator.execute(
+            "update incumbent.sharer set expires = expires + interval '1 minute' where claim = %s",
+            (dying.claim,),
+        )
+        operator.commit()
+        outcome = taking.result()
+    assert isinstance(outcome, Refused)
+    assert len(outcome.holders) == 2
+
+
+def test_who_finds_no_room_does_not_wait_for_the_row(
+    one: Party, operator: psycopg.Connection[tuple[object, ...]]
+) -> None:
+    for _ in range(2):
+        one.take(new_claim(), ask=two())
+    operator.execute("select from incumbent.record for update")
+    assert one.refused(ask=two()).reason == "held"
+    assert one.refused(ask=Ask(10.0, "me", 3)).reason == "permits"
+
+
+def test_a_shared_take_that_waited_for_the_row_until_its_time_was_over_is_not_carried_out(
+    one: Party,
+    operator: psycopg.Connection[tuple[object, ...]],
+    postgres_server: PostgresServer,
+    database: str,
+) -> None:
+    one.take(ask=two())
+    operator.execute("select from incumbent.record for update")
+    with ThreadPoolExecutor(1) as pool:
+        taking = pool.submit(one.store.take, one.key, new_claim(), two(), soon(0.3))
+        assert isinstance(taking.exception(), Exception)
+        operator.rollback()
+    eventually(lambda: not waits(postgres_server, database))
+    assert len(one.store.read(one.key, soon()).holdings) == 1
+
+
+# -- what a crash and another release make of it -------------------------------------------------
+
+
+def test_the_longest_ttl_of_those_who_share_is_known_after_a_crash(
+    one: Party, postgres_server: PostgresServer, database: str
+) -> None:
+    one.take(ask=two(100.0))
+    one.take(new_claim(), ask=two())
+    postgres_server.psql("truncate incumbent.epoch", database)
+    postgres_server.psql("select incumbent.hello()", database)
+    assert postgres_server.psql("select longest from incumbent.epoch", database) == [(100_000_000,)]
+
+
+def test_a_schema_of_the_release_before_serves_exclusive_leases_and_says_what_it_lacks(
+    one: Party, postgres_server: PostgresServer, database: str
+) -> None:
+    postgres_server.psql(BACK_TO_2_0, database)
+    granted = one.take()
+    assert one.store.give(one.key, granted.claim, granted.token, soon()) == Released()
+    with pytest.raises(StoreUnavailable, match=r"missing or too old.*doctor --fix"):
+        one.take(new_claim(), ask=two())
+    said = " ".join(what for _, what, _ in one.engine.diagnose(15.0, soon()))
+    assert "has version 2.0, which has no semaphores" in said
+    assert isinstance(one.engine, PostgresEngine)
+    one.engine.fix(clock.now() + 20)
+    one.take(new_claim(), ask=two())
+
+
+# -- beside the rest -----------------------------------------------------------------------------
+
+
+def test_a_read_write_lock_is_refused_for_want_of_a_line(
+    postgres_server: PostgresServer, database: str
+) -> None:
+    url = postgres_server.url_of(database)
+    with pytest.raises(ConfigError, match="needs a line of waiters"):
+        ReadWriteLock("prices", store=url)
+
+
+def test_of_those_who_share_the_newest_alone_may_write_under_its_token(
+    one: Party, postgres_server: PostgresServer, database: str
+) -> None:
+    url = f"{postgres_server.url_of(database)}?restart_wait=0"
+    older, newer = (Semaphore("gpu", 2, store=url).acquire() for _ in range(2))
+    with psycopg.connect(postgres_server.url_of(database)) as connection:
+        with_token(newer, connection)
+        with pytest.raises(LeaseLost):
+            with_token(older, connection)
+    older.release()
+    newer.release()
+
+
+def test_readers_leave_nothing_behind(
+    one: Party, postgres_server: PostgresServer, database: str
+) -> None:
+    grants = [one.take(new_claim(), ask=Ask(10.0, "me", UNLIMITED)) for _ in range(3)]
+    assert [leave(one, grant) for grant in grants] == [Released()] * 3
+    assert [leave(one, grant) for grant in grants] == [Gone()] * 3
+    assert postgres_server.psql("select * from incumbent.sharer", database) == []
+    assert postgres_server.psql("select claim from incumbent.record", database) == [("",)]
