@@ -7,8 +7,7 @@ The names are taken in one order, so that two who take the same ones never wait 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from functools import partial
 from types import EllipsisType, MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar, Unpack
@@ -22,7 +21,7 @@ from incumbent.options import LockSettings, OnLost, parse_timeout, wanted_from
 from incumbent.protocol.acquire import acquire_all
 from incumbent.protocol.held import Held
 from incumbent.protocol.link import Link, link_for
-from incumbent.protocol.port import run
+from incumbent.protocol.port import ManyPort, run
 from incumbent.protocol.release import release_all
 
 if TYPE_CHECKING:
@@ -104,17 +103,26 @@ class MultiLeaseHandle(Generic[H]):
             lease._body_is_over()
         return self._let_go()
 
-    @contextmanager
-    def _leaving(self) -> Iterator[list[Held]]:
-        """Those that are to be given back, while they are; the others are cleaned up later."""
+    async def _end(self, port: ManyPort) -> tuple[LeaseLost | None, bool]:
+        """Give all back: what was lost, if something was, and whether the store confirmed all."""
         for lease in self._leases:
             lease._work_is_over()
+        lost = self._loss()
         alive = [lease._held for lease in self._leases if lease._take_leave() is None]
         try:
-            yield alive
+            confirmed = await release_all(port, alive)
         finally:
             for held in alive:
                 self._link.keeper.disarm(held)
+        return lost or self._loss(), confirmed
+
+    async def _released(self, port: ManyPort) -> bool:
+        if self._let_go():
+            self._leases[0]._refuse_release()
+        lost, confirmed = await self._end(port)
+        if lost is not None:
+            raise lost
+        return confirmed
 
     def _renew_all(self, tell: Callable[[], None]) -> None:
         """Have all renewed now; `tell` is called once each of them was tried."""
@@ -163,17 +171,7 @@ class MultiLease(MultiLeaseHandle[Lease]):
 
     def release(self) -> bool:
         """Give all back together; False if the store did not confirm it. See Lease.release."""
-        if self._let_go():
-            self._leases[0]._refuse_release()
-        lost = self._loss()
-        confirmed = self._release()
-        if lost := lost or self._loss():
-            raise lost
-        return confirmed
-
-    def _release(self) -> bool:
-        with self._leaving() as alive:
-            return run(release_all(self._link.port, alive))
+        return run(self._released(self._link.port))
 
     def __enter__(self) -> Self:
         self.check()
@@ -188,9 +186,8 @@ class MultiLease(MultiLeaseHandle[Lease]):
     ) -> None:
         if self._body_is_over():
             return
-        lost = self._loss()
-        self._release()
-        if (lost := lost or self._loss()) is None:
+        lost, _ = run(self._end(self._link.port))
+        if lost is None:
             return
         if error is None:
             raise lost
@@ -231,17 +228,7 @@ class AsyncMultiLease(MultiLeaseHandle[AsyncLease]):
 
     async def release(self) -> bool:
         """Give all back in one request; see MultiLease.release."""
-        if self._let_go():
-            self._leases[0]._refuse_release()
-        lost = self._loss()
-        confirmed = await self._release()
-        if lost := lost or self._loss():
-            raise lost
-        return confirmed
-
-    async def _release(self) -> bool:
-        with self._leaving() as alive:
-            return await release_all(self._link.async_port(), alive)
+        return await self._released(self._link.async_port())
 
     async def __aenter__(self) -> Self:
         from incumbent.protocol.aio import ScopeOfAll
@@ -266,9 +253,8 @@ class AsyncMultiLease(MultiLeaseHandle[AsyncLease]):
             return
         first = min(self._leases, key=lambda lease: lease._held.machine.stop_at)
         first._scope = self._scope
-        lost = self._loss()
-        await self._release()
-        if (lost := lost or self._loss() or first._stopped()) is None:
+        lost, _ = await self._end(self._link.async_port())
+        if (lost := lost or first._stopped()) is None:
             return
         if error is None or (own_cancel and isinstance(error, CancelledError)):
             raise lost from error
