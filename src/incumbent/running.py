@@ -55,12 +55,14 @@ class EndablePort(SyncPort):
     async def wait_change(self, key: Key, seen: str, until: float) -> None:
         """See Store.wait_change; a change between two parts of the wait is found by `seen`."""
         while True:
-            part = min(until, clock.now() + self._looks_every)
-            self.store.wait_change(key, seen, part)
             if self.over:
                 raise Ended
+            part = min(until, clock.now() + self._looks_every)
+            self.store.wait_change(key, seen, part)
             if clock.now() < part or part >= until:
-                return
+                break
+        if self.over:
+            raise Ended
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from incumbent import AsyncGroup, Client, ConfigError, Group, Member, Misuse, cl
 from incumbent.model import Key
 from incumbent.protocol.link import Link
 from tests.support.faulty import FaultyEngine
+from tests.support.pace import took
 from tests.support.waiting import eventually
 
 
@@ -224,6 +225,16 @@ def test_on_asyncio_a_cancelled_body_leaves(engine: FaultyEngine) -> None:
         assert await group.members() == ()
 
     asyncio.run(main())
+
+
+def test_a_body_that_ends_at_once_waits_for_nothing(engine: FaultyEngine) -> None:
+    group = Group("workers", store=engine, ttl=600)
+    began = clock.now()
+    for _ in range(50):
+        with group.join():
+            pass
+    assert took(began) < 60
+    assert group.members() == ()
 
 
 def test_no_thread_is_left(engine: FaultyEngine) -> None:

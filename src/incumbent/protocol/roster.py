@@ -24,6 +24,8 @@ from incumbent.protocol.release import release
 
 MARK: Final = "@"
 """What the name of a member begins with; those of shards are digits."""
+_PARTED: Final = "parted"
+"""A field that is written when a name was removed."""
 WATCHED: Final = 3
 """How many others a member looks after: one that is frozen delays nobody's end."""
 _LEAST: Final = 0.02
@@ -156,10 +158,15 @@ class Roster:
         sake: they find out by our lease.
         """
         try:
-            guard = ByVersion(self._version)
-            await port.put(self.key, self.me, None, guard, self._until(port))
+            await self._remove(port, self.me, self._version)
         except StoreError:
             pass
+
+    async def _remove(self, port: MemberPort, name: str, version: int) -> None:
+        guard = ByVersion(version)
+        if isinstance(await port.put(self.key, name, None, guard, self._until(port)), Stored):
+            # Redis tells of a removal, but who begins to wait just then cannot see that it was.
+            await port.put(self.key, _PARTED, b"", None, self._until(port))
 
     async def leave(self, port: MemberPort) -> None:
         """Be no member any more, nor owe anything; see `strike`."""
@@ -213,8 +220,7 @@ class Roster:
             else:
                 del found[name]
                 if self.own is not None:
-                    guard = ByVersion(field.version)
-                    await port.put(self.key, name, None, guard, self._until(port))
+                    await self._remove(port, name, field.version)
 
     async def _lives(self, port: MemberPort, name: str, field: Field) -> bool:
         now = port.now()
