@@ -16,6 +16,7 @@ from tests.contract import mutants as bugs
 from tests.contract import mutants_of_elections as more
 from tests.contract import mutants_of_late_takes as late
 from tests.contract import mutants_of_lines as lines
+from tests.contract import mutants_of_sharing as sharing
 from tests.contract.worlds import FaultyMemoryStore, MemoryWorld
 
 CAUGHT_BY: list[tuple[type[MemoryTable], str]] = [
@@ -104,6 +105,23 @@ CAUGHT_BY: list[tuple[type[MemoryTable], str]] = [
     (lines.TheLineComesBeforeASuccessor, "a_successor_comes_before_the_line"),
     (lines.LeavingIsSilent, "who_leaves_when_its_turn_has_come_passes_it_on"),
     (lines.RepeatStandsInLine, "the_holder_repeats_its_take_whoever_waits"),
+    (
+        sharing.OneMoreThanThereArePermits,
+        "as_many_hold_it_as_there_are_permits_and_no_more",
+    ),
+    (
+        sharing.WriterComesBesideReaders,
+        "readers_keep_a_writer_out_and_a_writer_keeps_readers_out",
+    ),
+    (
+        sharing.ReaderComesBesideAWriter,
+        "readers_keep_a_writer_out_and_a_writer_keeps_readers_out",
+    ),
+    (sharing.AnyNumberOfPermits, "another_number_of_permits_is_refused_with_the_one_in_use"),
+    (sharing.ThoseWhoShareHaveOneToken, "each_holder_has_a_token_of_its_own_that_grows"),
+    (sharing.FirstToLeaveEndsItForAll, "who_left_is_gone_while_others_hold_it"),
+    (sharing.LastToComeSaysWhenItEnds, "each_ends_with_its_own_ttl"),
+    (sharing.ReadersPassAWriter, "readers_who_come_later_let_a_writer_pass"),
 ]
 
 
@@ -139,7 +157,7 @@ def test_a_planted_bug_is_caught(bug: type[MemoryTable], case: str, driver: str)
 def test_every_planted_bug_has_a_case() -> None:
     planted = {
         it
-        for module in (bugs, late, more, lines)
+        for module in (bugs, late, more, lines, sharing)
         for it in vars(module).values()
         if isinstance(it, type) and issubclass(it, MemoryTable) and it.__name__[0] != "_"
     }

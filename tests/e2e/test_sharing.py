@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from incumbent import clock
 from tests.e2e.sharer import TTL
 from tests.history.checker import check
 from tests.history.events import History, Witness
+from tests.stores.postgresql.world import new_database
 from tests.support.servers import ROOT, RedisServer
 from tests.support.waiting import eventually
 
@@ -21,12 +23,14 @@ KINDS = {"semaphore": ["2"] * 5, "readers and writers": ["read"] * 3 + ["write"]
 PERMITS = {"read": 0, "write": None}
 
 
-@pytest.fixture(params=["sqlite", "redis"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "sqlite":
-        return f"sqlite://{tmp_path}/leases.db"
-    server: RedisServer = request.getfixturevalue("redis_server")
-    return f"redis://127.0.0.1:{server.port}?restart_wait=0"
+def url_of(store: str, request: pytest.FixtureRequest, folder: Path) -> str:
+    if store == "sqlite":
+        return f"sqlite://{folder}/leases.db"
+    if store == "redis":
+        server: RedisServer = request.getfixturevalue("redis_server")
+        return f"redis://127.0.0.1:{server.port}?restart_wait=0"
+    postgres = request.getfixturevalue("postgres_server")
+    return str(postgres.url_of(new_database(postgres)))
 
 
 class Sharer:
@@ -67,11 +71,15 @@ class Sharer:
         return Witness(self._said.name, "job", token, begin, until, self.permits)
 
 
-@pytest.mark.parametrize("kinds", KINDS.values(), ids=list(KINDS))
+@pytest.mark.parametrize(
+    ("store", "kind"),
+    [*product(("sqlite", "redis"), KINDS), ("postgresql", "semaphore")],
+)
 def test_who_is_killed_at_work_leaves_room_and_nobody_is_beside_too_many(
-    url: str, kinds: list[str], tmp_path: Path
+    store: str, kind: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    sharers = [Sharer(url, kind, tmp_path / f"{n}") for n, kind in enumerate(kinds)]
+    url = url_of(store, request, tmp_path)
+    sharers = [Sharer(url, kind, tmp_path / f"{n}") for n, kind in enumerate(KINDS[kind])]
     try:
         eventually(lambda: all(one.turns() >= 5 for one in sharers))
         victims = [sharers[0], sharers[-1]]

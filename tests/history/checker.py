@@ -54,14 +54,23 @@ def check(history: History, *, but: frozenset[str] = frozenset()) -> list[Broken
 
 
 def _alone(spans: Sequence[Grant | Witness]) -> Iterator[str]:
-    """Spans of one name never overlap, not even by a microsecond."""
-    last: Grant | Witness | None = None
+    """Spans of one name overlap not even by a microsecond, or as many as there are permits."""
+    begun: list[Grant | Witness] = []
     for span in sorted(spans, key=_begin):
-        if last is not None and _begin(span) < last.until:
+        begun = [one for one in begun if one.until > _begin(span)]
+        against = [one for one in begun if not _share(one, span)]
+        if against:
+            last = max(against, key=lambda one: one.until)
             both = min(last.until, span.until) - _begin(span)
             yield f"for {both:.6f} s both {_said(last)} and {_said(span)}"
-        if last is None or span.until > last.until:
-            last = span
+        elif span.permits and len(begun) >= span.permits:
+            names = " and ".join(map(_said, begun))
+            yield f"{_said(span)} beside {names}, with {span.permits} permits"
+        begun.append(span)
+
+
+def _share(one: Grant | Witness, other: Grant | Witness) -> bool:
+    return one.permits is not None and one.permits == other.permits
 
 
 def _beliefs(history: History) -> Iterator[str]:
@@ -127,6 +136,8 @@ def _truth(history: History) -> Iterator[str]:
             if gone.claim == left.claim and mine.heard <= gone.at < left.at:
                 yield f"{left.who} was told released at {left.at:.3f}: removed at {gone.at:.3f}"
         for other in by_key[left.key]:
+            if _share(mine, other):
+                continue
             if mine.token < other.token and mine.heard < other.heard < left.at:
                 yield f"{left.who} was told released at {left.at:.3f}, after {_said(other)}"
                 break

@@ -30,6 +30,7 @@ class Grant:
 
     It was sent at `sent` and answered at `heard`. The holder believed from `heard` to `until`: a
     release, a loss, or the last deadline. `until` at or before `heard`: it never believed.
+    `permits`: how many may hold it at once if all say so, 0 any number; None: one.
     """
 
     who: str
@@ -39,17 +40,22 @@ class Grant:
     sent: float
     heard: float
     until: float
+    permits: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Witness:
-    """`who` worked from `begin` to `until`: told by somebody outside, who asks no store."""
+    """`who` worked from `begin` to `until`: told by somebody outside, who asks no store.
+
+    `permits`: see Grant.
+    """
 
     who: str
     key: str
     token: int
     begin: float
     until: float
+    permits: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

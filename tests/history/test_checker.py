@@ -68,6 +68,34 @@ def test_a_grant_that_came_too_late_is_no_belief() -> None:
     assert broken(replace(FIRST, heard=1.5, until=1.5), SECOND) == set()
 
 
+def test_as_many_believe_at_once_as_there_are_permits_and_no_more() -> None:
+    one, two = (replace(of, heard=0.5, until=2.0, permits=2) for of in (FIRST, SECOND))
+    third = Grant("c", "job", "c-1", 12, sent=0.4, heard=0.6, until=1.8, permits=2)
+    assert broken(one, two) == set()
+    assert broken(one, two, third) == {"belief"}
+    assert broken(one, two, replace(third, sent=2.1, heard=2.2, until=3.0)) == set()
+    readers = [replace(of, permits=0) for of in (one, two, third)]
+    assert broken(*readers) == set()
+
+
+@pytest.mark.parametrize("permits", [None, 0, 3])
+def test_who_asked_otherwise_believes_beside_nobody(permits: int | None) -> None:
+    one = replace(FIRST, until=2.0, permits=2)
+    other = replace(SECOND, heard=0.7, permits=permits)
+    assert broken(one, other) == {"belief"}
+    assert broken(one, replace(other, heard=2.1, until=3.0)) == set()
+
+
+def test_those_who_share_work_at_once_and_leave_in_any_order() -> None:
+    work = replace(WORK, permits=2)
+    beside = Witness("b", "job", 11, 0.2, 1.9, permits=2)
+    assert broken(work, beside) == set()
+    assert broken(work, beside, replace(beside, who="c", token=12)) == {"witness"}
+    one, two = (replace(of, until=2.0, permits=2) for of in (FIRST, SECOND))
+    left = Left("a", "job", "a-1", 2.0, "released")
+    assert broken(one, replace(two, heard=0.6), left) == set()
+
+
 def test_two_that_work_at_once_are_seen_whatever_they_believe() -> None:
     assert broken(WORK, Witness("b", "job", 11, 0.8, 1.9)) == {"witness"}
 

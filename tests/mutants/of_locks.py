@@ -6,6 +6,8 @@ from tests.mutants.mutation import Mutation, in_area
 
 _REENTRANT = ("tests/top/test_reentrant.py",)
 _MULTI = ("tests/top/test_multi.py",)
+_SHARING = ("tests/top/test_sharing.py",)
+_TABLE = ("tests/top/test_sharing.py", "tests/stores/test_table_shared.py")
 
 _p = in_area("protocol")
 
@@ -65,5 +67,49 @@ MUTATIONS: tuple[Mutation, ...] = (
         "            if answer is None or isinstance(answer, StoreError) or held.unsure:\n",
         "            if held.unsure:\n",
         *_MULTI,
+    ),
+    _p(
+        "one more than there are permits holds a semaphore",
+        "stores/table.py",
+        "if 0 < ask.permits <= len(sharing) else None\n",
+        "if 0 < ask.permits < len(sharing) else None\n",
+        *_TABLE,
+    ),
+    _p(
+        "who counts otherwise is let in",
+        "stores/table.py",
+        "    if ask.permits != permits:\n",
+        "    if not permits < 0:\n",
+        *_TABLE,
+    ),
+    _p(
+        "a read-write lock keeps no order of arrival",
+        "sharing.py",
+        '{**settings, "fair": True}',
+        '{**settings, "fair": False}',
+        *_SHARING,
+    ),
+    _p(
+        "a reader is told that it may write",
+        "inner.py",
+        "held.wanted.key != wanted.key or",
+        "held.wanted.ask != wanted.ask or",
+        *_SHARING,
+    ),
+    _p(
+        "a reader enters again, and writes",
+        "sharing.py",
+        'class ReadLock(Lock):\n    """The side of a ReadWriteLock that readers share."""\n\n'
+        "    __slots__ = ()\n    _permits = UNLIMITED\n    _may_be_reentrant = False\n",
+        'class ReadLock(Lock):\n    """The side of a ReadWriteLock that readers share."""\n\n'
+        "    __slots__ = ()\n    _permits = UNLIMITED\n",
+        *_SHARING,
+    ),
+    _p(
+        "locked() is said while a permit is left",
+        "handles.py",
+        "        return 0 < permits <= len(holdings)\n",
+        "        return bool(holdings)\n",
+        *_SHARING,
     ),
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 from incumbent.lease import State
 from incumbent.model import (
     Ask,
@@ -34,12 +36,13 @@ class Violation(AssertionError):
 class _Live:
     """What the store has to know of one lease, reckoned apart from it."""
 
-    __slots__ = ("claim", "epoch", "expires", "token")
+    __slots__ = ("claim", "epoch", "expires", "permits", "token")
 
-    def __init__(self, claim: str, token: int, epoch: str, expires: float) -> None:
-        self.claim = claim
-        self.token = token
-        self.epoch = epoch
+    def __init__(self, grant: Granted, permits: int | None, expires: float) -> None:
+        self.claim = grant.claim
+        self.token = grant.token
+        self.epoch = grant.epoch
+        self.permits = permits
         self.expires = expires
 
 
@@ -54,7 +57,7 @@ class Judge:
         self.overlaps = 0
         self.acquired = 0
         self.losses = 0
-        self._live: dict[Key, _Live] = {}
+        self._live: dict[Key, dict[str, _Live]] = defaultdict(dict)
         self._tokens: dict[Key, int] = {}
         self._believing: dict[Key, list[tuple[Client, Held]]] = {}
         self._all: list[tuple[Client, Held]] = []
@@ -76,19 +79,25 @@ class Judge:
 
     def granted(self, key: Key, claim: str, ask: Ask, grant: Granted, now: float) -> None:
         """The store granted a take."""
-        live = self._live.get(key)
-        standing = live is not None and live.expires > now
-        if live is not None and standing and live.claim == claim:
+        live = self._standing(key, claim, now)
+        if live is not None:
             if grant.token != live.token:
                 self.fail("repeat", f"the same claim got tokens {live.token} and {grant.token}")
             live.expires = max(live.expires, now + ask.ttl)
             return
-        if live is not None and standing and self._strict:
-            self.fail("two records", f"{key} was granted to {claim} while {live.claim} had it")
+        others = [one for one in self._live[key].values() if one.expires > now]
+        if self._strict and not _fits(ask.permits, [one.permits for one in others]):
+            names = ", ".join(one.claim for one in others)
+            self.fail("two records", f"{key} was granted to {claim} while {names} had it")
         self._check_new(key, claim, grant, now)
         self._tokens[key] = grant.token
         self._granted_at[claim] = now
-        self._live[key] = _Live(claim, grant.token, grant.epoch, now + ask.ttl)
+        self._live[key] = {one.claim: one for one in others}
+        self._live[key][claim] = _Live(grant, ask.permits, now + ask.ttl)
+
+    def _standing(self, key: Key, claim: str, now: float) -> _Live | None:
+        live = self._live[key].get(claim)
+        return live if live is not None and live.expires > now else None
 
     def _check_new(self, key: Key, claim: str, grant: Granted, now: float) -> None:
         if self._world.history is not None:
@@ -117,15 +126,12 @@ class Judge:
 
     def denied(self, key: Key, claim: str, now: float) -> None:
         """The store refused a take."""
-        live = self._live.get(key)
-        if live is not None and live.claim == claim and live.expires > now and self._strict:
+        if self._strict and self._standing(key, claim, now):
             self.fail("refused", f"{claim} holds {key}, and was refused its repeated take")
 
     def renewed(self, renewal: Renewal, outcome: RenewOutcome, now: float, epoch: str) -> None:
         """The store answered a renewal."""
-        live = self._live.get(renewal.key)
-        if live is not None and (live.expires <= now or live.claim != renewal.claim):
-            live = None
+        live = self._standing(renewal.key, renewal.claim, now)
         if isinstance(outcome, Renewed):
             if live is None:
                 self.fail("revived", f"{renewal.claim} was renewed, though its record was gone")
@@ -143,8 +149,8 @@ class Judge:
         self._given.add(claim)
         if self._world.history is not None:
             self._world.say("server", f"{key.name} is given back by {claim[-4:]}")
-        live = self._live.pop(key, None)
-        if self._strict and (live is None or live.claim != claim or live.expires <= now):
+        live = self._live[key].pop(claim, None)
+        if self._strict and (live is None or live.expires <= now):
             self.fail("stranger", f"{claim} released what it did not hold")
         if closed_for > 0:
             self._closed[key] = now + closed_for
@@ -162,9 +168,9 @@ class Judge:
         """The switch was thrown."""
         (self._paused.add if on else self._paused.discard)(key)
 
-    def forced(self, key: Key) -> None:
+    def forced(self, key: Key, claim: str) -> None:
         """An operator removed the record."""
-        self._live.pop(key, None)
+        self._live[key].pop(claim, None)
 
     # -- what the processes believe ----------------------------------------------------------
 
@@ -215,8 +221,8 @@ class Judge:
         self._check_alone(process, held)
         if not self._strict or not _believes(process, held):
             return
-        live = self._live.get(held.wanted.key)
-        if live is None or live.claim != held.claim or live.epoch != held.machine.epoch:
+        live = self._live[held.wanted.key].get(held.claim)
+        if live is None or live.epoch != held.machine.epoch:
             # After a restart, restart_wait protects the holder in place of the record.
             return
         end = self._world.store_clock.at(process.when(held.machine.deadline))
@@ -225,15 +231,17 @@ class Judge:
             self.fail("outlives", f"{process.name} believes {over:.4f} s beyond its record")
 
     def _check_alone(self, process: Client, held: Held) -> None:
-        for other, theirs in self._believing.get(held.wanted.key, ()):
-            if theirs is held or not _believes(other, theirs) or not _believes(process, held):
-                continue
-            self.overlaps += 1
-            if self._strict:
-                left = theirs.machine.deadline - other.now()
-                self.fail(
-                    "overlap", f"{process.name} and {other.name}, which believes {left:.4f} s more"
-                )
+        if not _believes(process, held):
+            return
+        believing = self._believing.get(held.wanted.key, ())
+        others = [one for one in believing if one[1] is not held and _believes(*one)]
+        if _fits(held.wanted.ask.permits, [theirs.wanted.ask.permits for _, theirs in others]):
+            return
+        self.overlaps += len(others)
+        if self._strict:
+            left = {other.name: theirs.machine.deadline - other.now() for other, theirs in others}
+            rest = " and ".join(f"{name}, which believes {left[name]:.4f} s more" for name in left)
+            self.fail("overlap", f"{process.name} and {rest}")
 
     def succeeded(self, process: Client, held: Held) -> None:
         """A body ended, and nothing tells its caller that the lease was lost."""
@@ -309,11 +317,17 @@ class Judge:
             world.at(by, self._check_gone, process, wanted.key, tuple(claims))
 
     def _check_gone(self, process: Client, key: Key, claims: tuple[str, ...]) -> None:
-        live = self._live.get(key)
-        if live is None or process.dead or live.claim not in claims:
-            return
-        if live.expires > self._world.store_clock.at(self._world.now):
-            self.fail("leak", f"{live.claim} of {process.name} still stands in the store")
+        now = self._world.store_clock.at(self._world.now)
+        left = [claim for claim in claims if self._standing(key, claim, now)]
+        if left and not process.dead:
+            self.fail("leak", f"{left[0]} of {process.name} still stands in the store")
+
+
+def _fits(permits: int | None, others: list[int | None]) -> bool:
+    """Whether one who asks with that number may hold it beside the others; see model.Ask."""
+    if permits is None or any(theirs != permits for theirs in others):
+        return not others
+    return not permits or len(others) < permits
 
 
 def _believes(process: Client, held: Held) -> bool:

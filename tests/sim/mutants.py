@@ -21,6 +21,7 @@ from incumbent.protocol.port import Debt, Port
 from incumbent.protocol.words import late_grant
 from incumbent.stores.table import MemoryTable
 from tests.contract import mutants as tables
+from tests.contract import mutants_of_sharing as sharing
 from tests.sim import server
 from tests.sim.judge import Judge
 from tests.sim.process import Process
@@ -287,6 +288,8 @@ def renewals_are_not_sent(patch: pytest.MonkeyPatch) -> None:
 
 _TOO_LONG = ("outlives", "two records", "overlap")
 _OPEN = ("closed", "at least")
+_TOO_MANY = ("two records", "overlap")
+_GONE = ("refused", "revived", "stranger", "two records", "outlives")
 
 # -- the store -------------------------------------------------------------------------------
 
@@ -303,6 +306,12 @@ table("slot given back by a stranger", tables.SlotNotCompared, "slots", "slot")
 table("slot that dies with its lease", tables.SlotDiesWithItsLease, "slots", "slot")
 table("release that forgets to close", tables.ReleaseForgetsToClose, "slots", *_OPEN)
 table("take that ignores a pause", tables.TakeIgnoresPause, "operators", "paused")
+table("one more than there are permits", sharing.OneMoreThanThereArePermits, "shared", *_TOO_MANY)
+table("writer beside readers", sharing.WriterComesBesideReaders, "shared", *_TOO_MANY)
+table("reader beside a writer", sharing.ReaderComesBesideAWriter, "shared", *_TOO_MANY)
+table("one token for all who share", sharing.ThoseWhoShareHaveOneToken, "shared", "tokens")
+table("first to leave ends it for all", sharing.FirstToLeaveEndsItForAll, "shared", *_GONE)
+table("last to come says when it ends", sharing.LastToComeSaysWhenItEnds, "shared", *_GONE)
 
 
 BY_NAME = {mutant.name: mutant for mutant in MUTANTS}

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from functools import cached_property
 
+from incumbent.model import UNLIMITED
+
 __all__ = ["PROFILES", "Fate", "Profile"]
 
 
@@ -58,6 +60,8 @@ class Profile:
     operators: float = 0.0
     slots: float = 0.0
     """For how long a slot is closed to others; 0: nobody uses one."""
+    shares: tuple[tuple[int | None, ...], ...] = ()
+    """One of these is drawn for a world: with what permits (see Ask) its clients ask, in line."""
     bounds: bool = False
     """Whether at_least_for and at_most_for are used."""
     prompt: float = 0.0
@@ -162,6 +166,19 @@ _ALL = (
         restarts=0.2,
         wipes=0.5,
         faults=((Fate.LOST_REPLY, 0.05), (Fate.LOST_REQUEST, 0.05), *_STALLS),
+    ),
+    Profile(
+        "shared",
+        "semaphores, or readers and writers; requests are lost, processes stop and die",
+        clients=(3, 5),
+        shares=((2,), (3,), (UNLIMITED, UNLIMITED, None), (2, 2, None)),
+        faults=(*_LOSSY, *_STALLS),
+        interrupts=0.03,
+        crashes=0.1,
+        freezes=0.1,
+        restarts=0.15,
+        wipes=0.5,
+        idle=0.2,
     ),
     Profile(
         "forgetful",

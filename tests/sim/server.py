@@ -147,7 +147,7 @@ class Server:
         """Somebody removes the record under its holder."""
         holdings = self.table.read(key, self.now()).holdings
         if holdings:
-            self._judge.forced(key)
+            self._judge.forced(key, holdings[0].claim)
             self.table.give(key, holdings[0].claim, None, self.now(), self.wall(), 0.0, None)
             self._hint(key)
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 from typing import Protocol
 
 from incumbent import policy
-from incumbent.model import Ask, Key, Slot
+from incumbent.model import Ask, Key, Queue, Slot
 from incumbent.protocol.held import Wanted
 from tests.sim.profiles import Fate, Profile
 from tests.sim.tasks import Clock, Schedule
@@ -53,6 +54,7 @@ class Setting(Schedule):
         self.policy = policy.Policy(self.ttl, margin=profile.margin, lock_delay=delay)
         self._quick = self.policy.request_timeout * 0.1
         self.store_clock = self.draw_clock()
+        self._shares = rng.choice(profile.shares) if profile.shares else ()
 
     def say(self, who: str, text: str) -> None:
         """A line of the history, if somebody reads it."""
@@ -102,4 +104,8 @@ class Setting(Schedule):
         if profile.bounds and rng.random() < 0.4:
             at_most = max(at_least, ttl * (0.3 + rng.random()))
         ask = Ask(self.policy.kept, "sim", slot=slot)
-        return Wanted(KEY, ask, ask, self.policy, at_most or _INF, at_least)
+        if not self._shares:
+            return Wanted(KEY, ask, ask, self.policy, at_most or _INF, at_least)
+        ask = replace(ask, permits=rng.choice(self._shares))
+        waiting = replace(ask, queue=Queue(ttl / 3, fair=rng.random() < 0.7))
+        return Wanted(KEY, ask, waiting, self.policy)
