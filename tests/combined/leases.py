@@ -109,16 +109,16 @@ class Teller(Judge):
                 self._ends(claim)
         super().died(process)
 
-    def forced(self, key: Key) -> None:
+    def forced(self, key: Key, claim: str) -> None:
         """See Judge.forced."""
-        self._removed(key)
-        super().forced(key)
+        self._removed(key, claim)
+        super().forced(key, claim)
 
     def restarted(self, *, empty: bool) -> None:
         """See Judge.restarted."""
         if empty:
-            for key in list(self._live):
-                self._removed(key)
+            for key, claim in self._records():
+                self._removed(key, claim)
         super().restarted(empty=empty)
 
     def restored(self, claims: set[str]) -> None:
@@ -128,19 +128,21 @@ class Teller(Judge):
             for one in self.told.events
             if not (isinstance(one, Removed) and one.claim in claims)
         ]
-        for key, live in list(self._live.items()):
-            if live.claim not in claims:
-                self._removed(key)
-                del self._live[key]
+        for key, claim in self._records():
+            if claim not in claims:
+                self._removed(key, claim)
+                del self._live[key][claim]
 
     def settled(self, debt: Debt) -> None:
         """Nobody remembers the claim any more."""
         self.told.tell(GivenUp("", debt.key.name, debt.claim, self._world.now))
 
-    def _removed(self, key: Key) -> None:
-        live = self._live.get(key)
-        if live is not None:
-            self.told.tell(Removed(key.name, live.claim, self._world.now))
+    def _records(self) -> list[tuple[Key, str]]:
+        return [(key, claim) for key, claims in self._live.items() for claim in claims]
+
+    def _removed(self, key: Key, claim: str) -> None:
+        if claim in self._live.get(key, {}):
+            self.told.tell(Removed(key.name, claim, self._world.now))
 
     def _ends(self, claim: str) -> None:
         if claim not in self._open:

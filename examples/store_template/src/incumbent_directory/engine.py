@@ -76,8 +76,9 @@ class DirectoryStore:
         closed_for: float = 0.0,
         reserve_for: str | None = None,
         slot: str | None = None,
+        shared: bool = False,
     ) -> GiveOutcome:
-        """See Store.give."""
+        """See Store.give; nothing is shared here."""
         if reserve_for is not None or slot is not None:
             raise _lacks("reservations or slots")
         with self._files.locked(until):
