@@ -27,6 +27,7 @@ _FRESH: Final = 0.5
 """For so many seconds a refusal is told to others, and an answer on its way is waited for."""
 _SILENT: Final = 15.0
 """A waiter of which nothing is heard for so many seconds stands in line no more."""
+_BRIEF: Final = 0.01
 _MARK: Final = "|"
 
 Facts = TypeVar("Facts")
@@ -52,14 +53,15 @@ class _Waiter:
 class _Line:
     """The waiters of one name in the order of arrival, and those that come new.
 
-    `asked`: the instant at which a new one began to ask; `refused`: the last refusal, of the
-    instant `at`.
+    `holder`: a claim of this process that holds the lease; `asked`: the instant at which a new one
+    began to ask; `refused`: the last refusal, of the instant `at`.
     """
 
     def __init__(self) -> None:
         self.waiters: dict[str, _Waiter] = {}
         self.new: dict[str, _Waiter] = {}
         self.asked = -inf
+        self.holder: str | None = None
         self.refused: Refused | None = None
         self.at = -inf
 
@@ -150,6 +152,20 @@ class Turns:
             line.leave(claim)
             self.tidy(key, line)
 
+    def holds(self, key: Key) -> bool:
+        """Whether a claim of this process holds the lease, as far as is known here."""
+        line = self._lines.get(key)
+        return line is not None and line.holder is not None
+
+    def given(self, key: Key, claim: str) -> None:
+        """It holds the lease no more, as far as is known here."""
+        line = self._lines.get(key)
+        if line is not None and line.holder == claim:
+            line.holder = None
+            first = line.first()
+            if first is not None:
+                first.tell()
+
     def tidy(self, key: Key, line: _Line) -> None:
         """Forget a line in which nobody stands."""
         if not line.waiters and not line.new:
@@ -185,6 +201,9 @@ class Turns:
             while not waiter.told and _now() < until:
                 first = line.first()
                 if first is waiter:
+                    if line.holder is not None:
+                        # Most holders of our own are brief: their release is heard here at once.
+                        await wakeup.wait(min(until, _now() + _BRIEF))
                     await listen()
                     return
                 # The first may have gone without a word.
@@ -229,6 +248,7 @@ class TakesTurns(Planned[Facts]):
         try:
             outcome = await self.run(self.dialect.take(key, claim, ask), until)
             if isinstance(outcome, Granted):
+                line.holder = claim
                 line.leave(claim)
                 if line.new:
                     holding = Holding(ask.holder, outcome.token, ask.ttl, ask.ttl)
@@ -244,7 +264,10 @@ class TakesTurns(Planned[Facts]):
         self, key: Key, claim: str, token: int | None, until: float, **parting: Unpack[Parting]
     ) -> GiveOutcome:
         self.turns.leave(key, claim)
-        return await self.run(self.dialect.give(key, claim, token, **parting), until)
+        try:
+            return await self.run(self.dialect.give(key, claim, token, **parting), until)
+        finally:
+            self.turns.given(key, claim)
 
     async def wait_change(self, key: Key, seen: str, until: float) -> None:
         seen, turn, claim = seen.partition(_MARK)

@@ -126,6 +126,22 @@ def test_two_hundred_waiters_in_processes_threads_and_tasks_get_it_for_few_reque
     assert _line(own_etcd) == []
 
 
+def test_among_tasks_of_one_process_a_grant_costs_two_requests(own_etcd: EtcdServer) -> None:
+    async def one(client: AsyncClient) -> None:
+        async with client.lock("many", ttl=_TTL, timeout=30):
+            pass
+
+    async def main() -> None:
+        async with AsyncClient(own_etcd.store_url()) as client:
+            await one(client)
+            before = own_etcd.requests()["Txn"]
+            await asyncio.gather(*(one(client) for _ in range(100)))
+            # And for some it is looked where they stand in line.
+            assert own_etcd.requests()["Txn"] - before < 100 * 2.5
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_waiter_that_dies_or_freezes_holds_up_the_others_for_a_moment(
     own_etcd: EtcdServer, how: signal.Signals

@@ -68,6 +68,7 @@ class Take:
         self.admitted_by: int | None = None
         self.own_slot = False
         self.slot_lease = ""
+        self.line_at = 0
 
     def run(self) -> Steps[TakeOutcome]:
         for _ in range(_ROUNDS):
@@ -148,6 +149,9 @@ class Take:
             state.revision = kv.revision_of(reply)
             state.due = sent + self.ask.ttl
             state.surplus = self._surplus(reply)
+            if self.line_at:
+                others = reply["responses"][self.line_at]["response_range"].get("count", 0)
+                sessions.note_line(self.key, int(others))
             return _granted(state, self.incarnation, sent)
         self._restore(state, before)
         found = self._holder(reply)
@@ -168,6 +172,7 @@ class Take:
     def request(self, state: ClaimState, candidacy: str) -> Request:
         """A take in doubt is the caller's to repeat, who remembers that there were two."""
         names, ask, admitted_by = self.names, self.ask, self.admitted_by
+        self.line_at = 0
         compare = [kv.absent(names.late(self.claim)), kv.free(names.leases)]
         past = kv.packed(holder=state.holder, since=state.since)
         success = [
@@ -179,6 +184,8 @@ class Take:
         if ask.queue is not None and self.key in self.sessions.lined:
             # Further waiters of this process go to the end of the line.
             success.append(kv.delete(self.sessions.place(self.key)))
+            self.line_at = len(success)
+            success.append(kv.read_all(names.line, kv.COUNT))
         if admitted_by is None:
             compare.append(kv.free(names.switches))
         else:
