@@ -36,6 +36,13 @@ _THEN = {
     "DialingPanel(panel.process, panel.machines, self.quorum)": "DialingPanel("
     "panel.process, panel.machines, clock, revoke=dialect.revoke)\n"
     "        self.rounds = Rounds(self.quorum)",
+    "from incumbent.model import UNLIMITED": "UNLIMITED = 0",
+    ", lock_delay=delay)": ")",
+    "policy.kept": "policy.ttl",
+    "self._world.policy.lock_delay": "0.0",
+    "held.wanted.ask.permits": "None",
+    "theirs.wanted.ask.permits": "None",
+    "ask.permits": "None",
 }
 """What is used of the product by another name than before there was `protocol/`."""
 _CLAIMANT = Path("tests/quorum/claimant.py")
