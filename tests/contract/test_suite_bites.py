@@ -190,10 +190,12 @@ def test_a_class_in_between_takes_no_cases_away() -> None:
 
     class Rich(Between):
         capabilities = Capabilities(queue=True)
+        test_a_fair_line_is_served_in_the_order_of_arrival = None  # type: ignore[assignment]
 
     case = "test_who_asks_again_keeps_its_place"
     assert case not in _cases(Between)
     assert case in _cases(Rich)
+    assert "test_a_fair_line_is_served_in_the_order_of_arrival" not in _cases(Rich)
 
 
 def test_a_suite_can_be_narrowed_to_the_cases_of_a_hook() -> None:

@@ -297,7 +297,7 @@ def levels(
 ) -> list[str]:
     found = findings(
         json.dumps(GOOD | change).encode(),
-        {"major": 2, "minor": 0, "up": up},
+        {"major": 2, "minor": 1, "up": up},
         ttl=ttl, named=named, wait=15.0, trip=trip, wall=lambda: 1000.2, number=150004, backend=42,
         encrypted=True,
     )  # fmt: skip

@@ -50,19 +50,24 @@ class StoreContract(
     ttl: ClassVar[float] = 0.5
     """A ttl that is waited out by `World.pass_time`; larger is steadier where that sleeps."""
 
+    _left_out: ClassVar[frozenset[str]] = frozenset()
+
     def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)
         flags = {name for name, value in asdict(cls.capabilities).items() if value is True}
         # What a restart leaves alone has a case of its own.
         flags.add("survives_restart" if cls.capabilities.survives_failover else "ends_by_restart")
         offered = flags | cls.hooks
+        before, left_out = cls._left_out, set[str]()
         for name in [name for name in dir(StoreContract) if name.startswith("test_")]:
             needed = needs_of(getattr(StoreContract, name))
             if not needed <= offered or (cls.only and not needed & cls.only):
+                left_out.add(name)
                 setattr(cls, name, None)  # pytest collects what can be called
-            elif getattr(cls, name) is None:
+            elif name in before and name not in vars(cls):
                 # A class between this one and the suite declares less.
                 setattr(cls, name, getattr(StoreContract, name))
+        cls._left_out = frozenset(left_out)
 
     @pytest.fixture
     def world(self) -> World:
