@@ -91,9 +91,9 @@ def _tokens(history: History) -> Iterator[str]:
         yield from _shared(grants)
         yield from _grow(grants, lambda grant: grant.sent, lambda grant: grant.heard)
         believed = [grant for grant in grants if grant.until > grant.heard]
-        yield from _grow(believed, _begin, lambda grant: grant.until)
+        yield from _grow(believed, _begin, lambda grant: grant.until, beside=_share)
     for worked in _by_key(history.of(Witness)).values():
-        yield from _grow(worked, _begin, lambda work: work.until)
+        yield from _grow(worked, _begin, lambda work: work.until, beside=_share)
 
 
 def _shared(grants: Sequence[Grant]) -> Iterator[str]:
@@ -104,17 +104,29 @@ def _shared(grants: Sequence[Grant]) -> Iterator[str]:
             yield f"one token for two claims: {_said(first)} and {_said(grant)}"
 
 
-def _grow(spans: list[T], begun: Callable[[T], float], over: Callable[[T], float]) -> Iterator[str]:
-    """Whatever began after another was over has a larger token."""
+def _grow(
+    spans: list[T],
+    begun: Callable[[T], float],
+    over: Callable[[T], float],
+    beside: Callable[[T, T], bool] = lambda *_: False,
+) -> Iterator[str]:
+    """Whatever began after another was over has a larger token.
+
+    Not so of two that may be held `beside` each other: the one that was granted first may be slow
+    to hear of it, and to begin.
+    """
     ended, at = sorted(spans, key=over), 0
-    largest: T | None = None
+    largest: dict[int | None, T] = {}
     for later in sorted(spans, key=begun):
         while at < len(ended) and over(ended[at]) < begun(later):
-            if largest is None or ended[at].token > largest.token:
-                largest = ended[at]
+            one = ended[at]
+            if one.permits not in largest or one.token > largest[one.permits].token:
+                largest[one.permits] = one
             at += 1
-        if largest is not None and later.token <= largest.token and not _same(largest, later):
-            yield f"{_said(later)} came after {_said(largest)}"
+        for before in largest.values():
+            wrong = later.token <= before.token and not _same(before, later)
+            if wrong and not beside(before, later):
+                yield f"{_said(later)} came after {_said(before)}"
 
 
 def _same(one: Grant | Witness, other: Grant | Witness) -> bool:

@@ -78,6 +78,14 @@ def test_as_many_believe_at_once_as_there_are_permits_and_no_more() -> None:
     assert broken(*readers) == set()
 
 
+def test_one_that_shares_may_begin_later_than_another_with_a_larger_token_has_ended() -> None:
+    work = [Witness("b", "job", 11, 0.1, 0.2, 0), Witness("a", "job", 10, 0.3, 0.4, 0)]
+    assert check(History(list(work))) == []
+    for permits in (None, 3):
+        (broken,) = check(History([work[0], replace(work[1], permits=permits)]))
+        assert broken.rule == "tokens"
+
+
 @pytest.mark.parametrize("permits", [None, 0, 3])
 def test_who_asked_otherwise_believes_beside_nobody(permits: int | None) -> None:
     one = replace(FIRST, until=2.0, permits=2)
