@@ -237,3 +237,18 @@ def test_a_reservation_is_told_to_each_once() -> None:
         await asyncio.gather(*waiting, return_exceptions=True)
 
     play(body)
+
+
+def test_a_line_that_is_left_takes_no_later_one_with_it() -> None:
+    async def body(store: Store) -> None:
+        left = store.turns.line(KEY)
+        store.turns.tidy(KEY, left)
+        outcome = await asks(store, "waits")
+        assert isinstance(outcome, Queued)
+        # One that asked in the first of them hears its answer only now.
+        store.turns.tidy(KEY, left)
+        assert store.turns.waits(KEY)
+        store.turns.leave(KEY, "waits")
+        assert not store.turns.waits()
+
+    play(body)

@@ -167,12 +167,13 @@ class Turns:
                 first.tell()
 
     def tidy(self, key: Key, line: _Line) -> None:
-        """Forget a line in which nobody stands."""
-        if not line.waiters and not line.new:
-            self._lines.pop(key, None)
-            if line.waiters or line.new:
-                # Somebody joined it just now.
-                self._lines.setdefault(key, line)
+        """Forget a line in which nobody stands; another one may have begun since."""
+        if line.waiters or line.new or self._lines.get(key) is not line:
+            return
+        found = self._lines.pop(key, None)
+        if found is not None and (found.waiters or found.new):
+            # Somebody joined it just now.
+            self._lines.setdefault(key, found)
 
     def waits(self, key: Key | None = None) -> bool:
         """Whether anybody does, for that name or at all."""
