@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from incumbent import clock
-from incumbent.errors import StoreUnavailable
+from incumbent.errors import OutcomeUnknown, StoreUnavailable
 from incumbent.model import Ask, Granted, Holding, Key, Queue, Queued, Refused, TakeOutcome
 from incumbent.net.readers import SharedWakeup, Wakeup
 from incumbent.stores import turns
@@ -235,6 +235,22 @@ def test_a_reservation_is_told_to_each_once() -> None:
         for each in waiting:
             each.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
+
+    play(body)
+
+
+def test_one_whose_take_got_no_answer_asks_again_for_itself() -> None:
+    async def body(store: Store) -> None:
+        store.error = OutcomeUnknown("no answer")
+        with pytest.raises(OutcomeUnknown):
+            await asks(store, "doubted")
+        store.error = None
+        await asks(store, "refused")
+        # That refusal may name the very claim that asks now.
+        await asks(store, "doubted")
+        assert store.asked == ["doubted", "refused", "doubted"]
+        store.turns.leave(KEY, "doubted")
+        assert not store.turns.doubted
 
     play(body)
 

@@ -138,6 +138,8 @@ class Turns:
     def forget(self) -> None:
         """In a fork's child: they were the parent's."""
         self._lines: dict[Key, _Line] = {}
+        self.doubted: set[str] = set()
+        """Claims whose last take got no answer: the lease may be theirs."""
 
     def line(self, key: Key) -> _Line:
         line = self._lines.get(key)
@@ -147,6 +149,7 @@ class Turns:
 
     def leave(self, key: Key, claim: str) -> None:
         """It waits no more: the next one has its turn."""
+        self.doubted.discard(claim)
         line = self._lines.get(key)
         if line is not None:
             line.leave(claim)
@@ -241,13 +244,15 @@ class TakesTurns(Planned[Facts]):
         if ask.queue is None or ask.candidacy > 0 or ask.permits is not None:
             return await self.run(self.dialect.take(key, claim, ask), until)
         line = self.turns.line(key)
-        if claim not in line.waiters:
+        if claim not in line.waiters and claim not in self.turns.doubted:
             heard = await line.hear(claim, until, self.wakeup)
             if heard is not None:
                 return line.stand(claim, heard)
         refused: Refused | None = None
         try:
+            self.turns.doubted.add(claim)
             outcome = await self.run(self.dialect.take(key, claim, ask), until)
+            self.turns.doubted.discard(claim)
             if isinstance(outcome, Granted):
                 line.holder = claim
                 line.leave(claim)
