@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Generic, Self, TypeVar, Unpack
 
 from incumbent import clock
 from incumbent.bodies import awaitable, is_async, name_of, not_deferred, refuse_generator
-from incumbent.candidacy import Metadata
+from incumbent.candidacy import Metadata, TermHandle
 from incumbent.division import check_count
 from incumbent.durations import Duration
 from incumbent.election import encode_metadata
@@ -49,7 +49,20 @@ _BE_ASYNC = "coroutines belong to AsyncShards"
 _BE_BLOCKING = "blocking work belongs to Shards"
 
 
-class Shard(Term):
+class _ShardHandle(TermHandle):
+    """A shard that this member holds."""
+
+    __slots__ = ()
+
+    _number: int
+
+    @property
+    def number(self) -> int:
+        """Which shard it is, from 0; `fencing_token` orders those that held it."""
+        return self._number
+
+
+class Shard(_ShardHandle, Term):
     """One shard, for as long as this member holds it: a Term whose work is asked to stop in time.
 
     That is also when the shard is another member's: only the end of the work gives it away.
@@ -60,11 +73,6 @@ class Shard(Term):
     def __init__(self, link: Link, held: Held, number: int) -> None:
         super().__init__(link, held, None, "raise")
         self._number = number
-
-    @property
-    def number(self) -> int:
-        """Which shard it is, from 0; `fencing_token` orders those that held it."""
-        return self._number
 
     def wait_stop(self, timeout: Duration | None = None) -> bool:
         """Block until the work has to stop; see Term.wait_stop.
@@ -77,7 +85,7 @@ class Shard(Term):
         return self.stopping
 
 
-class AsyncShard(AsyncTerm):
+class AsyncShard(_ShardHandle, AsyncTerm):
     """One shard, for as long as this member holds it: an AsyncTerm whose body is cancelled in time.
 
     That is also when the shard is another member's: only the end of the body gives it away.
@@ -88,11 +96,6 @@ class AsyncShard(AsyncTerm):
     def __init__(self, link: Link, held: Held, number: int) -> None:
         super().__init__(link, held, None, "raise")
         self._number = number
-
-    @property
-    def number(self) -> int:
-        """Which shard it is, from 0; `fencing_token` orders those that held it."""
-        return self._number
 
     def _ask_to_stop(self) -> None:
         self._steering.asked = True

@@ -154,7 +154,7 @@ class Commands:
 
     def _give_share(self, key: Key, claim: str, token: int | None) -> bytes:
         if not token:
-            return self._give(key, claim, token, None, 0, "", "", "shared")
+            return self._give(key, claim, token, None, 0, shared=True)
         kept = self._shares.get(key)
         if kept is None:
             names = self.naming.of(key)
@@ -176,19 +176,26 @@ class Commands:
 
         Nobody trusts what the grant left beside the lease: see take.lua.
         """
-        slot = ask.slot.name if ask.slot else None
-        more = () if ask.permits is None else ("shared",)
-        return self._give(key, grant.claim, grant.token, slot, 0, "", "undo", *more)
+        slot, shared = ask.slot.name if ask.slot else None, ask.permits is not None
+        return self._give(key, grant.claim, grant.token, slot, 0, "", "undo", shared=shared)
 
     def _give(
-        self, key: Key, claim: str, token: int | None, slot: str | None, closed: int, *more: Part
+        self,
+        key: Key,
+        claim: str,
+        token: int | None,
+        slot: str | None,
+        closed: int,
+        *more: Part,
+        shared: bool = False,
     ) -> bytes:
         names = self.naming.of(key)
         keys = [names.main, names.companion, names.line]
         if slot is not None:
             keys.append(names.slot(slot))
-        elif len(more) == 3:
+        elif shared:
             keys.append(names.sharers)
+            more = (*(more or ("", "")), "shared")
         held, any_token = held_by(claim, token), held_by(claim, None)
         return SCRIPTS["give"].call(len(keys), *keys, held, names.channel, closed, any_token, *more)
 
