@@ -26,10 +26,10 @@ from incumbent.handles import LeaseHandle, LockHandle, loss_of
 from incumbent.lease import State
 from incumbent.meters import Sample
 from incumbent.model import Record, Refused
-from incumbent.options import LockSettings, rank_from
+from incumbent.options import PERMITS_MOST, LockSettings, rank_from
 from incumbent.protocol.chance import draw_jitter
 from incumbent.protocol.notifier import notifier
-from incumbent.protocol.observe import Observation, ReadingPort, read_leader
+from incumbent.protocol.observe import Observation, ReadingPort, read_leaders
 
 if TYPE_CHECKING:
     from incumbent.protocol.given import StoreLike
@@ -52,6 +52,7 @@ class ElectionSettings(LockSettings, Generic[T], total=False):
     on_leader_change: OnLeaderChange | None
     priority: int | None
     step_down_after: Duration | None
+    seats: int
 
 
 class Steering:
@@ -115,6 +116,7 @@ class ElectionHandle(LockHandle[T], Generic[T]):
         "_on_elected",
         "_on_leader_change",
         "_on_revoked",
+        "_permits",
         "_standing",
         "_term",
         "_terms",
@@ -133,9 +135,12 @@ class ElectionHandle(LockHandle[T], Generic[T]):
         on_leader_change: OnLeaderChange | None = None,
         priority: int | None = None,
         step_down_after: Duration | None = None,
+        seats: int = 1,
         **settings: Unpack[LockSettings],
     ) -> None:
         encoded = encode_metadata(metadata)
+        alone = {"priority": priority, "on_leader_change": on_leader_change}
+        self._permits = _permits_of(seats, *(of for of, said in alone.items() if said is not None))
         super().__init__(name, store=store, namespace=namespace, timeout=timeout, **settings)
         policy, can = self._wanted.policy, self._link.engine.capabilities
         wanted, candidacy = self._wanted, 0.0
@@ -165,6 +170,11 @@ class ElectionHandle(LockHandle[T], Generic[T]):
     def holder(self) -> str:
         """Who this candidate is, as others see it."""
         return self._wanted.ask.holder
+
+    @property
+    def seats(self) -> int:
+        """How many may lead at once, in the whole fleet."""
+        return self._permits or 1
 
     @property
     def term(self) -> T | None:
@@ -239,8 +249,9 @@ class ElectionHandle(LockHandle[T], Generic[T]):
         yield Sample("incumbent_terms_total", name, self._terms[0])
         if term is not None:
             yield Sample("incumbent_lease_remaining_seconds", name, term.remaining)
-        leaderless = self._absence.seconds(clock.now())
-        yield Sample("incumbent_leaderless_seconds_total", name, leaderless)
+        if self.seats == 1:
+            leaderless = self._absence.seconds(clock.now())
+            yield Sample("incumbent_leaderless_seconds_total", name, leaderless)
 
     def _leader_seen(self, leader: Leader | None) -> None:
         if leader == self._leader:
@@ -285,6 +296,8 @@ class ElectionHandle(LockHandle[T], Generic[T]):
         return True
 
     def _refuse_transfer(self, to: str) -> T:
+        if self.seats > 1:
+            raise Misuse(f"transfer: one of {self.seats} seats cannot be kept for {to!r}; resign()")
         can = self._link.engine.capabilities
         if not (can.candidates and can.reservations):
             raise ConfigError("transfer: this store does not know who stands by", name="to")
@@ -304,12 +317,28 @@ class ElectionHandle(LockHandle[T], Generic[T]):
             )
         term._held.reserve_for = to
 
-    def _read_leader(self, port: ReadingPort) -> Coroutine[Any, Any, Leader | None]:
-        return read_leader(port, self._wanted.key, self._wanted.policy.request_timeout)
+    def _read_leaders(self, port: ReadingPort) -> Coroutine[Any, Any, tuple[Leader, ...]]:
+        return read_leaders(port, self._wanted.key, self._wanted.policy.request_timeout)
+
+    def _refuse_seats(self, what: str) -> None:
+        if self.seats > 1:
+            raise Misuse(f"{what}: {self.name!r} has {self.seats} seats: ask leaders() for all")
 
     def _observation(self) -> Observation:
+        self._refuse_seats("observe")
         policy = self._wanted.policy
         return Observation(self._wanted.key, policy.ttl, policy.request_timeout)
+
+
+def _permits_of(seats: int, *alone: str) -> int | None:
+    """As Ask has it; `alone`: settings that are for one leader only. Raises ConfigError."""
+    if type(seats) is not int or not 1 <= seats <= PERMITS_MOST:
+        raise ConfigError(f"seats={seats!r:.40}: a number from 1 to {PERMITS_MOST:,}", name="seats")
+    if seats > 1 and alone:
+        raise ConfigError(
+            f"{alone[0]} is for one leader, and seats={seats} has several", name=alone[0]
+        )
+    return None if seats == 1 else seats
 
 
 def _leader_by_term(term: TermHandle) -> Leader:

@@ -122,19 +122,25 @@ def _mapping(raw: bytes) -> dict[str, str]:
 
 def leader_of(record: Record) -> Leader | None:
     """Who leads by a record that was read."""
-    return _leader(record.holdings)
+    return _first(record.holdings)
+
+
+def leaders_of(record: Record) -> tuple[Leader, ...]:
+    """All who lead by a record that was read, in the order of their terms."""
+    return tuple(sorted(map(_leader, record.holdings), key=lambda leader: leader.term))
 
 
 def leader_by_refusal(refused: Refused) -> Leader | None:
     """Who leads by a refusal; it may lack the metadata, for a store may leave them out there."""
-    return _leader(refused.holders) if refused.reason == "held" else None
+    return _first(refused.holders) if refused.reason == "held" else None
 
 
-def _leader(holdings: tuple[Holding, ...]) -> Leader | None:
-    if not holdings:
-        return None
-    first = holdings[0]
-    return Leader(first.holder, first.token, read_metadata(first.meta), first.meta)
+def _first(holdings: tuple[Holding, ...]) -> Leader | None:
+    return _leader(holdings[0]) if holdings else None
+
+
+def _leader(holding: Holding) -> Leader:
+    return Leader(holding.holder, holding.token, read_metadata(holding.meta), holding.meta)
 
 
 def watch_for(record: Record, vacant: int, jitter: float, ttl: float) -> float:

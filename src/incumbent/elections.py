@@ -112,7 +112,8 @@ class Election(ElectionHandle[Term]):
     meets while it campaigns and leads, at no request of its own: `observe` sees every change.
     `priority` (0 or more): while this leads, a waiting candidate of a higher one takes over once
     the term has lasted `step_down_after` (seconds, at least a ttl; two ttls). None: it neither asks
-    nor is asked. `store`, `namespace` and the settings are those of `Lock`. Raises ConfigError.
+    nor is asked. `seats`: so many lead at once, each in a term of its own; all candidates say the
+    same number. `store`, `namespace` and the settings are those of `Lock`. Raises ConfigError.
 
     >>> with Election("switch-7", store="memory:", metadata={"at": "10.0.0.7:80"}).lead() as term:
     ...     term.check(need=2)
@@ -192,8 +193,13 @@ class Election(ElectionHandle[Term]):
 
     def leader(self) -> Leader | None:
         """Who leads now, by one request; old when it arrives. Raises StoreError."""
+        self._refuse_seats("leader")
+        return next(iter(self.leaders()), None)
+
+    def leaders(self) -> tuple[Leader, ...]:
+        """All who lead now, in the order of their terms; as `leader`, and with several `seats`."""
         with brief:
-            return run(self._read_leader(self._link.port))
+            return run(self._read_leaders(self._link.port))
 
     def observe(self, timeout: Duration | None = None) -> Iterator[Leader | None]:
         """The present leader, then each change of holder, term or metadata; None: nobody leads.
@@ -351,8 +357,13 @@ class AsyncElection(ElectionHandle[AsyncTerm]):
 
     async def leader(self) -> Leader | None:
         """Who leads now, by one request; old when it arrives. Raises StoreError."""
+        self._refuse_seats("leader")
+        return next(iter(await self.leaders()), None)
+
+    async def leaders(self) -> tuple[Leader, ...]:
+        """All who lead now; see Election.leaders."""
         with brief:
-            return await self._read_leader(self._link.async_port())
+            return await self._read_leaders(self._link.async_port())
 
     def observe(self, timeout: Duration | None = None) -> AsyncIterator[Leader | None]:
         """The present leader, then each change; see Election.observe."""

@@ -217,8 +217,8 @@ def _terms(
 def _check_permits(permits: int, settings: LockSettings, can: Capabilities) -> None:
     if not can.shared:
         raise ConfigError(
-            "permits: this store has leases of one holder only; use redis:, postgresql:, sqlite: or"
-            " memory: for a semaphore or a read-write lock",
+            "permits, seats: this store has leases of one holder only; use redis:, postgresql:,"
+            " sqlite: or memory: for a semaphore, a read-write lock or an election with seats",
             name="permits",
         )
     if permits == UNLIMITED and not can.queue:

@@ -94,6 +94,9 @@ def leads() -> None:
     assert_type(election.run(work), str)
     assert_type(election.term, incumbent.Term | None)
     assert_type(election.leader(), incumbent.Leader | None)
+    several = incumbent.Client("memory:").election("feed", seats=3)
+    assert_type(several.leaders(), tuple[incumbent.Leader, ...])
+    assert_type(several.seats, int)
     with election.lead() as term:
         assert_type(term, incumbent.Term)
     assert_type(next(election.observe()), incumbent.Leader | None)
@@ -102,6 +105,7 @@ def leads() -> None:
 async def leads_async() -> None:
     election = incumbent.AsyncElection("switch")
     assert_type(await election.run(async_work), int)
+    assert_type(await election.leaders(), tuple[incumbent.Leader, ...])
     async for leader in election.observe():
         assert_type(leader, incumbent.Leader | None)
 

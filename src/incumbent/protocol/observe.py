@@ -6,7 +6,7 @@ from typing import Protocol
 
 from incumbent import meters
 from incumbent.durations import backoff_delay
-from incumbent.election import Leader, leader_of, watch_for
+from incumbent.election import Leader, leader_of, leaders_of, watch_for
 from incumbent.errors import StoreError
 from incumbent.model import Key, Record
 from incumbent.protocol.port import Port
@@ -51,9 +51,9 @@ class Observation:
         return True
 
 
-async def read_leader(port: ReadingPort, key: Key, timeout: float) -> Leader | None:
+async def read_leaders(port: ReadingPort, key: Key, timeout: float) -> tuple[Leader, ...]:
     """Who leads now, by one request of at most `timeout` seconds; raises StoreError."""
-    return leader_of(await port.read(key, port.now() + timeout))
+    return leaders_of(await port.read(key, port.now() + timeout))
 
 
 async def observe(port: ReadingPort, seen: Observation, until: float) -> bool:
