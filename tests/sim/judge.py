@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from typing import Any
 
 from incumbent.lease import State
 from incumbent.model import (
@@ -17,6 +18,7 @@ from incumbent.model import (
     RenewOutcome,
     Slot,
 )
+from incumbent.multi import MultiLeaseHandle
 from incumbent.protocol.held import Held, Wanted
 from tests.sim.setting import Client, Setting
 
@@ -69,6 +71,9 @@ class Judge:
         self._runs: dict[tuple[Key, str], tuple[str, float]] = {}
         self._undone: set[str] = set()
         self._given: set[str] = set()
+        self._several: list[tuple[Client, MultiLeaseHandle[Any]]] = []
+        self._asking: dict[Client, int] = {}
+        self._answered = 0
 
     def fail(self, rule: str, text: str) -> None:
         """This history must not be."""
@@ -90,6 +95,7 @@ class Judge:
             names = ", ".join(one.claim for one in others)
             self.fail("two records", f"{key} was granted to {claim} while {names} had it")
         self._check_new(key, claim, grant, now)
+        self._check_whole(key, claim)
         self._tokens[key] = grant.token
         self._granted_at[claim] = now
         self._live[key] = {one.claim: one for one in others}
@@ -113,6 +119,13 @@ class Judge:
             self.fail("paused", f"{key} was granted to {claim} while it is paused")
         if self._strict and self._world.policy.lock_delay:
             self._check_delay(key, now)
+
+    def _check_whole(self, key: Key, claim: str) -> None:
+        """While it believes in all of several, none of them is another's."""
+        for process, multi in self._several:
+            theirs = {held.wanted.key: held.claim for held in multi._held}
+            if self._strict and theirs.get(key, claim) != claim and multi.valid:
+                self.fail("all or none", f"{process.name} believes, and {key.name} is another's")
 
     def _check_delay(self, key: Key, now: float) -> None:
         """Nobody follows a holder that did not release before its lock_delay is over."""
@@ -303,6 +316,57 @@ class Judge:
             if owner is process:
                 # Or it would be given back when Python collects it.
                 held.machine.forked()
+        self.answered(process)
+        self._several = [one for one in self._several if one[0] is not process]
+
+    # -- several names -----------------------------------------------------------------------
+
+    def asks(self, process: Client) -> None:
+        """An acquire begins: somebody's ends before long, or they wait for each other."""
+        if self._world.profile.served:
+            self._asking[process] = self._answered
+            self._look_again(process)
+
+    def _look_again(self, process: Client) -> None:
+        by = self._world.now + self._world.ttl * self._world.profile.served
+        self._world.at(by, self._check_served, process, self._asking[process], self._answered)
+
+    def _check_served(self, process: Client, asked: int, answered: int) -> None:
+        if self._asking.get(process) != asked:
+            return
+        if self._answered == answered:
+            self.fail("stuck", f"{process.name} waits, and nobody is served")
+        self._look_again(process)
+
+    def answered(self, process: Client) -> None:
+        """An acquire ended."""
+        self._answered += 1
+        self._asking.pop(process, None)
+
+    def began_all(self, process: Client, multi: MultiLeaseHandle[Any], asked: list[str]) -> None:
+        """An acquire returned a lease on several names."""
+        for held in multi._held:
+            self.began(process, held, asked)
+        self._several.append((process, multi))
+        self.acts_on_all(process, multi)
+
+    def acts_on_all(self, process: Client, multi: MultiLeaseHandle[Any]) -> None:
+        """A check said: all are still yours."""
+        now = self._world.store_clock.at(self._world.now)
+        for held in multi._held:
+            standing = self._live[held.wanted.key].values()
+            if any(one.claim != held.claim and one.expires > now for one in standing):
+                self.fail("all or none", f"{process.name} acts, and {held.wanted.key} is another's")
+            self.acts(process, held)
+
+    def left_all(self, process: Client, multi: MultiLeaseHandle[Any]) -> None:
+        """A release of several ended, by an answer or by an interruption."""
+        self._several.remove((process, multi))
+        for held in multi._held:
+            if held.machine.state is State.LOST:
+                self.lost(process, held)
+            else:
+                self.left(process, held)
 
     def _forget(self, held: Held) -> None:
         key = held.wanted.key

@@ -5,8 +5,9 @@ Each is a small patch: of a method, of one number, or of the table behind the si
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,9 +16,11 @@ from incumbent import policy
 from incumbent.errors import OutcomeUnknown, StoreError
 from incumbent.lease import TRANSITIONS, Input, LeaseMachine, State
 from incumbent.model import Ask, Granted
+from incumbent.multi import MultiLeaseHandle
 from incumbent.protocol import acquire, release
 from incumbent.protocol.held import Held
-from incumbent.protocol.port import Debt, Port
+from incumbent.protocol.port import Debt, ManyPort, Port
+from incumbent.protocol.release import release_all
 from incumbent.protocol.words import late_grant
 from incumbent.stores.table import MemoryTable
 from tests.contract import mutants as tables
@@ -284,6 +287,46 @@ def renewals_are_not_sent(patch: pytest.MonkeyPatch) -> None:
         return None
 
     patch.setattr("tests.sim.process.renew", nothing)
+
+
+# -- several names -----------------------------------------------------------------------------
+
+
+@mutant("several", "stuck")
+def several_names_are_taken_in_the_order_given(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("tests.sim.setting.in_order", lambda names: names)
+
+
+@mutant("several", "leak")
+def the_first_is_kept_when_the_second_is_refused(patch: pytest.MonkeyPatch) -> None:
+    async def kept(port: ManyPort, helds: Sequence[Held]) -> bool:
+        for held in helds:
+            held.machine.left()
+        return True
+
+    patch.setattr(acquire, "release_all", kept)
+
+
+@mutant("several", "leak")
+def a_release_of_several_forgets_what_got_no_answer(patch: pytest.MonkeyPatch) -> None:
+    async def forgets(port: ManyPort, helds: Sequence[Held]) -> bool:
+        forgetful: Any = SimpleNamespace(
+            now=port.now, give_all=port.give_all, hand_over=lambda debt: None
+        )
+        return await release_all(forgetful, helds)
+
+    patch.setattr("incumbent.multi.release_all", forgets)
+
+
+@mutant("parted", "all or none", "told")
+def the_loss_of_one_of_several_is_not_noticed(patch: pytest.MonkeyPatch) -> None:
+    any_valid = property(lambda self: any(lease.valid for lease in self._leases))
+    patch.setattr(MultiLeaseHandle, "valid", any_valid)
+
+
+@mutant("parted", "success")
+def nobody_is_told_that_one_of_several_was_lost(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(MultiLeaseHandle, "_loss", lambda self: None)
 
 
 _TOO_LONG = ("outlives", "two records", "overlap")

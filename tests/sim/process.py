@@ -12,9 +12,10 @@ from incumbent.lease import State
 from incumbent.model import Ask, GiveOutcome, Key, Renewal, Renewed, RenewOutcome, TakeOutcome
 from incumbent.protocol.acquire import acquire
 from incumbent.protocol.held import Held, Wanted
-from incumbent.protocol.port import Debt
+from incumbent.protocol.port import Debt, one_by_one
 from incumbent.protocol.release import release, settle
 from incumbent.protocol.renew import first_due, next_due, renew
+from incumbent.stores.base import Gave, Give, Take, Took
 from tests.sim.judge import Judge
 from tests.sim.network import Network
 from tests.sim.profiles import Fate
@@ -147,11 +148,14 @@ class Process:
         for _ in range(rng.randint(*world.profile.rounds)):
             try:
                 await port.sleep_until(self.now() + world.ttl * world.profile.idle * rng.random())
-                held = await self._acquire(world.draw_wanted())
-                if held is not None:
-                    await self._use(held)
+                await self._take_turn()
             except SIGNALS:
                 pass
+
+    async def _take_turn(self) -> None:
+        held = await self._acquire(self.world.draw_wanted())
+        if held is not None:
+            await self._use(held)
 
     async def _acquire(self, wanted: Wanted) -> Held | None:
         world, port = self.world, self.port
@@ -287,6 +291,19 @@ class SimPort:
             self.released[claim] = outcome
         return outcome
 
+    async def take_all(self, takes: Sequence[Take], until: float) -> Took:
+        if not self._process.world.together:
+            return await one_by_one(lambda it: self.take(*it, until), takes, to_the_end=False)
+        self.asked += [each.claim for each in takes if each.claim not in self.asked]
+        return cast(Took, await wish(Exchange(self._server.take_all, (takes,), until)))
+
+    async def give_all(self, gives: Sequence[Give], until: float) -> Gave:
+        if not self._process.world.together:
+            return await one_by_one(lambda it: self.give(*it, until), gives)
+        outcomes = await wish(Exchange(self._server.give_all, (gives,), until))
+        self.released |= {each.claim: it for each, it in zip(gives, outcomes, strict=True)}
+        return cast(Gave, outcomes)
+
     async def wait_change(self, key: Key, seen: str, until: float) -> None:
         # A lost hint is not an error.
         self._server.listen(self._process.user, key, seen)
@@ -342,6 +359,8 @@ class SimKeeper:
 
     def kill(self) -> None:
         """The process is gone."""
+        for held in self.due:
+            held.machine.forked()
         self.due.clear()
         self._owed.clear()
         if self._task is not None:

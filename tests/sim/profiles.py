@@ -62,6 +62,10 @@ class Profile:
     """For how long a slot is closed to others; 0: nobody uses one."""
     shares: tuple[tuple[int | None, ...], ...] = ()
     """One of these is drawn for a world: with what permits (see Ask) its clients ask, in line."""
+    names: tuple[str, ...] = ()
+    """Each client asks for some of these together, all or none; empty: for the one name."""
+    served: float = 0.0
+    """Within how many ttls an acquire of somebody ends while somebody waits; 0: unchecked."""
     bounds: bool = False
     """Whether at_least_for and at_most_for are used."""
     prompt: float = 0.0
@@ -92,6 +96,8 @@ _LOSSY = (
     (Fate.RESET, 0.03),
     (Fate.CROSSED_REPLY, 0.02),
 )
+# The operator's name (see setting.KEY) is in the middle of their order.
+_NAMES = ("ahead", "job", "next")
 _STALLS = ((Fate.STALL_BEFORE_SENDING, 0.05), (Fate.STALL_BEFORE_REPLY, 0.07))
 
 _ALL = (
@@ -178,6 +184,33 @@ _ALL = (
         freezes=0.1,
         restarts=0.15,
         wipes=0.5,
+        idle=0.2,
+    ),
+    Profile(
+        "several",
+        "several names at once, all or none; requests are lost, signals hit every wait",
+        clients=(3, 4),
+        rounds=(1, 3),
+        ttls=(15.0,),
+        names=_NAMES,
+        served=6.0,
+        faults=_LOSSY,
+        interrupts=0.03,
+        idle=0.2,
+        prompt=0.8,
+    ),
+    Profile(
+        "parted",
+        "one of several names is paused or asked back; processes stop, die and are cut off",
+        clients=(3, 4),
+        names=_NAMES,
+        operators=0.7,
+        crashes=0.15,
+        freezes=0.2,
+        partitions=0.3,
+        restarts=0.2,
+        wipes=0.5,
+        faults=((Fate.LOST_REPLY, 0.04), (Fate.LATE_REQUEST, 0.04), *_STALLS),
         idle=0.2,
     ),
     Profile(

@@ -14,6 +14,7 @@ from incumbent.model import (
     RenewOutcome,
     TakeOutcome,
 )
+from incumbent.stores.base import Give, Take
 from incumbent.stores.notices import PAUSE, RESIGN, encode_notice
 from incumbent.stores.table import MemoryTable
 from tests.sim.judge import Judge
@@ -63,6 +64,12 @@ class Server:
         else:
             self._judge.denied(key, claim, now)
         return outcome
+
+    def take_all(self, takes: Sequence[Take]) -> list[TakeOutcome]:
+        return [self.take(*each) for each in takes]
+
+    def give_all(self, gives: Sequence[Give]) -> list[GiveOutcome]:
+        return [self.give(*each, 0.0, None) for each in gives]
 
     def renew(self, renewals: Sequence[Renewal]) -> list[RenewOutcome]:
         now = self.now()

@@ -55,6 +55,8 @@ class Setting(Schedule):
         self._quick = self.policy.request_timeout * 0.1
         self.store_clock = self.draw_clock()
         self._shares = rng.choice(profile.shares) if profile.shares else ()
+        self.together = bool(profile.names) and rng.random() < 0.5
+        """Whether the store is asked for several leases in one request."""
 
     def say(self, who: str, text: str) -> None:
         """A line of the history, if somebody reads it."""
@@ -109,3 +111,17 @@ class Setting(Schedule):
         ask = replace(ask, permits=rng.choice(self._shares))
         waiting = replace(ask, queue=Queue(ttl / 3, fair=rng.random() < 0.7))
         return Wanted(KEY, ask, waiting, self.policy)
+
+    def draw_several(self) -> list[Wanted]:
+        """What one acquire of several names asks for, in their order."""
+        names, rng, ttl = self.profile.names, self.rng, self.ttl
+        ask = Ask(self.policy.kept, "sim")
+        fair = rng.choice((None, True, False))
+        waiting = ask if fair is None else replace(ask, queue=Queue(ttl / 3, fair=fair))
+        drawn = rng.sample(names, rng.choice((1, 2, 2, 3)))
+        return [Wanted(Key("sim", name), ask, waiting, self.policy) for name in in_order(drawn)]
+
+
+def in_order(names: list[str]) -> list[str]:
+    """As MultiLock does it."""
+    return sorted(names)

@@ -8,6 +8,7 @@ from tests.sim.process import Process
 from tests.sim.profiles import Profile
 from tests.sim.server import Server
 from tests.sim.setting import KEY, Setting
+from tests.sim.several import Several
 
 __all__ = ["World"]
 
@@ -22,8 +23,9 @@ class World(Setting):
         self.judge = Judge(self)
         self.server = Server(self, self.judge)
         self.network = Network(self, self.server)
+        kind = Several if profile.names else Process
         self.processes = [
-            Process(self, self.network, self.judge, number)
+            kind(self, self.network, self.judge, number)
             for number in range(1, self.rng.randint(*profile.clients) + 1)
         ]
 

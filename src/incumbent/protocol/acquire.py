@@ -417,7 +417,8 @@ class _Several:
                 self.keeper.arm(self.helds[at])
                 at += 1
         now = self.port.now()
-        self.complete = all(held.machine.valid(now) for held in self.helds)
+        machines = [held.machine for held in self.helds]
+        self.complete = all(it.valid(now) and now < it.stop_at for it in machines)
         if not self.complete:
             await self.give_back(0)
         return self.complete

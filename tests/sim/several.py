@@ -1,0 +1,119 @@
+"""A process that asks for several names at once, through the product's own lease on several."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+
+from incumbent.errors import LeaseLost, LockError
+from incumbent.handles import LeaseHandle
+from incumbent.lease import State
+from incumbent.model import Released
+from incumbent.multi import MultiLeaseHandle
+from incumbent.protocol.acquire import acquire_all
+from incumbent.protocol.held import Held, Wanted
+from tests.sim.process import Process
+from tests.sim.tasks import SIGNALS
+
+__all__ = ["Several"]
+
+
+class SimLease(LeaseHandle):
+    """One of several, by the clock of its process."""
+
+    __slots__ = ()
+
+    @property
+    def valid(self) -> bool:
+        return self._held.machine.valid(self._held.port.now())
+
+    @property
+    def lost(self) -> bool:
+        return not self.valid and self._held.machine.state is State.LOST
+
+    def _loss(self) -> LeaseLost:
+        return LeaseLost(f"lost: {self._held.machine.reason}", name=self.name)
+
+    def _take_leave(self) -> LeaseLost | None:
+        if self.valid:
+            return None
+        self._held.port.hand_over(self._held.debt(self._held.port.now(), undo_slot=False))
+        return self._loss()
+
+
+class Several(Process):
+    """A Host whose user takes some names of several, all or none."""
+
+    async def _take_turn(self) -> None:
+        wanted = self.world.draw_several()
+        helds = await self._acquire_all(wanted)
+        if helds:
+            await self._use_all(helds)
+
+    async def _acquire_all(self, wanted: list[Wanted]) -> Sequence[Held]:
+        world, port, judge = self.world, self.port, self.judge
+        timeout = world.draw_timeout()
+        port.asked = []
+        if world.history is not None:
+            names = ", ".join(each.key.name for each in wanted)
+            world.say(self.name, f"acquire({names}, timeout={timeout})")
+        judge.asks(self)
+        try:
+            return await acquire_all(port, self.keeper, wanted, timeout)
+        except (LockError, *SIGNALS) as error:
+            for each in wanted:
+                judge.ended_without(self, each, port.asked, error)
+            if not isinstance(error, LockError):
+                raise
+            return []
+        finally:
+            judge.answered(self)
+
+    async def _use_all(self, helds: Sequence[Held]) -> None:
+        link = SimpleNamespace(keeper=self.keeper, port=self.port)
+        multi = MultiLeaseHandle(link, [SimLease(link, held) for held in helds])  # type: ignore[arg-type]
+        self.judge.began_all(self, multi, self.port.asked)
+        try:
+            await self._work_on(multi)
+        finally:
+            if not self.dead:
+                await self._leave_all(multi)
+
+    async def _work_on(self, multi: MultiLeaseHandle[SimLease]) -> None:
+        world, rng = self.world, self.world.rng
+        end = self.now() + world.draw_hold()
+        while self.now() < end and multi.valid:
+            self.judge.acts_on_all(self, multi)
+            await self.port.sleep_until(min(end, self.now() + world.ttl * (0.2 + rng.random())))
+            if rng.random() < world.profile.asks_renewal:
+                self.keeper.renew_now(rng.choice(multi._held))
+
+    async def _leave_all(self, multi: MultiLeaseHandle[SimLease]) -> None:
+        judge, now = self.judge, self.now()
+        alive = [held for held in multi._held if held.machine.valid(now)]
+        for held in alive:
+            judge.leaves(self, held, undone=False)
+        try:
+            lost, confirmed = await multi._end(self.port)
+            self._compare(multi, alive, lost, confirmed)
+        finally:
+            if not self.dead:
+                judge.left_all(self, multi)
+
+    def _compare(
+        self,
+        multi: MultiLeaseHandle[SimLease],
+        alive: Sequence[Held],
+        lost: LeaseLost | None,
+        confirmed: bool,
+    ) -> None:
+        """What the caller is told, and what the store has answered for each."""
+        outcomes = [self.port.released.get(held.claim) for held in alive]
+        for held, outcome in zip(alive, outcomes, strict=True):
+            given = held.machine.state is State.RELEASED
+            self.judge.released(self, held, outcome, confirmed=given)
+        ended = [held for held in multi._held if held.machine.state is State.LOST]
+        if (lost is None) is not (not ended):
+            self.judge.fail("success", f"{self.name} is told {lost!r}, and has lost {len(ended)}")
+        if confirmed is not all(isinstance(outcome, Released) for outcome in outcomes):
+            self.judge.fail("release", f"{self.name} says {confirmed}, and heard {outcomes}")
