@@ -26,7 +26,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from math import inf
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeAlias
 from weakref import WeakKeyDictionary
 
@@ -233,12 +232,7 @@ class Lock(_Handle[locks.Lease]):
             raise self._not_acquired()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
             self.release()
         except LockError as late:
@@ -301,12 +295,7 @@ class AsyncLock(_Handle[locks.AsyncLease]):
             raise self._not_acquired()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
             await self.release()
         except LockError as late:

@@ -9,7 +9,7 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from math import inf
-from types import EllipsisType, TracebackType
+from types import EllipsisType
 from typing import Self, TypeVar
 
 from incumbent import clock
@@ -90,12 +90,7 @@ class Term(TermHandle, Lease):
         self._body = threading.get_ident()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
             super().__exit__(kind, error, trace)
         finally:
@@ -261,12 +256,7 @@ class AsyncTerm(TermHandle, AsyncLease):
         self._inside = True
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
             await super().__aexit__(kind, error, trace)
         finally:

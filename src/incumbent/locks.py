@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Hashable
 from functools import partial
-from types import EllipsisType, TracebackType
+from types import EllipsisType
 from typing import TYPE_CHECKING, Any, Self
 
 from incumbent import clock
@@ -91,12 +91,7 @@ class Lease(LeaseHandle):
         self._enter_body()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._body_is_over()
         if self._let_go():
             return
@@ -167,12 +162,7 @@ class AsyncLease(LeaseHandle):
         self._enter_body()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         from asyncio import CancelledError
 
         own_cancel = self._scope.close()
@@ -303,12 +293,7 @@ class Lock(TakingHandle[Lease]):
         self._has_entered(lease)
         return lease
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._leave().__exit__(kind, error, trace)
 
 
@@ -381,12 +366,7 @@ class AsyncLock(TakingHandle[AsyncLease]):
         self._has_entered(lease)
         return lease
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         await self._leave().__aexit__(kind, error, trace)
 
 

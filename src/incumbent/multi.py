@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from functools import partial
-from types import EllipsisType, MappingProxyType, TracebackType
+from types import EllipsisType, MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar, Unpack
 
 from incumbent.durations import Duration
@@ -25,7 +25,7 @@ from incumbent.protocol.port import ManyPort, run
 from incumbent.protocol.release import release_all
 
 if TYPE_CHECKING:
-    from incumbent.protocol.aio import ScopeOfAll
+    from incumbent.protocol.aio import LeaseScope
     from incumbent.protocol.given import StoreLike
 
 H = TypeVar("H", bound=LeaseHandle)
@@ -178,12 +178,7 @@ class MultiLease(MultiLeaseHandle[Lease]):
         self._enter_body()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if self._body_is_over():
             return
         lost, _ = run(self._end(self._link.port))
@@ -202,7 +197,7 @@ class AsyncMultiLease(MultiLeaseHandle[AsyncLease]):
 
     __slots__ = ("_scope",)
 
-    _scope: ScopeOfAll
+    _scope: LeaseScope
 
     async def renew(self) -> float:
         """Renew all now, and return the seconds that are proved; see Lease.renew."""
@@ -231,21 +226,16 @@ class AsyncMultiLease(MultiLeaseHandle[AsyncLease]):
         return await self._released(self._link.async_port())
 
     async def __aenter__(self) -> Self:
-        from incumbent.protocol.aio import ScopeOfAll
+        from incumbent.protocol.aio import LeaseScope
 
         self.check()
-        self._scope = ScopeOfAll(self._held)
+        self._scope = LeaseScope(*self._held)
         for held in self._held:
             self._link.keeper.watch(held, self._scope.look_soon, ahead=None)
         self._enter_body()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         from asyncio import CancelledError
 
         own_cancel = self._scope.close()
@@ -355,12 +345,7 @@ class MultiLock(MultiHandle[MultiLease]):
         self._entered[threading.get_ident()] = lease
         return lease
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._leave(threading.get_ident()).__exit__(kind, error, trace)
 
 
@@ -395,12 +380,7 @@ class AsyncMultiLock(MultiHandle[AsyncMultiLease]):
         self._entered[current_task()] = lease
         return lease
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         from asyncio import current_task
 
         await self._leave(current_task()).__aexit__(kind, error, trace)

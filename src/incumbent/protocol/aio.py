@@ -53,17 +53,17 @@ class AsyncPort:
 
 
 class LeaseScope:
-    """Cancels the task that entered it at the lease's `stop_at`, or as soon as the lease is lost.
+    """Cancels the task that entered it at the first `stop_at` of its leases, or when one is lost.
 
     It counts cancellations as `asyncio.timeout` does (docs.python.org, Task.uncancel), so that a
     cancellation from elsewhere is never mistaken for its own.
     """
 
-    def __init__(self, held: Held) -> None:
+    def __init__(self, *helds: Held) -> None:
         task = asyncio.current_task()
         if task is None:
             raise Misuse("a lease can only be entered inside a task")
-        self._held = held
+        self._helds = helds
         self._task = task
         self._cancelling = task.cancelling()
         self._loop = asyncio.get_running_loop()
@@ -81,7 +81,7 @@ class LeaseScope:
         return asyncio.current_task() is self._task
 
     def look_soon(self) -> None:
-        """From any thread: the lease's state has changed."""
+        """From any thread: the state of a lease has changed."""
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._look)
 
@@ -108,27 +108,13 @@ class LeaseScope:
         self._task.cancel()
 
     def _left(self, now: float) -> float:
-        machine = self._held.machine
-        return machine.stop_at - now if machine.state is State.HELD else 0.0
+        machines = [held.machine for held in self._helds]
+        return min(it.stop_at - now if it.state is State.HELD else 0.0 for it in machines)
 
     def _rearm(self, left: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
         self._timer = self._loop.call_later(left, self._look)
-
-
-class ScopeOfAll(LeaseScope):
-    """Cancels it at the first `stop_at` of several leases, or when one of them is lost."""
-
-    def __init__(self, helds: Sequence[Held]) -> None:
-        self._helds = helds
-        super().__init__(helds[0])
-
-    def _left(self, now: float) -> float:
-        machines = [held.machine for held in self._helds]
-        if any(machine.state is not State.HELD for machine in machines):
-            return 0.0
-        return min(machine.stop_at for machine in machines) - now
 
 
 async def until_told(

@@ -34,7 +34,7 @@ from incumbent.model import (
     TakeOutcome,
 )
 from incumbent.protocol.port import run
-from incumbent.stores.base import Parting
+from incumbent.stores.base import Gave, Give, Parting, Take, Took
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -97,6 +97,17 @@ class Dialect(Protocol[Facts_contra]):
         ...
 
 
+class DialectOfMany(Dialect[Facts_contra], Protocol[Facts_contra]):
+    """Also plans several takes, or several releases, in one (see stores.base.Together).
+
+    Neither is repeatable: a release would find gone what it gave back itself.
+    """
+
+    def take_all(self, takes: Sequence[Take]) -> Plan[Facts_contra, Took]: ...
+
+    def give_all(self, gives: Sequence[Give]) -> Plan[Facts_contra, Gave]: ...
+
+
 class Planned(ABC, Generic[Facts]):
     """The operations of stores.base.AsyncStore by the plans of `dialect`.
 
@@ -140,7 +151,20 @@ class Planned(ABC, Generic[Facts]):
         return await self.run(self.dialect.scan(namespace, prefix), until)
 
 
+class PlannedTogether(Planned[Facts]):
+    """See stores.base.AsyncTogether."""
+
+    dialect: DialectOfMany[Facts]
+
+    async def take_all(self, takes: Sequence[Take], until: float) -> Took:
+        return await self.run(self.dialect.take_all(takes), until)
+
+    async def give_all(self, gives: Sequence[Give], until: float) -> Gave:
+        return await self.run(self.dialect.give_all(gives), until)
+
+
 Ops = TypeVar("Ops", bound=Planned[Any])
+Many = TypeVar("Many", bound=PlannedTogether[Any])
 P = ParamSpec("P")
 
 
@@ -169,3 +193,13 @@ class BlockingStore(Generic[Ops]):
 
     def close(self) -> None:
         self.operations.let_go()
+
+
+class BlockingTogether(BlockingStore[Many]):
+    """See stores.base.Together."""
+
+    def take_all(self, takes: Sequence[Take], until: float) -> Took:
+        return run(self.operations.take_all(takes, until))
+
+    def give_all(self, gives: Sequence[Give], until: float) -> Gave:
+        return run(self.operations.give_all(gives, until))

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from incumbent import clock
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
-from incumbent.stores.plan import Planned
+from incumbent.stores.plan import PlannedTogether
 from incumbent.stores.redis.aio import AsyncRedisStore
 from incumbent.stores.redis.aiodial import dial
 from incumbent.stores.redis.commands import Commands
@@ -76,7 +76,7 @@ class AsyncSide(Side):
 class AsyncFace(Layer):
     """See stores.base.AsyncStore: the operations of a layer, for one event loop."""
 
-    def __init__(self, side: AsyncSide, layer: Planned[Server]) -> None:
+    def __init__(self, side: AsyncSide, layer: PlannedTogether[Server]) -> None:
         super().__init__(layer)
         self._side = side
 
@@ -91,7 +91,7 @@ class AsyncFace(Layer):
             store.detach()
 
 
-def make_face(build: Callable[[Side], Planned[Server]]) -> AsyncFace:
+def make_face(build: Callable[[Side], PlannedTogether[Server]]) -> AsyncFace:
     """The store of the running loop."""
     side = AsyncSide()
     return AsyncFace(side, build(side))

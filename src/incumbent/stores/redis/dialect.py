@@ -82,8 +82,15 @@ class TakePlan(Plan[Server, TakeOutcome]):
     ask: Ask = _UNASKED
 
 
+@dataclass(slots=True, eq=False)
+class JoinedPlan(Plan[Server, "list[T | StoreError]"]):
+    """Several plans of one kind whose requests leave together; the outcome of each."""
+
+    parts: Sequence[Plan[Server, T]] = ()
+
+
 class Dialect:
-    """See stores.plan.Dialect."""
+    """See stores.plan.DialectOfMany."""
 
     def take(self, key: Key, claim: str, ask: Ask) -> TakePlan:
         """A take, with a look whether the server is still what it was."""
@@ -96,20 +103,11 @@ class Dialect:
 
     def take_all(self, takes: Sequence[Take]) -> Plan[Server, Took]:
         """Several takes whose requests leave together."""
-
-        def start(server: Server, until: float) -> Program[Took]:
-            return together([take_program(server, *take, until) for take in takes])
-
-        keys, ttl = [take.key for take in takes], max(take.ask.ttl for take in takes)
-        return Plan("take", start, keys, repeatable=False, ttl=ttl)
+        return joined([self.take(*take) for take in takes])
 
     def give_all(self, gives: Sequence[Give]) -> Plan[Server, Gave]:
-        """Several releases likewise. Not repeatable: one would find gone what it gave itself."""
-
-        def start(server: Server, until: float) -> Program[Gave]:
-            return together([self.give(*give).start(server, until) for give in gives])
-
-        return Plan("give", start, [give.key for give in gives], repeatable=False)
+        """Several releases likewise."""
+        return joined([self.give(*give) for give in gives])
 
     def renew(self, renewals: Sequence[Renewal]) -> Plan[Server, list[RenewOutcome]]:
         """Renews what this incarnation of the server granted."""
@@ -188,6 +186,16 @@ def _guard(guard: Guard) -> tuple[str, str]:
             return ("version", str(version))
         case ByClaim(claim, token):
             return ("claim", held_by(claim, token))
+
+
+def joined(parts: Sequence[Plan[Server, T]]) -> JoinedPlan[T]:
+    """All of them in one."""
+
+    def start(server: Server, until: float) -> Program[list[T | StoreError]]:
+        return together([part.start(server, until) for part in parts])
+
+    keys, ttl = [part.keys[0] for part in parts], max(part.ttl for part in parts)
+    return JoinedPlan(parts[0].kind, start, keys, repeatable=False, ttl=ttl, parts=parts)
 
 
 def together(programs: Sequence[Program[T]]) -> Program[list[T | StoreError]]:

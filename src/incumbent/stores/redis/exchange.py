@@ -7,7 +7,7 @@ with connections that block instead of suspending.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from typing import Any, Final, Protocol, TypeVar, cast
 
 import hiredis
@@ -17,8 +17,7 @@ from incumbent.errors import StoreError, StoreUnavailable
 from incumbent.model import Key, Queued
 from incumbent.net.pool import Broken, Connection, Mismatch, PlanRunner
 from incumbent.net.readers import Wakeup
-from incumbent.stores.base import Gave, Give, Take, Took
-from incumbent.stores.plan import Plan
+from incumbent.stores.plan import Plan, PlannedTogether
 from incumbent.stores.redis.commands import Commands
 from incumbent.stores.redis.dialect import (
     DIALECT,
@@ -58,7 +57,7 @@ UNUSABLE: Final = (Broken, Mismatch, hiredis.ProtocolError)
 _now = clock.now
 
 
-class Exchange(PlanRunner[W, Server]):
+class Exchange(PlanRunner[W, Server], PlannedTogether[Server]):
     """Carries out the plans for one server, by the connections that it keeps."""
 
     dialect = DIALECT
@@ -88,14 +87,6 @@ class Exchange(PlanRunner[W, Server]):
         if type(plan) is TakePlan and (self.hub.asked or type(outcome) is Queued):
             self.hub.learn(plan.claim, sent, cast("Any", outcome))
         return outcome
-
-    async def take_all(self, takes: Sequence[Take], until: float) -> Took:
-        """See AsyncTogether."""
-        return await self.run(self.dialect.take_all(takes), until)
-
-    async def give_all(self, gives: Sequence[Give], until: float) -> Gave:
-        """See AsyncTogether."""
-        return await self.run(self.dialect.give_all(gives), until)
 
     async def wait_change(self, key: Key, seen: str, until: float) -> None:
         try:

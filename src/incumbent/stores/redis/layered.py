@@ -13,7 +13,7 @@ from incumbent.errors import StoreError
 from incumbent.protocol.port import run
 from incumbent.stores.findings import CannotTell, Finding, GrantsNothing, at, cannot_tell
 from incumbent.stores.loops import ServerEngine
-from incumbent.stores.plan import BlockingStore, Planned
+from incumbent.stores.plan import BlockingTogether, PlannedTogether
 from incumbent.stores.redis.cluster import Cluster
 from incumbent.stores.redis.commands import Commands
 from incumbent.stores.redis.dialect import CAPABILITIES, Server
@@ -30,7 +30,7 @@ from incumbent.stores.redis.sides import BlockingSide, Side
 if TYPE_CHECKING:
     from incumbent.stores.redis.aiosides import AsyncFace
 
-Build: TypeAlias = Callable[[Side], Planned[Server]]
+Build: TypeAlias = Callable[[Side], PlannedTogether[Server]]
 """Makes the layers of one side."""
 Visit: TypeAlias = Callable[[Site, float], list[Finding]]
 """What there is to say of one server, until an instant."""
@@ -38,7 +38,7 @@ AtMasters: TypeAlias = Callable[[Side, float, Visit], list[Finding]]
 """Visits all masters, until an instant."""
 
 
-class LayeredEngine(ServerEngine[BlockingStore[Planned[Server]], "AsyncFace"]):
+class LayeredEngine(ServerEngine[BlockingTogether[PlannedTogether[Server]], "AsyncFace"]):
     """A store that needs more than the connections to one server."""
 
     capabilities = CAPABILITIES
@@ -52,7 +52,7 @@ class LayeredEngine(ServerEngine[BlockingStore[Planned[Server]], "AsyncFace"]):
 
             return make_face(build)
 
-        super().__init__(where, BlockingStore(build(self._side)), make)
+        super().__init__(where, BlockingTogether(build(self._side)), make)
 
     def diagnose(self, ttl: float, until: float) -> list[Finding]:
         """See Engine.diagnose. Looks also at servers that would be refused."""
@@ -73,7 +73,7 @@ def layered_engine(
 
 def _connections(
     options: RedisOptions, commands: Commands, site: Site, side: Side
-) -> Planned[Server]:
+) -> PlannedTogether[Server]:
     """The connections to one server, and what every one of them needs."""
     exchange = side.exchange(site, commands)
     if options.wait_replicas:
@@ -98,7 +98,7 @@ def _sentinel_engine(
     )
     followed = Followed(site, sentinels, options.service, reach)
 
-    def build(side: Side) -> Planned[Server]:
+    def build(side: Side) -> PlannedTogether[Server]:
         return Follow(_connections(options, commands, site, side), side, followed)
 
     def at_the_master(side: Side, until: float, visit: Visit) -> list[Finding]:
@@ -124,7 +124,7 @@ def _sentinel_target(site: Site, options: RedisOptions, address: Address) -> Tar
 def _cluster_engine(site: Site, options: RedisOptions, reach: Reach) -> LayeredEngine:
     cluster, naming = Cluster(site, options.hosts, reach), Naming(options.key)
 
-    def build(side: Side) -> Planned[Server]:
+    def build(side: Side) -> PlannedTogether[Server]:
         return Router(side, cluster, naming, options.wait_replicas, options.wait_timeout)
 
     def at_all_masters(side: Side, until: float, visit: Visit) -> list[Finding]:

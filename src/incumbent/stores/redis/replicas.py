@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 from incumbent import clock
 from incumbent.durations import say_seconds
 from incumbent.errors import OutcomeUnknown, StoreUnavailable
-from incumbent.model import Granted, TakeOutcome
-from incumbent.stores.plan import Plan, Planned
-from incumbent.stores.redis.dialect import Server, TakePlan, give_back, is_forgotten
+from incumbent.model import Granted
+from incumbent.stores.plan import Plan, PlannedTogether
+from incumbent.stores.redis.dialect import JoinedPlan, Server, give_back, is_forgotten
 from incumbent.stores.redis.resp import Program, Step, as_eval, each_step, milliseconds, pack
 from incumbent.stores.redis.sides import Layer
 
@@ -29,7 +29,7 @@ _SHARE: Final = 0.5
 class Confirmed(Layer):
     """Asks `replicas` replicas for at most `patience` seconds."""
 
-    def __init__(self, exchange: Planned[Server], replicas: int, patience: float) -> None:
+    def __init__(self, exchange: PlannedTogether[Server], replicas: int, patience: float) -> None:
         super().__init__(exchange)
         self._replicas = replicas
         self._patience = patience
@@ -40,21 +40,26 @@ class Confirmed(Layer):
         Raises OutcomeUnknown if a renewal is not confirmed.
         """
         confirmed: Any = plan
-        if isinstance(plan, TakePlan):
+        if plan.kind == "take":
             confirmed = replace(plan, start=partial(self._take, plan))
         elif plan.kind == "renew":
             confirmed = replace(plan, start=partial(self._renew, plan))
         outcome: T = await self.inner.run(confirmed, until)
         return outcome
 
-    def _take(self, plan: TakePlan, server: Server, until: float) -> Program[TakeOutcome]:
+    def _take(self, plan: Plan[Server, T], server: Server, until: float) -> Program[T]:
         outcome = yield from plan.start(server, until)
-        if not isinstance(outcome, Granted):
+        takes: Any = [(plan, outcome)]
+        if isinstance(plan, JoinedPlan):
+            takes = zip(plan.parts, cast("list[Any]", outcome), strict=True)
+        granted = [(take, grant) for take, grant in takes if isinstance(grant, Granted)]
+        if not granted:
             return outcome
         (confirmed,) = yield self._step(b"", 0, until)
         if self._are_enough(confirmed):
             return outcome
-        yield from give_back(server.commands, plan.keys[0], outcome, plan.ask)
+        for take, grant in granted:
+            yield from give_back(server.commands, take.keys[0], grant, take.ask)
         few = self._too_few(confirmed, server.site.where)
         raise StoreUnavailable(f"{few}: the grant was given back", retry_after=0.1)
 

@@ -11,10 +11,11 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar, cast
 from incumbent import clock
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.model import Batch, Granted, Key, Record, Renewal, RenewOutcome, Unproved
-from incumbent.stores.plan import Plan, Planned
+from incumbent.protocol.port import one_by_one
+from incumbent.stores.plan import Plan, PlannedTogether
 from incumbent.stores.redis.cluster import Cluster, Topology, asking, host_of, slot_of
 from incumbent.stores.redis.commands import Commands
-from incumbent.stores.redis.dialect import DIALECT, Server
+from incumbent.stores.redis.dialect import DIALECT, JoinedPlan, Server, joined
 from incumbent.stores.redis.errors import Moved
 from incumbent.stores.redis.exchange import Exchange
 from incumbent.stores.redis.hosts import Address, parse_address, say_address
@@ -40,10 +41,10 @@ class _Node(NamedTuple):
 
     address: Address
     exchange: Exchange[Any]
-    planned: Planned[Server]
+    planned: PlannedTogether[Server]
 
 
-class Router(Planned[Server]):
+class Router(PlannedTogether[Server]):
     """Carries out each plan at the node that has its key, or at all nodes."""
 
     dialect = DIALECT
@@ -69,6 +70,8 @@ class Router(Planned[Server]):
             outcome = await self._renew(plan.renewals, until)
         elif plan.kind == "scan":
             outcome = await self._scan(cast("Plan[Server, tuple[Record, ...]]", plan), until)
+        elif isinstance(plan, JoinedPlan):
+            outcome = await self._run_joined(plan, until)
         else:
             operate = partial(self._run_at, plan, until)
             outcome = await self._at(plan.keys[0], until, operate, changes=plan.kind in _CHANGES)
@@ -85,9 +88,40 @@ class Router(Planned[Server]):
         else:
             by_asking = replace(plan, start=lambda server, end: asking(plan.start(server, end)))
             outcome = await node.exchange.carry(by_asking, until)
-        if isinstance(outcome, Granted):
-            # It says which node granted it: its key may be moved.
-            return outcome._replace(epoch=f"{say_address(node.address)} {outcome.epoch}")
+        if isinstance(plan, JoinedPlan):
+            return [_granted_by(node, each) for each in outcome]
+        return _granted_by(node, outcome)
+
+    async def _run_joined(self, plan: JoinedPlan[T], until: float) -> list[T | StoreError]:
+        """One request a node. What has moved is asked for once more, alone."""
+        await self._side.update(self._cluster, until)
+        nodes: dict[Address | None, list[int]] = {}
+        for at, key in enumerate(plan.keys):
+            nodes.setdefault(self._cluster.topology.master_of(self._slot(key)), []).append(at)
+        works = [
+            partial(self._run_part, address, joined([plan.parts[at] for at in places]))
+            for address, places in nodes.items()
+        ]
+        outcomes: dict[int, T | StoreError] = {}
+        answers = await self._side.together(works, until)
+        for places, answer in zip(nodes.values(), answers, strict=True):
+            each: Sequence[T | StoreError] = (
+                [answer] * len(places) if isinstance(answer, StoreError) else answer
+            )
+            outcomes.update(zip(places, each, strict=True))
+        if any(isinstance(outcome, StoreError) for outcome in outcomes.values()):
+            self._cluster.doubt()
+        moved = [at for at, outcome in outcomes.items() if isinstance(outcome, Moved)]
+        again = await one_by_one(lambda at: self.run(plan.parts[at], until), moved)
+        outcomes.update(zip(moved, again, strict=True))
+        return [outcomes[at] for at in range(len(plan.parts))]
+
+    async def _run_part(
+        self, address: Address | None, part: JoinedPlan[T], until: float
+    ) -> list[T | StoreError]:
+        outcome: list[T | StoreError] = await self._run_at(
+            part, until, self._node(address), moving=False
+        )
         return outcome
 
     async def wait_change(self, key: Key, seen: str, until: float) -> None:
@@ -205,7 +239,7 @@ class Router(Planned[Server]):
         if node is None:
             site = self._cluster.site_of(address)
             exchange = self._side.exchange(site, Commands(self._naming, site.where))
-            planned: Planned[Server] = exchange
+            planned: PlannedTogether[Server] = exchange
             if self._replicas:
                 planned = Confirmed(exchange, self._replicas, self._patience)
             node = self._nodes[address] = _Node(address, exchange, planned)
@@ -254,6 +288,13 @@ class Router(Planned[Server]):
         if hop >= _HOPS:
             await self._side.pause(min(_APART, max(0.0, until - clock.now())))
         return clock.now() < until
+
+
+def _granted_by(node: _Node, outcome: Any) -> Any:
+    """It says which node granted it: its key may be moved."""
+    if not isinstance(outcome, Granted):
+        return outcome
+    return outcome._replace(epoch=f"{say_address(node.address)} {outcome.epoch}")
 
 
 class _Operate(Protocol[T_co]):

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from incumbent import clock
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.model import Key
-from incumbent.stores.plan import Plan, Planned
+from incumbent.stores.plan import Plan, PlannedTogether
 from incumbent.stores.redis.dialect import Server
 from incumbent.stores.redis.driver import Site, target_at
 from incumbent.stores.redis.errors import Demoted, answered_error
@@ -146,7 +146,7 @@ class Followed:
 class Follow(Layer):
     """Asks the sentinels before the master, and drops what is connected to an old one."""
 
-    def __init__(self, inner: Planned[Server], side: Side, followed: Followed) -> None:
+    def __init__(self, inner: PlannedTogether[Server], side: Side, followed: Followed) -> None:
         super().__init__(inner)
         self._side = side
         self._followed = followed

@@ -17,7 +17,7 @@ from incumbent.errors import OutcomeUnknown, StoreError
 from incumbent.model import Key
 from incumbent.net.pool import exchange_error
 from incumbent.protocol.port import run
-from incumbent.stores.plan import Plan, Planned
+from incumbent.stores.plan import Plan, PlannedTogether
 from incumbent.stores.redis.commands import Commands
 from incumbent.stores.redis.dial import dial
 from incumbent.stores.redis.dialect import DIALECT, Server
@@ -32,12 +32,12 @@ Work: TypeAlias = Callable[[float], Coroutine[Any, Any, T]]
 """Something to do by an instant. Raises StoreError."""
 
 
-class Layer(Planned[Server]):
+class Layer(PlannedTogether[Server]):
     """Passes everything on. Subclasses do what has to be done before and after."""
 
     dialect = DIALECT
 
-    def __init__(self, inner: Planned[Server]) -> None:
+    def __init__(self, inner: PlannedTogether[Server]) -> None:
         self.inner = inner
 
     async def run(self, plan: Plan[Server, T], until: float) -> T:

@@ -16,9 +16,9 @@ from incumbent.net.dial import close_with
 from incumbent.net.readers import SLICE, LockWakeup, Wakeup
 from incumbent.net.wire import STALE_AFTER
 from incumbent.protocol.port import run
-from incumbent.stores.base import Gave, Give, Parting, Take, Took
+from incumbent.stores.base import Parting
 from incumbent.stores.loops import detach_in_child
-from incumbent.stores.plan import BlockingStore
+from incumbent.stores.plan import BlockingTogether
 from incumbent.stores.redis.commands import Commands
 from incumbent.stores.redis.dial import dial
 from incumbent.stores.redis.dialect import DIALECT, Server, settle_take
@@ -56,7 +56,7 @@ class BlockingExchange(Exchange[Wire]):
         super().detach()
 
 
-class RedisStore(BlockingStore[BlockingExchange]):
+class RedisStore(BlockingTogether[BlockingExchange]):
     """See stores.base.Store. A take and a give need no plan by a connection at hand."""
 
     def __init__(self, site: Site, commands: Commands) -> None:
@@ -109,14 +109,6 @@ class RedisStore(BlockingStore[BlockingExchange]):
             raise
         exchange.put_back(wire, idle)
         return outcome
-
-    def take_all(self, takes: Sequence[Take], until: float) -> Took:
-        """See Together."""
-        return run(self.operations.take_all(takes, until))
-
-    def give_all(self, gives: Sequence[Give], until: float) -> Gave:
-        """See Together."""
-        return run(self.operations.give_all(gives, until))
 
     @staticmethod
     def _at_hand(idle: list[Wire], now: float, ttl: float = 0.0) -> Wire | None:
