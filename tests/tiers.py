@@ -313,6 +313,15 @@ _TABLE: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
         {"test_of_five_instances_one_runs_it_whatever_server_is_down": ("1",)},
     ),
     (
+        "e2e/test_sharing.py",
+        STORES,
+        {
+            "test_who_is_killed_at_work_leaves_room_and_nobody_is_beside_too_many": (
+                *("redis-semaphore", "sqlite-readers and writers"),
+            )
+        },
+    ),
+    (
         "e2e/test_telnet_leader.py",
         SIDES,
         {
