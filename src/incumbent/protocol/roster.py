@@ -24,8 +24,6 @@ from incumbent.protocol.release import release
 
 MARK: Final = "@"
 """What the name of a member begins with; those of shards are digits."""
-_PARTED: Final = "parted"
-"""A field that is written when a name was removed."""
 WATCHED: Final = 3
 """How many others a member looks after: one that is frozen delays nobody's end."""
 _LEAST: Final = 0.02
@@ -163,10 +161,7 @@ class Roster:
             pass
 
     async def _remove(self, port: MemberPort, name: str, version: int) -> None:
-        guard = ByVersion(version)
-        if isinstance(await port.put(self.key, name, None, guard, self._until(port)), Stored):
-            # Redis tells of a removal, but who begins to wait just then cannot see that it was.
-            await port.put(self.key, _PARTED, b"", None, self._until(port))
+        await port.put(self.key, name, None, ByVersion(version), self._until(port))
 
     async def leave(self, port: MemberPort) -> None:
         """Be no member any more, nor owe anything; see `strike`."""

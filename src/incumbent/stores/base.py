@@ -26,7 +26,8 @@ Rules that every engine keeps:
   others (`Queue`) does so also where there is room for those behind it: so readers who come later
   let a writer pass. Whoever may hold it beside a new holder has its turn at once. A shared lease is
   never closed or reserved, and uses no slot.
-- A renewal that changes the holding's meta is a change: it changes `seen` and wakes who waits.
+- A renewal that changes the holding's meta is a change: it changes `seen` and wakes who waits. So
+  is a `put` that writes or removes a field of a name that nobody holds.
 - The field "pause" never ends by itself, and it outlives a restart wherever the store keeps data.
 - A granting answer echoes the claim it was read for.
 """

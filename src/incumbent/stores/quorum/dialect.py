@@ -313,6 +313,8 @@ class QuorumDialect:
             return pack("HGET", keys.fields, FIELDS["pause"])
         if what.startswith("slot:"):
             return pack("HGET", keys.fields, f"u:{what.removeprefix('slot:')}")
+        if what == "fields":
+            return pack("HGET", keys.fields, FIELDS["states"])
         return SCRIPTS["look"].call(1, keys.main)
 
     def found(self, until_us: int) -> bytes:
@@ -366,6 +368,11 @@ def _refused_for(raw: bytes, kind: str) -> bytes:
     if len(parts) < 4 or parts[0] != b"incumbent1":
         return raw
     return parts[1] if kind == "held" else b" ".join(parts[1:3])
+
+
+def newest_state(states: bytes | None) -> str:
+    """Which change of the fields was the last one of a node."""
+    return states.split()[0].decode() if states else "-"
 
 
 def mark_of_value(raw: bytes | None) -> str:

@@ -18,7 +18,7 @@ from incumbent.model import Candidate, Field, Holding, Key, Past, Record
 from incumbent.stores.notices import RESIGN
 from incumbent.stores.quorum.ballots import Answer, Silent, majority_of
 from incumbent.stores.quorum.changes import FORGOTTEN, NEVER, settle
-from incumbent.stores.quorum.dialect import FIELDS, mark_of_value
+from incumbent.stores.quorum.dialect import FIELDS, mark_of_value, newest_state
 from incumbent.stores.quorum.nodes import (
     NOT_ASKED,
     Panel,
@@ -83,14 +83,15 @@ async def _may_look_again(panel: Panel, pause: float, until: float) -> bool:
 
 async def is_unchanged(panel: Panel, key: Key, seen: str, until: float) -> bool:
     """Whether what `Refused.seen` speaks of is still so on a majority; then its end is told."""
-    need, mark = panel.quorum.need, seen.rpartition(" ")[2] or "-"
+    need, (what, _, mark) = panel.quorum.need, seen.rpartition(" ")
+    mark_of = newest_state if what == "fields" else mark_of_value
     request = panel.quorum.dialect.look(key, seen)
     pause = _LOOK_AGAIN
     while True:
         replies = await panel.ask_all(request, until, answered_by_most)
         values = [reply[0] for reply in replies if not isinstance(reply, Silent)]
         same = sum(
-            mark_of_value(raw) == mark for raw in values if raw is None or isinstance(raw, bytes)
+            mark_of(raw) == (mark or "-") for raw in values if raw is None or isinstance(raw, bytes)
         )
         known = same >= need or same + len(replies) - len(values) < need
         if known or not await _may_look_again(panel, pause, until):
@@ -248,7 +249,8 @@ def _merged(key: Key, views: Sequence[_View], need: int, nodes: tuple[str, ...])
     most = majority_of(len(views))
     agreed = _agreed(views, need)
     shown = max(agreed, key=lambda view: _left(view.record)).record if agreed else Record(key)
-    newest = max(views, key=lambda view: view.state).record
+    state, newest = max(((view.state, view.record) for view in views), key=lambda it: it[0])
+    seen = f"fields {state}" if state > NEVER else ""
     # The nodes that say nothing may make a majority with those that say the same.
     votes = Counter(view.mark for view in views if view.raw)
     may_be_held = max(votes.values(), default=0) + len(nodes) - len(views) >= need
@@ -260,7 +262,7 @@ def _merged(key: Key, views: Sequence[_View], need: int, nodes: tuple[str, ...])
         newest.slots,
         _history([view.past for view in views], most),
         _candidates([view.record for view in views], most),
-        f"lease {agreed[0].mark}" if agreed and agreed[0].raw else "",
+        f"lease {agreed[0].mark}" if agreed and agreed[0].raw else seen,
         shown.reserved_for,
         nodes,
         undecided=not agreed and may_be_held,

@@ -26,6 +26,8 @@ if value ~= '-' then
 elseif old then
   -- Counted first: a server out of memory refuses that, and then nothing has happened.
   local left = call('HINCRBY', KEYS[2], FIELD.field_count, -1)
+  -- Who waits sees by this that something changed, also by a removal.
+  call('HINCRBY', KEYS[2], FIELD.version, 1)
   call('HDEL', KEYS[2], field)
   if left < 1 then
     call('HDEL', KEYS[2], FIELD.field_count)

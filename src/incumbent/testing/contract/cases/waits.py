@@ -85,6 +85,16 @@ class WaitCases:
         bench.renew(grant, meta=b"new")
         assert bench.waited(seen, PATIENCE) < HINTED_WITHIN
 
+    @pytest.mark.parametrize("value", [b"new", None], ids=["written", "removed"])
+    def test_a_field_that_changed_before_the_wait_is_not_missed(
+        self, bench: Bench, value: bytes | None
+    ) -> None:
+        bench.put("member", b"old")
+        bench.put("another", b"stays")
+        seen = bench.read().seen
+        bench.put("member", value)
+        assert bench.waited(seen, PATIENCE) < HINTED_WITHIN
+
     def test_a_renewal_that_changes_nothing_is_no_change(self, bench: Bench) -> None:
         grant = bench.granted(meta=b"same")
         seen = bench.refused().seen
