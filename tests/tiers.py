@@ -503,6 +503,20 @@ _TABLE: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
         {"test_the_stores_see_the_same_requests_as_recorded": ()},
     ),
     (
+        "shards/test_real_processes.py",
+        STORES,
+        {
+            "test_64_shards_over_8_processes_survive_kills_freezes_and_departures": (
+                *("redis", "sqlite"),
+            )
+        },
+    ),
+    (
+        "shards/test_stores.py",
+        STORES,
+        {"*": ("sqlite", "redis", "etcd", "postgresql")},
+    ),
+    (
         "shards/test_simulated.py",
         SEEDS,
         {"*": ("0", "")},

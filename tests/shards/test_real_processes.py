@@ -19,7 +19,6 @@ from incumbent import Group, clock
 from tests.history.checker import check
 from tests.history.events import History, Witness
 from tests.shards.worker import SHARDS
-from tests.support.servers import RedisServer
 from tests.support.waiting import eventually
 
 WORKER = Path(__file__).with_name("worker.py")
@@ -79,13 +78,9 @@ class Fleet:
             assert process.wait(20) == 0
 
 
-@pytest.fixture(params=["redis", "sqlite"])
-def fleet(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Fleet]:
-    store = f"sqlite:///{tmp_path}/leases.db"
-    if request.param == "redis":
-        server: RedisServer = request.getfixturevalue("own_redis")
-        store = f"{server.url}?restart_wait=0"
-    made = Fleet(store, tmp_path)
+@pytest.fixture
+def fleet(url: str, tmp_path: Path) -> Iterator[Fleet]:
+    made = Fleet(url, tmp_path)
     yield made
     for process in made.running:
         if process.poll() is None:

@@ -3,40 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
-from uuid import uuid4
 
 import pytest
 
 from incumbent import AsyncGroup, AsyncShard, AsyncShards, ConfigError, Group, Shard, Shards, clock
 from incumbent.division import shards_of
-from tests.stores.postgresql.world import new_database
-from tests.support.etcd import EtcdServer
 from tests.support.pace import took
-from tests.support.postgresql import PostgresServer
-from tests.support.servers import RedisServer
 from tests.support.waiting import eventually
-
-STORES = (
-    "sqlite",
-    pytest.param("redis", marks=pytest.mark.server),
-    pytest.param("etcd", marks=pytest.mark.server),
-    pytest.param("postgresql", marks=pytest.mark.server),
-)
-
-
-@pytest.fixture(params=STORES)
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "redis":
-        server: RedisServer = request.getfixturevalue("own_redis")
-        return f"{server.url}?restart_wait=0"
-    if request.param == "etcd":
-        cluster: EtcdServer = request.getfixturevalue("etcd_server")
-        return f"etcd://{cluster.endpoint}/{uuid4().hex}?restart_wait=0"
-    if request.param == "postgresql":
-        database: PostgresServer = request.getfixturevalue("postgres_server")
-        return f"{database.url_of(new_database(database))}?restart_wait=0"
-    return f"sqlite:///{tmp_path}/leases.db"
 
 
 def holds(shard: Shard) -> None:
