@@ -18,9 +18,10 @@ from incumbent import (
     Misuse,
     Shard,
     Shards,
+    StoreUnavailable,
     clock,
 )
-from incumbent.model import Key
+from incumbent.model import Ask, Key, Record, TakeOutcome
 from incumbent.protocol.link import Link
 from incumbent.stores.notices import PAUSE, encode_notice
 from tests.support.faulty import FaultyEngine
@@ -262,6 +263,70 @@ def test_an_outage_that_is_shorter_than_the_lease_costs_no_shard(engine: FaultyE
         renewed = engine.faulty.calls["renew"]
         eventually(lambda: engine.faulty.calls["renew"] > renewed + 4)
         assert [shard.fencing_token for shard in shards.owned()] == before
+
+
+def are_away(engine: FaultyEngine, monkeypatch: pytest.MonkeyPatch, names: set[str]) -> None:
+    """The node of a cluster that has these names does not answer for now; others do."""
+    take, read, away = engine.faulty.take, engine.faulty.read, StoreUnavailable("its node is away")
+
+    def take_there(key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
+        if key.name in names:
+            raise away
+        return take(key, claim, ask, until)
+
+    def read_there(key: Key, until: float) -> Record:
+        if key.name in names:
+            raise away
+        return read(key, until)
+
+    monkeypatch.setattr(engine.faulty, "take", take_there)
+    monkeypatch.setattr(engine.faulty, "read", read_there)
+
+
+def test_shards_whose_node_is_away_keep_a_member_from_no_others(
+    engine: FaultyEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    away = {f"orders/{number}" for number in range(12)}
+    shards = Shards("orders", 16, store=engine)
+    are_away(engine, monkeypatch, away)
+    with shards.running(holds):
+        eventually(lambda: numbers(shards) == {12, 13, 14, 15})
+        away.clear()
+        eventually(lambda: are_divided(16, shards))
+
+
+def test_a_node_that_says_how_long_it_grants_nothing_delays_no_shards_of_others(
+    engine: FaultyEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take = engine.faulty.take
+
+    def take_there(key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
+        if key.name == "orders/0":
+            raise StoreUnavailable("it was promoted", retry_after=60)
+        return take(key, claim, ask, until)
+
+    monkeypatch.setattr(engine.faulty, "take", take_there)
+    first, second = (Shards("orders", 16, store=engine, holder=name) for name in ("a", "b"))
+    with first.running(holds):
+        eventually(lambda: len(numbers(first)) == 15)
+        with second.running(holds):
+            eventually(lambda: are_divided(15, first, second))
+        eventually(lambda: len(numbers(first)) == 15)
+
+
+def test_a_member_whose_lease_cannot_be_read_is_struck_by_nobody_and_delays_nobody(
+    engine: FaultyEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shards, group = Shards("orders", 4, store=engine, holder="a"), Group("orders", store=engine)
+    with Group("orders", store=engine, holder="b").join():
+        with monkeypatch.context() as outage:
+            are_away(engine, outage, {"orders/@b"})
+            with shards.running(holds):
+                eventually(lambda: are_divided(4, shards))
+                # Who only looks does not make a list without it.
+                with pytest.raises(StoreUnavailable):
+                    group.members()
+        assert [member.holder for member in group.members()] == ["b"]
 
 
 def test_a_name_that_another_process_has_is_refused_and_no_shard_is_taken(

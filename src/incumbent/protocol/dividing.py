@@ -13,6 +13,7 @@ from math import inf
 from typing import Final, NoReturn, Protocol
 
 from incumbent.division import shards_of
+from incumbent.durations import backoff_delay
 from incumbent.election import Standing
 from incumbent.errors import NotAcquired, StoreError
 from incumbent.model import Key
@@ -82,15 +83,25 @@ class Division:
         """Ask for the shards that are ours and not held here; returns when to ask again.
 
         For a part of a renewal interval at most: others may have come, and wait for their shards.
+        Raises only a StoreError that another try cannot mend.
         """
         wake, here = inf, frozenset(self._bodies.numbers())
         over = port.now() + self._wanted.policy.renew_every / 4
-        for number in sorted(self._mine - here):
+        turns = [
+            (self._tries.get(number) or self._next_turn(port, number), number)
+            for number in self._mine - here
+        ]
+        for turn, number in sorted(turns, key=lambda each: (each[0].due, each[1])):
             if port.now() >= over:
                 return over
-            turn = self._tries.get(number) or self._next_turn(port, number)
-            if turn.due > port.now() or not await self._try(port, number, turn):
-                wake = min(wake, turn.due)
+            if turn.due > port.now():
+                return min(wake, turn.due)
+            try:
+                if not await self._try(port, number, turn):
+                    wake = min(wake, turn.due)
+            except StoreError as error:
+                self._postpone(port, turn, error)
+                return port.now() + _AGAIN_FIRST
         return wake
 
     def _next_turn(self, port: MemberPort, number: int) -> _Try:
@@ -116,6 +127,15 @@ class Division:
         self._begun[number] = (held.began, standing)
         self._bodies.start(number, held)
         return True
+
+    def _postpone(self, port: MemberPort, turn: _Try, error: StoreError) -> None:
+        """Ask for the others first: a node of a cluster may be away, and those of others not."""
+        if error.permanent:
+            raise error
+        port.tell_outage(self._wanted.key, error)
+        turn.refused += 1
+        delay = max(backoff_delay(turn.refused, port.jitter()), error.retry_after or 0.0)
+        turn.due = port.now() + delay
 
     def _delay(self, port: MemberPort, turn: _Try, left: float | None) -> float:
         most = min(_AGAIN_MOST, self._wanted.policy.renew_every / 2)

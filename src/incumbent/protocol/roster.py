@@ -209,7 +209,15 @@ class Roster:
             if self.own is not None and living >= WATCHED:
                 return
             field = found[name]
-            if await self._lives(port, name, field):
+            try:
+                lives = await self._lives(port, name, field)
+            except StoreError as error:
+                if self.own is None or error.permanent:
+                    raise
+                # The node of a cluster that has its lease is away: nobody is struck for that.
+                living += 1
+                continue
+            if lives:
                 living += 1
                 self._next = min(self._next, self._sights[name].until)
             else:
