@@ -502,6 +502,7 @@ _TABLE: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
         "20 s an engine; `python -m tests.recorded` shows all of one that was changed",
         {"test_the_stores_see_the_same_requests_as_recorded": ()},
     ),
+    ("shards/test_failing_servers.py", LONG, {"*": ()}),
     (
         "shards/test_real_processes.py",
         STORES,
