@@ -167,9 +167,10 @@ class Dialect:
     def unchanged_since(self, key: Key, seen: str) -> Steps[int]:
         """From which revision to watch; 0 if it is not as it was seen."""
         reply = yield kv.transaction([kv.read(*area, kv.NEWEST) for area in self._changes(key)])
-        leases, *others = map(kv.entries_in, reply["responses"])
-        newest = seen_in(leases or [entry for entries in others for entry in entries])
-        return kv.revision_of(reply) + 1 if newest == seen else 0
+        leases, *others = reply["responses"]
+        found = [entry for area in others for entry in kv.entries_in(area)]
+        now = seen_in(kv.entries_in(leases), found, sum(map(kv.count_of, others)))
+        return kv.revision_of(reply) + 1 if now == seen else 0
 
     def join(self, key: Key, seen: str) -> Steps[Standing]:
         """Stand in line; see waiting.join."""

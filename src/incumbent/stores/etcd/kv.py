@@ -114,6 +114,11 @@ class Entry(NamedTuple):
         return b64encode(self.value).decode()
 
 
+def count_of(response: Mapping[str, Any]) -> int:
+    """How many keys there are in a range, also where it was limited to a few."""
+    return int(response["response_range"].get("count", 0))
+
+
 def entries_in(response: Mapping[str, Any]) -> list[Entry]:
     """The keys that a range answered, of `responses[i]`."""
     kvs = response.get("response_range", response).get("kvs", ())

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from base64 import b64decode
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final, TypeAlias
 from urllib.parse import quote, unquote
@@ -118,14 +118,22 @@ def check_format(entry: Entry, cure: str = "") -> dict[str, Any]:
     return fields
 
 
-def seen_in(entries: Iterable[Entry]) -> str:
-    """What `wait_change` compares: when the last of these was written.
+def seen_in(leases: Sequence[Entry], others: Iterable[Entry] = (), count: int = 0) -> str:
+    """What `wait_change` compares: when the last of these was written, and how many there are.
 
     Of a name that is held only the lease counts. The watch shows a switch or a field that is
-    written meanwhile: it begins where the asker has looked.
+    written meanwhile: it begins where the asker has looked. `count`: how many others there are, if
+    these are only the newest.
     """
-    newest = max((entry.modified for entry in entries), default=0)
-    return str(newest) if newest else ""
+    written = [entry.modified for entry in leases or others]
+    newest, among = max(written, default=0), 1 if leases else max(count, len(written))
+    return f"{newest}+{among}" if among > 1 else str(newest or "")
+
+
+def newest_seen(seen: str) -> int:
+    """When the last of what `seen` speaks of was written; 0 if it speaks of nothing of ours."""
+    newest = seen.partition("+")[0]
+    return int(newest) if newest.isdigit() else 0
 
 
 def surplus_candidates(entries: Iterable[Entry]) -> list[str]:
@@ -185,7 +193,7 @@ def record_of(key: Key, kinds: Kinds, base: int, lives: Mapping[str, float], wal
         {name.rpartition("/")[0]: left(entry) for name, entry in kinds["t"]},
         _history([entry for _, entry in kinds["h"]], base),
         tuple(sorted(candidates, key=lambda candidate: candidate.holder)),
-        seen_in(leases or changes),
+        seen_in(leases, changes),
         str(closing.fields.get("reserved_for", "")) if closing else "",
     )
 

@@ -150,8 +150,8 @@ class Take:
             state.due = sent + self.ask.ttl
             state.surplus = self._surplus(reply)
             if self.line_at:
-                others = reply["responses"][self.line_at]["response_range"].get("count", 0)
-                sessions.note_line(self.key, int(others))
+                others = kv.count_of(reply["responses"][self.line_at])
+                sessions.note_line(self.key, others)
             return _granted(state, self.incarnation, sent)
         self._restore(state, before)
         found = self._holder(reply)
@@ -215,7 +215,7 @@ class Take:
         if not self._looks_after_history():
             return ()
         found = reply["responses"][2]
-        too_many = int(found["response_range"].get("count", 0)) - HISTORY_KEPT
+        too_many = kv.count_of(found) - HISTORY_KEPT
         return tuple(entry.key for entry in kv.entries_in(found)[: max(0, too_many)])
 
     def _holder(self, reply: Reply) -> Obstacles | None:
@@ -224,8 +224,7 @@ class Take:
         leases = kv.entries_in(responses[0])
         if not leases:
             return None
-        waiting = responses[-1]["response_range"] if self.ask.candidacy > 0 else {}
-        count = int(waiting.get("count", 0))
+        count = kv.count_of(responses[-1]) if self.ask.candidacy > 0 else 0
         return Obstacles(kv.revision_of(reply), seen_in(leases), leases[0], candidates=count)
 
     def _look(self) -> Steps[Obstacles]:
@@ -243,16 +242,16 @@ class Take:
         reply = yield kv.transaction(reads)
         responses = reply["responses"]
         leases, switches, others = map(kv.entries_in, responses[:3])
-        late, marker = responses[3]["response_range"], kv.entries_in(responses[4])
+        marker = kv.entries_in(responses[4])
         by_key = {entry.key: entry for entry in switches}
         return Obstacles(
             kv.revision_of(reply),
-            seen_in(leases or [*switches, *others]),
+            seen_in(leases, [*switches, *others], len(switches) + kv.count_of(responses[2])),
             leases[0] if leases else None,
             by_key.get(names.field(PAUSE)),
             by_key.get(names.closing),
             tuple(kv.entries_in(responses[5])) if slot is not None else (),
-            given_up=int(late.get("count", 0)) > 0,
+            given_up=kv.count_of(responses[3]) > 0,
             marker=marker[0].value64 if marker else "",
         )
 

@@ -18,7 +18,7 @@ from incumbent.model import Key
 from incumbent.stores.etcd import kv
 from incumbent.stores.etcd.errors import LeaseMissing
 from incumbent.stores.etcd.kv import Entry, Reply, Request, Steps
-from incumbent.stores.etcd.records import Names, names_of
+from incumbent.stores.etcd.records import Names, names_of, newest_seen
 from incumbent.stores.etcd.sessions import Sessions
 from incumbent.stores.notices import RESIGN
 from incumbent.stores.turns import Turns
@@ -143,7 +143,7 @@ def join(sessions: Sessions, key: Key, seen: str, now: float) -> Steps[Standing]
     resign = names.field(RESIGN)
     free = not leases and all(entry.key == resign for entry in switches)
     # What the waiter saw is older than a successor that was named since.
-    since = int(seen) if seen.isdigit() else 0
+    since = newest_seen(seen)
     called = any(
         entry.key == names.closing and entry.modified > since and _is_reserved(entry.value)
         for entry in switches

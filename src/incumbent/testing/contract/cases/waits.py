@@ -93,6 +93,7 @@ class WaitCases:
         bench.put("another", b"stays")
         seen = bench.read().seen
         bench.put("member", value)
+        bench.read()  # What another reader sees says nothing of what this one has seen.
         assert bench.waited(seen, PATIENCE) < HINTED_WITHIN
 
     def test_a_renewal_that_changes_nothing_is_no_change(self, bench: Bench) -> None:
