@@ -169,7 +169,7 @@ class Together(Protocol):
     """
 
     def take_all(self, takes: Sequence[Take], until: float) -> Took:
-        """The outcome of each take; their asks have no queue."""
+        """The outcome of each take; their asks have neither a queue nor permits."""
         ...
 
     def give_all(self, gives: Sequence[Give], until: float) -> Gave:

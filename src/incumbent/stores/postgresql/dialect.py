@@ -38,6 +38,7 @@ from incumbent.model import (
     TakeOutcome,
 )
 from incumbent.net.pool import Broken, Mismatch
+from incumbent.stores.base import Gave, Give, Take, Took
 from incumbent.stores.names import flat, unflat
 from incumbent.stores.notices import notices_for
 from incumbent.stores.plan import Kind, Plan
@@ -51,6 +52,8 @@ _BATCH: Final = 500
 _READ_AT_ONCE: Final = 200
 
 _TAKE: Final = b"SELECT incumbent.take($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)"
+_TAKE_ALL: Final = b"SELECT incumbent.take_all($1, $2)"
+_GIVE_ALL: Final = b"SELECT incumbent.give_all($1, $2, $3)"
 _RENEW: Final = b"SELECT incumbent.renew($1, $2, $3, $4, $5, $6)"
 _GIVE: Final = b"SELECT incumbent.give($1, $2, $3, $4, $5, $6)"
 _SHARE: Final = b"SELECT incumbent.share($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)"
@@ -78,7 +81,7 @@ _Program: TypeAlias = Generator[Request, Reply, T]
 
 
 class Dialect:
-    """See stores.plan.Dialect. The facts: by how many seconds the server's clock is ahead of ours.
+    """See stores.plan.DialectOfMany. The facts: by how many seconds the server's clock is ahead.
 
     `where` is the store's URL in messages. `restart_wait` is seconds, None: the server decides.
     `turns` are those of all waiters of the store.
@@ -91,8 +94,35 @@ class Dialect:
 
     def take(self, key: Key, claim: str, ask: Ask) -> Plan[float, TakeOutcome]:
         """Its request ends with the instant after which the server refuses it."""
-        slot, permits = ask.slot, ask.permits
-        parameters = (
+        parameters = self._asked(key, claim, ask)
+        function = _TAKE if ask.permits is None else _SHARE
+
+        def start(ahead: float, until: float) -> _Program[TakeOutcome]:
+            reply = yield Request(function, (*parameters, _last(until + ahead)))
+            return self._taken(reply, claim)
+
+        # A take in doubt is the caller's to repeat, who remembers that there were two.
+        return Plan("take", start, (key,), repeatable=False, ttl=ask.ttl)
+
+    def take_all(self, takes: Sequence[Take]) -> Plan[float, Took]:
+        """One transaction, of exclusive leases alone."""
+        asked = [[it and it.decode() for it in self._asked(*take)] for take in takes]
+        parameter = json.dumps(asked).encode()
+
+        def start(ahead: float, until: float) -> _Program[Took]:
+            reply = yield Request(_TAKE_ALL, (parameter, _last(until + ahead)))
+            answers: list[str] = _parsed(reply, list)
+            return [
+                self._taken(answer.encode(), take.claim)
+                for answer, take in zip(answers, takes, strict=False)
+            ]
+
+        keys, ttl = [take.key for take in takes], max(take.ask.ttl for take in takes)
+        return Plan("take", start, keys, repeatable=False, ttl=ttl)
+
+    def _asked(self, key: Key, claim: str, ask: Ask) -> tuple[bytes | None, ...]:
+        slot = ask.slot
+        return (
             flat(key).encode(),
             _text(claim),
             _us(ask.ttl),
@@ -102,20 +132,11 @@ class Dialect:
             self._wait,
             *(
                 (_text(slot.name) if slot else None, _us(slot.keep) if slot else None)
-                if permits is None
-                else (b"%d" % permits,)
+                if ask.permits is None
+                else (b"%d" % ask.permits,)
             ),
             _us(ask.candidacy),
         )
-        function = _TAKE if permits is None else _SHARE
-
-        def start(ahead: float, until: float) -> _Program[TakeOutcome]:
-            last = b"%d" % ((until + ahead) * 1_000_000)
-            reply = yield Request(function, (*parameters, last))
-            return self._taken(reply, claim)
-
-        # A take in doubt is the caller's to repeat, who remembers that there were two.
-        return Plan("take", start, (key,), repeatable=False, ttl=ask.ttl)
 
     def _taken(self, reply: Reply, claim: str) -> TakeOutcome:
         words = _decoded(reply).split(" ")
@@ -163,14 +184,26 @@ class Dialect:
             None if slot is None else _text(slot),
         )
 
-        def given(reply: Reply) -> GiveOutcome:
-            outcome, _, echo = _decoded(reply).partition(" ")
-            if echo != claim or outcome not in ("released", "gone"):
-                raise Mismatch("the answer is another claim's")
-            return Released() if outcome == "released" else Gone()
-
         request = Request(_SHARE_GIVE, claimed) if shared else Request(_GIVE, parameters)
-        return _plan("give", key, request, given)
+        return _plan("give", key, request, lambda reply: _given(_decoded(reply), claim))
+
+    def give_all(self, gives: Sequence[Give]) -> Plan[float, Gave]:
+        """One transaction."""
+        keys, claims, tokens = zip(*gives, strict=True)
+        request = Request(
+            _GIVE_ALL,
+            (
+                _array(_quoted(flat(key).encode()) for key in keys),
+                _array(_quoted(_text(claim)) for claim in claims),
+                _array(b"%d" % token for token in tokens),
+            ),
+        )
+
+        def start(_ahead: float, _until: float) -> _Program[Gave]:
+            answers = _parsed((yield request), list)
+            return [_given(*each) for each in zip(answers, claims, strict=True)]
+
+        return Plan("give", start, keys, repeatable=False)
 
     def put(
         self, key: Key, field: str, value: bytes | None, guard: Guard
@@ -223,6 +256,13 @@ def _plan(
         return read((yield request))
 
     return Plan(kind, start, (key,), repeatable=repeatable)
+
+
+def _given(answer: str, claim: str) -> GiveOutcome:
+    outcome, _, echo = answer.partition(" ")
+    if echo != claim or outcome not in ("released", "gone"):
+        raise Mismatch("the answer is another claim's")
+    return Released() if outcome == "released" else Gone()
 
 
 # -- renewals -------------------------------------------------------------------------------------
@@ -336,6 +376,11 @@ def _record(fields: dict[str, Any]) -> Record:
 def _us(seconds: float) -> bytes:
     # Up, so that the store never forgets earlier than was asked.
     return b"%d" % ceil(seconds * 1_000_000)
+
+
+def _last(instant: float) -> bytes:
+    """Until then the server carries a take out."""
+    return b"%d" % (instant * 1_000_000)
 
 
 def _text(value: str) -> bytes:

@@ -68,7 +68,7 @@ def findings(
         found(
             hello["minor"] >= SHARED,
             version := f"the schema incumbent has version {hello['major']}.{hello['minor']}",
-            f"{version}, which has no semaphores and read-write locks",
+            f"{version}, which has no semaphores and no locks on several names",
             "run `incumbent doctor --fix` as the schema's owner",
         ),
         *_about_role(server, backend),

@@ -18,7 +18,7 @@ RECORD_FORMAT: Final = 2
 MINOR: Final = 0
 """The oldest minor version that serves exclusive leases."""
 SHARED: Final = 1
-"""The minor version from which on several may hold a lease."""
+"""The minor version from which on several may hold a lease, and one may take several."""
 OLDEST: Final = 130_000
 """The oldest server, as libpq says versions."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import random
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Any, Final, TypeVar
 
 from incumbent import clock
@@ -16,9 +16,10 @@ from incumbent.errors import StoreError, StoreUnavailable
 from incumbent.model import Key
 from incumbent.net.pool import Broken, Mismatch, PlanRunner
 from incumbent.net.readers import Wakeup
+from incumbent.stores.base import Gave, Give
 from incumbent.stores.loops import detach_in_child
 from incumbent.stores.names import flat
-from incumbent.stores.plan import BlockingStore, Plan
+from incumbent.stores.plan import BlockingTogether, Plan, PlannedTogether
 from incumbent.stores.postgresql.dialect import HELLO, Dialect
 from incumbent.stores.postgresql.errors import (
     Answered,
@@ -47,7 +48,7 @@ _log = logging.getLogger("incumbent")
 _now = clock.now
 
 
-class Runner(TakesTurns[float], PlanRunner[Wire, float]):
+class Runner(TakesTurns[float], PlannedTogether[float], PlanRunner[Wire, float]):
     """Carries out plans, by the connections that it keeps."""
 
     dialect: Dialect
@@ -71,6 +72,14 @@ class Runner(TakesTurns[float], PlanRunner[Wire, float]):
 
     def wakeup(self) -> Wakeup:
         return self.side.wakeup()
+
+    async def give_all(self, gives: Sequence[Give], until: float) -> Gave:
+        try:
+            return await super().give_all(gives, until)
+        finally:
+            # A waiter of this process looks at once.
+            for give in gives:
+                self.turns.given(give.key, give.claim)
 
     async def wait_any_change(self, key: Key, seen: str, until: float) -> None:
         """See Store.wait_change. Raises StoreError if nobody can listen."""
@@ -184,7 +193,7 @@ class Runner(TakesTurns[float], PlanRunner[Wire, float]):
         return wire
 
 
-class PostgresStore(BlockingStore[Runner]):
+class PostgresStore(BlockingTogether[Runner]):
     """The blocking side: see stores.base.Store."""
 
     def __init__(self, site: Site, dialect: Dialect) -> None:

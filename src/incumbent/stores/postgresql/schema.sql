@@ -422,6 +422,41 @@ BEGIN
         (SELECT id FROM incumbent.epoch));
 END $$;
 
+-- Several takes in one transaction, each a json array of what take() is asked, without p_until. Answers
+-- those up to the first that is not granted, as json. All records are locked before anything else, in
+-- the order of their keys, as by renew(): two that want the same ones never wait for each other.
+CREATE OR REPLACE FUNCTION incumbent.take_all(p_takes json, p_until bigint) RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET lock_timeout = '1s' AS $$
+DECLARE
+    next_key text;
+    t json;
+    answer text;
+    answers text[];
+BEGIN
+    FOR next_key IN
+        SELECT value ->> 0 FROM json_array_elements(p_takes) ORDER BY (value ->> 0) COLLATE "C"
+    LOOP
+        LOOP
+            PERFORM FROM incumbent.record WHERE key = next_key FOR UPDATE;
+            EXIT WHEN FOUND;
+            PERFORM incumbent.remember(next_key);
+        END LOOP;
+    END LOOP;
+    FOR t IN SELECT value FROM json_array_elements(p_takes) LOOP
+        answer := incumbent.take(t ->> 0, t ->> 1, (t ->> 2)::bigint, t ->> 3, (t ->> 4)::bytea,
+            (t ->> 5)::bigint, (t ->> 6)::bigint, t ->> 7, (t ->> 8)::bigint, (t ->> 9)::bigint,
+            p_until);
+        IF answer LIKE 'late %' AND answers IS NOT NULL THEN
+            RAISE EXCEPTION 'nobody waits for the takes any more'
+                USING ERRCODE = 'lock_not_available';
+        END IF;
+        answers := answers || answer;
+        EXIT WHEN answer NOT LIKE 'granted %';
+    END LOOP;
+    RETURN array_to_json(answers);
+END $$;
+
 -- What clients of format 1 call.
 CREATE OR REPLACE FUNCTION incumbent.take(
     p_key text, p_claim text, p_ttl bigint, p_holder text, p_meta bytea, p_keep bigint,
@@ -730,6 +765,18 @@ BEGIN
         PERFORM pg_notify('incumbent', p_key);
     END IF;
     RETURN CASE WHEN given THEN 'released ' ELSE 'gone ' END || p_claim;
+END $$;
+
+-- Several releases in one transaction; answers what give() does, as json.
+CREATE OR REPLACE FUNCTION incumbent.give_all(p_keys text[], p_claims text[], p_tokens bigint[])
+RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET lock_timeout = '1s' AS $$
+BEGIN
+    PERFORM FROM incumbent.record WHERE key = ANY (p_keys) ORDER BY key FOR UPDATE;
+    RETURN (SELECT json_agg(incumbent.give(key, claim, token, 0, NULL, NULL) ORDER BY place)
+        FROM unnest(p_keys, p_claims, p_tokens)
+            WITH ORDINALITY AS g (key, claim, token, place));
 END $$;
 
 -- Nobody knows whether the claim was granted: for an hour, after which each of its connections is
