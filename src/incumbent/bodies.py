@@ -28,6 +28,13 @@ def refuse_generator(function: Callable[..., Any]) -> None:
         )
 
 
+def refuse_async(function: Callable[..., Any], advice: str) -> None:
+    """Raises Misuse for a coroutine function where blocking code calls it, else as above."""
+    refuse_generator(function)
+    if is_async(function):
+        raise Misuse(f"{name_of(function)} is a coroutine function: {advice}")
+
+
 def not_deferred(value: V, function: Callable[..., Any], advice: str) -> V:
     """`value`, which a blocking function returned. Raises Misuse if it is work still to be done."""
     if inspect.iscoroutine(value):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, Unpack
+from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar, Unpack
 
 from incumbent import clock, meters
 from incumbent.durations import Duration
@@ -29,7 +29,7 @@ from incumbent.model import Record, Refused
 from incumbent.options import PERMITS_MOST, LockSettings, rank_from
 from incumbent.protocol.chance import draw_jitter
 from incumbent.protocol.notifier import notifier
-from incumbent.protocol.observe import Observation, ReadingPort, read_leaders
+from incumbent.protocol.observe import Observation
 
 if TYPE_CHECKING:
     from incumbent.protocol.given import StoreLike
@@ -316,9 +316,6 @@ class ElectionHandle(LockHandle[T], Generic[T]):
                 candidates=names,
             )
         term._held.reserve_for = to
-
-    def _read_leaders(self, port: ReadingPort) -> Coroutine[Any, Any, tuple[Leader, ...]]:
-        return read_leaders(port, self._wanted.key, self._wanted.policy.request_timeout)
 
     def _refuse_seats(self, what: str) -> None:
         if self.seats > 1:

@@ -13,11 +13,11 @@ from types import EllipsisType
 from typing import Self, TypeVar
 
 from incumbent import clock
-from incumbent.bodies import awaitable, is_async, name_of, not_deferred, refuse_generator
+from incumbent.bodies import awaitable, not_deferred, refuse_async, refuse_generator
 from incumbent.candidacy import ElectionHandle, Metadata, Steering, TermHandle
 from incumbent.durations import Duration
-from incumbent.election import Leader
-from incumbent.errors import LeaseLost, Misuse, StoreUnavailable
+from incumbent.election import Leader, leaders_of
+from incumbent.errors import LeaseLost, StoreUnavailable
 from incumbent.handles import brief
 from incumbent.inner import bodies_of_task
 from incumbent.lease import State
@@ -144,7 +144,7 @@ class Election(ElectionHandle[Term]):
         given back, and after a pause (full jitter, longer after short terms) this stands again. An
         exception of the work propagates after the release. Raises Misuse for coroutine functions.
         """
-        _refuse_async(work)
+        refuse_async(work, _BE_ASYNC)
         return self._lead_on(self._link.port, work)
 
     @contextmanager
@@ -156,7 +156,7 @@ class Election(ElectionHandle[Term]):
         once and raised at the end: while the body goes on, `is_leader` says how it stands. Work
         that returns by itself ends the candidacy. Raises Misuse for coroutine functions.
         """
-        _refuse_async(work)
+        refuse_async(work, _BE_ASYNC)
         port, terms = EndablePort(self._link), list[Term]()
 
         def until_the_end(term: Term) -> object:
@@ -194,7 +194,7 @@ class Election(ElectionHandle[Term]):
     def leaders(self) -> tuple[Leader, ...]:
         """All who lead now, in the order of their terms; as `leader`, and with several `seats`."""
         with brief:
-            return run(self._read_leaders(self._link.port))
+            return leaders_of(self._link.store.read(self._wanted.key, self._read_until()))
 
     def observe(self, timeout: Duration | None = None) -> Iterator[Leader | None]:
         """The present leader, then each change of holder, term or metadata; None: nobody leads.
@@ -352,8 +352,9 @@ class AsyncElection(ElectionHandle[AsyncTerm]):
 
     async def leaders(self) -> tuple[Leader, ...]:
         """All who lead now; see Election.leaders."""
+        port = self._link.async_port()
         with brief:
-            return await self._read_leaders(self._link.async_port())
+            return leaders_of(await port.read(self._wanted.key, self._read_until()))
 
     def observe(self, timeout: Duration | None = None) -> AsyncIterator[Leader | None]:
         """The present leader, then each change; see Election.observe."""
@@ -382,12 +383,6 @@ class AsyncElection(ElectionHandle[AsyncTerm]):
         store = self._link.engine.async_store()
         self._choose(term, to, await store.read(self._wanted.key, self._read_until()))
         return await term._step_down(timeout)
-
-
-def _refuse_async(work: Callable[..., object]) -> None:
-    refuse_generator(work)
-    if is_async(work):
-        raise Misuse(f"{name_of(work)} is a coroutine function: {_BE_ASYNC}")
 
 
 class _Observer:

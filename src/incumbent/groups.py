@@ -17,13 +17,14 @@ from incumbent.election import encode_metadata, read_metadata
 from incumbent.errors import ConfigError, Misuse, NotAcquired, StoreError
 from incumbent.handles import brief, refuse_copy
 from incumbent.model import Capabilities
-from incumbent.options import parse_timeout, require, wanted_from
+from incumbent.options import parse_timeout, refuse_unknown, require, wanted_from
 from incumbent.policy import TTL_MIN, Policy
 from incumbent.protocol.dividing import attend, await_news
 from incumbent.protocol.held import Wanted
 from incumbent.protocol.link import Link, link_for
+from incumbent.protocol.observe import WritingPort
 from incumbent.protocol.port import run
-from incumbent.protocol.roster import MARK, MemberPort, Roster
+from incumbent.protocol.roster import MEMBER, Roster
 from incumbent.running import EndablePort, task_beside, thread_beside
 from incumbent.stores import names
 
@@ -77,10 +78,7 @@ class GroupHandle:
         namespace: str = "default",
         **settings: Unpack[GroupSettings],
     ) -> None:
-        unknown = sorted(set(settings) - set(GroupSettings.__annotations__))
-        if unknown:
-            known = ", ".join(sorted(GroupSettings.__annotations__))
-            raise ConfigError(f"unknown setting {unknown[0]!r}; known are {known}", name=unknown[0])
+        refuse_unknown(settings, GroupSettings)
         self._key = names.make_key(namespace, name)
         if len(name) > NAME_MOST:
             raise ConfigError(
@@ -135,7 +133,7 @@ class GroupHandle:
         own = self.holder
         if names.MARK in own or not names.is_name(own):
             own = names.escaped(own)
-        name = names.within_limit(f"{self.name}/{MARK}{own}")
+        name = names.within_limit(f"{self.name}/{MEMBER}{own}")
         policy = _shorter(self._wanted.policy, self._link.engine.capabilities)
         wanted = wanted_from(
             self._key.namespace,
@@ -166,7 +164,7 @@ def _members(roster: Roster) -> tuple[Member, ...]:
     )
 
 
-async def first_try(port: MemberPort, roster: Roster) -> None:
+async def first_try(port: WritingPort, roster: Roster) -> None:
     """Join at once if that goes at once. What keeps us from it for a while is left to `attend`."""
     try:
         await roster.join(port, 0)
@@ -280,7 +278,7 @@ class _Observer:
         self._roster = roster
         self._timeout = timeout
 
-    def _see(self, port: MemberPort) -> Coroutine[Any, Any, bool]:
+    def _see(self, port: WritingPort) -> Coroutine[Any, Any, bool]:
         until = inf if self._timeout is None else clock.now() + self._timeout
         return await_news(port, self._roster, until)
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from math import inf
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, cast
+from typing import TYPE_CHECKING, Literal, TypedDict, Unpack, cast
 
 from incumbent.durations import DAY, Duration, parse_duration, say_seconds
 from incumbent.errors import ConfigError, LeaseLost
@@ -181,8 +181,10 @@ def _terms(
     """What is wanted, but for the key: checked once for each combination of settings, for people
     make a lock for each pair of requests, or ten thousand locks.
     """
-    _refuse_unknown(given)
+    refuse_unknown(given, LockSettings)
     settings = cast("LockSettings", given)
+    if settings.get("if_lost", "raise") not in ("raise", "exit"):
+        raise ConfigError(f"if_lost={settings['if_lost']!r}: raise or exit", name="if_lost")
     policy = policy_from(settings)
     _check_ttl(policy, can)
     if permits is not None:
@@ -236,13 +238,12 @@ def _check_permits(permits: int, settings: LockSettings, can: Capabilities) -> N
             )
 
 
-def _refuse_unknown(settings: dict[str, Any]) -> None:
-    unknown = sorted(set(settings) - set(LockSettings.__annotations__))
+def refuse_unknown(settings: Mapping[str, object], kind: type) -> None:
+    """Raises ConfigError for what the settings of that `kind` have not."""
+    unknown = sorted(set(settings) - set(kind.__annotations__))
     if unknown:
-        known = ", ".join(sorted(LockSettings.__annotations__))
+        known = ", ".join(sorted(kind.__annotations__))
         raise ConfigError(f"unknown setting {unknown[0]!r}; known are {known}", name=unknown[0])
-    if settings.get("if_lost", "raise") not in ("raise", "exit"):
-        raise ConfigError(f"if_lost={settings['if_lost']!r}: raise or exit", name="if_lost")
 
 
 def _optional(value: Duration | None, what: str, default: float) -> float:

@@ -12,13 +12,13 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Generic, Self, TypeVar, Unpack
 
 from incumbent import clock
-from incumbent.bodies import awaitable, is_async, name_of, not_deferred, refuse_generator
+from incumbent.bodies import awaitable, not_deferred, refuse_async, refuse_generator
 from incumbent.candidacy import Metadata, TermHandle
 from incumbent.division import check_count
 from incumbent.durations import Duration
 from incumbent.election import encode_metadata
 from incumbent.elections import AsyncTerm, Term
-from incumbent.errors import LeaseLost, Misuse
+from incumbent.errors import LeaseLost
 from incumbent.groups import GroupHandle, GroupSettings, first_try
 from incumbent.handles import brief
 from incumbent.options import parse_timeout
@@ -202,7 +202,7 @@ class Shards(ShardsHandle[Shard]):
         if another member has our name or `work` is a coroutine function, a permanent StoreError.
         Before it is raised all work is asked to stop, and awaited.
         """
-        _refuse_async(work)
+        refuse_async(work, _BE_ASYNC)
         with self._one_membership():
             _Threads(self, work).run()
 
@@ -214,7 +214,7 @@ class Shards(ShardsHandle[Shard]):
         shards are given back. What `run` raised is logged at once and raised at the end; that the
         members reckon with another number of shards already at the start, if the store answers.
         """
-        _refuse_async(work)
+        refuse_async(work, _BE_ASYNC)
         with self._one_membership():
             threads = _Threads(self, work)
             try:
@@ -387,9 +387,3 @@ class _Tasks(_Membership[AsyncShard]):
 
 def _nothing() -> None:
     pass
-
-
-def _refuse_async(work: Callable[..., object]) -> None:
-    refuse_generator(work)
-    if is_async(work):
-        raise Misuse(f"{name_of(work)} is a coroutine function: {_BE_ASYNC}")

@@ -337,9 +337,10 @@ def _pursuit(
     port: Port, wanted: Wanted, rank: Rank, until: float
 ) -> Callable[[Refused], Awaitable[float]]:
     # Not above: most locks are made, held and released without an election.
-    from incumbent.protocol.challenge import AskingPort, Challenge, pursue
+    from incumbent.protocol.challenge import Challenge, pursue
+    from incumbent.protocol.observe import WritingPort
 
-    return partial(pursue, cast("AskingPort", port), Challenge(wanted, rank), until)
+    return partial(pursue, cast("WritingPort", port), Challenge(wanted, rank), until)
 
 
 def _sight(refused: Refused) -> object:
@@ -353,7 +354,7 @@ def _sight(refused: Refused) -> object:
 
 
 class Renewing(Protocol):
-    """What acquire_all needs of a keeper."""
+    """What renews leases that are held together, or that of a member; see Keeper."""
 
     def arm(self, held: Held) -> None: ...
 

@@ -8,22 +8,13 @@ decision is pure; all instants are handed in.
 from __future__ import annotations
 
 from math import inf
-from typing import Protocol
 
 from incumbent.election import Rank, rank_of
 from incumbent.errors import StoreError
-from incumbent.model import ABSENT, ByVersion, Field, Guard, Key, PutOutcome, Record, Refused
+from incumbent.model import ABSENT, ByVersion, Field, Guard, Record, Refused
 from incumbent.protocol.held import Wanted
-from incumbent.protocol.observe import ReadingPort
+from incumbent.protocol.observe import WritingPort
 from incumbent.stores.notices import RESIGN, encode_notice, read_notice
-
-
-class AskingPort(ReadingPort, Protocol):
-    """A Port that can also look, and write a notice."""
-
-    async def put(
-        self, key: Key, field: str, value: bytes | None, guard: Guard, until: float
-    ) -> PutOutcome: ...
 
 
 class Challenge:
@@ -80,7 +71,7 @@ def _asked_by(field: Field | None, token: int) -> float:
     return priority if isinstance(priority, int) else inf
 
 
-async def pursue(port: AskingPort, challenge: Challenge, until: float, refused: Refused) -> float:
+async def pursue(port: WritingPort, challenge: Challenge, until: float, refused: Refused) -> float:
     """Ask the leader to hand over to us, if it is time; the instant at which to look again."""
     if not challenge.is_due(refused, port.now()):
         return challenge.due

@@ -19,8 +19,8 @@ from incumbent.errors import NotAcquired, StoreError
 from incumbent.model import Key
 from incumbent.protocol.acquire import acquire
 from incumbent.protocol.held import Held, Wanted
-from incumbent.protocol.observe import outlast
-from incumbent.protocol.roster import MemberPort, Roster
+from incumbent.protocol.observe import WritingPort, outlast
+from incumbent.protocol.roster import Roster
 
 _AGAIN_FIRST: Final = 0.02
 _AGAIN_MOST: Final = 1.0
@@ -79,7 +79,7 @@ class Division:
             for number in [number for number in kept if number not in self._mine]:
                 del kept[number]
 
-    async def take(self, port: MemberPort) -> float:
+    async def take(self, port: WritingPort) -> float:
         """Ask for the shards that are ours and not held here; returns when to ask again.
 
         For a part of a renewal interval at most: others may have come, and wait for their shards.
@@ -104,7 +104,7 @@ class Division:
                 return port.now() + _AGAIN_FIRST
         return wake
 
-    def _next_turn(self, port: MemberPort, number: int) -> _Try:
+    def _next_turn(self, port: WritingPort, number: int) -> _Try:
         """The first try at once; if a body of ours ended by itself, after a pause."""
         turn = self._tries[number] = _Try()
         if number in self._begun:
@@ -113,7 +113,7 @@ class Division:
             turn.due = now + standing.pause(now - began, port.jitter())
         return turn
 
-    async def _try(self, port: MemberPort, number: int, turn: _Try) -> bool:
+    async def _try(self, port: WritingPort, number: int, turn: _Try) -> bool:
         wanted = self._wanted._replace(key=_key_of(self._wanted.key, number))
         try:
             held = await acquire(port, wanted, 0)
@@ -128,7 +128,7 @@ class Division:
         self._bodies.start(number, held)
         return True
 
-    def _postpone(self, port: MemberPort, turn: _Try, error: StoreError) -> None:
+    def _postpone(self, port: WritingPort, turn: _Try, error: StoreError) -> None:
         """Ask for the others first: a node of a cluster may be away, and those of others not."""
         if error.permanent:
             raise error
@@ -137,7 +137,7 @@ class Division:
         delay = max(backoff_delay(turn.refused, port.jitter()), error.retry_after or 0.0)
         turn.due = port.now() + delay
 
-    def _delay(self, port: MemberPort, turn: _Try, left: float | None) -> float:
+    def _delay(self, port: WritingPort, turn: _Try, left: float | None) -> float:
         most = min(_AGAIN_MOST, self._wanted.policy.renew_every / 2)
         delay = min(most, _AGAIN_FIRST * 2.0 ** min(turn.refused, 30))
         return delay if left is None else min(delay, left + _SPREAD * port.jitter())
@@ -147,7 +147,7 @@ def _key_of(name: Key, number: int) -> Key:
     return Key(name.namespace, f"{name.name}/{number}")
 
 
-async def attend(port: MemberPort, roster: Roster, division: Division | None = None) -> NoReturn:
+async def attend(port: WritingPort, roster: Roster, division: Division | None = None) -> NoReturn:
     """Be a member until this is ended from outside. Goes on through outages.
 
     Raises what `Roster.join` does, and only those StoreErrors that another try cannot mend.
@@ -159,7 +159,7 @@ async def attend(port: MemberPort, roster: Roster, division: Division | None = N
             await outlast(port, roster, error, inf)
 
 
-async def _attend_once(port: MemberPort, roster: Roster, division: Division | None) -> None:
+async def _attend_once(port: WritingPort, roster: Roster, division: Division | None) -> None:
     if not roster.is_in(port.now()):
         if division is not None:
             # Who is no member has no shards: the others share them among themselves.
@@ -179,7 +179,7 @@ async def _attend_once(port: MemberPort, roster: Roster, division: Division | No
     await roster.wait(port, wake)
 
 
-async def await_news(port: MemberPort, roster: Roster, until: float) -> bool:
+async def await_news(port: WritingPort, roster: Roster, until: float) -> bool:
     """Wait until the members are others than before; False if there was no such news by `until`.
 
     Raises only a StoreError that another try cannot mend.

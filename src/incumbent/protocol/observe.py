@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 from incumbent import meters
 from incumbent.durations import backoff_delay
-from incumbent.election import Leader, leader_of, leaders_of, watch_for
+from incumbent.election import Leader, leader_of, watch_for
 from incumbent.errors import StoreError
-from incumbent.model import Key, Record
+from incumbent.model import Guard, Key, PutOutcome, Record
 from incumbent.protocol.port import Port
 
 
@@ -18,6 +19,14 @@ class ReadingPort(Port, Protocol):
     async def read(self, key: Key, until: float) -> Record: ...
 
 
+class WritingPort(ReadingPort, Protocol):
+    """A Port that can also look, and write fields."""
+
+    async def put(
+        self, key: Key, field: str, value: bytes | None, guard: Guard, until: float
+    ) -> PutOutcome: ...
+
+
 class Outage(Protocol):
     """What an observer has to know to outlast an outage. `failures`: requests without an answer."""
 
@@ -25,21 +34,20 @@ class Outage(Protocol):
     failures: int
 
 
+@dataclass(slots=True)
 class Observation:
-    """What one observer has seen so far. `ttl`, `request_timeout`: seconds."""
+    """What one observer has seen so far. `ttl`, `request_timeout`: seconds.
 
-    __slots__ = ("again", "failures", "key", "leader", "request_timeout", "started", "ttl")
+    `failures`: requests in a row without an answer. `again`: looks in a row without news.
+    """
 
-    def __init__(self, key: Key, ttl: float, request_timeout: float) -> None:
-        self.key = key
-        self.ttl = ttl
-        self.request_timeout = request_timeout
-        self.leader: Leader | None = None
-        self.started = False
-        self.failures = 0
-        """Requests in a row without an answer."""
-        self.again = 0
-        """Looks in a row that showed nothing new."""
+    key: Key
+    ttl: float
+    request_timeout: float
+    leader: Leader | None = None
+    started: bool = False
+    failures: int = 0
+    again: int = 0
 
     def learn(self, leader: Leader | None) -> bool:
         """Whether that is something new."""
@@ -49,11 +57,6 @@ class Observation:
             return False
         self.leader, self.started, self.again = leader, True, 0
         return True
-
-
-async def read_leaders(port: ReadingPort, key: Key, timeout: float) -> tuple[Leader, ...]:
-    """Who leads now, by one request of at most `timeout` seconds; raises StoreError."""
-    return leaders_of(await port.read(key, port.now() + timeout))
 
 
 async def observe(port: ReadingPort, seen: Observation, until: float) -> bool:

@@ -10,19 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from math import inf
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from incumbent.division import circle
 from incumbent.durations import backoff_delay, say_seconds
 from incumbent.errors import ConfigError, Misuse, NotAcquired, StoreError
-from incumbent.model import ByVersion, Field, Guard, Holding, Key, PutOutcome, Record, Stored
+from incumbent.model import ByVersion, Field, Holding, Key, Record, Stored
 from incumbent.policy import Policy
-from incumbent.protocol.acquire import acquire
+from incumbent.protocol.acquire import Renewing, acquire
 from incumbent.protocol.held import Held, Wanted
-from incumbent.protocol.observe import ReadingPort
+from incumbent.protocol.observe import WritingPort
 from incumbent.protocol.release import release
 
-MARK: Final = "@"
+MEMBER: Final = "@"
 """What the name of a member begins with; those of shards are digits."""
 WATCHED: Final = 3
 """How many others a member looks after: one that is frozen delays nobody's end."""
@@ -30,22 +30,6 @@ _LEAST: Final = 0.02
 """Seconds between two looks at a lease that is about to run out."""
 _SPREAD: Final = 0.002
 """Seconds over which those spread who look at a lease when it runs out."""
-
-
-class MemberPort(ReadingPort, Protocol):
-    """A Port that can also write on the roster."""
-
-    async def put(
-        self, key: Key, field: str, value: bytes | None, guard: Guard, until: float
-    ) -> PutOutcome: ...
-
-
-class Upkeep(Protocol):
-    """What renews the lease of a member; see Keeper."""
-
-    def arm(self, held: Held) -> None: ...
-
-    def disarm(self, held: Held) -> None: ...
 
 
 class _Sight(NamedTuple):
@@ -63,7 +47,12 @@ class Roster:
     """
 
     def __init__(
-        self, key: Key, policy: Policy, keeper: Upkeep, own: Wanted | None = None, note: bytes = b""
+        self,
+        key: Key,
+        policy: Policy,
+        keeper: Renewing,
+        own: Wanted | None = None,
+        note: bytes = b"",
     ) -> None:
         self.key = key
         self.policy = policy
@@ -94,7 +83,7 @@ class Roster:
 
     # -- coming and going ----------------------------------------------------------------------
 
-    async def join(self, port: MemberPort, timeout: float | None = None) -> None:
+    async def join(self, port: WritingPort, timeout: float | None = None) -> None:
         """Become a member, or be none of it: a predecessor of our name may last for a ttl.
 
         Raises ConfigError if a member reckons with another number of shards, Misuse if one that
@@ -113,7 +102,7 @@ class Roster:
             await self.leave(port)
             raise
 
-    async def _take_place(self, port: MemberPort, own: Wanted, timeout: float | None) -> Held:
+    async def _take_place(self, port: WritingPort, own: Wanted, timeout: float | None) -> Held:
         patience = self.policy.ttl + 2 * self.policy.renew_every if timeout is None else timeout
         try:
             return await acquire(port, own, patience)
@@ -131,12 +120,12 @@ class Roster:
                 f" {say_seconds(patience)}: give each member a holder= of its own"
             ) from None
 
-    async def _write(self, port: MemberPort) -> None:
+    async def _write(self, port: WritingPort) -> None:
         stored = await port.put(self.key, self.me, self.note, None, self._until(port))
         if isinstance(stored, Stored):
             self._version = stored.version
 
-    async def _refuse_others(self, port: MemberPort) -> None:
+    async def _refuse_others(self, port: WritingPort) -> None:
         """Two that join at once each see the other: each writes before it reads."""
         record = await port.read(self.key, self._until(port))
         for name, field in _members(record).items():
@@ -151,7 +140,7 @@ class Roster:
                     name="count",
                 )
 
-    async def strike(self, port: MemberPort) -> None:
+    async def strike(self, port: WritingPort) -> None:
         """Take our name off the roster, so that the others take over. Never raises for the store's
         sake: they find out by our lease.
         """
@@ -160,10 +149,10 @@ class Roster:
         except StoreError:
             pass
 
-    async def _remove(self, port: MemberPort, name: str, version: int) -> None:
+    async def _remove(self, port: WritingPort, name: str, version: int) -> None:
         await port.put(self.key, name, None, ByVersion(version), self._until(port))
 
-    async def leave(self, port: MemberPort) -> None:
+    async def leave(self, port: WritingPort) -> None:
         """Be no member any more, nor owe anything; see `strike`."""
         held, self._held = self._held, None
         if held is None:
@@ -180,7 +169,7 @@ class Roster:
 
     # -- looking -------------------------------------------------------------------------------
 
-    async def look(self, port: MemberPort) -> bool:
+    async def look(self, port: WritingPort) -> bool:
         """Read who the members are; whether that is news. Raises StoreError.
 
         That is one request, and one for each lease that we look after and that may have run out.
@@ -202,7 +191,7 @@ class Roster:
         self._again = 0 if news else self._again + 1
         return news
 
-    async def _look_after(self, port: MemberPort, found: dict[str, Field]) -> None:
+    async def _look_after(self, port: WritingPort, found: dict[str, Field]) -> None:
         """Leave out those whose lease has ended: among all, or among the next in the circle."""
         living = 0
         for name in circle(self.me, found):
@@ -225,7 +214,7 @@ class Roster:
                 if self.own is not None:
                     await self._remove(port, name, field.version)
 
-    async def _lives(self, port: MemberPort, name: str, field: Field) -> bool:
+    async def _lives(self, port: WritingPort, name: str, field: Field) -> bool:
         now = port.now()
         sight = self._sights.get(name)
         if sight is not None and sight.version == field.version and sight.until > now:
@@ -235,13 +224,13 @@ class Roster:
         if not record.holdings and not record.undecided:
             self._sights.pop(name, None)
             return False
-        holding = record.holdings[0] if record.holdings else Holding(name.removeprefix(MARK))
+        holding = record.holdings[0] if record.holdings else Holding(name.removeprefix(MEMBER))
         left = self.policy.renew_every if holding.remaining is None else holding.remaining
         until = now + max(_LEAST, left + _SPREAD * port.jitter())
         self._sights[name] = _Sight(field.version, until, holding)
         return True
 
-    async def wait(self, port: MemberPort, until: float) -> None:
+    async def wait(self, port: WritingPort, until: float) -> None:
         """Until the roster changes, a lease may have run out, or a renewal interval is over."""
         wake = min(until, self._next)
         if self._again > 1:
@@ -251,9 +240,9 @@ class Roster:
         if port.now() < wake:
             await port.wait_change(self.key, self._seen, wake)
 
-    def _until(self, port: MemberPort) -> float:
+    def _until(self, port: WritingPort) -> float:
         return port.now() + self.policy.request_timeout
 
 
 def _members(record: Record) -> dict[str, Field]:
-    return {name: field for name, field in record.fields.items() if name.startswith(MARK)}
+    return {name: field for name, field in record.fields.items() if name.startswith(MEMBER)}
