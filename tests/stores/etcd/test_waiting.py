@@ -11,6 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from incumbent import Client, clock
+from incumbent.net.http import Stream
+from incumbent.stores.etcd import client
 from tests.stores.etcd.world import Party, new_claim, party, soon, watchers
 from tests.support.etcd import EtcdServer
 from tests.support.pace import took
@@ -184,3 +186,28 @@ def test_ten_waiters_get_it_one_after_the_other(own_etcd: EtcdServer) -> None:
         lease.release()
         tokens = [turn.result(25) for turn in turns]
     assert len(set(tokens)) == 10
+
+
+@BOTH
+def test_a_watch_that_the_gateway_loses_on_a_busy_machine_is_made_anew(
+    here: Party, monkeypatch: pytest.MonkeyPatch, on_asyncio: bool
+) -> None:
+    lost: list[bytes] = []
+
+    def begin(stream: Stream, request: bytes, until: float) -> None:
+        """As if nobody had read the last watch of the first request."""
+        if not lost and b"/v3/watch" in request:
+            part = request.rindex(b'{"create_request"')
+            lost.append(request[part:])
+            request = request[:part] + b" " * len(lost[0])
+        stream.send(request, until)
+
+    monkeypatch.setattr(client, "begin", begin)
+    here.store.put(here.key, "field", b"", None, soon())
+    seen = here.store.read(here.key, soon()).seen
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(seconds_waited, here, seen, 20.0, on_asyncio=on_asyncio)
+        eventually(lambda: lost)
+        time.sleep(0.2)
+        here.store.put(here.key, "field", None, None, soon())
+        assert waiting.result() < 5

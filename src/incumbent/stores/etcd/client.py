@@ -39,6 +39,8 @@ from incumbent.stores.turns import TakesTurns
 from incumbent.stores.url import Endpoint
 
 _SOON: Final = 2.0
+_BEGUN_WITHIN: Final = 0.5
+"""Seconds after which a watch that has not begun is taken for lost."""
 _LOGINS: Final = 2
 """Log-ins for one request: a token may end right after it was given."""
 _OFF: Final = "-"
@@ -51,9 +53,24 @@ _now = clock.now
 
 
 W = TypeVar("W", bound=Stream)
-Listen: TypeAlias = Callable[[Any, float], Awaitable[bool]]
+Listen: TypeAlias = "Callable[[Watching, Any, float], Awaitable[bool]]"
 """Reads a stream: True if something changed, False if it has to be looked again."""
 Watch: TypeAlias = tuple[Request, Listen]
+
+
+class Watching(Reading):
+    """What a stream of several watches says. `behind`: so many of them have not begun.
+
+    Once it answers the first of them, etcd's gateway may read no more of the request: Go's net/http
+    forbids that. On a busy machine it then loses the last one, so all have to begin by `begun_by`.
+    """
+
+    __slots__ = ("begun_by", "behind")
+
+    def __init__(self, request: Request) -> None:
+        super().__init__()
+        self.behind = request.body.count(b'"create_request"')
+        self.begun_by = _now() + _BEGUN_WITHIN
 
 
 @dataclass(slots=True)
@@ -367,8 +384,9 @@ class Client(TakesTurns[None], Generic[W]):
             await self._log_in(endpoint, wire, until)
             request = self._encode(endpoint, watch)
             self.streams.add(wire)
+            watching = Watching(watch)
             begin(wire, request, until)
-            return await listen(wire, until)
+            return await listen(watching, wire, until)
         except Broken as error:
             if error.late or wire not in self.streams:
                 # The time is over, or the store was closed.
@@ -389,19 +407,18 @@ class Client(TakesTurns[None], Generic[W]):
                 with suppress(OSError):
                     wire.close()
 
-    async def _first_change(self, wire: W, until: float) -> bool:
-        """True: something changed. False: compacted. Raises as `_results`."""
-        reading = Reading()
+    async def _first_change(self, watching: Watching, wire: W, until: float) -> bool:
+        """True: something changed. False: look again. Raises as `_results`."""
         while True:
-            results = await self._results(reading, wire, until)
+            results = await self._results(watching, wire, until)
             if results is None:
                 return False
             if any(result.get("events") for result in results):
                 return True
 
-    async def _turn(self, standing: Standing, wire: W, until: float) -> bool:
+    async def _turn(self, standing: Standing, watching: Watching, wire: W, until: float) -> bool:
         """True: it is our turn to look. False: the line has to be read again. As `_results`."""
-        reading, sessions = Reading(), self.cluster.sessions
+        sessions = self.cluster.sessions
         while not standing.moved:
             look = standing.looks_at
             if look <= _now():
@@ -412,7 +429,7 @@ class Client(TakesTurns[None], Generic[W]):
                 return True
             try:
                 part = min(until, look, _now() + STAYS)
-                results = await self._results(reading, wire, part)
+                results = await self._results(watching, wire, part)
             except Broken as error:
                 if not error.late or _now() >= until:
                     raise
@@ -428,17 +445,23 @@ class Client(TakesTurns[None], Generic[W]):
         return False
 
     async def _results(
-        self, reading: Reading, wire: W, until: float
+        self, watching: Watching, wire: W, until: float
     ) -> list[dict[str, Any]] | None:
-        """What a watch says; None: what it would have to say was compacted away.
+        """What the watches say; None: one was lost, or what it would say was compacted away.
 
         Raises Broken, Garbled, Answered, StoreUnavailable.
         """
-        await feed(reading, wire, until)
-        if reading.done and reading.status != 200:
-            self._read(reading)
+        by = min(until, watching.begun_by) if watching.behind else until
+        try:
+            await feed(watching, wire, by)
+        except Broken as error:
+            if not error.late or by == until:
+                raise
+            return None
+        if watching.done and watching.status != 200:
+            self._read(watching)
         results: list[dict[str, Any]] = []
-        for message in reading.lines():
+        for message in watching.lines():
             if "error" in message:
                 raise Answered(error_text(message) or str(message["error"]))
             result = message.get("result", {})
@@ -446,8 +469,9 @@ class Client(TakesTurns[None], Generic[W]):
                 return None
             if result.get("canceled"):
                 raise Answered(str(result.get("cancel_reason", "the watch was cancelled")))
+            watching.behind -= bool(result.get("created"))
             results.append(result)
-        if reading.done and not results:
+        if watching.done and not results:
             raise Broken("the server ended the watch", sent=True)
         return results
 
