@@ -9,7 +9,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from incumbent import Client, Lease
+from incumbent import AcquireTimeout, Client, Lease
 from incumbent.supervise.codes import BUSY, USAGE
 from tests.cli.tool import answer, incumbent, start
 
@@ -124,6 +124,19 @@ def test_status_counts_readers(store: str, client: Client) -> None:
     with lock.write:
         record = answer("-s", store, "status", "prices")
         assert (record["permits"], len(record["holders"])) == (None, 1)
+
+
+def test_no_seat_of_several_is_handed_to_a_candidate_by_name(store: str, client: Client) -> None:
+    alice, bob, carol = (
+        client.election("feed", seats=2, holder=who) for who in ("alice", "bob", "carol")
+    )
+    terms = [alice.campaign(0), bob.campaign(0)]
+    with pytest.raises(AcquireTimeout):
+        carol.campaign(0.1)
+    done = incumbent("-s", store, "resign", "feed", "--to", "carol")
+    assert (done.returncode, done.stdout) == (USAGE, "")
+    assert "several may hold 'feed', and none gives its part to 'carol'" in done.stderr
+    assert [term.renew() > 0 and term.release() for term in terms] == [True, True]
 
 
 def test_many_holders_are_some_names_and_a_number(store: str, client: Client) -> None:

@@ -67,6 +67,11 @@ def _check_successor(client: Client, record: Record, to: str) -> None:
     can = link_for(client).engine.capabilities
     if not (can.candidates and can.reservations):
         raise ConfigError("to: this store knows no candidates", name="to")
+    if any(holding.permits is not None for holding in record.holdings):
+        raise ConfigError(
+            f"to: several may hold {record.key.name!r}, and none gives its part to {to!r}",
+            name="to",
+        )
     names = [candidate.holder for candidate in record.candidates]
     if to not in names:
         known = f"candidates are {', '.join(names)}" if names else "nobody stands by"
