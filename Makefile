@@ -49,6 +49,7 @@ type: $(VENV)/.lint $(VENV)/.bench ## mypy --strict, tests included; and what us
 
 chaos: $(VENV)/.test servers ## thousands of random faults on fleets; goes on where it ended
 	$(BIN)/python -m tests.chaos --write docs/chaos.md $(CHAOS_ARGS)
+	$(BIN)/python -m tests.chaos --shared --write docs/chaos.md $(CHAOS_ARGS)
 	$(BIN)/python -m tests.quorum.campaign
 	$(BIN)/python -m tests.combined --write docs/chaos.md
 
@@ -72,7 +73,7 @@ browser: ## a browser for `make test-all`, unpacked under .servers
 	@scripts/servers.sh browser
 
 clean: ## remove everything that make made
-	rm -rf $(VENV) .servers .chaos.jsonl .quorum.jsonl .combined.jsonl .mutants.jsonl .drawn site dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .servers .chaos.jsonl .chaos-shared.jsonl .quorum.jsonl .combined.jsonl .mutants.jsonl .drawn site dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 # One environment, filled as far as a target needs it; a stamp for each part.
 $(VENV)/.made:

@@ -1,10 +1,12 @@
 """`make chaos`, and one schedule again.
 
-    python -m tests.chaos [--seeds A:B] [--jobs N] [--results FILE] [--minutes M] [--write PAGE]
-    python -m tests.chaos --seed N | --schedule JSON [--shrink]
+    python -m tests.chaos [--shared] [--seeds A:B] [--jobs N] [--results FILE] [--minutes M]
+                          [--write PAGE]
+    python -m tests.chaos [--shared] --seed N | --schedule JSON [--shrink]
 
-A line of JSON a finished seed goes to FILE; seeds that are there are not run again. Exit code 1
-if two workers lived at once where they may not, or a term did not grow.
+--shared: names that several may hold, instead of one leader. A line of JSON a finished seed goes
+to FILE; seeds that are there are not run again. Exit code 1 if workers lived at once that may not,
+or a term did not grow.
 """
 
 from __future__ import annotations
@@ -13,38 +15,40 @@ import argparse
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from itertools import islice
 from pathlib import Path
 
 from tests.chaos import table
 from tests.chaos.runner import NobodyLed, Outcome, run, shrink
-from tests.chaos.schedule import draw, from_text, may_overlap
+from tests.chaos.schedule import Schedule, draw, draw_shared, from_text, may_overlap
 from tests.support.servers import ServerFailed
 
-RESULTS = Path(".chaos.jsonl")
+RESULTS, SHARED_RESULTS = Path(".chaos.jsonl"), Path(".chaos-shared.jsonl")
 
 
 def main() -> int:
     # As for ^C: the fleets that run are lived through and seen off, none is left behind.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     asked = _parser().parse_args()
+    asked.results = asked.results or (SHARED_RESULTS if asked.shared else RESULTS)
     if asked.seed is not None or asked.schedule:
-        schedule = from_text(asked.schedule) if asked.schedule else draw(asked.seed)
+        schedule = from_text(asked.schedule) if asked.schedule else _drawn(asked)(asked.seed)
         outcome = run(schedule)
         _say(shrink(outcome).report if asked.shrink and outcome.sight.wrong else outcome.report)
         return _code(outcome)
     code = _run_many(asked)
     if asked.write:
-        table.write(Path(asked.write), table.read(asked.results))
+        table.write(Path(asked.write), table.read(asked.results), shared=asked.shared)
     return code
 
 
 def _run_many(asked: argparse.Namespace) -> int:
     done = {result.seed for result in table.read(asked.results)}
     until = time.monotonic() + asked.minutes * 60
-    left = (seed for seed in asked.seeds if seed not in done and time.monotonic() < until)
+    seeds = (seed for seed in asked.seeds if seed not in done and time.monotonic() < until)
+    left = map(_drawn(asked), seeds)
     code = 0
     for finished, outcome in enumerate(_outcomes(left, asked.jobs), 1):
         table.add(asked.results, table.result_of(outcome))
@@ -56,11 +60,11 @@ def _run_many(asked: argparse.Namespace) -> int:
     return code
 
 
-def _outcomes(seeds: Iterator[int], jobs: int) -> Iterator[Outcome]:
+def _outcomes(schedules: Iterator[Schedule], jobs: int) -> Iterator[Outcome]:
     with ThreadPoolExecutor(jobs) as pool:
         running: set[Future[Outcome]] = set()
         while True:
-            running |= {pool.submit(_of_seed, seed) for seed in islice(seeds, jobs - len(running))}
+            running |= {pool.submit(run, one) for one in islice(schedules, jobs - len(running))}
             if not running:
                 return
             finished, running = wait(running, return_when=FIRST_COMPLETED)
@@ -72,8 +76,8 @@ def _outcomes(seeds: Iterator[int], jobs: int) -> Iterator[Outcome]:
                     _say(f"not run: {error}")
 
 
-def _of_seed(seed: int) -> Outcome:
-    return run(draw(seed))
+def _drawn(asked: argparse.Namespace) -> Callable[[int], Schedule]:
+    return draw_shared if asked.shared else draw
 
 
 def _code(outcome: Outcome) -> int:
@@ -84,12 +88,13 @@ def _code(outcome: Outcome) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.add_argument("--seeds", type=_seeds, default=range(5000), metavar="A:B")
+    parser.add_argument("--shared", action="store_true", help="semaphores, readers and writers")
     parser.add_argument("--seed", type=int)
     parser.add_argument("--schedule", metavar="JSON")
     parser.add_argument("--shrink", action="store_true", help="and look for a smaller one")
     parser.add_argument("--jobs", type=int, default=8, help="schedules at the same time")
     parser.add_argument("--minutes", type=float, default=float("inf"))
-    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--results", type=Path)
     parser.add_argument("--write", metavar="PAGE", help="put the table of all results into a page")
     return parser
 

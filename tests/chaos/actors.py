@@ -15,10 +15,20 @@ from pathlib import Path
 from tests.chaos.schedule import GRACE, TTL, Schedule
 from tests.cli.tool import environment
 from tests.e2e.fleet import WORKER
+from tests.stores.postgresql.world import new_database
+from tests.support.postgresql import PostgresServer
 from tests.support.proxy import FaultProxy
 from tests.support.servers import RedisServer
 
 PRODUCT = ("-m", "incumbent")
+PLANTED_PRODUCT = ("-m", "tests.chaos.planted")
+_ROLES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "": (("lead",), ()),
+    "permits": (("run", "--wait", "--permits", "2"), ("--one-of", "2")),
+    "readers": (("run", "--wait", "--fair"), ("--reader",)),
+    "writer": (("run", "--wait", "--fair"), ()),
+}
+"""What an instance is asked to run, and what its worker tells the judge."""
 _AS_PID_1 = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
 _SIGNALS = {
     "kill": signal.SIGKILL,
@@ -49,7 +59,7 @@ class Process:
 
 
 class Instance:
-    """One `incumbent lead`, started again when it ends, as an orchestrator does."""
+    """One `incumbent lead` or `run`, started again when it ends, as an orchestrator does."""
 
     def __init__(
         self,
@@ -61,7 +71,12 @@ class Instance:
     ) -> None:
         self.holder = f"i{number}"
         self._said = folder / f"{self.holder}.said"
-        self._command = _command(schedule, self.holder, store, folder, product)
+        role = ""
+        if schedule.shares:
+            role = "writer" if schedule.shares == "readers" and number == 0 else schedule.shares
+        if role == "readers":
+            product = (*(PLANTED_PRODUCT if product is PRODUCT else product), "reading")
+        self._command = _command(schedule, role, self.holder, store, folder, product)
         self._known: dict[str, Process] = {}
         self._started: subprocess.Popen[bytes] | None = None
         self._ended_at: float | None = None
@@ -133,13 +148,19 @@ class Instance:
 
 
 def _command(
-    schedule: Schedule, holder: str, store: str, folder: Path, product: tuple[str, ...]
+    schedule: Schedule,
+    role: str,
+    holder: str,
+    store: str,
+    folder: Path,
+    product: tuple[str, ...],
 ) -> list[str]:
     outside = _AS_PID_1 if schedule.isolation == "container" else ()
     isolate = ("--isolate", schedule.isolation)
     options = ("--holder", holder, "--ttl", str(TTL), "--grace", str(GRACE), *isolate)
-    worker = (sys.executable, "-I", "-S", str(WORKER), str(folder), *schedule.worker)
-    line = ("-s", store, "lead", "job", *options, "--", *worker)
+    what, as_what = _ROLES[role]
+    worker = (sys.executable, "-I", "-S", str(WORKER), str(folder), *schedule.worker, *as_what)
+    line = ("-s", store, what[0], "job", *what[1:], *options, "--", *worker)
     return [*outside, sys.executable, *product, *line]
 
 
@@ -165,7 +186,7 @@ def _name(pid: int) -> str:
 def _is_worker(pid: int) -> bool:
     words = _words(pid)
     # The line of the supervisor, and of its forks, has the worker in it too.
-    return str(WORKER).encode() in words and b"lead" not in words
+    return str(WORKER).encode() in words and not {b"lead", b"run"} & set(words)
 
 
 def _words(pid: int) -> list[bytes]:
@@ -218,17 +239,26 @@ class File:
 
 
 class Server:
-    """A Redis that keeps its data, and for each instance a network of its own before it."""
+    """A server that keeps its data, and for each instance a network of its own before it."""
 
     def __init__(self, schedule: Schedule, instances: int) -> None:
         # All have the same ttl: without a name it would be that of leases with the default.
         self._wait = f"?restart_wait={TTL if schedule.restart_wait else 0}"
-        self._redis = RedisServer(["--appendonly", "yes", "--appendfsync", "always"])
+        self._server: RedisServer | PostgresServer
+        if schedule.store == "redis":
+            self._server = RedisServer(["--appendonly", "yes", "--appendfsync", "always"])
+            self._database = ""
+        else:
+            self._server = PostgresServer()
+            self._database = new_database(self._server)
         self._lives = True
-        self._proxies = [FaultProxy(self._redis.port) for _ in range(instances)]
+        self._proxies = [FaultProxy(self._server.port) for _ in range(instances)]
 
     def url(self, number: int) -> str:
-        return self._proxies[number].url + self._wait
+        proxy, server = self._proxies[number], self._server
+        if isinstance(server, PostgresServer):
+            return server.url_of(self._database, port=proxy.port) + self._wait
+        return proxy.url + self._wait
 
     def begin(self, kind: str, numbers: list[int]) -> None:
         if kind.endswith("server") or kind in ("restart empty", "flush"):
@@ -255,34 +285,35 @@ class Server:
     def close(self) -> None:
         for proxy in self._proxies:
             proxy.close()
-        self._redis.stop()
+        self._server.stop()
 
     def _befall_server(self, kind: str) -> None:
         if not self._lives:
             return
         match kind:
             case "stop server":
-                self._redis.freeze()
+                self._server.freeze()
             case "flush":
                 self._thaw()
-                self._redis.cli("FLUSHALL")
+                assert isinstance(self._server, RedisServer)
+                self._server.cli("FLUSHALL")
             case "restart empty":
                 # Down for a while as well: `end` starts it.
-                self._redis.restart(empty=True)
-                self._redis.kill()
+                self._server.restart(empty=True)
+                self._server.kill()
                 self._lives = False
             case _:
-                self._redis.kill() if kind == "kill server" else self._redis.shut_down()
+                self._server.kill() if kind == "kill server" else self._server.shut_down()
                 self._lives = False
 
     def _start(self) -> None:
         if not self._lives:
-            self._redis.start()
+            self._server.start()
             self._lives = True
 
     def _thaw(self) -> None:
         if self._lives:
-            self._redis.thaw()
+            self._server.thaw()
 
 
 def _befall_network(proxy: FaultProxy, kind: str) -> None:

@@ -1,4 +1,8 @@
-"""`python -m tests.chaos.planted BUG ...`: the command line with a bug, for the judge to see."""
+"""`python -m tests.chaos.planted BUG ...`: the command line with a bug, for the judge to see.
+
+`reading` is no bug: a reader of a read-write lock, which the command line does not have. Its
+writer is a plain `run`.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +11,10 @@ import time
 from collections.abc import Callable
 
 from incumbent import clock
+from incumbent.cli.commands import run
 from incumbent.cli.main import main
 from incumbent.lease import LeaseMachine, Proof
+from incumbent.model import UNLIMITED
 from incumbent.supervise import child, guard
 from incumbent.supervise.deadline import Verdict, Watch, judge
 
@@ -49,6 +55,21 @@ def a_clock_that_misses_suspend() -> None:
     clock.now = time.monotonic
 
 
+def reading() -> None:
+    """`incumbent run` beside all others who read."""
+    run._permits_of = lambda request: UNLIMITED
+
+
+def one_permit_too_many() -> None:
+    """A semaphore of two lets three in."""
+    run._permits_of = lambda request: 3
+
+
+def a_writer_beside_others() -> None:
+    """A writer asks as a reader does."""
+    reading()
+
+
 PLANTED: dict[str, Callable[[], None]] = {
     plant.__name__: plant
     for plant in (
@@ -56,9 +77,14 @@ PLANTED: dict[str, Callable[[], None]] = {
         killing_after_the_deadline,
         giving_back_before_all_is_gone,
         a_clock_that_misses_suspend,
+        one_permit_too_many,
+        a_writer_beside_others,
     )
 }
 
 if __name__ == "__main__":
-    PLANTED[sys.argv[1]]()
-    sys.exit(main(sys.argv[2:]))
+    plants = {**PLANTED, "reading": reading}
+    line = sys.argv[1:]
+    while line[0] in plants:
+        plants[line.pop(0)]()
+    sys.exit(main(line))

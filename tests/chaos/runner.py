@@ -40,7 +40,8 @@ class Outcome:
     @property
     def report(self) -> str:
         again = f"python -m tests.chaos --schedule '{to_text(self.schedule)}'"
-        by_seed = f"python -m tests.chaos --seed {self.schedule.seed}"
+        shared = " --shared" if self.schedule.shares else ""
+        by_seed = f"python -m tests.chaos{shared} --seed {self.schedule.seed}"
         wrong = f"{self.sight.wrong or 'nothing wrong'}; terms {self.sight.terms}"
         return f"{wrong}\n{self.schedule}\nrepeat: {by_seed}\n  or: {again}\n{self.said[-_SHOWN:]}"
 
@@ -57,7 +58,9 @@ def run(
         with _Fleet(schedule, folder, product) as fleet:
             leads = fleet.live_through(patience)
         eventually(lambda: not judge.worker_lives(folder))
-        return Outcome(schedule, judge.look(folder), fleet.said, leads)
+        return Outcome(
+            schedule, judge.look(folder, shared=bool(schedule.shares)), fleet.said, leads
+        )
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -67,8 +70,8 @@ class _Fleet:
         self._schedule = schedule
         self._folder = folder
         self.said = ""
-        redis = schedule.store == "redis"
-        self._store = Server(schedule, INSTANCES) if redis else File(folder)
+        local = schedule.store == "sqlite"
+        self._store = File(folder) if local else Server(schedule, INSTANCES)
         self._instances = [
             Instance(schedule, number, self._store.url(number), folder, product)
             for number in range(INSTANCES)
@@ -91,7 +94,10 @@ class _Fleet:
     def live_through(self, patience: float) -> bool:
         for instance in self._instances:
             instance.start()
-        self._until(time.monotonic() + BEGIN_WITHIN, lambda: bool(judge.leader(self._folder)))
+        # Else a fault would mostly meet a fleet whose second permit is free.
+        first = 2 if self._schedule.shares == "permits" else 1
+        begin_by = time.monotonic() + BEGIN_WITHIN
+        self._until(begin_by, lambda: len(judge.look(self._folder).terms) >= first)
         if not judge.leader(self._folder):
             said = "".join(f"[{one.holder}] {one.said}" for one in self._instances)
             raise NobodyLed(

@@ -18,6 +18,11 @@ LENGTH = 3.2
 """Seconds from the first worker's begin to the end of the schedule: faults, and who follows."""
 
 STORES = ("sqlite", "redis")
+SHARES = {
+    "permits": ("sqlite", "redis", "postgresql"),
+    "readers": ("sqlite", "redis"),
+}
+"""What several may hold at once, and on which stores: two permits, or two readers and a writer."""
 ISOLATIONS = ("pidns", "container", "pgroup")
 # --daemon: leaves its group and its parents; --stranger: and the environment it was given.
 DESCENDANTS = ("--daemon", "--stranger")
@@ -76,7 +81,10 @@ class Fault:
 
 @dataclass(frozen=True)
 class Schedule:
-    """One run of a fleet. `restart_wait` False: the URL opts out of the wait after a restart."""
+    """One run of a fleet. `restart_wait` False: the URL opts out of the wait after a restart.
+
+    `shares`: of SHARES; empty: one leads.
+    """
 
     seed: int
     store: str
@@ -84,6 +92,7 @@ class Schedule:
     worker: tuple[str, ...] = ()
     restart_wait: bool = True
     faults: tuple[Fault, ...] = ()
+    shares: str = ""
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -92,7 +101,8 @@ class Schedule:
     def __str__(self) -> str:
         wait = "" if self.restart_wait else ", restart_wait=0"
         worker = " ".join(self.worker) or "obedient"
-        head = f"seed {self.seed}: {self.store}{wait}, {self.isolation}, worker {worker}"
+        what = f"{self.shares} on " if self.shares else ""
+        head = f"seed {self.seed}: {what}{self.store}{wait}, {self.isolation}, worker {worker}"
         return "\n".join([head, *(f"  {fault}" for fault in self.faults)])
 
 
@@ -111,8 +121,23 @@ def draw(seed: int) -> Schedule:
     return Schedule(seed, store, isolation, worker, restart_wait, faults)
 
 
+def draw_shared(seed: int) -> Schedule:
+    """The schedule of a seed whose name several may hold."""
+    rng = random.Random(f"chaos shared {seed}")
+    shares = rng.choice(("permits", "permits", "readers"))
+    store, isolation = rng.choice(SHARES[shares]), rng.choice(ISOLATIONS)
+    worker = rng.choice(WORKERS)
+    if rng.random() < 0.6:
+        # Else whoever waits comes in after a fault alone.
+        worker = (*worker, "--for", f"{rng.uniform(0.2, 1.0):.2f}")
+    return Schedule(
+        seed, store, isolation, worker, faults=_faults(rng, _kinds(rng, store)), shares=shares
+    )
+
+
 def _kinds(rng: random.Random, store: str) -> list[str]:
-    of_store = ON_FILE if store == "sqlite" else (*ON_SERVER, *ON_NETWORK)
+    of_server = ON_SERVER[:-1] if store == "postgresql" else ON_SERVER
+    of_store = ON_FILE if store == "sqlite" else (*of_server, *ON_NETWORK)
     # As often the processes as the store, however many ways there are for each.
     drawn = [
         rng.choice(rng.choice((ON_PROCESSES, ON_PROCESSES, of_store, of_store, ON_CHILD)))

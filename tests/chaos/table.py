@@ -10,9 +10,10 @@ from itertools import combinations_with_replacement
 from pathlib import Path
 
 from tests.chaos.runner import Outcome
-from tests.chaos.schedule import ISOLATIONS, KINDS, draw, may_overlap
+from tests.chaos.schedule import ISOLATIONS, KINDS, draw, draw_shared, may_overlap
 
 BEGIN, END = "<!-- made by make chaos -->", "<!-- end -->"
+BEGIN_SHARED, END_SHARED = "<!-- made by make chaos, shared -->", "<!-- end of shared -->"
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class Result:
     leaders: int
     wrong: str
     impossible: str
+    shares: str = ""
 
 
 def result_of(outcome: Outcome) -> Result:
@@ -39,6 +41,7 @@ def result_of(outcome: Outcome) -> Result:
         len(sight.terms),
         sight.wrong,
         may_overlap(schedule, schedule.isolation),
+        schedule.shares and f"{schedule.shares} on {schedule.store}",
     )
 
 
@@ -61,18 +64,35 @@ def read(path: Path) -> list[Result]:
 
 
 def _is_drawn_so(result: Result) -> bool:
-    schedule = draw(result.seed)
+    schedule = (draw_shared if result.shares else draw)(result.seed)
     return (schedule.isolation, schedule.kinds) == (result.isolation, result.kinds)
 
 
 # -- the page --------------------------------------------------------------------------------------
 
 
-def write(page: Path, results: Sequence[Result]) -> None:
+def write(page: Path, results: Sequence[Result], *, shared: bool = False) -> None:
     """Replace what is between the marks of the page."""
-    head, _, rest = page.read_text().partition(BEGIN)
-    _, _, tail = rest.partition(END)
-    page.write_text(f"{head}{BEGIN}\n{tables(results)}\n{END}{tail}")
+    begin, end = (BEGIN_SHARED, END_SHARED) if shared else (BEGIN, END)
+    head, _, rest = page.read_text().partition(begin)
+    _, _, tail = rest.partition(end)
+    made = shared_tables(results) if shared else tables(results)
+    page.write_text(f"{head}{begin}\n{made}\n{end}{tail}")
+
+
+def shared_tables(results: Sequence[Result]) -> str:
+    judged = [one for one in results if not one.impossible]
+    wrong = sum(bool(one.wrong) for one in judged)
+    said = (
+        f"{len(results)} schedules (seeds {_span(results)}), {len(judged)} judged:"
+        f" **{wrong} with too many at once, or a token that came twice**."
+    )
+    kinds = sorted({one.shares for one in judged})
+    by_share = [(name, [one for one in judged if one.shares == name]) for name in kinds]
+    by_fault = [(kind, [one for one in judged if kind in one.kinds]) for kind in KINDS]
+    rows = _grid("who shares, and the fault", [*by_share, *by_fault], least=2)
+    apart = _impossible(results, "What nobody can prevent, counted apart:", least=2)
+    return f"{said}\n\n{rows}\n\n{apart}"
 
 
 def tables(results: Sequence[Result]) -> str:
@@ -124,29 +144,31 @@ def _has_pair(result: Result, pair: tuple[str, str]) -> bool:
     return pair[1] in victims
 
 
-def _grid(first: str, rows: Iterable[tuple[str, list[Result]]]) -> str:
+def _grid(first: str, rows: Iterable[tuple[str, list[Result]]], least: int = 1) -> str:
     head = "".join(f" {isolation} |" for isolation in ISOLATIONS)
     lines = [f"| {first} |{head}", "|---|" + "---|" * len(ISOLATIONS)]
     for name, of_row in rows:
         if of_row:
-            cells = "".join(f" {_cell(of_row, isolation)} |" for isolation in ISOLATIONS)
+            cells = "".join(f" {_cell(of_row, isolation, least)} |" for isolation in ISOLATIONS)
             lines.append(f"| {name} |{cells}")
     return "\n".join(lines)
 
 
-def _cell(results: Iterable[Result], isolation: str) -> str:
+def _cell(results: Iterable[Result], isolation: str, least: int) -> str:
     """Overlaps of trials, and how many of the trials saw a successor."""
     here = [one for one in results if one.isolation == isolation]
     wrong = sum(bool(one.wrong) for one in here)
-    followed = sum(one.leaders > 1 for one in here)
+    followed = sum(one.leaders > least for one in here)
     return f"{wrong} of {len(here)} ({followed})" if here else "none drawn"
 
 
-def _impossible(results: Sequence[Result]) -> str:
+_APART = "### What nobody can prevent (counted apart, never as passed)"
+
+
+def _impossible(results: Sequence[Result], title: str = _APART, least: int = 1) -> str:
     by_reason: dict[str, list[Result]] = {}
     for one in results:
         if one.impossible:
             by_reason.setdefault(one.impossible, []).append(one)
     rows = sorted(by_reason.items())
-    title = "### What nobody can prevent (counted apart, never as passed)\n\n"
-    return title + _grid("reason", rows) if rows else title + "None was drawn."
+    return f"{title}\n\n" + (_grid("reason", rows, least) if rows else "None was drawn.")

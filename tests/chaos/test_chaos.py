@@ -1,25 +1,37 @@
-"""Random faults on real fleets never give two workers at once; the judge would see it."""
+"""Random faults on real fleets never give two workers at once; the judge would see it.
+
+Nor three who share two permits, nor a writer beside a reader.
+"""
 
 from __future__ import annotations
 
 import os
 import random
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 
 import pytest
 
+from tests.chaos.actors import PLANTED_PRODUCT
 from tests.chaos.planted import PLANTED
 from tests.chaos.runner import Outcome, run
-from tests.chaos.schedule import ISOLATIONS, Fault, Schedule, draw, may_overlap
+from tests.chaos.schedule import (
+    ISOLATIONS,
+    SHARES,
+    Fault,
+    Schedule,
+    draw,
+    draw_shared,
+    may_overlap,
+)
 from tests.support.needs import needs
 
 BATCHES = (2, *[12] * 8)
 """Schedules at a time; `make test` runs the first batch."""
 TRIES = 4
-PLANTED_PRODUCT = ("-m", "tests.chaos.planted")
+SHARED_BATCHES = (2, *[12] * 3)
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.server,
@@ -49,41 +61,73 @@ WITNESSES = [
 ]
 
 
+# Whoever is killed or stopped has a permit, or reads or writes; all others want in.
+SHARED_WITNESSES = [
+    *(
+        ("one_permit_too_many", Schedule(0, store, "pidns", shares="permits"))
+        for store in SHARES["permits"]
+    ),
+    *(
+        ("a_writer_beside_others", Schedule(0, store, "pidns", ("--for", "0.5"), shares="readers"))
+        for store in SHARES["readers"]
+    ),
+    (
+        "no_deadline_in_the_guard",
+        Schedule(0, "sqlite", "pidns", faults=(A_STOP,), shares="permits"),
+    ),
+]
+
+
 @pytest.mark.timeout(150)
 @pytest.mark.parametrize("part", range(len(BATCHES)))
 def test_no_random_schedule_has_two_workers_at_once(part: int) -> None:
-    outcomes = in_parallel([draw(seed) for seed in islice(judged_seeds(), BATCHES[part])])
-    wrong = [outcome.report for outcome in outcomes if outcome.sight.wrong]
-    assert not wrong, f"part {part}:\n" + "\n".join(wrong)
+    keep_the_rules(draw, BATCHES[part])
 
 
 @pytest.mark.timeout(150)
-def test_the_judge_sees_every_planted_bug() -> None:
+@pytest.mark.parametrize("part", range(len(SHARED_BATCHES)))
+def test_no_random_schedule_lets_too_many_in(part: int) -> None:
+    keep_the_rules(draw_shared, SHARED_BATCHES[part])
+
+
+def keep_the_rules(drawn: Callable[[int], Schedule], many: int) -> None:
+    outcomes = in_parallel(list(islice(judged(drawn), many)))
+    wrong = [outcome.report for outcome in outcomes if outcome.sight.wrong]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.timeout(150)
+@pytest.mark.parametrize("shared", [False, True], ids=["one", "several"])
+def test_the_judge_sees_every_planted_bug(shared: bool) -> None:
     # That of the clock is for test_suspend.py.
-    assert {bug for bug, _ in WITNESSES} == set(PLANTED) - {"a_clock_that_misses_suspend"}
-    with ThreadPoolExecutor(len(WITNESSES)) as pool:
-        outcomes = list(pool.map(lambda known: planted(*known), WITNESSES))
+    bugs = {bug for bug, _ in (*WITNESSES, *SHARED_WITNESSES)}
+    assert bugs == set(PLANTED) - {"a_clock_that_misses_suspend"}
+    witnesses = SHARED_WITNESSES if shared else WITNESSES
+    with ThreadPoolExecutor(len(witnesses)) as pool:
+        outcomes = list(pool.map(lambda known: planted(*known), witnesses))
     missed = [
-        bug for (bug, _), seen in zip(WITNESSES, outcomes, strict=True) if not seen.sight.overlaps
+        bug for (bug, _), seen in zip(witnesses, outcomes, strict=True) if not seen.sight.overlaps
     ]
     assert not missed, "\n".join(outcome.report for outcome in outcomes)
 
 
 @pytest.mark.timeout(150)
-def test_the_same_schedules_without_a_bug_have_no_overlap() -> None:
-    outcomes = in_parallel([schedule for _, schedule in WITNESSES])
+@pytest.mark.parametrize("shared", [False, True], ids=["one", "several"])
+def test_the_same_schedules_without_a_bug_have_no_overlap(shared: bool) -> None:
+    witnesses = SHARED_WITNESSES if shared else WITNESSES
+    outcomes = in_parallel([schedule for _, schedule in witnesses])
     assert not [outcome.report for outcome in outcomes if outcome.sight.wrong]
     # Else nobody was there who could have overlapped.
-    assert any(len(outcome.sight.terms) > 1 for outcome in outcomes)
+    assert any(len(outcome.sight.terms) > 1 + shared for outcome in outcomes)
 
 
-def judged_seeds() -> Iterator[int]:
+def judged(drawn: Callable[[int], Schedule]) -> Iterator[Schedule]:
     """Other ones in each run."""
     start = random.SystemRandom().randrange(10**9)
     for seed in range(start, start + 10 * sum(BATCHES)):
-        schedule = draw(seed)
+        schedule = drawn(seed)
         if not may_overlap(schedule, schedule.isolation):
-            yield seed
+            yield schedule
 
 
 def in_parallel(schedules: list[Schedule]) -> list[Outcome]:

@@ -6,9 +6,11 @@ import pytest
 
 from tests.chaos.schedule import (
     KINDS,
+    SHARES,
     Fault,
     Schedule,
     draw,
+    draw_shared,
     from_text,
     may_overlap,
     smaller,
@@ -29,6 +31,15 @@ def _lasts(kind: str) -> float:
 
 def test_a_seed_always_draws_the_same_schedule() -> None:
     assert [draw(seed) for seed in MANY] == [draw(seed) for seed in MANY]
+
+
+def test_everything_that_can_be_shared_is_drawn_on_every_store_that_has_it() -> None:
+    drawn = [draw_shared(seed) for seed in MANY]
+    assert drawn == [draw_shared(seed) for seed in MANY]
+    assert {(one.shares, one.store) for one in drawn} == {
+        (shares, store) for shares in SHARES for store in SHARES[shares]
+    }
+    assert all(from_text(to_text(one)) == one for one in drawn)
 
 
 def test_every_fault_is_drawn_and_most_schedules_are_judged() -> None:

@@ -1,8 +1,10 @@
 """The command under a lease: it holds the judge's file lock for as long as it, or a child, lives.
 
     worker.py FOLDER [--stubborn] [--orphan] [--daemon] [--stranger] [--for SECONDS]
+              [--one-of 2 | --reader]
 
---stranger leaves a daemon with an environment of its own, for six seconds.
+--stranger leaves a daemon with an environment of its own, for six seconds. --one-of 2: two may live
+at once. --reader: others with --reader may.
 Appends a line to FOLDER/log when it begins and when it ends by itself, and one more if another
 worker lives at the same time. `flock` has no blind spot: the kernel drops it with the last process.
 """
@@ -18,14 +20,12 @@ import time
 
 
 def main(folder: str, *options: str) -> None:
-    judge = os.open(f"{folder}/judge", os.O_RDWR | os.O_CREAT)
+    judge, alone = enter(folder, options)
     log = os.open(f"{folder}/log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     term = os.environ["INCUMBENT_LEASE_TERM"]
     if "--stubborn" in options:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    try:
-        fcntl.flock(judge, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    if not alone:
         os.write(log, f"overlap {term}\n".encode())
         say_how_long(judge, log)
     os.write(log, f"begin {term} {os.environ['INCUMBENT_LEASE_HOLDER']}\n".encode())
@@ -44,6 +44,20 @@ def main(folder: str, *options: str) -> None:
     while time.monotonic() < until and not os.path.exists(f"{folder}/stop"):  # noqa: PTH110
         time.sleep(0.02)
     os.write(log, f"end {term}\n".encode())
+
+
+def enter(folder: str, options: tuple[str, ...]) -> tuple[int, bool]:
+    """The judge's file, and whether its lock was free; where two may live, there are two files."""
+    # Two and no more: of three, the places of others could change between two looks.
+    places = ("judge", "judge2") if "--one-of" in options else ("judge",)
+    how = fcntl.LOCK_SH if "--reader" in options else fcntl.LOCK_EX
+    judge = -1
+    for place in places:
+        judge = os.open(f"{folder}/{place}", os.O_RDWR | os.O_CREAT)
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(judge, how | fcntl.LOCK_NB)
+            return judge, True
+    return judge, False
 
 
 def say_how_long(judge: int, log: int) -> None:
