@@ -515,8 +515,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     _sql(
         "postgresql: a take may be carried out a minute after its time",
         "stores/postgresql/dialect.py",
-        'b"%d" % ((until + ahead) * 1_000_000)',
-        'b"%d" % ((until + ahead + 60) * 1_000_000)',
+        "(*parameters, _last(until + ahead))",
+        "(*parameters, _last(until + ahead + 60))",
         "tests/stores/postgresql/test_late.py::test_a_take_that_the_network_held_back_until_its_time_was_over_is_refused",
     ),
     _sql(
