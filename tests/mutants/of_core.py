@@ -7,6 +7,7 @@ from tests.mutants.mutation import Mutation, in_area
 _LEASE = ("tests/top/test_lease.py", "tests/top/test_lease_rules.py")
 _LOCKS = ("tests/top/test_locks_sync.py",)
 _PRIORITY = "tests/top/test_priority.py"
+_SEATS = "tests/top/test_seats.py"
 _KEEPER = ("tests/protocol/test_keeper.py", "tests/protocol/test_keeper_plan.py")
 
 _l = in_area("lease")
@@ -113,6 +114,13 @@ MUTATIONS: tuple[Mutation, ...] = (
         "                wanted.policy.ttl,\n",
         "tests/top/test_lock_delay.py::test_renewals_keep_the_delay_ahead_of_the_belief[memory]",
         "tests/sim/test_simulator.py::test_no_history_breaks_a_rule[delays-0]",
+    ),
+    _p(
+        "any number leads, whatever seats says",
+        "candidacy.py",
+        "    return None if seats == 1 else seats",
+        "    return None if seats == 1 else 0",
+        f"{_SEATS}::test_as_many_lead_as_there_are_seats_each_with_its_term_and_metadata[memory]",
     ),
     _p(
         "an equal priority asks too",

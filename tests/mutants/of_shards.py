@@ -116,6 +116,20 @@ MUTATIONS: tuple[Mutation, ...] = (
         *_FAR,
     ),
     _p(
+        "a node that is away keeps a member from the shards of others",
+        "protocol/dividing.py",
+        "                self._postpone(port, turn, error)\n",
+        "                raise\n",
+        *_SHARDS,
+    ),
+    _p(
+        "a member whose lease cannot be read is struck",
+        "protocol/roster.py",
+        "                living += 1\n                continue\n",
+        "                lives = False\n",
+        *_SHARDS,
+    ),
+    _p(
         "a membership lasts as long as the shards",
         "groups.py",
         "        return Policy(ttl, rho=policy.rho)",

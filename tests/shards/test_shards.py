@@ -318,7 +318,12 @@ def test_a_member_whose_lease_cannot_be_read_is_struck_by_nobody_and_delays_nobo
     engine: FaultyEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shards, group = Shards("orders", 4, store=engine, holder="a"), Group("orders", store=engine)
+
+    def place() -> object:
+        return engine.faulty.read(Key("default", "orders"), clock.now() + 1).fields["@b"]
+
     with Group("orders", store=engine, holder="b").join():
+        before = place()
         with monkeypatch.context() as outage:
             are_away(engine, outage, {"orders/@b"})
             with shards.running(holds):
@@ -327,6 +332,8 @@ def test_a_member_whose_lease_cannot_be_read_is_struck_by_nobody_and_delays_nobo
                 with pytest.raises(StoreUnavailable):
                     group.members()
         assert [member.holder for member in group.members()] == ["b"]
+        # Nor is it a new one, which came back by itself.
+        assert place() == before
 
 
 def test_a_name_that_another_process_has_is_refused_and_no_shard_is_taken(
