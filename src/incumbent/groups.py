@@ -68,7 +68,7 @@ class Member:
 class GroupHandle:
     """What blocking groups and those of asyncio have in common: all that needs no waiting."""
 
-    __slots__ = ("__weakref__", "_joined", "_key", "_link", "_wanted")
+    __slots__ = ("__weakref__", "_joined", "_link", "_wanted")
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class GroupHandle:
         **settings: Unpack[GroupSettings],
     ) -> None:
         refuse_unknown(settings, GroupSettings)
-        self._key = names.make_key(namespace, name)
+        names.check_name(name)
         if len(name) > NAME_MOST:
             raise ConfigError(
                 f"{name[:40]!r}...: {len(name)} characters, at most {NAME_MOST} for a group,"
@@ -95,7 +95,7 @@ class GroupHandle:
     @property
     def name(self) -> str:
         """The name of the group."""
-        return self._key.name
+        return self._wanted.key.name
 
     @property
     def holder(self) -> str:
@@ -134,22 +134,20 @@ class GroupHandle:
         if names.MARK in own or not names.is_name(own):
             own = names.escaped(own)
         name = names.within_limit(f"{self.name}/{MEMBER}{own}")
-        policy = _shorter(self._wanted.policy, self._link.engine.capabilities)
-        wanted = wanted_from(
-            self._key.namespace,
-            name,
-            self._link.engine.capabilities,
-            policy=policy,
-            holder=self.holder,
-        )
+        can, namespace = self._link.engine.capabilities, self._wanted.key.namespace
+        policy = _shorter(self._wanted.policy, can)
+        wanted = wanted_from(namespace, name, can, policy=policy, holder=self.holder)
         return wanted.asking(meta=meta)
 
     def _roster(self, own: Wanted | None = None, note: bytes = b"") -> Roster:
-        return Roster(self._key, self._wanted.policy, self._link.keeper, own, note)
+        return Roster(self._wanted.key, self._wanted.policy, self._link.keeper, own, note)
 
 
 def _shorter(policy: Policy, can: Capabilities) -> Policy:
-    """A renewal interval less: who takes over knows of a crash before the shards' leases end."""
+    """The times of a membership: its lease ends a renewal interval before those of the shards.
+
+    So the others know of a crash before they can take the shards.
+    """
     ttl = max(can.ttl_min, TTL_MIN, policy.ttl - policy.renew_every)
     try:
         return Policy(ttl, rho=policy.rho)
@@ -165,7 +163,10 @@ def _members(roster: Roster) -> tuple[Member, ...]:
 
 
 async def first_try(port: WritingPort, roster: Roster) -> None:
-    """Join at once if that goes at once. What keeps us from it for a while is left to `attend`."""
+    """Try to join, once. If the store or a predecessor keeps us out for now, `attend` goes on.
+
+    Raises what time does not mend.
+    """
     try:
         await roster.join(port, 0)
     except (NotAcquired, StoreError) as error:

@@ -139,7 +139,7 @@ class _Membership(Generic[S]):
         self._link = of._link
         self._shards: dict[int, S] = of._shards
         self.roster = of._roster(of._membership(of._metadata), str(of.count).encode())
-        self._division = Division(of.name, of.count, of._wanted, self)
+        self._division = Division(of.count, of._wanted, self)
         self._phase = draw_jitter()
         self._failure: BaseException | None = None
         self._over = False

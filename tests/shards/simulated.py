@@ -97,7 +97,7 @@ class Member(Process):
         self.roster = Roster(
             GROUP, world.policy, self.keeper, Wanted(place, own, own, shorter), note
         )
-        self.division = Division(GROUP.name, world.count, wanted, _Bodies(self))
+        self.division = Division(world.count, wanted, _Bodies(self))
         self.going = False
 
     async def _live(self) -> None:

@@ -56,10 +56,10 @@ class _Try:
 
 
 class Division:
-    """The shards of one member. `wanted`: what their leases ask for, apart from the key."""
+    """The shards of one member. `wanted`: what their leases ask for; its key is the group's."""
 
-    def __init__(self, name: str, count: int, wanted: Wanted, bodies: Bodies) -> None:
-        self.name = name
+    def __init__(self, count: int, wanted: Wanted, bodies: Bodies) -> None:
+        self.name = wanted.key.name
         self.count = count
         # Nobody waits for a shard but who will have it: there is no line to keep.
         self._wanted = wanted._replace(waiting=wanted.ask)
@@ -70,7 +70,7 @@ class Division:
         """When the body that was started last began, and what that means for the next one."""
 
     def assign(self, member: str, members: Collection[str]) -> None:
-        """What is ours while these are the members; the bodies of all else are asked to end."""
+        """Note which shards are ours while these are the members; ask all other bodies to end."""
         self._mine = shards_of(member, self.name, self.count, members)
         for number in self._bodies.numbers():
             if number not in self._mine:

@@ -84,7 +84,7 @@ class Roster:
     # -- coming and going ----------------------------------------------------------------------
 
     async def join(self, port: WritingPort, timeout: float | None = None) -> None:
-        """Become a member, or be none of it: a predecessor of our name may last for a ttl.
+        """Become a member, or raise and be none. For a ttl it waits for a predecessor of our name.
 
         Raises ConfigError if a member reckons with another number of shards, Misuse if one that
         lives has our name, NotAcquired, StoreError. After a cancellation call `leave`.
@@ -141,8 +141,9 @@ class Roster:
                 )
 
     async def strike(self, port: WritingPort) -> None:
-        """Take our name off the roster, so that the others take over. Never raises for the store's
-        sake: they find out by our lease.
+        """Remove our name from the roster, so that the others take over at once.
+
+        Raises no StoreError: without it they take over when our lease has ended.
         """
         try:
             await self._remove(port, self.me, self._version)
@@ -153,7 +154,7 @@ class Roster:
         await port.put(self.key, name, None, ByVersion(version), self._until(port))
 
     async def leave(self, port: WritingPort) -> None:
-        """Be no member any more, nor owe anything; see `strike`."""
+        """Give our lease back, or leave that to the keeper, and `strike`."""
         held, self._held = self._held, None
         if held is None:
             return
@@ -192,7 +193,10 @@ class Roster:
         return news
 
     async def _look_after(self, port: WritingPort, found: dict[str, Field]) -> None:
-        """Leave out those whose lease has ended: among all, or among the next in the circle."""
+        """Strike those whose lease has ended, of the next few in the circle of names.
+
+        Without a membership of our own: leave them out, of all.
+        """
         living = 0
         for name in circle(self.me, found):
             if self.own is not None and living >= WATCHED:
