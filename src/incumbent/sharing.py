@@ -28,7 +28,6 @@ class _Counted(TakingHandle[L], Generic[L]):
     __slots__ = ("_permits",)
 
     _permits: int
-    _may_be_reentrant = False
 
     def __init__(
         self,
@@ -86,7 +85,6 @@ class ReadLock(Lock):
 
     __slots__ = ()
     _permits = UNLIMITED
-    _may_be_reentrant = False
 
 
 class AsyncReadLock(AsyncLock):
@@ -94,7 +92,6 @@ class AsyncReadLock(AsyncLock):
 
     __slots__ = ()
     _permits = UNLIMITED
-    _may_be_reentrant = False
 
 
 class _ReadWrite(Generic[A]):

@@ -105,11 +105,9 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     _p(
         "a reader enters again, and writes",
-        "sharing.py",
-        'class ReadLock(Lock):\n    """The side of a ReadWriteLock that readers share."""\n\n'
-        "    __slots__ = ()\n    _permits = UNLIMITED\n    _may_be_reentrant = False\n",
-        'class ReadLock(Lock):\n    """The side of a ReadWriteLock that readers share."""\n\n'
-        "    __slots__ = ()\n    _permits = UNLIMITED\n",
+        "handles.py",
+        "self._may_be_reentrant and self._wanted.ask.permits is None",
+        "self._may_be_reentrant",
         *_SHARING,
     ),
     _p(
