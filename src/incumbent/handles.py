@@ -17,6 +17,7 @@ from incumbent.durations import Duration, parse_duration, say_seconds
 from incumbent.errors import (
     AlreadyReleased,
     ConfigError,
+    Error,
     LeaseLost,
     LockError,
     Misuse,
@@ -50,24 +51,162 @@ _STDERR = 2
 _LET_GO = (State.LEAVING, State.RELEASED)
 
 
-class LeaseHandle:
-    """A lease. Validity is computed at every question: nothing has to notify anybody."""
+class AnyLease:
+    """A lease on one name, or on several: then it is valid as long as all of them are.
 
-    __slots__ = ("__weakref__", "_exits", "_held", "_leave_body", "_link")
+    Validity is computed at every question: nothing has to notify anybody.
+    """
+
+    __slots__ = ("__weakref__", "_exits", "_helds", "_leave_bodies", "_link")
+
+    @staticmethod
+    def _now() -> float:
+        return clock.now()
+
+    def __init__(
+        self,
+        link: Link,
+        helds: Sequence[Held],
+        on_lost: OnLost | None = None,
+        if_lost: IfLost = "raise",
+    ) -> None:
+        self._link = link
+        self._helds = helds
+        self._exits: Callable[[], None] | None = None
+        self._leave_bodies: Sequence[Leaving] = ()
+        if if_lost == "exit":
+            self._exits = partial(_exit_if_lost, helds)
+            self._watch(self._exits, min(_EXIT_AHEAD, helds[0].wanted.policy.grace / 2))
+        if on_lost is not None:
+            self._watch(partial(_call_if_lost, helds, [on_lost]))
+
+    @property
+    def valid(self) -> bool:
+        """Whether the lease is proved at this instant."""
+        return self.remaining > 0
+
+    @property
+    def remaining(self) -> float:
+        """Seconds for which the lease is proved without another renewal; 0.0 when it is not."""
+        now = self._now()
+        return min([held.machine.remaining(now) for held in self._helds])
+
+    @property
+    def lost(self) -> bool:
+        """Whether the lease ended without our letting go of it."""
+        return _first_lost(self._helds, self._now()) is not None
+
+    def check(self, need: Duration = 0.0) -> None:
+        """Return only if the lease is proved for at least `need` more.
+
+        Raises LeaseLost otherwise, which names what is not, AlreadyReleased after a release, and
+        ConfigError.
+        """
+        seconds = need if type(need) is float else parse_duration(need, "need")
+        now = clock.now()
+        for held in self._helds:
+            left = held.machine.remaining(now)
+            if left <= 0 or left < seconds:
+                raise self._why_not(held, left, seconds)
+
+    def __reduce__(self) -> NoReturn:
+        refuse_copy(self)
+
+    def _why_not(self, held: Held, left: float, seconds: float) -> Error:
+        lost, name = self._loss(), held.wanted.key.name
+        if lost is not None:
+            return lost
+        if held.machine.state in _LET_GO:
+            return AlreadyReleased(f"the lease on {name!r} was released")
+        why = f": {say_seconds(left)} left, {say_seconds(seconds)} needed"
+        return lease_lost(name, "need", why)
+
+    def _loss(self) -> LeaseLost | None:
+        """That of the first that was lost, if one was."""
+        held = _first_lost(self._helds, self._now())
+        return None if held is None else self._loss_of(held)
+
+    def _loss_of(self, held: Held) -> LeaseLost:
+        return loss_of(held, self._link.keeper.missed(held.machine.deadline))
+
+    def _let_go(self) -> bool:
+        return all(held.machine.state in _LET_GO for held in self._helds)
+
+    def _enter_body(self) -> None:
+        if not self._leave_bodies:
+            self._leave_bodies = [enter(held, self._link.same) for held in self._helds]
+
+    def _body_is_over(self) -> None:
+        for leave in self._leave_bodies:
+            leave()
+
+    def _take_leave(self) -> LeaseLost | None:
+        """Before a release: the loss to report, or None. A lost claim is cleaned up later."""
+        now = self._now()
+        over = [held for held in self._helds if not held.machine.valid(now)]
+        for held in over:
+            if not held.let_go_of_one() and held.machine.reason != "forked":
+                self._link.keeper.hand_over(held.debt(now, undo_slot=False))
+        return self._loss() or self._loss_of(over[0]) if over else None
+
+    def _work_is_over(self) -> None:
+        """At the start of a release: a loss that it finds is raised, and ends no process."""
+        if self._exits is not None:
+            self._unwatch(self._exits)
+
+    def _refuse_release(self) -> NoReturn:
+        held = self._helds[0]
+        if self._let_go():
+            raise AlreadyReleased(f"the lease on {held.wanted.key.name!r} was released before")
+        raise self._take_leave() or self._loss_of(held)
+
+    def _watch(self, tell: Callable[[], None], ahead: float | None = 0.0) -> None:
+        for held in self._helds:
+            self._link.keeper.watch(held, tell, ahead=ahead)
+
+    def _unwatch(self, tell: Callable[[], None]) -> None:
+        for held in self._helds:
+            self._link.keeper.unwatch(held, tell)
+
+    def _renew_now(self, tell: Callable[[], None]) -> None:
+        """Have all renewed; `tell` is called once each of them was tried."""
+        left = list(self._helds)
+
+        def tried() -> None:
+            left.pop()
+            if not left:
+                tell()
+
+        for held in self._helds:
+            self._link.keeper.renew_now(held, tried)
+
+    def _renewal_verdict(self) -> float:
+        """What an asked-for renewal brought: the seconds that are proved now."""
+        self.check()
+        for held in self._helds:
+            if held.failures:
+                name = held.wanted.key.name
+                raise StoreUnavailable(
+                    f"the lease on {name!r} could not be renewed; it is proved for another"
+                    f" {say_seconds(self.remaining)}",
+                    name=name,
+                )
+        return self.remaining
+
+
+class LeaseHandle(AnyLease):
+    """A lease on one name."""
+
+    __slots__ = ()
 
     def __init__(
         self, link: Link, held: Held, on_lost: OnLost | None = None, if_lost: IfLost = "raise"
     ) -> None:
-        self._link = link
-        self._held = held
-        self._exits: Callable[[], None] | None = None
-        self._leave_body: Leaving | None = None
-        if if_lost == "exit":
-            self._exits = partial(_exit_if_lost, held)
-            ahead = min(_EXIT_AHEAD, held.wanted.policy.grace / 2)
-            link.keeper.watch(held, self._exits, ahead=ahead)
-        if on_lost is not None:
-            link.keeper.watch(held, partial(_call_if_lost, held, on_lost))
+        super().__init__(link, (held,), on_lost, if_lost)
+
+    @property
+    def _held(self) -> Held:
+        return self._helds[0]
 
     @property
     def name(self) -> str:
@@ -89,107 +228,21 @@ class LeaseHandle:
         return self._held.machine.token
 
     @property
-    def valid(self) -> bool:
-        """Whether the lease is proved at this instant."""
-        return self._held.machine.valid(clock.now())
-
-    @property
-    def remaining(self) -> float:
-        """Seconds for which the lease is proved without another renewal; 0.0 when it is not."""
-        return self._held.machine.remaining(clock.now())
-
-    @property
-    def lost(self) -> bool:
-        """Whether the lease ended without our letting go of it."""
-        machine = self._held.machine
-        return not machine.valid(clock.now()) and machine.state is State.LOST
-
-    @property
     def belief(self) -> Belief:
         """For other parts of this project only: it changes without notice."""
         return Belief(self._link, self._held)
 
-    def check(self, need: Duration = 0.0) -> None:
-        """Return only if the lease is proved for at least `need` more.
-
-        Raises LeaseLost otherwise, AlreadyReleased after a release, and ConfigError.
-        """
-        seconds = need if type(need) is float else parse_duration(need, "need")
-        machine = self._held.machine
-        left = machine.remaining(clock.now())
-        if left > 0 and left >= seconds:
-            return
-        if machine.state in _LET_GO:
-            raise AlreadyReleased(f"the lease on {self.name!r} was released")
-        if left > 0:
-            raise lease_lost(
-                self.name, "need", f": {say_seconds(left)} left, {say_seconds(seconds)} needed"
-            )
-        raise self._loss()
-
-    def __reduce__(self) -> NoReturn:
-        refuse_copy(self)
-
     def __repr__(self) -> str:
         state = "valid" if self.valid else self._held.machine.reason or "released"
         return f"<{type(self).__name__} {self.name!r} token={self.fencing_token} {state}>"
-
-    def _loss(self) -> LeaseLost:
-        return loss_of(self._held, self._link.keeper.missed(self._held.machine.deadline))
-
-    def _let_go(self) -> bool:
-        return self._held.machine.state in _LET_GO
-
-    def _enter_body(self) -> None:
-        if self._leave_body is None:
-            self._leave_body = enter(self._held, self._link.same)
-
-    def _body_is_over(self) -> None:
-        if self._leave_body is not None:
-            self._leave_body()
-
-    def _take_leave(self) -> LeaseLost | None:
-        """Before a release: the loss to report, or None. A lost claim is cleaned up later."""
-        held = self._held
-        now = clock.now()
-        if held.machine.valid(now):
-            return None
-        if not held.let_go_of_one() and held.machine.reason != "forked":
-            self._link.keeper.hand_over(held.debt(now, undo_slot=False))
-        return self._loss()
 
     def _goes_on(self) -> bool:
         """Let go of this lease of a reentrant lock, if others on its holding are left."""
         held = self._held
         if held.inner is None or not held.let_go_of_one():
             return False
-        self._held = held.parted()
+        self._helds = (held.parted(),)
         return True
-
-    def _work_is_over(self) -> None:
-        """At the start of a release: a loss that it finds is raised, and ends no process."""
-        if self._exits is not None:
-            self._link.keeper.unwatch(self._held, self._exits)
-
-    def _found_lost(self) -> LeaseLost | None:
-        """After a release: the loss that only the store's answer to it has shown."""
-        return self._loss() if self._held.machine.state is State.LOST else None
-
-    def _refuse_release(self) -> NoReturn:
-        if self._let_go():
-            raise AlreadyReleased(f"the lease on {self.name!r} was released before")
-        raise self._take_leave() or self._loss()
-
-    def _renewal_verdict(self) -> float:
-        """What an asked-for renewal brought: the seconds that are proved now."""
-        self.check()
-        if self._held.failures:
-            raise StoreUnavailable(
-                f"the lease on {self.name!r} could not be renewed; it is proved for another"
-                f" {say_seconds(self.remaining)}",
-                name=self.name,
-            )
-        return self.remaining
 
 
 class LockHandle(Generic[L]):
@@ -359,13 +412,28 @@ def _starved_for(late: float) -> str:
     )
 
 
-def _call_if_lost(held: Held, on_lost: OnLost) -> None:
-    if held.machine.state is State.LOST:
-        notifier.call(partial(on_lost, loss_of(held)))
+def _first_lost(helds: Sequence[Held], now: float) -> Held | None:
+    lost = [
+        held for held in helds if not held.machine.valid(now) and held.machine.state is State.LOST
+    ]
+    return min(lost, key=lambda held: held.machine.deadline, default=None)
 
 
-def _exit_if_lost(held: Held) -> None:
-    if held.machine.state is State.LOST:
+def _call_if_lost(helds: Sequence[Held], on_lost: list[OnLost]) -> None:
+    held = _first_lost(helds, clock.now())
+    if held is not None:
+        notifier.call(partial(_call_once, on_lost, loss_of(held)))
+
+
+def _call_once(on_lost: list[OnLost], lost: LeaseLost) -> None:
+    """For the first loss alone."""
+    if on_lost:
+        on_lost.pop()(lost)
+
+
+def _exit_if_lost(helds: Sequence[Held]) -> None:
+    held = _first_lost(helds, clock.now())
+    if held is not None:
         try:
             _say_at_once(f"incumbent: {loss_of(held)}; the process ends\n".encode())
         finally:

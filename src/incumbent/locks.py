@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Hashable
-from functools import partial
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any, Self
 
 from incumbent import clock
 from incumbent.durations import Duration
 from incumbent.errors import LeaseLost, LockError, NotAcquired, StoreError
-from incumbent.handles import LeaseHandle, brief, shorten
+from incumbent.handles import AnyLease, LeaseHandle, brief, shorten
 from incumbent.inner import bodies_of_task
 from incumbent.options import parse_timeout, rank_from
 from incumbent.policy import Policy
@@ -33,12 +32,8 @@ _STANDS_FOR = 1.5
 """Times the ttl: a candidate asks again at least once a ttl."""
 
 
-class Lease(LeaseHandle):
-    """A held lease; renewed in the background until it is released. A context manager.
-
-    Blocking code cannot be stopped from outside: it is *told* (`check`, `lost`, `wait_lost`,
-    `on_lost`), and a body that outlived its lease ends in LeaseLost.
-    """
+class BlockingLease(AnyLease):
+    """What blocking code does with a lease on one name, or on several."""
 
     __slots__ = ()
 
@@ -49,20 +44,50 @@ class Lease(LeaseHandle):
         """
         self.check()
         done = threading.Event()
-        self._link.keeper.renew_now(self._held, done.set)
+        self._renew_now(done.set)
         done.wait(self.remaining)
         return self._renewal_verdict()
 
     def wait_lost(self, timeout: Duration | None = None) -> bool:
         """Block until the holding ends, for at most `timeout` seconds; True if it was lost."""
-        keeper, ended = self._link.keeper, threading.Event()
+        ended = threading.Event()
         tell = ended.set
-        keeper.watch(self._held, tell)
+        self._watch(tell)
         try:
             ended.wait(parse_timeout(timeout))
         finally:
-            keeper.unwatch(self._held, tell)
+            self._unwatch(tell)
         return self.lost
+
+    def _end(self) -> LeaseLost | None:
+        """Give it back at the end of a body; the loss to report, if it was lost."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        self.check()
+        self._enter_body()
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._body_is_over()
+        if self._let_go():
+            return
+        lost = self._end()
+        if lost is None:
+            return
+        if error is None:
+            raise lost
+        note(error, lost)
+
+
+class Lease(LeaseHandle, BlockingLease):
+    """A held lease; renewed in the background until it is released. A context manager.
+
+    Blocking code cannot be stopped from outside: it is *told* (`check`, `lost`, `wait_lost`,
+    `on_lost`), and a body that outlived its lease ends in LeaseLost.
+    """
+
+    __slots__ = ()
 
     def release(self) -> bool:
         """Give the lease back; False if the store did not confirm it (then its ttl ends it).
@@ -74,7 +99,7 @@ class Lease(LeaseHandle):
         if not self._held.machine.valid(now):
             self._refuse_release()
         confirmed = self._goes_on() or self._release(now)
-        if not confirmed and (lost := self._found_lost()) is not None:
+        if not confirmed and (lost := self._loss()) is not None:
             raise lost
         return confirmed
 
@@ -86,23 +111,11 @@ class Lease(LeaseHandle):
         link.keeper.disarm(held)
         return confirmed
 
-    def __enter__(self) -> Self:
-        self.check()
-        self._enter_body()
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self._body_is_over()
-        if self._let_go():
-            return
+    def _end(self) -> LeaseLost | None:
         lost = self._take_leave()
         if lost is None and not self._goes_on() and not self._release():
-            lost = self._found_lost()
-        if lost is None:
-            return
-        if error is None:
-            raise lost
-        note(error, lost)
+            lost = self._loss()
+        return lost
 
 
 def give_back(lease: Lease, *, undo_slot: bool = False) -> bool:
@@ -112,12 +125,8 @@ def give_back(lease: Lease, *, undo_slot: bool = False) -> bool:
     return lease._release(undo_slot=undo_slot)
 
 
-class AsyncLease(LeaseHandle):
-    """A held lease; renewed in the background until it is released. An async context manager.
-
-    Inside `async with` the task is cancelled at the lease's renew_deadline, so that its clean-up
-    still runs within the lease; the caller then gets LeaseLost. Outside it is told, as `Lease` is.
-    """
+class SuspendingLease(AnyLease):
+    """What coroutines do with a lease on one name, or on several."""
 
     __slots__ = ("_scope",)
 
@@ -128,33 +137,19 @@ class AsyncLease(LeaseHandle):
         from incumbent.protocol.aio import until_told
 
         self.check()
-        await until_told(partial(self._link.keeper.renew_now, self._held), self.remaining)
+        await until_told(self._renew_now, self.remaining)
         return self._renewal_verdict()
 
     async def wait_lost(self, timeout: Duration | None = None) -> bool:
         """Wait until the holding ends, for at most `timeout` seconds; True if it was lost."""
         from incumbent.protocol.aio import until_told
 
-        keeper, held = self._link.keeper, self._held
-        seconds = parse_timeout(timeout)
-        await until_told(partial(keeper.watch, held), seconds, partial(keeper.unwatch, held))
+        await until_told(self._watch, parse_timeout(timeout), self._unwatch)
         return self.lost
 
-    async def release(self) -> bool:
-        """Give the lease back; see Lease.release. A cancellation leaves nothing believed."""
-        if not self.valid:
-            self._refuse_release()
-        confirmed = self._goes_on() or await self._release()
-        if not confirmed and (lost := self._found_lost()) is not None:
-            raise lost
-        return confirmed
-
-    async def _release(self, *, undo_slot: bool = False) -> bool:
-        self._work_is_over()
-        try:
-            return await release(self._link.async_port(), self._held, undo_slot=undo_slot)
-        finally:
-            self._link.keeper.disarm(self._held)
+    async def _end(self) -> LeaseLost | None:
+        """See BlockingLease."""
+        raise NotImplementedError
 
     async def __aenter__(self) -> Self:
         self.check()
@@ -167,14 +162,11 @@ class AsyncLease(LeaseHandle):
 
         own_cancel = self._scope.close()
         if self._scope.watcher is not None:
-            self._link.keeper.unwatch(self._held, self._scope.watcher)
+            self._unwatch(self._scope.watcher)
         self._body_is_over()
         if self._let_go():
             return
-        lost = self._take_leave()
-        if lost is None:
-            confirmed = self._goes_on() or await self._release()
-            lost = (None if confirmed else self._found_lost()) or self._stopped()
+        lost = await self._end() or self._stopped()
         if lost is None:
             return
         if error is None or (own_cancel and isinstance(error, CancelledError)):
@@ -185,8 +177,42 @@ class AsyncLease(LeaseHandle):
         """A body that the scope stopped has no success to report, though its lease was proved."""
         if not self._scope.fired:
             return None
-        reason = "at_most_for" if self._held.machine.bounded else "expired"
-        return lease_lost(self.name, reason, "; the body was cancelled within the lease")
+        first = min(self._helds, key=lambda held: held.machine.stop_at)
+        reason = "at_most_for" if first.machine.bounded else "expired"
+        name = first.wanted.key.name
+        return lease_lost(name, reason, "; the body was cancelled within the lease")
+
+
+class AsyncLease(LeaseHandle, SuspendingLease):
+    """A held lease; renewed in the background until it is released. An async context manager.
+
+    Inside `async with` the task is cancelled at the lease's renew_deadline, so that its clean-up
+    still runs within the lease; the caller then gets LeaseLost. Outside it is told, as `Lease` is.
+    """
+
+    __slots__ = ()
+
+    async def release(self) -> bool:
+        """Give the lease back; see Lease.release. A cancellation leaves nothing believed."""
+        if not self.valid:
+            self._refuse_release()
+        confirmed = self._goes_on() or await self._release()
+        if not confirmed and (lost := self._loss()) is not None:
+            raise lost
+        return confirmed
+
+    async def _release(self, *, undo_slot: bool = False) -> bool:
+        self._work_is_over()
+        try:
+            return await release(self._link.async_port(), self._held, undo_slot=undo_slot)
+        finally:
+            self._link.keeper.disarm(self._held)
+
+    async def _end(self) -> LeaseLost | None:
+        lost = self._take_leave()
+        if lost is None and not self._goes_on() and not await self._release():
+            lost = self._loss()
+        return lost
 
 
 def note(error: BaseException, lost: LeaseLost) -> None:
@@ -195,16 +221,16 @@ def note(error: BaseException, lost: LeaseLost) -> None:
         error.add_note(str(lost))
 
 
-def enclose(lease: LeaseHandle) -> LeaseScope:
+def enclose(lease: AnyLease) -> LeaseScope:
     """Cancel the calling task at the end of the lease, until the scope is closed."""
     from incumbent.protocol.aio import LeaseScope
 
-    scope = LeaseScope(lease._held)
+    scope = LeaseScope(*lease._helds)
     look = scope.look_soon
-    if lease._held.inner is not None:
+    if lease._helds[0].inner is not None:
         # A holding that is entered a thousand times would else keep a thousand watchers.
         scope.watcher = look
-    lease._link.keeper.watch(lease._held, look, ahead=None)
+    lease._watch(look, ahead=None)
     return scope
 
 

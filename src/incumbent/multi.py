@@ -7,108 +7,56 @@ The names are taken in one order, so that two who take the same ones never wait 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from functools import partial
-from types import EllipsisType, MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar, Unpack
+from collections.abc import Collection, Hashable, Mapping
+from types import EllipsisType
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, Unpack
 
 from incumbent.durations import Duration
 from incumbent.errors import ConfigError, LeaseLost, Misuse, NotAcquired, NotHeld
-from incumbent.handles import LeaseHandle, brief, refuse_copy
+from incumbent.handles import AnyLease, brief, refuse_copy
 from incumbent.inner import bodies_of_task, bodies_of_thread, refuse_waiting_for_oneself
-from incumbent.locks import AsyncLease, Lease, note
-from incumbent.options import LockSettings, OnLost, parse_timeout, wanted_from
+from incumbent.lease import State
+from incumbent.locks import BlockingLease, SuspendingLease
+from incumbent.options import IfLost, LockSettings, parse_timeout, wanted_from
 from incumbent.protocol.acquire import acquire_all
-from incumbent.protocol.held import Held
-from incumbent.protocol.link import Link, link_for
+from incumbent.protocol.link import link_for
 from incumbent.protocol.port import ManyPort, run
 from incumbent.protocol.release import release_all
 
 if TYPE_CHECKING:
-    from incumbent.protocol.aio import LeaseScope
     from incumbent.protocol.given import StoreLike
 
-H = TypeVar("H", bound=LeaseHandle)
-M = TypeVar("M", bound="MultiLeaseHandle[Any]")
+M = TypeVar("M", bound="MultiLeaseHandle")
 
 NAMES_MOST: Final = 64
 """Names of one lock: all of them are asked for in one request."""
 _REFUSED: Final = ("once_per", "slot", "at_least_for", "reentrant")
 
 
-class MultiLeaseHandle(Generic[H]):
+class MultiLeaseHandle(AnyLease):
     """Leases on several names, which are valid together or not at all."""
 
-    __slots__ = ("__weakref__", "_held", "_leases", "_link", "tokens")
+    __slots__ = ()
 
-    def __init__(self, link: Link, leases: Sequence[H]) -> None:
-        self._link = link
-        self._leases = leases
-        self._held: Sequence[Held] = [lease._held for lease in leases]
-        self.tokens: Mapping[str, int] = MappingProxyType(
-            {lease.name: lease.fencing_token for lease in leases}
-        )
+    @property
+    def tokens(self) -> Mapping[str, int]:
         """The fencing token of each name, see Lease.fencing_token."""
+        return {held.wanted.key.name: held.machine.token for held in self._helds}
 
     @property
     def names(self) -> tuple[str, ...]:
         """What is leased, in the order in which it was taken."""
         return tuple(self.tokens)
 
-    @property
-    def valid(self) -> bool:
-        """Whether all of them are proved at this instant."""
-        return all(lease.valid for lease in self._leases)
-
-    @property
-    def remaining(self) -> float:
-        """Seconds for which all are proved without another renewal; 0.0 if one is not."""
-        return min(lease.remaining for lease in self._leases)
-
-    @property
-    def lost(self) -> bool:
-        """Whether one of them ended without our letting go of it."""
-        return any(lease.lost for lease in self._leases)
-
-    def check(self, need: Duration = 0.0) -> None:
-        """Return only if all are proved for at least `need` more; see Lease.check.
-
-        The LeaseLost names the one that is not.
-        """
-        for lease in sorted(self._leases, key=lambda lease: not lease.lost):
-            lease.check(need)
-
-    def __reduce__(self) -> Any:
-        refuse_copy(self)
-
     def __repr__(self) -> str:
         state = "valid" if self.valid else "lost" if self.lost else "released"
         return f"<{type(self).__name__} {', '.join(self.names)} {state}>"
 
-    def _loss(self) -> LeaseLost | None:
-        """The loss of the first that was lost, if one was."""
-        lost = [lease for lease in self._leases if lease.lost]
-        return min(lost, key=lambda lease: lease._held.machine.deadline)._loss() if lost else None
-
-    def _let_go(self) -> bool:
-        return all(lease._let_go() for lease in self._leases)
-
-    def _enter_body(self) -> None:
-        for lease in self._leases:
-            lease._enter_body()
-
-    def _body_is_over(self) -> bool:
-        """Whether it was given back in the body."""
-        for lease in self._leases:
-            lease._body_is_over()
-        return self._let_go()
-
-    async def _end(self, port: ManyPort) -> tuple[LeaseLost | None, bool]:
-        """Give all back: what was lost, if something was, and whether the store confirmed all."""
-        for lease in self._leases:
-            lease._work_is_over()
-        lost = self._loss()
-        alive = [lease._held for lease in self._leases if lease._take_leave() is None]
+    async def _give_back(self, port: ManyPort) -> tuple[LeaseLost | None, bool]:
+        """What was lost, if something was, and whether the store confirmed all the rest."""
+        self._work_is_over()
+        lost = self._take_leave()
+        alive = [held for held in self._helds if held.machine.state is State.HELD]
         try:
             confirmed = await release_all(port, alive)
         finally:
@@ -118,29 +66,14 @@ class MultiLeaseHandle(Generic[H]):
 
     async def _released(self, port: ManyPort) -> bool:
         if self._let_go():
-            self._leases[0]._refuse_release()
-        lost, confirmed = await self._end(port)
+            self._refuse_release()
+        lost, confirmed = await self._give_back(port)
         if lost is not None:
             raise lost
         return confirmed
 
-    def _renew_all(self, tell: Callable[[], None]) -> None:
-        """Have all renewed now; `tell` is called once each of them was tried."""
-        left = list(self._held)
 
-        def tried() -> None:
-            left.pop()
-            if not left:
-                tell()
-
-        for held in self._held:
-            self._link.keeper.renew_now(held, tried)
-
-    def _renewal_verdict(self) -> float:
-        return min(lease._renewal_verdict() for lease in self._leases)
-
-
-class MultiLease(MultiLeaseHandle[Lease]):
+class MultiLease(MultiLeaseHandle, BlockingLease):
     """Leases on several names, all or none; renewed until they are released. A context manager.
 
     If one of them is lost, all are: `check` raises, and the body ends in LeaseLost that names it.
@@ -148,107 +81,28 @@ class MultiLease(MultiLeaseHandle[Lease]):
 
     __slots__ = ()
 
-    def renew(self) -> float:
-        """Renew all now, and return the seconds that are proved; see Lease.renew."""
-        self.check()
-        done = threading.Event()
-        self._renew_all(done.set)
-        done.wait(self.remaining)
-        return self._renewal_verdict()
-
-    def wait_lost(self, timeout: Duration | None = None) -> bool:
-        """Block until one of them ends, for at most `timeout` seconds; True if it was lost."""
-        keeper, ended = self._link.keeper, threading.Event()
-        tell = ended.set
-        for held in self._held:
-            keeper.watch(held, tell)
-        try:
-            ended.wait(parse_timeout(timeout))
-        finally:
-            for held in self._held:
-                keeper.unwatch(held, tell)
-        return self.lost
-
     def release(self) -> bool:
         """Give all back together; False if the store did not confirm it. See Lease.release."""
         return run(self._released(self._link.port))
 
-    def __enter__(self) -> Self:
-        self.check()
-        self._enter_body()
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if self._body_is_over():
-            return
-        lost, _ = run(self._end(self._link.port))
-        if lost is None:
-            return
-        if error is None:
-            raise lost
-        note(error, lost)
+    def _end(self) -> LeaseLost | None:
+        return run(self._give_back(self._link.port))[0]
 
 
-class AsyncMultiLease(MultiLeaseHandle[AsyncLease]):
+class AsyncMultiLease(MultiLeaseHandle, SuspendingLease):
     """Leases on several names, all or none; see MultiLease. An async context manager.
 
     The body is cancelled at the first `renew_deadline` of them, or as soon as one is lost.
     """
 
-    __slots__ = ("_scope",)
-
-    _scope: LeaseScope
-
-    async def renew(self) -> float:
-        """Renew all now, and return the seconds that are proved; see Lease.renew."""
-        from incumbent.protocol.aio import until_told
-
-        self.check()
-        await until_told(self._renew_all, self.remaining)
-        return self._renewal_verdict()
-
-    async def wait_lost(self, timeout: Duration | None = None) -> bool:
-        """Wait until one of them ends, for at most `timeout` seconds; True if it was lost."""
-        from incumbent.protocol.aio import until_told
-
-        keeper = self._link.keeper
-
-        def of_all(do: Any, tell: Any) -> None:
-            for held in self._held:
-                do(held, tell)
-
-        seconds = parse_timeout(timeout)
-        await until_told(partial(of_all, keeper.watch), seconds, partial(of_all, keeper.unwatch))
-        return self.lost
+    __slots__ = ()
 
     async def release(self) -> bool:
         """Give all back in one request; see MultiLease.release."""
         return await self._released(self._link.async_port())
 
-    async def __aenter__(self) -> Self:
-        from incumbent.protocol.aio import LeaseScope
-
-        self.check()
-        self._scope = LeaseScope(*self._held)
-        for held in self._held:
-            self._link.keeper.watch(held, self._scope.look_soon, ahead=None)
-        self._enter_body()
-        return self
-
-    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        from asyncio import CancelledError
-
-        own_cancel = self._scope.close()
-        if self._body_is_over():
-            return
-        first = min(self._leases, key=lambda lease: lease._held.machine.stop_at)
-        first._scope = self._scope
-        lost, _ = await self._end(self._link.async_port())
-        if (lost := lost or first._stopped()) is None:
-            return
-        if error is None or (own_cancel and isinstance(error, CancelledError)):
-            raise lost from error
-        note(error, lost)
+    async def _end(self) -> LeaseLost | None:
+        return (await self._give_back(self._link.async_port()))[0]
 
 
 class MultiHandle(Generic[M]):
@@ -274,7 +128,7 @@ class MultiHandle(Generic[M]):
         self._wanted = [wanted_from(namespace, it, can, **settings) for it in sorted(names)]
         self._timeout = parse_timeout(timeout)
         self._on_lost = settings.get("on_lost")
-        self._if_lost = settings.get("if_lost", "raise")
+        self._if_lost: IfLost = settings.get("if_lost", "raise")
         self._entered: dict[Hashable, M] = {}
 
     @property
@@ -296,10 +150,6 @@ class MultiHandle(Generic[M]):
             for wanted in self._wanted:
                 refuse_waiting_for_oneself(wanted, self._link.same, bodies)
         return wait
-
-    def _lease_of(self, kind: type[H], helds: Sequence[Held]) -> list[H]:
-        on_lost = None if self._on_lost is None else _only_once(self._on_lost)
-        return [kind(self._link, held, on_lost, self._if_lost) for held in helds]
 
     def _leave(self, me: Hashable) -> M:
         lease = self._entered.pop(me, None)
@@ -331,7 +181,7 @@ class MultiLock(MultiHandle[MultiLease]):
         link, wait = self._link, self._seconds(timeout, bodies_of_thread())
         with brief:
             helds = run(acquire_all(link.port, link.keeper, self._wanted, wait))
-        return MultiLease(link, self._lease_of(Lease, helds))
+        return MultiLease(link, helds, self._on_lost, self._if_lost)
 
     def try_acquire(self) -> MultiLease | None:
         """Try once: the lease, or None if the store says that one of the names is not ours."""
@@ -364,7 +214,7 @@ class AsyncMultiLock(MultiHandle[AsyncMultiLease]):
         link, wait = self._link, self._seconds(timeout, bodies_of_task())
         with brief:
             helds = await acquire_all(link.async_port(), link.keeper, self._wanted, wait)
-        return AsyncMultiLease(link, self._lease_of(AsyncLease, helds))
+        return AsyncMultiLease(link, helds, self._on_lost, self._if_lost)
 
     async def try_acquire(self) -> AsyncMultiLease | None:
         """Try once: the lease, or None if the store says that one of the names is not ours."""
@@ -396,14 +246,3 @@ def _refuse_names(names: object) -> None:
         )
     if not 1 <= count <= NAMES_MOST:
         raise ConfigError(f"names: {count} of them; 1 to {NAMES_MOST} can be taken", name="names")
-
-
-def _only_once(on_lost: OnLost) -> OnLost:
-    """For the first loss alone."""
-    left = [on_lost]
-
-    def call(lost: LeaseLost) -> None:
-        if left:
-            left.pop()(lost)
-
-    return call

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Any
 
 from incumbent.lease import State
 from incumbent.model import (
@@ -71,7 +70,7 @@ class Judge:
         self._runs: dict[tuple[Key, str], tuple[str, float]] = {}
         self._undone: set[str] = set()
         self._given: set[str] = set()
-        self._several: list[tuple[Client, MultiLeaseHandle[Any]]] = []
+        self._several: list[tuple[Client, MultiLeaseHandle]] = []
         self._asking: dict[Client, int] = {}
         self._answered = 0
 
@@ -123,7 +122,7 @@ class Judge:
     def _check_whole(self, key: Key, claim: str) -> None:
         """While it believes in all of several, none of them is another's."""
         for process, multi in self._several:
-            theirs = {held.wanted.key: held.claim for held in multi._held}
+            theirs = {held.wanted.key: held.claim for held in multi._helds}
             if self._strict and theirs.get(key, claim) != claim and multi.valid:
                 self.fail("all or none", f"{process.name} believes, and {key.name} is another's")
 
@@ -343,26 +342,26 @@ class Judge:
         self._answered += 1
         self._asking.pop(process, None)
 
-    def began_all(self, process: Client, multi: MultiLeaseHandle[Any], asked: list[str]) -> None:
+    def began_all(self, process: Client, multi: MultiLeaseHandle, asked: list[str]) -> None:
         """An acquire returned a lease on several names."""
-        for held in multi._held:
+        for held in multi._helds:
             self.began(process, held, asked)
         self._several.append((process, multi))
         self.acts_on_all(process, multi)
 
-    def acts_on_all(self, process: Client, multi: MultiLeaseHandle[Any]) -> None:
+    def acts_on_all(self, process: Client, multi: MultiLeaseHandle) -> None:
         """A check said: all are still yours."""
         now = self._world.store_clock.at(self._world.now)
-        for held in multi._held:
+        for held in multi._helds:
             standing = self._live[held.wanted.key].values()
             if any(one.claim != held.claim and one.expires > now for one in standing):
                 self.fail("all or none", f"{process.name} acts, and {held.wanted.key} is another's")
             self.acts(process, held)
 
-    def left_all(self, process: Client, multi: MultiLeaseHandle[Any]) -> None:
+    def left_all(self, process: Client, multi: MultiLeaseHandle) -> None:
         """A release of several ended, by an answer or by an interruption."""
         self._several.remove((process, multi))
-        for held in multi._held:
+        for held in multi._helds:
             if held.machine.state is State.LOST:
                 self.lost(process, held)
             else:

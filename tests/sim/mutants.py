@@ -320,13 +320,13 @@ def a_release_of_several_forgets_what_got_no_answer(patch: pytest.MonkeyPatch) -
 
 @mutant("parted", "all or none", "told")
 def the_loss_of_one_of_several_is_not_noticed(patch: pytest.MonkeyPatch) -> None:
-    any_valid = property(lambda self: any(lease.valid for lease in self._leases))
+    any_valid = property(lambda self: any(held.machine.valid(self._now()) for held in self._helds))
     patch.setattr(MultiLeaseHandle, "valid", any_valid)
 
 
 @mutant("parted", "success")
 def nobody_is_told_that_one_of_several_was_lost(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(MultiLeaseHandle, "_loss", lambda self: None)
+    patch.setattr(MultiLeaseHandle, "_loss_of", lambda self, held: None)
 
 
 _TOO_LONG = ("outlives", "two records", "overlap")

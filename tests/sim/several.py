@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 
 from incumbent.errors import LeaseLost, LockError
-from incumbent.handles import LeaseHandle
 from incumbent.lease import State
 from incumbent.model import Released
 from incumbent.multi import MultiLeaseHandle
@@ -18,27 +17,13 @@ from tests.sim.tasks import SIGNALS
 __all__ = ["Several"]
 
 
-class SimLease(LeaseHandle):
-    """One of several, by the clock of its process."""
+class SimLease(MultiLeaseHandle):
+    """By the clock of its process."""
 
     __slots__ = ()
 
-    @property
-    def valid(self) -> bool:
-        return self._held.machine.valid(self._held.port.now())
-
-    @property
-    def lost(self) -> bool:
-        return not self.valid and self._held.machine.state is State.LOST
-
-    def _loss(self) -> LeaseLost:
-        return LeaseLost(f"lost: {self._held.machine.reason}", name=self.name)
-
-    def _take_leave(self) -> LeaseLost | None:
-        if self.valid:
-            return None
-        self._held.port.hand_over(self._held.debt(self._held.port.now(), undo_slot=False))
-        return self._loss()
+    def _now(self) -> float:  # type: ignore[override]  # an instance knows its clock
+        return self._helds[0].port.now()
 
 
 class Several(Process):
@@ -70,8 +55,11 @@ class Several(Process):
             judge.answered(self)
 
     async def _use_all(self, helds: Sequence[Held]) -> None:
-        link = SimpleNamespace(keeper=self.keeper, port=self.port)
-        multi = MultiLeaseHandle(link, [SimLease(link, held) for held in helds])  # type: ignore[arg-type]
+        keeper = SimpleNamespace(
+            hand_over=self.port.hand_over, disarm=self.keeper.disarm, missed=lambda _: 0.0
+        )
+        link = SimpleNamespace(keeper=keeper, port=self.port)
+        multi = SimLease(link, helds)  # type: ignore[arg-type]
         self.judge.began_all(self, multi, self.port.asked)
         try:
             await self._work_on(multi)
@@ -79,22 +67,22 @@ class Several(Process):
             if not self.dead:
                 await self._leave_all(multi)
 
-    async def _work_on(self, multi: MultiLeaseHandle[SimLease]) -> None:
+    async def _work_on(self, multi: MultiLeaseHandle) -> None:
         world, rng = self.world, self.world.rng
         end = self.now() + world.draw_hold()
         while self.now() < end and multi.valid:
             self.judge.acts_on_all(self, multi)
             await self.port.sleep_until(min(end, self.now() + world.ttl * (0.2 + rng.random())))
             if rng.random() < world.profile.asks_renewal:
-                self.keeper.renew_now(rng.choice(multi._held))
+                self.keeper.renew_now(rng.choice(multi._helds))
 
-    async def _leave_all(self, multi: MultiLeaseHandle[SimLease]) -> None:
+    async def _leave_all(self, multi: MultiLeaseHandle) -> None:
         judge, now = self.judge, self.now()
-        alive = [held for held in multi._held if held.machine.valid(now)]
+        alive = [held for held in multi._helds if held.machine.valid(now)]
         for held in alive:
             judge.leaves(self, held, undone=False)
         try:
-            lost, confirmed = await multi._end(self.port)
+            lost, confirmed = await multi._give_back(self.port)
             self._compare(multi, alive, lost, confirmed)
         finally:
             if not self.dead:
@@ -102,7 +90,7 @@ class Several(Process):
 
     def _compare(
         self,
-        multi: MultiLeaseHandle[SimLease],
+        multi: MultiLeaseHandle,
         alive: Sequence[Held],
         lost: LeaseLost | None,
         confirmed: bool,
@@ -112,7 +100,7 @@ class Several(Process):
         for held, outcome in zip(alive, outcomes, strict=True):
             given = held.machine.state is State.RELEASED
             self.judge.released(self, held, outcome, confirmed=given)
-        ended = [held for held in multi._held if held.machine.state is State.LOST]
+        ended = [held for held in multi._helds if held.machine.state is State.LOST]
         if (lost is None) is not (not ended):
             self.judge.fail("success", f"{self.name} is told {lost!r}, and has lost {len(ended)}")
         if confirmed is not all(isinstance(outcome, Released) for outcome in outcomes):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -92,9 +93,9 @@ def exits(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of leases whose loss would have ended the process."""
     names: list[str] = []
 
-    def record(held: Held) -> None:
-        if held.machine.state is LeaseState.LOST:
-            names.append(held.wanted.key.name)
+    def record(helds: Sequence[Held]) -> None:
+        lost = [held for held in helds if held.machine.state is LeaseState.LOST]
+        names.extend(held.wanted.key.name for held in lost)
 
     monkeypatch.setattr(handles, "_exit_if_lost", record)
     return names
