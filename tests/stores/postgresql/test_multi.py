@@ -25,6 +25,13 @@ pytestmark = pytest.mark.server
 LOCKED = """
     select count(*) from pg_stat_activity where wait_event_type = 'Lock' and datname = '{database}'
 """
+BUSY = "select count(*) from pg_stat_activity where state = 'active' and datname = '{database}'"
+SLOW = """
+    create function public.slow() returns trigger language plpgsql as
+        'begin perform pg_sleep(0.6); return new; end';
+    create trigger slow before insert on incumbent.history
+        for each row execute function public.slow();
+"""
 BACK_TO_2_0 = """
     drop function incumbent.take_all, incumbent.give_all;
     update incumbent.version set minor = 0;
@@ -151,8 +158,19 @@ def test_of_takes_that_waited_for_a_row_until_their_time_was_over_none_is_carrie
             take_all(one, takes("a", "b"), within=0.3)
         time.sleep(0.2)  # the server's clock is known to some milliseconds
         operator.rollback()
-    busy = LOCKED.format(database=database).replace("wait_event_type = 'Lock'", "state = 'active'")
-    eventually(lambda: postgres_server.psql(busy) == [(0,)])
+    eventually(lambda: postgres_server.psql(BUSY.format(database=database)) == [(0,)])
+    assert held(one) == []
+
+
+def test_what_was_granted_before_the_time_was_over_goes_with_what_came_too_late(
+    one: Party, postgres_server: PostgresServer, database: str
+) -> None:
+    before = takes("a")
+    give_all(one, before, take_all(one, before))
+    postgres_server.psql(SLOW, database)
+    with pytest.raises(StoreError):
+        take_all(one, takes("a", "b"), within=0.3)
+    eventually(lambda: postgres_server.psql(BUSY.format(database=database)) == [(0,)])
     assert held(one) == []
 
 
