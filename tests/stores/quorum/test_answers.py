@@ -301,7 +301,8 @@ def test_waiting_for_what_no_majority_gives_ends_with_why(three: Members) -> Non
         lambda timeout: asyncio.run(acquire(three, name, timeout)),
     ]
     for wait in waits:
-        with pytest.raises(StoreUnavailable, match="would grant it"):
+        # A busy machine may leave the only try no time to ask those that live.
+        with pytest.raises(StoreUnavailable, match=r"would grant it|was not asked"):
             wait(0)
         # The last try may have too little time for an answer: then nobody knows what it did.
         with pytest.raises(StoreError, match=r"would grant it|no answer in time"):
