@@ -510,15 +510,13 @@ _TABLE: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
         "shards/test_real_processes.py",
         STORES,
         {
-            "test_64_shards_over_8_processes_survive_kills_freezes_and_departures": (
-                *("redis", "sqlite"),
-            )
+            "test_64_shards_over_8_processes_survive_kills_freezes_and_departures": ("redis",),
         },
     ),
     (
         "shards/test_stores.py",
         STORES,
-        {"*": ("sqlite", "redis", "etcd", "postgresql")},
+        {"*": ("sqlite", "redis", "etcd")},
     ),
     (
         "shards/test_simulated.py",
