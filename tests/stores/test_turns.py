@@ -28,7 +28,7 @@ class Store(TakesTurns[None]):
         self.turns = Turns()
         self.dialect: Any = self
         self.asked: list[str] = []
-        self.listening = 0
+        self.listening = self.listened = 0
         self.held = True
         self.reason: Any = "held"
         self.error: Exception | None = None
@@ -63,6 +63,7 @@ class Store(TakesTurns[None]):
 
     async def wait_any_change(self, key: Key, seen: str, until: float) -> None:
         self.listening += 1
+        self.listened += 1
         try:
             await self.changed.wait()
             self.changed.clear()
@@ -174,6 +175,79 @@ def test_the_first_passes_its_turn_on(how: str) -> None:
         await second
         assert took(began) < 5
         assert got == ["second"]
+
+    play(body)
+
+
+async def holds(store: Store, claim: str, seconds: float) -> None:
+    got: list[str] = []
+    while isinstance(outcome := await asks(store, claim), Refused):
+        await store.wait_change(KEY, outcome.seen, clock.now() + 8)
+    got.append(claim)
+    await asyncio.sleep(seconds)
+    store.held = False
+    await store.give(KEY, claim, 1, clock.now() + 1)
+    store.changed.set()
+
+
+async def hold_in_turn(store: Store, count: int, seconds: float) -> None:
+    """So many of them; the first listens when the lease becomes free."""
+    tasks = [asyncio.create_task(holds(store, f"c{n}", seconds)) for n in range(count)]
+    await asyncio.sleep(0.1)
+    assert store.listened == 1
+    store.held = False
+    store.changed.set()
+    await asyncio.gather(*tasks)
+
+
+def test_while_leases_are_brief_one_follows_the_other_without_a_look(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(turns, "TURN", 5.0)
+    monkeypatch.setattr(turns, "_BRIEF", 1.0)
+
+    async def body(store: Store) -> None:
+        await hold_in_turn(store, 20, 0.0)
+        # Each asked once, but for the first one.
+        assert (store.listened, len(store.asked)) == (1, 21)
+
+    play(body)
+
+
+def test_a_turn_ends_although_there_are_more_waiters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "_BRIEF", 1.0)
+
+    async def body(store: Store) -> None:
+        await hold_in_turn(store, 30, 0.0)
+        # A take lasts 10 ms here, and a turn 50.
+        assert store.listened > 3
+
+    play(body)
+
+
+def test_after_a_lease_that_was_not_brief_the_next_one_looks() -> None:
+    async def body(store: Store) -> None:
+        await hold_in_turn(store, 4, 0.1)
+        assert store.listened == 4
+
+    play(body)
+
+
+def test_nobody_follows_one_that_was_refused_or_got_no_answer() -> None:
+    async def body(store: Store) -> None:
+        for claim in ("first", "second"):
+            await asks(store, claim)
+        assert not store.turns.is_ours(KEY)
+        store.error = OutcomeUnknown("no answer")
+        with pytest.raises(OutcomeUnknown):
+            await asks(store, "first")
+        assert not store.turns.is_ours(KEY)
+        store.error, store.held = None, False
+        await asks(store, "first")
+        assert store.turns.is_ours(KEY)
+        assert store.turns.end_turn(KEY)
+        assert not store.turns.is_ours(KEY)
+        assert not store.turns.end_turn(KEY)
 
     play(body)
 

@@ -4,6 +4,9 @@ No order is promised beyond that. A waiter leaves when it was granted, when it g
 nothing was heard of it for too long; then the next one is the first. One that comes new hears what
 another one was just told, and asks nothing.
 
+The turn of a process is brief: while leases are held briefly, its waiters follow each other without
+a look at the store, and other processes wait for the end of that.
+
 Blocking and asynchronous sides share this. Each change is one operation of a dict or one
 assignment, so there is no lock that a signal handler or a fork could meet.
 """
@@ -28,6 +31,8 @@ _FRESH: Final = 0.5
 _SILENT: Final = 15.0
 """A waiter of which nothing is heard for so many seconds stands in line no more."""
 _BRIEF: Final = 0.01
+TURN: Final = 0.05
+"""For so many seconds at most a process lets its own waiters follow each other."""
 _MARK: Final = "|"
 
 Facts = TypeVar("Facts")
@@ -54,7 +59,8 @@ class _Line:
     """The waiters of one name in the order of arrival, and those that come new.
 
     `holder`: a claim of this process that holds the lease; `asked`: the instant at which a new one
-    began to ask; `refused`: the last refusal, of the instant `at`.
+    began to ask; `refused`: the last refusal, of the instant `at`; `since`: this process has its
+    turn since then; `ours`: the first waiter follows without a look; `listens`: it looks already.
     """
 
     def __init__(self) -> None:
@@ -64,6 +70,13 @@ class _Line:
         self.holder: str | None = None
         self.refused: Refused | None = None
         self.at = -inf
+        self.since = inf
+        self.ours = self.listens = False
+
+    def keeps_turn(self, claim: str) -> bool:
+        """Whether one more waiter of this process may follow `claim`."""
+        others = len(self.waiters) > (claim in self.waiters)
+        return others and not self.listens and _now() - self.since < TURN
 
     def first(self) -> _Waiter | None:
         """Whose turn it is."""
@@ -160,6 +173,25 @@ class Turns:
         line = self._lines.get(key)
         return line is not None and line.holder is not None
 
+    def is_ours(self, key: Key) -> bool:
+        """Whether a waiter of this process follows the one that has the lease, or asks for it."""
+        line = self._lines.get(key)
+        return line is not None and line.ours
+
+    def make_ours(self, key: Key) -> None:
+        """No other process waits."""
+        line = self._lines.get(key)
+        if line is not None:
+            line.ours = True
+
+    def end_turn(self, key: Key) -> float:
+        """Let other processes come first. For how many seconds this one had its turn, or 0."""
+        line = self._lines.get(key)
+        if line is None or line.since == inf:
+            return 0.0
+        since, line.since, line.ours = line.since, inf, False
+        return _now() - since
+
     def given(self, key: Key, claim: str) -> None:
         """It holds the lease no more, as far as is known here."""
         line = self._lines.get(key)
@@ -201,6 +233,7 @@ class Turns:
         line = self.line(key)
         waiter = line.waiters.setdefault(claim, _Waiter())
         waiter.due, waiter.wakeup = inf, wakeup
+        listens = False
         try:
             while not waiter.told and _now() < until:
                 first = line.first()
@@ -208,7 +241,10 @@ class Turns:
                     if line.holder is not None:
                         # Most holders of our own are brief: their release is heard here at once.
                         await wakeup.wait(min(until, _now() + _BRIEF))
-                    await listen()
+                    ours, line.ours = line.ours, False
+                    if not ours or line.holder is not None:
+                        listens = line.listens = True
+                        await listen()
                     return
                 # The first may have gone without a word.
                 await wakeup.wait(until if first is None else min(until, first.due))
@@ -217,6 +253,7 @@ class Turns:
             line.leave(claim)
             raise
         finally:
+            line.listens = line.listens and not listens
             waiter.told, waiter.wakeup, waiter.due = False, None, _now() + _SILENT
 
 
@@ -251,10 +288,13 @@ class TakesTurns(Planned[Facts]):
         refused: Refused | None = None
         try:
             self.turns.doubted.add(claim)
+            keeps = line.ours = line.keeps_turn(claim)
             outcome = await self.run(self.dialect.take(key, claim, ask), until)
             self.turns.doubted.discard(claim)
             if isinstance(outcome, Granted):
                 line.holder = claim
+                if keeps:
+                    line.since = min(line.since, _now())
                 line.leave(claim)
                 if line.new:
                     holding = Holding(ask.holder, outcome.token, ask.ttl, ask.ttl)
@@ -263,6 +303,7 @@ class TakesTurns(Planned[Facts]):
             refused = outcome
             return line.stand(claim, outcome)
         finally:
+            line.ours = line.ours and line.holder == claim
             line.heard(refused)
             self.turns.tidy(key, line)
 

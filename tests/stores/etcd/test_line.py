@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ import pytest
 
 from incumbent import AcquireTimeout, AsyncClient, Client, StoreError, clock
 from incumbent.model import Queue, Queued, Refused
+from incumbent.stores import turns
 from tests.stores.etcd.world import ASK, new_claim, party, soon
 from tests.support.etcd import EtcdServer
 from tests.support.pace import took
@@ -121,8 +123,8 @@ def test_two_hundred_waiters_in_processes_threads_and_tasks_get_it_for_few_reque
     assert [len(instants) for instants in got] == [50] * 4
     assert max(map(max, got)) - began < _TTL / 2
     requests = sum(asked[call] - before.get(call, 0) for call in ("Txn", "Watch", "Range"))
-    # A take, a give, and at most four reads of the line; each watch is three of etcd's.
-    assert requests < 200 * 8, asked
+    # A take and a give; of each turn of a process also reads of the line, and watches.
+    assert requests < 200 * 3.5, asked
     assert _line(own_etcd) == []
 
 
@@ -194,24 +196,49 @@ def test_who_gives_up_leaves_the_line(own_etcd: EtcdServer) -> None:
 def test_of_a_process_that_waits_twice_the_other_process_comes_between(
     own_etcd: EtcdServer,
 ) -> None:
+    _, order = _in_turn(own_etcd, 3, 0.1)
+    assert order.index("theirs") < 3
+
+
+def test_brief_leases_of_one_process_follow_each_other_until_its_turn_is_over(
+    own_etcd: EtcdServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # However slow this machine is.
+    monkeypatch.setattr(turns, "_BRIEF", 5.0)
+    _, order = _in_turn(own_etcd, 150, 0.0)
+    # A turn is 50 ms, and within that not a hundred are granted.
+    assert order.index("theirs") < 120
+    monkeypatch.setattr(turns, "TURN", 5.0)
+    asked, order = _in_turn(own_etcd, 6, 0.0)
+    assert order == ["ours"] * 6 + ["theirs"]
+    # Each takes and gives; a place in line, and where it is, is asked for once in a turn.
+    assert asked < 7 * 3
+
+
+def _in_turn(own_etcd: EtcdServer, ours: int, hold: float) -> tuple[int, list[str]]:
+    """Requests, and the order, of so many waiters of one process before one of another process."""
     url = own_etcd.store_url()
     order: list[str] = []
 
     def wait(client: Client, who: str) -> None:
         with client.lock("one", ttl=_TTL, timeout=30):
             order.append(who)
+            time.sleep(hold)
 
-    with Client(url) as holder, Client(url) as ours, Client(url) as theirs:
+    with Client(url) as holder, Client(url) as one, Client(url) as other:
         lease = holder.lock("one", ttl=_TTL).acquire()
-        with ThreadPoolExecutor(4) as pool:
-            waiting = [pool.submit(wait, ours, "ours") for _ in range(3)]
+        with ThreadPoolExecutor(ours + 1) as pool:
+            waiting = [pool.submit(wait, one, "ours") for _ in range(ours)]
             eventually(lambda: len(_line(own_etcd)) == 1)
-            waiting.append(pool.submit(wait, theirs, "theirs"))
+            waiting.append(pool.submit(wait, other, "theirs"))
             eventually(lambda: len(_line(own_etcd)) == 2)
+            before = own_etcd.requests()["Txn"]
             lease.release()
             for each in waiting:
                 each.result(30)
-    assert order.index("theirs") < 3
+            asked = own_etcd.requests()["Txn"] - before
+    assert _line(own_etcd) == []
+    return asked, order
 
 
 def test_a_named_successor_hears_of_it_wherever_it_stands(own_etcd: EtcdServer) -> None:

@@ -326,12 +326,6 @@ class Client(TakesTurns[None], Generic[W]):
 
     async def wait_turn(self, key: Key, seen: str, until: float) -> None:
         """A watch of what stands before us in line, and of the lease once we are in front."""
-        alone = self.cluster.sessions.alone
-        if key in alone:
-            # Nobody else stood there a moment ago, and we have just given it back.
-            alone.discard(key)
-            if not self.turns.holds(key):
-                return
         standing: Standing | None = None
 
         async def look() -> Watch | None:

@@ -174,7 +174,7 @@ class Dialect:
 
     def join(self, key: Key, seen: str) -> Steps[Standing]:
         """Stand in line; see waiting.join."""
-        return join(self._sessions, key, seen, clock.now())
+        return join(self._sessions, self.cluster.turns, key, seen, clock.now())
 
     def watch(self, key: Key, revision: int) -> Request:
         """One stream for all that makes a change, from `revision` on."""

@@ -170,8 +170,7 @@ def state_of(key: Key, entry: Entry, session: Session, due: float) -> ClaimState
 class Sessions:
     """See the module. `by_ttl`: the session for new claims; `by_id`: all; `looked`: see note_seen;
     `histories`, `standing`: the etcd leases of history entries, and of candidacies; `lined`: names
-    for which waiters of this process stood in line; `alone`: no other
-    process stood there; `waits_until`: their etcd lease lives."""
+    for which waiters of this process stood in line; `waits_until`: their etcd lease lives."""
 
     def __init__(self, prefix: str) -> None:
         self.prefix = prefix
@@ -267,20 +266,12 @@ class Sessions:
 
     def _new_line(self) -> None:
         self.lined: set[Key] = set()
-        self.alone: set[Key] = set()
         self.waits_until = 0.0
         self._line = os.urandom(7)
 
     def place(self, key: Key) -> str:
         """The key of this process in the line of waiters for `key`: written over and over."""
         return names_of(self.prefix, key).line + self._line.hex()
-
-    def note_line(self, key: Key, others: int) -> None:
-        """So many other processes stood in line when we were granted the lease."""
-        if others:
-            self.alone.discard(key)
-        elif len(self.alone) < _NOTED_MAX:
-            self.alone.add(key)
 
     @property
     def places(self) -> str:

@@ -149,9 +149,8 @@ class Take:
             state.revision = kv.revision_of(reply)
             state.due = sent + self.ask.ttl
             state.surplus = self._surplus(reply)
-            if self.line_at:
-                others = kv.count_of(reply["responses"][self.line_at])
-                sessions.note_line(self.key, others)
+            if self.line_at and not kv.count_of(reply["responses"][self.line_at]):
+                cluster.turns.make_ours(self.key)
             return _granted(state, self.incarnation, sent)
         self._restore(state, before)
         found = self._holder(reply)
@@ -181,7 +180,8 @@ class Take:
         ]
         if self._looks_after_history():
             success.append(kv.read_all(f"{names.record}h/", _OLDEST))
-        if ask.queue is not None and self.key in self.sessions.lined:
+        lined = ask.queue is not None and self.key in self.sessions.lined
+        if lined and not self.cluster.turns.is_ours(self.key):
             # Further waiters of this process go to the end of the line.
             success.append(kv.delete(self.sessions.place(self.key)))
             self.line_at = len(success)

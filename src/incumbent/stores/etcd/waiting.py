@@ -98,7 +98,8 @@ class Standing:
         written, gone = event.get("kv", {}), event.get("type") == "DELETE"
         key = b64decode(written.get("key", "")).decode(errors="replace")
         if key.startswith(self.names.line):
-            if gone and key == self.ahead:
+            # One that is written again stands at the end.
+            if key == self.ahead:
                 self._advance()
             return
         self.free_since = now if gone else inf
@@ -121,8 +122,11 @@ class Standing:
         return self.free_since + _SILENT * self.place if self.place < _FRONT else inf
 
 
-def join(sessions: Sessions, key: Key, seen: str, now: float) -> Steps[Standing]:
-    """Stand in line, and see where. `seen`: what the waiter's last refusal saw."""
+def join(sessions: Sessions, turns: Turns, key: Key, seen: str, now: float) -> Steps[Standing]:
+    """Stand in line, and see where: at its end, if this process has just had its turn.
+
+    `seen`: what the waiter's last refusal saw.
+    """
     names, place = names_of(sessions.prefix, key), sessions.place(key)
     if len(sessions.lined) >= _LINED_MAX:
         sessions.lined.clear()
@@ -130,10 +134,11 @@ def join(sessions: Sessions, key: Key, seen: str, now: float) -> Steps[Standing]
     areas = [kv.read_all(names.line, _ORDER), kv.read_all(names.leases, _ANY)]
     areas.append(kv.read_all(names.switches))
     reply: Reply = {}
+    where = [] if turns.end_turn(key) else [kv.absent(place)]
     while not reply:
         put = kv.put(place, "", (yield from sessions.waiting()))
         try:
-            reply = yield kv.transaction([put, *areas], areas, where=[kv.absent(place)])
+            reply = yield kv.transaction([put, *areas], areas, where=where)
         except LeaseMissing:
             sessions.waits_until = 0.0
     line, leases, switches = map(kv.entries_in, reply["responses"][-3:])
@@ -148,8 +153,8 @@ def join(sessions: Sessions, key: Key, seen: str, now: float) -> Steps[Standing]
         entry.key == names.closing and entry.modified > since and _is_reserved(entry.value)
         for entry in switches
     )
-    where = (kv.revision_of(reply), at, ahead, before)
-    return Standing(key, names, seen, *where, now if free else inf, called)
+    found = (kv.revision_of(reply), at, ahead, before)
+    return Standing(key, names, seen, *found, now if free else inf, called)
 
 
 def pass_by(standing: Standing) -> Steps[None]:
