@@ -56,6 +56,7 @@ _TAKE_ALL: Final = b"SELECT incumbent.take_all($1, $2)"
 _GIVE_ALL: Final = b"SELECT incumbent.give_all($1, $2, $3)"
 _RENEW: Final = b"SELECT incumbent.renew($1, $2, $3, $4, $5, $6)"
 _GIVE: Final = b"SELECT incumbent.give($1, $2, $3, $4, $5, $6)"
+_GIVE_OURS: Final = b"%b FROM pg_catalog.pg_notify('incumbent', $7)" % _GIVE
 _SHARE: Final = b"SELECT incumbent.share($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)"
 _SHARE_RENEW: Final = b"SELECT incumbent.share_renew($1, $2, $3, $4, $5, $6)"
 _SHARE_GIVE: Final = b"SELECT incumbent.share_give($1, $2, $3)"
@@ -74,6 +75,8 @@ class Request(NamedTuple):
     parameters: tuple[bytes | None, ...] = ()
 
 
+OURS: Final = " next"
+"""After a key in a notification: of the next one, of a release, other processes need not look."""
 HELLO: Final = Request(b"SELECT incumbent.hello()")
 LISTEN: Final = Request(b"LISTEN incumbent")
 
@@ -185,6 +188,8 @@ class Dialect:
         )
 
         request = Request(_SHARE_GIVE, claimed) if shared else Request(_GIVE, parameters)
+        if token and not (shared or closed_for or slot) and self.turns.is_ours(key):
+            request = Request(_GIVE_OURS, (*parameters, (flat(key) + OURS).encode()))
         return _plan("give", key, request, lambda reply: _given(_decoded(reply), claim))
 
     def give_all(self, gives: Sequence[Give]) -> Plan[float, Gave]:

@@ -28,9 +28,9 @@ from incumbent.stores.postgresql.errors import (
     check_server,
 )
 from incumbent.stores.postgresql.libpq import Side, Site, connect
-from incumbent.stores.postgresql.subscriber import Subscriber
+from incumbent.stores.postgresql.subscriber import Subscriber, pause
 from incumbent.stores.postgresql.wire import Wire
-from incumbent.stores.turns import TakesTurns
+from incumbent.stores.turns import TURN, TakesTurns
 
 T = TypeVar("T")
 
@@ -80,6 +80,12 @@ class Runner(TakesTurns[float], PlannedTogether[float], PlanRunner[Wire, float])
             # A waiter of this process looks at once.
             for give in gives:
                 self.turns.given(give.key, give.claim)
+
+    async def wait_turn(self, key: Key, seen: str, until: float) -> None:
+        if self.turns.end_turn(key) >= TURN:
+            # Other processes have the same chance as this one.
+            await self.side.sleep(min(pause(), max(0.0, until - _now())))
+        await self.wait_any_change(key, seen, until)
 
     async def wait_any_change(self, key: Key, seen: str, until: float) -> None:
         """See Store.wait_change. Raises StoreError if nobody can listen."""

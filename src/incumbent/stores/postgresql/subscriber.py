@@ -6,15 +6,20 @@ others. When the reader leaves, the next waiter takes over.
 
 from __future__ import annotations
 
+import random
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
+from typing import Final
 
 from incumbent import clock
 from incumbent.net.pool import Broken
 from incumbent.net.readers import Wakeup
-from incumbent.stores.postgresql.dialect import LISTEN
+from incumbent.stores.postgresql.dialect import LISTEN, OURS
 from incumbent.stores.postgresql.wire import Wire
+
+_FOLLOWS: Final = 0.05
+"""Within so many seconds the next waiter of a process that has its turn takes the lease."""
 
 _now = clock.now
 
@@ -28,6 +33,11 @@ class _Waiter:
     notified: bool = False
 
 
+def pause() -> float:
+    """Seconds after which processes look whether a turn is over, so that not all look at once."""
+    return random.uniform(0.005, 0.015)
+
+
 class Subscriber:
     """The waiters of one store, and their connection."""
 
@@ -39,6 +49,9 @@ class Subscriber:
         self._waiters: set[_Waiter] = set()
         self._reading = threading.Lock()
         self._wire: Wire | None = None
+        self._later: dict[str, float] = {}
+        """Keys that are left to the waiters of one process, and until when."""
+        self._before = ""
 
     async def wait(self, key: str, until: float, is_same: Callable[[], Awaitable[bool]]) -> None:
         """Return when `key` was notified, at `until`, or when `is_same` says no.
@@ -86,8 +99,11 @@ class Subscriber:
             if not await is_same():
                 return
             while not waiter.notified and _now() < until:
-                for key in await wire.notified(until):
-                    self._notify(key)
+                soon = min([until, *self._later.values()])
+                if all(each.key in self._later for each in list(self._waiters)):
+                    # Also, so that not all of them look at once when it is over.
+                    await waiter.wakeup.wait(min(soon, _now() + pause()))
+                self._hear(await wire.notified(soon))
         except Broken:
             # Whoever waits comes back, takes again, and then listens on another connection.
             self._drop()
@@ -98,6 +114,7 @@ class Subscriber:
 
     async def _begin(self, until: float) -> Wire:
         wire = await self._connect(until)
+        self._later.clear()
         try:
             await wire.query(LISTEN, until)
         except BaseException:
@@ -109,6 +126,20 @@ class Subscriber:
         wire, self._wire = self._wire, None
         if wire is not None:
             wire.close()
+
+    def _hear(self, payloads: Iterable[str]) -> None:
+        now = _now()
+        left_to_one: dict[str, bool] = {}
+        for payload in payloads:
+            before, self._before = self._before, payload
+            if not payload.endswith(OURS):
+                left_to_one[payload] = before == payload + OURS
+        for key, left in left_to_one.items():
+            self._later[key] = now + _FOLLOWS * left
+        for key, due in list(self._later.items()):
+            if due <= now:
+                del self._later[key]
+                self._notify(key)
 
     def _notify(self, key: str | None) -> None:
         """Wake the waiters for `key`; None: all of them."""
