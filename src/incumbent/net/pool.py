@@ -131,17 +131,21 @@ class PlanRunner(Pool[W], Planned[Facts]):
 
     async def carry(self, plan: Plan[Facts, T], until: float) -> T:
         """By an idle connection, and once more by a fresh one if that was dead already."""
+        idle = self.idle
         wire = self.trusted(trust=plan.repeatable)
         if wire is None:
             return await self._afresh(plan, until)
         try:
-            return await self.use(wire, plan, until)
+            return await self.use(wire, plan, until, idle)
         except self.unusable as error:
             return await self.again(error, plan, until)
 
-    async def use(self, wire: W, plan: Plan[Facts, T], until: float) -> T:
-        """By this connection, which is kept or closed."""
-        idle = self.idle
+    async def use(self, wire: W, plan: Plan[Facts, T], until: float, idle: list[W]) -> T:
+        """By this connection, which is kept or closed. `idle`: the list before it was made.
+
+        After `let_go` another server may be meant, and a connection that was on its way to the one
+        before must not serve anybody then.
+        """
         try:
             outcome = await self.carry_out(wire, plan, until)
         except BaseException as error:
@@ -170,9 +174,10 @@ class PlanRunner(Pool[W], Planned[Facts]):
         return heard_again(outcome, self.where) if doubt else outcome
 
     async def _afresh(self, plan: Plan[Facts, T], until: float) -> T:
+        idle = self.idle
         wire = await self.fresh(plan, until)
         try:
-            return await self.use(wire, plan, until)
+            return await self.use(wire, plan, until, idle)
         except self.unusable as error:
             raise exchange_error(error, self.where) from error.__cause__ or error
 

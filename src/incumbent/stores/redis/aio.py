@@ -156,14 +156,16 @@ class AsyncRedisStore(Exchange[AsyncWire]):
     async def fresh(self, plan: Plan[Server, T], until: float) -> AsyncWire:
         """The connection that others have made meanwhile, or are making, or else a new one."""
         while (wire := self.trusted()) is None:
-            if self._dialing is None:
-                return await self._dial_for_all(until)
-            await self._wait_for_dial(self._dialing, until)
+            if self._dialing is not None:
+                await self._wait_for_dial(self._dialing, until)
+            elif (made := await self._dial_for_all(until)) is not None:
+                return made
         return wire
 
-    async def _dial_for_all(self, until: float) -> AsyncWire:
+    async def _dial_for_all(self, until: float) -> AsyncWire | None:
+        """None: meanwhile all was let go of, for another server is meant."""
         dialing = self._dialing = asyncio.get_running_loop().create_future()
-        failure = None
+        failure, idle = None, self.idle
         try:
             wire = await self._connect(until)
         except StoreUnavailable as error:
@@ -171,6 +173,9 @@ class AsyncRedisStore(Exchange[AsyncWire]):
             failure = error if _now() < until else None
             raise
         else:
+            if idle is not self.idle:
+                wire.close()
+                return None
             self._replace(wire)
             return wire
         finally:

@@ -164,7 +164,11 @@ class Exchange(PlanRunner[W, Server], PlannedTogether[Server]):
         """The connection, to listen by."""
 
     async def open_subscriber(self, until: float) -> Subscriber:
+        idle = self.idle
         wire = await self._connect(until)
+        if idle is not self.idle:
+            wire.close()
+            raise StoreUnavailable(f"{self.site.where} cannot be reached: another is meant by now")
         self.leave_behind(wire.epoch)
         return self.make_subscriber(wire)
 

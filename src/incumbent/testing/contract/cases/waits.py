@@ -85,6 +85,7 @@ class WaitCases:
         bench.renew(grant, meta=b"new")
         assert bench.waited(seen, PATIENCE) < HINTED_WITHIN
 
+    @needs("fields")
     @pytest.mark.parametrize("value", [b"new", None], ids=["written", "removed"])
     def test_a_field_that_changed_before_the_wait_is_not_missed(
         self, bench: Bench, value: bytes | None

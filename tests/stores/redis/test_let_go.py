@@ -1,0 +1,77 @@
+"""All connections are let go of while one is on its way: a Sentinel named another master.
+
+It leads to the server before, which may go on as a master for some seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from incumbent.stores.redis.aiowire import AsyncWire
+from incumbent.stores.redis.wire import Wire
+from tests.stores.redis.world import Party, party, soon
+from tests.support.servers import RedisServer
+
+pytestmark = pytest.mark.server
+
+
+def test_a_connection_that_was_being_made_when_all_were_let_go_of_is_not_kept(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with party(redis_server.url) as one:
+        exchange, made = one.engine.store().operations, list[Wire]()
+        dial = exchange.dial
+
+        async def dial_meanwhile(until: float) -> Wire:
+            made.append(await dial(until))
+            exchange.let_go()
+            return made[-1]
+
+        monkeypatch.setattr(exchange, "dial", dial_meanwhile)
+        one.take()
+        assert [wire.fileno() for wire in made] == [-1]
+        assert exchange.idle == []
+
+
+def test_a_connection_that_was_being_taken_when_all_were_let_go_of_is_not_kept(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with party(redis_server.url) as one:
+        one.take()
+        exchange = one.engine.store().operations
+        (kept,) = exchange.idle
+        trusted = exchange.trusted
+
+        def trusted_meanwhile(*, trust: bool = True) -> Wire | None:
+            wire = trusted(trust=trust)
+            exchange.let_go()
+            return wire
+
+        monkeypatch.setattr(exchange, "trusted", trusted_meanwhile)
+        one.store.read(one.key, soon())
+        assert kept.fileno() == -1
+        assert exchange.idle == []
+
+
+def test_tasks_share_no_connection_that_was_being_made_when_all_were_let_go_of(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main(one: Party) -> None:
+        store, made = one.engine.async_store(), list[AsyncWire]()
+        dial = store.dial
+
+        async def dial_meanwhile(until: float) -> AsyncWire:
+            made.append(await dial(until))
+            if len(made) == 1:
+                store.let_go()
+            return made[-1]
+
+        monkeypatch.setattr(store, "dial", dial_meanwhile)
+        await one.take_async()
+        assert [wire.closed for wire in made] == [True, False]
+        assert store._shared is made[1]
+
+    with party(redis_server.url) as one:
+        asyncio.run(main(one))
