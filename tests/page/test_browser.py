@@ -118,7 +118,7 @@ def test_everybody_can_use_it_and_nothing_of_a_record_runs(
         tab.on("pageerror", lambda error: complaints.append(str(error)))
         tab.goto(url + path)
         if path == "/":
-            tab.wait_for_function("document.querySelectorAll('#leases tr').length == 7")
+            tab.wait_for_function("() => document.querySelectorAll('#leases tr').length == 7")
         found = Axe().run(tab).response["violations"]
         assert [(one["id"], one["nodes"][0]["html"]) for one in found] == []
         assert tab.title() == "default: incumbent"
@@ -157,7 +157,7 @@ def test_names_are_found_while_one_types_and_live_can_be_left(
     assert tab.eval_on_selector_all("#leases tr", visible) == ["switch-1"]
     tab.press("[name=q]", "Enter")
     tab.wait_for_url(re.compile("q=SWITCH-1"))
-    tab.wait_for_function("document.querySelectorAll('#leases tr').length == 7")
+    tab.wait_for_function("() => document.querySelectorAll('#leases tr').length == 7")
     assert tab.eval_on_selector_all("#leases tr", visible) == ["switch-1"]
     tab.click("#live")
     assert "gets old" in tab.inner_text("#link")
@@ -192,5 +192,7 @@ def test_the_end_of_the_server_is_said(browser: Any, tmp_path: Path, client: Cli
         with closing(PageServer(site.routes(), "127.0.0.1:0", None)) as server:
             tab.goto(server.url)
             tab.wait_for_selector("#leases tr")
-        tab.wait_for_function("document.getElementById('link').textContent.includes('gets old')")
+        tab.wait_for_function(
+            "() => document.getElementById('link').textContent.includes('gets old')"
+        )
     tab.close()

@@ -42,14 +42,21 @@ def main(store: str, folder: str, holder: str, ttl: str, side: str) -> None:
         finally:
             beat(shard)
 
+    async def run_async() -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        # An exception that a handler raises ends the loop itself, wherever it is just then.
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        shards = AsyncShards("orders", SHARDS, store=store, holder=holder, ttl=ttl)
+        await shards.run(work_async)
+
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         if side == "blocking":
             Shards("orders", SHARDS, store=store, holder=holder, ttl=ttl).run(work)
         else:
-            shards = AsyncShards("orders", SHARDS, store=store, holder=holder, ttl=ttl)
-            asyncio.run(shards.run(work_async))
-    except KeyboardInterrupt:
+            asyncio.run(run_async())
+    except (KeyboardInterrupt, asyncio.CancelledError):
         os.write(journal, b"left 0 0\n")
 
 
