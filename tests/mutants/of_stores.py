@@ -23,6 +23,7 @@ def _postgresql(*names: str) -> tuple[str, ...]:
 
 _REDIS = ("tests/stores/redis/test_dialect.py",)
 _GIVEN_BACK = ("tests/stores/redis/test_given_back.py",)
+_LET_GO = ("tests/stores/redis/test_let_go.py",)
 _BALLOTS = ("tests/stores/quorum/test_ballots.py",)
 _NODE = ("tests/quorum/test_node.py",)
 
@@ -31,6 +32,20 @@ _lua = in_area("Lua")
 _sql = in_area("SQL")
 
 MUTATIONS: tuple[Mutation, ...] = (
+    _d(
+        "a connection is kept that was on its way to the server before",
+        "net/pool.py",
+        "        idle = self.idle\n        wire = await self.fresh(plan, until)\n",
+        "        wire = await self.fresh(plan, until)\n        idle = self.idle\n",
+        *_LET_GO,
+    ),
+    _d(
+        "redis: tasks share a connection that was on its way to the server before",
+        "stores/redis/aio.py",
+        "            if idle is not self.idle:\n                wire.close()\n                return None\n",
+        "",
+        *_LET_GO,
+    ),
     _d(
         "redis: the answer to another's claim is a grant",
         "stores/redis/commands.py",
