@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -100,6 +101,7 @@ def test_a_shared_take_that_waited_for_the_row_until_its_time_was_over_is_not_ca
     with ThreadPoolExecutor(1) as pool:
         taking = pool.submit(one.store.take, one.key, new_claim(), two(), soon(0.3))
         assert isinstance(taking.exception(), Exception)
+        time.sleep(0.2)  # the server's clock is known to some milliseconds
         operator.rollback()
     eventually(lambda: not waits(postgres_server, database))
     assert len(one.store.read(one.key, soon()).holdings) == 1
