@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 M = TypeVar("M", bound="MultiLeaseHandle")
 
 NAMES_MOST: Final = 64
-"""Names of one lock: all of them are asked for in one request."""
+"""Names of one lock: many stores are asked for all of them in one request."""
 _REFUSED: Final = ("once_per", "slot", "at_least_for", "reentrant")
 
 
@@ -98,7 +98,7 @@ class AsyncMultiLease(MultiLeaseHandle, SuspendingLease):
     __slots__ = ()
 
     async def release(self) -> bool:
-        """Give all back in one request; see MultiLease.release."""
+        """Give all back together; see MultiLease.release."""
         return await self._released(self._link.async_port())
 
     async def _end(self) -> LeaseLost | None:

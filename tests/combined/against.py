@@ -46,7 +46,8 @@ _THEN = {
     "from incumbent.multi import MultiLeaseHandle": "MultiLeaseHandle = object",
     "from tests.sim.several import Several": "Several = object",
     "port import Debt, one_by_one": "port import Debt",
-    "from incumbent.stores.base import Gave, Give, Take, Took": "Gave = Give = Take = Took = int",
+    "from incumbent.stores.base import Gave, Give, Take, Took": "Gave = Give = object\n"
+    "Take = Took = object",
     "from incumbent.stores.base import Give, Take": "Give = Take = object",
 }
 """What is used of the product by another name than before there was `protocol/`."""

@@ -11,8 +11,8 @@ import enum
 import re
 import socket
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import ClassVar, Self
@@ -311,3 +311,14 @@ def _bound(port: int) -> socket.socket:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     sock.bind(("127.0.0.1", port))
     return sock
+
+
+@contextmanager
+def requests_sent() -> Iterator[list[bytes]]:
+    """What clients send through proxies meanwhile, a write at a time."""
+    sent: list[bytes] = []
+    FaultProxy.tap = lambda _, chunk: sent.append(chunk)
+    try:
+        yield sent
+    finally:
+        FaultProxy.tap = None

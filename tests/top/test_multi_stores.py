@@ -6,8 +6,6 @@ import asyncio
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,7 @@ import incumbent
 from incumbent import AsyncClient, AsyncMultiLock, Client, Lock, MultiLock, NotAcquired
 from incumbent.stores.sqlite.retry import SqliteStore
 from tests.stores.postgresql.world import new_database
-from tests.support.proxy import FaultProxy
+from tests.support.proxy import FaultProxy, requests_sent
 from tests.support.servers import RedisServer
 from tests.support.waiting import eventually
 
@@ -54,17 +52,6 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
         case "sqlite":
             return f"sqlite:///{tmp_path}/leases.db"
     return f"memory:{tmp_path}"
-
-
-@contextmanager
-def requests() -> Iterator[list[bytes]]:
-    """What clients send through proxies meanwhile, a write at a time."""
-    sent: list[bytes] = []
-    FaultProxy.tap = lambda _, chunk: sent.append(chunk)
-    try:
-        yield sent
-    finally:
-        FaultProxy.tap = None
 
 
 def held(client: Client) -> list[str]:
@@ -183,7 +170,7 @@ def test_redis_is_asked_once_for_all_names_and_once_to_give_them_back(
             lock = client.multi_lock(["a", "b"], timeout=5)
             with lock:
                 pass
-            with requests() as sent, lock:
+            with requests_sent() as sent, lock:
                 assert len(sent) == 1
                 assert held(Client(redis_server.url, namespace=namespace)) == ["a", "b"]
             assert len(sent) == 2
@@ -193,7 +180,7 @@ def test_redis_is_asked_once_for_all_names_and_once_to_give_them_back(
                 lock = client.multi_lock(["a", "b"], timeout=5)
                 async with lock:
                     pass
-                with requests() as sent:
+                with requests_sent() as sent:
                     async with lock:
                         assert len(sent) == 1
                     assert len(sent) == 2

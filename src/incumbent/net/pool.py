@@ -141,10 +141,10 @@ class PlanRunner(Pool[W], Planned[Facts]):
             return await self.again(error, plan, until)
 
     async def use(self, wire: W, plan: Plan[Facts, T], until: float, idle: list[W]) -> T:
-        """By this connection, which is kept or closed. `idle`: the list before it was made.
+        """By this connection, which is kept or closed.
 
-        After `let_go` another server may be meant, and a connection that was on its way to the one
-        before must not serve anybody then.
+        `idle`: the list as it was before the connection was made or taken from it. After `let_go`
+        another server may be meant: a connection to the one before must not be kept.
         """
         try:
             outcome = await self.carry_out(wire, plan, until)

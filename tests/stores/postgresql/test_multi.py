@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import Any
 
 import psycopg
@@ -17,7 +16,7 @@ from incumbent.model import Granted, Key, Refused, Released
 from incumbent.stores.base import Give, Take
 from tests.stores.postgresql.world import ASK, Party, new_claim, party, soon
 from tests.support.postgresql import PostgresServer
-from tests.support.proxy import FaultProxy
+from tests.support.proxy import FaultProxy, requests_sent
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.server
@@ -36,17 +35,6 @@ BACK_TO_2_0 = """
     drop function incumbent.take_all, incumbent.give_all;
     update incumbent.version set minor = 0;
 """
-
-
-@contextmanager
-def requests() -> Iterator[list[bytes]]:
-    """What clients send through proxies meanwhile, a write at a time."""
-    sent: list[bytes] = []
-    FaultProxy.tap = lambda _, chunk: sent.append(chunk)
-    try:
-        yield sent
-    finally:
-        FaultProxy.tap = None
 
 
 @pytest.fixture
@@ -88,7 +76,7 @@ def test_all_names_are_taken_in_one_round_trip_and_given_back_in_one(
             pass  # connects, and has the statements prepared
         for _ in range(2):
             client.read("a")  # after the second nothing is on its way any more
-        with requests() as sent, lock as lease:
+        with requests_sent() as sent, lock as lease:
             found.append(len(sent))
             lease.check()
             assert held(one) == ["a", "b", "c"]
@@ -101,7 +89,7 @@ def test_all_names_are_taken_in_one_round_trip_and_given_back_in_one(
                 pass
             for _ in range(2):
                 await client.read("a")
-            with requests() as sent:
+            with requests_sent() as sent:
                 async with lock:
                     found.append(len(sent))
                 found.append(len(sent) - found[-1])

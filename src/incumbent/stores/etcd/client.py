@@ -53,16 +53,13 @@ _now = clock.now
 
 
 W = TypeVar("W", bound=Stream)
-Listen: TypeAlias = "Callable[[Watching, Any, float], Awaitable[bool]]"
-"""Reads a stream: True if something changed, False if it has to be looked again."""
-Watch: TypeAlias = tuple[Request, Listen]
 
 
 class Watching(Reading):
     """What a stream of several watches says. `behind`: so many of them have not begun.
 
-    Once it answers the first of them, etcd's gateway may read no more of the request: Go's net/http
-    forbids that. On a busy machine it then loses the last one, so all have to begin by `begun_by`.
+    Once it answers the first of them, etcd's gateway may be unable to read the rest of the request
+    (pkg.go.dev/net/http, ResponseWriter.Write). So all of them have to begin by `begun_by`.
     """
 
     __slots__ = ("begun_by", "behind")
@@ -71,6 +68,11 @@ class Watching(Reading):
         super().__init__()
         self.behind = request.body.count(b'"create_request"')
         self.begun_by = _now() + _BEGUN_WITHIN
+
+
+Listen: TypeAlias = Callable[[Watching, Any, float], Awaitable[bool]]
+"""Reads a stream: True if something changed, False if it has to be looked again."""
+Watch: TypeAlias = tuple[Request, Listen]
 
 
 @dataclass(slots=True)

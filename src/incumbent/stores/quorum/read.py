@@ -249,8 +249,8 @@ def _merged(key: Key, views: Sequence[_View], need: int, nodes: tuple[str, ...])
     most = majority_of(len(views))
     agreed = _agreed(views, need)
     shown = max(agreed, key=lambda view: _left(view.record)).record if agreed else Record(key)
-    state, newest = max(((view.state, view.record) for view in views), key=lambda it: it[0])
-    seen = f"fields {state}" if state > NEVER else ""
+    newest = max(views, key=lambda view: view.state)
+    seen = f"fields {newest.state}" if newest.state > NEVER else ""
     # The nodes that say nothing may make a majority with those that say the same.
     votes = Counter(view.mark for view in views if view.raw)
     may_be_held = max(votes.values(), default=0) + len(nodes) - len(views) >= need
@@ -258,8 +258,8 @@ def _merged(key: Key, views: Sequence[_View], need: int, nodes: tuple[str, ...])
         key,
         _holdings(agreed, shown, need),
         shown.closed_for,
-        _present(newest.fields, shown),
-        newest.slots,
+        _present(newest.record.fields, shown),
+        newest.record.slots,
         _history([view.past for view in views], most),
         _candidates([view.record for view in views], most),
         f"lease {agreed[0].mark}" if agreed and agreed[0].raw else seen,
