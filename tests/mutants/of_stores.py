@@ -142,9 +142,30 @@ MUTATIONS: tuple[Mutation, ...] = (
     _d(
         "sentinel: no time in which the old master may go on unseen",
         "stores/redis/sentinel.py",
-        "SETTLE: Final = 3.0",
+        "SETTLE: Final = PROVES + 1.0",
         "SETTLE: Final = 0.0",
         "tests/stores/redis/test_layouts.py",
+        "tests/stores/redis/test_sentinel.py",
+    ),
+    _d(
+        "sentinel: the newest opinion counts before a majority has heard of it",
+        "stores/redis/sentinel.py",
+        "    if heard < majority_of(asked):",
+        "    if heard < 1:",
+        "tests/stores/redis/test_layouts.py",
+    ),
+    _d(
+        "sentinel: an answer proves from when it came",
+        "stores/redis/sentinel.py",
+        "site.meant_until = asked_at + PROVES",
+        "site.meant_until = _now() + PROVES",
+        "tests/stores/redis/test_layouts.py",
+    ),
+    _d(
+        "sentinel: what waited for a connection is sent whoever is the master by now",
+        "stores/redis/exchange.py",
+        "if site is not None and not site.means(wire.target):",
+        "if False:",
         "tests/stores/redis/test_sentinel.py",
     ),
     _d(

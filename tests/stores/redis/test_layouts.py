@@ -6,6 +6,8 @@ import asyncio
 import threading
 from binascii import crc_hqx
 from collections.abc import Callable, Sequence
+from functools import partial
+from math import inf
 from typing import Any, cast
 
 import hiredis
@@ -18,7 +20,8 @@ from incumbent.errors import ConfigError, StoreError, StoreUnavailable
 from incumbent.model import Gone, Key, Renewal, Renewed, RenewOutcome
 from incumbent.protocol.port import run
 from incumbent.stores.plan import Plan
-from incumbent.stores.redis import open_redis, open_store
+from incumbent.stores.redis import open_redis, open_store, sentinel
+from incumbent.stores.redis.aiosides import AsyncSide
 from incumbent.stores.redis.cluster import SLOTS, Cluster, Topology, markers_of, slot_of
 from incumbent.stores.redis.commands import Commands
 from incumbent.stores.redis.dialect import Server
@@ -30,9 +33,16 @@ from incumbent.stores.redis.names import Naming
 from incumbent.stores.redis.options import parse_redis_url
 from incumbent.stores.redis.resp import Step
 from incumbent.stores.redis.router import Router
-from incumbent.stores.redis.sentinel import Follow, Followed, Opinion, majority_of, verdict
+from incumbent.stores.redis.sentinel import (
+    Follow,
+    Followed,
+    Opinion,
+    majority_of,
+    newest_of,
+    verdict,
+)
 from incumbent.stores.redis.server import read_facts
-from incumbent.stores.redis.sides import BlockingSide, Side
+from incumbent.stores.redis.sides import BlockingSide, Side, Work
 from incumbent.stores.redis.spread import Part, renew_part
 from incumbent.stores.url import parse_hosts
 from tests.support.pace import lasted
@@ -40,6 +50,7 @@ from tests.support.pace import lasted
 SECRET = "pa55-never-shown"
 OLD, NEW = ("10.0.0.1", 6379), ("10.0.0.2", 6379)
 SILENT = StoreUnavailable("silent")
+AGREED = [Opinion(5, NEW)] * 2
 
 
 # -- URLs
@@ -138,9 +149,15 @@ def test_an_address_is_read_as_servers_say_it() -> None:
 # -- sentinels
 
 
-def test_the_newest_opinion_of_a_majority_counts() -> None:
-    assert verdict([Opinion(4, OLD), Opinion(5, NEW)], 3, "here") == NEW
-    assert verdict([Opinion(5, NEW), SILENT, Opinion(5, NEW)], 3, "here") == NEW
+def test_the_newest_opinion_counts_once_a_majority_has_it() -> None:
+    named: list[list[Opinion | StoreError]] = [[SILENT, *AGREED], [Opinion(4, OLD), *AGREED]]
+    for answers in named:
+        assert verdict(answers, 3, "here") == NEW
+    early = Opinion(5, NEW)
+    for alone in ([Opinion(4, OLD), early], [early, Opinion(4, OLD), Opinion(4, OLD)]):
+        with pytest.raises(StoreUnavailable, match="1 of 3 sentinels have heard") as caught:
+            verdict(alone, 3, "here")
+        assert not caught.value.permanent
 
 
 @pytest.mark.parametrize(("asked", "needed"), [(1, 1), (2, 2), (3, 2), (4, 3), (5, 3)])
@@ -193,16 +210,41 @@ def test_an_answer_that_comes_late_does_not_replace_a_newer_one() -> None:
     asyncio.run(main())
 
 
+def test_an_answer_proves_from_the_question_on_and_for_one_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(clock, "now", lambda: now)
+    monkeypatch.setattr(sentinel, "_now", lambda: now)
+
+    async def main() -> None:
+        nonlocal now
+        site = open_redis("redis://pattern")._site
+        followed, slow = Followed(site, (site,), "main"), SlowSide()
+        asked = asyncio.create_task(followed.ask(cast("Side", slow), inf))
+        await asyncio.sleep(0)
+        before = site.target
+        now += sentinel.PROVES - 0.5
+        slow.surveys[0].set_result([Opinion(1, NEW)])
+        await asked
+        assert site.means(site.target)
+        assert not site.means(before)
+        now += 0.5
+        assert not site.means(site.target)
+
+    asyncio.run(main())
+
+
 # -- promotion
 
 
-def test_behind_sentinels_a_promotion_settles_for_longer_than_they_take_to_publish_it() -> None:
+def test_behind_sentinels_a_promotion_settles_for_longer_than_an_answer_proves() -> None:
     engine = open_store("redis+sentinel://s1,s2,s3/main")
     assert isinstance(engine, LayeredEngine)
     operations = engine.store().operations
     assert isinstance(operations, Follow)
-    # Each sentinel tells the others every 2 s.
-    assert operations._followed.site.marker.settle > 2.0
+    # The slack is for clocks that run unevenly.
+    assert operations._followed.site.marker.settle > sentinel.PROVES
 
 
 def test_a_master_that_was_promoted_a_moment_ago_has_yet_to_settle() -> None:
@@ -383,3 +425,37 @@ def test_what_interrupts_the_caller_is_not_kept_until_all_have_answered() -> Non
         assert lasted(began, 0.0, 2.5)
     finally:
         over.set()
+
+
+@pytest.mark.parametrize("side", [BlockingSide, AsyncSide])
+def test_answers_that_are_not_enough_are_waited_with_for_the_others(
+    side: Callable[[], Side],
+) -> None:
+    over = threading.Event()
+
+    async def said(opinion: Opinion, until: float) -> Opinion:
+        return opinion
+
+    async def silent(until: float) -> Opinion:
+        if side is BlockingSide:
+            over.wait(30)
+        else:
+            await asyncio.sleep(30)
+        raise SILENT
+
+    def agreed(opinions: Sequence[Opinion]) -> bool:
+        return newest_of(opinions)[1] == 2
+
+    async def main() -> list[Opinion | StoreError]:
+        opinions = [Opinion(4, OLD), *AGREED]
+        works: list[Work[Opinion]] = [silent, *(partial(said, each) for each in opinions)]
+        return await side().together(works, clock.now() + 30, agreed)
+
+    began = clock.now()
+    try:
+        answers = run(main()) if side is BlockingSide else asyncio.run(main())
+    finally:
+        over.set()
+    assert lasted(began, 0.0, 10)
+    assert answers[-2:] == AGREED
+    assert isinstance(answers[0], StoreError)

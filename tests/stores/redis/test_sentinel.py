@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -101,6 +103,32 @@ def test_after_a_failover_only_the_new_master_is_believed(trouble: str) -> None:
         assert careful.claim in after.server.cli("GET", careful.main)
 
 
+@pytest.mark.parametrize("side", ["blocking", "async"])
+def test_what_waited_for_a_frozen_master_is_not_sent_to_it_after_a_promotion(side: str) -> None:
+    with (
+        Sentinels(replicas=1) as sentinels,
+        ThreadPoolExecutor(1) as thread,
+        party(sentinels.url) as late,
+        party(sentinels.url) as next_one,
+    ):
+        before = sentinels.master
+        before.server.freeze()
+        ask = partial(late.take, within=10)
+        if side == "async":
+            ask = partial(asyncio.run, late.take_async(within=10))
+        waits = thread.submit(ask)
+        after = sentinels.wait_for_failover(before)
+        next_one.key = late.key
+        patiently(partial(next_one.take, new_claim()))
+        assert not waits.done()
+        age(late)
+        before.server.thaw()
+        # The old master thinks still that it is one, and answers before it learns more.
+        with pytest.raises(StoreUnavailable, match="asked again"):
+            waits.result()
+        assert late.claim not in after.server.cli("GET", late.main)
+
+
 def patiently(take: Callable[[], Granted]) -> Granted:
     """As a caller does: again once the store says that it may be worth it."""
     give_up = time.monotonic() + 10
@@ -144,7 +172,9 @@ def without(sentinels: Sentinels, count: int) -> Iterator[None]:
 def age(one: Party) -> None:
     """What the sentinels last said is too old by now."""
     store: Any = one.store
-    store.operations._followed.checked -= 5
+    followed = store.operations._followed
+    followed.checked -= 5
+    followed.site.meant_until -= 5
 
 
 def test_one_sentinel_of_three_may_be_silent(running: Sentinels) -> None:

@@ -15,7 +15,7 @@ from incumbent.stores.redis.commands import Commands
 from incumbent.stores.redis.dialect import Server
 from incumbent.stores.redis.driver import Site
 from incumbent.stores.redis.exchange import AnyWire, Exchange
-from incumbent.stores.redis.sides import Layer, Side, View, Work
+from incumbent.stores.redis.sides import Enough, Layer, Side, View, Work
 
 T = TypeVar("T")
 
@@ -53,17 +53,19 @@ class AsyncSide(Side):
             self._turn.release()
 
     async def together(
-        self, works: Sequence[Work[T]], until: float, enough: int | None = None
+        self, works: Sequence[Work[T]], until: float, enough: Enough[T] | None = None
     ) -> list[T | StoreError]:
         tasks = [asyncio.create_task(_outcome(work, until)) for work in works]
         # Where all are wanted, each knows itself when to end.
         patience = max(0.0, until - clock.now()) if enough else None
-        found = 0
+        found: list[T] = []
         try:
             for ended in asyncio.as_completed(tasks, timeout=patience):
-                found += not isinstance(await ended, StoreError)
-                if found == enough:
-                    break
+                outcome = await ended
+                if not isinstance(outcome, StoreError):
+                    found.append(outcome)
+                    if enough and enough(found):
+                        break
         except TimeoutError:
             pass
         finally:

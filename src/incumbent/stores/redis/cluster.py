@@ -17,7 +17,7 @@ from incumbent.stores.redis.driver import Site, target_at
 from incumbent.stores.redis.errors import answered_error
 from incumbent.stores.redis.hosts import Address, Reach, say_address, the_same
 from incumbent.stores.redis.resp import Program, Step, as_eval, each_step, pack
-from incumbent.stores.redis.sides import Side
+from incumbent.stores.redis.sides import Side, at_least
 
 T = TypeVar("T")
 
@@ -175,9 +175,9 @@ class Cluster:
 
         # To begin with, any answer will do, and later what was known, if nobody answers: a node
         # that has not the key says who has it.
-        patience, enough = 1.0, 1
+        patience, enough = 1.0, at_least(1)
         if self.topology.masters:
-            patience, enough = _FOR_ASKING, len(addresses) // 2 + 1
+            patience, enough = _FOR_ASKING, at_least(len(addresses) // 2 + 1)
         answers = await side.survey(
             list(sites.values()), program, enough, now + max(0.0, until - now) * patience
         )

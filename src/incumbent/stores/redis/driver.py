@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
+from incumbent import clock
 from incumbent.errors import ConfigError, StoreUnavailable
 from incumbent.net.names import is_unknown
 from incumbent.stores.redis.hosts import Address
@@ -118,7 +120,8 @@ class Site:
     """One configured server. `proved`: it has served this process before.
 
     `named`: its host is the user's word, and not another server's. `sighted`: the incarnation that
-    this process saw last, and when it saw it first.
+    this process saw last, and when it saw it first. `meant_until`: the instant from which `target`
+    may no longer be the server that is meant.
     """
 
     target: Target
@@ -129,6 +132,12 @@ class Site:
     named: bool = True
     marker: Marker = MARKED
     sighted: tuple[str, float] = ("", 0.0)
+    meant_until: float = inf
+
+    def means(self, target: object) -> bool:
+        """Whether a request may be sent there now."""
+        # In this order: another thread that learns of another server sets the target first.
+        return clock.now() < self.meant_until and target is self.target
 
 
 class LoginRefused(Exception):

@@ -35,9 +35,13 @@ from incumbent.stores.redis.subscription import Subscriber, SubscriptionHub
 
 
 class AnyWire(Connection, Known, Protocol):
-    """One connection, of either side. `used`: when the present (or last) exchange began."""
+    """One connection, of either side.
+
+    `used`: when the present (or last) exchange began; `target`: the server that it leads to.
+    """
 
     used: float
+    target: object
 
     def send(self, request: bytes, until: float) -> None:
         """A request whose answer is read by `next`. Raises Broken."""
@@ -107,7 +111,7 @@ class Exchange(PlanRunner[W, Server], PlannedTogether[Server]):
         if plan.ttl and (early := too_early(self.site, wire, plan.ttl, now)) is not None:
             raise early
         program = plan.start(Server(self.site, self.commands, wire), until)
-        outcome = await carry_out(wire, program, until)
+        outcome = await carry_out(wire, program, until, site=self.site)
         if plan.kind != "renew" and isinstance(outcome, list):
             for each in outcome:
                 if isinstance(each, Demoted):
@@ -126,7 +130,9 @@ class Exchange(PlanRunner[W, Server], PlannedTogether[Server]):
 
     async def _connect(self, until: float) -> W:
         site = self.site
+        target = site.target
         wire = await self.dial(until)
+        wire.target = target
         self.all.add(wire)
         try:
             met = await carry_out(wire, meeting(site), until)
@@ -179,13 +185,26 @@ class Exchange(PlanRunner[W, Server], PlannedTogether[Server]):
         return await self.carry(self.dialect.unchanged(key, seen), until)
 
 
-async def carry_out(wire: AnyWire, program: Program[T], until: float, *, begun: bool = False) -> T:
-    """The outcome of a program. `begun`: a request of it was carried out already. Raises Broken."""
+async def carry_out(
+    wire: AnyWire,
+    program: Program[T],
+    until: float,
+    *,
+    begun: bool = False,
+    site: Site | None = None,
+) -> T:
+    """The outcome of a program. Raises Broken.
+
+    `begun`: a request of it was carried out already. `site`: send nothing that it does not mean.
+    """
     answers: Any = None
     try:
         while True:
             step = program.send(answers)
             try:
+                if site is not None and not site.means(wire.target):
+                    why = "it may no longer be the master: the sentinels have to be asked again"
+                    raise Broken(why, sent=False, late=True)
                 replies = await wire.ask_all(step.payload, step.answers, until)
                 if step.answers == 1 and is_forgotten(replies[0]):
                     replies = await wire.ask_all(as_eval(step.payload), 1, until)

@@ -300,17 +300,18 @@ class Acquaintance:
     was sent; `looked`: when the last one was sent that found it unchanged; `ahead`: the server's
     clock less ours, in seconds, at least; `apart`: see Met; `serves`: the largest ttl for which it
     is known to be old enough; `marked_at`: the marker's key; `sign`: the incarnation, as a take
-    says it.
+    says it; `target`: where the connection was made to.
     """
 
     __slots__ = (
         *("ahead", "apart", "asked", "begins", "born", "epoch", "look", "looked", "mark"),
-        *("marked_at", "problem", "replication", "reread", "serves", "sign"),
+        *("marked_at", "problem", "replication", "reread", "serves", "sign", "target"),
     )
 
     def __init__(self) -> None:
         self.epoch = self.marked_at = ""
         self.problem: StoreError | None = None
+        self.target: object = None
         self.born = self.asked = self.looked = self.serves = self.ahead = self.apart = 0.0
         self.mark = Mark("", 0, 0, "", "")
         self.replication = self.look = self.reread = self.sign = self.begins = b""

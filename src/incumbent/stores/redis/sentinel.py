@@ -1,7 +1,8 @@
 """A master that sentinels name: what they answer, what follows from it, and following it.
 
-Nothing is asked of a server before a majority of the sentinels has said, within the last second,
-that it is the master. So who is cut off together with an old master proves nothing any more.
+Nothing is sent to a server unless a majority of the sentinels has said, within the last seconds,
+that it is the master. A process that is cut off together with an old master proves nothing any
+more. And as two majorities share a sentinel, no two servers are the master at the same time.
 """
 
 from __future__ import annotations
@@ -33,8 +34,14 @@ FRESH: Final = 1.0
 Shorter than any sensible `down-after-milliseconds`: who was cut off together with the old master
 notices before the others can have promoted another.
 """
-SETTLE: Final = 3.0
-"""Seconds after a promotion within which every sentinel hears of it (each publishes every 2 s)."""
+PROVES: Final = 2.0
+"""Seconds from the question until which requests may be sent to the master that was named."""
+SETTLE: Final = PROVES + 1.0
+"""Seconds after a promotion for which requests may still be sent to the old master.
+
+A majority names the new one before anybody writes there. So whoever believes in the old one asked
+before, and sends for less than `PROVES` from then; the rest is for clocks that run unevenly.
+"""
 
 
 class Opinion(NamedTuple):
@@ -70,12 +77,25 @@ def _opinion(address: Sequence[Any], about: Sequence[Any]) -> Opinion:
     return Opinion(int(fields[b"config-epoch"]), (host.decode(), int(port)))
 
 
+def newest_of(opinions: Sequence[Opinion]) -> tuple[Opinion, int]:
+    """The newest opinion, and how many sentinels have it."""
+    newest = max(opinions)
+    return newest, sum(each.epoch == newest.epoch for each in opinions)
+
+
 def verdict(answers: Sequence[Opinion | StoreError], asked: int, where: str) -> Address:
-    """Where the master is, by the newest opinion of a majority; otherwise StoreUnavailable."""
+    """Where the master is, if a majority has the newest opinion; otherwise StoreUnavailable."""
     opinions = [each for each in answers if isinstance(each, Opinion)]
     if len(opinions) < majority_of(asked):
         raise _too_few(answers, len(opinions), asked, where)
-    return max(opinions).address
+    newest, heard = newest_of(opinions)
+    if heard < majority_of(asked):
+        raise StoreUnavailable(
+            f"{where}: {heard} of {asked} sentinels have heard that the master is"
+            f" {say_address(newest.address)} by now, and {majority_of(asked)} are needed",
+            retry_after=0.1,
+        )
+    return newest.address
 
 
 def _too_few(
@@ -124,7 +144,11 @@ class Followed:
         def program(sentinel: Site) -> Program[Opinion]:
             return question(self.service, sentinel.where, proved=site.proved)
 
-        enough = majority_of(len(self.sentinels))
+        def enough(opinions: Sequence[Opinion]) -> bool:
+            return bool(opinions) and newest_of(opinions)[1] >= majority_of(len(self.sentinels))
+
+        # Later answers would prove nothing.
+        until = min(until, asked_at + PROVES)
         answers = await side.survey(self.sentinels, program, enough, until)
         address = verdict(answers, len(self.sentinels), site.where)
         for sentinel, answer in zip(self.sentinels, answers, strict=True):
@@ -132,10 +156,11 @@ class Followed:
             sentinel.proved = sentinel.proved or isinstance(answer, Opinion)
         # Another thread may have asked later and heard more.
         if asked_at >= self.asked:
-            self.asked = self.checked = asked_at
             if address != self.address:
                 site.target = target_at(site.target, self.reach(address))
                 self.address = address
+            self.asked = self.checked = asked_at
+            site.meant_until = asked_at + PROVES
         return address
 
     def doubt(self) -> None:

@@ -30,6 +30,13 @@ T = TypeVar("T")
 
 Work: TypeAlias = Callable[[float], Coroutine[Any, Any, T]]
 """Something to do by an instant. Raises StoreError."""
+Enough: TypeAlias = Callable[[Sequence[T]], bool]
+"""Whether these results will do."""
+
+
+def at_least(count: int) -> Enough[Any]:
+    """So many results will do."""
+    return lambda results: len(results) >= count
 
 
 class Layer(PlannedTogether[Server]):
@@ -74,11 +81,11 @@ class Side(ABC):
 
     @abstractmethod
     async def together(
-        self, works: Sequence[Work[T]], until: float, enough: int | None = None
+        self, works: Sequence[Work[T]], until: float, enough: Enough[T] | None = None
     ) -> list[T | StoreError]:
         """What becomes of each work; all are done at once.
 
-        Ends as soon as `enough` have succeeded. One that takes all its time leaves the others
+        Ends as soon as the results are `enough`. One that takes all its time leaves the others
         theirs. Raises whatever a work raises that is no StoreError.
         """
 
@@ -95,10 +102,10 @@ class Side(ABC):
         self,
         sites: Sequence[Site],
         program: Callable[[Site], Program[T]],
-        enough: int,
+        enough: Enough[T],
         until: float,
     ) -> list[T | StoreError]:
-        """Ask all of them the same, each by a connection of its own, until `enough` have answered.
+        """Ask all of them the same, each by a connection of its own, until answers are `enough`.
 
         Raises nothing: each may be asked by a thread or task of its own.
         """
@@ -133,10 +140,10 @@ class BlockingSide(Side):
         threading.Event().wait(seconds)
 
     async def together(
-        self, works: Sequence[Work[T]], until: float, enough: int | None = None
+        self, works: Sequence[Work[T]], until: float, enough: Enough[T] | None = None
     ) -> list[T | StoreError]:
         """See Side.together. Each on a thread of its own; if all are wanted, the last is not."""
-        race = _Race(works, until, enough or len(works))
+        race = _Race(works, until, enough or at_least(len(works)))
         threads = len(works) if enough else len(works) - 1
         for at in range(threads):
             _start(partial(race.run, at))
@@ -149,7 +156,7 @@ class BlockingSide(Side):
 class _Race(Generic[T]):
     """Works of several threads."""
 
-    def __init__(self, works: Sequence[Work[T]], until: float, enough: int) -> None:
+    def __init__(self, works: Sequence[Work[T]], until: float, enough: Enough[T]) -> None:
         self._works, self._until, self._enough = works, until, enough
         self._running = len(works)
         self._guard = threading.Lock()
@@ -166,7 +173,7 @@ class _Race(Generic[T]):
         finally:
             with self._guard:
                 self._running -= 1
-                if len(self._results) >= self._enough or not self._running:
+                if not self._running or self._enough(list(self._results.values())):
                     self._over.set()
 
     def wait(self) -> None:
