@@ -155,6 +155,14 @@ MUTATIONS: tuple[Mutation, ...] = (
         "tests/stores/redis/test_layouts.py",
     ),
     _d(
+        "sentinel: a master that is named again is the one that it was",
+        "stores/redis/incarnation.py",
+        "        if self.term != term:",
+        "        if False:",
+        "tests/stores/redis/test_incarnation_pure.py",
+        "tests/stores/redis/test_sentinel.py",
+    ),
+    _d(
         "sentinel: an answer proves from when it came",
         "stores/redis/sentinel.py",
         "site.meant_until = asked_at + PROVES",

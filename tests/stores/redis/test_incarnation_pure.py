@@ -43,7 +43,9 @@ class Server:
     def text(self) -> bytes:
         return "".join(f"{name}:{said}\r\n" for name, said in self.info.items()).encode()
 
-    def met_by(self, fresh: str, wall: float | None = None, *keys: str, longest: int = 0) -> Met:
+    def met_by(
+        self, fresh: str, wall: float | None = None, *keys: str, term: int = 0, longest: int = 0
+    ) -> Met:
         marker = Marker(keys or (MARKER_KEY,))
         program = meet(
             "here",
@@ -52,6 +54,7 @@ class Server:
             proved=True,
             wall=self.clock if wall is None else wall,
             fresh=fresh,
+            term=term,
             longest=longest,
         )
         next(program)
@@ -111,6 +114,37 @@ def test_a_promotion_is_another_incarnation_whose_tokens_jump() -> None:
     server.info |= {"run_id": "run2", "master_replid": "hist3", "master_replid2": "hist2"}
     server.clock -= 40
     assert first.floor < server.met_by("cccc").mark.floor < first.floor + FLOOR
+
+
+def test_a_master_that_is_named_again_is_another_incarnation_though_it_never_was_a_replica() -> (
+    None
+):
+    server, between = Server(), Server(**PROMOTED)
+    server.met_by("aaaa")
+    between.clock += TOKEN_JUMP - 1
+    other = between.met_by("bbbb", term=1).mark
+    server.clock += 20
+    again = server.met_by("cccc", term=2).mark
+    assert (again.id, again.promoted, again.term) == ("cccc@2:promoted", True, 2)
+    assert again.since == int(server.clock) * 1_000_000
+    # Nothing here tells of what was granted there.
+    assert again.floor > other.floor
+    assert server.met_by("dddd", term=2).mark == again
+
+
+def test_a_master_of_the_same_promotion_that_restarts_was_not_promoted_again() -> None:
+    server = Server()
+    first = server.met_by("aaaa", term=3).mark
+    server.info["run_id"] = "run2"
+    second = server.met_by("bbbb", term=3).mark
+    assert [(mark.id, mark.promoted) for mark in (first, second)] == [
+        ("aaaa@3", False),
+        ("bbbb@3", False),
+    ]
+    assert second.floor > first.floor
+    server.clock += 2
+    server.data.clear()
+    assert server.met_by("cccc", term=3).mark.floor >= second.floor
 
 
 def promoted(server: Server) -> Mark:

@@ -152,7 +152,7 @@ def test_an_address_is_read_as_servers_say_it() -> None:
 def test_the_newest_opinion_counts_once_a_majority_has_it() -> None:
     named: list[list[Opinion | StoreError]] = [[SILENT, *AGREED], [Opinion(4, OLD), *AGREED]]
     for answers in named:
-        assert verdict(answers, 3, "here") == NEW
+        assert verdict(answers, 3, "here") == Opinion(5, NEW)
     early = Opinion(5, NEW)
     for alone in ([Opinion(4, OLD), early], [early, Opinion(4, OLD), Opinion(4, OLD)]):
         with pytest.raises(StoreUnavailable, match="1 of 3 sentinels have heard") as caught:
@@ -167,7 +167,7 @@ def test_fewer_than_a_majority_say_nothing(asked: int, needed: int) -> None:
     with pytest.raises(StoreUnavailable, match=f"{needed - 1} of {asked}") as caught:
         verdict([*said, *[SILENT] * (asked - needed + 1)], asked, "here")
     assert not caught.value.permanent
-    assert verdict([*said, Opinion(1, OLD)], asked, "here") == OLD
+    assert verdict([*said, Opinion(1, OLD)], asked, "here") == Opinion(1, OLD)
 
 
 def test_a_majority_that_refuses_for_good_is_final() -> None:
@@ -204,7 +204,7 @@ def test_an_answer_that_comes_late_does_not_replace_a_newer_one() -> None:
         await second
         slow.surveys[0].set_result([Opinion(1, OLD)])
         await first
-        assert followed.address == NEW
+        assert followed.opinion == Opinion(2, NEW)
         assert engine._site.target.host == NEW[0]
 
     asyncio.run(main())

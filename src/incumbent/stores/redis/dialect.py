@@ -321,7 +321,7 @@ def give_back(commands: Commands, key: Key, grant: Granted, ask: Ask) -> Program
         )
 
 
-def meeting(site: Site, longest: float = 0.0) -> Program[Met]:
+def meeting(site: Site, term: int, longest: float = 0.0) -> Program[Met]:
     """See incarnation.meet; `longest` in seconds."""
     return meet(
         site.where,
@@ -330,6 +330,7 @@ def meeting(site: Site, longest: float = 0.0) -> Program[Met]:
         proved=site.proved,
         wall=clock.wall(),
         fresh=os.urandom(4).hex(),
+        term=term,
         longest=milliseconds(longest) if longest else 0,
     )
 
@@ -339,7 +340,7 @@ def _tell_longest(site: Site, known: Known, ttl: float) -> Program[None]:
 
     Raises StoreError where that cannot be written: nobody would wait for so long.
     """
-    met = yield from meeting(site, ttl)
+    met = yield from meeting(site, known.mark.term, ttl)
     if met.problem is not None:
         raise met.problem
     if met.mark.id != known.mark.id:

@@ -176,8 +176,9 @@ def look_at_marker(site: Site, ttl: float) -> Program[list[Finding]]:
         marks = [read_mark(raw, site.where, key) for key, raw in zip(keys, markers, strict=False)]
     except StoreUnavailable as error:
         return [("error", str(error), "stop the instances of the other version first")]
-    start = int((now - facts.uptime) * 1e6)
-    mark = next((mark for mark in marks if mark is not None and mark.is_of(facts, start)), None)
+    start, term = int((now - facts.uptime) * 1e6), site.target.term
+    found = (mark for mark in marks if mark is not None and mark.is_of(facts, term, start))
+    mark = next(found, None)
     longest = max((mark.longest / 1000 for mark in marks if mark), default=0.0)
     wait = wait_after_restart(site.restart_wait, ttl, longest)
     what, age = "new, restarted, promoted or emptied since it was last asked for a lease", 0.0

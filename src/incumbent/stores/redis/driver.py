@@ -89,7 +89,8 @@ def _context(tls: Tls, _: tuple[tuple[int, ...], ...]) -> ssl.SSLContext:
 class Target:
     """Where a server is, and how to log in. `path` is that of a unix socket, in place of a host.
 
-    `credentials`: a CredentialProvider of redis-py, which is asked at each connection.
+    `credentials`: a CredentialProvider of redis-py, which is asked at each connection. `term`: of
+    which promotion it is the master, as sentinels count them.
     """
 
     host: str = "localhost"
@@ -100,6 +101,7 @@ class Target:
     password: str | None = field(default=None, repr=False)
     credentials: Any = field(default=None, repr=False)
     tls: Tls | None = None
+    term: int = 0
 
     @property
     def login(self) -> tuple[str, ...]:

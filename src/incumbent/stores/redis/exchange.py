@@ -135,7 +135,7 @@ class Exchange(PlanRunner[W, Server], PlannedTogether[Server]):
         wire.target = target
         self.all.add(wire)
         try:
-            met = await carry_out(wire, meeting(site), until)
+            met = await carry_out(wire, meeting(site, target.term), until)
         except UNUSABLE as error:
             wire.close()
             raise StoreUnavailable(f"{site.where} cannot be reached: {error}") from error

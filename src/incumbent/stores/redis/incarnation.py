@@ -4,6 +4,9 @@
 
 Whoever first sees a server, or sees it restarted or promoted, writes a new one. A wipe removes it;
 replicas have it. `Refused` by restart_wait is whoever asks too soon after `since`.
+
+Behind sentinels the id also says of which promotion the server is the master. A master that was
+replaced and heard of it late has nothing else that tells of those between, once it is named again.
 """
 
 from __future__ import annotations
@@ -81,11 +84,19 @@ class Mark(NamedTuple):
 
     @property
     def promoted(self) -> bool:
-        """Whether the server was a replica before, which its id says."""
+        """Whether another server was the master before, which its id says."""
         return ":" in self.id
 
-    def is_of(self, facts: Facts, start: int) -> bool:
+    @property
+    def term(self) -> int:
+        """Of which promotion, as sentinels count them; 0 before the first and without sentinels."""
+        number = self.id.partition("@")[2].partition(":")[0]
+        return int(number) if number.isdecimal() else 0
+
+    def is_of(self, facts: Facts, term: int, start: int) -> bool:
         """Whether the server that says `facts` is still the one that this speaks of."""
+        if self.term != term:
+            return False
         if facts.run:
             same = self.run == facts.run
         else:
@@ -148,13 +159,15 @@ def meet(
     proved: bool,
     wall: float,
     fresh: str,
+    term: int = 0,
     longest: int = 0,
 ) -> Program[Met]:
     """Look at the server, leave the scripts there, and find or write its marker, in all copies.
 
-    `wall`: our clock; `fresh`: the id of a new incarnation; `longest`: a ttl in milliseconds that
-    the marker has to tell of. One round trip, two where the marker has to be written. Raises
-    StoreUnavailable for a server that must not grant leases.
+    `wall`: our clock; `fresh`: the id of a new incarnation; `term`: of which promotion the server
+    is the master; `longest`: a ttl in milliseconds that the marker has to tell of. One round trip,
+    two where the marker has to be written. Raises StoreUnavailable for a server that must not grant
+    leases.
     """
     reads = [pack("GET", key) for key in marker.keys]
     answers = yield Step(b"".join((_INFO, _TIME, *reads, *_LOADS)), 2 + len(reads) + len(_LOADS))
@@ -170,7 +183,7 @@ def meet(
     there = {key: raw for key, raw in replies.items() if raw is None or isinstance(raw, bytes)}
 
     def choose() -> tuple[Mark, bool]:
-        return _chosen(there, where, facts, now, wall, fresh, longest)
+        return _chosen(there, where, facts, now, wall, fresh, term, longest)
 
     mark, known = choose()
     problem: StoreError | None = None
@@ -229,6 +242,7 @@ def _chosen(
     now: int,
     wall: float,
     fresh: str,
+    term: int,
     longest: int,
 ) -> tuple[Mark, bool]:
     """What all copies should say, and whether one does: the oldest that fits, or a new one."""
@@ -236,22 +250,26 @@ def _chosen(
     noted = max((mark.longest for mark in found), default=0)
     longest = max(noted, longest)
     start = now - facts.uptime * _MICRO
-    fitting = [mark for mark in found if mark.is_of(facts, start)]
+    fitting = [mark for mark in found if mark.is_of(facts, term, start)]
     if fitting:
         first = min(fitting, key=lambda mark: (mark.since, mark.id))
         mark = first._replace(replication=facts.replication, longest=longest)
         return mark, noted == longest
     run = facts.run or f"~{start}"
-    identity = f"{fresh}:promoted" if facts.promoted else fresh
-    floor = _floor(facts, now, found)
+    promoted = bool(facts.promoted) or any(mark.term != term for mark in found)
+    identity = f"{fresh}@{term}" if term else fresh
+    if promoted:
+        identity += ":promoted"
+    floor = _floor(now, found, promoted=promoted, term=term)
     seen = int(wall * _MICRO)
     return Mark(identity, now, seen, run, facts.replication, longest, floor), False
 
 
-def _floor(facts: Facts, now: int, before: Sequence[Mark]) -> int:
+def _floor(now: int, before: Sequence[Mark], *, promoted: bool, term: int) -> int:
     """No token of the servers before this one was larger."""
-    # What the clock of the one before said at most: another server's, or its own.
-    clock = now + _JUMP if facts.promoted else now
+    # What the clock of the one before said at most: another server's, or its own. Behind sentinels
+    # the ones before may have left no trace here: each is above them by its own two jumps.
+    clock = now + _JUMP * (promoted + 2 * term)
     # Without a marker that one may have been promoted itself. With one, its floor is known, and no
     # jump is added: the floors of a server that restarts all the time would run away.
     floor = max((mark.floor for mark in before), default=clock + _JUMP)

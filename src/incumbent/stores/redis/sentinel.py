@@ -8,7 +8,7 @@ more. And as two majorities share a sentinel, no two servers are the master at t
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
 from typing import Any, Final, NamedTuple, TypeVar
@@ -45,7 +45,10 @@ before, and sends for less than `PROVES` from then; the rest is for clocks that 
 
 
 class Opinion(NamedTuple):
-    """Where one sentinel sees the master. The opinion with the highest `epoch` is the newest."""
+    """Where one sentinel sees the master. The opinion with the highest `epoch` is the newest.
+
+    Each promotion has a larger epoch than the one before.
+    """
 
     epoch: int
     address: Address
@@ -83,8 +86,8 @@ def newest_of(opinions: Sequence[Opinion]) -> tuple[Opinion, int]:
     return newest, sum(each.epoch == newest.epoch for each in opinions)
 
 
-def verdict(answers: Sequence[Opinion | StoreError], asked: int, where: str) -> Address:
-    """Where the master is, if a majority has the newest opinion; otherwise StoreUnavailable."""
+def verdict(answers: Sequence[Opinion | StoreError], asked: int, where: str) -> Opinion:
+    """The newest opinion, if a majority has it; otherwise StoreUnavailable."""
     opinions = [each for each in answers if isinstance(each, Opinion)]
     if len(opinions) < majority_of(asked):
         raise _too_few(answers, len(opinions), asked, where)
@@ -95,7 +98,7 @@ def verdict(answers: Sequence[Opinion | StoreError], asked: int, where: str) -> 
             f" {say_address(newest.address)} by now, and {majority_of(asked)} are needed",
             retry_after=0.1,
         )
-    return newest.address
+    return newest
 
 
 def _too_few(
@@ -120,7 +123,7 @@ def say_master(address: Address) -> str:
 class Followed:
     """A master and its sentinels, as both sides of an engine see them.
 
-    `asked`: when the sentinels were asked whose answer `address` is; `checked`: the same, as long
+    `asked`: when the sentinels were asked whose answer `opinion` is; `checked`: the same, as long
     as nothing speaks against it.
     """
 
@@ -128,7 +131,7 @@ class Followed:
     sentinels: tuple[Site, ...]
     service: str
     reach: Reach = the_same
-    address: Address | None = None
+    opinion: Opinion | None = None
     asked: float = -inf
     checked: float = -inf
 
@@ -150,18 +153,19 @@ class Followed:
         # Later answers would prove nothing.
         until = min(until, asked_at + PROVES)
         answers = await side.survey(self.sentinels, program, enough, until)
-        address = verdict(answers, len(self.sentinels), site.where)
+        opinion = verdict(answers, len(self.sentinels), site.where)
         for sentinel, answer in zip(self.sentinels, answers, strict=True):
             # What is wrong there later may pass.
             sentinel.proved = sentinel.proved or isinstance(answer, Opinion)
         # Another thread may have asked later and heard more.
         if asked_at >= self.asked:
-            if address != self.address:
-                site.target = target_at(site.target, self.reach(address))
-                self.address = address
+            if opinion != self.opinion:
+                target = target_at(site.target, self.reach(opinion.address))
+                site.target = replace(target, term=opinion.epoch)
+                self.opinion = opinion
             self.asked = self.checked = asked_at
             site.meant_until = asked_at + PROVES
-        return address
+        return opinion.address
 
     def doubt(self) -> None:
         """Something went wrong at the master: the sentinels may know more by now."""
@@ -175,7 +179,7 @@ class Follow(Layer):
         super().__init__(inner)
         self._side = side
         self._followed = followed
-        self._address: Address | None = None
+        self._opinion: Opinion | None = None
 
     async def run(self, plan: Plan[Server, T], until: float) -> T:
         return await self._at_the_master(until, partial(self.inner.run, plan, until))
@@ -191,9 +195,9 @@ class Follow(Layer):
     async def _at_the_master(self, until: float, operate: Callable[[], Awaitable[T]]) -> T:
         followed = self._followed
         await self._side.update(followed, until)
-        if self._address != followed.address:
+        if self._opinion != followed.opinion:
             self.inner.let_go()
-            self._address = followed.address
+            self._opinion = followed.opinion
         try:
             return await operate()
         except StoreError as error:
