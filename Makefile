@@ -3,7 +3,7 @@
 
 PYTHON ?= python3
 # For two cores: most tests wait. What is left to test-all runs more processes, and more would starve them.
-WORKERS ?= 6
+WORKERS ?= 8
 FEWER ?= 5
 PYTEST_ARGS ?=
 CHAOS_ARGS ?=

@@ -286,6 +286,7 @@ _TABLE: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
             "test_a_command_that_ends_gives_the_others_their_turn": ("etcd",),
             "test_a_holder_that_is_asked_to_resign_hands_over": ("postgresql",),
             "test_a_lease_is_handed_to_the_candidate_that_was_named": ("redis",),
+            "test_the_instance_of_higher_priority_takes_over_once_it_is_there": ("postgresql",),
         },
     ),
     (

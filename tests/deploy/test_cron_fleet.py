@@ -9,8 +9,10 @@ import shutil
 import signal
 import subprocess
 import sys
-from functools import partial
+from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,8 +37,17 @@ from tests.support.servers import free_port
 from tests.support.waiting import eventually
 
 UNITS = ("incumbent-cron@.service", "incumbent-run@.service", "incumbent-run@.timer")
-POD = next(each for each in load(DEPLOY / "cron/kubernetes.yaml") if each["kind"] == "Deployment")
-CONTAINER = POD["spec"]["template"]["spec"]["containers"][0]
+
+
+@cache
+def pod() -> Any:
+    found = load(DEPLOY / "cron/kubernetes.yaml")
+    return next(each for each in found if each["kind"] == "Deployment")["spec"]["template"]["spec"]
+
+
+def of_kubernetes() -> tuple[dict[str, str], str]:
+    variables = {each["name"]: each.get("value", "x") for each in pod()["containers"][0]["env"]}
+    return variables, f"{pod()['terminationGracePeriodSeconds']}s"
 
 
 def of_systemd() -> tuple[dict[str, str], str]:
@@ -58,22 +69,20 @@ def of_nomad() -> tuple[dict[str, str], str]:
     return variables, unquoted(task["kill_timeout"])
 
 
-WAYS: dict[str, tuple[dict[str, str], str]] = {
-    "kubernetes": (
-        {each["name"]: each.get("value", "x") for each in CONTAINER["env"]},
-        f"{POD['spec']['template']['spec']['terminationGracePeriodSeconds']}s",
-    ),
-    "compose": of_compose("cron/compose.yaml"),
-    "swarm": of_compose("cron/stack.yaml"),
-    "nomad": of_nomad(),
-    "systemd": of_systemd(),
+# Called by the tests: a file takes long to read for whoever only collects them.
+WAYS: dict[str, Callable[[], tuple[dict[str, str], str]]] = {
+    "kubernetes": of_kubernetes,
+    "compose": partial(of_compose, "cron/compose.yaml"),
+    "swarm": partial(of_compose, "cron/stack.yaml"),
+    "nomad": of_nomad,
+    "systemd": of_systemd,
 }
 every_way = pytest.mark.parametrize("way", WAYS)
 
 
 @every_way
 def test_every_variable_is_one_that_cron_knows(way: str) -> None:
-    variables, _ = WAYS[way]
+    variables, _ = WAYS[way]()
     assert unknown_variables(variables) == []
     options = (*COMMANDS["cron"].options, *GLOBAL)
     files = {"INCUMBENT_STORE_FILE", "INCUMBENT_STORE_PASSWORD_FILE"}
@@ -83,7 +92,7 @@ def test_every_variable_is_one_that_cron_knows(way: str) -> None:
 
 @every_way
 def test_there_is_time_to_drain_to_stop_and_to_give_the_leases_back(way: str) -> None:
-    variables, given = WAYS[way]
+    variables, given = WAYS[way]()
     policy = make_policy(variables["INCUMBENT_TTL"], grace=variables["INCUMBENT_GRACE"])
     drain = parse_duration(variables["INCUMBENT_DRAIN"], "drain")
     assert parse_duration(given, "given") >= drain + policy.grace + policy.request_timeout + 5
@@ -112,7 +121,7 @@ def image() -> tuple[list[str], dict[str, str], list[str]]:
 
 
 def probe_of(kind: str) -> list[str]:
-    words: list[str] = CONTAINER[kind]["exec"]["command"]
+    words: list[str] = pod()["containers"][0][kind]["exec"]["command"]
     return words
 
 
@@ -128,7 +137,7 @@ def test_the_image_runs_and_its_probes_are_green(tmp_path: Path) -> None:
     assert variables["INCUMBENT_LISTEN"] == "127.0.0.1:8080"
     variables["INCUMBENT_LISTEN"] = f"127.0.0.1:{free_port()}"
     line = [word.replace("/opt/app", str(DEPLOY / "cron")) for word in command]
-    fleet = {**WAYS["compose"][0], "INCUMBENT_STORE": f"sqlite:///{tmp_path}/leases.db"}
+    fleet = {**WAYS["compose"]()[0], "INCUMBENT_STORE": f"sqlite:///{tmp_path}/leases.db"}
     with subprocess.Popen(
         command_line(*line), env=environment({**variables, **fleet}), stdout=subprocess.DEVNULL
     ) as instance:
