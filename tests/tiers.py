@@ -154,6 +154,15 @@ _TABLE: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
         {"test_the_template_keeps_the_contract_by_its_one_fixture": ()},
     ),
     (
+        "cli/test_own_store.py",
+        FORMS,
+        {
+            "test_a_command_that_needs_more_of_a_store_says_what_to_use_instead": (
+                *("cron*", "*--slot*", "break*"),
+            )
+        },
+    ),
+    (
         "cli/test_exit_codes.py",
         SIDES,
         {
@@ -206,6 +215,7 @@ _TABLE: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
             "test_a_planted_bug_is_seen": (),
             "test_a_planted_bug_that_needs_wrong_clocks_is_seen_by_chance": (),
             "test_without_a_bug_the_same_plans_show_no_fault": (),
+            "test_a_simulation_that_remembers_answers_shows_what_one_without_shows": (),
         },
     ),
     (
@@ -356,6 +366,56 @@ _TABLE: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
             "test_without_a_quorum_a_holder_stops_believing_inside_its_lease": ("frozen",),
         },
     ),
+    (
+        "stores/etcd/test_line.py",
+        LONG,
+        {
+            "test_if_the_first_two_in_line_die_the_others_wait_until_their_places_end": (),
+            "test_two_hundred_waiters_in_processes_threads_and_tasks_get_it_for_few_requests": (),
+        },
+    ),
+    (
+        "stores/redis/test_spared.py",
+        STORES,
+        {
+            "test_who_has_heard_that_the_first_in_line_looked_asks_nobody": (
+                *("one-async", "sentinel-sync", "cluster-async"),
+            )
+        },
+    ),
+    (
+        "stores/redis/test_valkey.py",
+        STORES,
+        {"test_after_a_failover_only_the_new_master_is_believed": ()},
+    ),
+    (
+        "top/test_lock_delay.py",
+        STORES,
+        {
+            "test_a_failed_holder_keeps_the_name_closed_for_the_delay_beyond_its_belief": (
+                *("sqlite", "redis", "etcd"),
+            )
+        },
+    ),
+    (
+        "top/test_multi_stores.py",
+        STORES,
+        {
+            "test_two_processes_that_name_them_in_another_order_neither_overlap_nor_deadlock": (
+                *("sqlite", "etcd"),
+            )
+        },
+    ),
+    (
+        "top/test_priority.py",
+        STORES,
+        {
+            "test_the_preferred_one_takes_over_from_a_leader_that_ends_its_work": (
+                *("redis", "postgresql", "etcd"),
+            )
+        },
+    ),
+    ("mutants/test_draw.py", NET, {"test_the_same_seed_draws_the_same_changes": ()}),
     (
         "top/test_exit_when_lost.py",
         "longer leases, and a fault and a kind of holder that are met beside another",
