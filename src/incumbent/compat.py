@@ -12,7 +12,7 @@ theirs, so old and new instances exclude each other while a fleet changes over. 
   ttl ago grants nothing yet.
 - The key holds more than a token: `token=` is what others see as the holder. Setting `local.token`
   hands nothing over. A lock object that is dropped gives its lease back.
-- Who waits is woken: `sleep` is accepted and not used. A `blocking_timeout` is waited for in full.
+- Waiters are woken: `sleep` is accepted and not used. A `blocking_timeout` is waited for in full.
 - Names are those of `incumbent.Lock`; others raise `ConfigError` (`incumbent.safe_name` makes one,
   which then is another key than theirs).
 

@@ -224,7 +224,7 @@ def _parts(
 
 
 def _built(kind: Callable[..., L], names: dict[str, str], common: Any) -> L:
-    """The lock of one call; raises ConfigError if its store could not say what became of it."""
+    """The lock of one call; raises ConfigError if its store keeps too little for it."""
     lock = kind(**{**common, **names})
     if "once_per" in common:
         require(lock._link.engine.capabilities, "once_per", "slots", "fields")

@@ -192,7 +192,7 @@ class Group(GroupHandle):
     def join(self, metadata: Metadata = None) -> Iterator[Self]:
         """Be a member while the body runs; a thread sees to it, and joins again after an outage.
 
-        While the store is away the body begins all the same. Who has died is a member until its
+        While the store is away the body begins all the same. A dead process is a member until its
         lease ends, four fifths of the ttl after its last renewal. What ends the membership while
         the body goes on is logged at once and raised at the end: Misuse if another member that
         lives has our name. Raises Misuse for a second membership here, ConfigError.

@@ -442,7 +442,7 @@ def _exit_if_lost(helds: Sequence[Held]) -> None:
 
 
 def _say_at_once(words: bytes) -> None:
-    """On standard error, if it takes them: the end waits for nobody who reads no more."""
+    """On standard error, if it takes them: the end does not wait for a reader that has stopped."""
     reader = original("select", "poll")()
     reader.register(_STDERR, select.POLLOUT)
     if any(event & select.POLLOUT for _, event in reader.poll(0)):

@@ -239,7 +239,7 @@ class Lock(TakingHandle[Lease]):
 
     `store`: a URL, a Client, a redis-py client or pool, or None for INCUMBENT_STORE or this host's
     SQLite file. `timeout`: seconds to wait (None: for ever; 0: try once). One Lock may be used by
-    many threads. Without `reentrant=True`, who waits for the name in the body of a lease on it gets
+    many threads. Without `reentrant=True`, a wait for the name in the body of a lease on it raises
     Misuse. With it, the thread (or task) that acquired the lease gets another Lease on the same
     holding: same token, deadline and settings, and no request. The last one that is released, or
     left, gives it back; in a holding that was lost there is only LeaseLost. Raises ConfigError when

@@ -43,7 +43,7 @@ class LockSettings(TypedDict, total=False):
     LeaseLost, in a thread of its own. `if_lost`: "raise" at the end of the body (default), or
     "exit": end the process at once with code 123, 0.1 s before the proof runs out (C code that
     keeps the interpreter for longer delays it: see `incumbent run`); a loss that only the release
-    finds is raised. `fair`: who waits gets it in the order of arrival; else others may come before,
+    finds is raised. `fair`: waiters get it in the order of arrival; else others may come before,
     a few times in a row. `reentrant`: the thread or task that holds a Lock enters it again at once.
     """
 

@@ -142,7 +142,7 @@ def failure_of(task: Task[Any]) -> BaseException | None:
 
 
 def tell_failure(name: str, what: str, error: BaseException | None) -> None:
-    """At once: whoever waits for the end of the body hears of it late."""
+    """At once: a caller that waits for the end of the body hears of it late."""
     if error is not None:
         _log.error("%s: the %s ended: %s", name, what, error, exc_info=error)
 

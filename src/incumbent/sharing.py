@@ -133,7 +133,7 @@ class _ReadWrite(Generic[A]):
 class ReadWriteLock(_ReadWrite[Lock]):
     """Any number of readers at once (`read`), or one writer (`write`). Each is a `Lock`.
 
-    Who waits gets it in the order of arrival, so that readers do not starve a writer. A writer's
+    Waiters get it in the order of arrival, so that readers do not starve a writer. A writer's
     fencing token is larger than that of every reader and writer before it. In the body of `read`
     nobody waits for `write` (Misuse): two that try would wait for each other. Leave that body,
     enter that of `write`, and look again at what was read. `write` is the Lock of that name, which

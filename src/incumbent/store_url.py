@@ -32,7 +32,7 @@ def _named(url: str | None, where: str) -> str | None:
     # each host would lead.
     if url is not None and not url.strip():
         raise ConfigError(
-            f"{where} is empty: name a store, or leave it away for the file of this host",
+            f"{where} is empty: name a store, or leave it unset to use the file of this host",
             name="store",
         )
     return url

@@ -228,7 +228,7 @@ def test_none_of_them_is_reentrant(engine: FaultyEngine) -> None:
             build()
     with (
         ReadWriteLock("a", store=engine).read,
-        pytest.raises(Misuse, match="who reads cannot go on to write"),
+        pytest.raises(Misuse, match="a reader cannot go on to write"),
     ):
         Lock("a", store=engine, reentrant=True).acquire()
 
@@ -446,7 +446,7 @@ def test_a_read_write_lock_that_is_not_fair_is_refused(engine: FaultyEngine) -> 
 
 # -- waiting for oneself ---------------------------------------------------------------------
 
-CANNOT_GO_ON = "who reads cannot go on to write"
+CANNOT_GO_ON = "a reader cannot go on to write"
 SECOND = "for a second it would wait for itself"
 
 

@@ -43,7 +43,7 @@ def when_of(run: Run) -> str:
 
 
 def say_up(present: Iterable[Present], now: float) -> str:
-    """Who is up, and who has been silent for longer than its signs of life are apart."""
+    """The instances that are up, and those that are silent for longer than they should be."""
     known = up_now(present, now)
     up = [one.instance for one in known if now - one.seen < GONE_AFTER]
     silent = [one for one in known if now - one.seen >= GONE_AFTER]

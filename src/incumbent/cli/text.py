@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def busy(error: NotAcquired, permits: int | None = None) -> str:
-    """Who has it, and for how much longer; `permits`: how many may."""
+    """The holder, and for how much longer; `permits`: how many may."""
     left = None if error.retry_after is None else say_seconds(max(0.0, error.retry_after))
     by = error.held_by or "another"
     waited = isinstance(error, AcquireTimeout)

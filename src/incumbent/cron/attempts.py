@@ -24,7 +24,7 @@ ENDED_WELL: Final = 0
 GAVE_BACK: Final = 75
 """The run could not begin: its slot is anybody's again."""
 UNTOLD: Final = 76
-"""Its lease was lost before its end was on record: whoever looks puts it there."""
+"""Its lease was lost before its end was on record: the next one that looks puts it there."""
 STATE_OF: Final = {
     240: State.OK,
     241: State.FAILED,

@@ -57,8 +57,8 @@ class Capacity:
         """Seconds before one of `claims`; `refused`: in a row before it; `chance`: from [0, 1)."""
         if claims == 1:
             return chance * _FIRST_SPREAD + min(load, 10) * _A_RUN
-        # Who runs more than an even share leaves the next ones to others; who is refused again and
-        # again comes too late for most.
+        # One that runs more than an even share leaves the next ones to others; one that is refused
+        # again and again comes too late for most.
         slower = 0.5 + min(load * self.instances / claims, 4.0) + min(refused, 8) / 4
         return chance * 2 * slower * min(_SPREAD, _SPREAD_MOST / claims)
 

@@ -45,7 +45,7 @@ class Task:
 class Claimer:
     """Asks for slots of jobs in one namespace, for one instance.
 
-    Raises ConfigError for a store on which it could claim, and never say what became of it.
+    Raises ConfigError for a store on which it could claim and could not record the outcome.
     """
 
     def __init__(self, link: Link, namespace: str, settings: LockSettings) -> None:

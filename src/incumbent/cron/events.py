@@ -23,7 +23,7 @@ class Emit(Protocol):
 
 
 class Events:
-    """Writes them to `fd`; whoever does not read must not make us wait, and loses lines."""
+    """Writes them to `fd`; a reader that has stopped must not make us wait, and loses lines."""
 
     def __init__(self, fd: int = _STDOUT, **always: Any) -> None:
         self._fd = fd

@@ -45,7 +45,7 @@ _SCAN_WITHIN: Final = 30.0
 _REGISTER_AT_ONCE: Final = 20
 _SWEEP_EVERY: Final = 600.0
 _STARTS_MOST: Final = 32
-"""Starts at a time: they cost more than runs do, and who has ended can begin with the next one."""
+"""Starts at a time: they cost more than runs do, and one that has ended makes room for the next."""
 _FULL_EVERY: Final = 60.0
 _COUNTED: Final = 1000
 

@@ -85,7 +85,7 @@ class Jobs:
         self._background: Background | None = None
         self._situation: Situation | None = None
 
-    # -- saying what there is ------------------------------------------------------------------
+    # -- defining them -------------------------------------------------------------------------
 
     def cron(
         self,
@@ -131,7 +131,7 @@ class Jobs:
 
     @property
     def specs(self) -> tuple[JobSpec, ...]:
-        """The jobs, in the order in which they were said."""
+        """The jobs, in the order of their definition."""
         return tuple(self._specs.values())
 
     def overrule(
@@ -146,7 +146,7 @@ class Jobs:
     ) -> None:
         """Settings from outside that go before those it was made with; None leaves one alone.
 
-        `situation` hears how the instance does.
+        `situation` is told how the instance does.
         """
         self._situation = situation or self._situation
         self._store = self._store if store is None else store
@@ -176,7 +176,7 @@ class Jobs:
 
     async def astart(self, *, on_event: Emit | None = None) -> Self:
         """`start`, for an event loop: it goes on while the store is asked."""
-        # Set first: who is cancelled while it waits can still stop it.
+        # Set first: a caller that is cancelled while it waits can still stop it.
         self._background = self._made(on_event)
         try:
             await asyncio.to_thread(self._background.start)

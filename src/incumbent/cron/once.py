@@ -32,7 +32,7 @@ class OnceRun:
     ) -> bool:
         """Put its end on record, before the lease is given back; False if it could not be.
 
-        Then it is lost, whatever came of it: on record at once, or by whoever looks.
+        Then it is lost, whatever came of it: on record at once, or by the next one that looks.
         """
         until = max(self.held.machine.deadline, self.port.now() + _SHORT)
         ended = await self.ledger.insist(

@@ -58,7 +58,7 @@ class Peers:
     def any_before(self, present: Iterable[Present], instant: float, now: float) -> bool:
         """Whether one that lives has not come to `instant` by its clock.
 
-        `now` counts seconds on the caller's steady clock. Who is new counts as living until three
+        `now` counts seconds on the caller's steady clock. A new one counts as living until three
         signs of life are overdue.
         """
         found = False
@@ -163,7 +163,7 @@ class Presence:
     # -- the sweep -----------------------------------------------------------------------------
 
     def sweep(self, records: Sequence[Record]) -> None:
-        """Forget who is long gone, and mark, then forget, the jobs that nobody has."""
+        """Forget instances that are long gone, and mark, then forget, the jobs that nobody has."""
         by_name = {record.key.name: record for record in records}
         present = presences(by_name[PRESENCE]) if PRESENCE in by_name else []
         known = by_name.get(KNOWN)

@@ -1,7 +1,7 @@
 """What a job's record says of a slot, and what follows from it. Pure: instants are handed in.
 
-Who was refused a slot becomes its witness: it looks again when the holder's lease runs out, so that
-a run whose holder vanished is `lost` within a ttl, and retried as the job says.
+An instance that was refused a slot becomes its witness: it looks again when the holder's lease runs
+out, so that a run whose holder vanished is `lost` within a ttl, and retried as the job says.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ PREPARED: Final = 255
 LEAVES: Final = 254
 """After a task: it takes no more."""
 _REST: Final = 10.0
-"""Seconds after a task until it prepares: a burst comes first, and who is not needed leaves."""
+"""Seconds after a task until it prepares: a burst comes first, and a worker too many leaves."""
 _STALE: Final = 60.0
 """Seconds after which it prepares anew: the mounts that the command will see are of that moment."""
 _TASKS_MOST: Final = 200
@@ -143,7 +143,7 @@ def be_worker(fleet: Fleet, channel: socket.socket, first: Task | None, events: 
 
 
 class _Worker:
-    """Does one task after the other; a part of what a task needs is had before it comes.
+    """Does one task after the other; a part of what a task needs is made before it comes.
 
     `stopped`: a signal to leave came. `worn`: a task left something that the next one must not
     find. Standard output and error are a task's own pipe from `output` until `clear`.

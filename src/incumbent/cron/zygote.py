@@ -286,7 +286,7 @@ Report = Callable[[str, str, int], None]
 
 
 class Pool:
-    """See the module; `poll` is told of the workers' channels."""
+    """See the module; `poll` watches the workers' channels."""
 
     def __init__(self, fork: Fork, report: Report, poll: select.poll) -> None:
         self._fork = fork
@@ -310,7 +310,7 @@ class Pool:
     # -- what the instance wants -----------------------------------------------------------------
 
     def do(self, task: Task) -> None:
-        """At once: by who is prepared, else by who is idle, else by a new one."""
+        """At once: by a worker that is prepared, else by an idle one, else by a new one."""
         data = packed(task)
         fits = len(data) <= _HANDED_MOST
         for worker in sorted(self._idle() if fits else (), key=lambda worker: not worker.prepared):

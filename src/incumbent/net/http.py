@@ -32,7 +32,7 @@ class Stream(Connection, Protocol):
         """Some bytes. Raises Broken, also at the end of the connection."""
 
     def hang_up(self) -> None:
-        """Wake whoever waits for it, and closes it then."""
+        """Wake the one that waits for it, which closes it then."""
 
 
 class Garbled(Exception):

@@ -1,4 +1,4 @@
-"""One of those who wait reads for all of them: who has the role. Who leaves passes it on.
+"""One of the waiters reads for all of them: it has the role, and passes it on when it leaves.
 
 So the one that waits alone is woken by its own system call, and no thread is needed. One that waits
 itself, in the thread that has the role (a signal handler), gets another role and other connections.
@@ -124,7 +124,7 @@ W = TypeVar("W", bound=_Waiter)
 
 
 class ReaderRole(Generic[S, W]):
-    """Who waits here, and which of them reads."""
+    """The waiters here, and which of them reads."""
 
     def __init__(self, make_role: Callable[[], S]) -> None:
         self._make_role = make_role

@@ -168,7 +168,7 @@ class Watch:
             try:
                 made = self._make(self._reader.read(), number)
                 self._loop.call_soon_threadsafe(self._publish, made)
-            except Exception:  # noqa: BLE001 - the next reading may do, and who looks sees its age
+            except Exception:  # noqa: BLE001 - the next reading may do, and the page shows its age
                 _log.debug("the page cannot be made", exc_info=True)
             cost = time.thread_time() - cpu
             self._every = min(max(_EVERY, cost / _SHARE), _SLOWEST)

@@ -411,7 +411,7 @@ class _Several:
                 raise not_acquired(self.wanted[at - 1], self.refused, waited, timed_out=True)
             at, outcome = await self._take_from(at)
             if outcome is not None:
-                # Whoever waits holds no name behind the one that it waits for.
+                # A waiter holds no name behind the one that it waits for.
                 await self.give_back(at + 1)
                 self.refused = outcome if isinstance(outcome, Refused) else None
                 await self._wait_for(self.helds[at], outcome)

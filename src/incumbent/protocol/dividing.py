@@ -162,7 +162,7 @@ async def attend(port: WritingPort, roster: Roster, division: Division | None = 
 async def _attend_once(port: WritingPort, roster: Roster, division: Division | None) -> None:
     if not roster.is_in(port.now()):
         if division is not None:
-            # Who is no member has no shards: the others share them among themselves.
+            # One that is no member has no shards: the others share them among themselves.
             division.assign(roster.me, ())
         try:
             await roster.join(port)

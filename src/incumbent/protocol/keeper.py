@@ -151,7 +151,7 @@ class Keeper:
         """Call `watcher` once when the holding ends; at once if it has ended.
 
         Time ends it at the deadline, or `ahead` seconds before; no store is waited for. With None
-        the caller looks at the deadline itself, and is told of it late.
+        the caller looks at the deadline itself, and hears of it late.
         """
         with self._state.mutex:
             held.watchers += (watcher,)

@@ -25,8 +25,8 @@ class Notifier:
         """Forget what waits; after a fork there is no thread either."""
         self._calls: queue.SimpleQueue[Callable[[], None]] = original("queue", "SimpleQueue")()
         self._idle = [True]
-        """Not empty while there is no thread. Who takes it out starts one: no lock, for a signal
-        handler could find it taken."""
+        """Not empty while there is no thread. The caller that takes it out starts one: no lock, for
+        a signal handler could find it taken."""
 
     @property
     def running(self) -> bool:

@@ -1,8 +1,8 @@
 """The members of a group: each has a lease of its own, and its name in the fields of one record.
 
-That record, the roster, is read by one request whatever the number of members, and who waits for a
-change of it waits on one key. A lease that ran out leaves its name there: each member looks after
-the leases of the few that follow it in the circle of names, and strikes the names of the dead.
+That record, the roster, is read by one request whatever the number of members, and a wait for a
+change of it is on one key. A lease that ran out leaves its name there: each member looks after the
+leases of the few that follow it in the circle of names, and strikes the names of the dead.
 What is read of leases is not proof, and need not be: shards have leases of their own.
 """
 

@@ -39,7 +39,7 @@ class AlarmThread:
         self._act = act
         self._ends_when_idle = ends_when_idle
         self._absent = {True}
-        """Not empty while there is no thread. Who takes it out starts one."""
+        """Not empty while there is no thread. The caller that takes it out starts one."""
         self._rung = False
         """Whether it was woken since it began to plan."""
         self._deaths = 0
@@ -83,7 +83,7 @@ class AlarmThread:
                 _log.error("%s: no thread can be started: %s", self.name, error)
         finally:
             if not started:
-                # Whoever needs it next tries again.
+                # The next caller that needs it tries again.
                 self._bury()
 
     def _ring(self, alarm: Alarm) -> None:

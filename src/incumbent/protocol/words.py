@@ -73,8 +73,8 @@ def waits_for_itself(inside: Wanted, wanted: Wanted) -> str:
     match inside.ask.permits, wanted.ask.permits:
         case 0, None:
             return (
-                f"{name} is read by this very caller, and who reads cannot go on to write: it would"
-                " wait for itself, and two readers who try for each other. Leave the body of"
+                f"{name} is read by this very caller, and a reader cannot go on to write: it would"
+                " wait for itself, and two that try would wait for each other. Leave the body of"
                 " `read`, enter that of `write`, and look again at what was read"
             )
         case 0, 0:

@@ -1,7 +1,7 @@
 """An HTTP/1.1 server for a table of handlers: one daemon thread, one request a connection.
 
-A slow or hostile peer occupies one of `_AT_ONCE` places for at most `_TIMEOUT`. Who waits for a
-store, or follows a stream, has a place among the viewers, so that probes always find theirs.
+A slow or hostile peer occupies one of `_AT_ONCE` places for at most `_TIMEOUT`. A peer that waits
+for a store, or follows a stream, has a place among the viewers, so that probes always find theirs.
 """
 
 from __future__ import annotations
@@ -245,7 +245,7 @@ async def _send(writer: asyncio.StreamWriter, page: Page, *, head_only: bool = F
 
 
 async def _deliver(writer: asyncio.StreamWriter, data: bytes) -> None:
-    """Hand it over in pieces; TimeoutError drops who does not read, before much is kept for it."""
+    """Hand it over in pieces; TimeoutError drops a slow reader before much is kept for it."""
     for at in range(0, len(data), _PIECE):
         writer.write(data[at : at + _PIECE])
         async with asyncio.timeout(_PATIENCE):

@@ -11,7 +11,7 @@ Rules that every engine keeps:
   token. A refused take changes nothing but the list of candidates (`Ask.candidacy`): it never
   changes `seen` and wakes nobody. A grant to an ask with a candidacy ends that candidacy and wakes
   those who wait, so that they learn who leads.
-- Who waits (`Ask.queue`) stands in line from its first refusal until it is granted, gives its claim
+- A waiter (`Ask.queue`) stands in line from its first refusal until it is granted, gives its claim
   back, or stays silent for longer than its heartbeat when its turn has come. The first in line
   comes before others as `Queue` says; what is reserved for a holder goes before the line.
 - Tokens of one key only grow: over releases, expiry, breaks, restarts and wipes.
@@ -21,12 +21,12 @@ Rules that every engine keeps:
   no slot and stands in no line. That lasts for at least LATE_KEPT seconds, or for as long as a take
   can arrive late, whichever is longer.
 - A lease that is asked for with permits (`Ask.permits`) is shared: at most so many hold it at once,
-  each by a claim, a token and a ttl of its own, and nobody exclusively meanwhile. Who asks with
+  each by a claim, a token and a ttl of its own, and nobody exclusively meanwhile. A take with
   another number than its holders is refused with theirs ("permits"). A waiter that comes before
   others (`Queue`) does so also where there is room for those behind it: so readers who come later
   let a writer pass. Whoever may hold it beside a new holder has its turn at once. A shared lease is
   never closed or reserved, and uses no slot.
-- A renewal that changes the holding's meta is a change: it changes `seen` and wakes who waits. So
+- A renewal that changes the holding's meta is a change: it changes `seen` and wakes waiters. So
   is a `put` that writes or removes a field of a name that nobody holds.
 - The field "pause" never ends by itself, and it outlives a restart wherever the store keeps data.
 - A granting answer echoes the claim it was read for.

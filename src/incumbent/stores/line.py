@@ -14,7 +14,7 @@ from incumbent.model import OVERTAKEN_MOST, Queue
 
 
 class Waiter(NamedTuple):
-    """One in line; `holder` is who waits, for people."""
+    """One in line; `holder` is its name, for people."""
 
     claim: str
     holder: str
@@ -36,7 +36,7 @@ class Line:
         return next(iter(self.waiting.values()), None)
 
     def before(self, claim: str, now: float) -> Waiter | None:
-        """Who has to be let go first, although the lease is free."""
+        """The waiter that goes first, although the lease is free."""
         first = self.first()
         if first is None or first.claim == claim or self.due <= now:
             return None

@@ -24,7 +24,7 @@ def encode_notice(
 ) -> bytes:
     """The field's value; `token` addresses one holding, so that it never hits the next one.
 
-    `upto`: those who share a lease now, and nobody who comes later with a larger token.
+    `upto`: all that share a lease now, and none that comes later with a larger token.
 
     `priority`: that of the candidate that asks; an operator has none.
     """

@@ -79,7 +79,7 @@ def _check_successor(client: Client, record: Record, to: str) -> None:
 
 
 def _end_all(operator: Operator, holdings: Sequence[Holding], kind: str, *, force: bool) -> int:
-    """Of all who share it now. Who comes later is left alone."""
+    """Of all that share it now. Those that come later are left alone."""
     operator.ask_to_end(max(holdings, key=lambda holding: holding.token), kind=kind)
     if force:
         return max(_remove(operator, holding) for holding in holdings)

@@ -7,8 +7,8 @@ Each entry of the log raises the revision by one at most, so within one incarnat
 written; a lower one belongs to another incarnation.
 
 A data folder that was put back, and `--force-new-cluster` on a member that lagged behind, bring
-back an earlier state *with* its log. Who has seen a later revision, or a later entry of the log,
-notices it; a process that is new cannot.
+back an earlier state *with* its log. A process that has seen a later revision, or a later entry of
+the log, notices it; a process that is new cannot.
 
 The incarnation is looked at when the marker is read, on each new connection (whatever begins a new
 incarnation ends all connections to the old one), and by the revision of each answer. The marker

@@ -162,7 +162,7 @@ def is_decided(answers: Sequence[Answer | None]) -> bool:
     if len(present) == len(answers):
         return True
     votes = Counter(vote.ballot for vote in _votes(present))
-    # Who is silent may be frozen: a larger ballot, for those that want one, is worth more.
+    # A silent node may be frozen: a larger ballot, for those that want one, is worth more.
     willing = sum(map(_is_willing, present)) if any(map(_is_low, present)) else 0
     return max(willing, len(_strongest(_blocked(present))), *votes.values()) >= need
 

@@ -126,7 +126,7 @@ async def change(
         changed = await attempt.turn(decide, settles=settles)
         if changed is not None:
             return changed
-        # As long as a turn takes: who comes back sooner meets the same others again.
+        # As long as a turn takes: one that comes back sooner meets the same others again.
         pause = max(_BACK_OFF, _now() - began) * 2 ** min(count, _DOUBLINGS)
         pause = pause * (0.5 + random()) + attempt.early
         if _now() + pause >= until:
@@ -213,7 +213,7 @@ class _Attempt:
             found = [self._read(at, reply) for at, reply in enumerate(replies) if reply is not None]
             promised = [promise for promise in found if isinstance(promise, _Promised)]
             if floors := _floors(found):
-                # Who is silent may be frozen: a larger ballot is worth more than its reply.
+                # A silent node may be frozen: a larger ballot is worth more than its reply.
                 return len(promised) + len(floors) >= quorum.need
             holding = sum(promise.holds for promise in promised)
             return (self.held is None or holding >= quorum.need) and self._suffice(promised)
@@ -288,7 +288,7 @@ class _Attempt:
         to_change, to_all = accept(state), None if entries is None else accept(entries)
         steps: list[Step | None] = [None] * len(names)
         for node, promise in enumerate(self.promises):
-            # Who has not replied yet may have promised.
+            # A node that has not replied yet may have promised.
             request = to_all if node in behind else None if isinstance(promise, No) else to_change
             steps[node] = None if request is None else Step(request, 1)
         self.sent[ballot] = edit

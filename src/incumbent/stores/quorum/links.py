@@ -119,7 +119,7 @@ class Dialer:
         self._dialing: list[list[float]] = [[] for _ in self.nodes]
         """Of each node, when the connections were begun that are being made."""
         self._waiting: dict[SimpleQueue[None], set[int]] = {}
-        """Who waits for which nodes, and is told whenever a connection is made or failed."""
+        """The waiting callers and their nodes; each is told when a connection is made or failed."""
 
     def fill(self, links: list[Link | None], until: float) -> None:
         """Put connections in the empty places, as far as that goes by `until`."""
@@ -160,7 +160,7 @@ class Dialer:
         return min(_FIRST_GRACE if strange else _GRACE, left / 2)
 
     def _dial(self, node: int, until: float, spare: list[Link]) -> None:
-        """Begin a connection for one more who waits, unless one is on its way that nobody awaits.
+        """Begin a connection for one more caller, unless one is on its way that nobody awaits.
 
         Else those who cannot wait for as long as a connection takes would begin ever more of them,
         which slows down all. But one that hangs must not keep a new one from being tried.
@@ -253,7 +253,7 @@ def _take_spare(links: list[Link | None], spare: list[list[Link]]) -> None:
 
 
 class SyncSubscribers:
-    """See Subscribers. A pair of sockets wakes who reads: pipes can't be polled everywhere."""
+    """See Subscribers. A pair of sockets wakes the reader: pipes can't be polled everywhere."""
 
     interruptible = False
 

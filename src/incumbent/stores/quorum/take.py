@@ -248,7 +248,7 @@ class _Take:
     async def _split(self, count: int, split: ballots.Split) -> TakeOutcome | None:
         """One of those who split the vote goes on; the others take theirs back and wait."""
         self._raise()
-        # As long as a round takes: who comes back sooner meets the same others again.
+        # As long as a round takes: one that comes back sooner meets the same others again.
         pause = max(min(_BACK_OFF_MOST, _BACK_OFF * 2.0**count), self.took) * (0.5 + random())
         # A round that nobody could wait for would leave votes behind, and a doubt.
         last = self.last or _now() + pause + self.took >= self.until

@@ -364,8 +364,8 @@ class SubscriptionHub(ReaderRole[_Role, _Waiter]):
         if now - self._warned >= _WARN_EVERY:
             self._warned = now
             _log.warning(
-                "%s: subscriptions to a majority were lost (%s); until there are others, who waits"
-                " looks when the holder's ttl runs out",
+                "%s: subscriptions to a majority were lost (%s); until there are others, a waiter"
+                " looks again only when the holder's ttl ends",
                 self._quorum.where,
                 error,
             )

@@ -169,7 +169,7 @@ class AsyncRedisStore(Exchange[AsyncWire]):
         try:
             wire = await self._connect(until)
         except StoreUnavailable as error:
-            # One who had no more time says nothing of those who have.
+            # That one caller had no more time is no failure for those that have.
             failure = error if _now() < until else None
             raise
         else:

@@ -25,7 +25,7 @@ _APART = 0.005
 """Seconds between two looks at all who wait: with thousands of them each takes a millisecond."""
 
 _Asked: TypeAlias = "tuple[asyncio.Future[Any], float, int, int]"
-"""Who waits, until when, what had been heard by then, and for how many answers."""
+"""The caller that waits, until when, what had been heard by then, and for how many answers."""
 
 
 class AsyncWire(AsyncConnection, Acquaintance):

@@ -174,7 +174,7 @@ class Cluster:
             return question(asked, site.where, proved=self.proved)
 
         # To begin with, any answer will do, and later what was known, if nobody answers: a node
-        # that has not the key says who has it.
+        # that does not have the key names the one that has it.
         patience, enough = 1.0, at_least(1)
         if self.topology.masters:
             patience, enough = _FOR_ASKING, at_least(len(addresses) // 2 + 1)

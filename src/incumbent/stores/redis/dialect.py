@@ -336,9 +336,9 @@ def meeting(site: Site, term: int, longest: float = 0.0) -> Program[Met]:
 
 
 def _tell_longest(site: Site, known: Known, ttl: float) -> Program[None]:
-    """Leave word of a ttl that is larger than all before, for who comes after a restart.
+    """Note a ttl that is larger than all before, for those that come after a restart.
 
-    Raises StoreError where that cannot be written: nobody would wait for so long.
+    Raises StoreError where that cannot be written: nobody would know to wait for so long.
     """
     met = yield from meeting(site, known.mark.term, ttl)
     if met.problem is not None:

@@ -3,7 +3,7 @@
     incumbent2 <id> <since> <seen> <run> <replication> <longest> <floor>
 
 Whoever first sees a server, or sees it restarted or promoted, writes a new one. A wipe removes it;
-replicas have it. `Refused` by restart_wait is whoever asks too soon after `since`.
+replicas have it. A take too soon after `since` is refused: see restart_wait.
 
 Behind sentinels the id also says of which promotion the server is the master. A master that was
 replaced and heard of it late has nothing else that tells of those between, once it is named again.
@@ -138,7 +138,7 @@ def read_mark(raw: Any, where: str, key: str) -> Mark | None:
 class Met(NamedTuple):
     """What a new connection learnt. `time`: the server's clock in seconds; `age`: seconds.
 
-    `problem`: why there is no marker, which only who takes a lease needs; `apart`: seconds by which
+    `problem`: why there is no marker, which only a take needs; `apart`: seconds by which
     the server's age differs between its own clock and ours, of which `age` is the smaller one.
     """
 

@@ -124,7 +124,7 @@ def refused(kind: bytes, raw: bytes, left_ms: int, now_us: bytes, slot: str) -> 
     if kind == b"paused":
         return Refused("paused", seen=f"pause {mark_of(raw)}")
     if kind == b"line":
-        # What is in line ends with who waits: see take.lua.
+        # The value of a line ends with its first waiter: see take.lua.
         words = raw.split(b" ")
         first = unquote(words[4].decode("utf-8", "replace")) if len(words) == 5 else _FOREIGN
         return Refused("reserved", (Holding(first, 0, left_ms / 1000),), left_ms / 1000, "lease -")

@@ -185,7 +185,7 @@ class Router(PlannedTogether[Server]):
         return [Unproved(str(each)) if isinstance(each, StoreError) else each for each in outcomes]
 
     def _parts(self, renewals: Sequence[Renewal]) -> Sequence[Part]:
-        """Who is to be asked for what, and what was packed for that if it was asked before."""
+        """Which node to ask for what, and what was packed for that if it was asked before."""
         if not isinstance(renewals, Batch):
             return self._sorted(renewals, range(len(renewals)), {})
         plan, topology = renewals.prepared, self._cluster.topology
@@ -304,7 +304,7 @@ class _Operate(Protocol[T_co]):
 
 
 class _Plan(NamedTuple):
-    """Who was asked for what, as long as the topology is that one."""
+    """Which node was asked for what, as long as the topology is that one."""
 
     topology: Topology
     parts: Sequence[Part]

@@ -31,8 +31,8 @@ _now = clock.now
 FRESH: Final = 1.0
 """Seconds for which an answer of the sentinels is taken for granted.
 
-Shorter than any sensible `down-after-milliseconds`: who was cut off together with the old master
-notices before the others can have promoted another.
+Shorter than any sensible `down-after-milliseconds`: a process that was cut off together with the
+old master notices before the others can have promoted another.
 """
 PROVES: Final = 2.0
 """Seconds from the question until which requests may be sent to the master that was named."""

@@ -4,9 +4,9 @@ One of those who wait reads for all of them: see `turns`. Written once, as corou
 is. No lock: lists and dictionaries change in atomic steps, so that a signal handler may come at any
 time.
 
-Nothing is missed: who is in line is spoken to by its claim, and what nobody here waited for yet is
-kept for it. Whatever may have been said before the subscription, or while there was none, is not
-waited for: the wait ends, and whoever waited looks.
+Nothing is missed: messages to a waiter in line name its claim, and one for a claim that does not
+wait here yet is kept for it. Whatever may have been said before the subscription, or while there
+was none, is not waited for: the wait ends, and the waiter looks.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _REMEMBERED: Final = 4096
 _LOOKS_EVERY: Final = 20.0
 """Times its ttl after which one in line asks the server for itself, whatever is said."""
 _CHANNELS: Final = 100
-"""Channels that nobody listens to any more, and that are kept for who comes next."""
+"""Channels that nobody listens to any more, and that are kept for the next waiter."""
 _LOOK_ON: Final = b"given"
 
 _WARN_EVERY: Final = 60.0
@@ -48,7 +48,7 @@ _now = clock.now
 
 
 class Subscriber(Protocol):
-    """The subscriber connection, used by who has the role."""
+    """The subscriber connection, used by the waiter that has the role."""
 
     epoch: str
     """Of the server: see exchange.AnyWire."""
@@ -116,7 +116,7 @@ class Subscription:
 
 
 class Role:
-    """Who has it reads."""
+    """The waiter that has it reads for all."""
 
     def __init__(self) -> None:
         self.subscription: Subscription | None = None
@@ -165,7 +165,7 @@ class _Asked(NamedTuple):
 
 
 class SubscriptionHub(ReaderRole[Role, Waiter]):
-    """Who waits in one process or loop. `commands` has the inbox, which a fork's child changes."""
+    """All waiters of one process or loop. `commands` has the inbox; a fork's child has another."""
 
     def __init__(self, commands: Commands) -> None:
         super().__init__(Role)
@@ -271,7 +271,7 @@ class SubscriptionHub(ReaderRole[Role, Waiter]):
             self.waits_on.pop(waiter.place.id, None)
         subscription, place = self._role.subscription, waiter.place
         if place and subscription and (place.looks_on or place.at <= subscription.since):
-            # Who leaves looks, and comes back knowing all that was heard by now.
+            # A waiter that leaves looks, and comes back knowing all that was heard by now.
             _keep(self._looked, place.id, (subscription, subscription.messages_for(waiter)))
         self._wake_one()
 
@@ -322,7 +322,7 @@ class SubscriptionHub(ReaderRole[Role, Waiter]):
             try:
                 await self._read(host, role, waiter, until, listened=listened)
             finally:
-                # Who leaves at once wakes the next one then.
+                # A waiter that leaves at once wakes the next one then.
                 self._leave_role(role, leaves=not listened and waiter.over)
 
     async def _catch_up(self, host: Host) -> None:
@@ -420,8 +420,8 @@ class SubscriptionHub(ReaderRole[Role, Waiter]):
         if now - self._warned >= _WARN_EVERY:
             self._warned = now
             _log.warning(
-                "%s: the subscription was lost (%s); until there is another, who waits looks when"
-                " the holder's ttl runs out",
+                "%s: the subscription was lost (%s); until there is another, a waiter looks again"
+                " only when the holder's ttl ends",
                 self._commands.where,
                 error,
             )
@@ -461,7 +461,7 @@ class SubscriptionHub(ReaderRole[Role, Waiter]):
         self.waits_on.pop(call.id, None)
         for waiter in list(self._waiters):
             if waiter.place is not None and waiter.place.id == call.id:
-                # Who was told to look earlier may be the one who looks for others.
+                # The one that has to look earlier may be the one that looks for others.
                 if at < waiter.look_at:
                     waiter.look_at = at
                     waiter.wakeup.wake()
@@ -471,7 +471,7 @@ class SubscriptionHub(ReaderRole[Role, Waiter]):
     # -- the end ------------------------------------------------------------------------------
 
     def let_go(self) -> None:
-        """Close the connection; who has the role does it, if anybody has."""
+        """Close the connection; the waiter that has the role does it, if there is one."""
         subscription, old = self._role.subscription, self._free
         self._renew_role()
         if old:

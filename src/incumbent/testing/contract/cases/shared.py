@@ -253,7 +253,7 @@ class SharedCases:
 
 @needs("shared", "queue")
 class SharedLineCases:
-    """Who waits to share stands in the same line as who waits to exclude."""
+    """Those that wait to share stand in one line with those that wait to exclude."""
 
     def test_a_permit_goes_to_the_first_in_line(self, bench: Bench) -> None:
         one, _ = _full(bench)

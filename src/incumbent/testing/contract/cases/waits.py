@@ -235,7 +235,7 @@ class LineCases:
         (second,) = _line(bench, 1)
         bench.outlive(bench.ttl)
         bench.outlive(bench.ttl)
-        # Who looks then may take it, and does not come before another one in vain.
+        # The one that looks then may take it, and does not come before another one in vain.
         bench.give(_got(bench, second))
         _got(bench, bench.draw(), ttl=bench.ttl)
 
@@ -406,7 +406,7 @@ def _standing(bench: Bench, name: str = "job") -> list[str]:
 
 @needs("candidates")
 class CandidateCases:
-    """Who was refused and said so stands by, for as long as it said."""
+    """One that was refused and said so stands by, for as long as it said."""
 
     def test_who_is_refused_stands_by(self, bench: Bench) -> None:
         bench.granted(holder="alice")
