@@ -44,7 +44,12 @@ class Server:
         return "".join(f"{name}:{said}\r\n" for name, said in self.info.items()).encode()
 
     def met_by(
-        self, fresh: str, wall: float | None = None, *keys: str, term: int = 0, longest: int = 0
+        self,
+        fresh: str,
+        wall: float | None = None,
+        *keys: str,
+        term: int | None = None,
+        longest: int = 0,
     ) -> Met:
         marker = Marker(keys or (MARKER_KEY,))
         program = meet(
@@ -130,6 +135,14 @@ def test_a_master_that_is_named_again_is_another_incarnation_though_it_never_was
     # Nothing here tells of what was granted there.
     assert again.floor > other.floor
     assert server.met_by("dddd", term=2).mark == again
+
+
+def test_who_does_not_ask_the_sentinels_leaves_the_marker_of_those_that_do_as_it_is() -> None:
+    server = Server()
+    server.met_by("aaaa", term=1)
+    server.clock += 20
+    again = server.met_by("bbbb")
+    assert (again.mark.id, again.age) == ("aaaa@1", 20.0)
 
 
 def test_a_master_of_the_same_promotion_that_restarts_was_not_promoted_again() -> None:

@@ -16,6 +16,7 @@ from incumbent import clock
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.model import Ask, Gone, Granted, Refused, Renewal, Renewed, RenewOutcome
 from incumbent.stores.redis import layered
+from incumbent.stores.redis.incarnation import MARKER_KEY
 from tests.contract.chosen import ALL
 from tests.stores.redis.world import Party, new_claim, party, soon
 from tests.support.forks import in_a_child
@@ -101,6 +102,12 @@ def test_after_a_failover_only_the_new_master_is_believed(trouble: str) -> None:
         fresh = patiently(careful.take)
         assert fresh.token > granted.token
         assert careful.claim in after.server.cli("GET", careful.main)
+        # A client that goes there past the sentinels leaves all leases as they are.
+        marker = after.server.cli("GET", MARKER_KEY)
+        with party(after.server.url) as direct:
+            direct.take()
+        assert after.server.cli("GET", MARKER_KEY) == marker
+        assert renewed(careful, fresh) == Renewed()
 
 
 @pytest.mark.parametrize("side", ["blocking", "async"])

@@ -321,7 +321,7 @@ def give_back(commands: Commands, key: Key, grant: Granted, ask: Ask) -> Program
         )
 
 
-def meeting(site: Site, term: int, longest: float = 0.0) -> Program[Met]:
+def meeting(site: Site, term: int | None, longest: float = 0.0) -> Program[Met]:
     """See incarnation.meet; `longest` in seconds."""
     return meet(
         site.where,

@@ -90,7 +90,7 @@ class Target:
     """Where a server is, and how to log in. `path` is that of a unix socket, in place of a host.
 
     `credentials`: a CredentialProvider of redis-py, which is asked at each connection. `term`: of
-    which promotion it is the master, as sentinels count them.
+    which promotion it is the master, as sentinels count them; None if nobody asked them.
     """
 
     host: str = "localhost"
@@ -101,7 +101,7 @@ class Target:
     password: str | None = field(default=None, repr=False)
     credentials: Any = field(default=None, repr=False)
     tls: Tls | None = None
-    term: int = 0
+    term: int | None = None
 
     @property
     def login(self) -> tuple[str, ...]:

@@ -93,9 +93,9 @@ class Mark(NamedTuple):
         number = self.id.partition("@")[2].partition(":")[0]
         return int(number) if number.isdecimal() else 0
 
-    def is_of(self, facts: Facts, term: int, start: int) -> bool:
+    def is_of(self, facts: Facts, term: int | None, start: int) -> bool:
         """Whether the server that says `facts` is still the one that this speaks of."""
-        if self.term != term:
+        if term not in (None, self.term):
             return False
         if facts.run:
             same = self.run == facts.run
@@ -159,7 +159,7 @@ def meet(
     proved: bool,
     wall: float,
     fresh: str,
-    term: int = 0,
+    term: int | None = None,
     longest: int = 0,
 ) -> Program[Met]:
     """Look at the server, leave the scripts there, and find or write its marker, in all copies.
@@ -242,7 +242,7 @@ def _chosen(
     now: int,
     wall: float,
     fresh: str,
-    term: int,
+    term: int | None,
     longest: int,
 ) -> tuple[Mark, bool]:
     """What all copies should say, and whether one does: the oldest that fits, or a new one."""
@@ -256,11 +256,11 @@ def _chosen(
         mark = first._replace(replication=facts.replication, longest=longest)
         return mark, noted == longest
     run = facts.run or f"~{start}"
-    promoted = bool(facts.promoted) or any(mark.term != term for mark in found)
+    promoted = bool(facts.promoted) or any(term not in (None, mark.term) for mark in found)
     identity = f"{fresh}@{term}" if term else fresh
     if promoted:
         identity += ":promoted"
-    floor = _floor(now, found, promoted=promoted, term=term)
+    floor = _floor(now, found, promoted=promoted, term=term or 0)
     seen = int(wall * _MICRO)
     return Mark(identity, now, seen, run, facts.replication, longest, floor), False
 
