@@ -375,6 +375,11 @@ _TABLE: tuple[tuple[str, str, dict[str, tuple[str, ...]]], ...] = (
         },
     ),
     (
+        "stores/redis/test_failovers.py",
+        NET,
+        {"test_a_rule_that_is_left_out_shows": ("an answer*", "a master*")},
+    ),
+    (
         "stores/redis/test_spared.py",
         STORES,
         {

@@ -268,8 +268,8 @@ def _chosen(
 def _floor(now: int, before: Sequence[Mark], *, promoted: bool, term: int) -> int:
     """No token of the servers before this one was larger."""
     # What the clock of the one before said at most: another server's, or its own. Behind sentinels
-    # the ones before may have left no trace here: each is above them by its own two jumps.
-    clock = now + _JUMP * (promoted + 2 * term)
+    # the ones before may have left no trace here: each term is two jumps above the one before.
+    clock = now + _JUMP * (2 * term + 1 if term else promoted)
     # Without a marker that one may have been promoted itself. With one, its floor is known, and no
     # jump is added: the floors of a server that restarts all the time would run away.
     floor = max((mark.floor for mark in before), default=clock + _JUMP)
