@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from math import inf
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
@@ -63,7 +64,7 @@ def _figures(
         runs = found[what, store]
         yield Figure(f"{what}, {store}: grants", median(rate for rate, _ in runs), "/s")
         if runs is not unit:
-            slower = median(a / b for (a, _), (b, _) in zip(unit, runs, strict=True))
+            slower = median(a / b if b else inf for (a, _), (b, _) in zip(unit, runs, strict=True))
             wanted = _SLOWER_MOST if "waiters" in what else None
             yield Figure(f"... those of {stores[0]} by these, ratio", slower, "", wanted)
         yield Figure("... waits that timed out", sum(late for _, late in runs), "", 0)
@@ -81,6 +82,11 @@ def _stores() -> Iterator[dict[str, str]]:
             "PostgreSQL": postgresql,
             "SQLite": f"sqlite://{folder / 'leases.db'}",
         }
+
+
+def _rate(granted: Sequence[float], began: float) -> float:
+    """Grants a second; 0 if nobody was granted in time."""
+    return len(granted) / (max(granted) - began) if granted else 0.0
 
 
 # -- one name -------------------------------------------------------------------------------------
@@ -107,7 +113,7 @@ def _grants_a_second(url: str, processes: int) -> tuple[float, int]:
         granted = [instant for pipe in pipes for instant in pipe.recv()]
     for child in children:
         child.join()
-    return len(granted) / (max(granted) - began), _WAITERS - len(granted)
+    return _rate(granted, began), _WAITERS - len(granted)
 
 
 def _wait_in_process(url: str, waiters: int, pipe: Connection) -> None:
@@ -144,7 +150,7 @@ def _many_names(url: str) -> tuple[float, int]:
     there.close()
     began, granted = here.recv()
     child.join()
-    return len(granted) / (max(granted) - began), _TASKS - len(granted)
+    return _rate(granted, began), _TASKS - len(granted)
 
 
 def _all_at_once(url: str, pipe: Connection) -> None:
