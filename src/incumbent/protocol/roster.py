@@ -29,7 +29,7 @@ WATCHED: Final = 3
 _LEAST: Final = 0.02
 """Seconds between two looks at a lease that is about to run out."""
 _SPREAD: Final = 0.002
-"""Seconds over which those spread who look at a lease when it runs out."""
+"""Seconds over which members spread their looks at a lease that runs out."""
 
 
 class _Sight(NamedTuple):
