@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from math import inf
 from random import Random
@@ -95,7 +95,7 @@ class Node(Server):
 
     def copy(self, other: Node) -> None:
         self.data, self.token = dict(other.data), other.token
-        self.lease = None if other.lease is None else Lease(**vars(other.lease))
+        self.lease = None if other.lease is None else replace(other.lease)
 
 
 @dataclass

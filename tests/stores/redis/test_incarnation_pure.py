@@ -71,7 +71,7 @@ def test_a_master_that_is_named_again_is_another_incarnation_though_it_never_was
     assert server.met_by("dddd", term=2).mark == again
 
 
-def test_who_does_not_ask_the_sentinels_leaves_the_marker_of_those_that_do_as_it_is() -> None:
+def test_a_client_without_sentinels_leaves_the_marker_of_a_promotion_as_it_is() -> None:
     server = Server()
     server.met_by("aaaa", term=1)
     server.clock += 20

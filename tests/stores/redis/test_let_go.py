@@ -6,12 +6,18 @@ It leads to the server before, which may go on as a master for some seconds.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
+from incumbent.errors import StoreUnavailable
+from incumbent.protocol.port import run
 from incumbent.stores.redis.aiowire import AsyncWire
+from incumbent.stores.redis.dialect import DIALECT
+from incumbent.stores.redis.incarnation import MARKER_KEY
 from incumbent.stores.redis.wire import Wire
-from tests.stores.redis.world import Party, party, soon
+from tests.stores.party import ASK
+from tests.stores.redis.world import Party, new_claim, party, soon
 from tests.support.servers import RedisServer
 
 pytestmark = pytest.mark.server
@@ -53,6 +59,37 @@ def test_a_connection_that_was_being_taken_when_all_were_let_go_of_is_not_kept(
         one.store.read(one.key, soon())
         assert kept.fileno() == -1
         assert exchange.idle == []
+
+
+def test_no_marker_tells_of_a_promotion_that_was_overtaken_while_a_connection_was_made(
+    own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with party(own_redis.url) as one:
+        exchange = one.engine.store().operations
+        site, dial = exchange.site, exchange.dial
+
+        async def dial_meanwhile(until: float) -> Wire:
+            wire = await dial(until)
+            site.target = replace(site.target, term=2)
+            return wire
+
+        monkeypatch.setattr(exchange, "dial", dial_meanwhile)
+        with pytest.raises(StoreUnavailable, match="another is meant by now"):
+            one.take()
+        assert own_redis.cli("EXISTS", MARKER_KEY).strip() in ("0", ":0")
+
+
+def test_a_script_that_was_forgotten_is_not_sent_again_to_a_master_that_is_not_meant(
+    own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with party(own_redis.url) as one:
+        one.take()
+        site = one.engine.store().operations.site
+        meant, again = [True, False], DIALECT.take(one.key, new_claim(), ASK)
+        monkeypatch.setattr(type(site), "means", lambda *_: meant.pop(0))
+        own_redis.cli("SCRIPT", "FLUSH")
+        with pytest.raises(StoreUnavailable, match="asked again"):
+            run(one.engine.store().operations.run(again, soon()))
 
 
 def test_tasks_share_no_connection_that_was_being_made_when_all_were_let_go_of(

@@ -132,6 +132,10 @@ class Exchange(PlanRunner[W, Server], PlannedTogether[Server]):
         site = self.site
         target = site.target
         wire = await self.dial(until)
+        if site.target is not target:
+            # Under the old term its marker would tell of a promotion that is over.
+            wire.close()
+            raise self._replaced()
         wire.target = target
         self.all.add(wire)
         try:
@@ -149,6 +153,9 @@ class Exchange(PlanRunner[W, Server], PlannedTogether[Server]):
         wire.born = min(wire.born, site.sighted[1])
         site.proved = True
         return wire
+
+    def _replaced(self) -> StoreUnavailable:
+        return StoreUnavailable(f"{self.site.where} cannot be reached: another is meant by now")
 
     # -- for the hub: see subscription.Host --------------------------------------------------
 
@@ -174,7 +181,7 @@ class Exchange(PlanRunner[W, Server], PlannedTogether[Server]):
         wire = await self._connect(until)
         if idle is not self.idle:
             wire.close()
-            raise StoreUnavailable(f"{self.site.where} cannot be reached: another is meant by now")
+            raise self._replaced()
         self.leave_behind(wire.epoch)
         return self.make_subscriber(wire)
 
@@ -202,11 +209,10 @@ async def carry_out(
         while True:
             step = program.send(answers)
             try:
-                if site is not None and not site.means(wire.target):
-                    why = "it may no longer be the master: the sentinels have to be asked again"
-                    raise Broken(why, sent=False, late=True)
+                _check_meant(wire, site)
                 replies = await wire.ask_all(step.payload, step.answers, until)
                 if step.answers == 1 and is_forgotten(replies[0]):
+                    _check_meant(wire, site)
                     replies = await wire.ask_all(as_eval(step.payload), 1, until)
             except Broken as error:
                 # The steps before this one were carried out, such as a take before its undo.
@@ -216,3 +222,10 @@ async def carry_out(
     except StopIteration as end:
         result: T = end.value
         return result
+
+
+def _check_meant(wire: AnyWire, site: Site | None) -> None:
+    """Before each request: the answer to the one before may have taken long."""
+    if site is not None and not site.means(wire.target):
+        why = "it may no longer be the master: the sentinels have to be asked again"
+        raise Broken(why, sent=False, late=True)

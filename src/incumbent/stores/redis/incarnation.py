@@ -5,8 +5,8 @@
 Whoever first sees a server, or sees it restarted or promoted, writes a new one. A wipe removes it;
 replicas have it. A take too soon after `since` is refused: see restart_wait.
 
-Behind sentinels the id also says of which promotion the server is the master. A master that was
-replaced and heard of it late has nothing else that tells of those between, once it is named again.
+Behind sentinels the id also says of which promotion the server is the master: "<id>@<term>". A
+master that was replaced, did not hear of it and is named again has nothing else to tell it by.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Nothing is sent to a server unless a majority of the sentinels has said, within the last seconds,
 that it is the master. A process that is cut off together with an old master proves nothing any
-more. And as two majorities share a sentinel, no two servers are the master at the same time.
+more. And as two majorities share a sentinel, no two servers are named at the same time.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ PROVES: Final = 2.0
 SETTLE: Final = PROVES + 1.0
 """Seconds after a promotion for which requests may still be sent to the old master.
 
-A majority names the new one before anybody writes there. So whoever believes in the old one asked
-before, and sends for less than `PROVES` from then; the rest is for clocks that run unevenly.
+A majority names the new one before anybody writes there. So a process that believes in the old one
+asked before, and sends for less than `PROVES` from then; the rest is for clocks that run unevenly.
 """
 
 
