@@ -84,6 +84,7 @@ class Crowd:
             one.join()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_restless")
 def test_a_crowd_leaves_a_keeper_that_keeps(seed: int, caplog: pytest.LogCaptureFixture) -> None:
     crowd = Crowd(seed)

@@ -55,6 +55,7 @@ DIRECTED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("profile", [*PROFILES, COMBINED])
 @pytest.mark.parametrize("histories", [FEW, HISTORIES])
 def test_no_history_breaks_a_rule(profile: str, histories: int) -> None:

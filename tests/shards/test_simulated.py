@@ -17,6 +17,8 @@ from incumbent.errors import ConfigError
 from tests.shards.simulated import CALM, GROUP, LOSSY, Member, World
 from tests.sim.profiles import Profile
 
+pytestmark = pytest.mark.slow
+
 FIRST = int(os.environ.get("INCUMBENT_SIM_SEED", "0"))
 SEEDS = [FIRST, FIRST + 1, FIRST + 2]
 TTL, EVERY = 15.0, 3.0

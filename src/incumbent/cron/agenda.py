@@ -20,8 +20,8 @@ CORRECTION: Final = 3 * 3600.0
 """A clock put back by more than this was wrong before, as in Debian's cron(8); seconds."""
 
 _PUNCTUAL_LEAST, _PUNCTUAL_MOST = 2.0, 60.0
-_PUNCTUAL_AT_ONCE: Final = 2
-"""Slots of a second each."""
+_PUNCTUAL_AT_ONCE: Final = 3
+"""Slots of a second each, which start up to a second later if they have jitter."""
 
 
 @dataclass(slots=True)

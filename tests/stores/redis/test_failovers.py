@@ -39,6 +39,7 @@ def first_broken(rules: Rules, seeds: int) -> tuple[int, str] | None:
     return None
 
 
+@pytest.mark.slow
 def test_in_no_history_two_hold_it_at_once_or_a_token_shrinks() -> None:
     assert first_broken(Rules(), SEEDS) is None
 
