@@ -68,6 +68,28 @@ def test_a_function_runs_in_each_slot_and_is_on_record(store: str, jobs: incumbe
     eventually(lambda: {run.state for run in on_record(store, "tick")} == {State.OK})
 
 
+def test_a_run_without_a_thread_gives_its_slot_back_and_is_tried_again(
+    store: str, jobs: incumbent.Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, refused, ran = threading.Thread.start, threading.Event(), threading.Event()
+
+    def start_later(thread: threading.Thread) -> None:
+        if thread.name == "incumbent-job tick" and not refused.is_set():
+            refused.set()
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    @jobs.cron(RARELY)
+    def tick() -> None:
+        ran.set()
+
+    monkeypatch.setattr(threading.Thread, "start", start_later)
+    trigger(jobs, store, "tick")
+    assert ran.wait(5)
+    assert refused.is_set()
+    eventually(lambda: [it.state for it in on_record(store, "tick")] == [State.OK])
+
+
 def test_two_instances_share_the_slots(store: str) -> None:
     slots: list[str] = []
 

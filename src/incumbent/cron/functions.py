@@ -23,6 +23,7 @@ from incumbent.bodies import is_async, not_deferred
 from incumbent.cron.attempts import UNTOLD, Attempts, End, Runs, code_of, stopped
 from incumbent.cron.claims import Claimer
 from incumbent.cron.events import Emit
+from incumbent.cron.execute import CannotLaunch
 from incumbent.cron.instance import Instance
 from incumbent.cron.ledger import OUTPUT_MOST, Run, State
 from incumbent.cron.spec import JobSpec, Slot
@@ -93,10 +94,16 @@ class CallLauncher:
         link = self._claimer.link
         link.keeper.arm(grant)
         one = _FunctionRun(self, spec, slot, Lease(link, grant), self._emit)
+        name = f"incumbent-job {spec.name}"
+        life = threading.Thread(target=self._life, args=(spec, slot, one), name=name, daemon=True)
         self.runs.running[spec.name, slot.name] = one
         self.runs.began[spec.name, slot.name] = clock.now()
-        name = f"incumbent-job {spec.name}"
-        threading.Thread(target=self._life, args=(spec, slot, one), name=name, daemon=True).start()
+        try:
+            life.start()
+        except RuntimeError as error:
+            del self.runs.running[spec.name, slot.name], self.runs.began[spec.name, slot.name]
+            give_back(one.lease, undo_slot=True)
+            raise CannotLaunch(f"no thread can be started: {error}") from error
 
     def _life(self, spec: JobSpec, slot: Slot, one: _FunctionRun) -> None:
         code = UNTOLD
