@@ -222,13 +222,20 @@ def test_waiting_sends_nothing(far: Party, postgres_server: PostgresServer, data
     """No polling: what many waiters ask for in one second could be counted on two hands."""
     far.take()
     seen = far.refused().seen
-    with ThreadPoolExecutor(5) as pool:
-        waiting = [pool.submit(seconds_waited, far, seen, 2.2) for _ in range(5)]
-        time.sleep(0.6)
+
+    def quiet_for(seconds: float) -> bool:
         before = queries_begun(postgres_server, database)
-        time.sleep(1.2)
-        assert queries_begun(postgres_server, database) == before
-        assert min(it.result() for it in waiting) > 1.9
+        time.sleep(seconds)
+        return queries_begun(postgres_server, database) == before
+
+    with ThreadPoolExecutor(5) as pool:
+        waiting = [pool.submit(seconds_waited, far, seen, 20) for _ in range(5)]
+        # Until all have begun to wait.
+        eventually(lambda: quiet_for(0.4))
+        assert quiet_for(1.2)
+        assert not any(it.done() for it in waiting)
+        far.store.give(far.key, far.claim, None, soon())
+        assert max(it.result() for it in waiting) < 15
 
 
 def queries_begun(server: PostgresServer, database: str) -> list[tuple[object, ...]]:
