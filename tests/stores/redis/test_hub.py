@@ -214,6 +214,46 @@ def test_a_word_may_name_a_later_instant() -> None:
     scene(play)
 
 
+@pytest.mark.parametrize("what", ["a word", "news"])
+def test_what_was_heard_as_a_wait_ended_counts_until_it_has_looked(what: str) -> None:
+    async def play(it: Scene) -> None:
+        ask = Ask(10.0, "me", queue=Queue(3.0), candidacy=20.0)
+        place = queued(ask=ask)
+        waiting = it.wait(place.seen)
+        await settled()
+        if what == "a word":
+            it.word(f"turn {CLAIM[:16]} 0")
+        else:
+            it.news()
+        assert await is_over(waiting)
+        # Its time was over, too: the next part of a long wait, without a look in between.
+        assert await is_over(it.wait(place.seen))
+        waiting = it.wait(place.seen)
+        await settled()
+        it.word(f"turn {CLAIM[:16]} 0")
+        assert await is_over(waiting)
+        looked = queued(at=SINCE + 2, ask=ask)
+        it.hub.learn(CLAIM, clock.now(), looked)
+        again = it.wait(looked.seen)
+        assert not await is_over(again)
+        again.cancel()
+
+    scene(play)
+
+
+def test_a_later_instant_counts_also_for_the_next_part_of_a_wait() -> None:
+    async def play(it: Scene) -> None:
+        began = clock.now()
+        waiting = it.wait(queued().seen, 0.05)
+        await settled()
+        it.word(f"look {CLAIM[:16]} 100")
+        await waiting
+        await it.wait(queued().seen)
+        assert lasted(began, 0.09, 1.0)
+
+    scene(play)
+
+
 def test_one_in_line_does_not_hear_of_releases_and_other_news() -> None:
     async def play(it: Scene) -> None:
         waiting = it.wait(queued().seen)

@@ -176,6 +176,9 @@ class SubscriptionHub(ReaderRole[Role, Waiter]):
         """Who may go on waiting."""
         self._todo: deque[str] = deque()
         self._missed: dict[str, float] = {}
+        self._told: dict[str, tuple[int, float]] = {}
+        """When the place of a waiter was written, and by when it has to look. Its wait may have ended
+        just then, and go on in the same place without a look."""
         self._looked: dict[str, tuple[Subscription, int]] = {}
         self._warned = -inf
         self.losses = 0
@@ -250,6 +253,9 @@ class SubscriptionHub(ReaderRole[Role, Waiter]):
             return True
         # Words that were kept for it; what it has heard by itself is newer.
         waiter.look_at = min(waiter.look_at, self._missed.pop(place.id, inf))
+        written, look_at = self._told.pop(place.id, (place.at, inf))
+        if written == place.at:
+            waiter.look_at = min(waiter.look_at, look_at)
         return False
 
     def _has_to_look(self, subscription: Subscription, waiter: Waiter) -> bool:
@@ -279,6 +285,7 @@ class SubscriptionHub(ReaderRole[Role, Waiter]):
 
     def learn(self, claim: str, sent: float, outcome: TakeOutcome) -> None:
         """What came of a take that was sent at `sent`."""
+        self._told.pop(id_of(claim), None)
         place = read_place(outcome.seen) if isinstance(outcome, Queued) else None
         if place is None or not isinstance(outcome, Queued):
             self.asked.pop(id_of(claim), None)
@@ -447,7 +454,12 @@ class SubscriptionHub(ReaderRole[Role, Waiter]):
                 waiter.wakeup.wake()
             elif kind == b"message" and (payload_counts or waiter.place is None):
                 waiter.over = True
+                self._note_told(waiter, -inf)
                 waiter.wakeup.wake()
+
+    def _note_told(self, waiter: Waiter, look_at: float) -> None:
+        if waiter.place is not None:
+            _keep(self._told, waiter.place.id, (waiter.place.at, look_at))
 
     def _receive_call(self, subscription: Subscription, payload: bytes) -> None:
         call = read_call(payload)
@@ -464,6 +476,7 @@ class SubscriptionHub(ReaderRole[Role, Waiter]):
                 # The one that has to look earlier may be the one that looks for others.
                 if at < waiter.look_at:
                     waiter.look_at = at
+                    self._note_told(waiter, at)
                     waiter.wakeup.wake()
                 return
         _keep(self._missed, call.id, min(at, self._missed.get(call.id, inf)))
@@ -484,7 +497,7 @@ class SubscriptionHub(ReaderRole[Role, Waiter]):
         """In a fork's child: the others who waited are not here, and the connection is theirs."""
         self._role.drop()
         self._renew_role()
-        self._waiters, self._missed, self._looked = {}, {}, {}
+        self._waiters, self._missed, self._told, self._looked = {}, {}, {}, {}
         self.asked, self.waits_on = {}, {}
         self._todo.clear()
 
