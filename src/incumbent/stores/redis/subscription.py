@@ -177,8 +177,8 @@ class SubscriptionHub(ReaderRole[Role, Waiter]):
         self._todo: deque[str] = deque()
         self._missed: dict[str, float] = {}
         self._told: dict[str, tuple[int, float]] = {}
-        """When the place of a waiter was written, and by when it has to look. Its wait may have ended
-        just then, and go on in the same place without a look."""
+        """When the place of a waiter was written, and by when it has to look. Its wait may have
+        ended just then, and go on in the same place without a look."""
         self._looked: dict[str, tuple[Subscription, int]] = {}
         self._warned = -inf
         self.losses = 0
