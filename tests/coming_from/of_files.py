@@ -39,7 +39,7 @@ def a_body(both: Both) -> None:
 
 @row("filelock", "@lock")
 def a_function(both: Both) -> None:
-    both.run()
+    assert both.run() == ("None", "None")
     assert both.each("work()", "work()") == ("'ran'", "'ran'")
 
 

@@ -163,6 +163,16 @@ def test_a_lost_run_is_retried_as_often_as_the_job_says() -> None:
     assert judge(spec, record((second,)), [Slot(second.slot, DUE, 2)], NOW).claims == []
 
 
+def test_a_lost_run_whose_lease_was_not_given_back_is_retried_when_that_ends() -> None:
+    spec, lost = replace(SPEC, retries=1), run(State.LOST)
+    found = judge(spec, record((lost,), (holding(left=4.0),)), [SLOT], NOW)
+    assert found.claims == []
+    assert [(round(delay), slot) for delay, slot in found.again] == [(4, SLOT)]
+    assert [it.name for it in judge(spec, record((lost,)), [SLOT], NOW).claims] == [
+        SLOT.name + "#2"
+    ]
+
+
 def test_a_retry_that_somebody_has_is_left_to_it() -> None:
     spec = replace(SPEC, retries=1)
     second = run(slot=f"{SLOT.name}#2", attempt=2, token=9)

@@ -74,10 +74,11 @@ def judge(spec: JobSpec, record: Record, slots: Iterable[Slot], now: float) -> F
 def _judge_slot(spec: JobSpec, record: Record, slot: Slot, now: float, found: Findings) -> None:
     run = run_at(record.fields, slot.name)
     if run is not None:
-        if run.state is State.LOST:
-            _retry(spec, record, run, now, found)
-        elif not run.state.ended and alive(record, run):
+        # A worker that was killed just after it put its run on record as lost did not give it back.
+        if (run.state is State.LOST or not run.state.ended) and alive(record, run):
             found.again.append((_lease_ends(record), slot))
+        elif run.state is State.LOST:
+            _retry(spec, record, run, now, found)
     elif is_settled(record.fields, slot.name, slot.due):
         return
     elif holds_slot(record, slot.name):
