@@ -55,8 +55,16 @@ SERVER_MODULES = {
 def pytest_configure() -> None:
     """The first process of a run makes the folder that its workers share."""
     os.environ[RUN] = str(run_folder())
-    # Nothing of what is collected is garbage, and looking for it takes a sixth of that time.
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Nothing of what is collected is garbage, and looking for it takes a sixth of that time."""
     gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -112,7 +120,6 @@ def pytest_collection_finish() -> None:
     """
     gc.collect()
     gc.freeze()
-    gc.enable()
 
 
 @pytest.fixture(autouse=True)

@@ -285,7 +285,6 @@ class SubscriptionHub(ReaderRole[Role, Waiter]):
 
     def learn(self, claim: str, sent: float, outcome: TakeOutcome) -> None:
         """What came of a take that was sent at `sent`."""
-        self._told.pop(id_of(claim), None)
         place = read_place(outcome.seen) if isinstance(outcome, Queued) else None
         if place is None or not isinstance(outcome, Queued):
             self.asked.pop(id_of(claim), None)
@@ -459,6 +458,7 @@ class SubscriptionHub(ReaderRole[Role, Waiter]):
 
     def _note_told(self, waiter: Waiter, look_at: float) -> None:
         if waiter.place is not None:
+            self.waits_on.pop(waiter.place.id, None)
             _keep(self._told, waiter.place.id, (waiter.place.at, look_at))
 
     def _receive_call(self, subscription: Subscription, payload: bytes) -> None:
