@@ -95,6 +95,13 @@ MUTATIONS: tuple[Mutation, ...] = (
         *_STRUCK,
     ),
     _p(
+        "a member that meets its own lease ends",
+        "protocol/roster.py",
+        " or await self._was_ours(port, own.key):",
+        ":",
+        "tests/shards/test_groups.py::test_a_member_waits_for_its_own_lease_where_the_store_keeps_it_for_longer",
+    ),
+    _p(
         "the roster is looked at only when the store says so",
         "protocol/roster.py",
         "        self._next = sent + self.policy.renew_every",

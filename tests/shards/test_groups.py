@@ -9,9 +9,9 @@ import pytest
 
 import incumbent
 from incumbent import AsyncGroup, Client, ConfigError, Group, Member, Misuse, clock
-from incumbent.model import Key
+from incumbent.model import Ask, Granted, Key, Renewal, Renewed
 from incumbent.protocol.link import Link
-from tests.support.faulty import FaultyEngine
+from tests.support.faulty import Fault, FaultyEngine
 from tests.support.pace import took
 from tests.support.waiting import eventually
 
@@ -108,6 +108,31 @@ def test_a_lost_membership_is_joined_anew(engine: FaultyEngine) -> None:
         engine.faulty.give(place, holding.claim, None, clock.now() + 1)
         after = eventually(lambda: [one for one in group.members() if one != before])
         assert after[0].metadata == {"v": "1"}
+
+
+def test_a_member_waits_for_its_own_lease_where_the_store_keeps_it_for_longer(
+    engine: FaultyEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As etcd does after an election.
+    group, place = Group("workers", store=engine, ttl=1, holder="a"), Key("default", "workers/@a")
+    refused = {"renew", "give"}
+    with group.join():
+        (before,) = group.members()
+        (holding,) = engine.faulty.read(place, clock.now() + 1).holdings
+        other = engine.faulty.take(Key("default", "other"), "c", Ask(1.0, "b"), clock.now() + 1)
+        assert isinstance(other, Granted)
+        longer = Renewal(place, holding.claim, holding.token, 4.0, other.epoch)
+        assert engine.faulty.renew([longer], clock.now() + 1) == [Renewed()]
+        since = clock.now()
+        monkeypatch.setattr(
+            *(engine.faulty, "next_fault"),
+            lambda op: Fault.NOT_SENT if op in refused else None,
+        )
+        eventually(lambda: took(since) > 1.2)
+        refused.clear()
+        refused.add("give")
+        eventually(lambda: [one for one in group.members() if one.term != before.term])
+        assert took(since) > 3.0
 
 
 def test_a_second_membership_in_one_process_is_refused_and_the_first_stays(

@@ -167,7 +167,8 @@ async def _attend_once(port: WritingPort, roster: Roster, division: Division | N
         try:
             await roster.join(port)
         except NotAcquired:
-            # An operator paused it: neither a member nor an error.
+            # An operator paused it, or our own lease from before lives on: neither a member nor an
+            # error.
             await port.sleep_until(port.now() + roster.policy.renew_every)
             return
     await roster.look(port)

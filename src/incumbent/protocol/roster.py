@@ -65,6 +65,8 @@ class Roster:
         self.me = own.key.name.removeprefix(f"{key.name}/") if own else ""
         self._keeper = keeper
         self._held: Held | None = None
+        self._former: int | None = None
+        """The token of our membership before: the store may keep that for longer than we did."""
         self._version = 0
         self._seen = ""
         self._started = False
@@ -113,12 +115,17 @@ class Roster:
             # That refusal may be old: of before this process was frozen.
             return await acquire(port, own, 0)
         except NotAcquired as error:
-            if error.reason != "held":
+            if error.reason != "held" or await self._was_ours(port, own.key):
                 raise
             raise Misuse(
                 f"{self.key.name!r} has a member {own.ask.holder!r}, which still lives after"
                 f" {say_seconds(patience)}: give each member a holder= of its own"
             ) from None
+
+    async def _was_ours(self, port: WritingPort, place: Key) -> bool:
+        """Whether all that stands there is left of our own membership."""
+        record = await port.read(place, self._until(port))
+        return all(holding.token == self._former for holding in record.holdings)
 
     async def _write(self, port: WritingPort) -> None:
         stored = await port.put(self.key, self.me, self.note, None, self._until(port))
@@ -158,6 +165,7 @@ class Roster:
         held, self._held = self._held, None
         if held is None:
             return
+        self._former = held.machine.token
         now = port.now()
         try:
             if held.machine.valid(now):
