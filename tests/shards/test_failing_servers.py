@@ -11,6 +11,7 @@ import pytest
 from redis.crc import key_slot
 
 from incumbent import Group, clock
+from incumbent.errors import StoreError
 from tests.history.checker import check
 from tests.history.events import History
 from tests.shards.fleet import TTL, Fleet
@@ -147,6 +148,14 @@ def faults(request: pytest.FixtureRequest) -> Iterator[Faults]:
         yield request.param(ends)
 
 
+def members(url: str) -> int | None:
+    """How many there are; None: the store did not answer in time."""
+    try:
+        return len(Group("orders", store=url).members())
+    except StoreError:
+        return None
+
+
 def test_64_shards_have_one_member_each_whatever_happens_to_their_servers(
     faults: Faults, tmp_path: Path
 ) -> None:
@@ -155,15 +164,15 @@ def test_64_shards_have_one_member_each_whatever_happens_to_their_servers(
     try:
         for _ in range(8):
             fleet.start()
-        eventually(lambda: len(Group("orders", store=url).members()) == 8, BACK)
+        eventually(lambda: members(url) == 8, BACK)
         for fault in (lambda: None, *begin):
             fault()
             over = clock.now()
             eventually(lambda over=over: fleet.all_beat_since(over), BACK)  # type: ignore[misc]  # a default for the loop's variable
         assert [process.poll() for process in fleet.running] == [None] * 8
-        eventually(lambda: len(Group("orders", store=url).members()) == 8, BACK)
+        eventually(lambda: members(url) == 8, BACK)
         fleet.close()
     finally:
         fleet.kill_all()
     assert check(History(list(fleet.witnesses()))) == []
-    assert Group("orders", store=url).members() == ()
+    eventually(lambda: members(url) == 0)

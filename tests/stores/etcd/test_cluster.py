@@ -14,7 +14,7 @@ import pytest
 
 from incumbent import AsyncClient, Client, Lease, LockError, clock
 from incumbent.errors import StoreError
-from incumbent.model import Ask, Granted
+from incumbent.model import Ask, Granted, Key
 from tests.cli.tool import start
 from tests.e2e.fleet import TIMES, WORKER, Fleet, died_within
 from tests.stores.etcd.world import Party, new_claim, party, soon, watchers
@@ -266,6 +266,24 @@ def not_granted(one: Party) -> bool:
     except StoreError:
         return True
     return not isinstance(outcome, Granted)
+
+
+def test_what_a_frozen_leader_ends_as_soon_as_it_runs_again_has_no_lease_of_ours(
+    cluster: EtcdCluster,
+) -> None:
+    leader, others = cluster.leader, cluster.followers
+    with Client(url_of(others)) as client, party(url_of(others)) as rival:
+        rival.key = Key("default", "held")
+        with client.lock("held", ttl=4) as lease:
+            of_before = others[0].leases()
+            leader.freeze()
+            cluster.another_leader(leader)
+            eventually(lambda: renewed(lease.renew))
+            # As it may do, whatever its successor kept alive: etcd issue 15247.
+            for granted in of_before:
+                others[0].etcdctl("lease", "revoke", f"{granted:x}")
+            rival.refused()
+            assert lease.renew() > 0
 
 
 def test_a_member_that_comes_back_empty_handed_is_no_reason_to_stop(cluster: EtcdCluster) -> None:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from incumbent import clock
 from incumbent.errors import OutcomeUnknown
+from incumbent.model import Ask, Renewed
 from incumbent.net.pool import Broken
 from incumbent.protocol.port import run
 from incumbent.stores.etcd import open_etcd
 from incumbent.stores.etcd.errors import Answered, LeaseMissing, Reborn
 from incumbent.stores.etcd.kv import TXN, Request
-from tests.stores.etcd.world import party, soon
+from tests.stores.etcd.world import new_claim, party, soon
 from tests.support.etcd import EtcdServer
 from tests.support.proxy import FaultProxy
 
@@ -77,3 +80,44 @@ def test_a_release_whose_answer_was_lost_with_its_cluster_is_in_doubt(
         assert another.keys(f"/incumbent/{one.key.namespace}") == []
         proxy.target = ("127.0.0.1", etcd_server.port)
         assert one.store.read(one.key, soon()).holdings == ()
+
+
+@pytest.mark.server
+def test_a_lease_whose_move_was_in_doubt_ends_in_its_time_though_others_live(
+    etcd_server: EtcdServer,
+) -> None:
+    """It moved to the etcd lease of others, which they keep alive, and nobody heard of it."""
+    with (
+        FaultProxy(etcd_server.port) as proxy,
+        party(f"etcd://127.0.0.1:{proxy.port}?restart_wait=0") as one,
+        party(etcd_server.store_url()) as other,
+    ):
+        others = replace(one, key=one.key._replace(name="others"), claim=new_claim())
+        renewal = others.renewal(others.take(ask=Ask(2.0, "me")), 2.0)
+        granted = one.take(ask=Ask(1.0, "me"))
+        proxy.hold(b"request_put")
+        with pytest.raises(OutcomeUnknown):
+            one.store.renew([one.renewal(granted, 2.0)], soon(0.3))
+        proxy.heal()
+        sent = clock.now()
+        held = True
+        while held and clock.now() < sent + 10.0:
+            assert one.store.renew([renewal], soon()) == [Renewed()]
+            time.sleep(0.05)
+            held = other.store.read(one.key, soon()).holdings != ()
+        assert not held
+        assert clock.now() > sent + 1.5
+
+
+@pytest.mark.server
+def test_a_move_whose_first_answer_was_lost_is_proved_by_the_second(
+    etcd_server: EtcdServer,
+) -> None:
+    with (
+        FaultProxy(etcd_server.port) as proxy,
+        party(f"etcd://127.0.0.1:{proxy.port}?restart_wait=0") as one,
+    ):
+        granted = one.take(ask=Ask(1.0, "me"))
+        proxy.close_after_request(b"request_put")
+        assert one.store.renew([one.renewal(granted, 2.0)], soon()) == [Renewed()]
+        assert one.store.renew([one.renewal(granted, 2.0)], soon()) == [Renewed()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from types import SimpleNamespace
 from typing import Any, TypeVar, cast
 
@@ -23,7 +24,7 @@ BORN = Incarnation("e", 0, "", 0.0)
 
 
 def session(sessions: Sessions | None = None, ttl: int = 10, proved: float = 100.0) -> Session:
-    return (sessions or Sessions("/p")).add(Session("7", ttl, proved))
+    return (sessions or Sessions("/p")).add(Session("7", ttl, proved, "2"))
 
 
 def mine(of: Session, due: float, claim: str = "c") -> ClaimState:
@@ -55,6 +56,29 @@ def test_another_leader_in_between_proves_nothing() -> None:
     one.answered(95.0, 10, "2")
     assert not one.confirm(one.pending, "3")
     assert one.proved == 100.0
+
+
+def test_with_the_next_leader_an_etcd_lease_serves_no_more() -> None:
+    one = session()
+    one.answered(95.0, 10, "3")
+    assert not one.confirm(one.pending, "3")
+    assert one.proved == 100.0
+    assert not one.serves(10)
+    assert not one.is_fresh(91.0)
+
+
+@pytest.mark.parametrize(("before", "term"), [("2", "2"), ("1", None), ("", None)])
+def test_only_a_term_that_was_heard_of_before_is_the_one_of_a_new_etcd_lease(
+    before: str, term: str | None
+) -> None:
+    # Else the leader of the term before may have granted it.
+    sessions = Sessions("/p")
+    sessions.term = before
+    grant = sessions.grant(10)
+    next(grant)
+    with pytest.raises(StopIteration) as done:
+        grant.send({"header": {"raft_term": "2"}, "ID": "7", "TTL": "10"})
+    assert done.value.value.term == term
 
 
 def test_a_request_that_was_sent_before_the_keep_alive_was_answered_proves_nothing() -> None:
@@ -154,11 +178,30 @@ def test_holdings_are_noted_in_a_ring_and_one_that_was_not_granted_takes_no_plac
 
 def test_a_claim_that_moved_belongs_to_one_session() -> None:
     sessions = Sessions("/p")
-    short, long = session(sessions), sessions.add(Session("8", 60, 160.0))
+    short, long = session(sessions), sessions.add(Session("8", 60, 160.0, "2"))
     sessions.note(mine(short, 104.0))
     sessions.note(mine(long, 160.0))
     sessions.lose(short)
     assert sessions.claims[KEY, "c"].session is long
+
+
+def test_a_claim_that_moved_unheard_of_is_remembered_until_it_is_removed() -> None:
+    sessions = Sessions("/p")
+    old, new = session(sessions), sessions.add(Session("8", 10, 100.0, "3"))
+    old.outlived = True
+    sessions.note(mine(old, 104.0))
+    value = b64encode(b'{"claim":"c"}').decode()
+    revisions = {"create_revision": "5", "mod_revision": "6"}
+    there = {"key": "", "value": value, "lease": "8", **revisions}
+    for removed in (False, True):
+        old.swept = old.earliest = 0.0
+        sweep = sessions.sweep(new)
+        next(sweep)
+        delete = sweep.send({"responses": [{"response_range": {"kvs": [there]}}]})
+        assert b'"target":"LEASE","lease":"8"' in delete.body
+        with pytest.raises(StopIteration):
+            sweep.send({"responses": [{"response_txn": {"succeeded": removed}}]})
+        assert list(sessions.claims) == ([] if removed else [(KEY, "c")])
 
 
 def test_a_long_ttl_that_is_noted_beside_another_marker_is_not_noted() -> None:

@@ -163,10 +163,16 @@ def take_of(name: Key, claim: str, revision: int = 0) -> tuple[Cluster, Take, Cl
 def test_every_proof_reads_something_that_must_be_linearizable() -> None:
     """Comparisons alone are answered by a member that lost its cluster."""
     cluster, take, held = take_of(key(), "c", 5)
-    again = take.repeat(held, write=False)
+    again = take.repeat(held, "7", write=False)
     for proof in (all_quiet(cluster, INCARNATION, [held]), again):
         assert proof.body.count(b"request_range") == 2
         assert b"serializable" not in proof.body
+
+
+def test_a_take_that_is_repeated_moves_its_key_only_from_where_it_was_seen() -> None:
+    """Else one that comes late moves it back to an etcd lease that nobody keeps alive."""
+    _, take, held = take_of(key(), "c", 5)
+    assert b'"target":"LEASE","lease":"6"' in take.repeat(held, "6", write=True).body
 
 
 def test_whoever_takes_a_name_writes_the_same_key() -> None:

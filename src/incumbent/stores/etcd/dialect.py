@@ -232,11 +232,11 @@ class _Give:
         known = self.sessions.claims.get((self.key, self.claim))
         if known is not None and known.has_token(self.token, base):
             return known
-        if known is not None and not known.revision:
-            self.sessions.drop(self.key, self.claim)
         state = yield from _stored(self.cluster, self.key, self.claim)
         if state is not None and state.has_token(self.token, base):
             return state
+        if known is not None and not known.revision:
+            self.sessions.drop(self.key, self.claim)
         if self.undo_slot:
             yield kv.transaction(self.undo_slot)
         return None
@@ -286,10 +286,15 @@ class _Give:
         reply = yield kv.transaction(
             [*success, *self.undo_slot], self.undo_slot, where=self.sessions.ours(state)
         )
-        self.sessions.drop(self.key, self.claim)
-        if reply[kv.REPEATED] and not reply.get("succeeded"):
+        if reply.get("succeeded"):
+            self.sessions.drop(self.key, self.claim)
+            return True
+        known = self.sessions.claims.get((self.key, self.claim))
+        if known is not None:
+            self.sessions.doubt(known)
+        if reply[kv.REPEATED]:
             heard_again(Gone(), self.cluster.site.where)
-        return bool(reply.get("succeeded"))
+        return False
 
 
 def _stored(cluster: Cluster, key: Key, claim: str) -> Steps[ClaimState | None]:

@@ -338,6 +338,7 @@ class Cluster:
 
         `ended`, `floor`: as they were before it was asked. Raises OutcomeUnknown.
         """
+        self.sessions.term = kv.term_of(reply.get("result", reply))
         if request.path in kv.LINEARIZABLE:
             header = reply["header"]
             cluster, revision = str(header.get("cluster_id", "")), int(header.get("revision", 0))

@@ -199,9 +199,9 @@ def read_all(prefix: str, more: str = "") -> str:
     return read(prefix, after(prefix), more)
 
 
-def nested(compare: Sequence[str], success: Sequence[str]) -> str:
+def nested(compare: Sequence[str], success: Sequence[str], failure: Sequence[str] = ()) -> str:
     """A transaction within one."""
-    return f'{{"request_txn":{_transaction(compare, success)}}}'
+    return f'{{"request_txn":{_transaction(compare, success, failure)}}}'
 
 
 def _transaction(

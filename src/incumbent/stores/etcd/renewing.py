@@ -101,8 +101,7 @@ class _Prepared:
         return (
             group.whole
             and group.due > now
-            and not session.gone
-            and session.ttl >= self.ttl
+            and session.serves(self.ttl)
             and cluster.sessions.by_id.get(session.id) is session
             and cluster.incarnation is self.incarnation
         )
@@ -265,9 +264,7 @@ class _Renewing:
         sessions = {item.state.session for item in waiting}
         for session in sessions:
             yield from self._sessions.keep_alive(session)
-        if any(item.state.session.ttl < item.renewal.ttl for item in waiting):
-            return False
-        if any(session.gone for session in sessions):
+        if not all(item.state.session.serves(item.renewal.ttl) for item in waiting):
             for item in waiting:
                 if item.state.session.gone:
                     del self._items[item.at]
@@ -281,10 +278,10 @@ class _Renewing:
         return proved
 
     def _change(self, items: list[_Item]) -> Steps[None]:
-        """A longer ttl needs another etcd lease, and new metadata must be written."""
+        """A longer ttl, or a new leader, needs another etcd lease; new metadata must be written."""
         for item in items:
             ttl, meta = item.renewal.ttl, item.renewal.meta
-            if item.state.session.ttl < ttl:
+            if not item.state.session.serves(ttl):
                 item.change(session=(yield from self._sessions.session(ttl)), ttl=ttl)
             if meta is not None and meta != item.state.meta:
                 item.change(meta=meta)
@@ -333,11 +330,13 @@ class _Renewing:
         for item in batch:
             state, names = item.state, names_of(self._cluster.prefix, item.state.key)
             success = [kv.read(names.field(PAUSE)), kv.read(names.field(RESIGN))]
+            failure = []
             if item.write:
                 success.append(kv.put(names.lease, value_of(state), state.session.id))
+                failure.append(kv.read(names.lease))
                 # If nobody hears of it, the key says with which etcd lease it lives.
-                self._sessions.drop(*state.place)
-            asked.append(kv.nested(self._sessions.ours(state, item.lease), success))
+                self._sessions.doubt(state)
+            asked.append(kv.nested(self._sessions.ours(state, item.lease), success, failure))
         proofs = _pending([item.state for item in batch])
         reply = yield self._cluster.transaction(self._incarnation, [], asked)
         if not reply.get("succeeded"):
@@ -347,12 +346,16 @@ class _Renewing:
             return True
         for item, response in zip(batch, reply["responses"], strict=True):
             self._answered(item, response["response_txn"])
-        return _confirmed(proofs, reply)
+        settled = all(self.outcomes[item.at] is not None for item in batch)
+        return _confirmed(proofs, reply) and settled
 
     def _answered(self, item: _Item, found: Reply) -> None:
+        """Sets the outcome, or leaves it open: the write has to be sent again."""
         if not found.get("succeeded"):
+            if item.write and self._has_moved(item, found["responses"][0]):
+                return
             self.outcomes[item.at] = Gone()
-            self._sessions.drop(*item.state.place)
+            self._sessions.doubt(item.state)
             return
         if item.write:
             self._sessions.note(item.state)
@@ -360,6 +363,16 @@ class _Renewing:
         switches = [kv.entries_in(response) for response in found["responses"][:2]]
         pause, resign = (entries[0].value if entries else None for entries in switches)
         self.outcomes[item.at] = Renewed(notices_for(item.renewal.token, pause, resign))
+
+    def _has_moved(self, item: _Item, found: Reply) -> bool:
+        """Whether an earlier write, of which no answer came, has attached it to another of ours."""
+        entry = entry_of(item.renewal.claim, found)
+        if entry is None or entry.created != item.state.revision:
+            return False
+        if entry.lease == item.lease or entry.lease not in self._sessions.by_id:
+            return False
+        item.lease = entry.lease
+        return True
 
 
 def _apart(items: Sequence[_Item]) -> list[list[_Item]]:

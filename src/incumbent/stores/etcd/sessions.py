@@ -8,6 +8,11 @@ When is a keep-alive a proof? etcd answers it from the member that *believes* to
 asking the others. So it counts from the instant before it was sent, and only once a linearizable
 answer to a request that was sent after it has the same raft term: then nobody else led in between.
 
+An etcd lease serves only while that leads which granted it: with the next leader, claims move to a
+new one. A leader that was frozen or cut off ends all that is over by its own count as soon as it
+runs again, also what its successor kept alive (github.com/etcd-io/etcd/issues/15247). Of an etcd
+lease that was granted later it knows nothing.
+
 Blocking and asynchronous sides share this. Each change is one assignment or one operation of a
 dict, so there is no lock that a signal handler or a fork could meet.
 """
@@ -17,7 +22,7 @@ from __future__ import annotations
 import os
 from base64 import b64decode
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from math import inf
 from typing import Final, NamedTuple
@@ -54,15 +59,21 @@ class Proof(NamedTuple):
 class Session:
     """One etcd lease. `ttl` is the whole seconds that were asked; the server may have made it more.
 
-    `proved`: the instant until which it surely lives.
+    `proved`: the instant until which it surely lives; `term`: the raft term in which it was
+    granted, or None if that is not certain; `outlived`: another leader came.
     """
 
-    __slots__ = ("claims", "earliest", "gone", "id", "pending", "proved", "swept", "ttl")
+    __slots__ = (
+        *("claims", "earliest", "gone", "id", "outlived"),
+        *("pending", "proved", "swept", "term", "ttl"),
+    )
 
-    def __init__(self, lease_id: str, ttl: int, proved: float) -> None:
+    def __init__(self, lease_id: str, ttl: int, proved: float, term: str | None = None) -> None:
         self.id = lease_id
         self.ttl = ttl
         self.proved = proved
+        self.term = term
+        self.outlived = False
         self.pending: Proof | None = None
         self.gone = False
         self.swept = 0.0
@@ -74,6 +85,9 @@ class Session:
         """A keep-alive that was sent at `sent` brought `ttl` seconds, or none."""
         if ttl <= 0:
             self.gone = True
+            return
+        if term != self.term:
+            self.outlived = True
             return
         # One that others made may be shorter than its keys say: its leases must move.
         self.ttl = min(self.ttl, ttl)
@@ -88,6 +102,10 @@ class Session:
         self.proved = max(self.proved, proof.until)
         return True
 
+    def serves(self, ttl: float) -> bool:
+        """Whether claims of this ttl may stay attached to it."""
+        return not self.gone and not self.outlived and self.ttl >= ttl
+
     def is_fresh(self, now: float, lock_delay: float = 0.0) -> bool:
         """Whether enough of it is left, proved or about to be, to begin a lease.
 
@@ -95,7 +113,7 @@ class Session:
         """
         until = max(self.proved, self.pending.until if self.pending else 0.0)
         enough = lock_delay + _ENOUGH * (self.ttl - lock_delay)
-        return not self.gone and until - now >= enough
+        return self.serves(self.ttl) and until - now >= enough
 
 
 class RenewalGroup:
@@ -113,7 +131,9 @@ class RenewalGroup:
 
 @dataclass(slots=True)
 class ClaimState:
-    """One claim of this process. `revision` 0: nobody knows whether its take was carried out.
+    """One claim of this process.
+
+    `revision` 0: nobody knows whether its take was carried out, or to which session it is attached.
 
     `due`: the instant at which it ends unless it is renewed, alone or in a `group`; `past`: the
     key of its entry in the history, once it has one; `history`: the etcd lease of that entry.
@@ -170,7 +190,8 @@ def state_of(key: Key, entry: Entry, session: Session, due: float) -> ClaimState
 class Sessions:
     """See the module. `by_ttl`: the session for new claims; `by_id`: all; `looked`: see note_seen;
     `histories`, `standing`: the etcd leases of history entries, and of candidacies; `lined`: names
-    for which waiters of this process stood in line; `waits_until`: their etcd lease lives."""
+    for which waiters of this process stood in line; `waits_until`: their etcd lease lives;
+    `term`: the raft term of the last answer."""
 
     def __init__(self, prefix: str) -> None:
         self.prefix = prefix
@@ -180,6 +201,7 @@ class Sessions:
         self.histories: dict[int, tuple[str, int]] = {}
         self.standing: dict[tuple[Key, str], Session] = {}
         self.looked: dict[Key, tuple[str, int]] = {}
+        self.term = ""
         self._new_ring()
         self._new_line()
 
@@ -195,6 +217,10 @@ class Sessions:
                 before.session.claims.pop(place, None)
         self.claims[place] = session.claims[place] = state
         session.earliest = min(session.earliest, state.due)
+
+    def doubt(self, state: ClaimState) -> None:
+        """What becomes of the claim's key is open: before anything else it has to be read."""
+        self.note(replace(state, revision=0, due=state.ends, group=None))
 
     def drop(self, key: Key, claim: str) -> None:
         """Nothing of the claim is left."""
@@ -303,12 +329,15 @@ class Sessions:
     def grant(self, whole: int, lease: int = 0) -> Steps[Session]:
         """A new etcd lease of so many seconds, with an id of our choice or (0) of etcd's.
 
-        It went through the cluster's log, so it is proved at once.
+        It went through the cluster's log, so it is proved at once. If an answer before it had the
+        same term, no earlier leader can have granted it.
         """
-        sent = _now()
+        sent, before = _now(), self.term
         named = b',"ID":"%d"' % lease if lease else b""
         reply = yield Request("/v3/lease/grant", b'{"TTL":"%d"%b}' % (whole, named))
-        return Session(str(reply["ID"]), whole, sent + int(reply.get("TTL", whole)))
+        term = kv.term_of(reply)
+        proved = sent + int(reply.get("TTL", whole))
+        return Session(str(reply["ID"]), whole, proved, term if term == before else None)
 
     def keep_alive(self, session: Session) -> Steps[None]:
         """Ask for the whole ttl again; see the module for when that is proved."""
@@ -322,7 +351,7 @@ class Sessions:
     def has(self, ttl: float) -> bool:
         """Whether a session is at hand, so that a try that loses leaves no new one behind."""
         session = self.by_ttl.get(kv.seconds(ttl))
-        return session is not None and session.proved > _now()
+        return session is not None and not session.outlived and session.proved > _now()
 
     def session(self, ttl: float, lock_delay: float = 0.0) -> Steps[Session]:
         """The etcd lease of all claims of this ttl, with enough of it left."""
@@ -336,12 +365,12 @@ class Sessions:
         now = _now()
         if session.is_fresh(now, lock_delay):
             return True
-        if session.proved <= now:
+        if session.outlived or session.proved <= now:
             return False
         yield from self.keep_alive(session)
         if not session.gone:
             yield from self.sweep(session)
-        return not session.gone
+        return session.serves(session.ttl)
 
     def add(self, session: Session) -> Session:
         """One more, and the one for new leases of its ttl from now on."""
@@ -392,19 +421,22 @@ class Sessions:
     # -- claims whose time ran out ------------------------------------------------------------
 
     def sweep(self, session: Session) -> Steps[None]:
-        """Remove claims whose own time ran out although their session lives."""
-        overdue = self.overdue(session, _now())
+        """Remove claims whose own time ran out although their session, or the next one, lives."""
+        now = _now()
+        outlived = [one for one in list(self.by_id.values()) if one.outlived and one is not session]
+        overdue = [state for one in (session, *outlived) for state in self.overdue(one, now)]
         for start in range(0, len(overdue), _SWEPT):
-            batch = yield from self._certain(overdue[start : start + _SWEPT])
+            batch = yield from self._found(overdue[start : start + _SWEPT])
             if not batch:
                 continue
-            # Unless they were granted anew or moved away.
-            yield kv.transaction([
-                kv.nested(self.ours(state), [kv.delete(names_of(self.prefix, state.key).lease)])
-                for state in batch
+            # Unless they were granted anew or moved: then they are looked at again.
+            reply = yield kv.transaction([
+                kv.nested(self.ours(one, at), [kv.delete(names_of(self.prefix, one.key).lease)])
+                for one, at in batch
             ])  # fmt: skip
-            for state in batch:
-                self._drop_unless_newer(state)
+            for (state, _), response in zip(batch, reply["responses"], strict=True):
+                if response["response_txn"].get("succeeded"):
+                    self._drop_unless_newer(state)
 
     def overdue(self, session: Session, now: float) -> list[ClaimState]:
         """Claims whose time ran out; looked for a few times in a ttl."""
@@ -417,21 +449,19 @@ class Sessions:
         session.earliest = min([session.earliest, *(at for at, _ in ends)])
         return [state for at, state in ends if at <= now]
 
-    def _certain(self, batch: list[ClaimState]) -> Steps[list[ClaimState]]:
-        """The claims that have a key, with its revision, so that no later grant is removed."""
-        unsure = [state for state in batch if not state.revision]
-        if unsure:
-            reply = yield self.lookup([state.key for state in unsure])
-            for state, response in zip(unsure, reply["responses"], strict=True):
-                entry = entry_of(state.claim, response)
-                if entry is not None:
-                    state.revision = entry.created
-                if not state.revision:
-                    self._drop_unless_newer(state)
-        # Another take of the same claim, noted since, is not overdue: its grant is newer.
-        return [
-            state for state in batch if state.revision and self.claims.get(state.place) is state
-        ]
+    def _found(self, batch: list[ClaimState]) -> Steps[list[tuple[ClaimState, str]]]:
+        """The claims that have a key on an etcd lease of ours, and that one: it may have moved."""
+        found = []
+        reply = yield self.lookup([state.key for state in batch])
+        for state, response in zip(batch, reply["responses"], strict=True):
+            entry = entry_of(state.claim, response)
+            if entry is None or entry.lease not in self.by_id:
+                self._drop_unless_newer(state)
+            # Another take of the same claim, noted since, is not overdue: its grant is newer.
+            elif self.claims.get(state.place) is state:
+                state.revision = entry.created
+                found.append((state, entry.lease))
+        return found
 
     def _drop_unless_newer(self, state: ClaimState) -> None:
         if self.claims.get(state.place) is state:

@@ -336,7 +336,7 @@ class Take:
         ask, sessions = self.ask, self.sessions
         ttl = max(ask.ttl, float(lease.fields.get("ttl", 0.0)))
         session = sessions.by_id.get(lease.lease)
-        moves = session is None or session.gone or session.ttl < kv.seconds(ttl)
+        moves = session is None or not session.serves(kv.seconds(ttl))
         if session is None or moves:
             session = yield from sessions.session(ttl, ask.lock_delay)
         elif not session.is_fresh(_now(), ask.lock_delay):
@@ -350,8 +350,8 @@ class Take:
         proof, sent = session.pending, _now()
         if moves:
             # If nobody hears of it, the key says with which etcd lease it lives.
-            sessions.drop(self.key, self.claim)
-        reply = yield self.repeat(state, write=moves)
+            sessions.doubt(state)
+        reply = yield self.repeat(state, lease.lease, write=moves)
         session.confirm(proof, kv.term_of(reply))
         if not reply.get("succeeded"):
             sessions.drop(self.key, self.claim)
@@ -359,10 +359,10 @@ class Take:
         sessions.note(state)
         return _granted(state, self.incarnation, sent)
 
-    def repeat(self, state: ClaimState, *, write: bool) -> Request:
+    def repeat(self, state: ClaimState, attached: str, *, write: bool) -> Request:
         """Whether the lease is there; if so its holder is no candidate, as its take has noted.
 
-        `write`: once more, with its present value and etcd lease.
+        `attached`: its etcd lease; `write`: once more, with its present value and etcd lease.
         """
         current = self.cluster.current
         success = [current]
@@ -370,7 +370,7 @@ class Take:
             success.append(kv.put(self.names.lease, value_of(state), state.session.id))
         if self.ask.candidacy > 0:
             success.append(kv.delete(self.names.candidate(self.ask.holder)))
-        there = [kv.created(self.names.lease, state.revision)]
+        there = self.sessions.ours(state, attached)
         return self.cluster.transaction(self.incarnation, there, success, [current])
 
 
