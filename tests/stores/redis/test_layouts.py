@@ -310,6 +310,22 @@ def test_a_node_without_slots_has_no_marker() -> None:
     assert markers_of(topology(), ("10.0.0.3", 6379)) == ()
 
 
+def test_a_node_that_another_thread_meets_while_an_answer_is_learnt_is_no_matter(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster, mark = Cluster(Site(Target(), "here"), (OLD, NEW)), Cluster._mark
+    cluster.site_of(OLD)
+
+    def meanwhile(cluster: Cluster, site: Site, address: tuple[str, int]) -> None:
+        mark(cluster, site, address)
+        cluster.site_of(NEW)
+
+    monkeypatch.setattr(Cluster, "_mark", meanwhile)
+    cluster._learn([topology()], [])
+    for address, site in cluster.sites.items():
+        assert site.marker.keys == markers_of(topology(), address)
+
+
 class Sent:
     """The connections to a node that sends every renewal to the other one, so many times."""
 

@@ -194,7 +194,8 @@ class Cluster:
         # The same object as long as nothing changed: plans are laid for it.
         if newest != self.topology:
             self.topology = newest
-            for address, site in self.sites.items():
+            # A copy in one step: another thread may make the first request to a node meanwhile.
+            for address, site in list(self.sites.items()):
                 self._mark(site, address)
 
     def _nobody(self, errors: Sequence[StoreError]) -> StoreUnavailable:

@@ -224,7 +224,7 @@ class Router(PlannedTogether[Server]):
     # -- nodes --------------------------------------------------------------------------------
 
     def let_go(self) -> None:
-        for node in self._nodes.values():
+        for node in list(self._nodes.values()):
             node.exchange.let_go()
 
     def _slot(self, key: Key) -> int:
