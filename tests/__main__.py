@@ -26,6 +26,9 @@ from tests.support.unprivileged import RUN, run_folder
 FEW = "6"
 """Workers for the tests that measure time, and mostly wait."""
 
+ALONE = "0"
+"""No worker: pytest's own process runs the tests that load the machine."""
+
 NO_TESTS = 5
 """pytest's exit code if nothing was picked; one of the parts may be empty."""
 
@@ -49,7 +52,7 @@ def main(tier: str, workers: str, *given: str) -> int:
     codes = {
         run(workers, f"{within} and not timing and not crowd", together, given),
         run(FEW, f"{within} and timing", named(timing), given),
-        run("1", f"{within} and crowd", named(crowd), given),
+        run(ALONE, f"{within} and crowd", named(crowd), given),
     }
     failed = codes - {0, NO_TESTS}
     return max(failed) if failed else min(codes)
