@@ -46,7 +46,8 @@ def main(tier: str, workers: str, *given: str) -> int:
         left = {left.file for left in tiers.LEFT} | tiers.TURNS
         together, timing, crowd = named(left - later), left & timing, left & crowd
     else:
-        together = [f"--ignore={file}" for file in named(later)]
+        wholly = {left.file for left in tiers.LEFT if left.test == left.file and not left.kept}
+        together = [f"--ignore={file}" for file in named(later | wholly)]
     rewrite()
     os.environ[RUN] = str(run_folder())
     codes = {
