@@ -75,9 +75,10 @@ _HINT = 'write seconds (15, 2.5) or a text such as "500ms", "15s", "1h30m"'
 
 def say_seconds(seconds: float) -> str:
     """A duration as people write it: 0.25 -> "250ms", 90 -> "1m30s"."""
-    if seconds < 1:
+    # Rounded up to the next unit, it is said in that unit: 1m, not 60s.
+    if seconds < 0.99995:
         return f"{seconds * 1000:.4g}ms"
-    if seconds < 60:
+    if seconds < 59.95:
         return f"{seconds:.3g}s"
     parts, rest = [], round(seconds)
     for unit, size in (("d", 86_400), ("h", 3600), ("m", 60), ("s", 1)):

@@ -120,6 +120,13 @@ def test_seconds_are_said_as_people_write_them(seconds: float, text: str) -> Non
     assert say_seconds(seconds) == text
 
 
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.99996, "1s"), (59.96, "1m"), (59.94, "59.9s"), (60.4, "1m")]
+)
+def test_a_duration_just_below_a_unit_is_said_in_that_unit(seconds: float, text: str) -> None:
+    assert say_seconds(seconds) == text
+
+
 @given(st.integers(1, int(366 * DAY)))
 def test_what_is_said_is_read_back(seconds: int) -> None:
     assert parse_duration(say_seconds(seconds)) == seconds
