@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from incumbent.locks import AsyncLease, AsyncLock, Lease, Lock
     from incumbent.multi import AsyncMultiLease, AsyncMultiLock, MultiLease, MultiLock
     from incumbent.policy import Policy
-    from incumbent.protocol.given import StoreLike
+    from incumbent.protocol.link import StoreLike
     from incumbent.shards import AsyncShard, AsyncShards, Shard, Shards
     from incumbent.sharing import AsyncReadWriteLock, AsyncSemaphore, ReadWriteLock, Semaphore
     from incumbent.stores.names import safe_name
@@ -101,7 +101,7 @@ _HOMES = {
         "locks": ("AsyncLease", "AsyncLock", "Lease", "Lock"),
         "multi": ("AsyncMultiLease", "AsyncMultiLock", "MultiLease", "MultiLock"),
         "policy": ("Policy",),
-        "protocol.given": ("StoreLike",),
+        "protocol.link": ("StoreLike",),
         "shards": ("AsyncShard", "AsyncShards", "Shard", "Shards"),
         "sharing": ("AsyncReadWriteLock", "AsyncSemaphore", "ReadWriteLock", "Semaphore"),
         "stores.names": ("safe_name",),

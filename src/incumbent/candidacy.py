@@ -28,11 +28,11 @@ from incumbent.meters import Sample
 from incumbent.model import Record, Refused
 from incumbent.options import PERMITS_MOST, LockSettings, rank_from
 from incumbent.protocol.chance import draw_jitter
-from incumbent.protocol.notifier import notifier
 from incumbent.protocol.observe import Observation
+from incumbent.protocol.threads import notifier
 
 if TYPE_CHECKING:
-    from incumbent.protocol.given import StoreLike
+    from incumbent.protocol.link import StoreLike
 
 _log = logging.getLogger("incumbent")
 

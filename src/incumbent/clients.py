@@ -21,7 +21,7 @@ from incumbent.sharing import AsyncReadWriteLock, AsyncSemaphore, ReadWriteLock,
 from incumbent.stores.names import make_key
 
 if TYPE_CHECKING:
-    from incumbent.protocol.given import StoreLike
+    from incumbent.protocol.link import StoreLike
 
 
 class ClientHandle:

@@ -40,7 +40,7 @@ from incumbent.stores.base import Engine
 from incumbent.stores.redis import engine_from_client
 
 if TYPE_CHECKING:
-    from incumbent.protocol.given import RedisClient, RedisClusterClient, RedisPool
+    from incumbent.protocol.link import RedisClient, RedisClusterClient, RedisPool
 
     Client: TypeAlias = RedisClient | RedisPool | RedisClusterClient
 

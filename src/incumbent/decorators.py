@@ -33,7 +33,7 @@ from incumbent.protocol.port import run as drive
 from incumbent.stores.names import MARK, check_name, escaped, is_name, within_limit
 
 if TYPE_CHECKING:
-    from incumbent.protocol.given import StoreLike
+    from incumbent.protocol.link import StoreLike
 
 F = TypeVar("F", bound=Callable[..., Any])
 L = TypeVar("L", bound=LockHandle[Any])

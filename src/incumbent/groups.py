@@ -19,17 +19,16 @@ from incumbent.handles import brief, refuse_copy
 from incumbent.model import Capabilities
 from incumbent.options import parse_timeout, refuse_unknown, require, wanted_from
 from incumbent.policy import TTL_MIN, Policy
-from incumbent.protocol.dividing import attend, await_news
 from incumbent.protocol.held import Wanted
 from incumbent.protocol.link import Link, link_for
 from incumbent.protocol.observe import WritingPort
 from incumbent.protocol.port import run
-from incumbent.protocol.roster import MEMBER, Roster
+from incumbent.protocol.roster import MEMBER, Roster, attend, await_news
 from incumbent.running import EndablePort, task_beside, thread_beside
 from incumbent.stores import names
 
 if TYPE_CHECKING:
-    from incumbent.protocol.given import StoreLike
+    from incumbent.protocol.link import StoreLike
 
 _log = logging.getLogger("incumbent")
 

@@ -30,14 +30,14 @@ from incumbent.lease import State
 from incumbent.options import IfLost, LockSettings, OnLost, parse_timeout, wanted_from
 from incumbent.protocol.held import Held
 from incumbent.protocol.link import Link, link_for
-from incumbent.protocol.notifier import notifier
+from incumbent.protocol.threads import notifier
 from incumbent.protocol.words import asked_by, lease_lost, waits_for_itself
 from incumbent.reentrant import Entries, enter_again, remember
 from incumbent.unpatched import original
 
 if TYPE_CHECKING:
     from incumbent.model import Holding
-    from incumbent.protocol.given import StoreLike
+    from incumbent.protocol.link import StoreLike
 
 L = TypeVar("L", bound="LeaseHandle")
 

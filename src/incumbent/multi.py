@@ -24,7 +24,7 @@ from incumbent.protocol.port import ManyPort, run
 from incumbent.protocol.release import release_all
 
 if TYPE_CHECKING:
-    from incumbent.protocol.given import StoreLike
+    from incumbent.protocol.link import StoreLike
 
 M = TypeVar("M", bound="MultiLeaseHandle")
 

@@ -23,10 +23,10 @@ from incumbent.groups import GroupHandle, GroupSettings, first_try
 from incumbent.handles import brief
 from incumbent.options import parse_timeout
 from incumbent.protocol.chance import draw_jitter
-from incumbent.protocol.dividing import Division, attend
 from incumbent.protocol.held import Held
 from incumbent.protocol.link import Link
 from incumbent.protocol.port import run
+from incumbent.protocol.roster import Division, attend
 from incumbent.running import (
     EndablePort,
     Ended,
@@ -41,7 +41,7 @@ from incumbent.running import (
 if TYPE_CHECKING:
     from asyncio import Task
 
-    from incumbent.protocol.given import StoreLike
+    from incumbent.protocol.link import StoreLike
 
 _REQUESTS = 4
 """Instants, in a renewal interval, at which the shards of a process are renewed."""
@@ -133,7 +133,7 @@ class ShardsHandle(GroupHandle, Generic[S]):
 
 
 class _Membership(Generic[S]):
-    """One membership while it lasts, and the bodies of its shards (protocol.dividing.Bodies)."""
+    """One membership while it lasts, and the bodies of its shards (protocol.roster.Bodies)."""
 
     def __init__(self, of: ShardsHandle[S]) -> None:
         self._link = of._link

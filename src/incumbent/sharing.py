@@ -17,7 +17,7 @@ from incumbent.options import PERMITS_MOST, LockSettings
 from incumbent.taken import TakingHandle
 
 if TYPE_CHECKING:
-    from incumbent.protocol.given import StoreLike
+    from incumbent.protocol.link import StoreLike
 
 A = TypeVar("A", Lock, AsyncLock)
 

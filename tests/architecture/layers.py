@@ -39,7 +39,6 @@ LAYERS = (
             "job",
             "quorum",
             "supervise.plan",
-            "supervise.deadline",
             "bodies",
             "cron.zones",
             "cron.schedule",
@@ -53,11 +52,8 @@ LAYERS = (
         (
             "stores.base",
             "stores.findings",
-            "stores.line",
             "stores.names",
             "stores.notices",
-            "stores.restart",
-            "stores.states",
             "stores.table",
         ),
         WORLD,
@@ -70,10 +66,10 @@ LAYERS = (
     Layer(
         "protocols",
         (
-            *("protocol.acquire", "protocol.challenge", "protocol.held", "protocol.observe"),
+            *("protocol.acquire", "protocol.held", "protocol.observe"),
             "protocol.port",
             *("protocol.release", "protocol.renew", "protocol.words"),
-            *("protocol.dividing", "protocol.roster"),
+            "protocol.roster",
             "cron.control",
             "cron.dispatch",
             "cron.ledger",

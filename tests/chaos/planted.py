@@ -16,7 +16,7 @@ from incumbent.cli.main import main
 from incumbent.lease import LeaseMachine, Proof
 from incumbent.model import UNLIMITED
 from incumbent.supervise import child, guard
-from incumbent.supervise.deadline import Verdict, Watch, judge
+from incumbent.supervise.plan import Verdict, Watch, judge
 
 _LATE = 3.0
 

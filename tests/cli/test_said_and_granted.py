@@ -31,11 +31,11 @@ from incumbent.page.blocks import lasting_blocks
 from incumbent.page.snapshot import Reader, fleet_of
 from incumbent.protocol.link import Link
 from incumbent.protocol.port import run
+from incumbent.stores.findings import FREE, GRANTS, HELD, UNKNOWN, WAITING
 from incumbent.stores.notices import BREAK, PAUSE, RESIGN, encode_notice
-from incumbent.stores.registry import open_engine
 from incumbent.stores.sqlite import SqliteEngine
 from incumbent.stores.sqlite.host import Host
-from incumbent.stores.states import FREE, GRANTS, HELD, UNKNOWN, WAITING
+from incumbent.stores.url import open_engine
 from tests.cli.tool import answer, incumbent
 from tests.support.servers import RedisServer
 from tests.support.waiting import eventually

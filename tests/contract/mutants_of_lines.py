@@ -6,8 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from incumbent.model import Ask, GiveOutcome, Key, Queued, Refused, TakeOutcome
-from incumbent.stores.line import Line, Waiter
-from incumbent.stores.table import MemoryTable
+from incumbent.stores.table import Line, MemoryTable, Waiter
 
 
 class _Table(MemoryTable):

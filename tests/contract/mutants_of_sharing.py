@@ -8,8 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from incumbent.model import Ask, GiveOutcome, Granted, Key, Released, TakeOutcome
-from incumbent.stores.line import Line
-from incumbent.stores.table import MemoryTable
+from incumbent.stores.table import Line, MemoryTable
 
 
 class _Sharing(MemoryTable):

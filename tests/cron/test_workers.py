@@ -27,7 +27,7 @@ from incumbent.cron.worker import STARTED, Fleet, run_on_failure
 from incumbent.cron.zygote import Notify, StandBy, Zygote
 from incumbent.model import Key, Refused
 from incumbent.protocol.link import new_link
-from incumbent.supervise.answers import WITHHELD
+from incumbent.supervise.launch import WITHHELD
 from tests.cron.fleet import CronFleet, children, descendants, identity
 from tests.support.waiting import eventually
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from incumbent import Client, LockError
 from incumbent.clock import now
-from incumbent.stores.registry import open_engine
+from incumbent.stores.url import open_engine
 
 _leases: dict[str, Any] = {}
 

@@ -21,7 +21,7 @@ from redis import Redis as RawRedis
 
 from incumbent import Client, Lease, LockError, StoreUnavailable
 from incumbent.stores.quorum.dialect import MARKER
-from incumbent.stores.registry import open_engine
+from incumbent.stores.url import open_engine
 from tests.combined.against import has_history, tree_of
 from tests.stores.quorum.world import Members
 from tests.support.etcd import EtcdServer

@@ -127,7 +127,7 @@ _SINCE: dict[tuple[str, str], str] = {
         "self._end_waits() -> pass",
     ): "test_who_relied_on_a_reader_that_was_interrupted_has_to_look",
     (
-        "stores/sqlite/doctor.py",
+        "stores/sqlite/engine.py",
         "where is not None -> (not (where is not None))",
     ): "test_doctor_warns_where_a_file_excludes_nobody_else",
     (

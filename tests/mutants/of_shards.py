@@ -18,21 +18,21 @@ _p = in_area("protocol")
 MUTATIONS: tuple[Mutation, ...] = (
     _p(
         "a shard is begun under a lease that nobody else asks for",
-        "protocol/dividing.py",
+        "protocol/roster.py",
         "_key_of(self._wanted.key, number)",
         "_key_of(self._wanted.key, number + id(self))",
         *_COMING,
     ),
     _p(
         "a member ignores who comes later",
-        "protocol/dividing.py",
+        "protocol/roster.py",
         "        self._mine = shards_of(member, self.name, self.count, members)",
         "        self._mine = self._mine or shards_of(member, self.name, self.count, members)",
         *_COMING,
     ),
     _p(
         "a shard that is another's is kept",
-        "protocol/dividing.py",
+        "protocol/roster.py",
         "                self._bodies.stop(number)",
         "                pass",
         *_COMING,
@@ -47,7 +47,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     _p(
         "who is no member any more keeps its shards",
-        "protocol/dividing.py",
+        "protocol/roster.py",
         "            division.assign(roster.me, ())",
         "            pass",
         *_SHARDS,
@@ -68,7 +68,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     _p(
         "who only joined the group gets shards",
-        "protocol/dividing.py",
+        "protocol/roster.py",
         " if field.value == roster.note]",
         "]",
         *_SHARDS,
@@ -110,21 +110,21 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     _p(
         "a shard is asked for again as late as the roster is read",
-        "protocol/dividing.py",
+        "protocol/roster.py",
         "        most = min(_AGAIN_MOST, self._wanted.policy.renew_every / 2)",
         "        return self._wanted.policy.renew_every * 2",
         *_COMING,
     ),
     _p(
         "a member takes all its shards before it looks who came",
-        "protocol/dividing.py",
+        "protocol/roster.py",
         "            if port.now() >= over:",
         "            if False:",
         *_FAR,
     ),
     _p(
         "a node that is away keeps a member from the shards of others",
-        "protocol/dividing.py",
+        "protocol/roster.py",
         "                self._postpone(port, turn, error)\n",
         "                raise\n",
         *_SHARDS,

@@ -78,7 +78,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     _d(
         "redis: a restarted server is trusted at once",
-        "stores/restart.py",
+        "stores/findings.py",
         "return max(TTL_DEFAULT, ttl, *learnt) if named is None else named",
         "return ttl if named is None else named",
         "tests/stores/test_restart.py",
@@ -555,7 +555,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     _sql(
         "sqlite: a latch begins with those who shared the one before",
-        "stores/sqlite/sharers.py",
+        "stores/sqlite/rows.py",
         'now if shared else float("inf")',
         "now",
         "tests/stores/sqlite/test_sharers.py",

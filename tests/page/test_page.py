@@ -15,7 +15,7 @@ from incumbent.page.drawing import Window
 from incumbent.page.editions import next_edition
 from incumbent.page.markup import Html, safe, when
 from incumbent.page.snapshot import fleet_of, terms_of
-from incumbent.stores import states
+from incumbent.stores import findings
 from incumbent.stores.notices import BREAK, PAUSE, RESIGN
 from tests.page.records import NOW, blocks, held, job, record, snapshot, standing_by, switch
 
@@ -123,7 +123,7 @@ def test_while_the_store_is_silent_nothing_is_called_held_or_free() -> None:
 
 def test_while_a_store_grants_nothing_nobody_is_told_that_a_lease_can_be_had() -> None:
     why = "nobody is given a lease yet: up for 3s, restart_wait 15s: it grants nothing yet"
-    grants = states.State(states.WAITING, why)
+    grants = findings.State(findings.WAITING, why)
     assert of("leases", record("a"), grants=grants) == f"a waiting {why}"
     assert of("leases", held("a"), grants=grants).startswith("a held node-1")
     assert f"waiting: {why}" in of("store", grants=grants)

@@ -26,8 +26,7 @@ from incumbent.page.snapshot import Reader, Snapshot
 from incumbent.protocol.link import link_for
 from incumbent.serve.http import PageServer
 from incumbent.serve.pages import TEXT, Page
-from incumbent.stores.findings import grants_nothing
-from incumbent.stores.states import GRANTS, UNKNOWN, WAITING
+from incumbent.stores.findings import GRANTS, UNKNOWN, WAITING, grants_nothing
 from tests.page.records import NOW, held, snapshot
 from tests.support.servers import free_port
 from tests.support.waiting import eventually

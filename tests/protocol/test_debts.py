@@ -56,7 +56,7 @@ class _Awaited(_Port):
 
 
 def _settled(port: _Port, debt: Debt) -> bool:
-    return run(settle(cast(Port, port), debt, 1.0))
+    return run(settle(cast("Port", port), debt, 1.0))
 
 
 def _debt(doubt: int) -> Debt:
@@ -87,12 +87,12 @@ def test_a_certain_claim_is_settled_by_its_ttl() -> None:
 def test_a_release_leaves_a_debt_only_for_a_take_that_was_never_answered(unsure: int) -> None:
     port = _Blocking(Released())
     wanted = Wanted(KEY, ASK, ASK, make_policy(15.0))
-    held = Held(cast(Port, port), wanted)
+    held = Held(cast("Port", port), wanted)
     held.unsure = unsure
     held.machine.sent(port.now())
     assert held.machine.granted(Granted(held.claim, 7, 15.0), port.now())
     # An hour later: what held the take up may hold it up for as long as it likes.
-    assert release_blocking(cast(BlockingPort, port), held, port.now() + 3600)
+    assert release_blocking(cast("BlockingPort", port), held, port.now() + 3600)
     assert [debt.doubt for debt in port.owed] == [2] * unsure
 
 

@@ -15,19 +15,18 @@ from hypothesis import strategies as st
 
 from incumbent import Lease, Lock, clock
 from incumbent.model import Key
-from incumbent.protocol import thread as threads
+from incumbent.protocol import threads
 from incumbent.protocol.keeper import Keeper
 from incumbent.protocol.link import link_for
 from incumbent.protocol.port import Debt
 from incumbent.protocol.renew import SOONEST
-from incumbent.protocol.thread import AlarmThread
+from incumbent.protocol.threads import AlarmThread
 from tests.support.faulty import FaultyEngine
 
 _WATCHED = (
     "/protocol/keeper.py",
     "/protocol/buckets.py",
-    "/protocol/debts.py",
-    "/protocol/thread.py",
+    "/protocol/threads.py",
 )
 _TTLS = (0.5, 3.0, 60.0)
 

@@ -12,9 +12,9 @@ import pytest
 
 from incumbent import Lock
 from incumbent.protocol import link as links
-from incumbent.protocol import notifier as notifiers
+from incumbent.protocol import threads
 from incumbent.protocol.link import Link, link_for
-from incumbent.protocol.notifier import Notifier
+from incumbent.protocol.threads import Notifier
 from incumbent.unpatched import start_thread
 from tests.support.forks import in_a_child
 from tests.support.waiting import eventually
@@ -124,7 +124,7 @@ def test_a_signal_handler_calls_back_while_the_first_callback_is_begun(
         signal.raise_signal(signal.SIGUSR1)
         start_thread(work, name)
 
-    monkeypatch.setattr(notifiers, "start_thread", start)
+    monkeypatch.setattr(threads, "start_thread", start)
     with handling(lambda: notifier.call(done.set)):
         notifier.call(lambda: None)
     assert done.wait(5)
@@ -157,7 +157,7 @@ def test_callbacks_that_found_no_thread_are_called_once_there_is_one(
             raise RuntimeError("can't start new thread")
         start_thread(work, name)
 
-    monkeypatch.setattr(notifiers, "start_thread", start)
+    monkeypatch.setattr(threads, "start_thread", start)
     for number in range(2):
         notifier.call(lambda number=number: calls.append(number))  # type: ignore[misc]
     eventually(lambda: calls == [0, 1])

@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from incumbent.division import shards_of
 from incumbent.model import Ask, Guard, Key, PutOutcome, Record
 from incumbent.policy import Policy
-from incumbent.protocol.dividing import Division, attend
 from incumbent.protocol.held import Held, Wanted
 from incumbent.protocol.release import release
-from incumbent.protocol.roster import Roster
+from incumbent.protocol.roster import Division, Roster, attend
 from tests.sim.judge import Judge
 from tests.sim.judge import _believes as believes
 from tests.sim.network import Network
@@ -139,7 +138,7 @@ class Member(Process):
 
 
 class _Bodies:
-    """See protocol.dividing.Bodies."""
+    """See protocol.roster.Bodies."""
 
     def __init__(self, member: Member) -> None:
         self._member = member

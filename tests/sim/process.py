@@ -261,7 +261,7 @@ class SimPort:
         if claim not in self.asked:
             self.asked.append(claim)
         wished = Exchange(self._server.take, (key, claim, ask), until)
-        return cast(TakeOutcome, await wish(wished))
+        return cast("TakeOutcome", await wish(wished))
 
     async def renew(self, renewals: Sequence[Renewal], until: float) -> list[RenewOutcome]:
         wished = Exchange(self._server.renew, (renewals,), until)
@@ -286,7 +286,7 @@ class SimPort:
         shared: bool = False,
     ) -> GiveOutcome:
         wished = Exchange(self._server.give, (key, claim, token, closed_for, slot), until)
-        outcome = cast(GiveOutcome, await wish(wished))
+        outcome = cast("GiveOutcome", await wish(wished))
         if token is not None:
             self.released[claim] = outcome
         return outcome
@@ -295,14 +295,14 @@ class SimPort:
         if not self._process.world.together:
             return await one_by_one(lambda it: self.take(*it, until), takes, to_the_end=False)
         self.asked += [each.claim for each in takes if each.claim not in self.asked]
-        return cast(Took, await wish(Exchange(self._server.take_all, (takes,), until)))
+        return cast("Took", await wish(Exchange(self._server.take_all, (takes,), until)))
 
     async def give_all(self, gives: Sequence[Give], until: float) -> Gave:
         if not self._process.world.together:
             return await one_by_one(lambda it: self.give(*it, until), gives)
         outcomes = await wish(Exchange(self._server.give_all, (gives,), until))
         self.released |= {each.claim: it for each, it in zip(gives, outcomes, strict=True)}
-        return cast(Gave, outcomes)
+        return cast("Gave", outcomes)
 
     async def wait_change(self, key: Key, seen: str, until: float) -> None:
         # A lost hint is not an error.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from incumbent.policy import TTL_DEFAULT
-from incumbent.stores.restart import restart_words, wait_after_restart
+from incumbent.stores.findings import restart_words, wait_after_restart
 
 
 @pytest.mark.parametrize("ttl", [0.1, 2.0, TTL_DEFAULT])

@@ -8,9 +8,21 @@ from hypothesis import strategies as st
 
 from incumbent.errors import StoreUnavailable
 from incumbent.model import Ask, Granted, Key, Record, Refused, Slot
-from incumbent.stores.findings import Finding, at, cannot_tell, grants_nothing, state_of_store
+from incumbent.stores.findings import (
+    FREE,
+    GRANTS,
+    HELD,
+    UNKNOWN,
+    WAITING,
+    Finding,
+    at,
+    cannot_tell,
+    grants_nothing,
+    places_of,
+    state_of,
+    state_of_store,
+)
 from incumbent.stores.notices import PAUSE
-from incumbent.stores.states import FREE, GRANTS, HELD, UNKNOWN, WAITING, places_of, state_of
 from incumbent.stores.table import MemoryTable
 
 KEY = Key("default", "job")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from incumbent.supervise.answers import WITHHELD, child_environment
+from incumbent.supervise.launch import WITHHELD, child_environment
 
 PARENT = {
     "PATH": "/bin",

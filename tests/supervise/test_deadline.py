@@ -7,7 +7,7 @@ from math import inf, nan
 from hypothesis import given
 from hypothesis import strategies as st
 
-from incumbent.supervise.deadline import Verdict, Watch, begun, covers, ended, judge, proved
+from incumbent.supervise.plan import Verdict, Watch, begun, covers, ended, judge, proved
 
 TTL = 10.0
 

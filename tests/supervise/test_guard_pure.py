@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from incumbent.supervise import guard
-from incumbent.supervise.deadline import begun
+from incumbent.supervise.plan import begun
 from tests.support.needs import needs
 
 pytestmark = needs(sys.platform == "linux", "the guard needs Linux")

@@ -15,7 +15,7 @@ from tooz import coordination
 from tooz.coordination import Characteristics, get_coordinator
 
 from incumbent import errors
-from incumbent.stores import registry
+from incumbent.stores import url
 from incumbent.tooz_driver import Driver
 from tests.cookbook.recipe import PAGES
 from tests.support.servers import RedisServer, free_port
@@ -30,7 +30,7 @@ def test_each_scheme_of_a_store_on_disk_or_on_a_server_has_its_entry_point() -> 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     declared = project["entry-points"]["tooz.backends"]
     assert {name.removeprefix("incumbent+") for name in declared} == {
-        *registry._BUILT_IN,
+        *url._BUILT_IN,
     } - {"memory"}
     assert {*declared.values()} == {"incumbent.tooz_driver:Driver"}
     installed = {entry.name for entry in entry_points(group="tooz.backends")}

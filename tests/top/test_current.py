@@ -21,7 +21,7 @@ import pytest
 import incumbent
 from incumbent import CurrentLease, LeaseLost, Misuse, clock
 from incumbent.locks import Lease, Lock
-from incumbent.supervise.answers import LeaseSocket
+from incumbent.supervise.launch import LeaseSocket
 from tests.support.faulty import FaultyEngine
 from tests.support.forks import exit_code, fork
 from tests.support.needs import needs

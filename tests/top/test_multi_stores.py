@@ -14,7 +14,7 @@ import redis
 
 import incumbent
 from incumbent import AsyncClient, AsyncMultiLock, Client, Lock, MultiLock, NotAcquired
-from incumbent.stores.sqlite.retry import SqliteStore
+from incumbent.stores.sqlite.core import SqliteStore
 from tests.stores.postgresql.world import new_database
 from tests.support.proxy import FaultProxy, requests_sent
 from tests.support.servers import RedisServer

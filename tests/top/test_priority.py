@@ -16,7 +16,7 @@ from incumbent.election import PRIORITY, Leader, Rank, rank_of, with_rank
 from incumbent.locks import Candidate as LeadCandidate
 from incumbent.model import ABSENT, ByVersion, Field, Holding, Key, Record, Refused
 from incumbent.options import wanted_from
-from incumbent.protocol.challenge import Challenge
+from incumbent.protocol.observe import Challenge
 from incumbent.stores.memory import MemoryEngine
 from incumbent.stores.notices import RESIGN, encode_notice
 from tests.support.waiting import eventually

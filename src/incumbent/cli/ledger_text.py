@@ -20,8 +20,8 @@ from incumbent.cron.schedule import slot_id
 from incumbent.cron.slots import GRACE
 from incumbent.durations import say_seconds
 from incumbent.model import Record
+from incumbent.stores.findings import said_by
 from incumbent.stores.notices import PAUSE
-from incumbent.stores.states import said_by
 
 
 def last_run(record: Record) -> Run | None:

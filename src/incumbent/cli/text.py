@@ -14,8 +14,8 @@ from incumbent.cli.parser import Request
 from incumbent.durations import parse_duration, say_seconds
 from incumbent.errors import AcquireTimeout, ConfigError, NotAcquired
 from incumbent.model import Holding, Record
+from incumbent.stores.findings import State
 from incumbent.stores.notices import PAUSE, RESIGN, read_notice
-from incumbent.stores.states import State
 
 if TYPE_CHECKING:
     from datetime import tzinfo

@@ -37,7 +37,7 @@ from incumbent.protocol.link import link_for
 from incumbent.serve.situation import Situation
 
 if TYPE_CHECKING:
-    from incumbent.protocol.given import StoreLike
+    from incumbent.protocol.link import StoreLike
 
 _log = logging.getLogger("incumbent.jobs")
 _LOOK_EVERY: Final = 0.2

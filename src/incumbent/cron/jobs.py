@@ -26,7 +26,7 @@ from incumbent.supervise.kernel import Waiter
 from incumbent.supervise.signals import Signals
 
 if TYPE_CHECKING:
-    from incumbent.protocol.given import StoreLike
+    from incumbent.protocol.link import StoreLike
 
 F = TypeVar("F", bound=Callable[..., Any])
 _log = logging.getLogger("incumbent.jobs")

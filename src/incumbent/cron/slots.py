@@ -32,8 +32,8 @@ from incumbent.cron.ledger import (
 from incumbent.cron.schedule import slot_id
 from incumbent.cron.spec import JobSpec, Slot, is_scheduled
 from incumbent.model import Holding, Record
+from incumbent.stores.findings import said_by
 from incumbent.stores.notices import PAUSE
-from incumbent.stores.states import said_by
 
 CLOCK_SPREAD: Final = 300.0
 """Seconds by which clocks of one fleet may be apart."""

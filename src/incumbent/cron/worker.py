@@ -36,11 +36,10 @@ from incumbent.locks import Lease, give_back
 from incumbent.model import Key
 from incumbent.options import LockSettings, policy_from
 from incumbent.protocol.link import Link, new_link
-from incumbent.supervise.answers import WITHHELD, without_service
 from incumbent.supervise.child import CannotStart
 from incumbent.supervise.guarding import Guard, GuardFault, start_guard
 from incumbent.supervise.kernel import Waiter
-from incumbent.supervise.launch import Ready
+from incumbent.supervise.launch import WITHHELD, Ready, without_service
 from incumbent.supervise.plan import Course, Phase
 from incumbent.supervise.run import Command, Ending, supervise
 from incumbent.supervise.signals import Signals

@@ -121,7 +121,7 @@ _LOADED_EARLY: Final = (
 
 def _warm_up(url: str) -> None:
     """Load what every worker needs, once: their forks share it."""
-    from incumbent.stores.registry import open_engine
+    from incumbent.stores.url import open_engine
 
     for module in _LOADED_EARLY:
         import_module(module)

@@ -21,8 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final, Self, TypeVar
 
-from incumbent.supervise.kernel import die_with_parent, pidfds, readable
-from incumbent.supervise.processes import below
+from incumbent.supervise.kernel import below, die_with_parent, pidfds, readable
 
 PATIENCE: Final = 6.0
 """Seconds that a scene waits for what must happen."""

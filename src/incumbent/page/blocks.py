@@ -23,8 +23,8 @@ from incumbent.page.snapshot import (
     events_of,
     paused_at,
 )
+from incumbent.stores.findings import FREE, UNKNOWN, State, asked_to, said_by, said_of, state_of
 from incumbent.stores.notices import PAUSE, RESIGN, read_notice
-from incumbent.stores.states import FREE, UNKNOWN, State, asked_to, said_by, said_of, state_of
 
 WINDOWS: Final = {"15m": 900.0, "1h": 3600.0, "6h": 21_600.0, "1d": 86_400.0, "7d": 604_800.0}
 DEFAULT_WINDOW: Final = "1h"

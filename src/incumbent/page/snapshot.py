@@ -20,9 +20,8 @@ from incumbent.durations import say_seconds
 from incumbent.errors import LockError
 from incumbent.model import Record
 from incumbent.protocol.link import link_for
-from incumbent.stores.findings import examine
+from incumbent.stores.findings import FREE, GRANTS, State, examine
 from incumbent.stores.notices import BREAK, PAUSE, RESIGN, read_notice
-from incumbent.stores.states import FREE, GRANTS, State
 
 _SCAN_WITHIN: Final = 5.0
 _OUTAGES_MOST: Final = 50

@@ -337,8 +337,7 @@ def _pursuit(
     port: Port, wanted: Wanted, rank: Rank, until: float
 ) -> Callable[[Refused], Awaitable[float]]:
     # Not above: most locks are made, held and released without an election.
-    from incumbent.protocol.challenge import Challenge, pursue
-    from incumbent.protocol.observe import WritingPort
+    from incumbent.protocol.observe import Challenge, WritingPort, pursue
 
     return partial(pursue, cast("WritingPort", port), Challenge(wanted, rank), until)
 

@@ -15,7 +15,7 @@ from math import inf
 from incumbent import clock
 from incumbent.lease import IllegalInput, State
 from incumbent.protocol.held import Held
-from incumbent.protocol.thread import AlarmThread
+from incumbent.protocol.threads import AlarmThread
 
 
 class Deadlines:

@@ -1,25 +1,24 @@
 """What a process has of one engine: its keeper, a port for blocking callers, one for each loop.
 
-`link_for` finds the one that belongs to what a user names as `store=`.
+`link_for` finds the one that belongs to what a user names as `store=`; the types of that come last.
 """
 
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 from incumbent.errors import Misuse
 from incumbent.protocol.keeper import Keeper
 from incumbent.store_url import store_url
 from incumbent.stores.base import Engine
-from incumbent.stores.registry import engine_for_object, open_engine
+from incumbent.stores.url import engine_for_object, open_engine
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
     from collections.abc import Callable, Hashable
 
     from incumbent.protocol.aio import AsyncPort
-    from incumbent.protocol.given import StoreLike
 
     _Latest = tuple[Callable[[], AbstractEventLoop], weakref.ref[AbstractEventLoop], AsyncPort]
 
@@ -125,3 +124,69 @@ def new_link(store: object) -> Link:
     if isinstance(store, str):
         return Link(open_engine(store), store)
     return Link(engine_for_object(store))
+
+
+# -- what users name as `store=` -------------------------------------------------------------------
+
+# One type for each driver object, none of which is imported: a type checker compares attributes.
+# What an object cannot do for us is found out when the lock is built.
+
+
+class Linked(Protocol):
+    """A Client or AsyncClient, whose store and connections are shared."""
+
+    @property
+    def _link(self) -> Link: ...
+
+
+class RedisClient(Protocol):
+    """A redis-py client of one server or of a Sentinel's master, blocking or for asyncio."""
+
+    @property
+    def connection_pool(self) -> object: ...
+
+
+class RedisPool(Protocol):
+    """A connection pool of redis-py."""
+
+    @property
+    def connection_class(self) -> object: ...
+    @property
+    def connection_kwargs(self) -> object: ...
+
+
+class RedisClusterClient(Protocol):
+    """A redis-py client of a cluster, blocking or for asyncio."""
+
+    @property
+    def nodes_manager(self) -> object: ...
+
+
+class PostgresPool(Protocol):
+    """A pool of psycopg_pool, blocking or for asyncio."""
+
+    @property
+    def conninfo(self) -> object: ...
+    @property
+    def kwargs(self) -> object: ...
+
+
+class SqlalchemyEngine(Protocol):
+    """An engine of SQLAlchemy, blocking or for asyncio."""
+
+    @property
+    def url(self) -> object: ...
+    @property
+    def dialect(self) -> object: ...
+
+
+StoreLike: TypeAlias = (
+    str
+    | Engine
+    | Linked
+    | RedisClient
+    | RedisPool
+    | RedisClusterClient
+    | PostgresPool
+    | SqlalchemyEngine
+)

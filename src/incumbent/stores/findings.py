@@ -1,15 +1,109 @@
-"""What `doctor` says of a store: (level, what, what to do). Pure but for `examine`."""
+"""What people are told of a store and of its names. Pure but for `examine`.
+
+`doctor` reports findings of a store: (level, what, what to do). The state of a name is what its
+record says: held, free, or that nobody can tell; and who is refused. A take decides for itself.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TypeAlias
+import re
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple, TypeAlias
 
 from incumbent.durations import say_seconds
 from incumbent.errors import StoreError
+from incumbent.model import Holding, Record
 from incumbent.policy import TTL_DEFAULT
 from incumbent.stores.base import Engine
-from incumbent.stores.states import GRANTS, UNKNOWN, WAITING, State
+from incumbent.stores.notices import BREAK, PAUSE, RESIGN, read_notice
+
+# -- the state of a name ---------------------------------------------------------------------------
+
+HELD: Final = "held"
+FREE: Final = "free"
+UNKNOWN: Final = "cannot tell"
+WAITING: Final = "waiting"
+
+
+class State(NamedTuple):
+    """The state of a name at the instant of its record."""
+
+    word: str
+    """HELD, FREE, UNKNOWN, "paused", "reserved", "closed", or WAITING: the store grants nothing
+    yet."""
+    why: str = ""
+    """A sentence; nothing if one holder has the name, or it is free for everybody."""
+
+
+GRANTS: Final = State(FREE)
+"""Of a name that nobody holds, as far as it depends on a store that gives leases."""
+
+
+def state_of(record: Record, store: State = GRANTS) -> State:
+    """The state; `store`: what its diagnosis says, see findings.state_of_store."""
+    if record.holdings:
+        state = State(HELD, share_of(record.holdings))
+    elif record.undecided:
+        state = State(UNKNOWN, "too few servers say the same")
+    elif PAUSE in record.fields:
+        state = State("paused", "nobody may hold it until `unpause`")
+    elif record.closed_for > 0:
+        state = _closed(say_seconds(record.closed_for), record.reserved_for)
+    elif store.word != FREE:
+        state = store
+    elif record.slots:
+        used = (f"{name} for another {say_seconds(left)}" for name, left in record.slots.items())
+        state = State(FREE, f"but not for a run of a used slot: {', '.join(used)}")
+    else:
+        state = State(FREE)
+    return state
+
+
+def share_of(holdings: Sequence[Holding]) -> str:
+    """How much of a name that is shared they hold; nothing of one that has one holder."""
+    permits, held = holdings[0].permits, len(holdings)
+    if permits is None:
+        return ""
+    if permits:
+        return f"{held} of {permits} permit{'s' if permits > 1 else ''}"
+    return f"{held} reader{'s' if held > 1 else ''}"
+
+
+def _closed(left: str, reserved_for: str) -> State:
+    if reserved_for:
+        return State("reserved", f"for {reserved_for}, for another {left}")
+    return State("closed", f"for another {left}: its last holder asked for that")
+
+
+def said_of(state: State) -> str:
+    """The word, and why."""
+    goes_on = state.why.startswith(("for ", "but "))
+    return f"{state.word}{'' if goes_on or not state.why else ':'} {state.why}".rstrip()
+
+
+def asked_to(record: Record) -> str:
+    """What its holder was asked to do, by the field "resign"."""
+    is_break = read_notice(record.fields[RESIGN].value).get("kind") == BREAK
+    return "asked to stop" if is_break else "asked to resign"
+
+
+def said_by(record: Record, field: str) -> str:
+    """Who wrote a switch, and why: " by X (reason)", or nothing."""
+    notice = read_notice(record.fields[field].value)
+    who, reason = notice.get("who"), notice.get("reason")
+    return (f" by {who}" if who else "") + (f" ({reason})" if reason else "")
+
+
+def places_of(name: str, records: Iterable[Record]) -> list[Record]:
+    """The places NAME/1, NAME/2, ... of a pool (`work --holders`), in their order."""
+    place = re.compile(rf"{re.escape(name)}/([1-9]\d{{0,3}})")
+    found = [(place.fullmatch(record.key.name), record) for record in records]
+    return [
+        record for _, record in sorted((int(match[1]), record) for match, record in found if match)
+    ]
+
+
+# -- findings about a store ------------------------------------------------------------------------
 
 Finding: TypeAlias = tuple[str, str, str]
 """The level is "ok", "warning" or "error"; nothing is to be done where it is "ok"."""
@@ -104,3 +198,45 @@ def about_trip(trip: float, ttl: float, what: str = "a round trip") -> Finding:
     what = f"{what} takes {say_seconds(trip)}"
     otherwise = f"{what}, much for a ttl of {say_seconds(ttl)}"
     return found(trip <= ttl / 30, what, otherwise, "use a longer ttl")
+
+
+# -- after a restart -------------------------------------------------------------------------------
+
+_APART = 2.0
+"""Seconds that clocks may differ by, and a request take, without a word."""
+
+
+def wait_after_restart(named: float | None, ttl: float, *learnt: float) -> float:
+    """Seconds from a restart for which nothing is granted.
+
+    A holder from before may believe for its own ttl, which is not the asker's. `named`: what the
+    option `restart_wait` says, which is final; `ttl`: the asker's; `learnt`: ttls that records or
+    markers tell of. Without the option it is the longest of them, and never less than the default.
+    """
+    return max(TTL_DEFAULT, ttl, *learnt) if named is None else named
+
+
+def restart_words(where: str, what: str, age: float, left: float, *, apart: float = 0.0) -> str:
+    """The refusal, with the ways out.
+
+    `what` happened `age` seconds ago ("started", "lost its data"); it grants in `left` seconds.
+    `apart`: another clock says that it happened so many seconds earlier. Then only the process that
+    is refused knows how long it has to wait, and the next one does not.
+    """
+    ago = "less than a second ago" if age < 1 else f"{say_seconds(float(int(age)))} ago"
+    wait = say_seconds(max(1.0, float(-int(-left // 1))))
+    if apart >= _APART:
+        earlier = say_seconds(float(int(apart)))
+        return (
+            f"{where} {what} {ago} by one clock, and {earlier} earlier by another: the clock of the"
+            " store, of this host, or of the host that first saw it is wrong. For"
+            f" {wait} more this process is given no lease, because a holder from before may still"
+            f" be working; each new process may have to wait up to {earlier} longer. Set the clocks"
+            " right, or if you know that there is no such holder, name restart_wait=0 in the"
+            " store's URL"
+        )
+    return (
+        f"{where} {what} {ago}. For {wait} more nobody is given a lease, because a holder from"
+        f" before may still be working. Wait {wait}, or if you know that there is none, name"
+        " restart_wait=0 in the store's URL"
+    )

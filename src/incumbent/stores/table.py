@@ -2,6 +2,10 @@
 
 `MemoryTable` is the whole meaning of the contract with every instant handed in: the simulator runs
 it as its server, `stores.memory` puts it behind a mutex and this process's clock.
+
+`Line` is the line of those that wait for one lease, in the order of arrival. Only the first in line
+has to be heard of. It looks when the holder's ttl runs out, or when it is told; while it is silent
+for longer than its heartbeat, the next one is first.
 """
 
 from __future__ import annotations
@@ -9,9 +13,12 @@ from __future__ import annotations
 import uuid
 from collections import deque
 from dataclasses import dataclass, field
+from math import inf
+from typing import NamedTuple
 
 from incumbent.errors import StoreUnavailable
 from incumbent.model import (
+    OVERTAKEN_MOST,
     UNLIMITED,
     Ask,
     Candidate,
@@ -24,6 +31,7 @@ from incumbent.model import (
     Key,
     Past,
     PutOutcome,
+    Queue,
     Queued,
     Record,
     Refused,
@@ -36,9 +44,8 @@ from incumbent.model import (
     Stored,
     TakeOutcome,
 )
-from incumbent.stores.line import Line, Waiter
+from incumbent.stores.findings import restart_words, wait_after_restart
 from incumbent.stores.notices import PAUSE, RESIGN, guard_holds, notices_for
-from incumbent.stores.restart import restart_words, wait_after_restart
 
 HISTORY_KEPT = 20
 """Past holdings that a record remembers."""
@@ -51,6 +58,86 @@ LATE_KEPT = 60.0
 
 _SWEEP_EVERY = 256
 _PUT_KEEPS = 86_400.0
+
+
+# -- the line --------------------------------------------------------------------------------------
+
+
+class Waiter(NamedTuple):
+    """One in line; `holder` is its name, for people."""
+
+    claim: str
+    holder: str
+    queue: Queue
+
+
+@dataclass(slots=True)
+class Line:
+    """Instants (`now`, `due`) are the store's."""
+
+    waiting: dict[str, Waiter] = field(default_factory=dict)
+    due: float = -inf
+    """Until then it is the turn of the first."""
+    overtaken: int = 0
+    """How often somebody came before the present first."""
+
+    def first(self) -> Waiter | None:
+        """Who is next."""
+        return next(iter(self.waiting.values()), None)
+
+    def before(self, claim: str, now: float) -> Waiter | None:
+        """The waiter that goes first, although the lease is free."""
+        first = self.first()
+        if first is None or first.claim == claim or self.due <= now:
+            return None
+        return first if first.queue.fair or self.overtaken >= OVERTAKEN_MOST else None
+
+    def stand(self, waiter: Waiter, now: float, looks_in: float) -> int:
+        """Stand in line, or go on doing so: the place. `looks_in`: seconds to its next look."""
+        first = self.first()
+        if first is not None and first.claim != waiter.claim and self.due <= now:
+            del self.waiting[first.claim]
+            self._begin_turn(now)
+        elif first is None:
+            self.overtaken = 0
+        self.waiting.setdefault(waiter.claim, waiter)
+        if self.first() == waiter:
+            self.due = now + looks_in + waiter.queue.heartbeat
+        return list(self.waiting).index(waiter.claim)
+
+    def granted(self, claim: str, now: float, ttl: float) -> None:
+        """The lease was granted to `claim`, in line or not."""
+        first = self.first()
+        self.waiting.pop(claim, None)
+        if first is None:
+            return
+        if first.claim != claim and self.due > now:
+            self.overtaken += 1
+            return
+        # Its turn it was, or it let its turn go by.
+        self.waiting.pop(first.claim, None)
+        self._begin_turn(now + ttl)
+
+    def free(self, now: float) -> None:
+        """The lease was given back: the first has its turn now."""
+        first = self.first()
+        self.due = now + first.queue.heartbeat if first else -inf
+
+    def leave(self, claim: str, now: float, looks_in: float) -> bool:
+        """`claim` does not wait any more; True if another one is first by that."""
+        first = self.first()
+        self.waiting.pop(claim, None)
+        if first is None or first.claim != claim:
+            return False
+        self._begin_turn(now + looks_in)
+        return True
+
+    def _begin_turn(self, now: float) -> None:
+        self.overtaken = 0
+        self.free(now)
+
+
+# -- the table -------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)

@@ -17,16 +17,16 @@ from contextlib import suppress
 from typing import Final
 
 from incumbent.supervise.codes import CANNOT_START
-from incumbent.supervise.kernel import readable
-from incumbent.supervise.launch import Ready
-from incumbent.supervise.messages import MARK, mark_of
-from incumbent.supervise.processes import (
+from incumbent.supervise.kernel import (
     below,
     children,
     descendants,
     namespace_members,
+    readable,
     send,
 )
+from incumbent.supervise.launch import Ready
+from incumbent.supervise.messages import MARK, mark_of
 from incumbent.supervise.signals import Terminal
 
 _log = logging.getLogger("incumbent")

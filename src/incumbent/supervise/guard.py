@@ -21,17 +21,19 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from incumbent import clock
-from incumbent.supervise.deadline import Watch, begun, covers, ended, judge, proved
 from incumbent.supervise.kernel import (
     Waiter,
+    descendants,
     die_with_parent,
+    marked,
     name_process,
     own_proc,
     pid_namespace,
     readable,
+    send,
 )
 from incumbent.supervise.messages import MARK, Kind, Message, mark_of, receive
-from incumbent.supervise.processes import descendants, marked, send
+from incumbent.supervise.plan import Watch, begun, covers, ended, judge, proved
 
 _ROUNDS = 100
 _PAUSE = 0.002

@@ -18,9 +18,8 @@ from typing import Final
 from incumbent import clock
 from incumbent.errors import ConfigError
 from incumbent.supervise.guard import be_guard
-from incumbent.supervise.kernel import become_subreaper, readable
+from incumbent.supervise.kernel import become_subreaper, children, readable
 from incumbent.supervise.messages import ISOLATIONS, Kind, Message
-from incumbent.supervise.processes import children
 
 _log = logging.getLogger("incumbent")
 

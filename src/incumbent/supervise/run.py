@@ -21,11 +21,10 @@ from typing import Final
 
 from incumbent import clock
 from incumbent.locks import Lease, give_back
-from incumbent.supervise.answers import child_environment
 from incumbent.supervise.child import Child
 from incumbent.supervise.guarding import Guard
 from incumbent.supervise.kernel import Waiter, pidfds
-from incumbent.supervise.launch import Ready
+from incumbent.supervise.launch import Ready, child_environment
 from incumbent.supervise.plan import Action, Course, Phase, asked_to_leave, decide, kill_at
 from incumbent.supervise.signals import Signals, find_terminal
 

@@ -34,16 +34,14 @@ from incumbent.handles import LeaseHandle
 from incumbent.lease import State
 from incumbent.model import Key
 from incumbent.protocol import keeper as keepers
-from incumbent.protocol import link
-from incumbent.protocol import thread as threads
+from incumbent.protocol import link, threads
 from incumbent.protocol.aio import AsyncPort, LeaseScope
 from incumbent.protocol.held import Held
 from incumbent.protocol.link import Link
-from incumbent.protocol.notifier import notifier
 from incumbent.protocol.sync import SyncPort
-from incumbent.protocol.thread import AlarmThread
+from incumbent.protocol.threads import AlarmThread, notifier
 from incumbent.stores.memory import MemoryEngine, MemoryStore
-from incumbent.stores.registry import open_engine
+from incumbent.stores.url import open_engine
 
 __all__ = ["World", "incumbent_world"]
 
@@ -220,7 +218,7 @@ def _await_callbacks() -> None:
 
 
 class _Alarm:
-    """The keeper's sleep on the moved clock; see incumbent.protocol.alarm.Alarm."""
+    """The keeper's sleep on the moved clock; see incumbent.protocol.threads.Alarm."""
 
     def __init__(self, world: World) -> None:
         self._world = world

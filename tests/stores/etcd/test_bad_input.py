@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from incumbent.errors import ConfigError, StoreError, StoreUnavailable
-from incumbent.stores.registry import open_engine
+from incumbent.stores.url import open_engine
 from tests.cli.tool import incumbent
 from tests.stores.etcd.world import party
 from tests.support.etcd import EtcdServer

@@ -15,7 +15,7 @@ import pytest
 from incumbent import clock
 from incumbent.errors import OutcomeUnknown, StoreError
 from incumbent.model import Granted, Refused, Released
-from incumbent.stores.registry import open_engine
+from incumbent.stores.url import open_engine
 from tests.stores.etcd.world import ASK, Party, new_claim, party, soon
 from tests.support.etcd import EtcdServer
 from tests.support.forks import in_a_child
@@ -96,7 +96,7 @@ def test_a_program_that_never_closes_ends_without_a_word(etcd_server: EtcdServer
         "import asyncio\n"
         "from incumbent.model import Ask, Key\n"
         "from incumbent import clock\n"
-        "from incumbent.stores.registry import open_engine\n"
+        "from incumbent.stores.url import open_engine\n"
         f"engine = open_engine({etcd_server.store_url()!r})\n"
         "ask, key = Ask(5.0, 'h'), Key('faults', 'never-closed')\n"
         "engine.store().take(key, 'c', ask, clock.now() + 2)\n"

@@ -6,7 +6,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from incumbent.stores.registry import open_engine
+from incumbent.stores.url import open_engine
 from tests.stores.party import ASK, Party, new_claim, soon
 from tests.support.etcd import ETCDCTL, EtcdServer
 

@@ -13,7 +13,7 @@ from incumbent.errors import ConfigError
 from incumbent.stores.postgresql import engine_from_object, open_postgresql
 from incumbent.stores.postgresql.libpq import Site, Target, site_of_url
 from incumbent.stores.postgresql.url import read_url
-from incumbent.stores.registry import engine_for_object, open_engine
+from incumbent.stores.url import engine_for_object, open_engine
 
 SECRET = "pa55-never-shown"
 
@@ -142,7 +142,7 @@ def test_what_is_no_postgresql_is_refused() -> None:
 
 def test_incumbent_alone_imports_no_driver() -> None:
     program = (
-        "import sys, incumbent.stores.registry, incumbent.stores.postgresql;"
+        "import sys, incumbent.stores.url, incumbent.stores.postgresql;"
         "sys.exit('psycopg' in sys.modules or 'sqlalchemy' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -86,7 +86,7 @@ def test_a_sqlalchemy_engine_of_another_database_is_refused() -> None:
 
 
 def test_the_password_of_a_driver_never_shows() -> None:
-    from incumbent.stores.registry import engine_for_object
+    from incumbent.stores.url import engine_for_object
 
     made = sqlalchemy_engine("postgresql://app:sesame@127.0.0.1:1/db")
     pool = ConnectionPool("postgresql://app:sesame@127.0.0.1:1/db", open=False)

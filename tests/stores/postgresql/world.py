@@ -16,7 +16,7 @@ from incumbent.model import Ask, Granted
 from incumbent.stores.base import AsyncStore
 from incumbent.stores.postgresql import open_postgresql
 from incumbent.stores.postgresql.engine import PostgresEngine
-from incumbent.stores.registry import open_engine
+from incumbent.stores.url import open_engine
 from incumbent.testing.contract import World
 from tests.stores import party as parties
 from tests.stores.party import ASK, new_claim, soon

@@ -8,7 +8,7 @@ import pytest
 
 from incumbent.errors import ConfigError, StoreError, StoreUnavailable
 from incumbent.model import Ask, Granted, Released
-from incumbent.stores.registry import open_engine
+from incumbent.stores.url import open_engine
 from tests.stores.quorum.world import Members, party
 from tests.support.servers import RedisServer
 

@@ -6,7 +6,7 @@ import pytest
 
 from incumbent.errors import ConfigError
 from incumbent.stores.quorum.options import parse_quorum_url
-from incumbent.stores.registry import open_engine
+from incumbent.stores.url import open_engine
 
 THREE = "redis+quorum://a,b:7000,[::1]:7001"
 

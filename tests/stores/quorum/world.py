@@ -17,7 +17,7 @@ from incumbent.model import Ask, GiveOutcome, Granted, Key, Refused, Renewal, Re
 from incumbent.stores.base import Engine, Store
 from incumbent.stores.quorum.dialect import MARKER
 from incumbent.stores.redis.names import Naming
-from incumbent.stores.registry import open_engine
+from incumbent.stores.url import open_engine
 from tests.support.proxy import FaultProxy, Way, _Link
 from tests.support.servers import RedisServer
 from tests.support.waiting import eventually

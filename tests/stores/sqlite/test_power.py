@@ -16,8 +16,8 @@ import pytest
 from incumbent import clock
 from incumbent.model import Ask, Granted, Key, Refused, Slot
 from incumbent.stores.sqlite import SqliteEngine
+from incumbent.stores.sqlite.core import SqliteStore
 from incumbent.stores.sqlite.host import Host
-from incumbent.stores.sqlite.retry import SqliteStore
 from tests.support.needs import needs
 
 KEY = Key("default", "report")

@@ -281,7 +281,7 @@ def test_a_child_cleans_up_although_the_fork_left_its_parents_cleaning_behind(
 ) -> None:
     code = """
 from incumbent.stores.sqlite import file
-from incumbent.stores.sqlite.retry import SqliteStore
+from incumbent.stores.sqlite.core import SqliteStore
 file._LOG_BYTES = 100_000
 begun = []
 store = SqliteStore(file.SqliteFile(Path(sys.argv[1]), spawn=begun.append))
@@ -384,7 +384,7 @@ SMALL_DISK = ("unshare", "-m", "sh", "-c", 'mount -t tmpfs -o size=256k none "$0
 def test_a_full_disk_refuses_and_recovers(tmp_path: Path) -> None:
     code = """
 from incumbent.stores.findings import state_of_store
-from incumbent.stores.sqlite.doctor import findings
+from incumbent.stores.sqlite.engine import findings
 got = take("holder", "held")
 Path(sys.argv[1] + ".filler").write_bytes(b"")
 with open(sys.argv[1] + ".filler", "ab", buffering=0) as filler:
@@ -415,7 +415,6 @@ print(held[0].claim)
 def test_a_file_that_may_not_be_written_is_refused_for_good(tmp_path: Path, what: str) -> None:
     # Root may write anywhere, so the process becomes somebody else first.
     code = f"""
-from incumbent.stores.sqlite import doctor
 if {what == "file"}:
     take()
     store.close()

@@ -13,9 +13,9 @@ import pytest
 from incumbent import clock
 from incumbent.errors import ConfigError, OutcomeUnknown, StoreUnavailable
 from incumbent.model import Key
-from incumbent.stores.sqlite import SqliteEngine, doctor, host, open_sqlite, schema
+from incumbent.stores.sqlite import SqliteEngine, host, open_sqlite, schema
 from incumbent.stores.sqlite.connection import SpoiledFile
-from incumbent.stores.sqlite.core import Core
+from incumbent.stores.sqlite.core import Core, pauses
 from incumbent.stores.sqlite.engine import default_path, path_of
 from incumbent.stores.sqlite.file import SqliteFile, make_file
 from incumbent.stores.sqlite.host import (
@@ -26,7 +26,6 @@ from incumbent.stores.sqlite.host import (
     this_host,
     type_in,
 )
-from incumbent.stores.sqlite.retry import pauses
 from incumbent.stores.sqlite.schema import BLOCK, State, settled
 from incumbent.stores.table import HISTORY_KEPT
 
@@ -329,7 +328,7 @@ def test_errors_of_the_store_survive_pickling() -> None:
 def test_doctor_warns_where_a_file_excludes_nobody_else(
     where: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doctor, "detect_here", lambda: where)
+    monkeypatch.setattr("incumbent.stores.sqlite.engine.detect_here", lambda: where)
     engine = SqliteEngine(tmp_path / "leases.db")
     found = [what for level, what, _ in engine.diagnose(5.0, clock.now() + 5) if level == "warning"]
     engine.store().close()

@@ -30,9 +30,9 @@ from incumbent.model import (
 )
 from incumbent.stores.sqlite import SqliteEngine, schema
 from incumbent.stores.sqlite.connection import Connection
+from incumbent.stores.sqlite.core import SqliteStore
 from incumbent.stores.sqlite.file import SqliteFile
 from incumbent.stores.sqlite.host import Host
-from incumbent.stores.sqlite.retry import SqliteStore
 from tests.support.pace import lasted
 
 KEY = Key("default", "report")

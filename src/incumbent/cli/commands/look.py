@@ -22,8 +22,7 @@ from incumbent.cron.reading import is_job, jobs_of
 from incumbent.durations import parse_duration, say_seconds
 from incumbent.model import Holding, Record
 from incumbent.protocol.words import names_of
-from incumbent.stores.notices import PAUSE, RESIGN
-from incumbent.stores.states import (
+from incumbent.stores.findings import (
     FREE,
     GRANTS,
     HELD,
@@ -35,6 +34,7 @@ from incumbent.stores.states import (
     share_of,
     state_of,
 )
+from incumbent.stores.notices import PAUSE, RESIGN
 from incumbent.supervise.codes import BUSY, OK, UNPROVED
 
 _HEAD = ("NAME", "STATE", "HOLDER", "HELD FOR", "TTL LEFT", "WAITING")

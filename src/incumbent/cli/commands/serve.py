@@ -16,7 +16,7 @@ from incumbent.serve.pages import OPEN_PATHS, TEXT, Page
 from incumbent.serve.situation import Situation
 from incumbent.store_url import store_url
 from incumbent.stores.names import make_key
-from incumbent.stores.registry import open_engine
+from incumbent.stores.url import open_engine
 from incumbent.supervise.codes import OK
 
 _LISTEN = "127.0.0.1:8080"

@@ -17,8 +17,8 @@ from incumbent.model import ABSENT, ByVersion, Holding, Key, Record, Released, S
 from incumbent.policy import TTL_DEFAULT
 from incumbent.protocol.link import link_for
 from incumbent.stores.base import Parting
+from incumbent.stores.findings import said_by
 from incumbent.stores.notices import BREAK, PAUSE, read_notice
-from incumbent.stores.states import said_by
 from incumbent.supervise.codes import BUSY, OK
 
 _SCAN_WITHIN = 5.0

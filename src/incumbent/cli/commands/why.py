@@ -27,8 +27,7 @@ from incumbent.durations import say_seconds
 from incumbent.election import rank_of
 from incumbent.errors import ConfigError
 from incumbent.model import Holding, Record
-from incumbent.stores.notices import PAUSE, RESIGN, read_notice
-from incumbent.stores.states import (
+from incumbent.stores.findings import (
     FREE,
     GRANTS,
     UNKNOWN,
@@ -40,6 +39,7 @@ from incumbent.stores.states import (
     share_of,
     state_of,
 )
+from incumbent.stores.notices import PAUSE, RESIGN, read_notice
 from incumbent.supervise.codes import OK
 
 _LAST = 3

@@ -34,7 +34,7 @@ from incumbent.stores.etcd.kv import Entry, Reply, Request, Steps
 from incumbent.stores.etcd.records import RECORD_FORMAT, check_format, number_in
 from incumbent.stores.etcd.sessions import Sessions
 from incumbent.stores.etcd.site import Site
-from incumbent.stores.restart import restart_words, wait_after_restart
+from incumbent.stores.findings import restart_words, wait_after_restart
 from incumbent.stores.turns import Turns
 from incumbent.stores.url import Endpoint
 

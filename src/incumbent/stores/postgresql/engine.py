@@ -11,7 +11,7 @@ from incumbent import clock
 from incumbent.errors import StoreError
 from incumbent.model import Capabilities
 from incumbent.protocol.port import run
-from incumbent.stores.findings import Finding, cannot_tell
+from incumbent.stores.findings import Finding, cannot_tell, wait_after_restart
 from incumbent.stores.loops import ServerEngine
 from incumbent.stores.postgresql.dialect import HELLO, Dialect
 from incumbent.stores.postgresql.doctor import DIAGNOSE, findings
@@ -19,7 +19,6 @@ from incumbent.stores.postgresql.errors import Answered, answered_error, check_s
 from incumbent.stores.postgresql.libpq import Site
 from incumbent.stores.postgresql.runner import PostgresStore
 from incumbent.stores.postgresql.wire import Wire
-from incumbent.stores.restart import wait_after_restart
 
 if TYPE_CHECKING:
     from incumbent.stores.postgresql.aio import AsyncPostgresStore

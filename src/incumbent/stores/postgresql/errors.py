@@ -11,7 +11,7 @@ import re
 from typing import Any, Final, NamedTuple
 
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
-from incumbent.stores.restart import restart_words
+from incumbent.stores.findings import restart_words
 
 RECORD_FORMAT: Final = 2
 """The schema's major version: clients and schemas of another one refuse each other."""

@@ -22,12 +22,12 @@ from incumbent.errors import OutcomeUnknown, StoreError
 from incumbent.model import Ask, ByClaim, Key, Refused, Renewal
 from incumbent.net.pool import Mismatch
 from incumbent.policy import TTL_DEFAULT
+from incumbent.stores.findings import wait_after_restart
 from incumbent.stores.quorum.ballots import Answer, No, Silent, Vote
 from incumbent.stores.redis.errors import answered_error
 from incumbent.stores.redis.names import Naming, quoted
 from incumbent.stores.redis.records import refused
 from incumbent.stores.redis.resp import Script, Step, milliseconds, pack
-from incumbent.stores.restart import wait_after_restart
 
 FIELDS: Final = {
     "promised": b"p",

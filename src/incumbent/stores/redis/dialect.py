@@ -36,6 +36,7 @@ from incumbent.model import (
 from incumbent.net.pool import Broken
 from incumbent.policy import TTL_DEFAULT
 from incumbent.stores.base import Gave, Give, Take, Took
+from incumbent.stores.findings import wait_after_restart
 from incumbent.stores.plan import Plan
 from incumbent.stores.redis.commands import Commands, held_by
 from incumbent.stores.redis.driver import Site
@@ -45,7 +46,6 @@ from incumbent.stores.redis.reading import is_unchanged, read_record, scan_recor
 from incumbent.stores.redis.records import FIELDS
 from incumbent.stores.redis.renewals import renew_program
 from incumbent.stores.redis.resp import SCRIPTS, Program, Step, as_eval, milliseconds
-from incumbent.stores.restart import wait_after_restart
 
 T = TypeVar("T")
 

@@ -18,6 +18,7 @@ from incumbent.stores.findings import (
     cannot_tell,
     found,
     grants_nothing,
+    wait_after_restart,
 )
 from incumbent.stores.redis.dial import dial
 from incumbent.stores.redis.driver import Site
@@ -26,7 +27,6 @@ from incumbent.stores.redis.exchange import carry_out
 from incumbent.stores.redis.incarnation import LOOK_EVERY, read_mark
 from incumbent.stores.redis.resp import Program, Step, pack
 from incumbent.stores.redis.server import Facts, read_facts
-from incumbent.stores.restart import wait_after_restart
 
 _RESYNC_LEAST: Final = 2
 """Seconds of repl-diskless-sync-delay with which no resync ends between two looks at a server."""

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.net.pool import Broken
-from incumbent.stores.restart import restart_words
+from incumbent.stores.findings import restart_words
 
 
 class Outdated(Broken):

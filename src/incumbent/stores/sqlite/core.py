@@ -1,19 +1,24 @@
-"""The operations of the contract, each tried once and never waiting; FileBusy asks to try again.
+"""The operations of `sqlite:`: `Core` tries each once, without waiting; around it is the patience.
 
 An exclusive take, a batch of renewals and a give are one transaction each. A take reads one row
 (SEE), decides in `rows`, and writes GRANT; renewing and giving compare within their one statement.
 Changes that must outlive a power loss are on the disk before they are answered: slots, fields,
 closings and reservations.
+
+An operation takes microseconds, so it runs in the event loop: a thread would cost more. Operations
+that are on the disk before they are answered keep the loop for one fsync. While somebody else
+writes the coroutine sleeps: a peer never holds up the loop.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Final, TypeVar
 
 from incumbent import clock
-from incumbent.errors import StoreError
+from incumbent.errors import StoreError, StoreUnavailable
 from incumbent.model import (
     Ask,
     Candidate,
@@ -37,9 +42,10 @@ from incumbent.model import (
     TakeOutcome,
 )
 from incumbent.stores.base import Gave, Give, Take, Took
+from incumbent.stores.inline import InlineAsyncStore
 from incumbent.stores.names import flat, unflat
 from incumbent.stores.notices import PAUSE, RESIGN, guard_holds, notices_for
-from incumbent.stores.sqlite import schema, sharers
+from incumbent.stores.sqlite import schema
 from incumbent.stores.sqlite.connection import (
     Connection,
     FileBusy,
@@ -55,8 +61,18 @@ from incumbent.stores.sqlite.file import (
     Mode,
     SqliteFile,
 )
-from incumbent.stores.sqlite.line import KeptLine, may_look
-from incumbent.stores.sqlite.rows import Row, seen_of
+from incumbent.stores.sqlite.rows import (
+    KeptLine,
+    Row,
+    join_sharers,
+    leave_sharers,
+    may_look,
+    repeat_sharer,
+    seen_of,
+    sharers_leave_room,
+    sharing_holdings,
+    sharing_refusal,
+)
 from incumbent.stores.table import CANDIDATES_KEPT
 
 T = TypeVar("T")
@@ -124,7 +140,7 @@ class Core:
         name, closes = flat(key), closed_for > 0
 
         def leave(db: Connection) -> GiveOutcome:
-            return Released() if sharers.leave(db, name, claim, token) else Gone()
+            return Released() if leave_sharers(db, name, claim, token) else Gone()
 
         def work(db: Connection) -> GiveOutcome:
             if slot is not None:
@@ -204,7 +220,7 @@ def _take(db: Connection, name: str, claim: str, ask: Ask) -> TakeOutcome | None
         left = max(row.expires - now, ask.ttl)
         db.execute(schema.REPEAT, (now + left, name))
         return Granted(claim, row.token, left, db.epoch)
-    if row.shared(now) and (kept := sharers.repeat(db, name, row, claim, ask.ttl, now)):
+    if row.shared(now) and (kept := repeat_sharer(db, name, row, claim, ask.ttl, now)):
         return Granted(claim, *kept, db.epoch)
     seen = seen_of(db.epoch, row.changes)
     refused = _refusal(db, name, row, claim, ask, now, seen)
@@ -226,7 +242,7 @@ def _take(db: Connection, name: str, claim: str, ask: Ask) -> TakeOutcome | None
         db.execute(schema.RESERVE_TOKENS, (token + schema.BLOCK,))
     _grant(db, name, claim, token, ask, row, now)
     if line is not None:
-        line.granted(claim, 0.0 if sharers.have_room(db, name, ask, now) else ask.ttl, now)
+        line.granted(claim, 0.0 if sharers_leave_room(db, name, ask, now) else ask.ttl, now)
     return Granted(claim, token, ask.ttl, db.epoch)
 
 
@@ -234,7 +250,7 @@ def _refusal(
     db: Connection, name: str, row: Row, claim: str, ask: Ask, now: float, seen: str
 ) -> Refused | None:
     if row.shared(now):
-        refused = sharers.refusal(db, name, row, ask, now, seen)
+        refused = sharing_refusal(db, name, row, ask, now, seen)
         if refused is not None:
             return refused
         row = row.beside()
@@ -287,7 +303,7 @@ def _grant(
         db.execute(schema.DROP_FIELD, (name, RESIGN))
     forget_at, expires = wall + max(ttl, ask.keep_record), now + ttl
     if ask.permits is not None:
-        expires = sharers.join(db, name, row, claim, token, ask, now)
+        expires = join_sharers(db, name, row, claim, token, ask, now)
         claim = schema.LATCH
     values = (name, claim, holder, token, ttl, ask.meta, now, expires, wall, forget_at)
     db.execute(schema.GRANT, values)
@@ -374,7 +390,7 @@ def _record(db: Connection, key: Key) -> Record:
     alone = (row.holding(now),) if row.held(now) else ()
     return Record(
         key,
-        sharers.holdings(db, name, now) if row.shared(now) else alone,
+        sharing_holdings(db, name, now) if row.shared(now) else alone,
         max(0.0, row.closed_until - now),
         fields,
         {slot: expires - now for slot, expires in slots},
@@ -396,3 +412,69 @@ def _has_changed(db: Connection, name: str, seen: str) -> bool:
         return not before.startswith(f"{db.epoch}:") or may_look(db, name, claim, db.host.now())
     found = db.execute(schema.SEE_CHANGES, (name,)).fetchone()
     return seen_of(db.epoch, found[0] if found else None) != seen
+
+
+# -- patience --------------------------------------------------------------------------------------
+
+_FIRST: Final = 0.0001  # a transaction takes some 20 us; a sleep is seldom shorter than this
+_LONGEST: Final = 0.01
+
+
+def pauses(path: Path, until: float, now: Callable[[], float] = clock.now) -> Iterator[float]:
+    """Seconds to sleep before each further try, with jitter; StoreUnavailable from `until` on."""
+    from random import random  # only if there is contention: start-up time counts
+
+    pause = _FIRST
+    while (left := until - now()) > 0:
+        yield min(pause * (0.5 + random()), left)
+        pause = min(pause * 1.5, _LONGEST)
+    raise StoreUnavailable(
+        f"{path} stayed locked by another process, which is writing or was stopped while it did;"
+        f" nothing was changed (who: fuser {path})"
+    )
+
+
+class SqliteStore(Core):
+    """The blocking Store. Threads and processes of one host, any number, may share the file."""
+
+    def _transact(self, until: float, work: Callable[[Connection], T], mode: Mode = WRITE) -> T:
+        waits = pauses(self.file.path, until)
+        while True:
+            try:
+                return self.file.transact(work, mode)
+            except FileBusy:
+                time.sleep(next(waits))
+
+
+class AsyncSqliteStore(InlineAsyncStore):
+    """The AsyncStore. Nothing in it belongs to one loop."""
+
+    def __init__(self, file: SqliteFile) -> None:
+        self._core = Core(file)
+        super().__init__(self._core)
+
+    async def _run(self, until: float, operation: Callable[[], T]) -> T:
+        waits = pauses(self._core.file.path, until)
+        while True:
+            try:
+                return operation()
+            except FileBusy:
+                from asyncio import sleep  # the blocking side loads no asyncio
+
+                await sleep(next(waits))
+
+    async def take_all(self, takes: Sequence[Take], until: float) -> Took:
+        return await self._run(until, lambda: self._core.take_all(takes, until))
+
+    async def give_all(self, gives: Sequence[Give], until: float) -> Gave:
+        return await self._run(until, lambda: self._core.give_all(gives, until))
+
+    async def wait_change(self, key: Key, seen: str, until: float) -> None:
+        from asyncio import sleep
+
+        for pause in self._core.looks(key, seen, until):
+            await sleep(pause)
+
+    async def aclose(self) -> None:
+        """Close the connections, which all loops share; a later operation opens them again."""
+        self._core.close()

@@ -1,18 +1,28 @@
-"""`sqlite:` as an engine: what it can do, and which file a URL names."""
+"""`sqlite:` as an engine: what it can do, which file a URL names, and what `doctor` says of it."""
 
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from incumbent.errors import ConfigError
+from incumbent.errors import ConfigError, StoreError
 from incumbent.model import Capabilities
-from incumbent.stores.sqlite.host import Host, check_file_system, this_host
+from incumbent.stores.findings import Finding, cannot_tell
+from incumbent.stores.sqlite.host import (
+    Host,
+    check_file_system,
+    detect_here,
+    file_system_of,
+    is_doubtful,
+    this_host,
+)
 
 if TYPE_CHECKING:
-    from incumbent.stores.sqlite.retry import AsyncSqliteStore, SqliteStore
+    from incumbent.stores.sqlite.core import AsyncSqliteStore, SqliteStore
+
 
 _FORMS: Final = (
     'write "sqlite:" for the file of this user, or "sqlite:///absolute/path.db" for one of your own'
@@ -58,8 +68,8 @@ class SqliteEngine:
         # sqlite3 is loaded here, not by a program that only names a store. Two threads that come
         # at once would make two stores over one file, which is as good as one.
         if self._store is None:
+            from incumbent.stores.sqlite.core import SqliteStore
             from incumbent.stores.sqlite.file import SqliteFile
-            from incumbent.stores.sqlite.retry import SqliteStore
 
             file = SqliteFile(self.path, self._host, default=self._default)
             self._store = SqliteStore(file)
@@ -67,14 +77,12 @@ class SqliteEngine:
 
     def async_store(self) -> AsyncSqliteStore:
         if self._async_store is None:
-            from incumbent.stores.sqlite.retry import AsyncSqliteStore
+            from incumbent.stores.sqlite.core import AsyncSqliteStore
 
             self._async_store = AsyncSqliteStore(self.store().file)
         return self._async_store
 
     def diagnose(self, ttl: float, until: float) -> list[tuple[str, str, str]]:
-        from incumbent.stores.sqlite.doctor import findings
-
         return findings(self.store(), until)
 
 
@@ -129,3 +137,54 @@ def default_path(environ: Mapping[str, str]) -> Path:
 
 def _refused(url: str, why: str) -> ConfigError:
     return ConfigError(f"{url} {why}: {_FORMS}", name="store")
+
+
+# -- what `doctor` says of the file ----------------------------------------------------------------
+
+_LITTLE: Final = 64 << 20
+_A_PAGE: Final = 4096
+"""Bytes: a write takes one at least."""
+
+
+def findings(store: SqliteStore, until: float) -> list[Finding]:
+    """Look at the file, its disk and what this process runs in."""
+    path = store.file.path
+    found = [_usable(store, until), _file_system(path), *_space(path)]
+    where = detect_here()
+    if where is not None:
+        what = f"this process runs in {where}; a file excludes only those who share it"
+        todo = "replicas need a network store (INCUMBENT_STORE=redis://host)"
+        found.append(("warning", what, todo))
+    return found
+
+
+def _usable(store: SqliteStore, until: float) -> Finding:
+    path = store.file.path
+    try:
+        mode = store.probe(until)
+    except (StoreError, ConfigError) as error:
+        return cannot_tell(str(error), "look at the file, or name another")
+    from sqlite3 import sqlite_version  # loaded by then
+
+    return ("ok", f"{path} can be used: SQLite {sqlite_version}, journal mode {mode}", "")
+
+
+def _file_system(path: Path) -> Finding:
+    kind = file_system_of(path)
+    if not is_doubtful(kind):
+        return ("ok", f"{path} lies on {kind}", "")
+    what = f"{path} lies on {kind or 'an unknown file system'}"
+    return ("warning", what, "make sure that no other machine can mount it")
+
+
+def _space(path: Path) -> list[Finding]:
+    try:
+        free = shutil.disk_usage(path.parent).free
+    except OSError:
+        return []
+    if free < _A_PAGE:
+        return [
+            cannot_tell(f"the disk of {path.name} is full: perhaps it takes no writes", "free some")
+        ]
+    level, todo = ("ok", "") if free > _LITTLE else ("warning", "free some")
+    return [(level, f"{free >> 20} MiB are free beside {path.name}", todo)]

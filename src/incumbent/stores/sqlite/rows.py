@@ -1,11 +1,18 @@
-"""What a lease's row means, with every instant handed in. Pure."""
+"""What the rows of a lease mean: its own, and those of claims that share it or wait for it.
+
+Functions that get a connection run within a transaction; `row` is the lease as it was found there.
+See `schema` for the latch of those that share a lease. `stores.table.Line` decides on the line.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-from incumbent.model import Holding, Refused
+from incumbent.model import OVERTAKEN_MOST, Ask, Holding, Queue, Queued, Refused
+from incumbent.stores.sqlite import schema
+from incumbent.stores.sqlite.connection import Connection
 from incumbent.stores.sqlite.schema import FORMAT, LATCH
+from incumbent.stores.table import Line, Waiter
 
 
 class Row(NamedTuple):
@@ -93,3 +100,166 @@ class Row(NamedTuple):
 def seen_of(epoch: str, changes: int | None) -> str:
     """What `wait_change` compares: another text after every change, and for another file."""
     return "" if changes is None else f"{epoch}:{changes}"
+
+
+# -- those that share it ---------------------------------------------------------------------------
+
+
+def sharing_holdings(db: Connection, name: str, now: float) -> tuple[Holding, ...]:
+    """One of each that shares it now."""
+    return tuple(
+        Holding(holder, token, expires - now, ttl, now - since, meta, claim, permits=permits)
+        for holder, token, ttl, meta, since, expires, claim, permits in db.execute(
+            schema.SEE_SHARERS, (name, now)
+        ).fetchall()
+    )
+
+
+def sharing_refusal(
+    db: Connection, name: str, row: Row, ask: Ask, now: float, seen: str
+) -> Refused | None:
+    """Why there is no room for `ask` beside those who share it, or None."""
+    count, permits = db.execute(schema.COUNT_SHARERS, (name, now)).fetchone()
+    if not count or (ask.permits == permits and not 0 < permits <= count):
+        return None
+    holders = sharing_holdings(db, name, now)
+    if ask.permits is None:
+        return Refused("held", holders, row.expires - now, seen)
+    left = min(one.remaining or 0.0 for one in holders)
+    if ask.permits != permits:
+        return Refused("permits", holders, left, seen, permits=permits)
+    return Refused("held", holders, left, seen)
+
+
+def sharers_leave_room(db: Connection, name: str, ask: Ask, now: float) -> bool:
+    """Whether others may have what was granted to `ask` at the same time."""
+    if ask.permits is None:
+        return False
+    (count, _) = db.execute(schema.COUNT_SHARERS, (name, now)).fetchone()
+    return not ask.permits or count < ask.permits
+
+
+def repeat_sharer(
+    db: Connection, name: str, row: Row, claim: str, ttl: float, now: float
+) -> tuple[int, float] | None:
+    """Keep a claim that shares the lease already for `ttl`: its token, and the seconds left."""
+    found = db.execute(schema.SEE_SHARER, (name, claim, now)).fetchone()
+    if found is None:
+        return None
+    token, expires = found
+    expires = max(expires, now + ttl)
+    db.execute(schema.REPEAT_SHARER, (expires, name, claim))
+    db.execute(schema.REPEAT, (max(row.expires, expires), name))
+    return token, expires - now
+
+
+def join_sharers(
+    db: Connection, name: str, row: Row, claim: str, token: int, ask: Ask, now: float
+) -> float:
+    """Add a claim to those who share it: the instant at which the latch ends."""
+    shared, expires = row.shared(now), now + ask.ttl
+    db.execute(schema.DROP_SHARERS, (name, now if shared else float("inf")))
+    values = (name, claim, ask.holder, token, ask.ttl, ask.meta, now, expires, ask.permits)
+    db.execute(schema.SHARE, values)
+    return max(row.expires, expires) if shared else expires
+
+
+def leave_sharers(db: Connection, name: str, claim: str, token: int | None) -> bool:
+    """End what a claim shares; True if it did share it. With the last of them the latch goes."""
+    now, wall = db.host.now(), db.host.wall()
+    found = db.execute(schema.GIVE_SHARER, (name, claim, token, now)).fetchone()
+    if found is None:
+        return False
+    (token,) = found
+    db.execute(schema.GIVE_LATCH, (name, now, token, wall))
+    db.execute(schema.END_PAST, (wall, name, token))
+    return True
+
+
+# -- the line --------------------------------------------------------------------------------------
+
+_HEARTBEAT_MOST: Final = 1.0
+"""Seconds: the first in line looks every few milliseconds. One that is silent for longer is frozen
+or dead, and nobody waits for it longer, unless it asked for fairness."""
+
+_LEFT_TO_THE_FIRST: Final = 0.05
+"""Seconds for which a free lease is left to the first in line: two of its looks."""
+
+
+class KeptLine:
+    """The line of one name, within a transaction; `row` is the lease as it was found."""
+
+    def __init__(self, db: Connection, name: str, row: Row) -> None:
+        self._db = db
+        self._name = name
+        found = db.execute(schema.SEE_LINE, (name,)).fetchall() if row.lined else []
+        waiting = {
+            claim: Waiter(claim, holder, Queue(heartbeat, bool(fair)))
+            for claim, holder, heartbeat, fair in found
+        }
+        self._stored = set(waiting)
+        self._stored_turn = (row.lined, row.due, row.overtaken)
+        self._line = Line(waiting, row.due, row.overtaken)
+
+    def refusal(self, claim: str, now: float, seen: str) -> Refused | None:
+        """Why `claim` may not have a free lease now: somebody else's turn has come."""
+        first = self._line.before(claim, now)
+        if first is None:
+            return None
+        left = self._line.due - now
+        return Refused("reserved", (Holding(first.holder, remaining=left),), left, seen)
+
+    def stand(self, claim: str, ask: Ask, queue: Queue, now: float, refused: Refused) -> Queued:
+        """The refusal of a claim that waits, with its place."""
+        left = ask.ttl if refused.retry_after is None else min(ask.ttl, refused.retry_after)
+        beat = queue.heartbeat if queue.fair else min(queue.heartbeat, _HEARTBEAT_MOST)
+        place = self._line.stand(Waiter(claim, ask.holder, Queue(beat, queue.fair)), now, left)
+        self._save()
+        # A claim further back is told when it is the first. A pause or a closing concerns all, and
+        # candidates want to know who leads.
+        behind = place > 0 and refused.reason in ("held", "reserved") and not ask.candidacy
+        seen = f"{refused.seen}|{claim}" if behind else refused.seen
+        return Queued(refused.reason, refused.holders, refused.retry_after, seen, place)
+
+    def granted(self, claim: str, ttl: float, now: float) -> None:
+        """The lease was granted to `claim`, in line or not."""
+        self._line.granted(claim, now, ttl)
+        self._save()
+
+    def leave(self, claim: str, now: float, left: float) -> None:
+        """`claim` waits no more; `left`: seconds that the lease is held for."""
+        if self._line.leave(claim, now, left):
+            self._db.execute(schema.CHANGED, (self._name,))
+        self._save()
+
+    def _save(self) -> None:
+        execute, name, waiting = self._db.execute, self._name, self._line.waiting
+        for claim in self._stored - waiting.keys():
+            execute(schema.LEAVE_LINE, (name, claim))
+        for claim, (_, holder, queue) in waiting.items():
+            if claim not in self._stored:
+                execute(schema.JOIN_LINE, (name, claim, holder, queue.heartbeat, queue.fair))
+        first, turn = self._line.first(), (0.0, 0.0, 0)
+        if first:
+            turn = (first.queue.heartbeat, self._line.due, self._line.overtaken)
+        if turn != self._stored_turn:
+            execute(schema.SET_TURN, (*turn, name))
+
+
+def may_look(db: Connection, name: str, claim: str, now: float) -> bool:
+    """Whether a claim that is not the first in line should ask again."""
+    found = db.execute(schema.SEE_TURN, (name, claim)).fetchone()
+    if found is None:
+        return True
+    held_by, expires, closed_until, due, lined, overtaken, first, fair, waits, is_named = found
+    if first == claim or not waits:
+        return True
+    if held_by is not None and expires > now:
+        # Beside those who share it there may be room that the first in line lets go by.
+        return bool(held_by == schema.LATCH and due <= now)
+    if closed_until > now:
+        return bool(is_named)
+    if fair or overtaken >= OVERTAKEN_MOST:
+        return bool(due <= now)
+    free_since = due - lined if held_by is None else expires
+    return bool(free_since + _LEFT_TO_THE_FIRST <= now)

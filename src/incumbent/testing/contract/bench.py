@@ -132,7 +132,7 @@ class _LoopStore:
 @contextmanager
 def _asynchronous(engine: Engine) -> Iterator[Store]:
     with asyncio.Runner() as runner, closing(_LoopStore(engine, runner)) as store:
-        yield cast(Store, store)
+        yield cast("Store", store)
 
 
 Driver: TypeAlias = Callable[[Engine], AbstractContextManager[Store]]

@@ -1,0 +1,321 @@
+"""The threads of a process: one acts when its alarm says so, one runs the callbacks of users.
+
+An alarm is a sleep until an instant of `clock.now`, which another thread can end. On Linux it is
+timerfd_create(2) on CLOCK_BOOTTIME, so that the end of a suspend is noticed at once; other systems
+sleep on a queue.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import select
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from math import inf
+from typing import Protocol
+
+from incumbent import clock
+from incumbent.unpatched import original, start_bare_thread, start_thread
+
+_log = logging.getLogger("incumbent")
+
+# -- the alarm -------------------------------------------------------------------------------------
+
+_CLOCK_BOOTTIME = 7
+_ABSOLUTE = 1
+_FAR = 1e9
+"""Seconds since boot that no machine reaches, and that a timer can be set to."""
+_NONBLOCK_CLOEXEC = os.O_NONBLOCK | getattr(os, "O_CLOEXEC", 0)
+
+
+class Alarm(Protocol):
+    """See the module."""
+
+    def wait_until(self, instant: float) -> None:
+        """Sleep until `instant` (inf: for ever) or until `wake`."""
+        ...
+
+    def wake(self) -> None:
+        """End the present wait, or else the next one at once; safe in signal handlers and
+        finalizers.
+        """
+        ...
+
+
+class _QueueAlarm:
+    """On a queue whose `put` may interrupt any other use of it; that of an Event may not."""
+
+    def __init__(self) -> None:
+        self._rings: queue.SimpleQueue[None] = original("queue", "SimpleQueue")()
+
+    def wait_until(self, instant: float) -> None:
+        left = instant - clock.now()
+        with suppress(queue.Empty):
+            self._rings.get(timeout=None if left > threading.TIMEOUT_MAX else max(0.0, left))
+            while True:
+                self._rings.get_nowait()
+
+    def wake(self) -> None:
+        self._rings.put(None)
+
+
+class _BoottimeAlarm:
+    """Gives the interpreter away once a wait: beside threads that burn CPU each return costs some
+    milliseconds a thread. So what cannot block is called without (PyDLL), and the timer, which
+    setting it anew makes unreadable, is never read. Its descriptors are closed once nobody has it,
+    so that no number is written to that is another file's by then.
+    """
+
+    def __init__(self) -> None:
+        self._process = os.getpid()
+        self._ours: list[int] = []
+        import ctypes
+
+        class Itimerspec(ctypes.Structure):
+            _fields_ = tuple(
+                (field, ctypes.c_long) for field in ("every_s", "every_ns", "first_s", "first_ns")
+            )
+
+        self._spec = Itimerspec
+        self._libc = ctypes.PyDLL(None, use_errno=True)
+        self._byref, self._errno = ctypes.byref, ctypes.get_errno
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._ours.append(self._wake_fd)
+        self._timer_fd = self._libc.timerfd_create(_CLOCK_BOOTTIME, _NONBLOCK_CLOEXEC)
+        if self._timer_fd < 0:
+            raise OSError(ctypes.get_errno(), "timerfd_create failed")
+        self._ours.append(self._timer_fd)
+        self._poll = original("select", "poll")()
+        for fd in self._ours:
+            self._poll.register(fd, select.POLLIN)
+
+    def wait_until(self, instant: float) -> None:
+        try:
+            self._set(instant)
+            for fd, _ in self._poll.poll():
+                if fd == self._wake_fd:
+                    os.read(fd, 8)
+        except OSError:
+            self._disown()
+            raise
+
+    def _set(self, instant: float) -> None:
+        # All zero would disarm the timer, which is what "for ever" wants; the past must still fire.
+        ns = 0 if instant == inf else int(min(max(instant, 0.0), _FAR) * 1e9) + 1
+        spec = self._spec(0, 0, *divmod(ns, 1_000_000_000))
+        if self._libc.timerfd_settime(self._timer_fd, _ABSOLUTE, self._byref(spec), None):
+            raise OSError(self._errno(), "timerfd_settime failed")
+
+    def wake(self) -> None:
+        try:
+            os.eventfd_write(self._wake_fd, 1)
+        except OSError:
+            self._disown()
+            raise
+
+    def _disown(self) -> None:
+        """Others closed them: the numbers may be theirs by now."""
+        self._ours = []
+
+    def __del__(self) -> None:
+        # In the child of a fork the numbers may be others' too: a daemon closes all that are open.
+        if self._process == os.getpid():
+            for fd in self._ours:
+                with suppress(OSError):
+                    os.close(fd)
+
+
+def make_alarm() -> Alarm:
+    """The best alarm of this system."""
+    try:
+        return _BoottimeAlarm()
+    except (ImportError, OSError, AttributeError):
+        # No timerfd or eventfd here: deadlines still hold, only suspends are noticed later.
+        return _QueueAlarm()
+
+
+# -- the thread ------------------------------------------------------------------------------------
+
+_PAUSE = 0.02
+"""Seconds after which a thread that ended is started again; twice as many each time, until it has
+acted once more."""
+_PAUSE_MOST = 1.0
+
+
+class AlarmThread:
+    """Sleeps until the instant that `plan` says, then calls `act`, and so on.
+
+    It is started when it is first woken. `ends_when_idle`: with nothing planned it ends, until it
+    is woken again. No lock is taken here: who wakes it may be a finalizer, which comes in the
+    middle of anything.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        plan: Callable[[], float],
+        act: Callable[[], None],
+        *,
+        ends_when_idle: bool = False,
+    ) -> None:
+        self.name = name
+        self._plan = plan
+        self._act = act
+        self._ends_when_idle = ends_when_idle
+        self._absent = {True}
+        """Not empty while there is no thread. The caller that takes it out starts one."""
+        self._rung = False
+        """Whether it was woken since it began to plan."""
+        self._deaths = 0
+        self.alarm: Alarm | None = None
+        self.planned = inf
+        """Until when it sleeps: what is due before has to wake it. `plan` writes it."""
+        self.stopped = False
+
+    def wake(self) -> None:
+        """Have it plan anew; from any thread, and in signal handlers. Never raises."""
+        if sys.is_finalizing():
+            # There is no thread to wake any more: what is owed now is left to the ttl.
+            return
+        self._rung = True
+        # Kept here meanwhile: the alarm of a thread that ends is closed once nobody has it.
+        alarm = self.alarm
+        if alarm is not None:
+            self._ring(alarm)
+        elif not self.stopped:
+            self._start()
+
+    def stop(self) -> None:
+        """End it; it is started no more."""
+        self.stopped = True
+        self.wake()
+
+    # -- one life ----------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        try:
+            self._absent.pop()
+        except KeyError:
+            return  # Another thread starts it, which will plan all that was noted before.
+        started = False
+        try:
+            alarm = self.alarm = make_alarm()
+            start_bare_thread(lambda: self._live(alarm))
+            started = True
+        except RuntimeError as error:
+            if "shutdown" not in str(error):
+                _log.error("%s: no thread can be started: %s", self.name, error)
+        finally:
+            if not started:
+                # The next caller that needs it tries again.
+                self._bury()
+
+    def _ring(self, alarm: Alarm) -> None:
+        try:
+            alarm.wake()
+        except OSError:
+            # Somebody closed its descriptors: the one who sleeps on them finds itself replaced.
+            _log.exception("%s: its alarm was closed by others; it starts again", self.name)
+            if self.alarm is alarm:
+                self._bury()
+            self._start()
+
+    def _live(self, alarm: Alarm) -> None:
+        try:
+            while self.alarm is alarm and not self.stopped:
+                self._rung = False
+                until = self._plan()
+                if until == inf and self._ends_when_idle:
+                    break
+                alarm.wait_until(until)
+                self._act()
+                self._deaths = 0
+        except BaseException:  # noqa: BLE001 - whatever it was, leases depend on us
+            _log.exception("%s ended by an error; it starts again", self.name)
+            original("time", "sleep")(min(_PAUSE_MOST, _PAUSE * 2**self._deaths))
+            self._deaths += 1
+            self._rung = True
+        finally:
+            self._end(alarm)
+
+    def _end(self, alarm: Alarm) -> None:
+        if self.alarm is alarm:
+            self._bury()
+            # Who came since it planned found it living: the next one sees to it.
+            if self._rung:
+                self.wake()
+
+    def _bury(self) -> None:
+        self.alarm, self.planned = None, inf
+        self._absent.add(True)
+
+
+def call_guarded(callback: Callable[[], None]) -> None:
+    """Call it; whatever it raises is logged, so that those after it are called too."""
+    try:
+        callback()
+    except BaseException:  # noqa: BLE001 - SystemExit and the like too: this is no thread of theirs
+        _log.exception("a callback failed")
+
+
+# -- callbacks -------------------------------------------------------------------------------------
+
+_BUDGET = 1.0
+"""Seconds after which a callback's delay of the others is reported."""
+
+
+class Notifier:
+    """One thread for the callbacks of a process; started by the first of them."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget what waits; after a fork there is no thread either."""
+        self._calls: queue.SimpleQueue[Callable[[], None]] = original("queue", "SimpleQueue")()
+        self._idle = [True]
+        """Not empty while there is no thread. The caller that takes it out starts one: no lock, for
+        a signal handler could find it taken."""
+
+    @property
+    def running(self) -> bool:
+        """Whether there is a thread."""
+        return not self._idle
+
+    def call(self, callback: Callable[[], None]) -> None:
+        """Have `callback` run soon; its exceptions are logged. Never raises."""
+        self._calls.put(callback)
+        with suppress(IndexError):
+            self._idle.pop()
+            self._start()
+
+    def _start(self) -> None:
+        try:
+            start_thread(self._run, "incumbent-notifier")
+        except RuntimeError as error:
+            # Callbacks wait for the next one, which tries again.
+            self._idle.append(True)
+            _log.error("callbacks wait, for no thread can be started: %s", error)
+
+    def _run(self) -> None:
+        calls = self._calls
+        while True:
+            self._guarded(calls.get())
+
+    @staticmethod
+    def _guarded(callback: Callable[[], None]) -> None:
+        started = clock.now()
+        try:
+            callback()
+        except BaseException:  # noqa: BLE001 - the user's code, sys.exit() too: others follow
+            _log.exception("a callback failed")
+        took = clock.now() - started
+        if took > _BUDGET:
+            _log.warning("a callback took %.1f s and delayed those after it", took)
+
+
+notifier = Notifier()
