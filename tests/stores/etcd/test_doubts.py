@@ -15,8 +15,8 @@ from incumbent.model import Ask, Renewed
 from incumbent.net.pool import Broken
 from incumbent.protocol.port import run
 from incumbent.stores.etcd import open_etcd
-from incumbent.stores.etcd.errors import Answered, LeaseMissing, Reborn
 from incumbent.stores.etcd.kv import TXN, Request
+from incumbent.stores.etcd.site import Answered, LeaseMissing, Reborn
 from tests.stores.etcd.world import new_claim, party, soon
 from tests.support.etcd import EtcdServer
 from tests.support.proxy import FaultProxy

@@ -8,9 +8,7 @@ from hypothesis import strategies as st
 
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.net.http import Garbled, Reading, parse
-from incumbent.stores.etcd.errors import Answered
-from incumbent.stores.etcd.site import Site
-from incumbent.stores.etcd.url import parse_etcd_url
+from incumbent.stores.etcd.site import Answered, Site, parse_etcd_url
 
 PLAIN = b'HTTP/1.1 200 OK\r\nContent-Length: 8\r\nDate: now\r\n\r\n{"a": 1}'
 CHUNKED = (

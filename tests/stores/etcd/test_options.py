@@ -9,7 +9,7 @@ import pytest
 from incumbent.errors import ConfigError
 from incumbent.store_url import with_password
 from incumbent.stores.etcd import open_etcd
-from incumbent.stores.etcd.url import parse_etcd_url
+from incumbent.stores.etcd.site import parse_etcd_url
 from incumbent.stores.url import Endpoint
 
 SECRET = "s3cr3t"

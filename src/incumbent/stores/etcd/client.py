@@ -22,17 +22,17 @@ from incumbent.model import Key
 from incumbent.net.http import Garbled, Reading, Stream, begin, encode, exchange, feed, parse
 from incumbent.net.pool import Broken, Pool, close_all
 from incumbent.stores.etcd.dialect import Dialect
-from incumbent.stores.etcd.errors import (
+from incumbent.stores.etcd.kv import REPEATED, Reply, Request, Steps
+from incumbent.stores.etcd.sessions import STAYS
+from incumbent.stores.etcd.site import (
     Answered,
     LeaseExists,
     LeaseMissing,
     Reborn,
     error_text,
     is_refusal_of_certificate,
+    share,
 )
-from incumbent.stores.etcd.kv import REPEATED, Reply, Request, Steps
-from incumbent.stores.etcd.sessions import STAYS
-from incumbent.stores.etcd.site import share
 from incumbent.stores.etcd.waiting import Standing, pass_by
 from incumbent.stores.plan import Plan
 from incumbent.stores.turns import TakesTurns
@@ -99,7 +99,7 @@ class Client(TakesTurns[None], Generic[W]):
 
     @abstractmethod
     async def dial(self, endpoint: Endpoint, until: float) -> W:
-        """A connection. Raises StoreUnavailable, at `until` at the latest."""
+        """A connection. Raises OSError or StoreUnavailable, at `until` at the latest."""
 
     def let_go(self) -> None:
         """Close idle connections and end watches; the others are closed after their exchange."""
@@ -253,7 +253,10 @@ class Client(TakesTurns[None], Generic[W]):
         return self._read(await self._ask(endpoint, wire, sent, until))
 
     async def _connect(self, endpoint: Endpoint, until: float) -> W:
-        wire = await self.dial(endpoint, until)
+        try:
+            wire = await self.dial(endpoint, until)
+        except OSError as error:
+            raise self.site.cannot_connect(error, str(endpoint)) from error
         self.pools[endpoint].all.add(wire)
         return wire
 

@@ -29,7 +29,6 @@ from incumbent.model import (
 )
 from incumbent.net.pool import heard_again
 from incumbent.stores.etcd import kv
-from incumbent.stores.etcd.errors import LeaseMissing
 from incumbent.stores.etcd.incarnation import Cluster
 from incumbent.stores.etcd.kv import Entry, Reply, Request, Steps
 from incumbent.stores.etcd.records import (
@@ -43,6 +42,7 @@ from incumbent.stores.etcd.records import (
 )
 from incumbent.stores.etcd.renewing import renew
 from incumbent.stores.etcd.sessions import ClaimState, Session, state_of
+from incumbent.stores.etcd.site import LeaseMissing
 from incumbent.stores.etcd.taking import Take
 from incumbent.stores.etcd.waiting import Standing, join, leave
 from incumbent.stores.plan import Plan

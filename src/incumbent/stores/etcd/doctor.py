@@ -11,8 +11,8 @@ from incumbent.durations import say_seconds
 from incumbent.errors import StoreError
 from incumbent.net.http import Garbled, parse
 from incumbent.stores.etcd.client import Client
-from incumbent.stores.etcd.errors import Answered
 from incumbent.stores.etcd.kv import Request
+from incumbent.stores.etcd.site import Answered
 from incumbent.stores.findings import Finding, about_trip, cannot_tell, found, grants_nothing
 from incumbent.stores.url import Endpoint
 

@@ -1,40 +1,41 @@
-"""From a URL to an engine, which makes its blocking and its asynchronous side."""
+"""From a URL to an engine, and its blocking and its asynchronous side."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from incumbent import clock
 from incumbent.errors import StoreUnavailable
 from incumbent.model import Capabilities
 from incumbent.net.dial import connect
-from incumbent.net.readers import LockWakeup, Wakeup
+from incumbent.net.readers import LockWakeup, SharedWakeup, Wakeup
 from incumbent.net.wire import BlockingWire
 from incumbent.protocol.port import run
 from incumbent.stores.etcd.client import Client
 from incumbent.stores.etcd.dialect import Dialect
 from incumbent.stores.etcd.doctor import diagnose
 from incumbent.stores.etcd.incarnation import Cluster
-from incumbent.stores.etcd.site import Site
-from incumbent.stores.etcd.url import EtcdOptions, parse_etcd_url
-from incumbent.stores.loops import ServerEngine, detach_in_child
+from incumbent.stores.etcd.site import EtcdOptions, Site, parse_etcd_url
+from incumbent.stores.loops import LoopEnd, ServerEngine, detach_in_child
 from incumbent.stores.plan import BlockingStore
 from incumbent.stores.url import Endpoint
 
 if TYPE_CHECKING:
-    from incumbent.stores.etcd.aio import AsyncEtcdStore
+    from incumbent.net.aiowire import AsyncStream
+
+_LONGEST: Final = 3600.0
 
 
 def open_etcd(url: str) -> EtcdEngine:
     """The engine of a URL. Connects to nothing.
 
-    Raises ConfigError for a malformed URL, an unknown option, or a certificate that is no such.
+    Raises ConfigError for a malformed URL, an unknown option, or an unusable certificate.
     """
     return EtcdEngine(parse_etcd_url(url))
 
 
 class BlockingClient(Client[BlockingWire]):
-    """See Client. Its coroutines never suspend; closing it ends the waits of all threads."""
+    """Its coroutines never suspend; closing it ends the waits of all threads."""
 
     def __init__(self, dialect: Dialect) -> None:
         super().__init__(dialect)
@@ -46,10 +47,7 @@ class BlockingClient(Client[BlockingWire]):
     async def dial(self, endpoint: Endpoint, until: float) -> BlockingWire:
         if clock.now() >= until:
             raise StoreUnavailable(f"{endpoint}: no time is left to connect")
-        try:
-            return BlockingWire(connect(endpoint.host, endpoint.port, until, tls=self.site.tls))
-        except OSError as error:
-            raise self.site.cannot_connect(error, str(endpoint)) from error
+        return BlockingWire(connect(endpoint.host, endpoint.port, until, tls=self.site.tls))
 
     def detach(self) -> None:
         self.cluster.sessions.forget()
@@ -57,7 +55,36 @@ class BlockingClient(Client[BlockingWire]):
         super().detach()
 
 
-class EtcdEngine(ServerEngine[BlockingStore[BlockingClient], "AsyncEtcdStore"]):
+class AsyncEtcdStore(Client["AsyncStream"]):
+    """Belongs to the event loop in which it was made."""
+
+    def __init__(self, dialect: Dialect) -> None:
+        super().__init__(dialect)
+        self._end = LoopEnd(self.let_go)
+
+    def wakeup(self) -> Wakeup:
+        return SharedWakeup()
+
+    async def dial(self, endpoint: Endpoint, until: float) -> AsyncStream:
+        # Imported only now: the blocking side has no use for asyncio.
+        import asyncio
+
+        from incumbent.net.aiodial import connect
+        from incumbent.net.aiowire import AsyncStream
+
+        await self._end.watch()
+        try:
+            async with asyncio.timeout(min(_LONGEST, until - clock.now())):
+                return await connect(AsyncStream, endpoint.host, endpoint.port, tls=self.site.tls)
+        except TimeoutError as error:
+            raise TimeoutError("no connection in time") from error
+
+    async def aclose(self) -> None:
+        self.let_go()
+        await self._end.aclose()
+
+
+class EtcdEngine(ServerEngine[BlockingStore[BlockingClient], AsyncEtcdStore]):
     """One cluster."""
 
     capabilities = Capabilities(
@@ -73,18 +100,11 @@ class EtcdEngine(ServerEngine[BlockingStore[BlockingClient], "AsyncEtcdStore"]):
     )
 
     def __init__(self, options: EtcdOptions) -> None:
-        site = Site(options)
-        self._site = site
-        dialect = Dialect(Cluster(site))
-
-        def make() -> AsyncEtcdStore:
-            # Imported only now: the blocking side has no use for asyncio.
-            from incumbent.stores.etcd.aio import AsyncEtcdStore
-
-            return AsyncEtcdStore(dialect)
-
-        super().__init__(options.shown, BlockingStore(BlockingClient(dialect)), make)
+        self._site = Site(options)
+        dialect = Dialect(Cluster(self._site))
+        store = BlockingStore(BlockingClient(dialect))
+        super().__init__(options.shown, store, lambda: AsyncEtcdStore(dialect))
 
     def diagnose(self, ttl: float, until: float) -> list[tuple[str, str, str]]:
-        """See Engine.diagnose. Looks also at a cluster that would be refused."""
+        """Looks also at a cluster that would be refused."""
         return run(diagnose(self._store.operations, ttl, until))

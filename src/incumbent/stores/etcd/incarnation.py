@@ -29,11 +29,10 @@ from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.net.http import Reading
 from incumbent.policy import TTL_DEFAULT
 from incumbent.stores.etcd import kv
-from incumbent.stores.etcd.errors import Answered, Reborn
 from incumbent.stores.etcd.kv import Entry, Reply, Request, Steps
 from incumbent.stores.etcd.records import RECORD_FORMAT, check_format, number_in
 from incumbent.stores.etcd.sessions import Sessions
-from incumbent.stores.etcd.site import Site
+from incumbent.stores.etcd.site import Answered, Reborn, Site
 from incumbent.stores.findings import restart_words, wait_after_restart
 from incumbent.stores.turns import Turns
 from incumbent.stores.url import Endpoint

@@ -22,11 +22,11 @@ from incumbent import clock
 from incumbent.errors import OutcomeUnknown
 from incumbent.model import Batch, Gone, Key, Renewal, Renewed, RenewOutcome
 from incumbent.stores.etcd import kv
-from incumbent.stores.etcd.errors import LeaseMissing
 from incumbent.stores.etcd.incarnation import Cluster, Incarnation
 from incumbent.stores.etcd.kv import Reply, Request, Steps
 from incumbent.stores.etcd.records import entry_of, names_of
 from incumbent.stores.etcd.sessions import ClaimState, Proof, RenewalGroup, Session, state_of
+from incumbent.stores.etcd.site import LeaseMissing
 from incumbent.stores.etcd.taking import value_of
 from incumbent.stores.notices import PAUSE, RESIGN, notices_for
 

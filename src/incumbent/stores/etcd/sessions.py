@@ -30,9 +30,9 @@ from typing import Final, NamedTuple
 from incumbent import clock
 from incumbent.model import Key
 from incumbent.stores.etcd import kv
-from incumbent.stores.etcd.errors import LeaseExists
 from incumbent.stores.etcd.kv import Entry, Reply, Request, Steps
 from incumbent.stores.etcd.records import entry_of, names_of, number_in
+from incumbent.stores.etcd.site import LeaseExists
 from incumbent.stores.table import HISTORY_KEPT
 
 _NOTED_MAX: Final = 16_384

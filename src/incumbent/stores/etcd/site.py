@@ -1,21 +1,29 @@
-"""One configured cluster, shared by all sides: which member to ask, and what its failures mean."""
+"""One configured cluster: its URL, its members, and what their failures mean.
+
+The rule of the refusals: an answer that has one of their phrases was given *instead of* carrying
+the request out (checked against etcd 3.4). Any other error leaves it open.
+"""
 
 from __future__ import annotations
 
+import re
 import ssl
-from typing import Final
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+from urllib.parse import unquote
 
 from incumbent.errors import ConfigError, OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.net.names import is_unknown
-from incumbent.stores.etcd.errors import (
-    FINAL_AT_FIRST,
-    REFUSED,
-    Answered,
-    is_refusal_of_certificate,
+from incumbent.stores.url import (
+    Endpoint,
+    parse_hosts,
+    parse_options,
+    parse_restart_wait,
+    shown_login,
+    wrong_option,
 )
-from incumbent.stores.etcd.url import EtcdOptions
-from incumbent.stores.url import Endpoint
 
+_PREFIX: Final = re.compile(r"(/[A-Za-z0-9._:@-]+)+", re.ASCII)
 _SHUN: Final = 5.0
 """Seconds for which a member that failed is asked last."""
 _CAUSES_MAX: Final = 10
@@ -23,6 +31,172 @@ _NO_COMMON_NAME: Final = (
     "; etcd's gateway takes no user from a client certificate, and refuses one with a common"
     " name (CN) where authentication is on: use a certificate without, and user:password@"
 )
+
+
+# -- the URL --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class EtcdOptions:
+    """Where the cluster is, and how it is used. `restart_wait` is seconds; None means one ttl."""
+
+    endpoints: tuple[Endpoint, ...]
+    prefix: str = "/incumbent"
+    tls: bool = False
+    username: str | None = None
+    password: str | None = field(default=None, repr=False)
+    ca: str | None = None
+    cert: str | None = None
+    key: str | None = None
+    restart_wait: float | None = None
+
+    @property
+    def shown(self) -> str:
+        """The URL for people: no password, no options."""
+        login = shown_login(self.username, self.password)
+        hosts = ",".join(str(endpoint) for endpoint in self.endpoints)
+        return f"{'etcds' if self.tls else 'etcd'}://{login}{hosts}{self.prefix}"
+
+
+def parse_etcd_url(url: str) -> EtcdOptions:
+    """Read `url`. Raises ConfigError, whose message never has what could be a password."""
+    # Not by urlsplit: newer ones refuse an IPv6 address that is not the first host.
+    scheme, mark, rest = url.partition("://")
+    place, _, query = rest.partition("?")
+    netloc, _, path = place.partition("/")
+    login, _, hosts = netloc.rpartition("@")
+    user, _, password = login.partition(":")
+    endpoints = parse_hosts(hosts or "localhost", 2379)
+    usual = scheme in ("etcd", "etcds") and mark and "#" not in rest
+    if not usual or endpoints is None or (password and not user):
+        raise ConfigError(
+            f"the URL of the store is malformed: write {'etcds' if scheme == 'etcds' else 'etcd'}"
+            "://[user:password@]host[:2379][,host...][/prefix] with each host once, and"
+            " percent-encode : / ? # [ ] @ , within a user name or password",
+            name="store",
+        )
+    options = parse_options(query, ("ca", "cert", "key", "restart_wait"))
+    if scheme != "etcds" and options.keys() & {"ca", "cert", "key"}:
+        raise wrong_option("ca, cert, key", "need the scheme etcds://")
+    if ("cert" in options) != ("key" in options):
+        raise wrong_option("cert", "and key are given together: a client certificate and its key")
+    return EtcdOptions(
+        endpoints=endpoints,
+        prefix=_prefix(path),
+        tls=scheme == "etcds",
+        username=unquote(user) or None,
+        password=unquote(password) or None,
+        restart_wait=parse_restart_wait(options.pop("restart_wait", None)),
+        **options,
+    )
+
+
+def _prefix(path: str) -> str:
+    prefix = f"/{path}".rstrip("/") or "/incumbent"
+    if not _PREFIX.fullmatch(prefix):
+        # A password that was not encoded may end up in the path.
+        raise ConfigError(
+            "the prefix of the keys (after the hosts) has other characters than"
+            " A-Z a-z 0-9 . _ : @ - and single slashes: write etcd://host:2379/my/prefix",
+            name="store",
+        )
+    return prefix
+
+
+# -- what a member answers instead of a reply -----------------------------------------------------
+
+
+class LeaseMissing(Exception):
+    """The etcd lease that a write names does not exist; nothing was written."""
+
+
+class LeaseExists(Exception):
+    """An etcd lease with that id was made before."""
+
+
+class Reborn(StoreUnavailable):
+    """The cluster is of another incarnation than the request was made for; it was not sent."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__(
+            f"{where} was restored or put back since it was last asked; nothing was sent"
+        )
+
+
+class Answered(Exception):
+    """A member answered an error. `elsewhere`: another member may do better."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text
+        self.stale_token = any(phrase in text for phrase in _STALE_TOKEN)
+        self.no_user = "user name is empty" in text
+        """No token came with the request; a restarted member has forgotten all tokens."""
+        self.lease_missing = "requested lease not found" in text
+        self.lease_exists = "lease already exists" in text
+        self.refusal = next((_REFUSALS[phrase] for phrase in _REFUSALS if phrase in text), None)
+        self.sure = bool(self.refusal or self.stale_token or self.lease_missing)
+        """It was certainly not carried out."""
+        self.never = any(phrase in text for phrase in _NEVER)
+        """Nor will it be: it is not served, or not to us."""
+        self.elsewhere = any(phrase in text for phrase in _ELSEWHERE)
+
+
+_STALE_TOKEN: Final = ("invalid auth token", "revision of auth store is old")
+_NEVER: Final = (
+    *("permission denied", "unknown service", "unknown method"),
+    *("Not Found", "Not Implemented"),  # A gateway that does not route the call.
+)
+_ELSEWHERE: Final = ("no leader", "leader changed", "timed out", "server stopped", "not healthy")
+
+
+class _Refusal(NamedTuple):
+    """`final`: only an operator can end it, if nothing was ever served to us."""
+
+    why: str
+    retry_after: float | None = None
+    final: bool = False
+
+
+_WRONG_LOGIN: Final = _Refusal("it refuses the user name or the password", final=True)
+_REFUSALS: Final = {
+    "database space exceeded": _Refusal(
+        "its database is full (alarm NOSPACE): compact and defragment it, then"
+        " `etcdctl alarm disarm`",
+        1.0,
+    ),
+    "no leader": _Refusal("it has no leader: too few members can reach each other", 0.5),
+    "too many requests": _Refusal("it is overloaded", 0.5),
+    "user name is empty": _Refusal("it wants a user name and a password", final=True),
+    "permission denied": _Refusal(
+        "this user may not do that: its role needs readwrite on all keys with the prefix",
+        final=True,
+    ),
+    "authentication failed": _WRONG_LOGIN,
+    "user name not found": _WRONG_LOGIN,
+    "password is empty": _Refusal("it wants a password", final=True),
+    "corrupt": _Refusal("its data is corrupt (alarm CORRUPT): see its log", 1.0),
+    "request is too large": _Refusal("the request is larger than it takes"),
+    "too many operations": _Refusal("it takes fewer operations a request (--max-txn-ops)"),
+    "not capable": _Refusal("it cannot do that in its present version"),
+}
+
+
+def error_text(reply: dict[str, Any]) -> str:
+    """The error within an answer, or nothing."""
+    error = reply.get("error")
+    if isinstance(error, dict):
+        error = error.get("message")
+    return str(error or "")
+
+
+def is_refusal_of_certificate(text: str) -> bool:
+    """Whether TLS ended with the server's word on our certificate, before any request was read."""
+    upper = text.upper()
+    return "ALERT" in upper and ("CERTIFICATE" in upper or "UNKNOWN_CA" in upper)
+
+
+# -- the members ----------------------------------------------------------------------------------
 
 
 class Endpoints:
@@ -115,12 +289,11 @@ class Site:
 
     def _refused(self, error: Answered) -> StoreError:
         if error.refusal is not None:
-            why, after = REFUSED[error.refusal]
-            first = error.refusal in FINAL_AT_FIRST
-            hint = _NO_COMMON_NAME if first and self.options.cert is not None else ""
+            why, after, final = error.refusal
+            hint = _NO_COMMON_NAME if final and self.options.cert is not None else ""
             return StoreUnavailable(
                 f"{self.where} refused the request: {why} ({error.text}){hint}",
-                permanent=first and not self.proved,
+                permanent=final and not self.proved,
                 retry_after=after,
             )
         if error.sure:

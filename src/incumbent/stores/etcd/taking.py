@@ -10,7 +10,6 @@ from incumbent import clock
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.model import Ask, Granted, Holding, Key, Refused, TakeOutcome
 from incumbent.stores.etcd import kv
-from incumbent.stores.etcd.errors import LeaseMissing, Reborn
 from incumbent.stores.etcd.incarnation import Cluster, Incarnation
 from incumbent.stores.etcd.kv import Entry, Reply, Request, Steps
 from incumbent.stores.etcd.records import (
@@ -21,6 +20,7 @@ from incumbent.stores.etcd.records import (
     surplus_candidates,
 )
 from incumbent.stores.etcd.sessions import ClaimState, state_of
+from incumbent.stores.etcd.site import LeaseMissing, Reborn
 from incumbent.stores.notices import PAUSE, RESIGN
 from incumbent.stores.table import CANDIDATES_KEPT, HISTORY_KEPT
 

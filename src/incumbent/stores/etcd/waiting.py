@@ -16,10 +16,10 @@ from typing import Any, Final
 
 from incumbent.model import Key
 from incumbent.stores.etcd import kv
-from incumbent.stores.etcd.errors import LeaseMissing
 from incumbent.stores.etcd.kv import Entry, Reply, Request, Steps
 from incumbent.stores.etcd.records import Names, names_of, newest_seen
 from incumbent.stores.etcd.sessions import Sessions
+from incumbent.stores.etcd.site import LeaseMissing
 from incumbent.stores.notices import RESIGN
 from incumbent.stores.turns import Turns
 
