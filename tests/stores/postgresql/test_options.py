@@ -11,15 +11,11 @@ import pytest
 
 from incumbent.errors import ConfigError
 from incumbent.stores.postgresql import engine_from_object, open_postgresql
-from incumbent.stores.postgresql.libpq import Site, Target, site_of_url
-from incumbent.stores.postgresql.url import read_url
+from incumbent.stores.postgresql.site import Site, Target
+from incumbent.stores.postgresql.site import site_of_url as site
 from incumbent.stores.url import engine_for_object, open_engine
 
 SECRET = "pa55-never-shown"
-
-
-def site(url: str, password: str | None = None) -> Site:
-    return site_of_url(*read_url(url), password)
 
 
 def test_several_hosts_are_asked_one_by_one_and_must_be_able_to_write() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import pytest
@@ -295,12 +296,10 @@ def levels(
     ttl: float = 15.0,
     named: bool = False,
 ) -> list[str]:
-    found = findings(
-        json.dumps(GOOD | change).encode(),
-        {"major": 2, "minor": 1, "up": up},
-        ttl=ttl, named=named, wait=15.0, trip=trip, wall=lambda: 1000.2, number=150004, backend=42,
-        encrypted=True,
-    )  # fmt: skip
+    wire: Any = SimpleNamespace(version=150004, backend=42, encrypted=True)
+    hello = {"major": 2, "minor": 1, "up": up, "longest": 0}
+    wait = 15.0 if named else None
+    found = findings(GOOD | change, hello, wire, ttl, wait, trip, wall=1000.2)
     return [f"{level}: {what}" for level, what, _ in found if level != "ok"]
 
 

@@ -25,8 +25,7 @@ from incumbent.model import (
     Stored,
 )
 from incumbent.stores.postgresql import open_postgresql
-from incumbent.stores.postgresql.engine import PostgresEngine, schema
-from incumbent.stores.postgresql.runner import PostgresStore
+from incumbent.stores.postgresql.engine import PostgresEngine, PostgresStore, schema
 from tests.stores.postgresql.world import MovedWorld
 from tests.support.pace import took
 from tests.support.postgresql import PostgresServer

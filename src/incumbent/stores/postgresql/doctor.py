@@ -1,11 +1,11 @@
-"""What a database says of itself, and what `doctor` makes of it. Pure."""
+"""What a database says of itself, and what `doctor` makes of it."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any, Final
 
+from incumbent import clock
 from incumbent.durations import say_seconds
 from incumbent.policy import TTL_DEFAULT
 from incumbent.stores.findings import (
@@ -15,9 +15,12 @@ from incumbent.stores.findings import (
     about_trip,
     found,
     grants_nothing,
+    wait_after_restart,
 )
-from incumbent.stores.postgresql.dialect import Request
-from incumbent.stores.postgresql.errors import OLDEST, SHARED
+from incumbent.stores.postgresql.dialect import HELLO, Request
+from incumbent.stores.postgresql.errors import OLDEST, SHARED, check_schema
+from incumbent.stores.postgresql.site import Site
+from incumbent.stores.postgresql.wire import Wire
 
 DIAGNOSE: Final = Request(
     b"SELECT pg_catalog.json_build_object("
@@ -40,27 +43,29 @@ DIAGNOSE: Final = Request(
 )
 
 
-def findings(
-    reply: bytes | None,
-    hello: dict[str, Any],
-    *,
-    ttl: float,
-    wait: float,
-    named: bool,
-    trip: float,
-    wall: Callable[[], float],
-    number: int,
-    backend: int,
-    encrypted: bool,
-) -> list[Finding]:
-    """Findings for `doctor`; `trip` is seconds of a round trip.
+async def diagnose(site: Site, ttl: float, until: float, wire: Wire) -> list[Finding]:
+    """What is found by this connection. Raises StoreError, Broken, Answered."""
+    hello = json.loads(await wire.query(HELLO, until) or b"{}")
+    check_schema(hello, site.where, proved=True)
+    began = clock.now()
+    server = json.loads(await wire.query(DIAGNOSE, until) or b"{}")
+    trip = clock.now() - began
+    return findings(server, hello, wire, ttl, site.restart_wait, trip, clock.wall())
 
-    `wait` is the restart wait in seconds, `named` whether the URL says it.
-    """
-    server = json.loads(reply or b"{}")
+
+def findings(
+    server: dict[str, Any],
+    hello: dict[str, Any],
+    wire: Wire,
+    ttl: float,
+    restart_wait: float | None,
+    trip: float,
+    wall: float,
+) -> list[Finding]:
+    """The same of the server's replies; `trip`: seconds of a round trip, `wall`: our clock."""
     return [
         found(
-            number >= OLDEST,
+            wire.version >= OLDEST,
             f"PostgreSQL {server['version']}, as role {server['user']}",
             advice="version 13 or later is needed",
             level="error",
@@ -71,10 +76,20 @@ def findings(
             f"{version}, which has no semaphores and no locks on several names",
             "run `incumbent doctor --fix` as the schema's owner",
         ),
-        *_about_role(server, backend),
-        about_start("unbroken for", float(hello["up"]), wait),
+        _about_writes(server),
         found(
-            named or ttl <= TTL_DEFAULT,
+            server["pid"] == wire.backend,
+            "no pooler stands between: waiters are woken (LISTEN)",
+            "a pooler stands between: waiters poll",
+            "name the server itself",
+        ),
+        about_start(
+            "unbroken for",
+            float(hello["up"]),
+            wait_after_restart(restart_wait, ttl, hello["longest"] / 1e6),
+        ),
+        found(
+            restart_wait is not None or ttl <= TTL_DEFAULT,
             "after a crash or a promotion it waits for who may believe",
             "a crash may take back the newest grants: their ttl of"
             f" {say_seconds(ttl)} is not known",
@@ -82,23 +97,11 @@ def findings(
         ),
         *_about_data(server),
         *_about_limits(server, ttl),
-        about_clock(abs(float(server["wall"]) - wall())),
+        about_clock(abs(float(server["wall"]) - wall)),
         about_trip(trip, ttl),
         ("ok", "TLS is used", "")
-        if encrypted
+        if wire.encrypted
         else ("ok", "TLS is not used", "across a network say sslmode=verify-full"),
-    ]
-
-
-def _about_role(server: dict[str, Any], backend: int) -> list[Finding]:
-    return [
-        _about_writes(server),
-        found(
-            server["pid"] == backend,
-            "no pooler stands between: waiters are woken (LISTEN)",
-            "a pooler stands between: waiters poll",
-            "name the server itself",
-        ),
     ]
 
 

@@ -1,27 +1,47 @@
-"""The engine of one database: it makes the blocking and the asynchronous side."""
+"""The engine of one database, and its blocking and its asynchronous side."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Awaitable, Callable
+from functools import partial
 from importlib.resources import files
-from typing import TYPE_CHECKING
 
-from incumbent import clock
 from incumbent.errors import StoreError
 from incumbent.model import Capabilities
 from incumbent.protocol.port import run
-from incumbent.stores.findings import Finding, cannot_tell, wait_after_restart
-from incumbent.stores.loops import ServerEngine
-from incumbent.stores.postgresql.dialect import HELLO, Dialect
-from incumbent.stores.postgresql.doctor import DIAGNOSE, findings
-from incumbent.stores.postgresql.errors import Answered, answered_error, check_schema
-from incumbent.stores.postgresql.libpq import Site
-from incumbent.stores.postgresql.runner import PostgresStore
-from incumbent.stores.postgresql.wire import Wire
+from incumbent.stores.findings import Finding, cannot_tell
+from incumbent.stores.loops import LoopEnd, ServerEngine, detach_in_child
+from incumbent.stores.plan import BlockingTogether
+from incumbent.stores.postgresql.dialect import Dialect
+from incumbent.stores.postgresql.doctor import diagnose
+from incumbent.stores.postgresql.errors import Answered, answered_error
+from incumbent.stores.postgresql.runner import Runner
+from incumbent.stores.postgresql.site import Site
+from incumbent.stores.postgresql.wire import Side, Suspending, Wire
 
-if TYPE_CHECKING:
-    from incumbent.stores.postgresql.aio import AsyncPostgresStore
+
+class PostgresStore(BlockingTogether[Runner]):
+    """The blocking side."""
+
+    def __init__(self, site: Site, dialect: Dialect) -> None:
+        super().__init__(Runner(site, dialect, Side()))
+        detach_in_child(self.operations)
+
+
+class AsyncPostgresStore(Runner):
+    """Belongs to the event loop in which it was made."""
+
+    def __init__(self, site: Site, dialect: Dialect) -> None:
+        super().__init__(site, dialect, Suspending())
+        self._end = LoopEnd(self.let_go)
+
+    async def dial(self, until: float) -> Wire:
+        await self._end.watch()
+        return await super().dial(until)
+
+    async def aclose(self) -> None:
+        self.let_go()
+        await self._end.aclose()
 
 
 def schema() -> str:
@@ -29,7 +49,7 @@ def schema() -> str:
     return files("incumbent.stores.postgresql").joinpath("schema.sql").read_text("utf-8")
 
 
-class PostgresEngine(ServerEngine[PostgresStore, "AsyncPostgresStore"]):
+class PostgresEngine(ServerEngine[PostgresStore, AsyncPostgresStore]):
     """One database."""
 
     capabilities = Capabilities(
@@ -46,14 +66,8 @@ class PostgresEngine(ServerEngine[PostgresStore, "AsyncPostgresStore"]):
     def __init__(self, site: Site) -> None:
         self._site = site
         dialect = Dialect(site.where, site.restart_wait)
-
-        def make() -> AsyncPostgresStore:
-            # Imported only now: the blocking side has no use for asyncio.
-            from incumbent.stores.postgresql.aio import AsyncPostgresStore
-
-            return AsyncPostgresStore(site, dialect)
-
-        super().__init__(site.where, PostgresStore(site, dialect), make)
+        store = PostgresStore(site, dialect)
+        super().__init__(site.where, store, partial(AsyncPostgresStore, site, dialect))
 
     def fix(self, until: float) -> list[Finding]:
         """Make the schema, or bring it up to this release; findings as of `diagnose`.
@@ -72,25 +86,7 @@ class PostgresEngine(ServerEngine[PostgresStore, "AsyncPostgresStore"]):
         return self._findings(apply, until)
 
     def diagnose(self, ttl: float, until: float) -> list[Finding]:
-        async def examine(wire: Wire) -> list[Finding]:
-            hello = json.loads(await wire.query(HELLO, until) or b"{}")
-            check_schema(hello, self.url, proved=True)
-            began = clock.now()
-            reply = await wire.query(DIAGNOSE, until)
-            return findings(
-                reply,
-                hello,
-                ttl=ttl,
-                named=self._site.restart_wait is not None,
-                wait=wait_after_restart(self._site.restart_wait, ttl, hello["longest"] / 1e6),
-                trip=clock.now() - began,
-                wall=clock.wall,
-                number=wire.version,
-                backend=wire.backend,
-                encrypted=wire.encrypted,
-            )
-
-        return self._findings(examine, until)
+        return self._findings(partial(diagnose, self._site, ttl, until), until)
 
     def _findings(
         self, work: Callable[[Wire], Awaitable[list[Finding]]], until: float

@@ -108,13 +108,13 @@ def answered_error(error: Answered, where: str, *, proved: bool = True) -> Store
     )
 
 
-def connect_error(words: str, where: str, *, proved: bool, late: bool = False) -> StoreUnavailable:
+def connect_error(words: str, where: str, *, final: bool = False, proved: bool) -> StoreUnavailable:
     """The exception for a connection that could not be made, to any of the hosts."""
     meaning = next((each for pattern, each in _REFUSALS if re.search(pattern, words)), None)
     more = f"; {meaning.why}" if meaning else ""
     return StoreUnavailable(
         f"{where} cannot be reached: {words or 'no connection in time'}{more}",
-        permanent=bool(meaning and meaning.final and not proved and not late),
+        permanent=(final or bool(meaning and meaning.final)) and not proved,
         retry_after=meaning.retry_after if meaning else None,
     )
 

@@ -1,7 +1,4 @@
-"""Carrying out plans by connections, written once for both sides: see `net.pool`.
-
-`PostgresStore` runs it in one step, `aio` awaits it.
-"""
+"""Carrying out plans by connections, written once for both sides: see `net.pool`."""
 
 from __future__ import annotations
 
@@ -17,9 +14,8 @@ from incumbent.model import Key
 from incumbent.net.pool import Broken, Mismatch, PlanRunner
 from incumbent.net.readers import Wakeup
 from incumbent.stores.base import Gave, Give
-from incumbent.stores.loops import detach_in_child
 from incumbent.stores.names import flat
-from incumbent.stores.plan import BlockingTogether, Plan, PlannedTogether
+from incumbent.stores.plan import Plan, PlannedTogether
 from incumbent.stores.postgresql.dialect import HELLO, Dialect
 from incumbent.stores.postgresql.errors import (
     Answered,
@@ -27,9 +23,9 @@ from incumbent.stores.postgresql.errors import (
     check_schema,
     check_server,
 )
-from incumbent.stores.postgresql.libpq import Side, Site, connect
+from incumbent.stores.postgresql.site import Site
 from incumbent.stores.postgresql.subscriber import Subscriber, pause
-from incumbent.stores.postgresql.wire import Wire
+from incumbent.stores.postgresql.wire import Side, Wire, connect
 from incumbent.stores.turns import TURN, TakesTurns
 
 T = TypeVar("T")
@@ -197,11 +193,3 @@ class Runner(TakesTurns[float], PlannedTogether[float], PlanRunner[Wire, float])
             _log.info("%s: a pooler stands between, so waiting polls", site.where)
         site.direct, site.proved = wire.direct, True
         return wire
-
-
-class PostgresStore(BlockingTogether[Runner]):
-    """The blocking side: see stores.base.Store."""
-
-    def __init__(self, site: Site, dialect: Dialect) -> None:
-        super().__init__(Runner(site, dialect, Side()))
-        detach_in_child(self.operations)

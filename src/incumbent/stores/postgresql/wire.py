@@ -1,23 +1,38 @@
-"""One connection, by libpq's protocol; how to wait for its socket is its side's matter."""
+"""Connections to a database, by libpq (psycopg.pq); a side says how to wait for their sockets.
+
+libpq's own waiting is not used: it resolves names without a timeout and counts whole seconds. Each
+host gets its share of the time that is left, so that a dead one does not use up all of it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from zlib import crc32
 
 from incumbent import clock
-from incumbent.net.dial import is_ready, leave_to_parent
+from incumbent.errors import StoreUnavailable
+from incumbent.net.dial import is_ready, leave_to_parent, wait_ready
+from incumbent.net.names import is_unknown, resolve
 from incumbent.net.pool import Broken
+from incumbent.net.readers import LockWakeup, SharedWakeup, Wakeup
 from incumbent.stores.plan import Plan
 from incumbent.stores.postgresql.dialect import Request
-from incumbent.stores.postgresql.errors import Answered
-from incumbent.stores.postgresql.libpq import DriverError, Side, pq
+from incumbent.stores.postgresql.errors import Answered, connect_error
+from incumbent.stores.postgresql.site import DriverError, Site, Target, pq
+
+if TYPE_CHECKING:
+    import asyncio
 
 T = TypeVar("T")
 
+_LONGEST: Final = 3600.0
 _BAD: Final = pq.ConnStatus.BAD
+_READING: Final = pq.PollingStatus.READING
+_OK: Final = pq.PollingStatus.OK
+_FAILED: Final = pq.PollingStatus.FAILED
 _FATAL_ERROR: Final = pq.ExecStatus.FATAL_ERROR
 _SEVERITY: Final = pq.DiagnosticField.SEVERITY_NONLOCALIZED
 _ENDS: Final = (b"FATAL", b"PANIC")
@@ -33,6 +48,166 @@ _NOT_PREPARED: Final = ("26000", "42P05")
 """No such prepared statement; there is one already."""
 
 _now = clock.now
+
+
+class Side:
+    """How to wait, until an instant of clock.now. These block."""
+
+    wakeup: Callable[[], Wakeup] = LockWakeup
+
+    async def ready(self, fd: int, until: float, *, writing: bool = False) -> bool:
+        """Wait for a descriptor; whether it became ready before `until`."""
+        return wait_ready(fd, until, writing=writing)
+
+    async def resolve(self, host: str, port: str, until: float) -> Sequence[str]:
+        """The host's addresses. Raises OSError, and TimeoutError at `until`."""
+        return resolve(host, port, until)
+
+    async def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)  # noqa: ASYNC251 - blocking is what this side is for
+
+
+class Suspending(Side):
+    """The same for a task. asyncio is imported only then: the blocking side has no use for it."""
+
+    wakeup = SharedWakeup
+
+    async def ready(self, fd: int, until: float, *, writing: bool = False) -> bool:
+        import asyncio
+
+        loop = asyncio.get_running_loop()
+        add, remove = (
+            (loop.add_writer, loop.remove_writer)
+            if writing
+            else (loop.add_reader, loop.remove_reader)
+        )
+        outcome: asyncio.Future[bool] = loop.create_future()
+
+        def settle(ready: bool) -> None:
+            if not outcome.done():
+                outcome.set_result(ready)
+
+        timer = loop.call_later(max(0.0, until - _now()), settle, False)
+        add(fd, settle, True)
+        try:
+            return await outcome
+        finally:
+            remove(fd)
+            timer.cancel()
+
+    async def resolve(self, host: str, port: str, until: float) -> Sequence[str]:
+        import asyncio
+
+        from incumbent.net.aiodial import resolve
+
+        async with asyncio.timeout(max(0.0, until - _now())):
+            return await resolve(host, port)
+
+    async def sleep(self, seconds: float) -> None:
+        import asyncio
+
+        await asyncio.sleep(seconds)
+
+
+# -- connecting -----------------------------------------------------------------------------------
+
+
+class _Failed(Exception):
+    """One host, or one of its addresses, gave no connection. `final`: nor will it ever."""
+
+    def __init__(self, why: str, *, final: bool = False) -> None:
+        super().__init__(why)
+        self.final = final
+
+
+def _shared(among: Sequence[T], until: float) -> Iterator[tuple[T, float]]:
+    """Each with the instant by which it must be done: its share of the time that is left then."""
+    for step, each in enumerate(among):
+        now = _now()
+        yield each, now + (until - now) / (len(among) - step)
+
+
+async def connect(site: Site, side: Side, until: float) -> Any:
+    """A connection of libpq that is logged in to a server which can write.
+
+    Raises StoreUnavailable, at `until` (an instant of clock.now) at the latest.
+    """
+    until = min(until, _now() + _LONGEST)
+    failures: list[_Failed] = []
+    for target, share in _shared(site.targets, until):
+        if _now() >= until:
+            break
+        try:
+            connection = await _connect_host(site, side, target, share)
+        except _Failed as failure:
+            failures.append(failure)
+        else:
+            site.prefer(target)
+            return connection
+    raise _unavailable(site, failures)
+
+
+async def _connect_host(site: Site, side: Side, target: Target, until: float) -> Any:
+    try:
+        addresses = await _addresses(side, target, until)
+    except OSError as error:
+        why = "no answer in time" if isinstance(error, TimeoutError) else str(error)
+        text = f"the host name {target.host} cannot be resolved: {why}"
+        raise _Failed(text, final=is_unknown(error)) from error
+    failure = _Failed(f"the host name {target.host} has no address")
+    for address, share in _shared(addresses, until):
+        try:
+            return await _attempt(site, side, site.conninfo(target, address), share)
+        except _Failed as error:
+            failure = error
+    raise failure
+
+
+async def _addresses(side: Side, target: Target, until: float) -> Sequence[str]:
+    host = target.host
+    if target.hostaddr or not host or host.startswith(("/", "@")):
+        return [target.hostaddr]
+    return await side.resolve(host, target.port or "5432", until)
+
+
+async def _attempt(site: Site, side: Side, conninfo: bytes, until: float) -> Any:
+    try:
+        connection = pq.PGconn.connect_start(conninfo)
+    except DriverError as error:
+        raise _Failed(site.clean(str(error))) from error
+    try:
+        await _log_in(site, side, connection, until)
+    except BaseException:
+        connection.finish()
+        raise
+    return connection
+
+
+async def _log_in(site: Site, side: Side, connection: Any, until: float) -> None:
+    while True:
+        status = _FAILED if connection.status == _BAD else connection.connect_poll()
+        if status == _OK:
+            return
+        if status == _FAILED:
+            raise _Failed(site.clean(connection.get_error_message()))
+        if not await side.ready(connection.socket, until, writing=status != _READING):
+            raise _Failed("no connection in time")
+
+
+def _unavailable(site: Site, failures: list[_Failed]) -> StoreUnavailable:
+    errors = [
+        connect_error(str(each), site.where, final=each.final, proved=site.proved)
+        for each in failures
+    ]
+    if len(errors) == 1:
+        return errors[0]
+    both = connect_error(" | ".join(map(str, failures)), site.where, proved=site.proved)
+    # Of several hosts one may come back: only what all of them say is final.
+    both.permanent = bool(errors) and all(error.permanent for error in errors)
+    return both
+
+
+# -- one connection -------------------------------------------------------------------------------
 
 
 class Wire:

@@ -1,14 +1,50 @@
-"""The fencing check in the user's own transaction: a stale term writes nothing there."""
+"""What users call: an engine of a URL or a pool, and the check in a transaction of their own.
+
+Imports no driver before it is used.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from incumbent.durations import Duration
 from incumbent.errors import LeaseLost, Misuse
 from incumbent.stores.names import flat
+from incumbent.stores.url import parse_restart_wait
+
+if TYPE_CHECKING:
+    from incumbent.stores.postgresql.engine import PostgresEngine
 
 _PSYCOPG: Final = "SELECT incumbent.fence(%s, %s)"
 _SQLALCHEMY: Final = "SELECT incumbent.fence(:key, :token)"
+
+
+def open_postgresql(url: str, password: str | None = None) -> PostgresEngine:
+    """The engine of a URL; `password` replaces the one in it. Connects to nothing.
+
+    Raises ConfigError for a malformed URL, an unknown option, or a missing driver.
+    """
+    from incumbent.stores.postgresql.engine import PostgresEngine
+    from incumbent.stores.postgresql.site import site_of_url
+
+    return PostgresEngine(site_of_url(url, password))
+
+
+def engine_from_object(given: Any, *, restart_wait: Duration | None = None) -> PostgresEngine:
+    """The engine for a psycopg_pool pool or a SQLAlchemy engine, blocking or asynchronous.
+
+    Its address and login are taken over for connections of our own, on both sides; the object
+    itself is neither used nor closed, so what it does when it connects (a `configure` function, an
+    event) does not happen here. `restart_wait` is the option of the URL. Raises ConfigError for
+    anything else.
+    """
+    from incumbent.stores.postgresql.engine import PostgresEngine
+    from incumbent.stores.postgresql.site import site_of_object
+
+    return PostgresEngine(site_of_object(given, parse_restart_wait(restart_wait)))
+
+
+# -- fencing --------------------------------------------------------------------------------------
 
 
 def with_token(lease: Any, connection: Any) -> None:

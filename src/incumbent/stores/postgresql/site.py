@@ -1,25 +1,15 @@
-"""One configured database, and connecting to it by libpq (psycopg.pq), host by host.
-
-libpq's own waiting is not used: it resolves names without a timeout and counts whole seconds. Each
-host gets its share of the time that is left, so that a dead one does not use up all of it.
-"""
+"""One configured database: its URL, or a pool of the user's own, as parameters of libpq's."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
-from urllib.parse import quote
+from urllib.parse import parse_qsl, quote, urlencode
 
-from incumbent import clock
-from incumbent.errors import ConfigError, StoreUnavailable
-from incumbent.net.dial import wait_ready
-from incumbent.net.names import is_unknown, resolve
-from incumbent.net.readers import LockWakeup, Wakeup
-from incumbent.stores.postgresql.errors import connect_error
-from incumbent.stores.postgresql.url import MALFORMED
-from incumbent.stores.url import shown_login
+from incumbent.errors import ConfigError
+from incumbent.stores.url import parse_restart_wait, shown_login, wrong_option
 
 try:
     import psycopg
@@ -32,19 +22,22 @@ except ImportError as error:
     ) from error
 
 DriverError = psycopg.Error
+_MALFORMED: Final = (
+    "the URL of the store is malformed: write"
+    " postgresql://[user[:password]@]host[:port][,host2[:port]]/database[?option=value], and"
+    " percent-encode : / ? # [ ] @ within a user name or password"
+)
+_NEVER: Final = {
+    "target_session_attrs": "read-write is always asked for: leases need the primary",
+    "replication": "leases need an ordinary connection",
+    "client_encoding": "it is always UTF8",
+}
 _ALWAYS: Final = {
     "target_session_attrs": "read-write",
     "client_encoding": "UTF8",
     "fallback_application_name": "incumbent",
 }
 _SECRET: Final = ("password", "sslpassword", "scram_client_key", "oauth_client_secret")
-_LONGEST: Final = 3600.0
-_READING: Final = pq.PollingStatus.READING
-_OK: Final = pq.PollingStatus.OK
-_FAILED: Final = pq.PollingStatus.FAILED
-_BAD: Final = pq.ConnStatus.BAD
-
-_now = clock.now
 
 
 class Target(NamedTuple):
@@ -89,11 +82,12 @@ class Site:
         return " ".join(text.split())
 
 
-def site_of_url(conninfo: str, restart_wait: float | None, password: str | None = None) -> Site:
+def site_of_url(url: str, password: str | None = None) -> Site:
     """From a URL; `password` replaces the one in it.
 
-    Raises ConfigError for what libpq does not understand.
+    Raises ConfigError, whose message never has any part of the URL that could be a password.
     """
+    conninfo, restart_wait = _read_url(url)
     try:
         parameters = _conninfo.conninfo_to_dict(conninfo)
     except DriverError as error:
@@ -103,11 +97,46 @@ def site_of_url(conninfo: str, restart_wait: float | None, password: str | None 
     return _site_of(parameters, restart_wait)
 
 
+def _read_url(url: str) -> tuple[str, float | None]:
+    """The URL for libpq, and the option `restart_wait` in seconds (None: one ttl)."""
+    scheme, _, rest = url.partition("://")
+    address, _, query = rest.partition("?")
+    authority, _, database = address.partition("/")
+    login = authority.rpartition("@")[0]
+    # A "/", "@" or "#" too many: the rest of a password that was not encoded.
+    if scheme not in ("postgresql", "postgres") or "#" in rest:
+        raise ConfigError(_MALFORMED, name="store")
+    if "/" in database or "@" in database + login:
+        raise ConfigError(_MALFORMED, name="store")
+    options = _options_of(query)
+    restart_wait = parse_restart_wait(options.pop("restart_wait", None))
+    given = f"?{urlencode(options, quote_via=quote)}" if options else ""
+    return f"postgresql://{address}{given}", restart_wait
+
+
+def _options_of(query: str) -> dict[str, str]:
+    try:
+        pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
+    except ValueError:
+        raise ConfigError(_MALFORMED, name="store") from None
+    options: dict[str, str] = {}
+    for name, value in pairs:
+        if name == "target_session_attrs" and value == "read-write":
+            continue
+        if name in _NEVER:
+            raise ConfigError(f"option {name}: {_NEVER[name]}", name=name)
+        if name in options:
+            shown = name if re.fullmatch(r"[a-z_]{1,30}", name) else "(not shown)"
+            raise wrong_option(shown, "is given twice")
+        options[name] = value
+    return options
+
+
 def _not_understood(message: str) -> str:
     # libpq quotes what it could not read, which may be a piece of a password.
     start = "invalid URI query parameter: "
     if not message.startswith(start):
-        return MALFORMED
+        return _MALFORMED
     name = message.removeprefix(start).strip().strip('"')[:40]
     return f"option {name} is neither libpq's nor ours (restart_wait)"
 
@@ -187,117 +216,3 @@ def _of_sqlalchemy(engine: Any) -> dict[str, Any]:
     known.difference_update(_NOT_LIBPQ)
     named = {_SQLALCHEMY.get(name, name): value for name, value in arguments.items()}
     return {name: value for name, value in named.items() if name in known}
-
-
-# -- connecting ----------------------------------------------------------------------------------
-
-
-class Side:
-    """How to wait, until an instant of clock.now. These block; those of `aio` suspend."""
-
-    wakeup: Callable[[], Wakeup] = LockWakeup
-
-    async def ready(self, fd: int, until: float, *, writing: bool = False) -> bool:
-        """Wait for a descriptor; whether it became ready before `until`."""
-        return wait_ready(fd, until, writing=writing)
-
-    async def resolve(self, host: str, port: str, until: float) -> Sequence[str]:
-        """The host's addresses. Raises OSError, and TimeoutError at `until`."""
-        return resolve(host, port, until)
-
-    async def sleep(self, seconds: float) -> None:
-        time.sleep(seconds)  # noqa: ASYNC251 - blocking is what this side is for
-
-
-class _Failed(Exception):
-    """One host, or one of its addresses, gave no connection. `final`: nor will it ever."""
-
-    def __init__(self, why: str, *, final: bool = False) -> None:
-        super().__init__(why)
-        self.final = final
-
-
-async def connect(site: Site, side: Side, until: float) -> Any:
-    """A connection of libpq that is logged in to a server which can write.
-
-    Raises StoreUnavailable, at `until` (an instant of clock.now) at the latest.
-    """
-    until = min(until, _now() + _LONGEST)
-    failures: list[_Failed] = []
-    left = len(site.targets)
-    for target in site.targets:
-        now = _now()
-        if now >= until:
-            break
-        try:
-            connection = await _connect_host(site, side, target, now + (until - now) / left)
-        except _Failed as failure:
-            failures.append(failure)
-        else:
-            site.prefer(target)
-            return connection
-        left -= 1
-    raise _unavailable(site, failures)
-
-
-async def _connect_host(site: Site, side: Side, target: Target, until: float) -> Any:
-    try:
-        addresses = await _addresses(side, target, until)
-    except OSError as error:
-        why = "no answer in time" if isinstance(error, TimeoutError) else str(error)
-        text = f"the host name {target.host} cannot be resolved: {why}"
-        raise _Failed(text, final=is_unknown(error)) from error
-    failure = _Failed(f"the host name {target.host} has no address")
-    for step, address in enumerate(addresses):
-        now = _now()
-        share = now + (until - now) / (len(addresses) - step)
-        try:
-            return await _attempt(site, side, site.conninfo(target, address), share)
-        except _Failed as error:
-            failure = error
-    raise failure
-
-
-async def _addresses(side: Side, target: Target, until: float) -> Sequence[str]:
-    host = target.host
-    if target.hostaddr or not host or host.startswith(("/", "@")):
-        return [target.hostaddr]
-    return await side.resolve(host, target.port or "5432", until)
-
-
-async def _attempt(site: Site, side: Side, conninfo: bytes, until: float) -> Any:
-    try:
-        connection = pq.PGconn.connect_start(conninfo)
-    except DriverError as error:
-        raise _Failed(site.clean(str(error))) from error
-    try:
-        await _log_in(site, side, connection, until)
-    except BaseException:
-        connection.finish()
-        raise
-    return connection
-
-
-async def _log_in(site: Site, side: Side, connection: Any, until: float) -> None:
-    while True:
-        status = _FAILED if connection.status == _BAD else connection.connect_poll()
-        if status == _OK:
-            return
-        if status == _FAILED:
-            raise _Failed(site.clean(connection.get_error_message()))
-        if not await side.ready(connection.socket, until, writing=status != _READING):
-            raise _Failed("no connection in time")
-
-
-def _unavailable(site: Site, failures: list[_Failed]) -> StoreUnavailable:
-    late = not failures
-    errors = [connect_error(str(each), site.where, proved=site.proved) for each in failures]
-    for error, failure in zip(errors, failures, strict=True):
-        error.permanent = error.permanent or (failure.final and not site.proved)
-    if len(errors) == 1:
-        return errors[0]
-    words = " | ".join(map(str, failures))
-    both = connect_error(words, site.where, proved=site.proved, late=late)
-    # Of several hosts one may come back: only what all of them say is final.
-    both.permanent = bool(errors) and all(error.permanent for error in errors)
-    return both
