@@ -13,8 +13,7 @@ from tests.page.records import NOW, held, job, record, snapshot, switch
 from incumbent.cron.ledger import Run, State
 from incumbent.cron.schedule import slot_id
 from incumbent.model import Holding, Record
-from incumbent.page.blocks import lasting_blocks, timed_blocks
-from incumbent.page.documents import page
+from incumbent.page.documents import lasting_blocks, page, timed_blocks
 from incumbent.page.editions import Edition, next_edition
 from incumbent.page.snapshot import Fleet, Snapshot, fleet_of
 

@@ -123,7 +123,6 @@ NO_BARE_TOKEN = ("locks", "handles", "errors")
 PUBLIC_ALL_THE_SAME = frozenset({"_exit", "_make", "_replace"})
 # `x._y` of another package: a library's, or a test bench that steps a keeper's thread itself.
 PEEKING = {
-    "cli.parser": {"_SubParsersAction"},
     "testing.plugin": {
         *("_by_object", "_by_url", "_entries", "_held", "_keepers", "_next", "_state"),
     },

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 
 from incumbent import clock
-from incumbent.cli.commands import run
+from incumbent.cli import run
 from incumbent.cli.main import main
 from incumbent.lease import LeaseMachine, Proof
 from incumbent.model import UNLIMITED

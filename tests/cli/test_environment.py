@@ -7,9 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from incumbent.cli.environment import flags_in, settings_from, unknown_variables
-from incumbent.cli.parser import parse
-from incumbent.cli.spelling import distance
+from incumbent.cli.parser import distance, flags_in, parse, settings_from, unknown_variables
 from incumbent.cli.table import COMMANDS, FLAGS, GLOBAL, SETTINGS, VARIABLES, Command, Option
 from incumbent.errors import ConfigError
 

@@ -7,12 +7,10 @@ import subprocess
 
 import pytest
 
-from incumbent.cli.completion import script_for
-from incumbent.cli.help import EXAMPLES, GROUPS, overview
+from incumbent.cli.help import manual_page, script_for
 from incumbent.cli.main import main
-from incumbent.cli.manual import manual_page
 from incumbent.cli.parser import parse
-from incumbent.cli.table import COMMANDS, GLOBAL, OPTIONS
+from incumbent.cli.table import COMMANDS, EXAMPLES, GLOBAL, GROUPS, OPTIONS, overview
 from incumbent.errors import ConfigError
 
 EVERY = pytest.mark.parametrize("name", COMMANDS)

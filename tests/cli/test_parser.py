@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from incumbent.cli.commands.lead import seat_of
+from incumbent.cli.lead import seat_of
 from incumbent.cli.parser import Request, UsageError, parse
 from incumbent.cli.settings import number
 from incumbent.errors import ConfigError

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from incumbent.cli.commands.why import explain
+from incumbent.cli.why import explain
 from incumbent.model import Candidate, Field, Holding, Key, Past, Record
 
 KEY = Key("default", "job")

@@ -27,7 +27,7 @@ from incumbent.cron.schedule import Every, slot_id
 from incumbent.cron.spec import JobSpec
 from incumbent.errors import StoreError
 from incumbent.model import Ask, Granted, Key, Refused, Slot
-from incumbent.page.blocks import lasting_blocks
+from incumbent.page.documents import lasting_blocks
 from incumbent.page.snapshot import Reader, fleet_of
 from incumbent.protocol.link import Link
 from incumbent.protocol.port import run
@@ -150,7 +150,7 @@ def world() -> Iterator[World]:
         kept = SqliteEngine.__init__.__kwdefaults__
         stack.enter_context(mock.patch.dict(kept, host=made.host))
         stack.enter_context(mock.patch.object(clock, "wall", made.read_wall))
-        isolation = "incumbent.cli.commands.doctor._of_the_isolation"
+        isolation = "incumbent.cli.doctor._of_the_isolation"
         stack.enter_context(mock.patch(isolation, return_value=("ok", "not asked", "")))
         stack.callback(made.link.close)
         yield made

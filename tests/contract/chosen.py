@@ -8,11 +8,11 @@ from __future__ import annotations
 import os
 
 from incumbent.testing.contract import StoreContract
-from incumbent.testing.contract.cases.faults import FaultCases
-from incumbent.testing.contract.cases.leases import RenewalCases, RepeatCases
-from incumbent.testing.contract.cases.records import RecordCases
-from incumbent.testing.contract.cases.shared import SharedCases
-from incumbent.testing.contract.cases.waits import WaitCases
+from incumbent.testing.contract.faults import FaultCases
+from incumbent.testing.contract.leases import RenewalCases, RepeatCases
+from incumbent.testing.contract.records import RecordCases
+from incumbent.testing.contract.shared import SharedCases
+from incumbent.testing.contract.waits import WaitCases
 
 ALL = os.environ.get("INCUMBENT_CONTRACT") == "all"
 CHOSEN = (RepeatCases, RenewalCases, SharedCases, WaitCases, FaultCases, RecordCases)

@@ -9,9 +9,8 @@ import pytest
 
 from incumbent.model import Capabilities
 from incumbent.stores.table import MemoryTable
-from incumbent.testing.contract import Bench, StoreContract
+from incumbent.testing.contract import Bench, StoreContract, waits
 from incumbent.testing.contract.bench import DRIVERS
-from incumbent.testing.contract.cases import waits
 from tests.contract import mutants as bugs
 from tests.contract import mutants_of_elections as more
 from tests.contract import mutants_of_late_takes as late

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from incumbent.cli.ledger_text import explain_job
+from incumbent.cli.why import explain_job
 from incumbent.cron.ledger import JOB, Run, State, encode
 from incumbent.cron.presence import Present
 from incumbent.cron.schedule import slot_id

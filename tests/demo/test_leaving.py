@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from incumbent.demo.stage import Stage
+from incumbent.demo.scenes import Stage
 
 
 @pytest.fixture

@@ -16,8 +16,7 @@ from typing import Any
 
 import pytest
 
-from incumbent.cli.environment import settings_from, unknown_variables
-from incumbent.cli.parser import parse
+from incumbent.cli.parser import parse, settings_from, unknown_variables
 from incumbent.cli.table import COMMANDS, GLOBAL
 from incumbent.cron.load import load_jobs
 from incumbent.durations import parse_duration

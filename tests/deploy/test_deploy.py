@@ -20,8 +20,7 @@ from typing import Any
 import pytest
 import yaml  # type: ignore[import-untyped]  # its types are another package
 
-from incumbent.cli.environment import settings_from, unknown_variables
-from incumbent.cli.parser import parse
+from incumbent.cli.parser import parse, settings_from, unknown_variables
 from incumbent.cli.table import COMMANDS, GLOBAL
 from incumbent.durations import parse_duration
 from incumbent.policy import make_policy

@@ -15,7 +15,7 @@ import pytest
 
 from incumbent.demo import judge
 from incumbent.demo.judge import Account
-from incumbent.demo.stage import Stage
+from incumbent.demo.scenes import Stage
 from tests.cli.tool import command_line, environment
 from tests.support.servers import ROOT
 from tests.support.waiting import eventually

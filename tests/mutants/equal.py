@@ -34,7 +34,7 @@ _WHY: dict[tuple[str, str], str] = {
     ("supervise/guard.py", "0 -> 1"): "descriptor 0 is standard input, and never a process",
     ("supervise/kernel.py", "4 -> 5"): "nobody reads the fifth number",
     (
-        "cli/commands/run.py",
+        "cli/run.py",
         "ending.seconds >= _HINT_BELOW -> (ending.seconds > _HINT_BELOW)",
     ): _MOMENT,
     ("inside.py", "4096 -> 4097"): "it reads to the end in pieces of any size",

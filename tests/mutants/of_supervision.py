@@ -142,7 +142,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     _m(
         "the page calls a lease held while the store is silent",
-        "page/blocks.py",
+        "page/documents.py",
         "    if snapshot.problem:\n        return State(",
         "    if False:\n        return State(",
         "tests/page/test_page.py::test_while_the_store_is_silent_nothing_is_called_held_or_free",

@@ -10,7 +10,7 @@ from tests.mutants.mutation import AREAS, Result, place, stands
 from tests.mutants.table import MUTATIONS
 from tests.support.servers import ROOT
 
-CASES = ROOT / "src/incumbent/testing/contract/cases"
+CASES = ROOT / "src/incumbent/testing/contract"
 NAMED = [
     (test.partition("::")[0], test.rpartition("::")[2].partition("[")[0] if "::" in test else "")
     for one in MUTATIONS

@@ -8,7 +8,7 @@ from typing import Any
 
 from incumbent.cron.ledger import JOB, RUN, Run
 from incumbent.model import Candidate, Field, Holding, Key, Past, Record
-from incumbent.page.blocks import Blocks, lasting_blocks, timed_blocks
+from incumbent.page.documents import Blocks, lasting_blocks, timed_blocks
 from incumbent.page.snapshot import Snapshot, fleet_of
 
 NOW = 1_790_000_000.0  # 2026-09-21T14:13:20Z

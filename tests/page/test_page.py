@@ -11,9 +11,8 @@ import pytest
 from incumbent.cron.ledger import RUN, Run, State
 from incumbent.model import Field, Holding, Past, Record
 from incumbent.page.documents import detail, page
-from incumbent.page.drawing import Window
 from incumbent.page.editions import next_edition
-from incumbent.page.markup import Html, safe, when
+from incumbent.page.markup import Html, Window, safe, when
 from incumbent.page.snapshot import fleet_of, terms_of
 from incumbent.stores import findings
 from incumbent.stores.notices import BREAK, PAUSE, RESIGN

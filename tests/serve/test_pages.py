@@ -8,6 +8,7 @@ from math import inf
 
 import pytest
 
+from incumbent.serve.health import summary
 from incumbent.serve.pages import (
     Page,
     Question,
@@ -17,7 +18,6 @@ from incumbent.serve.pages import (
     routes_of,
 )
 from incumbent.serve.situation import Situation, View
-from incumbent.serve.systemd import summary
 
 STANDBY = View(
     wall=1_700_000_000.0,

@@ -1,84 +1,250 @@
-"""What `incumbent help` and `--help` show: the commands in groups, and examples of each."""
+"""`help`, `completion` and `man`: what is printed from the table of commands."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Final
 
-from incumbent.cli.table import COMMANDS
-
-GROUPS: Final = {
-    "Run things": ("run", "lead", "work", "cron"),
-    "Look": ("status", "why", "history", "jobs", "wait", "serve"),
-    "Act": ("resign", "break", "pause", "unpause", "trigger"),
-    "Set up": ("doctor", "demo", "help", "completion", "man"),
-}
-
-EXAMPLES: Final = {
-    "run": (
-        "incumbent run nightly -- ./sync.sh",
-        "incumbent run report --wait=10m --once-per 1d -- make report",
-    ),
-    "lead": (
-        "incumbent lead telnet -- ./keep-session.sh",
-        "incumbent lead shard/7 --ttl 10s --listen 127.0.0.1:8080 -- ./own-shard 7",
-    ),
-    "work": (
-        "incumbent work importer --workers 4 -- ./import.sh",
-        "incumbent work gpu --workers 8 --holders 2 -- ./train.sh",
-    ),
-    "cron": ("incumbent cron --check jobs.toml", "incumbent cron jobs.toml"),
-    "status": ("incumbent status", "incumbent status --held --watch"),
-    "wait": ("incumbent wait nightly", "incumbent wait nightly --timeout 5m && ./after.sh"),
-    "break": (
-        'incumbent break nightly --reason "stuck since 5"',
-        "incumbent break nightly --force",
-    ),
-    "resign": ("incumbent resign telnet", "incumbent resign telnet --to host-b:4711"),
-    "pause": ('incumbent pause nightly --reason "migration"', "incumbent pause --all"),
-    "unpause": ("incumbent unpause nightly", "incumbent unpause --all"),
-    "why": ("incumbent why nightly", "incumbent why nightly --at 05:30"),
-    "history": ("incumbent history nightly", "incumbent history nightly --failed -n 20"),
-    "jobs": ("incumbent jobs", "incumbent jobs --watch"),
-    "trigger": (
-        "incumbent trigger nightly",
-        'incumbent trigger nightly --reason "data came late"',
-    ),
-    "serve": (
-        "incumbent serve",
-        "incumbent serve --listen 0.0.0.0:8080 --token-file token",
-    ),
-    "doctor": ("incumbent doctor", "incumbent doctor -s redis://localhost --ttl 10s"),
-    "demo": ("incumbent demo", "incumbent demo --quiet"),
-    "help": ("incumbent help", "incumbent help run"),
-    "completion": (
-        "incumbent completion bash > ~/.local/share/bash-completion/completions/incumbent",
-        "incumbent completion fish > ~/.config/fish/completions/incumbent.fish",
-    ),
-    "man": ("incumbent man | man -l -", "incumbent man > /usr/local/share/man/man1/incumbent.1"),
-}
-
-NOTES: Final = """\
-The settings of a deployment are also variables: --ttl is INCUMBENT_TTL. Flags win. The store also
-comes from INCUMBENT_STORE_FILE, its password from INCUMBENT_STORE_PASSWORD_FILE."""
-
-EXIT_CODES: Final = """\
-Exit codes: CMD's own; 64 usage; 69 the store could not be proved, nothing ran; 75 another holds
-the lease; 123 lease lost, CMD stopped; 124 --at-most-for; 125 own fault; 126 CMD cannot be
-executed; 127 CMD is not found.
-lead and work exit 0 on TERM, and go on after every other end of a term."""
+from incumbent.cli.parser import Request, did_you_mean, parse
+from incumbent.cli.table import (
+    COMMANDS,
+    EXAMPLES,
+    EXIT_CODES,
+    GLOBAL,
+    GROUPS,
+    NOTES,
+    OPTIONS,
+    Command,
+    Option,
+    usage,
+)
+from incumbent.errors import ConfigError
+from incumbent.supervise.codes import OK
 
 
-def overview() -> str:
-    """All commands, in groups."""
-    width = max(map(len, COMMANDS))
-    lines = ["usage: incumbent COMMAND [options]", "", "Of many instances one runs, or none does."]
+def command(request: Request) -> int:
+    """See the module. Raises ConfigError for an unknown command or shell."""
+    if request.command == "completion":
+        print(script_for(request.name), end="")
+    elif request.command == "man":
+        print(manual_page(), end="")
+    else:
+        _help(request.name)
+    return OK
+
+
+def _help(name: str) -> None:
+    if name and name not in COMMANDS:
+        meant = did_you_mean(name, COMMANDS)
+        raise ConfigError(f"there is no command {name!r}{meant}", name="command")
+    # It prints, and exits.
+    parse([name, "--help"] if name else ["--help"], {})
+
+
+# -- the manual page, incumbent(1); man(7) describes the format ------------------------------------
+
+
+def manual_page() -> str:
+    """The page as roff."""
+    return "\n".join(_lines()) + "\n"
+
+
+def _lines() -> Iterator[str]:
+    from importlib.metadata import version
+
+    yield f'.TH INCUMBENT 1 "" "incumbent {version("incumbent")}"'
+    yield from (".SH NAME", _roff("incumbent - of many instances exactly one runs the command"))
+    yield from (".SH SYNOPSIS", ".B incumbent", _roff("COMMAND [options]"))
     for group, names in GROUPS.items():
-        lines += ["", f"{group}:"]
-        lines += [f"  {name.ljust(width)}  {COMMANDS[name].help}" for name in names]
-    lines += ["", "The options of one: incumbent help COMMAND", "", NOTES, EXIT_CODES, ""]
-    return "\n".join(lines)
+        yield f".SH {group.upper()}"
+        for name in names:
+            yield from (f".SS {_roff(usage(name))}", _roff(f"{COMMANDS[name].help}."))
+            yield from _options(COMMANDS[name].options)
+            yield from (".PP", "Examples:", ".PP", ".nf", *map(_roff, EXAMPLES[name]), ".fi")
+    yield ".SH OPTIONS OF EVERY COMMAND"
+    yield from _options(GLOBAL)
+    yield from (".SH ENVIRONMENT", _roff(NOTES), ".SH EXIT STATUS", _roff(EXIT_CODES))
 
 
-def examples(name: str) -> str:
-    """Two lines that can be typed."""
-    return "examples:\n" + "".join(f"  {line}\n" for line in EXAMPLES[name])
+def _options(options: Sequence[Option]) -> Iterator[str]:
+    for option in options:
+        yield from (".TP", f".B {_roff(', '.join(option.flags))} {_roff(option.metavar)}".rstrip())
+        yield _roff(option.help)
+
+
+def _roff(text: str) -> str:
+    """Text, with nothing in it that roff reads as a request or as an escape."""
+    plain = text.replace("\\", "\\e").replace("-", "\\-")
+    return "\n".join(f"\\&{line}" if line[:1] in (".", "'") else line for line in plain.split("\n"))
+
+
+# -- completion ------------------------------------------------------------------------------------
+
+_SHELLS: Final = ("bash", "zsh", "fish")
+_FILE: Final = "F"
+"""The metavar of an option whose value is a file."""
+
+
+def script_for(shell: str) -> str:
+    """The completion script of a shell. Raises ConfigError for an unknown one."""
+    if shell not in _SHELLS:
+        meant = did_you_mean(shell, _SHELLS)
+        raise ConfigError(f"{shell[:40]!r} is not bash, zsh or fish{meant}", name="shell")
+    return {"bash": _bash, "zsh": _zsh, "fish": _fish}[shell]()
+
+
+def _options_of(command: Command) -> tuple[Option, ...]:
+    return (*command.options, *GLOBAL)
+
+
+def _values_of(command: Command) -> tuple[str, ...]:
+    """What may stand in the place of NAME, as far as it is known without a store."""
+    return {"[COMMAND]": tuple(COMMANDS), "SHELL": _SHELLS}.get(command.name, ())
+
+
+# -- bash ------------------------------------------------------------------------------------------
+
+_BASH: Final = """\
+# bash completion for incumbent
+_incumbent() {{
+  local cur=${{COMP_WORDS[COMP_CWORD]}} prev=${{COMP_WORDS[COMP_CWORD-1]}} command= words= i
+  for ((i = 1; i < COMP_CWORD; i++)); do
+    case ${{COMP_WORDS[i]}} in
+      --) mapfile -t COMPREPLY < <(compgen -c -- "$cur"; compgen -f -- "$cur"); return ;;
+      {commands}) [[ $command ]] || command=${{COMP_WORDS[i]}} ;;
+    esac
+  done
+  case $prev in
+{values}
+  esac
+  case $command in
+{options}
+    *) words="{all}" ;;
+  esac
+  mapfile -t COMPREPLY < <(compgen -W "$words" -- "$cur")
+}}
+complete -F _incumbent incumbent
+"""
+
+_BASH_REPLY: Final = 'mapfile -t COMPREPLY < <(compgen {} -- "$cur")'
+
+
+def _bash() -> str:
+    choices = {flag: option.choices for option in OPTIONS for flag in option.flags}
+    values = [
+        f'    {flag}) mapfile -t COMPREPLY < <(compgen -W "{" ".join(words)}" -- "$cur"); return ;;'
+        for flag, words in sorted(choices.items())
+        if words
+    ]
+    files = sorted({each for option in OPTIONS if option.metavar == _FILE for each in option.flags})
+    values.append(
+        f'    {"|".join(files)}) mapfile -t COMPREPLY < <(compgen -f -- "$cur"); return ;;'
+    )
+    options = []
+    for name, command in COMMANDS.items():
+        flags = [flag for option in _options_of(command) for flag in option.flags]
+        words = f'words="{" ".join((*_values_of(command), *flags, "--help"))}"'
+        if command.name == "FILE":
+            words += (
+                '; [[ $cur != -* ]] && { mapfile -t COMPREPLY < <(compgen -f -- "$cur"); return; }'
+            )
+        options.append(f"    {name}) {words} ;;")
+    return _BASH.format(
+        commands="|".join(COMMANDS),
+        values="\n".join(values),
+        options="\n".join(options),
+        all=" ".join((*COMMANDS, "--help", "--version")),
+    )
+
+
+# -- zsh -------------------------------------------------------------------------------------------
+
+_ZSH: Final = """\
+#compdef incumbent
+_incumbent() {{
+  local -a commands
+  local -i dashes=${{words[(i)--]}}
+  if (( dashes < CURRENT )); then
+    shift dashes words
+    (( CURRENT -= dashes ))
+    _normal
+    return
+  fi
+  commands=(
+{commands}
+  )
+  _arguments -C '1:command:->command' '*::argument:->arguments'
+  case $state in
+    command) _describe command commands ;;
+    arguments)
+      case $words[1] in
+{arguments}
+      esac ;;
+  esac
+}}
+_incumbent "$@"
+"""
+
+
+def _zsh() -> str:
+    arguments = []
+    for name, command in COMMANDS.items():
+        specs = [_zsh_option(flag, each) for each in _options_of(command) for flag in each.flags]
+        if command.name:
+            what = command.name.strip("[]").lower()
+            values = _values_of(command)
+            action = (
+                "_files" if command.name == "FILE" else f"({' '.join(values)})" if values else " "
+            )
+            specs.append(_quoted(f"1:{what}:{action}"))
+        arguments.append(f"        {name}) _arguments {' '.join(specs)} ;;")
+    lines = [f"    {_quoted(f'{name}:{command.help}')}" for name, command in COMMANDS.items()]
+    return _ZSH.format(commands="\n".join(lines), arguments="\n".join(arguments))
+
+
+def _zsh_option(flag: str, option: Option) -> str:
+    help_ = option.help.replace("[", "(").replace("]", ")").replace(":", "\\:")
+    if not option.metavar:
+        return _quoted(f"{flag}[{help_}]")
+    action = "_files" if option.metavar == _FILE else f"({' '.join(option.choices)})"
+    return _quoted(f"{flag}[{help_}]:{option.metavar.strip('[]=').lower()}:{action}")
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "'\\''") + "'"
+
+
+# -- fish ------------------------------------------------------------------------------------------
+
+
+def _fish() -> str:
+    lines = ["# fish completion for incumbent", "complete -c incumbent -f"]
+    for name, command in COMMANDS.items():
+        first = "complete -c incumbent -n __fish_use_subcommand"
+        lines.append(f"{first} -a {name} -d {_fish_word(command.help)}")
+        seen = f"complete -c incumbent -n '__fish_seen_subcommand_from {name}'"
+        if values := _values_of(command):
+            lines.append(f"{seen} -a '{' '.join(values)}'")
+        if command.name == "FILE":
+            lines.append(f"{seen} -F")
+        lines += [f"{seen} {_fish_option(option)}" for option in _options_of(command)]
+        if command.runs:
+            lines.append(f"{seen} -a '(__fish_complete_subcommand)'")
+    return "\n".join(lines) + "\n"
+
+
+def _fish_option(option: Option) -> str:
+    names = [
+        f"-l {flag[2:]}" if flag.startswith("--") else f"-s {flag[1:]}" for flag in option.flags
+    ]
+    if option.choices:
+        names.append(f"-x -a '{' '.join(option.choices)}'")
+    elif option.metavar == _FILE:
+        names.append("-r -F")
+    elif option.metavar and not option.metavar.startswith("["):
+        names.append("-x")
+    return " ".join((*names, f"-d {_fish_word(option.help)}"))
+
+
+def _fish_word(text: str) -> str:
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"

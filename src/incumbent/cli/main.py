@@ -9,11 +9,9 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from incumbent.cli import logs
-from incumbent.cli.environment import flags_in, unknown_variables
-from incumbent.cli.parser import Request, UsageError, parse
-from incumbent.cli.table import COMMANDS
-from incumbent.cli.text import fault_line, say
+from incumbent.cli.parser import Request, UsageError, flags_in, parse, unknown_variables
+from incumbent.cli.table import COMMANDS, overview
+from incumbent.cli.text import begin_log, fault_line, say
 from incumbent.errors import ConfigError
 from incumbent.supervise.codes import FAULT, OK, USAGE, code_of
 
@@ -26,8 +24,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _open_standard_streams()
     words = sys.argv[1:] if arguments is None else arguments
     if not words:
-        from incumbent.cli.help import overview
-
         sys.stderr.write(overview())
         return USAGE
     try:
@@ -40,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # --help and --version write while they are parsed.
         return _unwritten(error)
     quiet, verbose = request.on("quiet"), request.on("verbose")
-    logs.begin(request.text("log_format"), quiet=quiet, verbose=verbose)
+    begin_log(request.text("log_format"), quiet=quiet, verbose=verbose)
     if not quiet:
         for line in flags_in(os.environ):
             say(f"ignored: {line}")
@@ -63,7 +59,7 @@ def _open_standard_streams() -> None:
 
 
 def _call(request: Request) -> int:
-    module = import_module(f"incumbent.cli.commands.{COMMANDS[request.command].module}")
+    module = import_module(f"incumbent.{COMMANDS[request.command].module}")
     try:
         code: int = module.command(request)
         sys.stdout.flush()

@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import NoReturn
+from typing import Final, NoReturn
 
-from incumbent.cli.environment import settings_from
-from incumbent.cli.spelling import did_you_mean
-from incumbent.cli.table import COMMANDS, GLOBAL, OPTIONS, Command, Option
+from incumbent.cli.table import (
+    COMMANDS,
+    FLAGS,
+    GLOBAL,
+    OPTIONS,
+    PREFIX,
+    SETTINGS,
+    VARIABLES,
+    Command,
+    Option,
+    examples,
+    overview,
+    usage,
+)
+from incumbent.errors import ConfigError
 
 
 class UsageError(Exception):
@@ -99,8 +111,6 @@ def _take_command(words: list[str]) -> str:
     if "--version" in words:
         _print_version()
     if {"-h", "--help"} & set(words):
-        from incumbent.cli.help import overview
-
         print(overview(), end="")
         raise SystemExit(0)
     raise UsageError("no command given: see incumbent --help")
@@ -196,7 +206,7 @@ def _values(words: list[str]) -> Iterator[int]:
         is_value = not is_value and word in takes_value - {"--wait"}
 
 
-# -- argparse ------------------------------------------------------------------------------------
+# -- argparse --------------------------------------------------------------------------------------
 
 
 class _Parser(argparse.ArgumentParser):
@@ -206,17 +216,13 @@ class _Parser(argparse.ArgumentParser):
 
 def _parser(name: str, command: Command, words: Sequence[str]) -> argparse.ArgumentParser:
     """The parser of one command; a reader of `--help` gets examples too."""
-    epilog = None
-    if {"-h", "--help"} & set(words):
-        from incumbent.cli.help import examples
-
-        epilog = examples(name)
+    asks = {"-h", "--help"} & set(words)
     parser = _Parser(
         # With `usage` given argparse need not format one, which would cost start-up time.
         prog=f"incumbent {name}",
         usage=usage(name),
         description=command.help,
-        epilog=epilog,
+        epilog=examples(name) if asks else None,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
@@ -233,8 +239,91 @@ def _parser(name: str, command: Command, words: Sequence[str]) -> argparse.Argum
     return parser
 
 
-def usage(name: str) -> str:
-    """How a command is written."""
-    command = COMMANDS[name]
-    words = ("incumbent", name, command.name, "[options]", "-- CMD..." if command.runs else "")
-    return " ".join(filter(None, words))
+# -- the environment -------------------------------------------------------------------------------
+
+_YES: Final = frozenset({"1", "true", "yes", "on"})
+_NO: Final = frozenset({"0", "false", "no", "off"})
+
+# What Kubernetes and old Docker links inject for a Service that is called like us.
+_LINK_NAME: Final = re.compile(
+    r"(?:\w+_)?(?:SERVICE_(?:HOST|PORT(?:_\w+)?)"
+    r"|PORT(?:_\d+_(?:TCP|UDP|SCTP)(?:_(?:PROTO|PORT|ADDR))?)?)"
+)
+_LINK_VALUE: Final = re.compile(r"(?:tcp|udp|sctp)://\S+")
+
+
+def settings_from(environ: Mapping[str, str], options: Iterable[Option]) -> dict[str, str | bool]:
+    """The values of `options` in the environment; an empty variable is ignored."""
+    found: dict[str, str | bool] = {}
+    for option in options:
+        text = environ.get(option.variable, "") if option.dest in SETTINGS else ""
+        if text:
+            found[option.dest] = _value(option, text)
+    return found
+
+
+def _value(option: Option, text: str) -> str | bool:
+    word = text.lower()
+    if option.metavar:
+        return text
+    if word not in _YES | _NO:
+        raise ConfigError(f"{option.variable}={text!r}: write 1 or 0", name=option.dest)
+    return word in _YES
+
+
+def flags_in(environ: Mapping[str, str]) -> list[str]:
+    """Variables that are named like a one-shot option: each with what to do instead."""
+    return [
+        f"{name} cannot come from the environment: give {flag} on the command line"
+        for name, flag in sorted(FLAGS.items())
+        if environ.get(name) and not _is_link(name, environ[name])
+    ]
+
+
+def unknown_variables(environ: Mapping[str, str]) -> list[str]:
+    """Variables that nobody knows. Raises ConfigError if one looks like a misspelling."""
+    known = VARIABLES | FLAGS.keys()
+    ours = {name for name in environ if name.startswith(PREFIX)} - known
+    unknown = sorted(name for name in ours if not _is_link(name, environ[name]))
+    for name in unknown:
+        near = min(VARIABLES, key=lambda setting: (distance(name, setting), setting))
+        if distance(name, near) <= (1 if len(name) <= len(PREFIX) + 5 else 2):
+            raise ConfigError(f"{name} is not a setting: did you mean {near}?", name=name)
+    return unknown
+
+
+def _is_link(name: str, value: str) -> bool:
+    short = name.removeprefix(PREFIX)
+    return bool(_LINK_NAME.fullmatch(short) or _LINK_VALUE.fullmatch(value))
+
+
+# -- spelling --------------------------------------------------------------------------------------
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """`: did you mean X?` if a known word is near, else nothing."""
+    near = nearest(word, known)
+    return f": did you mean {near}?" if near else ""
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """The known word that is one slip away, or a third of the letters; the first of equals."""
+    slips, near = min((distance(word, each), each) for each in known)
+    return near if slips <= max(1, len(word) // 3) else None
+
+
+def distance(one: str, other: str) -> int:
+    """How many slips make one word of the other: letters left out, put in, changed or swapped.
+
+    Optimal string alignment (Damerau, 1964; the restricted form).
+    """
+    before: list[int] = []
+    row = list(range(len(other) + 1))
+    for i, a in enumerate(one, 1):
+        before, last, row = row, before, [i]
+        for j, b in enumerate(other, 1):
+            best = min(before[j] + 1, row[j - 1] + 1, before[j - 1] + (a != b))
+            if i > 1 and j > 1 and a == other[j - 2] and one[i - 2] == b:
+                best = min(best, last[j - 2] + 1)
+            row.append(best)
+    return row[-1]

@@ -1,4 +1,4 @@
-"""Commands and options as data: the parser, the environment and the messages come from here."""
+"""Commands and options as data: the parser, the environment, the messages and the help use it."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Command:
     @property
     def acts(self) -> bool:
         """Whether work runs under leases of it."""
-        return self.runs or self.module == "cron"
+        return self.runs or self.module == "cli.cron"
 
 
 _FORMATS = ("text", "json")
@@ -153,44 +153,51 @@ _AT = Option("--at", "about the slot of this instant: 05:30, 2026-11-21T05:30Z",
 _FORCE = Option("--force", "remove the record at once: the holder may go on for its ttl")
 
 COMMANDS: Final = {
-    "run": Command("run", "NAME", "take the lease, run CMD once, give it back", _RUN, runs=True),
+    "run": Command(
+        "cli.run", "NAME", "take the lease, run CMD once, give it back", _RUN, runs=True
+    ),
     "lead": Command(
-        "lead", "NAME", "campaign for ever; CMD runs during each term", _LEAD, runs=True
+        "cli.lead", "NAME", "campaign for ever; CMD runs during each term", _LEAD, runs=True
     ),
     "work": Command(
-        "lead",
+        "cli.lead",
         "NAME",
         "start N workers here; at most M work at a time in the whole fleet",
         _WORK,
         runs=True,
     ),
     "cron": Command(
-        "cron", "FILE", "jobs by the clock, from a crontab or a job file (TOML)", _CRON
+        "cli.cron", "FILE", "jobs by the clock, from a crontab or a job file (TOML)", _CRON
     ),
-    "status": Command("look", "[NAME]", "show who holds what", _STATUS),
-    "wait": Command("look", "NAME", "wait until NAME is free", (_TIMEOUT,)),
-    "break": Command("steering", "NAME", "ask the holder to stop", (_FORCE, _REASON)),
-    "resign": Command("steering", "NAME", "ask the holder to hand over", (_TO, _REASON)),
+    "status": Command("cli.look", "[NAME]", "show who holds what", _STATUS),
+    "wait": Command("cli.look", "NAME", "wait until NAME is free", (_TIMEOUT,)),
+    "break": Command("cli.steering", "NAME", "ask the holder to stop", (_FORCE, _REASON)),
+    "resign": Command("cli.steering", "NAME", "ask the holder to hand over", (_TO, _REASON)),
     "pause": Command(
-        "steering", "[NAME]", "stop the holder, and let nobody take NAME", (_REASON, _ALL)
+        "cli.steering", "[NAME]", "stop the holder, and let nobody take NAME", (_REASON, _ALL)
     ),
-    "unpause": Command("steering", "[NAME]", "let instances take NAME again", (_ALL,)),
-    "why": Command("why", "NAME", "why NAME is held, or is not; why a job did not run", (_AT,)),
+    "unpause": Command("cli.steering", "[NAME]", "let instances take NAME again", (_ALL,)),
+    "why": Command("cli.why", "NAME", "why NAME is held, or is not; why a job did not run", (_AT,)),
     "history": Command(
-        "jobs", "NAME", "who held NAME when; what became of a job's slots", _HISTORY
+        "cli.jobs", "NAME", "who held NAME when; what became of a job's slots", _HISTORY
     ),
-    "jobs": Command("jobs", "", "the jobs of the fleet: when next, how last, who", (_WATCH,)),
-    "trigger": Command("jobs", "NAME", "run a job once now, somewhere", (_REASON, _TIMEOUT)),
+    "jobs": Command("cli.jobs", "", "the jobs of the fleet: when next, how last, who", (_WATCH,)),
+    "trigger": Command("cli.jobs", "NAME", "run a job once now, somewhere", (_REASON, _TIMEOUT)),
     "serve": Command(
-        "serve", "", "a page about all leases and jobs, to leave open in a browser", _LISTEN
+        "cli.serve", "", "a page about all leases and jobs, to leave open in a browser", _LISTEN
     ),
     "doctor": Command(
-        "doctor", "", "check the store and the settings, and say what to fix", (_TTL, _GRACE, _FIX)
+        "cli.doctor",
+        "",
+        "check the store and the settings, and say what to fix",
+        (_TTL, _GRACE, _FIX),
     ),
-    "demo": Command("demo", "", "watch leaders being killed, frozen and cut off (20 s, no server)"),
-    "help": Command("help", "[COMMAND]", "show the commands, or the options of one"),
-    "completion": Command("help", "SHELL", "print the completion script of bash, zsh or fish"),
-    "man": Command("help", "", "print the manual page, for man(1)"),
+    "demo": Command(
+        "demo.story", "", "watch leaders being killed, frozen and cut off (20 s, no server)"
+    ),
+    "help": Command("cli.help", "[COMMAND]", "show the commands, or the options of one"),
+    "completion": Command("cli.help", "SHELL", "print the completion script of bash, zsh or fish"),
+    "man": Command("cli.help", "", "print the manual page, for man(1)"),
 }
 
 OPTIONS = (*GLOBAL, *(option for command in COMMANDS.values() for option in command.options))
@@ -211,3 +218,89 @@ FLAGS: Final = {
     option.variable: option.flags[-1] for option in OPTIONS if option.dest not in SETTINGS
 }
 """What would be the variable of an option that is none of SETTINGS, and its flag."""
+
+# -- help ------------------------------------------------------------------------------------------
+
+GROUPS: Final = {
+    "Run things": ("run", "lead", "work", "cron"),
+    "Look": ("status", "why", "history", "jobs", "wait", "serve"),
+    "Act": ("resign", "break", "pause", "unpause", "trigger"),
+    "Set up": ("doctor", "demo", "help", "completion", "man"),
+}
+
+EXAMPLES: Final = {
+    "run": (
+        "incumbent run nightly -- ./sync.sh",
+        "incumbent run report --wait=10m --once-per 1d -- make report",
+    ),
+    "lead": (
+        "incumbent lead telnet -- ./keep-session.sh",
+        "incumbent lead shard/7 --ttl 10s --listen 127.0.0.1:8080 -- ./own-shard 7",
+    ),
+    "work": (
+        "incumbent work importer --workers 4 -- ./import.sh",
+        "incumbent work gpu --workers 8 --holders 2 -- ./train.sh",
+    ),
+    "cron": ("incumbent cron --check jobs.toml", "incumbent cron jobs.toml"),
+    "status": ("incumbent status", "incumbent status --held --watch"),
+    "wait": ("incumbent wait nightly", "incumbent wait nightly --timeout 5m && ./after.sh"),
+    "break": (
+        'incumbent break nightly --reason "stuck since 5"',
+        "incumbent break nightly --force",
+    ),
+    "resign": ("incumbent resign telnet", "incumbent resign telnet --to host-b:4711"),
+    "pause": ('incumbent pause nightly --reason "migration"', "incumbent pause --all"),
+    "unpause": ("incumbent unpause nightly", "incumbent unpause --all"),
+    "why": ("incumbent why nightly", "incumbent why nightly --at 05:30"),
+    "history": ("incumbent history nightly", "incumbent history nightly --failed -n 20"),
+    "jobs": ("incumbent jobs", "incumbent jobs --watch"),
+    "trigger": (
+        "incumbent trigger nightly",
+        'incumbent trigger nightly --reason "data came late"',
+    ),
+    "serve": (
+        "incumbent serve",
+        "incumbent serve --listen 0.0.0.0:8080 --token-file token",
+    ),
+    "doctor": ("incumbent doctor", "incumbent doctor -s redis://localhost --ttl 10s"),
+    "demo": ("incumbent demo", "incumbent demo --quiet"),
+    "help": ("incumbent help", "incumbent help run"),
+    "completion": (
+        "incumbent completion bash > ~/.local/share/bash-completion/completions/incumbent",
+        "incumbent completion fish > ~/.config/fish/completions/incumbent.fish",
+    ),
+    "man": ("incumbent man | man -l -", "incumbent man > /usr/local/share/man/man1/incumbent.1"),
+}
+
+NOTES: Final = """\
+The settings of a deployment are also variables: --ttl is INCUMBENT_TTL. Flags win. The store also
+comes from INCUMBENT_STORE_FILE, its password from INCUMBENT_STORE_PASSWORD_FILE."""
+
+EXIT_CODES: Final = """\
+Exit codes: CMD's own; 64 usage; 69 the store could not be proved, nothing ran; 75 another holds
+the lease; 123 lease lost, CMD stopped; 124 --at-most-for; 125 own fault; 126 CMD cannot be
+executed; 127 CMD is not found.
+lead and work exit 0 on TERM, and go on after every other end of a term."""
+
+
+def overview() -> str:
+    """All commands, in groups."""
+    width = max(map(len, COMMANDS))
+    lines = ["usage: incumbent COMMAND [options]", "", "Of many instances one runs, or none does."]
+    for group, names in GROUPS.items():
+        lines += ["", f"{group}:"]
+        lines += [f"  {name.ljust(width)}  {COMMANDS[name].help}" for name in names]
+    lines += ["", "The options of one: incumbent help COMMAND", "", NOTES, EXIT_CODES, ""]
+    return "\n".join(lines)
+
+
+def examples(name: str) -> str:
+    """Two lines that can be typed."""
+    return "examples:\n" + "".join(f"  {line}\n" for line in EXAMPLES[name])
+
+
+def usage(name: str) -> str:
+    """How a command is written."""
+    command = COMMANDS[name]
+    words = ("incumbent", name, command.name, "[options]", "-- CMD..." if command.runs else "")
+    return " ".join(filter(None, words))

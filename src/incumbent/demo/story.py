@@ -18,8 +18,7 @@ from math import ceil, floor
 from typing import Final, NamedTuple
 
 from incumbent.demo.judge import Account, faults_in, seconds_shared, spans_shared
-from incumbent.demo.scenes import STORE, Ours, Plain, Scene, Side, spell
-from incumbent.demo.stage import Stage
+from incumbent.demo.scenes import STORE, Ours, Plain, Scene, Side, Stage, spell
 
 _WIDTH: Final = 72
 _LEGEND: Final = (

@@ -15,11 +15,9 @@ come from one lease: give `resource=` if leases of the same name in two namespac
 place. `incumbent.stores.postgresql.with_token` needs no table where the store is that database.
 """
 
-from incumbent.fencing.files import replace_file
+from incumbent.fencing.guards import Fenced, Token, async_write_redis, replace_file, write_redis
 from incumbent.fencing.http import FencedASGI, FencedWSGI, headers
-from incumbent.fencing.redis import async_write_redis, write_redis
 from incumbent.fencing.sql import create_table, with_token
-from incumbent.fencing.token import Fenced, Token
 
 __all__ = [
     "Fenced",

@@ -9,8 +9,8 @@ from contextlib import closing
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from incumbent.errors import ConfigError, LeaseLost
+from incumbent.fencing.guards import Fenced, Token, resource_of
 from incumbent.fencing.sql import create_table, with_token
-from incumbent.fencing.token import Fenced, Token, resource_of
 
 _HEADER: Final = "Fencing-Token"
 _RESOURCE: Final = "Fencing-Resource"

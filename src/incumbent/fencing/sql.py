@@ -12,7 +12,7 @@ from itertools import count
 from typing import Any, Final
 
 from incumbent.errors import Misuse
-from incumbent.fencing.token import Fenced, refused, resource_of
+from incumbent.fencing.guards import Fenced, refused, resource_of
 
 _CREATE: Final = (
     "CREATE TABLE incumbent_fencing"

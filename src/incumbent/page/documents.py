@@ -1,19 +1,300 @@
-"""Whole documents: the page, the page of one name, the question for the token. Pure."""
+"""The documents of the page, and the blocks of rows that change in them. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Final
+from functools import lru_cache
+from hashlib import blake2s
+from math import inf
+from typing import Final, NamedTuple
+from urllib.parse import quote
 
 from incumbent.cron.control import is_job_name
 from incumbent.cron.ledger import Run
-from incumbent.cron.reading import result_of
+from incumbent.cron.presence import is_by_the_clock
+from incumbent.cron.reading import result_of, schedule_of
 from incumbent.cron.schedule import slot_id
+from incumbent.cron.zones import find_zone, local_time
 from incumbent.durations import say_seconds
-from incumbent.page.blocks import WINDOWS, Blocks, Row, timed_blocks
-from incumbent.page.markup import Html, tag
-from incumbent.page.snapshot import Snapshot, fleet_of
+from incumbent.model import Holding, Record
+from incumbent.page.markup import (
+    Html,
+    Window,
+    dots,
+    draining,
+    joined,
+    outages_line,
+    safe,
+    tag,
+    time_line,
+    when,
+)
+from incumbent.page.snapshot import (
+    Fleet,
+    Job,
+    Snapshot,
+    Term,
+    events_of,
+    fleet_of,
+    paused_at,
+)
+from incumbent.stores.findings import FREE, UNKNOWN, State, asked_to, said_by, said_of, state_of
+from incumbent.stores.notices import PAUSE, RESIGN, read_notice
+
+WINDOWS: Final = {"15m": 900.0, "1h": 3600.0, "6h": 21_600.0, "1d": 86_400.0, "7d": 604_800.0}
+DEFAULT_WINDOW: Final = "1h"
+_EVENTS_MOST: Final = 60
+_STILL: Final = 0.5
+"""Seconds by which the end of a proof may differ between two readings without being news."""
+
+
+class Row(NamedTuple):
+    """One element with an id; `key` says whether it is the same as before."""
+
+    id: str
+    name: str
+    """The name that it is about, by which it is found; "" is always shown."""
+    key: object
+    html: Html
+
+
+Blocks = dict[str, list[Row]]
+"""By the id of the element that holds them, in order."""
+
+
+def lasting_blocks(snapshot: Snapshot, fleet: Fleet) -> Blocks:
+    """What does not depend on the span of time that is shown."""
+    return {
+        "store": list(_store(snapshot, fleet)),
+        "leases": [
+            _lease(snapshot, record, place, holding)
+            for record in fleet.leases
+            for place, holding in enumerate(record.holdings or (None,))
+        ],
+        "jobs": [_job(snapshot, fleet, job) for job in fleet.jobs.values()],
+    }
+
+
+def timed_blocks(snapshot: Snapshot, fleet: Fleet, window: str) -> Blocks:
+    """What does; `window` is one of WINDOWS."""
+    span = Window.ending(snapshot.now, WINDOWS[window])
+    return {
+        "terms": list(_time_lines(snapshot, fleet, span)),
+        "events": [
+            _event(snapshot, *event)
+            for event in events_of(snapshot, fleet, span.start, _EVENTS_MOST)
+        ],
+    }
+
+
+@lru_cache(maxsize=8192)
+def _id(block: str, *names: object) -> str:
+    listed = "\0".join(map(str, names)).encode("utf-8", "replace")
+    return block + blake2s(listed, digest_size=6).hexdigest()
+
+
+def _cells(id_: str, name: str, cells: Mapping[str, object]) -> Html:
+    """A row of a table; the labels are shown where the table becomes a list."""
+    shown = [
+        f'<td data-label="{label}" role="cell">{safe(inside)}</td>'
+        for label, inside in cells.items()
+    ]
+    return Html(
+        f'<tr id="{id_}" data-name="{safe(name)}" role="row"><th scope="row" role="rowheader">'
+        f"{link_to(name)}</th>{''.join(shown)}</tr>"
+    )
+
+
+def link_to(name: str) -> Html:
+    """A link to the page of one name."""
+    where = quote(name, safe="/", errors="replace")
+    return Html(f'<a href="/name?name={where}">{safe(name)}</a>' if name else "")
+
+
+def _state(kind: str, words: str) -> Html:
+    return Html(f'<span class="state {kind}">{safe(words)}</span>')
+
+
+# -- store and leases ------------------------------------------------------------------------------
+
+
+def _store(snapshot: Snapshot, fleet: Fleet) -> Iterator[Row]:
+    held = sum(1 for record in fleet.leases if record.holdings)
+    who = ", ".join(one.instance for one in fleet.up[:8])
+    facts: dict[str, object] = {"state": tag("strong", "answers", class_="good")}
+    if snapshot.problem:
+        facts["state"] = tag("strong", "gives no answer", class_="bad")
+        facts["since"] = when(snapshot.outages[-1][0], snapshot.now)
+        facts["why"] = snapshot.problem
+    else:
+        if snapshot.grants.word != FREE:
+            facts["leases"] = tag("strong", said_of(snapshot.grants), class_="bad")
+        facts["round trip"] = f"{1000 * snapshot.took:.0f} ms for all records"
+    facts |= {"store": snapshot.store, "namespace": snapshot.namespace}
+    facts["leases held"] = f"{held} of {len(fleet.leases)}"
+    facts["instances of cron"] = f"{len(fleet.up)} up: {who}" if fleet.up else "none is up"
+    if fleet.all_paused:
+        facts["jobs"] = "all are paused"
+    for name, value in facts.items():
+        id_ = f"store-{name.replace(' ', '-')}"
+        html = tag("div", tag("dt", name), tag("dd", value), id=id_)
+        yield Row(id_, "", html, html)
+
+
+def _lease(snapshot: Snapshot, record: Record, place: int, holding: Holding | None) -> Row:
+    name = record.key.name
+    id_ = _id("l", name, place)
+    state, why = _state_of(snapshot, record)
+    waiting = ", ".join(one.holder for one in record.candidates[:5])
+    if len(record.candidates) > 5:
+        waiting += f" and {len(record.candidates) - 5} more"
+    cells: dict[str, object] = {"state": _state(state.partition(" ")[0], state)}
+    until = 0.0
+    if holding is not None:
+        cells |= {"holder": holding.holder, "term": holding.token}
+        if holding.held_for is not None:
+            cells["since"] = when(snapshot.read_at - holding.held_for, snapshot.now)
+        if holding.remaining is not None:
+            until = snapshot.read_at + holding.remaining
+            left = max(0.0, until - snapshot.now)
+            bar = draining(left, holding.ttl or holding.remaining)
+            cells["proven until"] = joined((bar, when(until, snapshot.now)))
+    notes = "; ".join(_notes(record, why, snapshot.read_at))
+    order = ("state", "holder", "term", "since", "proven until")
+    cells = {label: cells.get(label, "") for label in order} | {"waiting": waiting, "notes": notes}
+    key = (
+        state,
+        waiting,
+        notes,
+        round(until / _STILL),
+        holding and (holding.holder, holding.token),
+    )
+    return Row(id_, name, key, _cells(id_, name, cells))
+
+
+def _state_of(snapshot: Snapshot, record: Record) -> State:
+    if snapshot.problem:
+        return State(UNKNOWN, "the store gives no answer: what stands here was read before")
+    state = state_of(record, snapshot.grants)
+    # The reading is some seconds old, and used slots are told as instants: those stand still.
+    return State("not held") if state.word == FREE else state
+
+
+def _clock(instant: float) -> str:
+    return local_time(instant, find_zone("UTC")).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _notes(record: Record, why: str, read_at: float) -> Iterator[str]:
+    if why:
+        yield why
+    if PAUSE in record.fields:
+        yield f"paused{said_by(record, PAUSE)}"
+    for slot, left in record.slots.items():
+        yield f"slot {slot}: ran, and is closed until {_clock(read_at + left)}"
+    tokens = {holding.token for holding in record.holdings}
+    if RESIGN in record.fields and read_notice(record.fields[RESIGN].value).get("token") in tokens:
+        yield f"{asked_to(record)}{said_by(record, RESIGN)}"
+    if any(holding.foreign for holding in record.holdings):
+        yield "the value at its key is not ours"
+
+
+# -- time line, jobs and events --------------------------------------------------------------------
+
+
+def _time_lines(snapshot: Snapshot, fleet: Fleet, span: Window) -> Iterator[Row]:
+    marks = (span.start + share * (span.end - span.start) / 4 for share in range(5))
+    axis = tag("li", *(when(at, snapshot.now) for at in marks), id="axis", class_="axis")
+    yield Row("axis", "", axis, axis)
+    if snapshot.outages:
+        yield _line("", "store", outages_line(snapshot.outages, span))
+    for record in fleet.leases:
+        yield from _time_line(record, fleet.terms[record.key.name], span)
+    for job in fleet.jobs.values():
+        yield from _line_of_job(job, span)
+
+
+@lru_cache(maxsize=4096)
+def _line_of_job(job: Job, span: Window) -> tuple[Row, ...]:
+    return tuple(_time_line(job.record, job.terms, span))
+
+
+def _time_line(record: Record, terms: tuple[Term, ...], span: Window) -> Iterator[Row]:
+    paused, name = paused_at(record), record.key.name
+    if (paused or 0.0) >= span.start or any(term.ends >= span.start for term in terms):
+        yield _line(name, link_to(name), _drawn(terms, span, paused))
+
+
+_drawn = lru_cache(maxsize=8192)(time_line)
+
+
+def _line(name: str, shown: object, line: Html) -> Row:
+    id_ = _id("t", name)
+    html = Html(f'<li id="{id_}" data-name="{safe(name)}"><span>{shown}</span>{line}</li>')
+    return Row(id_, name, html, html)
+
+
+def _job(snapshot: Snapshot, fleet: Fleet, job: Job) -> Row:
+    name, facts = job.record.key.name, job.facts
+    zone, schedule = str(facts.get("timezone", "UTC")), str(facts.get("schedule", ""))
+    last = job.last
+    id_ = _id("j", name)
+    cells = {
+        "schedule": schedule.removesuffix(f" ({zone})"),
+        "zone": zone,
+        "next three": _coming(snapshot, fleet, job, schedule, zone),
+        "last 20 slots": _dots(job),
+        "last": "",
+        "who": last.instance if last else "",
+    }
+    if last is not None:
+        at = when(last.ended or last.started or last.due, snapshot.now)
+        cells["last"] = joined((_state(str(last.state), result_of(last)), " ", at))
+    html = _cells(id_, name, cells)
+    return Row(id_, name, html, html)
+
+
+@lru_cache(maxsize=4096)
+def _dots(job: Job) -> Html:
+    return dots(job.runs)
+
+
+def _coming(snapshot: Snapshot, fleet: Fleet, job: Job, schedule: str, zone: str) -> object:
+    if snapshot.problem:
+        return _state("cannot", "cannot tell: the store gives no answer")
+    if PAUSE in job.record.fields or fleet.all_paused:
+        return _state("paused", "paused")
+    if job.record.key.name in fleet.gone:
+        return _state("cannot", "no instance that is up has it")
+    if is_by_the_clock(job.facts) and not fleet.up:
+        return _state("cannot", "no instance is up")
+    minute = snapshot.now if schedule.startswith("every ") else snapshot.now // 60 * 60
+    return ", ".join(next_runs(schedule, zone, minute))
+
+
+@lru_cache(maxsize=1024)
+def next_runs(text: str, zone: str, instant: float) -> tuple[str, ...]:
+    """The next three, in the zone of the job."""
+    schedule, at = schedule_of(text, zone), instant
+    found: list[str] = []
+    while schedule is not None and len(found) < 3:
+        at = schedule.next_after(at) or inf
+        if at == inf:
+            break
+        moment, today = (local_time(one, find_zone(zone)) for one in (at, instant))
+        same = moment.date() == today.date()
+        found.append(moment.strftime("%H:%M:%S" if same else "%a %d %b %H:%M"))
+    return tuple(found)
+
+
+def _event(snapshot: Snapshot, at: float, name: str, kind: str, _: object, words: str) -> Row:
+    id_ = _id("e", at, name, kind, words)
+    inside = (when(at, snapshot.now), " ", link_to(name), " ", words)
+    return Row(id_, name, id_, tag("li", *inside, id=id_, data_name=name, class_=kind))
+
+
+# -- whole documents -------------------------------------------------------------------------------
+
 
 _HEADS: Final = {
     "leases": ("name", "state", "holder", "term", "since", "proven until", "waiting", "notes"),

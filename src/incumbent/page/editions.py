@@ -16,7 +16,7 @@ from typing import Final
 
 from incumbent import clock
 from incumbent.durations import say_seconds
-from incumbent.page.blocks import Blocks, lasting_blocks, timed_blocks
+from incumbent.page.documents import Blocks, lasting_blocks, timed_blocks
 from incumbent.page.markup import Html, joined, when
 from incumbent.page.snapshot import Fleet, Reader, Snapshot, fleet_of
 

@@ -1,13 +1,20 @@
-"""HTML as values: a text is escaped where it is put in, so nothing of a record can break out."""
+"""HTML and SVG as values: texts are escaped where they are put in, so that none can break out."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from datetime import date, timedelta
 from functools import cache, lru_cache
 from html import escape
-from typing import Final
+from typing import Final, NamedTuple
+from zlib import crc32
+
+from incumbent.cron.ledger import Run, State
+from incumbent.cron.reading import result_of
+from incumbent.durations import say_seconds
+from incumbent.page.snapshot import Term
 
 _UNSEEN: Final = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufeff]"
@@ -74,3 +81,135 @@ def _date(day: int) -> str:
 _FIRST: Final = date(1970, 1, 1)
 _FAR: Final = 6e10
 """Seconds: what is farther away than our calendar goes is no instant."""
+
+
+# -- SVG: a bar that drains, a line of terms, dots; each is said in words as well ------------------
+
+
+_WIDE: Final = 1000
+_HUES: Final = 6
+_STEPS: Final = 240
+
+
+class Window(NamedTuple):
+    """A span of time. It moves in steps: what stands still in it is not sent again."""
+
+    start: float
+    end: float
+
+    @classmethod
+    def ending(cls, now: float, length: float) -> Window:
+        """The window of this length, `now` within its last step."""
+        step = length / _STEPS
+        end = (now // step + 1) * step
+        return cls(end - length, end)
+
+    def x(self, instant: float) -> float:
+        """Where an instant lies."""
+        share = (instant - self.start) / (self.end - self.start)
+        return round(_WIDE * min(1.0, max(0.0, share)), 1)
+
+
+def draining(left: float, ttl: float) -> Html:
+    """For how long a lease is proved: it shrinks by itself while nothing else is heard."""
+    share = round(100 * min(1.0, max(0.0, left / ttl if ttl else 0.0)), 1)
+    return Html(
+        '<svg viewBox="0 0 100 8" preserveAspectRatio="none" class="bar" role="img"'
+        f' aria-label="{say_seconds(left)} of {say_seconds(ttl)} left">'
+        '<rect width="100" height="8" class="track"/>'
+        f'<rect width="{share}" height="8" class="left"><animate attributeName="width"'
+        f' from="{share}" to="0" dur="{left + 0.01:.2f}s" fill="freeze"/></rect></svg>'
+    )
+
+
+_CROSS: Final = "M-5-5l10 10m0-10l-10 10"
+_MARKS: Final = {
+    "resigned": "M-6-5h12l-6 10z",
+    "broken": _CROSS,
+    "expired": _CROSS,
+    "lost": _CROSS,
+    "failed": _CROSS,
+    "timed_out": _CROSS,
+    "paused": "M-3-6v12m6-12v12",
+}
+
+
+def time_line(terms: tuple[Term, ...], window: Window, paused: float | None = None) -> Html:
+    """A bar a term, nothing where nobody held, and marks where one ended otherwise."""
+    shown = [term for term in terms if term.ends >= window.start]
+    marks = [(term.ends, term.how) for term in shown if term.how in _MARKS]
+    marks += [] if paused is None or paused < window.start else [(paused, "paused")]
+    by_holder: dict[tuple[str, bool], list[Term]] = {}
+    for term in shown:
+        by_holder.setdefault((term.holder, term.how == "expired"), []).append(term)
+    drawn = [_bars(holder, theirs, window) for (holder, _), theirs in by_holder.items()]
+    drawn += [_mark(at, kind, window) for at, kind in marks]
+    sentences = [_said(term) for term in shown[-5:]] or ["nobody held it in this time"]
+    return _line(drawn, f"{len(shown)} in this time: {'; '.join(sentences)}")
+
+
+def _said(term: Term) -> str:
+    if not term.how:
+        return f"{term.holder} holds it"
+    return f"{term.holder} for {say_seconds(max(0.0, term.ends - term.began))}, {term.how}"
+
+
+def _bars(holder: str, terms: Sequence[Term], window: Window) -> Html:
+    """The bars of one holder are one shape: of jobs there are thousands."""
+    hue = crc32(holder.encode("utf-8", "replace")) % _HUES
+    unsure = " unsure" if terms[0].how == "expired" else ""
+    spans = [(window.x(term.began), window.x(term.ends)) for term in terms]
+    sizes = [(left, max(2.0, round(right - left, 1))) for left, right in spans]
+    shape = "".join([f"M{left} 4h{wide}v12h-{wide}z" for left, wide in sizes])
+    which = f"term {terms[0].token} {terms[0].how}" if len(terms) == 1 else f"{len(terms)} times"
+    title = safe(f"{holder}, {which}")
+    return Html(f'<path d="{shape}" class="hue{hue}{unsure}"><title>{title}</title></path>')
+
+
+def _mark(at: float, kind: str, window: Window) -> Html:
+    move = f"translate({window.x(at)} 10)"
+    return tag("path", tag("title", kind), d=_MARKS[kind], class_="mark", transform=move)
+
+
+def outages_line(outages: Sequence[tuple[float, float]], window: Window) -> Html:
+    """When the store gave no answer while somebody looked."""
+    spans = [(window.x(start), window.x(end)) for start, end in outages if end >= window.start]
+    drawn = [
+        tag("rect", x=left, y=2, height=16, width=max(4.0, right - left), class_="down")
+        for left, right in spans
+    ]
+    return _line(drawn, f"{len(spans)} outages of the store in this time")
+
+
+def _line(drawn: Iterable[Html], label: str) -> Html:
+    start = f'<svg viewBox="0 0 {_WIDE} 20" preserveAspectRatio="none" class="line" role="img"'
+    return Html(f'{start} aria-label="{safe(label)}">{joined(drawn)}</svg>')
+
+
+_DOTS: Final = 20
+_SIGNS: Final = {
+    State.FAILED: "M-4-4l8 8m0-8l-8 8",
+    State.TIMED_OUT: "M-4-4l8 8m0-8l-8 8",
+    State.LOST: "M-4-4h8v8h-8z",
+    State.MISSED: "M0-5l5 5-5 5-5-5z",
+    State.SKIPPED: "M-5 0h10",
+}
+"""Not by colour alone; what is not here is a circle."""
+
+
+def dots(runs: Sequence[Run]) -> Html:
+    """The last slots, the newest at the right."""
+    last = runs[-_DOTS:]
+    drawn = [_dot(run, 7 + 14 * place) for place, run in enumerate(last, _DOTS - len(last))]
+    counts = Counter(run.state.replace("_", " ") for run in last)
+    words = ", ".join(f"{count} {word}" for word, count in counts.items())
+    label = f"last {len(last)} slots: {words}" if last else "no slot is on record"
+    start = f'<svg viewBox="0 0 {14 * _DOTS} 14" class="dots" role="img" aria-label="{label}">'
+    return Html(f"{start}{''.join(drawn)}</svg>")
+
+
+def _dot(run: Run, x: int) -> str:
+    sign = _SIGNS.get(run.state)
+    name, shape = ("path", f'd="{sign}"') if sign else ("circle", 'r="4.5"')
+    title = f"<title>{safe(f'{run.slot}: {result_of(run)}')}</title>"
+    return f'<{name} {shape} transform="translate({x} 7)" class="{run.state}">{title}</{name}>'

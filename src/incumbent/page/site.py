@@ -19,8 +19,7 @@ from incumbent import clock
 from incumbent.cron.control import CONTROL, Trigger, encode, is_job_name
 from incumbent.errors import ConfigError, LockError
 from incumbent.model import ABSENT, Key
-from incumbent.page.blocks import DEFAULT_WINDOW, WINDOWS
-from incumbent.page.documents import WISHES, detail, page
+from incumbent.page.documents import DEFAULT_WINDOW, WINDOWS, WISHES, detail, page
 from incumbent.page.editions import Watch
 from incumbent.page.snapshot import Reader
 from incumbent.protocol.link import link_for

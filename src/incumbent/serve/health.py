@@ -1,19 +1,28 @@
-"""Starts the HTTP pages and the notifications to systemd."""
+"""Reports the state of this instance on pages, and to systemd (Type=notify) as sd_notify(3) says.
+
+READY=1 once the store answered or this instance stands by, STATUS= at changes, WATCHDOG=1 only
+while /healthz would answer 200, STOPPING=1 at the end.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import re
+import socket
+import threading
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
-from typing import TYPE_CHECKING
+from math import inf
+from typing import TYPE_CHECKING, Final
 
 from incumbent.errors import ConfigError
-from incumbent.serve.situation import Situation
+from incumbent.serve.situation import Situation, View
 
 if TYPE_CHECKING:
     from incumbent.serve.pages import Routes
 
-# Both are imported only where they are used: an instance that does not listen loads no asyncio.
+
+# The pages are imported only where they are used: others load no asyncio.
 
 
 @contextmanager
@@ -44,10 +53,98 @@ def start_health(
             server = PageServer(pages, listen, token_file, posts)
             url = stack.enter_context(closing(server)).url
         if os.environ.get("NOTIFY_SOCKET", "").startswith(("/", "@")):
-            from incumbent.serve.systemd import Notifier
-
             stack.enter_context(closing(Notifier(situation, os.environ)))
         try:
             yield url
         finally:
             situation.stopping()
+
+
+# -- systemd ---------------------------------------------------------------------------------------
+
+
+_EVERY: Final = 5.0
+"""Seconds between attempts to send what systemd has not taken yet."""
+
+
+class Notifier:
+    """Reports `situation` to the service manager of NOTIFY_SOCKET until it is closed."""
+
+    def __init__(self, situation: Situation, environ: Mapping[str, str]) -> None:
+        self._situation = situation
+        # systemd writes the NUL byte of an abstract name as "@".
+        self._address = re.sub("^@", "\0", environ["NOTIFY_SOCKET"])
+        self._watchdog_every = _watchdog_every(environ)
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        # If the queue is full, the datagram is sent again at the next turn.
+        self._socket.setblocking(False)
+        self._status = ""
+        self._ready = self._stopping = self._closed = False
+        self._wake = threading.Event()
+        situation.on_change(self._wake.set)
+        self._thread = threading.Thread(target=self._run, name="incumbent-systemd", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Report once more, then end."""
+        self._closed = True
+        self._wake.set()
+        self._thread.join()
+        self._socket.close()
+
+    def _run(self) -> None:
+        while not self._closed:
+            self._report(self._situation.look())
+            self._wake.wait(min(self._watchdog_every, _EVERY))
+            self._wake.clear()
+        self._report(self._situation.look())
+
+    def _report(self, view: View) -> None:
+        """Send what systemd does not know yet."""
+        up = view.unanswered_for < inf or view.role in ("standby", "leading")
+        if not self._ready and up and view.role != "stopping":
+            self._ready = self._send("READY=1")
+        if not self._stopping and view.role == "stopping":
+            self._stopping = self._send("STOPPING=1")
+        line = summary(view)
+        if line != self._status and self._send(f"STATUS={line}"):
+            self._status = line
+        if self._watchdog_every < inf and view.healthy:
+            self._send("WATCHDOG=1")
+
+    def _send(self, line: str) -> bool:
+        try:
+            self._socket.sendto(line.encode("utf-8", "replace"), self._address)
+        except OSError:
+            return False
+        return True
+
+
+def _watchdog_every(environ: Mapping[str, str]) -> float:
+    """Half of the watchdog's interval in seconds, sd_watchdog_enabled(3); inf if there is none."""
+    micros = environ.get("WATCHDOG_USEC", "")
+    for_us = environ.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
+    return int(micros) / 2_000_000 if for_us and micros.isdecimal() and int(micros) else inf
+
+
+def summary(view: View) -> str:
+    """The view in one line."""
+    if view.role == "stopping":
+        return f"stopping; {view.name} is still held" if view.leading else "stopping"
+    if view.leading:
+        return f"leading {view.name}, term {view.term}"
+    if not view.store_up and view.role == "serving":
+        return f"{view.doing}; the store gives no answer"
+    if not view.store_up and view.role != "starting":
+        return "no leader here: the store gives no answer"
+    if view.role == "serving":
+        return view.doing
+    return _ROLES.get(view.role, view.role) + (f", led by {view.leader}" if view.leader else "")
+
+
+_ROLES: Final = {
+    "standby": "standing by",
+    "leading": "the lease is no longer proved, the work is being stopped",
+    "backing_off": "standing again soon",
+    "ended": "the term ended",
+}

@@ -19,7 +19,9 @@ from __future__ import annotations
 import pytest
 
 # Before the cases are imported, or their failures would not show the compared values.
-pytest.register_assert_rewrite(f"{__name__}.cases", f"{__name__}.suite")
+pytest.register_assert_rewrite(
+    *(f"{__name__}.{part}" for part in ("suite", "leases", "records", "waits", "shared", "faults"))
+)
 
 from incumbent.testing.contract.bench import Bench, Hook, World  # noqa: E402 - see above
 from incumbent.testing.contract.suite import StoreContract  # noqa: E402 - see above

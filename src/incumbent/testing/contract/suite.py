@@ -12,8 +12,8 @@ import pytest
 
 from incumbent.model import Capabilities
 from incumbent.stores.base import Engine
+from incumbent.testing.contract import faults, leases, records, shared, waits
 from incumbent.testing.contract.bench import DRIVERS, Bench, Hook, World, needs_of
-from incumbent.testing.contract.cases import faults, leases, records, shared, waits
 
 __all__ = ["StoreContract"]
 

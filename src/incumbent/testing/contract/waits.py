@@ -27,9 +27,6 @@ from incumbent.model import (
 from incumbent.stores.table import CANDIDATES_KEPT
 from incumbent.testing.contract.bench import LONG, Bench, needs
 
-__all__ = ["CandidateCases", "LineCases", "ReservationCases", "WaitCases"]
-
-
 HINTED_WITHIN = 5.0
 PATIENCE = 15.0
 """A waiter that was told of nothing would come back only after this."""

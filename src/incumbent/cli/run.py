@@ -159,7 +159,7 @@ class _Run:
         return replace(verdict, term=lease.fencing_token, started=started, ended=clock.wall())
 
 
-# -- what came of it -----------------------------------------------------------------------------
+# -- what came of it -------------------------------------------------------------------------------
 
 
 def _hold(run: _Run, lease: Lease, turned: Callable[[], None]) -> _Verdict:
@@ -231,7 +231,7 @@ def _hint(request: Request, ending: Ending) -> str:
     )
 
 
-# -- the result file -----------------------------------------------------------------------------
+# -- the result file -------------------------------------------------------------------------------
 
 
 def _check_result_file(path: str) -> None:

@@ -41,7 +41,7 @@ def command(request: Request) -> int:
         return _end(request, operator)
 
 
-# -- break and resign ----------------------------------------------------------------------------
+# -- break and resign ------------------------------------------------------------------------------
 
 
 def _end(request: Request, operator: Operator) -> int:
@@ -128,7 +128,7 @@ def _see_it_end(operator: Operator, holding: Holding, to: str, *, resigning: boo
     return operator.answer("not_transferred", line, BUSY, holder=holding.holder, leader=now)
 
 
-# -- pause and unpause ---------------------------------------------------------------------------
+# -- pause and unpause -----------------------------------------------------------------------------
 
 
 def _pause(operator: Operator) -> int:

@@ -17,10 +17,9 @@ from math import inf
 from typing import Final, NoReturn
 
 from incumbent import clock
-from incumbent.cli import logs
 from incumbent.cli.parser import Request
 from incumbent.cli.settings import cmd_of, health, lock_settings, lock_times, number
-from incumbent.cli.text import say
+from incumbent.cli.text import log_line, say
 from incumbent.clients import Client
 from incumbent.errors import ConfigError, StoreError
 from incumbent.locks import Candidate
@@ -55,7 +54,7 @@ def command(request: Request) -> int:
     return _lead(request, request.name, partial(health, request))
 
 
-# -- lead ----------------------------------------------------------------------------------------
+# -- lead ------------------------------------------------------------------------------------------
 
 
 _Told = Callable[[Situation], AbstractContextManager[None]]
@@ -73,7 +72,7 @@ def _lead(request: Request, label: str, told: _Told) -> int:
 
     def tell(line: str) -> None:
         if not request.on("quiet"):
-            logs.tell(label, line)
+            log_line(label, line)
 
     # The guard is forked while there is neither a thread nor a connection.
     with start_guard(request.text("isolate") or "auto") as guard, Signals() as signals:
@@ -101,7 +100,7 @@ def _lead(request: Request, label: str, told: _Told) -> int:
             return UNPROVED
 
 
-# -- work ----------------------------------------------------------------------------------------
+# -- work ------------------------------------------------------------------------------------------
 
 
 def _work(request: Request) -> int:
@@ -338,4 +337,4 @@ class _Service:
 
     def _tell(self, line: str) -> None:
         if not self.request.on("quiet"):
-            logs.tell(self.request.name, line)
+            log_line(self.request.name, line)

@@ -6,11 +6,10 @@ Of a name that is no job `history` tells who held it when.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Iterable
+from typing import Any, Final
 
 from incumbent import clock
-from incumbent.cli.ledger_text import job_as_json, last_run, run_as_json, say_up, took, when_of
 from incumbent.cli.operator import WITHIN, Operator, open_client, read_until, watch
 from incumbent.cli.parser import Request
 from incumbent.cli.settings import number
@@ -19,8 +18,11 @@ from incumbent.clients import Client
 from incumbent.cron.control import CONTROL, Trigger, encode, pause_of
 from incumbent.cron.ledger import JOB, Run, State, read_job, running, runs_of
 from incumbent.cron.presence import (
+    GONE,
+    GONE_AFTER,
     KNOWN,
     PRESENCE,
+    Present,
     gone_since,
     had_by_nobody,
     presences,
@@ -35,6 +37,7 @@ from incumbent.cron.reading import (
     result_of,
     runs_in,
 )
+from incumbent.cron.schedule import slot_id
 from incumbent.durations import parse_duration, say_seconds
 from incumbent.model import Key, Past, Record
 from incumbent.options import require
@@ -60,7 +63,7 @@ def command(request: Request) -> int:
     return _COMMANDS[request.command](request)
 
 
-# -- jobs ----------------------------------------------------------------------------------------
+# -- jobs ------------------------------------------------------------------------------------------
 
 
 def _jobs(request: Request) -> int:
@@ -117,7 +120,7 @@ def _job_row(record: Record, now: float, *, gone: bool) -> tuple[str, ...]:
     return (*row, iso(last.due), result_of(last), took(last), last.instance or "-")
 
 
-# -- history -------------------------------------------------------------------------------------
+# -- history ---------------------------------------------------------------------------------------
 
 
 def _history(request: Request) -> int:
@@ -178,7 +181,7 @@ def _past_as_json(past: Past) -> dict[str, object]:
     }
 
 
-# -- trigger -------------------------------------------------------------------------------------
+# -- trigger ---------------------------------------------------------------------------------------
 
 
 def _trigger(request: Request) -> int:
@@ -219,6 +222,71 @@ def _run_once(operator: Operator, patience: float) -> int:
         return operator.answer(str(run.state), line, BUSY, slot=run.slot)
     line = f"{result_of(run)} on {run.instance} as {run.slot}"
     return operator.answer(str(run.state), line, OK, slot=run.slot, instance=run.instance)
+
+
+# -- how jobs and runs are shown -------------------------------------------------------------------
+
+
+def last_run(record: Record) -> Run | None:
+    """The newest on record."""
+    runs = runs_in(record)
+    return runs[-1] if runs else None
+
+
+def took(run: Run) -> str:
+    """How long it ran."""
+    return "-" if run.seconds is None else say_seconds(run.seconds)
+
+
+def when_of(run: Run) -> str:
+    """Its slot, in local time; what no schedule named by its own name."""
+    name = run.slot if not run.slot[:1].isdigit() else ""
+    again = f" #{run.attempt}" if "#" in run.slot else ""
+    return iso(run.due) + (f" {name}" if name else again)
+
+
+def say_up(present: Iterable[Present], now: float) -> str:
+    """The instances that are up, and those that are silent for longer than they should be."""
+    known = up_now(present, now)
+    up = [one.instance for one in known if now - one.seen < GONE_AFTER]
+    silent = [one for one in known if now - one.seen >= GONE_AFTER]
+    who = f"{len(up)} up: {', '.join(up)}" if up else "no instance is up"
+    since = [f"{one.instance} for {say_seconds(now - one.seen)}" for one in silent]
+    return f"{who}; silent: {', '.join(since)}" if since else who
+
+
+def run_as_json(run: Run) -> dict[str, Any]:
+    """One run as `history --json` shows it."""
+    return {
+        "slot": run.slot,
+        "due": utc(run.due),
+        "state": str(run.state),
+        "instance": run.instance or None,
+        "term": run.token or None,
+        "started": None if run.started is None else utc(run.started),
+        "ended": None if run.ended is None else utc(run.ended),
+        "seconds": run.seconds,
+        "exit_code": run.code,
+        "attempt": run.attempt,
+        "count": run.count,
+        "why": run.why or None,
+        "output": run.output or None,
+    }
+
+
+def job_as_json(record: Record, now: float, *, gone: bool = False) -> dict[str, Any]:
+    """One job as `jobs --json` shows it; `gone`: no instance that is up has it."""
+    last, following = last_run(record), None if gone else next_slot(record, now)
+    facts = read_job(record.fields)
+    return {
+        "name": record.key.name,
+        **{key: value for key, value in facts.items() if key not in ("since", GONE)},
+        "next": None if following is None else slot_id(following),
+        "gone": gone,
+        "paused": PAUSE in record.fields,
+        "running": [run_as_json(run) for run in running(record)],
+        "last": None if last is None else run_as_json(last),
+    }
 
 
 _COMMANDS: Final[dict[str, Callable[[Request], int]]] = {

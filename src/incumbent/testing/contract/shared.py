@@ -18,9 +18,7 @@ from incumbent.model import (
 )
 from incumbent.stores.notices import BREAK, RESIGN, encode_notice
 from incumbent.testing.contract.bench import Bench, needs
-from incumbent.testing.contract.cases.waits import HINTED_WITHIN, PATIENCE
-
-__all__ = ["SharedCases", "SharedFaultCases", "SharedLineCases"]
+from incumbent.testing.contract.waits import HINTED_WITHIN, PATIENCE
 
 _CONTENDERS = 8
 _PERMITS = 3

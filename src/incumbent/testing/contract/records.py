@@ -27,8 +27,6 @@ from incumbent.stores.notices import RESIGN, encode_notice
 from incumbent.stores.table import HISTORY_KEPT
 from incumbent.testing.contract.bench import LONG, Bench, needs
 
-__all__ = ["FieldCases", "NameCases", "NoticeCases", "RecordCases", "SlotCases"]
-
 
 class RecordCases:
     """Who holds, who held, and for how long."""

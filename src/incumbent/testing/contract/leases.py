@@ -10,9 +10,6 @@ from incumbent import clock
 from incumbent.model import Gone, Granted, Refused, Released, Renewed
 from incumbent.testing.contract.bench import Bench, needs
 
-__all__ = ["LeaseCases", "RenewalCases", "RepeatCases", "TokenCases"]
-
-
 _CONTENDERS = 8
 _TURNS = 4
 _GRANTED = 0.75

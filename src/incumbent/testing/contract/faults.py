@@ -14,8 +14,6 @@ from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.model import Gone, Granted, Queue, Queued, Refused, Released, Renewed, Slot
 from incumbent.testing.contract.bench import ANSWER_WITHIN, LONG, Bench, needs
 
-__all__ = ["FaultCases", "LateCases", "RestartCases"]
-
 
 class FaultCases:
     """An answer that was lost is not an answer, and a store that is away takes nothing."""

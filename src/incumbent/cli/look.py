@@ -53,7 +53,7 @@ def command(request: Request) -> int:
     return OK
 
 
-# -- wait ----------------------------------------------------------------------------------------
+# -- wait ------------------------------------------------------------------------------------------
 
 
 def _wait(request: Request) -> int:
@@ -85,7 +85,7 @@ def _state_of(client: Client, record: Record) -> State:
     return state_of(record, store_state(client)) if state.word == FREE else state
 
 
-# -- status --------------------------------------------------------------------------------------
+# -- status ----------------------------------------------------------------------------------------
 
 
 def _show(request: Request, client: Client) -> Record | None:

@@ -1,1 +1,0 @@
-"""One module a command, each imported only when it is called."""

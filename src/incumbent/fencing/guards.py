@@ -1,0 +1,205 @@
+"""What a guard needs to know of a lease, and the guards of a file and of Redis or Valkey."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+
+from incumbent.errors import ConfigError, LeaseLost, StoreError
+
+
+class Fenced(Protocol):
+    """A lease of any kind (`Lease`, `Term`, `CurrentLease`, `JobRun`), or a `Token`."""
+
+    @property
+    def name(self) -> str:
+        """The name that is leased."""
+        ...
+
+    @property
+    def fencing_token(self) -> int:
+        """A number that is larger than that of every earlier holder of this name."""
+        ...
+
+    def check(self) -> None:
+        """Raise LeaseLost if the lease is not proved."""
+        ...
+
+
+class Token(NamedTuple):
+    """A fencing token that came from elsewhere: from a request, or the environment of a command.
+
+    Nothing here proves the lease, so `check` passes: only the guard's comparison protects.
+    """
+
+    name: str
+    """The name that is leased, or the resource."""
+    fencing_token: int
+
+    def check(self) -> None:
+        """Nothing to ask: the lease is somebody else's."""
+
+
+def resource_of(lease: Fenced, resource: str | None) -> str:
+    """What is guarded; raises ConfigError for an empty or too long name (255 bytes)."""
+    name = lease.name if resource is None else resource
+    if not name or len(name.encode()) > 255 or not name.isprintable():
+        raise ConfigError(f"a resource is 1 to 255 printable bytes, not {name!r}", name="resource")
+    return name
+
+
+def refused(resource: str, token: int, seen: int | None = None) -> LeaseLost:
+    """The error of a guard that has seen a larger token than `token`."""
+    later = "a larger one" if seen is None else f"token {seen}"
+    return LeaseLost(
+        f"token {token} may not write to {resource!r} any more: {later} was here, so a later"
+        " holder was granted the lease; nothing was written",
+        name=resource,
+        reason="taken",
+    )
+
+
+# -- a file that is replaced as a whole ------------------------------------------------------------
+
+
+def replace_file(lease: Fenced, path: str | os.PathLike[str], data: bytes) -> None:
+    """Write `data` to `path` if `lease` may: as a whole, on disk, and by a rename.
+
+    Beside the file lies `PATH.token` with the largest token that wrote it. Keep it, and write with
+    this function alone: it is locked (flock) while the file is replaced, so a later holder waits
+    for a write that passed before it. A reader sees the old data or the new. All writers have to
+    share a file system and its locks: a local one, or NFS 4. After a crash between its steps it can
+    only refuse more.
+
+    Raises LeaseLost, also if the lease is not proved any more, StoreError for a `PATH.token` that
+    is no token, and OSError; the old file is intact then.
+    """
+    lease.check()
+    target = Path(path)
+    with _locked(Path(f"{target}.token")) as guard:
+        seen = _seen(guard, target)
+        if lease.fencing_token < seen:
+            raise refused(str(target), lease.fencing_token, seen)
+        if lease.fencing_token > seen:
+            # In place and of one length: there is no instant without a token.
+            os.pwrite(guard, b"%020d" % lease.fencing_token, 0)
+            os.fsync(guard)
+        _replace(target, data)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[int]:
+    import fcntl  # not on Windows, where the rest of the package can be imported
+
+    guard = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        fcntl.flock(guard, fcntl.LOCK_EX)
+        yield guard
+    finally:
+        os.close(guard)
+
+
+def _seen(guard: int, target: Path) -> int:
+    text = os.pread(guard, 64, 0)
+    if not text:
+        return 0
+    if len(text) == 20 and text.isdigit():
+        return int(text)
+    raise StoreError(
+        f"{target}.token has {text[:30]!r} instead of a token of 20 digits; nothing was written:"
+        " write there the largest token that the file may have seen",
+        permanent=True,
+    )
+
+
+def _replace(target: Path, data: bytes) -> None:
+    # Its name can be always the same: the lock leaves one writer. Leftovers are overwritten.
+    new = target.with_name(f".{target.name}.new")
+    with new.open("wb") as file:
+        with suppress(FileNotFoundError):
+            os.fchmod(file.fileno(), target.stat().st_mode & 0o7777)
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(target)
+    folder = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+# -- commands for Redis or Valkey ------------------------------------------------------------------
+
+
+Argument: TypeAlias = str | bytes | int | float
+Command: TypeAlias = Sequence[Argument]
+
+_KEY: Final = "incumbent-fencing:"
+# A token has up to 19 digits and a number of Lua keeps 15 of them, so tokens are compared as text.
+_SCRIPT: Final = """
+local guard, token = KEYS[1], ARGV[1]
+local seen = redis.call('GET', guard)
+if seen and (#seen > #token or (#seen == #token and seen > token)) then
+  return {0, seen}
+end
+redis.call('SET', guard, token)
+
+local replies, at = {1}, 2
+while ARGV[at] do
+  local words = tonumber(ARGV[at])
+  local reply = redis.call(unpack(ARGV, at + 1, at + words))
+  replies[#replies + 1] = reply or false -- a nil would end the list
+  at = at + 1 + words
+end
+return replies
+"""
+
+
+def write_redis(
+    lease: Fenced, client: Any, *commands: Command, resource: str | None = None
+) -> list[Any]:
+    """Run `commands` on redis-py's `client` if `lease` may write; returns their replies.
+
+    A command is a sequence of its words: `("SET", "total", 7)`. They run in one script: nothing
+    comes between them; a command that Redis refuses ends it, and what ran before stays. In a
+    Cluster `resource` and all keys need one hash tag. The largest token is kept in the key
+    `incumbent-fencing:RESOURCE` for ever: keep it from eviction, and where a failover can lose the
+    newest writes, it can lose that token too.
+
+    Raises LeaseLost, also if the lease is not proved any more, ConfigError, and redis-py's errors:
+    after a TimeoutError or ConnectionError the commands may have run.
+    """
+    name, arguments = _asked(lease, commands, resource)
+    return _concluded(lease, name, client.eval(_SCRIPT, 1, *arguments))
+
+
+async def async_write_redis(
+    lease: Fenced, client: Any, *commands: Command, resource: str | None = None
+) -> list[Any]:
+    """See `write_redis`; for redis-py's `redis.asyncio`."""
+    name, arguments = _asked(lease, commands, resource)
+    return _concluded(lease, name, await client.eval(_SCRIPT, 1, *arguments))
+
+
+def _asked(
+    lease: Fenced, commands: tuple[Command, ...], resource: str | None
+) -> tuple[str, list[Argument]]:
+    lease.check()
+    if not commands or not all(commands) or any(isinstance(c, str | bytes) for c in commands):
+        raise ConfigError(
+            'each command is a sequence of its words: ("SET", "total", 7)', name="commands"
+        )
+    name = resource_of(lease, resource)
+    words = [word for command in commands for word in (len(command), *command)]
+    return name, [_KEY + name, str(lease.fencing_token), *words]
+
+
+def _concluded(lease: Fenced, name: str, reply: list[Any]) -> list[Any]:
+    passed, *replies = reply
+    if passed != 1:
+        raise refused(name, lease.fencing_token, int(replies[0]))
+    return replies

@@ -1,1 +1,0 @@
-"""The cases, by what they are about."""
