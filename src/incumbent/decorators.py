@@ -20,7 +20,6 @@ from typing import (
 )
 
 from incumbent import clock
-from incumbent.bodies import is_async, name_of, not_deferred, refuse_generator
 from incumbent.cron.ledger import State
 from incumbent.cron.once import OnceRun, begin_once
 from incumbent.durations import Duration
@@ -30,6 +29,7 @@ from incumbent.inside import around_call
 from incumbent.locks import AsyncLease, AsyncLock, Lease, Lock
 from incumbent.options import LockSettings, require
 from incumbent.protocol.port import run as drive
+from incumbent.running import is_async, name_of, not_deferred, refuse_generator
 from incumbent.stores.names import MARK, check_name, escaped, is_name, within_limit
 
 if TYPE_CHECKING:

@@ -13,13 +13,12 @@ from types import EllipsisType
 from typing import Self, TypeVar
 
 from incumbent import clock
-from incumbent.bodies import awaitable, not_deferred, refuse_async, refuse_generator
+from incumbent.callers import bodies_of_task
 from incumbent.candidacy import ElectionHandle, Metadata, Steering, TermHandle
 from incumbent.durations import Duration
 from incumbent.election import Leader, leaders_of
 from incumbent.errors import LeaseLost, StoreUnavailable
 from incumbent.handles import brief
-from incumbent.inner import bodies_of_task
 from incumbent.lease import State
 from incumbent.locks import AsyncLease, Lease
 from incumbent.options import IfLost, OnLost, parse_timeout
@@ -29,7 +28,15 @@ from incumbent.protocol.link import Link
 from incumbent.protocol.observe import Observation, ReadingPort, observe
 from incumbent.protocol.port import Port, run
 from incumbent.protocol.words import lease_lost
-from incumbent.running import EndablePort, task_beside, thread_beside
+from incumbent.running import (
+    EndablePort,
+    awaitable,
+    not_deferred,
+    refuse_async,
+    refuse_generator,
+    task_beside,
+    thread_beside,
+)
 
 V = TypeVar("V")
 

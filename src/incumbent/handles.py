@@ -6,13 +6,13 @@ import logging
 import os
 import select
 import weakref
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, TypeAlias, TypeVar, Unpack
 
 from incumbent import clock
-from incumbent.belief import Belief
+from incumbent.callers import bodies_of_thread, enter, refuse_waiting_for_oneself, remember
 from incumbent.durations import Duration, parse_duration, say_seconds
 from incumbent.errors import (
     AlreadyReleased,
@@ -25,21 +25,23 @@ from incumbent.errors import (
     StoreError,
     StoreUnavailable,
 )
-from incumbent.inner import Leaving, bodies_of_thread, enter, refuse_waiting_for_oneself
-from incumbent.lease import State
+from incumbent.lease import Proof, State
 from incumbent.options import IfLost, LockSettings, OnLost, parse_timeout, wanted_from
-from incumbent.protocol.held import Held
+from incumbent.protocol.held import Held, Wanted
 from incumbent.protocol.link import Link, link_for
 from incumbent.protocol.threads import notifier
-from incumbent.protocol.words import asked_by, lease_lost, waits_for_itself
-from incumbent.reentrant import Entries, enter_again, remember
+from incumbent.protocol.words import asked_by, lease_lost
 from incumbent.unpatched import original
 
 if TYPE_CHECKING:
-    from incumbent.model import Holding
+    from incumbent.model import Holding, Key, Notice
+    from incumbent.policy import Policy
     from incumbent.protocol.link import StoreLike
 
+A = TypeVar("A", bound="AnyLease")
 L = TypeVar("L", bound="LeaseHandle")
+Entry: TypeAlias = tuple[weakref.ref[Any] | None, A, bool]
+"""A caller, its lease on a lock, and whether a `with` of the lock will leave it."""
 
 _log = logging.getLogger("incumbent")
 
@@ -73,7 +75,7 @@ class AnyLease:
         self._link = link
         self._helds = helds
         self._exits: Callable[[], None] | None = None
-        self._leave_bodies: Sequence[Leaving] = ()
+        self._leave_bodies: Sequence[Callable[[], None]] = ()
         if if_lost == "exit":
             self._exits = partial(_exit_if_lost, helds)
             self._watch(self._exits, min(_EXIT_AHEAD, helds[0].wanted.policy.grace / 2))
@@ -245,20 +247,145 @@ class LeaseHandle(AnyLease):
         return True
 
 
-class LockHandle(Generic[L]):
-    """What is decided when a lock is built: its store, what it asks for, how long it waits."""
+class Belief:
+    """What the rest of this project sees of a lease. `link`: the drivers of its store."""
 
-    __slots__ = (
-        "__weakref__",
-        "_entered",
-        "_entries",
-        "_if_lost",
-        "_link",
-        "_on_lost",
-        "_taken",
-        "_timeout",
-        "_wanted",
-    )
+    __slots__ = ("_held", "link")
+
+    def __init__(self, link: Link, held: Held) -> None:
+        self.link: Final = link
+        self._held = held
+
+    @property
+    def key(self) -> Key:
+        """The name and its namespace."""
+        return self._held.wanted.key
+
+    @property
+    def claim(self) -> str:
+        """What tells this holding from all others in the store."""
+        return self._held.claim
+
+    @property
+    def token(self) -> int:
+        """The fencing token."""
+        return self._held.machine.token
+
+    @property
+    def slot(self) -> str | None:
+        """The slot that was claimed with the lease."""
+        return self._held.wanted.slot
+
+    @property
+    def policy(self) -> Policy:
+        """The times that the lease was taken with."""
+        return self._held.wanted.policy
+
+    @property
+    def notice(self) -> Notice | None:
+        """The operator's word that ended the lease."""
+        return self._held.notice
+
+    @property
+    def answered(self) -> bool:
+        """Whether the store answered the last renewal."""
+        return self._held.failures == 0
+
+    @property
+    def proof(self) -> Proof:
+        """What is proved at this instant."""
+        return self._held.machine.proof(clock.now())
+
+    def watch(self, ended: Callable[[], None]) -> None:
+        """Call `ended`, from any thread, when the lease ends; it must not block."""
+        self.link.keeper.watch(self._held, ended)
+
+    def follow(self, proved: Callable[[], None]) -> None:
+        """Call `proved` in the keeper's thread after each proved renewal; it must not block."""
+        self.link.keeper.follow(self._held, proved)
+
+    def proclaim(self, meta: bytes, *, after: float = 0.0) -> None:
+        """Change the record's metadata, with a renewal of its own `after` seconds at the latest."""
+        self._held.proclaim(meta)
+        if self._held.machine.valid(clock.now()):
+            self.link.keeper.renew_now(self._held, nothing, after=after)
+
+    def abandon(self) -> None:
+        """Neither renew nor release: something works on, and the ttl ends the lease."""
+        if self._held.machine.valid(clock.now()):
+            self._held.machine.left()
+        self.link.keeper.disarm(self._held)
+
+
+def nothing() -> None:
+    """Ask for a renewal with it, and nobody is told."""
+
+
+class AnyLock(Generic[A]):
+    """A lock on one name, or on several: its store, how long it waits, and who entered it."""
+
+    __slots__ = ("__weakref__", "_entries", "_if_lost", "_link", "_on_lost", "_timeout")
+
+    def __init__(
+        self, store: StoreLike | None, timeout: Duration | None, settings: LockSettings
+    ) -> None:
+        self._link = link_for(store)
+        self._timeout = parse_timeout(timeout)
+        self._on_lost = settings.get("on_lost")
+        self._if_lost: IfLost = settings.get("if_lost", "raise")
+        self._entries: list[Entry[A]] = []
+
+    _bodies = staticmethod(bodies_of_thread)
+
+    def _caller(self) -> Any:
+        """The thread or the task itself: unlike its number it is never another's later."""
+        raise NotImplementedError
+
+    def _all_wanted(self) -> Sequence[Wanted]:
+        raise NotImplementedError
+
+    def _names(self) -> str:
+        return ", ".join(repr(wanted.key.name) for wanted in self._all_wanted())
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._names()} of {self._link.engine.url}>"
+
+    def __reduce__(self) -> NoReturn:
+        refuse_copy(self)
+
+    def _seconds(self, timeout: Duration | EllipsisType | None) -> float | None:
+        if self._link.closed:
+            # What it was granted would never be renewed.
+            raise Misuse(f"{self._names()}: the client that this came from was closed")
+        wait = self._timeout if timeout is ... else parse_timeout(timeout)
+        if wait != 0 and (bodies := self._bodies()):
+            for wanted in self._all_wanted():
+                refuse_waiting_for_oneself(wanted, self._link.same, bodies)
+        return wait
+
+    def _me(self) -> weakref.ref[Any] | None:
+        caller = self._caller()
+        return None if caller is None else weakref.ref(caller)
+
+    def _has_entered(self, lease: A) -> None:
+        self._entries.append((self._me(), lease, True))
+
+    def _leave(self) -> A:
+        """The last lease that the caller entered; that of another caller, if no third one did."""
+        me = self._me()
+        own = [entry for entry in self._entries if entry[2] and entry[0] == me]
+        if not own:
+            own = [entry for entry in self._entries if entry[2]]
+            if not own or any(entry[0] != own[0][0] for entry in own):
+                raise NotHeld(f"the lock on {self._names()} was not entered here")
+        self._entries.remove(own[-1])
+        return own[-1][1]
+
+
+class LockHandle(AnyLock[L], Generic[L]):
+    """What is decided when a lock on one name is built, and what it asks for."""
+
+    __slots__ = ("_reentrant", "_wanted")
 
     def __init__(
         self,
@@ -269,25 +396,24 @@ class LockHandle(Generic[L]):
         timeout: Duration | None = None,
         **settings: Unpack[LockSettings],
     ) -> None:
-        self._link = link_for(store)
+        super().__init__(store, timeout, settings)
         can = self._link.engine.capabilities
         self._wanted = wanted_from(namespace, name, can, self._permits, **settings)
-        self._timeout = parse_timeout(timeout)
-        self._on_lost = settings.get("on_lost")
-        self._if_lost: IfLost = settings.get("if_lost", "raise")
-        alone = self._may_be_reentrant and self._wanted.ask.permits is None
-        if settings.get("reentrant") and not alone:
+        self._reentrant = settings.get("reentrant", False)
+        if self._reentrant and not (self._may_be_reentrant and self._wanted.ask.permits is None):
             raise ConfigError("reentrant: only a Lock can be entered again", name="reentrant")
-        self._entries: Entries[L] | None = Entries() if settings.get("reentrant") else None
-        """Of a reentrant lock; it has nothing in `_entered` and `_taken`."""
-        self._entered: dict[Hashable, L] = {}
-        self._taken: dict[weakref.ref[Any], L] = {}
-        """See `incumbent.taken`."""
 
     _permits: int | None = None
     """With how many it is shared; None: with nobody. See Ask."""
-    _bodies = staticmethod(bodies_of_thread)
     _may_be_reentrant = False
+
+    def _all_wanted(self) -> Sequence[Wanted]:
+        return (self._wanted,)
+
+    @property
+    def name(self) -> str:
+        """The name that it leases."""
+        return self._wanted.key.name
 
     def _is_full(self, holdings: Sequence[Holding]) -> bool:
         """Whether the next one cannot be let in beside these holders."""
@@ -296,64 +422,10 @@ class LockHandle(Generic[L]):
             return bool(holdings)
         return 0 < permits <= len(holdings)
 
-    @staticmethod
-    def _me() -> Hashable:
-        """The thread or the task that calls: by this one caller is told from another."""
-        raise NotImplementedError
-
-    def _refuse_reentry(self) -> None:
-        """Raise Misuse where waiting would be waiting for oneself."""
-        if self._entered and (inside := self._entered.get(self._me())) is not None:
-            raise Misuse(waits_for_itself(inside._held.wanted, self._wanted))
-
-    def _leave(self) -> L:
-        """The caller's lease; one that another thread or task entered, if it is the only one."""
-        if self._entries is not None:
-            lease = self._entries.leave()
-        else:
-            lease = self._entered.pop(self._me(), None)
-            if lease is None and len(self._entered) == 1:
-                _, lease = self._entered.popitem()
-        if lease is None:
-            raise NotHeld(f"the lock on {self.name!r} was not entered here")
-        return lease
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.name!r} of {self._link.engine.url}>"
-
-    def __reduce__(self) -> NoReturn:
-        refuse_copy(self)
-
-    @property
-    def name(self) -> str:
-        """The name that it leases."""
-        return self._wanted.key.name
-
-    def _seconds(self, timeout: Duration | EllipsisType | None) -> float | None:
-        if self._link.closed:
-            # What it was granted would never be renewed.
-            raise Misuse(f"{self.name!r}: the client that this came from was closed")
-        wait = self._timeout if timeout is ... else parse_timeout(timeout)
-        if wait != 0:
-            refuse_waiting_for_oneself(self._wanted, self._link.same, self._bodies())
-        return wait
-
-    def _enter_again(self, timeout: Duration | EllipsisType | None) -> tuple[Link, Held] | None:
-        """What the caller holds through a reentrant lock. Raises LeaseLost if it was lost."""
-        if timeout is not ...:
-            parse_timeout(timeout)
-        found = enter_again(self._wanted.key, self._link.same)
-        if found is None:
-            return None
-        link, held, proved = found
-        if not proved:
-            raise loss_of(held, link.keeper.missed(held.machine.deadline))
-        return link, held
-
     def _armed(self, held: Held) -> tuple[Link, Held, OnLost | None, IfLost]:
         """Have the keeper renew it; returns what the lease is made of."""
         self._link.keeper.arm(held)
-        if self._entries is not None:
+        if self._reentrant:
             remember(held, self._link)
         return self._link, held, self._on_lost, self._if_lost
 

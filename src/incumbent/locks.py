@@ -7,26 +7,29 @@ when its side is first used: who only blocks need not pay for it at every start 
 from __future__ import annotations
 
 import threading
-from collections.abc import Hashable
+import weakref
+from contextlib import suppress
+from functools import partial
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Generic, Self
 
 from incumbent import clock
+from incumbent.callers import bodies_of_task, current_task, enter_again, present_caller
 from incumbent.durations import Duration
-from incumbent.errors import LeaseLost, LockError, NotAcquired, StoreError
-from incumbent.handles import AnyLease, LeaseHandle, brief, shorten
-from incumbent.inner import bodies_of_task
+from incumbent.errors import LeaseLost, LockError, Misuse, NotAcquired, NotHeld, StoreError
+from incumbent.handles import AnyLease, Entry, L, LeaseHandle, LockHandle, brief, loss_of, shorten
 from incumbent.options import parse_timeout, rank_from
 from incumbent.policy import Policy
 from incumbent.protocol.acquire import OnRefusal, acquire, acquire_blocking
 from incumbent.protocol.port import run
 from incumbent.protocol.release import release, release_blocking
-from incumbent.protocol.words import lease_lost
-from incumbent.taken import TakingHandle
+from incumbent.protocol.words import lease_lost, waits_for_itself
 
 if TYPE_CHECKING:
     from incumbent.model import Holding
     from incumbent.protocol.aio import LeaseScope
+    from incumbent.protocol.held import Held
+    from incumbent.protocol.link import Link
 
 _STANDS_FOR = 1.5
 """Times the ttl: a candidate asks again at least once a ttl."""
@@ -234,6 +237,120 @@ def enclose(lease: AnyLease) -> LeaseScope:
     return scope
 
 
+class TakingHandle(LockHandle[L], Generic[L]):
+    """A lock that keeps a lease for the thread or the task that acquired it, while that lives.
+
+    That is for callers who keep the lock and not the lease. In a reentrant lock each has its leases
+    in the order of its entries; in others it has the last one that it acquired.
+    """
+
+    __slots__ = ()
+
+    _may_be_reentrant = True
+
+    def owned(self) -> bool:
+        """Whether a lease that this very thread or task acquired through this lock is proved now.
+
+        That is what is believed, as in `Lease.valid`; no store is asked. False is "not proved": the
+        store may still keep others out, until the ttl of a lease that could not be renewed is over.
+        """
+        lease = self._mine()
+        return lease is not None and lease.valid
+
+    def _mine(self) -> L | None:
+        """The caller's last lease that it has not let go of, or else its last one."""
+        me = self._me()
+        leases = [lease for caller, lease, _ in self._entries if caller == me]
+        alive = (lease for lease in reversed(leases) if not lease._let_go())
+        return next(alive, leases[-1] if leases else None)
+
+    def _of_caller(self) -> L:
+        lease = self._mine()
+        if lease is None:
+            raise NotHeld(
+                f"release: this thread or task acquired no lease on {self.name!r} through this"
+                " lock; others call release() of the lease that acquire() returned"
+            )
+        return lease
+
+    def _note(self, lease: L) -> L:
+        me = self._me()
+        for entry in self._entries.copy():
+            caller, earlier, entered = entry
+            replaced = caller == me and not self._reentrant
+            if not entered and (replaced or earlier._let_go()):
+                _drop(self._entries, entry)
+        self._keep(lease)
+        return lease
+
+    def _keep(self, lease: L) -> None:
+        caller = self._caller()
+        if caller is not None:
+            # Weakly on both sides: what is in a cycle would be given back late.
+            me = weakref.ref(caller, partial(_forget, weakref.ref(self)))
+            self._entries.append((me, lease, False))
+
+    def _refuse_waiting(self) -> None:
+        """Raise Misuse where only this lock has the caller's lease: nobody else would end it."""
+        me = self._me()
+        own = [entry for entry in self._entries if entry[0] == me and not entry[2]]
+        if not own:
+            return
+        _drop(self._entries, own[0])
+        lease = own.pop()[1]
+        if not lease.valid:
+            return
+        seen = weakref.ref(lease)
+        del lease
+        kept = seen()
+        if kept is None:
+            raise Misuse(
+                f"{self.name!r} was acquired by this thread or task before, and neither released"
+                " nor kept: it would wait for itself. That lease is given back now"
+            )
+        self._keep(kept)
+
+    def _refuse_reentry(self) -> None:
+        """Raise Misuse where waiting would be waiting for oneself."""
+        if self._entries and not self._reentrant:
+            me = self._me()
+            for caller, inside, entered in self._entries.copy():
+                if entered and caller == me:
+                    raise Misuse(waits_for_itself(inside._held.wanted, self._wanted))
+
+    def _enter_again(self, timeout: Duration | EllipsisType | None) -> tuple[Link, Held] | None:
+        """What the caller holds through a reentrant lock. Raises LeaseLost if it was lost."""
+        if timeout is not ...:
+            parse_timeout(timeout)
+        found = enter_again(self._wanted.key, self._link.same)
+        if found is None:
+            return None
+        link, held, proved = found
+        if not proved:
+            raise loss_of(held, link.keeper.missed(held.machine.deadline))
+        return link, held
+
+    def _wait(self, timeout: Duration | EllipsisType | None) -> float | None:
+        """Seconds to wait for the store, after refusing what would wait for itself."""
+        wait = self._seconds(timeout)
+        if self._entries and wait != 0 and not self._reentrant:
+            self._refuse_waiting()
+        return wait
+
+
+def _forget(lock: weakref.ref[TakingHandle[Any]], caller: weakref.ref[Any]) -> None:
+    alive = lock()
+    if alive is not None:
+        for entry in alive._entries.copy():
+            if entry[0] is caller:
+                _drop(alive._entries, entry)
+
+
+def _drop(entries: list[Entry[L]], entry: Entry[L]) -> None:
+    with suppress(ValueError):  # another thread was faster
+        entries.remove(entry)
+
+
 class Lock(TakingHandle[Lease]):
     """A name that one holder at a time can lease. Settings: see `incumbent.options.LockSettings`.
 
@@ -251,11 +368,8 @@ class Lock(TakingHandle[Lease]):
 
     __slots__ = ()
 
-    @staticmethod
-    def _me() -> Hashable:
-        return threading.get_ident()
-
-    _caller = staticmethod(threading.current_thread)
+    def _caller(self) -> Any:
+        return present_caller() if self._reentrant else threading.current_thread()
 
     def acquire(self, timeout: Duration | EllipsisType | None = ...) -> Lease:
         """Wait for the lease, for at most `timeout` seconds if given, else as the lock says.
@@ -266,11 +380,9 @@ class Lock(TakingHandle[Lease]):
         return self._note(self._acquire(timeout))
 
     def _acquire(self, timeout: Duration | EllipsisType | None = ...) -> Lease:
-        if self._entries is not None and (again := self._enter_again(timeout)):
+        if self._reentrant and (again := self._enter_again(timeout)):
             return Lease(*again)
-        link, wait = self._link, self._seconds(timeout)
-        if self._taken and wait != 0:
-            self._refuse_waiting()
+        link, wait = self._link, self._wait(timeout)
         try:
             held = acquire_blocking(link.port, self._wanted, wait)
         except LockError as error:
@@ -337,24 +449,17 @@ class AsyncLock(TakingHandle[AsyncLease]):
 
     _bodies = staticmethod(bodies_of_task)
 
-    @staticmethod
-    def _me() -> Hashable:
-        from asyncio import current_task
-
-        return current_task()
-
-    _caller = _me
+    def _caller(self) -> Any:
+        return present_caller() if self._reentrant else current_task()
 
     async def acquire(self, timeout: Duration | EllipsisType | None = ...) -> AsyncLease:
         """Wait for the lease; see Lock.acquire. A cancellation leaves nothing believed."""
         return self._note(await self._acquire(timeout))
 
     async def _acquire(self, timeout: Duration | EllipsisType | None = ...) -> AsyncLease:
-        if self._entries is not None and (again := self._enter_again(timeout)):
+        if self._reentrant and (again := self._enter_again(timeout)):
             return AsyncLease(*again)
-        wait = self._seconds(timeout)
-        if self._taken and wait != 0:
-            self._refuse_waiting()
+        wait = self._wait(timeout)
         with brief:
             held = await acquire(self._link.async_port(), self._wanted, wait)
         return AsyncLease(*self._armed(held))

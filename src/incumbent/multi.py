@@ -7,19 +7,19 @@ The names are taken in one order, so that two who take the same ones never wait 
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Collection, Mapping
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, Unpack
 
+from incumbent.callers import bodies_of_task, current_task
 from incumbent.durations import Duration
-from incumbent.errors import ConfigError, LeaseLost, Misuse, NotAcquired, NotHeld
-from incumbent.handles import AnyLease, brief, refuse_copy
-from incumbent.inner import bodies_of_task, bodies_of_thread, refuse_waiting_for_oneself
+from incumbent.errors import ConfigError, LeaseLost, NotAcquired
+from incumbent.handles import AnyLease, AnyLock, brief
 from incumbent.lease import State
 from incumbent.locks import BlockingLease, SuspendingLease
-from incumbent.options import IfLost, LockSettings, parse_timeout, wanted_from
+from incumbent.options import LockSettings, wanted_from
 from incumbent.protocol.acquire import acquire_all
-from incumbent.protocol.link import link_for
+from incumbent.protocol.held import Wanted
 from incumbent.protocol.port import ManyPort, run
 from incumbent.protocol.release import release_all
 
@@ -105,10 +105,10 @@ class AsyncMultiLease(MultiLeaseHandle, SuspendingLease):
         return (await self._give_back(self._link.async_port()))[0]
 
 
-class MultiHandle(Generic[M]):
+class MultiHandle(AnyLock[M], Generic[M]):
     """What is decided when a lock on several names is built."""
 
-    __slots__ = ("__weakref__", "_entered", "_if_lost", "_link", "_on_lost", "_timeout", "_wanted")
+    __slots__ = ("_wanted",)
 
     def __init__(
         self,
@@ -123,39 +123,17 @@ class MultiHandle(Generic[M]):
         for what in _REFUSED:
             if settings.get(what):
                 raise ConfigError(f"{what}: it is for a Lock, which has one name", name=what)
-        self._link = link_for(store)
+        super().__init__(store, timeout, settings)
         can = self._link.engine.capabilities
         self._wanted = [wanted_from(namespace, it, can, **settings) for it in sorted(names)]
-        self._timeout = parse_timeout(timeout)
-        self._on_lost = settings.get("on_lost")
-        self._if_lost: IfLost = settings.get("if_lost", "raise")
-        self._entered: dict[Hashable, M] = {}
+
+    def _all_wanted(self) -> list[Wanted]:
+        return self._wanted
 
     @property
     def names(self) -> tuple[str, ...]:
         """What it leases, in the order in which it is taken."""
         return tuple(wanted.key.name for wanted in self._wanted)
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {', '.join(self.names)} of {self._link.engine.url}>"
-
-    def __reduce__(self) -> Any:
-        refuse_copy(self)
-
-    def _seconds(self, timeout: Duration | EllipsisType | None, bodies: Any) -> float | None:
-        if self._link.closed:
-            raise Misuse(f"{self.names[0]!r}: the client that this came from was closed")
-        wait = self._timeout if timeout is ... else parse_timeout(timeout)
-        if wait != 0:
-            for wanted in self._wanted:
-                refuse_waiting_for_oneself(wanted, self._link.same, bodies)
-        return wait
-
-    def _leave(self, me: Hashable) -> M:
-        lease = self._entered.pop(me, None)
-        if lease is None:
-            raise NotHeld(f"the lock on {self.names} was not entered here")
-        return lease
 
 
 class MultiLock(MultiHandle[MultiLease]):
@@ -172,13 +150,16 @@ class MultiLock(MultiHandle[MultiLease]):
 
     __slots__ = ()
 
+    def _caller(self) -> Any:
+        return threading.current_thread()
+
     def acquire(self, timeout: Duration | EllipsisType | None = ...) -> MultiLease:
         """Wait for all of them, for at most `timeout` seconds if given, else as the lock says.
 
         Raises NotAcquired (tried once), AcquireTimeout (waited), StoreUnavailable, OutcomeUnknown:
         then none is held, and the store is told so.
         """
-        link, wait = self._link, self._seconds(timeout, bodies_of_thread())
+        link, wait = self._link, self._seconds(timeout)
         with brief:
             helds = run(acquire_all(link.port, link.keeper, self._wanted, wait))
         return MultiLease(link, helds, self._on_lost, self._if_lost)
@@ -192,11 +173,11 @@ class MultiLock(MultiHandle[MultiLease]):
 
     def __enter__(self) -> MultiLease:
         lease = self.acquire().__enter__()
-        self._entered[threading.get_ident()] = lease
+        self._has_entered(lease)
         return lease
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self._leave(threading.get_ident()).__exit__(kind, error, trace)
+        self._leave().__exit__(kind, error, trace)
 
 
 class AsyncMultiLock(MultiHandle[AsyncMultiLease]):
@@ -209,9 +190,14 @@ class AsyncMultiLock(MultiHandle[AsyncMultiLease]):
 
     __slots__ = ()
 
+    _bodies = staticmethod(bodies_of_task)
+
+    def _caller(self) -> Any:
+        return current_task()
+
     async def acquire(self, timeout: Duration | EllipsisType | None = ...) -> AsyncMultiLease:
         """Wait for all of them; see MultiLock.acquire. A cancellation leaves nothing believed."""
-        link, wait = self._link, self._seconds(timeout, bodies_of_task())
+        link, wait = self._link, self._seconds(timeout)
         with brief:
             helds = await acquire_all(link.async_port(), link.keeper, self._wanted, wait)
         return AsyncMultiLease(link, helds, self._on_lost, self._if_lost)
@@ -224,16 +210,12 @@ class AsyncMultiLock(MultiHandle[AsyncMultiLease]):
             return None
 
     async def __aenter__(self) -> AsyncMultiLease:
-        from asyncio import current_task
-
         lease = await (await self.acquire()).__aenter__()
-        self._entered[current_task()] = lease
+        self._has_entered(lease)
         return lease
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        from asyncio import current_task
-
-        await self._leave(current_task()).__aexit__(kind, error, trace)
+        await self._leave().__aexit__(kind, error, trace)
 
 
 def _refuse_names(names: object) -> None:

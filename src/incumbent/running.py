@@ -1,14 +1,16 @@
-"""A candidacy beside a body: it starts with the body, and hands over when that ends."""
+"""Work that a lease is taken around: which functions it may be, and how it runs beside a body."""
 
 from __future__ import annotations
 
+import inspect
 import logging
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from incumbent import clock
+from incumbent.errors import ConfigError, Misuse
 from incumbent.protocol.sync import SyncPort
 
 if TYPE_CHECKING:
@@ -17,10 +19,62 @@ if TYPE_CHECKING:
     from incumbent.model import Key
     from incumbent.protocol.link import Link
 
+V = TypeVar("V")
+
 _log = logging.getLogger("incumbent")
 
 _LOOKS_EVERY: Final = 1.0
 """Seconds, at most, for which a candidate that waits for the store does not hear of its end."""
+
+
+# -- what may be called under a lease --------------------------------------------------------------
+
+
+def is_async(function: Callable[..., Any]) -> bool:
+    """Whether calling it makes a coroutine: also for objects with an `async def __call__`."""
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+        getattr(function, "__call__", None)  # noqa: B004 - its kind is asked, not whether it is
+    )
+
+
+def refuse_generator(function: Callable[..., Any]) -> None:
+    """Raises ConfigError for a generator function: its body runs when the lease is given back."""
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise ConfigError(
+            f"{name_of(function)} is a generator: its body would run only when it is iterated,"
+            " without the lease; take the lease inside of it",
+            name="function",
+        )
+
+
+def refuse_async(function: Callable[..., Any], advice: str) -> None:
+    """Raises Misuse for a coroutine function where blocking code calls it, else as above."""
+    refuse_generator(function)
+    if is_async(function):
+        raise Misuse(f"{name_of(function)} is a coroutine function: {advice}")
+
+
+def not_deferred(value: V, function: Callable[..., Any], advice: str) -> V:
+    """`value`, which a blocking function returned. Raises Misuse if it is work still to be done."""
+    if inspect.iscoroutine(value):
+        value.close()
+        raise Misuse(f"{name_of(function)} returned a coroutine, of which nothing ran: {advice}")
+    return value
+
+
+def awaitable(value: Awaitable[V], function: Callable[..., Any], advice: str) -> Awaitable[V]:
+    """`value`, if it can be awaited. Raises Misuse if it is what a blocking function returned."""
+    if not isinstance(value, Awaitable):
+        raise Misuse(f"{name_of(function)} returned nothing to await: {advice}")
+    return value
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """For messages."""
+    return getattr(function, "__qualname__", None) or type(function).__qualname__
+
+
+# -- beside a body ---------------------------------------------------------------------------------
 
 
 class Ended(Exception):

@@ -12,7 +12,6 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Generic, Self, TypeVar, Unpack
 
 from incumbent import clock
-from incumbent.bodies import awaitable, not_deferred, refuse_async, refuse_generator
 from incumbent.candidacy import Metadata, TermHandle
 from incumbent.division import check_count
 from incumbent.durations import Duration
@@ -20,7 +19,7 @@ from incumbent.election import encode_metadata
 from incumbent.elections import AsyncTerm, Term
 from incumbent.errors import LeaseLost
 from incumbent.groups import GroupHandle, GroupSettings, first_try
-from incumbent.handles import brief
+from incumbent.handles import brief, nothing
 from incumbent.options import parse_timeout
 from incumbent.protocol.chance import draw_jitter
 from incumbent.protocol.held import Held
@@ -30,9 +29,13 @@ from incumbent.protocol.roster import Division, attend
 from incumbent.running import (
     EndablePort,
     Ended,
+    awaitable,
     cancel,
     ended,
     failure_of,
+    not_deferred,
+    refuse_async,
+    refuse_generator,
     task_beside,
     tell_failure,
     thread_beside,
@@ -161,7 +164,7 @@ class _Membership(Generic[S]):
         step, now = every / _REQUESTS, clock.now()
         keeper.arm(held)
         after = every - (now - self._phase * every) % step
-        keeper.renew_now(held, _nothing, after=after)
+        keeper.renew_now(held, nothing, after=after)
 
     def _stop_all(self) -> None:
         # First noted, then looked at; `_may_begin` does the same the other way round.
@@ -383,7 +386,3 @@ class _Tasks(_Membership[AsyncShard]):
                 self._attending.cancel()
         finally:
             self._shards.pop(shard.number, None)
-
-
-def _nothing() -> None:
-    pass

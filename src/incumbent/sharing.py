@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Generic, TypeVar, Unpack
 from incumbent.durations import Duration
 from incumbent.errors import ConfigError
 from incumbent.handles import L
-from incumbent.locks import AsyncLease, AsyncLock, Lease, Lock
+from incumbent.locks import AsyncLease, AsyncLock, Lease, Lock, TakingHandle
 from incumbent.model import UNLIMITED
 from incumbent.options import PERMITS_MOST, LockSettings
-from incumbent.taken import TakingHandle
 
 if TYPE_CHECKING:
     from incumbent.protocol.link import StoreLike

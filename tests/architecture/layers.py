@@ -39,7 +39,6 @@ LAYERS = (
             "job",
             "quorum",
             "supervise.plan",
-            "bodies",
             "cron.zones",
             "cron.schedule",
             "cron.spec",
@@ -85,7 +84,7 @@ LAYERS = (
     Layer("stores", ("stores", "store_url")),
     Layer("drivers", ("protocol",)),
     Layer("settings", ("options",)),
-    Layer("leases", ("belief", "handles", "inner", "candidacy", "reentrant", "running", "taken")),
+    Layer("leases", ("callers", "candidacy", "handles", "running")),
     Layer(
         "facades",
         ("locks", "multi", "sharing", "elections", "groups", "shards", "clients", "inside"),
@@ -117,7 +116,7 @@ AVOIDED = frozenset({"unlock", "obtain", "refresh", "watchdog", "resource", "own
 # The interfaces of others have their words.
 SPOKEN = {"fencing": {"resource"}, "compat": {"owner"}, "tooz_driver": {"owner"}}
 # Where users look, a token is a fencing token; the store contract says `token` for short.
-NO_BARE_TOKEN = ("locks", "handles", "errors")
+NO_BARE_TOKEN = ("locks", "errors")
 
 # Documented by the standard library, in spite of the underscore.
 PUBLIC_ALL_THE_SAME = frozenset({"_exit", "_make", "_replace"})

@@ -21,14 +21,14 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     _p(
         "a lost holding is taken anew inside its own body",
-        "handles.py",
+        "locks.py",
         "        if not proved:\n            raise loss_of(held",
         "        if not proved:\n            return None\n            raise loss_of(held",
         *_REENTRANT,
     ),
     _p(
         "a task enters again what its thread holds",
-        "inner.py",
+        "callers.py",
         "    return threading.current_thread() if task is None else task\n",
         "    return threading.current_thread()\n",
         *_REENTRANT,
@@ -98,7 +98,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     _p(
         "a reader is told that it may write",
-        "inner.py",
+        "callers.py",
         "held.wanted.key != wanted.key or",
         "held.wanted.ask != wanted.ask or",
         *_SHARING,

@@ -112,7 +112,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     _p(
         "a lock does not keep what its caller acquired",
-        "taken.py",
+        "locks.py",
         "        self._keep(lease)\n        return lease",
         "        return lease",
         "tests/top/test_what_other_locks_have.py",

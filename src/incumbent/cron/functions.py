@@ -19,7 +19,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from incumbent import clock, meters
-from incumbent.bodies import is_async, not_deferred
 from incumbent.cron.attempts import UNTOLD, Attempts, End, Runs, code_of, stopped
 from incumbent.cron.claims import Claimer
 from incumbent.cron.events import Emit
@@ -34,6 +33,7 @@ from incumbent.options import LockSettings
 from incumbent.protocol.aio import LeaseScope
 from incumbent.protocol.held import Held
 from incumbent.protocol.link import link_for
+from incumbent.running import is_async, not_deferred
 from incumbent.serve.situation import Situation
 
 if TYPE_CHECKING:

@@ -11,7 +11,6 @@ from contextlib import closing
 from math import inf
 from typing import TYPE_CHECKING, Any, Final, Self, TypedDict, TypeVar, Unpack
 
-from incumbent.bodies import refuse_generator
 from incumbent.cron.events import Emit
 from incumbent.cron.functions import Background
 from incumbent.cron.schedule import Every, Schedule, cron_schedule
@@ -20,6 +19,7 @@ from incumbent.cron.spec import JobSpec
 from incumbent.durations import Duration, parse_duration
 from incumbent.errors import ConfigError, Misuse, StoreError
 from incumbent.options import LockSettings, default_holder, overruled
+from incumbent.running import refuse_generator
 from incumbent.serve.situation import Situation
 from incumbent.stores.names import make_key
 from incumbent.supervise.kernel import Waiter
