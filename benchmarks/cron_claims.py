@@ -16,7 +16,7 @@ from tests.support.servers import RedisServer
 
 from benchmarks.cron_fleet import cpu_of_trees, end, events, start, until
 from benchmarks.harness import Figure
-from incumbent.cron.claims import Claimer
+from incumbent.cron.runs import Claimer
 from incumbent.cron.schedule import Every
 from incumbent.cron.spec import JobSpec, Slot
 from incumbent.model import Refused

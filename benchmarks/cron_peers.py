@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks.harness import Figure
 from benchmarks.postgresql_pairs import bench_server
-from incumbent.cron.claims import Claimer
+from incumbent.cron.runs import Claimer
 from incumbent.cron.schedule import Every
 from incumbent.cron.spec import JobSpec, Slot
 from incumbent.model import Refused

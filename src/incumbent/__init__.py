@@ -20,8 +20,7 @@ from incumbent.errors import (
 
 if TYPE_CHECKING:
     from incumbent.clients import AsyncClient, Client
-    from incumbent.cron.functions import JobRun
-    from incumbent.cron.jobs import Jobs
+    from incumbent.cron.jobs import JobRun, Jobs
     from incumbent.decorators import exclusive, once
     from incumbent.election import Leader
     from incumbent.elections import AsyncElection, AsyncTerm, Election, Term
@@ -91,8 +90,7 @@ _HOMES = {
     name: f"incumbent.{module}"
     for module, names in {
         "clients": ("AsyncClient", "Client"),
-        "cron.functions": ("JobRun",),
-        "cron.jobs": ("Jobs",),
+        "cron.jobs": ("JobRun", "Jobs"),
         "decorators": ("exclusive", "once"),
         "election": ("Leader",),
         "elections": ("AsyncElection", "AsyncTerm", "Election", "Term"),

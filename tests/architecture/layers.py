@@ -59,7 +59,7 @@ LAYERS = (
     ),
     Layer(
         "job files",
-        (*("cron.crontab", "cron.settings", "cron.jobfile"),),
+        (*("cron.spec", "cron.crontab", "cron.jobfile"),),
         WORLD,
     ),
     Layer(
@@ -69,11 +69,7 @@ LAYERS = (
             "protocol.port",
             *("protocol.release", "protocol.renew", "protocol.words"),
             "protocol.roster",
-            "cron.control",
-            "cron.dispatch",
-            "cron.ledger",
-            "cron.once",
-            "cron.slots",
+            *("cron.agenda", "cron.ledger", "cron.once", "cron.slots"),
         ),
         WORLD,
     ),

@@ -21,8 +21,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from incumbent import clock
+from incumbent.cron.fleet import Presence
 from incumbent.cron.ledger import SLOT_KEEP, Ledger, Run, State
-from incumbent.cron.presence import Presence
 from incumbent.cron.schedule import Every, slot_id
 from incumbent.cron.spec import JobSpec
 from incumbent.errors import StoreError

@@ -19,9 +19,9 @@ from typing import Any
 from incumbent import clock
 from incumbent.clients import Client
 from incumbent.cron.execute import Executor
+from incumbent.cron.fleet import PRESENCE
 from incumbent.cron.ledger import Run, read_job, runs_of
 from incumbent.cron.load import load_jobs
-from incumbent.cron.presence import PRESENCE
 from incumbent.cron.spec import JobSpec, Slot
 from incumbent.model import Key, Refused
 from incumbent.protocol.link import new_link

@@ -12,7 +12,7 @@ from functools import cache, lru_cache
 from typing import Any
 from unittest import mock
 
-from incumbent.cron import agenda, execute, ledger, schedule, slots
+from incumbent.cron import execute, ledger, schedule, slots
 from incumbent.cron.schedule import Every
 from incumbent.cron.spec import JobSpec
 from incumbent.model import Field, Key, Record
@@ -122,14 +122,14 @@ def remembering() -> Iterator[None]:
         (ledger, "open_runs", _once("open_runs", ledger.open_runs)),
         (ledger, "settled_spans", _once("settled_spans", ledger.settled_spans)),
         (slots, "settled_spans", _once("settled_spans", ledger.settled_spans)),
-        (slots, "missed_slots", _of_spec(agenda.missed_slots)),
+        (slots, "missed_slots", _of_spec(slots.missed_slots)),
         (execute, "facts_of_job", _facts(_of_spec(execute.facts_of_job))),
         (Every, "describe", cache(Every.describe)),
     ]
     known_until = _of_record(slots.known_until, lambda _: True)
     named += [(module, "known_until", known_until) for module in (slots, execute)]
     named.append((execute, "holes", _of_record(slots.holes, _is_quiet)))
-    named += [(module, "slot_id", slot_id) for module in (agenda, slots)]
+    named.append((slots, "slot_id", slot_id))
     named += [(module, "runs_of", runs_of) for module in (slots, ledger)]
     named += [(module, "read_job", read_job) for module in (slots, ledger, execute)]
     with ExitStack() as stack:

@@ -20,10 +20,9 @@ from functools import partial
 from heapq import heappop, heappush
 from math import inf
 
-from incumbent.cron.control import encode
 from incumbent.cron.execute import Executor
+from incumbent.cron.fleet import PRESENCE, PRESENT_EVERY, UP, encode
 from incumbent.cron.ledger import RUN, SLOT_KEEP, Run, State, decode
-from incumbent.cron.presence import PRESENCE, PRESENT_EVERY, UP
 from incumbent.cron.schedule import Every, Schedule, slot_id
 from incumbent.cron.slots import CLOCK_SPREAD, GRACE
 from incumbent.cron.spec import CatchUp, JobSpec, Slot

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from incumbent.cron.agenda import CORRECTION, Agenda, missed_slots, start_of
+from incumbent.cron.agenda import CORRECTION, Agenda
 from incumbent.cron.schedule import Every, FixedTimes, Schedule, cron_schedule
+from incumbent.cron.slots import missed_slots, start_of
 from incumbent.cron.spec import CatchUp, JobSpec
 
 MONDAY = datetime.fromisoformat("2026-11-23T00:00:00Z").timestamp()

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from math import inf
 
-from incumbent.cron.agenda import Agenda
-from incumbent.cron.dispatch import Claim, Dispatcher, Look
+from incumbent.cron.agenda import Agenda, Claim, Dispatcher, Look
 from incumbent.cron.schedule import Every
 from incumbent.cron.slots import Findings, judge
 from incumbent.cron.spec import CatchUp, JobSpec, Overlap, Slot

@@ -11,15 +11,14 @@ from typing import Any, cast
 
 import pytest
 
-from incumbent.cron.control import encode
 from incumbent.cron.events import Events
 from incumbent.cron.execute import Executor, facts_of_job, without_secrets
+from incumbent.cron.fleet import PRESENCE, Peers, Present, encode
 from incumbent.cron.ledger import RUN, SLOT_KEEP, Run, State
 from incumbent.cron.ledger import encode as encode_run
-from incumbent.cron.output import Output
-from incumbent.cron.presence import PRESENCE, Peers, Present
 from incumbent.cron.schedule import Every
 from incumbent.cron.spec import JobSpec, Slot
+from incumbent.cron.worker import Output
 from incumbent.errors import StoreUnavailable
 from incumbent.model import Ask, Key, Refused
 from incumbent.model import Slot as StoreSlot

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from incumbent import clock
-from incumbent.cron.control import CONTROL
+from incumbent.cron.fleet import CONTROL
 from incumbent.model import Key
 from incumbent.protocol.link import new_link
 from tests.support.pace import took

@@ -13,12 +13,11 @@ import pytest
 
 from incumbent import clock
 from incumbent.cli.main import main
-from incumbent.cron.attempts import ENDED_WELL, GAVE_BACK, Runs
-from incumbent.cron.control import CONTROL, STALE, Trigger, encode, triggers
+from incumbent.cron.fleet import CONTROL, PRESENCE, STALE, UP, Trigger, encode, presences, triggers
 from incumbent.cron.instance import Instance
 from incumbent.cron.ledger import JOB, RUN, Run, State, read_job, run_at
 from incumbent.cron.ledger import encode as encode_run
-from incumbent.cron.presence import PRESENCE, UP, presences
+from incumbent.cron.runs import ENDED_WELL, GAVE_BACK, Runs
 from incumbent.cron.schedule import Every
 from incumbent.cron.spec import JobSpec, Slot
 from incumbent.errors import ConfigError

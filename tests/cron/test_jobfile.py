@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from incumbent.cron.jobfile import cut, parse_jobfile
 from incumbent.cron.schedule import Every, FixedTimes
-from incumbent.cron.settings import DEFAULTS, SETTINGS
-from incumbent.cron.spec import CatchUp, JobSpec
+from incumbent.cron.spec import DEFAULTS, SETTINGS, CatchUp, JobSpec
 
 WHOLE = """\
 [defaults]

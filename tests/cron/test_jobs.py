@@ -13,11 +13,9 @@ import pytest
 
 import incumbent
 from incumbent import clock
-from incumbent.cron import functions
-from incumbent.cron.attempts import ENDED_WELL
-from incumbent.cron.claims import Claimer
-from incumbent.cron.functions import CallLauncher
+from incumbent.cron.jobs import CallLauncher
 from incumbent.cron.ledger import PRUNED, Run, State, read_job, runs_of
+from incumbent.cron.runs import ENDED_WELL, Claimer
 from incumbent.cron.schedule import Every
 from incumbent.cron.spec import JobSpec, Slot
 from incumbent.errors import ConfigError, LeaseLost, Misuse
@@ -191,7 +189,7 @@ def test_a_function_that_waits_for_its_retry_is_not_begun_again_once_its_instanc
 
 
 def trigger(jobs: incumbent.Jobs, store: str, job: str) -> None:
-    from incumbent.cron.control import CONTROL, encode
+    from incumbent.cron.fleet import CONTROL, encode
 
     jobs.start()
     eventually(lambda: "job" in field_names(store, job), within=5)
@@ -372,7 +370,7 @@ def test_a_function_that_calls_exit_ends_its_own_run_and_nothing_else(
 def test_an_event_loop_goes_on_while_the_store_is_asked_for_the_first_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(functions, "_BEGIN_WITHIN", 0.4)
+    monkeypatch.setattr("incumbent.cron.jobs._BEGIN_WITHIN", 0.4)
     jobs = incumbent.Jobs(f"redis://127.0.0.1:{free_port()}")
 
     @jobs.every("1h")

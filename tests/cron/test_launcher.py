@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from incumbent import clock
-from incumbent.cron.attempts import ENDED_WELL, GAVE_BACK
-from incumbent.cron.claims import Claimer
 from incumbent.cron.ledger import Run, State
+from incumbent.cron.runs import ENDED_WELL, GAVE_BACK, Claimer
 from incumbent.cron.schedule import Every
 from incumbent.cron.serving import CommandLauncher
 from incumbent.cron.spec import JobSpec, Slot

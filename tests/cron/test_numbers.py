@@ -9,9 +9,9 @@ import pytest
 
 import incumbent
 from incumbent import clock, meters, metrics
+from incumbent.cron.events import JobNumbers
+from incumbent.cron.fleet import Presence
 from incumbent.cron.ledger import RUN, Ledger, Run, State, encode
-from incumbent.cron.numbers import JobNumbers
-from incumbent.cron.presence import Presence
 from incumbent.cron.schedule import Every
 from incumbent.cron.spec import JobSpec
 from incumbent.errors import StoreUnavailable

@@ -8,7 +8,7 @@ import socket
 import pytest
 
 from incumbent import clock
-from incumbent.cron.claims import Task
+from incumbent.cron.runs import Task
 from incumbent.cron.zygote import Pool, Worker
 
 

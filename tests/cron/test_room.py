@@ -7,11 +7,9 @@ from typing import Any
 import pytest
 
 from incumbent import clock
-from incumbent.cron.agenda import Agenda
-from incumbent.cron.capacity import Capacity
-from incumbent.cron.control import encode
-from incumbent.cron.dispatch import Claim, Dispatcher
-from incumbent.cron.presence import PRESENCE, UP
+from incumbent.cron.agenda import Agenda, Claim, Dispatcher
+from incumbent.cron.fleet import PRESENCE, UP, encode
+from incumbent.cron.instance import Capacity
 from incumbent.cron.schedule import Every
 from incumbent.cron.spec import JobSpec, Slot
 from incumbent.errors import StoreUnavailable
@@ -79,7 +77,7 @@ def test_idle_workers_stay_for_a_while_after_a_burst(
     soon: Capacity, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = clock.now()
-    monkeypatch.setattr("incumbent.cron.capacity.clock.now", lambda: now)
+    monkeypatch.setattr("incumbent.cron.instance.clock.now", lambda: now)
     assert soon.runs(40, 0, 100) == (10, 10)
     now += 2.0
     assert soon.runs(0, 0, 100) == (0, 10)

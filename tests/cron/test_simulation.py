@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from incumbent.cron import dispatch, execute, ledger, slots
+from incumbent.cron import agenda, execute, ledger, slots
 from incumbent.cron.ledger import State
 from incumbent.cron.schedule import Every, cron_schedule, slot_id
 from incumbent.cron.spec import CatchUp, JobSpec
@@ -173,7 +173,7 @@ async def _begins_blindly(self: ledger.Ledger, run: Any) -> bool:
 
 
 def nobody_looks_again(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(dispatch.Dispatcher, "look_at", lambda *_: None)
+    patch.setattr(agenda.Dispatcher, "look_at", lambda *_: None)
 
 
 def missed_slots_are_not_written(patch: pytest.MonkeyPatch) -> None:
@@ -200,10 +200,10 @@ def _ends_however_late(self: simulation.SimRun) -> None:
 
 
 def an_unanswered_claim_is_forgotten(patch: pytest.MonkeyPatch) -> None:
-    def forgets(self: dispatch.Dispatcher, *_: object) -> None:
+    def forgets(self: agenda.Dispatcher, *_: object) -> None:
         self._failures = 0
 
-    patch.setattr(dispatch.Dispatcher, "failed", forgets)
+    patch.setattr(agenda.Dispatcher, "failed", forgets)
     patch.setattr(slots, "holes", lambda *_: [])
     patch.setattr(execute, "holes", lambda *_: [])
 

@@ -6,7 +6,7 @@ import pytest
 
 from incumbent import clock
 from incumbent.cli.main import main
-from incumbent.cron.control import CONTROL, triggers
+from incumbent.cron.fleet import CONTROL, triggers
 from incumbent.cron.ledger import JOB, RUN, Run, State, encode
 from incumbent.model import Ask, Key
 from incumbent.protocol.link import link_for

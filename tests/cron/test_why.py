@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from incumbent.cli.why import explain_job
+from incumbent.cron.fleet import Present
 from incumbent.cron.ledger import JOB, Run, State, encode
-from incumbent.cron.presence import Present
 from incumbent.cron.schedule import slot_id
 from incumbent.cron.slots import GRACE, NOT_CLAIMED
 from incumbent.model import Field, Holding, Key, Past, Record

@@ -17,10 +17,9 @@ from typing import Any, cast
 import pytest
 
 from incumbent import clock
-from incumbent.cron.attempts import GAVE_BACK, STATE_OF
-from incumbent.cron.claims import Claimer
 from incumbent.cron.events import Events
 from incumbent.cron.ledger import Run, State, runs_of
+from incumbent.cron.runs import GAVE_BACK, STATE_OF, Claimer
 from incumbent.cron.schedule import Every
 from incumbent.cron.spec import JobSpec, Slot
 from incumbent.cron.worker import STARTED, Fleet, run_on_failure

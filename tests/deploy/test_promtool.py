@@ -9,7 +9,7 @@ from typing import Any
 
 import incumbent
 from incumbent import metrics
-from incumbent.cron.numbers import JobNumbers
+from incumbent.cron.events import JobNumbers
 from incumbent.cron.schedule import Every
 from incumbent.cron.spec import JobSpec
 from incumbent.meters import Sample

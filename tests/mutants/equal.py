@@ -8,7 +8,7 @@ _MOMENT = "differs at one instant of the clock only"
 
 _WHY: dict[tuple[str, str], str] = {
     (
-        "cron/presence.py",
+        "cron/fleet.py",
         (
             "now - self._set_written_at >= _WRITE_SET_EVERY"
             " -> (now - self._set_written_at > _WRITE_SET_EVERY)"
@@ -45,7 +45,7 @@ _WHY: dict[tuple[str, str], str] = {
 
 _SINCE: dict[tuple[str, str], str] = {
     (
-        "cron/dispatch.py",
+        "cron/agenda.py",
         "self._plan(name, pending) -> pass",
     ): "test_looks_of_one_job_come_each_in_its_time",
     (
@@ -57,11 +57,11 @@ _SINCE: dict[tuple[str, str], str] = {
         "True -> False",
     ): "test_an_outage_is_told_when_it_begins_once_a_minute_and_when_it_is_over",
     (
-        "cron/functions.py",
+        "cron/jobs.py",
         "False -> True",
     ): "test_a_function_that_waits_for_its_retry_is_not_begun_again_once_its_instance_stops",
     (
-        "cron/functions.py",
+        "cron/jobs.py",
         "self._wait_until(clock.now() + drain) -> pass",
     ): "test_a_stop_lets_a_coroutine_end_within_the_drain",
     (

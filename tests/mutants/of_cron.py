@@ -107,7 +107,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     _m(
         "a claim takes the lease without its slot",
-        "cron/claims.py",
+        "cron/runs.py",
         "asking(slot=StoreSlot(name, SLOT_KEEP), meta=name.encode())",
         "asking(meta=name.encode())",
         "tests/cron/test_launcher.py::test_a_claim_takes_the_slot_along_with_the_lease",
@@ -135,14 +135,14 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     _m(
         "an instance that lives is forgotten by a clock ahead",
-        "cron/presence.py",
+        "cron/fleet.py",
         " or before.get(peer.instance) != peer.seen",
         "",
         "tests/cron/test_instance.py::test_a_clock_two_days_ahead_forgets_nobody_who_lives",
     ),
     _m(
         "a coroutine goes on when its proof is over",
-        "cron/functions.py",
+        "cron/jobs.py",
         "        cause = self.lease.belief.proof.verdict(clock.now())",
         '        cause = ""',
         "tests/cron/test_jobs.py::test_a_coroutine_without_a_loop_gets_one_and_is_cancelled_in_time",

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from incumbent.cron.claims import adopted
+from incumbent.cron.runs import adopted
 from incumbent.errors import StoreUnavailable
 from incumbent.model import Ask, GiveOutcome, Gone, Granted, Key, Refused, Released
 from incumbent.policy import make_policy

@@ -17,11 +17,10 @@ from incumbent.cli.settings import health, lock_times, number
 from incumbent.cli.text import print_json, say, table
 from incumbent.cron.events import Events
 from incumbent.cron.load import Loaded, load_jobs
-from incumbent.cron.schedule import slot_id
+from incumbent.cron.schedule import find_zone, slot_id
 from incumbent.cron.serving import serve_jobs
 from incumbent.cron.spec import JobSpec
 from incumbent.cron.worker import MAX_RUNS, Fleet
-from incumbent.cron.zones import find_zone
 from incumbent.durations import parse_duration
 from incumbent.errors import ConfigError, StoreError
 from incumbent.options import LockSettings, default_holder

@@ -15,28 +15,29 @@ from incumbent.cli.parser import Request
 from incumbent.cli.settings import number
 from incumbent.cli.text import draw, iso, print_json, since_of, table, utc
 from incumbent.clients import Client
-from incumbent.cron.control import CONTROL, Trigger, encode, pause_of
-from incumbent.cron.ledger import JOB, Run, State, read_job, running, runs_of
-from incumbent.cron.presence import (
+from incumbent.cron.fleet import (
+    CONTROL,
     GONE,
     GONE_AFTER,
     KNOWN,
     PRESENCE,
     Present,
+    Trigger,
+    encode,
     gone_since,
     had_by_nobody,
-    presences,
-    read_sets,
-    up_now,
-)
-from incumbent.cron.reading import (
     has_no_instance,
     is_job,
     jobs_of,
     next_slot,
+    pause_of,
+    presences,
+    read_sets,
     result_of,
     runs_in,
+    up_now,
 )
+from incumbent.cron.ledger import JOB, Run, State, read_job, running, runs_of
 from incumbent.cron.schedule import slot_id
 from incumbent.durations import parse_duration, say_seconds
 from incumbent.model import Key, Past, Record

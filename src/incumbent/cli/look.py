@@ -18,7 +18,7 @@ from incumbent.cli.operator import (
 from incumbent.cli.parser import Request
 from incumbent.cli.text import draw, facts_of, print_json, record_as_json, say
 from incumbent.clients import Client
-from incumbent.cron.reading import is_job, jobs_of
+from incumbent.cron.fleet import is_job, jobs_of
 from incumbent.durations import parse_duration, say_seconds
 from incumbent.model import Holding, Record
 from incumbent.protocol.words import names_of

@@ -9,8 +9,7 @@ from incumbent.cli.operator import WITHIN, Operator, open_client, read_until
 from incumbent.cli.parser import Request
 from incumbent.cli.text import print_json, say
 from incumbent.clients import Client
-from incumbent.cron.control import CONTROL
-from incumbent.cron.reading import jobs_of
+from incumbent.cron.fleet import CONTROL, jobs_of
 from incumbent.durations import say_seconds
 from incumbent.errors import ConfigError
 from incumbent.model import ABSENT, ByVersion, Holding, Key, Record, Released, Stale

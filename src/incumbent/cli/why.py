@@ -19,19 +19,22 @@ from incumbent.cli.text import (
     print_json,
     record_as_json,
 )
-from incumbent.cron.ledger import JOB, Run, pruned_spans, read_job
-from incumbent.cron.presence import (
+from incumbent.cron.fleet import (
     KNOWN,
     PRESENCE,
     Present,
+    has_no_instance,
     is_by_the_clock,
+    next_slot,
     presences,
     read_sets,
+    result_of,
+    runs_in,
     up_now,
 )
-from incumbent.cron.reading import has_no_instance, next_slot, result_of, runs_in
+from incumbent.cron.ledger import JOB, Run, pruned_spans, read_job
+from incumbent.cron.schedule import find_zone
 from incumbent.cron.slots import GRACE
-from incumbent.cron.zones import find_zone
 from incumbent.durations import say_seconds
 from incumbent.election import rank_of
 from incumbent.errors import ConfigError

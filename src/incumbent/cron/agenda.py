@@ -1,27 +1,36 @@
-"""Which slots are due: a heap over the next slot of every job. Pure: the caller brings the time.
+"""What is due, and what one instance asks the store for, and when. Pure: clocks, chance and answers
+are handed in.
 
-The agenda says what this instance should *ask for*; the ledger alone says who runs it. It never
-names a slot twice unless the clock was put back far enough to be a correction (see `moved`).
+The agenda, a heap over the next slot of every job, says what this instance should *ask for*; the
+ledger alone says which instance runs it. It never names a slot twice unless the clock was put back
+far enough to be a correction (see `moved`). The dispatcher makes orders of it:
+
+    a slot is due --> Claim --granted--> the run is the business of its process
+                        |
+                     refused --> Look: which run has it, is it on record, was it skipped
+                        |            |
+                 no answer: again    +--> again when the lease of the holder runs out
+
+`now` counts seconds on a clock that goes on during suspend, `wall` is this instance's wall clock:
+only slots are counted on it. While the store gives no answer one order at a time probes it.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
-from typing import Final
-from zlib import crc32
+from math import inf
+from typing import Final, TypeAlias
 
-from incumbent.cron.schedule import slot_id
+from incumbent.cron.ledger import SLOT_KEEP
+from incumbent.cron.slots import GRACE, Findings, is_punctual, missed_slots, start_of
 from incumbent.cron.spec import JobSpec, Slot
+from incumbent.durations import backoff_delay
+from incumbent.model import Refused
 
 CORRECTION: Final = 3 * 3600.0
 """A clock put back by more than this was wrong before, as in Debian's cron(8); seconds."""
-
-_PUNCTUAL_LEAST, _PUNCTUAL_MOST = 2.0, 60.0
-_PUNCTUAL_AT_ONCE: Final = 3
-"""Slots of a second each, which start up to a second later if they have jitter."""
 
 
 @dataclass(slots=True)
@@ -138,7 +147,7 @@ def _decided(entry: _Entry, now: float) -> list[Slot]:
     spec, first = entry.spec, entry.slot
     assert first is not None  # noqa: S101 - it is in the heap
     following = spec.schedule.next_after(first)
-    if (following is None or following > now) and _is_punctual(spec, first, now):
+    if (following is None or following > now) and is_punctual(spec, first, now):
         # The usual case, at the cost of one look at the schedule.
         entry.place(first)
         return [Slot.at(first)]
@@ -147,59 +156,220 @@ def _decided(entry: _Entry, now: float) -> list[Slot]:
     return [*(Slot.at(instant, missed=True) for instant in missed), *map(Slot.at, to_run)]
 
 
-# -- catching up ----------------------------------------------------------------------------------
+_LOOK_FIRST: Final = SLOT_KEEP / 3
+"""A slot older than this is looked up before it is claimed: the store may have forgotten it."""
+_HELD_SPREAD: Final = 0.5
+_CLOSED_AFTER: Final = 2.0
+"""Seconds: what is closed is most likely done, and one look serves all slots of a while."""
+_MERGED: Final = 1.0
+_ROOM_EVERY: Final = 0.25
+"""Seconds between looks for room, for all that waits for it together."""
 
 
-def start_of(spec: JobSpec, slot: float) -> float:
-    """When a slot starts: jitter later, but before the next slot; the same in all instances."""
-    if not spec.jitter:
-        return slot
-    following = spec.schedule.next_after(slot)
-    room = spec.jitter if following is None else min(spec.jitter, following - slot)
-    return slot + room * crc32(f"{spec.name} {slot_id(slot)}".encode()) / 2**32
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Ask for a slot."""
+
+    spec: JobSpec
+    slot: Slot
 
 
-def missed_slots(
-    spec: JobSpec, last_known: float, now: float
-) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """(slots to run, slots to record as missed), both ascending, after `last_known` until `now`.
+@dataclass(frozen=True, slots=True)
+class Look:
+    """See what became of slots, and write what nobody else could."""
 
-    A slot is punctual until the next one comes, for at least 2 and at most 60 s: it is run
-    whatever the rule for catching up says. Of very many slots only the last ones are named, as
-    many as the history keeps.
-    """
-    rule = spec.catch_up
-    # At least one that is missed: its record reaches back to what is known.
-    most = max(rule.limit, spec.keep_runs) + _PUNCTUAL_AT_ONCE + 1
-    slots = _latest(spec, last_known, now, most=most)
-    punctual = tuple(slot for slot in slots[-70:] if _is_punctual(spec, slot, now))
-    late = slots[: len(slots) - len(punctual)]
-    wanted = {"no": 0, "last": 0 if punctual else 1, "all": rule.limit}[rule.mode]
-    young = [slot for slot in late if slot >= now - rule.window]
-    caught = tuple(young[max(0, len(young) - wanted) :])
-    missed = late[: len(late) - len(caught)]
-    return caught + punctual, missed
+    spec: JobSpec
+    slots: tuple[Slot, ...]
 
 
-def _is_punctual(spec: JobSpec, slot: float, now: float) -> bool:
-    following = spec.schedule.next_after(slot)
-    gap = _PUNCTUAL_MOST if following is None else following - slot
-    return now - start_of(spec, slot) < min(max(gap, _PUNCTUAL_LEAST), _PUNCTUAL_MOST)
+Order: TypeAlias = Claim | Look
+_Waiting = dict[str, tuple[float, Slot]]
 
 
-def _latest(spec: JobSpec, after: float, now: float, *, most: int) -> tuple[float, ...]:
-    """The last `most` ready slots: looks back twice as far each time, until there are enough."""
-    back = _PUNCTUAL_MOST
-    while True:
-        start = max(after, now - back)
-        found = deque(_ready(spec, start, now), maxlen=most)
-        if start == after or len(found) == most:
-            return tuple(found)
-        back *= 2
+@dataclass(slots=True)
+class _Pending:
+    """Slots of one job that wait for something: when, whether to claim or to look."""
+
+    claims: _Waiting = field(default_factory=dict)
+    looks: _Waiting = field(default_factory=dict)
+    planned: float = inf
+    """The instant of its entry in the heap; older entries are void."""
 
 
-def _ready(spec: JobSpec, after: float, now: float) -> Iterator[float]:
-    slot = spec.schedule.next_after(after)
-    while slot is not None and slot <= now and start_of(spec, slot) <= now:
-        yield slot
-        slot = spec.schedule.next_after(slot)
+class Dispatcher:
+    """See the module. `jitter` draws from [0, 1)."""
+
+    def __init__(
+        self, specs: Iterable[JobSpec], agenda: Agenda, jitter: Callable[[], float]
+    ) -> None:
+        self.specs = {spec.name: spec for spec in specs}
+        self.agenda = agenda
+        self._jitter = jitter
+        self._pending: dict[str, _Pending] = {}
+        self._heap: list[tuple[float, str]] = []
+        self._failures = 0
+        self._silent_until = -inf
+
+    # -- what to do --------------------------------------------------------------------------
+
+    def next_in(self, now: float, wall: float) -> float:
+        """Seconds until there may be an order; inf for never."""
+        due = self.agenda.next_at
+        waits = [inf if due is None else due - wall]
+        if self._heap:
+            waits.append(max(self._heap[0][0], self._silent_until) - now)
+        return max(0.0, min(waits))
+
+    def orders(self, now: float, wall: float) -> list[Order]:
+        """What to ask the store now; claims in an order of our own, so that instances mix."""
+        catching_up: set[str] = set()
+        for spec, slot in self.agenda.due(wall):
+            self._take_up(spec, slot, now, wall, catching_up)
+        if now < self._silent_until:
+            return []
+        found: list[Order] = []
+        while self._heap and self._heap[0][0] <= now:
+            at, name = heappop(self._heap)
+            if (pending := self._pending.get(name)) is None or pending.planned != at:
+                continue
+            pending.planned = inf
+            found += self._ready(name, pending, now, wall)
+            if self._failures and found:
+                for order in found[1:]:
+                    self._put_back(order, now)
+                del found[1:]
+                break
+        claims = [order for order in found if isinstance(order, Claim)]
+        # Slots of one job oldest first, jobs as chance has it.
+        place = {claim.spec.name: self._jitter() for claim in claims}
+        claims.sort(key=lambda claim: (place[claim.spec.name], claim.slot.due))
+        return [*claims, *(order for order in found if isinstance(order, Look))]
+
+    def _take_up(
+        self, spec: JobSpec, slot: Slot, now: float, wall: float, catching_up: set[str]
+    ) -> None:
+        if not slot.missed and self._too_late(spec, slot, wall):
+            catching_up.add(spec.name)
+        # A slot in time waits for those that are caught up before it: it is not to be the one
+        # that is skipped.
+        if spec.name in catching_up:
+            slot = replace(slot, caught=True)
+        old = slot.missed or wall - slot.due > _LOOK_FIRST
+        (self.look_at if old else self.claim_at)(spec.name, slot, now)
+
+    def _ready(self, name: str, pending: _Pending, now: float, wall: float) -> list[Order]:
+        spec = self.specs[name]
+        claims, looks = _take(pending.claims, now), _take(pending.looks, now, merge=_MERGED)
+        self._plan(name, pending)
+        late = [slot for slot in claims if self._too_late(spec, slot, wall)]
+        looks += self._by_the_rule(spec, late, wall)
+        found: list[Order] = [Claim(spec, slot) for slot in claims if slot not in late]
+        return [*found, Look(spec, tuple(looks))] if looks else found
+
+    @staticmethod
+    def _too_late(spec: JobSpec, slot: Slot, wall: float) -> bool:
+        age = wall - slot.due
+        if age <= 2.0 or not slot.scheduled or slot.attempt > 1:
+            return False
+        if slot.caught:
+            return age > spec.catch_up.window
+        following = spec.schedule.next_after(slot.due)
+        gap = GRACE if following is None else max(2.0, following - slot.due)
+        return age > min(gap, GRACE)
+
+    @staticmethod
+    def _by_the_rule(spec: JobSpec, late: list[Slot], wall: float) -> list[Slot]:
+        """Slots that came too late, for an outage: the job's rule for catching up decides."""
+        rule = spec.catch_up
+        most = {"no": 0, "last": 1, "all": rule.limit}[rule.mode]
+        late = sorted(late, key=lambda slot: slot.due)
+        wanted = [slot for slot in late if wall - slot.due <= rule.window][-most:] if most else []
+        return [replace(slot, caught=slot in wanted, missed=slot not in wanted) for slot in late]
+
+    # -- what came of it -----------------------------------------------------------------------
+
+    def answered(self) -> None:
+        """The store gave an answer."""
+        self._failures, self._silent_until = 0, -inf
+
+    def refused(self, claim: Claim, refused: Refused, now: float) -> None:
+        """Somebody has the job's lease or the slot, or it is paused."""
+        self.answered()
+        holder = refused.holders[0] if refused.holders else None
+        delay = self._jitter() * _HELD_SPREAD
+        if refused.reason == "closed":
+            delay += _CLOSED_AFTER
+        elif holder is not None and holder.meta == claim.slot.name.encode():
+            delay += refused.retry_after or 0.0
+        self.look_at(claim.spec.name, claim.slot, now + delay)
+
+    def found(self, look: Look, findings: Findings, now: float) -> None:
+        """A look was taken, and what it had to write is written."""
+        self.answered()
+        name = look.spec.name
+        for slot in findings.claims:
+            self.claim_at(name, slot, now)
+        for delay, slot in findings.again:
+            self.look_at(name, slot, now + delay + self._jitter() * _HELD_SPREAD)
+
+    def failed(self, order: Order, now: float, retry_after: float | None = None) -> None:
+        """The store gave no answer: the order stands."""
+        self._failures += 1
+        delay = max(backoff_delay(self._failures, self._jitter(), base=0.2), retry_after or 0.0)
+        self._silent_until = now + delay
+        self._put_back(order, now)
+
+    def given_back(self, name: str, slot: Slot, now: float) -> None:
+        """This instance could not run it: somebody will."""
+        self.claim_at(name, slot, now + 0.5 + self._jitter())
+
+    def no_room(self, claim: Claim, now: float) -> None:
+        """This instance runs as much as it may: others can have the slot, or we do later."""
+        looks = (now + _ROOM_EVERY * (1 + 3 * self._jitter())) // _ROOM_EVERY
+        self.claim_at(claim.spec.name, claim.slot, (looks + 1) * _ROOM_EVERY)
+
+    def reload(self, specs: Iterable[JobSpec], wall: float) -> dict[str, list[str]]:
+        """Other jobs from now on; what is pending of those that are gone is dropped."""
+        self.specs = {spec.name: spec for spec in specs}
+        for name in self._pending.keys() - self.specs.keys():
+            del self._pending[name]
+        return self.agenda.replace(self.specs.values(), wall)
+
+    # -- what waits ----------------------------------------------------------------------------
+
+    def claim_at(self, name: str, slot: Slot, at: float) -> None:
+        """Claim this slot then, also one that no schedule names."""
+        pending = self._pending.setdefault(name, _Pending())
+        pending.claims[slot.name] = (at, slot)
+        self._plan(name, pending)
+
+    def look_at(self, name: str, slot: Slot, at: float) -> None:
+        """Look at this slot then."""
+        pending = self._pending.setdefault(name, _Pending())
+        known = pending.looks.get(slot.name)
+        pending.looks[slot.name] = (at if known is None else min(at, known[0]), slot)
+        self._plan(name, pending)
+
+    def _plan(self, name: str, pending: _Pending) -> None:
+        both = (*pending.claims.values(), *pending.looks.values())
+        at = min((when for when, _ in both), default=inf)
+        if at == inf:
+            self._pending.pop(name, None)
+        elif at < pending.planned:
+            pending.planned = at
+            heappush(self._heap, (at, name))
+
+    def _put_back(self, order: Order, now: float) -> None:
+        if isinstance(order, Claim):
+            self.claim_at(order.spec.name, order.slot, now)
+        else:
+            for slot in order.slots:
+                self.look_at(order.spec.name, slot, now)
+
+
+def _take(waiting: _Waiting, now: float, merge: float = 0.0) -> list[Slot]:
+    """What is due, and with it what is due `merge` seconds later, if anything is."""
+    if not any(when <= now for when, _ in waiting.values()):
+        return []
+    ready = [name for name, (when, _) in waiting.items() if when <= now + merge]
+    return [waiting.pop(name)[1] for name in ready]

@@ -7,10 +7,8 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Final
 
-from incumbent.cron.schedule import CronSchedule, ScheduleError, cron_schedule
-from incumbent.cron.settings import check_job_name
-from incumbent.cron.spec import JobSpec, Problem
-from incumbent.cron.zones import find_zone
+from incumbent.cron.schedule import CronSchedule, ScheduleError, cron_schedule, find_zone
+from incumbent.cron.spec import JobSpec, Problem, check_job_name
 from incumbent.errors import ConfigError
 
 _SETTING: Final = re.compile(r"""("[^"]*"|'[^']*'|[A-Za-z_][A-Za-z0-9_]*)[ \t]*=[ \t]*(.*)""")

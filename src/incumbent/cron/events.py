@@ -1,15 +1,21 @@
-"""What happened, for machines: one line of JSON an event, on standard output."""
+"""What happened, for machines: lines of JSON on standard output, and numbers for metrics."""
 
 from __future__ import annotations
 
 import json
 import os
 import select
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
+from math import inf
 from typing import Any, Protocol
 
 from incumbent import clock
+from incumbent.cron.ledger import Run, State, runs_of
+from incumbent.cron.spec import JobSpec
+from incumbent.meters import RUN_STATES, Sample
+from incumbent.model import Record
 
 _STDOUT = 1
 _LONGEST = 4096
@@ -56,3 +62,61 @@ def _line(facts: dict[str, Any]) -> bytes:
         # Only texts of a command's making are that long.
         longest = max(facts, key=lambda key: len(str(facts[key])))
         facts[longest] = str(facts[longest])[: len(str(facts[longest])) * 3 // 4]
+
+
+class JobNumbers:
+    """Filled by the instance's loop, read from any thread. Instants are of the wall clock."""
+
+    def __init__(self) -> None:
+        self._runs: dict[tuple[str, str], int] = {}
+        self._seconds: dict[str, tuple[int, float]] = {}
+        self._succeeded: dict[str, float] = {}
+        self._next: dict[str, tuple[JobSpec, float]] = {}
+
+    def learn(self, specs: Iterable[JobSpec], records: Mapping[str, Record]) -> None:
+        """When each job was last ok, from the ledger: other instances may have run it."""
+        for spec in specs:
+            if (record := records.get(spec.name)) is not None:
+                runs = (run for run, _ in runs_of(record.fields).values())
+                ends = [run.ended or run.due for run in runs if run.state is State.OK]
+                if ends:
+                    self._succeeded[spec.name] = max(ends)
+
+    def noted(self, job: str, run: Run) -> None:
+        """This instance put on record what became of slots that it did not run."""
+        self._count(job, run.state, run.count)
+
+    def ended(self, job: str, state: State, seconds: float | None, now: float) -> None:
+        """A run of this instance is over."""
+        self._count(job, state, 1)
+        if state is State.OK:
+            self._succeeded[job] = now
+        if seconds is not None:
+            runs, before = self._seconds.get(job, (0, 0.0))
+            self._seconds[job] = (runs + 1, before + seconds)
+
+    def _count(self, job: str, state: State, count: int) -> None:
+        self._runs[job, state] = self._runs.get((job, state), 0) + count
+
+    def samples(self, specs: Iterable[JobSpec], now: float) -> Iterator[Sample]:
+        """The numbers of these jobs."""
+        for spec in specs:
+            # Not `job`: that is what Prometheus calls what it scrapes.
+            job = (("name", spec.name),)
+            for state in RUN_STATES:
+                runs = self._runs.get((spec.name, state), 0)
+                yield Sample("incumbent_job_runs_total", (*job, ("state", state)), runs)
+            runs, seconds = self._seconds.get(spec.name, (0, 0.0))
+            yield Sample("incumbent_job_run_seconds", job, seconds, "_sum")
+            yield Sample("incumbent_job_run_seconds", job, runs, "_count")
+            if (success := self._succeeded.get(spec.name)) is not None:
+                yield Sample("incumbent_job_last_success_timestamp_seconds", job, success)
+            if (slot := self._next_slot(spec, now)) < inf:
+                yield Sample("incumbent_job_next_run_timestamp_seconds", job, slot)
+
+    def _next_slot(self, spec: JobSpec, now: float) -> float:
+        known, slot = self._next.get(spec.name, (None, -inf))
+        if known is not spec or slot <= now:
+            slot = spec.schedule.next_after(now) or inf
+            self._next[spec.name] = (spec, slot)
+        return slot

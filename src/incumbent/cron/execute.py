@@ -10,12 +10,10 @@ from dataclasses import replace
 from math import inf
 from typing import Any, Final, Protocol, TypeVar
 
-from incumbent.cron.agenda import Agenda
-from incumbent.cron.dispatch import Claim, Dispatcher, Look
-from incumbent.cron.events import Emit
+from incumbent.cron.agenda import Agenda, Claim, Dispatcher, Look
+from incumbent.cron.events import Emit, JobNumbers
+from incumbent.cron.fleet import PRESENCE, PRESENT_EVERY, Peers, presences
 from incumbent.cron.ledger import JOB, Ledger, LedgerPort, Run, State, orphans, read_job
-from incumbent.cron.numbers import JobNumbers
-from incumbent.cron.presence import PRESENCE, PRESENT_EVERY, Peers, presences
 from incumbent.cron.slots import Findings, fails_for_good, holes, judge, known_until, retry_due
 from incumbent.cron.spec import JobSpec, Slot
 from incumbent.errors import StoreError

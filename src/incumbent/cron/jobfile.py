@@ -14,10 +14,23 @@ from itertools import pairwise
 from tomllib import TOMLDecodeError, loads
 from typing import Any, Final
 
-from incumbent.cron.schedule import Every, FixedTimes, Schedule, ScheduleError, cron_schedule
-from incumbent.cron.settings import DEFAULTS, GONE, SETTINGS, job_fields, least_above_most
-from incumbent.cron.spec import JobSpec, Problem
-from incumbent.cron.zones import near_word
+from incumbent.cron.schedule import (
+    Every,
+    FixedTimes,
+    Schedule,
+    ScheduleError,
+    cron_schedule,
+    near_word,
+)
+from incumbent.cron.spec import (
+    DEFAULTS,
+    GONE,
+    SETTINGS,
+    JobSpec,
+    Problem,
+    job_fields,
+    least_above_most,
+)
 from incumbent.durations import DAY, say_seconds
 from incumbent.errors import ConfigError
 

@@ -1,4 +1,9 @@
-"""`incumbent.Jobs`: functions and coroutines that run once in the fleet, by the clock."""
+"""`incumbent.Jobs`: functions and coroutines that run once in the fleet, by the clock.
+
+Each run has a thread. A coroutine runs on the application's loop, and is cancelled before its proof
+runs out. A function cannot be stopped from outside: it asks its run (`run.check()`), and a function
+that outlived its lease is never recorded as ok.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +11,40 @@ import asyncio
 import inspect
 import logging
 import signal
-from collections.abc import Callable
-from contextlib import closing
+import threading
+import traceback
+from collections.abc import Callable, Coroutine, Iterable
+from concurrent.futures import CancelledError
+from contextlib import AbstractContextManager, closing
+from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any, Final, Self, TypedDict, TypeVar, Unpack
 
+from incumbent import clock, meters
 from incumbent.cron.events import Emit
-from incumbent.cron.functions import Background
+from incumbent.cron.execute import CannotLaunch
+from incumbent.cron.instance import Instance
+from incumbent.cron.ledger import OUTPUT_MOST, Run, State
+from incumbent.cron.runs import UNTOLD, Attempts, Claimer, End, Runs, code_of, stopped
 from incumbent.cron.schedule import Every, Schedule, cron_schedule
-from incumbent.cron.settings import DEFAULTS, GONE, check_job_name, job_fields, least_above_most
-from incumbent.cron.spec import JobSpec
+from incumbent.cron.spec import (
+    DEFAULTS,
+    GONE,
+    JobSpec,
+    Slot,
+    check_job_name,
+    job_fields,
+    least_above_most,
+)
 from incumbent.durations import Duration, parse_duration
-from incumbent.errors import ConfigError, Misuse, StoreError
+from incumbent.errors import ConfigError, LeaseLost, Misuse, StoreError
+from incumbent.locks import Lease, enclose, give_back
+from incumbent.model import Refused
 from incumbent.options import LockSettings, default_holder, overruled
-from incumbent.running import refuse_generator
+from incumbent.protocol.aio import LeaseScope
+from incumbent.protocol.held import Held
+from incumbent.protocol.link import link_for
+from incumbent.running import is_async, not_deferred, refuse_generator
 from incumbent.serve.situation import Situation
 from incumbent.stores.names import make_key
 from incumbent.supervise.kernel import Waiter
@@ -32,6 +57,297 @@ F = TypeVar("F", bound=Callable[..., Any])
 _log = logging.getLogger("incumbent.jobs")
 _DRAIN: Final = 25.0
 _WORTH_A_WARNING: Final = frozenset({"failed", "timed_out", "lost", "missed", "store", "fault"})
+_LOOK_EVERY: Final = 0.2
+"""Seconds between looks of a pause at whether its lease still holds."""
+_BEGIN_WITHIN = 10.0
+
+
+class JobRun:
+    """What a job's function gets if it has a parameter `run`: which slot it is, and its lease."""
+
+    __slots__ = ("_lease", "attempt", "due", "name", "slot")
+
+    def __init__(self, name: str, slot: Slot, attempt: int, lease: Lease) -> None:
+        self._lease = lease
+        self.name = name
+        """The job's name."""
+        self.slot = slot.name
+        """What is run: the scheduled instant in UTC, or `manual/...`."""
+        self.due = slot.due
+        """The scheduled instant, in seconds since 1970."""
+        self.attempt = attempt
+        """Counts from 1."""
+
+    @property
+    def fencing_token(self) -> int:
+        """A number that is larger than that of every earlier run of this job."""
+        return self._lease.fencing_token
+
+    @property
+    def remaining(self) -> float:
+        """Seconds for which the lease is proved; 0.0 when it is not."""
+        return self._lease.remaining
+
+    def check(self, need: float = 0.0) -> None:
+        """Return only if the lease is proved for at least `need` seconds more; else LeaseLost."""
+        self._lease.check(need)
+
+
+class CallLauncher:
+    """A Launcher. `loop`: where coroutines run. `over` is called, from any thread, after a run."""
+
+    def __init__(self, claimer: Claimer, emit: Emit) -> None:
+        self._claimer = claimer
+        self._emit = emit
+        self.over: Callable[[], None] = lambda: None
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self.runs: Runs[_FunctionRun] = Runs()
+        self.stopping = threading.Event()
+
+    def claim(self, spec: JobSpec, slot: Slot) -> Held | Refused:
+        return self._claimer.claim(spec, slot)
+
+    def launch(self, spec: JobSpec, slot: Slot, grant: Held) -> None:
+        link = self._claimer.link
+        link.keeper.arm(grant)
+        one = _FunctionRun(self, spec, slot, Lease(link, grant), self._emit)
+        name = f"incumbent-job {spec.name}"
+        life = threading.Thread(target=self._life, args=(spec, slot, one), name=name, daemon=True)
+        self.runs.running[spec.name, slot.name] = one
+        self.runs.began[spec.name, slot.name] = clock.now()
+        try:
+            life.start()
+        except RuntimeError as error:
+            del self.runs.running[spec.name, slot.name], self.runs.began[spec.name, slot.name]
+            give_back(one.lease, undo_slot=True)
+            raise CannotLaunch(f"no thread can be started: {error}") from error
+
+    def _life(self, spec: JobSpec, slot: Slot, one: _FunctionRun) -> None:
+        code = UNTOLD
+        try:
+            code = one.run()
+        except BaseException as error:  # noqa: BLE001 - a defect of ours: its work is over
+            self._emit("fault", job=spec.name, slot=slot.name, why=repr(error))
+            # Nothing works under the lease any more: it must not be renewed for ever.
+            give_back(one.lease)
+        finally:
+            self.runs.ended.append((spec.name, slot, code))
+            self.runs.running.pop((spec.name, slot.name), None)
+            self.over()
+
+    def failed(self, spec: JobSpec, run: Run) -> None:
+        """There is no on_failure command here."""
+
+    def stop_all(self) -> None:
+        """Cancel the coroutines; functions are not begun again."""
+        self.stopping.set()
+        for one in list(self.runs.running.values()):
+            one.stop()
+
+
+class _FunctionRun:
+    def __init__(
+        self, launcher: CallLauncher, spec: JobSpec, slot: Slot, lease: Lease, emit: Emit
+    ) -> None:
+        self._launcher = launcher
+        self._spec = spec
+        self._slot = slot
+        self.lease = lease
+        emit = partial(emit, job=spec.name, term=lease.fencing_token)
+        self._attempts = Attempts(lease, spec, slot, emit)
+        self._scope: LeaseScope | None = None
+
+    def run(self) -> int:
+        """To its end; the code says whether the slot was given back."""
+        if (code := self._attempts.begin()) is not None:
+            return code
+        ended = self._attempts.go_through(self._attempt, self._pause)
+        give_back(self.lease)
+        self._attempts.prune()
+        return code_of(ended)
+
+    def stop(self) -> None:
+        """From any thread."""
+        if self._scope is not None:
+            self._scope.stop()
+
+    def _attempt(self) -> End:
+        began = clock.now()
+        try:
+            self._call()
+        except LeaseLost as error:
+            return self._stopped(began) or End(State.LOST, why=str(error), final=True)
+        except (asyncio.CancelledError, CancelledError):
+            signal = "signal:stop" if self._launcher.stopping.is_set() else "expired"
+            return self._stopped(began) or stopped(signal, clock.now() - began)
+        except SystemExit as error:
+            # Scripts that became functions end so; it is the end of this run and of nothing else.
+            return self._stopped(began) or _exited(error)
+        except Exception as error:  # noqa: BLE001 - whatever the user's code raises is its failure
+            trace = traceback.format_exc()[-min(self._spec.keep_output, OUTPUT_MOST) :]
+            why = f"{type(error).__name__}: {error}"
+            facts = {"job": self._spec.name, "slot": self._slot.name}
+            _log.error("%s: %s", self._spec.name, why, exc_info=error, extra=facts)
+            return self._stopped(began) or End(State.FAILED, why=why[:500], output=trace)
+        return self._stopped(began) or End(State.OK)
+
+    def _stopped(self, began: float) -> End | None:
+        """Work that outlived its lease has no success to report."""
+        cause = self.lease.belief.proof.verdict(clock.now())
+        return stopped(cause, clock.now() - began) if cause else None
+
+    def _call(self) -> None:
+        spec = self._spec
+        call = spec.call
+        assert call is not None  # noqa: S101 - see JobSpec
+        run = JobRun(spec.name, self._slot, self._attempts.run.attempt, self.lease)
+        given = {"run": run} if _wants_run(call) else {}
+        if not is_async(call):
+            with self._span():
+                not_deferred(call(**given), call, "make the job an `async def`")
+            return
+        loop = self._launcher.loop
+        assert loop is not None, "a coroutine needs a loop"  # noqa: S101
+        exits = asyncio.run_coroutine_threadsafe(self._within(call(**given)), loop).result()
+        if exits is not None:
+            raise exits
+
+    async def _within(self, work: Coroutine[Any, Any, Any]) -> SystemExit | None:
+        scope = self._scope = enclose(self.lease)
+        try:
+            with self._span():
+                await work
+        except SystemExit as error:
+            # Raised here it would end the loop that the application runs on.
+            return error
+        finally:
+            scope.close()
+            self._scope = None
+        return None
+
+    def _span(self) -> AbstractContextManager[None]:
+        run = self._attempts.run
+        return meters.span(
+            "incumbent.job", name=self._spec.name, slot=run.slot, attempt=run.attempt
+        )
+
+    def _pause(self, seconds: float) -> bool:
+        until = clock.now() + seconds
+        while (left := until - clock.now()) > 0:
+            if self._launcher.stopping.wait(min(left, _LOOK_EVERY)) or not self.lease.valid:
+                return False
+        return True
+
+
+def _exited(error: SystemExit) -> End:
+    """What sys.exit() says of a run, as a process would say it."""
+    if error.code is None or error.code == 0:
+        return End(State.OK, 0)
+    code = error.code if isinstance(error.code, int) else 1
+    return End(State.FAILED, code, f"sys.exit({error.code!r})"[:500])
+
+
+def _wants_run(call: Callable[..., Any]) -> bool:
+    """Whether it has a parameter `run`."""
+    try:
+        return "run" in inspect.signature(call).parameters
+    except (TypeError, ValueError):
+        return False
+
+
+class Background:
+    """Runs the jobs until it is stopped. `loop`: for coroutines; None makes one if needed."""
+
+    def __init__(
+        self,
+        specs: Iterable[JobSpec],
+        store: StoreLike | None,
+        namespace: str,
+        lock: LockSettings,
+        emit: Emit,
+        loop: asyncio.AbstractEventLoop | None,
+        situation: Situation | None = None,
+    ) -> None:
+        link = link_for(store)
+        claimer = Claimer(link, namespace, lock)
+        self._launcher = CallLauncher(claimer, emit)
+        self._running = self._launcher.runs.running
+        holder = str(lock["holder"])
+        self._instance = Instance(
+            specs,
+            link,
+            namespace,
+            holder,
+            self._launcher,
+            emit,
+            self._launcher.runs,
+            situation=situation,
+        )
+        self._launcher.over = self._instance.wake
+        for spec in self._instance.specs:
+            claimer.wanted(spec)
+        self._own_loop: asyncio.AbstractEventLoop | None = None
+        if loop is None and any(spec.call and is_async(spec.call) for spec in self._instance.specs):
+            loop = self._own_loop = asyncio.new_event_loop()
+            self._loop_thread = threading.Thread(
+                target=loop.run_forever, name="incumbent-jobs-loop", daemon=True
+            )
+            self._loop_thread.start()
+        self._launcher.loop = loop
+        self._emit = emit
+        self._begun = threading.Event()
+        self._error: StoreError | None = None
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="incumbent-jobs", daemon=True)
+
+    def start(self) -> None:
+        """Begin. Raises a StoreError that trying again cannot help, if it comes at once."""
+        self._thread.start()
+        self._begun.wait(_BEGIN_WITHIN)
+        if self._error is not None:
+            self._thread.join()
+            self._close_loop()
+            raise self._error
+
+    def stop(self, drain: float) -> bool:
+        """See Jobs.stop."""
+        self._instance.stop()
+        self._emit("stopping", running=len(self._running))
+        self._wait_until(clock.now() + drain)
+        if self._running:
+            self._launcher.stop_all()
+            self._wait_until(clock.now() + 5.0)
+        self._stopping = True
+        self._instance.wake()
+        self._thread.join(10.0)
+        self._close_loop()
+        self._emit("stopped")
+        return not self._running
+
+    def _wait_until(self, until: float) -> None:
+        pause = threading.Event()
+        while self._running and clock.now() < until:
+            pause.wait(0.02)
+
+    def _close_loop(self) -> None:
+        """What still runs on a loop of our own was cancelled before."""
+        if (loop := self._own_loop) is not None:
+            loop.call_soon_threadsafe(loop.stop)
+            self._loop_thread.join(5.0)
+            if not self._loop_thread.is_alive():
+                loop.close()
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping:
+                self._instance.turn()
+                if self._instance.ready:
+                    self._begun.set()
+        except StoreError as error:
+            self._error = error
+        finally:
+            self._begun.set()
+            self._instance.close()
 
 
 class JobSettings(TypedDict, total=False):

@@ -21,7 +21,6 @@ from math import inf
 from typing import Any, Final, Protocol, TypeVar
 
 from incumbent import meters
-from incumbent.cron.control import read_value
 from incumbent.cron.spec import is_scheduled
 from incumbent.durations import backoff_delay
 from incumbent.errors import Error, OutcomeUnknown, StoreError
@@ -222,6 +221,15 @@ def read_job(fields: Mapping[str, Field]) -> dict[str, Any]:
     """What is registered of the job; empty if nothing readable is."""
     field = fields.get(JOB)
     return {} if field is None else read_value(field.value)
+
+
+def read_value(value: bytes) -> dict[str, Any]:
+    """The facts that a field holds as JSON; empty if it holds none."""
+    try:
+        facts = json.loads(value)
+    except ValueError:
+        return {}
+    return facts if isinstance(facts, dict) else {}
 
 
 # -- what it has forgotten -------------------------------------------------------------------------

@@ -13,12 +13,19 @@ from math import inf
 from typing import Final
 
 from incumbent import clock
-from incumbent.cron.attempts import ENDED_WELL, GAVE_BACK, STATE_OF, UNTOLD, Runs
-from incumbent.cron.claims import Claimer, without_schedule
 from incumbent.cron.events import Emit, Events
 from incumbent.cron.execute import CannotLaunch
 from incumbent.cron.instance import Instance
 from incumbent.cron.ledger import Run
+from incumbent.cron.runs import (
+    ENDED_WELL,
+    GAVE_BACK,
+    STATE_OF,
+    UNTOLD,
+    Claimer,
+    Runs,
+    without_schedule,
+)
 from incumbent.cron.spec import JobSpec, Slot
 from incumbent.cron.worker import STARTED, Fleet
 from incumbent.cron.zygote import Notify, StandBy, Stop, Zygote

@@ -6,12 +6,13 @@ out, so that a run whose holder vanished is `lost` within a ttl, and retried as 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Final
+from zlib import crc32
 
-from incumbent.cron.agenda import missed_slots
 from incumbent.cron.ledger import (
     RUN,
     SLOT_KEEP,
@@ -47,6 +48,9 @@ _REPORTS_WITHIN: Final = 5.0
 """Seconds in which who claimed a slot says so in the ledger."""
 _SOON: Final = 1.0
 _COUNTED: Final = 10_000
+_PUNCTUAL_LEAST, _PUNCTUAL_MOST = 2.0, 60.0
+_PUNCTUAL_AT_ONCE: Final = 3
+"""Slots of a second each, which start up to a second later if they have jitter."""
 
 
 @dataclass(slots=True)
@@ -203,6 +207,64 @@ def _between(spec: JobSpec, first: float, end: float) -> int:
         count += 1
         due = spec.schedule.next_after(due)
     return count
+
+
+# -- catching up ----------------------------------------------------------------------------------
+
+
+def start_of(spec: JobSpec, slot: float) -> float:
+    """When a slot starts: jitter later, but before the next slot; the same in all instances."""
+    if not spec.jitter:
+        return slot
+    following = spec.schedule.next_after(slot)
+    room = spec.jitter if following is None else min(spec.jitter, following - slot)
+    return slot + room * crc32(f"{spec.name} {slot_id(slot)}".encode()) / 2**32
+
+
+def missed_slots(
+    spec: JobSpec, last_known: float, now: float
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """(slots to run, slots to record as missed), both ascending, after `last_known` until `now`.
+
+    A slot is punctual until the next one comes, for at least 2 and at most 60 s: it is run
+    whatever the rule for catching up says. Of very many slots only the last ones are named, as
+    many as the history keeps.
+    """
+    rule = spec.catch_up
+    # At least one that is missed: its record reaches back to what is known.
+    most = max(rule.limit, spec.keep_runs) + _PUNCTUAL_AT_ONCE + 1
+    slots = _latest(spec, last_known, now, most=most)
+    punctual = tuple(slot for slot in slots[-70:] if is_punctual(spec, slot, now))
+    late = slots[: len(slots) - len(punctual)]
+    wanted = {"no": 0, "last": 0 if punctual else 1, "all": rule.limit}[rule.mode]
+    young = [slot for slot in late if slot >= now - rule.window]
+    caught = tuple(young[max(0, len(young) - wanted) :])
+    missed = late[: len(late) - len(caught)]
+    return caught + punctual, missed
+
+
+def is_punctual(spec: JobSpec, slot: float, now: float) -> bool:
+    following = spec.schedule.next_after(slot)
+    gap = _PUNCTUAL_MOST if following is None else following - slot
+    return now - start_of(spec, slot) < min(max(gap, _PUNCTUAL_LEAST), _PUNCTUAL_MOST)
+
+
+def _latest(spec: JobSpec, after: float, now: float, *, most: int) -> tuple[float, ...]:
+    """The last `most` ready slots: looks back twice as far each time, until there are enough."""
+    back = _PUNCTUAL_MOST
+    while True:
+        start = max(after, now - back)
+        found = deque(_ready(spec, start, now), maxlen=most)
+        if start == after or len(found) == most:
+            return tuple(found)
+        back *= 2
+
+
+def _ready(spec: JobSpec, after: float, now: float) -> Iterator[float]:
+    slot = spec.schedule.next_after(after)
+    while slot is not None and slot <= now and start_of(spec, slot) <= now:
+        yield slot
+        slot = spec.schedule.next_after(slot)
 
 
 # -- at the start ----------------------------------------------------------------------------------

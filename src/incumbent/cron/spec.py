@@ -1,14 +1,19 @@
-"""What a job is, read from a file or given in Python, and a slot of it. Neither ever changes."""
+"""What a job is, read from a file or given in Python, and a slot of it. Neither ever changes.
+
+Each setting of a job has one reader, which takes what TOML or Python gave and returns what JobSpec
+wants, or raises ConfigError. Pure.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
-from incumbent.cron.schedule import Schedule, parse_instant, slot_id
-from incumbent.durations import DAY
+from incumbent.cron.schedule import Schedule, find_zone, parse_instant, slot_id
+from incumbent.durations import DAY, parse_duration, say_seconds
 from incumbent.errors import ConfigError
+from incumbent.stores.names import check_name
 
 Overlap = Literal["skip", "queue"]
 
@@ -132,3 +137,149 @@ class Slot:
         """The next attempt, after a holder vanished."""
         attempt = self.attempt + 1
         return Slot(f"{self.name.partition('#')[0]}#{attempt}", self.due, attempt)
+
+
+def _text(value: object, key: str) -> str:
+    if not isinstance(value, str) or not value or "\0" in value:
+        raise ConfigError(f"{key}: a text in quotes, not {_kind(value)}", name=key)
+    return value
+
+
+def _whole(least: int, most: int) -> Callable[[object, str], int]:
+    def read(value: object, key: str) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            raise ConfigError(f"{key}: a whole number from {least} to {most}", name=key)
+        return value
+
+    return read
+
+
+def _duration(least: float, most: float) -> Callable[[object, str], float]:
+    def read(value: Any, key: str) -> float:
+        return parse_duration(value, key, least=least, most=most)
+
+    return read
+
+
+def _word(*words: str) -> Callable[[object, str], str]:
+    def read(value: object, key: str) -> str:
+        if value not in words or not isinstance(value, str):
+            raise ConfigError(f"{key}={value!r}: one of {', '.join(words)}", name=key)
+        return value
+
+    return read
+
+
+def _command(value: object, key: str) -> tuple[str, ...] | str:
+    """A list is executed as it is; a text goes to /bin/sh."""
+    if isinstance(value, str) and value.strip():
+        return _text(value, key)
+    if not (isinstance(value, list) and value and all(isinstance(word, str) for word in value)):
+        value = [""]
+    if not value[0]:
+        raise ConfigError(f'{key}: a list such as ["curl", "-fsS", URL], or a shell line', name=key)
+    if any("\0" in word for word in value):
+        raise ConfigError(f"{key}: no argument can hold a NUL character", name=key)
+    return tuple(value)
+
+
+def _at_failure(value: object, key: str) -> tuple[str, ...]:
+    command = _command(value, key)
+    return ("/bin/sh", "-c", command) if isinstance(command, str) else command
+
+
+def _env(value: object, key: str) -> dict[str, str]:
+    if not isinstance(value, Mapping):
+        raise ConfigError(f'{key}: a table such as {{ LANG = "C" }}', name=key)
+    for name, text in value.items():
+        if not isinstance(text, str) or "\0" in text:
+            raise ConfigError(f"{key}.{name}: a text in quotes, not {_kind(text)}", name=key)
+        if not name or "=" in name or "\0" in name:
+            raise ConfigError(f"{key}: {name!r} cannot be the name of a variable", name=key)
+    return dict(value)
+
+
+def _timezone(value: object, key: str) -> str:
+    find_zone(name := _text(value, key))
+    return name
+
+
+def _codes(value: object, key: str) -> frozenset[int]:
+    read = _whole(0, 255)
+    if not isinstance(value, list) or not value:
+        raise ConfigError(f"{key}: a list of exit codes such as [0, 3]", name=key)
+    return frozenset(read(code, key) for code in value)
+
+
+def _times(value: object, key: str) -> tuple[float, ...]:
+    if not isinstance(value, list) or not value:
+        raise ConfigError(f"{key}: a list such as [2026-12-24T18:00:00+01:00]", name=key)
+    times = sorted(parse_instant(text) for text in value)
+    if len(set(times)) < len(times):
+        raise ConfigError(f"{key}: the same instant twice", name=key)
+    return tuple(times)
+
+
+def check_job_name(value: object) -> str:
+    """Return the name of a job, or raise ConfigError."""
+    name = check_name(value)
+    if name.startswith("@"):
+        raise ConfigError(f"{name!r}: names that begin with @ are incumbent's", name="name")
+    return name
+
+
+def _kind(value: object) -> str:
+    return f"{str(value)[:40]!r} ({type(value).__name__})"
+
+
+DEFAULTS: Final[dict[str, Callable[[object, str], object]]] = {
+    "timezone": _timezone,
+    "env": _env,
+    "cwd": _text,
+    "at_most_for": _duration(0.1, 366 * 86_400),
+    "at_least_for": _duration(0, 366 * 86_400),
+    "retries": _whole(0, 100),
+    "retry_backoff": _duration(0, 86_400),
+    "catch_up": _word("no", "last", "all"),
+    "catch_up_limit": _whole(1, 1000),
+    "catch_up_window": _duration(1, 366 * 86_400),
+    "overlap": _word("skip", "queue"),
+    "jitter": _duration(0, 86_400),
+    "success_codes": _codes,
+    "keep_output": _whole(0, 65_536),
+    "on_failure": _at_failure,
+    "keep_runs": _whole(1, 10_000),
+    "keep_for": _duration(60, 366 * 86_400),
+}
+"""What `[defaults]` may set for every job."""
+
+SETTINGS: Final = {
+    **DEFAULTS,
+    "name": lambda value, _: check_job_name(value),
+    "command": _command,
+    "schedule": _text,
+    "every": _duration(1, 366 * 86_400),
+    "at": _times,
+}
+"""What a `[[job]]` may set."""
+
+GONE: Final = {"seconds": ": a schedule with seconds has six fields, and that says it"}
+"""Settings of earlier releases, with what is written now."""
+
+
+def least_above_most(values: Mapping[str, Any]) -> str:
+    """Why two of the settings that were read cannot be had together, or nothing."""
+    least, most = values.get("at_least_for", 0.0), values.get("at_most_for")
+    if most is None or least <= most:
+        return ""
+    return f"at_least_for={say_seconds(least)} is above at_most_for={say_seconds(most)}"
+
+
+def job_fields(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a JobSpec for settings that were read."""
+    rule = {"catch_up": "mode", "catch_up_limit": "limit", "catch_up_window": "window"}
+    made = {key: value for key, value in values.items() if key not in rule}
+    made["catch_up"] = CatchUp(**{rule[key]: values[key] for key in rule if key in values})
+    if isinstance(made.get("command"), str):
+        made["shell_line"] = made.pop("command")
+    return made

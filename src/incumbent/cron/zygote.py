@@ -24,9 +24,9 @@ from math import ceil
 from typing import Final, NoReturn, TypeAlias
 
 from incumbent import clock
-from incumbent.cron.claims import Task
 from incumbent.cron.events import Events
 from incumbent.cron.ledger import Run
+from incumbent.cron.runs import Task
 from incumbent.cron.spec import JobSpec
 from incumbent.cron.worker import (
     LEAVES,

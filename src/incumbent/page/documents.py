@@ -10,12 +10,9 @@ from math import inf
 from typing import Final, NamedTuple
 from urllib.parse import quote
 
-from incumbent.cron.control import is_job_name
+from incumbent.cron.fleet import is_by_the_clock, is_job_name, result_of, schedule_of
 from incumbent.cron.ledger import Run
-from incumbent.cron.presence import is_by_the_clock
-from incumbent.cron.reading import result_of, schedule_of
-from incumbent.cron.schedule import slot_id
-from incumbent.cron.zones import find_zone, local_time
+from incumbent.cron.schedule import find_zone, local_time, slot_id
 from incumbent.durations import say_seconds
 from incumbent.model import Holding, Record
 from incumbent.page.markup import (

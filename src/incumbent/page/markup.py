@@ -11,8 +11,8 @@ from html import escape
 from typing import Final, NamedTuple
 from zlib import crc32
 
+from incumbent.cron.fleet import result_of
 from incumbent.cron.ledger import Run, State
-from incumbent.cron.reading import result_of
 from incumbent.durations import say_seconds
 from incumbent.page.snapshot import Term
 

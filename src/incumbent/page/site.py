@@ -16,7 +16,7 @@ from typing import Any, Final
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from incumbent import clock
-from incumbent.cron.control import CONTROL, Trigger, encode, is_job_name
+from incumbent.cron.fleet import CONTROL, Trigger, encode, is_job_name
 from incumbent.errors import ConfigError, LockError
 from incumbent.model import ABSENT, Key
 from incumbent.page.documents import DEFAULT_WINDOW, WINDOWS, WISHES, detail, page

@@ -12,10 +12,22 @@ from typing import Any, Final, NamedTuple
 
 from incumbent import clock
 from incumbent.clients import Client
-from incumbent.cron.control import CONTROL, is_job_name, pause_of
+from incumbent.cron.fleet import (
+    CONTROL,
+    KNOWN,
+    PRESENCE,
+    Present,
+    has_no_instance,
+    is_job_name,
+    jobs_of,
+    pause_of,
+    presences,
+    read_sets,
+    result_of,
+    runs_in,
+    up_now,
+)
 from incumbent.cron.ledger import Run, read_job
-from incumbent.cron.presence import KNOWN, PRESENCE, Present, presences, read_sets, up_now
-from incumbent.cron.reading import has_no_instance, jobs_of, result_of, runs_in
 from incumbent.durations import say_seconds
 from incumbent.errors import LockError
 from incumbent.model import Record

@@ -1,23 +1,95 @@
-"""Who is up, and which jobs they have: a job that no instance has runs no more.
+"""What the instances of a fleet tell each other, and what records tell of jobs.
 
-Each instance gives signs of life under the key PRESENCE, on which nobody waits, so that a sign
-wakes no one. The sign names the set of its jobs; what is in a set stands once in a field of KNOWN,
-as instances with the same file have the same set.
+Triggers, and the switch for everything, are fields of one key, CONTROL, on which every instance
+waits. Signs of life stand under another, PRESENCE, on which nobody waits, so that a sign wakes no
+one. The sign names the set of its jobs; what is in a set stands once in a field of KNOWN, as
+instances with the same file have the same set.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2s
 from typing import Any, Final
 
 from incumbent import clock, meters
-from incumbent.cron.control import encode, is_job_name, read_value
-from incumbent.cron.ledger import JOB, PRUNED, RUN, read_job
+from incumbent.cron.ledger import (
+    JOB,
+    PRUNED,
+    RUN,
+    Run,
+    State,
+    read_job,
+    read_value,
+    running,
+    runs_of,
+)
+from incumbent.cron.schedule import Every, Schedule, cron_schedule
 from incumbent.cron.spec import JobSpec
+from incumbent.durations import parse_duration
+from incumbent.errors import ConfigError
 from incumbent.model import ByVersion, Field, Guard, Key, Record
 from incumbent.protocol.link import Link
+from incumbent.stores.notices import PAUSE
+
+CONTROL: Final = "@cron"
+SWEEP: Final = "@cron/sweep"
+TRIGGER: Final = "trigger/"
+STALE: Final = 600.0
+"""Seconds after which a trigger that nobody took is void."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trigger:
+    """An operator's wish for one run now."""
+
+    id: str
+    job: str
+    when: float
+    who: str = ""
+    reason: str = ""
+
+    @property
+    def slot(self) -> str:
+        """The slot that it is run as."""
+        return f"manual/{self.id}"
+
+    @property
+    def field(self) -> str:
+        """Where it stands until somebody takes it."""
+        return TRIGGER + self.id
+
+
+def encode(**facts: Any) -> bytes:
+    """A field's value."""
+    return json.dumps(facts, separators=(",", ":")).encode()
+
+
+def triggers(record: Record) -> list[Trigger]:
+    """Those that stand, oldest first."""
+    found = []
+    for name, field in record.fields.items():
+        if name.startswith(TRIGGER):
+            facts = read_value(field.value)
+            job, when = facts.get("job"), facts.get("when")
+            if isinstance(job, str) and isinstance(when, int | float):
+                who, reason = str(facts.get("who", "")), str(facts.get("reason", ""))
+                found.append(Trigger(name.removeprefix(TRIGGER), job, float(when), who, reason))
+    return sorted(found, key=lambda trigger: trigger.when)
+
+
+def pause_of(record: Record) -> bytes | None:
+    """The switch for everything, if it is off."""
+    field = record.fields.get(PAUSE)
+    return None if field is None else field.value
+
+
+def is_job_name(name: str) -> bool:
+    """Whether a key may be a job's: ours begin with an @."""
+    return not name.startswith("@")
+
 
 PRESENCE: Final = "@cron/up"
 UP: Final = "up/"
@@ -210,3 +282,57 @@ class Presence:
         until = clock.now() + within
         with meters.asking():
             self._store.put(Key(self._namespace, key), field, value, guard, until)
+
+
+def jobs_of(records: Iterable[Record]) -> list[Record]:
+    """Those that are jobs."""
+    return [record for record in records if is_job(record)]
+
+
+def is_job(record: Record) -> bool:
+    """Whether it is a job's."""
+    return is_job_name(record.key.name) and JOB in record.fields
+
+
+def has_no_instance(
+    record: Record, up: Iterable[Present], sets: Mapping[str, frozenset[bytes]]
+) -> bool:
+    """Whether no instance has this job although some are up; `sets`: see `read_sets`."""
+    by_clock = is_by_the_clock(read_job(record.fields))
+    return by_clock and had_by_nobody(record.key.name, up, sets)
+
+
+def runs_in(record: Record) -> list[Run]:
+    """All runs on record, oldest first; what seems to run and has no holder is lost."""
+    alive = {run.slot for run in running(record)}
+    return [
+        run
+        if run.state.ended or run.slot in alive
+        else replace(run, state=State.LOST, why=run.why or f"{run.instance} vanished")
+        for run, _ in runs_of(record.fields).values()
+    ]
+
+
+def result_of(run: Run) -> str:
+    """One word, and what is worth a second."""
+    times = f" x{run.count}" if run.count > 1 else ""
+    code = f" ({run.code})" if run.code and run.state is State.FAILED else ""
+    return f"{str(run.state).replace('_', ' ')}{code}{times}"
+
+
+def next_slot(record: Record, now: float) -> float | None:
+    """When it is due next, as far as its registered schedule tells."""
+    facts = read_job(record.fields)
+    schedule = schedule_of(str(facts.get("schedule", "")), str(facts.get("timezone", "UTC")))
+    return None if schedule is None else schedule.next_after(now)
+
+
+def schedule_of(text: str, zone: str) -> Schedule | None:
+    """The schedule that an instance registered, as far as it can be told."""
+    expression = text.removesuffix(f" ({zone})")
+    try:
+        if expression.startswith("every "):
+            return Every(parse_duration(expression.removeprefix("every "), "every"))
+        return None if expression.startswith("at ") else cron_schedule(expression, zone)
+    except (ConfigError, ImportError):
+        return None
