@@ -84,7 +84,7 @@ _SINCE: dict[tuple[str, str], str] = {
         "self.valid -> (not (self.valid))",
     ): "test_a_lease_shows_whether_it_is_valid",
     (
-        "stores/etcd/records.py",
+        "stores/etcd/kv.py",
         (
             'wall - number_in(fields.get("since"), wall)'
             " -> (wall + number_in(fields.get('since'), wall))"

@@ -8,7 +8,7 @@ method, `Planned.run`, instead of seven.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Generator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from dataclasses import dataclass
 from typing import (
     Any,
@@ -44,6 +44,22 @@ Facts_contra = TypeVar("Facts_contra", contravariant=True)
 Kind: TypeAlias = Literal["take", "renew", "give", "put", "read", "scan", "look"]
 Program: TypeAlias = Generator[Any, Any, T]
 """Yields requests, is sent their replies, and returns an outcome."""
+
+
+async def drive(program: Program[T], ask: Callable[[Any], Awaitable[Any]]) -> T:
+    """The outcome of a program whose requests are answered by `ask`."""
+    try:
+        request = next(program)
+        while True:
+            try:
+                reply = await ask(request)
+            except BaseException as error:  # noqa: BLE001 - it is raised where the program waits
+                request = program.throw(error)
+            else:
+                request = program.send(reply)
+    except StopIteration as done:
+        outcome: T = done.value
+        return outcome
 
 
 @dataclass(slots=True, eq=False)

@@ -13,7 +13,6 @@ from incumbent.errors import OutcomeUnknown, StoreUnavailable
 from incumbent.model import Key
 from incumbent.protocol.port import run
 from incumbent.stores.etcd import open_etcd
-from incumbent.stores.etcd.client import drive
 from incumbent.stores.etcd.incarnation import (
     Cluster,
     Incarnation,
@@ -25,6 +24,7 @@ from incumbent.stores.etcd.incarnation import (
 from incumbent.stores.etcd.kv import TXN, Request, Steps, b64
 from incumbent.stores.etcd.sessions import ClaimState, Session
 from incumbent.stores.etcd.site import Answered, Reborn
+from incumbent.stores.plan import drive
 from incumbent.stores.url import Endpoint
 
 CLUSTER = "14837254485918806380"

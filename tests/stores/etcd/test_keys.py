@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from incumbent.model import Key
-from incumbent.stores.etcd.kv import Entry, after
-from incumbent.stores.etcd.records import Names, by_name, scanned
+from incumbent.stores.etcd.kv import Entry, Names, after, by_name, scanned
 
 LETTERS = "aA0._:/@-"
 NAMES = st.text(LETTERS, min_size=1, max_size=8)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 
-from incumbent.stores.etcd.kv import Entry
-from incumbent.stores.etcd.records import RECORD_FORMAT, holding_of
+from incumbent.stores.etcd.kv import RECORD_FORMAT, Entry, holding_of
 
 
 def test_a_holder_has_held_since_it_wrote_so_by_the_wall_clock() -> None:

@@ -33,8 +33,8 @@ from incumbent.stores.etcd.site import (
     is_refusal_of_certificate,
     share,
 )
-from incumbent.stores.etcd.waiting import Standing, pass_by
-from incumbent.stores.plan import Plan
+from incumbent.stores.etcd.waiting import Standing, join, pass_by
+from incumbent.stores.plan import Plan, drive
 from incumbent.stores.turns import TakesTurns
 from incumbent.stores.url import Endpoint
 
@@ -339,7 +339,7 @@ class Client(TakesTurns[None], Generic[W]):
                 # It answers soon or is asked again: the others of this process wait for us.
                 soon = min(until, _now() + _SOON)
                 try:
-                    standing = await self.carry_out(self.dialect.join(key, seen), soon)
+                    standing = await self.carry_out(join(self.cluster, key, seen), soon)
                 except OutcomeUnknown as error:
                     raise StoreUnavailable(str(error)) from error
             if standing.looks_at > _now():
@@ -386,19 +386,15 @@ class Client(TakesTurns[None], Generic[W]):
             watching = Watching(watch)
             begin(wire, request, until)
             return await listen(watching, wire, until)
-        except Broken as error:
-            if error.late or wire not in self.streams:
+        except (Answered, Broken, StoreUnavailable) as error:
+            if isinstance(error, Broken) and (error.late or wire not in self.streams):
                 # The time is over, or the store was closed.
                 return True
             site.endpoints.failed(endpoint, _now())
+            if isinstance(error, Answered):
+                site.wants_login(error)
+                raise site.failed(error, doubt=False) from error
             raise
-        except StoreUnavailable:
-            site.endpoints.failed(endpoint, _now())
-            raise
-        except Answered as error:
-            site.endpoints.failed(endpoint, _now())
-            site.wants_login(error)
-            raise site.failed(error, doubt=False) from error
         finally:
             if wire is not None:
                 # The server learns of the end by the end of the connection.
@@ -439,8 +435,8 @@ class Client(TakesTurns[None], Generic[W]):
             for result in results:
                 standing.see(result, _now())
             if standing.begun():
-                now = await self.carry_out(self.dialect.join(standing.key, standing.seen), until)
-                standing.update(now)
+                again = join(self.cluster, standing.key, standing.seen)
+                standing.update(await self.carry_out(again, until))
         return False
 
     async def _results(
@@ -473,19 +469,3 @@ class Client(TakesTurns[None], Generic[W]):
         if watching.done and not results:
             raise Broken("the server ended the watch", sent=True)
         return results
-
-
-async def drive(program: Steps[T], ask: Callable[[Request], Awaitable[Any]]) -> T:
-    """The outcome of a program whose requests are answered by `ask`."""
-    try:
-        request = next(program)
-        while True:
-            try:
-                reply = await ask(request)
-            except BaseException as error:  # noqa: BLE001 - it is raised where the program waits
-                request = program.throw(error)
-            else:
-                request = program.send(reply)
-    except StopIteration as done:
-        outcome: T = done.value
-        return outcome

@@ -30,21 +30,12 @@ from incumbent.model import (
 from incumbent.net.pool import heard_again
 from incumbent.stores.etcd import kv
 from incumbent.stores.etcd.incarnation import Cluster
-from incumbent.stores.etcd.kv import Entry, Reply, Request, Steps
-from incumbent.stores.etcd.records import (
-    Kinds,
-    by_name,
-    entry_of,
-    names_of,
-    record_of,
-    scanned,
-    seen_in,
-)
+from incumbent.stores.etcd.kv import Entry, Kinds, Reply, Request, Steps
 from incumbent.stores.etcd.renewing import renew
-from incumbent.stores.etcd.sessions import ClaimState, Session, state_of
+from incumbent.stores.etcd.sessions import ClaimState, foreign
 from incumbent.stores.etcd.site import LeaseMissing
 from incumbent.stores.etcd.taking import Take
-from incumbent.stores.etcd.waiting import Standing, join, leave
+from incumbent.stores.etcd.waiting import leave
 from incumbent.stores.plan import Plan
 
 _KEEP_HISTORY: Final = 86_400.0
@@ -97,7 +88,7 @@ class Dialect:
     # -- fields -------------------------------------------------------------------------------
 
     def _write(self, key: Key, field: str, value: bytes | None, guard: Guard) -> Steps[PutOutcome]:
-        names = names_of(self.cluster.prefix, key)
+        names = kv.names_of(self.cluster.prefix, key)
         place, where = names.field(field), []
         match guard:
             case Absent():
@@ -107,10 +98,7 @@ class Dialect:
                 where = [kv.modified(place, version if version > 0 else -1)]
             case ByClaim(claim, token):
                 base = yield from self.cluster.base()
-                state = self._sessions.claims.get((key, claim))
-                if state is None or not state.has_token(token, base):
-                    state = yield from _stored(self.cluster, key, claim)
-                if state is None or not state.has_token(token, base):
+                if (yield from self._sessions.find(key, claim, token, base)) is None:
                     return Stale()
                 where = [kv.created(names.lease, token - base)]
         write = kv.delete(place) if value is None else kv.put(place, b64encode(value).decode())
@@ -123,10 +111,10 @@ class Dialect:
     # -- reading ------------------------------------------------------------------------------
 
     def _record(self, key: Key) -> Steps[Record]:
-        names = names_of(self.cluster.prefix, key)
+        names = kv.names_of(self.cluster.prefix, key)
         areas = (names.leases, names.switches, names.record)
         reply = yield kv.transaction([kv.read_all(area) for area in areas])
-        found = by_name(self.cluster.prefix, key.namespace, _all_entries(reply))
+        found = kv.by_name(self.cluster.prefix, key.namespace, _all_entries(reply))
         if not found:
             return Record(key)
         (record,) = yield from self._records(found)
@@ -135,9 +123,9 @@ class Dialect:
 
     def _scan(self, namespace: str, name: str) -> Steps[tuple[Record, ...]]:
         prefix = self.cluster.prefix
-        ranges = scanned(prefix, namespace, name)
+        ranges = kv.scanned(prefix, namespace, name)
         reply = yield kv.transaction([kv.read(start, end) for start, end in ranges])
-        return (yield from self._records(by_name(prefix, namespace, _all_entries(reply))))
+        return (yield from self._records(kv.by_name(prefix, namespace, _all_entries(reply))))
 
     def _records(self, found: dict[Key, Kinds]) -> Steps[tuple[Record, ...]]:
         base = yield from self.cluster.base()
@@ -151,13 +139,13 @@ class Dialect:
         }
         lives = yield from self._sessions.lives(set(sorted(timed)[:_ASKED_MAX]))
         wall = clock.wall()
-        return tuple(record_of(key, found[key], base, lives, wall) for key in sorted(found))
+        return tuple(kv.record_of(key, found[key], base, lives, wall) for key in sorted(found))
 
     # -- waiting ------------------------------------------------------------------------------
 
     def _changes(self, key: Key) -> list[tuple[str, str]]:
         """Ranges of all that makes a change: the lease, the record without candidates, switches."""
-        names = names_of(self.cluster.prefix, key)
+        names = kv.names_of(self.cluster.prefix, key)
         return [
             (names.leases, kv.after(names.leases)),
             (names.record, names.waiting),
@@ -169,12 +157,8 @@ class Dialect:
         reply = yield kv.transaction([kv.read(*area, kv.NEWEST) for area in self._changes(key)])
         leases, *others = reply["responses"]
         found = [entry for area in others for entry in kv.entries_in(area)]
-        now = seen_in(kv.entries_in(leases), found, sum(map(kv.count_of, others)))
+        now = kv.seen_in(kv.entries_in(leases), found, sum(map(kv.count_of, others)))
         return kv.revision_of(reply) + 1 if now == seen else 0
-
-    def join(self, key: Key, seen: str) -> Steps[Standing]:
-        """Stand in line; see waiting.join."""
-        return join(self._sessions, self.cluster.turns, key, seen, clock.now())
 
     def watch(self, key: Key, revision: int) -> Request:
         """One stream for all that makes a change, from `revision` on."""
@@ -196,14 +180,14 @@ class _Give:
 
     def __post_init__(self) -> None:
         self.sessions = self.cluster.sessions
-        self.names = names = names_of(self.cluster.prefix, self.key)
+        self.names = names = kv.names_of(self.cluster.prefix, self.key)
         self.undo_slot: list[str] = []
         if self.slot is not None:
             self.undo_slot.append(kv.delete(names.slot(self.slot, self.claim)))
 
     def run(self) -> Steps[GiveOutcome]:
         if not self.token:
-            yield from leave(self.sessions, self.cluster.turns, self.key)
+            yield from leave(self.cluster, self.key)
         if self.token == 0 and self.slot is None:
             return Gone()
         base = (yield from self.cluster.identify()).base
@@ -229,12 +213,10 @@ class _Give:
 
     def _held(self, base: int) -> Steps[ClaimState | None]:
         """The claim that is to be given back; None: there is none, and its slot is free again."""
-        known = self.sessions.claims.get((self.key, self.claim))
-        if known is not None and known.has_token(self.token, base):
-            return known
-        state = yield from _stored(self.cluster, self.key, self.claim)
-        if state is not None and state.has_token(self.token, base):
+        state = yield from self.sessions.find(self.key, self.claim, self.token, base)
+        if state is not None:
             return state
+        known = self.sessions.claims.get((self.key, self.claim))
         if known is not None and not known.revision:
             self.sessions.drop(self.key, self.claim)
         if self.undo_slot:
@@ -251,13 +233,13 @@ class _Give:
         mark = kv.packed(given_up=clock.wall())
         done = [kv.put(self.names.late(self.claim), mark, history), kv.read(self.names.lease)]
         reply = yield kv.transaction([*done, *self.undo_slot])
-        entry = entry_of(self.claim, reply["responses"][1])
+        entry = kv.entry_of(self.claim, reply["responses"][1])
         if entry is None:
             self.sessions.drop(self.key, self.claim)
             return None
         if known is not None and known.revision == entry.created:
             return known
-        return _foreign(self.key, entry)
+        return foreign(self.key, entry)
 
     def _give(self, state: ClaimState, base: int) -> Steps[bool]:
         closing = None
@@ -295,17 +277,6 @@ class _Give:
         if reply[kv.REPEATED]:
             heard_again(Gone(), self.cluster.site.where)
         return False
-
-
-def _stored(cluster: Cluster, key: Key, claim: str) -> Steps[ClaimState | None]:
-    """A claim of which this process remembers nothing, as its key says."""
-    reply = yield cluster.sessions.lookup([key])
-    entry = entry_of(claim, reply["responses"][0])
-    return entry and _foreign(key, entry)
-
-
-def _foreign(key: Key, entry: Entry) -> ClaimState:
-    return state_of(key, entry, Session(entry.lease, 1, 0.0), 0.0)
 
 
 def _all_entries(reply: Reply) -> list[Entry]:

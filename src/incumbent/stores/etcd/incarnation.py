@@ -30,7 +30,6 @@ from incumbent.net.http import Reading
 from incumbent.policy import TTL_DEFAULT
 from incumbent.stores.etcd import kv
 from incumbent.stores.etcd.kv import Entry, Reply, Request, Steps
-from incumbent.stores.etcd.records import RECORD_FORMAT, check_format, number_in
 from incumbent.stores.etcd.sessions import Sessions
 from incumbent.stores.etcd.site import Answered, Reborn, Site
 from incumbent.stores.findings import restart_words, wait_after_restart
@@ -233,13 +232,13 @@ class Cluster:
             if entry.key == self.marker:
                 found = entry
             else:
-                noted = NotedTtl(ttl=number_in(entry.fields.get("ttl")), modified=entry.modified)
+                noted = NotedTtl(ttl=kv.number_in(entry.fields.get("ttl")), modified=entry.modified)
         self.noted = noted._replace(marker=found.value64 if found else "")
         self.longest = max(self.longest, noted.ttl)
         return found
 
     def _fields(self, entry: Entry) -> Reply:
-        return check_format(entry, f", then remove it with `etcdctl del '{self.marker}'`")
+        return kv.check_format(entry, f", then remove it with `etcdctl del '{self.marker}'`")
 
     def _learn(self) -> Steps[Incarnation]:
         for _ in range(3):
@@ -264,7 +263,7 @@ class Cluster:
             before = max(int(fields.get("base", 0)), self.disowned)
             base = max(int(clock.wall() * 1_000_000), before) + (_STEP if before else 0)
             value = kv.packed(
-                format=RECORD_FORMAT,
+                format=kv.RECORD_FORMAT,
                 epoch=uuid.uuid4().hex,
                 base=base,
                 cluster=self._cluster_id,
@@ -368,19 +367,20 @@ class Cluster:
 
     def is_other(self, known: Incarnation, endpoint: Endpoint) -> Steps[bool]:
         """Whether this member is of another incarnation than the one that is known."""
-        status = yield from self.status(endpoint)
-        if status is not None and differs(known, self.met, status):
-            # One that starts, or catches up, shows old numbers for a moment. After a proposal,
-            # which changes nothing, it has carried out all that was before. With a token of another
-            # incarnation it would wait for the entry of the log that the token names.
-            self.site.token = ""
-            yield from self._propose_nothing(endpoint)
+        for looks in range(2):
+            if looks:
+                # One that starts, or catches up, shows old numbers for a moment. After a proposal,
+                # which changes nothing, it has carried out all that was before. With a token of
+                # another incarnation it would wait for the entry of the log that the token names.
+                self.site.token = ""
+                yield from self._propose_nothing(endpoint)
             status = yield from self.status(endpoint)
-            if status is not None and differs(known, self.met, status):
-                return True
-        if status is not None:
-            self.met = later(self.met, status)
-        return False
+            if status is None:
+                return False
+            if not differs(known, self.met, status):
+                self.met = later(self.met, status)
+                return False
+        return True
 
     def _propose_nothing(self, endpoint: Endpoint) -> Steps[None]:
         """An entry of the log that raises no revision."""

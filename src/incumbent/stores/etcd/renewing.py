@@ -24,7 +24,6 @@ from incumbent.model import Batch, Gone, Key, Renewal, Renewed, RenewOutcome
 from incumbent.stores.etcd import kv
 from incumbent.stores.etcd.incarnation import Cluster, Incarnation
 from incumbent.stores.etcd.kv import Reply, Request, Steps
-from incumbent.stores.etcd.records import entry_of, names_of
 from incumbent.stores.etcd.sessions import ClaimState, Proof, RenewalGroup, Session, state_of
 from incumbent.stores.etcd.site import LeaseMissing
 from incumbent.stores.etcd.taking import value_of
@@ -61,7 +60,7 @@ def all_quiet(cluster: Cluster, incarnation: Incarnation, states: Sequence[Claim
     # the others are those that were granted then.
     newest = max(states, key=lambda state: state.revision)
     compare = cluster.sessions.ours(newest)
-    names = [names_of(cluster.prefix, state.key) for state in states]
+    names = [kv.names_of(cluster.prefix, state.key) for state in states]
     for state, keys in zip(states, names, strict=True):
         if state is not newest:
             compare.append(kv.created(keys.lease, state.revision))
@@ -240,7 +239,7 @@ class _Renewing:
                 self._adopt_one(at, renewal, response)
 
     def _adopt_one(self, at: int, renewal: Renewal, response: Reply) -> None:
-        entry = entry_of(renewal.claim, response)
+        entry = kv.entry_of(renewal.claim, response)
         if entry is None or self._incarnation.base + entry.created != renewal.token:
             self.outcomes[at] = Gone()
             return
@@ -328,7 +327,7 @@ class _Renewing:
         """For each whether it is ours, and its switches; writes those that must be written."""
         asked = []
         for item in batch:
-            state, names = item.state, names_of(self._cluster.prefix, item.state.key)
+            state, names = item.state, kv.names_of(self._cluster.prefix, item.state.key)
             success = [kv.read(names.field(PAUSE)), kv.read(names.field(RESIGN))]
             failure = []
             if item.write:
@@ -366,7 +365,7 @@ class _Renewing:
 
     def _has_moved(self, item: _Item, found: Reply) -> bool:
         """Whether an earlier write, of which no answer came, has attached it to another of ours."""
-        entry = entry_of(item.renewal.claim, found)
+        entry = kv.entry_of(item.renewal.claim, found)
         if entry is None or entry.created != item.state.revision:
             return False
         if entry.lease == item.lease or entry.lease not in self._sessions.by_id:

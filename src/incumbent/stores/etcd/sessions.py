@@ -22,7 +22,7 @@ from __future__ import annotations
 import os
 from base64 import b64decode
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from math import inf
 from typing import Final, NamedTuple
@@ -31,7 +31,6 @@ from incumbent import clock
 from incumbent.model import Key
 from incumbent.stores.etcd import kv
 from incumbent.stores.etcd.kv import Entry, Reply, Request, Steps
-from incumbent.stores.etcd.records import entry_of, names_of, number_in
 from incumbent.stores.etcd.site import LeaseExists
 from incumbent.stores.table import HISTORY_KEPT
 
@@ -56,30 +55,25 @@ class Proof(NamedTuple):
     term: str
 
 
+@dataclass(slots=True, eq=False)
 class Session:
     """One etcd lease. `ttl` is the whole seconds that were asked; the server may have made it more.
 
     `proved`: the instant until which it surely lives; `term`: the raft term in which it was
-    granted, or None if that is not certain; `outlived`: another leader came.
+    granted, or None if that is not certain; `outlived`: another leader came; `earliest`: before
+    that instant, no claim is overdue.
     """
 
-    __slots__ = (
-        *("claims", "earliest", "gone", "id", "outlived"),
-        *("pending", "proved", "swept", "term", "ttl"),
-    )
-
-    def __init__(self, lease_id: str, ttl: int, proved: float, term: str | None = None) -> None:
-        self.id = lease_id
-        self.ttl = ttl
-        self.proved = proved
-        self.term = term
-        self.outlived = False
-        self.pending: Proof | None = None
-        self.gone = False
-        self.swept = 0.0
-        self.earliest = inf
-        """Before that, no claim is overdue."""
-        self.claims: dict[tuple[Key, str], ClaimState] = {}
+    id: str
+    ttl: int
+    proved: float
+    term: str | None = None
+    outlived: bool = False
+    pending: Proof | None = None
+    gone: bool = False
+    swept: float = 0.0
+    earliest: float = inf
+    claims: dict[tuple[Key, str], ClaimState] = field(default_factory=dict)
 
     def answered(self, sent: float, ttl: int, term: str) -> None:
         """A keep-alive that was sent at `sent` brought `ttl` seconds, or none."""
@@ -116,17 +110,15 @@ class Session:
         return self.serves(self.ttl) and until - now >= enough
 
 
+@dataclass(slots=True, eq=False)
 class RenewalGroup:
     """Claims that are renewed together, again and again: one instant says when all are due.
 
     `due`: as ClaimState.due; `whole`: each of them is still what this process remembers of its key.
     """
 
-    __slots__ = ("due", "whole")
-
-    def __init__(self, due: float) -> None:
-        self.due = due
-        self.whole = True
+    due: float
+    whole: bool = True
 
 
 @dataclass(slots=True)
@@ -181,10 +173,15 @@ def state_of(key: Key, entry: Entry, session: Session, due: float) -> ClaimState
     fields = entry.fields
     return ClaimState(
         *(key, str(fields.get("claim", "")), session, due),
-        *(str(fields.get("holder", "")), number_in(fields.get("since"))),
-        *(number_in(fields.get("ttl")), b64decode(str(fields.get("meta", "")))),
+        *(str(fields.get("holder", "")), kv.number_in(fields.get("since"))),
+        *(kv.number_in(fields.get("ttl")), b64decode(str(fields.get("meta", "")))),
         revision=entry.created,
     )
+
+
+def foreign(key: Key, entry: Entry) -> ClaimState:
+    """A lease of ours of which nothing is remembered, on an etcd lease that is not renewed here."""
+    return state_of(key, entry, Session(entry.lease, 1, 0.0), 0.0)
 
 
 class Sessions:
@@ -195,15 +192,21 @@ class Sessions:
 
     def __init__(self, prefix: str) -> None:
         self.prefix = prefix
+        self.histories: dict[int, tuple[str, int]] = {}
+        self.looked: dict[Key, tuple[str, int]] = {}
+        self.term = ""
+        self.forget()
+
+    def forget(self) -> None:
+        """In a fork's child: nothing of this is ours."""
         self.by_ttl: dict[int, Session] = {}
         self.by_id: dict[str, Session] = {}
         self.claims: dict[tuple[Key, str], ClaimState] = {}
-        self.histories: dict[int, tuple[str, int]] = {}
         self.standing: dict[tuple[Key, str], Session] = {}
-        self.looked: dict[Key, tuple[str, int]] = {}
-        self.term = ""
+        self.lined: set[Key] = set()
+        self.waits_until = 0.0
+        self._line = os.urandom(7)
         self._new_ring()
-        self._new_line()
 
     # -- claims -------------------------------------------------------------------------------
 
@@ -244,23 +247,26 @@ class Sessions:
             self.lose(session)
         self.by_ttl, self.histories, self.standing, self.looked = {}, {}, {}, {}
 
-    def forget(self) -> None:
-        """In a fork's child: nothing of this is ours."""
-        self._new_ring()
-        self._new_line()
-        self.by_ttl, self.by_id, self.claims, self.standing = {}, {}, {}, {}
-
     def ours(self, state: ClaimState, lease: str = "") -> list[str]:
         """Comparisons: the claim has its key; nobody else attaches one to our etcd lease.
 
         `lease`: to which it is attached, where that is not the one of its session yet.
         """
-        key = names_of(self.prefix, state.key).lease
+        key = kv.names_of(self.prefix, state.key).lease
         return [kv.created(key, state.revision), kv.attached(key, lease or state.session.id)]
 
     def lookup(self, keys: list[Key]) -> Request:
-        """Read leases of which nothing is remembered; `entry_of` finds their claims."""
-        return kv.transaction([kv.read(names_of(self.prefix, key).lease) for key in keys])
+        """Read leases of which nothing is remembered; `kv.entry_of` finds their claims."""
+        return kv.transaction([kv.read(kv.names_of(self.prefix, key).lease) for key in keys])
+
+    def find(self, key: Key, claim: str, token: int | None, base: int) -> Steps[ClaimState | None]:
+        """The claim with this token, if one is given: as it is remembered, or as its key says."""
+        state = self.claims.get((key, claim))
+        if state is None or not state.has_token(token, base):
+            reply = yield self.lookup([key])
+            entry = kv.entry_of(claim, reply["responses"][0])
+            state = entry and foreign(key, entry)
+        return state if state is not None and state.has_token(token, base) else None
 
     def note_seen(self, key: Key, seen: str, revision: int) -> None:
         """A refusal or a record with this `seen` was true at this revision."""
@@ -280,7 +286,7 @@ class Sessions:
         So its entries are written over again and again, and nobody writes over another's.
         """
         place = f"{self._ring}/{self._places.get(key, 0) % HISTORY_KEPT}"
-        return names_of(self.prefix, key).past(place)
+        return kv.names_of(self.prefix, key).past(place)
 
     def placed(self, key: Key) -> None:
         """That place is taken, or perhaps."""
@@ -290,14 +296,9 @@ class Sessions:
 
     # -- places in lines ----------------------------------------------------------------------
 
-    def _new_line(self) -> None:
-        self.lined: set[Key] = set()
-        self.waits_until = 0.0
-        self._line = os.urandom(7)
-
     def place(self, key: Key) -> str:
         """The key of this process in the line of waiters for `key`: written over and over."""
-        return names_of(self.prefix, key).line + self._line.hex()
+        return kv.names_of(self.prefix, key).line + self._line.hex()
 
     @property
     def places(self) -> str:
@@ -431,7 +432,7 @@ class Sessions:
                 continue
             # Unless they were granted anew or moved: then they are looked at again.
             reply = yield kv.transaction([
-                kv.nested(self.ours(one, at), [kv.delete(names_of(self.prefix, one.key).lease)])
+                kv.nested(self.ours(one, at), [kv.delete(kv.names_of(self.prefix, one.key).lease)])
                 for one, at in batch
             ])  # fmt: skip
             for (state, _), response in zip(batch, reply["responses"], strict=True):
@@ -454,7 +455,7 @@ class Sessions:
         found = []
         reply = yield self.lookup([state.key for state in batch])
         for state, response in zip(batch, reply["responses"], strict=True):
-            entry = entry_of(state.claim, response)
+            entry = kv.entry_of(state.claim, response)
             if entry is None or entry.lease not in self.by_id:
                 self._drop_unless_newer(state)
             # Another take of the same claim, noted since, is not overdue: its grant is newer.

@@ -12,13 +12,6 @@ from incumbent.model import Ask, Granted, Holding, Key, Refused, TakeOutcome
 from incumbent.stores.etcd import kv
 from incumbent.stores.etcd.incarnation import Cluster, Incarnation
 from incumbent.stores.etcd.kv import Entry, Reply, Request, Steps
-from incumbent.stores.etcd.records import (
-    RECORD_FORMAT,
-    holding_of,
-    names_of,
-    seen_in,
-    surplus_candidates,
-)
 from incumbent.stores.etcd.sessions import ClaimState, state_of
 from incumbent.stores.etcd.site import LeaseMissing, Reborn
 from incumbent.stores.notices import PAUSE, RESIGN
@@ -61,7 +54,7 @@ class Take:
     def __init__(self, cluster: Cluster, key: Key, claim: str, ask: Ask) -> None:
         self.cluster = cluster
         self.sessions = cluster.sessions
-        self.names = names_of(cluster.prefix, key)
+        self.names = kv.names_of(cluster.prefix, key)
         self.key = key
         self.claim = claim
         self.ask = ask
@@ -225,7 +218,7 @@ class Take:
         if not leases:
             return None
         count = kv.count_of(responses[-1]) if self.ask.candidacy > 0 else 0
-        return Obstacles(kv.revision_of(reply), seen_in(leases), leases[0], candidates=count)
+        return Obstacles(kv.revision_of(reply), kv.seen_in(leases), leases[0], candidates=count)
 
     def _look(self) -> Steps[Obstacles]:
         """All that may stand in the way, without a take."""
@@ -246,7 +239,7 @@ class Take:
         by_key = {entry.key: entry for entry in switches}
         return Obstacles(
             kv.revision_of(reply),
-            seen_in(leases, [*switches, *others], len(switches) + kv.count_of(responses[2])),
+            kv.seen_in(leases, [*switches, *others], len(switches) + kv.count_of(responses[2])),
             leases[0] if leases else None,
             by_key.get(names.field(PAUSE)),
             by_key.get(names.closing),
@@ -275,7 +268,7 @@ class Take:
     def _prune(self) -> Steps[None]:
         """Remove surplus candidates: those whose time ends first."""
         reply = yield kv.transaction([kv.read(self.names.waiting, kv.after(self.names.record))])
-        surplus = surplus_candidates(kv.entries_in(reply["responses"][0]))
+        surplus = kv.surplus_candidates(kv.entries_in(reply["responses"][0]))
         if surplus:
             yield kv.transaction([kv.delete(key) for key in surplus[: kv.BATCH]])
 
@@ -294,7 +287,7 @@ class Take:
 
     def _refusal(self, found: Obstacles) -> Steps[Refused | None]:
         if found.lease is not None:
-            holding = holding_of(found.lease, self.incarnation.base, {}, clock.wall())
+            holding = kv.holding_of(found.lease, self.incarnation.base, {}, clock.wall())
             # The key of a holder that died goes with its etcd lease, and a watch shows that.
             return Refused("held", (holding,), holding.ttl, found.seen)
         if found.pause is not None:
@@ -384,4 +377,4 @@ def value_of(state: ClaimState) -> str:
     """What stands under a lease's key."""
     meta = b64encode(state.meta).decode()
     who = {"claim": state.claim, "holder": state.holder}
-    return kv.packed(format=RECORD_FORMAT, **who, ttl=state.ttl, since=state.since, meta=meta)
+    return kv.packed(format=kv.RECORD_FORMAT, **who, ttl=state.ttl, since=state.since, meta=meta)

@@ -1,4 +1,4 @@
-"""Where this process stands in the line of a name, and when its first waiter looks. Pure.
+"""Where this process stands in the line of a name, and when its first waiter looks.
 
 Each process whose waiters wait has one key in the line. The first two in line watch the lease; any
 other watches the second one before it. So a release wakes two processes, of which one asks, and a
@@ -14,14 +14,13 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any, Final
 
+from incumbent import clock
 from incumbent.model import Key
 from incumbent.stores.etcd import kv
-from incumbent.stores.etcd.kv import Entry, Reply, Request, Steps
-from incumbent.stores.etcd.records import Names, names_of, newest_seen
-from incumbent.stores.etcd.sessions import Sessions
+from incumbent.stores.etcd.incarnation import Cluster
+from incumbent.stores.etcd.kv import Entry, Names, Reply, Request, Steps
 from incumbent.stores.etcd.site import LeaseMissing
 from incumbent.stores.notices import RESIGN
-from incumbent.stores.turns import Turns
 
 _FRONT: Final = 2
 _FAR: Final = 10
@@ -122,19 +121,20 @@ class Standing:
         return self.free_since + _SILENT * self.place if self.place < _FRONT else inf
 
 
-def join(sessions: Sessions, turns: Turns, key: Key, seen: str, now: float) -> Steps[Standing]:
+def join(cluster: Cluster, key: Key, seen: str) -> Steps[Standing]:
     """Stand in line, and see where: at its end, if this process has just had its turn.
 
     `seen`: what the waiter's last refusal saw.
     """
-    names, place = names_of(sessions.prefix, key), sessions.place(key)
+    sessions, now = cluster.sessions, clock.now()
+    names, place = kv.names_of(cluster.prefix, key), sessions.place(key)
     if len(sessions.lined) >= _LINED_MAX:
         sessions.lined.clear()
     sessions.lined.add(key)
     areas = [kv.read_all(names.line, _ORDER), kv.read_all(names.leases, _ANY)]
     areas.append(kv.read_all(names.switches))
     reply: Reply = {}
-    where = [] if turns.end_turn(key) else [kv.absent(place)]
+    where = [] if cluster.turns.end_turn(key) else [kv.absent(place)]
     while not reply:
         put = kv.put(place, "", (yield from sessions.waiting()))
         try:
@@ -148,7 +148,7 @@ def join(sessions: Sessions, turns: Turns, key: Key, seen: str, now: float) -> S
     resign = names.field(RESIGN)
     free = not leases and all(entry.key == resign for entry in switches)
     # What the waiter saw is older than a successor that was named since.
-    since = newest_seen(seen)
+    since = kv.newest_seen(seen)
     called = any(
         entry.key == names.closing and entry.modified > since and _is_reserved(entry.value)
         for entry in switches
@@ -163,8 +163,9 @@ def pass_by(standing: Standing) -> Steps[None]:
     yield kv.transaction([kv.delete(standing.ahead)], where=[free])
 
 
-def leave(sessions: Sessions, turns: Turns, key: Key) -> Steps[None]:
+def leave(cluster: Cluster, key: Key) -> Steps[None]:
     """A waiter has left; if it was the last one of this process, its place goes as well."""
+    sessions, turns = cluster.sessions, cluster.turns
     if turns.waits(key) or key not in sessions.lined:
         return
     if turns.waits():

@@ -18,7 +18,7 @@ from incumbent.net.dial import is_ready, leave_to_parent, wait_ready
 from incumbent.net.names import is_unknown, resolve
 from incumbent.net.pool import Broken
 from incumbent.net.readers import LockWakeup, SharedWakeup, Wakeup
-from incumbent.stores.plan import Plan
+from incumbent.stores.plan import Plan, drive
 from incumbent.stores.postgresql.dialect import Request
 from incumbent.stores.postgresql.errors import Answered, connect_error
 from incumbent.stores.postgresql.site import DriverError, Site, Target, pq
@@ -262,19 +262,13 @@ class Wire:
     async def carry_out(self, plan: Plan[float, T], until: float) -> T:
         """The outcome of a plan. Raises Broken, Answered, and whatever its program raises."""
         program = plan.start(self.ahead, until)
-        try:
-            request = next(program)
-            while True:
-                self.used = _now()
-                request = program.send(await self.query(request, until))
-        except StopIteration as done:
-            outcome: T = done.value
-            return outcome
+        return await drive(program, lambda request: self.query(request, until))
 
     async def query(self, request: Request, until: float) -> bytes | None:
         """The one value that the statement answers. Raises Broken, Answered."""
         if until <= _now():
             raise Broken("no time is left", sent=False, late=True)
+        self.used = _now()
         if self._preparing is not None:
             await self._prepared(*self._preparing, until)
         if self._last_words:
