@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from incumbent.stores.redis import open_redis
+from incumbent.stores.redis import open_store
 from incumbent.stores.redis.engine import RedisEngine
 from incumbent.testing.contract import StoreContract, World
 from tests.support.proxy import FaultProxy
@@ -20,7 +20,7 @@ class RedisWorld(World):
     """One server; the proxy before it can be cut, and loses answers."""
 
     def __init__(self, server: RedisServer, proxy: FaultProxy, options: str = "") -> None:
-        super().__init__(open_redis(f"{proxy.url}/0{options}"))
+        super().__init__(open_store(f"{proxy.url}/0{options}"))
         self._server = server
         self._proxy = proxy
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from incumbent.stores.redis import open_redis
+from incumbent.stores.redis import open_store
 from incumbent.stores.redis.engine import RedisEngine
 from incumbent.testing.contract import World
 from tests.contract.chosen import ChosenContract
@@ -29,4 +29,4 @@ class TestValkey(ChosenContract):
 
     @pytest.fixture
     def world(self, valkey: RedisServer) -> World:
-        return World(open_redis(f"valkey://127.0.0.1:{valkey.port}?restart_wait=0"))
+        return World(open_store(f"valkey://127.0.0.1:{valkey.port}?restart_wait=0"))

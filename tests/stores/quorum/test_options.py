@@ -13,16 +13,16 @@ THREE = "redis+quorum://a,b:7000,[::1]:7001"
 
 def test_the_nodes_are_those_of_the_url_in_its_order() -> None:
     options = parse_quorum_url("redis+quorum://me:secret@a,b:7000,[::1]:7001/3?restart_wait=0")
-    assert [(it.host, it.port) for it in options.nodes] == [("a", 6379), ("b", 7000), ("::1", 7001)]
-    assert {(it.username, it.password, it.db, it.restart_wait) for it in options.nodes} == {
-        ("me", "secret", 3, 0.0)
-    }
+    targets = [it.target for it in options.nodes]
+    assert [(it.host, it.port) for it in targets] == [("a", 6379), ("b", 7000), ("::1", 7001)]
+    assert {(it.username, it.password, it.db) for it in targets} == {("me", "secret", 3)}
+    assert {it.restart_wait for it in options.nodes} == {0.0}
     assert options.shown == "redis+quorum://me:***@a:6379,b:7000,[::1]:7001/3"
     assert "secret" not in repr(options)
 
 
 def test_a_password_of_its_own_replaces_that_of_the_url() -> None:
-    assert {it.password for it in parse_quorum_url(THREE, "x").nodes} == {"x"}
+    assert {it.target.password for it in parse_quorum_url(THREE, "x").nodes} == {"x"}
 
 
 @pytest.mark.parametrize("hosts", ["a", "a,b", "a,b,c,d", ",".join("abcdefghijk")])

@@ -20,9 +20,10 @@ from typing import NamedTuple
 from incumbent.errors import StoreError
 from incumbent.stores.redis import sentinel
 from incumbent.stores.redis.dialect import too_early
-from incumbent.stores.redis.driver import Site, Target
 from incumbent.stores.redis.incarnation import Acquaintance, Met
+from incumbent.stores.redis.options import Target
 from incumbent.stores.redis.sentinel import Opinion
+from incumbent.stores.redis.site import Site
 from tests.stores.redis.meeting import NOW, Server
 
 TTL = 1.0

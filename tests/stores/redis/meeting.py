@@ -6,8 +6,10 @@ from typing import Any
 
 import hiredis
 
-from incumbent.stores.redis.incarnation import MARKER_KEY, Marker, Met, meet
+from incumbent.stores.redis.incarnation import Met, meet
+from incumbent.stores.redis.options import Target
 from incumbent.stores.redis.resp import SCRIPTS
+from incumbent.stores.redis.site import MARKER_KEY, Marker, Site
 
 NOW = 1_700_000_000
 PLAIN = {"run_id": "run1", "master_replid": "hist1", "master_replid2": "0000", "role": "master"}
@@ -37,10 +39,7 @@ class Server:
     ) -> Met:
         marker = Marker(keys or (MARKER_KEY,))
         program = meet(
-            "here",
-            marker,
-            allow_eviction=False,
-            proved=True,
+            Site(Target(), "here", proved=True, marker=marker),
             wall=self.clock if wall is None else wall,
             fresh=fresh,
             term=term,

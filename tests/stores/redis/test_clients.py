@@ -16,7 +16,7 @@ import redis.sentinel
 
 from incumbent.errors import ConfigError
 from incumbent.stores.redis import engine_from_client
-from incumbent.stores.redis.clients import read_client
+from incumbent.stores.redis.opening import read_client
 
 SECRET = "s3kr%t"
 HERE = [("h1", 26379), ("h2", 7)]
@@ -44,7 +44,7 @@ def test_a_sentinels_client_says_all_that_its_url_would(module: Any) -> None:
         HERE, sentinel_kwargs={"password": SECRET, "username": "asker"}, ssl=True
     )
     own = read_client(manager.master_for("main", username="me", password=SECRET, db=2))
-    assert own.options.shown == "rediss+sentinel://me:***@h1:26379,h2:7/main/2"
+    assert own.shown == "rediss+sentinel://me:***@h1:26379,h2:7/main/2"
     assert own.target.tls is not None
     assert own.target.password == SECRET
     assert [each.tls for each in own.sentinels] == [None, None]
@@ -57,7 +57,7 @@ def test_a_clusters_client_says_all_that_its_url_would() -> None:
     started = [redis.asyncio.cluster.ClusterNode(host, port) for host, port in HERE]
     client = ASYNC.RedisCluster(startup_nodes=started, username="me", password=SECRET, ssl=True)
     own = read_client(client)
-    assert own.options.shown == "rediss+cluster://me:***@h1:26379,h2:7"
+    assert own.shown == "rediss+cluster://me:***@h1:26379,h2:7"
     assert own.target.tls is not None
     assert own.target.tls.check_hostname is True
     assert own.target.db == 0

@@ -9,16 +9,10 @@ import pytest
 
 from incumbent.errors import StoreUnavailable
 from incumbent.stores.redis.dialect import too_early
-from incumbent.stores.redis.driver import Site, Target
 from incumbent.stores.redis.errors import Outdated
-from incumbent.stores.redis.incarnation import (
-    MARKER_KEY,
-    TOKEN_JUMP,
-    Acquaintance,
-    Mark,
-    Met,
-    read_mark,
-)
+from incumbent.stores.redis.incarnation import TOKEN_JUMP, Acquaintance, Mark, Met, read_mark
+from incumbent.stores.redis.options import Target
+from incumbent.stores.redis.site import MARKER_KEY, Site
 from tests.stores.redis.meeting import NOW, PLAIN, Server
 
 FLOOR = int(TOKEN_JUMP * 1e6)

@@ -20,17 +20,20 @@ from incumbent.errors import ConfigError, StoreError, StoreUnavailable
 from incumbent.model import Gone, Key, Renewal, Renewed, RenewOutcome
 from incumbent.protocol.port import run
 from incumbent.stores.plan import Plan
-from incumbent.stores.redis import open_redis, open_store, sentinel
+from incumbent.stores.redis import open_store, sentinel
 from incumbent.stores.redis.aiosides import AsyncSide
 from incumbent.stores.redis.cluster import SLOTS, Cluster, Topology, markers_of, slot_of
 from incumbent.stores.redis.commands import Commands
 from incumbent.stores.redis.dialect import Server
-from incumbent.stores.redis.driver import Site, Target
-from incumbent.stores.redis.hosts import parse_address, say_address
 from incumbent.stores.redis.incarnation import Acquaintance, Known, Mark, Met
-from incumbent.stores.redis.layered import LayeredEngine
 from incumbent.stores.redis.names import Naming
-from incumbent.stores.redis.options import parse_redis_url
+from incumbent.stores.redis.options import (
+    RedisOptions,
+    Target,
+    parse_address,
+    parse_redis_url,
+    say_address,
+)
 from incumbent.stores.redis.resp import Step
 from incumbent.stores.redis.router import Router
 from incumbent.stores.redis.sentinel import (
@@ -43,6 +46,7 @@ from incumbent.stores.redis.sentinel import (
 )
 from incumbent.stores.redis.server import read_facts
 from incumbent.stores.redis.sides import BlockingSide, Side, Work
+from incumbent.stores.redis.site import Site
 from incumbent.stores.redis.spread import Part, renew_part
 from incumbent.stores.url import parse_hosts
 from tests.support.pace import lasted
@@ -62,8 +66,9 @@ def test_sentinels_are_listed_with_the_name_of_the_master() -> None:
         "?sentinel_username=s&sentinel_password=t&wait_replicas=2:50ms"
     )
     assert options.hosts == (("s1", 26379), ("s2", 7000), ("::1", 7001))
-    assert (options.service, options.db, options.password) == ("main", 3, "pw")
-    assert (options.sentinel_username, options.sentinel_password) == ("s", "t")
+    assert (options.service, options.target.db, options.target.password) == ("main", 3, "pw")
+    assert [(it.host, it.port) for it in options.sentinels] == list(options.hosts)
+    assert {(it.username, it.password, it.db) for it in options.sentinels} == {("s", "t", 0)}
     assert (options.wait_replicas, options.wait_timeout) == (2, 0.05)
     assert options.shown == "redis+sentinel://me:***@s1:26379,s2:7000,[::1]:7001/main/3"
 
@@ -74,9 +79,7 @@ def test_sentinels_are_listed_with_the_name_of_the_master() -> None:
 def test_a_cluster_is_any_of_its_nodes(scheme: str) -> None:
     options = parse_redis_url(f"{scheme}://h1,h2:7000")
     assert options.hosts == (("h1", 6379), ("h2", 7000))
-    assert options.transport == (
-        "tls" if scheme in ("rediss+cluster", "valkeys+cluster") else "tcp"
-    )
+    assert bool(options.target.tls) == (scheme in ("rediss+cluster", "valkeys+cluster"))
 
 
 @pytest.mark.parametrize(
@@ -123,11 +126,6 @@ def test_passwords_show_nowhere() -> None:
     url = f"redis+sentinel://me:{SECRET}@s1/main?sentinel_password={SECRET}2"
     engine = open_store(url)
     assert SECRET not in repr((engine, engine.url, parse_redis_url(url)))
-
-
-def test_one_server_alone_is_what_open_redis_is_for() -> None:
-    with pytest.raises(ConfigError, match="more than one server"):
-        open_redis("redis+cluster://h1")
 
 
 @given(
@@ -192,7 +190,7 @@ class SlowSide:
 
 def test_an_answer_that_comes_late_does_not_replace_a_newer_one() -> None:
     async def main() -> None:
-        engine = open_redis("redis://pattern")
+        engine = open_store("redis://pattern")
         followed = Followed(engine._site, (engine._site,), "main")
         slow = SlowSide()
         side = cast("Side", slow)
@@ -219,7 +217,7 @@ def test_an_answer_proves_from_the_question_on_and_for_one_server(
 
     async def main() -> None:
         nonlocal now
-        site = open_redis("redis://pattern")._site
+        site = open_store("redis://pattern")._site
         followed, slow = Followed(site, (site,), "main"), SlowSide()
         asked = asyncio.create_task(followed.ask(cast("Side", slow), inf))
         await asyncio.sleep(0)
@@ -240,7 +238,6 @@ def test_an_answer_proves_from_the_question_on_and_for_one_server(
 
 def test_behind_sentinels_a_promotion_settles_for_longer_than_an_answer_proves() -> None:
     engine = open_store("redis+sentinel://s1,s2,s3/main")
-    assert isinstance(engine, LayeredEngine)
     operations = engine.store().operations
     assert isinstance(operations, Follow)
     # The slack is for clocks that run unevenly.
@@ -373,7 +370,7 @@ def test_a_renewal_follows_its_slot_for_as_long_as_there_is_time(redirections: i
     side = SentAbout(redirections)
     cluster = Cluster(Site(Target(), "here"), (OLD, NEW))
     cluster.topology, cluster.doubted = topology(), False
-    router = Router(cast("Side", side), cluster, Naming(None), 0, 0.1)
+    router = Router(cast("Side", side), cluster, RedisOptions("redis+cluster", Target()))
     renewal = Renewal(Key("default", "job"), "c", 1, 1.0, "epoch")
     assert run(router.renew([renewal], clock.now() + 5)) == [Renewed()]
     # Not in a busy loop.

@@ -13,7 +13,7 @@ import redis
 from incumbent import clock
 from incumbent.model import Ask, Granted, Key, Renewal, Slot
 from incumbent.stores.redis.aio import AsyncRedisStore
-from incumbent.stores.redis.incarnation import MARKER_KEY
+from incumbent.stores.redis.site import MARKER_KEY
 from tests.stores.redis.world import Party, new_claim, party
 from tests.support.pace import took
 from tests.support.servers import RedisServer
@@ -107,7 +107,7 @@ def test_after_their_time_nothing_of_them_is_left(here: Party, raw: redis.Redis)
 def test_this_process_remembers_only_so_many_names(here: Party, raw: redis.Redis) -> None:
     began = clock.now()
     asyncio.run(live_all(here, [Ask(10.0, "h")]))
-    dialect = here.engine._commands
+    dialect = here.store.operations.commands
     assert len(dialect._takes) <= 4096
     assert len(dialect._gives) <= 4096
     assert len(dialect.naming._cache) <= 4096

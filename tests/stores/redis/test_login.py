@@ -14,7 +14,8 @@ import pytest
 from incumbent import clock
 from incumbent.errors import StoreUnavailable
 from incumbent.stores.redis import aiodial, dial
-from incumbent.stores.redis.driver import Site, Target
+from incumbent.stores.redis.options import Target
+from incumbent.stores.redis.site import Site
 
 SECRET = "s3kr%t"
 OK = b"+OK\r\n"

@@ -8,16 +8,16 @@ import sys
 import pytest
 
 from incumbent.errors import ConfigError
-from incumbent.stores.redis import open_redis
-from incumbent.stores.redis.options import parse_redis_url
+from incumbent.stores.redis import open_store
+from incumbent.stores.redis.options import Tls, parse_redis_url
 
 SECRET = "pa55-never-shown"
 
 
 def test_a_bare_url_is_the_local_server() -> None:
-    options = parse_redis_url("redis://")
-    assert (options.transport, options.host, options.port, options.db) == (
-        "tcp",
+    target = parse_redis_url("redis://").target
+    assert (target.path, target.tls, target.host, target.port, target.db) == (
+        *("", None),
         "localhost",
         6379,
         0,
@@ -29,16 +29,17 @@ def test_everything_a_url_can_say_is_read() -> None:
         "rediss://me:s%40me@cache.example:7000/3?ca=/ca&restart_wait=2m"
         "&allow_eviction=yes&key=lock:{name}"
     )
-    assert (options.host, options.port, options.db) == ("cache.example", 7000, 3)
-    assert (options.username, options.password) == ("me", "s@me")
-    assert options.files == (("ssl_ca_certs", "/ca"),)
+    target = options.target
+    assert (target.host, target.port, target.db) == ("cache.example", 7000, 3)
+    assert (target.username, target.password) == ("me", "s@me")
+    assert target.tls == Tls(ca_certs="/ca")
     assert (options.restart_wait, options.allow_eviction) == (120.0, True)
     assert options.key == "lock:{name}"
 
 
 def test_a_socket_is_named_by_its_path() -> None:
-    options = parse_redis_url("redis+unix://:pw@/run/redis.sock?db=2")
-    assert (options.path, options.db, options.password) == ("/run/redis.sock", 2, "pw")
+    target = parse_redis_url("redis+unix://:pw@/run/redis.sock?db=2").target
+    assert (target.path, target.db, target.password) == ("/run/redis.sock", 2, "pw")
 
 
 @pytest.mark.parametrize("scheme", ["valkey", "valkeys"])
@@ -51,7 +52,7 @@ def test_an_ipv6_address_is_shown_in_brackets() -> None:
 
 
 def test_the_password_can_come_from_elsewhere_and_wins() -> None:
-    assert parse_redis_url("redis://me:old@host", "new").password == "new"
+    assert parse_redis_url("redis://me:old@host", "new").target.password == "new"
 
 
 @pytest.mark.parametrize(
@@ -88,11 +89,12 @@ def test_the_password_can_come_from_elsewhere_and_wins() -> None:
 )
 def test_a_url_that_cannot_work_is_refused_with_the_reason(url: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        open_redis(url)
+        open_store(url)
 
 
 def test_insisting_on_certificates_is_no_mistake() -> None:
-    assert parse_redis_url("rediss://host?ssl_cert_reqs=required&check_hostname=true").files == ()
+    options = parse_redis_url("rediss://host?ssl_cert_reqs=required&check_hostname=true")
+    assert options.target.tls == Tls()
 
 
 @pytest.mark.parametrize(
@@ -110,27 +112,27 @@ def test_insisting_on_certificates_is_no_mistake() -> None:
 )
 def test_a_password_shows_in_no_complaint(url: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        open_redis(url)
+        open_store(url)
     assert SECRET not in str(caught.value)
     assert caught.value.__context__ is None or caught.value.__suppress_context__
 
 
 def test_a_password_shows_in_no_url_and_no_repr() -> None:
-    engine = open_redis(f"redis://me:{SECRET}@host:7/1")
+    engine = open_store(f"redis://me:{SECRET}@host:7/1")
     assert engine.url == "redis://me:***@host:7/1"
     seen = (engine, engine._site, engine._site.target, parse_redis_url(f"redis://:{SECRET}@h"))
     assert SECRET not in repr(seen)
 
 
 def test_opening_connects_to_nothing() -> None:
-    assert open_redis("redis://192.0.2.1").store() is not None
+    assert open_store("redis://192.0.2.1").store() is not None
 
 
 def test_a_missing_driver_says_what_to_install() -> None:
     code = (
         "import sys; sys.modules['hiredis'] = None\n"
-        "from incumbent.stores.redis import open_redis\n"
-        "try: open_redis('redis://host')\n"
+        "from incumbent.stores.redis import open_store\n"
+        "try: open_store('redis://host')\n"
         "except ValueError as error: print(error)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -149,7 +151,7 @@ def test_reading_a_url_imports_no_driver() -> None:
 
 
 def test_a_password_in_the_words_of_a_driver_is_masked() -> None:
-    from incumbent.stores.redis.driver import connect_error
+    from incumbent.stores.redis.site import connect_error
 
-    site = open_redis(f"redis://:{SECRET}@host")._site
+    site = open_store(f"redis://:{SECRET}@host")._site
     assert SECRET not in str(connect_error(OSError(f"cannot send AUTH {SECRET}"), site))

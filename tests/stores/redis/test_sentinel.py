@@ -15,8 +15,8 @@ import pytest
 from incumbent import clock
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.model import Ask, Gone, Granted, Refused, Renewal, Renewed, RenewOutcome
-from incumbent.stores.redis import layered
-from incumbent.stores.redis.incarnation import MARKER_KEY
+from incumbent.stores.redis import sentinel
+from incumbent.stores.redis.site import MARKER_KEY
 from tests.contract.chosen import ALL
 from tests.stores.redis.world import Party, new_claim, party, soon
 from tests.support.forks import in_a_child
@@ -38,7 +38,7 @@ def running() -> Iterator[Sentinels]:
 
 @pytest.fixture(autouse=True)
 def settles_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layered, "SETTLE", SETTLE)
+    monkeypatch.setattr(sentinel, "SETTLE", SETTLE)
 
 
 def renewal(one: Party, granted: Granted) -> Renewal:

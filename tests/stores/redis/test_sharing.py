@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from incumbent.model import Granted, Refused, Released
+from incumbent.model import Granted, Key, Refused, Released
 from tests.stores.redis.world import ASK, Party, new_claim, party, soon
 from tests.support.forks import in_a_child
 from tests.support.proxy import FaultProxy
@@ -116,10 +116,12 @@ def test_a_store_that_was_closed_opens_again(here: Party) -> None:
 
 
 def test_an_engine_that_is_dropped_closes_its_connections(redis_server: RedisServer) -> None:
-    from incumbent.stores.redis import open_redis
+    from incumbent.stores.redis import open_store
 
     with FaultProxy(redis_server.port) as proxy:
-        Party(open_redis(f"{proxy.url}?restart_wait=0")).take()
+        open_store(f"{proxy.url}?restart_wait=0").store().take(
+            Key("default", "dropped"), new_claim(), ASK, soon()
+        )
         gc.collect()
         eventually(lambda: proxy.live == 0)
 
@@ -169,8 +171,8 @@ def test_a_program_that_never_closes_ends_without_a_word(redis_server: RedisServ
         "import asyncio, time\n"
         "from incumbent.model import Ask, Key\n"
         "from incumbent import clock\n"
-        "from incumbent.stores.redis import open_redis\n"
-        f"engine = open_redis({redis_server.url!r} + '?restart_wait=0')\n"
+        "from incumbent.stores.redis import open_store\n"
+        f"engine = open_store({redis_server.url!r} + '?restart_wait=0')\n"
         "ask, key = Ask(5.0, 'h'), Key('faults', 'never-closed')\n"
         "engine.store().take(key, 'c', ask, clock.now() + 2)\n"
         "async def main():\n"

@@ -9,7 +9,7 @@ import pytest
 
 from incumbent.errors import StoreUnavailable
 from incumbent.model import Gone, Granted, Released, Renewal, Renewed
-from incumbent.stores.redis import layered
+from incumbent.stores.redis import sentinel
 from incumbent.stores.redis.cluster import slot_of
 from tests.stores.redis.test_server import LOCKER
 from tests.stores.redis.world import Party, new_claim, party, soon
@@ -66,7 +66,7 @@ def test_a_user_with_the_least_rights_can_do_everything(server: RedisServer) -> 
 
 
 def test_after_a_failover_only_the_new_master_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layered, "SETTLE", 0.3)
+    monkeypatch.setattr(sentinel, "SETTLE", 0.3)
     with (
         Sentinels(program=VALKEY, replicas=1) as sentinels,
         party(sentinels.url.replace("redis", "valkey")) as one,

@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from incumbent.model import Granted, Key, Released, Renewal, RenewOutcome
 from incumbent.stores.redis import engine_from_client, open_store
+from incumbent.stores.redis.aio import AsyncRedisStore
 from incumbent.stores.redis.cluster import slot_of
 from incumbent.stores.redis.engine import RedisEngine
 from incumbent.stores.redis.sync import RedisStore
@@ -36,9 +37,19 @@ __all__ = [
 ]
 
 
+class Plain(RedisEngine):
+    """The types of an engine of one server; one with layers has the same operations."""
+
+    if TYPE_CHECKING:
+
+        def store(self) -> RedisStore: ...
+
+        def async_store(self) -> AsyncRedisStore: ...
+
+
 @dataclass
 class Party(parties.Party):
-    engine: RedisEngine
+    engine: Plain
 
     @property
     def store(self) -> RedisStore:
@@ -56,8 +67,7 @@ class Party(parties.Party):
 @contextmanager
 def party(url: str, options: str = "restart_wait=0") -> Iterator[Party]:
     """An engine at `url`, closed at the end; by default fresh servers grant at once."""
-    # One with layers has the same operations; tests of theirs look no deeper.
-    engine = cast("RedisEngine", open_store(f"{url}?{options}"))
+    engine = cast("Plain", open_store(f"{url}?{options}"))
     try:
         yield Party(engine)
     finally:
@@ -66,7 +76,7 @@ def party(url: str, options: str = "restart_wait=0") -> Iterator[Party]:
 
 def own_party(client: Any, **options: Any) -> Party:
     """The same for a client of the user's own; who asks closes it."""
-    return Party(cast("RedisEngine", engine_from_client(client, **options)))
+    return Party(cast("Plain", engine_from_client(client, **options)))
 
 
 # -- clusters: names whose slots are wanted, and renewals of them

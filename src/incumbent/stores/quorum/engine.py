@@ -12,8 +12,8 @@ from incumbent.stores.quorum.dialect import QuorumDialect
 from incumbent.stores.quorum.doctor import diagnose
 from incumbent.stores.quorum.nodes import Node, Quorum
 from incumbent.stores.quorum.sync import QuorumStore
-from incumbent.stores.redis.driver import Site
 from incumbent.stores.redis.names import Naming
+from incumbent.stores.redis.site import Site
 
 if TYPE_CHECKING:
     from incumbent.stores.quorum.aio import AsyncQuorumStore

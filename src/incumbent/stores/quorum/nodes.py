@@ -30,10 +30,10 @@ from incumbent.stores.quorum.dialect import (
     node_failure,
 )
 from incumbent.stores.redis.dialect import is_forgotten
-from incumbent.stores.redis.driver import Site
 from incumbent.stores.redis.errors import answered_error
 from incumbent.stores.redis.resp import Step, as_eval, pack
 from incumbent.stores.redis.server import Facts, greeting
+from incumbent.stores.redis.site import Site
 
 Reply: TypeAlias = "list[Any] | Silent"
 """A node's replies to the requests of a step, or why there are none."""

@@ -9,7 +9,7 @@ from hashlib import blake2s
 from typing import TYPE_CHECKING, Final
 
 from incumbent.errors import ConfigError
-from incumbent.stores.redis.options import RedisOptions, parse_redis_url
+from incumbent.stores.redis.options import RedisOptions, parse_redis_url, require_driver
 
 if TYPE_CHECKING:
     from incumbent.stores.quorum.engine import QuorumEngine
@@ -36,7 +36,7 @@ class QuorumOptions:
         login = first.rpartition("@")[0]
         hosts = ",".join(node.shown.rpartition("@")[2].rpartition("://")[2] for node in self.nodes)
         hosts = re.sub(r"/\d+(?=,|$)", "", hosts)
-        return f"{self.scheme}://{login}{'@' if login else ''}{hosts}/{self.nodes[0].db}"
+        return f"{self.scheme}://{login}{'@' if login else ''}{hosts}/{self.nodes[0].target.db}"
 
 
 def open_quorum(url: str, password: str | None = None) -> QuorumEngine:
@@ -46,14 +46,11 @@ def open_quorum(url: str, password: str | None = None) -> QuorumEngine:
     drivers.
     """
     options = parse_quorum_url(url, password)
-    # The driver only now, and first: where it is missing, it says what to install.
-    from incumbent.stores.redis.driver import Site, target_of_options  # isort: skip
+    require_driver()
     from incumbent.stores.quorum.engine import QuorumEngine
+    from incumbent.stores.redis.site import site_of
 
-    sites = [
-        Site(target_of_options(node), node.shown, node.restart_wait, node.allow_eviction)
-        for node in options.nodes
-    ]
+    sites = [site_of(node) for node in options.nodes]
     return QuorumEngine(sites, options.shown, options.members, options.nodes[0].key)
 
 
@@ -123,11 +120,11 @@ def _refuse_what_it_has_not(query: str) -> None:
 
 
 def _address(node: RedisOptions) -> str:
-    return f"{node.host.lower()}:{node.port}"
+    return f"{node.target.host.lower()}:{node.target.port}"
 
 
 def _fingerprint(nodes: tuple[RedisOptions, ...], name: str | None) -> str:
     """`3:1f0a...`: the same for every order of the same list, or for the same name."""
     members = ",".join(sorted(map(_address, nodes))) if name is None else f"name {name}"
-    mark = blake2s(f"{members}/{nodes[0].db}".encode(), digest_size=8).hexdigest()
+    mark = blake2s(f"{members}/{nodes[0].target.db}".encode(), digest_size=8).hexdigest()
     return f"{len(nodes)}:{mark}"

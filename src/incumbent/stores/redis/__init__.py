@@ -5,6 +5,6 @@ out by the connections to one server (`sync` and `aio`: each side's). The Lua sc
 server. hiredis is imported when the first engine is made.
 """
 
-from incumbent.stores.redis.opening import engine_from_client, open_redis, open_store
+from incumbent.stores.redis.opening import engine_from_client, open_store
 
-__all__ = ["engine_from_client", "open_redis", "open_store"]
+__all__ = ["engine_from_client", "open_store"]

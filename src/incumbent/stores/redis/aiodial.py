@@ -11,7 +11,8 @@ from incumbent.errors import StoreUnavailable
 from incumbent.net.aiodial import connect, connect_unix
 from incumbent.stores.redis.aiowire import AsyncWire
 from incumbent.stores.redis.dial import open_wire
-from incumbent.stores.redis.driver import Site, Target
+from incumbent.stores.redis.options import Target
+from incumbent.stores.redis.site import Site
 
 if TYPE_CHECKING:
     from ssl import SSLContext

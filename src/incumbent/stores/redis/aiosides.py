@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from incumbent import clock
@@ -13,9 +13,9 @@ from incumbent.stores.redis.aio import AsyncRedisStore
 from incumbent.stores.redis.aiodial import dial
 from incumbent.stores.redis.commands import Commands
 from incumbent.stores.redis.dialect import Server
-from incumbent.stores.redis.driver import Site
 from incumbent.stores.redis.exchange import AnyWire, Exchange
 from incumbent.stores.redis.sides import Enough, Layer, Side, View, Work
+from incumbent.stores.redis.site import Site
 
 T = TypeVar("T")
 
@@ -91,12 +91,6 @@ class AsyncFace(Layer):
         """In a fork's child: give the descriptors back without touching the parent's loop."""
         for store in self._side.stores:
             store.detach()
-
-
-def make_face(build: Callable[[Side], PlannedTogether[Server]]) -> AsyncFace:
-    """The store of the running loop."""
-    side = AsyncSide()
-    return AsyncFace(side, build(side))
 
 
 async def _outcome(work: Work[T], until: float) -> T | StoreError:

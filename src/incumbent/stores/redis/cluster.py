@@ -13,11 +13,11 @@ from typing import Any, Final, TypeVar
 from incumbent import clock
 from incumbent.errors import StoreError, StoreUnavailable
 from incumbent.stores.redis.dialect import is_forgotten
-from incumbent.stores.redis.driver import Site, target_at
 from incumbent.stores.redis.errors import answered_error
-from incumbent.stores.redis.hosts import Address, Reach, say_address, the_same
+from incumbent.stores.redis.options import Address, Reach, say_address, the_same
 from incumbent.stores.redis.resp import Program, Step, as_eval, each_step, pack
 from incumbent.stores.redis.sides import Side, at_least
+from incumbent.stores.redis.site import Site
 
 T = TypeVar("T")
 
@@ -136,6 +136,7 @@ class Cluster:
     site: Site
     seeds: tuple[Address, ...]
     reach: Reach = the_same
+    advice: str = "check the nodes, their password and the network"
     topology: Topology = field(default_factory=Topology)
     sites: dict[Address, Site] = field(default_factory=dict)
     asked: float = -inf
@@ -148,7 +149,7 @@ class Cluster:
         if site is None:
             where = f"{self.site.where} (node {say_address(address)})"
             reached = address if address in self.seeds else self.reach(address)
-            target = target_at(self.site.target, reached)
+            target = self.site.target.at(reached)
             named = address in self.seeds
             site = replace(self.site, target=target, where=where, named=named)
             self.sites[address] = site
@@ -212,6 +213,11 @@ class Cluster:
         nodes, missing = self.topology.nodes(), self.topology.unserved()
         what = f"a cluster of {len(nodes)} masters: {', '.join(map(say_address, nodes))}"
         return f"{what}; {missing} slots have none" if missing else what
+
+    def masters(self) -> list[tuple[str, Site]]:
+        """See View.masters."""
+        nodes = self.topology.nodes()
+        return [(say_address(address), self.site_of(address)) for address in nodes]
 
     def doubt(self) -> None:
         """Something went wrong at a node: others may have taken its place."""

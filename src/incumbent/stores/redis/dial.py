@@ -13,8 +13,9 @@ from incumbent.errors import StoreUnavailable
 from incumbent.net.dial import connect, connect_unix
 from incumbent.net.names import run_bounded
 from incumbent.protocol.port import run
-from incumbent.stores.redis.driver import LoginRefused, Site, Target, connect_error
+from incumbent.stores.redis.options import Target
 from incumbent.stores.redis.resp import pack
+from incumbent.stores.redis.site import LoginRefused, Site, connect_error
 from incumbent.stores.redis.wire import Wire
 
 if TYPE_CHECKING:

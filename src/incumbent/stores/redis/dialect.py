@@ -39,13 +39,13 @@ from incumbent.stores.base import Gave, Give, Take, Took
 from incumbent.stores.findings import wait_after_restart
 from incumbent.stores.plan import Plan
 from incumbent.stores.redis.commands import Commands, held_by
-from incumbent.stores.redis.driver import Site
 from incumbent.stores.redis.errors import Outdated, TooLate, restart_error
-from incumbent.stores.redis.incarnation import LOOK_EVERY, MARKER_KEY, Known, Met, meet
+from incumbent.stores.redis.incarnation import LOOK_EVERY, Known, Met, meet
 from incumbent.stores.redis.reading import is_unchanged, read_record, scan_records, server_time
 from incumbent.stores.redis.records import FIELDS
 from incumbent.stores.redis.renewals import renew_program
 from incumbent.stores.redis.resp import SCRIPTS, Program, Step, as_eval, milliseconds
+from incumbent.stores.redis.site import MARKER_KEY, Site
 
 T = TypeVar("T")
 
@@ -323,16 +323,8 @@ def give_back(commands: Commands, key: Key, grant: Granted, ask: Ask) -> Program
 
 def meeting(site: Site, term: int | None, longest: float = 0.0) -> Program[Met]:
     """See incarnation.meet; `longest` in seconds."""
-    return meet(
-        site.where,
-        site.marker,
-        allow_eviction=site.allow_eviction,
-        proved=site.proved,
-        wall=clock.wall(),
-        fresh=os.urandom(4).hex(),
-        term=term,
-        longest=milliseconds(longest) if longest else 0,
-    )
+    fresh, most = os.urandom(4).hex(), milliseconds(longest) if longest else 0
+    return meet(site, wall=clock.wall(), fresh=fresh, term=term, longest=most)
 
 
 def _tell_longest(site: Site, known: Known, ttl: float) -> Program[None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import chain
 from typing import Any, Final
 
 from incumbent import clock
@@ -11,25 +12,59 @@ from incumbent.errors import StoreError, StoreUnavailable
 from incumbent.policy import TTL_DEFAULT
 from incumbent.protocol.port import run
 from incumbent.stores.findings import (
+    CannotTell,
     Finding,
+    GrantsNothing,
     about_clock,
     about_start,
     about_trip,
+    at,
     cannot_tell,
     found,
     grants_nothing,
     wait_after_restart,
 )
 from incumbent.stores.redis.dial import dial
-from incumbent.stores.redis.driver import Site
 from incumbent.stores.redis.errors import answered_error
 from incumbent.stores.redis.exchange import carry_out
 from incumbent.stores.redis.incarnation import LOOK_EVERY, read_mark
 from incumbent.stores.redis.resp import Program, Step, pack
 from incumbent.stores.redis.server import Facts, read_facts
+from incumbent.stores.redis.sides import BlockingSide, View
+from incumbent.stores.redis.site import Site
 
 _RESYNC_LEAST: Final = 2
 """Seconds of repl-diskless-sync-delay with which no resync ends between two looks at a server."""
+
+
+def diagnose(site: Site, view: View | None, ttl: float, until: float) -> list[Finding]:
+    """What there is to say of a store: of its one server, or of the masters that `view` knows."""
+    reported, masters = list[Finding](), [("", site)]
+    if view is not None:
+        try:
+            run(view.ask(BlockingSide(), until))
+        except StoreError as error:
+            return [cannot_tell(str(error), view.advice)]
+        reported, masters = [("ok", view.summary, "")], view.masters()
+    about: list[list[Finding]] = []
+    for left, (name, master) in zip(range(len(masters), 0, -1), masters, strict=True):
+        # Each has its share of the time that is left, so that one cannot use up all of it.
+        share = clock.now() + max(0.0, until - clock.now()) / left
+        findings = examine(ttl, master, share)
+        about.append(at(name, findings) if name else findings)
+    if not all(map(_grants_nothing, about)):
+        # Which names lie there nobody here knows.
+        about = [list(map(_for_some, findings)) for findings in about]
+    return [*reported, *chain.from_iterable(about)]
+
+
+def _grants_nothing(findings: list[Finding]) -> bool:
+    return any(isinstance(finding, GrantsNothing) for finding in findings)
+
+
+def _for_some(finding: Finding) -> Finding:
+    """A master that grants nothing, as the other masters' names see it."""
+    return CannotTell(finding) if isinstance(finding, GrantsNothing) else finding
 
 
 def examine(ttl: float, site: Site, until: float) -> list[Finding]:

@@ -2,63 +2,85 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from incumbent.stores.findings import Finding
 from incumbent.stores.loops import ServerEngine
+from incumbent.stores.plan import BlockingTogether, PlannedTogether
 from incumbent.stores.redis.commands import Commands
-from incumbent.stores.redis.dialect import CAPABILITIES
-from incumbent.stores.redis.driver import Site, Target
-from incumbent.stores.redis.hosts import Reach, the_same
+from incumbent.stores.redis.dialect import CAPABILITIES, Server
 from incumbent.stores.redis.names import Naming
 from incumbent.stores.redis.options import RedisOptions
+from incumbent.stores.redis.site import Site, site_of
 from incumbent.stores.redis.sync import RedisStore
 
 if TYPE_CHECKING:
     from incumbent.stores.redis.aio import AsyncRedisStore
-    from incumbent.stores.redis.layered import LayeredEngine
+    from incumbent.stores.redis.aiosides import AsyncFace
+    from incumbent.stores.redis.sides import Side, View
 
 
-class RedisEngine(ServerEngine[RedisStore, "AsyncRedisStore"]):
-    """One server, without anything between it and the caller."""
+class RedisEngine(ServerEngine[BlockingTogether[Any], "AsyncRedisStore | AsyncFace"]):
+    """The store that options name, of any layout."""
 
     capabilities = CAPABILITIES
 
-    def __init__(self, site: Site, template: str | None = None) -> None:
-        self._site = site
-        self._commands = commands = Commands(Naming(template), site.where)
+    def __init__(self, options: RedisOptions) -> None:
+        self._site = site = site_of(options)
+        self._view: View | None = None
+        if options.layout or options.wait_replicas:
+            # Sentinels, clusters and replicas cost a start what most do not need.
+            from incumbent.stores.redis.sides import BlockingSide
 
-        def make() -> AsyncRedisStore:
-            # Imported only now: the blocking side has no use for asyncio.
-            from incumbent.stores.redis.aio import AsyncRedisStore
-
-            return AsyncRedisStore(site, commands)
-
-        super().__init__(site.where, RedisStore(site, commands), make)
+            build, self._view = _layers(site, options)
+            super().__init__(
+                site.where, BlockingTogether(build(BlockingSide())), partial(_face, build)
+            )
+        else:
+            commands = Commands(Naming(options.key), site.where)
+            make = partial(_async_store, site, commands)
+            super().__init__(site.where, RedisStore(site, commands), make)
 
     def diagnose(self, ttl: float, until: float) -> list[Finding]:
-        """See Engine.diagnose. Looks also at a server that would be refused."""
+        """See Engine.diagnose. Looks also at servers that would be refused."""
         # Only doctor needs it: a lock is there sooner.
-        from incumbent.stores.redis.doctor import examine
+        from incumbent.stores.redis.doctor import diagnose
 
-        return examine(ttl, self._site, until)
+        return diagnose(self._site, self._view, ttl, until)
 
 
-def engine_at(
-    site: Site,
-    options: RedisOptions,
-    sentinels: Sequence[Target] = (),
-    reach: Reach = the_same,
-) -> RedisEngine | LayeredEngine:
-    """The engine of options; `sentinels`: how each of the `hosts` is reached.
+def _async_store(site: Site, commands: Commands) -> AsyncRedisStore:
+    # Imported only now: the blocking side has no use for asyncio.
+    from incumbent.stores.redis.aio import AsyncRedisStore
 
-    Without them they are reached as the master is, with the options' login. `reach`: where a server
-    is reached that somebody names.
-    """
-    if not options.layered:
-        return RedisEngine(site, options.key)
-    # Sentinels, clusters and replicas cost a start what most do not need.
-    from incumbent.stores.redis.layered import layered_engine
+    return AsyncRedisStore(site, commands)
 
-    return layered_engine(site, options, sentinels, reach)
+
+def _face(build: Callable[[Side], PlannedTogether[Server]]) -> AsyncFace:
+    from incumbent.stores.redis.aiosides import AsyncFace, AsyncSide
+
+    side = AsyncSide()
+    return AsyncFace(side, build(side))
+
+
+def _layers(
+    site: Site, options: RedisOptions
+) -> tuple[Callable[[Side], PlannedTogether[Server]], View | None]:
+    """What makes the layers of one side, and where both sides look for the servers."""
+    if options.layout == "cluster":
+        from incumbent.stores.redis.cluster import Cluster
+        from incumbent.stores.redis.router import Router
+
+        cluster = Cluster(site, options.hosts, options.reach)
+        return lambda side: Router(side, cluster, options), cluster
+    from incumbent.stores.redis.replicas import connections
+
+    build = partial(connections, options, site, Commands(Naming(options.key), site.where))
+    if not options.layout:
+        return build, None
+    from incumbent.stores.redis.sentinel import Follow, followed_of
+
+    followed = followed_of(site, options)
+    return lambda side: Follow(build(side), side, followed), followed

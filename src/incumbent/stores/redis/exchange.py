@@ -27,10 +27,10 @@ from incumbent.stores.redis.dialect import (
     meeting,
     too_early,
 )
-from incumbent.stores.redis.driver import Site
 from incumbent.stores.redis.errors import Demoted
 from incumbent.stores.redis.incarnation import Known
 from incumbent.stores.redis.resp import Program, as_eval
+from incumbent.stores.redis.site import Site
 from incumbent.stores.redis.subscription import Subscriber, SubscriptionHub
 
 

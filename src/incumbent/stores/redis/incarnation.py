@@ -19,6 +19,7 @@ from incumbent.errors import StoreError, StoreUnavailable
 from incumbent.stores.redis.errors import Moved, Outdated, answered_error
 from incumbent.stores.redis.resp import SCRIPTS, Program, Script, Step, pack
 from incumbent.stores.redis.server import Facts, admit, read_facts
+from incumbent.stores.redis.site import MARKER_KEY, Site
 
 RECORD_FORMAT: Final = 2
 """The number that records and markers begin with."""
@@ -29,7 +30,6 @@ A role that changes there and back in between is not noticed. The server in betw
 for the `restart_wait`, but a lease that it did not get to know may be lost with the resync."""
 TOKEN_JUMP: Final = 60.0
 """Seconds by which the clock of a promoted server may be behind that of the master before it."""
-MARKER_KEY: Final = "incumbent:{incumbent}:server"
 
 _MICRO: Final = 1_000_000
 _JUMP: Final = int(TOKEN_JUMP * _MICRO)
@@ -43,19 +43,6 @@ _INFO: Final = pack("INFO")
 _TIME: Final = pack("TIME")
 _LOADS: Final = tuple(pack("SCRIPT", "LOAD", script.text) for script in SCRIPTS.values())
 _write_over: Final = Script("marker")
-
-
-class Marker(NamedTuple):
-    """Where the marker is: one key, or in a cluster copies in several slots of the node.
-
-    `settle`: seconds for which a master before a promoted one may have gone on unseen.
-    """
-
-    keys: tuple[str, ...] = (MARKER_KEY,)
-    settle: float = 0.0
-
-
-MARKED: Final = Marker()
 
 
 class Mark(NamedTuple):
@@ -152,15 +139,7 @@ class Met(NamedTuple):
 
 
 def meet(
-    where: str,
-    marker: Marker,
-    *,
-    allow_eviction: bool,
-    proved: bool,
-    wall: float,
-    fresh: str,
-    term: int | None = None,
-    longest: int = 0,
+    site: Site, *, wall: float, fresh: str, term: int | None = None, longest: int = 0
 ) -> Program[Met]:
     """Look at the server, leave the scripts there, and find or write its marker, in all copies.
 
@@ -169,33 +148,33 @@ def meet(
     two where the marker has to be written. Raises StoreUnavailable for a server that must not grant
     leases.
     """
-    reads = [pack("GET", key) for key in marker.keys]
+    keys = site.marker.keys
+    reads = [pack("GET", key) for key in keys]
     answers = yield Step(b"".join((_INFO, _TIME, *reads, *_LOADS)), 2 + len(reads) + len(_LOADS))
     info, time = answers[:2]
     for answer in (info, time):
         if isinstance(answer, Exception):
-            raise answered_error(str(answer), where, proved=proved)
+            raise answered_error(str(answer), site.where, proved=site.proved)
     facts = read_facts(info)
-    admit(facts, where, allow_eviction=allow_eviction)
+    admit(facts, site.where, allow_eviction=site.allow_eviction)
     # That scripts cannot be loaded (an administrator may have done it) shows when one is missing.
-    now, replies = _micros(time), dict(zip(marker.keys, answers[2:], strict=False))
+    now, replies = _micros(time), dict(zip(keys, answers[2:], strict=False))
     # In a cluster a slot may have gone elsewhere, with its copy.
     there = {key: raw for key, raw in replies.items() if raw is None or isinstance(raw, bytes)}
-
-    def choose() -> tuple[Mark, bool]:
-        return _chosen(there, where, facts, now, wall, fresh, term, longest)
-
-    mark, known = choose()
+    new = _NewMark(facts, now, int(wall * _MICRO), fresh, term, longest)
+    mark, known = _choose(there, site.where, new)
     problem: StoreError | None = None
     try:
         for _ in range(_TRIES):
             todo = {key: raw for key, raw in there.items() if raw != mark.text.encode()}
             if there and not todo:
                 break
-            there |= yield from _write(todo, mark, where, replies, proved=proved)
-            mark, known = choose()
+            there |= yield from _write(todo, mark, site, replies)
+            mark, known = _choose(there, site.where, new)
         else:
-            raise StoreUnavailable(f"{where}: its marker changes all the time", retry_after=0.1)
+            raise StoreUnavailable(
+                f"{site.where}: its marker changes all the time", retry_after=0.1
+            )
     except StoreError as error:
         problem = None if known else error
     ages = (now - mark.since) / _MICRO, wall - mark.seen / _MICRO
@@ -205,51 +184,48 @@ def meet(
 
 
 def _write(
-    todo: dict[str, bytes | None],
-    mark: Mark,
-    where: str,
-    replies: dict[str, Any],
-    *,
-    proved: bool,
+    todo: dict[str, bytes | None], mark: Mark, site: Site, replies: dict[str, Any]
 ) -> Program[dict[str, bytes | None]]:
     """Write the marker; returns what is there then. Raises StoreError where nothing can be."""
-    routed = MARKER_KEY not in replies
     writes = [
         pack("EVAL", _write_over.text, 1, key, raw or b"", mark.text) for key, raw in todo.items()
     ]
     if not writes:
-        raise _unmarked(list(replies.values()), where, routed=routed, proved=proved)
+        raise _unmarked(list(replies.values()), site)
     written = yield Step(b"".join(writes), len(writes))
     for answer in written:
         if not isinstance(answer, bytes):
-            raise _unmarked([answer], where, routed=routed, proved=proved)
+            raise _unmarked([answer], site)
     return dict(zip(todo, written, strict=False))
 
 
-def _unmarked(answers: Sequence[Any], where: str, *, routed: bool, proved: bool) -> StoreError:
-    errors = [answered_error(str(answer), where, proved=proved) for answer in answers]
+def _unmarked(answers: Sequence[Any], site: Site) -> StoreError:
+    errors = [answered_error(str(answer), site.where, proved=site.proved) for answer in answers]
     for error in errors:
         # In a cluster that is the way to the marker, not to the lease which is asked for.
-        if not isinstance(error, Moved) or not routed:
+        if not isinstance(error, Moved) or MARKER_KEY in site.marker.keys:
             return error
-    return StoreUnavailable(f"{where}: it has no slot for its marker", retry_after=0.1)
+    return StoreUnavailable(f"{site.where}: it has no slot for its marker", retry_after=0.1)
 
 
-def _chosen(
-    there: dict[str, bytes | None],
-    where: str,
-    facts: Facts,
-    now: int,
-    wall: float,
-    fresh: str,
-    term: int | None,
-    longest: int,
-) -> tuple[Mark, bool]:
+class _NewMark(NamedTuple):
+    """What a new marker would say of the server; instants in microseconds."""
+
+    facts: Facts
+    now: int
+    seen: int
+    id: str
+    term: int | None
+    longest: int
+
+
+def _choose(there: dict[str, bytes | None], where: str, new: _NewMark) -> tuple[Mark, bool]:
     """What all copies should say, and whether one does: the oldest that fits, or a new one."""
+    facts, term = new.facts, new.term
     found = [mark for key, raw in there.items() if (mark := read_mark(raw, where, key))]
     noted = max((mark.longest for mark in found), default=0)
-    longest = max(noted, longest)
-    start = now - facts.uptime * _MICRO
+    longest = max(noted, new.longest)
+    start = new.now - facts.uptime * _MICRO
     fitting = [mark for mark in found if mark.is_of(facts, term, start)]
     if fitting:
         first = min(fitting, key=lambda mark: (mark.since, mark.id))
@@ -257,12 +233,11 @@ def _chosen(
         return mark, noted == longest
     run = facts.run or f"~{start}"
     promoted = bool(facts.promoted) or any(term not in (None, mark.term) for mark in found)
-    identity = f"{fresh}@{term}" if term else fresh
+    identity = f"{new.id}@{term}" if term else new.id
     if promoted:
         identity += ":promoted"
-    floor = _floor(now, found, promoted=promoted, term=term or 0)
-    seen = int(wall * _MICRO)
-    return Mark(identity, now, seen, run, facts.replication, longest, floor), False
+    floor = _floor(new.now, found, promoted=promoted, term=term or 0)
+    return Mark(identity, new.now, new.seen, run, facts.replication, longest, floor), False
 
 
 def _floor(now: int, before: Sequence[Mark], *, promoted: bool, term: int) -> int:

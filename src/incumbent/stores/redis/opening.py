@@ -1,45 +1,55 @@
-"""From a URL, or a client of the user's own, to an engine. Imports the drivers only then."""
+"""From a URL, or a client of the user's own, to an engine. Imports the driver only then.
+
+Nothing of a client is used or changed: what it was made with is copied. Attributes of redis-py's
+objects that this relies on are tested against the real ones; redis-py itself is not imported.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any, Final
 
 from incumbent.durations import Duration
 from incumbent.errors import ConfigError
 from incumbent.stores.redis.options import (
+    Address,
+    Reach,
+    RedisOptions,
+    Target,
+    Tls,
     check_key,
     check_replicas,
     parse_redis_url,
+    require_driver,
+    the_same,
 )
 from incumbent.stores.url import parse_restart_wait
 
 if TYPE_CHECKING:
     from incumbent.stores.redis.engine import RedisEngine
-    from incumbent.stores.redis.layered import LayeredEngine
+
+_SCHEMES: Final = {"tcp": "redis", "tls": "rediss", "unix": "redis+unix"}
+_CLASSES: Final = {
+    ("connection", "Connection"): "tcp",
+    ("connection", "SSLConnection"): "tls",
+    ("connection", "UnixDomainSocketConnection"): "unix",
+    ("sentinel", "SentinelManagedConnection"): "tcp",
+    ("sentinel", "SentinelManagedSSLConnection"): "tls",
+}
+"""redis-py's own classes of connections, by module and name, blocking or not."""
 
 
-def open_store(url: str, password: str | None = None) -> RedisEngine | LayeredEngine:
+def open_store(url: str, password: str | None = None) -> RedisEngine:
     """The engine of a URL; `password` replaces the one in it. Connects to nothing.
 
     Raises ConfigError for a malformed URL, an unknown option, or missing drivers.
     """
     options = parse_redis_url(url, password)
-    # The driver first: where it is missing, it says what to install.
-    from incumbent.stores.redis.driver import site_of_options
-    from incumbent.stores.redis.engine import engine_at
-
-    return engine_at(site_of_options(options), options)
-
-
-def open_redis(url: str, password: str | None = None) -> RedisEngine:
-    """The same for one server without anything in between. Raises ConfigError for others."""
-    engine = open_store(url, password)
+    require_driver()
     from incumbent.stores.redis.engine import RedisEngine
 
-    if not isinstance(engine, RedisEngine):
-        raise ConfigError(f"{engine.url}: this takes more than one server", name="store")
-    return engine
+    return RedisEngine(options)
 
 
 def engine_from_client(
@@ -49,7 +59,7 @@ def engine_from_client(
     restart_wait: Duration | None = None,
     allow_eviction: bool = False,
     wait_replicas: int | str = 0,
-) -> RedisEngine | LayeredEngine:
+) -> RedisEngine:
     """The engine for a redis-py client or pool of the user's own, blocking or asynchronous.
 
     Of one server, of a cluster (RedisCluster), or of a master that sentinels name (master_for). Its
@@ -57,15 +67,143 @@ def engine_from_client(
     is neither used nor closed. The other arguments are those of the URL's options. Raises
     ConfigError for what is no such client, and for a wrong argument.
     """
-    # The driver first: where it is missing, it says what to install.
-    from incumbent.stores.redis.clients import read_client
-    from incumbent.stores.redis.driver import Site
-    from incumbent.stores.redis.engine import engine_at
+    require_driver()
+    from incumbent.stores.redis.engine import RedisEngine
 
-    own = read_client(client)
+    options = read_client(client)
     replicas, patience = check_replicas(str(wait_replicas) if wait_replicas else None)
-    options = replace(
-        own.options, key=check_key(key), wait_replicas=replicas, wait_timeout=patience
+    return RedisEngine(
+        replace(
+            options,
+            key=check_key(key),
+            restart_wait=parse_restart_wait(restart_wait),
+            allow_eviction=allow_eviction,
+            wait_replicas=replicas,
+            wait_timeout=patience,
+        )
     )
-    site = Site(own.target, options.shown, parse_restart_wait(restart_wait), allow_eviction)
-    return engine_at(site, options, own.sentinels, own.reach)
+
+
+def read_client(client: Any) -> RedisOptions:
+    """How a redis-py client or pool connects, blocking or not, and whatever its layout.
+
+    Raises ConfigError for anything else, and for what the client does and we could not do as well.
+    """
+    manager = getattr(client, "nodes_manager", None)
+    if manager is not None:
+        return _of_cluster(client, manager)
+    pool = getattr(client, "connection_pool", client)
+    if hasattr(pool, "sentinel_manager"):
+        return _of_sentinel(pool)
+    transport, target = _target_of_pool(pool)
+    return RedisOptions(_SCHEMES[transport], target)
+
+
+def _refused(why: str) -> ConfigError:
+    return ConfigError(why, name="store")
+
+
+# -- one server -----------------------------------------------------------------------------------
+
+
+def _target_of_pool(pool: Any) -> tuple[str, Target]:
+    made_by = getattr(pool, "connection_class", None)
+    given = getattr(pool, "connection_kwargs", None)
+    if not isinstance(made_by, type) or not isinstance(given, dict):
+        raise _refused(
+            f"a {type(pool).__name__} object: give a redis.Redis, a RedisCluster, what a Sentinel's"
+            " master_for() returns (each of redis or of redis.asyncio), or a ConnectionPool for a"
+            " single server"
+        )
+    transport = _transport_of(made_by, "connection")
+    return transport, _target(transport, given)
+
+
+def _transport_of(made_by: type, module: str) -> str:
+    """What a class of redis-py connects by. Any other class may do more than is known here."""
+    transport = _CLASSES.get((module, made_by.__name__))
+    if transport and made_by.__module__ in (f"redis.{module}", f"redis.asyncio.{module}"):
+        return transport
+    raise _refused(
+        f"connections of class {made_by.__name__} are not supported, for it is none of redis-py:"
+        " leave connection_class out, and give a credential_provider if it is for the login"
+    )
+
+
+def _target(transport: str, given: dict[str, Any]) -> Target:
+    return Target(
+        host=str(given.get("host") or "localhost"),
+        port=int(given.get("port") or 6379),
+        path=str(given.get("path") or "") if transport == "unix" else "",
+        db=int(given.get("db") or 0),
+        username=given.get("username"),
+        password=given.get("password"),
+        credentials=given.get("credential_provider"),
+        tls=_tls(given) if transport == "tls" else None,
+    )
+
+
+def _tls(given: dict[str, Any]) -> Tls:
+    known = {field.name for field in fields(Tls)}
+    options: dict[str, Any] = {}
+    for option, value in given.items():
+        name = option.removeprefix("ssl_")
+        if name == option or value is None:
+            continue
+        if name in known:
+            options[name] = tuple(value) if isinstance(value, list) else value
+        elif value:
+            raise _refused(f"the client's option {option} is not supported")
+    return Tls(**options)
+
+
+# -- Sentinel -------------------------------------------------------------------------------------
+
+
+def _of_sentinel(pool: Any) -> RedisOptions:
+    if not pool.is_master:
+        raise _refused("a client of replicas, which grant nothing: give what master_for() returns")
+    manager = pool.sentinel_manager
+    sentinels = tuple(_target_of_sentinel(each) for each in manager.sentinels)
+    hosts = tuple((each.host, each.port) for each in sentinels)
+    if len(set(hosts)) < len(hosts) or not hosts:
+        raise _refused("the client names no sentinel, or one of them twice: each has one vote")
+    # Theirs finds the master by itself; ours is told where it is.
+    transport = _transport_of(pool.connection_class, "sentinel")
+    target = _target(transport, pool.connection_kwargs)
+    reach = _forced(getattr(manager, "_force_master_ip", None))
+    scheme, service = f"{_SCHEMES[transport]}+sentinel", str(pool.service_name)
+    return RedisOptions(scheme, target, hosts, service, sentinels, reach)
+
+
+def _forced(host: str | None) -> Reach:
+    return the_same if host is None else lambda address: (host, address[1])
+
+
+def _target_of_sentinel(client: Any) -> Target:
+    # A sentinel has no databases.
+    return replace(_target_of_pool(client.connection_pool)[1], db=0)
+
+
+# -- Cluster --------------------------------------------------------------------------------------
+
+
+def _of_cluster(client: Any, manager: Any) -> RedisOptions:
+    given = dict(manager.connection_kwargs)
+    made_by = given.get("connection_class")
+    if made_by is None:
+        transport = "tls" if given.get("ssl") else "tcp"
+    else:
+        transport = _transport_of(made_by, "connection")
+    if transport == "unix":
+        raise _refused("a cluster is not reached by a unix socket")
+    target = _target(transport, {**given, "host": None, "port": None, "db": None})
+    hosts = _nodes(getattr(client, "startup_nodes", None) or manager.startup_nodes.values())
+    if not hosts:
+        raise _refused("the client names no node of the cluster")
+    reach = getattr(manager, "address_remap", None) or the_same
+    return RedisOptions(f"{_SCHEMES[transport]}+cluster", target, hosts, reach=reach)
+
+
+def _nodes(nodes: Iterable[Any]) -> tuple[Address, ...]:
+    return tuple(dict.fromkeys((str(each.host), int(each.port)) for each in nodes))

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
-from dataclasses import dataclass, field
-from typing import Final
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from urllib.parse import unquote
 
 from incumbent.durations import parse_duration
 from incumbent.errors import ConfigError
-from incumbent.stores.redis.hosts import Address, say_address
 from incumbent.stores.url import (
     Endpoint,
     parse_hosts,
@@ -19,6 +21,13 @@ from incumbent.stores.url import (
     wrong_option,
 )
 
+if TYPE_CHECKING:
+    import ssl
+
+Address: TypeAlias = "tuple[str, int]"
+Reach: TypeAlias = Callable[[Address], Address]
+"""Where a server is reached that announces an address which this side of a network cannot reach."""
+
 _TRANSPORTS: Final = {"redis": "tcp", "valkey": "tcp", "rediss": "tls", "valkeys": "tls"}
 _SCHEMES: Final = {
     **_TRANSPORTS,
@@ -27,8 +36,8 @@ _SCHEMES: Final = {
     **{f"{scheme}+cluster": transport for scheme, transport in _TRANSPORTS.items()},
 }
 _PORTS: Final = {"": 6379, "sentinel": 26379, "cluster": 6379}
-_FILES: Final = {"ca": "ssl_ca_certs", "cert": "ssl_certfile", "cert_key": "ssl_keyfile"}
-"""The option of the URL, and what the driver calls it."""
+_FILES: Final = {"ca": "ca_certs", "cert": "certfile", "cert_key": "keyfile"}
+"""The option of the URL, and the field of Tls."""
 _CHECKS: Final = ("ssl_cert_reqs", "ssl_check_hostname", "check_hostname")
 _MORE: Final = {"sentinel": ("sentinel_username", "sentinel_password"), "unix": ("db",)}
 """Further options; the path of a unix socket's URL cannot name a database."""
@@ -37,55 +46,167 @@ _GONE: Final = {
     "db": "is gone: the path names the database, as in redis://host:6379/2",
     "functions": "is gone: scripts are sent (docs/redis.md: Least privilege)",
     "wait_timeout": "is part of wait_replicas now: wait_replicas=1:100ms",
-    **{old: f"is called {new} now" for new, old in _FILES.items()},
+    **{f"ssl_{old}": f"is called {new} now" for new, old in _FILES.items()},
 }
 _NO: Final = ("no", "false", "0", "off", "none", "optional")
 
 
-@dataclass(frozen=True, slots=True)
-class RedisOptions:
-    """Where the server is, and how it is used. `restart_wait` is seconds; None means one ttl.
+def parse_address(text: str) -> Address:
+    """`host:port` as servers say it, where an IPv6 address has no brackets."""
+    host, _, port = text.rpartition(":")
+    return host.strip("[]"), int(port)
 
-    `layout`: "" one server, "sentinel" or "cluster", whose `hosts` are asked where it is;
-    `service`: the name under which the sentinels know it; `wait_replicas`, `wait_timeout`
-    (seconds): how many replicas have to say that they have what was granted, and by when.
+
+def say_address(address: Address) -> str:
+    """For people."""
+    return str(Endpoint(*address))
+
+
+def the_same(address: Address) -> Address:
+    """Where nearly every server is reached: see Reach."""
+    return address
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """How the server's certificate is checked, and which one is shown to it.
+
+    The fields are the options of redis-py without their `ssl_`, and mean the same.
     """
 
-    scheme: str
-    transport: str
+    ca_certs: str | None = None
+    ca_path: str | None = None
+    ca_data: str | bytes | None = None
+    certfile: str | None = None
+    keyfile: str | None = None
+    password: str | None = field(default=None, repr=False)
+    cert_reqs: Any = "required"
+    check_hostname: bool = True
+    include_verify_flags: tuple[int, ...] = ()
+    exclude_verify_flags: tuple[int, ...] = ()
+    min_version: int | None = None
+    ciphers: str | None = None
+
+    def context(self) -> ssl.SSLContext:
+        """The same one until a file is replaced: to make one takes 30 ms. Raises OSError."""
+        files = (self.ca_certs, self.ca_path, self.certfile, self.keyfile)
+        return _context(self, tuple(_state(path) for path in files if path))
+
+
+def _state(path: str) -> tuple[int, ...]:
+    found = os.stat(path)  # noqa: PTH116 - pathlib costs start-up time
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+@lru_cache(maxsize=8)
+def _context(tls: Tls, _: tuple[tuple[int, ...], ...]) -> ssl.SSLContext:
+    import ssl
+
+    context = ssl.create_default_context()
+    required = tls.cert_reqs
+    if isinstance(required, str):
+        required = ssl.VerifyMode[f"CERT_{required.upper()}"]
+    # In this order: a context that checks the name requires a certificate.
+    context.check_hostname = tls.check_hostname and required != ssl.CERT_NONE
+    context.verify_mode = required
+    for flag in tls.include_verify_flags:
+        context.verify_flags |= flag
+    for flag in tls.exclude_verify_flags:
+        context.verify_flags &= ~flag
+    if tls.certfile or tls.keyfile:
+        context.load_cert_chain(tls.certfile or "", tls.keyfile, tls.password)
+    if tls.ca_certs or tls.ca_path or tls.ca_data:
+        context.load_verify_locations(tls.ca_certs, tls.ca_path, tls.ca_data)
+    if tls.min_version is not None:
+        context.minimum_version = ssl.TLSVersion(tls.min_version)
+    if tls.ciphers:
+        context.set_ciphers(tls.ciphers)
+    return context
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a server is, and how to log in. `path` is that of a unix socket, in place of a host.
+
+    `credentials`: a CredentialProvider of redis-py, which is asked at each connection. `term`: of
+    which promotion it is the master, as sentinels count them; None if nobody asked them.
+    """
+
     host: str = "localhost"
     port: int = 6379
     path: str = ""
     db: int = 0
     username: str | None = None
     password: str | None = field(default=None, repr=False)
-    files: tuple[tuple[str, str], ...] = ()
+    credentials: Any = field(default=None, repr=False)
+    tls: Tls | None = None
+    term: int | None = None
+
+    @property
+    def login(self) -> tuple[str, ...]:
+        """The arguments of AUTH, without a provider's; none if nobody logs in."""
+        if self.username:
+            return self.username, self.password or ""
+        return (self.password,) if self.password else ()
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """What must never be shown."""
+        found = (self.password, self.tls.password if self.tls else None)
+        return tuple(secret for secret in found if secret and isinstance(secret, str))
+
+    def at(self, address: Address) -> Target:
+        """The same at another address."""
+        return replace(self, host=address[0], port=address[1])
+
+
+@dataclass(frozen=True, slots=True)
+class RedisOptions:
+    """Where the server is, and how it is used. `restart_wait` is seconds; None means one ttl.
+
+    `hosts` are asked where it is: the `sentinels`, which know it by the name `service`, or nodes of
+    a cluster; `reach`: where a server is reached that they name. `wait_replicas`, `wait_timeout`
+    (seconds): how many replicas have to say that they have what was granted, and by when.
+    """
+
+    scheme: str
+    target: Target
+    hosts: tuple[Address, ...] = ()
+    service: str = ""
+    sentinels: tuple[Target, ...] = ()
+    reach: Reach = the_same
     key: str | None = None
     restart_wait: float | None = None
     allow_eviction: bool = False
-    layout: str = ""
-    hosts: tuple[Address, ...] = ()
-    service: str = ""
-    sentinel_username: str | None = None
-    sentinel_password: str | None = field(default=None, repr=False)
     wait_replicas: int = 0
     wait_timeout: float = 0.1
 
     @property
-    def layered(self) -> bool:
-        """Whether it takes more than the connections to one server."""
-        return bool(self.layout or self.wait_replicas)
+    def layout(self) -> str:
+        """One of "sentinel" and "cluster"; "" for one server."""
+        return _layout(self.scheme)
 
     @property
     def shown(self) -> str:
         """The URL for people: no password, no options."""
-        login = shown_login(self.username, self.password)
-        if self.transport == "unix":
-            return f"{self.scheme}://{login}{self.path}"
+        target = self.target
+        start = f"{self.scheme}://{shown_login(target.username, target.password)}"
+        if target.path:
+            return f"{start}{target.path}"
         if self.layout:
-            name = f"/{self.service}/{self.db}" if self.service else ""
-            return f"{self.scheme}://{login}{','.join(map(say_address, self.hosts))}{name}"
-        return f"{self.scheme}://{login}{say_address((self.host, self.port))}/{self.db}"
+            name = f"/{self.service}/{target.db}" if self.service else ""
+            return f"{start}{','.join(map(say_address, self.hosts))}{name}"
+        return f"{start}{say_address((target.host, target.port))}/{target.db}"
+
+
+def require_driver() -> None:
+    """Raises ConfigError that says what to install, if the driver is missing."""
+    try:
+        import hiredis  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(
+            "this store needs hiredis: pip install 'hiredis>=3.0' (the extra redis)", name="store"
+        ) from error
 
 
 def parse_redis_url(url: str, password: str | None = None) -> RedisOptions:
@@ -107,28 +228,36 @@ def parse_redis_url(url: str, password: str | None = None) -> RedisOptions:
     options = _options(query, transport, layout)
     user, _, secret = login.partition(":")
     service, path = _service(scheme, path) if layout == "sentinel" else ("", path)
-    replicas, patience = check_replicas(options.get("wait_replicas"))
-    return RedisOptions(
-        scheme=scheme,
-        transport=transport,
+    target = Target(
         host=hosts[0].host,
         port=hosts[0].port,
         path=f"/{unquote(path)}" if transport == "unix" else "",
         db=_database(options.get("db", "") if transport == "unix" else path, layout),
         username=unquote(user) or None,
         password=password or unquote(secret) or None,
-        files=tuple((_FILES[name], options[name]) for name in _FILES if name in options),
+        tls=_tls(options) if transport == "tls" else None,
+    )
+    # A sentinel has no databases, and users of its own.
+    asker, word = options.get("sentinel_username"), options.get("sentinel_password")
+    sentinel = replace(target, db=0, username=asker, password=word)
+    replicas, patience = check_replicas(options.get("wait_replicas"))
+    return RedisOptions(
+        scheme,
+        target,
+        hosts=hosts if layout else (),
+        service=service,
+        sentinels=tuple(map(sentinel.at, hosts)) if service else (),
         key=check_key(options.get("key")),
         restart_wait=parse_restart_wait(options.get("restart_wait")),
         allow_eviction=_yes_or_no("allow_eviction", options.get("allow_eviction", "no")),
-        layout=layout,
-        hosts=hosts if layout else (),
-        service=service,
-        sentinel_username=options.get("sentinel_username"),
-        sentinel_password=options.get("sentinel_password"),
         wait_replicas=replicas,
         wait_timeout=patience,
     )
+
+
+def _tls(options: dict[str, str]) -> Tls:
+    files: dict[str, Any] = {_FILES[name]: options[name] for name in _FILES if name in options}
+    return Tls(**files)
 
 
 def _layout(scheme: str) -> str:

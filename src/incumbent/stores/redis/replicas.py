@@ -15,15 +15,28 @@ from incumbent.durations import say_seconds
 from incumbent.errors import OutcomeUnknown, StoreUnavailable
 from incumbent.model import Granted
 from incumbent.stores.plan import Plan, PlannedTogether
+from incumbent.stores.redis.commands import Commands
 from incumbent.stores.redis.dialect import JoinedPlan, Server, give_back, is_forgotten
+from incumbent.stores.redis.options import RedisOptions
 from incumbent.stores.redis.resp import Program, Step, as_eval, each_step, milliseconds, pack
-from incumbent.stores.redis.sides import Layer
+from incumbent.stores.redis.sides import Layer, Side
+from incumbent.stores.redis.site import Site
 
 T = TypeVar("T")
 
 _now = clock.now
 _SHARE: Final = 0.5
 """Of the time that is left, at most this goes to waiting: a grant may have to be given back."""
+
+
+def connections(
+    options: RedisOptions, site: Site, commands: Commands, side: Side
+) -> PlannedTogether[Server]:
+    """The connections to one server, and the replicas that have to confirm what it grants."""
+    exchange = side.exchange(site, commands)
+    if options.wait_replicas:
+        return Confirmed(exchange, options.wait_replicas, options.wait_timeout)
+    return exchange
 
 
 class Confirmed(Layer):

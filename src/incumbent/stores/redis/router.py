@@ -18,9 +18,9 @@ from incumbent.stores.redis.commands import Commands
 from incumbent.stores.redis.dialect import DIALECT, JoinedPlan, Server, joined
 from incumbent.stores.redis.errors import Moved
 from incumbent.stores.redis.exchange import Exchange
-from incumbent.stores.redis.hosts import Address, parse_address, say_address
 from incumbent.stores.redis.names import Naming
-from incumbent.stores.redis.replicas import Confirmed
+from incumbent.stores.redis.options import Address, RedisOptions, parse_address, say_address
+from incumbent.stores.redis.replicas import connections
 from incumbent.stores.redis.sides import Side
 from incumbent.stores.redis.spread import Part, renew_part, slot_of_key
 
@@ -37,10 +37,9 @@ fro until then."""
 
 
 class _Node(NamedTuple):
-    """The connections of one side to one node, and what carries out a plan there."""
+    """What carries out a plan of one side at one node."""
 
     address: Address
-    exchange: Exchange[Any]
     planned: PlannedTogether[Server]
 
 
@@ -49,18 +48,11 @@ class Router(PlannedTogether[Server]):
 
     dialect = DIALECT
 
-    def __init__(
-        self,
-        side: Side,
-        cluster: Cluster,
-        naming: Naming,
-        replicas: int,
-        patience: float,
-    ) -> None:
+    def __init__(self, side: Side, cluster: Cluster, options: RedisOptions) -> None:
         self._side = side
         self._cluster = cluster
-        self._naming = naming
-        self._replicas, self._patience = replicas, patience
+        self._options = options
+        self._naming = Naming(options.key)
         self._nodes: dict[Address, _Node] = {}
 
     async def run(self, plan: Plan[Server, T], until: float) -> T:
@@ -83,11 +75,11 @@ class Router(PlannedTogether[Server]):
         """Carry out a plan at a node; `moving`: the key is on its way there."""
         if not moving:
             outcome: Any = await node.planned.run(plan, until)
-        elif node.planned is not node.exchange:
+        elif not isinstance(node.planned, Exchange):
             raise StoreUnavailable("the key is being moved, and its replicas cannot be asked yet")
         else:
             by_asking = replace(plan, start=lambda server, end: asking(plan.start(server, end)))
-            outcome = await node.exchange.carry(by_asking, until)
+            outcome = await node.planned.carry(by_asking, until)
         if isinstance(plan, JoinedPlan):
             return [_granted_by(node, each) for each in outcome]
         return _granted_by(node, outcome)
@@ -225,7 +217,7 @@ class Router(PlannedTogether[Server]):
 
     def let_go(self) -> None:
         for node in list(self._nodes.values()):
-            node.exchange.let_go()
+            node.planned.let_go()
 
     def _slot(self, key: Key) -> int:
         return slot_of(self._naming.of(key).main)
@@ -238,11 +230,9 @@ class Router(PlannedTogether[Server]):
         node = self._nodes.get(address)
         if node is None:
             site = self._cluster.site_of(address)
-            exchange = self._side.exchange(site, Commands(self._naming, site.where))
-            planned: PlannedTogether[Server] = exchange
-            if self._replicas:
-                planned = Confirmed(exchange, self._replicas, self._patience)
-            node = self._nodes[address] = _Node(address, exchange, planned)
+            commands = Commands(self._naming, site.where)
+            planned = connections(self._options, site, commands, self._side)
+            node = self._nodes[address] = _Node(address, planned)
         return node
 
     def _learn(self, slot: int, error: Moved, by: Address | None, asks: dict[int, Address]) -> None:

@@ -18,11 +18,11 @@ from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.model import Key
 from incumbent.stores.plan import Plan, PlannedTogether
 from incumbent.stores.redis.dialect import Server
-from incumbent.stores.redis.driver import Site, target_at
 from incumbent.stores.redis.errors import Demoted, answered_error
-from incumbent.stores.redis.hosts import Address, Reach, say_address, the_same
+from incumbent.stores.redis.options import Address, Reach, RedisOptions, say_address, the_same
 from incumbent.stores.redis.resp import Program, Step, pack
 from incumbent.stores.redis.sides import Layer, Side
+from incumbent.stores.redis.site import Site
 
 T = TypeVar("T")
 
@@ -114,11 +114,6 @@ def _too_few(
     )
 
 
-def say_master(address: Address) -> str:
-    """For the doctor."""
-    return f"the sentinels say that the master is {say_address(address)}"
-
-
 @dataclass(slots=True)
 class Followed:
     """A master and its sentinels, as both sides of an engine see them.
@@ -131,6 +126,7 @@ class Followed:
     sentinels: tuple[Site, ...]
     service: str
     reach: Reach = the_same
+    advice: str = "check the sentinels, their password and the name"
     opinion: Opinion | None = None
     asked: float = -inf
     checked: float = -inf
@@ -140,8 +136,8 @@ class Followed:
         """Whether the sentinels have to be asked again."""
         return not 0 <= _now() - self.checked <= FRESH
 
-    async def ask(self, side: Side, until: float) -> Address:
-        """Where the master is. Raises StoreUnavailable, at `until` at the latest."""
+    async def ask(self, side: Side, until: float) -> None:
+        """Ask where the master is. Raises StoreUnavailable, at `until` at the latest."""
         asked_at, site = _now(), self.site
 
         def program(sentinel: Site) -> Program[Opinion]:
@@ -160,16 +156,35 @@ class Followed:
         # Another thread may have asked later and heard more.
         if asked_at >= self.asked:
             if opinion != self.opinion:
-                target = target_at(site.target, self.reach(opinion.address))
+                target = site.target.at(self.reach(opinion.address))
                 site.target = replace(target, term=opinion.epoch)
                 self.opinion = opinion
             self.asked = self.checked = asked_at
             site.meant_until = asked_at + PROVES
-        return opinion.address
+
+    @property
+    def summary(self) -> str:
+        """For the doctor."""
+        master = say_address(self.opinion.address) if self.opinion else "unknown"
+        return f"the sentinels say that the master is {master}"
+
+    def masters(self) -> list[tuple[str, Site]]:
+        """See View.masters."""
+        return [("", self.site)]
 
     def doubt(self) -> None:
         """Something went wrong at the master: the sentinels may know more by now."""
         self.checked = -inf
+
+
+def followed_of(site: Site, options: RedisOptions) -> Followed:
+    """The master that options name."""
+    site.marker, site.named = site.marker._replace(settle=SETTLE), False
+    sentinels = tuple(
+        Site(target, f"the sentinel {say_address(address)}")
+        for target, address in zip(options.sentinels, options.hosts, strict=True)
+    )
+    return Followed(site, sentinels, options.service, options.reach)
 
 
 class Follow(Layer):

@@ -21,9 +21,9 @@ from incumbent.stores.plan import Plan, PlannedTogether
 from incumbent.stores.redis.commands import Commands
 from incumbent.stores.redis.dial import dial
 from incumbent.stores.redis.dialect import DIALECT, Server
-from incumbent.stores.redis.driver import Site
 from incumbent.stores.redis.exchange import UNUSABLE, AnyWire, Exchange, carry_out
 from incumbent.stores.redis.resp import Program
+from incumbent.stores.redis.site import Site
 from incumbent.stores.redis.sync import BlockingExchange
 
 T = TypeVar("T")
@@ -58,7 +58,16 @@ class Layer(PlannedTogether[Server]):
 
 
 class View(Protocol):
-    """What is known of where the servers are."""
+    """What is known of where the servers are, with `advice` for when they cannot be found."""
+
+    advice: str
+
+    @property
+    def summary(self) -> str:
+        """For the doctor."""
+
+    def masters(self) -> list[tuple[str, Site]]:
+        """Those that are known, each with its name if there are several."""
 
     @property
     def stale(self) -> bool:

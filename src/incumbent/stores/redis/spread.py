@@ -20,9 +20,9 @@ from incumbent.stores.redis.cluster import ASKING, slot_of
 from incumbent.stores.redis.commands import Commands
 from incumbent.stores.redis.dialect import is_forgotten
 from incumbent.stores.redis.errors import answered_error
-from incumbent.stores.redis.hosts import Address, say_address
 from incumbent.stores.redis.incarnation import TOKEN_JUMP
 from incumbent.stores.redis.names import Naming
+from incumbent.stores.redis.options import Address, say_address
 from incumbent.stores.redis.renewals import (
     RESTARTED,
     Call,

@@ -22,9 +22,9 @@ from incumbent.stores.plan import BlockingTogether
 from incumbent.stores.redis.commands import Commands
 from incumbent.stores.redis.dial import dial
 from incumbent.stores.redis.dialect import DIALECT, Server, settle_take
-from incumbent.stores.redis.driver import Site
 from incumbent.stores.redis.exchange import UNUSABLE, Exchange, carry_out
 from incumbent.stores.redis.incarnation import LOOK_EVERY
+from incumbent.stores.redis.site import Site
 from incumbent.stores.redis.subscription import Subscriber
 from incumbent.stores.redis.wire import Wire
 
