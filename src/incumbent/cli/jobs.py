@@ -26,9 +26,7 @@ from incumbent.cron.fleet import (
     encode,
     gone_since,
     had_by_nobody,
-    has_no_instance,
     is_job,
-    jobs_of,
     next_slot,
     pause_of,
     presences,
@@ -37,11 +35,12 @@ from incumbent.cron.fleet import (
     runs_in,
     up_now,
 )
-from incumbent.cron.ledger import JOB, Run, State, read_job, running, runs_of
+from incumbent.cron.ledger import JOB, Run, State, runs_of
 from incumbent.cron.schedule import slot_id
 from incumbent.durations import parse_duration, say_seconds
 from incumbent.model import Key, Past, Record
 from incumbent.options import require
+from incumbent.page.snapshot import Job, Snapshot, fleet_of
 from incumbent.protocol.link import link_for
 from incumbent.stores.notices import PAUSE
 from incumbent.supervise.codes import BUSY, OK, USAGE
@@ -80,45 +79,63 @@ def _jobs(request: Request) -> int:
 def _show_jobs(request: Request, client: Client) -> None:
     records = client.scan("", _SCAN_WITHIN)
     now = clock.wall()
-    jobs = jobs_of(records)
-    by_name = {record.key.name: record for record in records}
-    up = up_now(presences(by_name[PRESENCE]), now) if PRESENCE in by_name else []
-    sets = read_sets(by_name.get(KNOWN))
-    gone = {record.key.name for record in jobs if has_no_instance(record, up, sets)}
-    paused = CONTROL in by_name and pause_of(by_name[CONTROL]) is not None
+    fleet = fleet_of(Snapshot(client.url, request.namespace, now, records, read_at=now))
+    jobs = [(job, name in fleet.gone) for name, job in fleet.jobs.items()]
     if request.on("json"):
-        instances = [{"instance": one.instance, "since": utc(one.since)} for one in up]
-        shown = [job_as_json(record, now, gone=record.key.name in gone) for record in jobs]
-        print_json(request, {"jobs": shown, "instances": instances, "all_paused": paused})
+        instances = [{"instance": one.instance, "since": utc(one.since)} for one in fleet.up]
+        shown = [_job_as_json(job, now, gone=gone) for job, gone in jobs]
+        print_json(request, {"jobs": shown, "instances": instances, "all_paused": fleet.all_paused})
         return
-    rows = [
-        _job_row(record, now, gone=record.key.name in gone)
-        for record in jobs
-        if record.key.name not in gone or _is_shown(record, now)
-    ]
-    below = [say_up(up, now) + ("; everything is paused" if paused else "")]
+    rows = [_job_row(job, now, gone=gone) for job, gone in jobs if not gone or _is_shown(job, now)]
+    below = [say_up(fleet.up, now) + ("; everything is paused" if fleet.all_paused else "")]
     if any(row[2] == "gone" for row in rows):
         below.insert(0, _GONE)
     draw(request, [_HEAD, *rows], below)
 
 
-def _is_shown(record: Record, now: float) -> bool:
+def _is_shown(job: Job, now: float) -> bool:
     """For a while: it may be the jobs of a file whose instances are all down."""
-    since = gone_since(record.fields)
+    since = gone_since(job.record.fields)
     return since is None or now - since < _SHOW_GONE
 
 
-def _job_row(record: Record, now: float, *, gone: bool) -> tuple[str, ...]:
-    following, last, runs = next_slot(record, now), last_run(record), running(record)
+def _job_row(job: Job, now: float, *, gone: bool) -> tuple[str, ...]:
+    following = next_slot(job.record, now)
     coming = "-" if following is None else f"in {say_seconds(max(0.0, following - now))}"
-    coming = "gone" if gone else "paused" if PAUSE in record.fields else coming
-    row = (record.key.name, str(read_job(record.fields).get("schedule", "-")), coming)
-    if runs:
-        since = say_seconds(max(0.0, now - (runs[0].started or now)))
-        return (*row, iso(runs[0].due), "running", since, runs[0].instance)
-    if last is None:
+    coming = "gone" if gone else "paused" if PAUSE in job.record.fields else coming
+    row = (job.record.key.name, str(job.facts.get("schedule", "-")), coming)
+    if not job.runs:
         return (*row, "-", "-", "-", "-")
-    return (*row, iso(last.due), result_of(last), took(last), last.instance or "-")
+    run = next(iter(_running(job)), job.runs[-1])
+    result = result_of(run) if run.state.ended else "running"
+    return (*row, iso(run.due), result, _took(run, now), run.instance or "-")
+
+
+def _running(job: Job) -> list[Run]:
+    return [run for run in job.runs if not run.state.ended]
+
+
+def _job_as_json(job: Job, now: float, *, gone: bool) -> dict[str, Any]:
+    following = None if gone else next_slot(job.record, now)
+    return {
+        "name": job.record.key.name,
+        **{key: value for key, value in job.facts.items() if key not in ("since", GONE)},
+        "next": None if following is None else slot_id(following),
+        "gone": gone,
+        "paused": PAUSE in job.record.fields,
+        "running": [_run_as_json(run) for run in _running(job)],
+        "last": _run_as_json(job.runs[-1]) if job.runs else None,
+    }
+
+
+def say_up(present: Iterable[Present], now: float) -> str:
+    """The instances that are up, and those that are silent for longer than they should be."""
+    known = up_now(present, now)
+    up = [one.instance for one in known if now - one.seen < GONE_AFTER]
+    silent = [one for one in known if now - one.seen >= GONE_AFTER]
+    who = f"{len(up)} up: {', '.join(up)}" if up else "no instance is up"
+    since = [f"{one.instance} for {say_seconds(now - one.seen)}" for one in silent]
+    return f"{who}; silent: {', '.join(since)}" if since else who
 
 
 # -- history ---------------------------------------------------------------------------------------
@@ -135,7 +152,7 @@ def _history(request: Request) -> int:
         found = [run for run in runs if run.due >= start]
         if request.on("failed"):
             found = [run for run in found if run.state in _FAILED]
-        _show_runs(request, record, found[-most:])
+        _show_runs(request, found[-most:])
         return OK
     history = [past for past in record.history if past.started >= start][-most:]
     if request.on("json"):
@@ -145,23 +162,52 @@ def _history(request: Request) -> int:
     return OK
 
 
-def _show_runs(request: Request, record: Record, runs: list[Run]) -> None:
+def _show_runs(request: Request, runs: list[Run]) -> None:
     if request.on("json"):
-        print_json(request, [run_as_json(run) for run in runs])
+        print_json(request, [_run_as_json(run) for run in runs])
         return
-    now = {run.slot for run in running(record)}
-    table([_RUNS_HEAD, *(_run_row(run, running=run.slot in now) for run in runs)])
+    table([_RUNS_HEAD, *map(_run_row, runs)])
     if request.on("verbose"):
         for run in runs:
             if run.output:
-                print(f"\n{when_of(run)}:\n{run.output}")
+                print(f"\n{_slot_of(run)}:\n{run.output}")
 
 
-def _run_row(run: Run, *, running: bool) -> tuple[str, ...]:
-    lasted = took(run)
-    if running and run.started is not None:
-        lasted = say_seconds(max(0.0, clock.wall() - run.started))
-    return (when_of(run), result_of(run), lasted, run.instance or "-", run.why)
+def _run_row(run: Run) -> tuple[str, ...]:
+    lasted = _took(run, clock.wall())
+    return (_slot_of(run), result_of(run), lasted, run.instance or "-", run.why)
+
+
+def _took(run: Run, now: float) -> str:
+    """How long it ran, or runs."""
+    if not run.state.ended and run.started is not None:
+        return say_seconds(max(0.0, now - run.started))
+    return "-" if run.seconds is None else say_seconds(run.seconds)
+
+
+def _slot_of(run: Run) -> str:
+    """Its slot, in local time; one that no schedule named also by its own name."""
+    name = run.slot if not run.slot[:1].isdigit() else ""
+    again = f" #{run.attempt}" if "#" in run.slot else ""
+    return iso(run.due) + (f" {name}" if name else again)
+
+
+def _run_as_json(run: Run) -> dict[str, Any]:
+    return {
+        "slot": run.slot,
+        "due": utc(run.due),
+        "state": str(run.state),
+        "instance": run.instance or None,
+        "term": run.token or None,
+        "started": None if run.started is None else utc(run.started),
+        "ended": None if run.ended is None else utc(run.ended),
+        "seconds": run.seconds,
+        "exit_code": run.code,
+        "attempt": run.attempt,
+        "count": run.count,
+        "why": run.why or None,
+        "output": run.output or None,
+    }
 
 
 def _past_row(record: Record, past: Past) -> tuple[str, ...]:
@@ -223,71 +269,6 @@ def _run_once(operator: Operator, patience: float) -> int:
         return operator.answer(str(run.state), line, BUSY, slot=run.slot)
     line = f"{result_of(run)} on {run.instance} as {run.slot}"
     return operator.answer(str(run.state), line, OK, slot=run.slot, instance=run.instance)
-
-
-# -- how jobs and runs are shown -------------------------------------------------------------------
-
-
-def last_run(record: Record) -> Run | None:
-    """The newest on record."""
-    runs = runs_in(record)
-    return runs[-1] if runs else None
-
-
-def took(run: Run) -> str:
-    """How long it ran."""
-    return "-" if run.seconds is None else say_seconds(run.seconds)
-
-
-def when_of(run: Run) -> str:
-    """Its slot, in local time; what no schedule named by its own name."""
-    name = run.slot if not run.slot[:1].isdigit() else ""
-    again = f" #{run.attempt}" if "#" in run.slot else ""
-    return iso(run.due) + (f" {name}" if name else again)
-
-
-def say_up(present: Iterable[Present], now: float) -> str:
-    """The instances that are up, and those that are silent for longer than they should be."""
-    known = up_now(present, now)
-    up = [one.instance for one in known if now - one.seen < GONE_AFTER]
-    silent = [one for one in known if now - one.seen >= GONE_AFTER]
-    who = f"{len(up)} up: {', '.join(up)}" if up else "no instance is up"
-    since = [f"{one.instance} for {say_seconds(now - one.seen)}" for one in silent]
-    return f"{who}; silent: {', '.join(since)}" if since else who
-
-
-def run_as_json(run: Run) -> dict[str, Any]:
-    """One run as `history --json` shows it."""
-    return {
-        "slot": run.slot,
-        "due": utc(run.due),
-        "state": str(run.state),
-        "instance": run.instance or None,
-        "term": run.token or None,
-        "started": None if run.started is None else utc(run.started),
-        "ended": None if run.ended is None else utc(run.ended),
-        "seconds": run.seconds,
-        "exit_code": run.code,
-        "attempt": run.attempt,
-        "count": run.count,
-        "why": run.why or None,
-        "output": run.output or None,
-    }
-
-
-def job_as_json(record: Record, now: float, *, gone: bool = False) -> dict[str, Any]:
-    """One job as `jobs --json` shows it; `gone`: no instance that is up has it."""
-    last, following = last_run(record), None if gone else next_slot(record, now)
-    facts = read_job(record.fields)
-    return {
-        "name": record.key.name,
-        **{key: value for key, value in facts.items() if key not in ("since", GONE)},
-        "next": None if following is None else slot_id(following),
-        "gone": gone,
-        "paused": PAUSE in record.fields,
-        "running": [run_as_json(run) for run in running(record)],
-        "last": None if last is None else run_as_json(last),
-    }
 
 
 _COMMANDS: Final[dict[str, Callable[[Request], int]]] = {
