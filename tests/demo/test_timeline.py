@@ -11,7 +11,6 @@ from incumbent.demo.judge import (
     faults_in,
     seconds_shared,
     spans_shared,
-    writes_beside,
 )
 from incumbent.demo.scenes import spell
 from incumbent.demo.story import Row, draw
@@ -60,12 +59,11 @@ def test_writes_that_only_touch_share_no_time() -> None:
 def test_a_worker_that_never_wrote_shares_no_time() -> None:
     silent = replace(account(2, 2, 0.0, 9.0), first_write=None, last_write=None)
     assert seconds_shared([account(1, 1, 0.0, 4.0), silent]) == 0
-    assert writes_beside(account(1, 1, 0.0, 4.0), silent) == 0
 
 
 def test_the_old_one_is_measured_from_the_first_write_of_the_new_one() -> None:
-    assert writes_beside(account(1, 1, 0.0, 2.5), account(2, 2, 2.0, 9.0)) == pytest.approx(0.5)
-    assert writes_beside(*APART) == 0
+    assert seconds_shared([account(1, 1, 0.0, 2.5), account(2, 2, 2.0, 9.0)]) == pytest.approx(0.5)
+    assert seconds_shared(APART) == 0
 
 
 # -- the drawing ---------------------------------------------------------------------------------

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from incumbent import clock
 from incumbent.cli.operator import WITHIN, Operator, open_client, read_until
 from incumbent.cli.parser import Request
@@ -53,13 +51,12 @@ def _end(request: Request, operator: Operator) -> int:
     if holding.foreign:
         line = f"the value at its key is not ours ({holding.holder}); left alone"
         return operator.answer("foreign", line, BUSY)
-    kind = BREAK if request.command == "break" else ""
-    if holding.permits is not None:
-        return _end_all(operator, record.holdings, kind, force=request.on("force"))
-    operator.ask_to_end(holding, to, kind)
+    breaks = request.command == "break"
+    last = max(record.holdings, key=lambda one: one.token)
+    operator.ask_to_end(last, to, BREAK if breaks else "")
     if request.on("force"):
-        return _remove(operator, holding)
-    return _see_it_end(operator, holding, to, resigning=request.command == "resign")
+        return max(_remove(operator, one) for one in record.holdings)
+    return _see_them_end(operator, record, to, breaks=breaks)
 
 
 def _check_successor(client: Client, record: Record, to: str) -> None:
@@ -77,20 +74,6 @@ def _check_successor(client: Client, record: Record, to: str) -> None:
         raise ConfigError(f"to={to!r} does not stand for {record.key.name!r}: {known}", name="to")
 
 
-def _end_all(operator: Operator, holdings: Sequence[Holding], kind: str, *, force: bool) -> int:
-    """Of all that share it now. Those that come later are left alone."""
-    operator.ask_to_end(max(holdings, key=lambda holding: holding.token), kind=kind)
-    if force:
-        return max(_remove(operator, holding) for holding in holdings)
-    ended = []
-    for holding in holdings:
-        _, how = operator.await_end(holding)
-        if how is None:
-            return operator.still_held(holding, "; --force?" if kind else "")
-        ended.append(f"{holding.holder} {how}")
-    return operator.answer("ended" if kind else "resigned", "; ".join(ended))
-
-
 def _remove(operator: Operator, holding: Holding) -> int:
     until, shared = clock.now() + WITHIN, holding.permits is not None
     how: Parting = {"shared": True} if shared else {}
@@ -105,10 +88,17 @@ def _remove(operator: Operator, holding: Holding) -> int:
     return operator.answer("removed", line, holder=holding.holder)
 
 
-def _see_it_end(operator: Operator, holding: Holding, to: str, *, resigning: bool) -> int:
-    record, how = operator.await_end(holding)
-    if how is None:
-        return operator.still_held(holding, "" if resigning else "; --force?")
+def _see_them_end(operator: Operator, record: Record, to: str, *, breaks: bool) -> int:
+    """Wait for all that hold it now. Those that share it and come later are left alone."""
+    ended, outcome = [], "ended" if breaks else "resigned"
+    for holding in record.holdings:
+        record, how = operator.await_end(holding)
+        if how is None:
+            return operator.still_held(holding, "; --force?" if breaks else "")
+        ended.append(f"{holding.holder} {how}")
+    line = "; ".join(ended)
+    if holding.permits is not None:
+        return operator.answer(outcome, line)
     if to:
         # Until another leads, for as long as the name is kept for the successor.
         until = clock.now() + _RESERVED
@@ -118,11 +108,11 @@ def _see_it_end(operator: Operator, holding: Holding, to: str, *, resigning: boo
 
         record = read_until(operator.client, operator.key.name, until, led)
     now = record.holdings[0].holder if record.holdings else None
-    line = f"{holding.holder} {how}" + (f"; {now} holds it now" if now else "")
-    if not resigning:
-        return operator.answer("ended", line, holder=holding.holder)
+    line += f"; {now} holds it now" if now else ""
+    if breaks:
+        return operator.answer(outcome, line, holder=holding.holder)
     if not to or now == to:
-        return operator.answer("resigned", line, holder=holding.holder, leader=now)
+        return operator.answer(outcome, line, holder=holding.holder, leader=now)
     line = f"{line}; {to} did not take it"
     return operator.answer("not_transferred", line, BUSY, holder=holding.holder, leader=now)
 

@@ -254,14 +254,8 @@ EXAMPLES: Final = {
     "why": ("incumbent why nightly", "incumbent why nightly --at 05:30"),
     "history": ("incumbent history nightly", "incumbent history nightly --failed -n 20"),
     "jobs": ("incumbent jobs", "incumbent jobs --watch"),
-    "trigger": (
-        "incumbent trigger nightly",
-        'incumbent trigger nightly --reason "data came late"',
-    ),
-    "serve": (
-        "incumbent serve",
-        "incumbent serve --listen 0.0.0.0:8080 --token-file token",
-    ),
+    "trigger": ("incumbent trigger nightly", 'incumbent trigger nightly --reason "data came late"'),
+    "serve": ("incumbent serve", "incumbent serve --listen 0.0.0.0:8080 --token-file token"),
     "doctor": ("incumbent doctor", "incumbent doctor -s redis://localhost --ttl 10s"),
     "demo": ("incumbent demo", "incumbent demo --quiet"),
     "help": ("incumbent help", "incumbent help run"),

@@ -60,18 +60,15 @@ def record_as_json(record: Record, state: State) -> dict[str, Any]:
     """A record as `status --json` shows it."""
     holding = record.holdings[0] if record.holdings else None
     facts = facts_of(holding) if holding else {}
+    holders = [_holding_as_json(one) for one in record.holdings]
     return {
         "namespace": record.key.namespace,
         "name": record.key.name,
         "state": state.word,
         "why": state.why or None,
-        "holder": holding and holding.holder,
-        "token": holding.token if holding else None,
-        "held_for": holding.held_for if holding else None,
-        "ttl": holding.ttl if holding else None,
-        "ttl_left": holding.remaining if holding else None,
+        **(holders[0] if holders else dict.fromkeys(_OF_A_HOLDER)),
         "permits": holding.permits if holding else None,
-        "holders": [_holding_as_json(one) for one in record.holdings],
+        "holders": holders,
         "foreign": bool(holding and holding.foreign),
         "isolation": facts.get("isolation"),
         "stopping": facts.get("state") == "stopping",
@@ -85,14 +82,12 @@ def record_as_json(record: Record, state: State) -> dict[str, Any]:
     }
 
 
-def _holding_as_json(holding: Holding) -> dict[str, Any]:
-    return {
-        "holder": holding.holder,
-        "token": holding.token,
-        "held_for": holding.held_for,
-        "ttl": holding.ttl,
-        "ttl_left": holding.remaining,
-    }
+_OF_A_HOLDER: Final = ("holder", "token", "held_for", "ttl", "ttl_left")
+
+
+def _holding_as_json(one: Holding) -> dict[str, Any]:
+    facts = (one.holder, one.token, one.held_for, one.ttl, one.remaining)
+    return dict(zip(_OF_A_HOLDER, facts, strict=True))
 
 
 def _notice(record: Record, field: str) -> dict[str, str] | None:

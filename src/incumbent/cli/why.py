@@ -12,13 +12,7 @@ from incumbent import clock
 from incumbent.cli.jobs import say_up
 from incumbent.cli.operator import WITHIN, open_client, read_places, store_state
 from incumbent.cli.parser import Request
-from incumbent.cli.text import (
-    facts_of,
-    instant_of,
-    iso,
-    print_json,
-    record_as_json,
-)
+from incumbent.cli.text import facts_of, instant_of, iso, print_json, record_as_json
 from incumbent.cron.fleet import (
     KNOWN,
     PRESENCE,

@@ -85,13 +85,6 @@ def seconds_shared(accounts: Iterable[Account]) -> float:
     return sum(end - begin for begin, end in spans_shared(accounts))
 
 
-def writes_beside(old: Account, new: Account) -> float:
-    """For how many seconds `old` wrote after the first write of `new`; 0 if it had stopped."""
-    if old.last_write is None or new.first_write is None:
-        return 0.0
-    return max(0.0, old.last_write - new.first_write)
-
-
 # -- the process ---------------------------------------------------------------------------------
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, ClassVar, Final, NamedTuple, Self, TypeVar
 
-from incumbent.demo.judge import Account, writes_beside
+from incumbent.demo.judge import Account, seconds_shared
 from incumbent.supervise.kernel import below, die_with_parent, pidfds, readable
 
 PATIENCE: Final = 6.0
@@ -391,7 +391,7 @@ def _after(begin: float | None, end: float | None) -> str:
 
 
 def _shared(old: Account, new: Account) -> str:
-    seconds = writes_beside(old, new)
+    seconds = seconds_shared((old, new))
     if seconds <= 0:
         return "no overlap this time"
     return f"{old.who} and {new.who} both wrote for {spell(seconds)}"

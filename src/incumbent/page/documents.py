@@ -27,15 +27,7 @@ from incumbent.page.markup import (
     time_line,
     when,
 )
-from incumbent.page.snapshot import (
-    Fleet,
-    Job,
-    Snapshot,
-    Term,
-    events_of,
-    fleet_of,
-    paused_at,
-)
+from incumbent.page.snapshot import Fleet, Job, Snapshot, Term, events_of, fleet_of, paused_at
 from incumbent.stores.findings import FREE, UNKNOWN, State, asked_to, said_by, said_of, state_of
 from incumbent.stores.notices import PAUSE, RESIGN, read_notice
 

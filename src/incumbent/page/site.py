@@ -7,7 +7,7 @@ import hmac
 import json
 import os
 import threading
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from functools import cache
 from importlib.resources import files
 from ipaddress import ip_address
@@ -23,7 +23,7 @@ from incumbent.page.documents import DEFAULT_WINDOW, WINDOWS, WISHES, detail, pa
 from incumbent.page.editions import Watch
 from incumbent.page.snapshot import Reader
 from incumbent.protocol.link import link_for
-from incumbent.serve.pages import TEXT, Handler, Page, Question
+from incumbent.serve.pages import TEXT, Coming, Handler, Page, Question
 from incumbent.stores.names import make_key
 from incumbent.stores.notices import PAUSE, RESIGN, encode_notice
 
@@ -56,9 +56,9 @@ class Site:
     def routes(self) -> dict[str, Handler]:
         """What may be looked at."""
         return {
-            "/": self._page,
-            "/name": self._detail,
-            "/events": self._events,
+            "/": _if_asked_here(self._page),
+            "/name": _if_asked_here(self._detail),
+            "/events": _if_asked_here(self._events),
             "/page.css": lambda _: _file("page.css", "text/css; charset=utf-8"),
             "/page.js": lambda _: _file("page.js", "text/javascript; charset=utf-8"),
         }
@@ -69,10 +69,7 @@ class Site:
 
     # -- looking -----------------------------------------------------------------------------------
 
-    async def _page(self, asked: Question) -> Page:
-        if not _is_asked_here(asked):
-            return _STRANGE
-        given = dict(parse_qsl(asked.query))
+    async def _page(self, _: Question, given: Mapping[str, str]) -> Page:
         window = given.get("window", DEFAULT_WINDOW)
         window = window if window in WINDOWS else DEFAULT_WINDOW
         edition = await self._watch.newest(window)
@@ -81,10 +78,7 @@ class Site:
         html = page(edition.snapshot, edition.blocks, window, search, edition.read, name)
         return Page(200, _HTML, html, _HEADERS)
 
-    async def _detail(self, asked: Question) -> Page:
-        if not _is_asked_here(asked):
-            return _STRANGE
-        given = dict(parse_qsl(asked.query))
+    async def _detail(self, asked: Question, given: Mapping[str, str]) -> Page:
         # What was done a moment ago is to be seen.
         edition = await self._watch.newest(DEFAULT_WINDOW, 0.0 if "done" in given else 1.0)
         permit = self._permit() if asked.trusted else ""
@@ -94,10 +88,7 @@ class Site:
             return Page(404, TEXT, "nothing is known of this name\n", _HEADERS)
         return Page(200, _HTML, html, _HEADERS)
 
-    async def _events(self, asked: Question) -> Page:
-        if not _is_asked_here(asked):
-            return _STRANGE
-        given = dict(parse_qsl(asked.query))
+    async def _events(self, asked: Question, given: Mapping[str, str]) -> Page:
         window = given.get("window", "")
         if window not in WINDOWS:
             return Page(404, TEXT, "no such window\n", _HEADERS)
@@ -157,6 +148,17 @@ class Site:
             store.put(Key(key.namespace, CONTROL), trigger.field, value, None, until)
 
 
+def _if_asked_here(look: Callable[[Question, Mapping[str, str]], Coming]) -> Handler:
+    """Asks for a page, with what stands in the query."""
+
+    def handler(asked: Question) -> Page | Coming:
+        if not _is_asked_here(asked):
+            return Page(403, TEXT, "ask for it by its address, or as localhost\n")
+        return look(asked, dict(parse_qsl(asked.query)))
+
+    return handler
+
+
 def _is_asked_here(asked: Question) -> bool:
     """Without a token, a name of another site that leads to this host must not read the page."""
     host = urlsplit(f"//{asked.headers.get('host', '')}").hostname or ""
@@ -166,9 +168,6 @@ def _is_asked_here(asked: Question) -> bool:
         return bool(ip_address(host))
     except ValueError:
         return False
-
-
-_STRANGE: Final = Page(403, TEXT, "ask for it by its address, or as localhost\n")
 
 
 @cache

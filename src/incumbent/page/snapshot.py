@@ -168,7 +168,7 @@ def fleet_of(snapshot: Snapshot, before: Fleet | None = None) -> Fleet:
     for record in sorted(jobs_of(snapshot.records), key=lambda record: record.key.name):
         name = record.key.name
         same = name in old and old[name].record == record
-        jobs[name] = old[name] if same else _job(record)
+        jobs[name] = old[name] if same else Job(record, read_job(record.fields), runs_in(record))
     names = sorted(name for name in by_name if is_job_name(name) and name not in jobs)
     leases = tuple(by_name[name] for name in names)
     present = by_name.get(PRESENCE)
@@ -182,10 +182,6 @@ def fleet_of(snapshot: Snapshot, before: Fleet | None = None) -> Fleet:
         frozenset(name for name, job in jobs.items() if has_no_instance(job.record, up, sets)),
         CONTROL in by_name and pause_of(by_name[CONTROL]) is not None,
     )
-
-
-def _job(record: Record) -> Job:
-    return Job(record, read_job(record.fields), runs_in(record))
 
 
 # -- terms ---------------------------------------------------------------------------------------

@@ -6,19 +6,10 @@ from __future__ import annotations
 from threading import Lock
 
 from incumbent.errors import StoreError
-from incumbent.model import (
-    UNLIMITED,
-    Gone,
-    Granted,
-    Queue,
-    Queued,
-    Refused,
-    Released,
-    Renewed,
-)
+from incumbent.model import UNLIMITED, Gone, Granted, Queued, Refused, Released, Renewed
 from incumbent.stores.notices import BREAK, RESIGN, encode_notice
 from incumbent.testing.contract.bench import Bench, needs
-from incumbent.testing.contract.waits import HINTED_WITHIN, PATIENCE
+from incumbent.testing.contract.waits import HINTED_WITHIN, PATIENCE, queued, served
 
 _CONTENDERS = 8
 _PERMITS = 3
@@ -27,19 +18,6 @@ _PERMITS = 3
 def _full(bench: Bench, permits: int = 2) -> list[Granted]:
     """All permits taken."""
     return [bench.granted(permits=permits) for _ in range(permits)]
-
-
-def _waits(bench: Bench, claim: str, permits: int | None, *, fair: bool = True) -> Queued:
-    queue = Queue(bench.long, fair)
-    outcome = bench.take(claim=claim, holder=claim[:8], permits=permits, queue=queue)
-    assert isinstance(outcome, Queued), f"it should stand in line: {outcome!r}"
-    return outcome
-
-
-def _got(bench: Bench, claim: str, permits: int | None) -> Granted:
-    """What one that waits is granted."""
-    queue = Queue(bench.long, fair=True)
-    return bench.granted(claim=claim, holder=claim[:8], permits=permits, queue=queue)
 
 
 @needs("shared")
@@ -256,66 +234,66 @@ class SharedLineCases:
     def test_a_permit_goes_to_the_first_in_line(self, bench: Bench) -> None:
         one, _ = _full(bench)
         first, second = bench.draw(), bench.draw()
-        assert [_waits(bench, claim, 2).place for claim in (first, second)] == [0, 1]
+        assert [queued(bench, claim, permits=2).place for claim in (first, second)] == [0, 1]
         bench.give(one)
         assert bench.refused(permits=2).reason == "reserved"
-        assert _waits(bench, second, 2).reason == "reserved"
-        _got(bench, first, 2)
-        assert _waits(bench, second, 2).place == 0
+        assert queued(bench, second, permits=2).reason == "reserved"
+        served(bench, first, permits=2)
+        assert queued(bench, second, permits=2).place == 0
 
     def test_two_permits_go_to_the_first_two(self, bench: Bench) -> None:
         one, other = _full(bench)
         first, second = bench.draw(), bench.draw()
         for claim in (first, second):
-            _waits(bench, claim, 2)
+            queued(bench, claim, permits=2)
         bench.give(one)
         bench.give(other)
         for claim in (first, second):
-            _got(bench, claim, 2)
+            served(bench, claim, permits=2)
 
     def test_readers_who_come_later_let_a_writer_pass(self, bench: Bench) -> None:
         reader = bench.granted(permits=UNLIMITED)
         writer, later = bench.draw(), bench.draw()
-        _waits(bench, writer, None)
-        assert _waits(bench, later, UNLIMITED).reason == "reserved"
+        queued(bench, writer, permits=None)
+        assert queued(bench, later, permits=UNLIMITED).reason == "reserved"
         assert bench.refused(permits=UNLIMITED).reason == "reserved"
         assert bench.renew(reader) == Renewed()
         bench.give(reader)
-        grant = _got(bench, writer, None)
-        assert _waits(bench, later, UNLIMITED).reason == "held"
+        grant = served(bench, writer, permits=None)
+        assert queued(bench, later, permits=UNLIMITED).reason == "held"
         bench.give(grant)
-        _got(bench, later, UNLIMITED)
+        served(bench, later, permits=UNLIMITED)
 
     def test_all_readers_at_the_head_of_the_line_have_their_turn(self, bench: Bench) -> None:
         grant = bench.granted()
         readers = [bench.draw() for _ in range(3)]
         writer = bench.draw()
         for claim in readers:
-            _waits(bench, claim, UNLIMITED)
-        _waits(bench, writer, None)
+            queued(bench, claim, permits=UNLIMITED)
+        queued(bench, writer, permits=None)
         bench.give(grant)
         for claim in readers:
-            _got(bench, claim, UNLIMITED)
-        assert _waits(bench, writer, None).reason == "held"
+            served(bench, claim, permits=UNLIMITED)
+        assert queued(bench, writer, permits=None).reason == "held"
         assert bench.refused(permits=UNLIMITED).reason == "reserved"
 
     def test_a_writer_who_leaves_the_line_lets_readers_in(self, bench: Bench) -> None:
         bench.granted(permits=UNLIMITED)
         writer, later = bench.draw(), bench.draw()
-        _waits(bench, writer, None)
-        _waits(bench, later, UNLIMITED)
+        queued(bench, writer, permits=None)
+        queued(bench, later, permits=UNLIMITED)
         bench.give_up(writer)
-        _got(bench, later, UNLIMITED)
+        served(bench, later, permits=UNLIMITED)
 
     def test_the_next_one_who_may_share_is_told_of_a_grant(self, bench: Bench) -> None:
         grant = bench.granted()
         first, second = bench.draw(), bench.draw()
-        _waits(bench, first, UNLIMITED)
-        seen = _waits(bench, second, UNLIMITED).seen
+        queued(bench, first, permits=UNLIMITED)
+        seen = queued(bench, second, permits=UNLIMITED).seen
         bench.give(grant)
-        _got(bench, first, UNLIMITED)
+        served(bench, first, permits=UNLIMITED)
         assert bench.waited(seen, PATIENCE) < HINTED_WITHIN
-        _got(bench, second, UNLIMITED)
+        served(bench, second, permits=UNLIMITED)
 
 
 class SharedFaultCases:

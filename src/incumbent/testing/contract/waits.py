@@ -162,172 +162,172 @@ class LineCases:
     def test_who_waits_stands_in_line_in_the_order_of_arrival(self, bench: Bench) -> None:
         bench.granted(holder="alice")
         for place in range(3):
-            queued = _place(bench, bench.draw())
-            assert (queued.place, queued.reason) == (place, "held")
-            assert [one.holder for one in queued.holders] == ["alice"]
+            refusal = queued(bench, bench.draw())
+            assert (refusal.place, refusal.reason) == (place, "held")
+            assert [one.holder for one in refusal.holders] == ["alice"]
 
     def test_who_asks_again_keeps_its_place(self, bench: Bench) -> None:
         bench.granted()
         claims = [bench.draw() for _ in range(3)]
         for claim in (*claims, *reversed(claims)):
-            assert _place(bench, claim).place == claims.index(claim)
+            assert queued(bench, claim).place == claims.index(claim)
 
     def test_a_fair_line_is_served_in_the_order_of_arrival(self, bench: Bench) -> None:
         grant = bench.granted()
-        first, second, third = _line(bench, 3)
+        first, second, third = line_of(bench, 3)
         for claim, others in ((first, (third, second)), (second, (third,)), (third, ())):
             bench.give(grant)
             for other in others:
-                assert _place(bench, other).reason == "reserved"
-            grant = _got(bench, claim)
+                assert queued(bench, other).reason == "reserved"
+            grant = served(bench, claim)
 
     def test_nobody_comes_before_one_that_asked_for_fairness(self, bench: Bench) -> None:
         grant = bench.granted()
-        (first,) = _line(bench, 1)
+        (first,) = line_of(bench, 1)
         bench.give(grant)
         for _ in range(OVERTAKEN_MOST + 2):
             refusal = bench.refused()
             assert (refusal.reason, refusal.holders[0].holder) == ("reserved", first[:8])
             assert refusal.retry_after is not None
             assert 0 < refusal.retry_after <= bench.long + 0.1
-            assert _place(bench, bench.draw(), fair=False).reason == "reserved"
-        _got(bench, first)
+            assert queued(bench, bench.draw(), fair=False).reason == "reserved"
+        served(bench, first)
 
     def test_one_that_did_not_is_overtaken_a_few_times_at_most(self, bench: Bench) -> None:
         grant = bench.granted()
-        (first,) = _line(bench, 1, fair=False)
+        (first,) = line_of(bench, 1, fair=False)
         for _ in range(OVERTAKEN_MOST):
             bench.give(grant)
             grant = bench.granted()
-            assert _place(bench, first, fair=False).place == 0
+            assert queued(bench, first, fair=False).place == 0
         bench.give(grant)
         assert bench.refused().reason == "reserved"
-        _place(bench, bench.draw(), fair=False)
-        _got(bench, first, fair=False)
+        queued(bench, bench.draw(), fair=False)
+        served(bench, first, fair=False)
 
     def test_a_grant_in_turn_begins_the_count_anew(self, bench: Bench) -> None:
         grant = bench.granted()
-        first, _ = _line(bench, 2, fair=False)
+        first, _ = line_of(bench, 2, fair=False)
         for _ in range(OVERTAKEN_MOST):
             bench.give(grant)
             grant = bench.granted()
         bench.give(grant)
-        bench.give(_got(bench, first, fair=False))
+        bench.give(served(bench, first, fair=False))
         bench.granted()
 
     def test_a_silent_first_has_its_turn_no_longer_than_its_heartbeat(self, bench: Bench) -> None:
         grant = bench.granted()
-        _line(bench, 1, heartbeat=bench.ttl)
-        (second,) = _line(bench, 1)
+        line_of(bench, 1, heartbeat=bench.ttl)
+        (second,) = line_of(bench, 1)
         bench.give(grant)
-        _place(bench, second)
+        queued(bench, second)
         bench.outlive(bench.ttl)
-        _got(bench, second)
+        served(bench, second)
 
     def test_the_turn_passes_when_the_holder_died_and_the_first_is_silent(
         self, bench: Bench
     ) -> None:
         bench.granted(ttl=bench.ttl)
-        _line(bench, 1, heartbeat=bench.ttl)
-        (second,) = _line(bench, 1)
+        line_of(bench, 1, heartbeat=bench.ttl)
+        (second,) = line_of(bench, 1)
         bench.outlive(bench.ttl)
         bench.outlive(bench.ttl)
         # The one that looks then may take it, and does not come before another one in vain.
-        bench.give(_got(bench, second))
-        _got(bench, bench.draw(), ttl=bench.ttl)
+        bench.give(served(bench, second))
+        served(bench, bench.draw(), ttl=bench.ttl)
 
     def test_the_first_has_its_turn_also_when_the_holder_died(self, bench: Bench) -> None:
         bench.granted(ttl=bench.ttl)
-        (first,) = _line(bench, 1)
+        (first,) = line_of(bench, 1)
         bench.outlive(bench.ttl)
         assert bench.refused().reason == "reserved"
-        _got(bench, first)
+        served(bench, first)
 
     def test_who_leaves_the_line_is_not_waited_for(self, bench: Bench) -> None:
         grant = bench.granted()
-        first, second = _line(bench, 2)
+        first, second = line_of(bench, 2)
         bench.give_up(first)
-        assert _place(bench, second).place == 0
+        assert queued(bench, second).place == 0
         bench.give(grant)
-        _got(bench, second)
+        served(bench, second)
 
     def test_who_leaves_without_having_been_granted_is_not_waited_for_and_may_come_again(
         self, bench: Bench
     ) -> None:
         grant = bench.granted()
-        first, second = _line(bench, 2)
+        first, second = line_of(bench, 2)
         assert bench.store.give(bench.key(), first, 0, bench.until()) == Gone()
-        assert [_place(bench, claim).place for claim in (second, first)] == [0, 1]
+        assert [queued(bench, claim).place for claim in (second, first)] == [0, 1]
         bench.give(grant)
-        bench.give(_got(bench, second))
-        _got(bench, first)
+        bench.give(served(bench, second))
+        served(bench, first)
 
     def test_who_leaves_when_its_turn_has_come_passes_it_on(self, bench: Bench) -> None:
         grant = bench.granted()
-        (first,) = _line(bench, 1)
+        (first,) = line_of(bench, 1)
         bench.give(grant)
         second = bench.draw()
-        seen = _place(bench, second).seen
+        seen = queued(bench, second).seen
         bench.give_up(first)
         assert bench.waited(seen, PATIENCE) < HINTED_WITHIN
-        _got(bench, second)
+        served(bench, second)
 
     def test_who_was_granted_stands_in_line_no_more(self, bench: Bench) -> None:
         grant = bench.granted()
-        (first,) = _line(bench, 1)
+        (first,) = line_of(bench, 1)
         bench.give(grant)
-        grant = _got(bench, first)
+        grant = served(bench, first)
         second = bench.draw()
-        assert _place(bench, second).place == 0
+        assert queued(bench, second).place == 0
         bench.give(grant)
-        _got(bench, second)
+        served(bench, second)
 
     def test_the_holder_repeats_its_take_whoever_waits(self, bench: Bench) -> None:
         claim = bench.draw()
-        grant = _got(bench, claim)
-        _line(bench, 1)
-        assert _got(bench, claim).token == grant.token
+        grant = served(bench, claim)
+        line_of(bench, 1)
+        assert served(bench, claim).token == grant.token
 
     def test_who_tries_once_stands_in_no_line(self, bench: Bench) -> None:
         grant = bench.granted()
         assert not isinstance(bench.take(), Queued)
         first = bench.draw()
-        assert _place(bench, first).place == 0
+        assert queued(bench, first).place == 0
         bench.give(grant)
-        _got(bench, first)
+        served(bench, first)
 
     def test_waiting_is_no_change(self, bench: Bench) -> None:
         bench.granted()
         seen = bench.refused().seen
-        _line(bench, 1)
+        line_of(bench, 1)
         assert bench.refused().seen == seen == bench.read().seen
 
     def test_lines_of_different_names_are_apart(self, bench: Bench) -> None:
         for name in ("a", "a:q", "a/b"):
             bench.granted(name)
-            assert _place(bench, bench.draw(), name).place == 0
+            assert queued(bench, bench.draw(), name).place == 0
         assert bench.scan() == ["a", "a/b", "a:q"]
 
     @needs("reservations")
     def test_a_successor_comes_before_the_line(self, bench: Bench) -> None:
         grant = bench.granted()
-        (first,) = _line(bench, 1)
+        (first,) = line_of(bench, 1)
         bench.give(grant, closed_for=bench.long, reserve_for="bob")
-        assert _place(bench, first).reason == "reserved"
+        assert queued(bench, first).reason == "reserved"
         bench.give(bench.granted(holder="bob"))
-        _got(bench, first)
+        served(bench, first)
 
     @needs("notices")
     def test_a_pause_keeps_the_line(self, bench: Bench) -> None:
         grant = bench.granted()
-        (first,) = _line(bench, 1)
+        (first,) = line_of(bench, 1)
         second = bench.draw()
         bench.pause()
         bench.give(grant)
-        assert _place(bench, first).reason == _place(bench, second).reason == "paused"
+        assert queued(bench, first).reason == queued(bench, second).reason == "paused"
         bench.pause(None)
-        _place(bench, second)
-        _got(bench, first)
+        queued(bench, second)
+        served(bench, first)
 
     def test_who_is_next_is_told_of_a_release(self, bench: Bench) -> None:
         grant = bench.granted()
@@ -337,7 +337,7 @@ class LineCases:
             with bench.another() as mine:
                 started, claim = clock.now(), mine.draw()
                 # As waiters do: a wait may end early, and then they look.
-                while isinstance(outcome := _ask(mine, claim), Refused):
+                while isinstance(outcome := ask_in_line(mine, claim), Refused):
                     mine.waited(outcome.seen, PATIENCE)
                     if clock.now() - started > PATIENCE:
                         break
@@ -355,11 +355,11 @@ class LineCases:
     def test_a_candidate_in_line_is_listed(self, bench: Bench) -> None:
         bench.granted()
         claim = bench.draw()
-        _place(bench, claim, candidacy=bench.long)
+        queued(bench, claim, candidacy=bench.long)
         assert [one.holder for one in bench.read().candidates] == [claim[:8]]
 
 
-def _ask(
+def ask_in_line(
     bench: Bench,
     claim: str,
     name: str = "job",
@@ -373,24 +373,24 @@ def _ask(
     return bench.take(name, claim, holder=claim[:8], queue=queue, **ask)
 
 
-def _place(bench: Bench, claim: str, name: str = "job", **ask: Any) -> Queued:
-    outcome = _ask(bench, claim, name, **ask)
+def queued(bench: Bench, claim: str, name: str = "job", **ask: Any) -> Queued:
+    outcome = ask_in_line(bench, claim, name, **ask)
     assert isinstance(outcome, Queued), outcome
     return outcome
 
 
-def _got(bench: Bench, claim: str, **ask: Any) -> Granted:
-    outcome = _ask(bench, claim, **ask)
+def served(bench: Bench, claim: str, **ask: Any) -> Granted:
+    outcome = ask_in_line(bench, claim, **ask)
     assert isinstance(outcome, Granted), outcome
     assert outcome.claim == claim
     return outcome
 
 
-def _line(bench: Bench, count: int, **ask: Any) -> list[str]:
+def line_of(bench: Bench, count: int, **ask: Any) -> list[str]:
     """The claims of so many who came to stand in line, one after the other."""
     claims = [bench.draw() for _ in range(count)]
     for claim in claims:
-        _place(bench, claim, **ask)
+        queued(bench, claim, **ask)
     return claims
 
 
