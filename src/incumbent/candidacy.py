@@ -26,13 +26,15 @@ from incumbent.handles import LeaseHandle, LockHandle, loss_of
 from incumbent.lease import State
 from incumbent.meters import Sample
 from incumbent.model import Record, Refused
-from incumbent.options import PERMITS_MOST, LockSettings, rank_from
+from incumbent.options import PERMITS_MOST, IfLost, LockSettings, OnLost, rank_from
 from incumbent.protocol.chance import draw_jitter
-from incumbent.protocol.observe import Observation
+from incumbent.protocol.observe import Observation, observe
 from incumbent.protocol.threads import notifier
+from incumbent.running import See
 
 if TYPE_CHECKING:
-    from incumbent.protocol.link import StoreLike
+    from incumbent.protocol.held import Held
+    from incumbent.protocol.link import Link, StoreLike
 
 _log = logging.getLogger("incumbent")
 
@@ -55,22 +57,19 @@ class ElectionSettings(LockSettings, Generic[T], total=False):
     seats: int
 
 
-class Steering:
-    """What a term was told: that it was `asked` to end, and that its work has `seen` that."""
-
-    __slots__ = ("asked", "seen")
-
-    def __init__(self) -> None:
-        self.asked = False
-        self.seen = False
-
-
 class TermHandle(LeaseHandle):
     """A lease that is the leadership."""
 
-    __slots__ = ()
+    __slots__ = ("_asked", "_seen")
 
-    _steering: Steering
+    def __init__(
+        self, link: Link, held: Held, on_lost: OnLost | None = None, if_lost: IfLost = "raise"
+    ) -> None:
+        super().__init__(link, held, on_lost, if_lost)
+        self._asked = False
+        """Whether it was asked to end."""
+        self._seen = False
+        """Whether its work has seen that it has to end."""
 
     @property
     def number(self) -> int:
@@ -83,19 +82,16 @@ class TermHandle(LeaseHandle):
 
         Computed at each question; once it was seen True it stays so, whatever is proved later.
         """
-        if not self._steering.seen:
-            now = clock.now()
-            machine = self._held.machine
-            self._steering.seen = (
-                self._steering.asked or now >= machine.stop_at or not machine.valid(now)
-            )
-        return self._steering.seen
+        if not self._seen:
+            now, machine = clock.now(), self._held.machine
+            self._seen = self._asked or now >= machine.stop_at or not machine.valid(now)
+        return self._seen
 
     def _why_ended(self) -> LeaseLost | None:
         """The loss that ended the term; None after an orderly end."""
         if self._held.machine.state is State.LOST:
             return loss_of(self._held)
-        return None if self._steering.asked else self._stopped_short()
+        return None if self._asked else self._stopped_short()
 
     def _stopped_short(self) -> LeaseLost | None:
         """The loss of a term that was released, but whose work had to stop for lack of proof."""
@@ -103,7 +99,7 @@ class TermHandle(LeaseHandle):
 
     def _asked_to_go(self) -> bool:
         """Whether somebody, ourselves included, wanted another leader."""
-        return self._steering.asked or self._held.notice is not None
+        return self._asked or self._held.notice is not None
 
 
 class ElectionHandle(LockHandle[T], Generic[T]):
@@ -321,10 +317,12 @@ class ElectionHandle(LockHandle[T], Generic[T]):
         if self.seats > 1:
             raise Misuse(f"{what}: {self.name!r} has {self.seats} seats: ask leaders() for all")
 
-    def _observation(self) -> Observation:
+    def _observation(self) -> tuple[See, Callable[[], Leader | None]]:
+        """For News."""
         self._refuse_seats("observe")
         policy = self._wanted.policy
-        return Observation(self._wanted.key, policy.ttl, policy.request_timeout)
+        seen = Observation(self._wanted.key, policy.ttl, policy.request_timeout)
+        return (lambda port, until: observe(port, seen, until)), (lambda: seen.leader)
 
 
 def _permits_of(seats: int, *alone: str) -> int | None:

@@ -14,7 +14,7 @@ from typing import Self, TypeVar
 
 from incumbent import clock
 from incumbent.callers import bodies_of_task
-from incumbent.candidacy import ElectionHandle, Metadata, Steering, TermHandle
+from incumbent.candidacy import ElectionHandle, Metadata, TermHandle
 from incumbent.durations import Duration
 from incumbent.election import Leader, leaders_of
 from incumbent.errors import LeaseLost, StoreUnavailable
@@ -25,11 +25,12 @@ from incumbent.options import IfLost, OnLost, parse_timeout
 from incumbent.protocol.acquire import acquire
 from incumbent.protocol.held import Held
 from incumbent.protocol.link import Link
-from incumbent.protocol.observe import Observation, ReadingPort, observe
 from incumbent.protocol.port import Port, run
 from incumbent.protocol.words import lease_lost
 from incumbent.running import (
+    AsyncNews,
     EndablePort,
+    News,
     awaitable,
     not_deferred,
     refuse_async,
@@ -51,11 +52,12 @@ class Term(TermHandle, Lease):
     work that does not ask is not safe by itself: let what it writes to check `number`.
     """
 
-    __slots__ = ("_body", "_steering", "_woken")
+    __slots__ = ("_body", "_woken")
 
-    def __init__(self, link: Link, held: Held, on_lost: OnLost | None, if_lost: IfLost) -> None:
+    def __init__(
+        self, link: Link, held: Held, on_lost: OnLost | None = None, if_lost: IfLost = "raise"
+    ) -> None:
         super().__init__(link, held, on_lost, if_lost)
-        self._steering = Steering()
         self._body: int | None = None
         self._woken = threading.Event()
         self._link.keeper.watch(self._held, self._woken.set)
@@ -75,13 +77,13 @@ class Term(TermHandle, Lease):
         return self.stopping
 
     def _stopped_short(self) -> LeaseLost | None:
-        if not self._steering.seen:
+        if not self._seen:
             return None
         reason = "at_most_for" if self._held.machine.bounded else "expired"
         return lease_lost(self.name, reason, "; the work was asked to stop within the lease")
 
     def _ask_to_stop(self) -> None:
-        self._steering.asked = True
+        self._asked = True
         self._woken.set()
 
     def _step_down(self, timeout: Duration | None) -> bool:
@@ -209,7 +211,7 @@ class Election(ElectionHandle[Term]):
         Goes on through outages and raises only a permanent StoreError. With `timeout` it ends once
         that many seconds brought no news. A change that is over before it is seen is left out.
         """
-        return _News(self._link, self._observation(), parse_timeout(timeout))
+        return News(self._link, *self._observation(), timeout)
 
     def proclaim(self, metadata: Metadata) -> None:
         """Replace the metadata of this term, now, and of the later terms of this candidate.
@@ -251,11 +253,12 @@ class AsyncTerm(TermHandle, AsyncLease):
     as soon as it is lost, and when this instance steps down.
     """
 
-    __slots__ = ("_inside", "_steering")
+    __slots__ = ("_inside",)
 
-    def __init__(self, link: Link, held: Held, on_lost: OnLost | None, if_lost: IfLost) -> None:
+    def __init__(
+        self, link: Link, held: Held, on_lost: OnLost | None = None, if_lost: IfLost = "raise"
+    ) -> None:
         super().__init__(link, held, on_lost, if_lost)
-        self._steering = Steering()
         self._inside = False
 
     async def __aenter__(self) -> Self:
@@ -270,7 +273,7 @@ class AsyncTerm(TermHandle, AsyncLease):
             self._inside = False
 
     def _stopped(self) -> LeaseLost | None:
-        if self._steering.asked and self._scope.fired:
+        if self._asked and self._scope.fired:
             return lease_lost(self.name, "resigned")
         return super()._stopped()
 
@@ -278,7 +281,7 @@ class AsyncTerm(TermHandle, AsyncLease):
         return self._stopped() if self._inside else None
 
     async def _step_down(self, timeout: Duration | None) -> bool:
-        self._steering.asked = True
+        self._asked = True
         if not self._inside:
             return await self.release()
         if self._scope.fired and self._scope.encloses_this:
@@ -365,7 +368,7 @@ class AsyncElection(ElectionHandle[AsyncTerm]):
 
     def observe(self, timeout: Duration | None = None) -> AsyncIterator[Leader | None]:
         """The present leader, then each change; see Election.observe."""
-        return _AsyncNews(self._link, self._observation(), parse_timeout(timeout))
+        return AsyncNews(self._link, *self._observation(), timeout)
 
     async def proclaim(self, metadata: Metadata) -> None:
         """Replace the metadata of this term and of the later ones; see Election.proclaim."""
@@ -390,40 +393,3 @@ class AsyncElection(ElectionHandle[AsyncTerm]):
         store = self._link.engine.async_store()
         self._choose(term, to, await store.read(self._wanted.key, self._read_until()))
         return await term._step_down(timeout)
-
-
-class _Observer:
-    """What `observe` has shown. Not a generator: that would outlive its event loop."""
-
-    def __init__(self, link: Link, seen: Observation, timeout: float | None) -> None:
-        self._link = link
-        self._seen = seen
-        self._timeout = timeout
-
-    async def _see(self, port: ReadingPort) -> bool:
-        until = inf if self._timeout is None else clock.now() + self._timeout
-        return await observe(port, self._seen, until)
-
-
-class _News(_Observer):
-    """The iterator of `Election.observe`."""
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> Leader | None:
-        if not run(self._see(self._link.port)):
-            raise StopIteration
-        return self._seen.leader
-
-
-class _AsyncNews(_Observer):
-    """The iterator of `AsyncElection.observe`."""
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Leader | None:
-        if not await self._see(self._link.async_port()):
-            raise StopAsyncIteration
-        return self._seen.leader

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from math import inf
-from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, TypedDict, Unpack
+from typing import TYPE_CHECKING, Final, NoReturn, Self, TypedDict, Unpack
 
 from incumbent import clock
 from incumbent.candidacy import Metadata
@@ -17,14 +16,14 @@ from incumbent.election import encode_metadata, read_metadata
 from incumbent.errors import ConfigError, Misuse, NotAcquired, StoreError
 from incumbent.handles import brief, refuse_copy
 from incumbent.model import Capabilities
-from incumbent.options import parse_timeout, refuse_unknown, require, wanted_from
+from incumbent.options import refuse_unknown, require, wanted_from
 from incumbent.policy import TTL_MIN, Policy
 from incumbent.protocol.held import Wanted
-from incumbent.protocol.link import Link, link_for
+from incumbent.protocol.link import link_for
 from incumbent.protocol.observe import WritingPort
 from incumbent.protocol.port import run
 from incumbent.protocol.roster import MEMBER, Roster, attend, await_news
-from incumbent.running import EndablePort, task_beside, thread_beside
+from incumbent.running import AsyncNews, EndablePort, News, See, task_beside, thread_beside
 from incumbent.stores import names
 
 if TYPE_CHECKING:
@@ -141,6 +140,11 @@ class GroupHandle:
     def _roster(self, own: Wanted | None = None, note: bytes = b"") -> Roster:
         return Roster(self._wanted.key, self._wanted.policy, self._link.keeper, own, note)
 
+    def _observation(self) -> tuple[See, Callable[[], tuple[Member, ...]]]:
+        """For News."""
+        roster = self._roster()
+        return (lambda port, until: await_news(port, roster, until)), partial(_members, roster)
+
 
 def _shorter(policy: Policy, can: Capabilities) -> Policy:
     """The times of a membership: its lease ends a renewal interval before those of the shards.
@@ -229,7 +233,7 @@ class Group(GroupHandle):
         that many seconds brought no news. It hears of a change from the store, or within a renewal
         interval; of a crash when the lease of the dead has ended.
         """
-        return _News(self._link, self._roster(), parse_timeout(timeout))
+        return News(self._link, *self._observation(), timeout)
 
 
 class AsyncGroup(GroupHandle):
@@ -267,41 +271,4 @@ class AsyncGroup(GroupHandle):
 
     def observe(self, timeout: Duration | None = None) -> AsyncIterator[tuple[Member, ...]]:
         """The present members, then the members after each change; see Group.observe."""
-        return _AsyncNews(self._link, self._roster(), parse_timeout(timeout))
-
-
-class _Observer:
-    """What `observe` has shown. Not a generator: that would outlive its event loop."""
-
-    def __init__(self, link: Link, roster: Roster, timeout: float | None) -> None:
-        self._link = link
-        self._roster = roster
-        self._timeout = timeout
-
-    def _see(self, port: WritingPort) -> Coroutine[Any, Any, bool]:
-        until = inf if self._timeout is None else clock.now() + self._timeout
-        return await_news(port, self._roster, until)
-
-
-class _News(_Observer):
-    """The iterator of `Group.observe`."""
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> tuple[Member, ...]:
-        if not run(self._see(self._link.port)):
-            raise StopIteration
-        return _members(self._roster)
-
-
-class _AsyncNews(_Observer):
-    """The iterator of `AsyncGroup.observe`."""
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> tuple[Member, ...]:
-        if not await self._see(self._link.async_port()):
-            raise StopAsyncIteration
-        return _members(self._roster)
+        return AsyncNews(self._link, *self._observation(), timeout)

@@ -59,7 +59,7 @@ class AnyLease:
     Validity is computed at every question: nothing has to notify anybody.
     """
 
-    __slots__ = ("__weakref__", "_exits", "_helds", "_leave_bodies", "_link")
+    __slots__ = ("__weakref__", "_exits", "_helds", "_leave_bodies", "_link", "_scope")
 
     @staticmethod
     def _now() -> float:

@@ -131,7 +131,7 @@ def give_back(lease: Lease, *, undo_slot: bool = False) -> bool:
 class SuspendingLease(AnyLease):
     """What coroutines do with a lease on one name, or on several."""
 
-    __slots__ = ("_scope",)
+    __slots__ = ()
 
     _scope: LeaseScope
 

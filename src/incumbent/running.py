@@ -1,4 +1,7 @@
-"""Work that a lease is taken around: which functions it may be, and how it runs beside a body."""
+"""Work that a lease is taken around: which functions it may be, and how it runs beside a body.
+
+Also the iterators of those who observe.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,15 @@ import logging
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from math import inf
+from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeAlias, TypeVar
 
 from incumbent import clock
+from incumbent.durations import Duration
 from incumbent.errors import ConfigError, Misuse
+from incumbent.options import parse_timeout
+from incumbent.protocol.observe import WritingPort
+from incumbent.protocol.port import run
 from incumbent.protocol.sync import SyncPort
 
 if TYPE_CHECKING:
@@ -207,3 +215,48 @@ def _note_failure(
     for failure in failures:
         if failure is not None and failure is not error:
             error.add_note(f"the {what} for {name!r} had failed too: {failure!r}")
+
+
+# -- observing -------------------------------------------------------------------------------------
+
+See: TypeAlias = Callable[[WritingPort, float], Coroutine[Any, Any, bool]]
+"""Waits for news until an instant, and says whether there was some."""
+
+
+class _Observer(Generic[V]):
+    """What `observe` has shown. Not a generator: that would outlive its event loop."""
+
+    def __init__(
+        self, link: Link, see: See, shown: Callable[[], V], timeout: Duration | None
+    ) -> None:
+        self._link = link
+        self._shown = shown
+        self._see = see
+        self._timeout = parse_timeout(timeout)
+
+    def _until(self) -> float:
+        return inf if self._timeout is None else clock.now() + self._timeout
+
+
+class News(_Observer[V]):
+    """The iterator of a blocking `observe`."""
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> V:
+        if not run(self._see(self._link.port, self._until())):
+            raise StopIteration
+        return self._shown()
+
+
+class AsyncNews(_Observer[V]):
+    """The iterator of `observe` on asyncio."""
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> V:
+        if not await self._see(self._link.async_port(), self._until()):
+            raise StopAsyncIteration
+        return self._shown()

@@ -55,9 +55,11 @@ _BE_BLOCKING = "blocking work belongs to Shards"
 class _ShardHandle(TermHandle):
     """A shard that this member holds."""
 
-    __slots__ = ()
+    # No slots: those of a term, on the other side, would not go together with them.
 
-    _number: int
+    def __init__(self, link: Link, held: Held, number: int) -> None:
+        super().__init__(link, held)
+        self._number = number
 
     @property
     def number(self) -> int:
@@ -70,12 +72,6 @@ class Shard(_ShardHandle, Term):
 
     That is also when the shard is another member's: only the end of the work gives it away.
     """
-
-    __slots__ = ("_number",)
-
-    def __init__(self, link: Link, held: Held, number: int) -> None:
-        super().__init__(link, held, None, "raise")
-        self._number = number
 
     def wait_stop(self, timeout: Duration | None = None) -> bool:
         """Block until the work has to stop; see Term.wait_stop.
@@ -94,14 +90,8 @@ class AsyncShard(_ShardHandle, AsyncTerm):
     That is also when the shard is another member's: only the end of the body gives it away.
     """
 
-    __slots__ = ("_number",)
-
-    def __init__(self, link: Link, held: Held, number: int) -> None:
-        super().__init__(link, held, None, "raise")
-        self._number = number
-
     def _ask_to_stop(self) -> None:
-        self._steering.asked = True
+        self._asked = True
         if self._inside:
             self._scope.stop()
 
