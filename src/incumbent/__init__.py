@@ -27,11 +27,19 @@ if TYPE_CHECKING:
     from incumbent.groups import AsyncGroup, Group, Member
     from incumbent.inside import CurrentLease, current
     from incumbent.locks import AsyncLease, AsyncLock, Lease, Lock
-    from incumbent.multi import AsyncMultiLease, AsyncMultiLock, MultiLease, MultiLock
     from incumbent.policy import Policy
     from incumbent.protocol.link import StoreLike
+    from incumbent.several import (
+        AsyncMultiLease,
+        AsyncMultiLock,
+        AsyncReadWriteLock,
+        AsyncSemaphore,
+        MultiLease,
+        MultiLock,
+        ReadWriteLock,
+        Semaphore,
+    )
     from incumbent.shards import AsyncShard, AsyncShards, Shard, Shards
-    from incumbent.sharing import AsyncReadWriteLock, AsyncSemaphore, ReadWriteLock, Semaphore
     from incumbent.stores.names import safe_name
 
 __all__ = [
@@ -97,11 +105,13 @@ _HOMES = {
         "groups": ("AsyncGroup", "Group", "Member"),
         "inside": ("CurrentLease", "current"),
         "locks": ("AsyncLease", "AsyncLock", "Lease", "Lock"),
-        "multi": ("AsyncMultiLease", "AsyncMultiLock", "MultiLease", "MultiLock"),
         "policy": ("Policy",),
         "protocol.link": ("StoreLike",),
         "shards": ("AsyncShard", "AsyncShards", "Shard", "Shards"),
-        "sharing": ("AsyncReadWriteLock", "AsyncSemaphore", "ReadWriteLock", "Semaphore"),
+        "several": (
+            *("AsyncMultiLease", "AsyncMultiLock", "MultiLease", "MultiLock"),
+            *("AsyncReadWriteLock", "AsyncSemaphore", "ReadWriteLock", "Semaphore"),
+        ),
         "stores.names": ("safe_name",),
     }.items()
     for name in names

@@ -13,11 +13,17 @@ from incumbent.groups import AsyncGroup, Group, GroupSettings
 from incumbent.handles import brief, refuse_copy
 from incumbent.locks import AsyncLock, Lock
 from incumbent.model import Record
-from incumbent.multi import AsyncMultiLock, MultiLock
 from incumbent.options import LockSettings, overruled, parse_timeout
 from incumbent.protocol.link import own_link
+from incumbent.several import (
+    AsyncMultiLock,
+    AsyncReadWriteLock,
+    AsyncSemaphore,
+    MultiLock,
+    ReadWriteLock,
+    Semaphore,
+)
 from incumbent.shards import AsyncShards, Shards
-from incumbent.sharing import AsyncReadWriteLock, AsyncSemaphore, ReadWriteLock, Semaphore
 from incumbent.stores.names import make_key
 
 if TYPE_CHECKING:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Generic, Self, TypeVar, Unpack
 
 from incumbent import clock
 from incumbent.candidacy import Metadata, TermHandle
-from incumbent.division import check_count
 from incumbent.durations import Duration
 from incumbent.election import encode_metadata
 from incumbent.elections import AsyncTerm, Term
@@ -25,7 +24,7 @@ from incumbent.protocol.chance import draw_jitter
 from incumbent.protocol.held import Held
 from incumbent.protocol.link import Link
 from incumbent.protocol.port import run
-from incumbent.protocol.roster import Division, attend
+from incumbent.protocol.roster import Division, attend, check_count
 from incumbent.running import (
     EndablePort,
     Ended,

@@ -8,7 +8,7 @@ from incumbent.cli.lead import seat_of
 from incumbent.cli.parser import Request, UsageError, parse
 from incumbent.cli.settings import number
 from incumbent.errors import ConfigError
-from incumbent.store_url import with_password
+from incumbent.stores.url import with_password
 
 
 def parsed(line: str, **environ: str) -> Request:

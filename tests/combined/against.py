@@ -43,7 +43,7 @@ _THEN = {
     "held.wanted.ask.permits": "None",
     "theirs.wanted.ask.permits": "None",
     "ask.permits": "None",
-    "from incumbent.multi import MultiLeaseHandle": "MultiLeaseHandle = object",
+    "from incumbent.several import MultiLeaseHandle": "MultiLeaseHandle = object",
     "from tests.sim.several import Several": "Several = object",
     "port import Debt, one_by_one": "port import Debt",
     "from incumbent.stores.base import Gave, Give, Take, Took": "Gave = Give = object\n"

@@ -49,7 +49,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     _p(
         "several names are taken in the order in which they are listed",
-        "multi.py",
+        "several.py",
         " for it in sorted(names)]",
         " for it in names]",
         *_MULTI,
@@ -91,7 +91,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     _p(
         "a read-write lock keeps no order of arrival",
-        "sharing.py",
+        "several.py",
         '{**settings, "fair": True}',
         '{**settings, "fair": False}',
         *_SHARING,

@@ -145,14 +145,14 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     _p(
         "scores differ from process to process",
-        "division.py",
+        "protocol/roster.py",
         'f"{name}\\0{member}"',
         'f"{hash(name)}\\0{member}"',
         *_DIVISION,
     ),
     _p(
         "of two scores the lower has the shard, once",
-        "division.py",
+        "protocol/roster.py",
         "            if score > best[number]:",
         "            if score > best[number] or number % len(members) == 0:",
         *_DIVISION,

@@ -11,12 +11,11 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from incumbent.division import shards_of
 from incumbent.model import Ask, Guard, Key, PutOutcome, Record
 from incumbent.policy import Policy
 from incumbent.protocol.held import Held, Wanted
 from incumbent.protocol.release import release
-from incumbent.protocol.roster import Division, Roster, attend
+from incumbent.protocol.roster import Division, Roster, attend, shards_of
 from tests.sim.judge import Judge
 from tests.sim.judge import _believes as believes
 from tests.sim.network import Network

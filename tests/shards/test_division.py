@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from incumbent.division import SHARDS_MOST, assign, check_count, circle, shards_of
 from incumbent.errors import ConfigError
+from incumbent.protocol.roster import SHARDS_MOST, assign, check_count, circle, shards_of
 
 NAMES = st.text("@abcdef:-0123456789", min_size=1, max_size=12)
 GROUPS = st.sets(NAMES, min_size=1, max_size=12)
@@ -53,7 +53,8 @@ def test_who_is_no_member_has_nothing(members: set[str], count: int) -> None:
 
 def test_all_processes_say_the_same() -> None:
     """Whatever the seed of their hashes: what is written here must never change."""
-    said = "from incumbent.division import assign; print(*assign('orders', 12, ('@a', '@b', '@c')))"
+    members = "('@a', '@b', '@c')"
+    said = f"from incumbent.protocol.roster import assign; print(*assign('orders', 12, {members}))"
     for seed in ("1", "2"):
         done = subprocess.run(
             [sys.executable, "-c", said],

@@ -12,8 +12,8 @@ from dataclasses import replace
 
 import pytest
 
-from incumbent.division import shards_of
 from incumbent.errors import ConfigError
+from incumbent.protocol.roster import shards_of
 from tests.shards.simulated import CALM, GROUP, LOSSY, Member, World
 from tests.sim.profiles import Profile
 

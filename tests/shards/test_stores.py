@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from incumbent import AsyncGroup, AsyncShard, AsyncShards, ConfigError, Group, Shard, Shards, clock
-from incumbent.division import shards_of
+from incumbent.protocol.roster import shards_of
 from tests.support.pace import took
 from tests.support.waiting import eventually
 

@@ -17,8 +17,8 @@ from incumbent.model import (
     RenewOutcome,
     Slot,
 )
-from incumbent.multi import MultiLeaseHandle
 from incumbent.protocol.held import Held, Wanted
+from incumbent.several import MultiLeaseHandle
 from tests.sim.setting import Client, Setting
 
 __all__ = ["Judge", "Violation"]

@@ -16,12 +16,12 @@ from incumbent import policy
 from incumbent.errors import OutcomeUnknown, StoreError
 from incumbent.lease import TRANSITIONS, Input, LeaseMachine, State
 from incumbent.model import Ask, Granted
-from incumbent.multi import MultiLeaseHandle
 from incumbent.protocol import acquire, release
 from incumbent.protocol.held import Held
 from incumbent.protocol.port import Debt, ManyPort, Port
 from incumbent.protocol.release import release_all
 from incumbent.protocol.words import late_grant
+from incumbent.several import MultiLeaseHandle
 from incumbent.stores.table import MemoryTable
 from tests.contract import mutants as tables
 from tests.contract import mutants_of_sharing as sharing
@@ -315,7 +315,7 @@ def a_release_of_several_forgets_what_got_no_answer(patch: pytest.MonkeyPatch) -
         )
         return await release_all(forgetful, helds)
 
-    patch.setattr("incumbent.multi.release_all", forgets)
+    patch.setattr("incumbent.several.release_all", forgets)
 
 
 @mutant("parted", "all or none", "told")

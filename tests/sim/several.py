@@ -8,9 +8,9 @@ from types import SimpleNamespace
 from incumbent.errors import LeaseLost, LockError
 from incumbent.lease import State
 from incumbent.model import Released
-from incumbent.multi import MultiLeaseHandle
 from incumbent.protocol.acquire import acquire_all
 from incumbent.protocol.held import Held, Wanted
+from incumbent.several import MultiLeaseHandle
 from tests.sim.process import Process
 from tests.sim.tasks import SIGNALS
 

@@ -12,7 +12,7 @@ from incumbent import Client, ConfigError, Lock, Policy
 from incumbent.model import Capabilities
 from incumbent.options import wanted_from
 from incumbent.protocol.link import link_for
-from incumbent.store_url import store_url
+from incumbent.stores.url import store_url
 
 CAN = Capabilities()
 

@@ -25,8 +25,8 @@ from incumbent.durations import parse_duration
 from incumbent.errors import ConfigError, StoreError
 from incumbent.options import LockSettings, default_holder
 from incumbent.serve.situation import Situation
-from incumbent.store_url import store_url
 from incumbent.stores.names import make_key
+from incumbent.stores.url import store_url
 from incumbent.supervise.codes import OK, UNPROVED, USAGE
 
 if TYPE_CHECKING:

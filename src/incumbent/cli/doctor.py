@@ -13,9 +13,9 @@ from incumbent.durations import say_seconds
 from incumbent.errors import ConfigError, StoreError
 from incumbent.policy import TTL_DEFAULT, Policy, make_policy
 from incumbent.protocol.link import link_for
-from incumbent.store_url import store_url
 from incumbent.stores.base import Engine
 from incumbent.stores.names import make_key
+from incumbent.stores.url import store_url
 from incumbent.supervise.codes import OK, UNPROVED
 from incumbent.supervise.guarding import start_guard
 

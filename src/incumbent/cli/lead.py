@@ -26,8 +26,8 @@ from incumbent.locks import Candidate
 from incumbent.options import PRIORITY_MOST, default_holder
 from incumbent.protocol.chance import draw_jitter
 from incumbent.serve.situation import Situation
-from incumbent.store_url import store_url
 from incumbent.stores.names import make_key
+from incumbent.stores.url import store_url
 from incumbent.supervise.campaign import (
     ENDING_SIGNALS,
     Backoff,

@@ -18,11 +18,11 @@ from incumbent.model import Holding, Key, PutOutcome, Record
 from incumbent.options import require
 from incumbent.policy import TTL_DEFAULT
 from incumbent.protocol.link import link_for
-from incumbent.store_url import store_url
 from incumbent.stores.base import Store
 from incumbent.stores.findings import State, examine, places_of, state_of
 from incumbent.stores.names import make_key
 from incumbent.stores.notices import RESIGN, encode_notice
+from incumbent.stores.url import store_url
 from incumbent.supervise.codes import BUSY, OK
 
 WITHIN = 2.0

@@ -20,7 +20,7 @@ from incumbent.options import PERMITS_MOST, default_holder, require
 from incumbent.protocol.link import link_for
 from incumbent.protocol.words import lease_lost
 from incumbent.serve.situation import Situation
-from incumbent.store_url import store_url
+from incumbent.stores.url import store_url
 from incumbent.supervise import codes
 from incumbent.supervise.child import CannotStart
 from incumbent.supervise.guarding import Guard, GuardFault, start_guard

@@ -14,9 +14,8 @@ from incumbent.serve.health import start_health
 from incumbent.serve.http import PageServer
 from incumbent.serve.pages import OPEN_PATHS, TEXT, Page
 from incumbent.serve.situation import Situation
-from incumbent.store_url import store_url
 from incumbent.stores.names import make_key
-from incumbent.stores.url import open_engine
+from incumbent.stores.url import open_engine, store_url
 from incumbent.supervise.codes import OK
 
 _LISTEN = "127.0.0.1:8080"

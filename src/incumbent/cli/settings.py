@@ -15,8 +15,8 @@ from incumbent.options import LockSettings
 from incumbent.policy import TTL_DEFAULT, Policy, make_policy
 from incumbent.serve.health import start_health
 from incumbent.serve.situation import Situation
-from incumbent.store_url import store_url
 from incumbent.stores.names import check_name
+from incumbent.stores.url import store_url
 from incumbent.supervise.run import Command
 
 if TYPE_CHECKING:

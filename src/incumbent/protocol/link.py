@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 from incumbent.errors import Misuse
 from incumbent.protocol.keeper import Keeper
-from incumbent.store_url import store_url
 from incumbent.stores.base import Engine
-from incumbent.stores.url import engine_for_object, open_engine
+from incumbent.stores.url import engine_for_object, open_engine, store_url
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop

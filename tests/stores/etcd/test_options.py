@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from incumbent.errors import ConfigError
-from incumbent.store_url import with_password
 from incumbent.stores.etcd import open_etcd
 from incumbent.stores.etcd.site import parse_etcd_url
-from incumbent.stores.url import Endpoint
+from incumbent.stores.url import Endpoint, with_password
 
 SECRET = "s3cr3t"
 

@@ -12,7 +12,7 @@ import pytest
 from incumbent import clock
 from incumbent.errors import ConfigError, LeaseLost, StoreUnavailable
 from incumbent.model import UNLIMITED, Ask, Gone, Granted, Refused, Released
-from incumbent.sharing import ReadWriteLock, Semaphore
+from incumbent.several import ReadWriteLock, Semaphore
 from incumbent.stores.postgresql import with_token
 from incumbent.stores.postgresql.engine import PostgresEngine
 from tests.stores.postgresql.world import Party, new_claim, party, soon

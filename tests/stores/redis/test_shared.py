@@ -13,7 +13,7 @@ import redis
 
 from incumbent.errors import ConfigError
 from incumbent.model import UNLIMITED, Ask, Gone, Granted, Key, Released, Renewal, Renewed
-from incumbent.sharing import ReadWriteLock, Semaphore
+from incumbent.several import ReadWriteLock, Semaphore
 from tests.stores.redis.world import Party, new_claim, party, soon
 from tests.support.servers import RedisServer
 from tests.support.waiting import eventually

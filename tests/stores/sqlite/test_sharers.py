@@ -13,7 +13,7 @@ import pytest
 from incumbent import clock
 from incumbent.errors import NotAcquired
 from incumbent.model import UNLIMITED, Ask, Granted, Queue, Queued, Refused, Released
-from incumbent.sharing import Semaphore
+from incumbent.several import Semaphore
 from tests.stores.sqlite.test_store import ASK, KEY, Machine, soon
 from tests.support.pace import took
 from tests.support.waiting import written
@@ -23,7 +23,7 @@ TTL = 2.0
 
 PRELUDE = """
 import os, sys
-from incumbent.sharing import Semaphore
+from incumbent.several import Semaphore
 path = sys.argv[1]
 permits = Semaphore("licence", 3, store=f"sqlite://{path}", ttl=2, timeout=60)
 log = os.open(path + ".log", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
