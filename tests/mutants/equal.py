@@ -110,14 +110,6 @@ _SINCE: dict[tuple[str, str], str] = {
         "False -> True",
     ): "test_a_used_slot_refuses_for_certain_only_if_the_lease_was_given_back",
     (
-        "stores/redis/cluster.py",
-        "1 -> 2",
-    ): "test_a_lone_request_by_asking_sends_a_script_that_the_node_forgot",
-    (
-        "stores/redis/cluster.py",
-        "ASKING + as_eval(step.payload) -> (ASKING - as_eval(step.payload))",
-    ): "test_a_lone_request_by_asking_sends_a_script_that_the_node_forgot",
-    (
         "stores/redis/subscription.py",
         "_now() >= until -> (not (_now() >= until))",
     ): "test_a_server_that_confirms_no_subscription_is_given_up_in_time",

@@ -112,6 +112,13 @@ MUTATIONS: tuple[Mutation, ...] = (
         "tests/stores/redis/test_incarnation_pure.py",
     ),
     _d(
+        "redis: a script that was forgotten is sent only with a request that leaves alone",
+        "stores/redis/exchange.py",
+        "any(map(is_forgotten, replies))",
+        "step.answers == 1 and is_forgotten(replies[0])",
+        *_GIVEN_BACK,
+    ),
+    _d(
         "redis: an undoing that was never sent leaves nothing in doubt",
         "stores/redis/exchange.py",
         "error.sent = error.sent or begun or answers is not None",

@@ -25,7 +25,7 @@ from incumbent.stores.redis.aiosides import AsyncSide
 from incumbent.stores.redis.cluster import SLOTS, Cluster, Topology, markers_of, slot_of
 from incumbent.stores.redis.commands import Commands
 from incumbent.stores.redis.dialect import Server
-from incumbent.stores.redis.incarnation import Acquaintance, Known, Mark, Met
+from incumbent.stores.redis.incarnation import Acquaintance, Mark, Met
 from incumbent.stores.redis.names import Naming
 from incumbent.stores.redis.options import (
     RedisOptions,
@@ -35,7 +35,7 @@ from incumbent.stores.redis.options import (
     say_address,
 )
 from incumbent.stores.redis.resp import Step
-from incumbent.stores.redis.router import Router
+from incumbent.stores.redis.router import Part, Router, renew_part
 from incumbent.stores.redis.sentinel import (
     Follow,
     Followed,
@@ -47,7 +47,6 @@ from incumbent.stores.redis.sentinel import (
 from incumbent.stores.redis.server import read_facts
 from incumbent.stores.redis.sides import BlockingSide, Side, Work
 from incumbent.stores.redis.site import Site
-from incumbent.stores.redis.spread import Part, renew_part
 from incumbent.stores.url import parse_hosts
 from tests.support.pace import lasted
 
@@ -332,10 +331,8 @@ class Sent:
 
     async def run(self, plan: Plan[Server, None], until: float) -> None:
         wire = Wire("epoch", 0.0)
-        program = plan.start(
-            Server(Site(Target(), "here"), Commands(Naming(None), "here"), cast("Known", wire)),
-            until,
-        )
+        server = Server(Site(Target(), "here"), Commands(Naming(None), "here"), wire)
+        program = plan.start(server, until)
         echo = echo_of(next(program))
         self._router.redirections -= 1
         answer: object = [echo, 1]
@@ -377,8 +374,9 @@ def test_a_renewal_follows_its_slot_for_as_long_as_there_is_time(redirections: i
     assert (side.paused > 0) == (redirections >= 5)
 
 
-class Wire:
+class Wire(Acquaintance):
     def __init__(self, epoch: str, born: float) -> None:
+        super().__init__()
         self.epoch, self.born = epoch, born
 
 

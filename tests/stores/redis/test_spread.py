@@ -12,9 +12,10 @@ from incumbent.model import Gone, Key, Notice, Renewal, Renewed
 from incumbent.net.pool import Mismatch
 from incumbent.stores.redis.commands import Commands
 from incumbent.stores.redis.errors import Moved
+from incumbent.stores.redis.incarnation import Acquaintance
 from incumbent.stores.redis.names import Naming
-from incumbent.stores.redis.resp import SCRIPTS, Step
-from incumbent.stores.redis.spread import Part, renew_part
+from incumbent.stores.redis.resp import SCRIPTS, Step, as_eval
+from incumbent.stores.redis.router import Part, renew_part
 from tests.stores.redis.test_renewals_pure import calls_of, echo_of
 
 DIALECT = Commands(Naming(None), "here")
@@ -22,8 +23,9 @@ LOST = Gone("store_restarted")
 SILENT = OutcomeUnknown("nothing was noted")
 
 
-class Wire:
+class Wire(Acquaintance):
     def __init__(self, epoch: str = "run", born: float = 0.0) -> None:
+        super().__init__()
         self.epoch, self.born = epoch, born
 
 
@@ -144,19 +146,13 @@ def test_an_answer_of_another_request_is_noticed(answer: Any) -> None:
     assert asked.outcomes[0] is SILENT
 
 
-def test_forgotten_scripts_are_sent_along_for_those_alone() -> None:
+def test_calls_may_be_sent_again_with_the_script_if_it_was_forgotten() -> None:
     for by_asking in (False, True):
-        each = 2 if by_asking else 1
         asked = Asked(THREE, a_part(3, by_asking=by_asking))
-        assert asked.step.answers == 3 * each
-        expected = [b"ASKING", b"EVALSHA"] if by_asking else [b"EVALSHA"]
-        assert [call[0] for call in asked.calls] == expected * 3
-        forgotten = hiredis.ReplyError("NOSCRIPT No matching script")
-        ok, good = [b"OK"] if by_asking else [], [asked.echo, 1]
-        again = asked.program.send([*ok, good, *ok, forgotten, *ok, good])
-        assert again.answers == each
-        *asking, call = calls_of(again)
-        assert asking == [[b"ASKING"]] * by_asking
-        assert call[:2] == [b"EVAL", SCRIPTS["renew"].text]
-        assert call[3] == b"incumbent:{default/b}"
-        assert asked.hear(*ok, good) == [Renewed()] * 3
+        assert asked.step.answers == 3 * (2 if by_asking else 1)
+        asking = [b"ASKING"] if by_asking else []
+        assert [call[0] for call in asked.calls] == [*asking, b"EVALSHA"] * 3
+        assert asked.step.repeats
+        again = calls_of(asked.step._replace(payload=as_eval(asked.step.payload)))
+        assert [call[0] for call in again] == [*asking, b"EVAL"] * 3
+        assert {call[1] for call in again if call[1:]} == {SCRIPTS["renew"].text}

@@ -29,9 +29,8 @@ from incumbent.stores.quorum.dialect import (
     QuorumDialect,
     node_failure,
 )
-from incumbent.stores.redis.dialect import is_forgotten
 from incumbent.stores.redis.errors import answered_error
-from incumbent.stores.redis.resp import Step, as_eval, pack
+from incumbent.stores.redis.resp import Step, as_eval, is_forgotten, pack
 from incumbent.stores.redis.server import Facts, greeting
 from incumbent.stores.redis.site import Site
 

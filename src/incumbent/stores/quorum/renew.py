@@ -15,8 +15,7 @@ from incumbent.stores.notices import PAUSE, RESIGN, notices_for
 from incumbent.stores.quorum.ballots import Silent
 from incumbent.stores.quorum.changes import field_entry, last_entries
 from incumbent.stores.quorum.nodes import Panel, Reply, no_majority, silent_of, strangers
-from incumbent.stores.redis.dialect import is_forgotten
-from incumbent.stores.redis.resp import Step, as_eval
+from incumbent.stores.redis.resp import Step, as_eval, is_forgotten
 
 _BATCH: Final = 500
 _PLANTED_AT_ONCE: Final = 200

@@ -21,11 +21,11 @@ from incumbent.stores.plan import Plan
 from incumbent.stores.redis.aiodial import dial
 from incumbent.stores.redis.aiowire import AsyncWire
 from incumbent.stores.redis.commands import Commands
-from incumbent.stores.redis.dialect import DIALECT, Server, is_forgotten, settle_take
+from incumbent.stores.redis.dialect import DIALECT, Server, settle_take
 from incumbent.stores.redis.errors import Demoted, Outdated
 from incumbent.stores.redis.exchange import UNUSABLE, Exchange, carry_out
 from incumbent.stores.redis.incarnation import LOOK_EVERY
-from incumbent.stores.redis.resp import as_eval
+from incumbent.stores.redis.resp import as_eval, is_forgotten
 from incumbent.stores.redis.site import Site
 from incumbent.stores.redis.subscription import Subscriber
 

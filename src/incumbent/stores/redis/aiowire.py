@@ -18,7 +18,7 @@ import hiredis
 from incumbent import clock
 from incumbent.net.aiowire import AsyncConnection
 from incumbent.net.pool import Broken
-from incumbent.stores.redis.incarnation import Acquaintance
+from incumbent.stores.redis.exchange import AnyWire
 
 _now = clock.now
 _APART = 0.005
@@ -28,11 +28,11 @@ _Asked: TypeAlias = "tuple[asyncio.Future[Any], float, int, int]"
 """The caller that waits, until when, what had been heard by then, and for how many answers."""
 
 
-class AsyncWire(AsyncConnection, Acquaintance):
+class AsyncWire(AsyncConnection, AnyWire):
     """See exchange.AnyWire. `ask` may be called by many tasks; `send` and `next` by one only."""
 
     def __init__(self) -> None:
-        Acquaintance.__init__(self)
+        AnyWire.__init__(self)
         AsyncConnection.__init__(self)
         reader = hiredis.Reader()
         self._feed, self._gets = reader.feed, reader.gets

@@ -12,10 +12,9 @@ from typing import Any, Final, TypeVar
 
 from incumbent import clock
 from incumbent.errors import StoreError, StoreUnavailable
-from incumbent.stores.redis.dialect import is_forgotten
 from incumbent.stores.redis.errors import answered_error
 from incumbent.stores.redis.options import Address, Reach, say_address, the_same
-from incumbent.stores.redis.resp import Program, Step, as_eval, each_step, pack
+from incumbent.stores.redis.resp import Program, Step, each_step, pack
 from incumbent.stores.redis.sides import Side, at_least
 from incumbent.stores.redis.site import Site
 
@@ -119,8 +118,6 @@ def asking(program: Program[T]) -> Program[T]:
 
     def ask(step: Step) -> Program[list[Any]]:
         _, *answers = yield Step(ASKING + step.payload, 1 + step.answers)
-        if step.answers == 1 and is_forgotten(answers[0]):
-            _, *answers = yield Step(ASKING + as_eval(step.payload), 2)
         return answers
 
     return each_step(program, ask)

@@ -40,11 +40,11 @@ from incumbent.stores.findings import wait_after_restart
 from incumbent.stores.plan import Plan
 from incumbent.stores.redis.commands import Commands, held_by
 from incumbent.stores.redis.errors import Outdated, TooLate, restart_error
-from incumbent.stores.redis.incarnation import LOOK_EVERY, Known, Met, meet
+from incumbent.stores.redis.incarnation import LOOK_EVERY, Acquaintance, Met, meet
 from incumbent.stores.redis.reading import is_unchanged, read_record, scan_records, server_time
 from incumbent.stores.redis.records import FIELDS
 from incumbent.stores.redis.renewals import renew_program
-from incumbent.stores.redis.resp import SCRIPTS, Program, Step, as_eval, milliseconds
+from incumbent.stores.redis.resp import SCRIPTS, Program, Step, as_eval, is_forgotten, milliseconds
 from incumbent.stores.redis.site import MARKER_KEY, Site
 
 T = TypeVar("T")
@@ -68,7 +68,7 @@ class Server(NamedTuple):
 
     site: Site
     commands: Commands
-    known: Known
+    known: Acquaintance
 
 
 _UNASKED: Final = Ask(TTL_DEFAULT, "")
@@ -225,16 +225,21 @@ def together(programs: Sequence[Program[T]]) -> Program[list[T | StoreError]]:
 
 
 def _ask_together(steps: dict[int, Step]) -> Program[dict[int, Any]]:
-    payload = b"".join(step.payload for step in steps.values())
-    answers = iter((yield Step(payload, sum(step.answers for step in steps.values()))))
-    replies: dict[int, Any] = {at: [*islice(answers, it.answers)] for at, it in steps.items()}
+    """The replies to each step. A release that was carried out is not sent once more."""
+    replies = yield from _send_together(steps)
     unknown = {
-        at: Step(as_eval(step.payload), 1)
+        at: Step(as_eval(step.payload), step.answers)
         for at, step in steps.items()
-        if step.answers == 1 and is_forgotten(replies[at][0])
+        if any(map(is_forgotten, replies[at]))
     }
-    # Of a step that leaves alone its carrier sees to that.
-    return {**replies, **((yield from _ask_together(unknown)) if unknown else {})}
+    return {**replies, **((yield from _send_together(unknown)) if unknown else {})}
+
+
+def _send_together(steps: dict[int, Step]) -> Program[dict[int, Any]]:
+    payload = b"".join(step.payload for step in steps.values())
+    count = sum(step.answers for step in steps.values())
+    answers = iter((yield Step(payload, count, repeats=False)))
+    return {at: [*islice(answers, step.answers)] for at, step in steps.items()}
 
 
 def take_program(
@@ -295,19 +300,17 @@ def _take_looking(
 
 
 def _take_and_look(
-    commands: Commands, known: Known, key: Key, claim: str, ask: Ask, till: float
+    commands: Commands, known: Acquaintance, key: Key, claim: str, ask: Ask, till: float
 ) -> Program[tuple[Any, Sequence[Any]]]:
     """The reply to the take, and the replies to the look."""
     if known.marked_at == MARKER_KEY:
         request = commands.take(key, claim, ask, known.sign, till, MARKER_KEY)
         (reply,) = yield Step(request, 1)
-        if not _is_error(reply, "CROSSSLOT"):
+        if not (type(reply) is hiredis.ReplyError and str(reply).startswith("CROSSSLOT")):
             return (reply[0], reply[1:]) if type(reply) is list else (reply, ())
     # In a cluster the marker has another slot than the lease, and no script may see both.
     request = commands.take(key, claim, ask, known.sign, till)
     reply, *look = yield Step(request + known.look, 4)
-    if is_forgotten(reply):
-        reply, *look = yield Step(as_eval(request) + known.look, 4)
     return reply, look
 
 
@@ -327,7 +330,7 @@ def meeting(site: Site, term: int | None, longest: float = 0.0) -> Program[Met]:
     return meet(site, wall=clock.wall(), fresh=fresh, term=term, longest=most)
 
 
-def _tell_longest(site: Site, known: Known, ttl: float) -> Program[None]:
+def _tell_longest(site: Site, known: Acquaintance, ttl: float) -> Program[None]:
     """Note a ttl that is larger than all before, for those that come after a restart.
 
     Raises StoreError where that cannot be written: nobody would know to wait for so long.
@@ -340,7 +343,7 @@ def _tell_longest(site: Site, known: Known, ttl: float) -> Program[None]:
     known.mark = met.mark
 
 
-def too_early(site: Site, known: Known, ttl: float, now: float) -> StoreError | None:
+def too_early(site: Site, known: Acquaintance, ttl: float, now: float) -> StoreError | None:
     """The exception where a holder from before the server's last restart may still believe.
 
     Also where nobody can tell.
@@ -353,12 +356,3 @@ def too_early(site: Site, known: Known, ttl: float, now: float) -> StoreError | 
         return None
     promoted, age = known.mark.promoted, now - known.born
     return restart_error(site.where, promoted=promoted, age=age, left=left, apart=known.apart)
-
-
-def is_forgotten(answer: Any) -> bool:
-    """Whether the server does not know the script (any more): it has to be sent along."""
-    return _is_error(answer, "NOSCRIPT")
-
-
-def _is_error(answer: Any, code: str) -> bool:
-    return type(answer) is hiredis.ReplyError and str(answer).startswith(code)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Hashable
-from typing import Any, Final, Protocol, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 import hiredis
 
@@ -23,32 +23,30 @@ from incumbent.stores.redis.dialect import (
     DIALECT,
     Server,
     TakePlan,
-    is_forgotten,
     meeting,
     too_early,
 )
 from incumbent.stores.redis.errors import Demoted
-from incumbent.stores.redis.incarnation import Known
-from incumbent.stores.redis.resp import Program, as_eval
+from incumbent.stores.redis.incarnation import Acquaintance
+from incumbent.stores.redis.resp import Program, as_eval, is_forgotten
 from incumbent.stores.redis.site import Site
 from incumbent.stores.redis.subscription import Subscriber, SubscriptionHub
 
 
-class AnyWire(Connection, Known, Protocol):
-    """One connection, of either side.
-
-    `used`: when the present (or last) exchange began; `target`: the server that it leads to.
-    """
+class AnyWire(Acquaintance, Connection):
+    """One connection, of either side. `used`: when the present (or last) exchange began."""
 
     used: float
-    target: object
 
+    @abstractmethod
     def send(self, request: bytes, until: float) -> None:
         """A request whose answer is read by `next`. Raises Broken."""
 
+    @abstractmethod
     async def next(self, until: float) -> Any:
         """The next answer or message. Raises Broken."""
 
+    @abstractmethod
     async def ask_all(self, payload: bytes, answers: int, until: float) -> list[Any]:
         """Requests that leave together, and their answers. Raises Broken."""
 
@@ -211,9 +209,9 @@ async def carry_out(
             try:
                 _check_meant(wire, site)
                 replies = await wire.ask_all(step.payload, step.answers, until)
-                if step.answers == 1 and is_forgotten(replies[0]):
+                if step.repeats and any(map(is_forgotten, replies)):
                     _check_meant(wire, site)
-                    replies = await wire.ask_all(as_eval(step.payload), 1, until)
+                    replies = await wire.ask_all(as_eval(step.payload), step.answers, until)
             except Broken as error:
                 # The steps before this one were carried out, such as a take before its undo.
                 error.sent = error.sent or begun or answers is not None

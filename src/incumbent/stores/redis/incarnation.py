@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 from incumbent.errors import StoreError, StoreUnavailable
 from incumbent.stores.redis.errors import Moved, Outdated, answered_error
@@ -253,37 +253,6 @@ def _floor(now: int, before: Sequence[Mark], *, promoted: bool, term: int) -> in
 
 def _micros(time: Sequence[bytes]) -> int:
     return int(time[0]) * _MICRO + int(time[1])
-
-
-class Known(Protocol):
-    """What a connection knows of its server: see Acquaintance."""
-
-    ahead: float
-    apart: float
-    born: float
-    epoch: str
-    look: bytes
-    looked: float
-    asked: float
-    mark: Mark
-    marked_at: str
-    problem: StoreError | None
-    reread: bytes
-    serves: float
-    sign: bytes
-
-    @property
-    def longest(self) -> float:
-        """The largest ttl that is known to have been asked for, in seconds."""
-
-    def is_marked(self, reply: Any) -> bool:
-        """Whether the marker, as it was read by `reread`, is still that one."""
-
-    def introduce(self, met: Met, received: float, settle: float) -> None:
-        """Know the server that was met; the answer came at `received`."""
-
-    def compare(self, replies: Sequence[Any], sent: float, received: float) -> None:
-        """Note the answers to `look`. Raises Outdated if the server is not what it was."""
 
 
 class Acquaintance:

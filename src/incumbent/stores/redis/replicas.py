@@ -16,9 +16,9 @@ from incumbent.errors import OutcomeUnknown, StoreUnavailable
 from incumbent.model import Granted
 from incumbent.stores.plan import Plan, PlannedTogether
 from incumbent.stores.redis.commands import Commands
-from incumbent.stores.redis.dialect import JoinedPlan, Server, give_back, is_forgotten
+from incumbent.stores.redis.dialect import JoinedPlan, Server, give_back
 from incumbent.stores.redis.options import RedisOptions
-from incumbent.stores.redis.resp import Program, Step, as_eval, each_step, milliseconds, pack
+from incumbent.stores.redis.resp import Program, Step, each_step, milliseconds, pack
 from incumbent.stores.redis.sides import Layer, Side
 from incumbent.stores.redis.site import Site
 
@@ -81,8 +81,6 @@ class Confirmed(Layer):
 
         def ask(step: Step) -> Program[list[Any]]:
             *answers, confirmed = yield self._step(step.payload, step.answers, until)
-            if step.answers == 1 and is_forgotten(answers[0]):
-                *answers, confirmed = yield self._step(as_eval(step.payload), 1, until)
             if not self._are_enough(confirmed):
                 few = self._too_few(confirmed, server.site.where)
                 raise OutcomeUnknown(f"{few}: this proves nothing")

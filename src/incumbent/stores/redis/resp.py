@@ -9,6 +9,8 @@ from hashlib import sha1
 from math import ceil
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
+import hiredis
+
 from incumbent.stores.redis.records import FIELDS
 
 T = TypeVar("T")
@@ -18,10 +20,14 @@ Folder: TypeAlias = "str | os.PathLike[str]"
 
 
 class Step(NamedTuple):
-    """Requests that leave together, and how many answers come back."""
+    """Requests that leave together, and how many answers come back.
+
+    `repeats`: all of them may be sent again if the server did not know a script.
+    """
 
     payload: bytes
     answers: int
+    repeats: bool = True
 
 
 Program: TypeAlias = Generator[Step, list[Any], T]
@@ -66,7 +72,7 @@ def _read(folder: Folder, name: str) -> bytes:
 
 
 _texts: Final[dict[bytes, bytes]] = {}
-"""All scripts, by the names that servers have for them."""
+"""How a call of each script begins by its name, and how with the script itself."""
 
 
 class Script:
@@ -79,7 +85,8 @@ class Script:
         self.text: bytes = _FIELD.sub(lambda found: b"'%b'" % fields[found[1].decode()], text)
         # The server's name for a script, not a matter of security.
         self.sha: bytes = sha1(self.text, usedforsecurity=False).hexdigest().encode()
-        _texts[self.sha] = self.text
+        by_text = b"$4\r\nEVAL\r\n$%d\r\n%b" % (len(self.text), self.text)
+        _texts[b"$7\r\nEVALSHA\r\n$40\r\n" + self.sha] = by_text
 
     def call(self, keys: int, *parts: Part) -> bytes:
         """One request that runs it; the first `keys` of `parts` are keys."""
@@ -95,12 +102,14 @@ SCRIPTS: Final = {
     name: Script(name) for name in ("take", "renew", "renew_shared", "give", "put", "take_looking")
 }
 
-_EVALSHA: Final = b"$7\r\nEVALSHA\r\n$40\r\n"
+
+def as_eval(payload: bytes) -> bytes:
+    """The same requests with the scripts themselves in place of their names."""
+    for by_name, by_text in _texts.items():
+        payload = payload.replace(by_name, by_text)
+    return payload
 
 
-def as_eval(request: bytes) -> bytes:
-    """The same single request with the script itself in place of its name."""
-    start = request.index(_EVALSHA)
-    end = start + len(_EVALSHA) + 40
-    text = _texts[request[end - 40 : end]]
-    return b"%b$4\r\nEVAL\r\n$%d\r\n%b%b" % (request[:start], len(text), text, request[end:])
+def is_forgotten(answer: Any) -> bool:
+    """Whether the server does not know the script (any more): it has to be sent along."""
+    return type(answer) is hiredis.ReplyError and str(answer).startswith("NOSCRIPT")

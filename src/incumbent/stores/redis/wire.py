@@ -8,15 +8,15 @@ from typing import Any
 import hiredis
 
 from incumbent.net.wire import BlockingWire
-from incumbent.stores.redis.incarnation import Acquaintance
+from incumbent.stores.redis.exchange import AnyWire
 from incumbent.stores.redis.resp import as_eval
 
 
-class Wire(BlockingWire, Acquaintance):
+class Wire(BlockingWire, AnyWire):
     """See exchange.AnyWire. `ask` and `read` are no coroutines, and `next` blocks."""
 
     def __init__(self, sock: socket.socket) -> None:
-        Acquaintance.__init__(self)
+        AnyWire.__init__(self)
         BlockingWire.__init__(self, sock)
         reader = hiredis.Reader()
         self._feed, self._gets = reader.feed, reader.gets
