@@ -44,7 +44,7 @@ def url(tmp_path: Path, client: Client) -> Iterator[str]:
     store = f"sqlite://{tmp_path / 'leases.db'}"
     with (
         closing(Site(store, "default")) as site,
-        closing(PageServer(site.routes(), "127.0.0.1:0", str(token_file), site.posts())) as server,
+        closing(PageServer(site.routes(), "127.0.0.1:0", str(token_file))) as server,
     ):
         yield server.url
 

@@ -51,7 +51,7 @@ def serving(store: str, token_file: Path | None = None) -> Iterator[PageServer]:
     with closing(Site(store, "default")) as site:
         routes = {"/healthz": lambda _: Page(200, TEXT, "ok\n"), **site.routes()}
         secret = None if token_file is None else str(token_file)
-        with closing(PageServer(routes, "127.0.0.1:0", secret, site.posts())) as server:
+        with closing(PageServer(routes, "127.0.0.1:0", secret)) as server:
             yield server
 
 

@@ -40,7 +40,6 @@ _MOST_RUNS = 100_000
 
 
 def command(request: Request) -> int:
-    """See the module."""
     if request.on("check"):
         return _check(request)
     try:

@@ -25,7 +25,6 @@ _Finding = tuple[str, str, str]
 
 
 def command(request: Request) -> int:
-    """See the module."""
     policy = make_policy(request.text("ttl") or TTL_DEFAULT, grace=request.text("grace"))
     url = store_url(request.text("store"))
     isolation = _of_the_isolation()

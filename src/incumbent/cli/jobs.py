@@ -59,7 +59,6 @@ _REFUSED: Final = (State.SKIPPED, State.MISSED, State.LOST)
 
 
 def command(request: Request) -> int:
-    """See the module."""
     return _COMMANDS[request.command](request)
 
 

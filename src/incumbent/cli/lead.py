@@ -48,7 +48,6 @@ _MEANT_TO_END: Final = frozenset({OK, USAGE, *CANNOT_START})
 
 
 def command(request: Request) -> int:
-    """See the module."""
     if request.command == "work":
         return _work(request)
     return _lead(request, request.name, partial(health, request))

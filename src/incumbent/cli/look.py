@@ -42,7 +42,6 @@ _LOOK_AGAIN = 1.0
 
 
 def command(request: Request) -> int:
-    """See the module."""
     if request.command == "wait":
         return _wait(request)
     with open_client(request) as client:

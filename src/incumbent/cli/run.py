@@ -52,7 +52,6 @@ class _Verdict:
 
 
 def command(request: Request) -> int:
-    """See the module."""
     result_file = request.text("result_file")
     if result_file:
         _check_result_file(result_file)

@@ -25,7 +25,6 @@ _TURN = 5.0
 
 
 def command(request: Request) -> int:
-    """See the module."""
     make_key(request.namespace, "x")
     url = store_url(request.text("store"))
     # Raises what the page could only show.
@@ -35,7 +34,7 @@ def command(request: Request) -> int:
     with closing(Site(url, request.namespace)) as site:
         alive = dict.fromkeys(OPEN_PATHS, lambda _: Page(200, TEXT, "ok\n"))
         listen, token_file = request.text("listen") or _LISTEN, request.text("token_file")
-        pages = PageServer({**alive, **site.routes()}, listen, token_file, site.posts())
+        pages = PageServer({**alive, **site.routes()}, listen, token_file)
         situation = Situation(request.namespace, "the page")
         # Up as soon as it listens: whether the store answers, the page says.
         situation.answered()

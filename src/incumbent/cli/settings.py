@@ -77,10 +77,8 @@ def health(request: Request, situation: Situation) -> Iterator[None]:
     listen, token_file = request.text("listen"), request.text("token_file")
     with ExitStack() as stack:
         try:
-            routes, posts = _page(request, stack) if listen is not None else ({}, {})
-            pages = start_health(
-                situation, listen=listen, token_file=token_file, routes=routes, posts=posts
-            )
+            routes = _page(request, stack) if listen is not None else {}
+            pages = start_health(situation, listen=listen, token_file=token_file, routes=routes)
             url = stack.enter_context(pages)
         except ConfigError as error:
             if not _is_for_another(request, error):
@@ -93,18 +91,17 @@ def health(request: Request, situation: Situation) -> Iterator[None]:
         yield
 
 
-def _page(request: Request, stack: ExitStack) -> tuple[Routes, Routes]:
+def _page(request: Request, stack: ExitStack) -> Routes:
     """The page about the store that was named; jobs of a module may have another one."""
     named = request.text("store")
-    if named is None and request.command == "cron" and ":" in request.name:
-        return {}, {}
-    if (named or "").startswith("memory:"):
-        # A page that reads it would have one of its own.
-        return {}, {}
+    of_module = named is None and request.command == "cron" and ":" in request.name
+    # A page that reads a memory: store would have one of its own.
+    if of_module or (named or "").startswith("memory:"):
+        return {}
     from incumbent.page.site import Site
 
     site = stack.enter_context(closing(Site(store_url(named), request.namespace)))
-    return site.routes(), site.posts()
+    return site.routes()
 
 
 def _is_for_another(request: Request, error: ConfigError) -> bool:

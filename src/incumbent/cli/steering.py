@@ -24,7 +24,6 @@ _RESERVED = 5.0
 
 
 def command(request: Request) -> int:
-    """See the module."""
     switches = request.command in ("pause", "unpause")
     every_job = request.on("all")
     if switches and every_job == bool(request.name):

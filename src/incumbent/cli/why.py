@@ -57,7 +57,6 @@ _NEARLY_OUT = 0.4
 
 
 def command(request: Request) -> int:
-    """See the module."""
     at = request.text("at")
     with open_client(request) as client:
         record = client.read(request.name, WITHIN)

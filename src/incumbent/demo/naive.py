@@ -19,8 +19,6 @@ import time
 from contextlib import closing
 from typing import Final
 
-__all__: list[str] = []
-
 _RETRY_EVERY: Final = 0.1
 _STORE_TIMEOUT: Final = 0.3
 _LOOK_EVERY: Final = 0.01

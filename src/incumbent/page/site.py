@@ -54,18 +54,15 @@ class Site:
         self._watch.close()
 
     def routes(self) -> dict[str, Handler]:
-        """What may be looked at."""
+        """What may be looked at, and what may be done with the token."""
         return {
             "/": _if_asked_here(self._page),
             "/name": _if_asked_here(self._detail),
             "/events": _if_asked_here(self._events),
             "/page.css": lambda _: _file("page.css", "text/css; charset=utf-8"),
             "/page.js": lambda _: _file("page.js", "text/javascript; charset=utf-8"),
+            "POST /act": self._act,
         }
-
-    def posts(self) -> dict[str, Handler]:
-        """What may be done, with the token."""
-        return {"/act": self._act}
 
     # -- looking -----------------------------------------------------------------------------------
 

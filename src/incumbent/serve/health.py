@@ -32,14 +32,13 @@ def start_health(
     listen: str | None = None,
     token_file: str | None = None,
     routes: Routes | None = None,
-    posts: Routes | None = None,
 ) -> Iterator[str | None]:
     """Report `situation` until the block ends, which counts as stopping.
 
     `listen`: HOST:PORT of the pages; the value of the block is their URL, or None. `token_file`:
     the file with the token that all pages but the probes ask for; beyond the loopback address only
-    the probes are served without one. `routes`, `posts`: more pages, and those of POST. Raises
-    ConfigError before anything is started if a setting cannot work.
+    the probes are served without one. `routes`: more pages. Raises ConfigError before
+    anything is started if a setting cannot work.
     """
     if listen is None and token_file is not None:
         raise ConfigError("--token-file needs --listen", name="listen")
@@ -49,8 +48,7 @@ def start_health(
             from incumbent.serve.http import PageServer
             from incumbent.serve.pages import routes_of
 
-            pages = {**routes_of(situation), **(routes or {})}
-            server = PageServer(pages, listen, token_file, posts)
+            server = PageServer({**routes_of(situation), **(routes or {})}, listen, token_file)
             url = stack.enter_context(closing(server)).url
         if os.environ.get("NOTIFY_SOCKET", "").startswith(("/", "@")):
             stack.enter_context(closing(Notifier(situation, os.environ)))

@@ -48,21 +48,18 @@ _SHORTEST_TOKEN: Final = 16
 
 
 class PageServer:
-    """Serves `routes` at `listen`, HOST:PORT, until it is closed; `posts` are those of POST.
+    """Serves `routes` at `listen`, HOST:PORT, until it is closed.
 
     `token_file`: the file with the token that every path but OPEN_PATHS asks for. Without one these
     paths are refused if other hosts can reach `listen`. Raises ConfigError for a setting that
     cannot work.
     """
 
-    def __init__(
-        self, routes: Routes, listen: str, token_file: str | None, posts: Routes | None = None
-    ) -> None:
+    def __init__(self, routes: Routes, listen: str, token_file: str | None) -> None:
         address = parse_address(listen)
         self._secret = None if token_file is None else read_secret(token_file)
         self._probes_only = token_file is None and not address.is_loopback
         self._routes = routes
-        self._posts = posts or {}
         self._open = self._viewers = 0
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self._most_viewers = min(_VIEWERS, files // 2) if files > 0 else _VIEWERS
@@ -137,7 +134,7 @@ class PageServer:
             self._viewers -= 1
 
     def _page(self, asked: Question) -> Page | Coming:
-        post = asked.method == "POST" and (asked.path in self._posts or asked.path == _LOGIN)
+        post = asked.method == "POST" and (asked.route in self._routes or asked.path == _LOGIN)
         if not post and asked.method not in ("GET", "HEAD"):
             return Page(405, TEXT, "only GET and HEAD\n")
         if asked.path in OPEN_PATHS:
@@ -149,7 +146,7 @@ class PageServer:
         if post and asked.path == _LOGIN:
             return self._login(asked)
         asked = asked._replace(trusted=self._secret is not None, bearer=bearer)
-        return answer(self._posts if post else self._routes, asked)
+        return answer(self._routes, asked)
 
     def _refused(self, asked: Question, *, bearer: bool) -> Page | None:
         if self._probes_only:

@@ -35,6 +35,11 @@ class Question(NamedTuple):
     bearer: bool = False
     """Whether the token itself came, which no page of others can make a browser send."""
 
+    @property
+    def route(self) -> str:
+        """Its key in the routes."""
+        return f"POST {self.path}" if self.method == "POST" else self.path
+
 
 class Page(NamedTuple):
     """A response."""
@@ -51,7 +56,7 @@ Coming: TypeAlias = Coroutine[Any, Any, Page]
 Handler: TypeAlias = Callable[[Question], "Page | Coming"]
 """Answers one path, in the thread of the server, and does not block."""
 Routes: TypeAlias = Mapping[str, Handler]
-"""Handlers by path. Those of OPEN_PATHS are asked without a token."""
+"""Handlers by path, or by "POST /path". Those of OPEN_PATHS are asked without a token."""
 
 
 def routes_of(situation: Situation) -> dict[str, Handler]:
@@ -68,9 +73,10 @@ def routes_of(situation: Situation) -> dict[str, Handler]:
 
 def answer(routes: Routes, question: Question) -> Page | Coming:
     """The page that was asked for; 404 if there is none."""
-    handler = routes.get(question.path)
+    handler = routes.get(question.route)
     if handler is None:
-        return Page(404, TEXT, f"Not found. Pages: {', '.join(routes)}\n")
+        pages = ", ".join(route for route in routes if route.startswith("/"))
+        return Page(404, TEXT, f"Not found. Pages: {pages}\n")
     return handler(question)
 
 

@@ -38,18 +38,6 @@ from incumbent.model import (
 from incumbent.stores.base import Engine, Store
 from incumbent.stores.notices import PAUSE, encode_notice
 
-__all__ = [
-    "ANSWER_WITHIN",
-    "DRIVERS",
-    "LONG",
-    "Bench",
-    "Driver",
-    "Hook",
-    "World",
-    "needs",
-    "needs_of",
-]
-
 Hook: TypeAlias = Literal["restart", "wipe", "restart_wait", "lose_reply", "cut"]
 """What a World can do. "restart_wait" is no deed but a promise about the other two: the store then
 grants nothing for one ttl. A store that no holder outlives (a file of one host) need not wait."""

@@ -15,8 +15,6 @@ from incumbent.stores.base import Engine
 from incumbent.testing.contract import faults, leases, records, shared, waits
 from incumbent.testing.contract.bench import DRIVERS, Bench, Hook, World, needs_of
 
-__all__ = ["StoreContract"]
-
 
 class StoreContract(
     leases.LeaseCases,
