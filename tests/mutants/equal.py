@@ -93,8 +93,8 @@ _SINCE: dict[tuple[str, str], str] = {
     (
         "stores/etcd/renewing.py",
         (
-            "(yield from self._ask_each(batch)) and proved"
-            " -> ((yield from self._ask_each(batch)) or proved)"
+            "(yield from self._verify_each(batch)) and proved"
+            " -> ((yield from self._verify_each(batch)) or proved)"
         ),
     ): "test_of_a_batch_nothing_is_proved_of_which_a_part_is_not",
     (

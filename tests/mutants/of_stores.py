@@ -258,7 +258,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "etcd: a lease whose move was in doubt is forgotten",
         "stores/etcd/renewing.py",
         "                self._sessions.doubt(state)",
-        "                self._sessions.drop(*state.place)",
+        "                self._sessions.drop(*state.id)",
         "tests/stores/etcd/test_doubts.py::test_a_lease_whose_move_was_in_doubt_ends_in_its_time_though_others_live",
     ),
     _d(
@@ -299,7 +299,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     _d(
         "etcd: a look that failed counts as one that tells nothing",
         "stores/etcd/incarnation.py",
-        "            if error.never:",
+        "            if error.unsupported:",
         "            if error.text:",
         "tests/stores/etcd/test_incarnation.py::test_a_member_that_could_not_tell_now_is_not_trusted",
     ),
@@ -608,8 +608,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     _sql(
         "postgresql: a take may be carried out a minute after its time",
         "stores/postgresql/dialect.py",
-        "(*parameters, _last(until + ahead))",
-        "(*parameters, _last(until + ahead + 60))",
+        "*parameters, _last(until + ahead))",
+        "*parameters, _last(until + ahead + 60))",
         "tests/stores/postgresql/test_late.py::test_a_take_that_the_network_held_back_until_its_time_was_over_is_refused",
     ),
     _sql(

@@ -16,7 +16,7 @@ from incumbent.net.pool import Broken
 from incumbent.protocol.port import run
 from incumbent.stores.etcd import open_etcd
 from incumbent.stores.etcd.kv import TXN, Request
-from incumbent.stores.etcd.site import Answered, LeaseMissing, Reborn
+from incumbent.stores.etcd.site import ErrorReply, LeaseMissing, OtherIncarnation
 from tests.stores.etcd.world import new_claim, party, soon
 from tests.support.etcd import EtcdServer
 from tests.support.proxy import FaultProxy
@@ -39,7 +39,7 @@ def call_that_meets(
     return lambda: run(client.call(Request(TXN, b"", repeatable), until)), left
 
 
-@pytest.mark.parametrize("then", [Reborn("e1"), Answered(MISSING)])
+@pytest.mark.parametrize("then", [OtherIncarnation("e1"), ErrorReply(MISSING)])
 def test_a_request_that_may_have_been_carried_out_stays_in_doubt(
     monkeypatch: pytest.MonkeyPatch, then: Exception
 ) -> None:
@@ -52,7 +52,8 @@ def test_a_request_that_may_have_been_carried_out_stays_in_doubt(
 
 
 @pytest.mark.parametrize(
-    ("first", "kind"), [(Reborn("e1"), Reborn), (Answered(MISSING), LeaseMissing)]
+    ("first", "kind"),
+    [(OtherIncarnation("e1"), OtherIncarnation), (ErrorReply(MISSING), LeaseMissing)],
 )
 def test_without_an_earlier_try_it_is_certain(
     monkeypatch: pytest.MonkeyPatch, first: Exception, kind: type[Exception]

@@ -23,7 +23,7 @@ from incumbent.stores.etcd.incarnation import (
 )
 from incumbent.stores.etcd.kv import TXN, Request, Steps, b64
 from incumbent.stores.etcd.sessions import ClaimState, Session
-from incumbent.stores.etcd.site import Answered, Reborn
+from incumbent.stores.etcd.site import ErrorReply, OtherIncarnation
 from incumbent.stores.plan import drive
 from incumbent.stores.url import Endpoint
 
@@ -157,7 +157,7 @@ def _asked(born: Incarnation, *statuses: Status | str) -> tuple[bool, list[str]]
             return {"header": {}}
         status = left.pop(0)
         if isinstance(status, str):
-            raise Answered(status)
+            raise ErrorReply(status)
         header = {"cluster_id": status.cluster, "revision": str(status.revision)}
         return {"header": header, "raftTerm": status.term, "raftAppliedIndex": status.applied}
 
@@ -286,6 +286,6 @@ def test_what_was_learnt_while_another_thread_noticed_its_end_is_not_believed(
         return old
 
     monkeypatch.setattr(client.cluster, "_learn", learn)
-    with pytest.raises(Reborn):
+    with pytest.raises(OtherIncarnation):
         run(client.carry_out(client.cluster.identify(), 0.0))
     assert client.cluster.incarnation is None

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.server
 
 _TTL = 60
 """Seconds: a wake-up that is lost costs as much, and a test that loses one is late."""
-_WAITING = replace(ASK, ttl=float(_TTL), queue=Queue(5.0))
+_LINE_TTL = replace(ASK, ttl=float(_TTL), queue=Queue(5.0))
 
 _CHILD = """
 import asyncio, json, sys, threading
@@ -248,7 +248,7 @@ def test_a_named_successor_hears_of_it_wherever_it_stands(own_etcd: EtcdServer) 
         got = threading.Event()
 
         def stand(who: str, at: object) -> None:
-            ask, claim = replace(_WAITING, holder=who), new_claim()
+            ask, claim = replace(_LINE_TTL, holder=who), new_claim()
             store = at.store  # type: ignore[attr-defined]
             while isinstance(found := store.take(holder.key, claim, ask, soon()), Refused):
                 if ended.is_set():
@@ -279,7 +279,7 @@ def test_waiting_is_no_change_and_shows_nowhere(own_etcd: EtcdServer) -> None:
     with party(own_etcd.store_url()) as here, party(own_etcd.store_url()) as other:
         here.take()
         seen = here.refused().seen
-        queued = other.store.take(here.key, new_claim(), _WAITING, soon())
+        queued = other.store.take(here.key, new_claim(), _LINE_TTL, soon())
         assert isinstance(queued, Queued)
         other.store.wait_change(here.key, queued.seen, soon(0.5))
         assert len(_places(own_etcd)) == 1

@@ -165,15 +165,15 @@ def test_a_claim_of_a_short_ttl_is_looked_for_in_time() -> None:
 
 def test_holdings_are_noted_in_a_ring_and_one_that_was_not_granted_takes_no_place() -> None:
     sessions = Sessions("/p")
-    assert sessions.past(KEY) == sessions.past(KEY)
+    assert sessions.history_key(KEY) == sessions.history_key(KEY)
     places = set()
     for _ in range(3 * HISTORY_KEPT):
-        places.add(sessions.past(KEY))
-        sessions.placed(KEY)
+        places.add(sessions.history_key(KEY))
+        sessions.history_written(KEY)
     assert len(places) == HISTORY_KEPT
-    assert not places & {Sessions("/p").past(KEY)}
+    assert not places & {Sessions("/p").history_key(KEY)}
     sessions.forget()
-    assert sessions.past(KEY) not in places
+    assert sessions.history_key(KEY) not in places
 
 
 def test_a_claim_that_moved_belongs_to_one_session() -> None:
@@ -241,8 +241,8 @@ def test_of_a_batch_nothing_is_proved_of_which_a_part_is_not(
     quiet = SimpleNamespace(at=0, write=False)
     written = SimpleNamespace(at=1, write=True, renewal=SimpleNamespace(key=KEY))
     work.outcomes = [Renewed(), Renewed()]
-    monkeypatch.setattr(work, "_quiet", lambda _: told(loud))
-    monkeypatch.setattr(work, "_ask_each", lambda _: told(each))
+    monkeypatch.setattr(work, "_verify_together", lambda _: told(loud))
+    monkeypatch.setattr(work, "_verify_each", lambda _: told(each))
     assert outcome_of(work._verify(cast("Any", [quiet, written]))) == proved
     assert work.outcomes == ([Renewed()] * 2 if proved else [None] * 2)
 

@@ -18,7 +18,7 @@ from incumbent.stores.base import Store
 from incumbent.stores.etcd import open_etcd
 from incumbent.stores.etcd.incarnation import Cluster, Incarnation
 from incumbent.stores.etcd.kv import as_of
-from incumbent.stores.etcd.renewing import all_quiet
+from incumbent.stores.etcd.renewing import check_all
 from incumbent.stores.etcd.sessions import ClaimState, Session
 from incumbent.stores.etcd.taking import Take
 from tests.support.etcd import EtcdServer
@@ -164,7 +164,7 @@ def test_every_proof_reads_something_that_must_be_linearizable() -> None:
     """Comparisons alone are answered by a member that lost its cluster."""
     cluster, take, held = take_of(key(), "c", 5)
     again = take.repeat(held, "7", write=False)
-    for proof in (all_quiet(cluster, INCARNATION, [held]), again):
+    for proof in (check_all(cluster, INCARNATION, [held]), again):
         assert proof.body.count(b"request_range") == 2
         assert b"serializable" not in proof.body
 

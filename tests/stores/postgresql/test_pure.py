@@ -31,7 +31,7 @@ from incumbent.stores.plan import Plan
 from incumbent.stores.postgresql.dialect import Dialect
 from incumbent.stores.postgresql.doctor import findings
 from incumbent.stores.postgresql.errors import (
-    Answered,
+    ErrorReply,
     answered_error,
     check_schema,
     check_server,
@@ -224,14 +224,14 @@ def test_a_text_that_libpq_would_cut_is_refused() -> None:
     ],
 )
 def test_an_answered_error_was_rolled_back(code: str, final: bool, said: str) -> None:
-    error = answered_error(Answered(code, "words"), "here", proved=False)
+    error = answered_error(ErrorReply(code, "words"), "here", proved=False)
     assert isinstance(error, StoreUnavailable)
     assert (error.permanent, said in str(error), code in str(error)) == (final, True, True)
-    assert not answered_error(Answered(code, "words"), "here", proved=True).permanent
+    assert not answered_error(ErrorReply(code, "words"), "here", proved=True).permanent
 
 
 def test_an_error_inside_the_server_leaves_it_open() -> None:
-    assert isinstance(answered_error(Answered("XX000", "words"), "here"), OutcomeUnknown)
+    assert isinstance(answered_error(ErrorReply("XX000", "words"), "here"), OutcomeUnknown)
 
 
 @pytest.mark.parametrize(

@@ -25,10 +25,10 @@ from incumbent.stores.etcd.dialect import Dialect
 from incumbent.stores.etcd.kv import REPEATED, Reply, Request, Steps
 from incumbent.stores.etcd.sessions import STAYS
 from incumbent.stores.etcd.site import (
-    Answered,
+    ErrorReply,
     LeaseExists,
     LeaseMissing,
-    Reborn,
+    OtherIncarnation,
     error_text,
     is_refusal_of_certificate,
     share,
@@ -155,7 +155,7 @@ class Client(TakesTurns[None], Generic[W]):
                 reply: Reply = await self._try(endpoint, request, limit, until)
                 if "header" not in reply and "header" not in reply.get("result", {}):
                     raise Garbled("it does not answer as etcd does")
-            except (Answered, Broken, Garbled, StoreUnavailable) as error:
+            except (ErrorReply, Broken, Garbled, StoreUnavailable) as error:
                 self._went_wrong(trail, endpoint, error)
             else:
                 endpoints.answered(endpoint)
@@ -171,28 +171,28 @@ class Client(TakesTurns[None], Generic[W]):
 
     def _went_wrong(self, trail: _Trail, endpoint: Endpoint, error: Exception) -> None:
         """Note the failure, and decide whether another member is asked."""
-        if isinstance(error, Answered):
+        if isinstance(error, ErrorReply):
             if error.lease_missing and not trail.doubt:
                 raise LeaseMissing(error.text) from error
             if error.lease_exists:
                 raise LeaseExists(error.text) from error
             trail.failure = error
-            trail.doubt = trail.doubt or not error.sure
-            if trail.logins < _LOGINS and self.site.wants_login(error):
+            trail.doubt = trail.doubt or not error.not_done
+            if trail.logins < _LOGINS and self.site.drop_stale_token(error):
                 trail.logins += 1
                 trail.rest += 1
                 return
-            if not error.elsewhere:
+            if not error.try_another:
                 trail.rest = 0
                 return
         trail.failure = error
-        if isinstance(error, Reborn):
+        if isinstance(error, OtherIncarnation):
             # It says nothing of an earlier try, and another one would ask the next incarnation.
             trail.rest = 0
             return
         if isinstance(error, StoreUnavailable):
             trail.rest = 0 if error.permanent else trail.rest
-        elif not isinstance(error, Answered):
+        elif not isinstance(error, ErrorReply):
             trail.doubt = trail.doubt or not isinstance(error, Broken) or error.sent
         if trail.doubt and not trail.repeatable:
             trail.rest = 0
@@ -201,7 +201,7 @@ class Client(TakesTurns[None], Generic[W]):
     # -- one exchange -------------------------------------------------------------------------
 
     async def _try(self, endpoint: Endpoint, request: Request, limit: float, until: float) -> Any:
-        """The reply of this member. Raises StoreUnavailable, Broken, Garbled, Answered."""
+        """The reply of this member. Raises StoreUnavailable, Broken, Garbled, ErrorReply."""
         pool = self.pools[endpoint]
         idle = pool.idle
         wire = pool.trusted() or await self._join(endpoint, limit)
@@ -222,7 +222,7 @@ class Client(TakesTurns[None], Generic[W]):
     async def _join(self, endpoint: Endpoint, until: float) -> W:
         """A new connection for requests, to the incarnation that is known.
 
-        Raises Reborn, StoreUnavailable, Broken.
+        Raises OtherIncarnation, StoreUnavailable, Broken.
         """
         wire = await self._connect(endpoint, until)
         self.cluster.dialled += 1
@@ -241,7 +241,7 @@ class Client(TakesTurns[None], Generic[W]):
             wire.close()
             if self.cluster.knows(known.value):
                 self.cluster.disown()
-            raise Reborn(self.site.where)
+            raise OtherIncarnation(self.site.where)
         return wire
 
     async def _ask_first(
@@ -275,7 +275,7 @@ class Client(TakesTurns[None], Generic[W]):
             site.token = str(self._read(reading).get("token", "")) or _OFF
             if reading.last:
                 raise Broken("the server closed the connection after the log-in", sent=False)
-        except Answered as error:
+        except ErrorReply as error:
             if "not enabled" in error.text:
                 site.token = _OFF
                 return
@@ -310,14 +310,14 @@ class Client(TakesTurns[None], Generic[W]):
             raise self.site.no_gateway(status, body)
         reply = parse(body)
         if status != 200 or "error" in reply:
-            raise Answered(error_text(reply) or f"HTTP {status}")
+            raise ErrorReply(error_text(reply) or f"HTTP {status}")
         return reply
 
     # -- waiting ------------------------------------------------------------------------------
 
     async def wait_any_change(self, key: Key, seen: str, until: float) -> None:
         """A watch from the revision that was seen on; nothing polls."""
-        looked = self.cluster.sessions.looked.get(key)
+        looked = self.cluster.sessions.seen_at.get(key)
         start = looked[1] + 1 if looked is not None and looked[0] == seen else 0
 
         async def look() -> Watch | None:
@@ -386,13 +386,13 @@ class Client(TakesTurns[None], Generic[W]):
             watching = Watching(watch)
             begin(wire, request, until)
             return await listen(watching, wire, until)
-        except (Answered, Broken, StoreUnavailable) as error:
+        except (ErrorReply, Broken, StoreUnavailable) as error:
             if isinstance(error, Broken) and (error.late or wire not in self.streams):
                 # The time is over, or the store was closed.
                 return True
             site.endpoints.failed(endpoint, _now())
-            if isinstance(error, Answered):
-                site.wants_login(error)
+            if isinstance(error, ErrorReply):
+                site.drop_stale_token(error)
                 raise site.failed(error, doubt=False) from error
             raise
         finally:
@@ -428,13 +428,13 @@ class Client(TakesTurns[None], Generic[W]):
             except Broken as error:
                 if not error.late or _now() >= until:
                     raise
-                await self.carry_out(sessions.waiting(), until)
+                await self.carry_out(sessions.keep_line_lease(), until)
                 continue
             if results is None:
                 return False
             for result in results:
                 standing.see(result, _now())
-            if standing.begun():
+            if standing.missed and not (watching.behind or standing.moved):
                 again = join(self.cluster, standing.key, standing.seen)
                 standing.update(await self.carry_out(again, until))
         return False
@@ -444,7 +444,7 @@ class Client(TakesTurns[None], Generic[W]):
     ) -> list[dict[str, Any]] | None:
         """What the watches say; None: one was lost, or what it would say was compacted away.
 
-        Raises Broken, Garbled, Answered, StoreUnavailable.
+        Raises Broken, Garbled, ErrorReply, StoreUnavailable.
         """
         by = min(until, watching.begun_by) if watching.behind else until
         try:
@@ -458,12 +458,12 @@ class Client(TakesTurns[None], Generic[W]):
         results: list[dict[str, Any]] = []
         for message in watching.lines():
             if "error" in message:
-                raise Answered(error_text(message) or str(message["error"]))
+                raise ErrorReply(error_text(message) or str(message["error"]))
             result = message.get("result", {})
             if int(result.get("compact_revision", 0)):
                 return None
             if result.get("canceled"):
-                raise Answered(str(result.get("cancel_reason", "the watch was cancelled")))
+                raise ErrorReply(str(result.get("cancel_reason", "the watch was cancelled")))
             watching.behind -= bool(result.get("created"))
             results.append(result)
         if watching.done and not results:

@@ -204,10 +204,10 @@ class _Give:
                 # The key is not as it was remembered: look at it.
             except LeaseMissing:
                 # The history's: it outlived its own.
-                self.sessions.histories.clear()
+                self.sessions.history_leases.clear()
                 known = self.sessions.claims.get((self.key, self.claim))
                 if known is not None:
-                    known.history = yield from self.sessions.history(_KEEP_HISTORY)
+                    known.history_lease = yield from self.sessions.history_lease(_KEEP_HISTORY)
         where = self.cluster.site.where
         raise StoreUnavailable(f"{where}: etcd leases vanish as soon as they are made")
 
@@ -229,7 +229,7 @@ class _Give:
         The mark lives for a day at least.
         """
         known = self.sessions.claims.get((self.key, self.claim))
-        history = yield from self.sessions.history(_KEEP_HISTORY)
+        history = yield from self.sessions.history_lease(_KEEP_HISTORY)
         mark = kv.packed(given_up=clock.wall())
         done = [kv.put(self.names.late(self.claim), mark, history), kv.read(self.names.lease)]
         reply = yield kv.transaction([*done, *self.undo_slot])
@@ -245,17 +245,20 @@ class _Give:
         closing = None
         if self.closed_for > 0:
             closing = yield from self.sessions.grant(kv.seconds(self.closed_for))
-        if not state.past:
+        if not state.history_key:
             # Another process took it.
-            state.history = yield from self.sessions.history(_KEEP_HISTORY)
-            state.past = self.sessions.past(self.key)
-            self.sessions.placed(self.key)
+            state.history_lease = yield from self.sessions.history_lease(_KEEP_HISTORY)
+            state.history_key = self.sessions.history_key(self.key)
+            self.sessions.history_written(self.key)
         wall = clock.wall()
         past = kv.packed(
             holder=state.holder, since=state.since, ended=wall, revision=state.revision
         )
-        success = [kv.delete(self.names.lease), kv.put(state.past, past, state.history)]
-        success += [kv.delete(key) for key in state.surplus if key != state.past]
+        success = [
+            kv.delete(self.names.lease),
+            kv.put(state.history_key, past, state.history_lease),
+        ]
+        success += [kv.delete(key) for key in state.surplus if key != state.history_key]
         if closing is not None:
             value = kv.packed(
                 holder=state.holder,

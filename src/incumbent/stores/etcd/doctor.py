@@ -12,13 +12,13 @@ from incumbent.errors import StoreError
 from incumbent.net.http import Garbled, parse
 from incumbent.stores.etcd.client import Client
 from incumbent.stores.etcd.kv import Request
-from incumbent.stores.etcd.site import Answered
+from incumbent.stores.etcd.site import ErrorReply
 from incumbent.stores.findings import Finding, about_trip, cannot_tell, found, grants_nothing
 from incumbent.stores.url import Endpoint
 
 _OLDEST: Final = (3, 4)
 _QUOTA: Final = 2 * 1024**3
-_FAILURES: Final = (StoreError, Garbled, Answered, ValueError, KeyError)
+_FAILURES: Final = (StoreError, Garbled, ErrorReply, ValueError, KeyError)
 
 
 async def diagnose(client: Client[Any], ttl: float, until: float) -> list[Finding]:

@@ -31,7 +31,7 @@ from incumbent.policy import TTL_DEFAULT
 from incumbent.stores.etcd import kv
 from incumbent.stores.etcd.kv import Entry, Reply, Request, Steps
 from incumbent.stores.etcd.sessions import Sessions
-from incumbent.stores.etcd.site import Answered, Reborn, Site
+from incumbent.stores.etcd.site import ErrorReply, OtherIncarnation, Site
 from incumbent.stores.findings import restart_words, wait_after_restart
 from incumbent.stores.turns import Turns
 from incumbent.stores.url import Endpoint
@@ -163,7 +163,7 @@ class Cluster:
             known = yield from self._learn()
             if known.base <= self.disowned:
                 # Learnt while another thread noticed that it is over.
-                raise Reborn(self.site.where)
+                raise OtherIncarnation(self.site.where)
             self.incarnation = known
         return known
 
@@ -252,10 +252,8 @@ class Cluster:
                 uptime = 0.0
             if found:
                 known = _incarnation_of(found, fields, wall)
-                if known.base > self.disowned:
-                    other = yield from self.is_other(known, endpoint)
-                    if not other:
-                        return known
+                if known.base > self.disowned and not (yield from self.is_other(known, endpoint)):
+                    return known
             for _ in range(_AHEAD):
                 yield from self._propose_nothing(endpoint)
             status = yield from self.status(endpoint)
@@ -281,13 +279,13 @@ class Cluster:
     def _note_ttl(self, known: Incarnation, ttl: float) -> Steps[None]:
         """Note beside the marker that holders may believe for so long, before one does.
 
-        Raises Reborn, or when no time is left StoreUnavailable.
+        Raises OtherIncarnation, or when no time is left StoreUnavailable.
         """
         place = f"{self.marker}-ttl"
         while not self.noted.covers(ttl, known.value):
             changed = yield from self.changed()
             if changed or not self.knows(known.value):
-                raise Reborn(self.site.where)
+                raise OtherIncarnation(self.site.where)
             noted = self.noted
             if noted.ttl < ttl:
                 # Another may note a longer one now: then nothing is written, and it is read again.
@@ -387,22 +385,22 @@ class Cluster:
         try:
             # Nobody writes this key: removing it is an entry also while the database is full.
             yield kv.transaction([kv.delete(f"{self.prefix}!nothing")], endpoint=endpoint)
-        except Answered as error:
+        except ErrorReply as error:
             raise self._refused(error) from error
 
     def status(self, endpoint: Endpoint) -> Steps[Status | None]:
         """What a member has carried out; None if it never tells."""
         try:
             reply = yield Request("/v3/maintenance/status", endpoint=endpoint)
-        except Answered as error:
-            if error.never:
+        except ErrorReply as error:
+            if error.unsupported:
                 return None
             raise self._refused(error) from error
         return status_of(reply)
 
-    def _refused(self, error: Answered) -> StoreUnavailable:
+    def _refused(self, error: ErrorReply) -> StoreUnavailable:
         """A look, before anything else was sent."""
-        self.site.wants_login(error)
+        self.site.drop_stale_token(error)
         return StoreUnavailable(f"{self.site.where} refuses a look: {error.text}")
 
 

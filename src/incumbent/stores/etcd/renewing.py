@@ -54,7 +54,7 @@ def renew(cluster: Cluster, renewals: Sequence[Renewal]) -> Steps[list[RenewOutc
     return [outcome or Gone() for outcome in renewing.outcomes]
 
 
-def all_quiet(cluster: Cluster, incarnation: Incarnation, states: Sequence[ClaimState]) -> Request:
+def check_all(cluster: Cluster, incarnation: Incarnation, states: Sequence[ClaimState]) -> Request:
     """Whether all of them are there and no switch is set: of few of theirs, of many of any."""
     # Where the one that was granted last is ours there is also all that was written before it, so
     # the others are those that were granted then.
@@ -206,7 +206,7 @@ class _Renewing:
         if len(states) > kv.BATCH // 2:
             starts[1:1] = range(_FIRST, len(states), kv.BATCH)
         looks = [
-            _Look(all_quiet(self._cluster, known, states[start:end]))
+            _Look(check_all(self._cluster, known, states[start:end]))
             for start, end in pairwise(starts)
         ]
         return _Prepared(self._cluster, known, session, ttl, looks, group)
@@ -291,22 +291,22 @@ class _Renewing:
         each = [item for item in waiting if item.write]
         proved = True
         for start in range(0, len(quiet), kv.BATCH):
-            loud = yield from self._quiet(quiet[start : start + kv.BATCH])
+            loud = yield from self._verify_together(quiet[start : start + kv.BATCH])
             proved = proved and loud is not None
             each += loud or []
         for batch in _apart(each):
-            proved = (yield from self._ask_each(batch)) and proved
+            proved = (yield from self._verify_each(batch)) and proved
         if not proved:
             for item in waiting:
                 if isinstance(self.outcomes[item.at], Renewed):
                     self.outcomes[item.at] = None
         return proved
 
-    def _quiet(self, batch: list[_Item]) -> Steps[list[_Item] | None]:
+    def _verify_together(self, batch: list[_Item]) -> Steps[list[_Item] | None]:
         """The items that must be asked for one by one; None: not proved."""
         states = [item.state for item in batch]
         proofs = _pending(states)
-        reply = yield all_quiet(self._cluster, self._incarnation, states)
+        reply = yield check_all(self._cluster, self._incarnation, states)
         if reply.get("succeeded"):
             for item in batch:
                 self.outcomes[item.at] = _RENEWED
@@ -317,13 +317,13 @@ class _Renewing:
             return batch
         loud: list[_Item] = []
         for some in (batch[:half], batch[half:]):
-            each = yield from self._quiet(some)
+            each = yield from self._verify_together(some)
             if each is None:
                 return None
             loud += each
         return loud
 
-    def _ask_each(self, batch: list[_Item]) -> Steps[bool]:
+    def _verify_each(self, batch: list[_Item]) -> Steps[bool]:
         """For each whether it is ours, and its switches; writes those that must be written."""
         asked = []
         for item in batch:

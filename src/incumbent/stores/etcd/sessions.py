@@ -35,9 +35,9 @@ from incumbent.stores.etcd.site import LeaseExists
 from incumbent.stores.table import HISTORY_KEPT
 
 _NOTED_MAX: Final = 16_384
-_STANDING_MAX: Final = 4096
-_WAITING: Final = 15
-"""Seconds after which the places of a process that died are gone from all lines."""
+_CANDIDACIES_MAX: Final = 4096
+_LINE_TTL: Final = 15
+"""Seconds after which a process that died is gone from all lines."""
 STAYS: Final = 4.0
 """After so many seconds a waiter looks whether its process still has them."""
 _SWEPT: Final = 50
@@ -127,8 +127,9 @@ class ClaimState:
 
     `revision` 0: nobody knows whether its take was carried out, or to which session it is attached.
 
-    `due`: the instant at which it ends unless it is renewed, alone or in a `group`; `past`: the
-    key of its entry in the history, once it has one; `history`: the etcd lease of that entry.
+    `due`: the instant at which it ends unless it is renewed, alone or in a `group`; `history_key`:
+    of its entry in the history, once it has one; `history_lease`: the etcd lease of that entry;
+    `surplus`: keys of the history that are removed when it is given back.
     """
 
     key: Key
@@ -140,13 +141,13 @@ class ClaimState:
     ttl: float
     meta: bytes = b""
     revision: int = 0
-    history: str = "0"
+    history_lease: str = "0"
     surplus: tuple[str, ...] = ()
-    past: str = ""
+    history_key: str = ""
     group: RenewalGroup | None = None
 
     @property
-    def place(self) -> tuple[Key, str]:
+    def id(self) -> tuple[Key, str]:
         return self.key, self.claim
 
     @property
@@ -185,15 +186,18 @@ def foreign(key: Key, entry: Entry) -> ClaimState:
 
 
 class Sessions:
-    """See the module. `by_ttl`: the session for new claims; `by_id`: all; `looked`: see note_seen;
-    `histories`, `standing`: the etcd leases of history entries, and of candidacies; `lined`: names
-    for which waiters of this process stood in line; `waits_until`: their etcd lease lives;
-    `term`: the raft term of the last answer."""
+    """The etcd leases and the claims of one engine.
+
+    `by_ttl`: the session for new claims; `by_id`: all sessions; `seen_at`: see note_seen;
+    `history_leases`, `candidacies`: the etcd leases of history entries and of candidates;
+    `lined`: names for which waiters of this process stood in line; `line_lease_until`: the instant
+    until which the etcd lease of all these lives; `term`: the raft term of the last answer.
+    """
 
     def __init__(self, prefix: str) -> None:
         self.prefix = prefix
-        self.histories: dict[int, tuple[str, int]] = {}
-        self.looked: dict[Key, tuple[str, int]] = {}
+        self.history_leases: dict[int, tuple[str, int]] = {}
+        self.seen_at: dict[Key, tuple[str, int]] = {}
         self.term = ""
         self.forget()
 
@@ -202,9 +206,9 @@ class Sessions:
         self.by_ttl: dict[int, Session] = {}
         self.by_id: dict[str, Session] = {}
         self.claims: dict[tuple[Key, str], ClaimState] = {}
-        self.standing: dict[tuple[Key, str], Session] = {}
+        self.candidacies: dict[tuple[Key, str], Session] = {}
         self.lined: set[Key] = set()
-        self.waits_until = 0.0
+        self.line_lease_until = 0.0
         self._line = os.urandom(7)
         self._new_ring()
 
@@ -212,7 +216,7 @@ class Sessions:
 
     def note(self, state: ClaimState) -> None:
         """Remember a claim whose take is about to be sent, or was carried out."""
-        place, session = state.place, state.session
+        place, session = state.id, state.session
         before = self.claims.get(place)
         if before is not None:
             before.join(None)
@@ -245,7 +249,7 @@ class Sessions:
         """The cluster is another one. Kept alive any longer, they would keep what nobody holds."""
         for session in list(self.by_id.values()):
             self.lose(session)
-        self.by_ttl, self.histories, self.standing, self.looked = {}, {}, {}, {}
+        self.by_ttl, self.history_leases, self.candidacies, self.seen_at = {}, {}, {}, {}
 
     def ours(self, state: ClaimState, lease: str = "") -> list[str]:
         """Comparisons: the claim has its key; nobody else attaches one to our etcd lease.
@@ -270,58 +274,58 @@ class Sessions:
 
     def note_seen(self, key: Key, seen: str, revision: int) -> None:
         """A refusal or a record with this `seen` was true at this revision."""
-        if len(self.looked) >= _NOTED_MAX:
-            self.looked.clear()
-        self.looked[key] = (seen, revision)
+        if len(self.seen_at) >= _NOTED_MAX:
+            self.seen_at.clear()
+        self.seen_at[key] = (seen, revision)
 
-    # -- places in the history ----------------------------------------------------------------
+    # -- keys in the history ------------------------------------------------------------------
 
     def _new_ring(self) -> None:
-        self._places: dict[Key, int] = {}
+        self._written: dict[Key, int] = {}
         self._ring = os.urandom(6).hex()
 
-    def past(self, key: Key) -> str:
+    def history_key(self, key: Key) -> str:
         """Where the next holding of `key` is noted: each process writes into a ring of its own.
 
         So its entries are written over again and again, and nobody writes over another's.
         """
-        place = f"{self._ring}/{self._places.get(key, 0) % HISTORY_KEPT}"
+        place = f"{self._ring}/{self._written.get(key, 0) % HISTORY_KEPT}"
         return kv.names_of(self.prefix, key).past(place)
 
-    def placed(self, key: Key) -> None:
-        """That place is taken, or perhaps."""
-        if len(self._places) >= _NOTED_MAX:
+    def history_written(self, key: Key) -> None:
+        """That key was written, or perhaps."""
+        if len(self._written) >= _NOTED_MAX:
             self._new_ring()
-        self._places[key] = self._places.get(key, 0) + 1
+        self._written[key] = self._written.get(key, 0) + 1
 
-    # -- places in lines ----------------------------------------------------------------------
+    # -- keys in lines ------------------------------------------------------------------------
 
-    def place(self, key: Key) -> str:
+    def line_key(self, key: Key) -> str:
         """The key of this process in the line of waiters for `key`: written over and over."""
         return kv.names_of(self.prefix, key).line + self._line.hex()
 
     @property
-    def places(self) -> str:
-        """The etcd lease of all our places. Only hints rest on it, so it is never proved."""
+    def line_lease(self) -> str:
+        """The etcd lease of all our keys in lines. Only hints rest on it, so it is never proved."""
         return str(int.from_bytes(self._line) | 1)
 
-    def waiting(self) -> Steps[str]:
+    def keep_line_lease(self) -> Steps[str]:
         """The same, kept alive."""
-        lease = self.places
-        left = self.waits_until - _now()
-        if left > _WAITING - STAYS:
+        lease = self.line_lease
+        left = self.line_lease_until - _now()
+        if left > _LINE_TTL - STAYS:
             return lease
         # First, so that other waiters do not ask as well.
-        self.waits_until = _now() + _WAITING
+        self.line_lease_until = _now() + _LINE_TTL
         try:
             reply: Reply = {}
             if left > 0:
                 reply = yield kv.lease("keepalive", lease)
             if int(reply.get("result", reply).get("TTL", 0)) <= 0:
                 with suppress(LeaseExists):
-                    yield from self.grant(_WAITING, int(lease))
+                    yield from self.grant(_LINE_TTL, int(lease))
         except BaseException:
-            self.waits_until = 0.0
+            self.line_lease_until = 0.0
             raise
         return lease
 
@@ -381,32 +385,32 @@ class Sessions:
         self.by_id[session.id] = self.by_ttl[session.ttl] = session
         return session
 
-    def history(self, keep: float) -> Steps[str]:
+    def history_lease(self, keep: float) -> Steps[str]:
         """The etcd lease of history and marks, shared by the whole fleet.
 
         Its id says what it is for: a new one every `keep` seconds, each living for twice as long.
         """
         whole = kv.seconds(keep)
         period = int(clock.wall() // whole)
-        known = self.histories.get(whole)
+        known = self.history_leases.get(whole)
         if known is not None and known[1] == period:
             return known[0]
         text = f"{self.prefix}!h/{whole}/{period}"
         lease = int.from_bytes(sha256(text.encode()).digest()[:8]) >> 2 | 1
         with suppress(LeaseExists):
             yield from self.grant(2 * whole, lease)
-        self.histories[whole] = (str(lease), period)
+        self.history_leases[whole] = (str(lease), period)
         return str(lease)
 
     def candidacy(self, place: tuple[Key, str], lasts: float) -> Steps[str]:
         """The etcd lease of a holder's candidacy; its next try uses the same one again."""
-        session = self.standing.get(place)
+        session = self.candidacies.get(place)
         known = session is not None and session.ttl == kv.seconds(lasts)
         if session is not None and known and (yield from self._usable(session)):
             return session.id
-        if len(self.standing) >= _STANDING_MAX:
-            self.standing.clear()
-        session = self.standing[place] = yield from self.grant(kv.seconds(lasts))
+        if len(self.candidacies) >= _CANDIDACIES_MAX:
+            self.candidacies.clear()
+        session = self.candidacies[place] = yield from self.grant(kv.seconds(lasts))
         return session.id
 
     def lives(self, leases: set[str]) -> Steps[dict[str, float]]:
@@ -459,11 +463,11 @@ class Sessions:
             if entry is None or entry.lease not in self.by_id:
                 self._drop_unless_newer(state)
             # Another take of the same claim, noted since, is not overdue: its grant is newer.
-            elif self.claims.get(state.place) is state:
+            elif self.claims.get(state.id) is state:
                 state.revision = entry.created
                 found.append((state, entry.lease))
         return found
 
     def _drop_unless_newer(self, state: ClaimState) -> None:
-        if self.claims.get(state.place) is state:
-            self.drop(*state.place)
+        if self.claims.get(state.id) is state:
+            self.drop(*state.id)

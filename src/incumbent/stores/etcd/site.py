@@ -114,7 +114,7 @@ class LeaseExists(Exception):
     """An etcd lease with that id was made before."""
 
 
-class Reborn(StoreUnavailable):
+class OtherIncarnation(StoreUnavailable):
     """The cluster is of another incarnation than the request was made for; it was not sent."""
 
     def __init__(self, where: str) -> None:
@@ -123,7 +123,7 @@ class Reborn(StoreUnavailable):
         )
 
 
-class Answered(Exception):
+class ErrorReply(Exception):
     """A member answered an error. `elsewhere`: another member may do better."""
 
     def __init__(self, text: str) -> None:
@@ -135,19 +135,19 @@ class Answered(Exception):
         self.lease_missing = "requested lease not found" in text
         self.lease_exists = "lease already exists" in text
         self.refusal = next((_REFUSALS[phrase] for phrase in _REFUSALS if phrase in text), None)
-        self.sure = bool(self.refusal or self.stale_token or self.lease_missing)
+        self.not_done = bool(self.refusal or self.stale_token or self.lease_missing)
         """It was certainly not carried out."""
-        self.never = any(phrase in text for phrase in _NEVER)
+        self.unsupported = any(phrase in text for phrase in _UNSUPPORTED)
         """Nor will it be: it is not served, or not to us."""
-        self.elsewhere = any(phrase in text for phrase in _ELSEWHERE)
+        self.try_another = any(phrase in text for phrase in _TRY_ANOTHER)
 
 
 _STALE_TOKEN: Final = ("invalid auth token", "revision of auth store is old")
-_NEVER: Final = (
+_UNSUPPORTED: Final = (
     *("permission denied", "unknown service", "unknown method"),
     *("Not Found", "Not Implemented"),  # A gateway that does not route the call.
 )
-_ELSEWHERE: Final = ("no leader", "leader changed", "timed out", "server stopped", "not healthy")
+_TRY_ANOTHER: Final = ("no leader", "leader changed", "timed out", "server stopped", "not healthy")
 
 
 class _Refusal(NamedTuple):
@@ -260,7 +260,7 @@ class Site:
         self._unknown: set[str] = set()
         """Members whose host does not exist."""
 
-    def wants_login(self, error: Answered) -> bool:
+    def drop_stale_token(self, error: ErrorReply) -> bool:
         """Whether the log-in is what has to be repeated: nothing was carried out."""
         if error.stale_token or (error.no_user and self.options.username is not None):
             self.token = ""
@@ -271,7 +271,7 @@ class Site:
 
     def failed(self, error: Exception, *, doubt: bool) -> StoreError:
         """The exception for a request that no member answered. `doubt`: one perhaps did it."""
-        if isinstance(error, Answered):
+        if isinstance(error, ErrorReply):
             found = self._refused(error)
         elif isinstance(error, StoreError):
             found = error
@@ -287,7 +287,7 @@ class Site:
             retry_after=found.retry_after,
         )
 
-    def _refused(self, error: Answered) -> StoreError:
+    def _refused(self, error: ErrorReply) -> StoreError:
         if error.refusal is not None:
             why, after, final = error.refusal
             hint = _NO_COMMON_NAME if final and self.options.cert is not None else ""
@@ -296,7 +296,7 @@ class Site:
                 permanent=final and not self.proved,
                 retry_after=after,
             )
-        if error.sure:
+        if error.not_done:
             return StoreUnavailable(f"{self.where} refused the request: {error.text}")
         text = f"{self.where} answered {error.text!r}; perhaps the request was carried out"
         return OutcomeUnknown(text)

@@ -13,7 +13,7 @@ from incumbent.stores.etcd import kv
 from incumbent.stores.etcd.incarnation import Cluster, Incarnation
 from incumbent.stores.etcd.kv import Entry, Reply, Request, Steps
 from incumbent.stores.etcd.sessions import ClaimState, state_of
-from incumbent.stores.etcd.site import LeaseMissing, Reborn
+from incumbent.stores.etcd.site import LeaseMissing, OtherIncarnation
 from incumbent.stores.notices import PAUSE, RESIGN
 from incumbent.stores.table import CANDIDATES_KEPT, HISTORY_KEPT
 
@@ -69,9 +69,9 @@ class Take:
                 self.incarnation = yield from self.cluster.admit(self.ask.ttl)
                 outcome = yield from self._round()
             except LeaseMissing:
-                self._distrust()
+                self._forget_leases()
                 continue
-            except Reborn:
+            except OtherIncarnation:
                 self.slot_lease = ""
                 continue
             if outcome is not None:
@@ -83,13 +83,13 @@ class Take:
         where = self.cluster.site.where
         raise StoreUnavailable(f"{where}: what stands at {self.key} keeps changing")
 
-    def _distrust(self) -> None:
+    def _forget_leases(self) -> None:
         """One of the etcd leases is gone, and the answer does not say which."""
         session = self.sessions.by_ttl.get(kv.seconds(self.ask.ttl))
         if session is not None:
             self.sessions.lose(session)
-        self.sessions.histories.pop(kv.seconds(self.ask.keep_record), None)
-        self.sessions.standing.pop((self.key, self.ask.holder), None)
+        self.sessions.history_leases.pop(kv.seconds(self.ask.keep_record), None)
+        self.sessions.candidacies.pop((self.key, self.ask.holder), None)
         self.slot_lease = ""
 
     def _round(self) -> Steps[TakeOutcome | None]:
@@ -102,7 +102,7 @@ class Take:
             if found:
                 outcome = yield from self._obstructed(found)
                 if outcome is not None:
-                    yield from self._stand_by(outcome)
+                    yield from self._note_candidate(outcome)
                     return outcome
             self.own_slot = bool(found.slots) and not self._slots_of_others(found)
             if ask.slot is not None and not self.own_slot:
@@ -111,12 +111,12 @@ class Take:
         session = yield from sessions.session(ask.ttl, ask.lock_delay)
         if not self.cluster.knows(self.incarnation.value):
             return None
-        history = yield from sessions.history(ask.keep_record)
+        history_lease = yield from sessions.history_lease(ask.keep_record)
         state = ClaimState(
             *(self.key, self.claim, session, _now() + ask.ttl),
             *(ask.holder, clock.wall(), ask.ttl, ask.meta),
-            history=history,
-            past=sessions.past(self.key),
+            history_lease=history_lease,
+            history_key=sessions.history_key(self.key),
         )
         return (yield from self._send(state))
 
@@ -124,7 +124,7 @@ class Take:
         cluster, sessions, session = self.cluster, self.sessions, state.session
         candidacy = (yield from self._candidacy()) if self.ask.candidacy > 0 else ""
         request = self.request(state, candidacy)
-        before = sessions.claims.get(state.place)
+        before = sessions.claims.get(state.id)
         proof, sent = session.pending, _now()
         # Noted before it is sent: if nobody ever hears of it, it is removed when its time is over.
         sessions.note(state)
@@ -134,11 +134,11 @@ class Take:
             self._restore(state, before)
             raise
         except OutcomeUnknown:
-            sessions.placed(self.key)
+            sessions.history_written(self.key)
             raise
         session.confirm(proof, kv.term_of(reply))
         if reply.get("succeeded"):
-            sessions.placed(self.key)
+            sessions.history_written(self.key)
             state.revision = kv.revision_of(reply)
             state.due = sent + self.ask.ttl
             state.surplus = self._surplus(reply)
@@ -155,7 +155,7 @@ class Take:
         return (yield from self._obstructed(found))
 
     def _restore(self, state: ClaimState, before: ClaimState | None) -> None:
-        self.sessions.drop(*state.place)
+        self.sessions.drop(*state.id)
         if before is not None and not before.session.gone:
             self.sessions.note(before)
 
@@ -169,14 +169,14 @@ class Take:
         past = kv.packed(holder=state.holder, since=state.since)
         success = [
             kv.put(names.lease, value_of(state), state.session.id),
-            kv.put(state.past, past, state.history),
+            kv.put(state.history_key, past, state.history_lease),
         ]
         if self._looks_after_history():
             success.append(kv.read_all(f"{names.record}h/", _OLDEST))
         lined = ask.queue is not None and self.key in self.sessions.lined
         if lined and not self.cluster.turns.is_ours(self.key):
             # Further waiters of this process go to the end of the line.
-            success.append(kv.delete(self.sessions.place(self.key)))
+            success.append(kv.delete(self.sessions.line_key(self.key)))
             self.line_at = len(success)
             success.append(kv.read_all(names.line, kv.COUNT))
         if admitted_by is None:
@@ -259,7 +259,7 @@ class Take:
         value = kv.packed(kept=kept, until=wall + kept)
         return kv.put(self.names.candidate(self.ask.holder), value, lease)
 
-    def _stand_by(self, outcome: TakeOutcome) -> Steps[None]:
+    def _note_candidate(self, outcome: TakeOutcome) -> Steps[None]:
         """A refusal that came without a take leaves its candidate all the same."""
         if isinstance(outcome, Refused) and self.ask.candidacy > 0:
             lease = yield from self._candidacy()
@@ -339,7 +339,8 @@ class Take:
         state.ttl = ttl
         if known is not None and known.revision == state.revision:
             state.due = max(known.ends, _now() + ask.ttl)
-            state.history, state.surplus, state.past = known.history, known.surplus, known.past
+            state.history_key, state.history_lease = known.history_key, known.history_lease
+            state.surplus = known.surplus
         proof, sent = session.pending, _now()
         if moves:
             # If nobody hears of it, the key says with which etcd lease it lives.

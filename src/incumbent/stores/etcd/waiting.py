@@ -38,7 +38,7 @@ class Standing:
 
     `seen`: what our first waiter saw; `free_since`: the instant since which the lease is free;
     `called`: a successor was named, who may be ours; `moved`: the line has to be read again;
-    `behind`: so many of our watches have not begun yet; `missed`: something was written before.
+    `missed`: something was written before our watches began.
     """
 
     key: Key
@@ -51,7 +51,6 @@ class Standing:
     free_since: float = inf
     called: bool = False
     moved: bool = False
-    behind: int = 0
     missed: bool = False
 
     def watch(self) -> Request:
@@ -66,15 +65,8 @@ class Standing:
             ranges = [(area, kv.after(area)) for area in (names.leases, names.switches)]
         if self.ahead:
             ranges.append((self.ahead, ""))
-        self.behind, self.moved = len(ranges), False
+        self.moved = False
         return kv.watch(ranges, self.revision + 1 if self.place >= _FAR else 0)
-
-    def begun(self) -> bool:
-        """Whether the last watch has just begun, and something was written until then."""
-        if self.behind or self.moved or not self.missed:
-            return False
-        self.missed = False
-        return True
 
     def update(self, now: Standing) -> None:
         """The line as it was read since; `moved`: other keys have to be watched."""
@@ -83,11 +75,11 @@ class Standing:
         self.revision, self.place = now.revision, now.place
         self.ahead, self.before = now.ahead, now.before
         self.free_since, self.called = now.free_since, now.called
+        self.missed = False
 
     def see(self, result: Mapping[str, Any], now: float) -> None:
         """One message of that stream."""
         if result.get("created"):
-            self.behind -= 1
             newer = int(result["header"]["revision"]) > self.revision
             self.missed = self.missed or (newer and self.place < _FAR)
         for event in result.get("events", ()):
@@ -127,7 +119,7 @@ def join(cluster: Cluster, key: Key, seen: str) -> Steps[Standing]:
     `seen`: what the waiter's last refusal saw.
     """
     sessions, now = cluster.sessions, clock.now()
-    names, place = kv.names_of(cluster.prefix, key), sessions.place(key)
+    names, place = kv.names_of(cluster.prefix, key), sessions.line_key(key)
     if len(sessions.lined) >= _LINED_MAX:
         sessions.lined.clear()
     sessions.lined.add(key)
@@ -136,11 +128,11 @@ def join(cluster: Cluster, key: Key, seen: str) -> Steps[Standing]:
     reply: Reply = {}
     where = [] if cluster.turns.end_turn(key) else [kv.absent(place)]
     while not reply:
-        put = kv.put(place, "", (yield from sessions.waiting()))
+        put = kv.put(place, "", (yield from sessions.keep_line_lease()))
         try:
             reply = yield kv.transaction([put, *areas], areas, where=where)
         except LeaseMissing:
-            sessions.waits_until = 0.0
+            sessions.line_lease_until = 0.0
     line, leases, switches = map(kv.entries_in, reply["responses"][-3:])
     order = [entry.key for entry in line]
     at = order.index(place)
@@ -169,11 +161,11 @@ def leave(cluster: Cluster, key: Key) -> Steps[None]:
     if turns.waits(key) or key not in sessions.lined:
         return
     if turns.waits():
-        yield kv.transaction([kv.delete(sessions.place(key))])
+        yield kv.transaction([kv.delete(sessions.line_key(key))])
         return
-    sessions.waits_until = 0.0
+    sessions.line_lease_until = 0.0
     with suppress(LeaseMissing):
-        yield kv.lease("revoke", sessions.places)
+        yield kv.lease("revoke", sessions.line_lease)
 
 
 def _is_reserved(value: bytes) -> bool:

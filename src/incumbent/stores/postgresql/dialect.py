@@ -51,20 +51,6 @@ _BATCH: Final = 500
 """Leases renewed by one statement, whose rows are locked meanwhile (some milliseconds)."""
 _READ_AT_ONCE: Final = 200
 
-_TAKE: Final = b"SELECT incumbent.take($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)"
-_TAKE_ALL: Final = b"SELECT incumbent.take_all($1, $2)"
-_GIVE_ALL: Final = b"SELECT incumbent.give_all($1, $2, $3)"
-_RENEW: Final = b"SELECT incumbent.renew($1, $2, $3, $4, $5, $6)"
-_GIVE: Final = b"SELECT incumbent.give($1, $2, $3, $4, $5, $6)"
-_GIVE_OURS: Final = b"%b FROM pg_catalog.pg_notify('incumbent', $7)" % _GIVE
-_SHARE: Final = b"SELECT incumbent.share($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)"
-_SHARE_RENEW: Final = b"SELECT incumbent.share_renew($1, $2, $3, $4, $5, $6)"
-_SHARE_GIVE: Final = b"SELECT incumbent.share_give($1, $2, $3)"
-_PUT: Final = b"SELECT incumbent.put($1, $2, $3, $4, $5, $6)"
-_READ: Final = b"SELECT incumbent.read($1)"
-_SCAN: Final = b"SELECT incumbent.scan($1, $2, $3)"
-_CHANGED: Final = b"SELECT incumbent.changed($1, $2, $3)"
-
 Reply: TypeAlias = bytes | None
 
 
@@ -75,9 +61,20 @@ class Request(NamedTuple):
     parameters: tuple[bytes | None, ...] = ()
 
 
+def _call(function: str, *parameters: bytes | None) -> Request:
+    """The call of a function of schema.sql."""
+    return Request(_statement(function, len(parameters)), parameters)
+
+
+@lru_cache
+def _statement(function: str, count: int) -> bytes:
+    places = ", ".join(f"${place}" for place in range(1, count + 1))
+    return f"SELECT incumbent.{function}({places})".encode()
+
+
 OURS: Final = " next"
 """After a key in a notification: of the next one, of a release, other processes need not look."""
-HELLO: Final = Request(b"SELECT incumbent.hello()")
+HELLO: Final = _call("hello")
 LISTEN: Final = Request(b"LISTEN incumbent")
 
 _Program: TypeAlias = Generator[Request, Reply, T]
@@ -93,55 +90,55 @@ class Dialect:
     def __init__(self, where: str, restart_wait: float | None) -> None:
         self._where = where
         self.turns = Turns()
-        self._wait = None if restart_wait is None else _us(restart_wait)
+        self._wait = None if restart_wait is None else _microseconds(restart_wait)
 
     def take(self, key: Key, claim: str, ask: Ask) -> Plan[float, TakeOutcome]:
         """Its request ends with the instant after which the server refuses it."""
-        parameters = self._asked(key, claim, ask)
-        function = _TAKE if ask.permits is None else _SHARE
+        parameters = self._take_parameters(key, claim, ask)
+        function = "take" if ask.permits is None else "share"
 
         def start(ahead: float, until: float) -> _Program[TakeOutcome]:
-            reply = yield Request(function, (*parameters, _last(until + ahead)))
-            return self._taken(reply, claim)
+            reply = yield _call(function, *parameters, _last(until + ahead))
+            return self._take_outcome(reply, claim)
 
         # A take in doubt is the caller's to repeat, who remembers that there were two.
         return Plan("take", start, (key,), repeatable=False, ttl=ask.ttl)
 
     def take_all(self, takes: Sequence[Take]) -> Plan[float, Took]:
         """One transaction, of exclusive leases alone."""
-        asked = [[it and it.decode() for it in self._asked(*take)] for take in takes]
+        asked = [[it and it.decode() for it in self._take_parameters(*take)] for take in takes]
         parameter = json.dumps(asked).encode()
 
         def start(ahead: float, until: float) -> _Program[Took]:
-            reply = yield Request(_TAKE_ALL, (parameter, _last(until + ahead)))
+            reply = yield _call("take_all", parameter, _last(until + ahead))
             answers: list[str] = _parsed(reply, list)
             return [
-                self._taken(answer.encode(), take.claim)
+                self._take_outcome(answer.encode(), take.claim)
                 for answer, take in zip(answers, takes, strict=False)
             ]
 
         keys, ttl = [take.key for take in takes], max(take.ask.ttl for take in takes)
         return Plan("take", start, keys, repeatable=False, ttl=ttl)
 
-    def _asked(self, key: Key, claim: str, ask: Ask) -> tuple[bytes | None, ...]:
+    def _take_parameters(self, key: Key, claim: str, ask: Ask) -> tuple[bytes | None, ...]:
         slot = ask.slot
         return (
             flat(key).encode(),
             _text(claim),
-            _us(ask.ttl),
+            _microseconds(ask.ttl),
             _text(ask.holder),
             _bytes(ask.meta),
-            _us(ask.keep_record),
+            _microseconds(ask.keep_record),
             self._wait,
             *(
-                (_text(slot.name) if slot else None, _us(slot.keep) if slot else None)
+                (_text(slot.name) if slot else None, _microseconds(slot.keep) if slot else None)
                 if ask.permits is None
                 else (b"%d" % ask.permits,)
             ),
-            _us(ask.candidacy),
+            _microseconds(ask.candidacy),
         )
 
-    def _taken(self, reply: Reply, claim: str) -> TakeOutcome:
+    def _take_outcome(self, reply: Reply, claim: str) -> TakeOutcome:
         words = _decoded(reply).split(" ")
         if words[0] == "granted" and len(words) == 5:
             _, echo, token, ttl, epoch = words
@@ -180,33 +177,31 @@ class Dialect:
         shared: bool = False,
     ) -> Plan[float, GiveOutcome]:
         claimed = (flat(key).encode(), _text(claim), None if token is None else b"%d" % token)
-        parameters = (
-            *claimed,
-            _us(closed_for),
-            _text(reserve_for) if reserve_for else None,
-            None if slot is None else _text(slot),
-        )
-
-        request = Request(_SHARE_GIVE, claimed) if shared else Request(_GIVE, parameters)
+        reserved = _text(reserve_for) if reserve_for else None
+        undone = None if slot is None else _text(slot)
+        if shared:
+            request = _call("share_give", *claimed)
+        else:
+            request = _call("give", *claimed, _microseconds(closed_for), reserved, undone)
         if token and not (shared or closed_for or slot) and self.turns.is_ours(key):
-            request = Request(_GIVE_OURS, (*parameters, (flat(key) + OURS).encode()))
-        return _plan("give", key, request, lambda reply: _given(_decoded(reply), claim))
+            sql, parameters = request
+            ours = b"%b FROM pg_catalog.pg_notify('incumbent', $7)" % sql
+            request = Request(ours, (*parameters, (flat(key) + OURS).encode()))
+        return _plan("give", key, request, lambda reply: _give_outcome(_decoded(reply), claim))
 
     def give_all(self, gives: Sequence[Give]) -> Plan[float, Gave]:
         """One transaction."""
         keys, claims, tokens = zip(*gives, strict=True)
-        request = Request(
-            _GIVE_ALL,
-            (
-                _array(_quoted(flat(key).encode()) for key in keys),
-                _array(_quoted(_text(claim)) for claim in claims),
-                _array(b"%d" % token for token in tokens),
-            ),
+        request = _call(
+            "give_all",
+            _array(_quoted(flat(key).encode()) for key in keys),
+            _array(_quoted(_text(claim)) for claim in claims),
+            _array(b"%d" % token for token in tokens),
         )
 
         def start(_ahead: float, _until: float) -> _Program[Gave]:
             answers = _parsed((yield request), list)
-            return [_given(*each) for each in zip(answers, claims, strict=True)]
+            return [_give_outcome(*each) for each in zip(answers, claims, strict=True)]
 
         return Plan("give", start, keys, repeatable=False)
 
@@ -214,7 +209,7 @@ class Dialect:
         self, key: Key, field: str, value: bytes | None, guard: Guard
     ) -> Plan[float, PutOutcome]:
         written = None if value is None else _bytes(value)
-        request = Request(_PUT, (flat(key).encode(), _text(field), written, *_guard(guard)))
+        request = _call("put", flat(key).encode(), _text(field), written, *_guard(guard))
 
         def stored(reply: Reply) -> PutOutcome:
             version = int(_decoded(reply))
@@ -228,7 +223,7 @@ class Dialect:
         def record(reply: Reply) -> Record:
             return Record(key) if reply is None else _parsed(reply, _record)
 
-        return _plan("read", key, Request(_READ, (flat(key).encode(),)), record)
+        return _plan("read", key, _call("read", flat(key).encode()), record)
 
     def scan(self, namespace: str, prefix: str) -> Plan[float, tuple[Record, ...]]:
         """One request for each 200 records, until one finds nothing."""
@@ -238,7 +233,7 @@ class Dialect:
             found: list[Record] = []
             while True:
                 after = _text(flat(found[-1].key)) if found else b""
-                reply = yield Request(_SCAN, (start_with, after, b"%d" % _READ_AT_ONCE))
+                reply = yield _call("scan", start_with, after, b"%d" % _READ_AT_ONCE)
                 more = _parsed(reply, lambda records: [_record(each) for each in records])
                 if not more:
                     return tuple(found)
@@ -248,7 +243,7 @@ class Dialect:
 
     def unchanged(self, key: Key, seen: str, wait: float) -> Plan[float, bool]:
         """Whether a record is as it was; a change in the next `wait` seconds will be notified."""
-        request = Request(_CHANGED, (flat(key).encode(), _text(seen), _us(wait)))
+        request = _call("changed", flat(key).encode(), _text(seen), _microseconds(wait))
         return _plan("look", key, request, lambda reply: reply == b"same")
 
 
@@ -263,7 +258,7 @@ def _plan(
     return Plan(kind, start, (key,), repeatable=repeatable)
 
 
-def _given(answer: str, claim: str) -> GiveOutcome:
+def _give_outcome(answer: str, claim: str) -> GiveOutcome:
     outcome, _, echo = answer.partition(" ")
     if echo != claim or outcome not in ("released", "gone"):
         raise Mismatch("the answer is another claim's")
@@ -286,16 +281,14 @@ def _batches(renewals: Sequence[Renewal]) -> list[list[int]]:
 
 
 def _renew_request(batch: Sequence[Renewal]) -> Request:
-    return Request(
-        _SHARE_RENEW if batch[0].shared else _RENEW,
-        (
-            _text(batch[0].epoch),
-            _array(_quoted(flat(each.key).encode()) for each in batch),
-            _array(_quoted(_text(each.claim)) for each in batch),
-            _array(b"%d" % each.token for each in batch),
-            _array(_us(each.ttl) for each in batch),
-            _array(b"NULL" if each.meta is None else _quoted(_bytes(each.meta)) for each in batch),
-        ),
+    return _call(
+        "share_renew" if batch[0].shared else "renew",
+        _text(batch[0].epoch),
+        _array(_quoted(flat(each.key).encode()) for each in batch),
+        _array(_quoted(_text(each.claim)) for each in batch),
+        _array(b"%d" % each.token for each in batch),
+        _array(_microseconds(each.ttl) for each in batch),
+        _array(b"NULL" if each.meta is None else _quoted(_bytes(each.meta)) for each in batch),
     )
 
 
@@ -378,7 +371,7 @@ def _record(fields: dict[str, Any]) -> Record:
 
 
 @lru_cache(maxsize=256)
-def _us(seconds: float) -> bytes:
+def _microseconds(seconds: float) -> bytes:
     # Up, so that the store never forgets earlier than was asked.
     return b"%d" % ceil(seconds * 1_000_000)
 

@@ -44,7 +44,7 @@ DIAGNOSE: Final = Request(
 
 
 async def diagnose(site: Site, ttl: float, until: float, wire: Wire) -> list[Finding]:
-    """What is found by this connection. Raises StoreError, Broken, Answered."""
+    """What is found by this connection. Raises StoreError, Broken, ErrorReply."""
     hello = json.loads(await wire.query(HELLO, until) or b"{}")
     check_schema(hello, site.where, proved=True)
     began = clock.now()

@@ -14,7 +14,7 @@ from incumbent.stores.loops import LoopEnd, ServerEngine, detach_in_child
 from incumbent.stores.plan import BlockingTogether
 from incumbent.stores.postgresql.dialect import Dialect
 from incumbent.stores.postgresql.doctor import diagnose
-from incumbent.stores.postgresql.errors import Answered, answered_error
+from incumbent.stores.postgresql.errors import ErrorReply, answered_error
 from incumbent.stores.postgresql.runner import Runner
 from incumbent.stores.postgresql.site import Site
 from incumbent.stores.postgresql.wire import Side, Suspending, Wire
@@ -78,7 +78,7 @@ class PostgresEngine(ServerEngine[PostgresStore, AsyncPostgresStore]):
         async def apply(wire: Wire) -> list[Finding]:
             try:
                 await wire.script(schema(), until)
-            except Answered as error:
+            except ErrorReply as error:
                 advice = "run it as a role that may CREATE in this database, or who owns the schema"
                 return [("error", f"{self.url}: {error} ({error.code})", advice)]
             return [("ok", "the schema incumbent is made and up to date", "")]
@@ -97,7 +97,7 @@ class PostgresEngine(ServerEngine[PostgresStore, AsyncPostgresStore]):
             wire = await self._store.operations.dial(until)
             try:
                 return await work(wire)
-            except Answered as error:
+            except ErrorReply as error:
                 return [cannot_tell(str(answered_error(error, self.url)))]
             except Exception as error:  # noqa: BLE001 - whatever it is, a diagnosis reports it
                 why = f"{self.url} gave no usable answer: {error}"

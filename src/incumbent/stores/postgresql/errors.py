@@ -23,7 +23,7 @@ OLDEST: Final = 130_000
 """The oldest server, as libpq says versions."""
 
 
-class Answered(Exception):
+class ErrorReply(Exception):
     """The server answered with an error, and rolled back."""
 
     def __init__(self, code: str, text: str) -> None:
@@ -93,7 +93,7 @@ _REFUSALS: Final[tuple[tuple[str, _Meaning], ...]] = (
 )
 
 
-def answered_error(error: Answered, where: str, *, proved: bool = True) -> StoreError:
+def answered_error(error: ErrorReply, where: str, *, proved: bool = True) -> StoreError:
     """The exception for an error that the server answered.
 
     `proved`: this server has served us before, so that even missing rights may be a passing state.

@@ -18,7 +18,7 @@ from incumbent.stores.names import flat
 from incumbent.stores.plan import Plan, PlannedTogether
 from incumbent.stores.postgresql.dialect import HELLO, Dialect
 from incumbent.stores.postgresql.errors import (
-    Answered,
+    ErrorReply,
     answered_error,
     check_schema,
     check_server,
@@ -129,7 +129,7 @@ class Runner(TakesTurns[float], PlannedTogether[float], PlanRunner[Wire, float])
 
     def settle(self, wire: Wire, idle: list[Wire], error: BaseException) -> None:
         """See PlanRunner.settle. Raises what the server answered."""
-        if isinstance(error, Answered):
+        if isinstance(error, ErrorReply):
             if error.code == _READ_ONLY:
                 wire.close()  # the primary is another host now
             self.put_back(wire, idle)
@@ -179,7 +179,7 @@ class Runner(TakesTurns[float], PlannedTogether[float], PlanRunner[Wire, float])
             hello = json.loads(await wire.query(HELLO, until) or b"{}")
             check_schema(hello, site.where, proved=site.proved)
             wire.ahead = hello["now"] - before
-        except Answered as error:
+        except ErrorReply as error:
             wire.close()
             raise answered_error(error, site.where, proved=site.proved) from error
         except (Broken, Mismatch, ValueError) as error:

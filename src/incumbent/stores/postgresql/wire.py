@@ -20,7 +20,7 @@ from incumbent.net.pool import Broken
 from incumbent.net.readers import LockWakeup, SharedWakeup, Wakeup
 from incumbent.stores.plan import Plan, drive
 from incumbent.stores.postgresql.dialect import Request
-from incumbent.stores.postgresql.errors import Answered, connect_error
+from incumbent.stores.postgresql.errors import ErrorReply, connect_error
 from incumbent.stores.postgresql.site import DriverError, Site, Target, pq
 
 if TYPE_CHECKING:
@@ -260,12 +260,12 @@ class Wire:
             leave_to_parent(self._fd)
 
     async def carry_out(self, plan: Plan[float, T], until: float) -> T:
-        """The outcome of a plan. Raises Broken, Answered, and whatever its program raises."""
+        """The outcome of a plan. Raises Broken, ErrorReply, and whatever its program raises."""
         program = plan.start(self.ahead, until)
         return await drive(program, lambda request: self.query(request, until))
 
     async def query(self, request: Request, until: float) -> bytes | None:
-        """The one value that the statement answers. Raises Broken, Answered."""
+        """The one value that the statement answers. Raises Broken, ErrorReply."""
         if until <= _now():
             raise Broken("no time is left", sent=False, late=True)
         self.used = _now()
@@ -279,7 +279,7 @@ class Wire:
         if name is not None:
             try:
                 return await self._ask(until, connection.send_query_prepared, name, parameters)
-            except Answered as error:
+            except ErrorReply as error:
                 if error.code not in _NOT_PREPARED:
                     raise
                 # Somebody tidied up our session, or a pooler hides well: nothing was executed.
@@ -290,7 +290,7 @@ class Wire:
         return answer
 
     async def script(self, text: str, until: float) -> None:
-        """Several statements, in one transaction. Raises Broken, Answered."""
+        """Several statements, in one transaction. Raises Broken, ErrorReply."""
         await self._ask(until, self._connection.send_query, text.encode())
 
     def _prepare(self, sql: bytes) -> None:
@@ -311,7 +311,7 @@ class Wire:
         self._preparing = None
         try:
             await self._reply(until)
-        except Answered:
+        except ErrorReply:
             self._forget()
         except Broken as error:
             # Of the request itself nothing has left.
@@ -354,7 +354,7 @@ class Wire:
     def _lost(self, error: Exception, results: list[Any]) -> Broken:
         """What it means that a request failed by `error` after `results`.
 
-        Raises Broken, Answered: the server's own words, if it had some.
+        Raises Broken, ErrorReply: the server's own words, if it had some.
         """
         connection = self._connection
         # What was read before the end of the connection was noticed may not have been looked at.
@@ -399,7 +399,7 @@ def _note(last_words: list[str], result: Any) -> None:
 
 
 def _value_of(result: Any) -> bytes | None:
-    """The one value that was answered. Raises Answered, or Broken for a session's last words."""
+    """The one value that was answered. Raises ErrorReply, or Broken for a session's last words."""
     if result.status == _FATAL_ERROR:
         severity, code, text = (
             (result.error_field(each) or b"").decode("utf-8", "replace")
@@ -407,7 +407,7 @@ def _value_of(result: Any) -> bytes | None:
         )
         if severity != "ERROR":
             raise Broken(text or "the connection ended", sent=code != _IDLED)
-        raise Answered(code, text)
+        raise ErrorReply(code, text)
     if result.ntuples == 0:
         return None
     value: bytes | None = result.get_value(0, 0)
