@@ -20,7 +20,6 @@ from incumbent.cron.ledger import encode as encode_run
 from incumbent.cron.runs import ENDED_WELL, GAVE_BACK, Runs
 from incumbent.cron.schedule import Every
 from incumbent.cron.spec import JobSpec, Slot
-from incumbent.errors import ConfigError
 from incumbent.model import Key, Record, Refused
 from incumbent.protocol.link import Link, link_for
 from incumbent.stores.notices import PAUSE
@@ -214,12 +213,6 @@ def test_a_job_that_is_new_while_everything_is_paused_is_paused_too(link: Link) 
     made.turn()
     made.close()
     assert read(link, "job").fields[PAUSE].value == b'{"who": "ann", "all": true}'
-
-
-def test_a_name_that_is_incumbents_own_is_refused(link: Link) -> None:
-    spec = JobSpec(name="@cron", schedule=Every(60), command=("true",), source="f:3")
-    with pytest.raises(ConfigError, match="f:3"):
-        Instance([spec], link, "n", "me", Launches(), quiet)
 
 
 def jobs_shown(capsys: pytest.CaptureFixture[str], link: Link) -> dict[str, tuple[bool, bool]]:

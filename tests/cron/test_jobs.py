@@ -13,13 +13,14 @@ import pytest
 
 import incumbent
 from incumbent import clock
-from incumbent.cron.jobs import CallLauncher
+from incumbent.cron.jobs import Background
 from incumbent.cron.ledger import PRUNED, Run, State, read_job, runs_of
-from incumbent.cron.runs import ENDED_WELL, Claimer
+from incumbent.cron.runs import ENDED_WELL
 from incumbent.cron.schedule import Every
 from incumbent.cron.spec import JobSpec, Slot
 from incumbent.errors import ConfigError, LeaseLost, Misuse
 from incumbent.model import Capabilities, Key
+from incumbent.options import LockSettings
 from incumbent.protocol.held import Held
 from incumbent.protocol.link import link_for
 from incumbent.stores.memory import MemoryEngine
@@ -446,11 +447,13 @@ def test_a_slot_that_has_had_its_turn_closes_nothing_and_runs_nothing(store: str
         name="job", schedule=Every(60), call=lambda: ran.append(1), at_least_for=60, at_most_for=90
     )
     link.store.put(key, PRUNED, b"[[0, 2e9]]", None, clock.now() + 1)
-    launcher = CallLauncher(Claimer(link, "default", {"holder": "me"}), lambda *_, **__: None)
+    lock: LockSettings = {"holder": "me"}
+    launcher = Background([spec], link, "default", lock, lambda *_, **__: None, None)
     slot = Slot.at(1e9)
     held = launcher.claim(spec, slot)
     assert isinstance(held, Held)
     launcher.launch(spec, slot, held)
     eventually(lambda: launcher.runs.ended == [("job", slot, ENDED_WELL)])
+    launcher._instance.close()
     record = link.store.read(key, clock.now() + 1)
     assert (record.holdings, record.closed_for, ran) == ((), 0.0, [])

@@ -52,7 +52,7 @@ def launcher(zygote: FakeZygote) -> CommandLauncher:
 @pytest.mark.parametrize("code", [ENDED_WELL, GAVE_BACK, 125, -9])
 def test_the_instance_hears_how_a_run_ended(code: int) -> None:
     it = launcher(FakeZygote(("job", SLOT.name, code)))
-    it.ready()
+    it.hear()
     assert it.runs.ended == [("job", SLOT, code)]
     assert not it.runs.running
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from math import ceil, inf
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from incumbent import clock, meters
 from incumbent.cron.events import Emit
@@ -32,7 +32,7 @@ from incumbent.cron.fleet import (
 from incumbent.cron.runs import ENDED_WELL, GAVE_BACK, STATE_OF, Runs
 from incumbent.cron.spec import JobSpec, Slot
 from incumbent.durations import backoff_delay
-from incumbent.errors import ConfigError, NotAcquired, StoreError
+from incumbent.errors import NotAcquired, StoreError
 from incumbent.locks import Lock
 from incumbent.meters import Sample
 from incumbent.model import Key, Record
@@ -122,19 +122,6 @@ _FULL_EVERY: Final = 60.0
 _COUNTED: Final = 1000
 
 
-class Source(Protocol):
-    """What also wakes the loop."""
-
-    @property
-    def fd(self) -> int:
-        """Readable when there is something."""
-        ...
-
-    def ready(self) -> None:
-        """Serve it; must not block."""
-        ...
-
-
 class Instance:
     """See the module. `runs`: what `launcher` has launched here, of at most `max_runs` at a time.
 
@@ -153,7 +140,7 @@ class Instance:
         max_runs: float = inf,
         situation: Situation | None = None,
     ) -> None:
-        self.specs = _checked(specs)
+        self.specs = tuple(specs)
         self._situation = situation or Situation(namespace, holder)
         self.ready = False
         self._link = link
@@ -188,18 +175,19 @@ class Instance:
 
     # -- the loop ------------------------------------------------------------------------------
 
-    def turn(self, sources: Sequence[Source] = ()) -> None:
+    def turn(self, listeners: Mapping[int, Callable[[], None]] | None = None) -> None:
         """Wait until something is due or came, and see to it.
 
-        Raises a StoreError that trying again cannot help, before the store's first answer.
+        `listeners` are called when their descriptor is readable; they must not block. Raises a
+        StoreError that trying again cannot help, before the store's first answer.
         """
+        listeners = listeners or {}
         self._tell_health()
-        fds = {source.fd: source for source in sources}
-        ready = self._waiter.wait((self._wake_fd, *fds), clock.now() + self._next_in())
+        ready = self._waiter.wait((self._wake_fd, *listeners), clock.now() + self._next_in())
         with suppress(BlockingIOError):
             os.read(self._wake_fd, 4096)
-        for fd in ready & fds.keys():
-            fds[fd].ready()
+        for fd in ready & listeners.keys():
+            listeners[fd]()
         if not self._stopped:
             self._look_at_clock()
             if self.ready:
@@ -324,7 +312,7 @@ class Instance:
 
     def reload(self, specs: Iterable[JobSpec]) -> None:
         """Other jobs from now on; what runs goes on as it began."""
-        specs, before = _checked(specs), {spec.name: spec for spec in self.specs}
+        specs, before = tuple(specs), {spec.name: spec for spec in self.specs}
         changes = self._executor.reload(specs)
         self.specs = specs
         if not self.ready:
@@ -461,15 +449,3 @@ class Instance:
         self._presence.sweep(records)
         # What takes long is done less often.
         self._sweep_at += 200 * (clock.now() - began)
-
-
-def _checked(specs: Iterable[JobSpec]) -> tuple[JobSpec, ...]:
-    """Raises ConfigError for a name that begins with an @: those are ours."""
-    specs = tuple(specs)
-    for spec in specs:
-        if not is_job_name(spec.name):
-            raise ConfigError(
-                f"{spec.source or 'job'}: {spec.name!r}: names that begin with @ are incumbent's",
-                name="name",
-            )
-    return specs

@@ -93,32 +93,115 @@ class JobRun:
         self._lease.check(need)
 
 
-class CallLauncher:
-    """A Launcher. `loop`: where coroutines run. `over` is called, from any thread, after a run."""
+class Background:
+    """Runs the jobs until it is stopped: a Launcher whose runs have a thread each.
 
-    def __init__(self, claimer: Claimer, emit: Emit) -> None:
-        self._claimer = claimer
+    `loop`: for coroutines; None makes one if needed.
+    """
+
+    def __init__(
+        self,
+        specs: Iterable[JobSpec],
+        store: StoreLike | None,
+        namespace: str,
+        lock: LockSettings,
+        emit: Emit,
+        loop: asyncio.AbstractEventLoop | None,
+        situation: Situation | None = None,
+    ) -> None:
+        link, holder = link_for(store), str(lock["holder"])
+        self._claimer = Claimer(link, namespace, lock)
         self._emit = emit
-        self.over: Callable[[], None] = lambda: None
-        self.loop: asyncio.AbstractEventLoop | None = None
         self.runs: Runs[_FunctionRun] = Runs()
         self.stopping = threading.Event()
+        """No function is begun again."""
+        self._instance = Instance(
+            specs, link, namespace, holder, self, emit, self.runs, situation=situation
+        )
+        specs = self._instance.specs
+        for spec in specs:
+            self._claimer.wanted(spec)
+        self._own_loop: asyncio.AbstractEventLoop | None = None
+        if loop is None and any(spec.call and is_async(spec.call) for spec in specs):
+            loop = self._own_loop = asyncio.new_event_loop()
+            self._loop_thread = threading.Thread(
+                target=loop.run_forever, name="incumbent-jobs-loop", daemon=True
+            )
+            self._loop_thread.start()
+        self.loop = loop
+        self._begun = threading.Event()
+        self._error: StoreError | None = None
+        self._ended = False
+        self._thread = threading.Thread(target=self._run, name="incumbent-jobs", daemon=True)
+
+    def start(self) -> None:
+        """Begin. Raises a StoreError that trying again cannot help, if it comes at once."""
+        self._thread.start()
+        self._begun.wait(_BEGIN_WITHIN)
+        if self._error is not None:
+            self._thread.join()
+            self._close_loop()
+            raise self._error
+
+    def stop(self, drain: float) -> bool:
+        """See Jobs.stop."""
+        running = self.runs.running
+        self._instance.stop()
+        self._emit("stopping", running=len(running))
+        self._wait_until(clock.now() + drain)
+        if running:
+            self.stopping.set()
+            for one in list(running.values()):
+                one.stop()
+            self._wait_until(clock.now() + 5.0)
+        self._ended = True
+        self._instance.wake()
+        self._thread.join(10.0)
+        self._close_loop()
+        self._emit("stopped")
+        return not running
+
+    def _wait_until(self, until: float) -> None:
+        pause = threading.Event()
+        while self.runs.running and clock.now() < until:
+            pause.wait(0.02)
+
+    def _close_loop(self) -> None:
+        """What still runs on a loop of our own was cancelled before."""
+        if (loop := self._own_loop) is not None:
+            loop.call_soon_threadsafe(loop.stop)
+            self._loop_thread.join(5.0)
+            if not self._loop_thread.is_alive():
+                loop.close()
+
+    def _run(self) -> None:
+        try:
+            while not self._ended:
+                self._instance.turn()
+                if self._instance.ready:
+                    self._begun.set()
+        except StoreError as error:
+            self._error = error
+        finally:
+            self._begun.set()
+            self._instance.close()
+
+    # -- for its instance: a Launcher ------------------------------------------------------------
 
     def claim(self, spec: JobSpec, slot: Slot) -> Held | Refused:
         return self._claimer.claim(spec, slot)
 
     def launch(self, spec: JobSpec, slot: Slot, grant: Held) -> None:
-        link = self._claimer.link
+        link, runs, key = self._claimer.link, self.runs, (spec.name, slot.name)
         link.keeper.arm(grant)
         one = _FunctionRun(self, spec, slot, Lease(link, grant), self._emit)
         name = f"incumbent-job {spec.name}"
         life = threading.Thread(target=self._life, args=(spec, slot, one), name=name, daemon=True)
-        self.runs.running[spec.name, slot.name] = one
-        self.runs.began[spec.name, slot.name] = clock.now()
+        runs.running[key], runs.began[key] = one, clock.now()
         try:
             life.start()
         except RuntimeError as error:
-            del self.runs.running[spec.name, slot.name], self.runs.began[spec.name, slot.name]
+            del runs.running[key], runs.began[key]
             give_back(one.lease, undo_slot=True)
             raise CannotLaunch(f"no thread can be started: {error}") from error
 
@@ -133,23 +216,17 @@ class CallLauncher:
         finally:
             self.runs.ended.append((spec.name, slot, code))
             self.runs.running.pop((spec.name, slot.name), None)
-            self.over()
+            self._instance.wake()
 
     def failed(self, spec: JobSpec, run: Run) -> None:
         """There is no on_failure command here."""
 
-    def stop_all(self) -> None:
-        """Cancel the coroutines; functions are not begun again."""
-        self.stopping.set()
-        for one in list(self.runs.running.values()):
-            one.stop()
-
 
 class _FunctionRun:
     def __init__(
-        self, launcher: CallLauncher, spec: JobSpec, slot: Slot, lease: Lease, emit: Emit
+        self, jobs: Background, spec: JobSpec, slot: Slot, lease: Lease, emit: Emit
     ) -> None:
-        self._launcher = launcher
+        self._jobs = jobs
         self._spec = spec
         self._slot = slot
         self.lease = lease
@@ -178,7 +255,7 @@ class _FunctionRun:
         except LeaseLost as error:
             return self._stopped(began) or End(State.LOST, why=str(error), final=True)
         except (asyncio.CancelledError, CancelledError):
-            signal = "signal:stop" if self._launcher.stopping.is_set() else "expired"
+            signal = "signal:stop" if self._jobs.stopping.is_set() else "expired"
             return self._stopped(began) or stopped(signal, clock.now() - began)
         except SystemExit as error:
             # Scripts that became functions end so; it is the end of this run and of nothing else.
@@ -206,7 +283,7 @@ class _FunctionRun:
             with self._span():
                 not_deferred(call(**given), call, "make the job an `async def`")
             return
-        loop = self._launcher.loop
+        loop = self._jobs.loop
         assert loop is not None, "a coroutine needs a loop"  # noqa: S101
         exits = asyncio.run_coroutine_threadsafe(self._within(call(**given)), loop).result()
         if exits is not None:
@@ -234,7 +311,7 @@ class _FunctionRun:
     def _pause(self, seconds: float) -> bool:
         until = clock.now() + seconds
         while (left := until - clock.now()) > 0:
-            if self._launcher.stopping.wait(min(left, _LOOK_EVERY)) or not self.lease.valid:
+            if self._jobs.stopping.wait(min(left, _LOOK_EVERY)) or not self.lease.valid:
                 return False
         return True
 
@@ -253,101 +330,6 @@ def _wants_run(call: Callable[..., Any]) -> bool:
         return "run" in inspect.signature(call).parameters
     except (TypeError, ValueError):
         return False
-
-
-class Background:
-    """Runs the jobs until it is stopped. `loop`: for coroutines; None makes one if needed."""
-
-    def __init__(
-        self,
-        specs: Iterable[JobSpec],
-        store: StoreLike | None,
-        namespace: str,
-        lock: LockSettings,
-        emit: Emit,
-        loop: asyncio.AbstractEventLoop | None,
-        situation: Situation | None = None,
-    ) -> None:
-        link = link_for(store)
-        claimer = Claimer(link, namespace, lock)
-        self._launcher = CallLauncher(claimer, emit)
-        self._running = self._launcher.runs.running
-        holder = str(lock["holder"])
-        self._instance = Instance(
-            specs,
-            link,
-            namespace,
-            holder,
-            self._launcher,
-            emit,
-            self._launcher.runs,
-            situation=situation,
-        )
-        self._launcher.over = self._instance.wake
-        for spec in self._instance.specs:
-            claimer.wanted(spec)
-        self._own_loop: asyncio.AbstractEventLoop | None = None
-        if loop is None and any(spec.call and is_async(spec.call) for spec in self._instance.specs):
-            loop = self._own_loop = asyncio.new_event_loop()
-            self._loop_thread = threading.Thread(
-                target=loop.run_forever, name="incumbent-jobs-loop", daemon=True
-            )
-            self._loop_thread.start()
-        self._launcher.loop = loop
-        self._emit = emit
-        self._begun = threading.Event()
-        self._error: StoreError | None = None
-        self._stopping = False
-        self._thread = threading.Thread(target=self._run, name="incumbent-jobs", daemon=True)
-
-    def start(self) -> None:
-        """Begin. Raises a StoreError that trying again cannot help, if it comes at once."""
-        self._thread.start()
-        self._begun.wait(_BEGIN_WITHIN)
-        if self._error is not None:
-            self._thread.join()
-            self._close_loop()
-            raise self._error
-
-    def stop(self, drain: float) -> bool:
-        """See Jobs.stop."""
-        self._instance.stop()
-        self._emit("stopping", running=len(self._running))
-        self._wait_until(clock.now() + drain)
-        if self._running:
-            self._launcher.stop_all()
-            self._wait_until(clock.now() + 5.0)
-        self._stopping = True
-        self._instance.wake()
-        self._thread.join(10.0)
-        self._close_loop()
-        self._emit("stopped")
-        return not self._running
-
-    def _wait_until(self, until: float) -> None:
-        pause = threading.Event()
-        while self._running and clock.now() < until:
-            pause.wait(0.02)
-
-    def _close_loop(self) -> None:
-        """What still runs on a loop of our own was cancelled before."""
-        if (loop := self._own_loop) is not None:
-            loop.call_soon_threadsafe(loop.stop)
-            self._loop_thread.join(5.0)
-            if not self._loop_thread.is_alive():
-                loop.close()
-
-    def _run(self) -> None:
-        try:
-            while not self._stopping:
-                self._instance.turn()
-                if self._instance.ready:
-                    self._begun.set()
-        except StoreError as error:
-            self._error = error
-        finally:
-            self._begun.set()
-            self._instance.close()
 
 
 class JobSettings(TypedDict, total=False):

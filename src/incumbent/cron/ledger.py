@@ -346,6 +346,7 @@ def surplus(
 T = TypeVar("T")
 _WITHIN: Final = 2.0
 """Seconds for one request."""
+_PRUNE_EVERY: Final = 8
 
 
 class LedgerPort(Port, Protocol):
@@ -461,6 +462,11 @@ class Ledger:
         for run, version in beyond:
             await self._field(RUN + run.slot, None, ByVersion(version))
         return len(beyond)
+
+    async def prune_sometimes(self, keep: int, keep_for: float, now: float) -> None:
+        """`prune` after one run in 8, and more often where few records are kept."""
+        if self._port.jitter() * min(_PRUNE_EVERY, max(1, keep // 4)) < 1:
+            await self.prune(keep, keep_for, now)
 
     # -- by anybody --------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import dataclass
 
 from incumbent.cron.ledger import JOB, Ledger, LedgerPort, Run, State
@@ -57,20 +58,15 @@ class OnceRun:
 
     async def undo(self) -> None:
         """It never started: the slot is anybody's again."""
-        try:
+        # If the store does not answer, the run is found as lost, which is the safe side.
+        with suppress(StoreError):
             await self.ledger.undo(self.run)
-        except StoreError:
-            # Then it is found as lost, which is the safe side.
-            return
 
     async def prune(self, wall: float) -> None:
         """Keep the ledger within its bounds, now and then."""
-        if self.port.jitter() < 1 / 8:
-            try:
-                await self.ledger.prune(_KEEP_RUNS, _KEEP_FOR, wall)
-            except StoreError:
-                # The next run prunes.
-                return
+        # If the store does not answer, the next run prunes.
+        with suppress(StoreError):
+            await self.ledger.prune_sometimes(_KEEP_RUNS, _KEEP_FOR, wall)
 
 
 async def begin_once(

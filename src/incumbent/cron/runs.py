@@ -5,7 +5,6 @@ What an attempt is, a command or a call, is the business of the worker or of the
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Generic, TypeVar
@@ -129,8 +128,6 @@ STATE_OF: Final = {
 _CODE_OF: Final = {state: code for code, state in STATE_OF.items()}
 _BEGIN_WITHIN: Final = 5.0
 _LONGEST_PAUSE: Final = 3600.0
-_PRUNE_EVERY: Final = 8
-"""Runs between looks at the bounds of the ledger, on the average."""
 
 
 @dataclass(slots=True)
@@ -251,11 +248,9 @@ class Attempts:
 
     def prune(self) -> None:
         """Keep the ledger within its bounds, now and then."""
-        keep, chance = self._spec.keep_runs, random.SystemRandom().random()
-        if chance * min(_PRUNE_EVERY, max(1, keep // 4)) >= 1:
-            return
+        keep, keep_for = self._spec.keep_runs, self._spec.keep_for
         try:
-            drive(self._ledger.prune(keep, self._spec.keep_for, clock.wall()))
+            drive(self._ledger.prune_sometimes(keep, keep_for, clock.wall()))
         except StoreError as error:
             self._emit("store", why=f"the ledger could not be pruned: {error}")
 

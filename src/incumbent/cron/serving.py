@@ -42,13 +42,12 @@ _FAULT: Final = 125
 
 
 class CommandLauncher:
-    """A Launcher, and a Source for the loop: `runs` has what it launched."""
+    """A Launcher: `runs` has what it launched."""
 
     def __init__(self, claimer: Claimer, zygote: Zygote, emit: Emit, ttl: float = 0.0) -> None:
         self._claimer = claimer
         self._zygote = zygote
         self._emit = emit
-        self.fd = zygote.fd
         self._stand_by = StandBy(0, 0)
         self.runs: Runs[Slot] = Runs(ttl)
 
@@ -84,7 +83,12 @@ class CommandLauncher:
         """TERM to every run."""
         self._zygote.send(Stop())
 
-    def ready(self) -> None:
+    @property
+    def fd(self) -> int:
+        """Readable when there is something to `hear`."""
+        return self._zygote.fd
+
+    def hear(self) -> None:
         """Runs have begun or ended."""
         for job, name, code in self._zygote.ended():
             self.runs.starting.discard((job, name))
@@ -137,7 +141,7 @@ def serve_jobs(
 
 
 class _Serving:
-    """The loop; and a Source for it, of signals."""
+    """The loop, and what signals do."""
 
     def __init__(
         self,
@@ -157,13 +161,13 @@ class _Serving:
         self._kill_at = inf
         self._code: int | None = None
         self._on_terminal = has_terminal()
-        self.fd = signals.fd
 
     def run(self) -> int:
         instance, launcher = self._instance, self._launcher
+        listeners = {self._signals.fd: self._signalled, launcher.fd: launcher.hear}
         try:
             while not launcher.gone and (self._code is None or launcher.runs.running):
-                instance.turn((self, launcher))
+                instance.turn(listeners)
                 launcher.stand_by(*instance.stand_by())
                 _reap()
                 if clock.now() >= self._kill_at:
@@ -178,8 +182,7 @@ class _Serving:
         self._events("stopped")
         return self._code or 0
 
-    def ready(self) -> None:
-        """Signals came."""
+    def _signalled(self) -> None:
         for signum in self._signals.take():
             if signum == signal.SIGHUP and (not self._on_terminal or has_terminal()):
                 self._reload()
