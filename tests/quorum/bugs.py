@@ -14,10 +14,8 @@ from incumbent.stores.quorum import (
     ballots,
     changes,
     dialect,
-    give,
     nodes,
     renew,
-    slots,
     take,
 )
 from incumbent.stores.quorum.ballots import Answer, BallotClock, Verdict, Vote, Won
@@ -28,10 +26,8 @@ _MODULES: tuple[ModuleType, ...] = (
     ballots,
     changes,
     dialect,
-    give,
     nodes,
     renew,
-    slots,
     take,
 )
 

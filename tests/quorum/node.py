@@ -1,4 +1,4 @@
-"""One node's scripts as a table, for one lease: what *.lua of the quorum do, in their order.
+"""One node's scripts as a table, for one lease: what node.lua of the quorum does, in their order.
 
 A differential test plays the same steps on a real server. Bugs are planted here by name (`bugs`),
 each the absence of one rule.
@@ -271,7 +271,7 @@ class Node:
             self.data.vote = request.ballot
         return 1
 
-    # -- what is kept beside the lease: see promise.lua and accept.lua
+    # -- what is kept beside the lease: see promise and accept in node.lua
 
     def _promise(self, request: Promise, now: int) -> tuple[Any, ...]:
         marker = self._marked(request, now, learns=False)

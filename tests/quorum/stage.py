@@ -13,10 +13,9 @@ from incumbent.model import Ask, Granted, Key, Renewal, Renewed
 from incumbent.protocol.port import run
 from incumbent.stores.quorum.ballots import BallotClock, Silent
 from incumbent.stores.quorum.dialect import SCRIPTS, QuorumDialect
-from incumbent.stores.quorum.give import Parting, give
 from incumbent.stores.quorum.nodes import NOT_ASKED, Enough, Panel, Quorum, Reply
 from incumbent.stores.quorum.renew import renew
-from incumbent.stores.quorum.take import take
+from incumbent.stores.quorum.take import Parting, give, take
 from incumbent.stores.redis.names import Naming
 from incumbent.stores.redis.resp import Step
 from tests.quorum.bugs import Bugs

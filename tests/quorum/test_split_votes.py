@@ -11,8 +11,7 @@ import pytest
 from incumbent.errors import StoreError
 from incumbent.model import Ask, Granted
 from incumbent.stores.quorum import take as taking
-from incumbent.stores.quorum.give import Parting, give
-from incumbent.stores.quorum.take import take
+from incumbent.stores.quorum.take import Parting, give, take
 from tests.quorum.bugs import Bugs, planted
 from tests.quorum.claimant import KEY, Claimant
 from tests.quorum.simulator import PROFILES, History

@@ -10,7 +10,6 @@ import pytest
 from incumbent.errors import OutcomeUnknown
 from incumbent.stores.quorum import take
 from incumbent.stores.quorum.ballots import No
-from incumbent.stores.quorum.give import Parting, give
 from tests.quorum.bugs import Bugs, planted
 from tests.quorum.claimant import TTL
 from tests.quorum.node import LONGEST, SECOND, Kept, Node, Plant, Take
@@ -269,5 +268,5 @@ def test_a_give_of_which_half_was_done_is_not_called_undone(unheard: str) -> Non
         actor.deaf_to = unheard
         until = world.heap.time + 0.1
         with pytest.raises(OutcomeUnknown, match=r"is given back, .* is not"):
-            parting = Parting(KEY, actor.claim, token, slot="day")
-            actor.run(give(actor, parting, until))
+            parting = take.Parting(KEY, actor.claim, token, slot="day")
+            actor.run(take.give(actor, parting, until))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator
 
@@ -12,7 +11,8 @@ import pytest
 from incumbent import clock
 from incumbent.errors import StoreError, StoreUnavailable
 from incumbent.model import Ask, Granted
-from incumbent.stores.quorum.links import Dialer, Link
+from incumbent.stores.quorum.connecting import Dialer
+from incumbent.stores.quorum.links import Link
 from tests.stores.quorum.world import Members, Party, party
 from tests.support.pace import took
 
@@ -35,9 +35,9 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
     """How many connections to each node were begun."""
     counts, connect = Counter[int](), Dialer.connect
 
-    def counted(dialer: Dialer, node: int, until: float) -> Link:
+    async def counted(dialer: Dialer[Link], node: int, until: float) -> Link:
         counts[node] += 1
-        return connect(dialer, node, until)
+        return await connect(dialer, node, until)
 
     monkeypatch.setattr(Dialer, "connect", counted)
     return counts
@@ -80,10 +80,10 @@ def test_a_connection_that_hangs_does_not_keep_new_ones_from_being_tried(
 ) -> None:
     counted, healed = Dialer.connect, threading.Event()
 
-    def hanging(dialer: Dialer, node: int, until: float) -> Link:
+    async def hanging(dialer: Dialer[Link], node: int, until: float) -> Link:
         if healed.is_set():
-            return counted(dialer, node, until)
-        time.sleep(max(0.0, until - clock.now()))
+            return await counted(dialer, node, until)
+        threading.Event().wait(max(0.0, until - clock.now()))
         raise StoreUnavailable("no answer")
 
     monkeypatch.setattr(Dialer, "connect", hanging)

@@ -9,8 +9,7 @@ import pytest
 
 from incumbent import clock
 from incumbent.stores.quorum import open_quorum
-from incumbent.stores.quorum.links import Link
-from incumbent.stores.quorum.sync import SyncPanel
+from incumbent.stores.quorum.links import Link, SyncPanel
 
 
 @pytest.fixture

@@ -16,8 +16,7 @@ from incumbent.model import Ask, Granted, Key, Refused, Released, Renewal, Renew
 from incumbent.stores.notices import PAUSE, encode_notice
 from incumbent.stores.quorum import open_quorum
 from incumbent.stores.quorum.dialect import MARKER
-from incumbent.stores.quorum.engine import QuorumEngine
-from incumbent.stores.quorum.sync import QuorumStore
+from incumbent.stores.quorum.engine import QuorumEngine, QuorumStore
 from tests.support.forks import in_a_child
 from tests.support.needs import needs
 from tests.support.pace import lasted, took

@@ -1,8 +1,8 @@
 """`redis+quorum://` leases on an odd number of independent Redis or Valkey servers, by majority.
 
 `ballots` has the rules, `dialect` the requests to one node and their replies: both pure. `take`,
-`give`, `renew`, `changes`, `slots` and `read` are the operations on all nodes, written once over a
-panel (`nodes`). `sync` and `aio` carry them out, and the Lua scripts decide on the nodes. The
+`renew`, `changes` and `read` are the operations on all nodes, written once over a panel (`nodes`).
+`engine` and `aio` carry them out, and the scripts of `node.lua` decide on the nodes. The
 connections are those of `stores.redis`.
 """
 

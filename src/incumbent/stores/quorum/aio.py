@@ -4,41 +4,30 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Sequence
 from functools import partial
 from typing import Any, Final, TypeVar
-from weakref import WeakSet
 
 from incumbent.clock import now as _now
-from incumbent.errors import StoreError, StoreUnavailable
+from incumbent.errors import StoreError
 from incumbent.model import Key
 from incumbent.net.pool import Broken, Mismatch, exchange_error
 from incumbent.net.readers import LoopWakeup, Wakeup
 from incumbent.stores.loops import LoopEnd
 from incumbent.stores.plan import Plan
 from incumbent.stores.quorum.ballots import Silent
-from incumbent.stores.quorum.nodes import (
-    NOT_ASKED,
-    ConnectedPanel,
-    Node,
-    Panel,
-    Quorum,
-    Reply,
-    welcome,
-)
+from incumbent.stores.quorum.connecting import LONGEST, ConnectedPanel, Dialer
+from incumbent.stores.quorum.nodes import NOT_ASKED, Node, Panel, Quorum, Reply
 from incumbent.stores.quorum.operations import Operations, carry_out
 from incumbent.stores.quorum.waiting import CONNECTED, Message, Subscribers
 from incumbent.stores.redis.aiodial import dial
 from incumbent.stores.redis.aiowire import AsyncWire
-from incumbent.stores.redis.exchange import UNUSABLE
-from incumbent.stores.redis.exchange import carry_out as visit
 from incumbent.stores.redis.resp import Step, as_eval
+from incumbent.stores.redis.site import Site
 
 T = TypeVar("T")
 
 _GRACE: Final = 0.03
-_FIRST_GRACE: Final = 0.5
-_LONGEST: Final = 2.0
 
 
 class AsyncPanel(ConnectedPanel):
@@ -54,12 +43,8 @@ class AsyncPanel(ConnectedPanel):
     def connections(self) -> Sequence[AsyncWire | None]:  # type: ignore[override]
         return self._wires.all
 
-    @property
-    def blank(self) -> bool:
-        return all(self._wires.blank)
-
     async def open(self, until: float) -> None:
-        await self._wires.fill(until)
+        await self._wires.open(until)
 
     async def rest(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
@@ -130,112 +115,69 @@ class AsyncPanel(ConnectedPanel):
         )
 
 
-class _Wires:
-    """The connections of one loop."""
+class _Wires(Dialer[AsyncWire]):
+    """The connections of one loop: one to each node, for all its tasks."""
+
+    shared = True
 
     def __init__(
         self, quorum: Quorum, nodes: Sequence[Node], also_let_go: Callable[[], None]
     ) -> None:
-        self.quorum = quorum
-        self.nodes = nodes
+        super().__init__(quorum, nodes)
         self._also_let_go = also_let_go
         self.all: list[AsyncWire | None] = [None] * len(nodes)
-        self.blank = [False] * len(nodes)
         self.slow: set[int] = set()
-        self.made: WeakSet[AsyncWire] = WeakSet()
-        self._dialing: dict[int, asyncio.Task[None]] = {}
+        """Nodes whose last reply nobody waited for, and that has not come yet."""
+        self._tasks: set[asyncio.Task[None]] = set()
         self.end = LoopEnd(self.let_go)
 
-    async def fill(self, until: float) -> None:
+    async def open(self, until: float) -> None:
         """See Panel.open."""
-        self.forget_broken()
-        if None not in self.all:
-            return
-        began, need = _now(), self.quorum.need
-        short = sum(wire is not None for wire in self.all) < need
         for node, wire in enumerate(self.all):
-            if wire is None and node not in self._dialing and (short or self._is_due(node, began)):
-                self._start(node)
-        while tasks := self._worth_waiting_for():
-            present = sum(wire is not None for wire in self.all)
-            by = until if present < need else began + min(self._grace, (until - began) / 2)
-            if (left := by - _now()) <= 0:
-                break
-            await asyncio.wait(tasks, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            # The server closed it, or was silent for too long.
+            if wire is not None and wire.is_stale(trust=True):
+                wire.retire()
+                self.all[node] = None
+                self.slow.discard(node)
+        if None in self.all:
+            await self.fill(self.all, until)
+        for node, wire in enumerate(self.all):
+            if wire is not None and self.nodes[node].owed:
+                self._pay(node, wire)
 
-    def _worth_waiting_for(self) -> list[asyncio.Task[None]]:
-        short = sum(wire is not None for wire in self.all) < self.quorum.need
-        # One that failed before is waited for only by those who cannot do without.
-        return [
-            task for node, task in self._dialing.items() if short or self.nodes[node].why is None
-        ]
+    def new_wakeup(self) -> Wakeup:
+        return LoopWakeup()
 
-    def _is_due(self, node: int, now: float) -> bool:
-        return now >= self.nodes[node].retry_at
-
-    @property
-    def _grace(self) -> float:
-        return _FIRST_GRACE if any(not node.met for node in self.nodes) else _GRACE
-
-    def _start(self, node: int) -> None:
-        task = asyncio.get_running_loop().create_task(self._connect(node))
-        self._dialing[node] = task
-        task.add_done_callback(lambda _: self._dialing.pop(node, None))
-
-    async def _connect(self, node: int) -> None:
-        try:
-            wire = await self.dial(node, _now() + _LONGEST)
-        except StoreError as error:
-            self.nodes[node].failed(error)
-        else:
-            self.all[node] = wire
-            self.slow.discard(node)
-            self._pay(node, wire)
-
-    async def dial(self, node: int, until: float) -> AsyncWire:
-        """A connection that has heard what the node says of itself. Raises StoreError."""
-        site = self.nodes[node].site
+    async def _dial(self, site: Site, until: float) -> AsyncWire:
         await self.end.watch()
-        wire = await dial(site, until)
-        self.made.add(wire)
-        try:
-            reply = await visit(wire, welcome(site), until)
-        except UNUSABLE as error:
-            wire.close()
-            raise StoreUnavailable(f"{site.where} cannot be reached: {error}") from error
-        except BaseException:
-            wire.close()
-            raise
-        now = _now()
-        wire.epoch, wire.born = reply.facts.epoch, reply.facts.born(now)
-        self.nodes[node].welcomed(self.quorum, reply, now)
-        self.blank[node] = reply.marker is None
-        return wire
+        return await dial(site, min(until, _now() + LONGEST))
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def _pay(self, node: int, wire: AsyncWire) -> None:
         """Tell it which votes were taken back while it could not be told."""
         for key, claim, ballot in self.nodes[node].take_owed():
             try:
                 revoke = as_eval(self.quorum.dialect.revoke(key, claim, ballot))
-                paid = wire.ask(revoke, _now() + _LONGEST)
+                paid = wire.ask(revoke, _now() + LONGEST)
             except Broken:
                 return
             paid.add_done_callback(_is_lost)
 
-    def forget_broken(self) -> None:
-        """Those that the server closed, or that were silent for too long."""
-        for node, wire in enumerate(self.all):
-            if wire is not None and wire.is_stale(trust=True):
-                wire.retire()
-                self.all[node] = None
-
     def let_go(self) -> None:
         """Close all, at once: nothing may outlive the loop."""
-        for task in list(self._dialing.values()):
+        for task in list(self._tasks):
             task.cancel()
+        waiting = list(self._waiting)
+        self._begin_anew()
         self.all = [None] * len(self.nodes)
         for wire in list(self.made):
             wire.close()
+        for wakeup in waiting:
+            wakeup.wake()
         self._also_let_go()
 
 
@@ -258,7 +200,7 @@ class AsyncSubscribers:
 
     async def _connect(self, node: int, until: float) -> None:
         try:
-            wire = await self._connections.dial(node, until)
+            wire = await self._connections.connect(node, until)
         except StoreError as error:
             self._connections.nodes[node].failed(error)
             self._put(node, error)

@@ -4,7 +4,7 @@
    time (unix us) by the median of the nodes' clocks, never by its own.
 2. A node votes for a claim only if the lease is free there and the ballot is above the node's
    floor, which becomes that ballot in the same step, and at most a minute ahead of its clock (see
-   take.lua). So a node that lost its data knows what it may have voted for: nothing above its birth
+   node.lua). So a node that lost its data knows what it may have voted for: nothing above its birth
    and a minute.
 3. A majority of nodes that store *exactly* one ballot for the claim makes this ballot its token.
    What other nodes store for it, at another ballot, is no vote for this one.
@@ -117,7 +117,7 @@ class Undecided:
 Verdict: TypeAlias = "Won | Raise | Lost | Split | Strangers | Undecided"
 
 AHEAD_MOST_US: Final = 60_000_000
-"""Microseconds by which a ballot may be ahead of the clock of a node that votes: see take.lua."""
+"""Microseconds by which a ballot may be ahead of the clock of a node that votes: see node.lua."""
 _ASTRAY: Final = 2_000_000
 """Microseconds by which proposals run ahead of the median before they return to it."""
 _TOGETHER: Final = 0.1

@@ -12,11 +12,11 @@ A state is a number:
 
     the ballot of the last change
     NEVER       0   nothing was ever changed, or the last field and slot are gone for 35 days
-    FORGOTTEN  -1   the node was blank, and has accepted nothing since ("-" in promise.lua)
+    FORGOTTEN  -1   the node was blank, and has accepted nothing since ("-" in node.lua)
 
 A node that lost its data has forgotten what it accepted. So of those who tell a majority must have
 forgotten nothing, or all must tell; the next change gives it all entries back. What it promised was
-not above its birth and a minute, where it begins again (see promise.lua).
+not above its birth and a minute, where it begins again (see node.lua).
 """
 
 from __future__ import annotations
@@ -24,24 +24,42 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from random import random
 from typing import Final, NamedTuple, TypeAlias
+from urllib.parse import unquote
 
 from incumbent.clock import now as _now
 from incumbent.errors import StoreError
-from incumbent.model import Absent, ByClaim, ByVersion, Guard, Key, PutOutcome, Stale, Stored
+from incumbent.model import (
+    Absent,
+    Ask,
+    ByClaim,
+    ByVersion,
+    Granted,
+    Guard,
+    Holding,
+    Key,
+    PutOutcome,
+    Refused,
+    Slot,
+    Stale,
+    Stored,
+)
 from incumbent.stores.notices import PAUSE
 from incumbent.stores.quorum.ballots import Answer, No, Silent
-from incumbent.stores.quorum.dialect import FIELDS, MARKER
+from incumbent.stores.quorum.dialect import FIELDS, MARKER, mark_of_value
 from incumbent.stores.quorum.nodes import (
     Panel,
     Reply,
+    answered_by_most,
     no_majority,
     replied_by_most,
     silent_of,
     strangers,
 )
+from incumbent.stores.redis.names import quoted
 from incumbent.stores.redis.resp import Step, pack
 
 _BACK_OFF: Final = 0.001
@@ -413,3 +431,109 @@ async def is_paused(panel: Panel, key: Key, until: float) -> bool:
     """Whether the newest state says that the name is paused."""
     (pause,) = await last_entries(panel, key, [field_entry(PAUSE)], until)
     return pause is not None
+
+
+# -- slots -------------------------------------------------------------------------------------
+#
+# A slot is work that is done once. It is used while the claim holds the lease on a majority: the
+# change is refused wherever it does not, so that a slot is never used by a claim whose lease was
+# given up.
+
+
+def _entry_of(slot: str) -> str:
+    return f"u:{quoted(slot)}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Used:
+    """A slot that a claim used. `until`: unix ms by the nodes' clocks."""
+
+    until: int
+    claim: str
+    token: int
+    holder: str
+    raw: bytes
+
+    def left(self, unix_us: int) -> float:
+        """Seconds for which it is refused to others."""
+        return self.until / 1000 - unix_us / 1e6
+
+
+def _used_of(raw: bytes | None) -> _Used | None:
+    if raw is None:
+        return None
+    until, claim, token, holder = raw.decode().split(" ")
+    return _Used(int(until), claim, int(token), unquote(holder), raw)
+
+
+def slots_of(entries: Mapping[bytes, bytes], unix_us: int) -> dict[str, float]:
+    """Of a node's entries, the slots, with the seconds for which each is kept."""
+    found = {
+        unquote(name[2:].decode()): used.left(unix_us)
+        for name, raw in entries.items()
+        if name.startswith(b"u:") and (used := _used_of(raw)) is not None
+    }
+    return {name: left for name, left in found.items() if left > 0}
+
+
+async def refused_slot(
+    panel: Panel, key: Key, claim: str, slot: Slot, until: float
+) -> Refused | None:
+    """The refusal, if another claim certainly used the slot; a look before the lease is taken."""
+    quorum, entry = panel.quorum, _entry_of(slot.name)
+    request = quorum.dialect.state(key, [entry])
+    replies = await panel.ask_all(request, until, answered_by_most)
+    now = quorum.clock.unix_us(_now())
+    entries = [
+        reply[0][1]
+        for reply in replies
+        if not isinstance(reply, Silent) and isinstance(reply[0], list)
+    ]
+    if not any(_is_others(_used_of(raw), claim, now) for raw in entries):
+        return None
+    # Perhaps it is of a claim that got no majority, and nodes that missed it are told. Where all
+    # agree nothing is written: a fleet that comes late would knock out each other's changes.
+    differ = len({state_of(reply) for reply in replies} - {None}) > 1
+    changed = await change(panel, key, entry, unchanged, until, settles=differ)
+    return _refusal(slot, _used_of(changed.seen), claim, now)
+
+
+async def use_slot(
+    panel: Panel, key: Key, grant: Granted, ask: Ask, slot: Slot, until: float
+) -> Refused | bool:
+    """True if the slot is the claim's now; False if the claim does not hold the lease any more."""
+    now = panel.quorum.clock.unix_us(_now())
+    till = now // 1000 + int(slot.keep * 1000)
+    value = f"{till} {grant.claim} {grant.token} {quoted(ask.holder)}".encode()
+
+    def decide(entry: bytes | None, ballot: int) -> Edit | None:
+        used = _used_of(entry)
+        return Edit(value) if used is None or used.left(now) <= 0 else None
+
+    held = ByClaim(grant.claim, grant.token)
+    changed = await change(panel, key, _entry_of(slot.name), decide, until, held=held)
+    if changed.edited:
+        return True
+    return changed.held and (_refusal(slot, _used_of(changed.seen), grant.claim, now) or True)
+
+
+async def give_slot_back(panel: Panel, key: Key, claim: str, slot: str, until: float) -> None:
+    """The slot is as if the claim had never used it, also if that is still on its way."""
+
+    def decide(entry: bytes | None, ballot: int) -> Edit | None:
+        used = _used_of(entry)
+        return Edit(None) if used is not None and used.claim == claim else None
+
+    await change(panel, key, _entry_of(slot), decide, until, settles=True)
+
+
+def _is_others(used: _Used | None, claim: str, unix_us: int) -> bool:
+    return used is not None and used.claim != claim and used.left(unix_us) > 0
+
+
+def _refusal(slot: Slot, used: _Used | None, claim: str, unix_us: int) -> Refused | None:
+    if used is None or not _is_others(used, claim, unix_us):
+        return None
+    left = used.left(unix_us)
+    seen = f"slot:{quoted(slot.name)} {mark_of_value(used.raw)}"
+    return Refused("closed", (Holding(used.holder, used.token, left),), left, seen)

@@ -1,8 +1,8 @@
 """The requests to one node of a quorum, and what its replies mean. Pure.
 
 A lease looks on each node as it does on a single server (`redis.records`), with the ballot as its
-token. Beside it are the floor with the last holding (see floor.lua), the holdings before that, a
-line each, and a hash with fields and slots (see promise.lua). The node's marker says in which
+token. Beside it are the floor with the last holding, the holdings before that, a
+line each, and a hash with fields and slots (see node.lua). The node's marker says in which
 format all of it is, which quorum it belongs to, since when, and the longest ttl that anybody asked
 for: `incumbent2 <members> <born, unix us> <ms>`.
 """
@@ -37,9 +37,9 @@ FIELDS: Final = {
     "pause": b"f:pause",
     "resign": b"f:resign",
 }
-"""What is kept beside a lease, by its names in the scripts: see promise.lua."""
+"""What is kept beside a lease, by its names in the scripts: see node.lua."""
 SCRIPTS: Final = {
-    name: Script(name, Path(__file__).parent, FIELDS)
+    name: Script(f"node:{name}", Path(__file__).parent, FIELDS)
     for name in ("take", "give", "revoke", "renew", "plant", "promise", "accept", "found", "look")
 }
 LOADS: Final = tuple(pack("SCRIPT", "LOAD", script.text) for script in SCRIPTS.values())
@@ -260,7 +260,7 @@ class QuorumDialect:
         )
 
     def promise(self, key: Key, ballot: int, entry: str, held: ByClaim | None) -> bytes:
-        """The request for a promise to change this entry: see promise.lua."""
+        """The request for a promise to change this entry: see node.lua."""
         at = self.keys(key)
         longest = milliseconds(self._longest)
         about = (ballot, self._members, longest, entry, _held_by(held))
@@ -274,7 +274,7 @@ class QuorumDialect:
         held: ByClaim | None,
         state: int | Sequence[bytes],
     ) -> bytes:
-        """The request to accept a change of this state, or of all these entries: see accept.lua."""
+        """The request to accept a change of this state, or of all these entries: see node.lua."""
         at = self.keys(key)
         entry, value = edit or ("", None)
         what = b"-" if value is None else b"=" + value

@@ -1,60 +1,57 @@
-"""Blocking connections to the nodes of a quorum, made on helper threads so that no node delays
-another.
-"""
+"""Blocking connections to the nodes of a quorum, and the panel that asks all nodes by them."""
 
 from __future__ import annotations
 
 import select
 import socket
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Coroutine, Sequence
 from functools import partial
 from math import ceil
 from queue import Empty, SimpleQueue
 from typing import Any, Final
-from weakref import WeakSet
 
 import hiredis
 
 from incumbent.clock import now as _now
-from incumbent.errors import StoreError, StoreUnavailable
+from incumbent.errors import StoreError
 from incumbent.model import Key
 from incumbent.net.dial import close_with
 from incumbent.net.pool import Broken
-from incumbent.net.readers import SLICE
+from incumbent.net.readers import SLICE, LockWakeup, Wakeup
 from incumbent.protocol.port import run
-from incumbent.stores.quorum.nodes import Node, Quorum, Welcome, welcome
+from incumbent.stores.quorum.ballots import Silent
+from incumbent.stores.quorum.connecting import ConnectedPanel, Dialer
+from incumbent.stores.quorum.nodes import NOT_ASKED, Enough, Reply
 from incumbent.stores.quorum.waiting import CONNECTED, Message
 from incumbent.stores.redis.dial import dial_as
-from incumbent.stores.redis.exchange import UNUSABLE, carry_out
+from incumbent.stores.redis.resp import Step, as_eval
+from incumbent.stores.redis.site import Site
 from incumbent.stores.redis.wire import Wire
 
-LAG_MOST: Final = 1.5
+_LAG_MOST: Final = 1.5
 """Seconds for which a node may owe a reply before its connection is given up."""
-NOT_YET: Final = (BlockingIOError, TimeoutError)
-FAILURES: Final = (Broken, hiredis.ProtocolError)
+_NOT_YET: Final = (BlockingIOError, TimeoutError)
+_FAILURES: Final = (Broken, hiredis.ProtocolError)
 _AT_ONCE: Final = 0.0
 _TO_THE_SLOW: Final = 0.005
-_GRACE: Final = 0.03
-"""Seconds for which a majority waits for a node that is being connected."""
-_FIRST_GRACE: Final = 0.5
-"""The same for a node that this process has not met yet; at most half of the time there is."""
-_LONGEST: Final = 2.0
-_AFRESH: Final = 0.5
-"""Seconds after which another connection is begun beside one that nobody waits for."""
+TRUSTED: Final = 0.1
+"""Seconds for which connections are used again without a look."""
+_POLL_AT_MOST: Final = 0.25
+_LITTLE: Final = 448
+"""Bytes that are received at once where a short reply is expected: a small object of Python's."""
 
 
 class Link(Wire):
     """See redis.wire. A node that replies late is not waited for: its replies are skipped later."""
 
-    __slots__ = ("blank", "lag", "lag_since", "owed_undo", "parts", "pull", "push", "took")
+    __slots__ = ("lag", "lag_since", "owed_undo", "parts", "pull", "push", "took")
 
     def __init__(self, sock: Any) -> None:
         super().__init__(sock)
         self.push, self.pull, self.took = self._send, self._recv, self._feed
         """The socket's own `send` and `recv`, and where to put what was received by it."""
-        self.blank = False
-        """Whether the node had no marker when the connection was made."""
         self.lag = 0
         """Replies that will come first and are for nobody."""
         self.lag_since = 0.0
@@ -71,7 +68,7 @@ class Link(Wire):
 
     def push_on(self, request: bytes, sent: int, error: OSError | None, until: float) -> None:
         """Go on after a `push` that took only so much, or raised. Raises Broken."""
-        if error is not None and not isinstance(error, NOT_YET):
+        if error is not None and not isinstance(error, _NOT_YET):
             raise Broken(str(error), sent=False) from error
         self._send_rest(request, sent, until)
 
@@ -103,132 +100,28 @@ class Link(Wire):
         self.parts.clear()
 
 
-class Dialer:
-    """Makes connections for panels, and keeps those that came too late for the panel.
+class LinkDialer(Dialer[Link]):
+    """See Dialer. Each panel has connections of its own, which are made on helper threads."""
 
-    No lock: lists and dictionaries change in atomic steps.
-    """
+    shared = False
 
-    def __init__(self, quorum: Quorum, nodes: list[Node]) -> None:
-        self.quorum, self.nodes = quorum, nodes
-        self.links: WeakSet[Link] = WeakSet()
-        self._begin_anew()
+    def new_wakeup(self) -> Wakeup:
+        return LockWakeup()
 
-    def _begin_anew(self) -> None:
-        self.spare: list[list[Link]] = [[] for _ in self.nodes]
-        self._dialing: list[list[float]] = [[] for _ in self.nodes]
-        """Of each node, when the connections were begun that are being made."""
-        self._waiting: dict[SimpleQueue[None], set[int]] = {}
-        """The waiting callers and their nodes; each is told when a connection is made or failed."""
+    async def _dial(self, site: Site, until: float) -> Link:
+        return dial_as(Link, site, until)
 
-    def fill(self, links: list[Link | None], until: float) -> None:
-        """Put connections in the empty places, as far as that goes by `until`."""
-        spare, need = self.spare, self.quorum.need
-        _take_spare(links, spare)
-        now, arrived = _now(), SimpleQueue[None]()
-        short = len(links) - links.count(None) < need
-        wanted = {
-            node
-            for node, link in enumerate(links)
-            if link is None and (short or self._is_due(node, now))
-        }
-        waiting, dialing = self._waiting, self._dialing
-        waiting[arrived] = wanted
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
         try:
-            for node in wanted:
-                self._dial(node, until, spare[node])
-            while wanted:
-                present = len(links) - links.count(None)
-                by = until if present < need else now + self._grace_of(wanted, until - now)
-                try:
-                    arrived.get(timeout=max(0.0, by - _now()))
-                except Empty:
-                    break
-                # A connection is put with the spare ones before it is no more being made.
-                going_on = {node for node in wanted if dialing[node]}
-                _take_spare(links, spare)
-                wanted = {node for node in going_on if links[node] is None}
-        finally:
-            del waiting[arrived]
-        _take_spare(links, spare)
-
-    def _is_due(self, node: int, now: float) -> bool:
-        return not self._dialing[node] and now >= self.nodes[node].retry_at
-
-    def _grace_of(self, nodes: set[int], left: float) -> float:
-        strange = any(not self.nodes[node].met and self.nodes[node].why is None for node in nodes)
-        return min(_FIRST_GRACE if strange else _GRACE, left / 2)
-
-    def _dial(self, node: int, until: float, spare: list[Link]) -> None:
-        """Begin a connection for one more caller, unless one is on its way that nobody awaits.
-
-        Else those who cannot wait for as long as a connection takes would begin ever more of them,
-        which slows down all. But one that hangs must not keep a new one from being tried.
-        """
-        now, begun = _now(), self._dialing[node]
-        recent = sum(now - at < _AFRESH for at in list(begun))
-        if recent < sum(node in nodes for nodes in list(self._waiting.values())):
-            begun.append(now)
-            waiting = self._waiting
-
-            def arrive(link: Link | StoreError) -> None:
-                # If the store was closed meanwhile, nobody has this list any more: that closes it.
-                if isinstance(link, Link):
-                    spare.append(link)
-                begun.remove(now)
-                for arrived in list(waiting):
-                    arrived.put(None)
-
-            self.connect_apart(node, max(until, now + _LONGEST), arrive)
-
-    def connect_apart(
-        self, node: int, until: float, arrive: Callable[[Link | StoreError], None]
-    ) -> None:
-        """Make a connection on a helper thread, which hands it over."""
-        work = partial(self._connect_apart, node, until, arrive)
-        try:
-            threading.Thread(target=work, name="incumbent-dial", daemon=True).start()
+            threading.Thread(target=run, args=(work,), name="incumbent-dial", daemon=True).start()
         except RuntimeError:
             # The interpreter is ending and starts no threads any more.
-            work()
-
-    def _connect_apart(
-        self, node: int, until: float, arrive: Callable[[Link | StoreError], None]
-    ) -> None:
-        made: Link | StoreError
-        try:
-            made = self.connect(node, until)
-        except StoreError as error:
-            made = error
-        except BaseException as error:  # noqa: BLE001 - nobody else would hear of it
-            made = StoreUnavailable(str(error))
-        if isinstance(made, StoreError):
-            self.nodes[node].failed(made)
-        arrive(made)
-
-    def connect(self, node: int, until: float) -> Link:
-        """A connection on which the node has told its facts. Raises StoreError."""
-        site = self.nodes[node].site
-        link = dial_as(Link, site, until)
-        self.links.add(link)
-        try:
-            reply: Welcome = run(carry_out(link, welcome(site), until))
-        except UNUSABLE as error:
-            link.close()
-            raise StoreUnavailable(f"{site.where} cannot be reached: {error}") from error
-        except BaseException:
-            link.close()
-            raise
-        now = _now()
-        link.epoch, link.born = reply.facts.epoch, reply.facts.born(now)
-        link.blank = reply.marker is None
-        self.nodes[node].welcomed(self.quorum, reply, now)
-        return link
+            run(work)
 
     def forget(self) -> None:
         """In a fork's child: give the descriptors back; the threads were the parent's."""
         self._begin_anew()
-        for link in list(self.links):
+        for link in list(self.made):
             link.close()
 
     def let_go(self) -> None:
@@ -239,17 +132,247 @@ class Dialer:
                 link.close()
 
 
-def _take_spare(links: list[Link | None], spare: list[list[Link]]) -> None:
-    for node, those in enumerate(spare):
-        while links[node] is None and those:
-            try:
-                link = those.pop()
-            except IndexError:
-                break
-            if link.is_stale(trust=False):
-                link.close()
-            else:
-                links[node] = link
+class SyncPanel(ConnectedPanel):
+    """See Panel. One connection to each node, for one operation at a time."""
+
+    connections: list[Link | None]
+
+    def __init__(self, dialer: LinkDialer) -> None:
+        super().__init__(dialer.quorum, dialer.nodes)
+        self._dialer = dialer
+        self.connections = [None] * len(dialer.nodes)
+        self.used = 0.0
+        self.whole = False
+        """All nodes are connected, and none owes a reply."""
+        self.oldest = 0.0
+        """The instant since which all their servers run."""
+
+    async def open(self, until: float) -> None:
+        now = _now()
+        self.whole = False
+        for node, link in enumerate(self.connections):
+            if link is not None and not self._is_usable(link, now):
+                self._drop(node)
+        if None in self.connections:
+            await self._dialer.fill(self.connections, until)
+        self.used = _now()
+        for node, link in enumerate(self.connections):
+            if link is not None:
+                link.used = self.used
+                self._pay(node, link)
+
+    def _is_usable(self, link: Link, now: float) -> bool:
+        if not link.lag:
+            return now - self.used < TRUSTED or not link.is_stale(trust=False)
+        if not link.is_stale(trust=False):
+            return now - link.lag_since < _LAG_MOST
+        try:
+            link.skip()
+        except _FAILURES as error:
+            return isinstance(error, Broken) and error.late and now - link.lag_since < _LAG_MOST
+        # The server may have closed it after its last reply.
+        return not link.is_stale(trust=False)
+
+    def _pay(self, node: int, link: Link) -> None:
+        """Tell it which votes were taken back while it could not be told."""
+        owed = self.nodes[node].take_owed()
+        if not owed:
+            return
+        # With the script, for nobody reads the replies: it may be one that was forgotten.
+        payload = b"".join(as_eval(self.quorum.dialect.revoke(*vote)) for vote in owed)
+        link.owed_undo += owed
+        try:
+            link.post(payload, _now() + 0.05)
+        except Broken:
+            self._drop(node)
+            return
+        link.fall_behind(len(owed))
+
+    async def rest(self, seconds: float) -> None:
+        time.sleep(seconds)  # noqa: ASYNC251 - the blocking side blocks
+
+    def owe(self, node: int, key: Key, claim: str, ballot: int) -> None:
+        link = self.connections[node]
+        if link is not None and link.lag:
+            link.owed_undo.append((key, claim, ballot))
+        else:
+            self.nodes[node].owes(key, claim, ballot)
+
+    async def ask(
+        self, steps: Sequence[Step | None], until: float, enough: Enough | None = None
+    ) -> list[Reply]:
+        self.used = _now()
+        return await super().ask(steps, until, enough)
+
+    # -- one round ----------------------------------------------------------------------------
+
+    def ask_identical(
+        self, request: bytes, wanted: bytes, until: float, enough: Enough
+    ) -> list[Reply] | None:
+        """One request to all nodes of a whole panel: None if all replied nothing but `wanted`.
+
+        Otherwise what `ask` would return.
+        """
+        # Written out, for a lease costs little more than these calls.
+        links: Any = self.connections
+        size, at = len(request), 0
+        try:
+            for link in links:
+                if (sent := link.push(request)) != size:
+                    return self._finish_slow(request, until, enough, at, sent, None)
+                at += 1
+        except OSError as error:
+            return self._finish_slow(request, until, enough, at, 0, error)
+        # From the last one on: where all share a core, the others have replied by then.
+        try:
+            for link in reversed(links):
+                at -= 1
+                if (data := link.pull(_LITTLE)) != wanted:
+                    return self._fall_back(request, wanted, until, enough, at, data)
+        except OSError as error:
+            return self._fall_back(request, wanted, until, enough, at, error)
+        return None
+
+    def _finish_slow(
+        self,
+        request: bytes,
+        until: float,
+        enough: Enough,
+        at: int,
+        sent: int,
+        error: OSError | None,
+    ) -> list[Reply]:
+        """Go on with `ask` where one node did not take all of the request at once."""
+        self.whole = False
+        step = Step(request, 1)
+        replies: list[Reply | None] = [None] * len(self.connections)
+        link: Any = self.connections[at]
+        try:
+            link.push_on(request, sent, error, until)
+        except Broken as broken:
+            replies[at] = self._broken(at, broken)
+        for node in range(at + 1, len(replies)):
+            replies[node] = self._write(node, step, until)
+        return run(self._read_all(replies, [step] * len(replies), until, enough))
+
+    def _fall_back(
+        self,
+        request: bytes,
+        wanted: bytes,
+        until: float,
+        enough: Enough,
+        at: int,
+        data: bytes | OSError,
+    ) -> list[Reply]:
+        """Go on with `ask` after the first node (from the last) that sent something else."""
+        self.whole = False
+        step = Step(request, 1)
+        steps: list[Step | None] = [step] * len(self.connections)
+        replies: list[Reply | None] = [None] * len(steps)
+        for node in range(at + 1, len(steps)):
+            replies[node] = [_parsed(wanted)]
+        late = -1
+        if isinstance(data, _NOT_YET):
+            late = at
+        elif isinstance(data, OSError) or not data:
+            why = str(data) if data else "the server closed the connection"
+            replies[at] = self._broken(at, Broken(why, sent=True))
+        else:
+            link: Any = self.connections[at]
+            link.took(data)
+            replies[at] = self._read(at, step, until)
+        return run(self._read_all(replies, steps, until, enough, late))
+
+    def _write(self, node: int, step: Step, until: float) -> Silent | None:
+        link: Any = self.connections[node]
+        if until <= link.used:
+            return NOT_ASKED
+        try:
+            link.post(step.payload, until)
+        except Broken as error:
+            return self._broken(node, error)
+        return None
+
+    async def _read_some(
+        self,
+        replies: list[Reply | None],
+        missing: Sequence[int],
+        steps: Sequence[Step | None],
+        by: float,
+        until: float,
+    ) -> bool:
+        while True:
+            left = by - _now()
+            for node in self._ready(missing, left):
+                replies[node] = self._read(node, steps[node], until)
+            if any(replies[node] is not None for node in missing):
+                return True
+            if left <= 0:
+                return False
+
+    def _read(self, node: int, step: Step | None, until: float) -> Reply | None:
+        link: Any = self.connections[node]
+        if step is None:
+            return NOT_ASKED
+        try:
+            reply: list[Any] | None = link.replies(step.answers)
+        except _FAILURES as error:
+            return self._broken(node, error)
+        return None if reply is None else self._replied(node, step, reply, until)
+
+    def _ready(self, nodes: Sequence[int], left: float) -> list[int]:
+        """Those of the nodes whose connection can be read."""
+        poll, by_fd = select.poll(), dict[int, int]()
+        for node in nodes:
+            link = self.connections[node]
+            if link is not None:
+                by_fd[link.fileno()] = node
+                poll.register(link.fileno(), select.POLLIN)
+        found = poll.poll(ceil(max(0.0, min(left, _POLL_AT_MOST)) * 1000))
+        if not found and left > _POLL_AT_MOST:
+            # TLS may have read more than it gave: after a while all are read anyway.
+            return list(nodes)
+        return [by_fd[fd] for fd, _ in found]
+
+    def _is_slow(self, node: int) -> bool:
+        link = self.connections[node]
+        return link is not None and link.lag > 0
+
+    def _leave(self, node: int, step: Step | None) -> None:
+        link = self.connections[node]
+        if link is not None and step is not None:
+            link.fall_behind(step.answers)
+
+    # -- after it -----------------------------------------------------------------------------
+
+    def _broken(self, node: int, error: Exception) -> Silent:
+        self._drop(node)
+        return self._failed(node, error)
+
+    def _drop(self, node: int) -> None:
+        link, self.connections[node] = self.connections[node], None
+        if link is not None:
+            link.close()
+            for vote in link.owed_undo:
+                self.nodes[node].owes(*vote)
+
+    def rested(self) -> None:
+        """The operation is over: look whether the next one can take the short way."""
+        self.whole = not any(link is None or link.lag for link in self.connections)
+        if self.whole:
+            self.oldest = max(link.born for link in self.connections if link is not None)
+
+    def close(self) -> None:
+        """Give the descriptors back; nothing is written."""
+        self.whole = False
+        for node in range(len(self.connections)):
+            self._drop(node)
+
+
+def _parsed(reply: bytes) -> Any:
+    reader = hiredis.Reader()
+    reader.feed(reply)
+    return reader.gets()
 
 
 class SyncSubscribers:
@@ -257,7 +380,7 @@ class SyncSubscribers:
 
     interruptible = False
 
-    def __init__(self, dialer: Dialer) -> None:
+    def __init__(self, dialer: LinkDialer) -> None:
         self._dialer = dialer
         self._links: list[Link | None] = [None] * len(dialer.nodes)
         self._arrived: SimpleQueue[tuple[int, Link | StoreError]] = SimpleQueue()
@@ -323,7 +446,7 @@ class SyncSubscribers:
         try:
             if link is not None:
                 link.fill()
-        except FAILURES as error:
+        except _FAILURES as error:
             return error
         return None
 

@@ -1,15 +1,15 @@
 """The nodes of a quorum: what operations share, how one asks all nodes, and the errors without a
 majority.
 
-An operation is a coroutine over a `Panel`: it asks all nodes, in rounds. `sync` and `aio` each have
-a panel over real connections, the simulator has one over simulated nodes.
+An operation is a coroutine over a `Panel`: it asks all nodes, in rounds. Each side has a panel over
+real connections (`connecting`), the simulator has one over simulated nodes.
 """
 
 from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from operator import eq
@@ -19,19 +19,11 @@ from incumbent.clock import now as _now
 from incumbent.durations import say_seconds
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.model import Key
-from incumbent.net.pool import Broken, Mismatch, exchange_error
+from incumbent.net.pool import Mismatch
 from incumbent.stores.quorum import ballots
 from incumbent.stores.quorum.ballots import Answer, BallotClock, No, Silent, Vote
-from incumbent.stores.quorum.dialect import (
-    LOADS,
-    MARKER,
-    RECORD_FORMAT,
-    QuorumDialect,
-    node_failure,
-)
-from incumbent.stores.redis.errors import answered_error
-from incumbent.stores.redis.resp import Step, as_eval, is_forgotten, pack
-from incumbent.stores.redis.server import Facts, greeting
+from incumbent.stores.quorum.dialect import MARKER, RECORD_FORMAT, QuorumDialect, node_failure
+from incumbent.stores.redis.resp import Step
 from incumbent.stores.redis.site import Site
 
 Reply: TypeAlias = "list[Any] | Silent"
@@ -40,8 +32,6 @@ Enough: TypeAlias = "Callable[[Sequence[Reply | None]], bool]"
 """Whether the replies that are there (None: not yet) suffice."""
 
 NOT_ASKED: Final = Silent(StoreUnavailable("it was not asked"), sent=False)
-_GLANCE: Final = 0.01
-"""Seconds for which the other nodes are waited for once the replies suffice."""
 _OWED_MAX: Final = 4096
 _REMEMBERED: Final = 4096
 _RETRY_MOST: Final = 0.5
@@ -141,6 +131,8 @@ class Node:
     retry_at: float = 0.0
     why: StoreError | None = None
     met: bool = False
+    blank: bool = False
+    """Whether it had no marker when the last connection was made."""
     owed: dict[tuple[Key, str], int] = field(default_factory=dict)
     """Votes to take back when it can be reached again."""
 
@@ -166,123 +158,12 @@ class Node:
         owed, self.owed = self.owed, {}
         return [(key, claim, ballot) for (key, claim), ballot in owed.items()]
 
-    def welcomed(self, quorum: Quorum, reply: Welcome, at: float) -> None:
-        """A connection was made, and this came on it at instant `at`."""
+    def welcomed(self, quorum: Quorum, unix_us: int, marker: bytes | None) -> None:
+        """A connection was made: the node told just now its time and its marker."""
         self.failures, self.retry_at, self.why, self.met = 0, 0.0, None, True
-        self.site.proved = True
-        quorum.clock.learn(self.index, reply.unix_us, at)
-        quorum.dialect.learn_marker(reply.marker)
-
-
-@dataclass(frozen=True, slots=True)
-class Welcome:
-    """What a node says when a connection is made: its facts, its time (unix us), and its marker."""
-
-    facts: Facts
-    unix_us: int
-    marker: bytes | None
-
-
-def welcome(site: Site) -> Generator[Step, list[Any], Welcome]:
-    """Look at a node and leave the scripts there. Raises StoreUnavailable for an unfit one."""
-    facts = yield from greeting(site.where, allow_eviction=site.allow_eviction, proved=site.proved)
-    step = Step(b"".join((*LOADS, pack("TIME"), pack("GET", MARKER))), len(LOADS) + 2)
-    *_, time, marker = yield step
-    for reply in (time, marker):
-        if isinstance(reply, Exception):
-            raise answered_error(str(reply), site.where, proved=site.proved)
-    return Welcome(facts, int(time[0]) * 1_000_000 + int(time[1]), marker)
-
-
-class ConnectedPanel(Panel):
-    """Asking all nodes over real connections: written once for both sides.
-
-    A step is written to all nodes first. Then the replies are read as they come.
-    """
-
-    connections: Sequence[Any | None]
-
-    def __init__(self, quorum: Quorum, nodes: Sequence[Node]) -> None:
-        self.quorum, self.nodes = quorum, nodes
-
-    @abstractmethod
-    def _write(self, node: int, step: Step, until: float) -> Silent | None:
-        """Write a step to a node that is connected; why not, if that failed."""
-
-    @abstractmethod
-    async def _read_some(
-        self,
-        replies: list[Reply | None],
-        missing: Sequence[int],
-        steps: Sequence[Step | None],
-        by: float,
-        until: float,
-    ) -> bool:
-        """Wait for replies that are missing, and put them in; False if none came by `by`."""
-
-    @abstractmethod
-    def _is_slow(self, node: int) -> bool:
-        """Whether nobody waited for its last reply, which has not come yet."""
-
-    @abstractmethod
-    def _leave(self, node: int, step: Step | None) -> None:
-        """Nobody waits for this reply any more."""
-
-    @property
-    def born(self) -> list[float | None]:
-        return [None if each is None else each.born for each in self.connections]
-
-    async def ask(
-        self, steps: Sequence[Step | None], until: float, enough: Enough | None = None
-    ) -> list[Reply]:
-        return await self._read_all(self._write_all(steps, until), steps, until, enough)
-
-    def _write_all(self, steps: Sequence[Step | None], until: float) -> list[Reply | None]:
-        replies: list[Reply | None] = []
-        for node, step in enumerate(steps):
-            if self.connections[node] is None:
-                replies.append(self.nodes[node].silent())
-            else:
-                replies.append(NOT_ASKED if step is None else self._write(node, step, until))
-        return replies
-
-    async def _read_all(
-        self,
-        replies: list[Reply | None],
-        steps: Sequence[Step | None],
-        until: float,
-        enough: Enough | None,
-        late: int = -1,
-    ) -> list[Reply]:
-        """`late`: a node that has had its glance already."""
-        by = until
-        while None in replies:
-            missing = [node for node, reply in enumerate(replies) if reply is None]
-            if enough is not None and len(missing) < len(replies) and enough(replies):
-                if all(node == late or self._is_slow(node) for node in missing):
-                    break
-                by = min(until, _now() + _GLANCE) if by == until else by
-            if not await self._read_some(replies, missing, steps, by, until):
-                break
-        return [
-            self._late(node, steps[node]) if reply is None else reply
-            for node, reply in enumerate(replies)
-        ]
-
-    def _late(self, node: int, step: Step | None) -> Silent:
-        self._leave(node, step)
-        return self._failed(node, Broken("no answer in time", sent=True))
-
-    def _failed(self, node: int, error: Exception) -> Silent:
-        """The connection brought no reply."""
-        sent = not isinstance(error, Broken) or error.sent
-        return Silent(exchange_error(error, self.nodes[node].site.where), sent=sent)
-
-    def _replied(self, node: int, step: Step, reply: list[Any], until: float) -> Reply | None:
-        """The reply; or None after the step was sent again with the script that was forgotten."""
-        if step.answers != 1 or not is_forgotten(reply[0]):
-            return reply
-        return self._write(node, Step(as_eval(step.payload), 1), until)
+        self.site.proved, self.blank = True, marker is None
+        quorum.clock.learn(self.index, unix_us, _now())
+        quorum.dialect.learn_marker(marker)
 
 
 # -- what the replies come to ------------------------------------------------------------------

@@ -26,11 +26,10 @@ from incumbent.model import (
 from incumbent.stores import base
 from incumbent.stores.plan import Kind, Plan, Planned, Program
 from incumbent.stores.quorum.changes import put_field
-from incumbent.stores.quorum.give import Parting, give
 from incumbent.stores.quorum.nodes import Panel, Quorum
 from incumbent.stores.quorum.read import is_unchanged, read, scan
 from incumbent.stores.quorum.renew import renew
-from incumbent.stores.quorum.take import take
+from incumbent.stores.quorum.take import Parting, give, take
 from incumbent.stores.quorum.waiting import Host, SubscriptionHub
 
 T = TypeVar("T")

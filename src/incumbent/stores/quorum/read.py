@@ -17,7 +17,7 @@ from incumbent.errors import StoreError, StoreUnavailable
 from incumbent.model import Candidate, Field, Holding, Key, Past, Record
 from incumbent.stores.notices import RESIGN
 from incumbent.stores.quorum.ballots import Answer, Silent, majority_of
-from incumbent.stores.quorum.changes import FORGOTTEN, NEVER, settle
+from incumbent.stores.quorum.changes import FORGOTTEN, NEVER, settle, slots_of
 from incumbent.stores.quorum.dialect import FIELDS, mark_of_value, newest_state
 from incumbent.stores.quorum.nodes import (
     NOT_ASKED,
@@ -28,7 +28,6 @@ from incumbent.stores.quorum.nodes import (
     no_majority,
     silent_of,
 )
-from incumbent.stores.quorum.slots import slots_of
 from incumbent.stores.redis.records import pairs, record_of
 from incumbent.stores.redis.resp import Step, pack
 
@@ -189,7 +188,7 @@ class _View:
 
 
 def pasts_of(floor: bytes | None, past: bytes | None) -> list[Past]:
-    """One node's holdings, oldest first; the last few are kept with the floor: see floor.lua."""
+    """One node's holdings, oldest first; the last few are kept with the floor: see node.lua."""
     found = {}
     for line in (b"%b\n%b" % (past or b"", (floor or b"")[_LAST:])).split(b"\n"):
         token, _, rest = line.partition(b" ")

@@ -34,7 +34,7 @@ async def renew(panel: Panel, renewals: Sequence[Renewal], until: float) -> list
 class _Round:
     """One request for each node, and what its replies come to.
 
-    `words`: of each node what it says of each lease (see renew.lua); None if nothing usable.
+    `words`: of each node what it says of each lease (see node.lua); None if nothing usable.
     """
 
     def __init__(self, panel: Panel, batch: Sequence[Renewal], until: float) -> None:

@@ -60,15 +60,20 @@ def milliseconds(seconds: float) -> int:
 
 
 _FOLDER: Final = os.path.dirname(__file__)  # noqa: PTH120
-_INCLUDE: Final = re.compile(rb"^-- INCLUDE (\w+)$", re.MULTILINE)
+_INCLUDE: Final = re.compile(rb"^-- INCLUDE ([\w:]+)$", re.MULTILINE)
 _COMMENT: Final = re.compile(rb"^ *--.*$", re.MULTILINE)
 _FIELD: Final = re.compile(rb"\bFIELD\.(\w+)")
 
 
 def _read(folder: Folder, name: str) -> bytes:
+    """A file; or of `file:part` what follows the line `-- PART part`, up to the next part."""
+    path, _, part = name.partition(":")
     # Not by pathlib, which costs start-up time.
-    with open(f"{folder}/{name}.lua", "rb") as file:  # noqa: PTH123
-        return _INCLUDE.sub(lambda found: _read(folder, found[1].decode()), file.read())
+    with open(f"{folder}/{path}.lua", "rb") as file:  # noqa: PTH123
+        text = file.read()
+    if part:
+        text = text.partition(b"-- PART %b\n" % part.encode())[2].partition(b"\n-- PART ")[0]
+    return _INCLUDE.sub(lambda found: _read(folder, found[1].decode()), text)
 
 
 _texts: Final[dict[bytes, bytes]] = {}

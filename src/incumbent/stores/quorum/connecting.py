@@ -1,0 +1,297 @@
+"""Real connections to the nodes: making them, and asking all nodes by them. Both sides have this in
+common.
+
+Connections are made beside what goes on, on threads or in tasks, so that no node delays another.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Final, Generic, TypeVar
+from weakref import WeakSet
+
+from incumbent.clock import now as _now
+from incumbent.errors import StoreError, StoreUnavailable
+from incumbent.net.pool import Broken, exchange_error
+from incumbent.net.readers import Wakeup
+from incumbent.stores.quorum.ballots import Silent
+from incumbent.stores.quorum.dialect import LOADS, MARKER
+from incumbent.stores.quorum.nodes import NOT_ASKED, Enough, Node, Panel, Quorum, Reply
+from incumbent.stores.redis.errors import answered_error
+from incumbent.stores.redis.exchange import UNUSABLE, AnyWire, carry_out
+from incumbent.stores.redis.resp import Program, Step, as_eval, is_forgotten, pack
+from incumbent.stores.redis.server import Facts, greeting
+from incumbent.stores.redis.site import Site
+
+W = TypeVar("W", bound=AnyWire)
+
+_GRACE: Final = 0.03
+"""Seconds for which a majority waits for a node that is being connected."""
+_FIRST_GRACE: Final = 0.5
+"""The same for a node that this process has not met yet; at most half of the time there is."""
+LONGEST: Final = 2.0
+"""Seconds that a connection may take, also if its caller has less time."""
+_AFRESH: Final = 0.5
+"""Seconds after which another connection is begun beside one that nobody waits for."""
+_GLANCE: Final = 0.01
+"""Seconds for which the other nodes are waited for once the replies suffice."""
+
+
+class Dialer(ABC, Generic[W]):
+    """Makes connections for panels, and keeps those that came too late for the panel.
+
+    No lock: lists and dictionaries change in atomic steps.
+    """
+
+    shared: bool
+    """Whether all callers use one connection to each node."""
+
+    def __init__(self, quorum: Quorum, nodes: Sequence[Node]) -> None:
+        self.quorum, self.nodes = quorum, nodes
+        self.made: WeakSet[W] = WeakSet()
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self.spare: list[list[W]] = [[] for _ in self.nodes]
+        self._dialing: list[list[float]] = [[] for _ in self.nodes]
+        """Of each node, when the connections were begun that are being made."""
+        self._waiting: dict[Wakeup, set[int]] = {}
+        """The callers that wait, and for which nodes; woken when a connection is made or failed."""
+
+    @abstractmethod
+    def new_wakeup(self) -> Wakeup:
+        """One that nobody has woken yet."""
+
+    @abstractmethod
+    async def _dial(self, site: Site, until: float) -> W:
+        """A connection that is logged in. Raises StoreUnavailable."""
+
+    @abstractmethod
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Carry it out beside what goes on."""
+
+    async def fill(self, links: list[W | None], until: float) -> None:
+        """Put connections in the empty places, as far as that goes by `until`."""
+        spare, need = self.spare, self.quorum.need
+        _take_spare(links, spare)
+        now, wakeup = _now(), self.new_wakeup()
+        short = len(links) - links.count(None) < need
+        wanted = {
+            node
+            for node, link in enumerate(links)
+            if link is None and (short or self._is_due(node, now))
+        }
+        waiting, dialing = self._waiting, self._dialing
+        waiting[wakeup] = wanted
+        try:
+            for node in wanted:
+                self._begin(node, until, spare[node])
+            while wanted:
+                present = len(links) - links.count(None)
+                by = until if present < need else now + self._grace_of(wanted, until - now)
+                if _now() >= by or waiting is not self._waiting:
+                    break
+                await wakeup.wait(by)
+                # A connection is put with the spare ones before it is no more being made.
+                going_on = {node for node in wanted if dialing[node]}
+                _take_spare(links, spare)
+                wanted = {node for node in going_on if links[node] is None}
+        finally:
+            del waiting[wakeup]
+        _take_spare(links, spare)
+
+    def _is_due(self, node: int, now: float) -> bool:
+        """Whether it is worth waiting for one that the caller can do without."""
+        if self._dialing[node]:
+            return self.shared and self.nodes[node].why is None
+        return now >= self.nodes[node].retry_at
+
+    def _grace_of(self, nodes: set[int], left: float) -> float:
+        strange = any(not self.nodes[node].met and self.nodes[node].why is None for node in nodes)
+        return min(_FIRST_GRACE if strange else _GRACE, left / 2)
+
+    def _begin(self, node: int, until: float, spare: list[W]) -> None:
+        """Begin a connection for one more caller, unless one is on its way that nobody awaits.
+
+        Else those who cannot wait for as long as a connection takes would begin ever more of them,
+        which slows down all. But one that hangs must not keep a new one from being tried.
+        """
+        now, begun, waiting = _now(), self._dialing[node], self._waiting
+        recent = sum(now - at < _AFRESH for at in list(begun))
+        awaited = sum(node in nodes for nodes in list(waiting.values()))
+        if recent >= (min(awaited, 1) if self.shared else awaited):
+            return
+        begun.append(now)
+
+        def arrive(link: W | StoreError) -> None:
+            # If the store was closed meanwhile, nobody has this list any more: that closes it.
+            if not isinstance(link, StoreError):
+                spare.append(link)
+            begun.remove(now)
+            for wakeup in list(waiting):
+                wakeup.wake()
+
+        self.connect_apart(node, max(until, now + LONGEST), arrive)
+
+    def connect_apart(
+        self, node: int, until: float, arrive: Callable[[W | StoreError], None]
+    ) -> None:
+        """Make a connection beside what goes on, and hand it over."""
+        self._start(self._connect_apart(node, until, arrive))
+
+    async def _connect_apart(
+        self, node: int, until: float, arrive: Callable[[W | StoreError], None]
+    ) -> None:
+        made: W | StoreError
+        try:
+            made = await self.connect(node, until)
+        except StoreError as error:
+            made = error
+        except Exception as error:  # noqa: BLE001 - nobody else would hear of it
+            made = StoreUnavailable(str(error))
+        except BaseException as error:
+            arrive(StoreUnavailable(str(error)))
+            raise
+        if isinstance(made, StoreError):
+            self.nodes[node].failed(made)
+        arrive(made)
+
+    async def connect(self, node: int, until: float) -> W:
+        """A connection on which the node has told its facts. Raises StoreError."""
+        site = self.nodes[node].site
+        link = await self._dial(site, until)
+        self.made.add(link)
+        try:
+            facts, unix_us, marker = await carry_out(link, _welcome(site), until)
+        except UNUSABLE as error:
+            link.close()
+            raise StoreUnavailable(f"{site.where} cannot be reached: {error}") from error
+        except BaseException:
+            link.close()
+            raise
+        link.born = facts.born(_now())
+        self.nodes[node].welcomed(self.quorum, unix_us, marker)
+        return link
+
+
+def _take_spare(links: list[W | None], spare: list[list[W]]) -> None:
+    for node, those in enumerate(spare):
+        while links[node] is None and those:
+            try:
+                link = those.pop()
+            except IndexError:
+                break
+            if link.is_stale(trust=False):
+                link.close()
+            else:
+                links[node] = link
+
+
+def _welcome(site: Site) -> Program[tuple[Facts, int, bytes | None]]:
+    """Look at a node and leave the scripts there. Raises StoreUnavailable for an unfit one.
+
+    Returns its facts, its time (unix us), and its marker.
+    """
+    facts = yield from greeting(site.where, allow_eviction=site.allow_eviction, proved=site.proved)
+    step = Step(b"".join((*LOADS, pack("TIME"), pack("GET", MARKER))), len(LOADS) + 2)
+    *_, time, marker = yield step
+    for reply in (time, marker):
+        if isinstance(reply, Exception):
+            raise answered_error(str(reply), site.where, proved=site.proved)
+    return facts, int(time[0]) * 1_000_000 + int(time[1]), marker
+
+
+class ConnectedPanel(Panel):
+    """Asking all nodes over real connections: written once for both sides.
+
+    A step is written to all nodes first. Then the replies are read as they come.
+    """
+
+    connections: Sequence[Any | None]
+
+    def __init__(self, quorum: Quorum, nodes: Sequence[Node]) -> None:
+        self.quorum, self.nodes = quorum, nodes
+
+    @property
+    def born(self) -> list[float | None]:
+        return [None if each is None else each.born for each in self.connections]
+
+    @property
+    def blank(self) -> bool:
+        return None not in self.connections and all(node.blank for node in self.nodes)
+
+    @abstractmethod
+    def _write(self, node: int, step: Step, until: float) -> Silent | None:
+        """Write a step to a node that is connected; why not, if that failed."""
+
+    @abstractmethod
+    async def _read_some(
+        self,
+        replies: list[Reply | None],
+        missing: Sequence[int],
+        steps: Sequence[Step | None],
+        by: float,
+        until: float,
+    ) -> bool:
+        """Wait for replies that are missing, and put them in; False if none came by `by`."""
+
+    @abstractmethod
+    def _is_slow(self, node: int) -> bool:
+        """Whether nobody waited for its last reply, which has not come yet."""
+
+    @abstractmethod
+    def _leave(self, node: int, step: Step | None) -> None:
+        """Nobody waits for this reply any more."""
+
+    async def ask(
+        self, steps: Sequence[Step | None], until: float, enough: Enough | None = None
+    ) -> list[Reply]:
+        return await self._read_all(self._write_all(steps, until), steps, until, enough)
+
+    def _write_all(self, steps: Sequence[Step | None], until: float) -> list[Reply | None]:
+        replies: list[Reply | None] = []
+        for node, step in enumerate(steps):
+            if self.connections[node] is None:
+                replies.append(self.nodes[node].silent())
+            else:
+                replies.append(NOT_ASKED if step is None else self._write(node, step, until))
+        return replies
+
+    async def _read_all(
+        self,
+        replies: list[Reply | None],
+        steps: Sequence[Step | None],
+        until: float,
+        enough: Enough | None,
+        late: int = -1,
+    ) -> list[Reply]:
+        """`late`: a node that has had its glance already."""
+        by = until
+        while None in replies:
+            missing = [node for node, reply in enumerate(replies) if reply is None]
+            if enough is not None and len(missing) < len(replies) and enough(replies):
+                if all(node == late or self._is_slow(node) for node in missing):
+                    break
+                by = min(until, _now() + _GLANCE) if by == until else by
+            if not await self._read_some(replies, missing, steps, by, until):
+                break
+        return [
+            self._late(node, steps[node]) if reply is None else reply
+            for node, reply in enumerate(replies)
+        ]
+
+    def _late(self, node: int, step: Step | None) -> Silent:
+        self._leave(node, step)
+        return self._failed(node, Broken("no answer in time", sent=True))
+
+    def _failed(self, node: int, error: Exception) -> Silent:
+        """The connection brought no reply."""
+        sent = not isinstance(error, Broken) or error.sent
+        return Silent(exchange_error(error, self.nodes[node].site.where), sent=sent)
+
+    def _replied(self, node: int, step: Step, reply: list[Any], until: float) -> Reply | None:
+        """The reply; or None after the step was sent again with the script that was forgotten."""
+        if step.answers != 1 or not is_forgotten(reply[0]):
+            return reply
+        return self._write(node, Step(as_eval(step.payload), 1), until)
