@@ -13,7 +13,7 @@ from incumbent.stores.etcd import open_etcd, renewing
 from incumbent.stores.etcd.incarnation import Incarnation, NotedTtl
 from incumbent.stores.etcd.kv import Steps
 from incumbent.stores.etcd.sessions import ClaimState, RenewalGroup, Session, Sessions
-from incumbent.stores.etcd.site import Endpoints, share
+from incumbent.stores.etcd.site import Site, parse_etcd_url, share
 from incumbent.stores.table import HISTORY_KEPT
 from incumbent.stores.url import Endpoint
 
@@ -215,14 +215,15 @@ def test_a_long_ttl_that_is_noted_beside_another_marker_is_not_noted() -> None:
 
 def test_who_failed_is_asked_last_and_who_answered_is_kept() -> None:
     a, b, c = (Endpoint(name, 2379) for name in "abc")
-    endpoints = Endpoints((a, b, c))
-    endpoints.failed(a, 10.0)
-    assert endpoints.best(10.0) is b
-    endpoints.answered(b)
-    assert endpoints.best(100.0) is b
-    for index, endpoint in enumerate((b, c)):
-        endpoints.failed(endpoint, 100.0 + index)
-    assert endpoints.best(101.0) is a
+    site = Site(parse_etcd_url("etcd://a,b,c"))
+    site.avoid(a)
+    assert site.members == (b, c, a)
+    site.prefer(b)
+    assert site.members == (b, c, a)
+    site.avoid(b)
+    assert site.members == (c, a, b)
+    site.prefer(a)
+    assert site.members == (a, c, b)
 
 
 def test_a_frozen_member_leaves_time_for_the_others() -> None:

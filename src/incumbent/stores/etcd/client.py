@@ -94,7 +94,7 @@ class Client(TakesTurns[None], Generic[W]):
         self.cluster = dialect.cluster
         self.turns = dialect.cluster.turns
         self.site = dialect.cluster.site
-        self.pools: dict[Endpoint, Pool[W]] = {each: Pool() for each in self.site.endpoints.all}
+        self.pools: dict[Endpoint, Pool[W]] = {each: Pool() for each in self.site.members}
         self.streams: set[W] = set()
 
     @abstractmethod
@@ -144,12 +144,11 @@ class Client(TakesTurns[None], Generic[W]):
 
         Raises StoreUnavailable, OutcomeUnknown, LeaseMissing, or LeaseExists.
         """
-        endpoints = self.site.endpoints
-        several = len(endpoints.all) > 1
-        trail = _Trail(endpoints.tries, request.repeatable)
+        site, several = self.site, len(self.site.members) > 1
+        trail = _Trail(site.tries, request.repeatable)
         while trail.rest > 0 and (now := _now()) < until:
             trail.rest -= 1
-            endpoint = endpoints.best(now)
+            endpoint = site.members[0]
             limit = share(now, until, trail.rest) if several else until
             try:
                 reply: Reply = await self._try(endpoint, request, limit, until)
@@ -158,13 +157,13 @@ class Client(TakesTurns[None], Generic[W]):
             except (ErrorReply, Broken, Garbled, StoreUnavailable) as error:
                 self._went_wrong(trail, endpoint, error)
             else:
-                endpoints.answered(endpoint)
-                self.site.proved = True
+                site.prefer(endpoint)
+                site.proved = True
                 reply[REPEATED] = trail.doubt
                 return reply
         try:
             failure = trail.failure or Broken("no time is left", sent=False)
-            raise self.site.failed(failure, doubt=trail.doubt) from failure
+            raise site.failed(failure, doubt=trail.doubt) from failure
         finally:
             # An error that its own frame holds would keep the connections until a collection.
             del trail, failure
@@ -196,7 +195,7 @@ class Client(TakesTurns[None], Generic[W]):
             trail.doubt = trail.doubt or not isinstance(error, Broken) or error.sent
         if trail.doubt and not trail.repeatable:
             trail.rest = 0
-        self.site.endpoints.failed(endpoint, _now())
+        self.site.avoid(endpoint)
 
     # -- one exchange -------------------------------------------------------------------------
 
@@ -366,7 +365,7 @@ class Client(TakesTurns[None], Generic[W]):
                     if isinstance(error, StoreUnavailable) and error.permanent:
                         raise
                     failures += 1
-                    if _now() < until and failures > self.site.endpoints.tries:
+                    if _now() < until and failures > self.site.tries:
                         where = self.site.where
                         raise StoreUnavailable(f"{where}: no watch: {error}") from error
         except StoreError:
@@ -376,7 +375,7 @@ class Client(TakesTurns[None], Generic[W]):
 
     async def _watch(self, watch: Request, listen: Listen, until: float) -> bool:
         """What `listen` says of the stream, or True if the time is over."""
-        site, endpoint = self.site, self.site.endpoints.best(_now())
+        site, endpoint = self.site, self.site.members[0]
         wire: W | None = None
         try:
             wire = await self._connect(endpoint, until)
@@ -390,7 +389,7 @@ class Client(TakesTurns[None], Generic[W]):
             if isinstance(error, Broken) and (error.late or wire not in self.streams):
                 # The time is over, or the store was closed.
                 return True
-            site.endpoints.failed(endpoint, _now())
+            site.avoid(endpoint)
             if isinstance(error, ErrorReply):
                 site.drop_stale_token(error)
                 raise site.failed(error, doubt=False) from error

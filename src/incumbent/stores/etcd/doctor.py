@@ -25,7 +25,7 @@ async def diagnose(client: Client[Any], ttl: float, until: float) -> list[Findin
     """All findings; whatever fails is one of them."""
     findings: list[Finding] = []
     well, seen = [], dict[str, str]()
-    for endpoint in client.site.endpoints.all:
+    for endpoint in client.site.options.endpoints:
         here = await _caught(_member(client, endpoint, until, seen), f"{endpoint}")
         findings += here
         if all(level != "error" for level, _, _ in here):
@@ -101,7 +101,7 @@ async def _members(
     client: Client[Any], endpoint: Endpoint, _ttl: float, until: float
 ) -> list[Finding]:
     reply = await client.answer(Request("/v3/cluster/member/list", endpoint=endpoint), until)
-    count, named = len(reply.get("members", ())), len(client.site.endpoints.all)
+    count, named = len(reply.get("members", ())), len(client.site.members)
     what = f"the cluster has {count} member{'s' if count > 1 else ''}"
     if count < 3:
         findings = [("warning", f"{what}: none may fail", "three members survive one")]

@@ -244,7 +244,7 @@ class Cluster:
         for _ in range(3):
             found = yield from self.read_marker()
             fields = self._fields(found) if found else {}
-            endpoint = self.site.endpoints.best(_now())
+            endpoint = self.site.members[0]
             wall, uptime = yield from self._ages(endpoint)
             if found or self.disowned >= 0:
                 # Where there was one before, nobody knows when it ended: servers may have run long

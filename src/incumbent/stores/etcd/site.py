@@ -24,8 +24,6 @@ from incumbent.stores.url import (
 )
 
 _PREFIX: Final = re.compile(r"(/[A-Za-z0-9._:@-]+)+", re.ASCII)
-_SHUN: Final = 5.0
-"""Seconds for which a member that failed is asked last."""
 _CAUSES_MAX: Final = 10
 _NO_COMMON_NAME: Final = (
     "; etcd's gateway takes no user from a client certificate, and refuses one with a common"
@@ -196,45 +194,7 @@ def is_refusal_of_certificate(text: str) -> bool:
     return "ALERT" in upper and ("CERTIFICATE" in upper or "UNKNOWN_CA" in upper)
 
 
-# -- the members ----------------------------------------------------------------------------------
-
-
-class Endpoints:
-    """The members in the order in which they are asked: the one that answered last, until it fails.
-
-    Every change is one assignment.
-    """
-
-    def __init__(self, endpoints: tuple[Endpoint, ...]) -> None:
-        self.all = endpoints
-        self._present = endpoints[0]
-        self._shunned: dict[Endpoint, float] = {}
-
-    @property
-    def tries(self) -> int:
-        """How often a request is tried: each member once, a lone one twice (a dead connection)."""
-        return max(2, len(self.all))
-
-    def best(self, now: float) -> Endpoint:
-        """The member to ask now: the one that answered last, or failed longest ago."""
-        if not self._shunned or self._shunned.get(self._present, 0.0) <= now:
-            return self._present
-        return self._least_shunned()
-
-    def failed(self, endpoint: Endpoint, now: float) -> None:
-        """It gave no answer, or answered that it cannot."""
-        self._shunned[endpoint] = now + _SHUN
-        if endpoint is self._present:
-            self._present = self._least_shunned()
-
-    def _least_shunned(self) -> Endpoint:
-        return min(self.all, key=lambda endpoint: self._shunned.get(endpoint, 0.0))
-
-    def answered(self, endpoint: Endpoint) -> None:
-        """It is well."""
-        if self._shunned:
-            self._shunned.pop(endpoint, None)
-        self._present = endpoint
+# -- the cluster ----------------------------------------------------------------------------------
 
 
 def share(now: float, until: float, others: int) -> float:
@@ -245,6 +205,7 @@ def share(now: float, until: float, others: int) -> float:
 class Site:
     """One configured cluster.
 
+    `members`: in the order in which they are asked, each change of which is one assignment;
     `token`: of the present log-in; `proved`: it has served this process before, so that what is
     wrong now may pass.
     """
@@ -252,13 +213,27 @@ class Site:
     def __init__(self, options: EtcdOptions) -> None:
         self.options = options
         self.where = options.shown
-        self.endpoints = Endpoints(options.endpoints)
+        self.members = options.endpoints
         self.restart_wait = options.restart_wait
         self.tls = _context(options) if options.tls else None
         self.token = ""
         self.proved = False
         self._unknown: set[str] = set()
         """Members whose host does not exist."""
+
+    @property
+    def tries(self) -> int:
+        """How often a request is tried: each member once, a lone one twice (a dead connection)."""
+        return max(2, len(self.members))
+
+    def prefer(self, member: Endpoint) -> None:
+        """It answered: ask it first from now on."""
+        if self.members[0] is not member:
+            self.members = (member, *(each for each in self.members if each != member))
+
+    def avoid(self, member: Endpoint) -> None:
+        """It gave no answer, or answered that it cannot: ask it last from now on."""
+        self.members = (*(each for each in self.members if each != member), member)
 
     def drop_stale_token(self, error: ErrorReply) -> bool:
         """Whether the log-in is what has to be repeated: nothing was carried out."""
@@ -323,7 +298,7 @@ class Site:
         elif is_unknown(error):
             self._unknown.add(where)
             # Of several, one will do.
-            final = len(self._unknown) >= len(set(self.endpoints.all))
+            final = len(self._unknown) >= len(set(self.members))
             text = "there is no such host"
         text = f"{where} cannot be reached: {text}"
         return StoreUnavailable(text, permanent=final and not self.proved)
