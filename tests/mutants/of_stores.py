@@ -134,14 +134,14 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     _lua(
         "redis: a look beside a take says that the server is a master as before",
-        "stores/redis/take_looking.lua",
+        "stores/redis/take.lua",
         "try('INFO', 'replication')",
         "'role:master'",
         "tests/stores/redis/test_incarnation.py::test_an_idle_connection_notices_a_switchover_that_left_the_marker_as_it_was",
     ),
     _d(
         "redis: a record of another version is read as a foreign client's",
-        "stores/redis/reading.py",
+        "stores/redis/dialect.py",
         'check_format(raw or b"", commands.where, names.main)',
         "pass",
         "tests/stores/redis/test_records.py::test_a_record_of_another_version_is_read_by_nobody_and_left_alone",

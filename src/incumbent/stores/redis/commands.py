@@ -32,8 +32,7 @@ class Commands:
         self.naming = naming
         self.where = where
         self._takes: dict[tuple[Key, int], _Take] = {}
-        self._gives: dict[Key, tuple[bytes, bytes]] = {}
-        self._shares: dict[Key, tuple[bytes, bytes]] = {}
+        self._gives: dict[tuple[Key, bool], tuple[bytes, bytes]] = {}
         self.inbox = new_inbox()
 
     def move(self) -> None:
@@ -87,7 +86,7 @@ class Commands:
         script = SCRIPTS["take"]
         if marker:
             keys.append(marker)
-            script = SCRIPTS["take_looking"]
+            script = SCRIPTS["take:looking"]
         rest = pack(*arguments).partition(b"\r\n")[2]
         prepared = _Take(ask, sign, script.open_call(keys, len(arguments) + 2), rest)
         if not marker:
@@ -135,41 +134,35 @@ class Commands:
         slot: str | None = None,
         shared: bool = False,
     ) -> bytes:
-        """The request of a give."""
+        """The request of a give. A lease that is shared is not closed."""
         if shared:
-            return self._give_share(key, claim, token)
+            slot, closed_for, reserve_for = None, 0.0, None
         if not token or slot is not None or closed_for > 0:
             closed = milliseconds(closed_for) if closed_for > 0 else 0
             more = (quoted(reserve_for),) if reserve_for else ()
-            return self._give(key, claim, token, slot, closed, *more)
-        kept = self._gives.get(key)
-        if kept is None:
-            names = self.naming.of(key)
-            head = SCRIPTS["give"].open_call((names.main, names.companion, names.line), 2)
-            if len(self._gives) >= _CACHED:
-                self._gives.clear()
-            kept = self._gives[key] = (head, pack(names.channel).partition(b"\r\n")[2])
-        held = b"incumbent2 %b %d " % (claim.encode(), token)
-        return b"%b$%d\r\n%b\r\n%b" % (kept[0], len(held), held, kept[1])
-
-    def _give_share(self, key: Key, claim: str, token: int | None) -> bytes:
-        if not token:
-            return self._give(key, claim, token, None, 0, shared=True)
-        kept = self._shares.get(key)
-        if kept is None:
-            names = self.naming.of(key)
-            keys = (names.main, names.companion, names.line, names.sharers)
-            head = SCRIPTS["give"].open_call(keys, 7)
-            if len(self._shares) >= _CACHED:
-                self._shares.clear()
-            rest = pack(names.channel, 0).partition(b"\r\n")[2]
-            kept = self._shares[key] = (head, rest)
+            return self._give(key, claim, token, slot, closed, *more, shared=shared)
+        kept = self._gives.get((key, shared)) or self._prepare_give(key, shared)
         secret = claim.encode()
         held = b"incumbent2 %b %d " % (secret, token)
-        return b"%b$%d\r\n%b\r\n%b$%d\r\nincumbent2 %b \r\n%b" % (
-            *(kept[0], len(held), held, kept[1], 12 + len(secret), secret),
-            _SHARED,
-        )
+        request = b"%b$%d\r\n%b\r\n%b" % (kept[0], len(held), held, kept[1])
+        if not shared:
+            return request
+        return b"%b$%d\r\nincumbent2 %b \r\n%b" % (request, 12 + len(secret), secret, _SHARED)
+
+    def _prepare_give(self, key: Key, shared: bool) -> tuple[bytes, bytes]:
+        """What comes before the words of the claim, and after the first of them."""
+        names = self.naming.of(key)
+        keys = [names.main, names.companion, names.line]
+        after: tuple[Part, ...] = (names.channel,)
+        if shared:
+            keys.append(names.sharers)
+            after = (names.channel, 0)
+        if len(self._gives) >= _CACHED:
+            self._gives.clear()
+        head = SCRIPTS["give"].open_call(keys, 7 if shared else 2)
+        kept = head, pack(*after).partition(b"\r\n")[2]
+        self._gives[key, shared] = kept
+        return kept
 
     def undo(self, key: Key, grant: Granted, ask: Ask) -> bytes:
         """The request that gives a grant back which is not believed, and may be asked for again.

@@ -24,6 +24,7 @@ from incumbent.model import (
     GiveOutcome,
     Granted,
     Guard,
+    Holding,
     Key,
     PutOutcome,
     Record,
@@ -40,14 +41,33 @@ from incumbent.stores.findings import wait_after_restart
 from incumbent.stores.plan import Plan
 from incumbent.stores.redis.commands import Commands, held_by
 from incumbent.stores.redis.errors import Outdated, TooLate, restart_error
-from incumbent.stores.redis.incarnation import LOOK_EVERY, Acquaintance, Met, meet
-from incumbent.stores.redis.reading import is_unchanged, read_record, scan_records, server_time
-from incumbent.stores.redis.records import FIELDS
+from incumbent.stores.redis.incarnation import LOOK_EVERY, Acquaintance, Met, check_format, meet
+from incumbent.stores.redis.records import (
+    FIELDS,
+    history_of,
+    is_shared,
+    mark_of,
+    pairs,
+    record_of,
+    sharing_of,
+    slots_named,
+)
 from incumbent.stores.redis.renewals import renew_program
-from incumbent.stores.redis.resp import SCRIPTS, Program, Step, as_eval, is_forgotten, milliseconds
+from incumbent.stores.redis.resp import (
+    SCRIPTS,
+    Program,
+    Step,
+    as_eval,
+    is_forgotten,
+    milliseconds,
+    pack,
+)
 from incumbent.stores.redis.site import MARKER_KEY, Site
 
 T = TypeVar("T")
+
+_SCANNED: Final = 500
+_READ_AT_ONCE: Final = 100
 
 _now = clock.now
 
@@ -158,19 +178,19 @@ class Dialect:
 
     def read(self, key: Key) -> Plan[Server, Record]:
         """All that is known of a key."""
-        return Plan("read", lambda server, _: read_record(server.commands, key), (key,))
+        return Plan("read", lambda server, _: _read_record(server.commands, key), (key,))
 
     def scan(self, namespace: str, prefix: str) -> Plan[Server, tuple[Record, ...]]:
         """All keys of the namespace that begin with the prefix."""
-        return Plan("scan", lambda server, _: scan_records(server.commands, namespace, prefix))
+        return Plan("scan", lambda server, _: _scan_records(server.commands, namespace, prefix))
 
     def unchanged(self, key: Key, seen: str) -> Plan[Server, bool]:
         """Whether what `Refused.seen` speaks of is still as it was."""
-        return Plan("look", lambda server, _: is_unchanged(server.commands, key, seen), (key,))
+        return Plan("look", lambda server, _: _is_unchanged(server.commands, key, seen), (key,))
 
     def time(self) -> Plan[Server, int]:
         """The server's clock in microseconds."""
-        return Plan("look", lambda server, _: server_time(server.commands))
+        return Plan("look", lambda server, _: _server_time(server.commands))
 
 
 DIALECT: Final = Dialect()
@@ -356,3 +376,104 @@ def too_early(site: Site, known: Acquaintance, ttl: float, now: float) -> StoreE
         return None
     promoted, age = known.mark.promoted, now - known.born
     return restart_error(site.where, promoted=promoted, age=age, left=left, apart=known.apart)
+
+
+# -- reading ---------------------------------------------------------------------------------------
+
+
+def _read_record(commands: Commands, key: Key) -> Program[Record]:
+    """All that is known of a key."""
+    (record,) = yield from _read_all(commands, [key])
+    if isinstance(record, Record):
+        return record
+    raise commands.unusable(record, key)
+
+
+def _scan_records(commands: Commands, namespace: str, prefix: str) -> Program[tuple[Record, ...]]:
+    """Every key of the namespace that begins with the prefix."""
+    naming, keys = commands.naming, set[Key]()
+    for pattern in naming.patterns(namespace, prefix):
+        cursor = b""
+        while cursor != b"0":
+            request = pack("SCAN", cursor or "0", "MATCH", pattern, "COUNT", _SCANNED)
+            (reply,) = yield Step(request, 1)
+            if type(reply) is not list:
+                raise commands.unusable(reply)
+            cursor, names = reply
+            found = (naming.key_of(name.decode("utf-8", "replace"), namespace) for name in names)
+            keys |= {
+                key
+                for key in found
+                if key and key.namespace == namespace and key.name.startswith(prefix)
+            }
+    records: list[Any] = []
+    ordered = sorted(keys)
+    for start in range(0, len(ordered), _READ_AT_ONCE):
+        records += yield from _read_all(commands, ordered[start : start + _READ_AT_ONCE])
+    # With a shared key pattern, other clients' keys of other types match too: not leases.
+    return tuple(record for record in records if isinstance(record, Record))
+
+
+def _read_all(commands: Commands, keys: Sequence[Key]) -> Program[list[Any]]:
+    """A Record for each key, or the error that the server replied."""
+    places = [commands.naming.of(key) for key in keys]
+    request = pack("TIME") + b"".join(
+        pack("GET", names.main)
+        + pack("PTTL", names.main)
+        + pack("HGETALL", names.companion)
+        + pack("ZRANGE", names.candidates, "0", "-1", "WITHSCORES")
+        for names in places
+    )
+    time, *replies = yield Step(request, 1 + 4 * len(keys))
+    if type(time) is not list:
+        raise commands.unusable(time)
+    now = int(time[0]) + int(time[1]) / 1e6
+    records: list[Any] = []
+    for at, names in enumerate(places):
+        raw, left, hash_, candidates = replies[4 * at : 4 * at + 4]
+        errors = [reply for reply in (raw, hash_) if isinstance(reply, Exception)]
+        if errors:
+            records.append(errors[0])
+            continue
+        check_format(raw or b"", commands.where, names.main)
+        fields, slots = pairs(hash_), dict[str, float]()
+        history = history_of(fields)
+        if named := slots_named(history):
+            asked = b"".join(pack("PTTL", names.slot(slot)) for slot in named)
+            lefts = yield Step(asked, len(named))
+            slots = {slot: ms / 1000 for slot, ms in zip(named, lefts, strict=True) if ms > 0}
+        sharing: list[Holding] = []
+        if is_shared(raw):
+            (ends,) = yield Step(pack("ZRANGE", names.sharers, "0", "-1", "WITHSCORES"), 1)
+            sharing = sharing_of(raw, fields, ends, now)
+        about = (raw, left, fields, history, slots, candidates, now, sharing)
+        records.append(record_of(names.key, *about))
+    return records
+
+
+def _is_unchanged(commands: Commands, key: Key, seen: str) -> Program[bool]:
+    """Whether what `Refused.seen` speaks of is still as it was."""
+    what, _, mark = seen.rpartition(" ")
+    names = commands.naming.of(key)
+    request = pack("GET", names.main)
+    if what == "pause":
+        request = pack("HGET", names.companion, FIELDS["put"] + b"pause")
+    elif what.startswith("slot:"):
+        request = pack("GET", names.slot(what.removeprefix("slot:")))
+    replies = yield Step(request + pack("HGET", names.companion, FIELDS["version"]), 2)
+    for reply in replies:
+        if reply is not None and not isinstance(reply, bytes):
+            raise commands.unusable(reply, key)
+    raw, version = replies
+    is_same = mark_of(raw) == (mark or "-")
+    if what and not what.startswith("fields:"):
+        return is_same
+    return is_same and int(version or 0) == int(what.removeprefix("fields:") or 0)
+
+
+def _server_time(commands: Commands) -> Program[int]:
+    """The server's clock in microseconds."""
+    (reply,) = yield Step(pack("TIME"), 1)
+    if type(reply) is not list:
+        raise commands.unusable(reply)
+    return int(reply[0]) * 1_000_000 + int(reply[1])

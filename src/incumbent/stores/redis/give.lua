@@ -34,7 +34,7 @@ if type(quiet_until) == 'string' and quiet_until ~= '0' and value and ARGV[7] an
   end
 end
 
--- INCLUDE line
+-- INCLUDE take:line
 local channel, closed_ms, any_token = ARGV[2], ARGV[3] or '0', ARGV[4]
 local successor, is_believed = ARGV[5] ~= '' and ARGV[5], (ARGV[6] or '') == ''
 local sharers = ARGV[7] and KEYS[4]

@@ -42,7 +42,7 @@ _RESTART_APART: Final = 2 * _MICRO
 _INFO: Final = pack("INFO")
 _TIME: Final = pack("TIME")
 _LOADS: Final = tuple(pack("SCRIPT", "LOAD", script.text) for script in SCRIPTS.values())
-_write_over: Final = Script("marker")
+_write_over: Final = Script("put:marker")
 
 
 class Mark(NamedTuple):

@@ -36,3 +36,25 @@ elseif old then
 end
 call('PUBLISH', channel, '')
 return version
+
+-- PART marker
+-- The marker: of which incarnation of the server these data are. Written only over what was seen.
+-- KEYS: the marker    ARGV: 1 what was seen, "" for nothing    2 what to write
+-- Returns what is there now.
+local there = redis.call('GET', KEYS[1]) or ''
+if there == ARGV[1] then
+  redis.call('SET', KEYS[1], ARGV[2])
+  there = ARGV[2]
+end
+return there
+
+-- PART promoted
+-- Since when a server that was a replica has been a master, as far as its clients have seen.
+-- KEYS: the marker    ARGV: 1 its replication id, which changes when a replica becomes a master
+-- Returns the milliseconds since the first look after that; the first look returns 0.
+local time = redis.call('TIME')
+local now = time[1] .. string.sub('00000' .. time[2], -6)
+local id, since = string.match(redis.call('GET', KEYS[1]) or '', '^(%S+) (%d+)$')
+if id ~= ARGV[1] then since = now end
+redis.call('SET', KEYS[1], ARGV[1] .. ' ' .. since, 'PX', 2592000000)
+return math.floor((now - since) / 1000)

@@ -93,7 +93,7 @@ def calls_of(naming: Naming, renewals: Sequence[Renewal], ours: Sequence[int]) -
     shared = [at for at in ours if renewals[at].shared]
     alone = [at for at in ours if not renewals[at].shared] if shared else ours
     calls = []
-    for kind, script in ((alone, "renew"), (shared, "renew_shared")):
+    for kind, script in ((alone, "renew"), (shared, "renew:shared")):
         for start in range(0, len(kind), _BATCH):
             places = kind[start : start + _BATCH]
             if places[-1] - places[0] + 1 == len(places):

@@ -66,13 +66,14 @@ _FIELD: Final = re.compile(rb"\bFIELD\.(\w+)")
 
 
 def _read(folder: Folder, name: str) -> bytes:
-    """A file; or of `file:part` what follows the line `-- PART part`, up to the next part."""
+    """Of `file` what stands before its parts; of `file:part` what follows `-- PART part`."""
     path, _, part = name.partition(":")
     # Not by pathlib, which costs start-up time.
     with open(f"{folder}/{path}.lua", "rb") as file:  # noqa: PTH123
         text = file.read()
     if part:
-        text = text.partition(b"-- PART %b\n" % part.encode())[2].partition(b"\n-- PART ")[0]
+        text = text.partition(b"\n-- PART %b\n" % part.encode())[2]
+    text = text.partition(b"\n-- PART ")[0]
     return _INCLUDE.sub(lambda found: _read(folder, found[1].decode()), text)
 
 
@@ -81,10 +82,13 @@ _texts: Final[dict[bytes, bytes]] = {}
 
 
 class Script:
-    """A Lua script in a file, as it is sent: without comments, `FIELD.x` as it is stored."""
+    """A Lua script of a folder, as it is sent: without comments, `FIELD.x` as it is stored."""
 
     def __init__(
-        self, name: str, folder: Folder = _FOLDER, fields: Mapping[str, bytes] = FIELDS
+        self,
+        name: str,
+        folder: Folder = _FOLDER,
+        fields: Mapping[str, bytes] = FIELDS,
     ) -> None:
         text = _COMMENT.sub(b"", _read(folder, name))
         self.text: bytes = _FIELD.sub(lambda found: b"'%b'" % fields[found[1].decode()], text)
@@ -104,7 +108,7 @@ class Script:
 
 
 SCRIPTS: Final = {
-    name: Script(name) for name in ("take", "renew", "renew_shared", "give", "put", "take_looking")
+    name: Script(name) for name in ("take", "renew", "renew:shared", "give", "put", "take:looking")
 }
 
 

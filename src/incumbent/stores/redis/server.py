@@ -10,7 +10,7 @@ from incumbent.stores.redis.errors import Demoted, answered_error
 from incumbent.stores.redis.resp import Program, Script, Step, pack
 
 _INFO: Final = pack("INFO")
-_PROMOTED: Final = Script("promoted")
+_PROMOTED: Final = Script("put:promoted")
 _PROMOTED_KEY: Final = "incumbent:{incumbent}:promoted"
 """Where clients note when they first saw a promoted replica as the master."""
 
