@@ -126,28 +126,25 @@ _incumbent() {{
 complete -F _incumbent incumbent
 """
 
-_BASH_REPLY: Final = 'mapfile -t COMPREPLY < <(compgen {} -- "$cur")'
+_REPLY: Final = 'mapfile -t COMPREPLY < <(compgen {} -- "$cur"); return'
 
 
 def _bash() -> str:
-    choices = {flag: option.choices for option in OPTIONS for flag in option.flags}
-    values = [
-        f'    {flag}) mapfile -t COMPREPLY < <(compgen -W "{" ".join(words)}" -- "$cur"); return ;;'
-        for flag, words in sorted(choices.items())
-        if words
-    ]
+    words_of = {
+        flag: f'-W "{" ".join(option.choices)}"'
+        for option in OPTIONS
+        for flag in option.flags
+        if option.choices
+    }
     files = sorted({each for option in OPTIONS if option.metavar == _FILE for each in option.flags})
-    values.append(
-        f'    {"|".join(files)}) mapfile -t COMPREPLY < <(compgen -f -- "$cur"); return ;;'
-    )
+    replies = {**dict(sorted(words_of.items())), "|".join(files): "-f"}
+    values = [f"    {flags}) {_REPLY.format(how)} ;;" for flags, how in replies.items()]
     options = []
     for name, command in COMMANDS.items():
         flags = [flag for option in _options_of(command) for flag in option.flags]
         words = f'words="{" ".join((*_values_of(command), *flags, "--help"))}"'
         if command.name == "FILE":
-            words += (
-                '; [[ $cur != -* ]] && { mapfile -t COMPREPLY < <(compgen -f -- "$cur"); return; }'
-            )
+            words += f"; [[ $cur != -* ]] && {{ {_REPLY.format('-f')}; }}"
         options.append(f"    {name}) {words} ;;")
     return _BASH.format(
         commands="|".join(COMMANDS),

@@ -9,7 +9,7 @@ from incumbent.errors import StoreError
 from incumbent.model import UNLIMITED, Gone, Granted, Queued, Refused, Released, Renewed
 from incumbent.stores.notices import BREAK, RESIGN, encode_notice
 from incumbent.testing.contract.bench import Bench, needs
-from incumbent.testing.contract.waits import HINTED_WITHIN, PATIENCE, queued, served
+from incumbent.testing.contract.waits import HINTED_WITHIN, PATIENCE, line_of, queued, served
 
 _CONTENDERS = 8
 _PERMITS = 3
@@ -243,9 +243,7 @@ class SharedLineCases:
 
     def test_two_permits_go_to_the_first_two(self, bench: Bench) -> None:
         one, other = _full(bench)
-        first, second = bench.draw(), bench.draw()
-        for claim in (first, second):
-            queued(bench, claim, permits=2)
+        first, second = line_of(bench, 2, permits=2)
         bench.give(one)
         bench.give(other)
         for claim in (first, second):
@@ -253,42 +251,35 @@ class SharedLineCases:
 
     def test_readers_who_come_later_let_a_writer_pass(self, bench: Bench) -> None:
         reader = bench.granted(permits=UNLIMITED)
-        writer, later = bench.draw(), bench.draw()
-        queued(bench, writer, permits=None)
+        (writer,), later = line_of(bench, 1), bench.draw()
         assert queued(bench, later, permits=UNLIMITED).reason == "reserved"
         assert bench.refused(permits=UNLIMITED).reason == "reserved"
         assert bench.renew(reader) == Renewed()
         bench.give(reader)
-        grant = served(bench, writer, permits=None)
+        grant = served(bench, writer)
         assert queued(bench, later, permits=UNLIMITED).reason == "held"
         bench.give(grant)
         served(bench, later, permits=UNLIMITED)
 
     def test_all_readers_at_the_head_of_the_line_have_their_turn(self, bench: Bench) -> None:
         grant = bench.granted()
-        readers = [bench.draw() for _ in range(3)]
-        writer = bench.draw()
-        for claim in readers:
-            queued(bench, claim, permits=UNLIMITED)
-        queued(bench, writer, permits=None)
+        readers = line_of(bench, 3, permits=UNLIMITED)
+        (writer,) = line_of(bench, 1)
         bench.give(grant)
         for claim in readers:
             served(bench, claim, permits=UNLIMITED)
-        assert queued(bench, writer, permits=None).reason == "held"
+        assert queued(bench, writer).reason == "held"
         assert bench.refused(permits=UNLIMITED).reason == "reserved"
 
     def test_a_writer_who_leaves_the_line_lets_readers_in(self, bench: Bench) -> None:
         bench.granted(permits=UNLIMITED)
-        writer, later = bench.draw(), bench.draw()
-        queued(bench, writer, permits=None)
-        queued(bench, later, permits=UNLIMITED)
+        (writer,), (later,) = line_of(bench, 1), line_of(bench, 1, permits=UNLIMITED)
         bench.give_up(writer)
         served(bench, later, permits=UNLIMITED)
 
     def test_the_next_one_who_may_share_is_told_of_a_grant(self, bench: Bench) -> None:
         grant = bench.granted()
-        first, second = bench.draw(), bench.draw()
-        queued(bench, first, permits=UNLIMITED)
+        (first,), second = line_of(bench, 1, permits=UNLIMITED), bench.draw()
         seen = queued(bench, second, permits=UNLIMITED).seen
         bench.give(grant)
         served(bench, first, permits=UNLIMITED)
