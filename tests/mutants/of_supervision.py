@@ -129,7 +129,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     _m(
         "a form of another site acts for who is logged in",
         "serve/http.py",
-        'return bool(origin) and origin == asked.headers.get("host")',
+        'return bool(origin) and origin == request.headers.get("host")',
         "return True",
         "tests/page/test_site.py::test_nothing_is_done_for_a_page_of_others_or_without_the_token",
     ),

@@ -10,8 +10,8 @@ import pytest
 
 from incumbent.serve.health import summary
 from incumbent.serve.pages import (
+    HttpRequest,
     Page,
-    Question,
     answer,
     leader,
     readyz,
@@ -51,7 +51,7 @@ class Fixed(Situation):
 
 
 def page_of(path: str, view: View) -> Page:
-    page = answer(routes_of(Fixed(view)), Question(path))
+    page = answer(routes_of(Fixed(view)), HttpRequest(path))
     assert isinstance(page, Page)
     return page
 

@@ -23,7 +23,7 @@ from incumbent.page.documents import DEFAULT_WINDOW, WINDOWS, WISHES, detail, pa
 from incumbent.page.editions import Watch
 from incumbent.page.snapshot import Reader
 from incumbent.protocol.link import link_for
-from incumbent.serve.pages import TEXT, Coming, Handler, Page, Question
+from incumbent.serve.pages import TEXT, Handler, HttpRequest, Page, Pending
 from incumbent.stores.names import make_key
 from incumbent.stores.notices import PAUSE, RESIGN, encode_notice
 
@@ -66,7 +66,7 @@ class Site:
 
     # -- looking -----------------------------------------------------------------------------------
 
-    async def _page(self, _: Question, given: Mapping[str, str]) -> Page:
+    async def _page(self, _: HttpRequest, given: Mapping[str, str]) -> Page:
         window = given.get("window", DEFAULT_WINDOW)
         window = window if window in WINDOWS else DEFAULT_WINDOW
         edition = await self._watch.newest(window)
@@ -75,21 +75,21 @@ class Site:
         html = page(edition.snapshot, edition.blocks, window, search, edition.read, name)
         return Page(200, _HTML, html, _HEADERS)
 
-    async def _detail(self, asked: Question, given: Mapping[str, str]) -> Page:
+    async def _detail(self, request: HttpRequest, given: Mapping[str, str]) -> Page:
         # What was done a moment ago is to be seen.
         edition = await self._watch.newest(DEFAULT_WINDOW, 0.0 if "done" in given else 1.0)
-        permit = self._permit() if asked.trusted else ""
+        permit = self._permit() if request.trusted else ""
         name, done = given.get("name", ""), given.get("done", "")
         html = detail(edition.snapshot, edition.blocks, name, permit, done)
         if html is None:
             return Page(404, TEXT, "nothing is known of this name\n", _HEADERS)
         return Page(200, _HTML, html, _HEADERS)
 
-    async def _events(self, asked: Question, given: Mapping[str, str]) -> Page:
+    async def _events(self, request: HttpRequest, given: Mapping[str, str]) -> Page:
         window = given.get("window", "")
         if window not in WINDOWS:
             return Page(404, TEXT, "no such window\n", _HEADERS)
-        last = asked.headers.get("last-event-id", given.get("since", ""))
+        last = request.headers.get("last-event-id", given.get("since", ""))
         boot, _, number = last.partition("-")
         known = number.isascii() and number.isdecimal() and boot == self._watch.boot
         stream = self._stream(window, int(number[:18]) if known else 0)
@@ -106,10 +106,10 @@ class Site:
     def _permit(self) -> str:
         return hmac.digest(self._key, b"permit", "sha256").hex()
 
-    async def _act(self, asked: Question) -> Page:
-        given = dict(parse_qsl(asked.body))
+    async def _act(self, request: HttpRequest) -> Page:
+        given = dict(parse_qsl(request.body))
         permit = given.get("permit", "").encode()
-        if not (asked.bearer or hmac.compare_digest(permit, self._permit().encode())):
+        if not (request.bearer or hmac.compare_digest(permit, self._permit().encode())):
             return Page(403, TEXT, "open the page of this name anew\n", _HEADERS)
         name, wish = given.get("name", ""), given.get("wish", "")
         reason = "".join(filter(str.isprintable, given.get("reason", "")))[:_REASON_MOST]
@@ -145,21 +145,21 @@ class Site:
             store.put(Key(key.namespace, CONTROL), trigger.field, value, None, until)
 
 
-def _if_asked_here(look: Callable[[Question, Mapping[str, str]], Coming]) -> Handler:
+def _if_asked_here(look: Callable[[HttpRequest, Mapping[str, str]], Pending]) -> Handler:
     """Asks for a page, with what stands in the query."""
 
-    def handler(asked: Question) -> Page | Coming:
-        if not _is_asked_here(asked):
+    def handler(request: HttpRequest) -> Page | Pending:
+        if not _is_asked_here(request):
             return Page(403, TEXT, "ask for it by its address, or as localhost\n")
-        return look(asked, dict(parse_qsl(asked.query)))
+        return look(request, dict(parse_qsl(request.query)))
 
     return handler
 
 
-def _is_asked_here(asked: Question) -> bool:
+def _is_asked_here(request: HttpRequest) -> bool:
     """Without a token, a name of another site that leads to this host must not read the page."""
-    host = urlsplit(f"//{asked.headers.get('host', '')}").hostname or ""
-    if asked.trusted or host == "localhost":
+    host = urlsplit(f"//{request.headers.get('host', '')}").hostname or ""
+    if request.trusted or host == "localhost":
         return True
     try:
         return bool(ip_address(host))

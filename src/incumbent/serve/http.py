@@ -26,7 +26,7 @@ from typing import Final, NamedTuple
 from urllib.parse import parse_qsl, urlsplit
 
 from incumbent.errors import ConfigError
-from incumbent.serve.pages import OPEN_PATHS, TEXT, Coming, Page, Question, Routes, answer
+from incumbent.serve.pages import OPEN_PATHS, TEXT, HttpRequest, Page, Pending, Routes, answer
 
 _log = logging.getLogger("incumbent")
 
@@ -95,9 +95,9 @@ class PageServer:
 
     async def _handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            coming = await self._answer(reader, writer) if self._open < _AT_ONCE else None
-            if coming is not None:
-                await self._show(writer, *coming)
+            pending = await self._answer(reader, writer) if self._open < _AT_ONCE else None
+            if pending is not None:
+                await self._show(writer, *pending)
         except (OSError, EOFError, asyncio.LimitOverrunError):
             pass  # The peer is gone, is too slow, or never ends its head.
         finally:
@@ -105,14 +105,14 @@ class PageServer:
 
     async def _answer(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> tuple[Coming, bool] | None:
+    ) -> tuple[Pending, bool] | None:
         """Answer at once, or return what has to be waited for, and whether its head is enough."""
         self._open += 1
         try:
             async with asyncio.timeout(_TIMEOUT):
-                asked = await _read(reader)
-                page = asked if isinstance(asked, Page) else self._page(asked)
-                head_only = isinstance(asked, Question) and asked.method == "HEAD"
+                request = await _read(reader)
+                page = request if isinstance(request, Page) else self._page(request)
+                head_only = isinstance(request, HttpRequest) and request.method == "HEAD"
                 if not isinstance(page, Page):
                     if self._viewers < self._most_viewers:
                         return page, head_only
@@ -123,61 +123,61 @@ class PageServer:
             self._open -= 1
         return None
 
-    async def _show(self, writer: asyncio.StreamWriter, coming: Coming, head_only: bool) -> None:
+    async def _show(self, writer: asyncio.StreamWriter, pending: Pending, head_only: bool) -> None:
         self._viewers += 1
         try:
             async with asyncio.timeout(_PATIENCE):
-                page = await coming
+                page = await pending
             page = page._replace(stream=None) if head_only else page
             await _send(writer, page, head_only=head_only)
         finally:
             self._viewers -= 1
 
-    def _page(self, asked: Question) -> Page | Coming:
-        post = asked.method == "POST" and (asked.route in self._routes or asked.path == _LOGIN)
-        if not post and asked.method not in ("GET", "HEAD"):
+    def _page(self, request: HttpRequest) -> Page | Pending:
+        post = request.method == "POST" and request.route in (*self._routes, _LOGIN)
+        if not post and request.method not in ("GET", "HEAD"):
             return Page(405, TEXT, "only GET and HEAD\n")
-        if asked.path in OPEN_PATHS:
-            return answer(self._routes, asked)
-        bearer = authorized(asked.headers.get("authorization"), self._secret)
-        refused = self._refused(asked, bearer=bearer)
+        if request.path in OPEN_PATHS:
+            return answer(self._routes, request)
+        bearer = authorized(request.headers.get("authorization"), self._secret)
+        refused = self._refused(request, bearer=bearer)
         if refused is not None:
             return refused
-        if post and asked.path == _LOGIN:
-            return self._login(asked)
-        asked = asked._replace(trusted=self._secret is not None, bearer=bearer)
-        return answer(self._routes, asked)
+        if request.route == _LOGIN:
+            return self._login(request)
+        request = request._replace(trusted=self._secret is not None, bearer=bearer)
+        return answer(self._routes, request)
 
-    def _refused(self, asked: Question, *, bearer: bool) -> Page | None:
+    def _refused(self, request: HttpRequest, *, bearer: bool) -> Page | None:
         if self._probes_only:
             return Page(403, TEXT, _PROBES_ONLY)
-        post = asked.method == "POST"
-        if post and (self._secret is None or not (bearer or _is_from_here(asked))):
+        post = request.method == "POST"
+        if post and (self._secret is None or not (bearer or _is_from_here(request))):
             return Page(403, TEXT, "this needs the token, and comes from a page of ours\n")
-        if bearer or self._has_cookie(asked) or (post and asked.path == _LOGIN):
+        if bearer or self._has_cookie(request) or request.route == _LOGIN:
             return None
-        return self._unauthorized(asked)
+        return self._unauthorized(request)
 
     # -- browsers: a cookie stands for the token ---------------------------------------------------
 
-    def _has_cookie(self, asked: Question) -> bool:
-        given = asked.headers.get("cookie", "").encode("latin-1", "replace").split(b";")
+    def _has_cookie(self, request: HttpRequest) -> bool:
+        given = request.headers.get("cookie", "").encode("latin-1", "replace").split(b";")
         return any(hmac.compare_digest(one.strip(), self._cookie.encode()) for one in given)
 
-    def _login(self, asked: Question) -> Page:
-        given = dict(parse_qsl(asked.body)).get("token", "")
+    def _login(self, request: HttpRequest) -> Page:
+        given = dict(parse_qsl(request.body)).get("token", "")
         if not authorized(f"Bearer {given}", self._secret):
-            return self._unauthorized(asked)
+            return self._unauthorized(request)
         cookie = f"{self._cookie}; HttpOnly; SameSite=Strict; Path=/"
         return Page(303, TEXT, "", {"Location": "/", "Set-Cookie": cookie})
 
-    def _unauthorized(self, asked: Question) -> Page:
-        if "/" in self._routes and "text/html" in asked.headers.get("accept", ""):
+    def _unauthorized(self, request: HttpRequest) -> Page:
+        if "/" in self._routes and "text/html" in request.headers.get("accept", ""):
             return Page(401, "text/html; charset=utf-8", _ASK)
         return Page(401, TEXT, "this needs the token of --token-file\n")
 
 
-_LOGIN: Final = "/login"
+_LOGIN: Final = "POST /login"
 _ASK: Final = (
     '<!doctype html><html lang="en"><meta charset="utf-8"><title>incumbent</title>'
     '<meta name="viewport" content="width=device-width"><meta name="color-scheme"'
@@ -192,13 +192,13 @@ _PROBES_ONLY: Final = (
 _HEADERS_OF: Final = {401: {"WWW-Authenticate": "Bearer"}, 405: {"Allow": "GET, HEAD"}}
 
 
-def _is_from_here(asked: Question) -> bool:
+def _is_from_here(request: HttpRequest) -> bool:
     """Whether a form of our own sent it: browsers say where a POST comes from."""
-    origin = urlsplit(asked.headers.get("origin", "")).netloc
-    return bool(origin) and origin == asked.headers.get("host")
+    origin = urlsplit(request.headers.get("origin", "")).netloc
+    return bool(origin) and origin == request.headers.get("host")
 
 
-async def _read(reader: asyncio.StreamReader) -> Question | Page:
+async def _read(reader: asyncio.StreamReader) -> HttpRequest | Page:
     head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
     request_line, _, rest = head.partition("\r\n")
     words = request_line.split()
@@ -212,7 +212,7 @@ async def _read(reader: asyncio.StreamReader) -> Question | Page:
         return Page(413, TEXT, "the body is too long\n")
     body = (await reader.readexactly(int(length))).decode("utf-8", "replace")
     path, _, query = words[1].partition("?")
-    return Question(path, query, words[0], headers, body)
+    return HttpRequest(path, query, words[0], headers, body)
 
 
 async def _send(writer: asyncio.StreamWriter, page: Page, *, head_only: bool = False) -> None:

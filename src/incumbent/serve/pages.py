@@ -21,7 +21,7 @@ TEXT: Final = "text/plain; charset=utf-8"
 _METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
-class Question(NamedTuple):
+class HttpRequest(NamedTuple):
     """A request for a path; `query`: what stands after its question mark."""
 
     path: str
@@ -52,11 +52,11 @@ class Page(NamedTuple):
     """What follows the body, for as long as both sides go on."""
 
 
-Coming: TypeAlias = Coroutine[Any, Any, Page]
-Handler: TypeAlias = Callable[[Question], "Page | Coming"]
+Pending: TypeAlias = Coroutine[Any, Any, Page]
+Handler: TypeAlias = Callable[[HttpRequest], "Page | Pending"]
 """Answers one path, in the thread of the server, and does not block."""
 Routes: TypeAlias = Mapping[str, Handler]
-"""Handlers by path, or by "POST /path". Those of OPEN_PATHS are asked without a token."""
+"""Handlers by path, or by "POST /path". Those of OPEN_PATHS are served without a token."""
 
 
 def routes_of(situation: Situation) -> dict[str, Handler]:
@@ -71,13 +71,13 @@ def routes_of(situation: Situation) -> dict[str, Handler]:
     }
 
 
-def answer(routes: Routes, question: Question) -> Page | Coming:
+def answer(routes: Routes, request: HttpRequest) -> Page | Pending:
     """The page that was asked for; 404 if there is none."""
-    handler = routes.get(question.route)
+    handler = routes.get(request.route)
     if handler is None:
         pages = ", ".join(route for route in routes if route.startswith("/"))
         return Page(404, TEXT, f"Not found. Pages: {pages}\n")
-    return handler(question)
+    return handler(request)
 
 
 def healthz(view: View) -> Page:
