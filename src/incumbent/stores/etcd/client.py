@@ -56,7 +56,7 @@ W = TypeVar("W", bound=Stream)
 
 
 class Watching(Reading):
-    """What a stream of several watches says. `behind`: so many of them have not begun.
+    """A stream of several watches. `behind`: how many of them have not begun.
 
     Once it answers the first of them, etcd's gateway may be unable to read the rest of the request
     (pkg.go.dev/net/http, ResponseWriter.Write). So all of them have to begin by `begun_by`.
@@ -71,13 +71,13 @@ class Watching(Reading):
 
 
 Listen: TypeAlias = Callable[[Watching, Any, float], Awaitable[bool]]
-"""Reads a stream: True if something changed, False if it has to be looked again."""
+"""Reads a stream: True if something changed, False if the caller has to look again."""
 Watch: TypeAlias = tuple[Request, Listen]
 
 
 @dataclass(slots=True)
 class _Trail:
-    """What has become of one request so far. `rest`: members that may still be asked."""
+    """The tries of one request so far. `rest`: how many more there may be."""
 
     rest: int
     repeatable: bool
@@ -298,7 +298,7 @@ class Client(TakesTurns[None], Generic[W]):
             if is_refusal_of_certificate(str(error)):
                 error.sent = False
             if not error.late:
-                # What killed one (a restart, a cut network) killed its neighbours.
+                # A restart or a cut network that broke this connection broke its neighbours too.
                 close_all(self.pools[endpoint].idle)
             raise
 
@@ -329,7 +329,7 @@ class Client(TakesTurns[None], Generic[W]):
         await self._listen(look, until)
 
     async def wait_turn(self, key: Key, seen: str, until: float) -> None:
-        """A watch of what stands before us in line, and of the lease once we are in front."""
+        """A watch of the process before us in line, and of the lease once we are in front."""
         standing: Standing | None = None
 
         async def look() -> Watch | None:
@@ -350,7 +350,7 @@ class Client(TakesTurns[None], Generic[W]):
         await self._listen(look, until)
 
     async def _listen(self, look: Callable[[], Awaitable[Watch | None]], until: float) -> None:
-        """Watch what `look` says, until that finds a change, nothing is left, or time is over."""
+        """Watch the ranges that `look` returns, until there is a change, or none, or no time."""
         try:
             failures = 0
             while _now() < until:
@@ -360,7 +360,7 @@ class Client(TakesTurns[None], Generic[W]):
                         return
                     if await self._watch(*watch, until):
                         return
-                    # What it would have to tell was compacted away, or is of no use any more.
+                    # The changes were compacted away, or are of no use any more.
                 except (Broken, Garbled, StoreUnavailable) as error:
                     if isinstance(error, StoreUnavailable) and error.permanent:
                         raise
@@ -374,7 +374,7 @@ class Client(TakesTurns[None], Generic[W]):
                 raise
 
     async def _watch(self, watch: Request, listen: Listen, until: float) -> bool:
-        """What `listen` says of the stream, or True if the time is over."""
+        """The answer of `listen`, or True if the time is over."""
         site, endpoint = self.site, self.site.members[0]
         wire: W | None = None
         try:
@@ -441,7 +441,7 @@ class Client(TakesTurns[None], Generic[W]):
     async def _results(
         self, watching: Watching, wire: W, until: float
     ) -> list[dict[str, Any]] | None:
-        """What the watches say; None: one was lost, or what it would say was compacted away.
+        """The new messages of the watches; None: one was lost, or its changes were compacted away.
 
         Raises Broken, Garbled, ErrorReply, StoreUnavailable.
         """

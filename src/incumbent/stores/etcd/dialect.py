@@ -45,7 +45,7 @@ used."""
 
 
 class Dialect:
-    """See stores.plan.Dialect. `cluster` is what both sides of an engine share."""
+    """See stores.plan.Dialect. Both sides of an engine share `cluster`."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster

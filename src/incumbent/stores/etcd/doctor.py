@@ -1,4 +1,4 @@
-"""What `doctor` finds out about a cluster."""
+"""The findings of `doctor` about a cluster."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ class Incarnation(NamedTuple):
 
 
 class Status(NamedTuple):
-    """What a member has carried out: the index and the term of the log's last entry."""
+    """The last entry of the log that a member has carried out, by index and term."""
 
     cluster: str
     term: int
@@ -126,13 +126,13 @@ class NotedTtl(NamedTuple):
 
 
 class Cluster:
-    """What both sides of an engine know of their cluster, and the programs that learn it.
+    """The knowledge of both sides of an engine about their cluster, and the programs that learn it.
 
     `incarnation`: the known one; `disowned`: only a marker with a greater base than this is of the
     present incarnation; `ended`: how often one turned out to be over; `met`: the furthest state of
     a member that was met; `floor`: of which cluster, and at which revision, the last linearizable
     answer was; `dialled`: how many connections were made; `longest`: the longest ttl that is known
-    to be used under the prefix; `noted`: what was read of it there.
+    to be used under the prefix; `noted`: as it was read there.
     """
 
     def __init__(self, site: Site) -> None:
@@ -141,8 +141,8 @@ class Cluster:
         self.marker = f"{self.prefix}!born"
         self.sessions = Sessions(self.prefix)
         self.turns = Turns()
-        # Without a read that has to be linearizable, etcd answers comparisons from what the member
-        # itself has: one that lost its cluster would go on saying that all is well.
+        # Without a linearizable read, a member answers comparisons from its own data: one that lost
+        # its cluster would go on saying that all is well.
         self.current = kv.read(self.marker, more=kv.COUNT)
         self.incarnation: Incarnation | None = None
         self.disowned = -1
@@ -389,7 +389,7 @@ class Cluster:
             raise self._refused(error) from error
 
     def status(self, endpoint: Endpoint) -> Steps[Status | None]:
-        """What a member has carried out; None if it never tells."""
+        """The status of a member; None if it does not serve that."""
         try:
             reply = yield Request("/v3/maintenance/status", endpoint=endpoint)
         except ErrorReply as error:

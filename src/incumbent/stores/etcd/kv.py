@@ -1,4 +1,4 @@
-"""What stands in etcd's one flat, ordered key space, and the words of requests and replies. Pure.
+"""The keys in etcd's one flat, ordered key space, their values, requests and replies. Pure.
 
     PREFIX/NAMESPACE/NAME/held        the lease: all under PREFIX/NAMESPACE/NAME/ contend for it
     PREFIX/NAMESPACE!s/NAME/...       the switches "pause" and "resign", and the "closing"
@@ -8,11 +8,11 @@
     PREFIX!born                       which incarnation of the cluster this is
     PREFIX!born-ttl                   the longest ttl that was ever asked for, above the default
 
-What is written again and again has one key: until the next compaction etcd looks at every key that
-ever was in a range, also at those that are gone.
+A value that is written again and again has one key: until the next compaction, a read of a range
+looks at every key that ever was in it, also at deleted ones.
 
-The slash within a name becomes %2F, and neither names nor namespaces have a "!" or a "%": what
-stands under one name is never under another.
+The slash within a name becomes %2F, and neither names nor namespaces have a "!" or a "%": so no
+key of one name is under another.
 
 A *program* is a generator: it yields requests, is sent their replies, and returns an outcome. An
 error of a request is raised where the program waits for its reply. The gateway wants keys and
@@ -43,7 +43,7 @@ Reply: TypeAlias = dict[str, Any]
 AsOf: TypeAlias = tuple[str, str, int, int]
 
 RECORD_FORMAT: Final = 2
-"""Of the marker and of a lease's value; those without a number are of format 1."""
+"""The format of the marker and of a lease's value; without a number it is format 1."""
 _SHOWN: Final = 200
 BATCH: Final = 116
 """Leases compared in one transaction; etcd takes 128 comparisons (--max-txn-ops)."""
@@ -56,7 +56,7 @@ NEWEST: Final = ',"sort_order":"DESCEND","sort_target":"MOD","limit":"1","keys_o
 
 
 class Request(NamedTuple):
-    """One request; without a body it is a GET, whose reply is what was read.
+    """One request; without a body it is a GET, whose reply is a Reading.
 
     `repeatable`: another member may be asked after a doubt. `marker`: the value of the one that
     must still be known when the reply comes. `endpoint`: this member is asked, and no other.
@@ -112,7 +112,7 @@ class Names:
         return f"{self.record}h/{place}"
 
     def slot(self, slot: str, claim: str = "") -> str:
-        """A slot that `claim` took; without a claim, what the keys of the slot begin with."""
+        """A slot that `claim` took; without a claim, the beginning of all keys of the slot."""
         return f"{self.record}t/{_part(slot)}/{_part(claim)}"
 
     def candidate(self, holder: str) -> str:
@@ -130,7 +130,7 @@ def scanned(prefix: str, namespace: str, name: str) -> list[tuple[str, str]]:
     return [(area + start, after(area + start)) for area in areas]
 
 
-# -- what a reply tells ---------------------------------------------------------------------------
+# -- replies --------------------------------------------------------------------------------------
 
 
 def revision_of(reply: Reply) -> int:
@@ -357,7 +357,7 @@ def check_format(entry: Entry, cure: str = "") -> dict[str, Any]:
 
 
 def seen_in(leases: Sequence[Entry], others: Iterable[Entry] = (), count: int = 0) -> str:
-    """What `wait_change` compares: when the last of these was written, and how many there are.
+    """The text that `wait_change` compares: the last revision of these, and how many there are.
 
     Of a name that is held only the lease counts. The watch shows a switch or a field that is
     written meanwhile: it begins where the asker has looked. `count`: how many others there are, if
@@ -369,13 +369,13 @@ def seen_in(leases: Sequence[Entry], others: Iterable[Entry] = (), count: int = 
 
 
 def newest_seen(seen: str) -> int:
-    """When the last of what `seen` speaks of was written; 0 if it speaks of nothing of ours."""
+    """The last revision that `seen` names; 0 if it names none."""
     newest = seen.partition("+")[0]
     return int(newest) if newest.isdigit() else 0
 
 
 def surplus_candidates(entries: Iterable[Entry]) -> list[str]:
-    """The keys of candidates beyond the limit: those whose time ends first."""
+    """The keys of candidates beyond the limit, whose time ends first."""
     ordered = sorted(entries, key=lambda entry: (number_in(entry.fields.get("until")), entry.key))
     return [entry.key for entry in ordered[:-CANDIDATES_KEPT]]
 

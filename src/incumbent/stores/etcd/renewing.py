@@ -56,8 +56,8 @@ def renew(cluster: Cluster, renewals: Sequence[Renewal]) -> Steps[list[RenewOutc
 
 def check_all(cluster: Cluster, incarnation: Incarnation, states: Sequence[ClaimState]) -> Request:
     """Whether all of them are there and no switch is set: of few of theirs, of many of any."""
-    # Where the one that was granted last is ours there is also all that was written before it, so
-    # the others are those that were granted then.
+    # A member that has the newest grant also has all that was written before it, so the others are
+    # compared by revision alone.
     newest = max(states, key=lambda state: state.revision)
     compare = cluster.sessions.ours(newest)
     names = [kv.names_of(cluster.prefix, state.key) for state in states]
@@ -134,7 +134,7 @@ class _Prepared:
 
 @dataclass(slots=True)
 class _Item:
-    """One renewal on its way. `state` is what the key is to be, `write` whether it must be written.
+    """One renewal on its way. `state`: of the key afterwards; `write`: whether it must be written.
 
     `lease`: the etcd lease that it is attached to before; `at`: its place among the outcomes.
     """
@@ -186,7 +186,7 @@ class _Renewing:
                 self.outcomes[at] = Gone("store_restarted")
 
     def prepare(self) -> _Prepared | None:
-        """What sends the same renewals again, if all of it went as usual, in one session."""
+        """The same renewals once more, if all of them succeeded as usual, in one session."""
         known, ttl = self._cluster.incarnation, self._renewals[0].ttl
         if known is None or len(self._items) < len(self._renewals):
             return None
@@ -212,7 +212,7 @@ class _Renewing:
         return _Prepared(self._cluster, known, session, ttl, looks, group)
 
     def _recall(self, now: float) -> None:
-        """What is known of the renewals before anything is asked."""
+        """Use what this process remembers of the renewals."""
         claims, known = self._sessions.claims, self._incarnation
         for at, renewal in enumerate(self._renewals):
             state = claims.get((renewal.key, renewal.claim))
@@ -226,7 +226,7 @@ class _Renewing:
                 self._items[at] = _Item(at, renewal, state, state.session.id)
 
     def _adopt(self) -> Steps[None]:
-        """Leases of which nothing is remembered are what their keys say."""
+        """Read the keys of leases that this process does not remember."""
         unknown = [
             (at, renewal)
             for at, renewal in enumerate(self._renewals)
@@ -324,7 +324,7 @@ class _Renewing:
         return loud
 
     def _verify_each(self, batch: list[_Item]) -> Steps[bool]:
-        """For each whether it is ours, and its switches; writes those that must be written."""
+        """Ask for each whether it is ours, and for its switches; write it if it must be written."""
         asked = []
         for item in batch:
             state, names = item.state, kv.names_of(self._cluster.prefix, item.state.key)
@@ -391,7 +391,7 @@ def _apart(items: Sequence[_Item]) -> list[list[_Item]]:
 
 
 def _pending(states: Sequence[ClaimState]) -> dict[Session, Proof | None]:
-    """What the reply to the next request may prove."""
+    """The keep-alives that the reply to the next request may prove."""
     return {state.session: state.session.pending for state in states}
 
 

@@ -1,4 +1,4 @@
-"""What one engine of this process remembers of its etcd leases and claims; and their programs.
+"""The etcd leases and claims that an engine remembers in this process, and their programs.
 
 Claims of one ttl share an etcd lease, here a *session*: thousands cost one keep-alive, and a losing
 try leaves nothing behind. A claim whose own time ran out is removed with a later renewal; if the
@@ -226,7 +226,7 @@ class Sessions:
         session.earliest = min(session.earliest, state.due)
 
     def doubt(self, state: ClaimState) -> None:
-        """What becomes of the claim's key is open: before anything else it has to be read."""
+        """The state of the claim's key is open: it has to be read before anything else."""
         self.note(replace(state, revision=0, due=state.ends, group=None))
 
     def drop(self, key: Key, claim: str) -> None:
@@ -246,7 +246,7 @@ class Sessions:
             self.drop(key, claim)
 
     def lose_all(self) -> None:
-        """The cluster is another one. Kept alive any longer, they would keep what nobody holds."""
+        """The cluster is another one: keep-alives would only keep leases that nobody holds."""
         for session in list(self.by_id.values()):
             self.lose(session)
         self.by_ttl, self.history_leases, self.candidacies, self.seen_at = {}, {}, {}, {}

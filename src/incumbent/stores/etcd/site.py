@@ -1,4 +1,4 @@
-"""One configured cluster: its URL, its members, and what their failures mean.
+"""One configured cluster: its URL, its members, and the meaning of their failures.
 
 The rule of the refusals: an answer that has one of their phrases was given *instead of* carrying
 the request out (checked against etcd 3.4). Any other error leaves it open.
@@ -101,7 +101,7 @@ def _prefix(path: str) -> str:
     return prefix
 
 
-# -- what a member answers instead of a reply -----------------------------------------------------
+# -- errors ---------------------------------------------------------------------------------------
 
 
 class LeaseMissing(Exception):
@@ -236,7 +236,7 @@ class Site:
         self.members = (*(each for each in self.members if each != member), member)
 
     def drop_stale_token(self, error: ErrorReply) -> bool:
-        """Whether the log-in is what has to be repeated: nothing was carried out."""
+        """Whether a new log-in is needed (nothing was carried out); forgets the token then."""
         if error.stale_token or (error.no_user and self.options.username is not None):
             self.token = ""
             return True

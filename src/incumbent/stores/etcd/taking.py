@@ -25,7 +25,7 @@ _now = clock.now
 
 
 class Obstacles(NamedTuple):
-    """What stands in the way of a take."""
+    """The reasons why a take may be refused, as of one revision."""
 
     revision: int
     seen: str
@@ -42,7 +42,7 @@ class Obstacles(NamedTuple):
 
 
 class Take:
-    """One take; a refusal leaves here what the next round needs.
+    """One take, in rounds: each notes here how the next one has to ask.
 
     `admitted_by`: the revision of the closing that reserves the name for the asker, 0 for none.
     None asks for less: nothing must be there, not even a notice for the holder before.
@@ -162,7 +162,7 @@ class Take:
     # -- requests -----------------------------------------------------------------------------
 
     def request(self, state: ClaimState, candidacy: str) -> Request:
-        """A take in doubt is the caller's to repeat, who remembers that there were two."""
+        """Not repeatable: the caller repeats a take in doubt, and remembers that there were two."""
         names, ask, admitted_by = self.names, self.ask, self.admitted_by
         self.line_at = 0
         compare = [kv.absent(names.late(self.claim)), kv.free(names.leases)]
@@ -272,7 +272,7 @@ class Take:
         if surplus:
             yield kv.transaction([kv.delete(key) for key in surplus[: kv.BATCH]])
 
-    # -- what stands there --------------------------------------------------------------------
+    # -- refusals -----------------------------------------------------------------------------
 
     def _obstructed(self, found: Obstacles) -> Steps[TakeOutcome | None]:
         self.sessions.note_seen(self.key, found.seen, found.revision)
@@ -375,7 +375,7 @@ def _granted(state: ClaimState, incarnation: Incarnation, sent: float) -> Grante
 
 
 def value_of(state: ClaimState) -> str:
-    """What stands under a lease's key."""
+    """The value of a lease's key."""
     meta = b64encode(state.meta).decode()
     who = {"claim": state.claim, "holder": state.holder}
     return kv.packed(format=kv.RECORD_FORMAT, **who, ttl=state.ttl, since=state.since, meta=meta)

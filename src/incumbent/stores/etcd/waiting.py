@@ -37,7 +37,7 @@ class Standing:
     `before` that of the last one.
 
     `seen`: what our first waiter saw; `free_since`: the instant since which the lease is free;
-    `called`: a successor was named, who may be ours; `moved`: the line has to be read again;
+    `called`: a successor was named, perhaps one of ours; `moved`: the line has to be read again;
     `missed`: something was written before our watches began.
     """
 
@@ -139,7 +139,7 @@ def join(cluster: Cluster, key: Key, seen: str) -> Steps[Standing]:
     ahead, before = (order[max(0, at - _FRONT)], order[at - 1]) if at else ("", "")
     resign = names.field(RESIGN)
     free = not leases and all(entry.key == resign for entry in switches)
-    # What the waiter saw is older than a successor that was named since.
+    # Only a successor that was named after the waiter's refusal counts.
     since = kv.newest_seen(seen)
     called = any(
         entry.key == names.closing and entry.modified > since and _is_reserved(entry.value)

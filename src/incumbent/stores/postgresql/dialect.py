@@ -101,7 +101,7 @@ class Dialect:
             reply = yield _call(function, *parameters, _last(until + ahead))
             return self._take_outcome(reply, claim)
 
-        # A take in doubt is the caller's to repeat, who remembers that there were two.
+        # Not repeatable: the caller repeats a take in doubt, and remembers that there were two.
         return Plan("take", start, (key,), repeatable=False, ttl=ask.ttl)
 
     def take_all(self, takes: Sequence[Take]) -> Plan[float, Took]:
@@ -146,7 +146,7 @@ class Dialect:
                 raise Mismatch("the answer is another claim's")
             return Granted(claim, int(token), int(ttl) / 1e6, epoch)
         if words == ["late", claim]:
-            # What the connection knows of the server's clock may be old.
+            # The connection's knowledge of the server's clock may be old.
             raise Broken("by the server's clock it came too late", sent=False)
         if words[0] == "wait" and len(words) == 3:
             raise restart_error(self._where, int(words[2]) / 1e6, int(words[1]) / 1e6)

@@ -1,4 +1,4 @@
-"""What a database says of itself, and what `doctor` makes of it."""
+"""The findings of `doctor` about a database."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ DIAGNOSE: Final = Request(
 
 
 async def diagnose(site: Site, ttl: float, until: float, wire: Wire) -> list[Finding]:
-    """What is found by this connection. Raises StoreError, Broken, ErrorReply."""
+    """All findings, by this connection. Raises StoreError, Broken, ErrorReply."""
     hello = json.loads(await wire.query(HELLO, until) or b"{}")
     check_schema(hello, site.where, proved=True)
     began = clock.now()

@@ -91,7 +91,7 @@ class PostgresEngine(ServerEngine[PostgresStore, AsyncPostgresStore]):
     def _findings(
         self, work: Callable[[Wire], Awaitable[list[Finding]]], until: float
     ) -> list[Finding]:
-        """What `work` finds by a connection of its own."""
+        """The findings of `work`, by a connection of its own."""
 
         async def find() -> list[Finding]:
             wire = await self._store.operations.dial(until)

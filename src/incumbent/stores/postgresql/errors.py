@@ -1,4 +1,4 @@
-"""What can go wrong with a server, as the contract's three answers. Pure.
+"""The failures of a server, as the contract's three answers. Pure.
 
 The rule of the table: every request is one statement in a transaction of its own, so that an answer
 of severity ERROR says that it was rolled back (https://www.postgresql.org/docs/15/protocol-flow.html).

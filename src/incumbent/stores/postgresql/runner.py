@@ -128,7 +128,7 @@ class Runner(TakesTurns[float], PlannedTogether[float], PlanRunner[Wire, float])
         return wire.carry_out(plan, until)
 
     def settle(self, wire: Wire, idle: list[Wire], error: BaseException) -> None:
-        """See PlanRunner.settle. Raises what the server answered."""
+        """See PlanRunner.settle. Raises the server's error as a StoreError."""
         if isinstance(error, ErrorReply):
             if error.code == _READ_ONLY:
                 wire.close()  # the primary is another host now

@@ -74,7 +74,7 @@ class Site:
         return _conninfo.make_conninfo("", **given).encode()
 
     def clean(self, text: str) -> str:
-        """`text` without what must never be shown, on one line."""
+        """`text` without secrets, on one line."""
         for name in _SECRET:
             secret = self.parameters.get(name)
             if secret:

@@ -242,7 +242,7 @@ class Wire:
         if trust and _now() - self.used < _STALE_AFTER:
             return False
         if self._preparing is not None:
-            # What is there to read may be the answer that comes: whoever uses it will see.
+            # The answer to that may have come: the next request reads it.
             return False
         # Something that nobody asked for: an end, in most cases.
         return is_ready(self._fd, writing=False)
@@ -333,7 +333,7 @@ class Wire:
         return await self._reply(until)
 
     async def _reply(self, until: float) -> bytes | None:
-        """The value of what was sent."""
+        """The value that the last request answered. Raises Broken, ErrorReply."""
         connection = self._connection
         results: list[Any] = []
         try:
@@ -352,12 +352,12 @@ class Wire:
         return values[-1] if values else None
 
     def _lost(self, error: Exception, results: list[Any]) -> Broken:
-        """What it means that a request failed by `error` after `results`.
+        """The exception for a request that failed by `error` after `results`.
 
-        Raises Broken, ErrorReply: the server's own words, if it had some.
+        Raises Broken, ErrorReply instead, if the server had words of its own.
         """
         connection = self._connection
-        # What was read before the end of the connection was noticed may not have been looked at.
+        # A reply that was read before the connection ended may not have been looked at.
         # Without a connection this does not block.
         if not results and connection.status == _BAD:
             results = [connection.get_result()]
@@ -368,7 +368,7 @@ class Wire:
         return _broken(error)
 
     async def notified(self, until: float) -> list[str]:
-        """What was notified; nothing at `until`. Raises Broken."""
+        """The notifications that came; none at `until`. Raises Broken."""
         connection = self._connection
         try:
             while not (found := _drained(connection)):
@@ -415,5 +415,5 @@ def _value_of(result: Any) -> bytes | None:
 
 
 def _broken(error: Exception) -> Broken:
-    """What libpq's error means: once something was sent, all is open."""
+    """The exception for libpq's error: once something was sent, the outcome is open."""
     return Broken(" ".join(str(error).split()) or "the server closed the connection", sent=True)
