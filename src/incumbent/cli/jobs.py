@@ -25,12 +25,10 @@ from incumbent.cron.fleet import (
     Trigger,
     encode,
     gone_since,
-    had_by_nobody,
     is_job,
     next_slot,
     pause_of,
-    presences,
-    read_sets,
+    read_up,
     result_of,
     runs_in,
     up_now,
@@ -240,9 +238,10 @@ def _trigger(request: Request) -> int:
             return operator.answer("unknown", line, USAGE)
         if PAUSE in record.fields or pause_of(client.read(CONTROL, WITHIN)) is not None:
             return operator.answer("paused", "it is paused: unpause it first", BUSY)
-        up = up_now(presences(client.read(PRESENCE, WITHIN)), clock.wall())
-        if had_by_nobody(record.key.name, up, read_sets(client.read(KNOWN, WITHIN))):
-            line = f"it is gone: no instance that is up has this job ({len(up)} up)"
+        present, known = client.read(PRESENCE, WITHIN), client.read(KNOWN, WITHIN)
+        up = read_up(present, known, clock.wall())
+        if up.lack(record.key.name):
+            line = f"it is gone: no instance that is up has this job ({len(up.instances)} up)"
             return operator.answer("gone", line, BUSY)
         return _run_once(operator, patience)
 

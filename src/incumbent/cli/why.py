@@ -17,14 +17,11 @@ from incumbent.cron.fleet import (
     KNOWN,
     PRESENCE,
     Present,
-    has_no_instance,
     is_by_the_clock,
     next_slot,
-    presences,
-    read_sets,
+    read_up,
     result_of,
     runs_in,
-    up_now,
 )
 from incumbent.cron.ledger import JOB, Run, pruned_spans, read_job
 from incumbent.cron.schedule import find_zone
@@ -71,10 +68,9 @@ def command(request: Request) -> int:
     # Of a job that nobody runs, who held its name says nothing that its ledger does not say better.
     lines = explain(record, now, store, places) if present is None or record.holdings else []
     if present is not None:
-        up = up_now(presences(present), now)
-        gone = has_no_instance(record, up, read_sets(known))
+        up = read_up(present, known, now)
         lines += [] if store.word == FREE else [said_of(store)]
-        lines += explain_job(record, up, now, instant, gone=gone, zone=zone)
+        lines += explain_job(record, up.instances, now, instant, gone=up.is_gone(record), zone=zone)
     if request.on("json"):
         print_json(request, {**record_as_json(record, state_of(record, store)), "why": lines})
     else:

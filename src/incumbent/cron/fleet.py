@@ -169,20 +169,33 @@ def _mark(name: str) -> bytes:
     return blake2s(name.encode(), digest_size=_MARK).digest()
 
 
-def read_sets(record: Record | None) -> dict[str, frozenset[bytes]]:
-    """All sets that are told, by their digests."""
-    found = {}
-    for name, field in ({} if record is None else record.fields).items():
+@dataclass(frozen=True, slots=True)
+class Up:
+    """The instances that are up, and which jobs they have."""
+
+    instances: tuple[Present, ...]
+    sets: Mapping[str, frozenset[bytes]]
+    """Sets of jobs, by their digests."""
+
+    def lack(self, name: str) -> bool:
+        """Whether instances are up, all of them say what they have, and none has this job."""
+        mark, known = _mark(name), [self.sets.get(peer.knows) for peer in self.instances]
+        return bool(known) and all(marks is not None and mark not in marks for marks in known)
+
+    def is_gone(self, record: Record) -> bool:
+        """Whether they lack this job, and it is one that instances have."""
+        return is_by_the_clock(read_job(record.fields)) and self.lack(record.key.name)
+
+
+def read_up(present: Record | None, known: Record | None, now: float) -> Up:
+    """What the records of PRESENCE and KNOWN say, if they are there."""
+    sets = {}
+    for name, field in ({} if known is None else known.fields).items():
         if name.startswith(SET):
             marks = (field.value[at : at + _MARK] for at in range(0, len(field.value), _MARK))
-            found[name.removeprefix(SET)] = frozenset(marks)
-    return found
-
-
-def had_by_nobody(name: str, up: Iterable[Present], sets: Mapping[str, frozenset[bytes]]) -> bool:
-    """Whether instances are up, all of them say what they have, and none has this job."""
-    mark, known = _mark(name), [sets.get(peer.knows) for peer in up]
-    return bool(known) and all(marks is not None and mark not in marks for marks in known)
+            sets[name.removeprefix(SET)] = frozenset(marks)
+    peers = () if present is None else presences(present)
+    return Up(tuple(up_now(peers, now)), sets)
 
 
 # -- what is registered of it ------------------------------------------------------------------
@@ -237,13 +250,12 @@ class Presence:
     def sweep(self, records: Sequence[Record]) -> None:
         """Forget instances that are long gone, and mark, then forget, the jobs that nobody has."""
         by_name = {record.key.name: record for record in records}
-        present = presences(by_name[PRESENCE]) if PRESENCE in by_name else []
-        known = by_name.get(KNOWN)
-        self._forget_peers(present, known)
-        up, sets = up_now(present, clock.wall()), read_sets(known)
+        present, known = by_name.get(PRESENCE), by_name.get(KNOWN)
+        self._forget_peers([] if present is None else presences(present), known)
+        up = read_up(present, known, clock.wall())
         for record in records:
             if is_job_name(record.key.name) and is_by_the_clock(read_job(record.fields)):
-                self._mark_gone(record, up, sets)
+                self._mark_gone(record, nobody=up.lack(record.key.name))
 
     def _forget_peers(self, present: Sequence[Present], known: Record | None) -> None:
         now = clock.wall()
@@ -259,12 +271,9 @@ class Presence:
             if name.startswith(SET) and name.removeprefix(SET) not in needed:
                 self._put(KNOWN, name, None)
 
-    def _mark_gone(
-        self, record: Record, up: Sequence[Present], sets: Mapping[str, frozenset[bytes]]
-    ) -> None:
+    def _mark_gone(self, record: Record, *, nobody: bool) -> None:
         name, fields, now = record.key.name, record.fields, clock.wall()
-        nobody, since = had_by_nobody(name, up, sets), gone_since(fields)
-        guard, facts = ByVersion(fields[JOB].version), read_job(fields)
+        since, guard, facts = gone_since(fields), ByVersion(fields[JOB].version), read_job(fields)
         if nobody and since is not None and now - since > _FORGET_AFTER and not record.holdings:
             # Its runs, what the ledger forgot, and last the job.
             for field in [field for field in fields if field.startswith((RUN, PRUNED))]:
@@ -292,14 +301,6 @@ def jobs_of(records: Iterable[Record]) -> list[Record]:
 def is_job(record: Record) -> bool:
     """Whether it is a job's."""
     return is_job_name(record.key.name) and JOB in record.fields
-
-
-def has_no_instance(
-    record: Record, up: Iterable[Present], sets: Mapping[str, frozenset[bytes]]
-) -> bool:
-    """Whether no instance has this job although some are up; `sets`: see `read_sets`."""
-    by_clock = is_by_the_clock(read_job(record.fields))
-    return by_clock and had_by_nobody(record.key.name, up, sets)
 
 
 def runs_in(record: Record) -> list[Run]:

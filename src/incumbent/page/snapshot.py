@@ -17,15 +17,12 @@ from incumbent.cron.fleet import (
     KNOWN,
     PRESENCE,
     Present,
-    has_no_instance,
     is_job_name,
     jobs_of,
     pause_of,
-    presences,
-    read_sets,
+    read_up,
     result_of,
     runs_in,
-    up_now,
 )
 from incumbent.cron.ledger import Run, read_job
 from incumbent.durations import say_seconds
@@ -171,15 +168,13 @@ def fleet_of(snapshot: Snapshot, before: Fleet | None = None) -> Fleet:
         jobs[name] = old[name] if same else Job(record, read_job(record.fields), runs_in(record))
     names = sorted(name for name in by_name if is_job_name(name) and name not in jobs)
     leases = tuple(by_name[name] for name in names)
-    present = by_name.get(PRESENCE)
-    up = () if present is None else tuple(up_now(presences(present), snapshot.now))
-    sets = read_sets(by_name.get(KNOWN))
+    up = read_up(by_name.get(PRESENCE), by_name.get(KNOWN), snapshot.now)
     return Fleet(
         jobs,
         leases,
         {record.key.name: terms_of(record, snapshot.read_at) for record in leases},
-        up,
-        frozenset(name for name, job in jobs.items() if has_no_instance(job.record, up, sets)),
+        up.instances,
+        frozenset(name for name, job in jobs.items() if up.is_gone(job.record)),
         CONTROL in by_name and pause_of(by_name[CONTROL]) is not None,
     )
 
