@@ -59,7 +59,6 @@ class Executor:
         emit: Emit,
         wall: Callable[[], float],
     ) -> None:
-        self._specs = tuple(specs)
         self._namespace = namespace
         self._port = port
         self._launcher = launcher
@@ -72,7 +71,7 @@ class Executor:
         self._peers = Peers()
         self.begun = False
         """Whether the ledger is known; before that there are no orders."""
-        self.dispatcher = Dispatcher((), Agenda((), self._began), port.jitter)
+        self.dispatcher = Dispatcher(specs, Agenda((), self._began), port.jitter)
 
     def ledger(self, name: str) -> Ledger:
         """The ledger of a job."""
@@ -83,15 +82,15 @@ class Executor:
     def begin(self, records: Iterable[Record]) -> None:
         """Know the ledger: `records` are those of the namespace. From now on there are orders."""
         wall, now = self._wall(), self._port.now()
+        specs = self.dispatcher.specs.values()
         known = {record.key.name: record for record in records}
         since: dict[str, float] = {}
-        for spec in self._specs:
+        for spec in specs:
             record = known.get(spec.name)
             last = None if record is None else known_until(spec, record)
             # Not before our own start: what the store's silence has cost us since is not lost.
             since[spec.name] = min(self._began, wall) if last is None else last
-        agenda = Agenda(self._specs, wall, since)
-        self.dispatcher = Dispatcher(self._specs, agenda, self._port.jitter)
+        self.dispatcher = Dispatcher(specs, Agenda(specs, wall, since), self._port.jitter)
         self.begun = True
         self.sweep(known, now)
 
@@ -128,8 +127,7 @@ class Executor:
 
     def reload(self, specs: Iterable[JobSpec]) -> dict[str, list[str]]:
         """Other jobs from now on; what that changes, once begun."""
-        self._specs = tuple(specs)
-        return self.dispatcher.reload(self._specs, self._wall())
+        return self.dispatcher.reload(specs, self._wall())
 
     # -- orders --------------------------------------------------------------------------------
 

@@ -109,7 +109,7 @@ class _Reader:
             try:
                 values[key] = known[key](value, key)
             except ConfigError as error:
-                self._complain(piece.place(key, *_variable(str(error), key)), str(error))
+                self._complain(piece.place(key, *error.name.split(".", 1)[1:]), str(error))
         return values
 
     def _job(self, table: _Values, piece: Piece) -> None:
@@ -179,12 +179,6 @@ class _Reader:
             self._complain(piece.place("name"), text)
         elif name is not None:
             self._lines[name] = piece.line
-
-
-def _variable(message: str, key: str) -> tuple[str, ...]:
-    """The variable that a complaint about `env` is of, to point at it."""
-    found = re.match(rf"{key}\.([^:]+):", message)
-    return (found[1],) if found else ()
 
 
 # -- pieces with places --------------------------------------------------------------------------

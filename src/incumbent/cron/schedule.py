@@ -317,32 +317,25 @@ def _check_fields(expression: str) -> None:
     if len(words) not in (5, 6):
         text = "a schedule has 5 fields, or 6 with seconds as the first of them"
         raise ScheduleError(f"{text}, not {len(words)}")
-    _check_with_cronsim(expression, words)
+    if (bad := _bad_field(expression)) is None:
+        return
+    place = FIELDS.index(bad) if bad in FIELDS else 0
+    word = words[place - (6 - len(words))]
+    in_january = [word.group() for word in words]
+    in_january[-2] = "1"
+    if bad == "day-of-month" and _bad_field(" ".join(in_january)) is None:
+        text = f"{word.group()!r}: no such day in the months asked for, it would never run"
+    else:
+        text = f"{word.group()[:40]!r} is not a {bad}: {_RANGES[place]}, *, a-b, */n, lists"
+    raise ScheduleError(text, at=word.start())
 
 
-def _check_with_cronsim(expression: str, words: list[re.Match[str]]) -> None:
+def _bad_field(expression: str) -> str | None:
+    """The field that cronsim cannot read; None if it reads them all."""
     from cronsim import CronSim, CronSimError
 
     try:
         CronSim(expression, datetime(2024, 1, 1))  # noqa: DTZ001 - plain local time, see above
     except (CronSimError, AssertionError) as error:
-        which = str(error).removeprefix("Bad ")
-        place = FIELDS.index(which) if which in FIELDS else 0
-        word = words[place - (6 - len(words))]
-        if which == "day-of-month" and _is_of_another_month(words):
-            text = f"{word.group()!r}: no such day in the months asked for, it would never run"
-        else:
-            text = f"{word.group()[:40]!r} is not a {which}: {_RANGES[place]}, *, a-b, */n, lists"
-        raise ScheduleError(text, at=word.start()) from error
-
-
-def _is_of_another_month(words: list[re.Match[str]]) -> bool:
-    from cronsim import CronSim, CronSimError
-
-    fields = [word.group() for word in words]
-    fields[-2] = "1"
-    try:
-        CronSim(" ".join(fields), datetime(2024, 1, 1))  # noqa: DTZ001 - plain local time
-    except CronSimError:
-        return False
-    return True
+        return str(error).removeprefix("Bad ")
+    return None

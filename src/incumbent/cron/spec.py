@@ -193,7 +193,8 @@ def _env(value: object, key: str) -> dict[str, str]:
         raise ConfigError(f'{key}: a table such as {{ LANG = "C" }}', name=key)
     for name, text in value.items():
         if not isinstance(text, str) or "\0" in text:
-            raise ConfigError(f"{key}.{name}: a text in quotes, not {_kind(text)}", name=key)
+            where = f"{key}.{name}"
+            raise ConfigError(f"{where}: a text in quotes, not {_kind(text)}", name=where)
         if not name or "=" in name or "\0" in name:
             raise ConfigError(f"{key}: {name!r} cannot be the name of a variable", name=key)
     return dict(value)
