@@ -176,7 +176,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """See what became of slots, and write what nobody else could."""
+    """Read what became of slots, and record those that no instance recorded."""
 
     spec: JobSpec
     slots: tuple[Slot, ...]
@@ -250,7 +250,7 @@ class Dispatcher:
     ) -> None:
         if not slot.missed and self._too_late(spec, slot, wall):
             catching_up.add(spec.name)
-        # A slot in time waits for those that are caught up before it: it is not to be the one
+        # A slot in time waits for the slots that are caught up before it: it must not be the one
         # that is skipped.
         if spec.name in catching_up:
             slot = replace(slot, caught=True)
@@ -320,7 +320,7 @@ class Dispatcher:
         self._put_back(order, now)
 
     def given_back(self, name: str, slot: Slot, now: float) -> None:
-        """This instance could not run it: somebody will."""
+        """This instance could not run it: ask for it again, as other instances do."""
         self.claim_at(name, slot, now + 0.5 + self._jitter())
 
     def no_room(self, claim: Claim, now: float) -> None:
@@ -329,7 +329,7 @@ class Dispatcher:
         self.claim_at(claim.spec.name, claim.slot, (looks + 1) * _ROOM_EVERY)
 
     def reload(self, specs: Iterable[JobSpec], wall: float) -> dict[str, list[str]]:
-        """Other jobs from now on; what is pending of those that are gone is dropped."""
+        """Other jobs from now on; pending slots of jobs that are gone are dropped."""
         self.specs = {spec.name: spec for spec in specs}
         for name in self._pending.keys() - self.specs.keys():
             del self._pending[name]
@@ -338,13 +338,13 @@ class Dispatcher:
     # -- what waits ----------------------------------------------------------------------------
 
     def claim_at(self, name: str, slot: Slot, at: float) -> None:
-        """Claim this slot then, also one that no schedule names."""
+        """Claim this slot at `at`, also one that no schedule names."""
         pending = self._pending.setdefault(name, _Pending())
         pending.claims[slot.name] = (at, slot)
         self._plan(name, pending)
 
     def look_at(self, name: str, slot: Slot, at: float) -> None:
-        """Look at this slot then."""
+        """Look at this slot at `at`."""
         pending = self._pending.setdefault(name, _Pending())
         known = pending.looks.get(slot.name)
         pending.looks[slot.name] = (at if known is None else min(at, known[0]), slot)

@@ -132,7 +132,7 @@ class _Reader:
         name = self._checked_name(number, start, command, named)
         schedule = schedule or cron_schedule("@yearly")
         line, stdin = split_percent(command)
-        # Also with problems, so that it is told too if the command is not there.
+        # Also with problems, so that a missing command is reported too.
         spec = JobSpec(
             name=name or f"line {number}",
             schedule=schedule,

@@ -23,7 +23,7 @@ _LONGEST = 4096
 
 
 class Emit(Protocol):
-    """Hears of events."""
+    """Receives events."""
 
     def __call__(self, event: str, /, **facts: Any) -> None: ...
 

@@ -80,7 +80,7 @@ class Executor:
     # -- the start -----------------------------------------------------------------------------
 
     def begin(self, records: Iterable[Record]) -> None:
-        """Know the ledger: `records` are those of the namespace. From now on there are orders."""
+        """Start from the ledger, the `records` of the namespace. From now on there are orders."""
         wall, now = self._wall(), self._port.now()
         specs = self.dispatcher.specs.values()
         known = {record.key.name: record for record in records}
@@ -228,7 +228,7 @@ class Executor:
 
 
 def facts_of_job(spec: JobSpec) -> dict[str, Any]:
-    """What the ledger knows of a job, so that nobody needs the file to look at it."""
+    """What the ledger has of a job, so that one can look at it without its file."""
     name = getattr(spec.call, "__qualname__", None) or type(spec.call).__name__
     shown = spec.shell_line or (" ".join(spec.command) if spec.command else f"{name}()")
     facts = {

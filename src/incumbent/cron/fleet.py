@@ -38,7 +38,7 @@ CONTROL: Final = "@cron"
 SWEEP: Final = "@cron/sweep"
 TRIGGER: Final = "trigger/"
 STALE: Final = 600.0
-"""Seconds after which a trigger that nobody took is void."""
+"""Seconds after which a trigger that no instance took is void."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Trigger:
 
     @property
     def field(self) -> str:
-        """Where it stands until somebody takes it."""
+        """The field of CONTROL that holds it until an instance takes it."""
         return TRIGGER + self.id
 
 
@@ -68,7 +68,7 @@ def encode(**facts: Any) -> bytes:
 
 
 def triggers(record: Record) -> list[Trigger]:
-    """Those that stand, oldest first."""
+    """The triggers on record, oldest first."""
     found = []
     for name, field in record.fields.items():
         if name.startswith(TRIGGER):
@@ -99,9 +99,9 @@ GONE_AFTER: Final = 3 * PRESENT_EVERY
 KNOWN: Final = "@cron/jobs"
 SET: Final = "set/"
 GONE: Final = "gone"
-"""In what is registered of a job: since when nobody has had it."""
+"""In what is registered of a job: since when no instance has had it."""
 _FORGET_AFTER: Final = 30 * 86_400.0
-"""Seconds after which nothing is left of a job that nobody has."""
+"""Seconds after which the records of a job that no instance has are removed."""
 _MARK: Final = 4
 _WRITE_SET_EVERY: Final = 3600.0
 """Seconds: a sweep may have forgotten the set of an instance that was silent for long."""
@@ -128,7 +128,7 @@ class Peers:
         self._seen: dict[str, tuple[float, float]] = {}
 
     def any_before(self, present: Iterable[Present], instant: float, now: float) -> bool:
-        """Whether one that lives has not come to `instant` by its clock.
+        """Whether an instance that lives has not reached `instant` by its clock.
 
         `now` counts seconds on the caller's steady clock. A new one counts as living until three
         signs of life are overdue.
@@ -144,7 +144,7 @@ class Peers:
 
 
 def presences(record: Record) -> list[Present]:
-    """Who said to be up, whenever that was."""
+    """All instances on record as up, whenever they wrote that."""
     found = []
     for name, field in record.fields.items():
         facts = read_value(field.value) if name.startswith(UP) else {}
@@ -207,7 +207,7 @@ def is_by_the_clock(facts: Mapping[str, Any]) -> bool:
 
 
 def gone_since(fields: Mapping[str, Field]) -> float | None:
-    """Since when nobody has had it, as the sweep found."""
+    """Since when no instance has had the job, as the sweep found."""
     since = read_job(fields).get(GONE)
     return float(since) if isinstance(since, int | float) else None
 
@@ -248,7 +248,7 @@ class Presence:
     # -- the sweep -----------------------------------------------------------------------------
 
     def sweep(self, records: Sequence[Record]) -> None:
-        """Forget instances that are long gone, and mark, then forget, the jobs that nobody has."""
+        """Forget instances that are long gone; mark, then forget, the jobs that no instance has."""
         by_name = {record.key.name: record for record in records}
         present, known = by_name.get(PRESENCE), by_name.get(KNOWN)
         self._forget_peers([] if present is None else presences(present), known)
@@ -259,7 +259,7 @@ class Presence:
 
     def _forget_peers(self, present: Sequence[Present], known: Record | None) -> None:
         now = clock.wall()
-        # By our clock alone they might all be gone: it may be the one that is days ahead.
+        # Not by our clock alone: it may be days ahead, and all others would seem to be gone.
         before, self._signs = self._signs, {peer.instance: peer.seen for peer in present}
         needed = {self._set}
         for peer in present:
@@ -294,17 +294,17 @@ class Presence:
 
 
 def jobs_of(records: Iterable[Record]) -> list[Record]:
-    """Those that are jobs."""
+    """The records of jobs."""
     return [record for record in records if is_job(record)]
 
 
 def is_job(record: Record) -> bool:
-    """Whether it is a job's."""
+    """Whether it is the record of a job."""
     return is_job_name(record.key.name) and JOB in record.fields
 
 
 def runs_in(record: Record) -> list[Run]:
-    """All runs on record, oldest first; what seems to run and has no holder is lost."""
+    """All runs on record, oldest first; one that seems to run and has no holder is lost."""
     alive = {run.slot for run in running(record)}
     return [
         run

@@ -72,10 +72,10 @@ class Capacity:
         self._lower_at = -inf
 
     def runs(self, jobs: int, waiting: int, room: float) -> tuple[int, int]:
-        """How many workers to have ready, and how many of those that are idle to keep.
+        """How many workers to have ready, and how many idle ones to keep.
 
-        `jobs`: those with a slot within AHEAD, anywhere; `waiting`: slots for which there was no
-        room here; `room`: for runs.
+        `jobs`: how many have a slot within AHEAD, on any instance. `waiting`: slots for which
+        there was no room here. `room`: for how many runs there is room.
         """
         # For a single one it would not be worth it: the other instances would prepare in vain.
         share = ceil(_MORE * jobs / self._up()) if jobs > 1 else 0
@@ -88,8 +88,8 @@ class Capacity:
         """Seconds before one of `claims`; `refused`: in a row before it; `chance`: from [0, 1)."""
         if claims == 1:
             return chance * _FIRST_SPREAD + min(load, 10) * _A_RUN
-        # One that runs more than an even share leaves the next ones to others; one that is refused
-        # again and again comes too late for most.
+        # An instance that runs more than an even share leaves the next slots to others. One that is
+        # refused again and again comes too late for most.
         slower = 0.5 + min(load * self.instances / claims, 4.0) + min(refused, 8) / 4
         return chance * 2 * slower * min(_SPREAD, _SPREAD_MOST / claims)
 
@@ -384,7 +384,7 @@ class Instance:
                 self._link.store.put(Key(self._namespace, CONTROL), field, None, None, until)
 
     def _see_to(self, job: str, slot: Slot, code: int) -> None:
-        """A run that was launched here has ended: its trigger, or somebody must look again."""
+        """A run that was launched here has ended: remove its trigger, or ask or look again."""
         dispatcher = self._executor.dispatcher
         began = self._runs.began.pop((job, slot.name), None)
         if (state := STATE_OF.get(code)) is not None:

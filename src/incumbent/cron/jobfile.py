@@ -36,7 +36,7 @@ from incumbent.errors import ConfigError
 
 _WHEN: Final = ("schedule", "every", "at")
 _FAULTS_MOST: Final = 20
-"""Faults that are told of one text: more of them say that it is something else."""
+"""Faults that are reported of one text: a text with more of them is no job file."""
 _Values = dict[str, Any]
 
 
@@ -123,7 +123,7 @@ class _Reader:
             self._check_together(values, piece)
         self._check_new(values.get("name"), piece)
         if "command" in values:
-            # Also with problems, so that it is told too if the command is not there.
+            # Also with problems, so that a missing command is reported too.
             fields = job_fields({"name": f"job {self._count}", **values})
             for key in _WHEN:
                 fields.pop(key, None)

@@ -1,4 +1,4 @@
-"""The ledger: what became of each slot of a job, and who may write it.
+"""The ledger: what became of each slot of a job, and which process may write it.
 
 A slot is a job's scheduled instant. Two things keep it from running twice: the store grants a slot
 once (`Ask.slot`), and its record, a field `run/<slot>` of the job's key, is made once (ABSENT).
@@ -81,7 +81,7 @@ _GOING_ON, _BETWEEN = _S.RUNNING, _S.WAITING
 _BY_WORD: Final = {str(state): state for state in State}
 _ENDS = frozenset({_S.OK, _S.FAILED, _S.TIMED_OUT, _S.LOST})
 TRANSITIONS: Final[dict[State | None, frozenset[State]]] = {
-    # Nothing is on record: nobody ran it, or who claimed it vanished before saying so.
+    # Nothing is on record: the slot was not claimed, or its holder vanished before it wrote.
     None: frozenset({_S.RUNNING, _S.SKIPPED, _S.MISSED, _S.LOST}),
     # To itself: the next attempt.
     _S.RUNNING: frozenset({_S.RUNNING, _S.WAITING}) | _ENDS,
@@ -151,7 +151,7 @@ def encode(run: Run) -> bytes:
 
 
 def decode(slot: str, value: bytes) -> Run | None:
-    """The record, or None for one that others wrote, such as a newer release.
+    """The record, or None for one in another format, such as that of a newer release.
 
     The slot is taken all the same.
     """
@@ -274,7 +274,7 @@ def settled_spans(fields: Mapping[str, Field]) -> _Spans:
 
 
 def is_settled(fields: Mapping[str, Field], slot: str, due: float) -> bool:
-    """Whether a slot without a record of its own has had its turn all the same."""
+    """Whether a slot without a record of its own must not run all the same."""
     name = _pruned_field(slot)
     whole = name == PRUNED and "#" not in slot
     spans = settled_spans(fields) if whole else pruned_spans(fields, name)
@@ -315,7 +315,7 @@ def orphans(record: Record) -> list[tuple[Run, int]]:
 
 
 def claimed_slots(record: Record) -> frozenset[str]:
-    """Slots that somebody has, or had: on record, claimed, or of the present holder."""
+    """Slots that are taken: on record, claimed, or held now."""
     on_record = (slot for slot, _ in _records(record.fields))
     held = (holding.meta.decode("utf-8", "replace") for holding in record.holdings)
     return frozenset((*on_record, *record.slots, *held))
@@ -327,7 +327,7 @@ def surplus(
     """Ended records to remove, each with its version: beyond `keep`, or older than `keep_for`.
 
     The newest is always kept, for it says up to where the schedule has been accounted for. One that
-    cannot be read is kept too: nobody could note of when it was, and its slot would run again.
+    cannot be read is kept too: it is not known when it was, and its slot would run again.
     """
     ended = [
         (run, version)
@@ -374,11 +374,11 @@ class Ledger:
     # -- by the holder -----------------------------------------------------------------------
 
     async def begin(self, run: Run, until: float = -inf) -> bool:
-        """Put a new run on record as running; False if the slot has had its turn.
+        """Put a new run on record as running; False if the slot must not run any more.
 
-        Then it ran, or was skipped, missed or lost for somebody else, and must not run. That may be
-        long ago, and forgotten since: a clock may be hours behind. Looking comes first: while the
-        lease and its slot are ours no record of it is made by others, so none is forgotten either.
+        Then it ran already, or another instance recorded it as skipped, missed or lost. That may be
+        long ago, and forgotten since: a clock may be hours behind. The record is read first: while
+        the lease and its slot are ours, others make no record of it, so none is forgotten either.
         """
         return await self._insist(lambda: self._begin(run), until)
 
@@ -468,19 +468,19 @@ class Ledger:
         if self._port.jitter() * min(_PRUNE_EVERY, max(1, keep // 4)) < 1:
             await self.prune(keep, keep_for, now)
 
-    # -- by anybody --------------------------------------------------------------------------
+    # -- by any instance --------------------------------------------------------------------------
 
     async def note(self, run: Run) -> bool:
         """Put a slot on record that did not run; False if something is on record already."""
         return isinstance(await self._put(run, ABSENT), Stored)
 
     async def lose(self, run: Run, version: int, why: str, now: float) -> bool:
-        """Say that a run's holder vanished; False if somebody wrote meanwhile."""
+        """Record that a run's holder vanished; False if its record has changed meanwhile."""
         lost = step(run, State.LOST, ended=now, why=why)
         return isinstance(await self._put(lost, ByVersion(version)), Stored)
 
     async def register(self, fields: Mapping[str, Field], facts: Mapping[str, Any]) -> bool:
-        """Have the job's field say `facts`; `fields` are those it was seen with."""
+        """Register `facts` of the job unless its `fields` have them; whether it wrote."""
         if read_job(fields) == dict(facts):
             return False
         await self._field(JOB, json.dumps(dict(facts), separators=(",", ":")).encode(), None)

@@ -29,8 +29,8 @@ _TOML: Final = re.compile(r"^[ \t]*(?:\[\[[ \t]*job[ \t]*\]\]|\[[ \t]*defaults[ 
 class Loaded:
     """The jobs, and what is wrong, in the order of the lines.
 
-    From `load_jobs`: with any error there are no jobs. From `parse_jobs`: those whose command can
-    be read, to look for it.
+    From `load_jobs`: with any error there are no jobs. From `parse_jobs`: all jobs whose command
+    can be read, to look for it.
     """
 
     specs: tuple[JobSpec, ...]

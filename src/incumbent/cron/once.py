@@ -33,7 +33,7 @@ class OnceRun:
     ) -> bool:
         """Put its end on record, before the lease is given back; False if it could not be.
 
-        Then it is lost, whatever came of it: on record at once, or by the next one that looks.
+        Then it counts as lost, whatever it did: on record at once, or once another run looks.
         """
         until = max(self.held.machine.deadline, self.port.now() + _SHORT)
         ended = await self.ledger.insist(
@@ -57,7 +57,7 @@ class OnceRun:
         await self.prune(wall)
 
     async def undo(self) -> None:
-        """It never started: the slot is anybody's again."""
+        """It never started: any instance may take the slot again."""
         # If the store does not answer, the run is found as lost, which is the safe side.
         with suppress(StoreError):
             await self.ledger.undo(self.run)

@@ -84,7 +84,7 @@ class Claimer:
             return next(reply for reply in reversed(replies) if isinstance(reply, Refused))
 
     def give_back(self, held: Held) -> None:
-        """Nothing was done with it: the slot is anybody's again."""
+        """Nothing was done with it: any instance may take the slot again."""
         drive(release(self.link.port, held, undo_slot=True))
 
     def part_with(self, spec: JobSpec, slot: Slot, held: Held) -> Task:
@@ -115,9 +115,9 @@ def adopted(link: Link, wanted: Wanted, claim: str, unsure: int) -> Lease:
 T = TypeVar("T")
 ENDED_WELL: Final = 0
 GAVE_BACK: Final = 75
-"""The run could not begin: its slot is anybody's again."""
+"""The run could not begin: any instance may take its slot again."""
 UNTOLD: Final = 76
-"""Its lease was lost before its end was on record: the next one that looks puts it there."""
+"""Its lease was lost before its end was on record: the next instance that looks records it."""
 STATE_OF: Final = {
     240: State.OK,
     241: State.FAILED,
@@ -134,10 +134,9 @@ _LONGEST_PAUSE: Final = 3600.0
 class Runs(Generic[T]):
     """The runs of this instance, by job and slot.
 
-    `starting`: of those that go on, the ones that do not work yet. `began`: when the others began
-    to. `ended`: job, slot and code of others until the instance has seen to them; filled from any
-    thread. `ttl`: seconds for which the lease of a run may live on that ended without its end on
-    record.
+    `running`: what goes on. `starting`: of these, the runs whose command has not begun. `began`:
+    when it began. `ended`: job, slot and code, until the instance has dealt with them; filled from
+    any thread. `ttl`: seconds that a lease may outlive a run whose end is not on record.
     """
 
     ttl: float = 0.0
@@ -197,7 +196,7 @@ class Attempts:
         return None
 
     def leave(self, why: str) -> int:
-        """Nothing ran, and somebody else may run it."""
+        """Nothing ran, and any instance may run it."""
         give_back(self._lease, undo_slot=True)
         self._emit("given_back", slot=self.run.slot, why=why)
         return GAVE_BACK

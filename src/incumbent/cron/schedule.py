@@ -27,7 +27,7 @@ def near_word(word: str, known: Iterable[str]) -> str:
 
 
 def find_zone(name: str) -> tzinfo:
-    """The zone; raises ConfigError for a name that nobody here knows."""
+    """The zone; raises ConfigError for a name that this machine does not know."""
     if name in ("UTC", "Etc/UTC", "Z"):
         return UTC
     if name == "localtime":
@@ -234,7 +234,7 @@ class CronSchedule:
         return not any(word.startswith("*") for word in fields[: len(fields) - 3])
 
     def _once_a_day(self, instant: float, naive: datetime) -> float | None:
-        """A time in a gap comes at its end, one that comes twice only the first time."""
+        """A time in a gap counts at its end, a time that comes twice only the first time."""
         found = self._after(naive)
         while found is not None:
             when = seconds_of(found, self._zone, 0)

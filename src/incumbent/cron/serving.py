@@ -65,7 +65,7 @@ class CommandLauncher:
         else:
             self._zygote.send(self._claimer.part_with(spec, slot, grant))
         if self.gone:
-            # What was parted with is believed by nobody: it runs out, and its witnesses say so.
+            # No process believes in the lease any more: it runs out, and other instances see that.
             raise CannotLaunch("the process that starts commands is gone")
         self.runs.running[spec.name, slot.name] = slot
         self.runs.starting.add((spec.name, slot.name))

@@ -45,7 +45,7 @@ LOOK_BACK: Final = 32
 LOOK_BACK_FOR: Final = 1800.0
 """Seconds whose gaps are looked at, however many records: the fleet sweeps every 10 minutes."""
 _REPORTS_WITHIN: Final = 5.0
-"""Seconds in which who claimed a slot says so in the ledger."""
+"""Seconds in which the instance that claimed a slot records its run."""
 _SOON: Final = 1.0
 _COUNTED: Final = 10_000
 _PUNCTUAL_LEAST, _PUNCTUAL_MOST = 2.0, 60.0
@@ -94,7 +94,7 @@ def _judge_slot(spec: JobSpec, record: Record, slot: Slot, now: float, found: Fi
 
 
 def _retry(spec: JobSpec, record: Record, run: Run, now: float, found: Findings) -> None:
-    """A lost run is claimed once more, if the job says so and nobody has."""
+    """Claim a lost run once more, if the job has retries left and no instance did."""
     following = Slot(run.slot, run.due, run.attempt).again()
     known = RUN + following.name in record.fields
     if is_retried(spec, run, now) and not known and following not in found.claims:
@@ -231,7 +231,7 @@ def missed_slots(
     many as the history keeps.
     """
     rule = spec.catch_up
-    # At least one that is missed: its record reaches back to what is known.
+    # At least one missed slot: its record reaches back to what is accounted for.
     most = max(rule.limit, spec.keep_runs) + _PUNCTUAL_AT_ONCE + 1
     slots = _latest(spec, last_known, now, most=most)
     punctual = tuple(slot for slot in slots[-70:] if is_punctual(spec, slot, now))
@@ -281,7 +281,7 @@ def known_until(spec: JobSpec, record: Record) -> float | None:
 
 
 def retry_due(spec: JobSpec, record: Record, now: float) -> Slot | None:
-    """The last run on record, if it is lost, has an attempt to come, and nobody saw to that."""
+    """The last run on record, if it is lost and still has an attempt to come."""
     if not spec.retries or not (runs := runs_of(record.fields)):
         return None
     *_, (run, _) = runs.values()
@@ -291,7 +291,7 @@ def retry_due(spec: JobSpec, record: Record, now: float) -> Slot | None:
 
 
 def holes(spec: JobSpec, record: Record) -> list[Slot]:
-    """Slots between those on record of which nothing is known."""
+    """Slots in the gaps between the slots on record."""
     runs = [run for run, _ in runs_of(record.fields).values() if is_scheduled(run.slot)]
     until = known_until(spec, record)
     if until is None or not runs:

@@ -38,7 +38,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class CatchUp:
-    """What to do about slots at which nobody was up.
+    """What to do about slots at which no instance was up.
 
     "no": record them. "last": run the last one. "all": run the last `limit`, oldest first. Only
     slots of the last `window` seconds are run.
@@ -122,7 +122,7 @@ class Slot:
 
     @classmethod
     def held(cls, name: str, now: float) -> Slot | None:
-        """The slot that a holder names, to be accounted for; None for what is no slot of ours.
+        """The slot that a holder names, to be accounted for; None if the text names no slot.
 
         `now`: the instant of a trigger, whose name has none.
         """

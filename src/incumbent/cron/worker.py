@@ -81,7 +81,7 @@ class Output:
         self._writing = -1
 
     def ready(self) -> None:
-        """Take what came, one portion: a command that floods must not keep others waiting."""
+        """Read one portion: a command that floods must not keep others waiting."""
         self._take()
 
     def _take(self) -> bool:
@@ -197,7 +197,7 @@ class Inbox:
             (length,) = _HEAD.unpack_from(data)
             if len(data) < _HEAD.size + length:
                 break
-            # From a process of ours, over a socket that nobody else has.
+            # From a process of ours, over a socket that no other process has.
             found.append(pickle.loads(data[_HEAD.size : _HEAD.size + length]))  # noqa: S301
             data = data[_HEAD.size + length :]
         self._came = data
@@ -208,7 +208,7 @@ class Inbox:
 
 
 def be_worker(fleet: Fleet, channel: socket.socket, first: Task | None, events: Events) -> None:
-    """Do `first`, then what comes from `channel`, until that ends or a signal says so."""
+    """Do `first`, then the tasks from `channel`, until it is closed or a signal comes."""
     _give_stdin(None)
     with (
         start_guard(fleet.isolate) as guard,

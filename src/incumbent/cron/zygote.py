@@ -53,7 +53,7 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class StandBy:
-    """Have so many workers ready for what is due soon; of those that are idle keep so many."""
+    """Have `ready` workers for what is due soon; keep `kept` of the idle ones."""
 
     ready: int
     kept: int
@@ -61,7 +61,7 @@ class StandBy:
 
 @dataclass(frozen=True, slots=True)
 class Notify:
-    """Run a job's on_failure command for a run that somebody else was lost with."""
+    """Run a job's on_failure command for a run that was lost with another instance."""
 
     spec: JobSpec
     run: Run
@@ -135,7 +135,7 @@ def _warm_up(url: str) -> None:
 def _be_zygote(channel: socket.socket, fleet: Fleet, events: Events) -> NoReturn:
     code = _FAULT
     try:
-        # The terminal is nobody's among many: ^C reaches the instance, which drains.
+        # Without a terminal: ^C reaches only the instance, which drains.
         os.setsid()
         name_process("incumbent-zygote")
         for signum in signal.valid_signals() - _LEFT_ALONE:
@@ -210,7 +210,7 @@ class _Forking:
         return Worker(pid, ours, task.key if task else None, comes_up=task is None)
 
     def _fork(self, job: str, work: Callable[[], None], *closing: socket.socket) -> int:
-        """The child's number, which ends with its `work`; 0 (and said so) if there can be none."""
+        """Fork a child that does `work` and ends; its pid, or 0 (and an event) if that failed."""
         die = die_with_parent(signal.SIGTERM)
         # A child ignores what we ignore until it says otherwise: what it is sent by then must wait.
         signal.pthread_sigmask(signal.SIG_BLOCK, _TO_END)
@@ -258,7 +258,7 @@ class _Forking:
 
 
 _AGAIN_AFTER: Final = 10.0
-"""Seconds after one that could not prepare itself."""
+"""Seconds after a worker that failed to prepare itself, until the next one is forked."""
 _HANDED_MOST: Final = 65_536
 """Bytes that a socket takes at once from whoever must not wait; a new worker has them at birth."""
 _SHORT: Final = 5.0
@@ -280,9 +280,9 @@ class Worker:
 
 
 Fork = Callable[[Task | None], Worker | None]
-"""Forks a worker that begins with a task; None (and said so) if the system refuses."""
+"""Forks a worker that begins with a task; None (and an event) if the system refuses."""
 Report = Callable[[str, str, int], None]
-"""Hears that a task has begun, and how it ended: job, slot, code."""
+"""Receives that a task has begun, and how it ended: job, slot, code."""
 
 
 class Pool:
@@ -295,7 +295,7 @@ class Pool:
         self._by_fd: dict[int, Worker] = {}
         self._by_pid: dict[int, Worker] = {}
         self.others: set[int] = set()
-        """Processes that are no workers, to be reaped and stopped as those."""
+        """Processes that are no workers; they are reaped and stopped as workers are."""
         self._ready = self._kept = 0
         self._not_before = 0.0
 
@@ -322,14 +322,14 @@ class Pool:
             self._report(*task.key, _FAULT)
 
     def stand_by(self, ready: int, kept: int) -> None:
-        """Fork until so many are idle; those of the idle that are more than `kept` leave."""
+        """Fork until `ready` workers are idle; dismiss the idle ones beyond `kept`."""
         self._ready, self._kept = ready, kept
         idle = sorted(self._idle(), key=lambda worker: worker.prepared)
         for worker in idle[: max(0, len(idle) - kept)]:
             self._dismiss(worker)
 
     def prepare(self) -> int | None:
-        """Fork the next one that is to stand by, unless one is about to be ready.
+        """Fork the next worker that is to stand by, unless one is about to be ready.
 
         Returns after how many milliseconds to come again though nothing is heard, if ever.
         """
@@ -418,7 +418,7 @@ class Pool:
                 self._dismiss(worker)
 
     def reap(self) -> None:
-        """See who ended."""
+        """Collect the processes that have ended."""
         while len(self):
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
