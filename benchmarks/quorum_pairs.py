@@ -25,7 +25,7 @@ from incumbent import AsyncLock, Lock
 from incumbent.model import Ask, Key
 from incumbent.stores.quorum.dialect import SCRIPTS, QuorumDialect
 from incumbent.stores.quorum.options import parse_quorum_url
-from incumbent.stores.redis.names import Naming
+from incumbent.stores.redis.records import Naming
 
 __all__ = ["quorum_async_rows", "quorum_rows"]
 

@@ -10,7 +10,7 @@ from incumbent.model import Granted
 from incumbent.stores.quorum.ballots import majority_of
 from incumbent.stores.quorum.dialect import QuorumDialect
 from incumbent.stores.quorum.nodes import Quorum
-from incumbent.stores.redis.names import Naming
+from incumbent.stores.redis.records import Naming
 from tests.combined.plan import Fault, Plan
 from tests.history.checker import Broken, check
 from tests.history.events import Grant, History

@@ -22,7 +22,7 @@ from typing import Any, Final, Self
 from incumbent import Client
 from incumbent.clock import now
 from incumbent.stores.names import make_key
-from incumbent.stores.redis.names import Naming
+from incumbent.stores.redis.records import Naming
 from tests.combined.plan import Fault, Plan
 from tests.history.checker import Broken, check
 from tests.history.events import GivenUp, Grant, History, Removed, Stands, Witness, from_line

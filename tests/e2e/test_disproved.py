@@ -9,7 +9,7 @@ import pytest
 from incumbent import clock
 from incumbent.model import Key
 from incumbent.policy import make_policy
-from incumbent.stores.redis.names import Naming
+from incumbent.stores.redis.records import Naming
 from tests.cli.tool import incumbent, start
 from tests.e2e.fleet import WORKER, Fleet
 from tests.support.pace import took

@@ -628,7 +628,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     _d(
         "redis: several grants that too few replicas have are kept",
-        "stores/redis/replicas.py",
+        "stores/redis/layers.py",
         '            takes = zip(plan.parts, cast("list[Any]", outcome), strict=True)',
         "            takes = []",
         "tests/stores/redis/test_multi.py::test_behind_sentinels_all_are_asked_for_at_once_and_no_replica_means_none_of_them",

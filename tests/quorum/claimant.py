@@ -16,7 +16,7 @@ from incumbent.stores.quorum.dialect import QuorumDialect
 from incumbent.stores.quorum.nodes import NOT_ASKED, Enough, Panel, Quorum, Reply
 from incumbent.stores.quorum.renew import renew
 from incumbent.stores.quorum.take import Parting, give, take
-from incumbent.stores.redis.names import Naming
+from incumbent.stores.redis.records import Naming
 from incumbent.stores.redis.resp import Step
 from tests.quorum.world import LOOK, Machine, Nap, Process, Round
 

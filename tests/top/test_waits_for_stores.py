@@ -29,7 +29,7 @@ from incumbent.protocol.words import waiting_so_far
 from incumbent.stores.etcd.site import Site as EtcdSite
 from incumbent.stores.etcd.site import parse_etcd_url
 from incumbent.stores.redis.options import Target
-from incumbent.stores.redis.site import Site, connect_error
+from incumbent.stores.redis.server import Site, connect_error
 from tests.support.faulty import FaultyEngine
 from tests.support.pace import lasted, now
 from tests.support.postgresql import PostgresServer

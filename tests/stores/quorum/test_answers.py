@@ -19,7 +19,7 @@ from incumbent.model import Ask, Granted, Key, Record, Refused, Released, Slot, 
 from incumbent.stores.quorum import ballots
 from incumbent.stores.quorum.ballots import Answer, Split, Verdict
 from incumbent.stores.quorum.dialect import MARKER
-from incumbent.stores.redis.names import Naming
+from incumbent.stores.redis.records import Naming
 from tests.cli.tool import incumbent
 from tests.stores.quorum.world import Member, Members, Party, party, soon
 from tests.support.waiting import eventually

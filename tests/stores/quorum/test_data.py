@@ -15,7 +15,7 @@ from incumbent import Lock
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.model import Ask, Gone, Granted, Key, Refused, Released, Renewed, Slot, Stored
 from incumbent.policy import TTL_DEFAULT
-from incumbent.stores.redis.names import Naming
+from incumbent.stores.redis.records import Naming
 from tests.quorum.walls import ShiftedServer
 from tests.stores.quorum.world import Member, Members, Party, party, soon
 from tests.support.needs import needs

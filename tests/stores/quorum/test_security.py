@@ -16,7 +16,7 @@ import redis
 from incumbent import clock
 from incumbent.errors import StoreUnavailable
 from incumbent.model import Ask, Gone, Granted, Key, Refused, Released, Renewal, Renewed, Stored
-from incumbent.stores.redis.names import Naming
+from incumbent.stores.redis.records import Naming
 from tests.stores.quorum.world import Party, channel_of, party, soon
 from tests.support.pace import took
 from tests.support.servers import ROOT, RedisServer, TlsFiles

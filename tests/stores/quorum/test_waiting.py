@@ -18,7 +18,7 @@ from incumbent.errors import StoreUnavailable
 from incumbent.model import Ask, Granted, Key, Refused, Released
 from incumbent.net.readers import subscription_losses
 from incumbent.stores.quorum import waiting
-from incumbent.stores.redis.names import Naming
+from incumbent.stores.redis.records import Naming
 from tests.stores.quorum.world import Members, Party, channel_of, party, soon
 from tests.support.forks import exit_code, fork
 from tests.support.pace import lasted, took

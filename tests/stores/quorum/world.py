@@ -16,7 +16,7 @@ from incumbent.errors import StoreError
 from incumbent.model import Ask, GiveOutcome, Granted, Key, Refused, Renewal, RenewOutcome
 from incumbent.stores.base import Engine, Store
 from incumbent.stores.quorum.dialect import MARKER
-from incumbent.stores.redis.names import Naming
+from incumbent.stores.redis.records import Naming
 from incumbent.stores.url import open_engine
 from tests.support.proxy import FaultProxy, Way, _Link
 from tests.support.servers import RedisServer

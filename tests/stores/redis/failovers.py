@@ -23,7 +23,7 @@ from incumbent.stores.redis.dialect import too_early
 from incumbent.stores.redis.incarnation import Acquaintance, Met
 from incumbent.stores.redis.options import Target
 from incumbent.stores.redis.sentinel import Opinion
-from incumbent.stores.redis.site import Site
+from incumbent.stores.redis.server import Site
 from tests.stores.redis.meeting import NOW, Server
 
 TTL = 1.0

@@ -9,7 +9,7 @@ import hiredis
 from incumbent.stores.redis.incarnation import Met, meet
 from incumbent.stores.redis.options import Target
 from incumbent.stores.redis.resp import SCRIPTS
-from incumbent.stores.redis.site import MARKER_KEY, Marker, Site
+from incumbent.stores.redis.server import MARKER_KEY, Marker, Site
 
 NOW = 1_700_000_000
 PLAIN = {"run_id": "run1", "master_replid": "hist1", "master_replid2": "0000", "role": "master"}

@@ -10,11 +10,9 @@ from hypothesis import strategies as st
 from incumbent.errors import OutcomeUnknown, StoreUnavailable
 from incumbent.model import Ask, Granted, Key, Renewal
 from incumbent.net.pool import Mismatch
-from incumbent.stores.redis.commands import Commands
+from incumbent.stores.redis.commands import Commands, renew_program
 from incumbent.stores.redis.errors import Outdated, answered_error
-from incumbent.stores.redis.names import Naming, quoted
-from incumbent.stores.redis.records import mark_of, read_value
-from incumbent.stores.redis.renewals import renew_program
+from incumbent.stores.redis.records import Naming, mark_of, quoted, read_value
 from incumbent.stores.redis.resp import SCRIPTS, as_eval, pack
 from incumbent.stores.redis.server import read_facts
 

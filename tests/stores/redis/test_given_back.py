@@ -23,11 +23,11 @@ from incumbent.stores.redis.dialect import Server, take_program
 from incumbent.stores.redis.errors import Outdated
 from incumbent.stores.redis.exchange import carry_out
 from incumbent.stores.redis.incarnation import Acquaintance, Mark, Met
-from incumbent.stores.redis.names import Naming
+from incumbent.stores.redis.layers import Confirmed
 from incumbent.stores.redis.options import Target
-from incumbent.stores.redis.replicas import Confirmed
+from incumbent.stores.redis.records import Naming
 from incumbent.stores.redis.resp import SCRIPTS, Program
-from incumbent.stores.redis.site import Site
+from incumbent.stores.redis.server import Site
 
 KEY, CLAIM, ASK = Key("n", "k"), "c1", Ask(10.0, "host-1")
 SITE, COMMANDS = Site(Target(), "here"), Commands(Naming(None), "here")

@@ -15,7 +15,7 @@ from incumbent.net.pool import Broken
 from incumbent.net.readers import LoopWakeup, Wakeup
 from incumbent.stores.redis.commands import Commands
 from incumbent.stores.redis.line import in_line, inbox_channel
-from incumbent.stores.redis.names import Naming
+from incumbent.stores.redis.records import Naming
 from incumbent.stores.redis.subscription import Subscriber, SubscriptionHub
 from tests.support.pace import lasted
 

@@ -12,7 +12,7 @@ from incumbent.stores.redis.dialect import too_early
 from incumbent.stores.redis.errors import Outdated
 from incumbent.stores.redis.incarnation import TOKEN_JUMP, Acquaintance, Mark, Met, read_mark
 from incumbent.stores.redis.options import Target
-from incumbent.stores.redis.site import MARKER_KEY, Site
+from incumbent.stores.redis.server import MARKER_KEY, Site
 from tests.stores.redis.meeting import NOW, PLAIN, Server
 
 FLOOR = int(TOKEN_JUMP * 1e6)

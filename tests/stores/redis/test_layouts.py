@@ -21,12 +21,12 @@ from incumbent.model import Gone, Key, Renewal, Renewed, RenewOutcome
 from incumbent.protocol.port import run
 from incumbent.stores.plan import Plan
 from incumbent.stores.redis import open_store, sentinel
-from incumbent.stores.redis.aiosides import AsyncSide
+from incumbent.stores.redis.aio import AsyncSide
 from incumbent.stores.redis.cluster import SLOTS, Cluster, Topology, markers_of, slot_of
 from incumbent.stores.redis.commands import Commands
 from incumbent.stores.redis.dialect import Server
 from incumbent.stores.redis.incarnation import Acquaintance, Mark, Met
-from incumbent.stores.redis.names import Naming
+from incumbent.stores.redis.layers import BlockingSide, Side, Work
 from incumbent.stores.redis.options import (
     RedisOptions,
     Target,
@@ -34,6 +34,7 @@ from incumbent.stores.redis.options import (
     parse_redis_url,
     say_address,
 )
+from incumbent.stores.redis.records import Naming
 from incumbent.stores.redis.resp import Step
 from incumbent.stores.redis.router import Part, Router, renew_part
 from incumbent.stores.redis.sentinel import (
@@ -44,9 +45,7 @@ from incumbent.stores.redis.sentinel import (
     newest_of,
     verdict,
 )
-from incumbent.stores.redis.server import read_facts
-from incumbent.stores.redis.sides import BlockingSide, Side, Work
-from incumbent.stores.redis.site import Site
+from incumbent.stores.redis.server import Site, read_facts
 from incumbent.stores.url import parse_hosts
 from tests.support.pace import lasted
 

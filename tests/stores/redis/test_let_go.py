@@ -14,7 +14,7 @@ from incumbent.errors import StoreUnavailable
 from incumbent.protocol.port import run
 from incumbent.stores.redis.aiowire import AsyncWire
 from incumbent.stores.redis.dialect import DIALECT
-from incumbent.stores.redis.site import MARKER_KEY
+from incumbent.stores.redis.server import MARKER_KEY
 from incumbent.stores.redis.wire import Wire
 from tests.stores.party import ASK
 from tests.stores.redis.world import Party, new_claim, party, soon

@@ -15,7 +15,7 @@ from incumbent import clock
 from incumbent.errors import StoreUnavailable
 from incumbent.stores.redis import aiodial, dial
 from incumbent.stores.redis.options import Target
-from incumbent.stores.redis.site import Site
+from incumbent.stores.redis.server import Site
 
 SECRET = "s3kr%t"
 OK = b"+OK\r\n"

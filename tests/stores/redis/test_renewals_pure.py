@@ -6,9 +6,8 @@ import pytest
 
 from incumbent.model import Batch, Gone, Key, Renewal, Renewed, RenewOutcome
 from incumbent.net.pool import Mismatch
-from incumbent.stores.redis.commands import Commands
-from incumbent.stores.redis.names import Naming
-from incumbent.stores.redis.renewals import renew_program
+from incumbent.stores.redis.commands import Commands, renew_program
+from incumbent.stores.redis.records import Naming
 from incumbent.stores.redis.resp import Program, Step
 
 NAMING = Naming(None)

@@ -13,7 +13,7 @@ from incumbent.net.pool import Mismatch
 from incumbent.stores.redis.commands import Commands
 from incumbent.stores.redis.errors import Moved
 from incumbent.stores.redis.incarnation import Acquaintance
-from incumbent.stores.redis.names import Naming
+from incumbent.stores.redis.records import Naming
 from incumbent.stores.redis.resp import SCRIPTS, Step, as_eval
 from incumbent.stores.redis.router import Part, renew_part
 from tests.stores.redis.test_renewals_pure import calls_of, echo_of

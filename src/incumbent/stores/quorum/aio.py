@@ -23,7 +23,7 @@ from incumbent.stores.quorum.waiting import CONNECTED, Message, Subscribers
 from incumbent.stores.redis.aiodial import dial
 from incumbent.stores.redis.aiowire import AsyncWire
 from incumbent.stores.redis.resp import Step, as_eval
-from incumbent.stores.redis.site import Site
+from incumbent.stores.redis.server import Site
 
 T = TypeVar("T")
 

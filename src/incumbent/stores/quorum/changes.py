@@ -59,7 +59,7 @@ from incumbent.stores.quorum.nodes import (
     silent_of,
     strangers,
 )
-from incumbent.stores.redis.names import quoted
+from incumbent.stores.redis.records import quoted
 from incumbent.stores.redis.resp import Step, pack
 
 _BACK_OFF: Final = 0.001

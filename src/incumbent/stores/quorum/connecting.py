@@ -21,8 +21,7 @@ from incumbent.stores.quorum.nodes import NOT_ASKED, Enough, Node, Panel, Quorum
 from incumbent.stores.redis.errors import answered_error
 from incumbent.stores.redis.exchange import UNUSABLE, AnyWire, carry_out
 from incumbent.stores.redis.resp import Program, Step, as_eval, is_forgotten, pack
-from incumbent.stores.redis.server import Facts, greeting
-from incumbent.stores.redis.site import Site
+from incumbent.stores.redis.server import Facts, Site, greeting
 
 W = TypeVar("W", bound=AnyWire)
 

@@ -25,8 +25,7 @@ from incumbent.policy import TTL_DEFAULT
 from incumbent.stores.findings import wait_after_restart
 from incumbent.stores.quorum.ballots import Answer, No, Silent, Vote
 from incumbent.stores.redis.errors import answered_error
-from incumbent.stores.redis.names import Naming, quoted
-from incumbent.stores.redis.records import refused
+from incumbent.stores.redis.records import Naming, quoted, refused
 from incumbent.stores.redis.resp import Script, Step, milliseconds, pack
 
 FIELDS: Final = {

@@ -25,8 +25,8 @@ from incumbent.stores.quorum.nodes import Enough, Node, Panel, Quorum, Reply, ag
 from incumbent.stores.quorum.operations import Operations, carry_out
 from incumbent.stores.quorum.take import Parting, give, is_decided, take
 from incumbent.stores.quorum.waiting import Subscribers
-from incumbent.stores.redis.names import Naming
-from incumbent.stores.redis.site import Site
+from incumbent.stores.redis.records import Naming
+from incumbent.stores.redis.server import Site
 
 if TYPE_CHECKING:
     from incumbent.stores.quorum.aio import AsyncQuorumStore

@@ -27,7 +27,7 @@ from incumbent.stores.quorum.nodes import NOT_ASKED, Enough, Reply
 from incumbent.stores.quorum.waiting import CONNECTED, Message
 from incumbent.stores.redis.dial import dial_as
 from incumbent.stores.redis.resp import Step, as_eval
-from incumbent.stores.redis.site import Site
+from incumbent.stores.redis.server import Site
 from incumbent.stores.redis.wire import Wire
 
 _LAG_MOST: Final = 1.5

@@ -24,7 +24,7 @@ from incumbent.stores.quorum import ballots
 from incumbent.stores.quorum.ballots import Answer, BallotClock, No, Silent, Vote
 from incumbent.stores.quorum.dialect import MARKER, RECORD_FORMAT, QuorumDialect, node_failure
 from incumbent.stores.redis.resp import Step
-from incumbent.stores.redis.site import Site
+from incumbent.stores.redis.server import Site
 
 Reply: TypeAlias = "list[Any] | Silent"
 """A node's replies to the requests of a step, or why there are none."""

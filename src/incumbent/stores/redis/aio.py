@@ -7,26 +7,27 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Any, TypeVar, Unpack
 
 from incumbent import clock
-from incumbent.errors import StoreError, StoreUnavailable
+from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.model import Ask, GiveOutcome, Key, Queued, TakeOutcome
 from incumbent.net.pool import Broken
 from incumbent.net.readers import LoopWakeup, Wakeup
 from incumbent.stores.base import Parting
 from incumbent.stores.loops import LoopEnd
-from incumbent.stores.plan import Plan
+from incumbent.stores.plan import Plan, PlannedTogether
 from incumbent.stores.redis.aiodial import dial
 from incumbent.stores.redis.aiowire import AsyncWire
 from incumbent.stores.redis.commands import Commands
 from incumbent.stores.redis.dialect import DIALECT, Server, settle_take
 from incumbent.stores.redis.errors import Demoted, Outdated
-from incumbent.stores.redis.exchange import UNUSABLE, Exchange, carry_out
+from incumbent.stores.redis.exchange import UNUSABLE, AnyWire, Exchange, carry_out
 from incumbent.stores.redis.incarnation import LOOK_EVERY
+from incumbent.stores.redis.layers import Enough, Layer, Side, View, Work
 from incumbent.stores.redis.resp import as_eval, is_forgotten
-from incumbent.stores.redis.site import Site
+from incumbent.stores.redis.server import Site
 from incumbent.stores.redis.subscription import Subscriber
 
 T = TypeVar("T")
@@ -236,3 +237,86 @@ class AsyncSubscriber:
         if message is not None:
             self._inbox.append(message)
         self._wakeup.wake()
+
+
+# -- for layers ------------------------------------------------------------------------------------
+
+
+class AsyncSide(Side):
+    """See Side. Belongs to the loop in which it was made."""
+
+    def __init__(self) -> None:
+        self.stores: list[AsyncRedisStore] = []
+        self._turn = asyncio.Lock()
+
+    def exchange(self, site: Site, commands: Commands) -> Exchange[Any]:
+        store = AsyncRedisStore(site, commands)
+        self.stores.append(store)
+        return store
+
+    async def dial(self, site: Site, until: float) -> AnyWire:
+        return await dial(site, until)
+
+    async def pause(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    async def update(self, view: View, until: float) -> None:
+        """See Side.update. One task asks for all."""
+        if not view.stale:
+            return
+        try:
+            async with asyncio.timeout(max(0.0, until - clock.now())):
+                await self._turn.acquire()
+        except TimeoutError as error:
+            raise StoreUnavailable("no time was left to ask where the servers are") from error
+        try:
+            await super().update(view, until)
+        finally:
+            self._turn.release()
+
+    async def together(
+        self, works: Sequence[Work[T]], until: float, enough: Enough[T] | None = None
+    ) -> list[T | StoreError]:
+        tasks = [asyncio.create_task(_outcome(work, until)) for work in works]
+        # Where all are wanted, each knows itself when to end.
+        patience = max(0.0, until - clock.now()) if enough else None
+        found: list[T] = []
+        try:
+            for ended in asyncio.as_completed(tasks, timeout=patience):
+                outcome = await ended
+                if not isinstance(outcome, StoreError):
+                    found.append(outcome)
+                    if enough and enough(found):
+                        break
+        except TimeoutError:
+            pass
+        finally:
+            for task in tasks:
+                task.cancel()
+        late = OutcomeUnknown("no answer in time")
+        return [task.result() if task.done() else late for task in tasks]
+
+
+class AsyncFace(Layer):
+    """See stores.base.AsyncStore: the operations of a layer, for one event loop."""
+
+    def __init__(self, side: AsyncSide, layer: PlannedTogether[Server]) -> None:
+        super().__init__(layer)
+        self._side = side
+
+    async def aclose(self) -> None:
+        self.let_go()
+        for store in self._side.stores:
+            await store.aclose()
+
+    def detach(self) -> None:
+        """In a fork's child: give the descriptors back without touching the parent's loop."""
+        for store in self._side.stores:
+            store.detach()
+
+
+async def _outcome(work: Work[T], until: float) -> T | StoreError:
+    try:
+        return await work(until)
+    except StoreError as error:
+        return error

@@ -12,7 +12,7 @@ from incumbent.net.aiodial import connect, connect_unix
 from incumbent.stores.redis.aiowire import AsyncWire
 from incumbent.stores.redis.dial import open_wire
 from incumbent.stores.redis.options import Target
-from incumbent.stores.redis.site import Site
+from incumbent.stores.redis.server import Site
 
 if TYPE_CHECKING:
     from ssl import SSLContext

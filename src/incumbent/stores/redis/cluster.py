@@ -13,10 +13,10 @@ from typing import Any, Final, TypeVar
 from incumbent import clock
 from incumbent.errors import StoreError, StoreUnavailable
 from incumbent.stores.redis.errors import answered_error
+from incumbent.stores.redis.layers import Side, at_least
 from incumbent.stores.redis.options import Address, Reach, say_address, the_same
 from incumbent.stores.redis.resp import Program, Step, each_step, pack
-from incumbent.stores.redis.sides import Side, at_least
-from incumbent.stores.redis.site import Site
+from incumbent.stores.redis.server import Site
 
 T = TypeVar("T")
 

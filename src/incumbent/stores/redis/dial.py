@@ -15,7 +15,7 @@ from incumbent.net.names import run_bounded
 from incumbent.protocol.port import run
 from incumbent.stores.redis.options import Target
 from incumbent.stores.redis.resp import pack
-from incumbent.stores.redis.site import LoginRefused, Site, connect_error
+from incumbent.stores.redis.server import LoginRefused, Site, connect_error
 from incumbent.stores.redis.wire import Wire
 
 if TYPE_CHECKING:

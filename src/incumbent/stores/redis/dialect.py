@@ -39,7 +39,7 @@ from incumbent.policy import TTL_DEFAULT
 from incumbent.stores.base import Gave, Give, Take, Took
 from incumbent.stores.findings import wait_after_restart
 from incumbent.stores.plan import Plan
-from incumbent.stores.redis.commands import Commands, held_by
+from incumbent.stores.redis.commands import Commands, held_by, renew_program
 from incumbent.stores.redis.errors import Outdated, TooLate, restart_error
 from incumbent.stores.redis.incarnation import LOOK_EVERY, Acquaintance, Met, check_format, meet
 from incumbent.stores.redis.records import (
@@ -52,7 +52,6 @@ from incumbent.stores.redis.records import (
     sharing_of,
     slots_named,
 )
-from incumbent.stores.redis.renewals import renew_program
 from incumbent.stores.redis.resp import (
     SCRIPTS,
     Program,
@@ -62,7 +61,7 @@ from incumbent.stores.redis.resp import (
     milliseconds,
     pack,
 )
-from incumbent.stores.redis.site import MARKER_KEY, Site
+from incumbent.stores.redis.server import MARKER_KEY, Site
 
 T = TypeVar("T")
 

@@ -28,10 +28,9 @@ from incumbent.stores.redis.dial import dial
 from incumbent.stores.redis.errors import answered_error
 from incumbent.stores.redis.exchange import carry_out
 from incumbent.stores.redis.incarnation import LOOK_EVERY, read_mark
+from incumbent.stores.redis.layers import BlockingSide, View
 from incumbent.stores.redis.resp import Program, Step, pack
-from incumbent.stores.redis.server import Facts, read_facts
-from incumbent.stores.redis.sides import BlockingSide, View
-from incumbent.stores.redis.site import Site
+from incumbent.stores.redis.server import Facts, Site, read_facts
 
 _RESYNC_LEAST: Final = 2
 """Seconds of repl-diskless-sync-delay with which no resync ends between two looks at a server."""

@@ -11,15 +11,14 @@ from incumbent.stores.loops import ServerEngine
 from incumbent.stores.plan import BlockingTogether, PlannedTogether
 from incumbent.stores.redis.commands import Commands
 from incumbent.stores.redis.dialect import CAPABILITIES, Server
-from incumbent.stores.redis.names import Naming
 from incumbent.stores.redis.options import RedisOptions
-from incumbent.stores.redis.site import Site, site_of
+from incumbent.stores.redis.records import Naming
+from incumbent.stores.redis.server import Site, site_of
 from incumbent.stores.redis.sync import RedisStore
 
 if TYPE_CHECKING:
-    from incumbent.stores.redis.aio import AsyncRedisStore
-    from incumbent.stores.redis.aiosides import AsyncFace
-    from incumbent.stores.redis.sides import Side, View
+    from incumbent.stores.redis.aio import AsyncFace, AsyncRedisStore
+    from incumbent.stores.redis.layers import Side, View
 
 
 class RedisEngine(ServerEngine[BlockingTogether[Any], "AsyncRedisStore | AsyncFace"]):
@@ -32,7 +31,7 @@ class RedisEngine(ServerEngine[BlockingTogether[Any], "AsyncRedisStore | AsyncFa
         self._view: View | None = None
         if options.layout or options.wait_replicas:
             # Sentinels, clusters and replicas cost a start what most do not need.
-            from incumbent.stores.redis.sides import BlockingSide
+            from incumbent.stores.redis.layers import BlockingSide
 
             build, self._view = _layers(site, options)
             super().__init__(
@@ -59,7 +58,7 @@ def _async_store(site: Site, commands: Commands) -> AsyncRedisStore:
 
 
 def _face(build: Callable[[Side], PlannedTogether[Server]]) -> AsyncFace:
-    from incumbent.stores.redis.aiosides import AsyncFace, AsyncSide
+    from incumbent.stores.redis.aio import AsyncFace, AsyncSide
 
     side = AsyncSide()
     return AsyncFace(side, build(side))
@@ -75,7 +74,7 @@ def _layers(
 
         cluster = Cluster(site, options.hosts, options.reach)
         return lambda side: Router(side, cluster, options), cluster
-    from incumbent.stores.redis.replicas import connections
+    from incumbent.stores.redis.layers import connections
 
     build = partial(connections, options, site, Commands(Naming(options.key), site.where))
     if not options.layout:

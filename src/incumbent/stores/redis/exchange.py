@@ -29,7 +29,7 @@ from incumbent.stores.redis.dialect import (
 from incumbent.stores.redis.errors import Demoted
 from incumbent.stores.redis.incarnation import Acquaintance
 from incumbent.stores.redis.resp import Program, as_eval, is_forgotten
-from incumbent.stores.redis.site import Site
+from incumbent.stores.redis.server import Site
 from incumbent.stores.redis.subscription import Subscriber, SubscriptionHub
 
 

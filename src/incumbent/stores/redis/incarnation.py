@@ -18,8 +18,7 @@ from typing import Any, Final, NamedTuple
 from incumbent.errors import StoreError, StoreUnavailable
 from incumbent.stores.redis.errors import Moved, Outdated, answered_error
 from incumbent.stores.redis.resp import SCRIPTS, Program, Script, Step, pack
-from incumbent.stores.redis.server import Facts, admit, read_facts
-from incumbent.stores.redis.site import MARKER_KEY, Site
+from incumbent.stores.redis.server import MARKER_KEY, Facts, Site, admit, read_facts
 
 RECORD_FORMAT: Final = 2
 """The number that records and markers begin with."""

@@ -23,17 +23,23 @@ from incumbent.net.pool import Mismatch
 from incumbent.protocol.port import one_by_one
 from incumbent.stores.plan import Plan, PlannedTogether
 from incumbent.stores.redis.cluster import ASKING, Cluster, Topology, asking, host_of, slot_of
-from incumbent.stores.redis.commands import Commands
+from incumbent.stores.redis.commands import (
+    RESTARTED,
+    Call,
+    Commands,
+    calls_of,
+    new_echo,
+    note,
+    request_of,
+)
 from incumbent.stores.redis.dialect import DIALECT, JoinedPlan, Server, joined
 from incumbent.stores.redis.errors import Moved, answered_error
 from incumbent.stores.redis.exchange import Exchange
 from incumbent.stores.redis.incarnation import TOKEN_JUMP, Acquaintance
-from incumbent.stores.redis.names import Naming
+from incumbent.stores.redis.layers import Side, connections
 from incumbent.stores.redis.options import Address, RedisOptions, parse_address, say_address
-from incumbent.stores.redis.renewals import RESTARTED, Call, calls_of, new_echo, note, request_of
-from incumbent.stores.redis.replicas import connections
+from incumbent.stores.redis.records import Naming
 from incumbent.stores.redis.resp import Program, Step
-from incumbent.stores.redis.sides import Side
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)

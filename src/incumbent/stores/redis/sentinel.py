@@ -19,10 +19,10 @@ from incumbent.model import Key
 from incumbent.stores.plan import Plan, PlannedTogether
 from incumbent.stores.redis.dialect import Server
 from incumbent.stores.redis.errors import Demoted, answered_error
+from incumbent.stores.redis.layers import Layer, Side
 from incumbent.stores.redis.options import Address, Reach, RedisOptions, say_address, the_same
 from incumbent.stores.redis.resp import Program, Step, pack
-from incumbent.stores.redis.sides import Layer, Side
-from incumbent.stores.redis.site import Site
+from incumbent.stores.redis.server import Site
 
 T = TypeVar("T")
 

@@ -24,7 +24,7 @@ from incumbent.stores.redis.dial import dial
 from incumbent.stores.redis.dialect import DIALECT, Server, settle_take
 from incumbent.stores.redis.exchange import UNUSABLE, Exchange, carry_out
 from incumbent.stores.redis.incarnation import LOOK_EVERY
-from incumbent.stores.redis.site import Site
+from incumbent.stores.redis.server import Site
 from incumbent.stores.redis.subscription import Subscriber
 from incumbent.stores.redis.wire import Wire
 
