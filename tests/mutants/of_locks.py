@@ -71,8 +71,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     _p(
         "of several releases none is owed",
         "protocol/release.py",
-        "            if answer is None or isinstance(answer, StoreError) or held.unsure:\n",
-        "            if held.unsure:\n",
+        "            confirmed += _conclude(port, held, answer, now)\n",
+        "            confirmed += isinstance(answer, Released) and _conclude(port, held, answer, now)\n",
         *_MULTI,
     ),
     _p(

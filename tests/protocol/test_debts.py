@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any, cast
 
 import pytest
@@ -13,7 +14,7 @@ from incumbent.policy import make_policy
 from incumbent.protocol.held import Held, Wanted
 from incumbent.protocol.link import Link
 from incumbent.protocol.port import BlockingPort, Debt, Port, run
-from incumbent.protocol.release import release_blocking, settle
+from incumbent.protocol.release import release, release_blocking, settle
 from incumbent.stores.memory import MemoryEngine
 
 KEY = Key("ns", "job")
@@ -23,7 +24,7 @@ ASK = Ask(15.0, "me")
 class _Port:
     """A clock, and a store that answers gives as it is told to."""
 
-    def __init__(self, *answers: GiveOutcome | Exception) -> None:
+    def __init__(self, *answers: GiveOutcome | BaseException) -> None:
         self.instant = 100.0
         self.answers = list(answers)
         self.owed: list[Debt] = []
@@ -40,7 +41,7 @@ class _Port:
 
     def _answer(self) -> GiveOutcome:
         answer = self.answers.pop(0)
-        if isinstance(answer, Exception):
+        if isinstance(answer, BaseException):
             raise answer
         return answer
 
@@ -83,17 +84,34 @@ def test_a_certain_claim_is_settled_by_its_ttl() -> None:
     assert _settled(port, _debt(0))
 
 
+def _held(port: _Port) -> Held:
+    held = Held(cast("Port", port), Wanted(KEY, ASK, ASK, make_policy(15.0)))
+    held.machine.sent(port.now())
+    assert held.machine.granted(Granted(held.claim, 7, 15.0), port.now())
+    return held
+
+
 @pytest.mark.parametrize("unsure", [0, 1])
 def test_a_release_leaves_a_debt_only_for_a_take_that_was_never_answered(unsure: int) -> None:
     port = _Blocking(Released())
-    wanted = Wanted(KEY, ASK, ASK, make_policy(15.0))
-    held = Held(cast("Port", port), wanted)
+    held = _held(port)
     held.unsure = unsure
-    held.machine.sent(port.now())
-    assert held.machine.granted(Granted(held.claim, 7, 15.0), port.now())
     # An hour later: what held the take up may hold it up for as long as it likes.
     assert release_blocking(cast("BlockingPort", port), held, port.now() + 3600)
     assert [debt.doubt for debt in port.owed] == [2] * unsure
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+@pytest.mark.parametrize("failure", [StoreUnavailable("away"), KeyboardInterrupt()])
+def test_a_release_that_got_no_answer_stays_owed(failure: BaseException, blocking: bool) -> None:
+    port = _Blocking(failure) if blocking else _Awaited(failure)
+    held = _held(port)
+    with suppress(KeyboardInterrupt):
+        if blocking:
+            assert not release_blocking(cast("BlockingPort", port), held, port.now())
+        else:
+            assert not run(release(cast("Port", port), held))
+    assert [(debt.claim, debt.doubt) for debt in port.owed] == [("claim", 0)]
 
 
 @pytest.mark.parametrize("unsure", [0, 1])

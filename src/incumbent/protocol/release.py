@@ -26,25 +26,14 @@ async def release(port: Port, held: Held, *, undo_slot: bool = False) -> bool:
     machine, wanted = held.machine, held.wanted
     machine.left()
     now = port.now()
-    parting = held.parting(now, undo_slot=undo_slot)
-    answered = confirmed = False
+    until, parting = now + wanted.policy.request_timeout, held.parting(now, undo_slot=undo_slot)
+    answer: GiveOutcome | StoreError | None = None
     try:
-        outcome = await port.give(
-            wanted.key,
-            held.claim,
-            machine.token,
-            now + wanted.policy.request_timeout,
-            **parting,
-        )
-        answered = True
-        confirmed = _learn(port, held, outcome)
+        answer = await port.give(wanted.key, held.claim, machine.token, until, **parting)
     except StoreError as error:
-        if meters.on:
-            meters.failed(error)
-            meters.count(meters.TRANSITIONS, "unconfirmed")
+        answer = error
     finally:
-        if not answered or held.unsure:
-            port.hand_over(held.debt(now, undo_slot=undo_slot))
+        confirmed = _conclude(port, held, answer, now, undo_slot=undo_slot)
     return confirmed
 
 
@@ -54,25 +43,14 @@ def release_blocking(
     """`release` at `now`, without a coroutine: see acquire_blocking."""
     machine, wanted = held.machine, held.wanted
     machine.left()
-    parting = held.parting(now, undo_slot=undo_slot)
-    answered = confirmed = False
+    until, parting = now + wanted.policy.request_timeout, held.parting(now, undo_slot=undo_slot)
+    answer: GiveOutcome | StoreError | None = None
     try:
-        outcome = port.store.give(
-            wanted.key,
-            held.claim,
-            machine.token,
-            now + wanted.policy.request_timeout,
-            **parting,
-        )
-        answered = True
-        confirmed = _learn(port, held, outcome)
+        answer = port.store.give(wanted.key, held.claim, machine.token, until, **parting)
     except StoreError as error:
-        if meters.on:
-            meters.failed(error)
-            meters.count(meters.TRANSITIONS, "unconfirmed")
+        answer = error
     finally:
-        if not answered or held.unsure:
-            port.hand_over(held.debt(now, undo_slot=undo_slot))
+        confirmed = _conclude(port, held, answer, now, undo_slot=undo_slot)
     return confirmed
 
 
@@ -91,14 +69,29 @@ async def release_all(port: ManyPort, helds: Sequence[Held]) -> bool:
         answers = [error] * len(helds)
     finally:
         for held, answer in zip_longest(helds, answers):
-            if answer is not None and not isinstance(answer, StoreError):
-                confirmed += _learn(port, held, answer)
-            elif meters.on and isinstance(answer, StoreError):
-                meters.failed(answer)
-                meters.count(meters.TRANSITIONS, "unconfirmed")
-            if answer is None or isinstance(answer, StoreError) or held.unsure:
-                port.hand_over(held.debt(now, undo_slot=False))
+            confirmed += _conclude(port, held, answer, now)
     return confirmed == len(helds)
+
+
+def _conclude(
+    port: Port,
+    held: Held,
+    answer: GiveOutcome | StoreError | None,
+    now: float,
+    *,
+    undo_slot: bool = False,
+) -> bool:
+    """Whether the give that was sent at `now` is done; None: it was interrupted."""
+    answered, confirmed = False, False
+    if isinstance(answer, StoreError):
+        if meters.on:
+            meters.failed(answer)
+            meters.count(meters.TRANSITIONS, "unconfirmed")
+    elif answer is not None:
+        answered, confirmed = True, _learn(port, held, answer)
+    if not answered or held.unsure:
+        port.hand_over(held.debt(now, undo_slot=undo_slot))
+    return confirmed
 
 
 def _learn(port: Port, held: Held, outcome: GiveOutcome) -> bool:

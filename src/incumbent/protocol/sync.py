@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from collections.abc import Sequence
+from typing import Protocol
 
 from incumbent import clock
 from incumbent.errors import StoreError
@@ -12,9 +12,7 @@ from incumbent.model import Key
 from incumbent.protocol.chance import draw_claim, draw_jitter
 from incumbent.protocol.port import Debt, one_by_one
 from incumbent.stores.base import Gave, Give, Store, Take, Together, Took
-
-P = ParamSpec("P")
-T = TypeVar("T")
+from incumbent.stores.inline import InlineAsyncStore
 
 
 class Upkeep(Protocol):
@@ -27,16 +25,7 @@ class Upkeep(Protocol):
     ) -> None: ...
 
 
-def _in_one_step(
-    of: Callable[[Store], Callable[P, T]],
-) -> Callable[Concatenate[SyncPort, P], Coroutine[Any, Any, T]]:
-    async def operation(self: SyncPort, /, *args: P.args, **settings: P.kwargs) -> T:
-        return of(self.store)(*args, **settings)
-
-    return operation
-
-
-class SyncPort:
+class SyncPort(InlineAsyncStore):
     """A Port whose waits block the calling thread."""
 
     now = staticmethod(clock.now)
@@ -44,16 +33,12 @@ class SyncPort:
     draw_claim = staticmethod(draw_claim)
 
     def __init__(self, store: Store, keeper: Upkeep) -> None:
-        self.store = store
+        super().__init__(store)
         self.hand_over = keeper.hand_over
         self.tell_outage = keeper.tell_outage
 
-    take = _in_one_step(lambda store: store.take)
-    renew = _in_one_step(lambda store: store.renew)
-    give = _in_one_step(lambda store: store.give)
-    put = _in_one_step(lambda store: store.put)
-    read = _in_one_step(lambda store: store.read)
-    wait_change = _in_one_step(lambda store: store.wait_change)
+    async def wait_change(self, key: Key, seen: str, until: float) -> None:
+        self.store.wait_change(key, seen, until)
 
     async def take_all(self, takes: Sequence[Take], until: float) -> Took:
         """See Together; one after another, up to the first refusal, where the store cannot."""

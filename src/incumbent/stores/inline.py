@@ -2,56 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TypeVar, Unpack
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from incumbent.model import (
-    Ask,
-    GiveOutcome,
-    Guard,
-    Key,
-    PutOutcome,
-    Record,
-    Renewal,
-    RenewOutcome,
-    TakeOutcome,
-)
-from incumbent.stores.base import Parting, Store
+from incumbent.stores.base import Store
 
+P = ParamSpec("P")
 T = TypeVar("T")
+
+
+def at_once(
+    of: Callable[[Store], Callable[P, T]],
+) -> Callable[Concatenate[InlineAsyncStore, P], Coroutine[Any, Any, T]]:
+    """An operation of a blocking store as a coroutine."""
+
+    async def operation(self: InlineAsyncStore, /, *args: P.args, **settings: P.kwargs) -> T:
+        return await self._run(partial(of(self.store), *args, **settings))
+
+    return operation
 
 
 class InlineAsyncStore:
     """An AsyncStore without `wait_change`. Each call takes microseconds: a thread costs more."""
 
     def __init__(self, store: Store) -> None:
-        self._store = store
+        self.store = store
 
-    async def _run(self, until: float, operation: Callable[[], T]) -> T:
+    async def _run(self, operation: Callable[[], T]) -> T:
         # The one place for what an engine adds to an operation, such as another try.
         return operation()
 
-    async def take(self, key: Key, claim: str, ask: Ask, until: float) -> TakeOutcome:
-        return await self._run(until, lambda: self._store.take(key, claim, ask, until))
-
-    async def renew(self, renewals: Sequence[Renewal], until: float) -> list[RenewOutcome]:
-        return await self._run(until, lambda: self._store.renew(renewals, until))
-
-    async def give(
-        self, key: Key, claim: str, token: int | None, until: float, **parting: Unpack[Parting]
-    ) -> GiveOutcome:
-        return await self._run(until, lambda: self._store.give(key, claim, token, until, **parting))
-
-    async def put(
-        self, key: Key, field: str, value: bytes | None, guard: Guard, until: float
-    ) -> PutOutcome:
-        return await self._run(until, lambda: self._store.put(key, field, value, guard, until))
-
-    async def read(self, key: Key, until: float) -> Record:
-        return await self._run(until, lambda: self._store.read(key, until))
-
-    async def scan(self, namespace: str, prefix: str, until: float) -> tuple[Record, ...]:
-        return await self._run(until, lambda: self._store.scan(namespace, prefix, until))
+    take = at_once(lambda store: store.take)
+    renew = at_once(lambda store: store.renew)
+    give = at_once(lambda store: store.give)
+    put = at_once(lambda store: store.put)
+    read = at_once(lambda store: store.read)
+    scan = at_once(lambda store: store.scan)
 
     async def aclose(self) -> None:
         """The blocking side owns whatever there is to close."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Callable, Sequence
 from typing import TypeVar, Unpack
@@ -21,6 +20,7 @@ from incumbent.model import (
     RenewOutcome,
     TakeOutcome,
 )
+from incumbent.net.readers import SharedWakeup
 from incumbent.stores.base import Parting
 from incumbent.stores.inline import InlineAsyncStore
 from incumbent.stores.table import MemoryTable
@@ -136,21 +136,13 @@ class AsyncMemoryStore(InlineAsyncStore):
         self._memory = store
 
     async def wait_change(self, key: Key, seen: str, until: float) -> None:
-        loop = asyncio.get_running_loop()
-        changed = asyncio.Event()
-
-        def tell() -> None:
-            loop.call_soon_threadsafe(changed.set)
-
-        if not self._memory.listen(key, seen, tell):
+        wakeup = SharedWakeup()
+        if not self._memory.listen(key, seen, wakeup.wake):
             return
         try:
-            async with asyncio.timeout(max(0.0, until - clock.now())):
-                await changed.wait()
-        except TimeoutError:
-            pass
+            await wakeup.wait(until)
         finally:
-            self._memory.unlisten(tell)
+            self._memory.unlisten(wakeup.wake)
 
 
 class MemoryEngine:

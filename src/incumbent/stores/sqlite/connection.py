@@ -7,6 +7,7 @@ import os
 import sqlite3
 from collections.abc import Callable, Container
 from contextlib import suppress
+from math import inf
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -26,7 +27,12 @@ _LOG_KEPT: Final = 2 << 20
 
 
 class FileBusy(Exception):
-    """Somebody else writes just now: nothing was changed, and another try may succeed."""
+    """Somebody else writes just now: nothing was changed, and another try may succeed.
+
+    `until`: the instant until which the operation may try.
+    """
+
+    until = -inf
 
 
 class SpoiledFile(StoreUnavailable):

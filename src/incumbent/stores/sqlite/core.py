@@ -15,7 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final, TypeVar, cast
 
 from incumbent import clock
 from incumbent.errors import StoreError, StoreUnavailable
@@ -42,7 +42,7 @@ from incumbent.model import (
     TakeOutcome,
 )
 from incumbent.stores.base import Gave, Give, Take, Took
-from incumbent.stores.inline import InlineAsyncStore
+from incumbent.stores.inline import InlineAsyncStore, at_once
 from incumbent.stores.names import flat, unflat
 from incumbent.stores.notices import PAUSE, RESIGN, guard_holds, notices_for
 from incumbent.stores.sqlite import schema
@@ -204,7 +204,11 @@ class Core:
         self.file.close()
 
     def _transact(self, until: float, work: Callable[[Connection], T], mode: Mode = WRITE) -> T:
-        return self.file.transact(work, mode)
+        try:
+            return self.file.transact(work, mode)
+        except FileBusy as busy:
+            busy.until = until
+            raise
 
 
 def _journal_mode(db: Connection) -> str:
@@ -453,21 +457,19 @@ class AsyncSqliteStore(InlineAsyncStore):
         self._core = Core(file)
         super().__init__(self._core)
 
-    async def _run(self, until: float, operation: Callable[[], T]) -> T:
-        waits = pauses(self._core.file.path, until)
+    async def _run(self, operation: Callable[[], T]) -> T:
+        waits: Iterator[float] | None = None
         while True:
             try:
                 return operation()
-            except FileBusy:
+            except FileBusy as busy:
                 from asyncio import sleep  # the blocking side loads no asyncio
 
+                waits = waits or pauses(self._core.file.path, busy.until)
                 await sleep(next(waits))
 
-    async def take_all(self, takes: Sequence[Take], until: float) -> Took:
-        return await self._run(until, lambda: self._core.take_all(takes, until))
-
-    async def give_all(self, gives: Sequence[Give], until: float) -> Gave:
-        return await self._run(until, lambda: self._core.give_all(gives, until))
+    take_all = at_once(lambda store: cast("Core", store).take_all)
+    give_all = at_once(lambda store: cast("Core", store).give_all)
 
     async def wait_change(self, key: Key, seen: str, until: float) -> None:
         from asyncio import sleep
