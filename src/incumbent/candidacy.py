@@ -28,9 +28,8 @@ from incumbent.meters import Sample
 from incumbent.model import Record, Refused
 from incumbent.options import PERMITS_MOST, IfLost, LockSettings, OnLost, rank_from
 from incumbent.protocol.chance import draw_jitter
-from incumbent.protocol.observe import Observation, observe
+from incumbent.protocol.observe import Observation, Watched
 from incumbent.protocol.threads import notifier
-from incumbent.running import See
 
 if TYPE_CHECKING:
     from incumbent.protocol.held import Held
@@ -317,12 +316,12 @@ class ElectionHandle(LockHandle[T], Generic[T]):
         if self.seats > 1:
             raise Misuse(f"{what}: {self.name!r} has {self.seats} seats: ask leaders() for all")
 
-    def _observation(self) -> tuple[See, Callable[[], Leader | None]]:
+    def _observation(self) -> tuple[Watched, Callable[[], Leader | None]]:
         """For News."""
         self._refuse_seats("observe")
         policy = self._wanted.policy
         seen = Observation(self._wanted.key, policy.ttl, policy.request_timeout)
-        return (lambda port, until: observe(port, seen, until)), (lambda: seen.leader)
+        return seen, (lambda: seen.leader)
 
 
 def _permits_of(seats: int, *alone: str) -> int | None:

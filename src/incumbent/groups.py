@@ -20,10 +20,10 @@ from incumbent.options import refuse_unknown, require, wanted_from
 from incumbent.policy import TTL_MIN, Policy
 from incumbent.protocol.held import Wanted
 from incumbent.protocol.link import link_for
-from incumbent.protocol.observe import WritingPort
+from incumbent.protocol.observe import Watched, WritingPort
 from incumbent.protocol.port import run
-from incumbent.protocol.roster import MEMBER, Roster, attend, await_news
-from incumbent.running import AsyncNews, EndablePort, News, See, task_beside, thread_beside
+from incumbent.protocol.roster import MEMBER, Roster, attend
+from incumbent.running import AsyncNews, EndablePort, News, task_beside, thread_beside
 from incumbent.stores import names
 
 if TYPE_CHECKING:
@@ -140,10 +140,10 @@ class GroupHandle:
     def _roster(self, own: Wanted | None = None, note: bytes = b"") -> Roster:
         return Roster(self._wanted.key, self._wanted.policy, self._link.keeper, own, note)
 
-    def _observation(self) -> tuple[See, Callable[[], tuple[Member, ...]]]:
+    def _observation(self) -> tuple[Watched, Callable[[], tuple[Member, ...]]]:
         """For News."""
         roster = self._roster()
-        return (lambda port, until: await_news(port, roster, until)), partial(_members, roster)
+        return roster, partial(_members, roster)
 
 
 def _shorter(policy: Policy, can: Capabilities) -> Policy:

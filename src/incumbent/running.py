@@ -11,13 +11,13 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from math import inf
-from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
 
 from incumbent import clock
 from incumbent.durations import Duration
 from incumbent.errors import ConfigError, Misuse
 from incumbent.options import parse_timeout
-from incumbent.protocol.observe import WritingPort
+from incumbent.protocol.observe import Watched, WritingPort, await_news
 from incumbent.protocol.port import run
 from incumbent.protocol.sync import SyncPort
 
@@ -219,23 +219,21 @@ def _note_failure(
 
 # -- observing -------------------------------------------------------------------------------------
 
-See: TypeAlias = Callable[[WritingPort, float], Coroutine[Any, Any, bool]]
-"""Waits for news until an instant, and says whether there was some."""
-
 
 class _Observer(Generic[V]):
     """What `observe` has shown. Not a generator: that would outlive its event loop."""
 
     def __init__(
-        self, link: Link, see: See, shown: Callable[[], V], timeout: Duration | None
+        self, link: Link, watched: Watched, shown: Callable[[], V], timeout: Duration | None
     ) -> None:
         self._link = link
         self._shown = shown
-        self._see = see
+        self._watched = watched
         self._timeout = parse_timeout(timeout)
 
-    def _until(self) -> float:
-        return inf if self._timeout is None else clock.now() + self._timeout
+    async def _await_news(self, port: WritingPort) -> bool:
+        until = inf if self._timeout is None else clock.now() + self._timeout
+        return await await_news(port, self._watched, until)
 
 
 class News(_Observer[V]):
@@ -245,7 +243,7 @@ class News(_Observer[V]):
         return self
 
     def __next__(self) -> V:
-        if not run(self._see(self._link.port, self._until())):
+        if not run(self._await_news(self._link.port)):
             raise StopIteration
         return self._shown()
 
@@ -257,6 +255,6 @@ class AsyncNews(_Observer[V]):
         return self
 
     async def __anext__(self) -> V:
-        if not await self._see(self._link.async_port(), self._until()):
+        if not await self._await_news(self._link.async_port()):
             raise StopAsyncIteration
         return self._shown()

@@ -27,7 +27,7 @@ from incumbent.errors import (
 from incumbent.lease import State
 from incumbent.model import Ask, Granted, Queued, Refused, TakeOutcome
 from incumbent.protocol.held import Held, Wanted
-from incumbent.protocol.port import BlockingPort, ManyPort, Port, run
+from incumbent.protocol.port import BlockingPort, ManyPort, Port, pace, retry_delay, run
 from incumbent.protocol.release import release_all
 from incumbent.protocol.words import late_grant, not_acquired, permits_differ, waited_in_vain
 from incumbent.stores.base import Take, Took
@@ -222,8 +222,7 @@ class _Attempt:
             raise error
         port, until = self.port, self.until
         now = port.now()
-        delay = max(backoff_delay(failures, port.jitter()), error.retry_after or 0.0)
-        wake = min(until, now + delay)
+        wake = min(until, now + retry_delay(port, error, failures))
         if now < until:
             waited, timeout = now - self.started, until - self.started
             port.tell_outage(self.held.wanted.key, error, waited, timeout)
@@ -239,10 +238,7 @@ class _Attempt:
         place = refused.place if isinstance(refused, Queued) else None
         # Only one claim is the first in line: it has nobody to spread from.
         wake = min(until, port.now() + left + (0.0 if place == 0 else _HERD * port.jitter()))
-        if again > 1:
-            # Hints may be spurious: many of them must not become a busy loop.
-            pause = backoff_delay(again, port.jitter(), base=0.001, cap=0.05)
-            await port.sleep_until(min(wake, port.now() + pause))
+        await pace(port, again, wake)
         try:
             # If the first in line stays silent in its turn, anybody may take the lease.
             further_back = place and refused.reason != "reserved"

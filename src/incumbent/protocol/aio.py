@@ -102,7 +102,9 @@ class LeaseScope:
             return
         left = self._left(clock.now())
         if left > 0 and not self._asked:
-            self._rearm(left)
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = self._loop.call_later(left, self._look)
             return
         self.fired = True
         self._task.cancel()
@@ -110,11 +112,6 @@ class LeaseScope:
     def _left(self, now: float) -> float:
         machines = [held.machine for held in self._helds]
         return min(it.stop_at - now if it.state is State.HELD else 0.0 for it in machines)
-
-    def _rearm(self, left: float) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = self._loop.call_later(left, self._look)
 
 
 async def until_told(

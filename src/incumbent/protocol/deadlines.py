@@ -72,15 +72,11 @@ class Deadlines:
                 if clock.now() < machine.deadline - ahead:
                     self._place(held, ahead)
                     continue
-                self._end(held)
+                # Another thread may let go of it at this very instant.
+                with suppress(IllegalInput):
+                    machine.expired()
             if machine.state is State.LOST:
                 self._tell(held)
-
-    @staticmethod
-    def _end(held: Held) -> None:
-        # Another thread may let go of it at this very instant.
-        with suppress(IllegalInput):
-            held.machine.expired()
 
     def _due(self, now: float) -> list[tuple[Held, float]]:
         due = []

@@ -14,99 +14,97 @@ from math import inf
 from typing import Protocol
 
 from incumbent import meters
-from incumbent.durations import backoff_delay
 from incumbent.election import Leader, Rank, leader_of, rank_of, watch_for
 from incumbent.errors import StoreError
 from incumbent.model import ABSENT, ByVersion, Field, Guard, Key, PutOutcome, Record, Refused
 from incumbent.protocol.held import Wanted
-from incumbent.protocol.port import Port
+from incumbent.protocol.port import Port, pace, retry_delay
 from incumbent.stores.notices import RESIGN, encode_notice, read_notice
 
 
-class ReadingPort(Port, Protocol):
-    """A Port that can also look, for people."""
+class WritingPort(Port, Protocol):
+    """A Port that can also look, for people, and write fields."""
 
     async def read(self, key: Key, until: float) -> Record: ...
-
-
-class WritingPort(ReadingPort, Protocol):
-    """A Port that can also look, and write fields."""
 
     async def put(
         self, key: Key, field: str, value: bytes | None, guard: Guard, until: float
     ) -> PutOutcome: ...
 
 
-class Outage(Protocol):
-    """What an observer has to know to outlast an outage. `failures`: requests without an answer."""
+class Watched(Protocol):
+    """Something of which news is awaited. `failures`: requests in a row without an answer."""
 
     key: Key
     failures: int
 
+    async def look(self, port: WritingPort) -> bool:
+        """Ask the store; whether that is news. Raises StoreError."""
+        ...
+
+    async def wait(self, port: WritingPort, until: float) -> None:
+        """Wait for the next look. Raises StoreError."""
+        ...
+
 
 @dataclass(slots=True)
 class Observation:
-    """What one observer has seen so far. `ttl`, `request_timeout`: seconds.
+    """What one observer has seen of a leadership. `ttl`, `request_timeout`: seconds.
 
-    `failures`: requests in a row without an answer. `again`: looks in a row without news.
+    `again`: looks in a row without news.
     """
 
     key: Key
     ttl: float
     request_timeout: float
     leader: Leader | None = None
-    started: bool = False
+    record: Record | None = None
     failures: int = 0
     again: int = 0
 
-    def learn(self, leader: Leader | None) -> bool:
-        """Whether that is something new."""
-        self.failures = 0
-        if self.started and leader == self.leader:
-            self.again += 1
-            return False
-        self.leader, self.started, self.again = leader, True, 0
-        return True
+    async def look(self, port: WritingPort) -> bool:
+        """The first answer is always news."""
+        record = await port.read(self.key, port.now() + self.request_timeout)
+        leader, first = leader_of(record), self.record is None
+        news = first or leader != self.leader
+        self.failures, self.again = 0, 0 if news else self.again + 1
+        self.leader, self.record = leader, record
+        return news
+
+    async def wait(self, port: WritingPort, until: float) -> None:
+        """Until the store hints at a change, or the leader may have vanished without one."""
+        record = self.record or Record(self.key)
+        wake = min(until, port.now() + watch_for(record, self.again, port.jitter(), self.ttl))
+        await pace(port, self.again if record.holdings else 0, wake)
+        await port.wait_change(self.key, record.seen, wake)
 
 
-async def observe(port: ReadingPort, seen: Observation, until: float) -> bool:
-    """Wait until `seen.leader` is news; False if there was none by `until`.
+async def await_news(port: WritingPort, watched: Watched, until: float) -> bool:
+    """Wait for news; False if there was none by `until`.
 
-    The first answer is always news. Raises only a StoreError that trying again cannot help.
+    Raises only a StoreError that another try cannot mend.
     """
     while True:
         try:
-            record = await port.read(seen.key, port.now() + seen.request_timeout)
-            if seen.learn(leader_of(record)):
+            if await watched.look(port):
                 return True
             if port.now() >= until:
                 return False
-            await _await_hint(port, seen, record, until)
+            await watched.wait(port, until)
         except StoreError as error:
-            if not await outlast(port, seen, error, until):
+            if not await outlast(port, watched, error, until):
                 return False
 
 
-async def _await_hint(port: ReadingPort, seen: Observation, record: Record, until: float) -> None:
-    left = watch_for(record, seen.again, port.jitter(), seen.ttl)
-    wake = min(until, port.now() + left)
-    if seen.again > 1 and record.holdings:
-        # Hints may be spurious: many of them must not become a busy loop.
-        pause = backoff_delay(seen.again, port.jitter(), base=0.001, cap=0.05)
-        await port.sleep_until(min(wake, port.now() + pause))
-    await port.wait_change(seen.key, record.seen, wake)
-
-
-async def outlast(port: Port, seen: Outage, error: StoreError, until: float) -> bool:
+async def outlast(port: Port, watched: Watched, error: StoreError, until: float) -> bool:
     """Back off before another look; False if `until` is over. Raises a permanent error."""
     if error.permanent:
         raise error
-    seen.failures += 1
+    watched.failures += 1
     if meters.on:
         meters.failed(error)
-    port.tell_outage(seen.key, error)
-    delay = max(backoff_delay(seen.failures, port.jitter()), error.retry_after or 0.0)
-    await port.sleep_until(min(until, port.now() + delay))
+    port.tell_outage(watched.key, error)
+    await port.sleep_until(min(until, port.now() + retry_delay(port, error, watched.failures)))
     return port.now() < until
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any, Protocol, TypeVar
 
+from incumbent.durations import backoff_delay
 from incumbent.errors import StoreError
 from incumbent.model import Granted, Key
 from incumbent.stores.base import AsyncLeases, AsyncTogether, Parting, Store
@@ -106,6 +107,21 @@ async def one_by_one(
         if not to_the_end and not isinstance(outcomes[-1], Granted):
             break
     return outcomes
+
+
+async def pace(port: Port, again: int, wake: float) -> None:
+    """Hints may be spurious: many of them must not become a busy loop.
+
+    `again`: looks in a row without news; `wake`: the instant of the next look without a hint.
+    """
+    if again > 1:
+        pause = backoff_delay(again, port.jitter(), base=0.001, cap=0.05)
+        await port.sleep_until(min(wake, port.now() + pause))
+
+
+def retry_delay(port: Port, error: StoreError, failures: int) -> float:
+    """Seconds until the next try, after so many failures in a row."""
+    return max(backoff_delay(failures, port.jitter()), error.retry_after or 0.0)
 
 
 class BlockingPort(Port, Protocol):

@@ -21,7 +21,7 @@ from hashlib import shake_128
 from math import inf
 from typing import Final, NamedTuple, NoReturn, Protocol
 
-from incumbent.durations import backoff_delay, say_seconds
+from incumbent.durations import say_seconds
 from incumbent.election import Standing
 from incumbent.errors import ConfigError, Misuse, NotAcquired, StoreError
 from incumbent.model import ByVersion, Field, Holding, Key, Record, Stored
@@ -29,6 +29,7 @@ from incumbent.policy import Policy
 from incumbent.protocol.acquire import Renewing, acquire
 from incumbent.protocol.held import Held, Wanted
 from incumbent.protocol.observe import WritingPort, outlast
+from incumbent.protocol.port import pace, retry_delay
 from incumbent.protocol.release import release
 
 MEMBER: Final = "@"
@@ -254,10 +255,7 @@ class Roster:
     async def wait(self, port: WritingPort, until: float) -> None:
         """Until the roster changes, a lease may have run out, or a renewal interval is over."""
         wake = min(until, self._next)
-        if self._again > 1:
-            # Hints may be spurious: many of them must not become a busy loop.
-            pause = backoff_delay(self._again, port.jitter(), base=0.001, cap=0.05)
-            await port.sleep_until(min(wake, port.now() + pause))
+        await pace(port, self._again, wake)
         if port.now() < wake:
             await port.wait_change(self.key, self._seen, wake)
 
@@ -382,8 +380,7 @@ class Division:
             raise error
         port.tell_outage(self._wanted.key, error)
         turn.refused += 1
-        delay = max(backoff_delay(turn.refused, port.jitter()), error.retry_after or 0.0)
-        turn.due = port.now() + delay
+        turn.due = port.now() + retry_delay(port, error, turn.refused)
 
     def _delay(self, port: WritingPort, turn: _Try, left: float | None) -> float:
         most = min(_AGAIN_MOST, self._wanted.policy.renew_every / 2)
@@ -426,23 +423,6 @@ async def _attend_once(port: WritingPort, roster: Roster, division: Division | N
         division.assign(roster.me, same)
         wake = await division.take(port)
     await roster.wait(port, wake)
-
-
-async def await_news(port: WritingPort, roster: Roster, until: float) -> bool:
-    """Wait until the members are others than before; False if there was no such news by `until`.
-
-    Raises only a StoreError that another try cannot mend.
-    """
-    while True:
-        try:
-            if await roster.look(port):
-                return True
-            if port.now() >= until:
-                return False
-            await roster.wait(port, until)
-        except StoreError as error:
-            if not await outlast(port, roster, error, until):
-                return False
 
 
 # -- which member has which shard: whoever sees the same members says the same ---------------------

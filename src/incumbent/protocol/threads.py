@@ -304,15 +304,13 @@ class Notifier:
     def _run(self) -> None:
         calls = self._calls
         while True:
-            self._guarded(calls.get())
+            # In a frame of its own: what it refers to must not be kept alive until the next.
+            self._call(calls.get())
 
     @staticmethod
-    def _guarded(callback: Callable[[], None]) -> None:
+    def _call(callback: Callable[[], None]) -> None:
         started = clock.now()
-        try:
-            callback()
-        except BaseException:  # noqa: BLE001 - the user's code, sys.exit() too: others follow
-            _log.exception("a callback failed")
+        call_guarded(callback)
         took = clock.now() - started
         if took > _BUDGET:
             _log.warning("a callback took %.1f s and delayed those after it", took)

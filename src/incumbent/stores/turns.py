@@ -100,9 +100,12 @@ class _Line:
 
     def leave(self, claim: str) -> None:
         if self.waiters.pop(claim, None) is not None:
-            first = self.first()
-            if first is not None:
-                first.tell()
+            self.tell_first()
+
+    def tell_first(self) -> None:
+        first = self.first()
+        if first is not None:
+            first.tell()
 
     async def hear(self, claim: str, until: float, wakeup: Callable[[], Wakeup]) -> Refused | None:
         """What another one was told, or (None) nothing: `claim` has to ask itself."""
@@ -163,43 +166,40 @@ class Turns:
     def leave(self, key: Key, claim: str) -> None:
         """It waits no more: the next one has its turn."""
         self.doubted.discard(claim)
-        line = self._lines.get(key)
-        if line is not None:
-            line.leave(claim)
-            self.tidy(key, line)
+        line = self._seen(key)
+        line.leave(claim)
+        self.tidy(key, line)
+
+    def _seen(self, key: Key) -> _Line:
+        """To look at: where nobody waits it is a line that nobody else sees."""
+        return self._lines.get(key) or _Line()
 
     def holds(self, key: Key) -> bool:
         """Whether a claim of this process holds the lease, as far as is known here."""
-        line = self._lines.get(key)
-        return line is not None and line.holder is not None
+        return self._seen(key).holder is not None
 
     def is_ours(self, key: Key) -> bool:
         """Whether a waiter of this process follows the one that has the lease, or asks for it."""
-        line = self._lines.get(key)
-        return line is not None and line.ours
+        return self._seen(key).ours
 
     def make_ours(self, key: Key) -> None:
         """No other process waits."""
-        line = self._lines.get(key)
-        if line is not None:
-            line.ours = True
+        self._seen(key).ours = True
 
     def end_turn(self, key: Key) -> float:
         """Let other processes come first. For how many seconds this one had its turn, or 0."""
-        line = self._lines.get(key)
-        if line is None or line.since == inf:
+        line = self._seen(key)
+        if line.since == inf:
             return 0.0
         since, line.since, line.ours = line.since, inf, False
         return _now() - since
 
     def given(self, key: Key, claim: str) -> None:
         """It holds the lease no more, as far as is known here."""
-        line = self._lines.get(key)
-        if line is not None and line.holder == claim:
+        line = self._seen(key)
+        if line.holder == claim:
             line.holder = None
-            first = line.first()
-            if first is not None:
-                first.tell()
+            line.tell_first()
 
     def tidy(self, key: Key, line: _Line) -> None:
         """Forget a line in which nobody stands; another one may have begun since."""
@@ -212,10 +212,7 @@ class Turns:
 
     def waits(self, key: Key | None = None) -> bool:
         """Whether anybody does, for that name or at all."""
-        if key is None:
-            return bool(self._lines)
-        line = self._lines.get(key)
-        return line is not None and bool(line.waiters)
+        return bool(self._lines if key is None else self._seen(key).waiters)
 
     def tell_all(self, key: Key) -> None:
         """Have all of them look."""

@@ -176,7 +176,7 @@ _RESTORED: Final = (signal.SIGPIPE, signal.SIGXFSZ)
 
 
 class Ready:
-    """A context manager; its end ends what was prepared, with the term or without one.
+    """What was prepared; `close` ends it, with the term or without one.
 
     `ttl`: see `Guard.begin`. `init`, `namespace`: the pidfd of the init of the term's PID
     namespace, and the namespace; -1 without one. Raises ConfigError if there is no folder for the
@@ -277,12 +277,6 @@ class Ready:
     def close(self) -> None:
         """End what was prepared: process, term and socket."""
         self._undo.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     # -- the process -----------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -98,7 +98,7 @@ def supervise(
     """
     began = clock.now()
     with ExitStack() as term:
-        prepared = None if ready is None else term.enter_context(ready)
+        prepared = None if ready is None else term.enter_context(closing(ready))
         if cause := lease.belief.proof.verdict(began):
             if not keep:
                 give_back(lease, undo_slot=True)
@@ -108,7 +108,7 @@ def supervise(
             if prepared is None or prepared.broken:
                 # One term at a time: the guard watches one.
                 term.close()
-                prepared = term.enter_context(Ready(guard, lease.belief.policy.ttl))
+                prepared = term.enter_context(closing(Ready(guard, lease.belief.policy.ttl)))
             child = _begin(lease, command, prepared)
         except BaseException:
             # What waited to become CMD ends before another can have the lease.
