@@ -179,6 +179,7 @@ class _Give:
     slot: str | None
 
     def __post_init__(self) -> None:
+        self.id = (self.key, self.claim)
         self.sessions = self.cluster.sessions
         self.names = names = kv.names_of(self.cluster.prefix, self.key)
         self.undo_slot: list[str] = []
@@ -193,10 +194,8 @@ class _Give:
         base = (yield from self.cluster.identify()).base
         for _ in range(3):
             try:
-                if self.token is None:
-                    state = yield from self._given_up()
-                else:
-                    state = yield from self._held(base)
+                find = self._given_up() if self.token is None else self._held(base)
+                state = yield from find
                 if state is None:
                     return Gone()
                 if (yield from self._give(state, base)):
@@ -205,7 +204,7 @@ class _Give:
             except LeaseMissing:
                 # The history's: it outlived its own.
                 self.sessions.history_leases.clear()
-                known = self.sessions.claims.get((self.key, self.claim))
+                known = self.sessions.claims.get(self.id)
                 if known is not None:
                     known.history_lease = yield from self.sessions.history_lease(_KEEP_HISTORY)
         where = self.cluster.site.where
@@ -216,9 +215,9 @@ class _Give:
         state = yield from self.sessions.find(self.key, self.claim, self.token, base)
         if state is not None:
             return state
-        known = self.sessions.claims.get((self.key, self.claim))
+        known = self.sessions.claims.get(self.id)
         if known is not None and not known.revision:
-            self.sessions.drop(self.key, self.claim)
+            self.sessions.drop(*self.id)
         if self.undo_slot:
             yield kv.transaction(self.undo_slot)
         return None
@@ -228,14 +227,14 @@ class _Give:
 
         The mark lives for a day at least.
         """
-        known = self.sessions.claims.get((self.key, self.claim))
+        known = self.sessions.claims.get(self.id)
         history = yield from self.sessions.history_lease(_KEEP_HISTORY)
         mark = kv.packed(given_up=clock.wall())
         done = [kv.put(self.names.late(self.claim), mark, history), kv.read(self.names.lease)]
         reply = yield kv.transaction([*done, *self.undo_slot])
         entry = kv.entry_of(self.claim, reply["responses"][1])
         if entry is None:
-            self.sessions.drop(self.key, self.claim)
+            self.sessions.drop(*self.id)
             return None
         if known is not None and known.revision == entry.created:
             return known
@@ -272,9 +271,9 @@ class _Give:
             [*success, *self.undo_slot], self.undo_slot, where=self.sessions.ours(state)
         )
         if reply.get("succeeded"):
-            self.sessions.drop(self.key, self.claim)
+            self.sessions.drop(*self.id)
             return True
-        known = self.sessions.claims.get((self.key, self.claim))
+        known = self.sessions.claims.get(self.id)
         if known is not None:
             self.sessions.doubt(known)
         if reply[kv.REPEATED]:

@@ -106,8 +106,7 @@ class Take:
                     return outcome
             self.own_slot = bool(found.slots) and not self._slots_of_others(found)
             if ask.slot is not None and not self.own_slot:
-                slot_session = yield from sessions.grant(kv.seconds(ask.slot.keep))
-                self.slot_lease = slot_session.id
+                self.slot_lease = (yield from sessions.grant(kv.seconds(ask.slot.keep))).id
         session = yield from sessions.session(ask.ttl, ask.lock_delay)
         if not self.cluster.knows(self.incarnation.value):
             return None

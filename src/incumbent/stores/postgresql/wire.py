@@ -176,22 +176,17 @@ async def _attempt(site: Site, side: Side, conninfo: bytes, until: float) -> Any
     except DriverError as error:
         raise _Failed(site.clean(str(error))) from error
     try:
-        await _log_in(site, side, connection, until)
+        while True:
+            status = _FAILED if connection.status == _BAD else connection.connect_poll()
+            if status == _OK:
+                return connection
+            if status == _FAILED:
+                raise _Failed(site.clean(connection.get_error_message()))
+            if not await side.ready(connection.socket, until, writing=status != _READING):
+                raise _Failed("no connection in time")
     except BaseException:
         connection.finish()
         raise
-    return connection
-
-
-async def _log_in(site: Site, side: Side, connection: Any, until: float) -> None:
-    while True:
-        status = _FAILED if connection.status == _BAD else connection.connect_poll()
-        if status == _OK:
-            return
-        if status == _FAILED:
-            raise _Failed(site.clean(connection.get_error_message()))
-        if not await side.ready(connection.socket, until, writing=status != _READING):
-            raise _Failed("no connection in time")
 
 
 def _unavailable(site: Site, failures: list[_Failed]) -> StoreUnavailable:
