@@ -165,7 +165,7 @@ def _scripts(servers: Sequence[RedisServer]) -> Callable[[], None]:
     def pair() -> None:
         ballot = time.time_ns() // 1000
         both(dialect.take(key, claim, ask, ballot))
-        both(dialect.give(key, claim, ballot, 0.0, None, ballot))
+        both(dialect.give(key, claim, ballot, ballot))
 
     return pair
 

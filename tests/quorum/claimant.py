@@ -15,7 +15,7 @@ from incumbent.stores.quorum.changes import Edit, change
 from incumbent.stores.quorum.dialect import QuorumDialect
 from incumbent.stores.quorum.nodes import NOT_ASKED, Enough, Panel, Quorum, Reply
 from incumbent.stores.quorum.renew import renew
-from incumbent.stores.quorum.take import Parting, give, take
+from incumbent.stores.quorum.take import give, take
 from incumbent.stores.redis.records import Naming
 from incumbent.stores.redis.resp import Step
 from tests.quorum.world import LOOK, Machine, Nap, Process, Round
@@ -309,6 +309,6 @@ class Claimant:
         try:
             await self.panel.open(until)
             name = None if slot is None else slot.name
-            await give(self.panel, Parting(KEY, claim, token, slot=name), until)
+            await give(self.panel, KEY, claim, token, until, slot=name)
         except StoreError:
             pass

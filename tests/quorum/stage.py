@@ -15,7 +15,7 @@ from incumbent.stores.quorum.ballots import BallotClock, Silent
 from incumbent.stores.quorum.dialect import SCRIPTS, QuorumDialect
 from incumbent.stores.quorum.nodes import NOT_ASKED, Enough, Panel, Quorum, Reply
 from incumbent.stores.quorum.renew import renew
-from incumbent.stores.quorum.take import Parting, give, take
+from incumbent.stores.quorum.take import give, take
 from incumbent.stores.redis.records import Naming
 from incumbent.stores.redis.resp import Step
 from tests.quorum.bugs import Bugs
@@ -131,7 +131,7 @@ class Actor(Panel):
         self.reach, self.unheard = set(reach), set()
         until = self.stage.heap.time + 0.1
         with suppress(StoreError):
-            self.run(give(self, Parting(KEY, self.claim, None), until))
+            self.run(give(self, KEY, self.claim, None, until))
 
     def arrive(self) -> None:
         """What was on its way does so."""

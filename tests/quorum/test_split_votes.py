@@ -11,7 +11,7 @@ import pytest
 from incumbent.errors import StoreError
 from incumbent.model import Ask, Granted
 from incumbent.stores.quorum import take as taking
-from incumbent.stores.quorum.take import Parting, give, take
+from incumbent.stores.quorum.take import give, take
 from tests.quorum.bugs import Bugs, planted
 from tests.quorum.claimant import KEY, Claimant
 from tests.quorum.simulator import PROFILES, History
@@ -35,7 +35,7 @@ async def contend(one: Claimant, at: int, outcomes: Counter[str]) -> None:
             outcome = await take(one.panel, KEY, claim, Ask(10.0, f"p{at}"), until)
             outcomes[type(outcome).__name__] += 1
             if isinstance(outcome, Granted):
-                await give(one.panel, Parting(KEY, claim, outcome.token), until)
+                await give(one.panel, KEY, claim, outcome.token, until)
         except StoreError as error:
             outcomes[type(error).__name__] += 1
 

@@ -268,5 +268,4 @@ def test_a_give_of_which_half_was_done_is_not_called_undone(unheard: str) -> Non
         actor.deaf_to = unheard
         until = world.heap.time + 0.1
         with pytest.raises(OutcomeUnknown, match=r"is given back, .* is not"):
-            parting = take.Parting(KEY, actor.claim, token, slot="day")
-            actor.run(take.give(actor, parting, until))
+            actor.run(take.give(actor, KEY, actor.claim, token, until, slot="day"))

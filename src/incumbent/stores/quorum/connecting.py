@@ -290,7 +290,7 @@ class ConnectedPanel(Panel):
         return Silent(exchange_error(error, self.nodes[node].site.where), sent=sent)
 
     def _replied(self, node: int, step: Step, reply: list[Any], until: float) -> Reply | None:
-        """The reply; or None after the step was sent again with the script that was forgotten."""
-        if step.answers != 1 or not is_forgotten(reply[0]):
+        """The reply; or None after the step was sent again with scripts that were forgotten."""
+        if not any(map(is_forgotten, reply)):
             return reply
-        return self._write(node, Step(as_eval(step.payload), 1), until)
+        return self._write(node, Step(as_eval(step.payload), step.answers), until)

@@ -10,11 +10,10 @@ for: `incumbent2 <members> <born, unix us> <ms>`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from hashlib import blake2s
 from itertools import count
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Unpack
 
 import hiredis
 
@@ -22,10 +21,11 @@ from incumbent.errors import OutcomeUnknown, StoreError
 from incumbent.model import Ask, ByClaim, Key, Refused, Renewal
 from incumbent.net.pool import Mismatch
 from incumbent.policy import TTL_DEFAULT
+from incumbent.stores.base import Parting
 from incumbent.stores.findings import wait_after_restart
 from incumbent.stores.quorum.ballots import Answer, No, Silent, Vote
 from incumbent.stores.redis.errors import answered_error
-from incumbent.stores.redis.records import Naming, quoted, refused
+from incumbent.stores.redis.records import Names, Naming, quoted, refused
 from incumbent.stores.redis.resp import Script, Step, milliseconds, pack
 
 FIELDS: Final = {
@@ -58,28 +58,21 @@ was away for longer might bring it back."""
 _echoes = count()
 
 
-@dataclass(slots=True, eq=False)
 class Keys:
     """The keys of one lease, and how the requests begin that have to be fast.
 
     The floor's key is also the channel on which changes are told.
     """
 
-    main: str
-    floor: str
-    past: str
-    fields: str
-    candidates: str
-    take: bytes = b""
-    give: bytes = b""
+    __slots__ = ("candidates", "fields", "floor", "give", "main", "of_take", "past", "take")
 
-    def __post_init__(self) -> None:
+    def __init__(self, names: Names) -> None:
+        beside = names.companion[:-1]
+        self.main, self.fields, self.candidates = names.main, names.companion, names.candidates
+        self.floor, self.past = beside + "b", beside + "h"
+        self.of_take: tuple[str, ...] = (self.main, self.floor, MARKER, self.past, self.fields)
         self.take = SCRIPTS["take"].open_call(self.of_take, 8)
         self.give = SCRIPTS["give"].open_call((self.main, self.floor), 2)
-
-    @property
-    def of_take(self) -> tuple[str, ...]:
-        return (self.main, self.floor, MARKER, self.past, self.fields)
 
 
 class QuorumDialect:
@@ -106,11 +99,7 @@ class QuorumDialect:
     def _add_keys(self, key: Key) -> Keys:
         if len(self._keys) >= _CACHED:
             self._keys.clear()
-        names = self.naming.of(key)
-        beside = names.companion[:-1]
-        keys = self._keys[key] = Keys(
-            names.main, beside + "b", beside + "h", names.companion, names.candidates
-        )
+        keys = self._keys[key] = Keys(self.naming.of(key))
         return keys
 
     # -- take ---------------------------------------------------------------------------------
@@ -212,15 +201,10 @@ class QuorumDialect:
     # -- the rest -----------------------------------------------------------------------------
 
     def give(
-        self,
-        key: Key,
-        claim: str,
-        token: int | None,
-        closed_for: float,
-        reserve_for: str | None,
-        now: int,
+        self, key: Key, claim: str, token: int | None, now: int, **parting: Unpack[Parting]
     ) -> bytes:
         """The request of a give; `now`, for people: unix us by the nodes' clocks."""
+        closed_for, reserve_for = parting.get("closed_for", 0.0), parting.get("reserve_for")
         held, ended = _head_of(claim, token).encode(), b" %d" % max(now, token or 0)
         keys = self.keys(key)
         if closed_for > 0:

@@ -23,7 +23,7 @@ from incumbent.stores.quorum.doctor import diagnose
 from incumbent.stores.quorum.links import TRUSTED, LinkDialer, SyncPanel, SyncSubscribers
 from incumbent.stores.quorum.nodes import Enough, Node, Panel, Quorum, Reply, agreed_by_most
 from incumbent.stores.quorum.operations import Operations, carry_out
-from incumbent.stores.quorum.take import Parting, give, is_decided, take
+from incumbent.stores.quorum.take import give, is_decided, take
 from incumbent.stores.quorum.waiting import Subscribers
 from incumbent.stores.redis.records import Naming
 from incumbent.stores.redis.server import Site
@@ -132,7 +132,7 @@ class QuorumStore(BlockingStore[_Blocking]):
         vote = b"incumbent1 %b %d" % (claim.encode(), ballot)
         return self._ask_identical(
             *(panel, idle, request, b"$%d\r\n%b\r\n" % (len(vote), vote), until),
-            lambda replies: is_decided(quorum, replies, claim),
+            lambda replies: is_decided(quorum, replies, claim, ballot, {}),
             Granted(claim, ballot, ask.ttl, self._epoch),
             lambda replies: take(panel, key, claim, ask, until, (ballot, replies)),
         )
@@ -145,12 +145,11 @@ class QuorumStore(BlockingStore[_Blocking]):
         panel = self._whole(0.0, until) if is_simple else None
         if panel is None:
             return super().give(key, claim, token, until, **parting)
-        given = Parting(key, claim, token, **parting)
         ended = quorum.clock.unix_us(panel.used)
-        request = quorum.dialect.give(key, claim, token, given.closed_for, given.reserve_for, ended)
+        request = quorum.dialect.give(key, claim, token, ended, **parting)
         return self._ask_identical(
             *(panel, idle, request, _GIVEN, until, agreed_by_most, _RELEASED),
-            lambda replies: give(panel, given, until, replies),
+            lambda replies: give(panel, key, claim, token, until, replies, **parting),
         )
 
     def _ask_identical(

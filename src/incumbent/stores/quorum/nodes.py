@@ -217,13 +217,15 @@ def strangers(quorum: Quorum, node: int, marker: object) -> StoreUnavailable:
 
 def no_majority(
     quorum: Quorum,
-    answers: Sequence[Answer],
+    answers: Sequence[Answer | None],
     *,
     perhaps: bool,
     retry_after: float | None = None,
 ) -> StoreError:
-    """The exception for an operation that too few nodes answered; names each that did not."""
-    reasons = "; ".join(_reason(quorum, node, answer) for node, answer in enumerate(answers))
+    """The exception for an operation that too few nodes answered (None): names the others."""
+    reasons = "; ".join(
+        _reason(quorum, node, answer) for node, answer in enumerate(answers) if answer is not None
+    )
     errors = [answer.why for answer in answers if isinstance(answer, Silent)]
     after = [error.retry_after for error in errors if error.retry_after is not None]
     after += [no.left for no in answers if isinstance(no, No) and no.kind == "young"]

@@ -29,7 +29,7 @@ from incumbent.stores.quorum.changes import put_field
 from incumbent.stores.quorum.nodes import Panel, Quorum
 from incumbent.stores.quorum.read import is_unchanged, read, scan
 from incumbent.stores.quorum.renew import renew
-from incumbent.stores.quorum.take import Parting, give, take
+from incumbent.stores.quorum.take import give, take
 from incumbent.stores.quorum.waiting import Host, SubscriptionHub
 
 T = TypeVar("T")
@@ -57,8 +57,7 @@ class Plans:
     def give(
         self, key: Key, claim: str, token: int | None, **parting: Unpack[base.Parting]
     ) -> Plan[Panel, GiveOutcome]:
-        given = Parting(key, claim, token, **parting)
-        return _plan("give", lambda panel, until: give(panel, given, until))
+        return _plan("give", lambda panel, until: give(panel, key, claim, token, until, **parting))
 
     def put(
         self, key: Key, field: str, value: bytes | None, guard: Guard

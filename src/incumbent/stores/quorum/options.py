@@ -69,7 +69,6 @@ def parse_quorum_url(url: str, password: str | None = None) -> QuorumOptions:
     authority, slash, path = rest.partition("/")
     login, at, hosts = authority.rpartition("@")
     query, name = _without_members(query)
-    _refuse_what_it_has_not(query)
     tail = f"{slash}{path}{'?' if query else ''}{query}"
     plain = _SCHEMES[scheme]
     nodes = tuple(
@@ -80,8 +79,20 @@ def parse_quorum_url(url: str, password: str | None = None) -> QuorumOptions:
 
 
 def _without_members(query: str) -> tuple[str, str | None]:
-    parts = [part for part in query.split("&") if part]
-    named = [part.partition("=")[2] for part in parts if part.partition("=")[0] == "members"]
+    """The query for each node, and the name of the quorum if there is one."""
+    named, others = list[str](), list[str]()
+    for part in filter(None, query.split("&")):
+        option, _, value = part.partition("=")
+        if option in _NOT_HERE:
+            raise ConfigError(
+                f"option {option} is not one of a quorum: its servers are independent masters, and"
+                " scripts are sent to each",
+                name=option,
+            )
+        if option == "members":
+            named.append(value)
+        else:
+            others.append(part)
     if len(named) > 1:
         raise ConfigError("option members is given twice", name="members")
     if named and not _NAME.fullmatch(named[0]):
@@ -89,8 +100,7 @@ def _without_members(query: str) -> tuple[str, str | None]:
             "option members is the name of the quorum: 1 to 63 characters of A-Z a-z 0-9 . _ -",
             name="members",
         )
-    rest = "&".join(part for part in parts if not part.startswith("members="))
-    return rest, named[0] if named else None
+    return "&".join(others), named[0] if named else None
 
 
 def _check(nodes: tuple[RedisOptions, ...], hosts: str) -> None:
@@ -106,17 +116,6 @@ def _check(nodes: tuple[RedisOptions, ...], hosts: str) -> None:
         )
     if len(set(map(_address, nodes))) < count:
         raise ConfigError("a quorum needs different servers: one is named twice", name="store")
-
-
-def _refuse_what_it_has_not(query: str) -> None:
-    named = {part.partition("=")[0] for part in query.split("&")}
-    for option in _NOT_HERE:
-        if option in named:
-            raise ConfigError(
-                f"option {option} is not one of a quorum: its servers are independent masters, and"
-                " scripts are sent to each",
-                name=option,
-            )
 
 
 def _address(node: RedisOptions) -> str:

@@ -7,8 +7,9 @@ says nothing, and its `nodes` say what each has.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import attrgetter
+from typing import Any, Final, TypeVar
 from urllib.parse import unquote
 
 from incumbent.clock import now as _now
@@ -20,7 +21,6 @@ from incumbent.stores.quorum.ballots import Answer, Silent, majority_of
 from incumbent.stores.quorum.changes import FORGOTTEN, NEVER, settle, slots_of
 from incumbent.stores.quorum.dialect import FIELDS, mark_of_value, newest_state
 from incumbent.stores.quorum.nodes import (
-    NOT_ASKED,
     Panel,
     Quorum,
     Reply,
@@ -30,6 +30,8 @@ from incumbent.stores.quorum.nodes import (
 )
 from incumbent.stores.redis.records import pairs, record_of
 from incumbent.stores.redis.resp import Step, pack
+
+T = TypeVar("T")
 
 _HISTORY_KEPT: Final = 20
 _CANDIDATES_KEPT: Final = 100
@@ -118,7 +120,7 @@ async def _scan_keys(
     quorum = panel.quorum
     cursors: dict[int, bytes] = dict.fromkeys(range(len(quorum.names)), b"0")
     keys: set[Key] = set()
-    failed: list[Answer] = []
+    failed: list[Answer | None] = [None] * len(quorum.names)
     while cursors:
         steps: list[Step | None] = [None] * len(quorum.names)
         for node, cursor in cursors.items():
@@ -127,14 +129,14 @@ async def _scan_keys(
         for node in list(cursors):
             reply = replies[node]
             if isinstance(reply, Silent) or not isinstance(reply[0], list):
-                failed.append(silent_of(reply, quorum.names[node]))
+                failed[node] = silent_of(reply, quorum.names[node])
                 del cursors[node]
                 continue
             cursors[node], names = reply[0]
             if cursors[node] == b"0":
                 del cursors[node]
             keys |= set(_keys_of(quorum, names, namespace, prefix))
-    if len(failed) > len(quorum.names) - quorum.need:
+    if failed.count(None) < quorum.need:
         raise no_majority(quorum, failed, perhaps=False)
     return keys
 
@@ -153,10 +155,10 @@ async def _read_all(panel: Panel, keys: Sequence[Key], until: float) -> list[tup
     step = Step(b"".join(each.payload for each in one), sum(each.answers for each in one))
     replies = await panel.ask([step] * len(quorum.names), until)
     if not answered_by_most(replies):
-        silent: list[Answer] = [
+        silent = [
             silent_of(reply, name)
             if isinstance(reply, Silent) or isinstance(reply[0], Exception)
-            else NOT_ASKED
+            else None
             for reply, name in zip(replies, quorum.names, strict=True)
         ]
         raise no_majority(quorum, silent, perhaps=False)
@@ -259,8 +261,8 @@ def _merged(key: Key, views: Sequence[_View], need: int, nodes: tuple[str, ...])
         shown.closed_for,
         _present(newest.record.fields, shown),
         newest.record.slots,
-        _history([view.past for view in views], most),
-        _candidates([view.record for view in views], most),
+        _history(views, most),
+        _candidates(views, most),
         f"lease {agreed[0].mark}" if agreed and agreed[0].raw else seen,
         shown.reserved_for,
         nodes,
@@ -298,30 +300,28 @@ def _present(fields: Mapping[str, Field], shown: Record) -> dict[str, Field]:
     }
 
 
-def _history(views: Sequence[Sequence[Past]], most: int) -> tuple[Past, ...]:
+def _known_to(most: int, views: Sequence[Sequence[T]], name: Callable[[T], Any]) -> list[list[T]]:
+    """What so many nodes say of one thing, for each thing, in the order of their names."""
+    found: dict[Any, list[T]] = {}
+    for view in views:
+        for each in view:
+            found.setdefault(name(each), []).append(each)
+    return [same for _, same in sorted(found.items()) if len(same) >= most]
+
+
+def _history(views: Sequence[_View], most: int) -> tuple[Past, ...]:
     """Holdings that a majority has seen: no vote that won nothing."""
-    ends: dict[int, list[Past]] = {}
-    for pasts in views:
-        for past in pasts:
-            ends.setdefault(past.token, []).append(past)
     found = [
         max(same, key=lambda past: (past.ended is not None, past.ended or 0.0))
-        for _, same in sorted(ends.items())
-        if len(same) >= most
+        for same in _known_to(most, [view.past for view in views], attrgetter("token"))
     ]
     return tuple(found[-_HISTORY_KEPT:])
 
 
-def _candidates(records: Sequence[Record], most: int) -> tuple[Candidate, ...]:
+def _candidates(views: Sequence[_View], most: int) -> tuple[Candidate, ...]:
     """Those that a majority knows, for as long as the node says that knows them longest."""
-    known: dict[str, list[Candidate]] = {}
-    for record in records:
-        for candidate in record.candidates:
-            known.setdefault(candidate.holder, []).append(candidate)
-    found = [
-        max(same, key=lambda candidate: candidate.remaining)
-        for same in known.values()
-        if len(same) >= most
-    ]
-    last = sorted(found, key=lambda candidate: candidate.remaining)[-_CANDIDATES_KEPT:]
-    return tuple(sorted(last, key=lambda candidate: candidate.holder))
+    candidates = [view.record.candidates for view in views]
+    remaining = attrgetter("remaining")
+    known = _known_to(most, candidates, attrgetter("holder"))
+    last = sorted((max(same, key=remaining) for same in known), key=remaining)[-_CANDIDATES_KEPT:]
+    return tuple(sorted(last, key=attrgetter("holder")))

@@ -15,7 +15,7 @@ from incumbent.stores.notices import PAUSE, RESIGN, notices_for
 from incumbent.stores.quorum.ballots import Silent
 from incumbent.stores.quorum.changes import field_entry, last_entries
 from incumbent.stores.quorum.nodes import Panel, Reply, no_majority, silent_of, strangers
-from incumbent.stores.redis.resp import Step, as_eval, is_forgotten
+from incumbent.stores.redis.resp import Step
 
 _BATCH: Final = 500
 _PLANTED_AT_ONCE: Final = 200
@@ -52,11 +52,10 @@ class _Round:
         ]
         if outcomes and all(outcome is _UNPROVED for outcome in outcomes):
             silent = [
-                silent_of(reply, name)
+                silent_of(reply, name) if words is None else None
                 for reply, name, words in zip(replies, quorum.names, self.words, strict=True)
-                if words is None
             ]
-            perhaps = any(each.sent for each in silent) or len(silent) < len(replies)
+            perhaps = any(each is None or each.sent for each in silent)
             raise no_majority(quorum, silent, perhaps=perhaps)
         for at, outcome in enumerate(outcomes):
             if outcome is _RENEWED:
@@ -122,16 +121,8 @@ class _Round:
                 floor = (self.words[node] or [])[at][1:]
                 requests[node].append(self.quorum.dialect.plant(self.batch[at], value, floor))
         steps = [_together(each) for each in requests]
-        if not any(steps):
-            return
-        replies = await self.panel.ask(steps, self.until)
-        # Who may not load scripts sends one with the first; then the node knows it.
-        again = [
-            _together([as_eval(each[0]), *each[1:]]) if each and _has_forgotten(reply) else None
-            for each, reply in zip(requests, replies, strict=True)
-        ]
-        if any(again):
-            await self.panel.ask(again, self.until)
+        if any(steps):
+            await self.panel.ask(steps, self.until)
 
     async def _values(self, wanted: Sequence[int]) -> dict[int, bytes]:
         """What is planted: the value at a node that has just confirmed it."""
@@ -156,10 +147,6 @@ class _Round:
 
 def _together(requests: Sequence[bytes]) -> Step | None:
     return Step(b"".join(requests), len(requests)) if requests else None
-
-
-def _has_forgotten(reply: Reply) -> bool:
-    return not isinstance(reply, Silent) and is_forgotten(reply[0])
 
 
 def _is_strange(reply: Reply | None) -> bool:

@@ -6,10 +6,11 @@ it is left at any node that answers, or the caller is told that the outcome is u
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from random import random
-from typing import Final, NamedTuple
+from typing import Final, Unpack
 
 from incumbent.clock import now as _now
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
@@ -24,6 +25,7 @@ from incumbent.model import (
     Slot,
     TakeOutcome,
 )
+from incumbent.stores.base import Parting
 from incumbent.stores.quorum import ballots
 from incumbent.stores.quorum.ballots import Answer, No, Silent, Vote, decide
 from incumbent.stores.quorum.changes import found, give_slot_back, is_paused, refused_slot, use_slot
@@ -94,17 +96,25 @@ async def _hand_back(panel: Panel, key: Key, grant: Granted, until: float) -> bo
     """Nothing ran under it. What cannot be told now is owed, or ends with its ttl."""
     by = max(until, _now() + _TAKE_BACK_WITHIN)
     try:
-        await give(panel, Parting(key, grant.claim, grant.token), by)
+        await give(panel, key, grant.claim, grant.token, by)
     except StoreError:
         return False
     return True
 
 
-def is_decided(quorum: Quorum, replies: Sequence[Reply | None], claim: str) -> bool:
-    """Whether the replies that are there suffice, in a first round."""
+def is_decided(
+    quorum: Quorum,
+    replies: Sequence[Reply | None],
+    claim: str,
+    ballot: int,
+    young: Mapping[int, No],
+) -> bool:
+    """Whether the replies that are there suffice; `young`: the nodes that were not asked."""
     return ballots.is_decided(
         [
-            None if reply is None else _read_vote(quorum, node, reply, claim, 0)
+            young.get(
+                node, None if reply is None else _read_vote(quorum, node, reply, claim, ballot)
+            )
             for node, reply in enumerate(replies)
         ]
     )
@@ -178,16 +188,8 @@ class _Take:
             for node, born in enumerate(self.panel.born)
             if born is not None and born + wait > now
         }
-
-        def enough(replies: Sequence[Reply | None]) -> bool:
-            return ballots.is_decided(
-                [
-                    young.get(node, None if reply is None else self._read(node, reply))
-                    for node, reply in enumerate(replies)
-                ]
-            )
-
         steps = [None if node in young else step for node in range(len(quorum.names))]
+        enough = partial(is_decided, quorum, claim=self.claim, ballot=self.ballot, young=young)
         replies = await self.panel.ask(steps, self.until, enough)
         self.took = _now() - now
         self.answers = [
@@ -326,38 +328,31 @@ def _seen(answer: Answer) -> int:
 # -- giving back -------------------------------------------------------------------------------
 
 
-class Parting(NamedTuple):
-    """What is given back, and for whom the name is closed or kept then: see Store.give."""
-
-    key: Key
-    claim: str
-    token: int | None
-    closed_for: float = 0.0
-    reserve_for: str | None = None
-    slot: str | None = None
-    shared: bool = False
-    """Never: a quorum shares nothing."""
-
-
 async def give(
-    panel: Panel, parting: Parting, until: float, first: Sequence[Reply] | None = None
+    panel: Panel,
+    key: Key,
+    claim: str,
+    token: int | None,
+    until: float,
+    first: Sequence[Reply] | None = None,
+    **parting: Unpack[Parting],
 ) -> GiveOutcome:
     """See Store.give. Nodes that do not confirm are told when they reply again.
 
     `first`: the replies of a round that was made already.
     """
-    slot = parting.slot
+    slot = parting.get("slot")
     if slot is None:
-        return await _give_lease(panel, parting, until, first)
+        return await _give_lease(panel, key, claim, token, until, first, **parting)
     doubt: StoreError | None = None
     # While nobody else can have the lease, which needs its own time to be given back.
     half = (_now() + until) / 2
     try:
-        await give_slot_back(panel, parting.key, parting.claim, slot, half)
+        await give_slot_back(panel, key, claim, slot, half)
     except StoreError as error:
         doubt = error
     try:
-        outcome = await _give_lease(panel, parting, until)
+        outcome = await _give_lease(panel, key, claim, token, until, **parting)
     except StoreError as error:
         if isinstance(doubt, OutcomeUnknown):
             raise doubt from error
@@ -377,10 +372,16 @@ def _half_done(what: str, error: StoreError) -> OutcomeUnknown:
 
 
 async def _give_lease(
-    panel: Panel, parting: Parting, until: float, first: Sequence[Reply] | None = None
+    panel: Panel,
+    key: Key,
+    claim: str,
+    token: int | None,
+    until: float,
+    first: Sequence[Reply] | None = None,
+    **parting: Unpack[Parting],
 ) -> GiveOutcome:
     quorum, now = panel.quorum, panel.quorum.clock.unix_us(_now())
-    key, claim, token, closed_for, reserve_for, *_ = parting
+    closed_for = parting.get("closed_for", 0.0)
     ballot = max(quorum.clock.highest, now) if token is None else token
     if first is None:
         if token is None and closed_for <= 0:
@@ -388,22 +389,22 @@ async def _give_lease(
             quorum.remember(quorum.given_up, key, claim, ballot)
             request = quorum.dialect.revoke(key, claim, ballot)
         else:
-            request = quorum.dialect.give(key, claim, token, closed_for, reserve_for, now)
+            request = quorum.dialect.give(key, claim, token, now, **parting)
         first = await panel.ask_all(request, until, agreed_by_most)
     released = missing = 0
-    silent: list[Answer] = []
+    silent: list[Silent | None] = [None] * len(first)
     for node, reply in enumerate(first):
         if not isinstance(reply, Silent) and type(reply[0]) is int:
             released += reply[0]
             missing += 1 - reply[0]
-            continue
-        silent.append(silent_of(reply, quorum.names[node]))
-        panel.owe(node, key, claim, ballot)
+        else:
+            silent[node] = silent_of(reply, quorum.names[node])
+            panel.owe(node, key, claim, ballot)
     # A vote that was left with a minority was no lease: a majority may have been another's.
     any_will_do = token is None and released + missing >= quorum.need
     if released >= (1 if any_will_do else quorum.need):
         return Released()
     if missing >= quorum.need:
         return Gone()
-    sent = any(isinstance(answer, Silent) and answer.sent for answer in silent)
+    sent = any(each is not None and each.sent for each in silent)
     raise no_majority(quorum, silent, perhaps=sent or released > 0)
