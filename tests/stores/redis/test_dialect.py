@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import hiredis
 import pytest
 from hypothesis import given
@@ -88,6 +90,16 @@ def test_a_script_can_be_sent_whole() -> None:
     whole = parts_of(as_eval(request))
     assert whole[:2] == [b"EVAL", SCRIPTS["take"].text]
     assert whole[2:] == parts_of(request)[2:]
+
+
+def test_metadata_that_looks_like_a_call_is_sent_as_it_is() -> None:
+    meta = SCRIPTS["take"].call(0)
+    asked = dialect()
+    request = asked.take(KEY, "c", replace(ASK, meta=meta), SIGN, 1.0)
+    pair = as_eval(request + request)
+    whole = as_eval(request)
+    assert pair == whole + whole
+    assert any(meta in part for part in parts_of(whole)[3:])
 
 
 def test_many_renewals_go_in_bounded_batches() -> None:

@@ -78,7 +78,7 @@ def _read(folder: Folder, name: str) -> bytes:
 
 
 _texts: Final[dict[bytes, bytes]] = {}
-"""How a call of each script begins by its name, and how with the script itself."""
+"""All scripts, by the names that servers have for them."""
 
 
 class Script:
@@ -94,8 +94,7 @@ class Script:
         self.text: bytes = _FIELD.sub(lambda found: b"'%b'" % fields[found[1].decode()], text)
         # The server's name for a script, not a matter of security.
         self.sha: bytes = sha1(self.text, usedforsecurity=False).hexdigest().encode()
-        by_text = b"$4\r\nEVAL\r\n$%d\r\n%b" % (len(self.text), self.text)
-        _texts[b"$7\r\nEVALSHA\r\n$40\r\n" + self.sha] = by_text
+        _texts[self.sha] = self.text
 
     def call(self, keys: int, *parts: Part) -> bytes:
         """One request that runs it; the first `keys` of `parts` are keys."""
@@ -114,9 +113,14 @@ SCRIPTS: Final = {
 
 def as_eval(payload: bytes) -> bytes:
     """The same requests with the scripts themselves in place of their names."""
-    for by_name, by_text in _texts.items():
-        payload = payload.replace(by_name, by_text)
-    return payload
+    # Requests are read, not searched: a user's metadata may hold any bytes, also those of a call.
+    reader, requests = hiredis.Reader(), list[bytes]()
+    reader.feed(payload)
+    while (parts := reader.gets()) is not False:
+        if parts[0] == b"EVALSHA":
+            parts[:2] = b"EVAL", _texts[parts[1]]
+        requests.append(pack(*parts))
+    return b"".join(requests)
 
 
 def is_forgotten(answer: Any) -> bool:
