@@ -15,24 +15,7 @@ from incumbent.cli.parser import Request
 from incumbent.cli.settings import number
 from incumbent.cli.text import draw, iso, print_json, since_of, table, utc
 from incumbent.clients import Client
-from incumbent.cron.fleet import (
-    CONTROL,
-    GONE,
-    GONE_AFTER,
-    KNOWN,
-    PRESENCE,
-    Present,
-    Trigger,
-    encode,
-    gone_since,
-    is_job,
-    next_slot,
-    pause_of,
-    read_up,
-    result_of,
-    runs_in,
-    up_now,
-)
+from incumbent.cron import fleet
 from incumbent.cron.ledger import JOB, Run, State, runs_of
 from incumbent.cron.schedule import slot_id
 from incumbent.durations import parse_duration, say_seconds
@@ -76,15 +59,15 @@ def _jobs(request: Request) -> int:
 def _show_jobs(request: Request, client: Client) -> None:
     records = client.scan("", _SCAN_WITHIN)
     now = clock.wall()
-    fleet = fleet_of(Snapshot(client.url, request.namespace, now, records, read_at=now))
-    jobs = [(job, name in fleet.gone) for name, job in fleet.jobs.items()]
+    found = fleet_of(Snapshot(client.url, request.namespace, now, records, read_at=now))
+    jobs = [(job, name in found.gone) for name, job in found.jobs.items()]
     if request.on("json"):
-        instances = [{"instance": one.instance, "since": utc(one.since)} for one in fleet.up]
+        instances = [{"instance": one.instance, "since": utc(one.since)} for one in found.up]
         shown = [_job_as_json(job, now, gone=gone) for job, gone in jobs]
-        print_json(request, {"jobs": shown, "instances": instances, "all_paused": fleet.all_paused})
+        print_json(request, {"jobs": shown, "instances": instances, "all_paused": found.all_paused})
         return
     rows = [_job_row(job, now, gone=gone) for job, gone in jobs if not gone or _is_shown(job, now)]
-    below = [say_up(fleet.up, now) + ("; everything is paused" if fleet.all_paused else "")]
+    below = [say_up(found.up, now) + ("; everything is paused" if found.all_paused else "")]
     if any(row[2] == "gone" for row in rows):
         below.insert(0, _GONE)
     draw(request, [_HEAD, *rows], below)
@@ -92,19 +75,19 @@ def _show_jobs(request: Request, client: Client) -> None:
 
 def _is_shown(job: Job, now: float) -> bool:
     """For a while: it may be the jobs of a file whose instances are all down."""
-    since = gone_since(job.record.fields)
+    since = fleet.gone_since(job.record.fields)
     return since is None or now - since < _SHOW_GONE
 
 
 def _job_row(job: Job, now: float, *, gone: bool) -> tuple[str, ...]:
-    following = next_slot(job.record, now)
+    following = fleet.next_slot(job.record, now)
     coming = "-" if following is None else f"in {say_seconds(max(0.0, following - now))}"
     coming = "gone" if gone else "paused" if PAUSE in job.record.fields else coming
     row = (job.record.key.name, str(job.facts.get("schedule", "-")), coming)
     if not job.runs:
         return (*row, "-", "-", "-", "-")
     run = next(iter(_running(job)), job.runs[-1])
-    result = result_of(run) if run.state.ended else "running"
+    result = fleet.result_of(run) if run.state.ended else "running"
     return (*row, iso(run.due), result, _took(run, now), run.instance or "-")
 
 
@@ -113,10 +96,10 @@ def _running(job: Job) -> list[Run]:
 
 
 def _job_as_json(job: Job, now: float, *, gone: bool) -> dict[str, Any]:
-    following = None if gone else next_slot(job.record, now)
+    following = None if gone else fleet.next_slot(job.record, now)
     return {
         "name": job.record.key.name,
-        **{key: value for key, value in job.facts.items() if key not in ("since", GONE)},
+        **{key: value for key, value in job.facts.items() if key not in ("since", fleet.GONE)},
         "next": None if following is None else slot_id(following),
         "gone": gone,
         "paused": PAUSE in job.record.fields,
@@ -125,11 +108,11 @@ def _job_as_json(job: Job, now: float, *, gone: bool) -> dict[str, Any]:
     }
 
 
-def say_up(present: Iterable[Present], now: float) -> str:
+def say_up(present: Iterable[fleet.Present], now: float) -> str:
     """The instances that are up, and those that are silent for longer than they should be."""
-    known = up_now(present, now)
-    up = [one.instance for one in known if now - one.seen < GONE_AFTER]
-    silent = [one for one in known if now - one.seen >= GONE_AFTER]
+    known = fleet.up_now(present, now)
+    up = [one.instance for one in known if now - one.seen < fleet.GONE_AFTER]
+    silent = [one for one in known if now - one.seen >= fleet.GONE_AFTER]
     who = f"{len(up)} up: {', '.join(up)}" if up else "no instance is up"
     since = [f"{one.instance} for {say_seconds(now - one.seen)}" for one in silent]
     return f"{who}; silent: {', '.join(since)}" if since else who
@@ -144,8 +127,8 @@ def _history(request: Request) -> int:
     with open_client(request) as client:
         record = client.read(request.name, WITHIN)
     most = number(request, "last", 1, _MOST_SHOWN, _MOST_SHOWN)
-    runs = runs_in(record)
-    if runs or is_job(record) or request.on("failed"):
+    runs = fleet.runs_in(record)
+    if runs or fleet.is_job(record) or request.on("failed"):
         found = [run for run in runs if run.due >= start]
         if request.on("failed"):
             found = [run for run in found if run.state in _FAILED]
@@ -172,7 +155,7 @@ def _show_runs(request: Request, runs: list[Run]) -> None:
 
 def _run_row(run: Run) -> tuple[str, ...]:
     lasted = _took(run, clock.wall())
-    return (_slot_of(run), result_of(run), lasted, run.instance or "-", run.why)
+    return (_slot_of(run), fleet.result_of(run), lasted, run.instance or "-", run.why)
 
 
 def _took(run: Run, now: float) -> str:
@@ -236,10 +219,11 @@ def _trigger(request: Request) -> int:
         if JOB not in record.fields:
             line = "no instance of this namespace has ever known a job of this name; see `jobs`"
             return operator.answer("unknown", line, USAGE)
-        if PAUSE in record.fields or pause_of(client.read(CONTROL, WITHIN)) is not None:
+        control = client.read(fleet.CONTROL, WITHIN)
+        if PAUSE in record.fields or fleet.pause_of(control) is not None:
             return operator.answer("paused", "it is paused: unpause it first", BUSY)
-        present, known = client.read(PRESENCE, WITHIN), client.read(KNOWN, WITHIN)
-        up = read_up(present, known, clock.wall())
+        present, known = client.read(fleet.PRESENCE, WITHIN), client.read(fleet.KNOWN, WITHIN)
+        up = fleet.read_up(present, known, clock.wall())
         if up.lack(record.key.name):
             line = f"it is gone: no instance that is up has this job ({len(up.instances)} up)"
             return operator.answer("gone", line, BUSY)
@@ -248,9 +232,9 @@ def _trigger(request: Request) -> int:
 
 def _run_once(operator: Operator, patience: float) -> int:
     name, number = operator.key.name, os.urandom(4).hex()
-    trigger = Trigger(number, name, clock.wall(), operator.who, operator.reason)
-    control = Key(operator.key.namespace, CONTROL)
-    value = encode(job=name, when=trigger.when, who=trigger.who, reason=trigger.reason)
+    trigger = fleet.Trigger(number, name, clock.wall(), operator.who, operator.reason)
+    control = Key(operator.key.namespace, fleet.CONTROL)
+    value = fleet.encode(job=name, when=trigger.when, who=trigger.who, reason=trigger.reason)
     operator.store.put(control, trigger.field, value, None, clock.now() + WITHIN)
 
     def taken(record: Record) -> bool:
@@ -263,9 +247,9 @@ def _run_once(operator: Operator, patience: float) -> int:
         return operator.answer("not_taken", line, BUSY, slot=trigger.slot)
     run = runs_of(record.fields)[trigger.slot][0]
     if run.state in _REFUSED:
-        line = f"{result_of(run)}: {run.why}"
+        line = f"{fleet.result_of(run)}: {run.why}"
         return operator.answer(str(run.state), line, BUSY, slot=run.slot)
-    line = f"{result_of(run)} on {run.instance} as {run.slot}"
+    line = f"{fleet.result_of(run)} on {run.instance} as {run.slot}"
     return operator.answer(str(run.state), line, OK, slot=run.slot, instance=run.instance)
 
 

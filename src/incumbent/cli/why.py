@@ -13,16 +13,7 @@ from incumbent.cli.jobs import say_up
 from incumbent.cli.operator import WITHIN, open_client, read_places, store_state
 from incumbent.cli.parser import Request
 from incumbent.cli.text import facts_of, instant_of, iso, print_json, record_as_json
-from incumbent.cron.fleet import (
-    KNOWN,
-    PRESENCE,
-    Present,
-    is_by_the_clock,
-    next_slot,
-    read_up,
-    result_of,
-    runs_in,
-)
+from incumbent.cron import fleet
 from incumbent.cron.ledger import JOB, Run, pruned_spans, read_job
 from incumbent.cron.schedule import find_zone
 from incumbent.cron.slots import GRACE
@@ -57,8 +48,8 @@ def command(request: Request) -> int:
     at = request.text("at")
     with open_client(request) as client:
         record = client.read(request.name, WITHIN)
-        present = client.read(PRESENCE, WITHIN) if JOB in record.fields else None
-        known = client.read(KNOWN, WITHIN) if present is not None else None
+        present = client.read(fleet.PRESENCE, WITHIN) if JOB in record.fields else None
+        known = client.read(fleet.KNOWN, WITHIN) if present is not None else None
         store = GRANTS if record.holdings else store_state(client)
         places = [] if record.holdings else read_places(client, request.name)
     zone = _zone_of(record)
@@ -68,7 +59,7 @@ def command(request: Request) -> int:
     # Of a job that nobody runs, who held its name says nothing that its ledger does not say better.
     lines = explain(record, now, store, places) if present is None or record.holdings else []
     if present is not None:
-        up = read_up(present, known, now)
+        up = fleet.read_up(present, known, now)
         lines += [] if store.word == FREE else [said_of(store)]
         lines += explain_job(record, up.instances, now, instant, gone=up.is_gone(record), zone=zone)
     if request.on("json"):
@@ -205,7 +196,7 @@ _CLOCK_OFF = 2.0
 
 def explain_job(
     record: Record,
-    up: Sequence[Present],
+    up: Sequence[fleet.Present],
     now: float,
     at: float | None = None,
     *,
@@ -223,7 +214,7 @@ def explain_job(
         lines.insert(0, f"about {there} ({facts.get('timezone')}, the zone of the job)")
     if PAUSE in record.fields:
         lines.append(f"paused{said_by(record, PAUSE)}: no slot runs until `unpause`")
-    following = next_slot(record, now)
+    following = fleet.next_slot(record, now)
     if gone:
         lines.append(
             "no instance that is up has this job: it was removed from their files, or the"
@@ -234,13 +225,13 @@ def explain_job(
         lines.append(f"schedule {facts.get('schedule')}: next {coming}, at {iso(following)}")
     elif facts.get("schedule"):
         lines.append(f"schedule {facts['schedule']}")
-    if is_by_the_clock(facts):
+    if fleet.is_by_the_clock(facts):
         lines.append(say_up(up, now) + ("" if up else ": nothing will run"))
     return lines
 
 
 def _of_last(record: Record) -> Iterator[str]:
-    runs = runs_in(record)
+    runs = fleet.runs_in(record)
     if not runs:
         yield "nothing is on record yet"
     for run in runs[: -_LAST_RUNS - 1 : -1]:
@@ -249,7 +240,7 @@ def _of_last(record: Record) -> Iterator[str]:
 
 def _of_run(record: Record, run: Run) -> Iterator[str]:
     since = f" (and {run.count - 1} before it)" if run.count > 1 else ""
-    what = f"slot {run.slot}{since}: {result_of(run)}"
+    what = f"slot {run.slot}{since}: {fleet.result_of(run)}"
     by = f" on {run.instance}" if run.instance else ""
     attempt = f", attempt {run.attempt}" if run.attempt > 1 else ""
     why = f": {run.why}" if run.why else ""
@@ -271,13 +262,13 @@ def _of_clock(record: Record, run: Run) -> Iterator[str]:
 
 
 def _of_slot(record: Record, at: float, now: float) -> Iterator[str]:
-    found = [run for run in runs_in(record) if run.since - 1 < at < run.due + 1]
+    found = [run for run in fleet.runs_in(record) if run.since - 1 < at < run.due + 1]
     for run in found:
         yield from _of_run(record, run)
     if found:
         return
     facts = read_job(record.fields)
-    since, following = facts.get("since"), next_slot(record, at - 1)
+    since, following = facts.get("since"), fleet.next_slot(record, at - 1)
     if isinstance(since, int | float) and at < since:
         yield f"its schedule is known only since {iso(since)}: before that, nothing was due"
     elif any(first <= at <= last for first, last in pruned_spans(record.fields)):

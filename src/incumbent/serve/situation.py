@@ -216,22 +216,18 @@ class Situation:
 
     def samples(self) -> Iterator[Sample]:
         """The numbers of this instance."""
-        return samples_of(self.look())
-
-
-def samples_of(view: View) -> Iterator[Sample]:
-    """The numbers of a view."""
-    name = (("name", view.name),)
-    yield Sample("incumbent_store_up", name, view.store_up)
-    if not view.elects:
-        return
-    yield Sample("incumbent_is_leader", name, view.leading)
-    yield Sample("incumbent_term", name, view.term)
-    yield Sample("incumbent_terms_total", name, view.terms)
-    # Every reason has a series before the first loss: rate() misses a series that starts with 1.
-    for reason in sorted({*LOSSES, *view.losses}):
-        lost = view.losses.get(reason, 0)
-        yield Sample("incumbent_terms_lost_total", (*name, ("reason", reason)), lost)
-    yield Sample("incumbent_lease_remaining_seconds", name, view.proven_for)
-    yield Sample("incumbent_leaderless_seconds_total", name, view.leaderless)
-    yield Sample("incumbent_restarts_total", name, view.restarts)
+        view = self.look()
+        name = (("name", view.name),)
+        yield Sample("incumbent_store_up", name, view.store_up)
+        if not view.elects:
+            return
+        yield Sample("incumbent_is_leader", name, view.leading)
+        yield Sample("incumbent_term", name, view.term)
+        yield Sample("incumbent_terms_total", name, view.terms)
+        # Every reason has a series before the first loss: rate() misses one that starts with 1.
+        for reason in sorted({*LOSSES, *view.losses}):
+            lost = view.losses.get(reason, 0)
+            yield Sample("incumbent_terms_lost_total", (*name, ("reason", reason)), lost)
+        yield Sample("incumbent_lease_remaining_seconds", name, view.proven_for)
+        yield Sample("incumbent_leaderless_seconds_total", name, view.leaderless)
+        yield Sample("incumbent_restarts_total", name, view.restarts)
