@@ -1,7 +1,9 @@
-"""How many runs there may be here, and for how many workers stand by."""
+"""How many runs there may be here, how many workers stand by, and when they are forked."""
 
 from __future__ import annotations
 
+import select
+import socket
 from typing import Any
 
 import pytest
@@ -10,8 +12,10 @@ from incumbent import clock
 from incumbent.cron.agenda import Agenda, Claim, Dispatcher
 from incumbent.cron.fleet import PRESENCE, UP, encode
 from incumbent.cron.instance import Capacity
+from incumbent.cron.runs import Task
 from incumbent.cron.schedule import Every
 from incumbent.cron.spec import JobSpec, Slot
+from incumbent.cron.zygote import Pool, Worker
 from incumbent.errors import StoreUnavailable
 from incumbent.model import Key
 from incumbent.protocol.link import new_link
@@ -93,3 +97,37 @@ def test_without_an_answer_the_instance_counts_as_the_only_one(
 
     monkeypatch.setattr(soon._store, "read", silent)
     assert soon.runs(4, 0, 100) == (5, 5)
+
+
+@pytest.mark.parametrize("first", ["its end", "its channel"])
+def test_one_that_died_before_it_was_prepared_is_replaced_though_nothing_is_heard(
+    first: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(clock, "now", lambda: now)
+    made: list[Worker] = []
+    ends: list[socket.socket] = []
+
+    def fork(task: Task | None) -> Worker:
+        ours, its = socket.socketpair()
+        ends.append(its)
+        made.append(Worker(1000 + len(made), ours, None, comes_up=task is None))
+        return made[-1]
+
+    pool = Pool(fork, lambda *_: None, select.poll())
+    pool.stand_by(1, 1)
+    assert pool.prepare() is None
+    if first == "its channel":
+        ends[0].close()
+        pool.receive(made[0].channel.fileno())
+    pool._ended(made[0], -9)
+    # Not at once: what makes it die may be there still.
+    assert pool.prepare() == 10_000
+    now += 9.5
+    assert pool.prepare() == 500
+    assert len(made) == 1
+    now += 0.5
+    assert pool.prepare() is None
+    assert len(made) == 2
+    for one in (*ends, made[1].channel):
+        one.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import select
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -68,7 +69,7 @@ class JobNumbers:
     """Filled by the instance's loop, read from any thread. Instants are of the wall clock."""
 
     def __init__(self) -> None:
-        self._runs: dict[tuple[str, str], int] = {}
+        self._runs: Counter[tuple[str, str]] = Counter()
         self._seconds: dict[str, tuple[int, float]] = {}
         self._succeeded: dict[str, float] = {}
         self._next: dict[str, tuple[JobSpec, float]] = {}
@@ -84,19 +85,16 @@ class JobNumbers:
 
     def noted(self, job: str, run: Run) -> None:
         """This instance put on record what became of slots that it did not run."""
-        self._count(job, run.state, run.count)
+        self._runs[job, run.state] += run.count
 
     def ended(self, job: str, state: State, seconds: float | None, now: float) -> None:
         """A run of this instance is over."""
-        self._count(job, state, 1)
+        self._runs[job, state] += 1
         if state is State.OK:
             self._succeeded[job] = now
         if seconds is not None:
             runs, before = self._seconds.get(job, (0, 0.0))
             self._seconds[job] = (runs + 1, before + seconds)
-
-    def _count(self, job: str, state: State, count: int) -> None:
-        self._runs[job, state] = self._runs.get((job, state), 0) + count
 
     def samples(self, specs: Iterable[JobSpec], now: float) -> Iterator[Sample]:
         """The numbers of these jobs."""
@@ -104,7 +102,7 @@ class JobNumbers:
             # Not `job`: that is what Prometheus calls what it scrapes.
             job = (("name", spec.name),)
             for state in RUN_STATES:
-                runs = self._runs.get((spec.name, state), 0)
+                runs = self._runs[spec.name, state]
                 yield Sample("incumbent_job_runs_total", (*job, ("state", state)), runs)
             runs, seconds = self._seconds.get(spec.name, (0, 0.0))
             yield Sample("incumbent_job_run_seconds", job, seconds, "_sum")

@@ -9,6 +9,7 @@ import os
 import signal
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, closing, nullcontext, suppress
+from dataclasses import dataclass, field
 from math import inf
 from typing import Final
 
@@ -140,72 +141,64 @@ def serve_jobs(
         return _Serving(instance, launcher, signals, fleet.drain, reread, events).run()
 
 
+@dataclass(slots=True)
 class _Serving:
     """The loop, and what signals do."""
 
-    def __init__(
-        self,
-        instance: Instance,
-        launcher: CommandLauncher,
-        signals: Signals,
-        drain: float,
-        reread: Callable[[], tuple[JobSpec, ...]],
-        events: Events,
-    ) -> None:
-        self._instance = instance
-        self._launcher = launcher
-        self._signals = signals
-        self._drain = drain
-        self._reread = reread
-        self._events = events
-        self._kill_at = inf
-        self._code: int | None = None
-        self._on_terminal = has_terminal()
+    instance: Instance
+    launcher: CommandLauncher
+    signals: Signals
+    drain: float
+    reread: Callable[[], tuple[JobSpec, ...]]
+    events: Events
+    kill_at: float = inf
+    code: int | None = None
+    on_terminal: bool = field(default_factory=has_terminal)
 
     def run(self) -> int:
-        instance, launcher = self._instance, self._launcher
-        listeners = {self._signals.fd: self._signalled, launcher.fd: launcher.hear}
+        instance, launcher = self.instance, self.launcher
+        listeners = {self.signals.fd: self._signalled, launcher.fd: launcher.hear}
         try:
-            while not launcher.gone and (self._code is None or launcher.runs.running):
+            while not launcher.gone and (self.code is None or launcher.runs.running):
                 instance.turn(listeners)
                 launcher.stand_by(*instance.stand_by())
                 _reap()
-                if clock.now() >= self._kill_at:
-                    self._kill_at = inf
+                if clock.now() >= self.kill_at:
+                    self.kill_at = inf
                     launcher.stop_all()
         finally:
             instance.close()
         if launcher.gone:
             # Commands can no longer be started here: another instance does it.
-            self._events("fault", why="the process that starts commands is gone")
-            self._code = _FAULT
-        self._events("stopped")
-        return self._code or 0
+            self.events("fault", why="the process that starts commands is gone")
+            self.code = _FAULT
+        self.events("stopped")
+        return self.code or 0
 
     def _signalled(self) -> None:
-        for signum in self._signals.take():
-            if signum == signal.SIGHUP and (not self._on_terminal or has_terminal()):
+        for signum in self.signals.take():
+            if signum == signal.SIGHUP and (not self.on_terminal or has_terminal()):
                 self._reload()
             elif signum in _ENDING:
                 self._end(signum)
 
     def _reload(self) -> None:
         try:
-            self._instance.reload(self._reread())
+            self.instance.reload(self.reread())
         except ConfigError as error:
-            self._events("reload_failed", why=f"{error}; the jobs stay as they were")
+            self.events("reload_failed", why=f"{error}; the jobs stay as they were")
 
     def _end(self, signum: int) -> None:
-        running = len(self._launcher.runs.running)
+        running = len(self.launcher.runs.running)
         name = signal.Signals(signum).name
-        if self._code is not None:
-            self._events("stopping", why=f"{name} again", running=running)
-            self._launcher.stop_all()
+        if self.code is not None:
+            self.events("stopping", why=f"{name} again", running=running)
+            self.launcher.stop_all()
             return
-        self._code = 0 if signum == signal.SIGTERM else 128 + signum
-        self._events("stopping", why=name, running=running)
-        self._instance.stop()
-        self._kill_at = clock.now() + self._drain
+        self.code = 0 if signum == signal.SIGTERM else 128 + signum
+        self.events("stopping", why=name, running=running)
+        self.instance.stop()
+        self.kill_at = clock.now() + self.drain
 
 
 def _reap() -> None:

@@ -276,7 +276,6 @@ class Worker:
     since: float = field(default_factory=clock.now)
     """When it began with its task."""
     prepared: bool = False
-    leaves: bool = False
 
 
 Fork = Callable[[Task | None], Worker | None]
@@ -334,9 +333,8 @@ class Pool:
         Returns after how many milliseconds to come again though nothing is heard, if ever.
         """
         idle, now = self._idle(), clock.now()
-        back_soon = sum(
-            worker.task is not None and now - worker.since < _SHORT for worker in self._all()
-        )
+        busy = [worker for worker in self._by_fd.values() if worker.task is not None]
+        back_soon = sum(now - worker.since < _SHORT for worker in busy)
         if len(idle) + back_soon >= self._ready or any(worker.comes_up for worker in idle):
             return None
         if now >= self._not_before:
@@ -351,11 +349,8 @@ class Pool:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
 
-    def _all(self) -> list[Worker]:
-        return [worker for worker in self._by_fd.values() if not worker.leaves]
-
     def _idle(self) -> list[Worker]:
-        return [worker for worker in self._all() if worker.task is None]
+        return [worker for worker in self._by_fd.values() if worker.task is None]
 
     def _start(self, task: Task | None) -> Worker | None:
         worker = self._fork(task)
@@ -378,8 +373,7 @@ class Pool:
         return False
 
     def _dismiss(self, worker: Worker) -> None:
-        """Its end of the channel tells it; it is known until it was reaped."""
-        worker.leaves = True
+        """Close its channel, which tells it to leave; it is known until it was reaped."""
         if self._by_fd.pop(worker.channel.fileno(), None) is not None:
             self._poll.unregister(worker.channel)
             worker.channel.close()
@@ -441,6 +435,6 @@ class Pool:
         del self._by_pid[worker.pid]
 
     def _count_failure(self, worker: Worker) -> None:
-        """It is gone; had it come up, or been told to leave, that would say nothing of the next."""
-        if worker.comes_up and not worker.leaves:
+        """It is gone before it was prepared, and was not dismissed: the next one may fail too."""
+        if worker.comes_up and worker.channel.fileno() >= 0:
             self._not_before = clock.now() + _AGAIN_AFTER
