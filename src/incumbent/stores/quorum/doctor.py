@@ -54,7 +54,7 @@ def _of_node(
         advice = "check the address, the password and the network"
         return [("error", f"{name}: {error}", advice)], None
     try:
-        program = diagnosis(ttl, node.site.restart_wait, clock.now, clock.wall)
+        program = diagnosis(ttl, node.site.restart_wait)
         about = run(carry_out(wire, program, until))
         look = run(carry_out(wire, _look(quorum.dialect.wait_of(ttl)), until))
     except Exception as error:  # noqa: BLE001 - whatever it is, a diagnosis reports it

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import chain
 from typing import Any, Final
 
@@ -70,7 +69,7 @@ def examine(ttl: float, site: Site, until: float) -> list[Finding]:
     """What there is to say of one server. Looks also at one that would be refused."""
 
     def program() -> Program[list[Finding]]:
-        findings = yield from diagnosis(ttl, site.restart_wait, clock.now, clock.wall, marked=True)
+        findings = yield from diagnosis(ttl, site.restart_wait, marked=True)
         findings += yield from look_at_resync()
         findings += yield from look_at_marker(site, ttl)
         return findings
@@ -90,21 +89,14 @@ def examine(ttl: float, site: Site, until: float) -> list[Finding]:
 # -- the server -----------------------------------------------------------------------------------
 
 
-def diagnosis(
-    ttl: float,
-    wait: float | None,
-    clock: Callable[[], float],
-    wall: Callable[[], float],
-    *,
-    marked: bool = False,
-) -> Program[list[Finding]]:
-    """Findings for `doctor`; `wait` is the restart wait, `clock` and `wall` tell the time.
+def diagnosis(ttl: float, wait: float | None, *, marked: bool = False) -> Program[list[Finding]]:
+    """Findings for `doctor`; `wait` is the restart wait.
 
     `marked`: since when it is what it is says a marker, not its uptime.
     """
-    began = clock()
+    began = clock.now()
     yield Step(pack("PING"), 1)
-    trip = clock() - began
+    trip = clock.now() - began
     asked = b"".join(pack("CONFIG", "GET", name) for name in _SETTINGS)
     info, time, *answers = yield Step(pack("INFO") + pack("TIME") + asked, 2 + len(_SETTINGS))
     for answer in (info, time):
@@ -119,7 +111,7 @@ def diagnosis(
         # A server says whole seconds.
         since = about_start("up for", facts.uptime, ttl if wait is None else wait, error=1.0)
         findings.append(since)
-    apart = abs(int(time[0]) + int(time[1]) / 1e6 - wall())
+    apart = abs(int(time[0]) + int(time[1]) / 1e6 - clock.wall())
     return [*findings, about_clock(apart), about_trip(trip, ttl)]
 
 

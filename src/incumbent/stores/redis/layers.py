@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar, cast
+from typing import Any, Final, Protocol, TypeAlias, TypeVar, cast
 
 from incumbent import clock
 from incumbent.durations import say_seconds
@@ -155,56 +155,39 @@ class BlockingSide(Side):
         self, works: Sequence[Work[T]], until: float, enough: Enough[T] | None = None
     ) -> list[T | StoreError]:
         """See Side.together. Each on a thread of its own; if all are wanted, the last is not."""
-        race = _Race(works, until, enough or at_least(len(works)))
+        outcomes: dict[int, T | Exception] = {}
+        ended: list[int] = []
+        over, wanted = threading.Event(), enough or at_least(len(works))
+
+        def do(at: int) -> None:
+            try:
+                outcomes[at] = run(works[at](until))
+            except Exception as error:  # noqa: BLE001 - what is no StoreError is raised at the end
+                outcomes[at] = error
+            finally:
+                ended.append(at)
+                known = list(outcomes.values())
+                found = [each for each in known if not isinstance(each, Exception)]
+                if len(ended) == len(works) or wanted(found):
+                    over.set()
+
         threads = len(works) if enough else len(works) - 1
         for at in range(threads):
-            _start(partial(race.run, at))
+            _start(partial(do, at))
         for at in range(threads, len(works)):
-            race.run(at)
-        race.wait()
-        return [race.outcome(at) for at in range(len(works))]
-
-
-class _Race(Generic[T]):
-    """Works of several threads."""
-
-    def __init__(self, works: Sequence[Work[T]], until: float, enough: Enough[T]) -> None:
-        self._works, self._until, self._enough = works, until, enough
-        self._running = len(works)
-        self._guard = threading.Lock()
-        self._over = threading.Event()
-        self._results: dict[int, T] = {}
-        self._errors: dict[int, Exception] = {}
-
-    def run(self, at: int) -> None:
-        """Do one; an Exception is kept for `outcome`. Whatever else it raises ends the caller."""
-        try:
-            self._results[at] = run(self._works[at](self._until))
-        except Exception as error:  # noqa: BLE001 - raised to whoever asked
-            self._errors[at] = error
-        finally:
-            with self._guard:
-                self._running -= 1
-                if not self._running or self._enough(list(self._results.values())):
-                    self._over.set()
-
-    def wait(self) -> None:
-        """Until there are enough results, or the time is over."""
+            do(at)
         # In slices: a thread that was frozen with the machine must see the real clock.
-        while not self._over.wait(min(1.0, max(0.0, self._until - clock.now()))):
-            if clock.now() >= self._until:
-                return
+        while not over.wait(min(1.0, max(0.0, until - clock.now()))):
+            if clock.now() >= until:
+                break
+        late = OutcomeUnknown("no answer in time")
+        return [_settled(outcomes.get(at, late)) for at in range(len(works))]
 
-    def outcome(self, at: int) -> T | StoreError:
-        """What it returned, or its StoreError. Raises any other error."""
-        if at in self._results:
-            return self._results[at]
-        error = self._errors.get(at)
-        if error is None:
-            return OutcomeUnknown("no answer in time")
-        if isinstance(error, StoreError):
-            return error
-        raise error
+
+def _settled(outcome: T | Exception) -> T | StoreError:
+    if isinstance(outcome, Exception) and not isinstance(outcome, StoreError):
+        raise outcome
+    return outcome
 
 
 def _start(work: Callable[[], None]) -> None:

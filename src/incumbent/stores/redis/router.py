@@ -8,11 +8,11 @@ the next is the echo: the rest is kept beside the Batch.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import count
-from typing import Any, Final, NamedTuple, Protocol, TypeVar, cast
+from typing import Any, Final, NamedTuple, TypeVar, cast
 
 import hiredis
 
@@ -42,7 +42,6 @@ from incumbent.stores.redis.records import Naming
 from incumbent.stores.redis.resp import Program, Step
 
 T = TypeVar("T")
-T_co = TypeVar("T_co", covariant=True)
 
 _CHANGES: Final = frozenset({"take", "give", "put"})
 """What may be asked for at the node to which the key is on its way."""
@@ -270,7 +269,7 @@ class Router(PlannedTogether[Server]):
             self._cluster.doubt()
 
     async def _at(
-        self, key: Key, until: float, operate: _Operate[T], *, changes: bool = False
+        self, key: Key, until: float, operate: Callable[..., Awaitable[T]], *, changes: bool = False
     ) -> T:
         """`operate` at the node that has the key, wherever the cluster says that it is.
 
@@ -306,12 +305,6 @@ def _granted_by(node: _Node, outcome: Any) -> Any:
     if not isinstance(outcome, Granted):
         return outcome
     return outcome._replace(epoch=f"{say_address(node.address)} {outcome.epoch}")
-
-
-class _Operate(Protocol[T_co]):
-    """What is done at a node."""
-
-    async def __call__(self, node: _Node, *, moving: bool) -> T_co: ...
 
 
 class _Plan(NamedTuple):
