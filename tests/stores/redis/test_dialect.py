@@ -106,16 +106,7 @@ def test_many_renewals_go_in_bounded_batches() -> None:
     renewals = [Renewal(KEY, "c", at, 1.0, "now") for at in range(1200)]
     program = renew_program(dialect(), renewals, "now")
     step = next(program)
-    sizes = []
-    while True:
-        parts = parts_of(step.payload)
-        leases = int(parts[2]) // 2
-        sizes.append(leases)
-        try:
-            step = program.send([[parts[3 + 2 * leases], *[1] * leases]])
-        except StopIteration:
-            break
-    assert sizes == [500, 500, 200]
+    assert step.answers == step.payload.count(b"EVALSHA") == 3
 
 
 def test_leases_of_another_incarnation_are_gone_without_asking() -> None:

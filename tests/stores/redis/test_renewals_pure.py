@@ -92,21 +92,19 @@ def test_only_what_differs_is_said_of_each() -> None:
     assert call[4 + keys :] == [b"1000", *heads, *special]
 
 
-def test_a_large_batch_goes_in_bounded_calls_of_which_all_but_the_first_leave_together() -> None:
+def test_a_large_batch_goes_in_bounded_calls_that_leave_together() -> None:
     batch = Batch(map(renewal, range(1200)))
     running = program(batch)
-    steps = [calls_of(next(running))]
-    steps.append(calls_of(running.send([[echo_of(steps[0][0]), *[1] * 500]])))
-    assert [[int(call[2]) // 2 for call in step] for step in steps] == [[500], [500, 200]]
-    second, third = steps[1]
-    said = [[echo_of(second), *[1] * 500], [echo_of(third), *[1] * 199, 0]]
+    first, second, third = calls = calls_of(next(running))
+    assert [int(call[2]) // 2 for call in calls] == [500, 500, 200]
+    said = [[echo_of(first), *[1] * 500], [echo_of(second), *[1] * 500]]
+    said.append([echo_of(third), *[1] * 199, 0])
     assert outcome(running, list(said)) == [Renewed()] * 1199 + [Gone()]
 
 
 def test_answers_that_are_exchanged_prove_nothing() -> None:
     batch = Batch(map(renewal, range(1500)))
     running = program(batch)
-    (first,) = calls_of(next(running))
-    second, third = calls_of(running.send([[echo_of(first), *[1] * 500]]))
+    each = [[echo_of(call), *[1] * 500] for call in calls_of(next(running))]
     with pytest.raises(Mismatch):
-        running.send([[echo_of(third), *[1] * 500], [echo_of(second), *[1] * 500]])
+        running.send([each[0], each[2], each[1]])

@@ -284,18 +284,15 @@ def renew_program(
     """Renew what this incarnation of the server granted; it knows nothing of the rest."""
     outcomes: list[RenewOutcome] = [RESTARTED] * len(renewals)
     calls = _prepared(commands.naming, renewals, epoch)
-    groups = [calls[at : at + 1] for at in range(len(calls))]
-    if isinstance(renewals, Batch) and len(calls) > 1:
-        # Of a process that is late, and each answer waited for makes it later: all calls but the
-        # first leave together. The first brings the script if the server does not know it.
-        groups = [calls[:1], calls[1:]]
-    for group in groups:
-        echoes = [new_echo(renewals[call.places[0]]) for call in group]
-        replies = yield Step(b"".join(map(request_of, group, echoes)), len(group))
-        for call, echo, reply in zip(group, echoes, replies, strict=True):
-            if type(reply) is not list:
-                raise commands.unusable(reply, renewals[call.places[0]].key)
-            note(call, renewals, echo, reply, outcomes)
+    if not calls:
+        return outcomes
+    # All leave together: each answer that is waited for would make a process later that is late.
+    echoes = [new_echo(renewals[call.places[0]]) for call in calls]
+    replies = yield Step(b"".join(map(request_of, calls, echoes)), len(calls))
+    for call, echo, reply in zip(calls, echoes, replies, strict=True):
+        if type(reply) is not list:
+            raise commands.unusable(reply, renewals[call.places[0]].key)
+        note(call, renewals, echo, reply, outcomes)
     return outcomes
 
 

@@ -7,7 +7,7 @@ with connections that block instead of suspending.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Hashable
+from collections.abc import Awaitable, Hashable
 from typing import Any, Final, TypeVar, cast
 
 import hiredis
@@ -82,21 +82,13 @@ class Exchange(PlanRunner[W, Server], PlannedTogether[Server]):
             if refusal is not None:
                 return cast("T", refusal)
         sent = _now()
-        return self.learnt(plan, sent, await self.carry(plan, until))
-
-    def learnt(self, plan: Plan[Server, T], sent: float, outcome: T) -> T:
-        """The outcome, once the hub has heard what came of a take that was sent at `sent`."""
+        outcome = await self.carry(plan, until)
         if type(plan) is TakePlan and (self.hub.asked or type(outcome) is Queued):
             self.hub.learn(plan.claim, sent, cast("Any", outcome))
         return outcome
 
     async def wait_change(self, key: Key, seen: str, until: float) -> None:
-        try:
-            await self.hub.wait(self, key, seen, until)
-        except StoreError:
-            # Once the time is over the caller looks for itself, whatever went wrong meanwhile.
-            if _now() < until:
-                raise
+        await unless_over(self.hub.wait(self, key, seen, until), until)
 
     def let_go(self) -> None:
         super().let_go()
@@ -188,6 +180,15 @@ class Exchange(PlanRunner[W, Server], PlannedTogether[Server]):
 
     async def is_unchanged(self, key: Key, seen: str, until: float) -> bool:
         return await self.carry(self.dialect.unchanged(key, seen), until)
+
+
+async def unless_over(waiting: Awaitable[None], until: float) -> None:
+    """Wait. Once the time is over the caller looks for itself, whatever went wrong meanwhile."""
+    try:
+        await waiting
+    except StoreError:
+        if _now() < until:
+            raise
 
 
 async def carry_out(

@@ -34,7 +34,7 @@ from incumbent.stores.redis.commands import (
 )
 from incumbent.stores.redis.dialect import DIALECT, JoinedPlan, Server, joined
 from incumbent.stores.redis.errors import Moved, answered_error
-from incumbent.stores.redis.exchange import Exchange
+from incumbent.stores.redis.exchange import Exchange, unless_over
 from incumbent.stores.redis.incarnation import TOKEN_JUMP, Acquaintance
 from incumbent.stores.redis.layers import Side, connections
 from incumbent.stores.redis.options import Address, RedisOptions, parse_address, say_address
@@ -142,12 +142,7 @@ class Router(PlannedTogether[Server]):
         async def operate(node: _Node, *, moving: bool) -> None:
             await node.planned.wait_change(key, seen, until)
 
-        try:
-            await self._at(key, until, operate)
-        except StoreError:
-            # Once the time is over the caller looks for itself, whatever went wrong meanwhile.
-            if clock.now() < until:
-                raise
+        await unless_over(self._at(key, until, operate), until)
 
     async def _scan(
         self, plan: Plan[Server, tuple[Record, ...]], until: float

@@ -19,6 +19,7 @@ from incumbent.model import Key
 from incumbent.stores.plan import Plan, PlannedTogether
 from incumbent.stores.redis.dialect import Server
 from incumbent.stores.redis.errors import Demoted, answered_error
+from incumbent.stores.redis.exchange import unless_over
 from incumbent.stores.redis.layers import Layer, Side
 from incumbent.stores.redis.options import Address, Reach, RedisOptions, say_address, the_same
 from incumbent.stores.redis.resp import Program, Step, pack
@@ -200,12 +201,8 @@ class Follow(Layer):
         return await self._at_the_master(until, partial(self.inner.run, plan, until))
 
     async def wait_change(self, key: Key, seen: str, until: float) -> None:
-        try:
-            await self._at_the_master(until, partial(self.inner.wait_change, key, seen, until))
-        except StoreError:
-            # Once the time is over the caller looks for itself, whatever went wrong meanwhile.
-            if _now() < until:
-                raise
+        waiting = self._at_the_master(until, partial(self.inner.wait_change, key, seen, until))
+        await unless_over(waiting, until)
 
     async def _at_the_master(self, until: float, operate: Callable[[], Awaitable[T]]) -> T:
         followed = self._followed
