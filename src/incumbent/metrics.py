@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from incumbent import clock, meters
 from incumbent.lease import State
 from incumbent.meters import METRICS, Labels, Provider, Sample
-from incumbent.net.readers import subscription_losses
+from incumbent.net.subscriptions import subscription_losses
 from incumbent.protocol.keeper import remembered
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ _WHY: dict[tuple[str, str], str] = {
         ),
     ): _MOMENT,
     (
-        "stores/quorum/waiting.py",
+        "net/subscriptions.py",
         "_now() >= min(until, waiter.look_at) -> (_now() > min(until, waiter.look_at))",
     ): _MOMENT,
     (
@@ -115,7 +115,7 @@ _SINCE: dict[tuple[str, str], str] = {
     ): "test_a_server_that_confirms_no_subscription_is_given_up_in_time",
     ("cron/schedule.py", "3 -> 4"): "test_fixed_times_end",
     (
-        "net/readers.py",
+        "net/subscriptions.py",
         "self._end_waits() -> pass",
     ): "test_who_relied_on_a_reader_that_was_interrupted_has_to_look",
     (

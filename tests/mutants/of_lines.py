@@ -73,15 +73,15 @@ MUTATIONS: tuple[Mutation, ...] = (
     _d(
         "redis: one in line waits at a server where it has no place",
         "stores/redis/subscription.py",
-        "if place.epoch != subscription.connection.epoch:",
+        "if place.epoch != subscription.epoch:",
         "if False:",
         _HUB,
     ),
     _d(
         "redis: a subscription to another incarnation is kept",
         "stores/redis/subscription.py",
-        "subscription.connection.epoch != place.epoch",
-        "subscription.connection.epoch is None",
+        "subscription.epoch != place.epoch",
+        "subscription.epoch is None",
         _HUB,
     ),
     _d(

@@ -1,38 +1,43 @@
-"""One of the waiters reads for all of them: it has the role, and passes it on when it leaves.
+"""How a waiter is woken, and the connections by which one reads for all: see `subscriptions`.
 
-So the one that waits alone is woken by its own system call, and no thread is needed. One that waits
-itself, in the thread that has the role (a signal handler), gets another role and other connections.
+There is one class for each side: threads block, and the tasks of one event loop suspend.
 """
 
 from __future__ import annotations
 
+import select
+import socket
 import threading
-from collections import Counter
-from collections.abc import Callable, Hashable
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
+from functools import partial
+from math import ceil
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from incumbent import clock
+from incumbent.net.dial import close_with
+from incumbent.net.pool import Broken
 
 if TYPE_CHECKING:
     from asyncio import Future
 
 SLICE: Final = 5.0
 """Seconds of one wait; then our clock is asked again, which also counts suspend."""
+CONNECTED: Final = object()
+"""The first message of a connection."""
+Message: TypeAlias = "tuple[int, Any]"
+"""A node, and what came from it: CONNECTED, a message, or the error that ended the connection."""
+
+_WOKEN: Final = -1
+"""Stands for a node where the reader was woken."""
 
 _now = clock.now
-_counts: Counter[str] = Counter()
 
 
-def count_loss() -> None:
-    """A subscription was lost, or could not be had."""
-    # Two threads may count as one: rare, and nothing is decided by it.
-    _counts["lost"] += 1
-
-
-def subscription_losses() -> int:
-    """How often that has happened in this process, over all its stores."""
-    return _counts["lost"]
+# -- waking ---------------------------------------------------------------------------------------
 
 
 class Wakeup(Protocol):
@@ -107,64 +112,240 @@ class SharedWakeup(LoopWakeup):
             self._loop.call_soon_threadsafe(super().wake)
 
 
-class _Role(Protocol):
-    reader: Hashable
-
-    def drop(self) -> None: ...
+# -- reading --------------------------------------------------------------------------------------
 
 
-class _Waiter(Protocol):
-    wakeup: Wakeup
-    listens: bool
-    over: bool
+class _Wire(Protocol):
+    used: float
+
+    def send(self, request: bytes, until: float) -> None: ...
+
+    def close(self) -> None: ...
 
 
-S = TypeVar("S", bound=_Role)
-W = TypeVar("W", bound=_Waiter)
+class _BlockingWire(_Wire, Protocol):
+    def fileno(self) -> int: ...
+
+    def fill(self) -> None:
+        """Read what there is, without waiting for a whole message. Raises Broken."""
+
+    def buffered(self) -> Any:
+        """A message that has been read already, or False. Raises Broken."""
 
 
-class ReaderRole(Generic[S, W]):
-    """The waiters here, and which of them reads."""
+class _AsyncWire(_Wire, Protocol):
+    on_message: Callable[[Any], None] | None
 
-    def __init__(self, make_role: Callable[[], S]) -> None:
-        self._make_role = make_role
-        self._waiters: dict[W, None] = {}
-        self._renew_role()
+    @property
+    def closed(self) -> bool: ...
 
-    def _renew_role(self) -> None:
-        self._role = self._make_role()
-        self._free = [self._role]
 
-    def _take_role(self, me: Hashable) -> S | None:
-        try:
-            role = self._free.pop()
-        except IndexError:
-            if self._role.reader != me:
+W = TypeVar("W", bound=_Wire)
+
+
+class Subscriber(Generic[W]):
+    """The connections of the reader, at most one to each node.
+
+    Only `arrive` and `wake` may be called by others than the reader.
+    """
+
+    interruptible = False
+    """Whether an exception in `next` loses nothing."""
+
+    def __init__(self) -> None:
+        self._wires: dict[int, W] = {}
+        self._closed = False
+
+    def arrive(self, node: int, wire: W | Exception) -> None:
+        """A connection to a node, or why there is none: `next` will return that."""
+        if not self._closed:
+            self._put(node, wire)
+        elif not isinstance(wire, Exception):
+            wire.close()
+
+    @abstractmethod
+    def _put(self, node: int, wire: W | Exception) -> None:
+        """Keep it for `next`."""
+
+    def send(self, node: int, request: bytes, until: float) -> None:
+        """Send to a node. Raises Broken."""
+        wire = self._wires.get(node)
+        if wire is None:
+            raise Broken("it is not connected", sent=False)
+        wire.used = _now()
+        wire.send(request, until)
+
+    @abstractmethod
+    async def next(self, until: float) -> Message | None:
+        """The next message; None at `until`, or when woken."""
+
+    @abstractmethod
+    def wake(self) -> None:
+        """Have `next` return."""
+
+    def drop(self, node: int) -> None:
+        """Close the connection to a node, if there is one."""
+        wire = self._wires.pop(node, None)
+        if wire is not None:
+            wire.close()
+
+    def close(self) -> None:
+        """Let go at once; nothing is written."""
+        self._closed = True
+        for node in list(self._wires):
+            self.drop(node)
+
+
+class BlockingSubscriber(Subscriber[_BlockingWire]):
+    """For threads. A pair of sockets wakes the reader: not every system polls pipes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._arrived: SimpleQueue[tuple[int, _BlockingWire | Exception]] = SimpleQueue()
+        self._mine, self._others = self._ends = socket.socketpair()
+        for end in self._ends:
+            end.setblocking(False)
+        close_with(self, partial(_close_all, self._ends))
+        self._watch_all()
+
+    def _watch_all(self) -> None:
+        self._nodes = {self._mine.fileno(): _WOKEN}
+        self._nodes |= {wire.fileno(): node for node, wire in self._wires.items()}
+        self._ready = _watch(*self._nodes)
+
+    def _put(self, node: int, wire: _BlockingWire | Exception) -> None:
+        self._arrived.put((node, wire))
+        self.wake()
+
+    async def next(self, until: float) -> Message | None:
+        while (message := self._at_hand()) is None:
+            left = until - _now()
+            ready = {self._nodes[fd] for fd in self._ready(max(0.0, min(left, SLICE)))}
+            for node in ready - {_WOKEN}:
+                try:
+                    self._wires[node].fill()
+                except Broken as error:
+                    return (node, error)
+            if _WOKEN in ready:
+                self._mine.recv(1024)
+                return self._at_hand()
+            if not ready and left <= 0:
                 return None
-            # We interrupt the very one that reads.
-            role = self._role = self._make_role()
-            self._free = []
-            self._end_waits()
-        role.reader = me
-        return role
+        return message
 
-    def _leave_role(self, role: S, *, leaves: bool = False) -> None:
-        role.reader = None
-        if role is not self._role:
-            role.drop()
+    def _at_hand(self) -> Message | None:
+        """What has come already."""
+        try:
+            node, wire = self._arrived.get_nowait()
+        except Empty:
+            return self._buffered()
+        if isinstance(wire, Exception):
+            return (node, wire)
+        self._wires[node] = wire
+        self._watch_all()
+        return (node, CONNECTED)
+
+    def _buffered(self) -> Message | None:
+        for node, wire in self._wires.items():
+            try:
+                if (message := wire.buffered()) is not False:
+                    return (node, message)
+            except Broken as error:
+                return (node, error)
+        return None
+
+    def wake(self) -> None:
+        try:
+            self._others.send(b"!")
+        except OSError:
+            return  # it has been woken often enough, or is closed
+
+    def drop(self, node: int) -> None:
+        super().drop(node)
+        if not self._closed:
+            self._watch_all()
+
+    def close(self) -> None:
+        super().close()
+        _close_all(self._ends)
+
+    def __del__(self) -> None:
+        _close_all(self._ends)
+
+
+def _close_all(ends: tuple[socket.socket, ...]) -> None:
+    for end in ends:
+        end.close()
+
+
+def _watch(*fds: int) -> Callable[[float], Sequence[int]]:
+    """What waits for so many seconds, and returns which of them can be read."""
+    if not hasattr(select, "poll"):
+        return lambda seconds: select.select(fds, [], [], seconds)[0]
+    poll = select.poll()
+    for fd in fds:
+        poll.register(fd, select.POLLIN)
+    # Up to the next millisecond: down would spin.
+    return lambda seconds: [fd for fd, _ in poll.poll(ceil(seconds * 1000))]
+
+
+class AsyncSubscriber(Subscriber[_AsyncWire]):
+    """For the tasks of one loop."""
+
+    interruptible = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._inbox: deque[Message] = deque()
+        self._wakeup = LoopWakeup()
+
+    def _put(self, node: int, wire: _AsyncWire | Exception) -> None:
+        if isinstance(wire, Exception):
+            self._receive(node, wire)
             return
-        self._free.append(role)
-        if not leaves:
-            self._wake_one()
+        self._wires[node] = wire
+        wire.on_message = partial(self._receive, node)
+        self._receive(node, CONNECTED)
+        if wire.closed:
+            self._receive(node, None)
 
-    def _wake_one(self) -> None:
-        if self._free:
-            for other in list(self._waiters):
-                other.wakeup.wake()
-                return
+    def _receive(self, node: int, message: Any) -> None:
+        if message is None:
+            message = Broken("the subscription was closed", sent=True)
+        self._inbox.append((node, message))
+        self._wakeup.wake()
 
-    def _end_waits(self) -> None:
-        """What was said may be lost: whoever relied on hearing it has to look."""
-        for waiter in list(self._waiters):
-            waiter.over = waiter.over or waiter.listens
-            waiter.wakeup.wake()
+    async def next(self, until: float) -> Message | None:
+        if not self._inbox and until > _now():
+            await self._wakeup.wait(until)
+        return self._inbox.popleft() if self._inbox else None
+
+    def wake(self) -> None:
+        self._wakeup.wake()
+
+    def drop(self, node: int) -> None:
+        wire = self._wires.get(node)
+        if wire is not None:
+            wire.on_message = None
+        super().drop(node)
+        # What it has said belongs to no later connection.
+        self._inbox = deque(each for each in self._inbox if each[0] != node)
+
+
+class ReaderSide(NamedTuple):
+    """What waiting takes on one side.
+
+    `me` tells one thread from another. Tasks do not interrupt each other: each is another one.
+    """
+
+    wakeup: Callable[[], Wakeup]
+    subscriber: Callable[[], Subscriber[Any]]
+    me: Callable[[], Hashable]
+
+
+def _this_thread() -> Hashable:
+    return threading.get_ident()  # looked up now: gevent replaces it
+
+
+BLOCKING: Final = ReaderSide(LockWakeup, BlockingSubscriber, _this_thread)
+SUSPENDING: Final = ReaderSide(LoopWakeup, AsyncSubscriber, object)

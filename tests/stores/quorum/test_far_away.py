@@ -9,15 +9,17 @@ import pytest
 
 from incumbent.errors import StoreUnavailable
 from incumbent.model import Key
+from incumbent.net import subscriptions
+from incumbent.net.readers import CONNECTED, Message, ReaderSide, Subscriber
 from incumbent.protocol.port import run
 from incumbent.stores.quorum import waiting
-from incumbent.stores.quorum.waiting import CONNECTED, Message, SubscriptionHub
+from incumbent.stores.quorum.waiting import MajorityHub
 
 KEY, CHANNEL = Key("default", "job"), "floor"
 
 
-class FarAway:
-    """Three servers, the subscribers to them, and the host of both. Its clock is the test's.
+class FarAway(Subscriber[Any]):
+    """Three servers, the subscriber to them, and the host of both. Its clock is the test's.
 
     `trip`: seconds until a reply is here; `told`: when the change is told, if it is.
     """
@@ -25,6 +27,7 @@ class FarAway:
     interruptible = True
 
     def __init__(self, trip: float, told: float) -> None:
+        super().__init__()
         self.now, self.trip, self.told = 1000.0, trip, 1000.0 + told
         self.coming: list[tuple[float, int, Any]] = []
         self.looks = 0
@@ -32,7 +35,7 @@ class FarAway:
     def clock(self) -> float:
         return self.now
 
-    def begin(self, node: int, until: float) -> None:
+    def begin(self, subscriber: object, node: int, until: float) -> None:
         self.coming.append((self.now + self.trip, node, CONNECTED))
 
     def send(self, node: int, request: bytes, until: float) -> None:
@@ -49,6 +52,9 @@ class FarAway:
         self.now = max(self.now, until)
         return None
 
+    def _put(self, node: int, wire: object) -> None:
+        pass
+
     def wake(self) -> None:
         pass
 
@@ -62,21 +68,14 @@ class FarAway:
         self.looks += 1
         return True
 
-    def new_subscribers(self) -> FarAway:
-        return self
 
-    def new_wakeup(self) -> Any:
-        return SimpleNamespace(wake=lambda: None)
-
-    def me(self) -> str:
-        return "me"
-
-
-def hub_of(servers: FarAway, monkeypatch: pytest.MonkeyPatch) -> SubscriptionHub:
-    monkeypatch.setattr(waiting, "_now", servers.clock)
+def hub_of(servers: FarAway, monkeypatch: pytest.MonkeyPatch) -> MajorityHub:
+    for module in (subscriptions, waiting):
+        monkeypatch.setattr(module, "_now", servers.clock)
+    side = ReaderSide(lambda: SimpleNamespace(wake=lambda: None), lambda: servers, lambda: "me")
     dialect = SimpleNamespace(keys=lambda key: SimpleNamespace(floor=CHANNEL))
     quorum: Any = SimpleNamespace(names=["a", "b", "c"], need=2, dialect=dialect, where="abc")
-    return SubscriptionHub(quorum)
+    return MajorityHub(quorum, side)
 
 
 @pytest.mark.parametrize("trip", [0.01, 0.2, 0.9])

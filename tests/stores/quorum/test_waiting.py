@@ -16,7 +16,7 @@ import redis
 from incumbent import Lock, clock
 from incumbent.errors import StoreUnavailable
 from incumbent.model import Ask, Granted, Key, Refused, Released
-from incumbent.net.readers import subscription_losses
+from incumbent.net.subscriptions import subscription_losses
 from incumbent.stores.quorum import waiting
 from incumbent.stores.redis.records import Naming
 from tests.stores.quorum.world import Members, Party, channel_of, party, soon

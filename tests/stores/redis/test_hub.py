@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,12 +11,12 @@ import pytest
 from incumbent import clock
 from incumbent.errors import StoreUnavailable
 from incumbent.model import Ask, Key, Queue, Queued, Refused
-from incumbent.net.pool import Broken
-from incumbent.net.readers import LoopWakeup, Wakeup
+from incumbent.net.readers import SUSPENDING
+from incumbent.net.subscriptions import subscription_losses
 from incumbent.stores.redis.commands import Commands
 from incumbent.stores.redis.line import in_line, inbox_channel
 from incumbent.stores.redis.records import Naming
-from incumbent.stores.redis.subscription import Subscriber, SubscriptionHub
+from incumbent.stores.redis.subscription import LineHub
 from tests.support.pace import lasted
 
 KEY = Key("default", "job")
@@ -26,54 +26,40 @@ ASK = Ask(10.0, "me", queue=Queue(3.0))
 SINCE = 1_000_000
 
 
-class FakeEar:
-    """Confirms every subscription; `say` and `lose` are what the server does."""
+class FakeWire:
+    """Confirms every subscription; `on_message` and `lose` are what the server does."""
 
-    interruptible = True
-
-    def __init__(self, epoch: str = "run-1", *, confirms: bool = True) -> None:
+    def __init__(self, epoch: str, *, confirms: bool) -> None:
         self.epoch = epoch
         self.confirms = confirms
-        self.said: list[Any] = []
         self.asked: list[bytes] = []
-        self.broken = False
-        self.wakeup = LoopWakeup()
+        self.closed = False
+        self.used = 0.0
+        self.on_message: Callable[[Any], None] | None = None
 
     def send(self, request: bytes, until: float) -> None:
         words = request.split(b"\r\n")
         self.asked.append(words[4])
         if words[2] == b"SUBSCRIBE" and self.confirms:
-            self.on_message([b"subscribe", words[4], 1])
+            self.tell([b"subscribe", words[4], 1])
 
-    async def next(self, until: float) -> Any:
-        if not self.said and not self.broken and until > clock.now():
-            await self.wakeup.wait(until)
-        if self.said:
-            return self.said.pop(0)
-        if self.broken:
-            raise Broken("cut", sent=True)
-        return None
-
-    def on_message(self, message: Any) -> None:
-        self.said.append(message)
-        self.wakeup.wake()
+    def tell(self, message: Any) -> None:
+        if self.on_message is not None:
+            self.on_message(message)
 
     def lose(self) -> None:
-        self.broken = True
-        self.wakeup.wake()
-
-    def wake(self) -> None:
-        self.wakeup.wake()
+        self.closed = True
+        self.tell(None)
 
     def close(self) -> None:
-        self.broken = True
+        self.closed = True
 
 
 class FakeHost:
     """An exchange: counts its looks, and may be unable to connect."""
 
     def __init__(self) -> None:
-        self.ears: list[FakeEar] = []
+        self.ears: list[FakeWire] = []
         self.looks = 0
         self.unchanged = True
         self.away = False
@@ -81,13 +67,13 @@ class FakeHost:
         self.epoch = "run-1"
 
     @property
-    def ear(self) -> FakeEar:
+    def ear(self) -> FakeWire:
         return self.ears[-1]
 
-    async def open_subscriber(self, until: float) -> Subscriber:
+    async def open_subscriber(self, until: float) -> FakeWire:
         if self.away:
             raise StoreUnavailable("away")
-        self.ears.append(FakeEar(self.epoch, confirms=self.confirms))
+        self.ears.append(FakeWire(self.epoch, confirms=self.confirms))
         return self.ear
 
     async def server_time(self, until: float) -> int:
@@ -96,12 +82,6 @@ class FakeHost:
     async def is_unchanged(self, key: Key, seen: str, until: float) -> bool:
         self.looks += 1
         return self.unchanged
-
-    def new_wakeup(self) -> Wakeup:
-        return LoopWakeup()
-
-    def me(self) -> Hashable:
-        return object()
 
 
 def dialect() -> Commands:
@@ -119,18 +99,23 @@ class Scene:
     """A hub in a running loop, and those who wait with it."""
 
     def __init__(self) -> None:
-        self.hub = SubscriptionHub(dialect())
+        self.hub = LineHub(dialect(), SUSPENDING)
+        self.before = subscription_losses()
         self.host = FakeHost()
+
+    @property
+    def losses(self) -> int:
+        return subscription_losses() - self.before
 
     def wait(self, seen: str, within: float = 5.0) -> asyncio.Task[None]:
         return asyncio.create_task(self.hub.wait(self.host, KEY, seen, clock.now() + within))
 
     def word(self, text: str) -> None:
         inbox = inbox_channel(self.hub._commands.inbox).encode()
-        self.host.ear.on_message([b"message", inbox, text.encode()])
+        self.host.ear.tell([b"message", inbox, text.encode()])
 
     def news(self, payload: bytes = b"") -> None:
-        self.host.ear.on_message([b"message", CHANNEL, payload])
+        self.host.ear.tell([b"message", CHANNEL, payload])
 
 
 async def settled() -> None:
@@ -309,7 +294,7 @@ def test_a_lost_connection_has_all_of_them_look() -> None:
         it.host.ear.lose()
         for each in waiting:
             assert await is_over(each)
-        assert it.hub.losses == 1
+        assert it.losses == 1
 
     scene(play)
 
@@ -323,7 +308,7 @@ def test_a_connection_lost_while_nobody_waited_is_replaced() -> None:
         it.host.ear.lose()
         await is_over(it.wait(queued(OTHER).seen))
         assert len(it.host.ears) == 2
-        assert it.hub.losses == 1
+        assert it.losses == 1
 
     scene(play)
 
@@ -334,7 +319,7 @@ def test_where_nobody_can_listen_the_caller_is_told_and_others_do_not_try_at_onc
         for _ in range(12):
             with pytest.raises(StoreUnavailable):
                 await it.wait(queued().seen)
-        assert 1 < it.hub.losses < 12
+        assert 1 < it.losses < 12
 
     scene(play)
 
@@ -350,7 +335,7 @@ def test_a_connection_to_another_server_than_the_one_of_the_takes_is_replaced() 
         it.host.epoch = "run-2"
         after = it.wait(queued(epoch="run-2").seen)
         await settled()
-        assert it.host.ears[0].broken
+        assert it.host.ears[0].closed
         assert len(it.host.ears) == 2
         # Whoever relied on the old connection has to look.
         assert await is_over(before)
@@ -380,7 +365,7 @@ def test_a_word_of_the_old_server_does_not_keep_anybody_from_asking_the_new_one(
         it.host.epoch = "run-2"
         it.hub.learn(CLAIM, clock.now(), queued(epoch="run-2"))
         inbox = inbox_channel(it.hub._commands.inbox).encode()
-        old.on_message([b"message", inbox, HELD.encode()])
+        old.tell([b"message", inbox, HELD.encode()])
         await settled()
         new = it.wait(queued(epoch="run-2").seen)
         await settled()

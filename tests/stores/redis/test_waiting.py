@@ -221,4 +221,4 @@ def test_a_signal_ends_a_wait_at_once_and_keeps_nothing(here: Party) -> None:
     hub = here.store.operations.hub
     assert not hub._waiters
     # A message may have been half read.
-    assert hub._role.subscription is None
+    assert hub._role.subscriptions == [None]

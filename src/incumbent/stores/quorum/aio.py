@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Callable, Coroutine, Hashable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, Final, TypeVar
 
 from incumbent.clock import now as _now
-from incumbent.errors import StoreError
 from incumbent.model import Key
 from incumbent.net.pool import Broken, Mismatch, exchange_error
-from incumbent.net.readers import LoopWakeup, Wakeup
+from incumbent.net.readers import SUSPENDING, LoopWakeup
 from incumbent.stores.loops import LoopEnd
 from incumbent.stores.plan import Plan
 from incumbent.stores.quorum.ballots import Silent
 from incumbent.stores.quorum.connecting import LONGEST, ConnectedPanel, Dialer
 from incumbent.stores.quorum.nodes import NOT_ASKED, Node, Panel, Quorum, Reply
 from incumbent.stores.quorum.operations import Operations, carry_out
-from incumbent.stores.quorum.waiting import CONNECTED, Message, Subscribers
 from incumbent.stores.redis.aiodial import dial
 from incumbent.stores.redis.aiowire import AsyncWire
 from incumbent.stores.redis.resp import Step, as_eval
@@ -119,6 +116,7 @@ class _Wires(Dialer[AsyncWire]):
     """The connections of one loop: one to each node, for all its tasks."""
 
     shared = True
+    side = SUSPENDING
 
     def __init__(
         self, quorum: Quorum, nodes: Sequence[Node], also_let_go: Callable[[], None]
@@ -144,9 +142,6 @@ class _Wires(Dialer[AsyncWire]):
         for node, wire in enumerate(self.all):
             if wire is not None and self.nodes[node].owed:
                 self._pay(node, wire)
-
-    def new_wakeup(self) -> Wakeup:
-        return LoopWakeup()
 
     async def _dial(self, site: Site, until: float) -> AsyncWire:
         await self.end.watch()
@@ -181,104 +176,34 @@ class _Wires(Dialer[AsyncWire]):
         self._also_let_go()
 
 
-class AsyncSubscribers:
-    """See Subscribers."""
-
-    interruptible = True
-
-    def __init__(self, wires: _Wires) -> None:
-        self._connections = wires
-        self._wires: list[AsyncWire | None] = [None] * len(wires.nodes)
-        self._inbox: deque[Message] = deque()
-        self._reader_wakeup = LoopWakeup()
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    def begin(self, node: int, until: float) -> None:
-        task = asyncio.get_running_loop().create_task(self._connect(node, until))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _connect(self, node: int, until: float) -> None:
-        try:
-            wire = await self._connections.connect(node, until)
-        except StoreError as error:
-            self._connections.nodes[node].failed(error)
-            self._put(node, error)
-            return
-        self._wires[node] = wire
-        wire.on_message = partial(self._receive, node)
-        self._put(node, CONNECTED)
-
-    def _receive(self, node: int, message: Any) -> None:
-        closed = Broken("the subscription was closed", sent=True)
-        self._put(node, closed if message is None else message)
-
-    def _put(self, node: int, message: Any) -> None:
-        self._inbox.append((node, message))
-        self._reader_wakeup.wake()
-
-    def send(self, node: int, request: bytes, until: float) -> None:
-        wire = self._wires[node]
-        if wire is None:
-            raise Broken("it is not connected", sent=False)
-        wire.send(request, until)
-
-    async def next(self, until: float) -> Message | None:
-        if not self._inbox and until > _now():
-            await self._reader_wakeup.wait(until)
-        return self._inbox.popleft() if self._inbox else None
-
-    def wake(self) -> None:
-        self._reader_wakeup.wake()
-
-    def drop(self, node: int) -> None:
-        wire, self._wires[node] = self._wires[node], None
-        if wire is not None:
-            wire.on_message = None
-            wire.close()
-
-    def close(self) -> None:
-        for task in list(self._tasks):
-            task.cancel()
-        for node in range(len(self._wires)):
-            self.drop(node)
-
-
 class AsyncQuorumStore(Operations):
     """See stores.base.AsyncStore. Belongs to the loop in which it was made."""
 
+    dialer: _Wires
+
     def __init__(self, quorum: Quorum, nodes: Sequence[Node]) -> None:
-        super().__init__(quorum)
-        self._wires = _Wires(quorum, nodes, self.hub.let_go)
+        super().__init__(quorum, SUSPENDING)
+        self.dialer = _Wires(quorum, nodes, self.hub.let_go)
 
     async def run(self, plan: Plan[Panel, T], until: float) -> T:
-        panel = AsyncPanel(self._wires)
+        panel = AsyncPanel(self.dialer)
         await panel.open(until)
         try:
             return await carry_out(plan.start(panel, until))
         except Mismatch as error:
-            self._wires.let_go()
+            self.dialer.let_go()
             raise exchange_error(error, self.quorum.where) from error
 
     def let_go(self) -> None:
-        self._wires.let_go()
-
-    def new_subscribers(self) -> Subscribers:
-        return AsyncSubscribers(self._wires)
-
-    def new_wakeup(self) -> Wakeup:
-        return LoopWakeup()
-
-    def me(self) -> Hashable:
-        return object()
+        self.dialer.let_go()
 
     async def aclose(self) -> None:
-        self._wires.let_go()
-        await self._wires.end.aclose()
+        self.dialer.let_go()
+        await self.dialer.end.aclose()
 
     def detach(self) -> None:
         """In a fork's child: give the descriptors back without touching the parent's loop."""
-        for wire in list(self._wires.made):
+        for wire in list(self.dialer.made):
             wire.detach()
 
 

@@ -14,7 +14,7 @@ from weakref import WeakSet
 from incumbent.clock import now as _now
 from incumbent.errors import StoreError, StoreUnavailable
 from incumbent.net.pool import Broken, exchange_error
-from incumbent.net.readers import Wakeup
+from incumbent.net.readers import ReaderSide, Wakeup
 from incumbent.stores.quorum.ballots import Silent
 from incumbent.stores.quorum.dialect import LOADS, MARKER
 from incumbent.stores.quorum.nodes import NOT_ASKED, Enough, Node, Panel, Quorum, Reply
@@ -45,6 +45,7 @@ class Dialer(ABC, Generic[W]):
 
     shared: bool
     """Whether all callers use one connection to each node."""
+    side: ReaderSide
 
     def __init__(self, quorum: Quorum, nodes: Sequence[Node]) -> None:
         self.quorum, self.nodes = quorum, nodes
@@ -59,10 +60,6 @@ class Dialer(ABC, Generic[W]):
         """The callers that wait, and for which nodes; woken when a connection is made or failed."""
 
     @abstractmethod
-    def new_wakeup(self) -> Wakeup:
-        """One that nobody has woken yet."""
-
-    @abstractmethod
     async def _dial(self, site: Site, until: float) -> W:
         """A connection that is logged in. Raises StoreUnavailable."""
 
@@ -74,7 +71,7 @@ class Dialer(ABC, Generic[W]):
         """Put connections in the empty places, as far as that goes by `until`."""
         spare, need = self.spare, self.quorum.need
         _take_spare(links, spare)
-        now, wakeup = _now(), self.new_wakeup()
+        now, wakeup = _now(), self.side.wakeup()
         short = len(links) - links.count(None) < need
         wanted = {
             node

@@ -4,15 +4,14 @@ what has to be fast.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Coroutine, Hashable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack
 
 from incumbent.clock import now as _now
 from incumbent.errors import StoreError
 from incumbent.model import Ask, Capabilities, GiveOutcome, Granted, Key, Released, TakeOutcome
 from incumbent.net.pool import Mismatch, exchange_error
-from incumbent.net.readers import LockWakeup, Wakeup
+from incumbent.net.readers import BLOCKING
 from incumbent.protocol.port import run
 from incumbent.stores import base
 from incumbent.stores.loops import ServerEngine, detach_in_child
@@ -20,11 +19,10 @@ from incumbent.stores.plan import BlockingStore, Plan
 from incumbent.stores.quorum.ballots import BallotClock
 from incumbent.stores.quorum.dialect import QuorumDialect
 from incumbent.stores.quorum.doctor import diagnose
-from incumbent.stores.quorum.links import TRUSTED, LinkDialer, SyncPanel, SyncSubscribers
+from incumbent.stores.quorum.links import TRUSTED, LinkDialer, SyncPanel
 from incumbent.stores.quorum.nodes import Enough, Node, Panel, Quorum, Reply, agreed_by_most
 from incumbent.stores.quorum.operations import Operations, carry_out
 from incumbent.stores.quorum.take import give, is_decided, take
-from incumbent.stores.quorum.waiting import Subscribers
 from incumbent.stores.redis.records import Naming
 from incumbent.stores.redis.server import Site
 
@@ -46,8 +44,10 @@ class _Blocking(Operations):
     no lock that a signal handler or `__del__` could meet; re-entry takes or makes another panel.
     """
 
+    dialer: LinkDialer
+
     def __init__(self, quorum: Quorum, nodes: list[Node]) -> None:
-        super().__init__(quorum)
+        super().__init__(quorum, BLOCKING)
         self.dialer = LinkDialer(quorum, nodes)
         self.idle: list[SyncPanel] = []
 
@@ -99,15 +99,6 @@ class _Blocking(Operations):
         self.idle = []
         self.dialer.forget()
         self.hub.abandon()
-
-    def new_subscribers(self) -> Subscribers:
-        return SyncSubscribers(self.dialer)
-
-    def new_wakeup(self) -> Wakeup:
-        return LockWakeup()
-
-    def me(self) -> Hashable:
-        return threading.get_ident()
 
 
 class QuorumStore(BlockingStore[_Blocking]):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any, TypeVar, Unpack
 
 from incumbent.clock import now as _now
@@ -23,14 +24,16 @@ from incumbent.model import (
     RenewOutcome,
     TakeOutcome,
 )
+from incumbent.net.readers import ReaderSide, Subscriber
 from incumbent.stores import base
 from incumbent.stores.plan import Kind, Plan, Planned, Program
 from incumbent.stores.quorum.changes import put_field
+from incumbent.stores.quorum.connecting import Dialer
 from incumbent.stores.quorum.nodes import Panel, Quorum
 from incumbent.stores.quorum.read import is_unchanged, read, scan
 from incumbent.stores.quorum.renew import renew
 from incumbent.stores.quorum.take import give, take
-from incumbent.stores.quorum.waiting import Host, SubscriptionHub
+from incumbent.stores.quorum.waiting import Host, MajorityHub
 
 T = TypeVar("T")
 
@@ -75,10 +78,11 @@ class Operations(Planned[Panel], Host):
     """See stores.base.AsyncStore; and waiting.Host, for the waiters."""
 
     dialect = Plans()
+    dialer: Dialer[Any]
 
-    def __init__(self, quorum: Quorum) -> None:
+    def __init__(self, quorum: Quorum, side: ReaderSide) -> None:
         self.quorum = quorum
-        self.hub = SubscriptionHub(quorum)
+        self.hub = MajorityHub(quorum, side)
 
     async def wait_change(self, key: Key, seen: str, until: float) -> None:
         try:
@@ -87,6 +91,9 @@ class Operations(Planned[Panel], Host):
             # Once the time is over the caller looks for itself, whatever went wrong meanwhile.
             if _now() < until:
                 raise
+
+    def begin(self, subscriber: Subscriber[Any], node: int, until: float) -> None:
+        self.dialer.connect_apart(node, until, partial(subscriber.arrive, node))
 
     async def is_unchanged(self, key: Key, seen: str, until: float) -> bool:
         plan = _plan("look", lambda panel, end: is_unchanged(panel, key, seen, end))

@@ -6,15 +6,14 @@ All tasks of a loop share it (see aiowire). It is made once for all who want it 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeVar, Unpack
 
 from incumbent import clock
 from incumbent.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from incumbent.model import Ask, GiveOutcome, Key, Queued, TakeOutcome
 from incumbent.net.pool import Broken
-from incumbent.net.readers import LoopWakeup, Wakeup
+from incumbent.net.readers import SUSPENDING
 from incumbent.stores.base import Parting
 from incumbent.stores.loops import LoopEnd
 from incumbent.stores.plan import Plan, PlannedTogether
@@ -28,7 +27,6 @@ from incumbent.stores.redis.incarnation import LOOK_EVERY
 from incumbent.stores.redis.layers import Enough, Layer, Side, View, Work
 from incumbent.stores.redis.resp import as_eval, is_forgotten
 from incumbent.stores.redis.server import Site
-from incumbent.stores.redis.subscription import Subscriber
 
 T = TypeVar("T")
 
@@ -39,7 +37,7 @@ class AsyncRedisStore(Exchange[AsyncWire]):
     """See stores.base.AsyncStore. Belongs to the loop in which it was made."""
 
     def __init__(self, site: Site, commands: Commands) -> None:
-        super().__init__(site, commands)
+        super().__init__(site, commands, SUSPENDING)
         self._end = LoopEnd(self._close_all)
         self._shared: AsyncWire | None = None
         self._dialing: asyncio.Future[StoreUnavailable | None] | None = None
@@ -50,15 +48,6 @@ class AsyncRedisStore(Exchange[AsyncWire]):
         # Once more, for the store may have been closed meanwhile.
         await self._end.watch()
         return wire
-
-    def new_wakeup(self) -> Wakeup:
-        return LoopWakeup()
-
-    def me(self) -> Hashable:
-        return object()
-
-    def make_subscriber(self, wire: AsyncWire) -> Subscriber:
-        return AsyncSubscriber(wire)
 
     async def aclose(self) -> None:
         self.let_go()
@@ -201,42 +190,6 @@ class AsyncRedisStore(Exchange[AsyncWire]):
             raise StoreUnavailable(
                 str(failure), permanent=failure.permanent, retry_after=failure.retry_after
             ) from failure
-
-
-class AsyncSubscriber:
-    """See subscription.Subscriber."""
-
-    interruptible = True
-
-    def __init__(self, wire: AsyncWire) -> None:
-        self._wire = wire
-        self.epoch = wire.epoch
-        self._inbox: deque[Any] = deque()
-        self._wakeup = LoopWakeup()
-        wire.on_message = self._receive
-
-    def send(self, request: bytes, until: float) -> None:
-        self._wire.send(request, until)
-
-    async def next(self, until: float) -> Any:
-        if not self._inbox:
-            if self._wire.closed:
-                raise Broken("the subscription was closed", sent=True)
-            if until > _now():
-                await self._wakeup.wait(until)
-        return self._inbox.popleft() if self._inbox else None
-
-    def wake(self) -> None:
-        self._wakeup.wake()
-
-    def close(self) -> None:
-        self._wire.on_message = None
-        self._wire.close()
-
-    def _receive(self, message: Any) -> None:
-        if message is not None:
-            self._inbox.append(message)
-        self._wakeup.wake()
 
 
 # -- for layers ------------------------------------------------------------------------------------

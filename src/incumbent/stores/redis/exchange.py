@@ -7,7 +7,7 @@ with connections that block instead of suspending.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Awaitable, Hashable
+from collections.abc import Awaitable
 from typing import Any, Final, TypeVar, cast
 
 import hiredis
@@ -16,7 +16,7 @@ from incumbent import clock
 from incumbent.errors import StoreError, StoreUnavailable
 from incumbent.model import Key, Queued
 from incumbent.net.pool import Broken, Connection, Mismatch, PlanRunner
-from incumbent.net.readers import Wakeup
+from incumbent.net.readers import ReaderSide
 from incumbent.stores.plan import Plan, PlannedTogether
 from incumbent.stores.redis.commands import Commands
 from incumbent.stores.redis.dialect import (
@@ -30,7 +30,7 @@ from incumbent.stores.redis.errors import Demoted
 from incumbent.stores.redis.incarnation import Acquaintance
 from incumbent.stores.redis.resp import Program, as_eval, is_forgotten
 from incumbent.stores.redis.server import Site
-from incumbent.stores.redis.subscription import Subscriber, SubscriptionHub
+from incumbent.stores.redis.subscription import LineHub
 
 
 class AnyWire(Acquaintance, Connection):
@@ -65,11 +65,11 @@ class Exchange(PlanRunner[W, Server], PlannedTogether[Server]):
     dialect = DIALECT
     unusable = UNUSABLE
 
-    def __init__(self, site: Site, commands: Commands) -> None:
+    def __init__(self, site: Site, commands: Commands, side: ReaderSide) -> None:
         super().__init__(site.where)
         self.site = site
         self.commands = commands
-        self.hub = SubscriptionHub(commands)
+        self.hub = LineHub(commands, side)
 
     @abstractmethod
     async def dial(self, until: float) -> W:
@@ -149,31 +149,19 @@ class Exchange(PlanRunner[W, Server], PlannedTogether[Server]):
 
     # -- for the hub: see subscription.Host --------------------------------------------------
 
-    @abstractmethod
-    def new_wakeup(self) -> Wakeup:
-        """See subscription.Host."""
-
-    @abstractmethod
-    def me(self) -> Hashable:
-        """See subscription.Host."""
-
     def leave_behind(self, epoch: str) -> None:
         """Close what leads to another incarnation of the server than the newest connection."""
         if any(it.epoch != epoch for it in list(self.idle)):
             super().let_go()
 
-    @abstractmethod
-    def make_subscriber(self, wire: W) -> Subscriber:
-        """The connection, to listen by."""
-
-    async def open_subscriber(self, until: float) -> Subscriber:
+    async def open_subscriber(self, until: float) -> W:
         idle = self.idle
         wire = await self._connect(until)
         if idle is not self.idle:
             wire.close()
             raise self._replaced()
         self.leave_behind(wire.epoch)
-        return self.make_subscriber(wire)
+        return wire
 
     async def server_time(self, until: float) -> int:
         return await self.carry(self.dialect.time(), until)

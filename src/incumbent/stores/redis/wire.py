@@ -7,6 +7,7 @@ from typing import Any
 
 import hiredis
 
+from incumbent.net.pool import Broken
 from incumbent.net.wire import BlockingWire
 from incumbent.stores.redis.exchange import AnyWire
 from incumbent.stores.redis.resp import as_eval
@@ -50,8 +51,11 @@ class Wire(BlockingWire, AnyWire):
         return answer
 
     def buffered(self) -> Any:
-        """A message that has been read already, or False."""
-        return self._gets()
+        """A message that has been read already, or False. Raises Broken."""
+        try:
+            return self._gets()
+        except hiredis.ProtocolError as error:
+            raise Broken(str(error), sent=True) from error
 
     def fill(self) -> None:
         """Read what there is, without waiting for a whole message. Raises Broken."""

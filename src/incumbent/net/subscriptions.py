@@ -1,0 +1,380 @@
+"""Waiting for messages of a store: one waiter reads for all waiters of a process or event loop.
+
+So no thread is needed, and a waiter that waits alone is woken by its own system call. The reader's
+role passes on when the reader leaves. A signal handler that waits in the very thread that reads
+gets another role, with other connections.
+
+An engine says what it listens to, and what a message means. Written once, as coroutines. No lock:
+lists and dictionaries change in atomic steps, so a signal handler may come at any time.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import abstractmethod
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Hashable
+from math import inf
+from typing import Any, Final, Generic, TypeVar
+
+from incumbent import clock
+from incumbent.durations import backoff_delay
+from incumbent.net.pool import Broken
+from incumbent.net.readers import CONNECTED, ReaderSide, Subscriber, Wakeup
+from incumbent.protocol.chance import draw_jitter
+
+_CHANNELS: Final = 100
+"""Channels that nobody listens to any more, and that are kept for the next waiter."""
+_WARN_EVERY: Final = 60.0
+
+_log = logging.getLogger("incumbent")
+_now = clock.now
+_counts: Counter[str] = Counter()
+
+
+def subscription_losses() -> int:
+    """How often, in this process, a subscription was lost or could not be had."""
+    return _counts["lost"]
+
+
+class Waiter:
+    """One that waits. `look_at`: when it has to look, whatever happens.
+
+    `listens`: it has relied on the connections, and has to look when they are lost.
+    """
+
+    def __init__(self, wakeup: Wakeup, channels: list[str]) -> None:
+        self.wakeup = wakeup
+        self.channels = channels
+        self.look_at = inf
+        self.listens = False
+        self.over = False
+
+    def tell(self) -> None:
+        """It has to look."""
+        self.over = True
+        self.wakeup.wake()
+
+
+class Subscription:
+    """The channels that one node was asked for, since when, and has confirmed."""
+
+    def __init__(self) -> None:
+        self.asked: dict[str, float] = {}
+        self.confirmed: set[str] = set()
+
+
+H = TypeVar("H")
+S = TypeVar("S", bound=Subscription)
+W = TypeVar("W", bound=Waiter)
+
+
+class Role(Generic[S]):
+    """What the reader uses. `reader`: the thread or task that has the role."""
+
+    def __init__(self, nodes: int) -> None:
+        self.subscriber: Subscriber[Any] | None = None
+        self.subscriptions: list[S | None] = [None] * nodes
+        self.connecting: set[int] = set()
+        self.failures = [0] * nodes
+        self.retry_at = [-inf] * nodes
+        self.why: BaseException | None = None
+        self.reader: Hashable = None
+
+    def drop(self) -> None:
+        """Close all connections."""
+        subscriber, self.subscriber = self.subscriber, None
+        self.subscriptions = [None] * len(self.subscriptions)
+        self.connecting = set()
+        if subscriber is not None:
+            subscriber.close()
+
+
+class SubscriptionHub(Generic[H, S, W]):
+    """All waiters of one process or loop. The host `H` is the store, for the time of one call."""
+
+    lost: str
+    """What the log says of a loss."""
+    glance = inf
+    """Seconds after which one that does not listen yet asks again whether it may."""
+    send_within = 1.0
+
+    def __init__(self, where: str, nodes: int, side: ReaderSide) -> None:
+        self.where = where
+        self.side = side
+        self._nodes = nodes
+        self._waiters: dict[W, None] = {}
+        self._todo: deque[str] = deque()
+        """Channels to subscribe to."""
+        self._warned = -inf
+        self._renew_role()
+
+    # -- what an engine says ------------------------------------------------------------------
+
+    @abstractmethod
+    async def _connect(
+        self, host: H, role: Role[S], subscriber: Subscriber[Any], until: float
+    ) -> None:
+        """See to it that the subscriber has connections, or gets them."""
+
+    @abstractmethod
+    def _request(self, verb: str, channel: str) -> bytes:
+        """SUBSCRIBE or UNSUBSCRIBE."""
+
+    @abstractmethod
+    def _hear(self, node: int, subscription: S, name: bytes, payload: bytes) -> None:
+        """A message on a channel."""
+
+    @abstractmethod
+    def _is_listened_to(self, role: Role[S], waiter: W) -> bool:
+        """Whether the waiter would hear of everything."""
+
+    def _may_begin(self, waiter: W) -> bool:
+        """Whether a waiter need not wait any more for its channels to be listened to."""
+        return self._is_listened_to(self._role, waiter)
+
+    def _connected(self, role: Role[S], node: int) -> None:
+        """A connection has arrived."""
+        self._todo.extend(self._used())
+
+    def _explain(self, node: int, error: Exception) -> Exception:
+        """The error that a message is."""
+        return error
+
+    def _used(self) -> dict[str, None]:
+        """Channels that are needed."""
+        return {channel: None for waiter in list(self._waiters) for channel in waiter.channels}
+
+    # -- one wait -----------------------------------------------------------------------------
+
+    async def _wait(
+        self, host: H, waiter: W, until: float, goes_on: Callable[[], Awaitable[bool]]
+    ) -> None:
+        """Until it is told, has to look, or `goes_on` says no once it is listened to."""
+        await self._catch_up()
+        self._waiters[waiter] = None
+        try:
+            self._ask_for(waiter.channels)
+            await self._until(host, waiter, until)
+            waiter.listens = True
+            if not waiter.over and await goes_on():
+                await self._until(host, waiter, until)
+        finally:
+            self._leave(waiter, until)
+
+    def _leave(self, waiter: W, until: float) -> None:
+        self._waiters.pop(waiter, None)
+        self._wake_one()
+
+    async def _until(self, host: H, waiter: W, until: float) -> None:
+        """Until it is told or has to look. Before it listens: or until it may begin to."""
+        while not self._is_done(waiter):
+            end = min(until, waiter.look_at)
+            if _now() >= end:
+                waiter.over = True
+                return
+            role = self._take_role(self.side.me())
+            if role is None:
+                await waiter.wakeup.wait(end if waiter.listens else min(end, _now() + self.glance))
+                continue
+            try:
+                await self._read(host, role, waiter, until)
+            finally:
+                # A waiter that leaves at once wakes the next one then.
+                self._leave_role(role, leaves=waiter.listens and waiter.over)
+
+    def _is_done(self, waiter: W) -> bool:
+        return waiter.over or (not waiter.listens and self._may_begin(waiter))
+
+    async def _catch_up(self) -> None:
+        """Read what came while nobody waited, also that connections are gone."""
+        role = self._take_role(self.side.me()) if self._free else None
+        if role is None:
+            return
+        try:
+            while role.subscriber and (message := await role.subscriber.next(-inf)) is not None:
+                self._receive(role, *message)
+        except BaseException:
+            self._lose_all(role)
+            raise
+        finally:
+            self._leave_role(role)
+
+    async def _read(self, host: H, role: Role[S], waiter: W, until: float) -> None:
+        """Read for all, until the waiter is done."""
+        subscriber = role.subscriber = role.subscriber or self.side.subscriber()
+        try:
+            while role is self._role and not self._is_done(waiter):
+                if _now() >= min(until, waiter.look_at):
+                    return
+                await self._connect(host, role, subscriber, until)
+                self._subscribe(role, subscriber)
+                if self._is_done(waiter):
+                    return
+                message = await subscriber.next(self._wake_at(role, waiter, until))
+                if message is not None:
+                    self._receive(role, *message)
+                self._tell_due(waiter)
+        except BaseException:
+            if not subscriber.interruptible:
+                # A message may have been half read.
+                self._lose_all(role)
+            raise
+
+    def _wake_at(self, role: Role[S], waiter: W, until: float) -> float:
+        """When the reader has something to do, whatever comes."""
+        return min(until, waiter.look_at)
+
+    def _tell_due(self, waiter: W) -> None:
+        """After a message: the reader, `waiter`, may have to look."""
+        waiter.over = waiter.over or waiter.look_at == -inf
+
+    # -- the reader's role --------------------------------------------------------------------
+
+    def _renew_role(self) -> None:
+        self._role = Role[S](self._nodes)
+        self._free = [self._role]
+
+    def _take_role(self, me: Hashable) -> Role[S] | None:
+        try:
+            role = self._free.pop()
+        except IndexError:
+            if self._role.reader != me:
+                return None
+            # We interrupt the very one that reads.
+            role = self._role = Role(self._nodes)
+            self._free = []
+            self._end_waits()
+        role.reader = me
+        return role
+
+    def _leave_role(self, role: Role[S], *, leaves: bool = False) -> None:
+        role.reader = None
+        if role is not self._role:
+            role.drop()
+            return
+        self._free.append(role)
+        if not leaves:
+            self._wake_one()
+
+    def _wake_one(self) -> None:
+        if self._free:
+            for other in list(self._waiters):
+                other.wakeup.wake()
+                return
+
+    def _end_waits(self) -> None:
+        """Messages may be lost: a waiter that relied on them has to look."""
+        for waiter in list(self._waiters):
+            waiter.over = waiter.over or waiter.listens
+            waiter.wakeup.wake()
+
+    # -- channels -----------------------------------------------------------------------------
+
+    def _ask_for(self, channels: list[str]) -> None:
+        role = self._role
+        missing = [
+            channel
+            for channel in channels
+            if any(each is None or channel not in each.asked for each in role.subscriptions)
+        ]
+        self._todo.extend(missing)
+        if missing and role.subscriber is not None:
+            role.subscriber.wake()
+
+    def _subscribe(self, role: Role[S], subscriber: Subscriber[Any]) -> None:
+        while self._todo:
+            channel = self._todo.popleft()
+            for node, each in enumerate(role.subscriptions):
+                if each is not None and channel not in each.asked:
+                    each.asked[channel] = _now()
+                    self._send(role, subscriber, node, self._request("SUBSCRIBE", channel))
+        for node, each in enumerate(role.subscriptions):
+            if each is not None and len(each.asked) > _CHANNELS:
+                used = self._used()
+                unused = [channel for channel in each.asked if channel not in used]
+                for channel in unused[: _CHANNELS // 2]:
+                    del each.asked[channel]
+                    each.confirmed.discard(channel)
+                    self._send(role, subscriber, node, self._request("UNSUBSCRIBE", channel))
+
+    def _send(self, role: Role[S], subscriber: Subscriber[Any], node: int, request: bytes) -> None:
+        try:
+            subscriber.send(node, request, _now() + self.send_within)
+        except Broken as error:
+            self._lose(role, node, error)
+
+    def _receive(self, role: Role[S], node: int, message: Any) -> None:
+        if message is CONNECTED:
+            role.connecting.discard(node)
+            self._connected(role, node)
+            return
+        if isinstance(message, Exception):
+            self._lose(role, node, self._explain(node, message))
+            return
+        subscription = role.subscriptions[node]
+        if subscription is None:
+            return
+        kind, name, payload = message
+        if kind == b"message":
+            self._hear(node, subscription, name, payload)
+        elif kind == b"subscribe" and (channel := name.decode()) in subscription.asked:
+            subscription.confirmed.add(channel)
+            role.failures[node] = 0
+            self._wake_begun()
+
+    def _wake_begun(self) -> None:
+        """Wake waiters that need not wait any more for their channels to be listened to."""
+        for waiter in list(self._waiters):
+            if not waiter.listens and self._is_done(waiter):
+                waiter.wakeup.wake()
+
+    # -- losing -------------------------------------------------------------------------------
+
+    def _lose(self, role: Role[S], node: int, error: Exception) -> None:
+        """This node is not listened to any more. Waiters that would miss something have to look."""
+        role.connecting.discard(node)
+        role.subscriptions[node] = None
+        role.failures[node] += 1
+        role.why = error
+        if role.failures[node] > 1:
+            # The first time it may only have closed what was unused for long.
+            role.retry_at[node] = _now() + backoff_delay(role.failures[node], draw_jitter())
+        if role.subscriber is not None:
+            role.subscriber.drop(node)
+        # Two threads may count as one: rare, and nothing is decided by it.
+        _counts["lost"] += 1
+        for waiter in list(self._waiters):
+            if not self._is_listened_to(role, waiter):
+                self._warn(error)
+                waiter.over = waiter.over or waiter.listens
+            waiter.wakeup.wake()
+
+    def _lose_all(self, role: Role[S]) -> None:
+        role.drop()
+        self._end_waits()
+
+    def _warn(self, error: Exception) -> None:
+        now = _now()
+        if now - self._warned >= _WARN_EVERY:
+            self._warned = now
+            _log.warning(self.lost, self.where, error)
+
+    # -- the end ------------------------------------------------------------------------------
+
+    def let_go(self) -> None:
+        """Close the connections; the reader does it, if there is one."""
+        subscriber, free = self._role.subscriber, self._free
+        self._renew_role()
+        if free:
+            free.pop().drop()
+        elif subscriber is not None:
+            subscriber.wake()
+        self._end_waits()
+
+    def abandon(self) -> None:
+        """In a fork's child: the other waiters are not here, and the connections are theirs."""
+        self._role.drop()
+        self._renew_role()
+        self._waiters = {}
+        self._todo.clear()
