@@ -9,7 +9,14 @@ from incumbent.errors import StoreError
 from incumbent.model import UNLIMITED, Gone, Granted, Queued, Refused, Released, Renewed
 from incumbent.stores.notices import BREAK, RESIGN, encode_notice
 from incumbent.testing.contract.bench import Bench, needs
-from incumbent.testing.contract.waits import HINTED_WITHIN, PATIENCE, line_of, queued, served
+from incumbent.testing.contract.waits import (
+    HINTED_WITHIN,
+    PATIENCE,
+    held_with_line,
+    line_of,
+    queued,
+    served,
+)
 
 _CONTENDERS = 8
 _PERMITS = 3
@@ -262,8 +269,7 @@ class SharedLineCases:
         served(bench, later, permits=UNLIMITED)
 
     def test_all_readers_at_the_head_of_the_line_have_their_turn(self, bench: Bench) -> None:
-        grant = bench.granted()
-        readers = line_of(bench, 3, permits=UNLIMITED)
+        grant, readers = held_with_line(bench, 3, permits=UNLIMITED)
         (writer,) = line_of(bench, 1)
         bench.give(grant)
         for claim in readers:
@@ -278,8 +284,8 @@ class SharedLineCases:
         served(bench, later, permits=UNLIMITED)
 
     def test_the_next_one_who_may_share_is_told_of_a_grant(self, bench: Bench) -> None:
-        grant = bench.granted()
-        (first,), second = line_of(bench, 1, permits=UNLIMITED), bench.draw()
+        grant, (first,) = held_with_line(bench, 1, permits=UNLIMITED)
+        second = bench.draw()
         seen = queued(bench, second, permits=UNLIMITED).seen
         bench.give(grant)
         served(bench, first, permits=UNLIMITED)

@@ -173,8 +173,7 @@ class LineCases:
             assert queued(bench, claim).place == claims.index(claim)
 
     def test_a_fair_line_is_served_in_the_order_of_arrival(self, bench: Bench) -> None:
-        grant = bench.granted()
-        first, second, third = line_of(bench, 3)
+        grant, (first, second, third) = held_with_line(bench, 3)
         for claim, others in ((first, (third, second)), (second, (third,)), (third, ())):
             bench.give(grant)
             for other in others:
@@ -182,8 +181,7 @@ class LineCases:
             grant = served(bench, claim)
 
     def test_nobody_comes_before_one_that_asked_for_fairness(self, bench: Bench) -> None:
-        grant = bench.granted()
-        (first,) = line_of(bench, 1)
+        grant, (first,) = held_with_line(bench, 1)
         bench.give(grant)
         for _ in range(OVERTAKEN_MOST + 2):
             refusal = bench.refused()
@@ -194,8 +192,7 @@ class LineCases:
         served(bench, first)
 
     def test_one_that_did_not_is_overtaken_a_few_times_at_most(self, bench: Bench) -> None:
-        grant = bench.granted()
-        (first,) = line_of(bench, 1, fair=False)
+        grant, (first,) = held_with_line(bench, 1, fair=False)
         for _ in range(OVERTAKEN_MOST):
             bench.give(grant)
             grant = bench.granted()
@@ -206,8 +203,7 @@ class LineCases:
         served(bench, first, fair=False)
 
     def test_a_grant_in_turn_begins_the_count_anew(self, bench: Bench) -> None:
-        grant = bench.granted()
-        first, _ = line_of(bench, 2, fair=False)
+        grant, (first, _) = held_with_line(bench, 2, fair=False)
         for _ in range(OVERTAKEN_MOST):
             bench.give(grant)
             grant = bench.granted()
@@ -244,8 +240,7 @@ class LineCases:
         served(bench, first)
 
     def test_who_leaves_the_line_is_not_waited_for(self, bench: Bench) -> None:
-        grant = bench.granted()
-        first, second = line_of(bench, 2)
+        grant, (first, second) = held_with_line(bench, 2)
         bench.give_up(first)
         assert queued(bench, second).place == 0
         bench.give(grant)
@@ -254,8 +249,7 @@ class LineCases:
     def test_who_leaves_without_having_been_granted_is_not_waited_for_and_may_come_again(
         self, bench: Bench
     ) -> None:
-        grant = bench.granted()
-        first, second = line_of(bench, 2)
+        grant, (first, second) = held_with_line(bench, 2)
         assert bench.store.give(bench.key(), first, 0, bench.until()) == Gone()
         assert [queued(bench, claim).place for claim in (second, first)] == [0, 1]
         bench.give(grant)
@@ -263,8 +257,7 @@ class LineCases:
         served(bench, first)
 
     def test_who_leaves_when_its_turn_has_come_passes_it_on(self, bench: Bench) -> None:
-        grant = bench.granted()
-        (first,) = line_of(bench, 1)
+        grant, (first,) = held_with_line(bench, 1)
         bench.give(grant)
         second = bench.draw()
         seen = queued(bench, second).seen
@@ -273,8 +266,7 @@ class LineCases:
         served(bench, second)
 
     def test_who_was_granted_stands_in_line_no_more(self, bench: Bench) -> None:
-        grant = bench.granted()
-        (first,) = line_of(bench, 1)
+        grant, (first,) = held_with_line(bench, 1)
         bench.give(grant)
         grant = served(bench, first)
         second = bench.draw()
@@ -310,8 +302,7 @@ class LineCases:
 
     @needs("reservations")
     def test_a_successor_comes_before_the_line(self, bench: Bench) -> None:
-        grant = bench.granted()
-        (first,) = line_of(bench, 1)
+        grant, (first,) = held_with_line(bench, 1)
         bench.give(grant, closed_for=bench.long, reserve_for="bob")
         assert queued(bench, first).reason == "reserved"
         bench.give(bench.granted(holder="bob"))
@@ -319,8 +310,7 @@ class LineCases:
 
     @needs("notices")
     def test_a_pause_keeps_the_line(self, bench: Bench) -> None:
-        grant = bench.granted()
-        (first,) = line_of(bench, 1)
+        grant, (first,) = held_with_line(bench, 1)
         second = bench.draw()
         bench.pause()
         bench.give(grant)
@@ -392,6 +382,11 @@ def line_of(bench: Bench, count: int, **ask: Any) -> list[str]:
     for claim in claims:
         queued(bench, claim, **ask)
     return claims
+
+
+def held_with_line(bench: Bench, count: int, **ask: Any) -> tuple[Granted, list[str]]:
+    """A name that is held, and the claims of so many who wait for it."""
+    return bench.granted(), line_of(bench, count, **ask)
 
 
 _HOLDERS = ["a", "host:7/x", "50%-{b}", "\u00fc|,;=?#", "h" * 200]
