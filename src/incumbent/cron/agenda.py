@@ -156,6 +156,8 @@ def _decided(entry: _Entry, now: float) -> list[Slot]:
     return [*(Slot.at(instant, missed=True) for instant in missed), *map(Slot.at, to_run)]
 
 
+# -- orders ----------------------------------------------------------------------------------------
+
 _LOOK_FIRST: Final = SLOT_KEEP / 3
 """A slot older than this is looked up before it is claimed: the store may have forgotten it."""
 _HELD_SPREAD: Final = 0.5

@@ -65,6 +65,9 @@ def _line(facts: dict[str, Any]) -> bytes:
         facts[longest] = str(facts[longest])[: len(str(facts[longest])) * 3 // 4]
 
 
+# -- numbers ---------------------------------------------------------------------------------------
+
+
 class JobNumbers:
     """Filled by the instance's loop, read from any thread. Instants are of the wall clock."""
 

@@ -91,6 +91,8 @@ def is_job_name(name: str) -> bool:
     return not name.startswith("@")
 
 
+# -- instances that are up -------------------------------------------------------------------------
+
 PRESENCE: Final = "@cron/up"
 UP: Final = "up/"
 PRESENT_EVERY: Final = 30.0
@@ -291,6 +293,9 @@ class Presence:
         until = clock.now() + within
         with meters.asking():
             self._store.put(Key(self._namespace, key), field, value, guard, until)
+
+
+# -- what records tell of jobs ---------------------------------------------------------------------
 
 
 def jobs_of(records: Iterable[Record]) -> list[Record]:

@@ -104,6 +104,8 @@ class Capacity:
         return self.instances
 
 
+# -- its loop --------------------------------------------------------------------------------------
+
 _LOOK_AT_CONTROL: Final = 5.0
 """Seconds after which the control key is read without a hint."""
 _LONGEST_SLEEP: Final = 5.0

@@ -332,6 +332,9 @@ def _wants_run(call: Callable[..., Any]) -> bool:
         return False
 
 
+# -- what users define -----------------------------------------------------------------------------
+
+
 class JobSettings(TypedDict, total=False):
     """Keyword settings of a job; durations are 15.0, "15s" or timedelta.
 

@@ -112,6 +112,8 @@ def adopted(link: Link, wanted: Wanted, claim: str, unsure: int) -> Lease:
     return Lease(link, held)
 
 
+# -- from its first record to its last -------------------------------------------------------------
+
 T = TypeVar("T")
 ENDED_WELL: Final = 0
 GAVE_BACK: Final = 75

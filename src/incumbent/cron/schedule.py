@@ -73,6 +73,8 @@ def change_between(low: float, high: float, zone: tzinfo) -> float:
     return float(last)
 
 
+# -- schedules -------------------------------------------------------------------------------------
+
 MACROS: Final = {
     "@yearly": "0 0 1 1 *",
     "@annually": "0 0 1 1 *",

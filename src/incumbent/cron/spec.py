@@ -139,6 +139,9 @@ class Slot:
         return Slot(f"{self.name.partition('#')[0]}#{attempt}", self.due, attempt)
 
 
+# -- settings, each with its reader ----------------------------------------------------------------
+
+
 def _text(value: object, key: str) -> str:
     if not isinstance(value, str) or not value or "\0" in value:
         raise ConfigError(f"{key}: a text in quotes, not {_kind(value)}", name=key)
