@@ -105,6 +105,17 @@ DRIVERS = {
     "tooz": ("tooz_driver",),
 }
 
+# Connections to stores are made, and waited for, in `net` only; libpq opens PostgreSQL's.
+SOCKETS = frozenset({"socket", "select", "selectors", "ssl"})
+TRANSPORTS = frozenset(
+    {
+        *("create_connection", "create_unix_connection", "open_connection"),
+        *("open_unix_connection", "add_reader", "add_writer", "sock_connect", "sock_recv"),
+    }
+)
+# These make a TLS context of a user's settings, and open nothing.
+SOCKETS_OUTSIDE_NET = {"stores.redis.options": {"ssl"}, "stores.etcd.site": {"ssl"}}
+
 # The vocabulary has one word for each thing; these would be a second one.
 AVOIDED = frozenset({"unlock", "obtain", "refresh", "watchdog", "resource", "owner"})
 # What a guard writes to is the resource, in the field's words; elsewhere it would mean the name.

@@ -19,7 +19,10 @@ from tests.architecture.layers import (
     PEEKING,
     PUBLIC_ALL_THE_SAME,
     ROOT,
+    SOCKETS,
+    SOCKETS_OUTSIDE_NET,
     SPOKEN,
+    TRANSPORTS,
 )
 
 MODULES = sorted(source.modules())
@@ -99,6 +102,21 @@ def test_a_driver_is_imported_by_its_own_store_only() -> None:
         for module in MODULES
         for used in outside(module) & DRIVERS.keys()
         if not any(within(module, place) for place in DRIVERS[used])
+    ]
+
+
+def test_sockets_to_stores_are_in_net_only() -> None:
+    stores = [name for name in MODULES if within(name, "stores")]
+    assert {
+        name: used
+        for name in stores
+        if (used := {*source.imports(name, at_run_time=True)} & SOCKETS)
+    } == SOCKETS_OUTSIDE_NET
+    assert not [
+        f"{name}, line {node.lineno}: {node.attr}"
+        for name in stores
+        for node in ast.walk(source.tree(name))
+        if isinstance(node, ast.Attribute) and node.attr in TRANSPORTS
     ]
 
 

@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
+from incumbent import clock
 from incumbent.net.dial import tune
 from incumbent.net.names import literal_address, look_up
 from incumbent.unpatched import start_bare_thread
@@ -70,6 +71,27 @@ async def resolve(host: str, port: int | str) -> list[str]:
 
     start_bare_thread(work)
     return await found
+
+
+async def wait_ready(fd: int, until: float, *, writing: bool = False) -> bool:
+    """Wait for a descriptor that another library opened; whether it was ready before `until`."""
+    loop = asyncio.get_running_loop()
+    add, remove = (
+        (loop.add_writer, loop.remove_writer) if writing else (loop.add_reader, loop.remove_reader)
+    )
+    ready: asyncio.Future[bool] = loop.create_future()
+
+    def settle(outcome: bool) -> None:
+        if not ready.done():
+            ready.set_result(outcome)
+
+    timer = loop.call_later(max(0.0, until - clock.now()), settle, False)
+    add(fd, settle, True)
+    try:
+        return await ready
+    finally:
+        remove(fd)
+        timer.cancel()
 
 
 def _settle(found: asyncio.Future[list[str]], outcome: list[str] | BaseException) -> None:

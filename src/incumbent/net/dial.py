@@ -9,7 +9,7 @@ import errno
 import os
 import select
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import ceil
 from typing import TYPE_CHECKING, Any, Final
 from weakref import ref
@@ -133,6 +133,17 @@ def is_ready(sock: socket.socket | int, *, writing: bool, seconds: float = 0) ->
     poll.register(sock, select.POLLOUT if writing else select.POLLIN)
     # Up to the next millisecond: down would spin.
     return bool(poll.poll(ceil(seconds * 1000)))
+
+
+def watch(*fds: int) -> Callable[[float], Sequence[int]]:
+    """What waits for so many seconds, and returns which of them can be read."""
+    if not hasattr(select, "poll"):
+        return lambda seconds: select.select(fds, [], [], seconds)[0]
+    poll = select.poll()
+    for fd in fds:
+        poll.register(fd, select.POLLIN)
+    # Up to the next millisecond: down would spin.
+    return lambda seconds: [fd for fd, _ in poll.poll(ceil(seconds * 1000))]
 
 
 # -- connections that nobody closed ---------------------------------------------------------------

@@ -5,20 +5,18 @@ There is one class for each side: threads block, and the tasks of one event loop
 
 from __future__ import annotations
 
-import select
 import socket
 import threading
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from contextlib import suppress
 from functools import partial
-from math import ceil
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from incumbent import clock
-from incumbent.net.dial import close_with
+from incumbent.net.dial import close_with, watch
 from incumbent.net.pool import Broken
 
 if TYPE_CHECKING:
@@ -211,7 +209,7 @@ class BlockingSubscriber(Subscriber[_BlockingWire]):
     def _watch_all(self) -> None:
         self._nodes = {self._mine.fileno(): _WOKEN}
         self._nodes |= {wire.fileno(): node for node, wire in self._wires.items()}
-        self._ready = _watch(*self._nodes)
+        self._ready = watch(*self._nodes)
 
     def _put(self, node: int, wire: _BlockingWire | Exception) -> None:
         self._arrived.put((node, wire))
@@ -276,17 +274,6 @@ class BlockingSubscriber(Subscriber[_BlockingWire]):
 def _close_all(ends: tuple[socket.socket, ...]) -> None:
     for end in ends:
         end.close()
-
-
-def _watch(*fds: int) -> Callable[[float], Sequence[int]]:
-    """What waits for so many seconds, and returns which of them can be read."""
-    if not hasattr(select, "poll"):
-        return lambda seconds: select.select(fds, [], [], seconds)[0]
-    poll = select.poll()
-    for fd in fds:
-        poll.register(fd, select.POLLIN)
-    # Up to the next millisecond: down would spin.
-    return lambda seconds: [fd for fd, _ in poll.poll(ceil(seconds * 1000))]
 
 
 class AsyncSubscriber(Subscriber[_AsyncWire]):

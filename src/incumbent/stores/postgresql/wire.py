@@ -24,7 +24,7 @@ from incumbent.stores.postgresql.errors import ErrorReply, connect_error
 from incumbent.stores.postgresql.site import DriverError, Site, Target, pq
 
 if TYPE_CHECKING:
-    import asyncio
+    pass
 
 T = TypeVar("T")
 
@@ -73,27 +73,9 @@ class Suspending(Side):
     wakeup = SharedWakeup
 
     async def ready(self, fd: int, until: float, *, writing: bool = False) -> bool:
-        import asyncio
+        from incumbent.net.aiodial import wait_ready
 
-        loop = asyncio.get_running_loop()
-        add, remove = (
-            (loop.add_writer, loop.remove_writer)
-            if writing
-            else (loop.add_reader, loop.remove_reader)
-        )
-        outcome: asyncio.Future[bool] = loop.create_future()
-
-        def settle(ready: bool) -> None:
-            if not outcome.done():
-                outcome.set_result(ready)
-
-        timer = loop.call_later(max(0.0, until - _now()), settle, False)
-        add(fd, settle, True)
-        try:
-            return await outcome
-        finally:
-            remove(fd)
-            timer.cancel()
+        return await wait_ready(fd, until, writing=writing)
 
     async def resolve(self, host: str, port: str, until: float) -> Sequence[str]:
         import asyncio

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import select
 import threading
 import time
 from collections.abc import Coroutine, Sequence
-from math import ceil
 from typing import Any, Final
 
 import hiredis
 
 from incumbent.clock import now as _now
 from incumbent.model import Key
+from incumbent.net.dial import watch
 from incumbent.net.pool import Broken
 from incumbent.net.readers import BLOCKING
 from incumbent.protocol.port import run
@@ -314,17 +313,14 @@ class SyncPanel(ConnectedPanel):
 
     def _ready(self, nodes: Sequence[int], left: float) -> list[int]:
         """Those of the nodes whose connection can be read."""
-        poll, by_fd = select.poll(), dict[int, int]()
-        for node in nodes:
-            link = self.connections[node]
-            if link is not None:
-                by_fd[link.fileno()] = node
-                poll.register(link.fileno(), select.POLLIN)
-        found = poll.poll(ceil(max(0.0, min(left, _POLL_AT_MOST)) * 1000))
+        by_fd = {
+            link.fileno(): node for node in nodes if (link := self.connections[node]) is not None
+        }
+        found = watch(*by_fd)(max(0.0, min(left, _POLL_AT_MOST)))
         if not found and left > _POLL_AT_MOST:
             # TLS may have read more than it gave: after a while all are read anyway.
             return list(nodes)
-        return [by_fd[fd] for fd, _ in found]
+        return [by_fd[fd] for fd in found]
 
     def _is_slow(self, node: int) -> bool:
         link = self.connections[node]

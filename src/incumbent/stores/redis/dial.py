@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from socket import socket
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import hiredis
@@ -19,6 +18,7 @@ from incumbent.stores.redis.server import LoginRefused, Site, connect_error
 from incumbent.stores.redis.wire import Wire
 
 if TYPE_CHECKING:
+    from socket import socket
     from ssl import SSLContext
 
 

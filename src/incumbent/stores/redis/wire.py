@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import socket
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import hiredis
 
@@ -12,11 +11,14 @@ from incumbent.net.wire import BlockingWire
 from incumbent.stores.redis.exchange import AnyWire
 from incumbent.stores.redis.resp import as_eval
 
+if TYPE_CHECKING:
+    from socket import socket
+
 
 class Wire(BlockingWire, AnyWire):
     """See exchange.AnyWire. `ask` and `read` are no coroutines, and `next` blocks."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket) -> None:
         AnyWire.__init__(self)
         BlockingWire.__init__(self, sock)
         reader = hiredis.Reader()
