@@ -99,7 +99,7 @@ def test_a_silent_worker_hangs_and_one_that_is_gone_does_not(
     workers: Workers, its: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with reporting(one(1), 0, its):
-        eventually(lambda: heard(workers) and workers._told)
+        eventually(lambda: heard(workers) and workers._reports)
         real = clock.now
         workers.pulse(real() + 100)
         monkeypatch.setattr(clock, "now", lambda: real() + 31)
@@ -114,6 +114,6 @@ def test_the_end_of_a_worker_is_told_with_its_last_word(
     workers: Workers, its: socket.socket
 ) -> None:
     with reporting(one(1), 0, its):
-        eventually(lambda: heard(workers) and workers._told)
+        eventually(lambda: heard(workers) and workers._reports)
     workers.receive()
-    assert not workers._told
+    assert not workers._reports

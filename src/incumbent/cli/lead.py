@@ -56,11 +56,11 @@ def command(request: Request) -> int:
 # -- lead ------------------------------------------------------------------------------------------
 
 
-_Told = Callable[[Situation], AbstractContextManager[None]]
-"""Tells others of a situation."""
+_Report = Callable[[Situation], AbstractContextManager[None]]
+"""Reports a situation to others while its block runs."""
 
 
-def _lead(request: Request, label: str, told: _Told) -> int:
+def _lead(request: Request, label: str, report: _Report) -> int:
     """One instance, from its start to its exit code; `label` stands before its lines."""
     url = store_url(request.text("store"))
     # Settings are checked before a process is forked or a file is made.
@@ -92,7 +92,7 @@ def _lead(request: Request, label: str, told: _Told) -> int:
                 situation = Situation(
                     request.name, lock.holder, guard.isolation, ttl=ttl, elects=True
                 )
-                with told(situation):
+                with report(situation):
                     return Campaign(lock, cmd, restart, signals, guard, situation, tell).run()
         except StoreError as error:
             say(f"{label}: the store could not be proved, nothing ran: {error}")
@@ -135,13 +135,13 @@ def _work(request: Request) -> int:
 def _answer_for_all(
     request: Request, holder: str, ttl: float, serve: Callable[[socket.socket], int]
 ) -> int:
-    """Tell others how the workers do: in this process, for that which forks them has no thread."""
+    """Report how the workers do from this process: the one that forks them may have no thread."""
     from incumbent.serve.workers import Workers
 
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
 
     def begin() -> int:
-        # Nothing runs if this instance cannot listen where it was told to.
+        # Nothing runs if this instance cannot listen where it has to.
         its.recv(1)
         return serve(its)
 
@@ -254,7 +254,7 @@ class _Service:
     workers: list[_Worker]
     signals: Signals
     reports: socket.socket | None = None
-    """Where the workers tell how they do."""
+    """Where the workers report how they do."""
     code: int | None = None
     """Set once everything is to end."""
 
@@ -325,9 +325,9 @@ class _Service:
         name = f"w{index + 1}"
         seat = seat_of(self.request.name, index, self.holders)
         values = {**self.request.values, "name": seat, "holder": f"{self.holder}:{name}"}
-        return _lead(replace(self.request, values=values), f"{seat} {name}", self._told(index))
+        return _lead(replace(self.request, values=values), f"{seat} {name}", self._report_of(index))
 
-    def _told(self, index: int) -> _Told:
+    def _report_of(self, index: int) -> _Report:
         if self.reports is None:
             return lambda _: nullcontext()
         from incumbent.serve.workers import reporting

@@ -24,10 +24,10 @@ _LONGEST: Final = 1 << 18
 
 @contextmanager
 def reporting(situation: Situation, index: int, channel: socket.socket) -> Iterator[None]:
-    """Have this worker's situation told through `channel` until the block ends."""
+    """Report this worker's situation through `channel` until the block ends."""
     wake, closed = threading.Event(), threading.Event()
     situation.on_change(wake.set)
-    # What was proved is believed for as long as it was proved: renewals have to be told in time.
+    # What was proved is believed for as long as it was proved: renewals are reported in time.
     every = min(_EVERY, situation.look().patience / 8)
 
     def report() -> None:
@@ -57,14 +57,14 @@ def reporting(situation: Situation, index: int, channel: socket.socket) -> Itera
 
 
 def report_end(channel: socket.socket, index: int) -> None:
-    """A worker is no more."""
+    """Report that a worker has ended."""
     _send(channel, (index, 0.0, None, ()))
 
 
-def _send(channel: socket.socket, told: object) -> None:
-    # A reader that is too slow hears the next one.
+def _send(channel: socket.socket, report: object) -> None:
+    # A reader that is too slow gets the next one.
     with suppress(OSError):
-        channel.send(json.dumps(told).encode(), socket.MSG_DONTWAIT)
+        channel.send(json.dumps(report).encode(), socket.MSG_DONTWAIT)
 
 
 class Workers(Situation):
@@ -73,31 +73,30 @@ class Workers(Situation):
     def __init__(self, name: str, holder: str, channel: socket.socket, *, ttl: float) -> None:
         super().__init__(name, holder, ttl=ttl)
         self._channel = channel
-        self._told: dict[int, tuple[float, View, list[Sample]]] = {}
+        self._reports: dict[int, tuple[float, View, list[Sample]]] = {}
 
     def receive(self) -> None:
         """Read what came."""
         with suppress(BlockingIOError):
             while True:
-                told = self._channel.recv(_LONGEST, socket.MSG_DONTWAIT)
-                index, at, facts, samples = json.loads(told)
+                report = self._channel.recv(_LONGEST, socket.MSG_DONTWAIT)
+                index, at, facts, samples = json.loads(report)
                 if facts is None or facts["role"] == "stopping":
                     # One that ended, or is drained, is not late.
-                    self._told.pop(index, None)
+                    self._reports.pop(index, None)
                     continue
                 found = [
                     Sample(metric, tuple((key, text) for key, text in labels), value, suffix)
                     for metric, labels, value, suffix in samples
                 ]
-                self._told[index] = (at, View(**facts), found)
-                leads = any(view.leading for _, view, _ in self._told.values())
+                self._reports[index] = (at, View(**facts), found)
+                leads = any(view.leading for _, view, _ in self._reports.values())
                 self._report(role="leading" if leads else facts["role"])
 
     def look(self) -> View:
         """Ready if one of them is, healthy if all of them are."""
         whole, now = super().look(), clock.now()
-        told = list(self._told.values())
-        views = [_aged(view, now - at) for at, view, _ in told]
+        views = [_aged(view, now - at) for at, view, _ in list(self._reports.values())]
         if not views:
             return whole
         leader = max(views, key=lambda view: view.proven_for)
@@ -113,7 +112,7 @@ class Workers(Situation):
 
     def samples(self) -> Iterator[Sample]:
         """The numbers of all of them."""
-        for _, _, samples in list(self._told.values()):
+        for _, _, samples in list(self._reports.values()):
             yield from samples
 
 
