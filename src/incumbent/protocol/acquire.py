@@ -216,7 +216,7 @@ class _Attempt:
     async def _outlast(self, error: StoreError, failures: int) -> None:
         """Back off before the next try. Raises what time does not heal, or not in time.
 
-        Not before the timeout is over: who tries again in a loop would spin.
+        Not before the timeout is over: a caller that tries again in a loop would spin.
         """
         if error.permanent:
             raise error

@@ -37,13 +37,11 @@ class AsyncPort:
         self.wait_change = store.wait_change
 
     async def take_all(self, takes: Sequence[Take], until: float) -> Took:
-        """See SyncPort.take_all."""
         if isinstance(self._store, AsyncTogether):
             return await self._store.take_all(takes, until)
         return await one_by_one(lambda it: self.take(*it, until), takes, to_the_end=False)
 
     async def give_all(self, gives: Sequence[Give], until: float) -> Gave:
-        """See Together."""
         if isinstance(self._store, AsyncTogether):
             return await self._store.give_all(gives, until)
         return await one_by_one(lambda it: self.give(*it, until), gives)

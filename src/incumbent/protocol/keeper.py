@@ -214,7 +214,7 @@ class Keeper:
             self._place(state, held)
 
     def disarm(self, held: Held) -> None:
-        """The holder lets go of `held`: renew it no longer, and tell who watches."""
+        """The holder lets go of `held`: renew it no longer, and call its watchers."""
         self._state.new.pop(held.ref, None)
         self._state.buckets.discard(held)
         if held.watchers:
@@ -278,7 +278,7 @@ class Keeper:
     def close(self) -> None:
         """Pay what is owed, briefly, and end the thread; leases are renewed no longer.
 
-        Who watches one is still told when it runs out.
+        The watchers of one are still called when it runs out.
         """
         self.drain(_DRAIN)
         self._state.thread.stop()

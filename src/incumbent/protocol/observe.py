@@ -157,7 +157,7 @@ class Challenge:
 
 
 def _asked_by(field: Field | None, token: int) -> float:
-    """The priority of who asked the leader before; an operator's goes before all."""
+    """The priority of an earlier request to this leader; an operator's goes before all."""
     notice = {} if field is None else read_notice(field.value)
     if field is None or notice.get("token") != token:
         return -inf

@@ -189,7 +189,7 @@ class Roster:
     # -- looking -------------------------------------------------------------------------------
 
     async def look(self, port: WritingPort) -> bool:
-        """Read who the members are; whether that is news. Raises StoreError.
+        """Read the members; whether they are others than before. Raises StoreError.
 
         That is one request, and one for each lease that we look after and that may have run out.
         """
@@ -211,7 +211,7 @@ class Roster:
         return news
 
     async def _look_after(self, port: WritingPort, found: dict[str, Field]) -> None:
-        """Strike those whose lease has ended, of the next few in the circle of names.
+        """Of the next few members in the circle of names, strike the ones whose lease has ended.
 
         Without a membership of our own: leave them out, of all.
         """
@@ -307,7 +307,7 @@ class Division:
     def __init__(self, count: int, wanted: Wanted, bodies: Bodies) -> None:
         self.name = wanted.key.name
         self.count = count
-        # Nobody waits for a shard but who will have it: there is no line to keep.
+        # Only the member that will have a shard asks for it: there is no line to keep.
         self._wanted = wanted._replace(waiting=wanted.ask)
         self._bodies = bodies
         self._mine: frozenset[int] = frozenset()

@@ -47,7 +47,6 @@ class SyncPort(InlineAsyncStore):
         return await one_by_one(lambda it: self.take(*it, until), takes, to_the_end=False)
 
     async def give_all(self, gives: Sequence[Give], until: float) -> Gave:
-        """See Together."""
         if isinstance(self.store, Together):
             return self.store.give_all(gives, until)
         return await one_by_one(lambda it: self.give(*it, until), gives)

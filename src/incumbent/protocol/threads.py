@@ -218,7 +218,7 @@ class AlarmThread:
         try:
             alarm.wake()
         except OSError:
-            # Somebody closed its descriptors: the one who sleeps on them finds itself replaced.
+            # Somebody closed its descriptors: the thread that sleeps on them finds itself replaced.
             _log.exception("%s: its alarm was closed by others; it starts again", self.name)
             if self.alarm is alarm:
                 self._bury()
@@ -245,7 +245,7 @@ class AlarmThread:
     def _end(self, alarm: Alarm) -> None:
         if self.alarm is alarm:
             self._bury()
-            # Who came since it planned found it living: the next one sees to it.
+            # A caller that woke it after it planned started no thread: another thread is started.
             if self._rung:
                 self.wake()
 

@@ -43,7 +43,7 @@ def _held(wanted: Wanted, refused: Refused, by: str, left: str) -> str:
 
 
 def names_of(holdings: Sequence[Holding]) -> str:
-    """Who they are: some of them, if they are many."""
+    """The names of the holders: of a few, if there are many."""
     some = [holding.holder for holding in holdings[:_NAMED]]
     more = len(holdings) - len(some)
     if more:
@@ -100,7 +100,7 @@ def waits_for_itself(inside: Wanted, wanted: Wanted) -> str:
 
 
 def permits_differ(wanted: Wanted, refused: Refused) -> str:
-    """What those who count differently have to read: both numbers."""
+    """The message for a number of permits that differs from the holders': it says both."""
     ours, theirs = (_counted(number) for number in (wanted.ask.permits, refused.permits))
     by = refused.holders[0].holder if refused.holders else "another"
     return (
@@ -171,7 +171,7 @@ _LOST = {
 
 
 def asked_by(notice: Notice | None) -> str:
-    """Who ended a lease, for whom, and why, as they said it."""
+    """The operator's notice that ended a lease: kind, author, successor and reason."""
     if notice is None:
         return ""
     who = f" by {notice.who}" if notice.who else ""

@@ -65,7 +65,7 @@ __all__ = [
 
 
 class Parting(TypedDict, total=False):
-    """The keywords of Store.give, for those who pass them on."""
+    """The keywords of Store.give, for a caller that passes them on."""
 
     closed_for: float
     reserve_for: str | None

@@ -88,7 +88,7 @@ def asked_to(record: Record) -> str:
 
 
 def said_by(record: Record, field: str) -> str:
-    """Who wrote a switch, and why: " by X (reason)", or nothing."""
+    """The author of a switch, and the reason: " by X (reason)", or nothing."""
     notice = read_notice(record.fields[field].value)
     who, reason = notice.get("who"), notice.get("reason")
     return (f" by {who}" if who else "") + (f" ({reason})" if reason else "")

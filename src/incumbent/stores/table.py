@@ -82,7 +82,7 @@ class Line:
     """How often somebody came before the present first."""
 
     def first(self) -> Waiter | None:
-        """Who is next."""
+        """The waiter that is next."""
         return next(iter(self.waiting.values()), None)
 
     def before(self, claim: str, now: float) -> Waiter | None:
@@ -180,7 +180,7 @@ class _Entry:
         return held if held is not None and held.expires > now else None
 
     def sharing(self, now: float) -> list[_Held]:
-        """Those who share it now."""
+        """The holders that share it now."""
         self.sharers = {claim: one for claim, one in self.sharers.items() if one.expires > now}
         return list(self.sharers.values())
 
@@ -273,7 +273,7 @@ class MemoryTable:
             room = not ask.permits or len(entry.sharers) < ask.permits
         entry.closing = None
         if not joins:
-            # Meant for an earlier holder. One to those who share it is not over.
+            # Meant for an earlier holder. A notice to holders that share the lease is not over.
             entry.fields.pop(RESIGN, None)
         if ask.candidacy > 0:
             entry.candidates.pop(ask.holder, None)
@@ -452,7 +452,7 @@ def _used(entry: _Entry, claim: str, slot: Slot | None) -> _Held | None:
 
 
 def _standing(candidates: dict[str, float], ask: Ask, now: float) -> dict[str, float]:
-    """Those who stand by, now that the asker does too."""
+    """The candidates, with the asker added."""
     standing = {holder: expires for holder, expires in candidates.items() if expires > now}
     standing[ask.holder] = now + ask.candidacy
     ordered = sorted(standing.items(), key=lambda it: (it[1], it[0]))

@@ -257,7 +257,7 @@ class Turns:
 class TakesTurns(Planned[Facts]):
     """Operations of an engine whose waiters take turns (`Capabilities.turns`).
 
-    Candidates do not, for they want to know who leads; nor those who share a lease.
+    Candidates do not, for they want to know the leader; nor do holders that share a lease.
     """
 
     turns: Turns

@@ -301,7 +301,7 @@ def _grant(
     wall, ttl, holder, slot = db.host.wall(), ask.ttl, ask.holder, ask.slot
     if row.grants:
         db.execute(schema.ARCHIVE, (name,))
-    # A notice to those who share it is not over when another one comes.
+    # A notice to holders that share it is not over when another one comes.
     joins = ask.permits is not None and row.held(now)
     if row.switched and not joins:
         db.execute(schema.DROP_FIELD, (name, RESIGN))

@@ -54,11 +54,11 @@ class Row(NamedTuple):
         return self.claim == claim and self.expires > now and not self.newer
 
     def shared(self, now: float) -> bool:
-        """Whether the lease is a latch of those who share it."""
+        """Whether the lease is a latch, shared by several holders."""
         return self.held_by(LATCH, now)
 
     def beside(self) -> Row:
-        """What one who may share the lease finds there: the others are not in its way."""
+        """The row as a claim that may share the lease finds it: the others are not in its way."""
         return self._replace(claim=None)
 
     def holder_at(self, now: float) -> tuple[str, int] | None:
@@ -102,7 +102,7 @@ def seen_of(epoch: str, changes: int | None) -> str:
     return "" if changes is None else f"{epoch}:{changes}"
 
 
-# -- those that share it ---------------------------------------------------------------------------
+# -- holders that share it -------------------------------------------------------------------------
 
 
 def sharing_holdings(db: Connection, name: str, now: float) -> tuple[Holding, ...]:
@@ -118,7 +118,7 @@ def sharing_holdings(db: Connection, name: str, now: float) -> tuple[Holding, ..
 def sharing_refusal(
     db: Connection, name: str, row: Row, ask: Ask, now: float, seen: str
 ) -> Refused | None:
-    """Why there is no room for `ask` beside those who share it, or None."""
+    """Why there is no room for `ask` beside the holders that share it, or None."""
     count, permits = db.execute(schema.COUNT_SHARERS, (name, now)).fetchone()
     if not count or (ask.permits == permits and not 0 < permits <= count):
         return None
@@ -156,7 +156,7 @@ def repeat_sharer(
 def join_sharers(
     db: Connection, name: str, row: Row, claim: str, token: int, ask: Ask, now: float
 ) -> float:
-    """Add a claim to those who share it: the instant at which the latch ends."""
+    """Add a claim to the sharers: the instant at which the latch ends."""
     shared, expires = row.shared(now), now + ask.ttl
     db.execute(schema.DROP_SHARERS, (name, now if shared else float("inf")))
     values = (name, claim, ask.holder, token, ask.ttl, ask.meta, now, expires, ask.permits)
