@@ -128,7 +128,7 @@ def remembering() -> Iterator[None]:
     ]
     known_until = _of_record(slots.known_until, lambda _: True)
     named += [(module, "known_until", known_until) for module in (slots, execute)]
-    named.append((execute, "holes", _of_record(slots.holes, _is_quiet)))
+    named.append((execute, "gaps", _of_record(slots.gaps, _is_quiet)))
     named.append((slots, "slot_id", slot_id))
     named += [(module, "runs_of", runs_of) for module in (slots, ledger)]
     named += [(module, "read_job", read_job) for module in (slots, ledger, execute)]

@@ -32,7 +32,7 @@ def test_a_peer_lives_for_as_long_as_its_sign_of_life_changes() -> None:
     peers = Peers()
 
     def before(seen: float, now: float) -> bool:
-        return peers.any_before([Present("other", 0.0, seen)], 1000.0, now)
+        return peers.any_behind([Present("other", 0.0, seen)], 1000.0, now)
 
     assert before(seen=500.0, now=0.0)
     assert before(seen=500.0, now=80.0)

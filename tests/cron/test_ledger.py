@@ -25,7 +25,7 @@ from incumbent.cron.ledger import (
     surplus,
 )
 from incumbent.cron.schedule import Every, slot_id
-from incumbent.cron.slots import GRACE, holes, judge, known_until, retry_due
+from incumbent.cron.slots import GRACE, gaps, judge, known_until, retry_due
 from incumbent.cron.spec import CatchUp, JobSpec, Slot
 from incumbent.model import Field, Holding, Key, Record
 
@@ -261,7 +261,7 @@ def test_a_gap_between_two_records_is_found() -> None:
     facts = b'{"schedule":"every 1m","since":999999700}'
     spec = replace(SPEC, schedule=Every(60))
     runs = (run(State.OK, DUE - 120), run(State.OK, DUE))
-    found = holes(spec, record(runs, job=facts.replace(b"every 1m", b"every 1m")))
+    found = gaps(spec, record(runs, job=facts.replace(b"every 1m", b"every 1m")))
     assert [slot.due for slot in found] == [DUE - 240, DUE - 180, DUE - 60]
     assert all(slot.missed for slot in found)
 
@@ -272,7 +272,7 @@ def test_a_gap_of_a_job_that_runs_each_second_is_found_half_an_hour_later() -> N
     facts = f'{{"schedule": "every 1s", "since": {began}}}'.encode()
     gap = began + 300
     runs = [run(State.OK, due=began + at) for at in range(1, 1000) if began + at != gap]
-    assert [slot.due for slot in holes(spec, record(tuple(runs), job=facts))] == [gap]
+    assert [slot.due for slot in gaps(spec, record(tuple(runs), job=facts))] == [gap]
 
 
 def test_a_job_whose_schedule_changed_begins_now() -> None:

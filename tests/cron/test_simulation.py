@@ -204,8 +204,8 @@ def an_unanswered_claim_is_forgotten(patch: pytest.MonkeyPatch) -> None:
         self._failures = 0
 
     patch.setattr(agenda.Dispatcher, "failed", forgets)
-    patch.setattr(slots, "holes", lambda *_: [])
-    patch.setattr(execute, "holes", lambda *_: [])
+    patch.setattr(slots, "gaps", lambda *_: [])
+    patch.setattr(execute, "gaps", lambda *_: [])
 
 
 def a_lost_run_is_overwritten(patch: pytest.MonkeyPatch) -> None:

@@ -122,7 +122,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     _m(
         "a clock that is ahead cancels slots to come",
         "cron/execute.py",
-        "        if self._peers.any_before(presences(record), missed[-1].due, self._port.now()):",
+        "        if self._peers.any_behind(presences(record), missed[-1].due, self._port.now()):",
         "        if False:",
         "tests/cron/test_execute.py::test_a_clock_that_is_an_hour_ahead_cancels_no_slot_that_is_yet_to_come",
     ),

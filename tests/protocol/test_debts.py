@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from incumbent.cron.runs import adopted
+from incumbent.cron.runs import adopt
 from incumbent.errors import StoreUnavailable
 from incumbent.model import Ask, GiveOutcome, Gone, Granted, Key, Refused, Released
 from incumbent.policy import make_policy
@@ -122,7 +122,7 @@ def test_whoever_adopts_a_lease_gives_up_the_takes_in_doubt_along_with_it(unsure
     wanted = Wanted(KEY, ASK, ASK, make_policy(15.0))
     granted = engine.store().take(KEY, "claim", wanted.ask, link.port.now() + 5)
     assert isinstance(granted, Granted)
-    assert adopted(link, wanted, "claim", unsure).release()
+    assert adopt(link, wanted, "claim", unsure).release()
     link.keeper.drain(5.0)
     late = engine.store().take(KEY, "claim", wanted.ask, link.port.now() + 5)
     assert isinstance(late, Refused if unsure else Granted)

@@ -14,7 +14,7 @@ from incumbent.cron.agenda import Agenda, Claim, Dispatcher, Look
 from incumbent.cron.events import Emit, JobNumbers
 from incumbent.cron.fleet import PRESENCE, PRESENT_EVERY, Peers, presences
 from incumbent.cron.ledger import JOB, Ledger, LedgerPort, Run, State, orphans, read_job
-from incumbent.cron.slots import Findings, fails_for_good, holes, judge, known_until, retry_due
+from incumbent.cron.slots import Findings, fails_for_good, gaps, judge, known_until, retry_due
 from incumbent.cron.spec import JobSpec, Slot
 from incumbent.errors import StoreError
 from incumbent.model import ABSENT, Field, Key, Record, Refused
@@ -101,7 +101,7 @@ class Executor:
             record = records.get(spec.name)
             if record is None:
                 continue
-            for slot in holes(spec, record):
+            for slot in gaps(spec, record):
                 look_at(spec.name, slot, now)
             for run, _ in orphans(record):
                 look_at(spec.name, Slot(run.slot, run.due, run.attempt, missed=True), now)
@@ -201,7 +201,7 @@ class Executor:
             return
         until = self._port.now() + _WITHIN
         record = drive(self._port.read(Key(self._namespace, PRESENCE), until))
-        if self._peers.any_before(presences(record), missed[-1].due, self._port.now()):
+        if self._peers.any_behind(presences(record), missed[-1].due, self._port.now()):
             findings.notes = [run for run in findings.notes if run.state is not State.MISSED]
             findings.again += [(PRESENT_EVERY, slot) for slot in order.slots if slot.missed]
 

@@ -129,7 +129,7 @@ class Peers:
     def __init__(self) -> None:
         self._seen: dict[str, tuple[float, float]] = {}
 
-    def any_before(self, present: Iterable[Present], instant: float, now: float) -> bool:
+    def any_behind(self, present: Iterable[Present], instant: float, now: float) -> bool:
         """Whether an instance that lives has not reached `instant` by its clock.
 
         `now` counts seconds on the caller's steady clock. A new one counts as living until three

@@ -28,8 +28,8 @@ from incumbent.cron.spec import (
     SETTINGS,
     JobSpec,
     Problem,
+    bounds_conflict,
     job_fields,
-    least_above_most,
 )
 from incumbent.durations import DAY, say_seconds
 from incumbent.errors import ConfigError
@@ -163,7 +163,7 @@ class _Reader:
     # -- together --------------------------------------------------------------------------------
 
     def _check_together(self, values: _Values, piece: Piece) -> None:
-        if text := least_above_most(values):
+        if text := bounds_conflict(values):
             self._complain(piece.place("at_least_for"), text)
         every, jitter = values.get("every"), values.get("jitter", 0.0)
         if every is not None and jitter >= every:

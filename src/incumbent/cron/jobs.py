@@ -25,16 +25,16 @@ from incumbent.cron.events import Emit
 from incumbent.cron.execute import CannotLaunch
 from incumbent.cron.instance import Instance
 from incumbent.cron.ledger import OUTPUT_MOST, Run, State
-from incumbent.cron.runs import UNTOLD, Attempts, Claimer, End, Runs, code_of, stopped
+from incumbent.cron.runs import NOT_RECORDED, Attempts, Claimer, End, Runs, code_of, stopped
 from incumbent.cron.schedule import Every, Schedule, cron_schedule
 from incumbent.cron.spec import (
     DEFAULTS,
     GONE,
     JobSpec,
     Slot,
+    bounds_conflict,
     check_job_name,
     job_fields,
-    least_above_most,
 )
 from incumbent.durations import Duration, parse_duration
 from incumbent.errors import ConfigError, LeaseLost, Misuse, StoreError
@@ -206,7 +206,7 @@ class Background:
             raise CannotLaunch(f"no thread can be started: {error}") from error
 
     def _life(self, spec: JobSpec, slot: Slot, one: _FunctionRun) -> None:
-        code = UNTOLD
+        code = NOT_RECORDED
         try:
             code = one.run()
         except BaseException as error:  # noqa: BLE001 - a defect of ours: its work is over
@@ -238,7 +238,7 @@ class _FunctionRun:
         """To its end; the code says whether the slot was given back."""
         if (code := self._attempts.begin()) is not None:
             return code
-        ended = self._attempts.go_through(self._attempt, self._pause)
+        ended = self._attempts.run_attempts(self._attempt, self._pause)
         give_back(self.lease)
         self._attempts.prune()
         return code_of(ended)
@@ -568,6 +568,6 @@ def _checked(settings: JobSettings) -> dict[str, Any]:
         text = f"unknown setting {unknown[0]!r}{GONE.get(unknown[0], known)}"
         raise ConfigError(text, name=unknown[0])
     read = {key: DEFAULTS[key](value, key) for key, value in given.items()}
-    if text := least_above_most(read):
+    if text := bounds_conflict(read):
         raise ConfigError(text, name="at_least_for")
     return job_fields(read)

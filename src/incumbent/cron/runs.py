@@ -98,10 +98,10 @@ def without_schedule(spec: JobSpec) -> JobSpec:
     return replace(spec, schedule=_NEVER)
 
 
-def adopted(link: Link, wanted: Wanted, claim: str, unsure: int) -> Lease:
-    """The lease that another process was granted: asked for again with its claim.
+def adopt(link: Link, wanted: Wanted, claim: str, unsure: int) -> Lease:
+    """Hold the lease that another process was granted: ask for it again with its claim.
 
-    Not taken over by the numbers: a store may count on the process that it granted it to (etcd
+    Its numbers alone would not do: a store may count on the process that it granted it to (etcd
     ends what that one does not renew), and the deadline counts from a request of our own. Raises
     NotAcquired if it was too late for that, else StoreError; then the slot is given back.
     """
@@ -118,7 +118,7 @@ T = TypeVar("T")
 ENDED_WELL: Final = 0
 GAVE_BACK: Final = 75
 """The run could not begin: any instance may take its slot again."""
-UNTOLD: Final = 76
+NOT_RECORDED: Final = 76
 """Its lease was lost before its end was on record: the next instance that looks records it."""
 STATE_OF: Final = {
     240: State.OK,
@@ -161,7 +161,7 @@ class End:
 
 def code_of(ended: Run | None) -> int:
     """What a worker says of a run; None: its end is not on record."""
-    return UNTOLD if ended is None else _CODE_OF.get(ended.state, ENDED_WELL)
+    return NOT_RECORDED if ended is None else _CODE_OF.get(ended.state, ENDED_WELL)
 
 
 class Attempts:
@@ -203,7 +203,9 @@ class Attempts:
         self._emit("given_back", slot=self.run.slot, why=why)
         return GAVE_BACK
 
-    def go_through(self, attempt: Callable[[], End], pause: Callable[[float], bool]) -> Run | None:
+    def run_attempts(
+        self, attempt: Callable[[], End], pause: Callable[[float], bool]
+    ) -> Run | None:
         """Attempt until it is well or the retries are used up; the record, None if it is lost.
 
         `pause(seconds)` waits between attempts; False if there must be no more.

@@ -290,7 +290,7 @@ def retry_due(spec: JobSpec, record: Record, now: float) -> Slot | None:
     return Slot(run.slot, run.due, run.attempt)
 
 
-def holes(spec: JobSpec, record: Record) -> list[Slot]:
+def gaps(spec: JobSpec, record: Record) -> list[Slot]:
     """Slots in the gaps between the slots on record."""
     runs = [run for run, _ in runs_of(record.fields).values() if is_scheduled(run.slot)]
     until = known_until(spec, record)

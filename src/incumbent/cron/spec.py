@@ -271,7 +271,7 @@ GONE: Final = {"seconds": ": a schedule with seconds has six fields, and that sa
 """Settings of earlier releases, with what is written now."""
 
 
-def least_above_most(values: Mapping[str, Any]) -> str:
+def bounds_conflict(values: Mapping[str, Any]) -> str:
     """Why two of the settings that were read cannot be had together, or nothing."""
     least, most = values.get("at_least_for", 0.0), values.get("at_most_for")
     if most is None or least <= most:

@@ -33,7 +33,7 @@ from incumbent.cron.runs import (
     Attempts,
     End,
     Task,
-    adopted,
+    adopt,
     code_of,
     stopped,
 )
@@ -278,7 +278,7 @@ class _Worker:
         """Run it to its end; the code says whether the slot was given back."""
         events = self._events.knowing(job=task.spec.name)
         try:
-            lease = adopted(self._link, task.wanted, task.claim, task.unsure)
+            lease = adopt(self._link, task.wanted, task.claim, task.unsure)
         except (NotAcquired, StoreError) as error:
             events("given_back", slot=task.slot.name, why=str(error))
             return GAVE_BACK
@@ -383,7 +383,7 @@ class _CommandRun:
             if code == ENDED_WELL:
                 self._events("skipped", slot=self._slot, why="it has had its turn already")
             return code
-        ended = self._attempts.go_through(self._attempt, self._pause)
+        ended = self._attempts.run_attempts(self._attempt, self._pause)
         if ended is not None and self._failed_for_good(ended):
             self._on_failure(ended)
         if not self._survived:
