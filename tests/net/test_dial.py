@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from incumbent import clock
-from incumbent.net import aiodial
+from incumbent.net import aiowire
 from incumbent.net.dial import connect, connect_unix
 from incumbent.net.names import literal_address, resolve, run_bounded
 from tests.support.pace import took
@@ -42,7 +42,7 @@ def test_an_address_needs_no_resolver(host: str, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(socket, "getaddrinfo", None)
     assert literal_address(host) == host
     assert resolve(host, 1, soon()) == [host]
-    assert asyncio.run(aiodial.resolve(host, 1)) == [host]
+    assert asyncio.run(aiowire.resolve(host, 1)) == [host]
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.1", "1", "::g", "", "a%b", "h\0"])
@@ -55,7 +55,7 @@ def test_what_cannot_be_a_name_is_an_os_error(host: str) -> None:
     with pytest.raises(OSError, match="no host name"):
         resolve(host, 1, soon())
     with pytest.raises(OSError, match="no host name"):
-        asyncio.run(aiodial.resolve(host, 1))
+        asyncio.run(aiowire.resolve(host, 1))
 
 
 def test_work_that_takes_too_long_is_left_alone() -> None:
@@ -89,12 +89,12 @@ def test_where_no_thread_can_be_started_the_caller_works(monkeypatch: pytest.Mon
 def test_the_next_address_is_tried(
     listener: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("names", "aiodial"):
+    for module in ("names", "aiowire"):
         found = ["::1", "127.0.0.2", HERE]
         monkeypatch.setattr(f"incumbent.net.{module}.look_up", lambda *_, found=found: found)
 
     async def main() -> None:
-        await (await aiodial.connect(Silent, "name.example", port_of(listener))).close()
+        await (await aiowire.connect(Silent, "name.example", port_of(listener))).close()
 
     connect("name.example", port_of(listener), soon()).close()
     asyncio.run(main())
@@ -123,7 +123,7 @@ def test_a_refused_connection_names_the_address(listener: socket.socket) -> None
     with pytest.raises(ConnectionRefusedError, match=f"{HERE}.*{port}"):
         connect(HERE, port, soon())
     with pytest.raises(ConnectionRefusedError, match=f"{HERE}.*{port}"):
-        asyncio.run(aiodial.connect(Silent, HERE, port))
+        asyncio.run(aiowire.connect(Silent, HERE, port))
 
 
 def test_a_name_without_an_address_is_an_os_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,7 +155,7 @@ def test_a_handshake_that_nobody_answers_ends_in_time(listener: socket.socket) -
 
 def on_asyncio(path: str) -> None:
     async def main() -> None:
-        await (await aiodial.connect_unix(Silent, path)).close()
+        await (await aiowire.connect_unix(Silent, path)).close()
 
     asyncio.run(main())
 

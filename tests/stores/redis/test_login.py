@@ -13,7 +13,7 @@ import pytest
 
 from incumbent import clock
 from incumbent.errors import StoreUnavailable
-from incumbent.stores.redis import aiodial, dial
+from incumbent.stores.redis import aiowire, wire
 from incumbent.stores.redis.options import Target
 from incumbent.stores.redis.server import Site
 
@@ -57,12 +57,12 @@ def server(reply: bytes) -> Iterator[Server]:
 
 
 def blocking(site: Site) -> None:
-    dial.dial(site, clock.now() + 5).close()
+    wire.dial(site, clock.now() + 5).close()
 
 
 def on_asyncio(site: Site) -> None:
     async def main() -> None:
-        (await aiodial.dial(site, clock.now() + 5)).close()
+        (await aiowire.dial(site, clock.now() + 5)).close()
 
     asyncio.run(main())
 
@@ -167,12 +167,12 @@ def test_a_provider_that_hangs_holds_nobody_up() -> None:
             return (SECRET,)
 
     async def main() -> None:
-        await aiodial.dial(site, clock.now() + 0.2)
+        await aiowire.dial(site, clock.now() + 0.2)
 
     with server(OK) as running:
         site = Site(Target("127.0.0.1", running.port, credentials=Hung()), "here")
         with pytest.raises(StoreUnavailable, match="in time"):
-            dial.dial(site, clock.now() + 0.2)
+            wire.dial(site, clock.now() + 0.2)
         with pytest.raises(StoreUnavailable, match="in time"):
             asyncio.run(main())
         over.set()

@@ -69,8 +69,7 @@ class AsyncEtcdStore(Client["AsyncStream"]):
         # Imported only now: the blocking side has no use for asyncio.
         import asyncio
 
-        from incumbent.net.aiodial import connect
-        from incumbent.net.aiowire import AsyncStream
+        from incumbent.net.aiowire import AsyncStream, connect
 
         await self._end.watch()
         try:

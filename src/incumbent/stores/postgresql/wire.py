@@ -73,14 +73,14 @@ class Suspending(Side):
     wakeup = SharedWakeup
 
     async def ready(self, fd: int, until: float, *, writing: bool = False) -> bool:
-        from incumbent.net.aiodial import wait_ready
+        from incumbent.net.aiowire import wait_ready
 
         return await wait_ready(fd, until, writing=writing)
 
     async def resolve(self, host: str, port: str, until: float) -> Sequence[str]:
         import asyncio
 
-        from incumbent.net.aiodial import resolve
+        from incumbent.net.aiowire import resolve
 
         async with asyncio.timeout(max(0.0, until - _now())):
             return await resolve(host, port)

@@ -17,8 +17,7 @@ from incumbent.stores.quorum.ballots import Silent
 from incumbent.stores.quorum.connecting import LONGEST, ConnectedPanel, Dialer
 from incumbent.stores.quorum.nodes import NOT_ASKED, Node, Panel, Quorum, Reply
 from incumbent.stores.quorum.operations import Operations, carry_out
-from incumbent.stores.redis.aiodial import dial
-from incumbent.stores.redis.aiowire import AsyncWire
+from incumbent.stores.redis.aiowire import AsyncWire, dial
 from incumbent.stores.redis.resp import Step, as_eval
 from incumbent.stores.redis.server import Site
 

@@ -12,11 +12,11 @@ from incumbent.protocol.port import run
 from incumbent.stores.findings import Finding, cannot_tell, grants_nothing
 from incumbent.stores.quorum.dialect import MARKER
 from incumbent.stores.quorum.nodes import Node, Quorum, strangers
-from incumbent.stores.redis.dial import dial
 from incumbent.stores.redis.doctor import diagnosis
 from incumbent.stores.redis.exchange import carry_out
 from incumbent.stores.redis.resp import Program, Step, pack
 from incumbent.stores.redis.server import read_facts
+from incumbent.stores.redis.wire import dial
 
 _APART: Final = 1.0
 _APART_MOST: Final = 60.0

@@ -18,10 +18,9 @@ from incumbent.protocol.port import run
 from incumbent.stores.quorum.ballots import Silent
 from incumbent.stores.quorum.connecting import ConnectedPanel, Dialer
 from incumbent.stores.quorum.nodes import NOT_ASKED, Enough, Reply
-from incumbent.stores.redis.dial import dial_as
 from incumbent.stores.redis.resp import Step, as_eval
 from incumbent.stores.redis.server import Site
-from incumbent.stores.redis.wire import Wire
+from incumbent.stores.redis.wire import Wire, dial_as
 
 _LAG_MOST: Final = 1.5
 """Seconds for which a node may owe a reply before its connection is given up."""

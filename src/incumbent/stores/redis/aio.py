@@ -17,8 +17,7 @@ from incumbent.net.readers import SUSPENDING
 from incumbent.stores.base import Parting
 from incumbent.stores.loops import LoopEnd
 from incumbent.stores.plan import Plan, PlannedTogether
-from incumbent.stores.redis.aiodial import dial
-from incumbent.stores.redis.aiowire import AsyncWire
+from incumbent.stores.redis.aiowire import AsyncWire, dial
 from incumbent.stores.redis.commands import Commands
 from incumbent.stores.redis.dialect import DIALECT, Server, settle_take
 from incumbent.stores.redis.errors import Demoted, Outdated

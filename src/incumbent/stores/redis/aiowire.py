@@ -9,18 +9,26 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import inf
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import hiredis
 
 from incumbent import clock
-from incumbent.net.aiowire import AsyncConnection
+from incumbent.errors import StoreUnavailable
+from incumbent.net.aiowire import AsyncConnection, connect, connect_unix
 from incumbent.net.pool import Broken
 from incumbent.stores.redis.exchange import AnyWire
+from incumbent.stores.redis.options import Target
+from incumbent.stores.redis.server import Site
+from incumbent.stores.redis.wire import open_wire
+
+if TYPE_CHECKING:
+    from ssl import SSLContext
 
 _now = clock.now
+_LONGEST = 3600.0
 _APART = 0.005
 """Seconds between two looks at all who wait: with thousands of them each takes a millisecond."""
 
@@ -187,3 +195,29 @@ class AsyncWire(AsyncConnection, AnyWire):
         self._asked.popleft()
         if not future.done():
             future.set_result(answer)
+
+
+# -- making one -----------------------------------------------------------------------------------
+
+
+async def dial(site: Site, until: float) -> AsyncWire:
+    """A connection that is logged in.
+
+    Raises StoreUnavailable, at `until` (an instant of clock.now) at the latest.
+    """
+    try:
+        async with asyncio.timeout(min(_LONGEST, until - _now())):
+            return await open_wire(site, until, _connected, _login)
+    except TimeoutError as error:
+        raise StoreUnavailable(f"{site.where} cannot be reached: no connection in time") from error
+
+
+async def _connected(target: Target, tls: SSLContext | None) -> AsyncWire:
+    if target.path:
+        return await connect_unix(AsyncWire, target.path)
+    return await connect(AsyncWire, target.host, target.port, tls=tls)
+
+
+async def _login(credentials: Any) -> Sequence[str]:
+    login: Sequence[str] = await credentials.get_credentials_async()
+    return login

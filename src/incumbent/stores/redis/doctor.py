@@ -23,13 +23,13 @@ from incumbent.stores.findings import (
     grants_nothing,
     wait_after_restart,
 )
-from incumbent.stores.redis.dial import dial
 from incumbent.stores.redis.errors import answered_error
 from incumbent.stores.redis.exchange import carry_out
 from incumbent.stores.redis.incarnation import LOOK_EVERY, read_mark
 from incumbent.stores.redis.layers import BlockingSide, View
 from incumbent.stores.redis.resp import Program, Step, pack
 from incumbent.stores.redis.server import Facts, Site, read_facts
+from incumbent.stores.redis.wire import dial
 
 _RESYNC_LEAST: Final = 2
 """Seconds of repl-diskless-sync-delay with which no resync ends between two looks at a server."""

@@ -21,13 +21,13 @@ from incumbent.net.pool import exchange_error
 from incumbent.protocol.port import run
 from incumbent.stores.plan import Plan, PlannedTogether
 from incumbent.stores.redis.commands import Commands
-from incumbent.stores.redis.dial import dial
 from incumbent.stores.redis.dialect import DIALECT, JoinedPlan, Server, give_back
 from incumbent.stores.redis.exchange import UNUSABLE, AnyWire, Exchange, carry_out
 from incumbent.stores.redis.options import RedisOptions
 from incumbent.stores.redis.resp import Program, Step, each_step, milliseconds, pack
 from incumbent.stores.redis.server import Site
 from incumbent.stores.redis.sync import BlockingExchange
+from incumbent.stores.redis.wire import dial
 
 T = TypeVar("T")
 

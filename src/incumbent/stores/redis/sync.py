@@ -13,12 +13,11 @@ from incumbent.stores.base import Parting
 from incumbent.stores.loops import detach_in_child
 from incumbent.stores.plan import BlockingTogether
 from incumbent.stores.redis.commands import Commands
-from incumbent.stores.redis.dial import dial
 from incumbent.stores.redis.dialect import DIALECT, Server, settle_take
 from incumbent.stores.redis.exchange import UNUSABLE, Exchange, carry_out
 from incumbent.stores.redis.incarnation import LOOK_EVERY
 from incumbent.stores.redis.server import Site
-from incumbent.stores.redis.wire import Wire
+from incumbent.stores.redis.wire import Wire, dial
 
 _now = clock.now
 
