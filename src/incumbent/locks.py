@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 import weakref
-from contextlib import suppress
 from functools import partial
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any, Generic, Self
@@ -274,12 +273,14 @@ class TakingHandle(LockHandle[L], Generic[L]):
         return lease
 
     def _note(self, lease: L) -> L:
-        me = self._me()
-        for entry in self._entries.copy():
-            caller, earlier, entered = entry
-            replaced = caller == me and not self._reentrant
-            if not entered and (replaced or earlier._let_go()):
-                _drop(self._entries, entry)
+        entries = self._entries
+        if entries:
+            me = self._me()
+            for entry in entries.copy():
+                caller, earlier, entered = entry
+                replaced = caller == me and not self._reentrant
+                if not entered and (replaced or earlier._let_go()):
+                    _drop(entries, entry)
         self._keep(lease)
         return lease
 
@@ -347,8 +348,10 @@ def _forget(lock: weakref.ref[TakingHandle[Any]], caller: weakref.ref[Any]) -> N
 
 
 def _drop(entries: list[Entry[L]], entry: Entry[L]) -> None:
-    with suppress(ValueError):  # another thread was faster
+    try:
         entries.remove(entry)
+    except ValueError:
+        pass  # another thread was faster
 
 
 class Lock(TakingHandle[Lease]):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from math import inf
-from typing import TYPE_CHECKING, Literal, TypedDict, Unpack, cast
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, cast
 
 from incumbent.durations import DAY, Duration, parse_duration, say_seconds
 from incumbent.errors import ConfigError, LeaseLost
@@ -162,25 +162,32 @@ def wanted_from(
 
     `permits`: see Ask.
     """
-    key = make_key(namespace, name)
     holder = settings.pop("holder", None)
     settings.pop("on_lost", None)
     if holder is None:
         holder = default_holder()
     try:
-        return Wanted(key, *_terms(can, holder, permits, **settings))
+        return _wanted(namespace, name, can, holder, permits, **settings)
     except TypeError:
         # A setting that cannot be looked up is of a wrong type: the checks say which.
+        key = make_key(namespace, name)
         return Wanted(key, *_terms.__wrapped__(can, holder, permits, **settings))
 
 
+# Once for each combination of settings: people make a lock for each pair of requests.
+@lru_cache(maxsize=256, typed=True)
+def _wanted(
+    namespace: str, name: str, can: Capabilities, holder: str, permits: int | None, /, **given: Any
+) -> Wanted:
+    return Wanted(make_key(namespace, name), *_terms(can, holder, permits, **given))
+
+
+# And once for all names: or they make ten thousand locks.
 @lru_cache(maxsize=256, typed=True)
 def _terms(
     can: Capabilities, holder: str, permits: int | None, /, **given: Hashable
 ) -> tuple[Ask, Ask, Policy, float, float]:
-    """What is wanted, but for the key: checked once for each combination of settings, for people
-    make a lock for each pair of requests, or ten thousand locks.
-    """
+    """What is wanted, but for the key."""
     refuse_unknown(given, LockSettings)
     settings = cast("LockSettings", given)
     if settings.get("if_lost", "raise") not in ("raise", "exit"):
