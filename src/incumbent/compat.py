@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from math import inf
 from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeAlias
@@ -33,8 +33,8 @@ from redis import exceptions
 
 from incumbent import clock, locks
 from incumbent.errors import Error, LeaseLost, NotAcquired
-from incumbent.handles import L
-from incumbent.model import Record
+from incumbent.handles import L, LeaseHandle
+from incumbent.model import Holding
 from incumbent.options import LockSettings
 from incumbent.stores.base import Engine
 from incumbent.stores.redis import engine_from_client
@@ -206,11 +206,8 @@ class Lock(_Handle[locks.Lease]):
 
     def owned(self) -> bool:
         """Whether this lock is proved, and the store says so too. Raises StoreError."""
-        lease, lock = self._mine(), self._lock()
-        if lease is None:
-            return False
-        record = lock._link.store.read(lock._wanted.key, lock._read_until())
-        return _is_on_record(record, lease.belief.claim) and lease.valid
+        lease = self._mine()
+        return lease is not None and _is_among(self._lock()._holdings(), lease)
 
     def extend(self, additional_time: float, replace_ttl: bool = False) -> bool:
         """Have it last longer, or (`replace_ttl`) so long from now; the store confirms it.
@@ -272,11 +269,8 @@ class AsyncLock(_Handle[locks.AsyncLease]):
 
     async def owned(self) -> bool:
         """Whether this lock is proved, and the store says so too; see Lock.owned."""
-        lease, lock = self._mine(), self._lock()
-        if lease is None:
-            return False
-        record = await lock._link.async_port().read(lock._wanted.key, lock._read_until())
-        return _is_on_record(record, lease.belief.claim) and lease.valid
+        lease = self._mine()
+        return lease is not None and _is_among(await self._lock()._holdings(), lease)
 
     async def extend(self, additional_time: float, replace_ttl: bool = False) -> bool:
         """Have it last longer; see Lock.extend."""
@@ -362,5 +356,6 @@ class RedisLock:
             _log.warning("%s: no longer owned at the end of its body", self.key)
 
 
-def _is_on_record(record: Record, claim: str) -> bool:
-    return any(holding.claim == claim for holding in record.holdings)
+def _is_among(holdings: Sequence[Holding], lease: LeaseHandle) -> bool:
+    """Whether the store says that the lease is held, and it is still proved."""
+    return lease.belief.claim in [holding.claim for holding in holdings] and lease.valid
