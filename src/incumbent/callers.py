@@ -52,23 +52,23 @@ been handed to anybody.
 """
 
 _bodies: Final[weakref.WeakKeyDictionary[Any, Bodies]] = weakref.WeakKeyDictionary()
-"""By the thread, and by the task, if there is one."""
+"""By thread, and by task if there is one."""
 
 
 def bodies_of_thread() -> Bodies:
-    """Those that a wait that blocks keeps from ending: also those of the tasks of this thread."""
+    """The bodies that cannot end while this thread blocks: also those of its tasks."""
     # Asked at each call: gevent may be put in its place late, and then it is a greenlet.
     return _bodies.get(threading.current_thread(), [])
 
 
 def bodies_of_task() -> Bodies:
-    """Those that a wait of the present task keeps from ending."""
+    """The bodies that cannot end while the present task waits."""
     task = current_task()
     return _bodies.get(task, []) if task is not None else []
 
 
 def enter(held: Held, store: Hashable) -> Callable[[], None]:
-    """Note the body of a lease; returns what leaves it, for whomever, and does nothing again."""
+    """Note the body of a lease. Any caller may leave it with what is returned, also twice."""
     entry, task = (held.ref, store), current_task()
     callers = [threading.current_thread()] if task is None else [threading.current_thread(), task]
     lists = [_bodies.setdefault(caller, []) for caller in callers]
@@ -85,7 +85,7 @@ def enter(held: Held, store: Hashable) -> Callable[[], None]:
 
 
 def refuse_waiting_for_oneself(wanted: Wanted, store: Hashable, bodies: Bodies) -> None:
-    """Raises Misuse in the body of a lease on that name which is still proved."""
+    """Raises Misuse if one of the bodies is of a lease on that name which is still proved."""
     for ref, its_store in bodies:
         held = ref()
         if held is None or held.wanted.key != wanted.key or its_store != store:

@@ -102,7 +102,7 @@ class TermHandle(LeaseHandle):
 
 
 class ElectionHandle(LockHandle[T], Generic[T]):
-    """One candidate: its settings, its present term, and whom it tells."""
+    """One candidate: its settings, its present term, and its callbacks."""
 
     __slots__ = (
         "_absence",
@@ -215,7 +215,7 @@ class ElectionHandle(LockHandle[T], Generic[T]):
         return term
 
     def _ended(self, ref: Callable[[], T | None], number: int) -> None:
-        """In any thread: only tell, and do not wait."""
+        """Called in any thread: start the callbacks, and do not wait."""
         term = ref()
         why = term._why_ended() if term else None
         reason = why.reason if why else ""
@@ -233,7 +233,7 @@ class ElectionHandle(LockHandle[T], Generic[T]):
             notifier.call(partial(self._on_revoked, why))
 
     def _facts(self, number: int) -> dict[str, object]:
-        """For a log that keeps fields."""
+        """Fields for structured logs."""
         return {"lease": self.name, "holder": self.holder, "token": number}
 
     def samples(self) -> Iterator[Sample]:
@@ -268,15 +268,15 @@ class ElectionHandle(LockHandle[T], Generic[T]):
 
     # -- what the leader says and does -------------------------------------------------------
 
-    def _leading(self, what: str) -> T:
+    def _present_term(self, what: str) -> T:
         term = self.term
         if term is None:
             raise NotHeld(f"{what}: this candidate does not lead {self.name!r}")
         return term
 
-    def _say(self, metadata: Metadata) -> tuple[T, bytes]:
+    def _set_metadata(self, metadata: Metadata) -> tuple[T, bytes]:
         """Have the next renewals, and later terms, carry new metadata."""
-        term = self._leading("proclaim")
+        term = self._present_term("proclaim")
         encoded = with_rank(encode_metadata(metadata), self._wanted.rank)
         term._held.proclaim(encoded)
         self._wanted = self._wanted.asking(meta=encoded)
@@ -298,9 +298,9 @@ class ElectionHandle(LockHandle[T], Generic[T]):
             raise ConfigError("transfer: this store does not know who stands by", name="to")
         if to == self.holder:
             raise ConfigError(f"transfer(to={to!r}): that is this candidate", name="to")
-        return self._leading("transfer")
+        return self._present_term("transfer")
 
-    def _choose(self, term: T, to: str, record: Record) -> None:
+    def _reserve_for(self, term: T, to: str, record: Record) -> None:
         """Reserve the leadership for a candidate; raises NotCandidate."""
         names = tuple(candidate.holder for candidate in record.candidates)
         if to not in names:
@@ -317,7 +317,7 @@ class ElectionHandle(LockHandle[T], Generic[T]):
             raise Misuse(f"{what}: {self.name!r} has {self.seats} seats: ask leaders() for all")
 
     def _observation(self) -> tuple[Watched, Callable[[], Leader | None]]:
-        """For News."""
+        """What `observe` watches, and what it shows."""
         self._refuse_seats("observe")
         policy = self._wanted.policy
         seen = Observation(self._wanted.key, policy.ttl, policy.request_timeout)
@@ -325,7 +325,7 @@ class ElectionHandle(LockHandle[T], Generic[T]):
 
 
 def _permits_of(seats: int, *alone: str) -> int | None:
-    """As Ask has it; `alone`: settings that are for one leader only. Raises ConfigError."""
+    """`Ask.permits` for so many seats. `alone`: given settings that are for one leader only."""
     if type(seats) is not int or not 1 <= seats <= PERMITS_MOST:
         raise ConfigError(f"seats={seats!r:.40}: a number from 1 to {PERMITS_MOST:,}", name="seats")
     if seats > 1 and alone:

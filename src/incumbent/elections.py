@@ -219,7 +219,7 @@ class Election(ElectionHandle[Term]):
         Raises NotHeld when it does not lead, ConfigError, and as `Lease.renew`; after
         StoreUnavailable the next renewals still carry it.
         """
-        term, encoded = self._say(metadata)
+        term, encoded = self._set_metadata(metadata)
         # A renewal that was on its way before brings an answer, but not to this.
         for _ in range(3):
             term.renew()
@@ -234,7 +234,7 @@ class Election(ElectionHandle[Term]):
         it only asks: return then. A term that nobody entered with `with` is released at once.
         Raises NotHeld when this candidate does not lead, LeaseLost as `Lease.release`.
         """
-        return self._leading("resign")._step_down(timeout)
+        return self._present_term("resign")._step_down(timeout)
 
     def transfer(self, to: str, timeout: Duration | None = None) -> bool:
         """`resign`, and keep the leadership for the candidate `to`: min(ttl, 5 s) from the release.
@@ -244,7 +244,7 @@ class Election(ElectionHandle[Term]):
         """
         term = self._refuse_transfer(to)
         record = self._link.store.read(self._wanted.key, self._read_until())
-        self._choose(term, to, record)
+        self._reserve_for(term, to, record)
         return term._step_down(timeout)
 
 
@@ -372,7 +372,7 @@ class AsyncElection(ElectionHandle[AsyncTerm]):
 
     async def proclaim(self, metadata: Metadata) -> None:
         """Replace the metadata of this term and of the later ones; see Election.proclaim."""
-        term, encoded = self._say(metadata)
+        term, encoded = self._set_metadata(metadata)
         # A renewal that was on its way before brings an answer, but not to this.
         for _ in range(3):
             await term.renew()
@@ -385,11 +385,11 @@ class AsyncElection(ElectionHandle[AsyncTerm]):
 
         Called by the body itself it cancels it right there. Else as Election.resign.
         """
-        return await self._leading("resign")._step_down(timeout)
+        return await self._present_term("resign")._step_down(timeout)
 
     async def transfer(self, to: str, timeout: Duration | None = None) -> bool:
         """`resign`, and keep the leadership for the candidate `to`; see Election.transfer."""
         term = self._refuse_transfer(to)
         store = self._link.engine.async_store()
-        self._choose(term, to, await store.read(self._wanted.key, self._read_until()))
+        self._reserve_for(term, to, await store.read(self._wanted.key, self._read_until()))
         return await term._step_down(timeout)

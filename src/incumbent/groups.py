@@ -141,7 +141,7 @@ class GroupHandle:
         return Roster(self._wanted.key, self._wanted.policy, self._link.keeper, own, note)
 
     def _observation(self) -> tuple[Watched, Callable[[], tuple[Member, ...]]]:
-        """For News."""
+        """What `observe` watches, and what it shows."""
         roster = self._roster()
         return roster, partial(_members, roster)
 

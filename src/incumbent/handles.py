@@ -48,7 +48,7 @@ _log = logging.getLogger("incumbent")
 _DRIVERS: Final = frozenset({"hiredis", "incumbent", "psycopg", "sqlite3"})
 _EXIT_LOST = 123
 _EXIT_AHEAD = 0.1
-"""Seconds, at most half of the grace, that a busy interpreter may take to let the exit come."""
+"""Seconds, at most half of the grace, by which the exit comes early: interpreters can be busy."""
 _STDERR = 2
 _LET_GO = (State.LEAVING, State.RELEASED)
 
@@ -124,7 +124,7 @@ class AnyLease:
         return lease_lost(name, "need", why)
 
     def _loss(self) -> LeaseLost | None:
-        """That of the first that was lost, if one was."""
+        """The loss of the lease that was lost first, if one was."""
         held = _first_lost(self._helds, self._now())
         return None if held is None else self._loss_of(held)
 
@@ -171,7 +171,7 @@ class AnyLease:
             self._link.keeper.unwatch(held, tell)
 
     def _renew_now(self, tell: Callable[[], None]) -> None:
-        """Have all renewed; `tell` is called once each of them was tried."""
+        """Have all renewed. `tell` is called when each of them was tried."""
         left = list(self._helds)
 
         def tried() -> None:
@@ -183,7 +183,7 @@ class AnyLease:
             self._link.keeper.renew_now(held, tried)
 
     def _renewal_verdict(self) -> float:
-        """What an asked-for renewal brought: the seconds that are proved now."""
+        """After a renewal that the caller asked for: the seconds that are proved now."""
         self.check()
         for held in self._helds:
             if held.failures:
@@ -318,11 +318,11 @@ class Belief:
 
 
 def nothing() -> None:
-    """Ask for a renewal with it, and nobody is told."""
+    """What a renewal calls that nobody waits for."""
 
 
 class AnyLock(Generic[A]):
-    """A lock on one name, or on several: its store, how long it waits, and who entered it."""
+    """A lock on one name, or on several: its store, how long it waits, which callers entered it."""
 
     __slots__ = ("__weakref__", "_entries", "_if_lost", "_link", "_on_lost", "_timeout")
 
@@ -383,7 +383,7 @@ class AnyLock(Generic[A]):
 
 
 class LockHandle(AnyLock[L], Generic[L]):
-    """What is decided when a lock on one name is built, and what it asks for."""
+    """A lock on one name: the settings that were checked when it was built."""
 
     __slots__ = ("_reentrant", "_wanted")
 
@@ -451,7 +451,7 @@ brief: Final = _Brief()
 
 
 def shorten(error: LockError) -> None:
-    """See `brief`, which costs more where all is well."""
+    """What `brief` does with an error; a hot path calls it directly, which costs less."""
     if _log.isEnabledFor(logging.DEBUG):
         _log.debug("%s", error, exc_info=error)
     cause = error.__cause__
@@ -498,7 +498,7 @@ def _call_if_lost(helds: Sequence[Held], on_lost: list[OnLost]) -> None:
 
 
 def _call_once(on_lost: list[OnLost], lost: LeaseLost) -> None:
-    """For the first loss alone."""
+    """At the first loss only."""
     if on_lost:
         on_lost.pop()(lost)
 
@@ -514,7 +514,7 @@ def _exit_if_lost(helds: Sequence[Held]) -> None:
 
 
 def _say_at_once(words: bytes) -> None:
-    """On standard error, if it takes them: the end does not wait for a reader that has stopped."""
+    """On standard error, unless that would block: its reader may have stopped."""
     reader = original("select", "poll")()
     reader.register(_STDERR, select.POLLOUT)
     if any(event & select.POLLOUT for _, event in reader.poll(0)):

@@ -1,4 +1,4 @@
-"""Numbers of this process for those who look. Until somebody does (`begin`) nothing is counted.
+"""Numbers of this process. Nothing is counted until somebody wants to read them (`begin`).
 
 Each thread adds to cells of its own, so there is no lock: a signal handler, or the child of a fork,
 could find it taken.
@@ -124,11 +124,8 @@ class Provider(Protocol):
         ...
 
 
-class Hearer(Protocol):
-    """Hears of each event while it happens, in the thread in which it does.
-
-    What it raises is logged.
-    """
+class Listener(Protocol):
+    """Called at each event, in the thread of that event. What it raises is logged."""
 
     def observed(self, metric: str, label: str, value: float) -> None:
         """Something of a histogram."""
@@ -145,7 +142,7 @@ class Hearer(Protocol):
 
 on = False
 """Whether anything is counted. A caller in a hot path looks here first."""
-hearers: list[Hearer] = []
+listeners: list[Listener] = []
 
 _Cell: TypeAlias = dict[tuple[str, str], list[float]]
 """By metric and label: the sum, and of a histogram how many are in each bucket."""
@@ -190,7 +187,7 @@ def observe(metric: str, value: float, label: str = "") -> None:
     series = _series(metric, label)
     series[0] += value
     series[bisect_left(METRICS[metric].bounds, value) + 1] += 1.0
-    _tell(lambda hearer: hearer.observed(metric, label, value))
+    _tell(lambda listener: listener.observed(metric, label, value))
 
 
 def acquired(name: str, seconds: float, outcome: str) -> None:
@@ -198,21 +195,21 @@ def acquired(name: str, seconds: float, outcome: str) -> None:
     observe(ACQUIRE, seconds, outcome)
     if outcome == "granted":
         count(TRANSITIONS, outcome)
-    _tell(lambda hearer: hearer.acquired(name, seconds, outcome))
+    _tell(lambda listener: listener.acquired(name, seconds, outcome))
 
 
 @contextmanager
 def span(title: str, /, **facts: str | int) -> Iterator[None]:
     """Around work that goes on, so that what it does is seen as a part of it."""
     with ExitStack() as stack:
-        _tell(lambda hearer: stack.enter_context(hearer.span(title, facts)))
+        _tell(lambda listener: stack.enter_context(listener.span(title, facts)))
         yield
 
 
-def _tell(say: Callable[[Hearer], object]) -> None:
-    for hearer in hearers:
+def _tell(say: Callable[[Listener], object]) -> None:
+    for listener in listeners:
         try:
-            say(hearer)
+            say(listener)
         except Exception:  # noqa: BLE001 - or a lease is granted and nobody gets it
             _log.exception("what reports metrics failed")
 

@@ -37,7 +37,7 @@ def instrument(
 
     meter = metrics.get_meter("incumbent", package_version(), meter_provider)
     tracer = trace.get_tracer("incumbent", package_version(), tracer_provider)
-    seen = _Seen()
+    seen = _Snapshot()
     histograms = {}
     for name, metric in METRICS.items():
         if metric.kind == "histogram":
@@ -49,10 +49,10 @@ def instrument(
             )
         for suffix in ("_sum", "_count") if metric.kind == "summary" else ("",):
             _observe(meter, name, suffix, metric, seen)
-    meters.hearers.append(_Reporter(histograms, tracer))
+    meters.listeners.append(_Reporter(histograms, tracer))
 
 
-def _observe(meter: Meter, name: str, suffix: str, metric: Metric, seen: _Seen) -> None:
+def _observe(meter: Meter, name: str, suffix: str, metric: Metric, seen: _Snapshot) -> None:
     create: Any = {
         "counter": meter.create_observable_counter,
         "summary": meter.create_observable_counter,
@@ -71,7 +71,7 @@ def _unit(name: str) -> str:
     return "s" if "_seconds" in name else "1"
 
 
-class _Seen:
+class _Snapshot:
     """The numbers as they were a moment ago."""
 
     def __init__(self) -> None:
@@ -103,18 +103,18 @@ class _Reporter:
         self._tracer = tracer
 
     def observed(self, metric: str, label: str, value: float) -> None:
-        """See Hearer."""
+        """See Listener."""
         name = METRICS[metric].label
         self._histograms[metric].record(value, {name: label} if name else {})
 
     def acquired(self, name: str, seconds: float, outcome: str) -> None:
-        """See Hearer. The span is made afterwards: a child of what the caller is doing."""
+        """See Listener. The span is made afterwards: a child of what the caller is doing."""
         ended = time.time_ns()
         facts = {"incumbent.name": name, "incumbent.outcome": outcome}
         began = ended - int(seconds * 1e9)
         self._tracer.start_span("incumbent.acquire", attributes=facts, start_time=began).end(ended)
 
     def span(self, name: str, facts: Mapping[str, str | int]) -> AbstractContextManager[object]:
-        """See Hearer."""
+        """See Listener."""
         attributes = {f"incumbent.{key}": value for key, value in facts.items()}
         return self._tracer.start_as_current_span(name, attributes=attributes)

@@ -32,14 +32,14 @@ V = TypeVar("V")
 _log = logging.getLogger("incumbent")
 
 _LOOKS_EVERY: Final = 1.0
-"""Seconds, at most, for which a candidate that waits for the store does not hear of its end."""
+"""Seconds, at most, until a candidate that waits for the store notices that it was ended."""
 
 
 # -- what may be called under a lease --------------------------------------------------------------
 
 
 def is_async(function: Callable[..., Any]) -> bool:
-    """Whether calling it makes a coroutine: also for objects with an `async def __call__`."""
+    """Whether a call of it makes a coroutine: also for objects with an `async def __call__`."""
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
         getattr(function, "__call__", None)  # noqa: B004 - its kind is asked, not whether it is
     )
@@ -78,7 +78,7 @@ def awaitable(value: Awaitable[V], function: Callable[..., Any], advice: str) ->
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """For messages."""
+    """How messages name a function."""
     return getattr(function, "__qualname__", None) or type(function).__qualname__
 
 
@@ -86,7 +86,7 @@ def name_of(function: Callable[..., Any]) -> str:
 
 
 class Ended(Exception):
-    """The candidacy is over: raised where it waits."""
+    """Raised by the waits of a candidacy that was ended."""
 
 
 class EndablePort(SyncPort):
@@ -140,7 +140,7 @@ def thread_beside(
         except Ended:
             pass
         except BaseException as error:  # noqa: BLE001 - it is raised at the end of the body
-            tell_failure(name, what, error)
+            log_failure(name, what, error)
             failures.append(error)
 
     thread = threading.Thread(target=attempt, name=f"incumbent {name}", daemon=True)
@@ -166,7 +166,7 @@ async def task_beside(
     from asyncio import create_task
 
     task = create_task(work, name=f"incumbent {name}")
-    task.add_done_callback(lambda done: tell_failure(name, what, failure_of(done)))
+    task.add_done_callback(lambda done: log_failure(name, what, failure_of(done)))
     try:
         yield
     except BaseException as error:
@@ -203,8 +203,8 @@ def failure_of(task: Task[Any]) -> BaseException | None:
     return None if task.cancelled() else task.exception()
 
 
-def tell_failure(name: str, what: str, error: BaseException | None) -> None:
-    """At once: a caller that waits for the end of the body hears of it late."""
+def log_failure(name: str, what: str, error: BaseException | None) -> None:
+    """Log it at once: the caller sees the exception only at the end of the body."""
     if error is not None:
         _log.error("%s: the %s ended: %s", name, what, error, exc_info=error)
 

@@ -32,11 +32,11 @@ from incumbent.running import (
     cancel,
     ended,
     failure_of,
+    log_failure,
     not_deferred,
     refuse_async,
     refuse_generator,
     task_beside,
-    tell_failure,
     thread_beside,
 )
 
@@ -148,7 +148,7 @@ class _Membership(Generic[S]):
         raise NotImplementedError
 
     def _renew(self, held: Held) -> None:
-        """Have it renewed, with others of this process: few requests cost less than many."""
+        """Renew it together with other shards of this process: few requests cost less than many."""
         keeper, every = self._link.keeper, held.wanted.policy.renew_every
         step, now = every / _REQUESTS, clock.now()
         keeper.arm(held)
@@ -165,10 +165,10 @@ class _Membership(Generic[S]):
         return not self._over and not shard.stopping
 
     def _ended_by(self, error: BaseException, shard: S) -> bool:
-        """Whether that ends the membership: the loss of the shard itself does not."""
+        """Whether this error ends the membership: the loss of the shard itself does not."""
         if isinstance(error, LeaseLost) and error.name == shard.name:
             return False
-        tell_failure(shard.name, "work", error)
+        log_failure(shard.name, "work", error)
         self._failure = self._failure or error
         return True
 
@@ -219,7 +219,7 @@ class Shards(ShardsHandle[Shard]):
 
 
 class _Threads(_Membership[Shard]):
-    """One thread a shard, and the one that attends."""
+    """A thread for each shard, and the one that keeps the membership."""
 
     def __init__(self, of: Shards, work: Callable[[Shard], object]) -> None:
         super().__init__(of)
@@ -232,7 +232,7 @@ class _Threads(_Membership[Shard]):
     def run(self) -> None:
         """Attend until `end`, or until something failed, and give everything back."""
         name = f"incumbent {self.roster.key.name} in time"
-        threading.Thread(target=self._tell_in_time, name=name, daemon=True).start()
+        threading.Thread(target=self._wake_in_time, name=name, daemon=True).start()
         try:
             run(attend(self._port, self.roster, self._division))
         except Ended:
@@ -246,7 +246,7 @@ class _Threads(_Membership[Shard]):
         if self._failure is not None:
             raise self._failure
 
-    def _tell_in_time(self) -> None:
+    def _wake_in_time(self) -> None:
         """Wake the work of each shard at its renew_deadline."""
         pause = 0.0
         while not self._done.wait(pause):
@@ -325,7 +325,7 @@ class AsyncShards(ShardsHandle[AsyncShard]):
 
 
 class _Tasks(_Membership[AsyncShard]):
-    """One task a shard, and the one that attends."""
+    """A task for each shard, and the one that keeps the membership."""
 
     def __init__(self, of: AsyncShards, work: Callable[[AsyncShard], Awaitable[object]]) -> None:
         super().__init__(of)

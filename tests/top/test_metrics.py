@@ -327,7 +327,7 @@ class Failing:
 def test_a_report_that_fails_costs_no_lease_and_no_renewal(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(meters, "hearers", [Failing()])
+    monkeypatch.setattr(meters, "listeners", [Failing()])
     engine = FaultyEngine()
     with incumbent.Lock("x", store=engine, ttl=3).acquire() as lease:
         lease.renew()

@@ -57,7 +57,7 @@ class Seen:
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Seen]:
     monkeypatch.setattr(meters, "on", True)
-    monkeypatch.setattr(meters, "hearers", [])
+    monkeypatch.setattr(meters, "listeners", [])
     monkeypatch.setattr(keeper, "_keepers", WeakSet())
     meters.reset()
     found = Seen()
