@@ -1,7 +1,6 @@
-"""Real connections to the nodes: making them, and asking all nodes by them. Both sides have this in
-common.
+"""Real connections to the nodes: how both sides make them, and ask all nodes by them.
 
-Connections are made beside what goes on, on threads or in tasks, so that no node delays another.
+Each connection is made on a thread or in a task of its own, so that no node delays another.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ class Dialer(ABC, Generic[W]):
 
     @abstractmethod
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        """Carry it out beside what goes on."""
+        """Carry it out on a thread or in a task of its own."""
 
     async def fill(self, links: list[W | None], until: float) -> None:
         """Put connections in the empty places, as far as that goes by `until`."""
@@ -98,7 +97,7 @@ class Dialer(ABC, Generic[W]):
         _take_spare(links, spare)
 
     def _is_due(self, node: int, now: float) -> bool:
-        """Whether it is worth waiting for one that the caller can do without."""
+        """Whether a caller that has a majority without this node should wait for it a little."""
         if self._dialing[node]:
             return self.shared and self.nodes[node].why is None
         return now >= self.nodes[node].retry_at
@@ -133,7 +132,7 @@ class Dialer(ABC, Generic[W]):
     def connect_apart(
         self, node: int, until: float, arrive: Callable[[W | StoreError], None]
     ) -> None:
-        """Make a connection beside what goes on, and hand it over."""
+        """Make a connection on a thread or in a task of its own, and hand it over."""
         self._start(self._connect_apart(node, until, arrive))
 
     async def _connect_apart(
