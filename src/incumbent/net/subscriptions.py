@@ -303,6 +303,8 @@ class SubscriptionHub(Generic[H, S, W]):
             subscriber.send(node, request, _now() + self.send_within)
         except Broken as error:
             self._lose(role, node, error)
+            # Nothing more comes from there: the reader connects anew.
+            subscriber.wake()
 
     def _receive(self, role: Role[S], node: int, message: Any) -> None:
         if message is CONNECTED:

@@ -11,6 +11,7 @@ import pytest
 from incumbent import clock
 from incumbent.errors import StoreUnavailable
 from incumbent.model import Ask, Key, Queue, Queued, Refused
+from incumbent.net.pool import Broken
 from incumbent.net.readers import SUSPENDING
 from incumbent.net.subscriptions import subscription_losses
 from incumbent.stores.redis.commands import Commands
@@ -33,6 +34,7 @@ class FakeWire:
         self.epoch = epoch
         self.confirms = confirms
         self.asked: list[bytes] = []
+        self.refuses = b""
         self.closed = False
         self.used = 0.0
         self.on_message: Callable[[Any], None] | None = None
@@ -40,6 +42,8 @@ class FakeWire:
     def send(self, request: bytes, until: float) -> None:
         words = request.split(b"\r\n")
         self.asked.append(words[4])
+        if self.refuses == words[4]:
+            raise Broken("cut", sent=False)
         if words[2] == b"SUBSCRIBE" and self.confirms:
             self.tell([b"subscribe", words[4], 1])
 
@@ -64,6 +68,7 @@ class FakeHost:
         self.unchanged = True
         self.away = False
         self.confirms = True
+        self.refuses = b""
         self.epoch = "run-1"
 
     @property
@@ -74,6 +79,7 @@ class FakeHost:
         if self.away:
             raise StoreUnavailable("away")
         self.ears.append(FakeWire(self.epoch, confirms=self.confirms))
+        self.ear.refuses, self.refuses = self.refuses, b""
         return self.ear
 
     async def server_time(self, until: float) -> int:
@@ -309,6 +315,32 @@ def test_a_connection_lost_while_nobody_waited_is_replaced() -> None:
         await is_over(it.wait(queued(OTHER).seen))
         assert len(it.host.ears) == 2
         assert it.losses == 1
+
+    scene(play)
+
+
+def test_a_connection_that_breaks_as_a_channel_is_asked_for_is_replaced() -> None:
+    async def play(it: Scene) -> None:
+        it.host.refuses = CHANNEL
+        waiting = it.wait("lease 1234")
+        await settled()
+        assert len(it.host.ears) == 2
+        it.news()
+        assert await is_over(waiting)
+
+    scene(play)
+
+
+def test_a_connection_that_breaks_later_as_a_channel_is_asked_for_is_replaced() -> None:
+    async def play(it: Scene) -> None:
+        first = it.wait(queued().seen)
+        await settled()
+        it.host.ear.refuses = CHANNEL
+        second = it.wait("lease 1234")
+        assert await is_over(first)
+        assert len(it.host.ears) == 2
+        it.news()
+        assert await is_over(second)
 
     scene(play)
 
