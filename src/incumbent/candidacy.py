@@ -61,9 +61,7 @@ class TermHandle(LeaseHandle):
 
     __slots__ = ("_asked", "_seen")
 
-    def __init__(
-        self, link: Link, held: Held, on_lost: OnLost | None = None, if_lost: IfLost = "raise"
-    ) -> None:
+    def __init__(self, link: Link, held: Held, on_lost: OnLost | None, if_lost: IfLost) -> None:
         super().__init__(link, held, on_lost, if_lost)
         self._asked = False
         """Whether it was asked to end."""

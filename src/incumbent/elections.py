@@ -54,9 +54,7 @@ class Term(TermHandle, Lease):
 
     __slots__ = ("_body", "_woken")
 
-    def __init__(
-        self, link: Link, held: Held, on_lost: OnLost | None = None, if_lost: IfLost = "raise"
-    ) -> None:
+    def __init__(self, link: Link, held: Held, on_lost: OnLost | None, if_lost: IfLost) -> None:
         super().__init__(link, held, on_lost, if_lost)
         self._body: int | None = None
         self._woken = threading.Event()
@@ -255,9 +253,7 @@ class AsyncTerm(TermHandle, AsyncLease):
 
     __slots__ = ("_inside",)
 
-    def __init__(
-        self, link: Link, held: Held, on_lost: OnLost | None = None, if_lost: IfLost = "raise"
-    ) -> None:
+    def __init__(self, link: Link, held: Held, on_lost: OnLost | None, if_lost: IfLost) -> None:
         super().__init__(link, held, on_lost, if_lost)
         self._inside = False
 

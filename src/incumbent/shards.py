@@ -57,7 +57,7 @@ class _ShardHandle(TermHandle):
     # No slots: those of a term, on the other side, would not go together with them.
 
     def __init__(self, link: Link, held: Held, number: int) -> None:
-        super().__init__(link, held)
+        super().__init__(link, held, None, "raise")
         self._number = number
 
     @property
