@@ -27,6 +27,7 @@ __all__ = ["finds", "has_history", "tree_of"]
 _OURS = ("tests/history", "tests/combined", "tests/sim")
 _THEN = {
     "incumbent.protocol": "incumbent._core",
+    "redis.records import Naming": "redis.names import Naming",
     "incumbent.durations import backoff_delay": "incumbent.backoff import backoff_delay",
     "policy.Policy(self.ttl": "policy.make_policy(self.ttl",
     "Wanted(KEY, ask, ask,": "Wanted(KEY, ask,",
