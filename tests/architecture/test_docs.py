@@ -41,6 +41,28 @@ def test_the_table_of_transitions_is_the_machines_own() -> None:
     assert page == made, "run scripts/lease_table.py"
 
 
+def test_every_function_that_the_tour_names_is_there() -> None:
+    page = (ROOT / "docs" / "how-it-works.md").read_text()
+    named = re.findall(r"`(?:incumbent\.)?([\w.]*\b[A-Z]\w*[a-z]\w*(?:\.\w+)?)`", page)
+    dotted = [name for name in named if "." in name]
+    assert len(dotted) > 20
+    assert [name for name in dotted if not _is_defined(name)] == []
+
+
+def _is_defined(dotted: str) -> bool:
+    """Whether a file of the product has this class, and the function in it if one is named."""
+    found = re.fullmatch(r"(?:([\w.]+)\.)?(_?[A-Z]\w+)(?:\.(\w+))?", dotted)
+    assert found, dotted
+    file, name, function = (found[1] or "").replace(".", "/"), found[2], found[3]
+    return any(
+        re.search(rf"^class {name}\b", text, re.MULTILINE)
+        and (function is None or f"def {function}(" in text)
+        for path in (ROOT / "src" / "incumbent").rglob("*.py")
+        if path.as_posix().endswith(f"/{file}.py" if file else ".py")
+        for text in (path.read_text(),)
+    )
+
+
 def test_the_tables_of_ttl_and_grace_are_computed_by_the_policy() -> None:
     page = ROOT / "docs" / "ttl-and-grace.md"
     made = runpy.run_path(str(ROOT / "scripts" / "ttl_tables.py"))
