@@ -1,4 +1,4 @@
-"""`cron FILE`: jobs by the clock; `--check` tells of every problem, or of the next runs."""
+"""`cron FILE`: runs jobs by the clock; `--check` shows every problem, or the next runs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from incumbent.cron.jobs import Jobs
 
 _RUNS = 3
-"""How many runs of each job are shown."""
+"""The number of runs of each job that `--check` shows."""
 _HEAD = ("NEXT RUN", "UTC", "JOB", "SCHEDULE")
 _DRAIN = "25s"
 _MOST_RUNS = 100_000
@@ -49,11 +49,11 @@ def command(request: Request) -> int:
         return UNPROVED
 
 
-# -- this instance's part in the fleet, until TERM -------------------------------------------------
+# -- serving as one instance of a fleet, until TERM ------------------------------------------------
 
 
 def _serve_file(request: Request) -> int:
-    """Every instance of the fleet runs this; each slot of each job runs once."""
+    """Serve the jobs of a file. All instances of a fleet do; each slot of each job runs once."""
     loaded = load_jobs(request.name, os.environ, clock.wall())
     _say_problems(request, loaded)
     if loaded.errors:
@@ -78,7 +78,7 @@ def _fleet_from(request: Request) -> Fleet:
     lock: LockSettings = {"holder": holder, "grace": request.text("grace")}
     if (ttl := request.text("ttl")) is not None:
         lock["ttl"] = ttl
-    # It is part of a field's name too.
+    # The holder is also part of a field's name.
     if len(holder) > 200 or not holder.isprintable() or " " in holder:
         raise ConfigError("holder: 1 to 200 printable characters without blanks", name="holder")
     return Fleet(
@@ -94,7 +94,7 @@ def _fleet_from(request: Request) -> Fleet:
 
 
 def _serve_module(request: Request) -> int:
-    """Run the jobs of module:name; options that were given overrule the object's."""
+    """Run the jobs of module:name; options that were given overrule the object's settings."""
     jobs = _find_jobs(request.name)
     ttl = lock_times(request).ttl
     if request.text("max_runs") is not None:
@@ -116,7 +116,7 @@ def _serve_module(request: Request) -> int:
 
 
 def _is_module(name: str) -> bool:
-    """Whether it is module:jobs and not a file."""
+    """Whether `name` is module:jobs, and not a file."""
     module, colon, attribute = name.partition(":")
     looks = colon and attribute.isidentifier() and all(map(str.isidentifier, module.split(".")))
     return bool(looks) and not os.path.exists(name)  # noqa: PTH110 - any text is a name here
@@ -124,14 +124,14 @@ def _is_module(name: str) -> bool:
 
 def _find_jobs(target: str) -> Jobs:
     module, _, name = target.partition(":")
-    # As `python -m` does: what lies in the working directory can be named.
+    # As with `python -m`, modules in the working directory can be imported.
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:
         found = getattr(import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"{target}: {error}", name="file") from error
-    # It brings asyncio, which a file of commands does without.
+    # Imported only here: it imports asyncio, which a file of commands does not need.
     from incumbent.cron.jobs import Jobs
 
     if not isinstance(found, Jobs):
@@ -139,13 +139,13 @@ def _find_jobs(target: str) -> Jobs:
     return found
 
 
-# -- what comes ------------------------------------------------------------------------------------
+# -- the next runs ---------------------------------------------------------------------------------
 
 
 def _check(request: Request) -> int:
     now = clock.wall()
     if _is_module(request.name):
-        # Their settings were checked where they were given.
+        # The settings of these jobs were checked when the module was imported.
         loaded = Loaded(_find_jobs(request.name).specs, ())
     else:
         loaded = load_jobs(request.name, os.environ, now)
@@ -159,7 +159,7 @@ def _check(request: Request) -> int:
     if loaded.errors:
         return USAGE
     runs = [(slot, spec) for spec in loaded.specs for slot in _next_slots(spec, now)]
-    # Stable: what is due at the same instant stays in the order of the file.
+    # The sort is stable: runs that are due at the same instant stay in the order of the file.
     runs.sort(key=lambda run: run[0])
     table([_HEAD, *(_row(slot, spec) for slot, spec in runs)])
     return OK

@@ -1,4 +1,4 @@
-"""`doctor`: what the store promises, and whether the times fit; `--fix` makes what it needs."""
+"""`doctor`: checks the store, the times and the isolation; `--fix` makes the store's schema."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _of_the_times(policy: Policy) -> _Finding:
 
 
 def _of_the_isolation() -> _Finding:
-    """What `--isolate auto` gives here. It forks: to be asked before a store is opened."""
+    """The isolation that `--isolate auto` gives here. It forks: call it before opening a store."""
     try:
         with start_guard("pidns"):
             return ("ok", "commands run in a PID namespace, which dies with its guard", "")

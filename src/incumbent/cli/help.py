@@ -1,4 +1,4 @@
-"""`help`, `completion` and `man`: what is printed from the table of commands."""
+"""`help`, `completion` and `man`: texts that are made from the table of commands."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from incumbent.supervise.codes import OK
 
 
 def command(request: Request) -> int:
-    """See the module. Raises ConfigError for an unknown command or shell."""
+    """Print the text. Raises ConfigError for an unknown command or shell."""
     if request.command == "completion":
         print(script_for(request.name), end="")
     elif request.command == "man":
@@ -37,7 +37,7 @@ def _help(name: str) -> None:
     if name and name not in COMMANDS:
         meant = did_you_mean(name, COMMANDS)
         raise ConfigError(f"there is no command {name!r}{meant}", name="command")
-    # It prints, and exits.
+    # parse() prints the help, and exits.
     parse([name, "--help"] if name else ["--help"], {})
 
 
@@ -45,7 +45,7 @@ def _help(name: str) -> None:
 
 
 def manual_page() -> str:
-    """The page as roff."""
+    """The manual page as roff."""
     return "\n".join(_lines()) + "\n"
 
 
@@ -73,7 +73,7 @@ def _options(options: Sequence[Option]) -> Iterator[str]:
 
 
 def _roff(text: str) -> str:
-    """Text, with nothing in it that roff reads as a request or as an escape."""
+    """Escape a text, so that roff reads no part of it as a request or an escape."""
     plain = text.replace("\\", "\\e").replace("-", "\\-")
     return "\n".join(f"\\&{line}" if line[:1] in (".", "'") else line for line in plain.split("\n"))
 
@@ -98,7 +98,7 @@ def _options_of(command: Command) -> tuple[Option, ...]:
 
 
 def _values_of(command: Command) -> tuple[str, ...]:
-    """What may stand in the place of NAME, as far as it is known without a store."""
+    """The words that may stand for NAME, as far as they are known without a store."""
     return {"[COMMAND]": tuple(COMMANDS), "SHELL": _SHELLS}.get(command.name, ())
 
 

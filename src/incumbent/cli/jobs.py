@@ -1,6 +1,6 @@
-"""`jobs`, `history` and `trigger`: when jobs run, what became of their slots, and one more run.
+"""`jobs`, `history` and `trigger`: when jobs run, the results of their slots, and one more run.
 
-Of a name that is no job `history` tells who held it when.
+For a name that is no job `history` shows the past holders.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _show_jobs(request: Request, client: Client) -> None:
 
 
 def _is_shown(job: Job, now: float) -> bool:
-    """For a while: it may be the jobs of a file whose instances are all down."""
+    """Whether to show a gone job: for a while, because its instances may only be down."""
     since = fleet.gone_since(job.record.fields)
     return since is None or now - since < _SHOW_GONE
 
@@ -109,7 +109,7 @@ def _job_as_json(job: Job, now: float, *, gone: bool) -> dict[str, Any]:
 
 
 def say_up(present: Iterable[fleet.Present], now: float) -> str:
-    """The instances that are up, and those that are silent for longer than they should be."""
+    """The instances that are up, and the instances that have been silent for too long."""
     known = fleet.up_now(present, now)
     up = [one.instance for one in known if now - one.seen < fleet.GONE_AFTER]
     silent = [one for one in known if now - one.seen >= fleet.GONE_AFTER]
@@ -159,14 +159,14 @@ def _run_row(run: Run) -> tuple[str, ...]:
 
 
 def _took(run: Run, now: float) -> str:
-    """How long it ran, or runs."""
+    """A run's duration, or the time so far if it has not ended."""
     if not run.state.ended and run.started is not None:
         return say_seconds(max(0.0, now - run.started))
     return "-" if run.seconds is None else say_seconds(run.seconds)
 
 
 def _slot_of(run: Run) -> str:
-    """Its slot, in local time; one that no schedule named also by its own name."""
+    """The slot of a run in local time; with its name if it is not a schedule's."""
     name = run.slot if not run.slot[:1].isdigit() else ""
     again = f" #{run.attempt}" if "#" in run.slot else ""
     return iso(run.due) + (f" {name}" if name else again)

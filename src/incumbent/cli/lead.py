@@ -1,6 +1,6 @@
-"""`lead`: campaign for ever; CMD runs during each term.
+"""`lead`: campaigns for ever, and runs CMD during each term.
 
-`work`: N processes of a service, of which M at a time hold; each is a `lead` of its own.
+`work`: starts N workers, each a `lead` of its own; at most M of them hold a lease at a time.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ from incumbent.supervise.signals import FORWARDED, Signals
 
 _MOST_WORKERS = 1000
 _LOOK_EVERY = 5.0
-"""Seconds after which the loop turns though nothing came, for the health page."""
+"""Seconds after which the loop turns even without an event, for the health page."""
 _MEANT_TO_END: Final = frozenset({OK, USAGE, *CANNOT_START})
-"""Another start would end the same way."""
+"""Exit codes after which another start would end the same way."""
 
 
 def command(request: Request) -> int:
@@ -57,11 +57,11 @@ def command(request: Request) -> int:
 
 
 _Report = Callable[[Situation], AbstractContextManager[None]]
-"""Reports a situation to others while its block runs."""
+"""Reports a situation while its block runs."""
 
 
 def _lead(request: Request, label: str, report: _Report) -> int:
-    """One instance, from its start to its exit code; `label` stands before its lines."""
+    """Run one instance, and return its exit code; `label` stands before its log lines."""
     url = store_url(request.text("store"))
     # Settings are checked before a process is forked or a file is made.
     make_key(request.namespace, request.name)
@@ -76,7 +76,7 @@ def _lead(request: Request, label: str, report: _Report) -> int:
     # The guard is forked while there is neither a thread nor a connection.
     with start_guard(request.text("isolate") or "auto") as guard, Signals() as signals:
         try:
-            # Closed last: closing gives back what is still owed to the store.
+            # The client is closed last: it gives back the leases that are still to be released.
             with Client(url, namespace=request.namespace) as client:
                 settings = lock_settings(request)
                 named = number(request, "priority", 0, PRIORITY_MOST, -1)
@@ -135,13 +135,13 @@ def _work(request: Request) -> int:
 def _answer_for_all(
     request: Request, holder: str, ttl: float, serve: Callable[[socket.socket], int]
 ) -> int:
-    """Report how the workers do from this process: the one that forks them may have no thread."""
+    """Report the workers' situation from this process: their parent may have no thread."""
     from incumbent.serve.workers import Workers
 
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
 
     def begin() -> int:
-        # Nothing runs if this instance cannot listen where it has to.
+        # Wait until our parent listens: if it cannot, nothing may run.
         its.recv(1)
         return serve(its)
 
@@ -173,12 +173,12 @@ def _pass_on(signum: int, *pids: int) -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
     elif signum in FORWARDED:
         for pid in pids:
-            # Not reaped yet, so the number is still its own.
+            # The process is not reaped yet, so the pid is still its own.
             os.kill(pid, signum)
 
 
 def _exit_code(pid: int) -> int | None:
-    """That of a child which has ended; as a shell has it where a signal ended it."""
+    """The exit code of a child (128 + N after signal N, as in a shell); None while it runs."""
     ended, status = os.waitpid(pid, os.WNOHANG)
     if not ended:
         return None
@@ -187,7 +187,7 @@ def _exit_code(pid: int) -> int | None:
 
 
 def _fork(signals: Signals, work: Callable[[], int]) -> int:
-    """A child that does `work` and ends with its code; drained if we die."""
+    """Fork a child that does `work` and exits with its code; it is drained if we die."""
     # A signal between the fork and the child's own handlers would be lost in our pipe.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
     try:
@@ -206,11 +206,11 @@ def _become(
     drain_with_parent: Callable[[], object] | None,
     mask: set[int | signal.Signals],
 ) -> NoReturn:
-    """Do the work and end this process, so that nothing of the parent's stack goes on."""
+    """Do the work and end this process, so that it never returns into the parent's stack."""
     code = FAULT
     try:
         signals.__exit__(None, None, None)
-        # The terminal is nobody's among many: ^C reaches the parent, which drains.
+        # No worker gets the terminal: ^C reaches the parent alone, which drains.
         os.setsid()
         stdin = os.open(os.devnull, os.O_RDONLY)
         os.dup2(stdin, 0)
@@ -228,13 +228,13 @@ def _become(
 
 
 def seat_of(name: str, index: int, holders: int) -> str:
-    """The name that worker `index` stands for. One seat is NAME itself, which `run` shares."""
+    """The name that worker `index` campaigns for; a single seat is NAME itself, as for `run`."""
     return name if holders == 1 else f"{name}/{index % holders + 1}"
 
 
 @dataclass(slots=True)
 class _Worker:
-    """One place of the service, and the process that has it now (0: none)."""
+    """A worker of the service; `pid` is its present process (0: none)."""
 
     index: int
     backoff: Backoff
@@ -246,7 +246,7 @@ class _Worker:
 
 @dataclass
 class _Service:
-    """The parent. It has no thread and no connection, for it forks whenever a worker died."""
+    """The workers' parent. It has no thread and no connection: it forks whenever a worker died."""
 
     request: Request
     holders: int
@@ -254,9 +254,9 @@ class _Service:
     workers: list[_Worker]
     signals: Signals
     reports: socket.socket | None = None
-    """Where the workers report how they do."""
+    """The channel on which the workers report their situation."""
     code: int | None = None
-    """Set once everything is to end."""
+    """The exit code, once the service drains."""
 
     def run(self) -> int:
         with closing(Waiter()) as waiter:

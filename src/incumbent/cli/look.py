@@ -1,4 +1,4 @@
-"""`status` and `wait`: who holds what, and waiting until a name is free."""
+"""`status` shows the holders of names; `wait` waits until a name is free."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _wait(request: Request) -> int:
             return state.word == FREE
 
         until = clock.now() + timeout
-        # That a store grants again is no change of the record.
+        # Read again without a hint: a record does not change when its store grants again.
         record = read_until(client, request.name, until, is_free, _LOOK_AGAIN)
     if request.on("json"):
         print_json(request, record_as_json(record, state))
@@ -88,7 +88,7 @@ def _state_of(client: Client, record: Record) -> State:
 
 
 def _show(request: Request, client: Client) -> Record | None:
-    """Returns the record if it is of one name."""
+    """Show one name, or all names; returns the record if it is one name."""
     if request.name:
         record = client.read(request.name, WITHIN)
         state = _state_of(client, record)
@@ -148,7 +148,7 @@ def _times(holding: Holding) -> list[str]:
 
 
 def _facts(record: Record, state: State) -> Iterator[tuple[str, str]]:
-    """What is known of one name, a line each."""
+    """The facts about one name: a label and a text each."""
     holding = next(iter(record.holdings), None)
     yield "name", record.key.name
     if holding and holding.permits is not None:

@@ -1,4 +1,4 @@
-"""Where the `incumbent` command begins."""
+"""The entry point of the `incumbent` command."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code."""
+    """Run the command line, and return the exit code."""
     _open_standard_streams()
     words = sys.argv[1:] if arguments is None else arguments
     if not words:
@@ -49,12 +49,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _open_standard_streams() -> None:
-    """A file or socket would get the number of a closed standard stream, and our output."""
+    """Open closed standard streams, or a file or socket would get their number and our output."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            # It gets the lowest free number, which is the right one: those below are open by now.
+            # The file gets the lowest free number, which is the stream's: lower ones are open.
             file = open(os.devnull, mode, encoding="utf-8")  # noqa: SIM115, PTH123
-            os.set_inheritable(file.fileno(), True)  # CMD is to have it too.
+            os.set_inheritable(file.fileno(), True)  # CMD inherits the stream.
             setattr(sys, name, file)
 
 
@@ -79,10 +79,10 @@ def _call(request: Request) -> int:
 
 
 def _unwritten(error: OSError) -> int:
-    """Our answer cannot be written: the flush at exit must not complain again."""
+    """Report that stdout cannot be written, and keep the flush at exit from failing again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if isinstance(error, BrokenPipeError):
-        # The reader has seen enough.
+        # The reader closed the pipe, because it has seen enough.
         return OK
     say(f"the answer cannot be written: {error.strerror}")
     return FAULT

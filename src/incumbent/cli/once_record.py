@@ -1,4 +1,4 @@
-"""The record of a `run --once-per` or `--slot` in the ledger, which no other `run` loads."""
+"""The ledger's record of a `run --once-per` or `--slot`; no other `run` loads this module."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _COMMAND_SHOWN = 200
 
 
 def begin(words: Sequence[str], lease: Lease) -> OnceRun | None:
-    """Put the start on record; None if the slot is there already.
+    """Put the start on record; None if the slot is on record already.
 
     Raises StoreError; then nothing may run, and the lease and its slot were given back.
     """
@@ -36,7 +36,7 @@ def begin(words: Sequence[str], lease: Lease) -> OnceRun | None:
 
 
 def leave_to_the_record(lease: Lease) -> str:
-    """Give back what was taken although the ledger still has the slot; says what is on record."""
+    """Give back a lease whose slot the ledger has already; returns a line about that record."""
     slot = lease.belief.slot or ""
     try:
         record = lease.belief.link.store.read(lease.belief.key, clock.now() + 1.0)
@@ -51,7 +51,7 @@ def leave_to_the_record(lease: Lease) -> str:
 def end(
     once: OnceRun, lease: Lease, ending: Ending | None, outcome: str, line: str
 ) -> Ending | None:
-    """Put the end on record, and give the lease back unless something of CMD lives on.
+    """Put the end on record, and give the lease back unless a process of CMD lives on.
 
     `ending`: None if nothing ran; the result says whether CMD outlived its lease.
     """
@@ -69,9 +69,9 @@ def end(
         return ending
     if not in_time:
         ending = release_after(lease, ending)
-        # The ledger will say that it was lost, and so do we.
+        # The ledger will show this run as lost, so we report it as lost too.
         return ending if ending.cause else replace(ending, cause=UNRECORDED, outlived=True)
-    # The end is on record under the lease: what happens to the lease now does not concern CMD.
+    # The end was recorded under the lease: a loss of the lease from now on does not concern CMD.
     ending = replace(ending, confirmed=give_back(lease))
     drive(once.prune(clock.wall()))
     return ending

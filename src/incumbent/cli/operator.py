@@ -1,4 +1,4 @@
-"""What operators' commands share: the store, waiting for a record, and a request to a holder."""
+"""Shared by operators' commands: the store, waiting for a record, and a request to a holder."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from incumbent.stores.url import store_url
 from incumbent.supervise.codes import BUSY, OK
 
 WITHIN = 2.0
-"""Seconds for one question to the store."""
+"""Seconds for one request to the store."""
 _REASON_MAX = 200
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.25
 _READ_WITHIN = 1.0
 _WATCHED_EVERY, _SHOWN_AT_MOST_EVERY = 1.0, 0.1
 _HINT_WITHIN = 5.0
-"""Seconds after which one looks again without a hint: hints may be lost."""
+"""Seconds after which a record is read again without a hint, because hints may be lost."""
 
 
 def open_client(request: Request) -> Client:
-    """The store of the request, in its namespace. Raises ConfigError, also for a bad NAME."""
+    """A client of the request's store and namespace. Raises ConfigError, also for a bad NAME."""
     if request.name:
         make_key(request.namespace, request.name)
     return Client(store_url(request.text("store")), namespace=request.namespace)
@@ -48,7 +48,7 @@ def store_state(client: Client) -> State:
 
 
 def read_places(client: Client, name: str) -> list[str]:
-    """What there is to say of each place of a pool of this name, see places_of."""
+    """A line about each place of a pool of this name; see places_of."""
     return [
         f"{place.key.name}: "
         + (f"held by {place.holdings[0].holder}" if place.holdings else state_of(place).word)
@@ -68,10 +68,10 @@ def read_until(
 ) -> Record:
     """The first record for which `done` holds, or the last one before `until`.
 
-    `hint_within`: seconds without a hint after which it reads again. Wait for a field with a short
-    time: `Record.seen` of a held name does not change with its fields, so that a field which is
-    written before we listen gives no hint. An outage is waited out, and reported once. Raises
-    StoreError if it lasts until the end.
+    `hint_within`: seconds without a hint after which it reads again. Use a short time to wait for
+    a field: the fields of a held name do not change its `Record.seen`, so that a field which is
+    written before we listen gives no hint. It waits through an outage, and reports it once. Raises
+    StoreError if the error is permanent, or lasts until `until`.
     """
     pause, warned, seen = _FIRST_PAUSE, False, None
     while True:
@@ -91,14 +91,14 @@ def read_until(
             pause, seen = _FIRST_PAUSE, record.seen
             wait_for_change(client, record, min(until, clock.now() + hint_within))
         else:
-            # Nothing to compare, or a hint without a change: many must not become a busy loop.
+            # There is no `seen` to compare, or no change came with the hint: avoid a busy loop.
             seen = None
             time.sleep(max(0.0, min(pause, until - clock.now())))
             pause = min(2 * pause, _LONGEST_PAUSE)
 
 
 def wait_for_change(client: Client, record: Record, until: float) -> None:
-    """Return when the record may have changed, something of it ran out, or at `until`."""
+    """Wait until the record may have changed, or a time in it is over, or it is `until`."""
     now = clock.now()
     ends = [holding.remaining for holding in record.holdings if holding.remaining is not None]
     if record.closed_for > 0:
@@ -109,7 +109,7 @@ def wait_for_change(client: Client, record: Record, until: float) -> None:
             link_for(client).store.wait_change(record.key, record.seen, until)
             return
     except StoreError:
-        # It gives no hints now; the next look says more.
+        # The store gives no hints now; the next read will tell more.
         until = min(until, now + _LONGEST_PAUSE)
     time.sleep(max(0.0, until - clock.now()))
 
@@ -117,9 +117,9 @@ def wait_for_change(client: Client, record: Record, until: float) -> None:
 def watch(
     show: Callable[[], Record | None], wait: Callable[[Record, float], None] | None = None
 ) -> None:
-    """Show it each second until ^C, and sooner if `wait` finds a change of the record it shows.
+    """Call `show` each second until ^C, and sooner if `wait` finds a change of the shown record.
 
-    Raises StoreError if the store refuses us for good.
+    Raises StoreError if the error is permanent.
     """
     try:
         while True:
@@ -132,13 +132,13 @@ def watch(
                 say(f"cannot tell: {error}")
             until = began + _WATCHED_EVERY
             if wait is not None and record is not None and record.seen:
-                # Many changes at once are one to look at.
+                # Changes that come together are shown once.
                 time.sleep(_SHOWN_AT_MOST_EVERY)
                 wait(record, until)
             else:
                 time.sleep(max(0.0, until - clock.now()))
     except KeyboardInterrupt:
-        # That is how one leaves it.
+        # The user leaves the view with ^C.
         pass
 
 
@@ -146,9 +146,9 @@ def watch(
 
 
 class Operator:
-    """One operator's wish about one name. Raises ConfigError for what cannot be asked.
+    """An operator's request about one name. Raises ConfigError if the store cannot do it.
 
-    `name`: another name than the request's. `parts`: what the store needs for it, see
+    `name`: a name instead of the command line's. `parts`: capabilities that it needs, see
     `options.require`.
     """
 
@@ -168,15 +168,15 @@ class Operator:
 
     @property
     def store(self) -> Store:
-        """The store itself."""
+        """The client's store."""
         return link_for(self.client).store
 
     def read(self) -> Record:
-        """The record now."""
+        """Read the record."""
         return self.client.read(self.key.name, WITHIN)
 
     def answer(self, outcome: str, line: str, code: int = OK, **more: object) -> int:
-        """The answer, in words or in JSON; returns the exit code."""
+        """Print the answer, in words or in JSON, and return the exit code."""
         if self._request.on("json"):
             facts = {"name": self.key.name, "outcome": outcome, "exit_code": code, "said": line}
             print_json(self._request, {**facts, **more})
@@ -187,7 +187,7 @@ class Operator:
     def ask_to_end(self, holding: Holding, to: str = "", kind: str = "") -> PutOutcome:
         """Leave a notice for this holding; its holder gets it with the next renewal.
 
-        If it is shared, also for all that came before it.
+        If the lease is shared, the notice is also for all earlier holdings.
         """
         upto = 0 if holding.permits is None else holding.token
         notice = encode_notice(
@@ -196,12 +196,12 @@ class Operator:
         return self.store.put(self.key, RESIGN, notice, None, clock.now() + WITHIN)
 
     def pause_value(self, **more: object) -> bytes:
-        """What the field "pause" says."""
+        """The value of the field "pause"."""
         facts = {"who": self.who, "reason": self.reason, "when": clock.wall()}
         return json.dumps({**facts, **more}).encode()
 
     def await_end(self, holding: Holding) -> tuple[Record, str | None]:
-        """The record once `holding` is over, and how it ended; None if it is not."""
+        """Wait for the end of `holding`; the last record, and how it ended (None: it did not)."""
 
         def gone(record: Record) -> bool:
             return all(now.token != holding.token for now in record.holdings)
@@ -214,14 +214,14 @@ class Operator:
         return record, "has let go of it" if released else "did not answer; its ttl ran out"
 
     def still_held(self, holding: Holding, hint: str = "") -> int:
-        """The answer when it did not let go."""
+        """Print that the holder did not let go, and return the exit code."""
         after = say_seconds(_patience(holding))
         line = f"{holding.holder} still holds it after {after}{hint}"
         return self.answer("held", line, BUSY, holder=holding.holder)
 
 
 def _patience(holding: Holding) -> float:
-    """Seconds: the holder gets a notice within one renewal, or its ttl runs out."""
+    """Seconds to wait for a holding's end: a renewal brings the notice, or the ttl runs out."""
     return 2 * (holding.ttl or holding.remaining or TTL_DEFAULT)
 
 

@@ -1,4 +1,4 @@
-"""From the words of the command line, and the environment, to a Request."""
+"""Parses the words of the command line, and the environment, into a Request."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class UsageError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A command with its options; flags win over variables."""
+    """A command with its options; a flag wins over a variable."""
 
     command: str
     values: Mapping[str, str | bool]
     words: tuple[str, ...] = ()
     """CMD and its arguments."""
     spelled: Mapping[str, str] = field(default_factory=dict)
-    """How the caller writes each option: as a variable if it came from one, else as a flag."""
+    """Each option's name for messages: its variable if that gave the value, else its flag."""
 
     def text(self, dest: str) -> str | None:
         """The value of an option, or None if it was not given."""
@@ -52,7 +52,7 @@ class Request:
 
     @property
     def name(self) -> str:
-        """NAME, or FILE."""
+        """NAME or FILE; "" if none was given."""
         return self.text("name") or ""
 
     @property
@@ -61,9 +61,9 @@ class Request:
         return self.text("namespace") or "default"
 
     def as_typed(self, message: str) -> str:
-        """A message of the library with the caller's flags and variables for Python's settings."""
+        """Replace Python's names of settings in a message by the caller's flags and variables."""
         for dest, spelled in self.spelled.items():
-            # A plain word, such as `wait`, is only a setting where a value follows.
+            # A plain word such as `wait` names the setting only if "=" follows.
             bare = "" if "_" in dest else "(?==)"
             message = re.sub(rf"(?<![-\w?&]){dest}(?:=True\b|\b{bare})", spelled, message)
             message = re.sub(rf"{_flag_of(dest)}\b(?!-)", spelled, message)
@@ -75,7 +75,7 @@ def _flag_of(dest: str) -> str:
 
 
 def parse(arguments: Sequence[str], environ: Mapping[str, str]) -> Request:
-    """Raises UsageError, or ConfigError for a variable; `--help` and `--version` exit."""
+    """Parse; `--help` and `--version` exit. Raises UsageError, or ConfigError for a variable."""
     words = list(arguments)
     separated = "--" in words
     end = words.index("--") if separated else len(words)
@@ -85,7 +85,7 @@ def parse(arguments: Sequence[str], environ: Mapping[str, str]) -> Request:
     command = COMMANDS[name]
     _check_flags(name, ours, separated=separated)
     _check_separator(name, typed, command_line, separated=separated)
-    # A duration of --wait needs its "=": without one the next word is the name.
+    # A duration for --wait needs "=": without it the next word is NAME.
     ours = ["--wait=" if word == "--wait" else word for word in ours]
     flags = vars(_parser(name, command, ours).parse_args(ours))
     options = (*GLOBAL, *command.options)
@@ -117,21 +117,21 @@ def _take_command(words: list[str]) -> str:
 
 
 def _print_version() -> NoReturn:
-    # Only here: finding the version reads the package's metadata from disk.
+    # Imported only here: finding the version reads the package's metadata from disk.
     from importlib.metadata import version
 
     print(f"incumbent {version('incumbent')}")
     raise SystemExit(0)
 
 
-# -- what is wrong with a line, in words -----------------------------------------------------------
+# -- errors in a command line, in words ------------------------------------------------------------
 
 
 def _check_flags(name: str, ours: list[str], *, separated: bool) -> None:
-    """Every long option is one of this command; else the message names the one that was meant."""
+    """Raise UsageError for a long option that the command lacks, with a suggestion."""
     own = _flags_of(*GLOBAL, *COMMANDS[name].options) | {"--help"}
     plain = list(_plain_words(ours))
-    # Without a separator the second plain word begins CMD, whose options are not ours.
+    # Without `--` the second plain word begins CMD, whose options are not ours.
     end = plain[1] if COMMANDS[name].runs and not separated and len(plain) > 1 else len(ours)
     values = set(_values(ours))
     for position, word in enumerate(ours[:end]):
@@ -161,7 +161,7 @@ def _check_choices(request: Request, options: Sequence[Option]) -> None:
 def _check_separator(
     name: str, typed: list[str], command_line: list[str], *, separated: bool
 ) -> None:
-    """Only commands that run CMD have a `--`; the message shows the corrected line."""
+    """Raise UsageError if `--` is missing or superfluous; the message shows the corrected line."""
     if not COMMANDS[name].runs:
         if separated:
             raise UsageError(f"{name} runs nothing: there is no `--` in it")
@@ -187,7 +187,7 @@ def _line(typed: list[str], command_line: list[str]) -> str:
 
 
 def _plain_words(words: list[str]) -> Iterator[int]:
-    """Positions of what is neither an option nor its value."""
+    """Positions of words that are neither an option nor the value of an option."""
     values = set(_values(words))
     return (
         position
@@ -215,10 +215,10 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser(name: str, command: Command, words: Sequence[str]) -> argparse.ArgumentParser:
-    """The parser of one command; a reader of `--help` gets examples too."""
+    """The parser of one command; only for `--help` does it contain the examples."""
     asks = {"-h", "--help"} & set(words)
     parser = _Parser(
-        # With `usage` given argparse need not format one, which would cost start-up time.
+        # argparse need not format the usage if it is given, which saves start-up time.
         prog=f"incumbent {name}",
         usage=usage(name),
         description=command.help,
@@ -244,7 +244,7 @@ def _parser(name: str, command: Command, words: Sequence[str]) -> argparse.Argum
 _YES: Final = frozenset({"1", "true", "yes", "on"})
 _NO: Final = frozenset({"0", "false", "no", "off"})
 
-# What Kubernetes and old Docker links inject for a Service that is called like us.
+# Variables that Kubernetes and old Docker links inject for a Service named "incumbent".
 _LINK_NAME: Final = re.compile(
     r"(?:\w+_)?(?:SERVICE_(?:HOST|PORT(?:_\w+)?)"
     r"|PORT(?:_\d+_(?:TCP|UDP|SCTP)(?:_(?:PROTO|PORT|ADDR))?)?)"
@@ -272,7 +272,7 @@ def _value(option: Option, text: str) -> str | bool:
 
 
 def flags_in(environ: Mapping[str, str]) -> list[str]:
-    """Variables that are named like a one-shot option: each with what to do instead."""
+    """Variables that are named like a one-shot option, each with the flag to give instead."""
     return [
         f"{name} cannot come from the environment: give {flag} on the command line"
         for name, flag in sorted(FLAGS.items())
@@ -281,7 +281,7 @@ def flags_in(environ: Mapping[str, str]) -> list[str]:
 
 
 def unknown_variables(environ: Mapping[str, str]) -> list[str]:
-    """Variables that nobody knows. Raises ConfigError if one looks like a misspelling."""
+    """Unknown variables with our prefix. Raises ConfigError if one looks like a misspelling."""
     known = VARIABLES | FLAGS.keys()
     ours = {name for name in environ if name.startswith(PREFIX)} - known
     unknown = sorted(name for name in ours if not _is_link(name, environ[name]))
@@ -301,19 +301,19 @@ def _is_link(name: str, value: str) -> bool:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """`: did you mean X?` if a known word is near, else nothing."""
+    """`: did you mean X?` if a known word is near, else ""."""
     near = nearest(word, known)
     return f": did you mean {near}?" if near else ""
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """The known word that is one slip away, or a third of the letters; the first of equals."""
+    """The nearest known word within one slip, or a third of the letters; of equals the first."""
     slips, near = min((distance(word, each), each) for each in known)
     return near if slips <= max(1, len(word) // 3) else None
 
 
 def distance(one: str, other: str) -> int:
-    """How many slips make one word of the other: letters left out, put in, changed or swapped.
+    """The number of slips between two words: letters left out, put in, changed or swapped.
 
     Optimal string alignment (Damerau, 1964; the restricted form).
     """

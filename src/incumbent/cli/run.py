@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 _SLACK = 10.0
 """Seconds beyond one ttl for which the loop may be silent: a request and its backoff."""
 _HINT_BELOW = 1.0
-"""Seconds; instances of a fleet that start further apart than that would each run the job."""
+"""Seconds: instances that start further apart than this would each run a shorter job."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Verdict:
-    """How it ended: for the exit code, the line on stderr if any, and the result file."""
+    """The end of a `run`: the exit code, the line on stderr or "", and the result file's facts."""
 
     outcome: str
     code: int
@@ -57,7 +57,7 @@ def command(request: Request) -> int:
         _check_result_file(result_file)
     verdict = _verdict(request)
     if verdict.line and not (verdict.outcome == "skipped" and request.on("quiet")):
-        # A refused setting may be the name itself, of any length.
+        # The refused setting may be the name itself, which may have any length.
         say(verdict.line if verdict.outcome == "refused" else f"{request.name}: {verdict.line}")
     if result_file:
         _write_result(result_file, verdict, request)
@@ -82,11 +82,11 @@ def _run(request: Request) -> _Verdict:
     wait = request.text("wait")
     if request.on("fair") and wait is None:
         raise ConfigError("--fair is an order of those that wait: add --wait", name="fair")
-    # --wait without a time is for ever.
+    # --wait without a duration waits for ever.
     timeout = 0.0 if wait is None else parse_duration(wait, "wait") if wait else None
     permits = _permits_of(request)
     url = store_url(request.text("store"))
-    # The guard is a fork: before any thread, and before a connection that it would keep open.
+    # The guard forks: start it before any thread, and any connection that it would keep open.
     with start_guard(request.text("isolate") or "auto") as guard, Signals() as signals:
         settings = lock_settings(request)
         try:
@@ -158,16 +158,16 @@ class _Run:
         return replace(verdict, term=lease.fencing_token, started=started, ended=clock.wall())
 
 
-# -- what came of it -------------------------------------------------------------------------------
+# -- the verdict -----------------------------------------------------------------------------------
 
 
 def _hold(run: _Run, lease: Lease, turned: Callable[[], None]) -> _Verdict:
-    """Run CMD. For a slot the ledger has the beginning before CMD starts, and then its end."""
+    """Run CMD. For a slot, record its start in the ledger before CMD starts, and then its end."""
     request, busy_code = run.request, run.busy_code
     once: OnceRun | None = None
     ending: Ending | None = None
     if _on_record(request):
-        # What no other run needs is loaded only here.
+        # Loaded only here: a run without a slot does not need it.
         from incumbent.cli.once_record import begin, leave_to_the_record
 
         once = begin(request.words, lease)
@@ -182,7 +182,7 @@ def _hold(run: _Run, lease: Lease, turned: Callable[[], None]) -> _Verdict:
     except GuardFault as error:
         verdict = _Verdict("fault", codes.FAULT, f"{error}; nothing ran", "guard")
     except ConfigError as error:
-        # CMD never started: see supervise. So the slot is given back at once.
+        # CMD never started (see supervise), so the slot is given back at once.
         why = request.as_typed(str(error))
         verdict = _Verdict("refused", codes.USAGE, why, why)
     if once is not None:
@@ -234,14 +234,14 @@ def _hint(request: Request, ending: Ending) -> str:
 
 
 def _check_result_file(path: str) -> None:
-    """Raise ConfigError, before anything begins, if it could not be written at the end."""
+    """Raise ConfigError, before anything runs, if the file could not be written at the end."""
     folder = os.path.dirname(path) or "."  # noqa: PTH120 - pathlib costs start-up time
     if os.path.isdir(path) or not os.access(folder, os.W_OK | os.X_OK):  # noqa: PTH112 - likewise
         raise ConfigError(f"result_file={path!r} cannot be written", name="result_file")
 
 
 def _write_result(path: str, verdict: _Verdict, request: Request) -> None:
-    """Write it whole or not at all: a reader never sees half of it."""
+    """Write the file whole or not at all: a reader never sees half of it."""
     from pathlib import Path
 
     facts = {

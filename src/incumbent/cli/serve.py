@@ -1,4 +1,4 @@
-"""`serve`: the page about all leases and jobs of a namespace, beside no work of its own."""
+"""`serve`: shows the page about all leases and jobs of a namespace, and runs no work."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ _TURN = 5.0
 def command(request: Request) -> int:
     make_key(request.namespace, "x")
     url = store_url(request.text("store"))
-    # Raises what the page could only show.
+    # Raise errors of the URL here: later the page could only show them.
     open_engine(url)
-    # Before the threads, which inherit it.
+    # Block the signals before threads start, because threads inherit the mask.
     signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
     with closing(Site(url, request.namespace)) as site:
         alive = dict.fromkeys(OPEN_PATHS, lambda _: Page(200, TEXT, "ok\n"))
         listen, token_file = request.text("listen") or _LISTEN, request.text("token_file")
         pages = PageServer({**alive, **site.routes()}, listen, token_file)
         situation = Situation(request.namespace, "the page")
-        # Up as soon as it listens: whether the store answers, the page says.
+        # This instance is ready as soon as it listens: the page says whether the store answers.
         situation.answered()
         situation.serving(f"the page is at {pages.url}")
         with closing(pages), start_health(situation):
@@ -46,7 +46,7 @@ def command(request: Request) -> int:
 
 
 def _await_end(situation: Situation) -> int:
-    """The signal that ends it. Without a service manager nothing turns while nobody looks."""
+    """Wait for the signal that ends `serve`; wake up meanwhile only for a service manager."""
     if "NOTIFY_SOCKET" not in os.environ:
         return signal.sigwait(_ENDING)
     while True:

@@ -1,4 +1,4 @@
-"""What the options of a request amount to: a lock's settings, its times, CMD, numbers, pages."""
+"""Turns a request's options into a lock's settings, its times, CMD, numbers and pages."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SLOT_KEPT = "30d"
 
 
 def lock_settings(request: Request) -> LockSettings:
-    """The settings that were given; the lock checks them."""
+    """The lock's settings in the request, unchecked: the lock checks them."""
     settings: LockSettings = {
         "grace": request.text("grace"),
         "holder": request.text("holder"),
@@ -42,20 +42,20 @@ def lock_settings(request: Request) -> LockSettings:
         settings["lock_delay"] = delay
     if (slot := request.text("slot")) is not None:
         settings["slot"] = check_name(slot)
-        # A caller that names its starts wants each of them once, for as long as stores remember.
+        # A caller that names a slot wants it to run once, for as long as stores keep slots.
         settings["once_per"] = settings["once_per"] or _SLOT_KEPT
     return settings
 
 
 def lock_times(request: Request) -> Policy:
-    """The times that the settings amount to; raises ConfigError, with the numbers."""
+    """The times that follow from the options. Raises ConfigError, which shows the numbers."""
     ttl, delay = request.text("ttl"), request.text("lock_delay") or 0.0
     grace = request.text("grace")
     return make_policy(TTL_DEFAULT if ttl is None else ttl, grace=grace, lock_delay=delay)
 
 
 def number(request: Request, dest: str, least: int, most: int, default: int) -> int:
-    """The number that was given for an option, or `default`. Raises ConfigError."""
+    """The number that was given for an option, else `default`. Raises ConfigError."""
     text = request.text(dest)
     if text is None:
         return default
@@ -67,7 +67,7 @@ def number(request: Request, dest: str, least: int, most: int, default: int) -> 
 
 
 def cmd_of(request: Request, url: str) -> Command:
-    """CMD, with `url` as its store if it may use it."""
+    """CMD; with `--share-store` it gets `url` as its store."""
     return Command(request.words, url if request.on("share_store") else None)
 
 
@@ -92,10 +92,10 @@ def health(request: Request, situation: Situation) -> Iterator[None]:
 
 
 def _page(request: Request, stack: ExitStack) -> Routes:
-    """The page about the store that was named; jobs of a module may have another one."""
+    """The page about the store; none for jobs of a module, which may have another store."""
     named = request.text("store")
     of_module = named is None and request.command == "cron" and ":" in request.name
-    # A page that reads a memory: store would have one of its own.
+    # The page would open a memory: store of its own, without our leases.
     if of_module or (named or "").startswith("memory:"):
         return {}
     from incumbent.page.site import Site
@@ -105,9 +105,9 @@ def _page(request: Request, stack: ExitStack) -> Routes:
 
 
 def _is_for_another(request: Request, error: ConfigError) -> bool:
-    """Whether a `run` was only told by the environment of a port that another process has.
+    """Whether a `run` has only inherited its `--listen`, and another process has the port.
 
-    The variable is for the main process of a container; what else runs there inherits it.
+    The variable is for the main process of a container; other processes there inherit it.
     """
     used = isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.EADDRINUSE
     inherited = request.text("listen") == os.environ.get("INCUMBENT_LISTEN")

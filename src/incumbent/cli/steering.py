@@ -1,4 +1,4 @@
-"""`break`, `resign`, `pause` and `unpause`: an operator steers who holds a name, or every job."""
+"""`break` and `resign` end a holding; `pause` and `unpause` switch a name, or every job."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from incumbent.supervise.codes import BUSY, OK
 
 _SCAN_WITHIN = 5.0
 _RESERVED = 5.0
-"""Seconds for which a name is kept for a successor, at most."""
+"""Seconds for which a name is reserved for a successor, at most."""
 
 
 def command(request: Request) -> int:
@@ -88,7 +88,7 @@ def _remove(operator: Operator, holding: Holding) -> int:
 
 
 def _see_them_end(operator: Operator, record: Record, to: str, *, breaks: bool) -> int:
-    """Wait for all that hold it now. Those that share it and come later are left alone."""
+    """Wait for the end of all present holdings; later ones of a shared lease are left alone."""
     ended, outcome = [], "ended" if breaks else "resigned"
     for holding in record.holdings:
         record, how = operator.await_end(holding)
@@ -99,7 +99,7 @@ def _see_them_end(operator: Operator, record: Record, to: str, *, breaks: bool) 
     if holding.permits is not None:
         return operator.answer(outcome, line)
     if to:
-        # Until another leads, for as long as the name is kept for the successor.
+        # Wait until another holder leads, at most while the name is reserved for the successor.
         until = clock.now() + _RESERVED
 
         def led(record: Record) -> bool:
@@ -149,7 +149,7 @@ def _unpause(operator: Operator) -> int:
 
 
 def _every_job(request: Request, operator: Operator) -> int:
-    """Set the switch of all jobs first: jobs that are made meanwhile find it."""
+    """Pause or unpause every job; the switch of all jobs comes first, so that new jobs find it."""
     value = operator.pause_value(all=True) if request.command == "pause" else None
     guard = None if value is None else ABSENT
     operator.store.put(operator.key, PAUSE, value, guard, clock.now() + WITHIN)
@@ -167,7 +167,7 @@ def _every_job(request: Request, operator: Operator) -> int:
 
 
 def _switch(operator: Operator, record: Record, value: bytes | None) -> bool:
-    """True if it was changed. A job that was paused by its name stays paused."""
+    """Switch one job; True if it changed. A job that was paused by its name stays paused."""
     key, until = Key(record.key.namespace, record.key.name), clock.now() + WITHIN
     if value is not None:
         return not isinstance(operator.store.put(key, PAUSE, value, ABSENT, until), Stale)

@@ -1,4 +1,4 @@
-"""Commands and options as data: the parser, the environment, the messages and the help use it."""
+"""Commands and options as data, for the parser, the environment, the messages and the help."""
 
 from __future__ import annotations
 
@@ -10,34 +10,34 @@ PREFIX: Final = "INCUMBENT_"
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option. Without a `metavar` it is a switch.
+    """An option. Without a `metavar` it is a switch.
 
-    `setting`: it may come from the environment, as what a deployment says once for all its commands
-    may. What is about one NAME, or one command line, may not: left in the environment of a
-    container it would change what every other command there means.
+    `setting`: the option may come from the environment, because a deployment sets it once for all
+    its commands. An option about one NAME, or one command line, may not: in the environment of a
+    container it would change the meaning of every other command there.
     """
 
     names: str
-    """Its flags, the long one last."""
+    """The flags in one text, the long one last."""
     help: str
     metavar: str = ""
     setting: bool = False
     choices: tuple[str, ...] = ()
-    """The only values that it may have; none are named where any may be given."""
+    """The only values that are allowed; empty if any value is."""
 
     @property
     def flags(self) -> list[str]:
-        """Its flags, the long one last."""
+        """The flags, the long one last."""
         return self.names.split()
 
     @property
     def dest(self) -> str:
-        """Its name in the program: that of its long flag."""
+        """The option's name in the program, made from its long flag."""
         return self.flags[-1].removeprefix("--").replace("-", "_")
 
     @property
     def variable(self) -> str:
-        """The environment variable that stands for it if it is a setting."""
+        """The environment variable of the option, if it is a setting."""
         return PREFIX + self.dest.upper()
 
 
@@ -47,7 +47,7 @@ def _setting(names: str, help_: str, metavar: str = "", choices: tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One command; `name` is "NAME", "[NAME]", "FILE" or nothing; `module` has its `command`."""
+    """A command; `name`: its argument, as "[NAME]", or ""; `module`: defines its `command()`."""
 
     module: str
     name: str
@@ -58,7 +58,7 @@ class Command:
 
     @property
     def acts(self) -> bool:
-        """Whether work runs under leases of it."""
+        """Whether the command runs work under leases."""
         return self.runs or self.module == "cli.cron"
 
 
@@ -202,10 +202,10 @@ COMMANDS: Final = {
 
 OPTIONS = (*GLOBAL, *(option for command in COMMANDS.values() for option in command.options))
 SETTINGS: Final = frozenset(option.dest for option in OPTIONS if option.setting)
-"""Options that may come from the environment. No option may unless it says so above."""
+"""Options that may come from the environment: those that are defined by `_setting` above."""
 
 _OTHER: Final = ("STORE_FILE", "STORE_PASSWORD_FILE")
-# What an incumbent gives to its child, which may be one too.
+# Variables that an incumbent gives to its child, which may be an incumbent too.
 _OF_A_PARENT: Final = (
     *(f"LEASE_{what}" for what in ("NAME", "HOLDER", "TERM", "SLOT", "SOCKET", "MARK")),
     *(f"RUN_{what}" for what in ("JOB", "SLOT", "STATE", "CODE", "WHY")),
@@ -217,7 +217,7 @@ VARIABLES: Final = frozenset(
 FLAGS: Final = {
     option.variable: option.flags[-1] for option in OPTIONS if option.dest not in SETTINGS
 }
-"""What would be the variable of an option that is none of SETTINGS, and its flag."""
+"""The flag of each option outside SETTINGS, by the variable that the option would have."""
 
 # -- help ------------------------------------------------------------------------------------------
 
@@ -278,7 +278,7 @@ lead and work exit 0 on TERM, and go on after every other end of a term."""
 
 
 def overview() -> str:
-    """All commands, in groups."""
+    """The help about all commands, in groups."""
     width = max(map(len, COMMANDS))
     lines = ["usage: incumbent COMMAND [options]", "", "Of many instances one runs, or none does."]
     for group, names in GROUPS.items():
@@ -289,12 +289,12 @@ def overview() -> str:
 
 
 def examples(name: str) -> str:
-    """Two lines that can be typed."""
+    """The examples of a command, as its help shows them."""
     return "examples:\n" + "".join(f"  {line}\n" for line in EXAMPLES[name])
 
 
 def usage(name: str) -> str:
-    """How a command is written."""
+    """The synopsis of a command."""
     command = COMMANDS[name]
     words = ("incumbent", name, command.name, "[options]", "-- CMD..." if command.runs else "")
     return " ".join(filter(None, words))

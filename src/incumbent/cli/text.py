@@ -1,4 +1,4 @@
-"""How instants, records, tables and messages are shown, and instants are read."""
+"""Shows instants, records, tables and messages, and parses instants."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def busy(error: NotAcquired, permits: int | None = None) -> str:
-    """The holder, and for how much longer; `permits`: how many may."""
+    """The message of a refusal: the holder and the time left; `permits`: the limit of holders."""
     left = None if error.retry_after is None else say_seconds(max(0.0, error.retry_after))
     by = error.held_by or "another"
     waited = isinstance(error, AcquireTimeout)
@@ -44,7 +44,7 @@ def busy(error: NotAcquired, permits: int | None = None) -> str:
 
 
 def facts_of(holding: Holding) -> dict[str, str]:
-    """What the holder says of itself: isolation, host, pid, state; not to be trusted."""
+    """The facts that a holder reports about itself: isolation, host, pid, state; unverified."""
     from json import loads
 
     try:
@@ -98,7 +98,7 @@ def _notice(record: Record, field: str) -> dict[str, str] | None:
 
 
 def iso(instant: float) -> str:
-    """An instant of the wall clock, in local time, with the offset that makes it exact."""
+    """An instant of the wall clock in local time, with the offset from UTC."""
     from datetime import UTC, datetime
 
     local = datetime.fromtimestamp(instant, UTC).astimezone()
@@ -106,7 +106,7 @@ def iso(instant: float) -> str:
 
 
 def since_of(text: str, now: float) -> float:
-    """`2h` ago, or an instant; raises ConfigError."""
+    """The instant `2h` before `now`, or an instant as in instant_of. Raises ConfigError."""
     try:
         return now - parse_duration(text, "since")
     except ConfigError:
@@ -116,9 +116,9 @@ def since_of(text: str, now: float) -> float:
 def instant_of(
     text: str, what: str, now: float, also: str = "", zone: tzinfo | None = None
 ) -> float:
-    """The instant of `05:30` (the last one), or of `2026-11-21T05:30`; ConfigError.
+    """The instant of `05:30` (the last one), or of `2026-11-21T05:30`. Raises ConfigError.
 
-    It is in `zone`, or local time if that is None, unless the text names a zone.
+    A text without a time zone is in `zone`, or in local time if that is None.
     """
     from datetime import UTC, datetime, timedelta
 
@@ -150,7 +150,7 @@ def utc(instant: float) -> str:
 
 
 def as_json(request: Request, result: object) -> str:
-    """A result for programs, in the envelope that every command has."""
+    """A result as JSON, in the envelope that all commands share."""
     from json import dumps
 
     asked = {"command": request.command, "namespace": request.namespace}
@@ -158,14 +158,14 @@ def as_json(request: Request, result: object) -> str:
 
 
 def print_json(request: Request, result: object) -> None:
-    """Print a result for programs."""
+    """Print a result as JSON; see as_json."""
     print(as_json(request, result))
 
 
 def draw(request: Request, rows: Sequence[Sequence[str]], below: Sequence[str] = ()) -> None:
     """Print rows as a table, and lines below it.
 
-    A terminal gets no line that is wider than it is, and colours unless NO_COLOR is set.
+    On a terminal lines are cut to its width, and coloured unless NO_COLOR is set.
     """
     on_terminal = sys.stdout.isatty()
     width = get_terminal_size(sys.stdout.fileno()).columns if on_terminal else 0
@@ -173,7 +173,7 @@ def draw(request: Request, rows: Sequence[Sequence[str]], below: Sequence[str] =
     if on_terminal and not environ.get("NO_COLOR"):
         lines = [_COLOURED.sub(_in_colour, line) for line in lines]
     if on_terminal and request.on("watch"):
-        # Over the old lines, and then away with the rest: nothing flickers.
+        # Overwrite the old lines, then erase the rest, so that nothing flickers.
         print("\x1b[H" + "".join(f"{line}\x1b[K\n" for line in lines) + "\x1b[J", end="")
     else:
         print("\n".join(lines))
@@ -193,7 +193,7 @@ def _in_colour(match: re.Match[str]) -> str:
 
 
 def _aligned(rows: Sequence[Sequence[str]], most: int) -> list[str]:
-    """The lines of a table. Of a table that is wider than `most` the widest columns are cut."""
+    """The lines of a table; the widest columns are cut to fit `most` characters (0: no limit)."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     while most and sum(widths) + 2 * (len(widths) - 1) > most and max(widths) > _NARROWEST:
         widths[widths.index(max(widths))] -= 1
@@ -208,7 +208,7 @@ def _fitted(cell: str, width: int) -> str:
 
 
 def table(rows: Sequence[Sequence[str]]) -> None:
-    """Print rows in columns; the last column is as wide as it is."""
+    """Print rows in columns; no column is cut."""
     print("\n".join(_aligned(rows, 0)))
     sys.stdout.flush()
 
@@ -219,16 +219,16 @@ def fault_line(error: Exception) -> str:
     return f"{whose}: {type(error).__name__}: {error}"
 
 
-# -- standard error while something runs: lines for people, or JSON for programs -------------------
+# -- standard error while a command runs: lines of text, or JSON for programs ----------------------
 
 _OWN: Final = "incumbent.cli"
 _STANDARD: Final = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"}
-"""What each record of `logging` has; the rest are fields of ours, or of the user's."""
+"""Attributes that every record of `logging` has; others are our fields, or the user's."""
 _as_json = False
 
 
 def begin_log(log_format: str | None, *, quiet: bool, verbose: bool) -> None:
-    """Say what the library logs; `log_format`: "json", or the lines for people."""
+    """Write the library's log to stderr; `log_format`: "json", else lines of text."""
     global _as_json  # noqa: PLW0603 - one process, one standard error
     _as_json = log_format == "json"
     handler = logging.StreamHandler()
@@ -240,12 +240,12 @@ def begin_log(log_format: str | None, *, quiet: bool, verbose: bool) -> None:
 
 
 def say(line: str) -> None:
-    """One line for people, on stderr; a closed stderr is nobody's fault."""
+    """Write one line to stderr; a closed stderr is no error."""
     _write(_json("info", _OWN, line, clock.wall()) if _as_json else f"incumbent: {line}")
 
 
 def log_line(label: str, line: str) -> None:
-    """`say` with the time, for what runs for long; `label`: the name that it is about."""
+    """`say` with the time, for commands that run for long; `label`: the name concerned."""
     now = clock.wall()
     if _as_json:
         _write(_json("info", _OWN, line, now, {"name": label}))
@@ -255,7 +255,7 @@ def log_line(label: str, line: str) -> None:
 
 def _write(line: str) -> None:
     try:
-        # In one write: processes that share a stderr must not come between a line and its end.
+        # Write the line at once, so that processes that share a stderr cannot split it.
         sys.stderr.write(f"{line}\n")
         sys.stderr.flush()
     except (OSError, ValueError):
@@ -263,7 +263,7 @@ def _write(line: str) -> None:
 
 
 class _Json(logging.Formatter):
-    """One line of JSON a record, with its `extra` fields."""
+    """Formats a record as one line of JSON, with its `extra` fields."""
 
     def format(self, record: logging.LogRecord) -> str:
         facts = {key: value for key, value in vars(record).items() if key not in _STANDARD}
@@ -283,6 +283,6 @@ def _json(
 
 
 def _stamp(when: float) -> str:
-    """RFC 3339, in UTC, with milliseconds."""
+    """An instant of the wall clock: RFC 3339, in UTC, with milliseconds."""
     seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(when))
     return f"{seconds}.{int(when % 1 * 1000):03}Z"

@@ -1,6 +1,6 @@
 """`why`: why NAME is held, or is not, and why a job ran or did not, in words.
 
-`explain` is pure: from the record, and what time it is.
+`explain` is pure: it depends on its arguments alone, which include the time.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from incumbent.stores.notices import PAUSE, RESIGN, read_notice
 from incumbent.supervise.codes import OK
 
 _LAST = 3
-"""Past holdings that are shown."""
+"""The number of past holdings that are shown."""
 _SHARERS = 10
-"""Present holders that are shown."""
+"""The number of present holders that are shown."""
 _NEARLY_OUT = 0.4
-"""Of the ttl: a holder renews every fifth of it, and is that far behind only if renewals fail."""
+"""Share of the ttl: a holder renews every fifth of it, so that less is left only after failures."""
 
 
 def command(request: Request) -> int:
@@ -54,9 +54,9 @@ def command(request: Request) -> int:
         places = [] if record.holdings else read_places(client, request.name)
     zone = _zone_of(record)
     instant = None if at is None else instant_of(at, "at", clock.wall(), zone=zone)
-    # Only now: "held for" in the record counts until it was read.
+    # Read the clock only now: "held for" in the record counts until the reading.
     now = clock.wall()
-    # Of a job that nobody runs, who held its name says nothing that its ledger does not say better.
+    # While a job does not run, its ledger says more than the past holders of its name.
     lines = explain(record, now, store, places) if present is None or record.holdings else []
     if present is not None:
         up = fleet.read_up(present, known, now)
@@ -70,7 +70,7 @@ def command(request: Request) -> int:
 
 
 def _zone_of(record: Record) -> tzinfo | None:
-    """The zone of a job's schedule, in which people speak of its slots; None if it is no job."""
+    """The time zone of a job's schedule, in which its slots are named; None if it is no job."""
     try:
         return find_zone(str(read_job(record.fields)["timezone"]))
     except (KeyError, ConfigError):
@@ -80,9 +80,9 @@ def _zone_of(record: Record) -> tzinfo | None:
 def explain(
     record: Record, now: float, store: State = GRANTS, places: Sequence[str] = ()
 ) -> list[str]:
-    """One sentence a line, the answer first; `now` is the wall clock.
+    """Explain a record, a sentence a line, the answer first; `now`: the wall clock's time.
 
-    `store`: see state_of; `places`: what there is to say of those of a pool of this name.
+    `store`: see state_of; `places`: the lines about the places of a pool of this name.
     """
     state = state_of(record, store)
     lines = list(_of_holders(record, now))
@@ -191,7 +191,7 @@ def _of_history(record: Record) -> Iterator[str]:
 
 _LAST_RUNS = 3
 _CLOCK_OFF = 2.0
-"""Seconds between an instance's clock and the store's that are worth a word."""
+"""Seconds by which a start or an instance's clock may be off without being mentioned."""
 
 
 def explain_job(
@@ -203,9 +203,9 @@ def explain_job(
     gone: bool = False,
     zone: tzinfo | None = None,
 ) -> list[str]:
-    """One sentence a line, the answer first; `at`: about the slot of this instant.
+    """Explain a job, a sentence a line, the answer first; `at`: explain the slot of this instant.
 
-    `gone`: no instance that is up has the job. `zone`: that in which `at` was read.
+    `gone`: no instance that is up has the job. `zone`: the time zone in which `at` was read.
     """
     facts = read_job(record.fields)
     lines = list(_of_slot(record, at, now) if at is not None else _of_last(record))

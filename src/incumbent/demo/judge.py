@@ -5,13 +5,13 @@
 The judge is also the device that workers write to. It remembers the largest term of each side and
 refuses a write with a smaller one. A plain loop has no term and sends 0, which is never refused.
 
-The processes of a worker inherit its connection, so that the kernel closes it with the last of
-them. Before a worker begins, the judge reads what has arrived on all other connections: a worker
-that ended earlier is seen as ended, and whoever else is still connected lives.
+The processes of a worker inherit its connection, so that the kernel closes it when the last of
+them ends. Before a worker begins, the judge reads all that has arrived on other connections: a
+worker that ended earlier is seen as ended, and a worker that is still connected is alive.
 
 A message is one JSON object: `{"begin": {...}}`, `{"write": TERM, "side": SIDE}`, answered by
 "taken" or "refused", and `{"accounts": SIDE}`, answered by the accounts of that side. A peer waits
-for the answer before it sends again, so that what arrives at once is one message.
+for the answer before it sends again, so that the judge reads one message at a time.
 
 The verdict follows from the accounts alone. Instants are those of time.monotonic.
 """
@@ -33,7 +33,7 @@ from typing import Any
 
 @dataclass
 class Account:
-    """One worker, from its beginning until none of its processes lives."""
+    """The judge's record of one worker, from its beginning until none of its processes lives."""
 
     number: int
     side: str
@@ -41,14 +41,14 @@ class Account:
     term: int
     began: float
     met: Sequence[int] = ()
-    """The numbers of the workers of its side that lived when it began."""
+    """The numbers of the workers of its side that were alive when it began."""
     first_write: float | None = None
     last_write: float | None = None
     ended: float | None = None
 
     @property
     def span(self) -> tuple[float, float] | None:
-        """From its first write to its last; None before the first."""
+        """The instants of its first and its last write; None before the first."""
         if self.first_write is None or self.last_write is None:
             return None
         return self.first_write, self.last_write
@@ -68,7 +68,7 @@ def faults_in(accounts: Sequence[Account]) -> list[str]:
 
 
 def spans_shared(accounts: Iterable[Account]) -> list[tuple[float, float]]:
-    """When at least two workers were between their first and last writes, in order."""
+    """The spans, in order, in which two or more workers were between first and last write."""
     spans = [account.span for account in accounts if account.span is not None]
     edges = sorted([(begin, 1) for begin, _ in spans] + [(end, -1) for _, end in spans])
     shared: list[tuple[float, float]] = []
@@ -81,7 +81,7 @@ def spans_shared(accounts: Iterable[Account]) -> list[tuple[float, float]]:
 
 
 def seconds_shared(accounts: Iterable[Account]) -> float:
-    """For how long at least two workers were between their first and last writes."""
+    """The seconds in which at least two workers were between their first and last writes."""
     return sum(end - begin for begin, end in spans_shared(accounts))
 
 
@@ -94,7 +94,7 @@ class _Judge:
         unseen = Path(f"{path}.new")
         self._listener.bind(str(unseen))
         self._listener.listen()
-        # Others look for the path: a socket that is bound and does not listen yet refuses them.
+        # The stage waits for the path: a socket that does not listen yet would refuse it.
         unseen.rename(path)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)

@@ -2,7 +2,7 @@
 
     python -m incumbent.demo.naive FILE TTL CMD...
 
-It does what such loops do: it compares a random value before it renews, tries again at the next
+It works as such loops do: it compares a random value before it renews, tries again at the next
 renewal after an error of the store, and stops the child as soon as a renewal says that the key
 belongs to another. It has no deadline of its own, no guard process and no fencing token. One table
 in SQLite stands in for Redis.
@@ -37,7 +37,7 @@ def _ask(path: str, statement: str, value: str, ttl: float) -> bool | None:
         with closing(sqlite3.connect(path, timeout=_STORE_TIMEOUT, isolation_level=None)) as store:
             store.execute(_TABLE)
             store.execute("BEGIN IMMEDIATE")
-            # The server's clock, read once the server has begun with the request.
+            # Stands for the server's clock, read once the server has begun with the request.
             changed = store.execute(statement, (value, ttl, time.monotonic())).rowcount
             store.execute("COMMIT")
     except sqlite3.OperationalError:

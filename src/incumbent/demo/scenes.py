@@ -1,6 +1,6 @@
 """The scenes of both sides: `incumbent lead`, and a plain loop beside it.
 
-Nothing outlives the demo: it ends what it started, a KILL of the demo itself ends its children
+No process outlives the demo: it ends its children, a KILL of the demo itself ends them
 (Linux's parent-death signal), and workers end with the judge.
 """
 
@@ -27,7 +27,7 @@ from incumbent.demo.judge import Account, seconds_shared
 from incumbent.supervise.kernel import below, die_with_parent, pidfds, readable
 
 PATIENCE: Final = 6.0
-"""Seconds that a scene waits for what must happen."""
+"""Seconds that a scene waits for an expected event."""
 _SOCKET_PATH_MAX: Final = 60
 _LOOK_EVERY: Final = 0.01
 
@@ -35,11 +35,11 @@ T = TypeVar("T")
 
 
 class Missed(Exception):
-    """Something that a scene waited for did not happen."""
+    """An event that a scene waited for did not happen."""
 
 
 class Stage:
-    """A context manager: the folder, the judge, and everything that is started in it.
+    """A context manager: the folder, the judge, and every process that is started there.
 
     Use it in the main thread; other threads may only wait and ask.
     """
@@ -73,11 +73,11 @@ class Stage:
     # -- waiting ---------------------------------------------------------------------------------
 
     def _note(self, signum: int, _frame: FrameType | None) -> None:
-        # Only noted: an exception could come while a process is being started, which then leaks.
+        # Raise nothing here: a process that is being started would leak.
         self._signal = signum
 
     def hold(self, seconds: float) -> None:
-        """Wait. Raises SystemExit if the demo is asked to end meanwhile (INT, TERM)."""
+        """Wait for `seconds`. Raises SystemExit if the demo has to end meanwhile (INT, TERM)."""
         until = time.monotonic() + seconds
         while True:
             if self._signal:
@@ -100,7 +100,7 @@ class Stage:
 
     def start(self, who: str, command: list[str]) -> subprocess.Popen[bytes]:
         """Start a process; its output goes to a file in the folder."""
-        # The user's own settings stay outside: the demo is the same on every machine.
+        # Leave the user's own settings out, so that the demo is the same on every machine.
         environ = {key: os.environ[key] for key in os.environ if not key.startswith("INCUMBENT_")}
         with (self.folder / f"{who}.log").open("a") as log:
             process = subprocess.Popen(
@@ -108,10 +108,10 @@ class Stage:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                # A killed process cannot remove its temporary files: they go with the folder.
+                # A killed process leaves its temporary files: they are removed with the folder.
                 env={**environ, "TMPDIR": str(self.folder)},
                 cwd=self.folder,
-                # ^C is for the demo alone.
+                # ^C reaches the demo alone.
                 process_group=0,
                 preexec_fn=die_with_parent(),  # noqa: PLW1509 - it only makes system calls
             )
@@ -159,14 +159,14 @@ class Stage:
 
 
 TTL: Final = 1.2
-"""Seconds; of both sides."""
+"""The ttl of both sides, in seconds."""
 STORE: Final = "store"
 _SEEN: Final = 0.5
 """Seconds that a leader leads undisturbed, so that there is something to see."""
 
 
 class Scene(NamedTuple):
-    """What happened, and what was measured."""
+    """The title of an event, and the times that were measured."""
 
     number: int
     title: str
@@ -185,7 +185,7 @@ class Side:
         self.marks: dict[str, list[tuple[float, str]]] = {}
         self.silences: list[tuple[float, float]] = []
         self.missed = ""
-        """Why it was broken off."""
+        """Why the scenes were broken off; "" if they were not."""
         self._show = show
         self._scenes = 0
         self._running: dict[str, subprocess.Popen[bytes]] = {}
@@ -195,24 +195,24 @@ class Side:
         raise NotImplementedError
 
     def play(self) -> None:
-        """All scenes. Raises Missed."""
+        """Play all scenes. Raises Missed."""
         raise NotImplementedError
 
     def run(self) -> None:
-        """All scenes; `missed` says which did not come to its end."""
+        """Play all scenes; `missed` tells the event that did not happen."""
         try:
             self.play()
         except Missed as missed:
             self.missed = str(missed)
 
     def start(self, *names: str) -> None:
-        """Start contenders. In the main thread: the kernel ends them with the thread."""
+        """Start contenders. Use the main thread: the kernel ends them with the thread."""
         for who in names:
             words = [sys.executable, "-m", *self.command(who)]
             self._running[who] = self.stage.start(who, words)
 
     def accounts(self) -> list[Account]:
-        """The workers of this side as they are now, in the order of their beginnings."""
+        """The present accounts of this side's workers, in the order of their beginnings."""
         return [Account(**facts) for facts in self.stage.ask(accounts=self.name)]
 
     def scene(self, title: str, measured: str) -> None:
@@ -235,18 +235,18 @@ class Side:
         return self.stage.until(lambda: next(filter(wanted, self.accounts()), None), failure)
 
     def _next(self, before: Account | None = None) -> Account:
-        """The first worker that writes, of those that began after `before`."""
+        """Wait for the first worker that began after `before` and has written."""
         number = -1 if before is None else before.number
         return self._first(lambda a: a.number > number and a.first_write, "nobody took the lead")
 
     def _ended(self, account: Account) -> Account:
-        """The account once nothing of that worker lives."""
+        """Wait until no process of that worker lives."""
         failure = f"the worker of {account.who} was not stopped"
         return self._first(lambda a: a.number == account.number and a.ended, failure)
 
     @contextmanager
     def _silence(self) -> Iterator[float]:
-        """Keep the one write transaction of the store open: nobody else can write to it."""
+        """Keep the store's only write transaction open, so that nobody else can write to it."""
         with closing(sqlite3.connect(self.store, PATIENCE, isolation_level=None)) as connection:
             connection.execute("BEGIN IMMEDIATE")
             at = self._mark(STORE, "S")
@@ -283,7 +283,7 @@ class Ours(Side):
             f"{leader.who} is killed, its whole tree",
             f"{following.who} leads {_after(at, following.first_write)} later",
         )
-        self.start(leader.who)  # As a service manager would.
+        self.start(leader.who)  # A service manager would restart it, too.
         return following
 
     def _freeze(self, leader: Account) -> Account:
@@ -380,7 +380,7 @@ class Plain(Side):
 
 
 def spell(seconds: float) -> str:
-    """A measured time with two digits that mean something."""
+    """A measured time with about two significant digits."""
     if seconds >= 0.1:
         return f"{seconds:.2f} s"
     return f"{seconds * 1000:.{0 if seconds >= 0.01 else 1}f} ms"

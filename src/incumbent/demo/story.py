@@ -1,4 +1,4 @@
-"""The demo from its first line to its last: both sides, the verdict, and who wrote when.
+"""The whole demo: the scenes of both sides, a drawing of who wrote when, and the verdict.
 
 seconds 0    1    2    3
 one     ####x
@@ -32,10 +32,10 @@ What next:
 
 
 def command(_request: object) -> int:
-    """Run it. Returns 0 if we never had two at once, terms grew and the late write was refused.
+    """Run the demo; returns 0 if all is well: never two at once, terms grew, late write refused.
 
-    The store is one of its own, whatever the settings are. Raises OSError if a process cannot be
-    started, SystemExit if the demo is asked to end (INT, TERM).
+    The demo has a store of its own, whatever the settings are. Raises OSError if a process cannot
+    be started, SystemExit if the demo is asked to end (INT, TERM).
     """
     began = time.monotonic()
     with Stage() as stage:
@@ -79,7 +79,7 @@ def _say(line: str) -> None:
 
 
 def _paint(text: str, colour: int = _BOLD) -> str:
-    """Coloured where colours can be seen."""
+    """Colour a text, if stdout is a terminal and NO_COLOR is not set."""
     if not sys.stdout.isatty() or "NO_COLOR" in os.environ:
         return text
     return f"\033[{colour}m{text}\033[0m"
@@ -147,7 +147,7 @@ def draw(rows: Mapping[str, Row], start: float, end: float, width: int) -> list[
 
 def _axis(column: float, width: int) -> str:
     cells = [" "] * (width + 4)
-    # As dense as the numbers can be read.
+    # The smallest step at which the numbers do not touch.
     step = next(step for step in (1, 2, 5, 10, 60, 600) if step / column >= 5 or step == 600)
     for second in range(0, floor(column * width) + 1, step):
         at = floor(second / column)
@@ -169,6 +169,6 @@ def _cells(row: Row, start: float, column: float, width: int) -> str:
 
 
 def _columns(begin: float, end: float) -> range:
-    """Columns that are filled to at least a half; of a short span the one in which it begins."""
+    """The columns that a span fills to at least a half, or the column in which it begins."""
     filled = range(ceil(begin - 0.5), floor(end + 0.5))
     return filled if filled else range(floor(begin), floor(begin) + 1)

@@ -1,4 +1,4 @@
-"""The work that two must never do at once: it writes to the device all the time.
+"""The work that two processes must never do at once: it writes to the device all the time.
 
     worker.py SOCKET SIDE WHO
 

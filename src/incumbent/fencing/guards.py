@@ -1,4 +1,4 @@
-"""What a guard needs to know of a lease, and the guards of a file and of Redis or Valkey."""
+"""The part of a lease that guards use, and the guards of a file and of Redis or Valkey."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ class Token(NamedTuple):
     fencing_token: int
 
     def check(self) -> None:
-        """Nothing to ask: the lease is somebody else's."""
+        """Do nothing: the lease belongs to another process, which cannot be asked."""
 
 
 def resource_of(lease: Fenced, resource: str | None) -> str:
-    """What is guarded; raises ConfigError for an empty or too long name (255 bytes)."""
+    """The guarded resource's name. Raises ConfigError unless it is 1 to 255 printable bytes."""
     name = lease.name if resource is None else resource
     if not name or len(name.encode()) > 255 or not name.isprintable():
         raise ConfigError(f"a resource is 1 to 255 printable bytes, not {name!r}", name="resource")
@@ -66,16 +66,16 @@ def refused(resource: str, token: int, seen: int | None = None) -> LeaseLost:
 
 
 def replace_file(lease: Fenced, path: str | os.PathLike[str], data: bytes) -> None:
-    """Write `data` to `path` if `lease` may: as a whole, on disk, and by a rename.
+    """If `lease` may write, replace `path` with `data`: as a whole, on disk, and by a rename.
 
-    Beside the file lies `PATH.token` with the largest token that wrote it. Keep it, and write with
-    this function alone: it is locked (flock) while the file is replaced, so a later holder waits
-    for a write that passed before it. A reader sees the old data or the new. All writers have to
-    share a file system and its locks: a local one, or NFS 4. After a crash between its steps it can
-    only refuse more.
+    The file `PATH.token` beside it has the largest token that wrote it. Keep that file, and write
+    with this function alone: it locks `PATH.token` (flock) during its work, so a later holder
+    waits for a write that passed before. A reader sees the old data or the new. All writers have to
+    share a file system and its locks: a local one, or NFS 4. A crash between the steps can only
+    make the guard refuse more.
 
-    Raises LeaseLost, also if the lease is not proved any more, StoreError for a `PATH.token` that
-    is no token, and OSError; the old file is intact then.
+    Raises LeaseLost, also if the lease is not proved any more, StoreError if `PATH.token` contains
+    no token, and OSError; the file is then intact, and the old one unless its last sync failed.
     """
     lease.check()
     target = Path(path)
@@ -84,7 +84,7 @@ def replace_file(lease: Fenced, path: str | os.PathLike[str], data: bytes) -> No
         if lease.fencing_token < seen:
             raise refused(str(target), lease.fencing_token, seen)
         if lease.fencing_token > seen:
-            # In place and of one length: there is no instant without a token.
+            # Written in place with a fixed length, so that the file always contains a token.
             os.pwrite(guard, b"%020d" % lease.fencing_token, 0)
             os.fsync(guard)
         _replace(target, data)
@@ -116,7 +116,7 @@ def _seen(guard: int, target: Path) -> int:
 
 
 def _replace(target: Path, data: bytes) -> None:
-    # Its name can be always the same: the lock leaves one writer. Leftovers are overwritten.
+    # A fixed name is enough: the lock admits one writer. A leftover is overwritten.
     new = target.with_name(f".{target.name}.new")
     with new.open("wb") as file:
         with suppress(FileNotFoundError):
@@ -164,11 +164,11 @@ def write_redis(
 ) -> list[Any]:
     """Run `commands` on redis-py's `client` if `lease` may write; returns their replies.
 
-    A command is a sequence of its words: `("SET", "total", 7)`. They run in one script: nothing
-    comes between them; a command that Redis refuses ends it, and what ran before stays. In a
-    Cluster `resource` and all keys need one hash tag. The largest token is kept in the key
-    `incumbent-fencing:RESOURCE` for ever: keep it from eviction, and where a failover can lose the
-    newest writes, it can lose that token too.
+    A command is a sequence of its words: `("SET", "total", 7)`. All run in one script, without
+    other commands between them; if Redis refuses one, the script ends, and commands before it stay
+    applied. In a Cluster `resource` and all keys need one hash tag. The largest token stays in the
+    key `incumbent-fencing:RESOURCE` for ever: keep it from eviction. A failover that can lose the
+    newest writes can lose that token too.
 
     Raises LeaseLost, also if the lease is not proved any more, ConfigError, and redis-py's errors:
     after a TimeoutError or ConnectionError the commands may have run.
@@ -180,7 +180,7 @@ def write_redis(
 async def async_write_redis(
     lease: Fenced, client: Any, *commands: Command, resource: str | None = None
 ) -> list[Any]:
-    """See `write_redis`; for redis-py's `redis.asyncio`."""
+    """`write_redis` for clients of redis-py's `redis.asyncio`."""
     name, arguments = _asked(lease, commands, resource)
     return _concluded(lease, name, await client.eval(_SCRIPT, 1, *arguments))
 

@@ -1,4 +1,4 @@
-"""The token with a request: a header at the client, and a server that answers 409 to an old one."""
+"""The token in HTTP requests: a client's header, and a server that answers an old one with 409."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _HEADER: Final = "Fencing-Token"
 _RESOURCE: Final = "Fencing-Resource"
 _SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 _WAIT: Final = 10.0
-"""Seconds to wait for another process that looks at the tokens."""
+"""Seconds to wait for another process that has the file of tokens locked."""
 
 _Body: TypeAlias = Iterable[bytes]
 _WSGI: TypeAlias = Callable[[dict[str, Any], Any], _Body]
@@ -40,7 +40,7 @@ class _Refusal(NamedTuple):
 
 
 class _Guard:
-    """Looks at the tokens of requests; several processes of one host share its file."""
+    """Compares the tokens of requests; several processes of one host share its file."""
 
     def __init__(self, path: str, resource: str | None) -> None:
         self._path = path
@@ -52,7 +52,7 @@ class _Guard:
             tokens.execute("COMMIT")
 
     def answer(self, method: str, sent: Mapping[str, str]) -> Token | _Refusal | None:
-        """What to do with a request: None for one that writes nothing."""
+        """Compare a request's token; returns the token, a refusal, or None if it writes nothing."""
         if method in _SAFE:
             return None
         if _HEADER not in sent:
@@ -89,15 +89,15 @@ def _token_of(sent: Mapping[str, str], resource: str | None) -> Token:
 
 
 class FencedWSGI:
-    """WSGI middleware: a write with an older token than was seen is answered with 409.
+    """WSGI middleware: it answers 409 to a write whose token is older than one seen before.
 
     `tokens` is the path of a file for the largest tokens, which the processes of one host share.
-    `resource` is what the application guards; by default the client says it. GET, HEAD, OPTIONS and
-    TRACE pass; a write without a token gets 428, one that cannot be read 400.
+    `resource` is the name of the guarded resource; by default the client sends it. GET, HEAD,
+    OPTIONS and TRACE pass; a write without a token gets 428, one with an unreadable token 400.
 
-    It compares when a request arrives. One that passed is under way then, and may end after a later
-    holder's. Where that matters compare once more in the write's own transaction: the application
-    finds a `Token` in `environ["incumbent.token"]` for `with_token`.
+    It compares tokens when a request arrives. A request that passed may still write after a later
+    holder's. If that matters, compare again in the write's own transaction: the application finds
+    a `Token` in `environ["incumbent.token"]` for `with_token`.
     """
 
     def __init__(self, app: _WSGI, tokens: str, *, resource: str | None = None) -> None:
@@ -105,7 +105,7 @@ class FencedWSGI:
         self._guard = _Guard(tokens, resource)
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> _Body:
-        """One request."""
+        """Handle one request."""
         keys = ((name, f"HTTP_{name.upper().replace('-', '_')}") for name in (_HEADER, _RESOURCE))
         sent = {name: environ[key] for name, key in keys if key in environ}
         answer = self._guard.answer(environ["REQUEST_METHOD"], sent)
@@ -118,7 +118,7 @@ class FencedWSGI:
 class FencedASGI:
     """ASGI middleware: see `FencedWSGI`; the `Token` is in `scope["state"]["incumbent.token"]`.
 
-    It needs asyncio: it asks its file in a thread.
+    It needs asyncio: it reads its file in a thread.
     """
 
     def __init__(self, app: _ASGI, tokens: str, *, resource: str | None = None) -> None:
@@ -126,7 +126,7 @@ class FencedASGI:
         self._guard = _Guard(tokens, resource)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """One request, or a connection of another kind, which passes."""
+        """Handle one request; connections of another kind pass unchecked."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

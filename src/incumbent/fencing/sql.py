@@ -1,7 +1,7 @@
 """The check in the user's own transaction, on any database: a stale holder's writes never stay.
 
 The row of the resource is locked until the transaction ends, so the writes of two holders have an
-order: the later one waits for a transaction that passed before it, and refuses all that come after.
+order: a later holder waits for an earlier one's open transaction, and older tokens then fail.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _CREATE: Final = (
     "CREATE TABLE incumbent_fencing"
     " (resource VARCHAR(255) PRIMARY KEY, token BIGINT NOT NULL, writes BIGINT NOT NULL)"
 )
-# `writes` changes in any case: some drivers count the rows that changed, not those that matched.
+# `writes` changes in any case: some drivers count rows that changed, not rows that matched.
 _UPDATE: Final = (
     "UPDATE incumbent_fencing SET token = ?, writes = writes + 1 WHERE resource = ? AND token <= ?"
 )
@@ -29,7 +29,7 @@ _MARKS: Final = {
     "format": "%s",
     "pyformat": "%s",
     "numeric": ":{}",
-    "named": ":{}",  # of oracledb, which takes numbers too
+    "named": ":{}",  # oracledb's style, which takes numbers too
 }
 
 _Run = Callable[..., Any]
@@ -45,16 +45,16 @@ def create_table(connection: Any) -> None:
 
 
 def with_token(lease: Fenced, connection: Any, *, resource: str | None = None) -> None:
-    """Let the transaction that is open on `connection` go on only if `lease` may write.
+    """Raise an error in the transaction that is open on `connection` unless `lease` may write.
 
     Call it in the transaction, before its other statements. `connection` is a connection of a
-    DB-API 2 driver (sqlite3, psycopg, PyMySQL, ...), or a Connection or Session of SQLAlchemy; for
-    its asynchronous ones: `await connection.run_sync(lambda c: with_token(lease, c))`. The table
-    comes from `create_table`.
+    DB-API 2 driver (sqlite3, psycopg, PyMySQL, ...), or a Connection or Session of SQLAlchemy; if
+    that is asynchronous: `await connection.run_sync(lambda c: with_token(lease, c))`. The table is
+    made by `create_table`.
 
     Raises LeaseLost, also if the lease is not proved any more: roll back then. Raises Misuse in
     autocommit, where the check would end before the next statement, ConfigError, and the driver's
-    own errors: of two first writers at once, one meets its IntegrityError and has to try again.
+    own errors: if two first writers come at once, one gets IntegrityError and has to try again.
     """
     lease.check()
     name, token = resource_of(lease, resource), lease.fencing_token
@@ -81,7 +81,7 @@ def _enter(run: _Run, name: str, token: int) -> bool:
     if run(_SELECT, name).fetchone() is None:
         run(_INSERT, name, token)
         return True
-    # Somebody may have entered it between our two statements: that row is not locked yet.
+    # Another writer may have inserted it between our two statements: it is not locked yet.
     return _pass(run, name, token)
 
 
@@ -113,7 +113,7 @@ def _run_dbapi(connection: Any, sql: str, values: tuple[Any, ...]) -> Any:
 
 
 def _paramstyle(connection: Any) -> str:
-    """The style of the driver's module, which PEP 249 asks for; it says how values are marked."""
+    """The `paramstyle` of the driver's module (PEP 249), which says how values are marked."""
     for base in type(connection).__mro__:
         style = getattr(sys.modules.get(base.__module__.partition(".")[0]), "paramstyle", None)
         if style in _MARKS:

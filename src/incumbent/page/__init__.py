@@ -1,1 +1,1 @@
-"""The page that operators leave open: what the store knows, as HTML, live."""
+"""The page for operators: all leases and jobs of a namespace as HTML, updated live."""

@@ -35,25 +35,25 @@ WINDOWS: Final = {"15m": 900.0, "1h": 3600.0, "6h": 21_600.0, "1d": 86_400.0, "7
 DEFAULT_WINDOW: Final = "1h"
 _EVENTS_MOST: Final = 60
 _STILL: Final = 0.5
-"""Seconds by which the end of a proof may differ between two readings without being news."""
+"""Seconds by which the end of a proof may differ between two readings and count as the same."""
 
 
 class Row(NamedTuple):
-    """One element with an id; `key` says whether it is the same as before."""
+    """An element with an id; it is unchanged as long as its `key` is."""
 
     id: str
     name: str
-    """The name that it is about, by which it is found; "" is always shown."""
+    """The lease or job that the row is about, for the search; "" is always shown."""
     key: object
     html: Html
 
 
 Blocks = dict[str, list[Row]]
-"""By the id of the element that holds them, in order."""
+"""Rows in order, by the id of the element that contains them."""
 
 
 def lasting_blocks(snapshot: Snapshot, fleet: Fleet) -> Blocks:
-    """What does not depend on the span of time that is shown."""
+    """The blocks that do not depend on the window."""
     return {
         "store": list(_store(snapshot, fleet)),
         "leases": [
@@ -66,7 +66,7 @@ def lasting_blocks(snapshot: Snapshot, fleet: Fleet) -> Blocks:
 
 
 def timed_blocks(snapshot: Snapshot, fleet: Fleet, window: str) -> Blocks:
-    """What does; `window` is one of WINDOWS."""
+    """The blocks that depend on the window; `window` is one of WINDOWS."""
     span = Window.ending(snapshot.now, WINDOWS[window])
     return {
         "terms": list(_time_lines(snapshot, fleet, span)),
@@ -166,7 +166,7 @@ def _state_of(snapshot: Snapshot, record: Record) -> State:
     if snapshot.problem:
         return State(UNKNOWN, "the store gives no answer: what stands here was read before")
     state = state_of(record, snapshot.grants)
-    # The reading is some seconds old, and used slots are told as instants: those stand still.
+    # Leave out the time left of used slots: the notes show an instant, which stays the same.
     return State("not held") if state.word == FREE else state
 
 
@@ -263,7 +263,7 @@ def _coming(snapshot: Snapshot, fleet: Fleet, job: Job, schedule: str, zone: str
 
 @lru_cache(maxsize=1024)
 def next_runs(text: str, zone: str, instant: float) -> tuple[str, ...]:
-    """The next three, in the zone of the job."""
+    """The next three runs, in the time zone of the job."""
     schedule, at = schedule_of(text, zone), instant
     found: list[str] = []
     while schedule is not None and len(found) < 3:
@@ -296,7 +296,7 @@ _EVERY: Final = 10
 def page(
     snapshot: Snapshot, blocks: Blocks, window: str, search: str, read: Html, edition: str
 ) -> Html:
-    """The page; `search`: what the names that are shown contain, `edition`: names the blocks."""
+    """The page; `search`: only names that contain it are shown, `edition`: that of the blocks."""
     rows = {name: _matching(block, search) for name, block in blocks.items()}
     main = tag(
         "main",
@@ -377,7 +377,7 @@ WISHES: Final = {
 
 
 def detail(snapshot: Snapshot, blocks: Blocks, name: str, permit: str, done: str) -> Html | None:
-    """All of one name, or None; `permit`: what forms must send back, `done`: what was asked."""
+    """The page of one name, or None; `permit`: forms send it back, `done`: the wish just made."""
     record = snapshot.record(name)
     if record is None or not is_job_name(name):
         return None

@@ -1,4 +1,4 @@
-"""One reader for all who look: it reads at most once a second, and never while nobody looks."""
+"""One reader for all viewers: it reads at most once a second, and never without a viewer."""
 
 from __future__ import annotations
 
@@ -23,34 +23,34 @@ from incumbent.page.snapshot import Fleet, Reader, Snapshot, fleet_of
 _log = logging.getLogger("incumbent")
 
 _EVERY: Final = 1.0
-"""Seconds between two readings, at least."""
+"""The least number of seconds between two readings."""
 _SHARE: Final = 0.008
-"""Of a core, for reading and rendering while somebody follows; sending comes on top."""
+"""Share of a core for reading and rendering while somebody follows; sending comes on top."""
 _SLOWEST: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Edition:
-    """The blocks of one reading, for one window, and when each row became what it is."""
+    """The blocks of one reading for one window, and the edition in which each row last changed."""
 
     number: int
     snapshot: Snapshot
     blocks: Blocks
     changed: dict[str, int]
-    """By the id of a row, and of a block for which rows it has: the edition that changed it."""
+    """The edition that last changed a row, by row id, or a block's list of rows, by block id."""
     every: float = _EVERY
-    """Seconds until the next while somebody follows."""
+    """Seconds until the next edition while somebody follows."""
     patches: dict[int, bytes] = field(default_factory=dict)
 
     @property
     def read(self) -> Html:
-        """When the store answered, and when it is asked again."""
+        """A line that says when the store answered, and how often it is read."""
         read_at = self.snapshot.read_at
         at = "never" if read_at == -inf else joined((when(read_at, self.snapshot.now), " UTC"))
         return joined((at, f", and every {say_seconds(round(self.every))}"))
 
     def patch(self, since: int) -> bytes:
-        """What a page of edition `since` lacks, as JSON; made once for all."""
+        """The changes since edition `since`, as JSON; made once for all followers."""
         if since not in self.patches:
             rows = {
                 row.id: row.html
@@ -71,7 +71,7 @@ class Edition:
 def next_edition(
     before: Edition | None, snapshot: Snapshot, blocks: Blocks, number: int, every: float = _EVERY
 ) -> Edition:
-    """Compare with what was there before."""
+    """Make an edition; rows and blocks that differ from `before` get its number."""
     known: dict[str, object] = {}
     since: dict[str, int] = {}
     if before is not None:
@@ -87,7 +87,7 @@ def next_edition(
             changed[id_] = since[id_] if same else number
     made = Edition(number, snapshot, blocks, changed, every)
     if before is not None:
-        # What most followers lack: made here, and not in the loop, where probes would wait for it.
+        # Most followers need this patch: make it here, not in the loop, where probes would wait.
         made.patch(before.number)
     return made
 
@@ -98,7 +98,7 @@ class Watch:
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
         self.boot = token_hex(4)
-        """Tells our editions from those of a process before."""
+        """Distinguishes our editions from the editions of an earlier process."""
         self._editions: dict[str, Edition] = {}
         self._fleet: Fleet | None = None
         self._every = _EVERY
@@ -110,7 +110,7 @@ class Watch:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def close(self) -> None:
-        """End the thread; a reading that is under way is not waited for."""
+        """End the thread, without waiting for a reading that is under way."""
         self._closed.set()
         self._hurry.set()
 
@@ -168,7 +168,7 @@ class Watch:
             try:
                 made = self._make(self._reader.read(), number)
                 self._loop.call_soon_threadsafe(self._publish, made)
-            except Exception:  # noqa: BLE001 - the next reading may do, and the page shows its age
+            except Exception:  # noqa: BLE001 - the next reading may succeed; the page shows its age
                 _log.debug("the page cannot be made", exc_info=True)
             cost = time.thread_time() - cpu
             self._every = min(max(_EVERY, cost / _SHARE), _SLOWEST)
@@ -191,7 +191,7 @@ class Watch:
         }
 
     def _pause(self, began: float) -> None:
-        """Until the next reading is due, or somebody asks; while nobody looks, for ever."""
+        """Wait until the next reading is due, or requested; without followers, until requested."""
         self._closed.wait(max(0.0, began + _EVERY - clock.now()))
         followed = self._followers.total() > 0
         left = max(0.0, began + self._every - clock.now())

@@ -1,4 +1,4 @@
-"""HTML and SVG as values: texts are escaped where they are put in, so that none can break out."""
+"""HTML and SVG as values: texts are escaped on insertion, so that none can act as markup."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from incumbent.page.snapshot import Term
 _UNSEEN: Final = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufeff]"
 )
-"""What shows nothing, turns the text around it, or cannot be encoded."""
+"""Characters that are invisible, change the direction of text, or cannot be encoded."""
 _PLAIN: Final = re.compile(r"[\w ./:;,()@#*+-]*", re.ASCII)
 _VOID: Final = frozenset({"input", "link", "meta"})
 
@@ -31,7 +31,7 @@ class Html(str):
 
 
 def safe(text: object) -> str:
-    """`text` as HTML shows it, in an element or an attribute."""
+    """Escape `text` for an element or an attribute, unless it is Html."""
     if isinstance(text, Html):
         return text
     text = str(text)
@@ -39,7 +39,7 @@ def safe(text: object) -> str:
 
 
 def tag(name: str, /, *inside: object, **attributes: object) -> Html:
-    """An element; an attribute that is None or False is left out, `_` in its name is a hyphen."""
+    """An element. Attributes that are None or False are left out; `_` in names becomes a hyphen."""
     shown = "".join(
         [
             f' {_attribute(key)}="{safe(value)}"' if value is not True else f" {_attribute(key)}"
@@ -53,7 +53,7 @@ def tag(name: str, /, *inside: object, **attributes: object) -> Html:
 
 
 def joined(parts: Iterable[object]) -> Html:
-    """One after the other."""
+    """The parts one after the other, escaped unless they are Html."""
     return Html("".join([safe(part) for part in parts]))
 
 
@@ -80,10 +80,10 @@ def _date(day: int) -> str:
 
 _FIRST: Final = date(1970, 1, 1)
 _FAR: Final = 6e10
-"""Seconds: what is farther away than our calendar goes is no instant."""
+"""Seconds from 1970: instants that are farther away are outside of our calendar."""
 
 
-# -- SVG: a bar that drains, a line of terms, dots; each is said in words as well ------------------
+# -- SVG: a bar that drains, a line of terms, dots; each has a label in words too ------------------
 
 
 _WIDE: Final = 1000
@@ -92,26 +92,26 @@ _STEPS: Final = 240
 
 
 class Window(NamedTuple):
-    """A span of time. It moves in steps: what stands still in it is not sent again."""
+    """A span of time. It moves in steps, so that unchanged lines are not sent again."""
 
     start: float
     end: float
 
     @classmethod
     def ending(cls, now: float, length: float) -> Window:
-        """The window of this length, `now` within its last step."""
+        """The window of this length that has `now` in its last step."""
         step = length / _STEPS
         end = (now // step + 1) * step
         return cls(end - length, end)
 
     def x(self, instant: float) -> float:
-        """Where an instant lies."""
+        """The horizontal position of an instant."""
         share = (instant - self.start) / (self.end - self.start)
         return round(_WIDE * min(1.0, max(0.0, share)), 1)
 
 
 def draining(left: float, ttl: float) -> Html:
-    """For how long a lease is proved: it shrinks by itself while nothing else is heard."""
+    """A bar with the remaining time of a lease; it shrinks by itself until the next update."""
     share = round(100 * min(1.0, max(0.0, left / ttl if ttl else 0.0)), 1)
     return Html(
         '<svg viewBox="0 0 100 8" preserveAspectRatio="none" class="bar" role="img"'
@@ -135,7 +135,7 @@ _MARKS: Final = {
 
 
 def time_line(terms: tuple[Term, ...], window: Window, paused: float | None = None) -> Html:
-    """A bar a term, nothing where nobody held, and marks where one ended otherwise."""
+    """A line with a bar for each term, and marks for ends without a release and for a pause."""
     shown = [term for term in terms if term.ends >= window.start]
     marks = [(term.ends, term.how) for term in shown if term.how in _MARKS]
     marks += [] if paused is None or paused < window.start else [(paused, "paused")]
@@ -155,7 +155,7 @@ def _said(term: Term) -> str:
 
 
 def _bars(holder: str, terms: Sequence[Term], window: Window) -> Html:
-    """The bars of one holder are one shape: of jobs there are thousands."""
+    """The bars of one holder, as one shape: the runs of a job may be thousands."""
     hue = crc32(holder.encode("utf-8", "replace")) % _HUES
     unsure = " unsure" if terms[0].how == "expired" else ""
     spans = [(window.x(term.began), window.x(term.ends)) for term in terms]
@@ -172,7 +172,7 @@ def _mark(at: float, kind: str, window: Window) -> Html:
 
 
 def outages_line(outages: Sequence[tuple[float, float]], window: Window) -> Html:
-    """When the store gave no answer while somebody looked."""
+    """A line of the spans in which the store gave no answer while somebody looked."""
     spans = [(window.x(start), window.x(end)) for start, end in outages if end >= window.start]
     drawn = [
         tag("rect", x=left, y=2, height=16, width=max(4.0, right - left), class_="down")
@@ -194,11 +194,11 @@ _SIGNS: Final = {
     State.MISSED: "M0-5l5 5-5 5-5-5z",
     State.SKIPPED: "M-5 0h10",
 }
-"""Not by colour alone; what is not here is a circle."""
+"""Shapes of states, which colour alone must not distinguish; others are circles."""
 
 
 def dots(runs: Sequence[Run]) -> Html:
-    """The last slots, the newest at the right."""
+    """Dots for the last slots, the newest at the right."""
     last = runs[-_DOTS:]
     drawn = [_dot(run, 7 + 14 * place) for place, run in enumerate(last, _DOTS - len(last))]
     counts = Counter(run.state.replace("_", " ") for run in last)

@@ -1,4 +1,4 @@
-"""The paths of the page, for the listener: documents, the stream of changes, an operator's wish."""
+"""The paths of the page: documents, the stream of changes, and an operator's wish."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ class Site:
         self._key = token_bytes(16)
 
     def close(self) -> None:
-        """Read no more."""
+        """Stop reading the store."""
         self._watch.close()
 
     def routes(self) -> dict[str, Handler]:
-        """What may be looked at, and what may be done with the token."""
+        """The handlers of the pages, and of the wishes, which need the token."""
         return {
             "/": _if_asked_here(self._page),
             "/name": _if_asked_here(self._detail),
@@ -76,7 +76,7 @@ class Site:
         return Page(200, _HTML, html, _HEADERS)
 
     async def _detail(self, request: HttpRequest, given: Mapping[str, str]) -> Page:
-        # What was done a moment ago is to be seen.
+        # After a wish the page must show its effect: read the store again.
         edition = await self._watch.newest(DEFAULT_WINDOW, 0.0 if "done" in given else 1.0)
         permit = self._permit() if request.trusted else ""
         name, done = given.get("name", ""), given.get("done", "")
@@ -146,7 +146,7 @@ class Site:
 
 
 def _if_asked_here(look: Callable[[HttpRequest, Mapping[str, str]], Pending]) -> Handler:
-    """Asks for a page, with what stands in the query."""
+    """A handler that calls `look` with the query, if the request names a permitted host."""
 
     def handler(request: HttpRequest) -> Page | Pending:
         if not _is_asked_here(request):
@@ -157,7 +157,7 @@ def _if_asked_here(look: Callable[[HttpRequest, Mapping[str, str]], Pending]) ->
 
 
 def _is_asked_here(request: HttpRequest) -> bool:
-    """Without a token, a name of another site that leads to this host must not read the page."""
+    """Whether the Host is allowed: without a token only localhost or an IP (no DNS rebinding)."""
     host = urlsplit(f"//{request.headers.get('host', '')}").hostname or ""
     if request.trusted or host == "localhost":
         return True
@@ -173,7 +173,7 @@ def _file(name: str, kind: str) -> Page:
 
 
 async def _in_thread(call: Callable[[], None]) -> None:
-    """Run it in a daemon thread: a store that is silent must not hold up the end of the process."""
+    """Run `call` in a daemon thread, so that a silent store cannot delay the end of the process."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[Any] = loop.create_future()
 

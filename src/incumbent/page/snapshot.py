@@ -1,4 +1,4 @@
-"""What the store knew at one instant, and what has to be said of it. Pure but for `Reader`."""
+"""The records of a namespace at one instant, and their terms and events. Pure but for `Reader`."""
 
 from __future__ import annotations
 
@@ -37,30 +37,30 @@ _OUTAGES_MOST: Final = 50
 _EXAMINE_EVERY: Final = 15.0
 _EXAMINE_WITHIN: Final = 2.0
 _FAR: Final = 1e11
-"""Seconds; what is said to be farther away is no instant."""
+"""Seconds from 1970: a number that is larger is no instant."""
 
 Span = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All records of a namespace. Instants are our wall clock's; records are those read last."""
+    """All records of a namespace, as they were last read. Instants are of our wall clock."""
 
     store: str
     namespace: str
     now: float
-    """When the store was asked last."""
+    """The instant of the last request."""
     records: tuple[Record, ...] = ()
     read_at: float = -inf
-    """When it answered last."""
+    """The instant of the last request that was answered."""
     took: float = 0.0
-    """How long that took, in seconds."""
+    """Seconds that the last answer took."""
     problem: str = ""
-    """Why it does not answer, or nothing."""
+    """Why the store does not answer; "" if it does."""
     grants: State = GRANTS
     """The state of a name that nobody holds, as far as it depends on the store alone."""
     outages: tuple[Span, ...] = ()
-    """From when to when it gave no answer while somebody looked."""
+    """Spans in which the store gave no answer while somebody looked."""
 
     def record(self, name: str) -> Record | None:
         """The record of one name."""
@@ -77,11 +77,11 @@ class Reader:
 
     @cached_property
     def client(self) -> Client:
-        """Connections of our own: what is read here holds no renewal up."""
+        """A client with connections of its own, so that our reading delays no renewal."""
         return Client(self._store, namespace=self._last.namespace)
 
     def read(self) -> Snapshot:
-        """What the store says now, or the last that it said, with the problem."""
+        """Read all records; if the store gives no answer, the last ones with the problem."""
         began, wall = clock.now(), clock.wall()
         last = replace(self._last, store=self.client.url, now=wall)
         try:
@@ -98,7 +98,7 @@ class Reader:
         return self._last
 
     def _grants(self, last: Snapshot) -> State:
-        """Whether the store gives leases, as `doctor` says; asked now and then, and after news."""
+        """Whether the store grants leases, as `doctor` says; examined rarely, and after trouble."""
         now = clock.now()
         calm = last.grants.word == FREE and not last.problem
         if calm and now - self._examined < _EXAMINE_EVERY:
@@ -107,7 +107,7 @@ class Reader:
         return examine(link_for(self.client).engine, now + _EXAMINE_WITHIN)
 
     def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         if "client" in vars(self):
             self.client.close()
 
@@ -117,7 +117,7 @@ class Reader:
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """A job, with what is read of it once: it is the same object for as long as its record is."""
+    """A job, read once from its record: the object stays the same as long as the record does."""
 
     record: Record
     facts: dict[str, Any]
@@ -125,18 +125,18 @@ class Job:
 
     @property
     def last(self) -> Run | None:
-        """The last that goes on, or else the last."""
+        """The last run that has not ended, or else the last run."""
         on = [run for run in self.runs if not run.state.ended]
         return next(reversed(on or self.runs), None)
 
     @cached_property
     def terms(self) -> tuple[Term, ...]:
-        """Its runs, as terms."""
+        """The job's runs, as terms."""
         return tuple(_term(run) for run in self.runs if run.started is not None)
 
     @cached_property
     def events(self) -> tuple[Event, ...]:
-        """Its runs, as events, oldest first."""
+        """The job's runs, as events, oldest first."""
         name = self.record.key.name
         found = ((run.ended or run.started or run.due, run) for run in self.runs)
         events = (Event(at, name, str(run.state), run) for at, run in found)
@@ -145,12 +145,12 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """What a snapshot says, jobs and leases apart, without what is the fleet's own."""
+    """The jobs and the leases of a snapshot, without the fleet's own records."""
 
     jobs: dict[str, Job]
     leases: tuple[Record, ...]
     terms: dict[str, tuple[Term, ...]]
-    """Of leases, by name."""
+    """The terms of the leases, by name."""
     up: tuple[Present, ...]
     gone: frozenset[str]
     """Jobs that no instance has."""
@@ -158,7 +158,7 @@ class Fleet:
 
 
 def fleet_of(snapshot: Snapshot, before: Fleet | None = None) -> Fleet:
-    """By name; `before` is that of the snapshot before."""
+    """The fleet in a snapshot, sorted by name; `before`: the fleet in the snapshot before."""
     by_name = {record.key.name: record for record in snapshot.records}
     old = {} if before is None else before.jobs
     jobs = {}
@@ -183,7 +183,7 @@ def fleet_of(snapshot: Snapshot, before: Fleet | None = None) -> Fleet:
 
 
 class Term(NamedTuple):
-    """One term of a name, or run of a job. `ends` is when it ended, at the latest."""
+    """One term of a name, or one run of a job. `ends`: the latest instant of its end."""
 
     began: float
     ends: float
@@ -191,11 +191,11 @@ class Term(NamedTuple):
     holder: str
     token: int
     how: str
-    """Why it ended."""
+    """How the term ended; "" while it lasts."""
 
 
 def terms_of(record: Record, read_at: float) -> tuple[Term, ...]:
-    """What the history and the present holders tell, oldest first."""
+    """The terms in a record's history and of its present holders, oldest first."""
     notice = read_notice(record.fields[RESIGN].value) if RESIGN in record.fields else {}
     asked = "broken" if notice.get("kind") == BREAK else "resigned"
     held = {holding.token for holding in record.holdings}
@@ -225,7 +225,7 @@ def _term(run: Run) -> Term:
 
 
 def paused_at(record: Record) -> float | None:
-    """Since when, as far as who paused it said so."""
+    """The instant of the pause, if the pause states it."""
     notice = read_notice(record.fields[PAUSE].value) if PAUSE in record.fields else {}
     at: object = notice.get("when")
     return float(at) if isinstance(at, int | float) and abs(at) < _FAR else None
@@ -235,7 +235,7 @@ def paused_at(record: Record) -> float | None:
 
 
 class Event(NamedTuple):
-    """Something that happened; `kind` names its mark."""
+    """An event of a lease or a job, or an outage; `kind` names its mark."""
 
     when: float
     name: str
@@ -245,7 +245,7 @@ class Event(NamedTuple):
 
 
 def events_of(snapshot: Snapshot, fleet: Fleet, since: float, most: int) -> list[Event]:
-    """The newest that records tell of, the newest first."""
+    """The newest events in the records, the newest first."""
     found = (event for event in _events(snapshot, fleet, since) if event.when >= since)
     newest = nlargest(most, found, key=lambda event: event[:3])
     return [event._replace(words=event.words or _words(event)) for event in newest]
@@ -256,7 +256,7 @@ def _when(event: Event) -> float:
 
 
 def _events(snapshot: Snapshot, fleet: Fleet, since: float) -> Iterator[Event]:
-    """All of this time, and some from before."""
+    """All events after `since`, and some from before."""
     for start, _ in snapshot.outages:
         yield Event(start, "", "down", None, "the store gave no answer to this page")
     for record in (*fleet.leases, *(job.record for job in fleet.jobs.values())):

@@ -1,1 +1,1 @@
-"""How this instance is doing: HTTP pages and notifications to systemd."""
+"""The state of this instance, on HTTP pages and in notifications to systemd."""

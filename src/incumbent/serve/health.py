@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from incumbent.serve.pages import Routes
 
 
-# The pages are imported only where they are used: others load no asyncio.
+# The pages are imported only where they are used, so that other commands load no asyncio.
 
 
 @contextmanager
@@ -33,12 +33,12 @@ def start_health(
     token_file: str | None = None,
     routes: Routes | None = None,
 ) -> Iterator[str | None]:
-    """Report `situation` until the block ends, which counts as stopping.
+    """Report `situation` until the block ends; the end is reported as stopping.
 
     `listen`: HOST:PORT of the pages; the value of the block is their URL, or None. `token_file`:
-    the file with the token that all pages but the probes ask for; beyond the loopback address only
-    the probes are served without one. `routes`: more pages. Raises ConfigError before
-    anything is started if a setting cannot work.
+    the file with the token that all pages but the probes require; without it only the probes are
+    served beyond the loopback address. `routes`: more pages. Raises ConfigError before anything
+    is started if a setting cannot work.
     """
     if listen is None and token_file is not None:
         raise ConfigError("--token-file needs --listen", name="listen")
@@ -62,7 +62,7 @@ def start_health(
 
 
 _EVERY: Final = 5.0
-"""Seconds between attempts to send what systemd has not taken yet."""
+"""Seconds between attempts to send a notification that systemd has not taken yet."""
 
 
 class Notifier:
@@ -98,7 +98,7 @@ class Notifier:
         self._report(self._situation.look())
 
     def _report(self, view: View) -> None:
-        """Send what systemd does not know yet."""
+        """Send the notifications that systemd has not taken yet, and the watchdog's."""
         up = view.unanswered_for < inf or view.role in ("standby", "leading")
         if not self._ready and up and view.role != "stopping":
             self._ready = self._send("READY=1")

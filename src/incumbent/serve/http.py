@@ -1,7 +1,7 @@
 """An HTTP/1.1 server for a table of handlers: one daemon thread, one request a connection.
 
 A slow or hostile peer occupies one of `_AT_ONCE` places for at most `_TIMEOUT`. A peer that waits
-for a store, or follows a stream, has a place among the viewers, so that probes always find theirs.
+for a store, or follows a stream, occupies a viewer's place instead, so that probes find theirs.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from incumbent.serve.pages import OPEN_PATHS, TEXT, HttpRequest, Page, Pending, 
 _log = logging.getLogger("incumbent")
 
 _TURNS: Final = 4
-"""Turns of the loop from a connection that is accepted to its handler: task, transport, handler."""
+"""Turns of the loop from accepting a connection to its handler: task, transport, handler."""
 _TIMEOUT: Final = 2.0
 """Seconds for the head of a request to arrive and for the response to be taken."""
 _LONGEST_HEAD: Final = 8192
 _AT_ONCE: Final = 16
 _VIEWERS: Final = 1000
 _PATIENCE: Final = 10.0
-"""Seconds for a handler that waits, and for a viewer to read what it is sent."""
+"""Seconds for a handler that waits, and for a viewer to read the data that it gets."""
 _PIECE: Final = 65_536
-"""Bytes that are handed to a connection before it is seen whether it takes them."""
+"""Bytes that are written to a connection before waiting until it takes them."""
 _ADDRESS: Final = re.compile(
     r"(?:\[(?P<six>[0-9A-Fa-f:.%\w]+)\]|(?P<host>[^\[\]:/@\s]*)):(?P<port>\d{1,5})"
 )
@@ -50,8 +50,8 @@ _SHORTEST_TOKEN: Final = 16
 class PageServer:
     """Serves `routes` at `listen`, HOST:PORT, until it is closed.
 
-    `token_file`: the file with the token that every path but OPEN_PATHS asks for. Without one these
-    paths are refused if other hosts can reach `listen`. Raises ConfigError for a setting that
+    `token_file`: the file with the token that every path but OPEN_PATHS requires. Without a file
+    those paths are refused if other hosts can reach `listen`. Raises ConfigError for a setting that
     cannot work.
     """
 
@@ -66,7 +66,7 @@ class PageServer:
         self._listener = _listen(address)
         host, port = self._listener.getsockname()[:2]
         self.url = Address(address.family, host, port).url
-        # Cookies do not tell the ports of a host apart.
+        # The name contains the port: browsers send cookies to all ports of a host.
         self._cookie = f"incumbent-{port}={secrets.token_urlsafe(24)}"
         self._loop = asyncio.new_event_loop()
         self._loop.set_exception_handler(lambda _, context: _log.debug("%s", context))
@@ -75,7 +75,7 @@ class PageServer:
         self._thread.start()
 
     def close(self) -> None:
-        """Accept no more requests, and drop those that are not answered yet."""
+        """Accept no more requests, and drop the requests that are not answered yet."""
         self._loop.call_soon_threadsafe(self._closed.set)
         self._thread.join()
 
@@ -86,8 +86,8 @@ class PageServer:
     async def _serve(self) -> None:
         server = await asyncio.start_server(self._handle, sock=self._listener, limit=_LONGEST_HEAD)
         await self._closed.wait()
-        # Those accepted just now come to their handlers first, which drop them: a closed server
-        # would leave them open (asyncio.Server asserts that it is not, and says it to nobody).
+        # First let connections that were just accepted reach their handlers, which drop them: a
+        # closed server would leave them open (asyncio.Server asserts that it is not closed).
         self._loop.remove_reader(self._listener)
         for _ in range(_TURNS):
             await asyncio.sleep(0)
@@ -106,7 +106,7 @@ class PageServer:
     async def _answer(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> tuple[Pending, bool] | None:
-        """Answer at once, or return what has to be waited for, and whether its head is enough."""
+        """Answer at once, or return the pending page, and whether only its head was requested."""
         self._open += 1
         try:
             async with asyncio.timeout(_TIMEOUT):
@@ -193,7 +193,7 @@ _HEADERS_OF: Final = {401: {"WWW-Authenticate": "Bearer"}, 405: {"Allow": "GET, 
 
 
 def _is_from_here(request: HttpRequest) -> bool:
-    """Whether a form of our own sent it: browsers say where a POST comes from."""
+    """Whether a form of our own sent the request: browsers name the origin of a POST."""
     origin = urlsplit(request.headers.get("origin", "")).netloc
     return bool(origin) and origin == request.headers.get("host")
 
@@ -222,7 +222,7 @@ async def _send(writer: asyncio.StreamWriter, page: Page, *, head_only: bool = F
         "Date": formatdate(usegmt=True),
         "Content-Type": page.content_type,
         **({"Content-Length": len(body)} if page.stream is None else {}),
-        # A proxy with an old answer of /leaderz would send requests to two leaders.
+        # A proxy that caches /leaderz would send requests to two leaders.
         "Cache-Control": "no-store",
         "Connection": "close",
         **_HEADERS_OF.get(page.status, {}),
@@ -242,7 +242,7 @@ async def _send(writer: asyncio.StreamWriter, page: Page, *, head_only: bool = F
 
 
 async def _deliver(writer: asyncio.StreamWriter, data: bytes) -> None:
-    """Hand it over in pieces; TimeoutError drops a slow reader before much is kept for it."""
+    """Write in pieces. Raises TimeoutError for a slow reader, before much is buffered for it."""
     for at in range(0, len(data), _PIECE):
         writer.write(data[at : at + _PIECE])
         async with asyncio.timeout(_PATIENCE):
@@ -288,7 +288,7 @@ class Address(NamedTuple):
 
 
 def parse_address(text: str) -> Address:
-    """HOST:PORT, [::1]:PORT or :PORT (the loopback address). Raises ConfigError."""
+    """Resolve HOST:PORT, [::1]:PORT or :PORT (the loopback address). Raises ConfigError."""
     match = _ADDRESS.fullmatch(text)
     if match is None or int(match["port"]) > 65535:
         raise _bad_listen(
@@ -329,7 +329,7 @@ def authorized(header: str | None, secret: str | None) -> bool:
     if secret is None:
         return True
     scheme, _, token = (header or "").partition(" ")
-    # compare_digest takes only bytes if there may be other than ASCII characters.
+    # compare_digest takes texts only if they are ASCII, so compare bytes.
     same = hmac.compare_digest(token.strip().encode("utf-8", "replace"), secret.encode())
     return same and scheme.lower() == "bearer"
 

@@ -1,4 +1,4 @@
-"""The page of each path. Pure: a view in, a page out.
+"""The page of each path. Pure: a page depends on a view alone.
 
 /readyz never asks whether this instance leads: a rolling update stops the old instance only when
 the new one is ready, and the old one leads until then.
@@ -16,28 +16,28 @@ from incumbent.durations import say_seconds
 from incumbent.serve.situation import Situation, View
 
 OPEN_PATHS: Final = ("/healthz", "/readyz")
-"""Probes send no token, and these two reveal nothing but their yes or no."""
+"""Paths that need no token: probes send none, and these pages reveal only a yes or no."""
 TEXT: Final = "text/plain; charset=utf-8"
 _METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class HttpRequest(NamedTuple):
-    """A request for a path; `query`: what stands after its question mark."""
+    """A request for a path; `query`: the text after its question mark."""
 
     path: str
     query: str = ""
     method: str = "GET"
     headers: Mapping[str, str] = {}
-    """By their names in small letters."""
+    """Values by name in lower case."""
     body: str = ""
     trusted: bool = False
-    """Whether it came with the token, or with the cookie that stands for it."""
+    """Whether the request came with the token, or with the cookie that stands for the token."""
     bearer: bool = False
-    """Whether the token itself came, which no page of others can make a browser send."""
+    """Whether the token itself came, which no foreign page can make a browser send."""
 
     @property
     def route(self) -> str:
-        """Its key in the routes."""
+        """The request's key in Routes."""
         return f"POST {self.path}" if self.method == "POST" else self.path
 
 
@@ -49,18 +49,18 @@ class Page(NamedTuple):
     body: str | bytes
     headers: Mapping[str, str] = {}
     stream: AsyncGenerator[bytes, None] | None = None
-    """What follows the body, for as long as both sides go on."""
+    """Further parts of the body, until either side ends."""
 
 
 Pending: TypeAlias = Coroutine[Any, Any, Page]
 Handler: TypeAlias = Callable[[HttpRequest], "Page | Pending"]
-"""Answers one path, in the thread of the server, and does not block."""
+"""Answers requests for one path. It runs in the server's thread, and must not block."""
 Routes: TypeAlias = Mapping[str, Handler]
-"""Handlers by path, or by "POST /path". Those of OPEN_PATHS are served without a token."""
+"""Handlers by path, or by "POST /path". The paths in OPEN_PATHS are served without a token."""
 
 
 def routes_of(situation: Situation) -> dict[str, Handler]:
-    """The pages about one instance, each of the instant at which it is asked for."""
+    """The pages about one instance; each shows the instant of its request."""
     look = situation.look
     return {
         "/healthz": lambda _: healthz(look()),
@@ -72,7 +72,7 @@ def routes_of(situation: Situation) -> dict[str, Handler]:
 
 
 def answer(routes: Routes, request: HttpRequest) -> Page | Pending:
-    """The page that was asked for; 404 if there is none."""
+    """The page that was requested; 404 if there is none."""
     handler = routes.get(request.route)
     if handler is None:
         pages = ", ".join(route for route in routes if route.startswith("/"))
@@ -81,22 +81,22 @@ def answer(routes: Routes, request: HttpRequest) -> Page | Pending:
 
 
 def healthz(view: View) -> Page:
-    """Whether the main loop turns."""
+    """A page that says whether the main loop turns."""
     return _probe(view.healthy, "ok", _overdue(view))
 
 
 def readyz(view: View) -> Page:
-    """Whether this instance could do its part."""
+    """A page that says whether this instance leads or could take over."""
     return _probe(view.ready, "ready", _not_ready(view))
 
 
 def leader(view: View) -> Page:
-    """Who leads, in JSON."""
+    """The leader, the term and the role of this instance, in JSON."""
     return Page(200, "application/json", json.dumps(_leader_facts(view)) + "\n")
 
 
 def leaderz(view: View) -> Page:
-    """Whether this instance leads."""
+    """A page that says whether this instance leads."""
     return _probe(view.leading, f"leading, term {view.term}", "not leading")
 
 

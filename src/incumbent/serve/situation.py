@@ -1,7 +1,7 @@
 """The state of this instance, for its pages.
 
-The main loop reports (`standby`, `leading`, ...), and `look` answers with a `View`. Each view asks
-the lease itself, at that instant: a report that was missed cannot make it wrong.
+The main loop reports (`standby`, `leading`, ...), and `look` returns a `View`. Each view asks the
+lease itself, at that instant, so that a missed report cannot make the view wrong.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _INTENDED: Final = frozenset({"", "signal", "resign", "resigned", "transfer", "t
 _LEADERLESS: Final = ("standby", "ended", "backing_off")
 """Roles of an instance that does not lead."""
 _VISIBLE: Final = ("role", "leader", "store_up", "doing")
-"""A change of these is reported at once, the rest at the next regular report."""
+"""Fields of a view: their changes are reported at once, others at the next regular report."""
 
 _START_UP: Final = 30.0
 """Seconds from the start to the first promise of the main loop."""
@@ -42,14 +42,14 @@ class View:
     holder: str
     isolation: str
     patience: float
-    """For how long an answer of the store counts as recent: two ttls."""
+    """The time for which an answer of the store counts as recent: two ttls."""
     role: str = "starting"
     """"starting", "standby", "leading", "backing_off", "ended" (between terms), "stopping";
     "serving" is an instance that runs jobs."""
     doing: str = ""
-    """What an instance that runs jobs says of them."""
+    """The line in which an instance that runs jobs describes them."""
     leader: str | None = None
-    """The leader as this instance knows it; may be old if it is another instance."""
+    """The leader as this instance knows it; may be outdated if another instance leads."""
     term: int = 0
     """The present or last term of this instance; 0 before the first."""
     store_up: bool = False
@@ -59,17 +59,17 @@ class View:
     losses: Mapping[str, int] = field(default_factory=dict)
     """Lost terms by reason."""
     wall: float = 0.0
-    """The instant on the wall clock, for people."""
+    """The instant of the view on the wall clock."""
     leading: bool = False
     """Whether this instance holds the lease, with a proof."""
     proven_for: float = 0.0
-    """For how long the lease is proved without another renewal; 0.0 if it is not."""
+    """The time for which the lease stays proved without another renewal; 0.0 if it is not."""
     late: float = 0.0
-    """How long the main loop is overdue; 0.0 while it keeps its promise."""
+    """The time by which the main loop is overdue; 0.0 while it keeps its promise."""
     unanswered_for: float = inf
     """Time since the last answer of the store; inf before the first."""
     elects: bool = False
-    """Whether it is a candidate for a leadership."""
+    """Whether this instance is a candidate for a leadership."""
     leaderless: float = 0.0
     """Time in which this candidate knew of no leader."""
 
@@ -85,9 +85,9 @@ class View:
 
 
 class Situation:
-    """The state of one instance. Thread-safe. `ttl`: that of the lease, in seconds.
+    """The state of one instance. Thread-safe. `ttl`: the ttl of the lease, in seconds.
 
-    `elects`: it is a candidate for a leadership.
+    `elects`: the instance is a candidate for a leadership.
     """
 
     def __init__(
@@ -110,11 +110,11 @@ class Situation:
         self._listeners: tuple[Callable[[], None], ...] = ()
 
     def standby(self, leader: str | None) -> None:
-        """A candidate now; `leader`: the holder of the lease, if one is known."""
+        """Report a candidate that stands by; `leader`: the holder of the lease, if it is known."""
         self._report(role="standby", leader=leader)
 
     def heard(self, outcome: Refused | StoreError) -> str | None:
-        """What a candidate that stands by heard; returns the holder that the store named."""
+        """Report the store's answer to a candidate; returns the holder that the store named."""
         if isinstance(outcome, StoreError):
             self.unanswered()
             return None
@@ -124,7 +124,7 @@ class Situation:
         return holder
 
     def leading(self, lease: LeaseHandle) -> None:
-        """A term began."""
+        """Report that a term began."""
         with self._mutex:
             terms = self._reported.terms + (lease is not self._lease)
             self._lease = lease
@@ -134,20 +134,20 @@ class Situation:
         self._report(role="leading", leader=None, term=lease.fencing_token, terms=terms)
 
     def backing_off(self) -> None:
-        """Waits before the next candidacy."""
+        """Report the pause before the next candidacy."""
         self._report(role="backing_off", leader=None)
 
     def serving(self, doing: str) -> None:
-        """Takes part in a fleet that runs jobs."""
+        """Report an instance that runs jobs; `doing` is its line about them."""
         if doing != self._reported.doing:
             self._report(role="serving", doing=doing)
 
     def stopping(self) -> None:
-        """The process is about to exit. Final: later roles are ignored."""
+        """Report that the process is about to exit. Final: later roles are ignored."""
         self._report(role="stopping")
 
     def ended(self, cause: str) -> None:
-        """The term ended. `cause`: a reason of LeaseLost, "signal:SIGTERM", or "" (by itself)."""
+        """Report a term's end. `cause`: a LeaseLost reason, "signal:SIGTERM", "" (by itself)."""
         kind = cause.partition(":")[0]
         with self._mutex:
             self._lease = None
@@ -157,24 +157,24 @@ class Situation:
             self._report(role="ended", leader=None, losses=losses)
 
     def restarted(self) -> None:
-        """A command was started again."""
+        """Report that a command was started again."""
         with self._mutex:
             self._report(restarts=self._reported.restarts + 1)
 
     def pulse(self, until: float) -> None:
-        """The main loop turned, and promises to turn again by `until` (an instant of clock.now).
+        """Report a turn of the main loop, which promises the next by `until` (as of clock.now).
 
-        With a promise of inf /healthz never fails: wait in bounded steps instead.
+        If `until` is inf, /healthz never fails: wait in bounded steps instead.
         """
         self._promise = until
 
     def answered(self) -> None:
-        """The store answered, with a yes or a no."""
+        """Report that the store answered, with a yes or a no."""
         self._answered_at = clock.now()
         self._report(store_up=True)
 
     def unanswered(self) -> None:
-        """The store gave no answer."""
+        """Report that the store gave no answer."""
         self._report(store_up=False)
 
     def _report(self, **changes: Any) -> None:
@@ -195,7 +195,7 @@ class Situation:
             self._listeners += (listener,)
 
     def look(self) -> View:
-        """The view of this instant."""
+        """The view at this instant."""
         with self._mutex:
             now, reported, lease = clock.now(), self._reported, self._lease
             remaining = 0.0 if lease is None else lease.remaining
@@ -215,7 +215,7 @@ class Situation:
             )
 
     def samples(self) -> Iterator[Sample]:
-        """The numbers of this instance."""
+        """The metrics of this instance."""
         view = self.look()
         name = (("name", view.name),)
         yield Sample("incumbent_store_up", name, view.store_up)

@@ -1,4 +1,4 @@
-"""One situation of many workers: each reports its own to the process that answers for all."""
+"""The joint situation of many workers: each reports its own to one process with the pages."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from incumbent.metrics import families
 from incumbent.serve.situation import Situation, View
 
 _EVERY: Final = 5.0
-"""Seconds between reports at most, a quarter of the ttl if that is less. Changes come at once."""
+"""The most seconds between reports, a quarter of the ttl if that is less. Changes come at once."""
 _SILENT: Final = 15.0
-"""Seconds without a report after which a worker counts as one whose loop hangs."""
+"""Seconds without a report after which a worker's loop counts as hung."""
 _LONGEST: Final = 1 << 18
 
 
@@ -27,12 +27,12 @@ def reporting(situation: Situation, index: int, channel: socket.socket) -> Itera
     """Report this worker's situation through `channel` until the block ends."""
     wake, closed = threading.Event(), threading.Event()
     situation.on_change(wake.set)
-    # What was proved is believed for as long as it was proved: renewals are reported in time.
+    # A reported proof is believed until it runs out, so its renewal has to be reported before.
     every = min(_EVERY, situation.look().patience / 8)
 
     def report() -> None:
         while True:
-            # Asked before the look: the last report has to be of a situation that is stopping.
+            # Read `closed` before the situation: the last report has to say that it is stopping.
             last, at = closed.is_set(), clock.now()
             samples = [
                 (metric, (("worker", f"w{index + 1}"), *labels), value, suffix)
@@ -62,13 +62,13 @@ def report_end(channel: socket.socket, index: int) -> None:
 
 
 def _send(channel: socket.socket, report: object) -> None:
-    # A reader that is too slow gets the next one.
+    # If the reader is too slow, this report is dropped; a later report replaces it.
     with suppress(OSError):
         channel.send(json.dumps(report).encode(), socket.MSG_DONTWAIT)
 
 
 class Workers(Situation):
-    """The situation of all workers together; `receive` what they report."""
+    """The joint situation of all workers; `receive` reads their reports."""
 
     def __init__(self, name: str, holder: str, channel: socket.socket, *, ttl: float) -> None:
         super().__init__(name, holder, ttl=ttl)
@@ -76,13 +76,13 @@ class Workers(Situation):
         self._reports: dict[int, tuple[float, View, list[Sample]]] = {}
 
     def receive(self) -> None:
-        """Read what came."""
+        """Read the reports that have arrived."""
         with suppress(BlockingIOError):
             while True:
                 report = self._channel.recv(_LONGEST, socket.MSG_DONTWAIT)
                 index, at, facts, samples = json.loads(report)
                 if facts is None or facts["role"] == "stopping":
-                    # One that ended, or is drained, is not late.
+                    # A worker that ended, or is drained, is not late.
                     self._reports.pop(index, None)
                     continue
                 found = [
@@ -94,7 +94,7 @@ class Workers(Situation):
                 self._report(role="leading" if leads else facts["role"])
 
     def look(self) -> View:
-        """Ready if one of them is, healthy if all of them are."""
+        """The joint view: ready if one worker is, healthy if all workers are."""
         whole, now = super().look(), clock.now()
         views = [_aged(view, now - at) for at, view, _ in list(self._reports.values())]
         if not views:
@@ -111,13 +111,13 @@ class Workers(Situation):
         )
 
     def samples(self) -> Iterator[Sample]:
-        """The numbers of all of them."""
+        """The samples of all workers."""
         for _, _, samples in list(self._reports.values()):
             yield from samples
 
 
 def _aged(view: View, age: float) -> View:
-    """What is left of a view after `age` seconds."""
+    """A view as it is `age` seconds later if no news came."""
     proven_for = max(0.0, view.proven_for - age)
     return replace(
         view,

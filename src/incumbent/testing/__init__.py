@@ -1,1 +1,1 @@
-"""For tests of others: the contract suite, and the pytest plugin (opt-in)."""
+"""For the tests of stores and applications: the contract suite, and a pytest plugin (opt-in)."""

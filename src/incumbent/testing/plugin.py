@@ -10,9 +10,9 @@
                 incumbent_world.advance(60)
             assert lease.lost
 
-Nothing is waited for: hours pass in milliseconds, and what would have been renewed meanwhile is.
-While a test uses the fixture, the clock of the whole process is the moved one, and a lock without
-`store=` uses the world's.
+Tests do not wait: hours pass in milliseconds, and leases are renewed as often as in real hours.
+While a test uses the fixture, the whole process uses the clock that it moves, and a lock without
+`store=` uses the world's store.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ __all__ = ["World", "incumbent_world"]
 T = TypeVar("T")
 
 _PATIENCE = 5.0
-"""Seconds of real time that another thread may take for what takes it microseconds."""
+"""Seconds of real time to wait for another thread, which needs only microseconds."""
 _STEP = 0.001
-"""Seconds between two looks of a keeper that has everything behind it."""
+"""Seconds: the clock's smallest step if an instant is due, and the time between two polls."""
 
 _real_now = clock.now
 _numbers = count(1)
@@ -89,17 +89,17 @@ class World:
     # -- time --------------------------------------------------------------------------------
 
     def now(self) -> float:
-        """The clock that deadlines are counted on."""
+        """The clock of deadlines, with the time that was advanced."""
         return _real_now() + self._moved
 
     def wall(self) -> float:
-        """The clock of people."""
+        """The wall clock, with the time that was advanced."""
         return time.time() + self._moved
 
     def advance(self, seconds: float) -> None:
         """Let time pass: leases are renewed meanwhile, or run out if the store is cut.
 
-        In a coroutine use `advance_async`, or its task cannot react before all of it has passed.
+        In a coroutine use `advance_async`, or its task cannot react before all the time has passed.
         """
         for _ in self._steps(seconds):
             pass
@@ -131,11 +131,11 @@ class World:
             yield keeper._next(keeper._state)
 
     def _look(self) -> None:
-        """Have everybody notice what the time is."""
+        """Make all waiters, keepers and scopes notice the present time."""
         self._memory.tell_all()
         for keeper in list(keepers._keepers):
             for thread in (keeper._state.thread, keeper._state.deadlines.thread):
-                # One that ends meanwhile may be started anew by whoever wakes it.
+                # A thread that ends meanwhile may be started anew when it is woken.
                 while isinstance(thread.alarm, _Alarm) and not thread.stopped:
                     if thread.alarm.look(thread):
                         break
@@ -146,7 +146,7 @@ class World:
     # -- misfortunes -------------------------------------------------------------------------
 
     def expire(self, lease: LeaseHandle | str) -> None:
-        """The time of a lease (or of whatever holds that name) is over, as if it was never renewed.
+        """End the ttl of a lease (or of each holder of that name), as if it was never renewed.
 
         No time passes for anything else.
         """
@@ -158,7 +158,7 @@ class World:
         self._look()
 
     def lose(self, lease: LeaseHandle | str) -> None:
-        """The store has lost the record, and the renewal that finds out happens now."""
+        """Let the store lose the record; the renewal that finds it missing happens at once."""
         self._memory.forget(*_whose(lease))
         for held in self._which(lease):
             self._renew(held)
@@ -166,14 +166,14 @@ class World:
 
     @contextmanager
     def cut_store(self) -> Iterator[None]:
-        """Meanwhile the store cannot be reached: every operation raises StoreUnavailable."""
+        """Cut the store off until the block ends: every operation raises StoreUnavailable."""
         self._memory.cut = True
         try:
             yield
         finally:
             self._memory.cut = False
 
-    # -- who holds what ----------------------------------------------------------------------
+    # -- keepers and leases ------------------------------------------------------------------
 
     def _keepers(self) -> list[keepers.Keeper]:
         return [one for one in list(keepers._keepers) if one.port.store is self._memory]
@@ -210,7 +210,7 @@ def _look_at_scopes(held: Held, now: float) -> None:
 
 
 def _await_callbacks() -> None:
-    # Callbacks run one after the other in a thread of their own: after ours, all of them did.
+    # Callbacks run in order in one thread: when ours has run, all earlier ones have.
     if notifier.running:
         done = threading.Event()
         notifier.call(done.set)
@@ -248,7 +248,7 @@ class _Alarm:
             while not self._asleep and _real_now() < until:
                 if thread.alarm is not self or thread.stopped:
                     return False
-                # Nobody tells of the end of a thread.
+                # The end of a thread notifies nobody, so poll.
                 self._changed.wait(_STEP)
         return True
 
@@ -269,13 +269,13 @@ class _Store(MemoryStore):
         return super()._step(operation, tells)
 
     def tell_all(self) -> None:
-        """A hint for everybody who waits: the time has changed."""
+        """Give all waiters a hint, because the time has changed."""
         with self._changed:
             self._hints += 1
             self._tell()
 
     def forget(self, name: str, claim: str | None) -> None:
-        """What that claim holds under that name, or each, has run out."""
+        """Let the holding of `claim` under `name` run out; if `claim` is None, each of them."""
         now = self._now()
         with self._changed:
             for key, entry in self._table._entries.items():

@@ -1,24 +1,24 @@
 """The store contract as a suite: any store that passes it can be trusted with a lease.
 
     class TestMyStore(StoreContract):
-        capabilities = MyEngine.capabilities      # what does not apply is not generated
-        hooks = frozenset({"cut"})                # what your World can do beside passing time
-        ttl = 0.5                                 # seconds that pass_time may have to wait out
+        capabilities = MyEngine.capabilities      # cases that need others are left out
+        hooks = frozenset({"cut"})                # what your World implements beside pass_time
+        ttl = 0.5                                 # seconds that cases let pass with pass_time
 
         @pytest.fixture
         def world(self):
             yield World(MyEngine("mine://localhost"))
 
 Every case runs through both sides of the engine: the blocking Store, and the AsyncStore in a loop
-of its own. Cases for hooks and capabilities that the class does not declare do not exist in it;
-a declaration that the engine contradicts is a failure, so nothing is left out unseen.
+of its own. The class has no cases for hooks and capabilities that it does not declare; if the
+engine contradicts the declaration, a case fails, so that none is left out unnoticed.
 """
 
 from __future__ import annotations
 
 import pytest
 
-# Before the cases are imported, or their failures would not show the compared values.
+# This must come before the cases are imported, or their failures would not show values.
 pytest.register_assert_rewrite(
     *(f"{__name__}.{part}" for part in ("suite", "leases", "records", "waits", "shared", "faults"))
 )

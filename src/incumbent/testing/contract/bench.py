@@ -1,4 +1,4 @@
-"""What a case stands on: a world with one engine, and one blocking face for both of its sides."""
+"""The tools of a case: a world with one engine, and one blocking interface for both its sides."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ from incumbent.stores.base import Engine, Store
 from incumbent.stores.notices import PAUSE, encode_notice
 
 Hook: TypeAlias = Literal["restart", "wipe", "restart_wait", "lose_reply", "cut"]
-"""What a World can do. "restart_wait" is no deed but a promise about the other two: the store then
+"""Faults that a World can cause. "restart_wait" is a promise: after a restart or wipe the store
 grants nothing for one ttl. A store that no holder outlives (a file of one host) need not wait."""
 
 ANSWER_WITHIN = 5.0
-"""Seconds that a request may take: generous, for machines that do other things as well."""
+"""Seconds that a request may take: generous, because the machine may be busy."""
 
 LONG = 60.0
 """A ttl that does not end while a case runs."""
@@ -54,7 +54,7 @@ _PAUSED = encode_notice(who="operator")
 
 
 def needs(*what: str) -> Callable[[_T], _T]:
-    """The case (or each of a class) exists only for stores with these capabilities and hooks."""
+    """Let a case (or each of a class) exist only for stores with these capabilities and hooks."""
 
     def mark(marked: _T) -> _T:
         inside = vars(marked).items() if isinstance(marked, type) else ()
@@ -66,13 +66,13 @@ def needs(*what: str) -> Callable[[_T], _T]:
 
 
 def needs_of(case: object) -> frozenset[str]:
-    """What `needs` said of the case."""
+    """The capabilities and hooks that a case needs."""
     found: frozenset[str] = getattr(case, _NEEDS, frozenset())
     return found
 
 
 class World:
-    """One engine, and what can be done to it: override the hooks that your store has."""
+    """One engine, and the hooks of the suite: override the hooks that your store has."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -84,24 +84,24 @@ class World:
     def restart(self, *, empty: bool) -> None:
         """Hooks "restart" and (empty) "wipe": a new incarnation, with its data or without.
 
-        `self.engine` may be another one afterwards, if the old one cannot live through it.
+        `self.engine` may be a new engine afterwards, if the old one cannot survive a restart.
         """
         raise NotImplementedError
 
     def lose_reply(self) -> AbstractContextManager[None]:
-        """Hook "lose_reply": meanwhile requests are applied and their answers are lost.
+        """Hook "lose_reply": until the block ends, requests are applied and their answers are lost.
 
-        All of them: a store may repeat a request by itself, and must still say what it never heard.
+        Lose every answer: a store may repeat a request by itself, and must raise OutcomeUnknown.
         """
         raise NotImplementedError
 
     def cut(self) -> AbstractContextManager[None]:
-        """Hook "cut": meanwhile the store cannot be reached."""
+        """Hook "cut": until the block ends, the store cannot be reached."""
         raise NotImplementedError
 
 
 class _LoopStore:
-    """Each operation of the blocking Store is that of the AsyncStore, in the loop."""
+    """A blocking Store that runs each operation on the AsyncStore, in the loop."""
 
     def __init__(self, engine: Engine, runner: asyncio.Runner) -> None:
         self._engine = engine
@@ -124,23 +124,23 @@ def _asynchronous(engine: Engine) -> Iterator[Store]:
 
 
 Driver: TypeAlias = Callable[[Engine], AbstractContextManager[Store]]
-"""One side of an engine behind the blocking face; many threads share the blocking one."""
+"""Opens one side of an engine as a blocking Store; many threads share the "blocking" one."""
 DRIVERS: dict[str, Driver] = {
-    # It is the engine's, and others may be using it: nobody closes it here.
+    # The store is the engine's, and others may be using it: do not close it here.
     "blocking": lambda engine: nullcontext(engine.store()),
     "async": _asynchronous,
 }
 
 
 class Bench:
-    """A case's view of one store: a namespace of its own, and the contract in short words."""
+    """A case's view of one store: a namespace of its own, and a short method for each operation."""
 
     def __init__(
         self, world: World, driver: Driver, ttl: float, namespace: str | None = None
     ) -> None:
         self.world = world
         self.ttl = ttl
-        """A ttl short enough to be outlived."""
+        """A ttl that is short enough to let it pass."""
         self.long = min(LONG, world.engine.capabilities.ttl_max)
         self.namespace = namespace or f"contract-{secrets.token_hex(4)}"
         self._driver = driver
@@ -149,24 +149,24 @@ class Bench:
         self.store = self._opened.enter_context(driver(world.engine))
 
     def close(self) -> None:
-        """Let go of this bench's own connections."""
+        """Close this bench's own connections."""
         self._opened.close()
 
     def restart(self, *, empty: bool) -> None:
-        """Restart the store, and come back to it as its clients do."""
+        """Restart the store, and reconnect as its clients do."""
         before = self.world.engine
         self.world.restart(empty=empty)
         if self.world.engine is not before:
             self._opened.close()
             self.store = self._opened.enter_context(self._driver(self.world.engine))
-        # Connections from before end with an error; only the requests after that one count.
+        # The first request on an old connection fails; only later requests count.
         for _ in range(3):
             with suppress(StoreError):
                 self.read()
 
     @contextmanager
     def another(self) -> Iterator[Self]:
-        """The same world for another thread, which needs a driver of its own."""
+        """A bench for the same world in another thread, with a driver of its own."""
         with closing(type(self)(self.world, self._driver, self.ttl, self.namespace)) as bench:
             yield bench
 
@@ -185,18 +185,18 @@ class Bench:
     # -- time --------------------------------------------------------------------------------
 
     def outlive(self, seconds: float) -> None:
-        """Let so much of the store's time pass that a ttl of `seconds` is over."""
+        """Let the store's time pass until a ttl of `seconds` is over."""
         unit = self.world.engine.capabilities.ttl_unit
         self.world.pass_time(seconds + 2 * unit + 0.01)
 
     def lasts(self, seconds: float | None, long: float = 0.0) -> bool:
-        """Whether that is what is left of a long ttl (or of `long`) after a few requests."""
+        """Whether `seconds` can be left of a long ttl (or of `long`) after a few requests."""
         whole = long or self.long
         return seconds is not None and whole / 2 < seconds <= whole + 1
 
     @staticmethod
     def until() -> float:
-        """By when a request made now must have answered."""
+        """The deadline of a request that is made now."""
         return clock.now() + ANSWER_WITHIN
 
     # -- the contract ------------------------------------------------------------------------
@@ -227,11 +227,11 @@ class Bench:
         return self.store.take(self.key(name), claim, ask, self.until())
 
     def shares(self, claim: str) -> None:
-        """Renew and give this claim back as one that was made with permits."""
+        """Renew and give this claim back as the claim of a shared lease."""
         self._shared.add(claim)
 
     def granted(self, name: str = "job", claim: str | None = None, **ask: Any) -> Granted:
-        """Take, and insist on a grant for this very claim."""
+        """Take; fail unless the answer is a grant for this claim."""
         claim = claim or self.draw()
         outcome = self.take(name, claim, **ask)
         if not isinstance(outcome, Granted):
@@ -241,7 +241,7 @@ class Bench:
         return outcome
 
     def refused(self, name: str = "job", claim: str | None = None, **ask: Any) -> Refused:
-        """Take, and insist on a refusal."""
+        """Take; fail unless the answer is a refusal."""
         ask.setdefault("holder", "the-refused")
         outcome = self.take(name, claim, **ask)
         if not isinstance(outcome, Refused):
@@ -249,14 +249,14 @@ class Bench:
         return outcome
 
     def expired(self, name: str = "job", **ask: Any) -> Granted:
-        """A grant whose short ttl is over."""
+        """Take with a short ttl, and let it pass; returns the grant."""
         ask["ttl"] = self.ttl
         grant = self.granted(name, **ask)
         self.outlive(self.ttl)
         return grant
 
     def unheard(self, name: str = "job", **ask: Any) -> str:
-        """The claim of a take whose answer was lost."""
+        """Take, and lose the answer; returns the claim."""
         claim = self.draw()
         with self.world.lose_reply(), pytest.raises(OutcomeUnknown):
             self.take(name, claim, **ask)
@@ -280,7 +280,7 @@ class Bench:
         return self.renew_all([self.renewal(grant, name, **how)])[0]
 
     def renew_all(self, renewals: Sequence[Renewal]) -> list[RenewOutcome]:
-        """Renew a batch; there must be one answer for each."""
+        """Renew a batch; fail unless there is one answer for each renewal."""
         outcomes = self.store.renew(renewals, self.until())
         if len(outcomes) != len(renewals):
             raise AssertionError(f"{len(renewals)} renewals, {len(outcomes)} answers")
@@ -291,7 +291,7 @@ class Bench:
         return self._give(name, grant.claim, grant.token, **how)
 
     def give_up(self, claim: str, name: str = "job", **how: Any) -> GiveOutcome:
-        """Give a claim back without a token: whatever it has, or will have."""
+        """Give a claim back without a token: all that it holds, or will hold."""
         return self._give(name, claim, None, **how)
 
     def _give(self, name: str, claim: str, token: int | None, **how: Any) -> GiveOutcome:
@@ -300,11 +300,11 @@ class Bench:
         return self.store.give(self.key(name), claim, token, self.until(), **how)
 
     def pause(self, value: bytes | None = _PAUSED, name: str = "job") -> None:
-        """Throw the operator's switch; None: put it back."""
+        """Pause the name as an operator does; None: unpause it."""
         self.put(PAUSE, value, name=name)
 
     def waited(self, seen: str, seconds: float, name: str = "job") -> float:
-        """Wait for a change for so long at most; returns how long it took."""
+        """Wait for a change, for at most `seconds`; returns the seconds that it took."""
         started = clock.now()
         self.store.wait_change(self.key(name), seen, started + seconds)
         return clock.now() - started
@@ -316,11 +316,11 @@ class Bench:
         return self.store.put(self.key(name), field, value, guard, self.until())
 
     def read(self, name: str = "job") -> Record:
-        """Read everything known of `name`."""
+        """Read the record of `name`."""
         return self.store.read(self.key(name), self.until())
 
     def scan(self, prefix: str = "") -> list[str]:
-        """The names under `prefix`; each may come once only."""
+        """The names under `prefix`; fails if a name comes twice."""
         records = self.store.scan(self.namespace, prefix, self.until())
         names = sorted(record.key.name for record in records)
         if len(set(names)) != len(names):

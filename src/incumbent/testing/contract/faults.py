@@ -1,4 +1,4 @@
-"""Cases: lost answers, stores that are away, takes that come too late, and restarts."""
+"""Cases: lost answers, stores that cannot be reached, takes that come too late, and restarts."""
 # ruff: noqa: S101 - a contract's cases are assertions
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from incumbent.testing.contract.bench import ANSWER_WITHIN, LONG, Bench, needs
 
 
 class FaultCases:
-    """An answer that was lost is not an answer, and a store that is away takes nothing."""
+    """A lost answer is neither a yes nor a no, and a store out of reach applies nothing."""
 
     @needs("lose_reply")
     def test_a_take_whose_answer_was_lost_is_the_same_grant_again(self, bench: Bench) -> None:
@@ -93,7 +93,7 @@ class FaultCases:
     def test_what_is_certainly_not_applied_says_so(self, bench: Bench) -> None:
         bench.read()
         with bench.world.cut():
-            # The first request may have left on a connection that did not know yet.
+            # The first request may use a connection whose end is not known yet.
             with pytest.raises(StoreError):
                 bench.take("first")
             with pytest.raises(StoreUnavailable):
@@ -116,7 +116,7 @@ class FaultCases:
         seen = bench.refused().seen
         with bench.world.cut():
             started = clock.now()
-            with suppress(StoreError):  # saying that it cannot listen is as good as a hint
+            with suppress(StoreError):  # an error (it cannot listen) is as good as a hint
                 bench.waited(seen, 0.3)
             assert clock.now() - started < ANSWER_WITHIN
 
@@ -141,7 +141,7 @@ _TODAY = Slot("2030-01-01", LONG)
 
 @needs("refuses_late")
 class LateCases:
-    """Nobody waits for its answer any more, and nobody would ever give back what it brings."""
+    """A take that arrives after its claim was given up brings nothing: nobody would release it."""
 
     def test_a_take_that_arrives_after_its_claim_was_given_up_brings_nothing(
         self, bench: Bench
@@ -202,7 +202,7 @@ class LateCases:
 
 
 def _arrives(bench: Bench, claim: str, **ask: Any) -> None:
-    """The take arrives; what is answered reaches nobody, as long as it is no grant."""
+    """Let the late take arrive; any answer but a grant is right."""
     with suppress(StoreError):
         outcome = bench.take(claim=claim, holder="the-late", **ask)
         assert not isinstance(outcome, Granted), outcome
@@ -215,7 +215,7 @@ def _arrives_in_vain(bench: Bench, claim: str) -> None:
 
 
 class RestartCases:
-    """What was believed of a store ends with its restart, and tokens still grow."""
+    """A restart ends all leases, unless the store declares that they survive; tokens still grow."""
 
     @needs("wipe", "restart_wait")
     def test_a_store_that_lost_its_data_grants_nothing_for_one_ttl(self, bench: Bench) -> None:
@@ -284,7 +284,7 @@ def _grants_nothing_for_one_ttl(bench: Bench, *, empty: bool) -> None:
     bench.restart(empty=empty)
     for name in ("job", "never-seen"):
         with pytest.raises(StoreUnavailable) as caught:
-            # Long enough that the wait is not over before a slow machine has asked.
+            # A long ttl, so that the wait is not over before a slow machine has asked.
             bench.take(name, ttl=bench.long)
         assert caught.value.retry_after is not None
         assert 0 < caught.value.retry_after <= bench.long + 2
@@ -305,7 +305,7 @@ def _token_grows(bench: Bench, *, empty: bool) -> None:
 
 
 def _admitted(bench: Bench, name: str = "job", *, permits: int | None = None) -> Granted:
-    """A grant as soon as the wait is over; a server of this test's own may be young as well."""
+    """Take as soon as the wait is over; a server that the test has just started waits as well."""
     for _ in range(5):
         try:
             outcome = bench.take(name, ttl=bench.ttl, permits=permits)

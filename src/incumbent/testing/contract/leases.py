@@ -12,12 +12,12 @@ from incumbent.testing.contract.bench import Bench, needs
 _CONTENDERS = 8
 _TURNS = 4
 _GRANTED = 0.75
-"""Of the ttl that was asked. A lease may begin with less where the store keeps it in one session
-with others; its holder believes no more than was granted."""
+"""The share of the requested ttl that is granted at least. A store that keeps several leases in
+one session may grant less than all; the holder believes no more than was granted."""
 
 
 class LeaseCases:
-    """One holder at a time, for as long as its ttl, and nobody else ends it."""
+    """A lease has one holder at a time, until its ttl is over, and no other claim ends it."""
 
     def test_a_free_lease_is_granted_and_echoes_its_claim(self, bench: Bench) -> None:
         claim = bench.draw()
@@ -71,7 +71,7 @@ class LeaseCases:
         bench.granted(ttl=bench.ttl)
         bench.world.pass_time(bench.ttl / 2)
         outcome = bench.take()
-        # A machine that stood still for the other half proves nothing against the store.
+        # If the machine itself stood still for the other half, the store is not at fault.
         assert isinstance(outcome, Refused) or clock.now() - started >= bench.ttl
 
     def test_an_expired_lease_shows_no_holder(self, bench: Bench) -> None:
@@ -175,7 +175,7 @@ class LeaseCases:
 
 
 class RepeatCases:
-    """The same claim again is the same grant, for its answer may have been lost."""
+    """A repeated take with the same claim is the same grant: its answer may have been lost."""
 
     def test_a_repeated_take_is_the_same_grant(self, bench: Bench) -> None:
         first = bench.granted()
@@ -211,7 +211,7 @@ class RepeatCases:
 
 
 def _wait_for(bench: Bench) -> Granted:
-    """What a waiter does: take, and after a refusal wait for a hint."""
+    """Take as a waiter does: after a refusal, wait for a hint and try again."""
     claim, give_up = bench.draw(), clock.now() + 20
     while clock.now() < give_up:
         outcome = bench.take(claim=claim)
@@ -223,7 +223,7 @@ def _wait_for(bench: Bench) -> Granted:
 
 
 class RenewalCases:
-    """Set max(remaining, ttl) for a claim that still holds; never create, never shorten."""
+    """A renewal sets max(remaining, ttl) if the claim still holds; it never creates a lease."""
 
     def test_a_renewal_extends_the_lease(self, bench: Bench) -> None:
         grant = bench.granted(ttl=bench.ttl)

@@ -1,4 +1,4 @@
-"""Cases: what a name's record says, and its fields, switches and slots."""
+"""Cases: the record of a name, and its fields, notices and slots."""
 # ruff: noqa: S101 - a contract's cases are assertions
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from incumbent.testing.contract.bench import LONG, Bench, needs
 
 
 class RecordCases:
-    """Who holds, who held, and for how long."""
+    """A record shows present and past holders, and their times."""
 
     def test_a_name_that_nobody_ever_took_is_an_empty_record(self, bench: Bench) -> None:
         assert bench.read("unknown") == Record(bench.key("unknown"))
@@ -164,7 +164,7 @@ class NameCases:
 
 @needs("fields")
 class FieldCases:
-    """Small values that are written only if their guard holds."""
+    """Fields are small values that are written only if their guard holds."""
 
     @staticmethod
     def _stored(bench: Bench, field: str, value: bytes | None, guard: Guard = None) -> Stored:
@@ -268,7 +268,7 @@ class FieldCases:
 
 @needs("notices")
 class NoticeCases:
-    """An operator's switches: nobody takes what is paused, and the holder is told."""
+    """An operator's notices: nobody takes a paused name, and renewals bring them to the holder."""
 
     def test_a_paused_name_is_granted_to_nobody(self, bench: Bench) -> None:
         bench.pause()
@@ -367,7 +367,7 @@ _TODAY = Slot("2030-01-01", LONG)
 
 @needs("slots")
 class SlotCases:
-    """What ran does not run again before the slot's time is over."""
+    """A used slot is granted to nobody before its time is over."""
 
     def test_a_slot_is_claimed_once(self, bench: Bench) -> None:
         grant = bench.granted(slot=_TODAY, holder="alice")

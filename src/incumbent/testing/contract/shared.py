@@ -1,4 +1,4 @@
-"""Cases: a lease that several hold at once, each by a claim of its own; and their line."""
+"""Cases: a lease that several holders share, each with its own claim; and the line for it."""
 # ruff: noqa: S101 - a contract's cases are assertions
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _PERMITS = 3
 
 
 def _full(bench: Bench, permits: int = 2) -> list[Granted]:
-    """All permits taken."""
+    """Take all permits."""
     return [bench.granted(permits=permits) for _ in range(permits)]
 
 
 @needs("shared")
 class SharedCases:
-    """As many holders as there are permits, and each is a holder as any other."""
+    """A shared lease has at most as many holders as permits, each with its own ttl and token."""
 
     def test_as_many_hold_it_as_there_are_permits_and_no_more(self, bench: Bench) -> None:
         grants = _full(bench, _PERMITS)
@@ -236,7 +236,7 @@ class SharedCases:
 
 @needs("shared", "queue")
 class SharedLineCases:
-    """Those that wait to share stand in one line with those that wait to exclude."""
+    """Waiters for a shared lease and for an exclusive one stand in the same line."""
 
     def test_a_permit_goes_to_the_first_in_line(self, bench: Bench) -> None:
         one, _ = _full(bench)
@@ -294,7 +294,7 @@ class SharedLineCases:
 
 
 class SharedFaultCases:
-    """A shared lease in doubt."""
+    """A shared lease after a lost answer, and after a take that came too late."""
 
     @needs("shared", "lose_reply")
     def test_a_shared_take_whose_answer_was_lost_is_the_same_grant_again(

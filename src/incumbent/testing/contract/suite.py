@@ -1,4 +1,4 @@
-"""The suite: all cases in one class, which leaves out what a subclass does not declare."""
+"""The suite: one class with all cases; a subclass has only the cases for what it declares."""
 # ruff: noqa: S101 - a contract's cases are assertions
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ class StoreContract(
     faults.LateCases,
     faults.RestartCases,
 ):
-    """Subclass it, declare what your store has, and give it the fixture `world`."""
+    """Subclass it, declare your store's capabilities and hooks, and define the fixture `world`."""
 
     capabilities: ClassVar[Capabilities] = Capabilities()
-    """What the engine declares; cases for anything else do not exist in the subclass."""
+    """The engine's capabilities; the subclass has no cases for others."""
     hooks: ClassVar[frozenset[Hook]] = frozenset()
-    """What the world can do beside passing time."""
+    """The hooks that the world implements beside `pass_time`."""
     only: ClassVar[frozenset[Hook]] = frozenset()
-    """Keep only the cases that need one of these hooks: for a world that is dear to make."""
+    """Keep only the cases that need one of these hooks: for a world that is expensive to make."""
     ttl: ClassVar[float] = 0.5
-    """A ttl that is waited out by `World.pass_time`; larger is steadier where that sleeps."""
+    """A ttl that cases let pass with `World.pass_time`; where that sleeps, longer is steadier."""
 
     _left_out: ClassVar[frozenset[str]] = frozenset()
 
     def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)
         flags = {name for name, value in asdict(cls.capabilities).items() if value is True}
-        # What a restart leaves alone has a case of its own.
+        # Leases that survive a restart, and leases that end by it, have different cases.
         flags.add("survives_restart" if cls.capabilities.survives_failover else "ends_by_restart")
         offered = flags | cls.hooks
         before, left_out = cls._left_out, set[str]()
@@ -61,9 +61,9 @@ class StoreContract(
             needed = needs_of(getattr(StoreContract, name))
             if not needed <= offered or (cls.only and not needed & cls.only):
                 left_out.add(name)
-                setattr(cls, name, None)  # pytest collects what can be called
+                setattr(cls, name, None)  # pytest collects callables only
             elif name in before and name not in vars(cls):
-                # A class between this one and the suite declares less.
+                # A class between this one and the suite declares less, so it left the case out.
                 setattr(cls, name, getattr(StoreContract, name))
         cls._left_out = frozenset(left_out)
 
@@ -74,7 +74,7 @@ class StoreContract(
 
     @pytest.fixture(params=list(DRIVERS))
     def bench(self, world: World, request: pytest.FixtureRequest) -> Iterator[Bench]:
-        """The world through one of its two sides."""
+        """A bench for the world, through each of the engine's two sides in turn."""
         try:
             with closing(Bench(world, DRIVERS[request.param], self.ttl)) as bench:
                 yield bench

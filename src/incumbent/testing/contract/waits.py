@@ -1,4 +1,4 @@
-"""Cases: waiting for a change, the line of those who wait, candidates and reservations."""
+"""Cases: waiting for a change, the line of waiters, candidates and reservations."""
 # ruff: noqa: S101 - a contract's cases are assertions
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from incumbent.testing.contract.bench import LONG, Bench, needs
 
 HINTED_WITHIN = 5.0
 PATIENCE = 15.0
-"""A waiter that was told of nothing would come back only after this."""
+"""Seconds after which a wait without a hint ends."""
 
 
 class WaitCases:
@@ -91,7 +91,7 @@ class WaitCases:
         bench.put("another", b"stays")
         seen = bench.read().seen
         bench.put("member", value)
-        bench.read()  # What another reader sees says nothing of what this one has seen.
+        bench.read()  # Another's read must not count as a read by the waiter.
         assert bench.waited(seen, PATIENCE) < HINTED_WITHIN
 
     def test_a_renewal_that_changes_nothing_is_no_change(self, bench: Bench) -> None:
@@ -134,14 +134,14 @@ class WaitCases:
 
 def _took(ask: Callable[[], object]) -> float:
     started = clock.now()
-    with suppress(StoreError):  # no time left is a reason not to try
+    with suppress(StoreError):  # without time left the store may refuse to try
         ask()
     return clock.now() - started
 
 
 @contextmanager
 def _told(bench: Bench, seen: str) -> Iterator[None]:
-    """One waits in a thread of its own, and is told of what the block does."""
+    """Wait in another thread while the block runs; fail unless the block's change ends the wait."""
 
     def wait() -> float:
         with bench.another() as mine:
@@ -149,7 +149,7 @@ def _told(bench: Bench, seen: str) -> Iterator[None]:
 
     with ThreadPoolExecutor(1) as pool:
         waiter = pool.submit(wait)
-        # Whether it waits already cannot be seen from here; told early or late, it must return.
+        # The change may come before the thread waits, or after: either must end the wait.
         time.sleep(0.05)
         yield
         assert waiter.result(HINTED_WITHIN) < HINTED_WITHIN
@@ -157,7 +157,7 @@ def _told(bench: Bench, seen: str) -> Iterator[None]:
 
 @needs("queue")
 class LineCases:
-    """The first in line has its turn, for as long as it is heard of."""
+    """The first waiter in line is served next, as long as its heartbeats come."""
 
     def test_who_waits_stands_in_line_in_the_order_of_arrival(self, bench: Bench) -> None:
         bench.granted(holder="alice")
@@ -228,7 +228,7 @@ class LineCases:
         (second,) = line_of(bench, 1)
         bench.outlive(bench.ttl)
         bench.outlive(bench.ttl)
-        # The one that looks then may take it, and does not come before another one in vain.
+        # The second may take it now, and leaves no turn behind that would stop a later waiter.
         bench.give(served(bench, second))
         served(bench, bench.draw(), ttl=bench.ttl)
 
@@ -323,10 +323,10 @@ class LineCases:
         grant = bench.granted()
 
         def wait(_: int) -> float:
-            # A claim stands in line by the loop in which it is told.
+            # The loop in which a claim waits in line is the loop that gets its hint.
             with bench.another() as mine:
                 started, claim = clock.now(), mine.draw()
-                # As waiters do: a wait may end early, and then they look.
+                # A wait may end early, so try again, as real waiters do.
                 while isinstance(outcome := ask_in_line(mine, claim), Refused):
                     mine.waited(outcome.seen, PATIENCE)
                     if clock.now() - started > PATIENCE:
@@ -358,7 +358,7 @@ def ask_in_line(
     heartbeat: float | None = None,
     **ask: Any,
 ) -> TakeOutcome:
-    """One that waits asks; its holder's name is the start of its claim."""
+    """Take as a waiter in line; the holder's name is the start of the claim."""
     queue = Queue(bench.long if heartbeat is None else heartbeat, fair)
     return bench.take(name, claim, holder=claim[:8], queue=queue, **ask)
 
@@ -377,7 +377,7 @@ def served(bench: Bench, claim: str, **ask: Any) -> Granted:
 
 
 def line_of(bench: Bench, count: int, **ask: Any) -> list[str]:
-    """The claims of so many who came to stand in line, one after the other."""
+    """Let `count` waiters enter the line, one after the other; returns their claims."""
     claims = [bench.draw() for _ in range(count)]
     for claim in claims:
         queued(bench, claim, **ask)
@@ -385,7 +385,7 @@ def line_of(bench: Bench, count: int, **ask: Any) -> list[str]:
 
 
 def held_with_line(bench: Bench, count: int, **ask: Any) -> tuple[Granted, list[str]]:
-    """A name that is held, and the claims of so many who wait for it."""
+    """Take the name, and let `count` waiters enter its line; returns the grant and their claims."""
     return bench.granted(), line_of(bench, count, **ask)
 
 
@@ -398,7 +398,7 @@ def _standing(bench: Bench, name: str = "job") -> list[str]:
 
 @needs("candidates")
 class CandidateCases:
-    """One that was refused and said so stands by, for as long as it said."""
+    """A refused take that gives a candidacy stands by, for as long as the candidacy."""
 
     def test_who_is_refused_stands_by(self, bench: Bench) -> None:
         bench.granted(holder="alice")
@@ -483,7 +483,7 @@ class CandidateCases:
 
 @needs("reservations")
 class ReservationCases:
-    """A closing that admits one: how a lease is handed to whom it is meant for."""
+    """A reservation closes a name for all but one holder: so a lease is handed to that holder."""
 
     @staticmethod
     def _reserve(bench: Bench, holder: str, seconds: float | None = None) -> Granted:
